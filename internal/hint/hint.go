@@ -1,0 +1,250 @@
+// Package hint reads from a reply when its sender may be asked again.
+//
+// Providers say so in many ways, and the official SDKs read only two of them. What all of them
+// have in common: the more specific the source, the closer it is to the wait really needed. A
+// x-ratelimit-reset header says when the whole budget is refilled, which can be sixty times later
+// than the moment this request would have passed; so it comes last, after the text of the error.
+//
+// Nothing is rounded, and nothing is clamped: a provisioned Azure deployment says 43 ms and means
+// it, an exhausted standard one says 86400 s. What to make of that is the caller's decision.
+package hint
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Source names what a hint was read from. It is one of a fixed few words, fit for a log field
+// and for a metric's label: RateLimitReset stands for a whole family of headers, however the
+// backend spells them and whatever dimensions it invents.
+type Source string
+
+const (
+	// None: the reply does not say.
+	None Source = ""
+	// RetryAfterMS is the header Azure OpenAI sends and the OpenAI SDKs prefer. Milliseconds,
+	// with or without a fraction.
+	RetryAfterMS Source = "retry-after-ms"
+	// XMSRetryAfterMS is the same header under the name other Azure services use.
+	XMSRetryAfterMS Source = "x-ms-retry-after-ms"
+	// RetryAfter is the header of RFC 9110 section 10.2.3.
+	RetryAfter Source = "retry-after"
+	// Body is the text of the error: "Please retry after 9 seconds."
+	Body Source = "body"
+	// RateLimitReset is the reset of an exhausted budget: x-ratelimit-reset-<dimension>,
+	// x-rate-limit-reset-<dimension> or anthropic-ratelimit-<dimension>-reset.
+	RateLimitReset Source = "x-ratelimit-reset"
+)
+
+// Read tells how long to wait before the sender of this reply may be asked again, and where the
+// reply says so. The first usable source wins, in the order of the constants above; of a header
+// with several values, the first usable one. Negative, NaN, infinite, empty and unreadable values
+// are not usable; a finite number too large for a time.Duration is, and becomes the longest
+// Duration there is. Without a usable source, ok is false, wait 0 and source None.
+//
+// A retry-after of any kind is read whatever the status. The body and the resets are read for 429
+// and 503 only: in any other error a phrase like "try again in" is about something else, and a
+// budget that happens to be used up is not why it failed.
+//
+// Body is the beginning of the decoded error body and may be nil; only its first 64 KiB count.
+// Times of day are compared with the reply's own Date, which the sender's clock also wrote.
+// Now takes its place if there is none.
+func Read(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source Source, ok bool) {
+	for _, v := range header["Retry-After-Ms"] {
+		if wait, ok := parseNumber(v, time.Millisecond); ok {
+			return wait, RetryAfterMS, true
+		}
+	}
+	for _, v := range header["X-Ms-Retry-After-Ms"] {
+		if wait, ok := parseNumber(v, time.Millisecond); ok {
+			return wait, XMSRetryAfterMS, true
+		}
+	}
+	for _, v := range header["Retry-After"] {
+		if wait, ok := parseRetryAfter(v, header, now); ok {
+			return wait, RetryAfter, true
+		}
+	}
+	if status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
+		return 0, None, false
+	}
+	if wait, ok := readBody(body); ok {
+		return wait, Body, true
+	}
+	if wait, ok := readResets(header, now); ok {
+		return wait, RateLimitReset, true
+	}
+	return 0, None, false
+}
+
+// parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date,
+// and two that servers send nonetheless: seconds with a fraction, and Go's "6m0s". A date that
+// has passed means now.
+func parseRetryAfter(v string, header http.Header, now time.Time) (time.Duration, bool) {
+	if wait, ok := parseNumber(v, time.Second); ok {
+		return wait, true
+	}
+	v = strings.TrimSpace(v)
+	if wait, ok := parseDuration(v); ok {
+		return wait, true
+	}
+	if t, err := http.ParseTime(v); err == nil {
+		return max(0, t.Sub(clock(header, now))), true
+	}
+	return 0, false
+}
+
+// clock is the sender's time of day when it replied.
+func clock(header http.Header, now time.Time) time.Time {
+	for _, v := range header["Date"] {
+		if t, err := http.ParseTime(v); err == nil {
+			return t
+		}
+	}
+	return now
+}
+
+// readResets returns the longest reset among the exhausted dimensions (requests, tokens,
+// input-tokens, requests-day, … or none at all, as OpenRouter has it). Dimensions are whatever
+// the header names say.
+//
+// A dimension with something remaining never counts: OpenAI's reset is when the bucket will be
+// full again, Groq's for requests is due at the end of the day. Neither does -1, which says
+// "not tracked" (openai-dotnet issue #838). One whose remainder is not stated counts only if no
+// other is known to be exhausted: Azure has sent a 429 with x-rate-limit-reset-tokens alone
+// (openai-python issue #937).
+func readResets(header http.Header, now time.Time) (time.Duration, bool) {
+	var stated, unstated time.Duration
+	exhausted := false
+	for name, values := range header {
+		remaining, known, isReset := remainder(header, name)
+		if !isReset || known && remaining != 0 {
+			continue
+		}
+		wait := time.Duration(0)
+		for _, v := range values {
+			if w, ok := parseReset(v, header, now); ok {
+				wait = w
+				break
+			}
+		}
+		if known {
+			exhausted = true
+			stated = max(stated, wait)
+		} else {
+			unstated = max(unstated, wait)
+		}
+	}
+	if exhausted {
+		return stated, stated > 0
+	}
+	return unstated, unstated > 0
+}
+
+// remainder tells whether name is a reset header, and what is left of its dimension. It is known
+// only if the reply says so: a header present but unreadable reads as NaN, which is not 0.
+func remainder(header http.Header, name string) (remaining float64, known, isReset bool) {
+	var values []string
+	if dimension, ok := strings.CutPrefix(name, "Anthropic-Ratelimit-"); ok {
+		if dimension, isReset = strings.CutSuffix(dimension, "-Reset"); isReset {
+			values = header.Values("Anthropic-Ratelimit-" + dimension + "-Remaining")
+		}
+	} else if dimension, ok := cutReset(name); ok && (dimension == "" || dimension[0] == '-') {
+		isReset = true
+		values = header.Values("X-Ratelimit-Remaining" + dimension)
+		if len(values) == 0 {
+			values = header.Values("X-Rate-Limit-Remaining" + dimension)
+		}
+	}
+	if len(values) == 0 {
+		return 0, false, isReset
+	}
+	for _, v := range values {
+		if f, err := strconv.ParseFloat(strings.TrimSpace(v), 64); err == nil {
+			return f, true, isReset
+		}
+	}
+	return math.NaN(), true, isReset
+}
+
+func cutReset(name string) (dimension string, ok bool) {
+	if dimension, ok = strings.CutPrefix(name, "X-Ratelimit-Reset"); ok {
+		return dimension, true
+	}
+	return strings.CutPrefix(name, "X-Rate-Limit-Reset")
+}
+
+// parseReset reads seconds, Go durations, RFC 3339 (Anthropic) and unix time in seconds or
+// milliseconds (OpenRouter). A bare number is told apart by its size: 1e9 seconds are 31 years,
+// 1e12 of them 31,000. A budget that is empty and yet was reset already says nothing about when
+// to return, so only what lies ahead is usable.
+func parseReset(v string, header http.Header, now time.Time) (time.Duration, bool) {
+	v = strings.TrimSpace(v)
+	if f, ok := parseFloat(v); ok {
+		switch {
+		case f > 1e12:
+			// Beyond 1e16 ms, the year 318857, an int64 would soon overflow.
+			wait := time.UnixMilli(int64(min(f, 1e16))).Sub(clock(header, now))
+			return wait, wait > 0
+		case f > 1e9:
+			whole, fraction := math.Modf(f)
+			wait := time.Unix(int64(whole), int64(fraction*1e9)).Sub(clock(header, now))
+			return wait, wait > 0
+		}
+		wait := scale(f, time.Second)
+		return wait, wait > 0
+	}
+	if wait, ok := parseDuration(v); ok {
+		return wait, wait > 0
+	}
+	if t, err := time.Parse(time.RFC3339, v); err == nil {
+		wait := t.Sub(clock(header, now))
+		return wait, wait > 0
+	}
+	return 0, false
+}
+
+// parseNumber reads a header value that counts units, white space around it aside.
+func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
+	f, ok := parseFloat(strings.TrimSpace(v))
+	if !ok {
+		return 0, false
+	}
+	return scale(f, unit), true
+}
+
+// parseFloat reads a decimal number that is neither negative nor spelled "inf" or "nan". One too
+// large for a float64 is still a number: +Inf, which scale knows how to take.
+func parseFloat(v string) (float64, bool) {
+	// ParseFloat would also take words, signs, hexadecimal and underscores. Checking first also
+	// spares its error, which is an allocation for every date.
+	if v == "" || v[0] > '9' || v[0] < '.' || v[0] == '/' || strings.ContainsAny(v, "xXpP_") {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(v, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0, false
+	}
+	return f, true
+}
+
+// scale multiplies without overflow: what does not fit is the longest Duration.
+func scale(f float64, unit time.Duration) time.Duration {
+	ns := math.Round(f * float64(unit))
+	if ns >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return time.Duration(ns)
+}
+
+// add is saturating, for two durations that are not negative.
+func add(a, b time.Duration) time.Duration {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
