@@ -1,0 +1,341 @@
+package openaiapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const bom = "\xef\xbb\xbf"
+
+// In the bodies below, what Splice shall replace stands between « and ».
+var bodies = []struct {
+	name     string
+	body     string
+	model    string
+	hasModel bool
+	stream   bool
+}{
+	{"a chat", `{"model":«"gpt-4o"»,"messages":[{"role":"user","content":"hi"}]}`, "gpt-4o", true, false},
+	{"a streamed chat with the model last", `{"stream":true,"messages":[{"role":"user","content":"hi"}],"model":«"gpt-4o"»}`, "gpt-4o", true, true},
+	{"white space wherever JSON allows it", " \r\n\t{ \n\"model\"\t:\r«\"gpt-4o\"» , \"stream\" : true } \n", "gpt-4o", true, true},
+	{"a byte order mark", bom + `{"model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"a model further down is another's", `{"metadata":{"model":"x","stream":true},"tools":[{"model":"y"}],"model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"a model in a prompt is text", `{"messages":[{"content":"{\"model\":\"x\",\"stream\":true}"}],"model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"braces in a prompt are text", `{"prompt":"}]{[\\\"}","model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"a prompt that ends in a backslash", `{"prompt":"C:\\","model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"a prompt that ends in an escaped quote", `{"prompt":"say \"","model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"a value that is the word model", `{"user":"model","model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"an escaped key", `{"mod\u0065l":«"gpt-4o"»,"\u0073trea\u006D":true}`, "gpt-4o", true, true},
+	{"a key escaped from end to end", `{"\u006d\u006F\u0064\u0065\u006c":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"keys that only look alike", `{"models":"a","mode":"b","Model":"c","model ":"d","mod\u0165l":"e","mod\\u0065l":"f","m\u006":"g","":"h"}`, "", false, false},
+	{"an escaped name", `{"model":«"gpt\u002d4o \"mini\" \ud83d\ude00 \/\\"»}`, `gpt-4o "mini" 😀 /\`, true, false},
+	{"half a surrogate pair", `{"model":«"a\ud83d"»}`, "a\uFFFD", true, false},
+	{"a name with a slash", `{"model":«"meta-llama/Llama-3-8b"»}`, "meta-llama/Llama-3-8b", true, false},
+	{"an empty name is a name", `{"model":«""»}`, "", true, false},
+	{"no model", `{"input":"hi","stream":true}`, "", false, true},
+	{"an empty object", `{}`, "", false, false},
+	{"null is no model", `{"model":null,"stream":true}`, "", false, true},
+	{"neither is a number", `{"model":4,"stream":false}`, "", false, false},
+	{"nor an object", `{"model":{"model":"x"}}`, "", false, false},
+	{"the last of two models holds, and both are replaced", `{"model":«"a"»,"n":1,"model":«"b"»}`, "b", true, false},
+	{"the last one holds even if it is no string", `{"model":"a","model":null}`, "", false, false},
+	{"and the last one is found even if the first is none", `{"model":null,"model":«"b"»}`, "b", true, false},
+	{"the last of two streams holds", `{"stream":true,"stream":false}`, "", false, false},
+	{"a stream in quotes is not true", `{"stream":"true"}`, "", false, false},
+	{"numbers of every kind", `{"seed":9007199254740993,"temperature":1.0e-7,"top_p":-0,"model":«"m"»}`, "m", true, false},
+	{"empty containers", `{"a":[],"b":{},"c":[[],{}],"model":«"m"»}`, "m", true, false},
+	{"invalid UTF-8 in a prompt", "{\"prompt\":\"\xff\xfe\",\"model\":«\"m\"»}", "m", true, false},
+	{"invalid UTF-8 in a name", "{\"model\":«\"m\xff\"»}", "m\uFFFD", true, false},
+	{"a line break in a prompt, which JSON forbids", "{\"prompt\":\"a\nb\",\"model\":«\"m\"»}", "m", true, false},
+	{"an escape that JSON does not know, in a prompt", `{"prompt":"\x","model":«"m"»}`, "m", true, false},
+	{"an escape that JSON does not know, in a name", `{"model":"\x"}`, "", false, false},
+	{"a trailing comma", `{"model":«"m"»,}`, "m", true, false},
+	{"text after the object", `{"model":«"m"»} {"model":"n"}`, "m", true, false},
+
+	// The beginning of a body that is too large to be held as a whole.
+	{"cut off in the prompt", `{"model":«"m"»,"stream":true,"messages":[{"content":"Once upon`, "m", true, true},
+	{"cut off between members", `{"model":«"m"»,`, "m", true, false},
+	{"cut off in a key", `{"model":«"m"»,"mod`, "m", true, false},
+	{"cut off after a key", `{"stream":true,"model"`, "", false, true},
+	{"cut off before a value", `{"stream":true,"model":`, "", false, true},
+	{"cut off in the name", `{"stream":true,"model":"gpt-4`, "", false, true},
+	{"cut off in the name's escape", `{"model":"gpt-4\`, "", false, false},
+	{"cut off before an escaped quote", `{"model":"gpt-4\"`, "", false, false},
+	{"cut off in true", `{"model":«"m"»,"stream":tru`, "m", true, false},
+
+	// What is not a JSON object.
+	{"nothing", ``, "", false, false},
+	{"white space", " \n", "", false, false},
+	{"a byte order mark alone", bom, "", false, false},
+	{"an array", `[{"model":"m"}]`, "", false, false},
+	{"a string", `"model"`, "", false, false},
+	{"a form", `model=gpt-4o&stream=true`, "", false, false},
+	{"a key without quotes", `{model:"m"}`, "", false, false},
+	{"a key without a colon", `{"model" "m"}`, "", false, false},
+	{"a member without a value", `{"model":,"stream":true}`, "", false, false},
+	{"a bracket too many", `{"a":1],"model":"m"}`, "", false, false},
+}
+
+func TestParseBodyAndSplice(t *testing.T) {
+	for _, tt := range bodies {
+		t.Run(tt.name, func(t *testing.T) {
+			body, spans := unmark(tt.body)
+			want := Request{Model: tt.model, HasModel: tt.hasModel, ModelSpans: spans, Stream: tt.stream}
+			got := ParseBody(body)
+			if !reflect.DeepEqual(got, want) {
+				t.Fatalf("got %+v, want %+v", got, want)
+			}
+			spliced := string(bytes.Join(Splice(body, got.ModelSpans, "ü<&>"), nil))
+			if want := replaceMarked(tt.body, `"ü<&>"`); spliced != want {
+				t.Errorf("got %s, want %s", spliced, want)
+			}
+		})
+	}
+}
+
+// unmark removes « and » and says what was between them.
+func unmark(marked string) (body []byte, spans []Span) {
+	for {
+		before, rest, found := strings.Cut(marked, "«")
+		body = append(body, before...)
+		if !found {
+			return body, spans
+		}
+		value, after, _ := strings.Cut(rest, "»")
+		spans = append(spans, Span{len(body), len(body) + len(value)})
+		body = append(body, value...)
+		marked = after
+	}
+}
+
+func replaceMarked(marked, value string) string {
+	for {
+		before, rest, found := strings.Cut(marked, "«")
+		if !found {
+			return marked
+		}
+		_, after, _ := strings.Cut(rest, "»")
+		marked = before + value + after
+	}
+}
+
+func TestSpliceEscapesTheModel(t *testing.T) {
+	body := []byte(`{"model":"a"}`)
+	for model, want := range map[string]string{
+		`plain`:            `{"model":"plain"}`,
+		``:                 `{"model":""}`,
+		`"quoted"`:         `{"model":"\"quoted\""}`,
+		`back\slash`:       `{"model":"back\\slash"}`,
+		"new\nline\x00":    `{"model":"new\nline\u0000"}`,
+		"</script>&":       `{"model":"</script>&"}`,
+		"broken \xff here": `{"model":"broken \ufffd here"}`,
+	} {
+		got := string(bytes.Join(Splice(body, ParseBody(body).ModelSpans, model), nil))
+		if got != want {
+			t.Errorf("%q: got %s, want %s", model, got, want)
+		}
+	}
+}
+
+func TestSpliceSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
+	body := []byte(`{"model":"a","prompt":"long"}`)
+	before := string(body)
+	pieces := Splice(body, ParseBody(body).ModelSpans, "b")
+	if &pieces[0][0] != &body[0] || &pieces[2][0] != &body[12] {
+		t.Error("a piece was copied")
+	}
+	for _, p := range pieces {
+		_ = append(p, "overwritten"...)
+	}
+	if string(body) != before {
+		t.Errorf("appending to a piece wrote into the body: %s", body)
+	}
+}
+
+func TestNestingCostsNoStack(t *testing.T) {
+	deep := strings.Repeat(`[{"a":`, 250_000)
+	if got := ParseBody([]byte(`{"a":` + deep)); got.HasModel {
+		t.Errorf("got %+v", got)
+	}
+	if got := ParseBody([]byte(`{"a":` + deep + "1" + strings.Repeat("}]", 250_000) + `,"model":"m"}`)); got.Model != "m" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// reference says with encoding/json what ParseBody says without.
+func reference(t *testing.T, body []byte) (want Request, ok bool) {
+	if !json.Valid(body) {
+		return want, false
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	next := func() json.Token {
+		token, err := dec.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	if next() != json.Delim('{') {
+		return want, true
+	}
+	for dec.More() {
+		key := next()
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			t.Fatal(err)
+		}
+		switch key {
+		case "model":
+			want.Model, want.HasModel = "", raw[0] == '"'
+			if want.HasModel {
+				if err := json.Unmarshal(raw, &want.Model); err != nil {
+					t.Fatal(err)
+				}
+				end := int(dec.InputOffset())
+				want.ModelSpans = append(want.ModelSpans, Span{end - len(raw), end})
+			}
+		case "stream":
+			want.Stream = string(raw) == "true"
+		}
+	}
+	if !want.HasModel {
+		want.ModelSpans = nil
+	}
+	return want, true
+}
+
+func FuzzParseBody(f *testing.F) {
+	for _, tt := range bodies {
+		body, _ := unmark(tt.body)
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got := ParseBody(body)
+		if want, ok := reference(t, body); ok && !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: got %+v, want %+v", body, got, want)
+		}
+		if got.HasModel != (len(got.ModelSpans) > 0) || !got.HasModel && got.Model != "" {
+			t.Errorf("%q: a contradiction: %+v", body, got)
+		}
+		at := 0
+		for _, s := range got.ModelSpans {
+			if s.Start < at || s.End < s.Start+2 || s.End > len(body) || body[s.Start] != '"' || body[s.End-1] != '"' {
+				t.Errorf("%q: not a string at %v", body, s)
+			}
+			at = s.End
+		}
+	})
+}
+
+func FuzzSplice(f *testing.F) {
+	for _, tt := range bodies {
+		body, _ := unmark(tt.body)
+		f.Add(body, "gpt-4o")
+	}
+	f.Add([]byte(`{"model":"a","model":"b"}`), "\"\\\n\u2028\xff<&>")
+	f.Fuzz(func(t *testing.T, body []byte, model string) {
+		before := bytes.Clone(body)
+		r := ParseBody(body)
+		spliced := bytes.Join(Splice(body, r.ModelSpans, model), nil)
+		if !bytes.Equal(body, before) {
+			t.Fatalf("%q: the body itself was changed to %q", before, body)
+		}
+
+		// Outside the spans nothing differs.
+		var want []byte
+		at := 0
+		for _, s := range r.ModelSpans {
+			want = append(want, body[at:s.Start]...)
+			want = append(want, quote(model)...)
+			at = s.End
+		}
+		if want = append(want, body[at:]...); !bytes.Equal(spliced, want) {
+			t.Fatalf("%q: got %q, want %q", body, spliced, want)
+		}
+
+		// For a parser, nothing but the model does.
+		if !json.Valid(body) || !r.HasModel {
+			return
+		}
+		model = string([]rune(model)) // as JSON has it: no invalid UTF-8
+		original, result := decode(t, body), decode(t, spliced)
+		if result["model"] != model {
+			t.Errorf("%q: the model is %q, want %q", spliced, result["model"], model)
+		}
+		original["model"] = model
+		if !reflect.DeepEqual(original, result) {
+			t.Errorf("%q became %q", body, spliced)
+		}
+		if again := ParseBody(spliced); again.Model != model || again.Stream != r.Stream {
+			t.Errorf("%q: got %+v, want %q", spliced, again, model)
+		}
+	})
+}
+
+func decode(t *testing.T, body []byte) (m map[string]any) {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	if err := dec.Decode(&m); err != nil {
+		t.Fatalf("%q: %v", body, err)
+	}
+	return m
+}
+
+// chat is a conversation about code of some 100 KiB, as editors send it: many turns, and in
+// JSON an escape in every line.
+func chat(modelFirst bool) []byte {
+	var b strings.Builder
+	b.WriteString("{")
+	if modelFirst {
+		b.WriteString(`"model":"gpt-4o","stream":true,`)
+	}
+	b.WriteString(`"messages":[`)
+	for i := 0; b.Len() < 100<<10; i++ {
+		if i > 0 {
+			b.WriteString(",")
+		}
+		fmt.Fprintf(&b, `{"role":"user","content":%q}`, strings.Repeat("\tif name != \"model\" {\n\t\treturn fmt.Errorf(\"line %d\")\n\t}\n", 20))
+	}
+	b.WriteString(`],"temperature":0.7`)
+	if !modelFirst {
+		b.WriteString(`,"stream":true,"model":"gpt-4o"`)
+	}
+	b.WriteString("}")
+	return []byte(b.String())
+}
+
+func BenchmarkParseBody(b *testing.B) {
+	image := []byte(`{"messages":[{"content":[{"image_url":"data:image/png;base64,` + strings.Repeat("iVBORw0KGgo", 10<<10) + `"}]}],"model":"gpt-4o"}`)
+	embedding := []byte(`{"input":[` + strings.Repeat("[1234,56,789],", 8<<10) + `[]],"model":"gpt-4o"}`)
+	for _, bb := range []struct {
+		name string
+		body []byte
+	}{
+		{"model first", chat(true)},
+		{"model last", chat(false)},
+		{"image", image},
+		{"token ids", embedding},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			b.SetBytes(int64(len(bb.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				ParseBody(bb.body)
+			}
+		})
+	}
+}
+
+func BenchmarkSplice(b *testing.B) {
+	body := chat(true)
+	spans := ParseBody(body).ModelSpans
+	b.ReportAllocs()
+	for b.Loop() {
+		Splice(body, spans, "my-deployment")
+	}
+}
