@@ -1,0 +1,149 @@
+package openailb
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// apiError is an error as OpenAI's API words it, so that SDKs turn it into the
+// right exception.
+type apiError struct {
+	status  int
+	message string
+	kind    string
+	code    string
+}
+
+// answer is what the client gets when no backend could serve it: the last
+// reply that tells something, or an error of our own.
+func (ex *exchange) answer(req *http.Request) *http.Response {
+	now := time.Now()
+	wait := ex.pool.wait(now)
+	ex.committed()
+	if res := ex.last; res != nil {
+		ex.last = nil
+		if !ex.pool.forward || res.StatusCode != http.StatusTooManyRequests {
+			rewriteHints(res.Header, wait)
+		}
+		for _, name := range providerHeaders {
+			delete(res.Header, name)
+		}
+		return res
+	}
+	e := ex.apiError(now, wait)
+	res := e.response(req)
+	if e.status == http.StatusTooManyRequests {
+		setHints(res.Header, wait)
+	}
+	return res
+}
+
+// apiError words why nobody could serve.
+func (ex *exchange) apiError(now time.Time, wait time.Duration) apiError {
+	throttled := ex.pool.throttled(now)
+	var last verdict.Class
+	for _, a := range ex.attempts {
+		throttled = throttled || a.class.Promise()
+		last = a.class
+	}
+	switch {
+	case throttled:
+		return apiError{http.StatusTooManyRequests,
+			"All backends are rate limited. Please retry after " + strconv.Itoa(clientSeconds(wait)) + " seconds.",
+			"rate_limit_error", "rate_limit_exceeded"}
+	case last == verdict.Credential:
+		return apiError{http.StatusBadGateway,
+			"The backends refused the load balancer's credentials.", "server_error", "upstream_credentials_rejected"}
+	case last == verdict.Timeout:
+		return apiError{http.StatusGatewayTimeout,
+			"No backend answered in time.", "server_error", "upstream_timeout"}
+	case last == "":
+		return apiError{http.StatusTooManyRequests,
+			"All backends are busy. Please retry after " + strconv.Itoa(clientSeconds(wait)) + " seconds.",
+			"rate_limit_error", "rate_limit_exceeded"}
+	}
+	return apiError{http.StatusBadGateway,
+		"No backend could be reached.", "server_error", "upstream_unreachable"}
+}
+
+// response makes the error a reply to req.
+func (e apiError) response(req *http.Request) *http.Response {
+	text, _ := json.Marshal(map[string]any{"error": struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    string  `json:"code"`
+	}{e.message, e.kind, nil, e.code}})
+	return &http.Response{
+		Status:     strconv.Itoa(e.status) + " " + http.StatusText(e.status),
+		StatusCode: e.status,
+		Proto:      "HTTP/1.1",
+		ProtoMajor: 1,
+		ProtoMinor: 1,
+		Header: http.Header{
+			"Content-Type":   {"application/json"},
+			"Content-Length": {strconv.Itoa(len(text))},
+			"X-Request-Id":   {"req_" + uuid.NewString()},
+		},
+		Body:          io.NopCloser(bytes.NewReader(text)),
+		ContentLength: int64(len(text)),
+		Request:       req,
+	}
+}
+
+// write sends the error to a client whose request went to no backend.
+func (e apiError) write(w http.ResponseWriter, req *http.Request) error {
+	return writeResponse(w, e.response(req))
+}
+
+func writeResponse(w http.ResponseWriter, res *http.Response) error {
+	defer res.Body.Close()
+	for name, values := range res.Header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(res.StatusCode)
+	_, err := io.Copy(w, res.Body)
+	return err
+}
+
+// The bounds of what clients are told to wait. Some SDKs sleep for whatever
+// they are told (openai-node 6.26 to 7.4), others ignore or refuse more than
+// a minute or two (openai-python, openai-go), and most take 0 for no answer.
+const (
+	minClientWait = time.Second
+	maxClientWait = 59 * time.Second
+)
+
+// clientSeconds is the wait in whole seconds: what Retry-After may hold that
+// every SDK reads.
+func clientSeconds(wait time.Duration) int {
+	return int(math.Ceil(min(max(wait, minClientWait), maxClientWait).Seconds()))
+}
+
+func setHints(header http.Header, wait time.Duration) {
+	wait = min(max(wait, minClientWait), maxClientWait)
+	header["Retry-After"] = []string{strconv.Itoa(clientSeconds(wait))}
+	header["Retry-After-Ms"] = []string{strconv.FormatInt(wait.Milliseconds(), 10)}
+}
+
+// rewriteHints replaces a backend's hints, which speak of that backend alone
+// and in ways not every SDK survives.
+func rewriteHints(header http.Header, wait time.Duration) {
+	hinted := false
+	for _, name := range []string{"Retry-After", "Retry-After-Ms", "X-Ms-Retry-After-Ms"} {
+		hinted = hinted || header[name] != nil
+		delete(header, name)
+	}
+	if hinted {
+		setHints(header, wait)
+	}
+}

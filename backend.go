@@ -1,0 +1,259 @@
+package openailb
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// Backend is an OpenAI or Azure OpenAI endpoint with a credential of its own.
+type Backend struct {
+	// URL is where the backend is: an http or https URL, with a base path if
+	// its API does not begin at the root (`https://host/openai/v1`). The host
+	// tells the dialect: one under openai.azure.com,
+	// cognitiveservices.azure.com or services.ai.azure.com is Azure, any
+	// other is OpenAI. Placeholders like {env.X} are resolved at load.
+	// Required.
+	URL string `json:"url"`
+
+	// Name stands for the backend in logs, metrics and the admin API.
+	// Default: the URL's host, made unique.
+	Name string `json:"name,omitempty"`
+
+	// Priority ranks the backend: those with the lowest number that can serve
+	// get the requests, the others wait. 1 or more. Default: 1.
+	Priority int `json:"priority,omitempty"`
+
+	// Weight is the backend's share of the requests within its priority. 0
+	// drains it: it is used only when no other is left. Default: 1.
+	Weight *int `json:"weight,omitempty"`
+
+	// APIKey is the backend's key. Use {env.X} or {file.X}: they are resolved
+	// at load and never shown, where a literal key stands in the config for
+	// everybody who can read it. Default: none.
+	APIKey string `json:"api_key,omitempty"`
+
+	// Auth is how the backend is told who we are: `api_key` (an api-key
+	// header; makes the backend an Azure one whatever its host), `bearer`
+	// (an Authorization header), `passthrough` (the caller's own credential
+	// goes to this backend) or `none`. Default: `api_key` for Azure, `bearer`
+	// for others with a key, `none` for others without one.
+	Auth string `json:"auth,omitempty"`
+
+	// Header is set on every request to this backend. Placeholders are
+	// resolved at load. Default: none.
+	Header http.Header `json:"header,omitempty"`
+
+	// Deployment replaces the deployment or model that the client named.
+	// Default: the client's is kept.
+	Deployment string `json:"deployment,omitempty"`
+
+	// MaxRequests is how many requests the backend gets at a time. Further
+	// ones go to other backends. Default: no limit.
+	MaxRequests int `json:"max_requests,omitempty"`
+
+	url    *url.URL // without a path
+	base   string   // the escaped base path, without a trailing slash
+	auth   string
+	apiKey string
+	azure  bool
+	header http.Header
+	health string // the key of its health
+}
+
+// azureDomains are the domains under which Azure OpenAI resources live.
+var azureDomains = []string{"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com"}
+
+func isAzureHost(host string) bool {
+	for _, domain := range azureDomains {
+		if strings.HasSuffix(strings.ToLower(host), "."+domain) {
+			return true
+		}
+	}
+	return false
+}
+
+func isOpenAIHost(host string) bool {
+	return strings.EqualFold(host, "api.openai.com")
+}
+
+// maxWeight keeps the sum of all weights far from overflowing.
+const maxWeight = 1_000_000
+
+func checkRank(priority, weight int) error {
+	if priority < 1 {
+		return fmt.Errorf("priority %d: expected 1 or more", priority)
+	}
+	if weight < 0 || weight > maxWeight {
+		return fmt.Errorf("weight %d: expected 0 (drained) to %d", weight, maxWeight)
+	}
+	return nil
+}
+
+// provision resolves what the config says about the backend. Its errors hold
+// no secret.
+func (b *Backend) provision() error {
+	repl := caddy.NewReplacer()
+	rawURL, err := repl.ReplaceOrErr(b.URL, true, true)
+	if err != nil {
+		return fmt.Errorf("url: %w", err)
+	}
+	if b.url, err = parseBackendURL(rawURL); err != nil {
+		return err
+	}
+	b.base = strings.TrimRight(b.url.EscapedPath(), "/")
+	b.url = &url.URL{Scheme: b.url.Scheme, Host: b.url.Host}
+	if err := b.provisionAuth(b.url.Hostname()); err != nil {
+		return err
+	}
+	if b.Priority == 0 {
+		b.Priority = 1
+	}
+	if b.Weight == nil {
+		b.Weight = new(1)
+	}
+	if err := checkRank(b.Priority, *b.Weight); err != nil {
+		return err
+	}
+	if b.MaxRequests < 0 {
+		return fmt.Errorf("max_requests %d: expected 1 or more", b.MaxRequests)
+	}
+	b.header = make(http.Header, len(b.Header))
+	for name, values := range b.Header {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return fmt.Errorf("header %q: that is not the name of a header", name)
+		}
+		for _, value := range values {
+			if value, err = repl.ReplaceOrErr(value, true, true); err != nil {
+				return fmt.Errorf("header %s: %w", name, err)
+			}
+			if !httpguts.ValidHeaderFieldValue(value) {
+				return fmt.Errorf("header %s: its value holds control characters", name)
+			}
+			b.header.Add(name, value)
+		}
+	}
+	b.health = b.url.String() + b.base + " " + fingerprint(b.auth, b.apiKey)
+	return nil
+}
+
+// parseBackendURL accepts what can be a backend's URL. Its errors do not echo
+// the URL's user part.
+func parseBackendURL(rawURL string) (*url.URL, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		var inner *url.Error
+		if errors.As(err, &inner) {
+			err = inner.Err
+		}
+		return nil, fmt.Errorf("url: %w", err)
+	}
+	switch {
+	case u.User != nil:
+		return nil, errors.New("url: a user or password is not allowed there, use api_key or header")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, fmt.Errorf("url %q: expected it to begin with http:// or https://", rawURL)
+	case u.Hostname() == "":
+		return nil, fmt.Errorf("url %q: expected a host", rawURL)
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		return nil, fmt.Errorf("url %q: a query or fragment is not allowed", rawURL)
+	}
+	return u, nil
+}
+
+// label names the backend, the ith of the config, in an error. It never holds
+// a part of the URL, where somebody may have put a password.
+func (b *Backend) label(i int) string {
+	if b.Name == "" {
+		return fmt.Sprintf("backend %d", i+1)
+	}
+	return fmt.Sprintf("backend %d %q", i+1, b.Name)
+}
+
+// dial is the backend's network address.
+func (b *Backend) dial() string {
+	port := b.url.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[b.url.Scheme]
+	}
+	return net.JoinHostPort(b.url.Hostname(), port)
+}
+
+// member makes the backend part of a pool. The caller gives its health back.
+func (b *Backend) member(logger *zap.Logger) *member {
+	return &member{
+		name:        b.Name,
+		priority:    b.Priority,
+		weight:      *b.Weight,
+		maxRequests: int64(b.MaxRequests),
+		upstream:    &reverseproxy.Upstream{Dial: b.dial()},
+		health:      loadHealth(b.health),
+		logger:      logger,
+		backend:     b,
+	}
+}
+
+// direct points an outgoing request, which is a clone of the client's, at the
+// backend.
+func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) {
+	b.authorize(out, ex.credentials)
+	for _, name := range privateHeaders {
+		delete(out.Header, name)
+	}
+	// the body is in memory: there is nothing to wait for
+	delete(out.Header, "Expect")
+	for name, values := range b.header {
+		out.Header[name] = values
+	}
+	out.Host = ""
+	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
+	path := out.URL.EscapedPath()
+	route := openaiapi.ParsePath(path)
+	setEscapedPath(out.URL, b.path(path, route))
+	ex.asked.attach(out, b.model(route), progress)
+}
+
+// path is where the backend expects what the client asked for.
+func (b *Backend) path(path string, route openaiapi.Route) string {
+	switch route.Dialect {
+	case openaiapi.OpenAI, openaiapi.AzureV1:
+		switch {
+		case b.base != "":
+			return b.base + route.Operation
+		case b.azure:
+			return "/openai/v1" + route.Operation
+		}
+		return "/v1" + route.Operation
+	case openaiapi.AzureClassic:
+		if b.Deployment != "" {
+			return b.base + openaiapi.ClassicPath(b.Deployment, route.Operation)
+		}
+	}
+	return b.base + path
+}
+
+// model is what stands in the body in place of the model that the client
+// named: nothing on a classic path, where the path names the deployment.
+func (b *Backend) model(route openaiapi.Route) string {
+	if route.Dialect == openaiapi.AzureClassic {
+		return ""
+	}
+	return b.Deployment
+}
+
+// setEscapedPath sets u's path so that it is sent exactly as escaped.
+func setEscapedPath(u *url.URL, escaped string) {
+	if path, err := url.PathUnescape(escaped); err == nil {
+		u.Path, u.RawPath = path, escaped
+	}
+}

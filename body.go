@@ -1,0 +1,173 @@
+package openailb
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+var errBodyGone = errors.New("the request body is no longer there")
+
+// body is a request's body: what fits into memory, to be sent as often as
+// needed, and what follows it, which can be read only once.
+type body struct {
+	// mu guards against the write loop of an attempt that net/http has not
+	// ended yet when the next one begins.
+	mu      sync.Mutex
+	prefix  []byte
+	tail    io.ReadCloser // nil: prefix is all of it
+	touched bool          // tail is being read
+	gone    bool          // prefix was let go
+	length  int64         // -1: unknown
+
+	// asks is what the prefix says, as far as it is JSON.
+	asks openaiapi.Request
+}
+
+// initialBufferSize limits what a Content-Length alone can make us allocate.
+const initialBufferSize = 1 << 20
+
+// read takes in r's body, of which up to limit bytes are kept for replay.
+func (b *body) read(r *http.Request, limit int64) error {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	var buf bytes.Buffer
+	buf.Grow(int(min(max(r.ContentLength, 0), limit, initialBufferSize)) + bytes.MinRead)
+	// one byte over the limit tells a body of just the limit from a longer one
+	n, err := buf.ReadFrom(io.LimitReader(r.Body, limit+1))
+	if err != nil {
+		return err
+	}
+	b.prefix, b.length = buf.Bytes(), n
+	if n > limit {
+		b.tail, b.length = r.Body, r.ContentLength
+	}
+	return nil
+}
+
+// replayable reports whether the whole body can be sent again.
+func (b *body) replayable() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.touched
+}
+
+// attach makes the body that of an outgoing request, with model in place of
+// the one it names, unless that is empty or it names none. progress is called
+// whenever more of an unbuffered body is sent.
+func (b *body) attach(out *http.Request, model string, progress func()) {
+	reader := b.reader(model, progress)
+	out.Body, out.ContentLength, out.GetBody = reader, reader.length, nil
+	if len(out.Trailer) > 0 {
+		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
+	} else if reader.length == 0 {
+		out.Body = http.NoBody
+	}
+	if b.tail == nil {
+		// lets net/http recover by itself from an idle connection that died
+		out.GetBody = func() (io.ReadCloser, error) {
+			if b.released() {
+				return nil, errBodyGone
+			}
+			return b.reader(model, progress), nil
+		}
+	}
+}
+
+func (b *body) reader(model string, progress func()) *bodyReader {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := &bodyReader{body: b, length: b.length, progress: progress, segments: [][]byte{b.prefix}}
+	if model == "" || !b.asks.HasModel {
+		return r
+	}
+	r.segments = openaiapi.Splice(b.prefix, b.asks.ModelSpans, model)
+	if r.length >= 0 {
+		r.length -= int64(len(b.prefix))
+		for _, segment := range r.segments {
+			r.length += int64(len(segment))
+		}
+	}
+	return r
+}
+
+// release lets go of the bytes, but for readers that still send them.
+func (b *body) release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.prefix, b.asks, b.gone = nil, openaiapi.Request{}, true
+}
+
+func (b *body) released() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.gone
+}
+
+func (b *body) touch() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.touched = true
+}
+
+// bodyReader reads the body for one attempt.
+type bodyReader struct {
+	body     *body
+	length   int64
+	progress func()
+
+	mu       sync.Mutex
+	segments [][]byte
+	closed   bool
+}
+
+func (r *bodyReader) Read(p []byte) (int, error) {
+	n, err := r.readBuffered(p)
+	if n > 0 || err != nil || len(p) == 0 {
+		return n, err
+	}
+	r.progress()
+	return r.body.tail.Read(p)
+}
+
+// readBuffered reads what is in memory. At the end of it, it returns nothing
+// at all if the tail comes next.
+func (r *bodyReader) readBuffered(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return 0, errBodyGone
+	}
+	for len(r.segments) > 0 {
+		n := copy(p, r.segments[0])
+		r.segments[0] = r.segments[0][n:]
+		if n > 0 {
+			return n, nil
+		}
+		if len(p) == 0 {
+			return 0, nil
+		}
+		r.segments[0] = nil
+		r.segments = r.segments[1:]
+	}
+	r.segments = nil
+	if r.body.tail == nil {
+		return 0, io.EOF
+	}
+	r.body.touch()
+	return 0, nil
+}
+
+// Close ends the reading. It closes nothing but itself: the server closes the
+// request's body.
+func (r *bodyReader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed, r.segments = true, nil
+	return nil
+}

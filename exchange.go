@@ -1,0 +1,161 @@
+package openailb
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// exchange is the state of one request: what it asks for, its body, and which
+// members it tried. It belongs to the goroutine that serves the request.
+type exchange struct {
+	pool    *pool
+	request *http.Request
+	writer  http.ResponseWriter
+
+	// maxAttempts is how many members the request may try. 0: all of them.
+	maxAttempts int
+	// deadline is when the last attempt may begin. Zero: any time.
+	deadline time.Time
+
+	asked body
+	// bodyPending tells that asked has not been read yet.
+	bodyPending bool
+	// credentials are what the caller identified itself with, for a backend
+	// with auth passthrough.
+	credentials credentials
+
+	// current is the member that is attempted next or right now.
+	current *member
+	// chosen tells that current was not yet handed out to reverse_proxy.
+	chosen bool
+	// done tells that the client has its reply.
+	done     bool
+	attempts []attempt
+	first    [4]attempt // room for attempts
+
+	// last is the latest reply that says more than that a backend throttles.
+	last *http.Response
+	// suspected tells that a backend was benched for a fault that may be the
+	// request's, so that it benches no other.
+	suspected bool
+	// forwarded tells that the request went to a member that throttles.
+	forwarded bool
+
+	cancels []context.CancelCauseFunc
+}
+
+// attempt is one member's answer to an exchange.
+type attempt struct {
+	member  *member
+	class   verdict.Class
+	status  int
+	started time.Time
+}
+
+func newExchange(p *pool, w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
+	ex := &exchange{pool: p, request: r, writer: w, maxAttempts: maxAttempts}
+	ex.attempts = ex.first[:0]
+	if tryDuration > 0 {
+		ex.deadline = time.Now().Add(tryDuration)
+	}
+	return ex
+}
+
+type exchangeCtxKey struct{}
+
+// exchangeVar is where a plain reverse_proxy's selection leaves the exchange
+// for the transport: a selection policy cannot change the request's context.
+const exchangeVar = "openai_lb.exchange"
+
+func exchangeOf(ctx context.Context) *exchange {
+	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok {
+		return ex
+	}
+	ex, _ := caddyhttp.GetVar(ctx, exchangeVar).(*exchange)
+	return ex
+}
+
+// readBody takes in the request's body, of which up to limit bytes are kept.
+func (ex *exchange) readBody(r *http.Request, limit int64) error {
+	if !ex.bodyPending {
+		return nil
+	}
+	ex.bodyPending = false
+	return ex.asked.read(r, limit)
+}
+
+// mayTry reports whether the exchange may send its request to m: once.
+func (ex *exchange) mayTry(m *member) bool {
+	return !m.full() && !slices.ContainsFunc(ex.attempts, func(a attempt) bool { return a.member == m })
+}
+
+// next moves on to another member, or returns nil if there is none, or none
+// may be tried any more.
+func (ex *exchange) next() *member {
+	if ex.current != nil {
+		ex.current.release()
+		ex.current = nil
+	}
+	if ex.maxAttempts > 0 && len(ex.attempts) >= ex.maxAttempts ||
+		!ex.deadline.IsZero() && len(ex.attempts) > 0 && time.Now().After(ex.deadline) {
+		return nil
+	}
+	ex.current = ex.pool.pick(ex)
+	ex.chosen = true
+	return ex.current
+}
+
+// take hands out the member to attempt. If reverse_proxy comes again of its
+// own accord, as it does with another transport, that is a further one.
+func (ex *exchange) take() *member {
+	if ex.done {
+		return nil
+	}
+	if !ex.chosen {
+		if ex.current != nil {
+			ex.attempts = append(ex.attempts, attempt{member: ex.current})
+		}
+		ex.next()
+	}
+	ex.chosen = false
+	return ex.current
+}
+
+// keep holds on to a reply, in case nobody has a better one.
+func (ex *exchange) keep(res *http.Response) {
+	ex.dropLast()
+	ex.last = res
+}
+
+func (ex *exchange) dropLast() {
+	if ex.last != nil {
+		ex.last.Body.Close()
+		ex.last = nil
+	}
+}
+
+// committed lets go of what only another attempt would need. A reply may
+// stream for minutes, and must not hold the prompt for so long.
+func (ex *exchange) committed() {
+	ex.done = true
+	ex.asked.release()
+	ex.credentials = credentials{}
+}
+
+// finish ends every attempt and gives back what the exchange holds.
+func (ex *exchange) finish() {
+	ex.dropLast()
+	for _, cancel := range ex.cancels {
+		cancel(context.Canceled)
+	}
+	if ex.current != nil {
+		ex.current.release()
+		ex.current = nil
+	}
+}

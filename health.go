@@ -1,0 +1,241 @@
+package openailb
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// healths keeps what is known of every backend through config reloads, and
+// shares it between handlers. A key is what the backend is: its base URL and a
+// fingerprint of its credential, or a bare dial address.
+var healths = caddy.NewUsagePool()
+
+// health is what is known of one backend. Reading it takes no lock.
+type health struct {
+	// promise is a bench the backend asked for: nobody calls it before its time.
+	promise benchSlot
+	// suspicion is a bench of our own making: it is called when nobody else is left.
+	suspicion benchSlot
+
+	// inFlight counts requests to a backend with max_requests.
+	inFlight atomic.Int64
+
+	// mu guards the writing of benches and the failures counted towards one.
+	mu    sync.Mutex
+	fails []time.Time
+}
+
+// Destruct implements caddy.Destructor.
+func (*health) Destruct() error { return nil }
+
+// loadHealth returns the health of the backend with this key and counts one
+// more user of it; the user gives it back with healths.Delete.
+func loadHealth(key string) *health {
+	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(health), nil })
+	return value.(*health)
+}
+
+// bench keeps a backend out of use for a time. Only its probe ever changes.
+type bench struct {
+	class        verdict.Class
+	since, until time.Time
+
+	// probe is when, in nanoseconds after until and never 0, the first request
+	// after the bench was sent.
+	probe atomic.Int64
+}
+
+// grace is how long the probe may stay unanswered before the rest follow: a
+// backend that still throttles refuses at once.
+func (b *bench) grace() time.Duration {
+	return min(time.Second, b.until.Sub(b.since)/10)
+}
+
+// benchState is what a bench means for a request.
+type benchState int
+
+const (
+	// open: no bench, or one whose time has passed and whose probe is due.
+	open benchState = iota
+	// probing: the time has passed, and the one request that went first is
+	// not yet answered.
+	probing
+	// benched: not before its time.
+	benched
+)
+
+type benchSlot struct{ atomic.Pointer[bench] }
+
+// state tells what the slot means at now, and until when.
+func (s *benchSlot) state(now time.Time) (benchState, time.Time) {
+	b := s.Load()
+	if b == nil {
+		return open, time.Time{}
+	}
+	if now.Before(b.until) {
+		return benched, b.until
+	}
+	if probe := b.probe.Load(); probe != 0 && now.Before(b.until.Add(time.Duration(probe)+b.grace())) {
+		return probing, b.until
+	}
+	return open, time.Time{}
+}
+
+// claim takes the right to send a request at now: to be the probe of a bench
+// that has passed, or one of many. It fails if another request is the probe.
+// over is the bench that ended by it, if one did: the probe was not refused.
+func (s *benchSlot) claim(now time.Time) (ok bool, over *bench) {
+	b := s.Load()
+	if b == nil {
+		return true, nil
+	}
+	if now.Before(b.until) {
+		return false, nil
+	}
+	if b.probe.CompareAndSwap(0, int64(now.Sub(b.until))+1) {
+		return true, nil
+	}
+	if state, _ := s.state(now); state != open {
+		return false, nil
+	}
+	if s.CompareAndSwap(b, nil) {
+		over = b
+	}
+	return true, over
+}
+
+// clear ends a bench that began before an attempt which has now succeeded.
+func (s *benchSlot) clear(started time.Time) (over *bench) {
+	if b := s.Load(); b != nil && started.After(b.since) && s.CompareAndSwap(b, nil) {
+		return b
+	}
+	return nil
+}
+
+// put starts or extends a bench. A bench only grows: a shorter one leaves it
+// as it is. started is nil unless a new bench began.
+func (s *benchSlot) put(b *bench) (started *bench) {
+	current := s.Load()
+	running := current != nil && b.since.Before(current.until)
+	if running {
+		if !b.until.After(current.until) {
+			return nil
+		}
+		b.since = current.since
+	}
+	s.Store(b)
+	if running {
+		return nil
+	}
+	return b
+}
+
+// slot is where a bench of this class belongs.
+func (h *health) slot(class verdict.Class) *benchSlot {
+	if class.Promise() {
+		return &h.promise
+	}
+	return &h.suspicion
+}
+
+// returns tells when the backend may be called at the latest.
+func (h *health) returns(now time.Time) time.Time {
+	_, promised := h.promise.state(now)
+	_, suspected := h.suspicion.state(now)
+	if promised.After(suspected) {
+		return promised
+	}
+	return suspected
+}
+
+// failed counts a failure at now and reports whether it is one too many:
+// maxFails within duration.
+func (h *health) failed(now time.Time, maxFails int, duration time.Duration) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	recent := h.fails[:0]
+	for _, at := range h.fails {
+		if now.Sub(at) < duration {
+			recent = append(recent, at)
+		}
+	}
+	if len(recent)+1 < maxFails {
+		h.fails = append(recent, now)
+		return false
+	}
+	h.fails = recent[:0]
+	return true
+}
+
+// claim takes the right to send a request to a member whose benches, if any,
+// have passed.
+func (m *member) claim(now time.Time) bool {
+	for _, slot := range []*benchSlot{&m.health.promise, &m.health.suspicion} {
+		ok, over := slot.claim(now)
+		m.logBack(over)
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// answered ends what an attempt, begun at started, has disproved: any answer
+// but a throttle ends a throttle, only a good one ends a suspicion.
+func (m *member) answered(class verdict.Class, started time.Time) {
+	if !class.Promise() {
+		m.logBack(m.health.promise.clear(started))
+	}
+	if !class.Failover() {
+		m.logBack(m.health.suspicion.clear(started))
+	}
+}
+
+// bench keeps the member out of use from now on, for what a reply means.
+func (m *member) bench(class verdict.Class, status int, now time.Time, wait time.Duration, source hint.Source) {
+	m.health.mu.Lock()
+	started := m.health.slot(class).put(&bench{class: class, since: now, until: now.Add(wait)})
+	m.health.mu.Unlock()
+	if started == nil {
+		return
+	}
+	if c := m.logger.Check(started.level(), "backend benched"); c != nil {
+		c.Write(zap.String("backend", m.name), zap.String("class", string(class)), zap.Int("status", status),
+			zap.Float64("seconds", wait.Seconds()), zap.String("hint", string(source)))
+	}
+}
+
+func (m *member) logBack(over *bench) {
+	if over == nil {
+		return
+	}
+	if c := m.logger.Check(min(over.level(), zap.InfoLevel), "backend back"); c != nil {
+		c.Write(zap.String("backend", m.name), zap.String("class", string(over.class)),
+			zap.Float64("seconds", over.until.Sub(over.since).Seconds()))
+	}
+}
+
+// level is the log level for a bench: what a person must mend is an error,
+// what failed by itself a warning. A provisioned deployment under full load
+// throttles many times a second for some milliseconds, so a throttle of less
+// than a second is only for debugging.
+func (b *bench) level() zapcore.Level {
+	switch b.class {
+	case verdict.Credential, verdict.NoModel, verdict.Quota:
+		return zap.ErrorLevel
+	case verdict.Throttled, verdict.Overloaded:
+		if b.until.Sub(b.since) < time.Second {
+			return zap.DebugLevel
+		}
+		return zap.InfoLevel
+	}
+	return zap.WarnLevel
+}

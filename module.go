@@ -1,0 +1,300 @@
+// Package openailb is a load balancer for OpenAI and Azure OpenAI endpoints,
+// as modules for Caddy: one address for clients, many backends behind it, each
+// with its own key, priority and weight. A backend that throttles rests for as
+// long as it asked to, and the request that met the 429 goes to another one.
+package openailb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+func init() {
+	caddy.RegisterModule(new(Handler))
+}
+
+// Handler balances requests for OpenAI's API over backends.
+//
+// It is a reverse_proxy with a selection policy and a transport of its own,
+// and sets these placeholders:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.openai_lb.backend}` | The name of the last backend tried, which is the one that answered
+// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout
+// `{http.openai_lb.attempts}` | How many backends were tried
+type Handler struct {
+	// Backends are the endpoints to choose from. At least one is required.
+	Backends []*Backend `json:"backends,omitempty"`
+
+	// LBPolicyRaw chooses among the backends of a priority: any selection
+	// policy of reverse_proxy's. Default: at random, by weight.
+	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
+
+	// LBRetries is how many further backends a request may try. Default: all.
+	LBRetries *int `json:"lb_retries,omitempty"`
+
+	// LBTryDuration is how long after its arrival a request may still be sent
+	// to a further backend. Default: without end.
+	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
+
+	Failover
+
+	// ReverseProxy holds options of the reverse_proxy handler, which are
+	// passed on to it. A transport there must be `http` and configures the
+	// connections to the backends. Upstreams, load balancing, passive health
+	// checks and request buffers are openai_lb's own. Default: none.
+	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
+
+	pool      *pool
+	proxy     *reverseproxy.Handler
+	transport *Transport
+	logger    *zap.Logger
+
+	// rewritesModel tells that a backend may need another model in the body.
+	rewritesModel bool
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.openai_lb",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler. It makes no request and starts no goroutine
+// of its own.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	if err := h.provisionBackends(); err != nil {
+		return err
+	}
+	if h.LBRetries != nil && *h.LBRetries < 0 {
+		return fmt.Errorf("lb_retries %d: expected 0 or more", *h.LBRetries)
+	}
+	if h.LBTryDuration < 0 {
+		return fmt.Errorf("lb_try_duration %s: expected a duration above 0", time.Duration(h.LBTryDuration))
+	}
+	var policy reverseproxy.Selector
+	if h.LBPolicyRaw != nil {
+		module, err := ctx.LoadModule(h, "LBPolicyRaw")
+		if err != nil {
+			return fmt.Errorf("lb_policy: %w", err)
+		}
+		policy = module.(reverseproxy.Selector)
+	}
+	if err := h.provisionTransport(ctx); err != nil {
+		return err
+	}
+	members := make([]*member, len(h.Backends))
+	for i, b := range h.Backends {
+		members[i] = b.member(h.logger)
+		h.rewritesModel = h.rewritesModel || b.Deployment != ""
+	}
+	h.pool = newPool(members, policy, h.AllThrottled == forwardThrottled)
+	return h.provisionProxy(ctx)
+}
+
+func (h *Handler) provisionBackends() error {
+	if len(h.Backends) == 0 {
+		return errors.New("no backend: expected at least one `backend <url>`")
+	}
+	names := make(map[string]bool)
+	for i, b := range h.Backends {
+		if err := b.provision(); err != nil {
+			return fmt.Errorf("%s: %w", b.label(i), err)
+		}
+		if b.Name != "" && names[b.Name] {
+			return fmt.Errorf("%s: the name is taken by another backend", b.label(i))
+		}
+		names[b.Name] = true
+	}
+	for _, b := range h.Backends {
+		for n := 1; b.Name == ""; n++ {
+			name := b.url.Hostname()
+			if n > 1 {
+				name += "-" + strconv.Itoa(n)
+			}
+			if !names[name] {
+				names[name] = true
+				b.Name = name
+			}
+		}
+	}
+	return nil
+}
+
+// provisionTransport sets up the transport, and with it what Failover says.
+func (h *Handler) provisionTransport(ctx caddy.Context) error {
+	h.transport = &Transport{Failover: h.Failover, schemes: make(map[string]string)}
+	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
+		h.transport.HTTP = new(reverseproxy.HTTPTransport)
+		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.transport.HTTP); err != nil {
+			return fmt.Errorf("reverse_proxy: transport: %w", err)
+		}
+	}
+	for _, b := range h.Backends {
+		h.transport.schemes[b.dial()] = b.url.Scheme
+	}
+	return h.transport.Provision(ctx)
+}
+
+// decodeHTTPTransport reads the config of reverse_proxy's http transport.
+func decodeHTTPTransport(raw json.RawMessage, into *reverseproxy.HTTPTransport) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return err
+	}
+	if string(fields["protocol"]) != `"http"` {
+		return fmt.Errorf("protocol %s: expected \"http\"", fields["protocol"])
+	}
+	delete(fields, "protocol")
+	rest, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	return caddy.StrictUnmarshalJSON(rest, into)
+}
+
+// provisionProxy sets up the reverse_proxy that carries the requests.
+func (h *Handler) provisionProxy(ctx caddy.Context) error {
+	proxy := new(reverseproxy.Handler)
+	if h.ReverseProxy != nil {
+		*proxy = *h.ReverseProxy
+		if err := refuseOwnOptions(proxy); err != nil {
+			return err
+		}
+	}
+	proxy.TransportRaw = nil
+	proxy.Transport = h.transport
+	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
+		SelectionPolicy: new(Selection),
+		Retries:         len(h.Backends),
+	}
+	for _, m := range h.pool.members {
+		proxy.Upstreams = append(proxy.Upstreams, m.upstream)
+	}
+	h.proxy = proxy
+	return proxy.Provision(ctx)
+}
+
+// refuseOwnOptions refuses options of reverse_proxy's that openai_lb sets itself.
+func refuseOwnOptions(proxy *reverseproxy.Handler) error {
+	for option, used := range map[string]bool{
+		"upstreams (to)":              len(proxy.Upstreams) > 0,
+		"dynamic_upstreams (dynamic)": proxy.DynamicUpstreamsRaw != nil,
+		"load_balancing (lb_…)":       proxy.LoadBalancing != nil,
+		"passive health checks":       proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil,
+		"request_buffers":             proxy.RequestBuffers != 0,
+	} {
+		if used {
+			return fmt.Errorf("reverse_proxy: %s is not allowed there: use openai_lb's own options", option)
+		}
+	}
+	return nil
+}
+
+// Cleanup gives back what Provision took. It runs after a Provision that
+// failed halfway, too.
+func (h *Handler) Cleanup() error {
+	var errs []error
+	if h.pool != nil {
+		for _, m := range h.pool.members {
+			_, err := healths.Delete(m.backend.health)
+			errs = append(errs, err)
+		}
+	}
+	// a reverse_proxy that did not come to its upstreams has nothing to give back
+	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
+		errs = append(errs, h.proxy.Cleanup())
+	}
+	if h.transport != nil {
+		errs = append(errs, h.transport.Cleanup())
+	}
+	return errors.Join(errs...)
+}
+
+// ServeHTTP reads the request once and has reverse_proxy send it to the
+// backends, one after the other, until one serves it.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	ex := newExchange(h.pool, w, r, h.maxAttempts(), time.Duration(h.LBTryDuration))
+	defer ex.finish()
+	defer ex.report()
+
+	proxied := r.WithContext(context.WithValue(r.Context(), exchangeCtxKey{}, ex))
+	proxied.URL = cloneURL(r.URL)
+	proxied.Header = r.Header.Clone()
+	ex.credentials = takeCredentials(proxied)
+	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
+	if r.Method != http.MethodConnect {
+		if err := ex.asked.read(r, h.transport.RequestBuffers); err != nil {
+			return refuseBody(w, r, err)
+		}
+		proxied.Body, proxied.ContentLength = http.NoBody, 0
+	}
+	if h.rewritesModel && r.Header.Get("Content-Encoding") == "" {
+		ex.asked.asks = openaiapi.ParseBody(ex.asked.prefix)
+	}
+	if ex.next() == nil {
+		return writeResponse(w, ex.answer(r))
+	}
+	return h.proxy.ServeHTTP(w, proxied, next)
+}
+
+func (h *Handler) maxAttempts() int {
+	if h.LBRetries == nil {
+		return 0
+	}
+	return *h.LBRetries + 1
+}
+
+// refuseBody answers a request whose body could not be read.
+func refuseBody(w http.ResponseWriter, r *http.Request, err error) error {
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return apiError{http.StatusRequestEntityTooLarge,
+			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
+			"invalid_request_error", "request_too_large"}.write(w, r)
+	}
+	if r.Context().Err() != nil {
+		return caddyhttp.Error(499, err) // the client left
+	}
+	return apiError{http.StatusBadRequest, "The request body could not be read.",
+		"invalid_request_error", "invalid_body"}.write(w, r)
+}
+
+// report leaves what became of the exchange for logs and headers.
+func (ex *exchange) report() {
+	repl, ok := ex.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !ok {
+		return
+	}
+	repl.Set("http.openai_lb.attempts", len(ex.attempts))
+	if len(ex.attempts) > 0 {
+		last := ex.attempts[len(ex.attempts)-1]
+		repl.Set("http.openai_lb.backend", last.member.name)
+		repl.Set("http.openai_lb.class", string(last.class))
+	}
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+	_ caddyfile.Unmarshaler       = (*Handler)(nil)
+)

@@ -1,0 +1,197 @@
+package openailb
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+)
+
+// member is a backend as a pool sees it.
+type member struct {
+	name        string
+	priority    int
+	weight      int
+	maxRequests int64
+	upstream    *reverseproxy.Upstream
+	health      *health
+	logger      *zap.Logger
+
+	// backend directs requests to it. It is nil in a plain reverse_proxy,
+	// which does that by itself.
+	backend *Backend
+}
+
+// pool is a set of members to choose from, in the order of their priorities.
+type pool struct {
+	members []*member
+	// policy chooses within a priority. If nil: weighted random.
+	policy reverseproxy.Selector
+	// forward sends a request that all members throttle to the one that
+	// returns soonest, in place of refusing it.
+	forward bool
+	// intN returns a random number below n.
+	intN func(n int) int
+}
+
+func newPool(members []*member, policy reverseproxy.Selector, forward bool) *pool {
+	slices.SortStableFunc(members, func(a, b *member) int { return a.priority - b.priority })
+	return &pool{members: members, policy: policy, forward: forward, intN: rand.IntN}
+}
+
+// pick chooses the member that gets the request next and reserves a place at
+// it, or returns nil if nobody is left.
+func (p *pool) pick(ex *exchange) *member {
+	for {
+		now := time.Now()
+		m, claim := p.choose(ex, now)
+		if m == nil {
+			return nil
+		}
+		if !m.reserve() {
+			continue // another request took the last place
+		}
+		if claim && !m.claim(now) {
+			m.release()
+			continue // another request is the probe
+		}
+		return m
+	}
+}
+
+// choose finds the best member left for the exchange: an open one, then a
+// drained one, then a suspect. claim tells that the member is open, so that
+// after a bench only one request may go first.
+func (p *pool) choose(ex *exchange, now time.Time) (m *member, claim bool) {
+	if m = p.chooseOpen(ex, now); m != nil {
+		return m, true
+	}
+	if m = p.chooseDrained(ex, now); m != nil {
+		return m, true
+	}
+	if m = p.soonest(ex, now, func(m *member) bool { return !m.promised(now) }); m != nil {
+		return m, false
+	}
+	if p.forward && !ex.forwarded {
+		if m = p.soonest(ex, now, func(*member) bool { return true }); m != nil {
+			ex.forwarded = true
+			return m, false
+		}
+	}
+	return nil, false
+}
+
+// chooseOpen picks by weight, in one pass, among the open members of the best
+// priority that has any: each replaces the one chosen so far with the
+// probability of its share of the weights seen.
+func (p *pool) chooseOpen(ex *exchange, now time.Time) *member {
+	var chosen *member
+	var total int
+	for _, m := range p.members {
+		if chosen != nil && m.priority > chosen.priority {
+			break
+		}
+		if m.weight == 0 || !m.open(now) || !ex.mayTry(m) {
+			continue
+		}
+		if total += m.weight; chosen == nil || p.intN(total) < m.weight {
+			chosen = m
+		}
+	}
+	if chosen != nil && p.policy != nil {
+		return p.chooseByPolicy(ex, now, chosen)
+	}
+	return chosen
+}
+
+// chooseByPolicy asks the policy to pick among the members of a priority. A
+// policy without an answer leaves the choice as it is.
+func (p *pool) chooseByPolicy(ex *exchange, now time.Time, chosen *member) *member {
+	var tier reverseproxy.UpstreamPool
+	for _, m := range p.members {
+		if m.priority == chosen.priority && m.weight > 0 && m.open(now) && ex.mayTry(m) {
+			tier = append(tier, m.upstream)
+		}
+	}
+	upstream := p.policy.Select(tier, ex.request, ex.writer)
+	for _, m := range p.members {
+		if upstream != nil && m.upstream == upstream {
+			return m
+		}
+	}
+	return chosen
+}
+
+func (p *pool) chooseDrained(ex *exchange, now time.Time) *member {
+	for _, m := range p.members {
+		if m.weight == 0 && m.open(now) && ex.mayTry(m) {
+			return m
+		}
+	}
+	return nil
+}
+
+// soonest returns the eligible member that is back first.
+func (p *pool) soonest(ex *exchange, now time.Time, eligible func(*member) bool) *member {
+	var chosen *member
+	var back time.Time
+	for _, m := range p.members {
+		if !eligible(m) || !ex.mayTry(m) {
+			continue
+		}
+		if returns := m.health.returns(now); chosen == nil || returns.Before(back) {
+			chosen, back = m, returns
+		}
+	}
+	return chosen
+}
+
+// wait tells in how long the first of all members is back.
+func (p *pool) wait(now time.Time) time.Duration {
+	var soonest time.Duration
+	for i, m := range p.members {
+		if wait := max(0, m.health.returns(now).Sub(now)); i == 0 || wait < soonest {
+			soonest = wait
+		}
+	}
+	return soonest
+}
+
+// throttled reports whether any member keeps requests away for a throttle.
+func (p *pool) throttled(now time.Time) bool {
+	return slices.ContainsFunc(p.members, func(m *member) bool { return m.promised(now) })
+}
+
+// open reports whether a request may go to the member like to any other.
+func (m *member) open(now time.Time) bool {
+	promise, _ := m.health.promise.state(now)
+	suspicion, _ := m.health.suspicion.state(now)
+	return promise == open && suspicion == open && m.upstream.Healthy()
+}
+
+// promised reports whether the member asked not to be called yet.
+func (m *member) promised(now time.Time) bool {
+	state, _ := m.health.promise.state(now)
+	return state == benched
+}
+
+func (m *member) full() bool {
+	return m.maxRequests > 0 && m.health.inFlight.Load() >= m.maxRequests || m.upstream.Full()
+}
+
+// reserve takes one of the member's max_requests places.
+func (m *member) reserve() bool {
+	if m.maxRequests > 0 && m.health.inFlight.Add(1) > m.maxRequests {
+		m.release()
+		return false
+	}
+	return true
+}
+
+func (m *member) release() {
+	if m.maxRequests > 0 {
+		m.health.inFlight.Add(-1)
+	}
+}

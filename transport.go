@@ -1,0 +1,389 @@
+package openailb
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+func init() {
+	caddy.RegisterModule(new(Transport))
+}
+
+// Transport makes one attempt at a backend, judges the reply and remembers
+// what it means. A reply after which another backend may do better never
+// reaches the client while there is one: the transport has the selection
+// choose it and lets reverse_proxy come again.
+//
+// In a plain reverse_proxy it works together with the openai_lb selection
+// policy, and does nothing without it.
+type Transport struct {
+	Failover
+
+	// HTTP configures the connections to the backends, as reverse_proxy's
+	// http transport does. Default: that transport's defaults, but no
+	// compression of its own, more idle connections, kept for less long than
+	// providers keep theirs, and pings that find dead HTTP/2 connections.
+	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
+
+	roundTripper http.RoundTripper
+	// schemes of the backends by dial address, for active health checks.
+	schemes map[string]string
+	logger  *zap.Logger
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Transport) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.reverse_proxy.transport.openai_lb",
+		New: func() caddy.Module { return new(Transport) },
+	}
+}
+
+const (
+	// idleConnTimeout is below the four minutes after which Azure's load
+	// balancers drop an idle connection without a word.
+	idleConnTimeout = 90 * time.Second
+	// idleConnsPerHost keeps connections for hundreds of parallel streams.
+	idleConnsPerHost = 512
+	// handshakeTimeout limits what a backend that accepts and stays silent costs.
+	handshakeTimeout = 5 * time.Second
+	pingInterval     = 15 * time.Second
+	pingTimeout      = 5 * time.Second
+	// writeBufferSize lets the headers and a usual prompt leave together.
+	writeBufferSize = 16 << 10
+)
+
+// Provision sets up the transport.
+func (t *Transport) Provision(ctx caddy.Context) error {
+	t.logger = ctx.Logger()
+	if err := t.Failover.provision(); err != nil {
+		return err
+	}
+	if t.HTTP == nil {
+		t.HTTP = new(reverseproxy.HTTPTransport)
+	}
+	if t.HTTP.ProxyProtocol != "" {
+		return errors.New("http: proxy_protocol is not supported")
+	}
+	// what the client did not ask to be compressed must not be, and what it
+	// did ask for is its own to decode
+	t.HTTP.Compression = new(false)
+	if t.HTTP.WriteBufferSize == 0 {
+		t.HTTP.WriteBufferSize = writeBufferSize
+	}
+	if t.HTTP.KeepAlive == nil {
+		t.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
+	}
+	if t.HTTP.KeepAlive.IdleConnTimeout == 0 {
+		t.HTTP.KeepAlive.IdleConnTimeout = caddy.Duration(idleConnTimeout)
+	}
+	if t.HTTP.KeepAlive.MaxIdleConnsPerHost == 0 {
+		t.HTTP.KeepAlive.MaxIdleConnsPerHost = idleConnsPerHost
+	}
+	if err := t.HTTP.Provision(ctx); err != nil {
+		return err
+	}
+	if t.HTTP.Transport.TLSHandshakeTimeout == 0 {
+		t.HTTP.Transport.TLSHandshakeTimeout = handshakeTimeout
+	}
+	t.HTTP.Transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout}
+	t.roundTripper = t.HTTP
+	return nil
+}
+
+// Cleanup closes idle connections.
+func (t *Transport) Cleanup() error {
+	if t.HTTP == nil {
+		return nil
+	}
+	return t.HTTP.Cleanup()
+}
+
+// errNextBackend makes reverse_proxy ask the selection again.
+var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backend"))
+
+// RoundTrip implements http.RoundTripper. It makes one attempt at the member
+// that the selection has chosen for the request.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	ex := exchangeOf(req.Context())
+	if ex == nil {
+		return t.roundTripper.RoundTrip(req)
+	}
+	m := ex.current
+	if m == nil {
+		return ex.answer(req), nil
+	}
+	if err := ex.readBody(req, int64(t.RequestBuffers)); err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	r := t.attempt(ex, m, req)
+	if err := req.Context().Err(); err != nil {
+		r.discard()
+		return nil, err // the client left: nobody is to blame
+	}
+	t.record(ex, m, r, started)
+
+	if !r.class.Failover() || ex.forwarded {
+		return t.commit(ex, m, r, req), nil
+	}
+	if r.worthKeeping(ex.pool.forward) {
+		ex.keep(r.res)
+	} else {
+		r.discard()
+	}
+	if ex.asked.replayable() && ex.next() != nil {
+		return nil, errNextBackend
+	}
+	return ex.answer(req), nil
+}
+
+// reply is what came of an attempt: a response, or an error in place of one.
+type reply struct {
+	res    *http.Response
+	err    error
+	class  verdict.Class
+	status int
+	wait   time.Duration
+	source hint.Source
+	hinted bool
+	// cut tells that the response's body did not arrive whole.
+	cut bool
+}
+
+func (r *reply) discard() {
+	if r.res != nil {
+		r.res.Body.Close()
+	}
+}
+
+// worthKeeping reports whether the client may get the reply if nobody has a
+// better one: it is whole, and says more than that a backend throttles or does
+// not like our key.
+func (r *reply) worthKeeping(throttled bool) bool {
+	if r.res == nil || r.cut {
+		return false
+	}
+	switch r.class {
+	case verdict.Failed, verdict.Overloaded, verdict.TooLarge, verdict.Quota, verdict.NoModel:
+		return true
+	}
+	return throttled && r.class == verdict.Throttled
+}
+
+var (
+	errNoHeaders = errors.New("no response headers in time")
+	errSlowBody  = errors.New("the body of an error did not arrive in time")
+)
+
+// attempt sends the request to the member and judges what comes back.
+func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
+	ctx, cancel := context.WithCancelCause(req.Context())
+	ex.cancels = append(ex.cancels, cancel)
+	deadline := newHeaderDeadline(time.Duration(t.ResponseHeaderTimeout), cancel)
+
+	out := req.WithContext(ctx)
+	out.URL = cloneURL(req.URL)
+	out.Header = req.Header.Clone()
+	if m.backend != nil {
+		m.backend.direct(out, ex, deadline.extend)
+	} else {
+		ex.asked.attach(out, "", deadline.extend)
+	}
+	body := out.Body
+	res, err := t.roundTripper.RoundTrip(out)
+	if met := deadline.stop(); err == nil && !met {
+		res.Body.Close()
+		err = errNoHeaders
+	}
+	if err != nil {
+		body.Close() // so that nothing of it is read any more
+		if context.Cause(ctx) == errNoHeaders || isHeaderTimeout(err) {
+			return &reply{err: errNoHeaders, class: verdict.Timeout}
+		}
+		return &reply{err: err, class: verdict.Unreachable}
+	}
+	r := t.judge(res, cancel)
+	if r.class == verdict.Credential && m.backend != nil && m.backend.auth == authPassthrough {
+		r.class = verdict.ClientError // the caller's own credential was refused
+	}
+	return r
+}
+
+// headerDeadline cancels an attempt that brings no headers in time. While a
+// body streams through, the time counts from the last piece the client sent.
+type headerDeadline struct {
+	timeout time.Duration
+
+	mu      sync.Mutex
+	timer   *time.Timer
+	stopped bool
+}
+
+func newHeaderDeadline(timeout time.Duration, cancel context.CancelCauseFunc) *headerDeadline {
+	return &headerDeadline{
+		timeout: timeout,
+		timer:   time.AfterFunc(timeout, func() { cancel(errNoHeaders) }),
+	}
+}
+
+func (d *headerDeadline) extend() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.stopped {
+		d.timer.Reset(d.timeout)
+	}
+}
+
+// stop ends the deadline and reports whether it was met.
+func (d *headerDeadline) stop() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopped = true
+	return d.timer.Stop()
+}
+
+// isHeaderTimeout recognizes the http transport's own response_header_timeout,
+// as opposed to one of dialing.
+func isHeaderTimeout(err error) bool {
+	var netErr net.Error
+	if !errors.As(err, &netErr) || !netErr.Timeout() {
+		return false
+	}
+	var opErr *net.OpError
+	return !errors.As(err, &opErr) && !errors.As(err, new(reverseproxy.DialError))
+}
+
+const (
+	// errorBodyLimit is how much of an error's body is read for what it says.
+	errorBodyLimit = 64 << 10
+	// errorBodyTimeout is how long that may take.
+	errorBodyTimeout = 2 * time.Second
+)
+
+// judge tells what a response means.
+func (t *Transport) judge(res *http.Response, cancel context.CancelCauseFunc) *reply {
+	r := &reply{res: res, status: res.StatusCode}
+	listed := t.listed(res.StatusCode)
+	if t.UnhealthyStatus != nil && !listed || !verdict.NeedsBody(res.StatusCode) && !listed {
+		r.class = verdict.Served
+		return r
+	}
+	var text []byte
+	text, r.cut = peek(res, cancel)
+	r.class = verdict.Judge(res.StatusCode, text)
+	if listed && !r.class.Failover() {
+		r.class = verdict.Failed
+	}
+	r.wait, r.source, r.hinted = hint.Read(res.StatusCode, res.Header, text, time.Now())
+	return r
+}
+
+// peek reads the first part of an error's body, decoded, and puts it back in
+// front of the rest. cut tells that the body broke off, or did not come in time.
+func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, cut bool) {
+	body := res.Body
+	timer := time.AfterFunc(errorBodyTimeout, func() { cancel(errSlowBody) })
+	raw, err := io.ReadAll(io.LimitReader(body, errorBodyLimit))
+	cut = err != nil || !timer.Stop()
+	res.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(raw), body), body}
+	if res.Header.Get("Content-Encoding") == "gzip" {
+		if unzipped, err := gzip.NewReader(bytes.NewReader(raw)); err == nil {
+			// what can be read of a truncated body may be enough
+			raw, _ = io.ReadAll(io.LimitReader(unzipped, errorBodyLimit))
+		}
+	}
+	return raw, cut
+}
+
+// record remembers what a reply means for the member, and logs the attempt.
+func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time) {
+	now := time.Now()
+	ex.attempts = append(ex.attempts, attempt{member: m, class: r.class, status: r.status, started: started})
+	if c := m.logger.Check(zap.DebugLevel, "attempt"); c != nil {
+		c.Write(zap.String("backend", m.name), zap.String("class", string(r.class)), zap.Int("status", r.status),
+			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), zap.Error(r.err))
+	}
+	m.answered(r.class, started)
+	if wait, benches := t.wait(ex, m, r, now); benches {
+		m.bench(r.class, r.status, now, wait, r.source)
+	}
+}
+
+// commit makes the response the client's.
+func (t *Transport) commit(ex *exchange, m *member, r *reply, req *http.Request) *http.Response {
+	if r.err != nil {
+		return ex.answer(req)
+	}
+	ex.committed()
+	if m.backend != nil {
+		for _, name := range providerHeaders {
+			delete(r.res.Header, name)
+		}
+	}
+	return r.res
+}
+
+// providerHeaders are between the backend and us: Alt-Svc would lead clients
+// past the balancer, a cookie or HSTS is not ours to set for another host.
+var providerHeaders = []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security"}
+
+func cloneURL(u *url.URL) *url.URL {
+	clone := *u
+	return &clone
+}
+
+// RequestHeaderOps sets the Host of a plain reverse_proxy's requests.
+func (t *Transport) RequestHeaderOps() *headers.HeaderOps { return t.HTTP.RequestHeaderOps() }
+
+// TLSEnabled reports whether a plain reverse_proxy reaches its upstreams by TLS.
+func (t *Transport) TLSEnabled() bool { return t.HTTP != nil && t.HTTP.TLSEnabled() }
+
+// EnableTLS makes a plain reverse_proxy reach its upstreams by TLS.
+func (t *Transport) EnableTLS(base *reverseproxy.TLSConfig) error {
+	if t.HTTP == nil {
+		t.HTTP = new(reverseproxy.HTTPTransport)
+	}
+	return t.HTTP.EnableTLS(base)
+}
+
+// OverrideHealthCheckScheme makes active health checks use the scheme of the
+// backend they check.
+func (t *Transport) OverrideHealthCheckScheme(base *url.URL, port string) {
+	if scheme, ok := t.schemes[base.Host]; ok {
+		base.Scheme = scheme
+		return
+	}
+	t.HTTP.OverrideHealthCheckScheme(base, port)
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner                                = (*Transport)(nil)
+	_ caddy.CleanerUpper                               = (*Transport)(nil)
+	_ caddyfile.Unmarshaler                            = (*Transport)(nil)
+	_ http.RoundTripper                                = (*Transport)(nil)
+	_ reverseproxy.TLSTransport                        = (*Transport)(nil)
+	_ reverseproxy.RequestHeaderOpsTransport           = (*Transport)(nil)
+	_ reverseproxy.HealthCheckSchemeOverriderTransport = (*Transport)(nil)
+)
