@@ -48,8 +48,8 @@ type bench struct {
 	class        verdict.Class
 	since, until time.Time
 
-	// probe is when, in nanoseconds after until and never 0, the first request
-	// after the bench was sent.
+	// probe is when the first request after the bench was sent: 1 plus the
+	// nanoseconds since until, or 0 if none was.
 	probe atomic.Int64
 }
 
@@ -83,7 +83,7 @@ func (s *benchSlot) state(now time.Time) (benchState, time.Time) {
 	if now.Before(b.until) {
 		return benched, b.until
 	}
-	if probe := b.probe.Load(); probe != 0 && now.Before(b.until.Add(time.Duration(probe)+b.grace())) {
+	if probe := b.probe.Load(); probe != 0 && now.Before(b.until.Add(time.Duration(probe-1)+b.grace())) {
 		return probing, b.until
 	}
 	return open, time.Time{}

@@ -1,0 +1,345 @@
+package openailb
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// world is a balancer, its clients and its backends, real but for the wires:
+// net/http and reverse_proxy talk over pipes in memory, so that inside a
+// synctest bubble time passes only while everybody waits.
+type world struct {
+	t        *testing.T
+	handler  *Handler
+	client   *http.Client
+	logs     *observer.ObservedLogs
+	backends map[string]*fakeBackend
+
+	mu        sync.Mutex
+	listeners map[string]*pipeListener
+}
+
+// inBubble runs a test in virtual time, and fails it if it leaves a goroutine.
+func inBubble(t *testing.T, config string, test func(*testing.T, *world)) {
+	t.Helper()
+	cfg := provisionedConfig(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, cfg, config)
+		test(t, w)
+	})
+}
+
+// provisionedConfig is an empty Caddy configuration to load modules into.
+func provisionedConfig(t *testing.T) caddy.Context {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(&caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ctx
+}
+
+// newWorld serves a balancer with this openai_lb block at "lb:80", and a
+// backend at port 80 of each host that the block names.
+func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
+	t.Helper()
+	w := &world{t: t, backends: make(map[string]*fakeBackend), listeners: make(map[string]*pipeListener)}
+	ctx, cancel := caddy.NewContext(cfg)
+	t.Cleanup(cancel)
+	w.handler = loadHandler(t, ctx, config)
+	w.handler.transport.HTTP.Transport.DialContext = w.dial
+	core, logs := observer.New(zap.DebugLevel)
+	w.logs = logs
+	for _, m := range w.handler.pool.members {
+		m.logger = zap.New(core)
+	}
+	for _, b := range w.handler.Backends {
+		host := b.url.Hostname()
+		if w.backends[host] == nil {
+			w.backends[host] = &fakeBackend{name: host}
+			w.serve(b.dial(), w.backends[host])
+		}
+	}
+	server := new(caddyhttp.Server)
+	w.serve("lb:80", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), rw, server)
+		err := w.handler.ServeHTTP(rw, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
+		var failure caddyhttp.HandlerError
+		if errors.As(err, &failure) {
+			rw.WriteHeader(failure.StatusCode)
+		}
+	}))
+	transport := &http.Transport{DialContext: w.dial, DisableCompression: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	w.client = &http.Client{Transport: transport}
+	return w
+}
+
+// loadHandler takes an openai_lb block the way Caddy does: through JSON.
+func loadHandler(t *testing.T, ctx caddy.Context, config string) *Handler {
+	t.Helper()
+	var parsed Handler
+	if err := parsed.UnmarshalCaddyfile(caddyfile.NewTestDispenser(config)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(&parsed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	module, err := ctx.LoadModuleByID("http.handlers.openai_lb", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return module.(*Handler)
+}
+
+func (w *world) serve(addr string, handler http.Handler) {
+	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	w.mu.Lock()
+	w.listeners[addr] = l
+	w.mu.Unlock()
+	server := &http.Server{Handler: handler}
+	go server.Serve(l)
+	w.t.Cleanup(func() { server.Close() })
+}
+
+// stop makes the host refuse connections.
+func (w *world) stop(host string) {
+	w.mu.Lock()
+	delete(w.listeners, host+":80")
+	w.mu.Unlock()
+}
+
+func (w *world) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+	w.mu.Lock()
+	l := w.listeners[addr]
+	w.mu.Unlock()
+	if l == nil {
+		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	}
+	client, server := net.Pipe()
+	select {
+	case l.conns <- server:
+		return client, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+
+// fakeBackend answers as the test says and remembers who called.
+type fakeBackend struct {
+	name string
+
+	mu    sync.Mutex
+	reply http.HandlerFunc
+	calls []call
+}
+
+// call is what arrived at a backend.
+type call struct {
+	at        time.Time
+	request   *http.Request
+	bodyHash  string
+	bodyBytes int64
+	readErr   error
+}
+
+func (b *fakeBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	at := time.Now()
+	b.mu.Lock()
+	reply := b.reply
+	b.mu.Unlock()
+	c := call{at: at, request: r}
+	if r.Header.Get("X-Early") == "" {
+		hash := sha256.New()
+		c.bodyBytes, c.readErr = io.Copy(hash, r.Body)
+		c.bodyHash = hex.EncodeToString(hash.Sum(nil))
+	}
+	b.mu.Lock()
+	b.calls = append(b.calls, c)
+	b.mu.Unlock()
+	w.Header().Set("X-Backend", b.name)
+	if reply != nil {
+		reply(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	io.WriteString(w, `{"id":"chatcmpl-1","object":"chat.completion"}`)
+}
+
+func (b *fakeBackend) replies(reply http.HandlerFunc) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.reply = reply
+}
+
+// recovers makes the backend serve again.
+func (b *fakeBackend) recovers() { b.replies(nil) }
+
+func (b *fakeBackend) received() []call {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]call(nil), b.calls...)
+}
+
+func (b *fakeBackend) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.calls = nil
+}
+
+// status answers with a status, headers in pairs, and an error body.
+func status(code int, headers ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		for i := 0; i+1 < len(headers); i += 2 {
+			w.Header().Set(headers[i], headers[i+1])
+		}
+		w.WriteHeader(code)
+		io.WriteString(w, `{"error":{"message":"as told","type":"test","param":null,"code":null}}`)
+	}
+}
+
+// throttled answers 429 with a Retry-After.
+func throttled(retryAfter string) http.HandlerFunc { return status(429, "Retry-After", retryAfter) }
+
+// answer is what a client received.
+type clientReply struct {
+	status  int
+	header  http.Header
+	body    string
+	backend string
+	err     error
+}
+
+// post sends a chat completion through the balancer.
+func (w *world) post(body string) clientReply {
+	return w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body)))
+}
+
+func (w *world) request(method, path string, body io.Reader) *http.Request {
+	r, err := http.NewRequestWithContext(w.t.Context(), method, "http://lb"+path, body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	return r
+}
+
+func (w *world) send(r *http.Request) clientReply {
+	res, err := w.client.Do(r)
+	if err != nil {
+		return clientReply{err: err}
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	return clientReply{res.StatusCode, res.Header, string(body), res.Header.Get("X-Backend"), err}
+}
+
+// wantServed checks that the client was served by one of the backends.
+func (r clientReply) wantServed(t *testing.T, backends ...string) {
+	t.Helper()
+	if r.err != nil || r.status != http.StatusOK || !strings.Contains(strings.Join(backends, " "), r.backend) {
+		t.Fatalf("client got %d from %q (%v) %s, want 200 from one of %v", r.status, r.backend, r.err, r.body, backends)
+	}
+}
+
+// wantError checks for an error as OpenAI words it.
+func (r clientReply) wantError(t *testing.T, status int, code string) {
+	t.Helper()
+	var body struct {
+		Error struct {
+			Message, Type, Code string
+			Param               any
+		}
+	}
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	if err := json.Unmarshal([]byte(r.body), &body); err != nil {
+		t.Fatalf("%v in %q", err, r.body)
+	}
+	if r.status != status || body.Error.Code != code || body.Error.Message == "" || body.Error.Type == "" {
+		t.Fatalf("client got %d %s, want %d with code %q", r.status, r.body, status, code)
+	}
+	if got := r.header.Get("Content-Type"); got != "application/json" {
+		t.Errorf("Content-Type is %q", got)
+	}
+	if r.header.Get("X-Request-Id") == "" {
+		t.Error("the reply has no X-Request-Id")
+	}
+}
+
+// wantCalls checks how many requests each backend has had.
+func (w *world) wantCalls(want map[string]int) {
+	w.t.Helper()
+	for name, n := range want {
+		if got := len(w.backends[name].received()); got != n {
+			w.t.Errorf("%s was called %d times, want %d", name, got, n)
+		}
+	}
+}
+
+// logged returns the log's entries with this message.
+func (w *world) logged(message string) []observer.LoggedEntry {
+	return w.logs.FilterMessage(message).All()
+}
+
+func levels(entries []observer.LoggedEntry) (levels []zapcore.Level) {
+	for _, e := range entries {
+		levels = append(levels, e.Level)
+	}
+	return levels
+}
+
+func sha(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// chunked hides a body's length from net/http.
+func chunked(data []byte) io.Reader { return io.MultiReader(bytes.NewReader(data)) }
