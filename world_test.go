@@ -65,6 +65,8 @@ func provisionedConfig(t *testing.T) caddy.Context {
 // backend at port 80 of each host that the block names.
 func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	t.Helper()
+	// the last cleanup: a net/http server lingers on a connection it closed
+	t.Cleanup(func() { time.Sleep(time.Second) })
 	w := &world{t: t, backends: make(map[string]*fakeBackend), listeners: make(map[string]*pipeListener)}
 	ctx, cancel := caddy.NewContext(cfg)
 	t.Cleanup(cancel)
