@@ -1,0 +1,256 @@
+package simulator
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+var start = time.Date(2026, 10, 21, 7, 28, 0, 0, time.UTC)
+
+// step is one request at a time after the start, and what becomes of it.
+type step struct {
+	at   time.Duration
+	cost cost
+	want refusal // zero: admitted
+}
+
+func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	one := cost{prompt: 1}
+	for name, tc := range map[string]struct {
+		rules rules
+		steps []step
+	}{
+		"no limit admits anything": {
+			steps: []step{{cost: cost{1e9, 1e9}}, {cost: cost{1e9, 1e9}}},
+		},
+		"600 a minute are 10 in a second": {
+			rules: rules{requestsPerMinute: 600, requestWindow: s},
+			steps: append(repeat(10, step{at: 100 * ms, cost: one}),
+				step{at: 400 * ms, cost: one, want: refusal{limitRequests, 700 * ms}},
+				step{at: 1100*ms - 1, cost: one, want: refusal{limitRequests, 1}},
+				step{at: 1100 * ms, cost: one}),
+		},
+		"180 a minute are 30 in 10 seconds": {
+			rules: rules{requestsPerMinute: 180, requestWindow: 10 * s},
+			steps: append(repeat(30, step{cost: one}),
+				step{at: 3 * s, cost: one, want: refusal{limitRequests, 7 * s}},
+				step{at: 10 * s, cost: one}),
+		},
+		"a window opens with the first use after the last one closed": {
+			rules: rules{requestsPerMinute: 6, requestWindow: 10 * s},
+			steps: []step{
+				{at: 0, cost: one},
+				{at: 25 * s, cost: one},
+				{at: 26 * s, cost: one, want: refusal{limitRequests, 9 * s}},
+				{at: 35 * s, cost: one},
+			},
+		},
+		"a request limit is never rounded down to none": {
+			rules: rules{requestsPerMinute: 1, requestWindow: s},
+			steps: []step{{cost: one}, {cost: one, want: refusal{limitRequests, s}}, {at: s, cost: one}},
+		},
+		"tokens are the prompt and what may be generated": {
+			rules: rules{tokensPerMinute: 1000},
+			steps: []step{
+				{cost: cost{250, 250}},
+				{at: 10 * s, cost: cost{250, 251}, want: refusal{limitTokens, 50 * s}},
+				{at: 10 * s, cost: cost{250, 250}},
+				{at: 20 * s, cost: one, want: refusal{limitTokens, 40 * s}},
+				{at: 60 * s, cost: cost{1000, 0}},
+			},
+		},
+		"a request above the whole limit is refused in every window": {
+			rules: rules{tokensPerMinute: 1000},
+			steps: []step{
+				{cost: cost{1001, 0}, want: refusal{limitTokens, 60 * s}},
+				{at: 60 * s, cost: cost{1001, 0}, want: refusal{limitTokens, 60 * s}},
+			},
+		},
+		"what the token limit refuses counts as a request": {
+			rules: rules{requestsPerMinute: 12, requestWindow: 10 * s, tokensPerMinute: 10},
+			steps: []step{
+				{cost: cost{11, 0}, want: refusal{limitTokens, 60 * s}},
+				{at: s, cost: cost{11, 0}, want: refusal{limitTokens, 59 * s}},
+				{at: 2 * s, cost: one, want: refusal{limitRequests, 8 * s}},
+			},
+		},
+		"what the request limit refuses takes no tokens": {
+			rules: rules{requestsPerMinute: 6, requestWindow: 10 * s, tokensPerMinute: 10},
+			steps: []step{
+				{cost: cost{5, 0}},
+				{at: s, cost: cost{5, 0}, want: refusal{limitRequests, 9 * s}},
+				{at: 10 * s, cost: cost{5, 0}},
+			},
+		},
+		// 60 PTU of 1000 TPM: 1000 tokens/s; 2 s of them fit in the bucket.
+		"a bucket that is not full takes any request, a full one none": {
+			rules: rules{drain: 1000, capacity: 2000, outputRatio: 4},
+			steps: []step{
+				{cost: cost{1999, 0}},
+				{cost: cost{2000, 200}}, // up to 4799
+				{cost: one, want: refusal{limitPTU, 2800 * ms}},
+				{at: 2799 * ms, cost: one, want: refusal{limitPTU, 1 * ms}},
+				{at: 2800 * ms, cost: one},
+			},
+		},
+		"a bucket filled to the brim says one millisecond": {
+			rules: rules{drain: 1000, capacity: 2000, outputRatio: 4},
+			steps: []step{
+				{cost: cost{2000, 0}},
+				{cost: one, want: refusal{limitPTU, ms}},
+				{at: ms, cost: one},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := &limiter{rules: tc.rules}
+			for i, s := range tc.steps {
+				got, ok := l.admit(start.Add(s.at), s.cost)
+				if got != s.want || ok != (s.want == refusal{}) {
+					t.Errorf("request %d at %s: got %+v, want %+v", i, s.at, got, s.want)
+				}
+			}
+		})
+	}
+}
+
+func repeat(n int, s step) []step {
+	steps := make([]step, n)
+	for i := range steps {
+		steps[i] = s
+	}
+	return steps
+}
+
+// 50 PTU of gpt-4.1 work off 2500 input tokens a second, so requests of 2000 in
+// and 200 out come to 53 a minute.
+func TestAProvisionedDeploymentSustainsItsRate(t *testing.T) {
+	l := &limiter{rules: rules{drain: 2500, capacity: 25000, outputRatio: 4}}
+	c := cost{prompt: 2000, output: 200}
+	l.level = l.capacity
+	l.drained = start
+	admitted := 0
+	for now := start; now.Before(start.Add(10 * time.Minute)); {
+		refused, ok := l.admit(now, c)
+		if ok {
+			admitted++
+		}
+		now = now.Add(refused.wait)
+	}
+	if admitted < 534 || admitted > 537 {
+		t.Errorf("admitted %d in 10 minutes, want about 535", admitted)
+	}
+}
+
+func TestSettlingTradesTheEstimateForWhatWasGenerated(t *testing.T) {
+	for name, tc := range map[string]struct {
+		produced  int64
+		wantLevel float64
+	}{
+		"as estimated":    {100, 500},
+		"nothing":         {0, 100},
+		"less":            {40, 260},
+		"more":            {150, 700},
+		"never below nil": {-100, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := &limiter{rules: rules{drain: 1, capacity: 1000, outputRatio: 4}}
+			c := cost{prompt: 100, output: 100}
+			l.admit(start, c)
+			l.settle(start, c, tc.produced)
+			if l.level != tc.wantLevel {
+				t.Errorf("got level %v, want %v", l.level, tc.wantLevel)
+			}
+			if got, want := l.utilization(start), tc.wantLevel/10; got != want {
+				t.Errorf("got utilization %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestSettlingGivesPayAsYouGoTokensNeverBack(t *testing.T) {
+	l := &limiter{rules: rules{tokensPerMinute: 100}}
+	c := cost{prompt: 10, output: 80}
+	l.admit(start, c)
+	l.settle(start, c, 1)
+	if _, tokens := l.meters(start); tokens.remaining != 10 {
+		t.Errorf("got %d tokens left, want 10", tokens.remaining)
+	}
+}
+
+func TestMetersNeverFallBelowZero(t *testing.T) {
+	l := &limiter{rules: rules{requestsPerMinute: 6, requestWindow: 10 * time.Second}}
+	for range 5 {
+		l.admit(start, cost{})
+	}
+	requests, tokens := l.meters(start.Add(4 * time.Second))
+	want := meter{limit: 6, remaining: 0, reset: 6 * time.Second, renewal: 10 * time.Second}
+	if requests != want {
+		t.Errorf("got %+v, want %+v", requests, want)
+	}
+	if tokens != (meter{}) {
+		t.Errorf("got %+v for a limit that is not set", tokens)
+	}
+}
+
+func TestARequestIsEarlyUntilThePromisedTime(t *testing.T) {
+	l := &limiter{}
+	if l.early(start) {
+		t.Error("early without a promise")
+	}
+	l.promise(start, 7*time.Second)
+	l.promise(start.Add(time.Second), time.Second) // a shorter one takes nothing back
+	for at, want := range map[time.Duration]bool{
+		-1:                false, // under way before the 429
+		0:                 true,
+		7*time.Second - 1: true,
+		7 * time.Second:   false,
+	} {
+		if got := l.early(start.Add(at)); got != want {
+			t.Errorf("arrived %s after the 429: got %t, want %t", at, got, want)
+		}
+	}
+	l.promise(start.Add(8*time.Second), time.Second)
+	if l.early(start.Add(5 * time.Second)) {
+		t.Error("a promise holds for requests from before it")
+	}
+}
+
+func TestAHugeMaxTokensDoesNotOverflow(t *testing.T) {
+	huge := int64(math.MaxInt64)
+	c := request{MaxTokens: &huge, Input: "prompt"}.cost(opChat)
+	l := &limiter{rules: rules{tokensPerMinute: 100}}
+	if _, ok := l.admit(start, c); ok {
+		t.Errorf("%d tokens were admitted to 100", c.tokens())
+	}
+}
+
+func TestCostIsEstimatedFromTheText(t *testing.T) {
+	limit := func(n int64) *int64 { return &n }
+	text := func(s string) any { return []any{map[string]any{"role": "user", "content": s}} }
+	for name, tc := range map[string]struct {
+		op   operation
+		req  request
+		want cost
+	}{
+		"an empty request may generate 16":  {opChat, request{}, cost{0, 16}},
+		"four characters are a token":       {opChat, request{Messages: text("12345678")}, cost{2, 16}},
+		"a fifth one begins another":        {opChat, request{Messages: text("12345")}, cost{2, 16}},
+		"characters, not bytes":             {opChat, request{Messages: text("äöüß")}, cost{1, 16}},
+		"max_tokens":                        {opChat, request{MaxTokens: limit(300)}, cost{0, 300}},
+		"max_completion_tokens":             {opChat, request{MaxCompletionTokens: limit(5)}, cost{0, 5}},
+		"max_output_tokens":                 {opResponse, request{MaxOutputTokens: limit(7), Input: "1234", Instructions: "5678"}, cost{2, 7}},
+		"content parts":                     {opChat, request{Messages: []any{map[string]any{"content": []any{map[string]any{"type": "text", "text": "1234"}, map[string]any{"type": "image_url", "image_url": map[string]any{"url": "data:image/png;base64,AAAAAAAAAAAA"}}}}}}, cost{1, 16}},
+		"embeddings generate nothing":       {opEmbedding, request{Input: []any{"1234", "5678"}}, cost{2, 0}},
+		"a number is a token":               {opEmbedding, request{Input: []any{1.0, 2.0, 3.0}}, cost{3, 0}},
+		"transcriptions are not in advance": {opTranscription, request{}, cost{0, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.req.cost(tc.op); got != tc.want {
+				t.Errorf("got %+v, want %+v", got, tc.want)
+			}
+		})
+	}
+}

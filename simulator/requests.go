@@ -1,0 +1,258 @@
+package simulator
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strings"
+	"unicode/utf8"
+)
+
+// operation is what a request asks for.
+type operation int
+
+const (
+	opUnknown operation = iota
+	opChat
+	opCompletion
+	opEmbedding
+	opTranscription
+	opResponse
+	opStoredResponse
+	opModels
+)
+
+// operations are the paths below either root that take a POST.
+var operations = map[string]operation{
+	"chat/completions":     opChat,
+	"completions":          opCompletion,
+	"embeddings":           opEmbedding,
+	"audio/transcriptions": opTranscription,
+	"responses":            opResponse,
+}
+
+// generates says whether the operation is counted by the limits.
+func (op operation) generates() bool {
+	return op >= opChat && op <= opResponse
+}
+
+// azureName is the operation in the texts of Azure's 429s.
+func (op operation) azureName() string {
+	switch op {
+	case opCompletion:
+		return "Completions_Create"
+	case opEmbedding:
+		return "Embeddings_Create"
+	case opTranscription:
+		return "Transcriptions_Create"
+	case opResponse:
+		return "Responses_Create"
+	default:
+		return "ChatCompletions_Create"
+	}
+}
+
+// route is what the request line says.
+type route struct {
+	op         operation
+	classic    bool // under /openai/deployments/
+	deployment string
+	id         string // of a stored response
+	apiVersion string
+}
+
+func parseRoute(r *http.Request) route {
+	rt := route{apiVersion: r.URL.Query().Get("api-version")}
+	path := r.URL.EscapedPath()
+
+	if rest, ok := strings.CutPrefix(path, "/openai/deployments/"); ok {
+		rt.classic = true
+		segment, rest, _ := strings.Cut(rest, "/")
+		deployment, err := url.PathUnescape(segment)
+		// The Responses API has no classic path, and every classic one is
+		// versioned.
+		op := operations[rest]
+		if err != nil || deployment == "" || rt.apiVersion == "" || r.Method != http.MethodPost || op == opResponse {
+			return rt
+		}
+		rt.deployment, rt.op = deployment, op
+		return rt
+	}
+
+	rest, ok := strings.CutPrefix(path, "/openai/v1/")
+	if !ok {
+		if rest, ok = strings.CutPrefix(path, "/v1/"); !ok {
+			return rt
+		}
+	}
+	id, isStored := strings.CutPrefix(rest, "responses/")
+	switch {
+	case r.Method == http.MethodPost:
+		rt.op = operations[rest]
+	case r.Method == http.MethodGet && rest == "models":
+		rt.op = opModels
+	case isStored && id != "" && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
+		rt.op, rt.id = opStoredResponse, id
+	}
+	return rt
+}
+
+// request is what the body says, as far as it matters to a reply.
+type request struct {
+	Model               string         `json:"model"`
+	Stream              bool           `json:"stream"`
+	StreamOptions       *streamOptions `json:"stream_options"`
+	MaxTokens           *int64         `json:"max_tokens"`
+	MaxCompletionTokens *int64         `json:"max_completion_tokens"`
+	MaxOutputTokens     *int64         `json:"max_output_tokens"`
+	EncodingFormat      string         `json:"encoding_format"`
+	Store               *bool          `json:"store"`
+	PreviousResponseID  string         `json:"previous_response_id"`
+
+	Messages     any `json:"messages"`
+	Prompt       any `json:"prompt"`
+	Input        any `json:"input"`
+	Instructions any `json:"instructions"`
+}
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"`
+}
+
+// parseRequest reads a body, or the start of one that was cut for its size. The
+// second result is what is wrong with it, in words for the client.
+func parseRequest(op operation, contentType string, body []byte, cut bool) (request, string) {
+	if op == opTranscription {
+		return parseForm(contentType, body, cut)
+	}
+	if cut {
+		return parsePrefix(body), ""
+	}
+	var req request
+	if err := json.Unmarshal(body, &req); err != nil {
+		var mismatch *json.UnmarshalTypeError
+		if errors.As(err, &mismatch) && mismatch.Field != "" {
+			return req, fmt.Sprintf("Invalid type for '%s': got %s instead.", mismatch.Field, mismatch.Value)
+		}
+		return req, "We could not parse the JSON body of your request."
+	}
+	for _, limit := range []struct {
+		name  string
+		value *int64
+	}{
+		{"max_tokens", req.MaxTokens},
+		{"max_completion_tokens", req.MaxCompletionTokens},
+		{"max_output_tokens", req.MaxOutputTokens},
+	} {
+		if limit.value != nil && *limit.value < 1 {
+			return req, fmt.Sprintf("Invalid '%s': integer below minimum value. Expected a value >= 1, but got %d instead.", limit.name, *limit.value)
+		}
+	}
+	return req, ""
+}
+
+// parsePrefix finds what it can in a JSON object whose end is missing.
+func parsePrefix(body []byte) request {
+	var req request
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if start, err := dec.Token(); err != nil || start != json.Delim('{') {
+		return req
+	}
+	for dec.More() {
+		name, err := dec.Token()
+		if err != nil {
+			return req
+		}
+		var value json.RawMessage
+		if dec.Decode(&value) != nil {
+			return req
+		}
+		switch name {
+		case "model":
+			_ = json.Unmarshal(value, &req.Model)
+		case "stream":
+			_ = json.Unmarshal(value, &req.Stream)
+		case "max_tokens", "max_completion_tokens", "max_output_tokens":
+			_ = json.Unmarshal(value, &req.MaxTokens)
+		}
+	}
+	return req
+}
+
+// parseForm finds the model in a multipart form, wherever it stands.
+func parseForm(contentType string, body []byte, cut bool) (request, string) {
+	var req request
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil || media != "multipart/form-data" || params["boundary"] == "" {
+		return req, "Invalid Content-Type header: expected multipart/form-data with a boundary."
+	}
+	form := multipart.NewReader(bytes.NewReader(body), params["boundary"])
+	for {
+		part, err := form.NextPart()
+		if err == io.EOF || err != nil && cut {
+			return req, ""
+		}
+		if err != nil {
+			return req, "We could not parse the multipart form of your request."
+		}
+		if part.FormName() == "model" {
+			value, _ := io.ReadAll(io.LimitReader(part, 1024))
+			req.Model = strings.TrimSpace(string(value))
+		}
+	}
+}
+
+// cost estimates the tokens the request will take: "Manage Azure OpenAI quota"
+// names the prompt's text and max_tokens. Embeddings and transcriptions
+// generate none.
+func (r request) cost(op operation) cost {
+	chars := textLength(r.Messages) + textLength(r.Prompt) + textLength(r.Input) + textLength(r.Instructions)
+	c := cost{prompt: (chars + 3) / 4}
+	if op == opEmbedding || op == opTranscription {
+		return c
+	}
+	c.output = 16
+	if limit := r.maxTokens(); limit > 0 {
+		// No sum of these may overflow, whatever the client asks for.
+		c.output = min(limit, 1<<40)
+	}
+	return c
+}
+
+// maxTokens is the most tokens the reply may have, and zero for no limit.
+func (r request) maxTokens() int64 {
+	for _, limit := range []*int64{r.MaxCompletionTokens, r.MaxTokens, r.MaxOutputTokens} {
+		if limit != nil {
+			return max(0, *limit)
+		}
+	}
+	return 0
+}
+
+// textLength counts the characters of a prompt in any of its forms: a string, a
+// list, messages, content parts. Images and files are not text, and a number is
+// a token, thus four characters.
+func textLength(v any) int64 {
+	switch v := v.(type) {
+	case string:
+		return int64(utf8.RuneCountInString(v))
+	case float64:
+		return 4
+	case []any:
+		var n int64
+		for _, item := range v {
+			n += textLength(item)
+		}
+		return n
+	case map[string]any:
+		return textLength(v["content"]) + textLength(v["text"])
+	default:
+		return 0
+	}
+}

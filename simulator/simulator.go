@@ -1,0 +1,289 @@
+// Package simulator is a Caddy handler that behaves as an OpenAI or Azure
+// OpenAI deployment does, without a model: it checks its key, counts requests
+// and tokens, throttles in any of the styles seen in the wild, answers whole or
+// streamed, and misbehaves on demand. The quickstart, the tests and the
+// benchmarks run against it, and so can a configuration before it gets real
+// keys.
+package simulator
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler is a simulated deployment, or a whole resource of them: limits are
+// counted for each deployment by itself. It answers
+//
+//   - `POST /openai/deployments/{deployment}/…?api-version=` (Azure classic),
+//   - `POST /openai/v1/…` (Azure v1) and `POST /v1/…` (OpenAI), each with
+//     `chat/completions`, `completions`, `embeddings` and
+//     `audio/transcriptions`,
+//   - `POST responses`, `GET` and `DELETE responses/{id}` and `GET models`
+//     under both v1 roots,
+//
+// and anything else with 404.
+//
+// Its limits, counters and stored responses live in the memory of this module
+// instance: a config reload starts fresh.
+type Handler struct {
+	// Name tells simulators apart: it is sent as `x-simulator` on every reply
+	// and shown in the status. Default: `simulator`
+	Name string `json:"name,omitempty"`
+
+	// APIKey lists the accepted keys. A caller sends one in `api-key` or as
+	// `Authorization: Bearer`; anything else gets Azure's 401. Placeholders
+	// such as `{env.KEY}` and `{file./run/secrets/key}` are resolved when the
+	// config is loaded. Default: keys are not checked
+	APIKey []string `json:"api_key,omitempty"`
+
+	// Deployments lists the deployments (or models) that exist; any other is
+	// answered with 404 `DeploymentNotFound`. Default: any name exists
+	Deployments []string `json:"deployments,omitempty"`
+
+	// Region is sent as `x-ms-region`. Default: `Simulated`
+	Region string `json:"region,omitempty"`
+
+	// RequestsPerMinute is the request limit of a pay-as-you-go deployment. It
+	// is enforced over `request_window`, and refused requests count too.
+	// Default: no limit
+	RequestsPerMinute int `json:"requests_per_minute,omitempty"`
+
+	// RequestWindow is the fixed window in which requests are counted, `1s` or
+	// `10s`. It opens with the first request that finds none open.
+	// Default: `10s`
+	RequestWindow caddy.Duration `json:"request_window,omitempty"`
+
+	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over
+	// fixed windows of 60 s that open as request windows do. What counts is the
+	// estimate made on arrival: a token for every four characters of prompt,
+	// plus the `max_tokens` asked for, or 16. Default: no limit
+	TokensPerMinute int `json:"tokens_per_minute,omitempty"`
+
+	// PTU makes this a provisioned deployment of that many units: a leaky
+	// bucket in place of the two limits above. Default: none, pay-as-you-go
+	PTU int `json:"ptu,omitempty"`
+
+	// InputTPMPerPTU is how many input tokens a minute one unit works off.
+	// Default: `2500`, which is gpt-4o's
+	InputTPMPerPTU int `json:"input_tpm_per_ptu,omitempty"`
+
+	// OutputRatio is how many input tokens one output token weighs.
+	// Default: `4`
+	OutputRatio float64 `json:"output_ratio,omitempty"`
+
+	// BucketSeconds is how many seconds' worth of work the bucket holds before
+	// requests are refused. Azure does not publish its own. Default: `10`
+	BucketSeconds float64 `json:"bucket_seconds,omitempty"`
+
+	// Hints is how the headers of a 429 tell the wait: `azure_ms`,
+	// `azure_both`, `azure_s`, `azure_none`, `azure_neg1`, `azure_day`, `date`,
+	// `openai_dur`, `garbage`, `negative` or `zero`. Default: `azure_both`
+	Hints string `json:"hints,omitempty"`
+
+	// ErrorBody is the body of a 429: `azure_classic`, `azure_new`,
+	// `azure_capacity`, `azure_ptu`, `openai_tokens`, `insufficient_quota`,
+	// `mistral_flat`, `openrouter_num`, `html`, `empty` or `string_error`.
+	// Default: `azure_classic`, or `azure_ptu` for a provisioned deployment
+	ErrorBody string `json:"error_body,omitempty"`
+
+	// FirstTokenLatency passes before the first token is there. Default: `0`
+	FirstTokenLatency caddy.Duration `json:"first_token_latency,omitempty"`
+
+	// TokenLatency passes between two streamed tokens; a whole reply waits that
+	// long for each of its tokens. Default: `0`
+	TokenLatency caddy.Duration `json:"token_latency,omitempty"`
+
+	// OutputTokens is how many tokens a reply has, unless the request allows
+	// fewer. Default: `16`
+	OutputTokens int `json:"output_tokens,omitempty"`
+
+	// Fault lists how to misbehave, and how often; of several that are due, the
+	// first one acts. Default: none
+	Fault []Fault `json:"fault,omitempty"`
+
+	// AllowFaultHeader lets a request ask for a fault by itself, in the header
+	// `X-Simulator-Fault: <action>`. Default: `false`
+	AllowFaultHeader bool `json:"allow_fault_header,omitempty"`
+
+	// StatusPath is where `GET` shows the counters and the latest requests, and
+	// `DELETE` or `POST` resets counters and limits. It needs no key.
+	// Default: `/_simulator/status`
+	StatusPath string `json:"status_path,omitempty"`
+
+	keys  map[[sha256.Size]byte]struct{} // digests, so that lookups tell nothing by their time
+	rules rules
+	state *state
+	now   func() time.Time
+	ctx   caddy.Context
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.openai_simulator",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets the defaults, resolves the keys and starts with empty limits.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.ctx = ctx
+	if h.now == nil {
+		h.now = time.Now
+	}
+
+	setDefault(&h.Name, "simulator")
+	setDefault(&h.Region, "Simulated")
+	setDefault(&h.RequestWindow, caddy.Duration(10*time.Second))
+	setDefault(&h.InputTPMPerPTU, 2500)
+	setDefault(&h.OutputRatio, 4)
+	setDefault(&h.BucketSeconds, 10)
+	setDefault(&h.Hints, "azure_both")
+	if h.PTU > 0 {
+		setDefault(&h.ErrorBody, "azure_ptu")
+	}
+	setDefault(&h.ErrorBody, "azure_classic")
+	setDefault(&h.OutputTokens, 16)
+	setDefault(&h.StatusPath, "/_simulator/status")
+
+	for i := range h.Fault {
+		if err := h.Fault[i].provision(); err != nil {
+			return err
+		}
+	}
+	if err := h.resolveKeys(); err != nil {
+		return err
+	}
+
+	drain := float64(h.PTU) * float64(h.InputTPMPerPTU) / 60
+	h.rules = rules{
+		requestsPerMinute: h.RequestsPerMinute,
+		requestWindow:     time.Duration(h.RequestWindow),
+		tokensPerMinute:   h.TokensPerMinute,
+		drain:             drain,
+		capacity:          drain * h.BucketSeconds,
+		outputRatio:       h.OutputRatio,
+	}
+	h.state = newState(h.rules)
+	return nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var unset T
+	if *field == unset {
+		*field = value
+	}
+}
+
+func (h *Handler) resolveKeys() error {
+	repl := caddy.NewReplacer()
+	h.keys = make(map[[sha256.Size]byte]struct{}, len(h.APIKey))
+	for i, key := range h.APIKey {
+		// A key read from a file mostly ends in a newline.
+		key = strings.TrimSpace(repl.ReplaceKnown(key, ""))
+		if key == "" {
+			return fmt.Errorf("api_key number %d is empty once its placeholders are resolved", i+1)
+		}
+		h.keys[sha256.Sum256([]byte(key))] = struct{}{}
+	}
+	return nil
+}
+
+// Validate refuses what cannot be simulated.
+func (h *Handler) Validate() error {
+	if h.PTU > 0 && (h.RequestsPerMinute > 0 || h.TokensPerMinute > 0) {
+		return errors.New("ptu replaces requests_per_minute and tokens_per_minute: set one or the other")
+	}
+	for _, option := range []struct {
+		name  string
+		value float64
+	}{
+		{"requests_per_minute", float64(h.RequestsPerMinute)},
+		{"tokens_per_minute", float64(h.TokensPerMinute)},
+		{"ptu", float64(h.PTU)},
+		{"input_tpm_per_ptu", float64(h.InputTPMPerPTU)},
+		{"output_ratio", h.OutputRatio},
+		{"bucket_seconds", h.BucketSeconds},
+		{"first_token_latency", float64(h.FirstTokenLatency)},
+		{"token_latency", float64(h.TokenLatency)},
+		{"output_tokens", float64(h.OutputTokens)},
+	} {
+		if option.value < 0 {
+			return fmt.Errorf("%s must not be negative, but is %v", option.name, option.value)
+		}
+	}
+	if err := checkWindow(h.RequestWindow); err != nil {
+		return err
+	}
+	if !slices.Contains(hintStyles, h.Hints) {
+		return fmt.Errorf("unknown hints style '%s': want one of %s", h.Hints, strings.Join(hintStyles, ", "))
+	}
+	if !slices.Contains(bodyStyles, h.ErrorBody) {
+		return fmt.Errorf("unknown error_body style '%s': want one of %s", h.ErrorBody, strings.Join(bodyStyles, ", "))
+	}
+	if !strings.HasPrefix(h.StatusPath, "/") {
+		return fmt.Errorf("status_path must start with '/', but is '%s'", h.StatusPath)
+	}
+	return nil
+}
+
+// checkWindow allows the two windows that "Manage Azure OpenAI quota" names.
+func checkWindow(window caddy.Duration) error {
+	if w := time.Duration(window); w != time.Second && w != 10*time.Second {
+		return fmt.Errorf("request_window must be 1s or 10s, but is %s", w)
+	}
+	return nil
+}
+
+// ServeHTTP answers as the deployment would. It never calls the next handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	if r.URL.Path == h.StatusPath {
+		return h.serveStatus(w, r)
+	}
+	x := h.open(w, r)
+	defer x.close()
+	x.serve()
+	return nil
+}
+
+// authorized says whether r carries one of the keys. With both headers set,
+// one that is right is enough.
+func (h *Handler) authorized(r *http.Request) bool {
+	if len(h.keys) == 0 {
+		return true
+	}
+	if h.isKey(r.Header.Get("api-key")) {
+		return true
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return strings.EqualFold(scheme, "bearer") && h.isKey(token)
+}
+
+func (h *Handler) isKey(key string) bool {
+	_, ok := h.keys[sha256.Sum256([]byte(strings.TrimSpace(key)))]
+	return ok
+}
+
+// serves says whether the deployment exists here.
+func (h *Handler) serves(deployment string) bool {
+	return len(h.Deployments) == 0 || slices.Contains(h.Deployments, deployment)
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,0 +1,218 @@
+package simulator
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// keptRequests is how many requests the status shows.
+	keptRequests = 100
+	// keptResponses bounds the stored responses; the oldest go first.
+	keptResponses = 1000
+	// keptLimiters bounds the deployments that are limited by themselves. With
+	// any name allowed, all further ones share the limits of a nameless one.
+	keptLimiters = 1000
+)
+
+// Status is what a simulator tells of itself. It counts from the start of the
+// config or from the latest reset.
+type Status struct {
+	Name         string    `json:"name"`
+	Requests     int64     `json:"requests"`     // all but those for the status
+	Admitted     int64     `json:"admitted"`     // let in by the limits
+	Throttled    Throttled `json:"throttled"`    // refused by the limits
+	Faults       int64     `json:"faults"`       // requests that met a fault
+	Unauthorized int64     `json:"unauthorized"` // without a valid key
+	Cancelled    int64     `json:"cancelled"`    // left by their client before the end
+	InFlight     int64     `json:"in_flight"`
+	// Early counts requests that came before the wait of an earlier 429 of
+	// their deployment was over, however that 429 told the wait. One that
+	// was under way when the 429 was sent is not early.
+	Early  int64  `json:"early"`
+	Tokens Tokens `json:"tokens"`
+	// Utilization is that of the fullest provisioned deployment, in percent.
+	Utilization float64 `json:"utilization"`
+	// Last has the latest requests that are over, the oldest first.
+	Last []Request `json:"last"`
+}
+
+// Throttled counts refusals by the limit that was reached.
+type Throttled struct {
+	Requests int64 `json:"requests"`
+	Tokens   int64 `json:"tokens"`
+	PTU      int64 `json:"ptu"`
+}
+
+func (t *Throttled) add(limit string) {
+	switch limit {
+	case limitRequests:
+		t.Requests++
+	case limitTokens:
+		t.Tokens++
+	case limitPTU:
+		t.PTU++
+	}
+}
+
+// Tokens are those of admitted requests: what they were charged on arrival, what
+// their prompts had, and what was generated.
+type Tokens struct {
+	Estimated int64 `json:"estimated"`
+	Input     int64 `json:"input"`
+	Output    int64 `json:"output"`
+}
+
+// Request is one request in the status. It holds no value of any header.
+type Request struct {
+	Time       time.Time `json:"time"` // of arrival
+	Method     string    `json:"method"`
+	Path       string    `json:"path"`
+	Deployment string    `json:"deployment"`
+	Status     int       `json:"status"` // 0: the connection was broken before a reply
+	BodyBytes  int64     `json:"body_bytes"`
+	BodySHA256 string    `json:"body_sha256"` // empty if the body was not read
+	Cancelled  bool      `json:"cancelled"`
+	Headers    []string  `json:"headers"`
+}
+
+// state is everything a simulator remembers.
+type state struct {
+	rules rules
+
+	mu        sync.Mutex
+	status    Status
+	numbered  int64 // requests with a valid key, which faults count
+	limiters  map[string]*limiter
+	responses map[string][]byte
+	order     []string // of the responses, the oldest first
+}
+
+func newState(r rules) *state {
+	s := &state{rules: r}
+	s.reset()
+	return s
+}
+
+// reset forgets everything but the requests that are in flight.
+func (s *state) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = Status{InFlight: s.status.InFlight}
+	s.numbered = 0
+	s.limiters = make(map[string]*limiter)
+	s.responses = make(map[string][]byte)
+	s.order = nil
+}
+
+func (s *state) count(change func(*Status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.status)
+}
+
+func (s *state) nextRequest() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.numbered++
+	return s.numbered
+}
+
+func (s *state) limiter(deployment string) *limiter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, ok := s.limiters[deployment]
+	if !ok && len(s.limiters) >= keptLimiters {
+		deployment = ""
+		l, ok = s.limiters[deployment]
+	}
+	if !ok {
+		l = &limiter{rules: s.rules}
+		s.limiters[deployment] = l
+	}
+	return l
+}
+
+func (s *state) finish(x *exchange) {
+	request := Request{
+		Time:       x.arrived,
+		Method:     x.r.Method,
+		Path:       x.r.URL.Path,
+		Deployment: x.route.deployment,
+		Status:     x.status,
+		BodyBytes:  x.bodyBytes,
+		BodySHA256: x.bodySum,
+		Cancelled:  x.cancelled,
+		Headers:    slices.Sorted(maps.Keys(x.r.Header)),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.InFlight--
+	if x.cancelled {
+		s.status.Cancelled++
+	}
+	if len(s.status.Last) == keptRequests {
+		s.status.Last = append(s.status.Last[:0], s.status.Last[1:]...)
+	}
+	s.status.Last = append(s.status.Last, request)
+}
+
+func (s *state) snapshot(now time.Time) Status {
+	s.mu.Lock()
+	status := s.status
+	status.Last = append([]Request{}, s.status.Last...)
+	limiters := slices.Collect(maps.Values(s.limiters))
+	s.mu.Unlock()
+	for _, l := range limiters {
+		status.Utilization = max(status.Utilization, l.utilization(now))
+	}
+	return status
+}
+
+func (s *state) store(id string, body []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.order) == keptResponses {
+		delete(s.responses, s.order[0])
+		s.order = s.order[1:]
+	}
+	s.responses[id] = body
+	s.order = append(s.order, id)
+}
+
+func (s *state) stored(id string) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.responses[id]
+}
+
+func (s *state) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.responses, id)
+	s.order = slices.DeleteFunc(s.order, func(kept string) bool { return kept == id })
+}
+
+// serveStatus shows the counters, or resets them and the limits.
+func (h *Handler) serveStatus(w http.ResponseWriter, r *http.Request) error {
+	w.Header().Set("x-simulator", h.Name)
+	switch r.Method {
+	case http.MethodGet, http.MethodHead:
+		status := h.state.snapshot(h.now())
+		status.Name = h.Name
+		w.Header().Set("content-type", jsonType)
+		w.Header().Set("cache-control", "no-store")
+		return json.NewEncoder(w).Encode(status)
+	case http.MethodDelete, http.MethodPost:
+		h.state.reset()
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		w.Header().Set("allow", "GET, HEAD, POST, DELETE")
+		w.WriteHeader(http.StatusMethodNotAllowed)
+	}
+	return nil
+}
