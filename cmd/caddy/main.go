@@ -1,0 +1,15 @@
+// Command caddy is Caddy with the openai_lb modules and the simulator built
+// in, for development and the quickstart. Production builds come from xcaddy.
+package main
+
+import (
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	_ "github.com/openai-lb/caddy-openai-lb"
+	_ "github.com/openai-lb/caddy-openai-lb/simulator"
+)
+
+func main() {
+	caddycmd.Main()
+}
