@@ -118,7 +118,9 @@ func TestAClientThatLeavesEndsTheAttemptAndBlamesNobody(t *testing.T) {
 		})
 		ctx, leave := context.WithCancel(t.Context())
 		done := make(chan clientReply)
-		go func() { done <- w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx)) }()
+		go func() {
+			done <- w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
+		}()
 		synctest.Wait()
 		leave()
 		if reply := <-done; reply.err == nil {

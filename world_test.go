@@ -123,15 +123,23 @@ func (w *world) serve(addr string, handler http.Handler) {
 	w.listeners[addr] = l
 	w.mu.Unlock()
 	server := &http.Server{Handler: handler}
+	l.server = server
 	go server.Serve(l)
 	w.t.Cleanup(func() { server.Close() })
+}
+
+// restart closes all connections of a host and serves new ones.
+func (w *world) restart(host string) {
+	w.listeners[host+":80"].server.Close()
+	w.serve(host+":80", w.backends[host])
 }
 
 // stop makes the host refuse connections.
 func (w *world) stop(host string) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listeners[host+":80"].server.Close()
 	delete(w.listeners, host+":80")
-	w.mu.Unlock()
 }
 
 func (w *world) dial(ctx context.Context, _, addr string) (net.Conn, error) {
@@ -151,6 +159,7 @@ func (w *world) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 }
 
 type pipeListener struct {
+	server *http.Server
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
