@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// patience bounds every wait for something that takes much less.
+const patience = 30 * time.Second
+
+// backend is a simulated deployment and what the balancer knows of it.
+type backend struct {
+	// simulator has the options of openai_simulator.
+	simulator string
+	// options are those of the balancer's backend. Default: azureBackend.
+	options string
+	// down means that nothing listens there.
+	down bool
+	// sees is what it answers to the requests it gets: statuses, 0 for a
+	// connection it broke.
+	sees []int
+	// paths are those of the requests it gets. Default: not checked.
+	paths []string
+}
+
+const (
+	azureBackend  = "auth api_key\n api_key right"
+	openAIBackend = "api_key right"
+)
+
+// names are those of the backends, in their order and that of their priority.
+var names = []string{"first", "second", "third", "fourth"}
+
+// site is a running balancer with its backends behind it.
+type site struct {
+	url        string
+	root       string // the file of the CA that clients have to trust
+	client     *http.Client
+	simulators []string // the URLs of the backends
+}
+
+// start runs Caddy until the test ends.
+func start(t *testing.T, backends []backend) *site {
+	t.Helper()
+	var err error
+	for range 3 { // a port that was free may be taken by the time Caddy starts
+		var s *site
+		if s, err = tryStart(t, backends); err == nil {
+			return s
+		}
+	}
+	t.Fatal(err)
+	return nil
+}
+
+func tryStart(t *testing.T, backends []backend) (*site, error) {
+	dir := t.TempDir()
+	addresses, err := freeAddresses(len(backends) + 1)
+	if err != nil {
+		return nil, err
+	}
+	_, port, _ := net.SplitHostPort(addresses[0])
+	s := &site{url: "https://localhost:" + port, root: filepath.Join(dir, "caddy/pki/authorities/local/root.crt")}
+	for i, b := range backends {
+		url := "http://" + addresses[i+1]
+		if b.down {
+			url = fmt.Sprintf("http://127.0.0.1:%d", i+1)
+		}
+		s.simulators = append(s.simulators, url)
+	}
+	config := s.caddyfile(backends)
+	if err := os.WriteFile(filepath.Join(dir, "Caddyfile"), []byte(config), 0o600); err != nil {
+		return nil, err
+	}
+
+	var log bytes.Buffer
+	cmd := exec.Command(caddy, "run", "--config", "Caddyfile")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(exited)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-exited
+		if t.Failed() {
+			t.Logf("%s\n%s", config, &log)
+		}
+	})
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		err := s.connect()
+		if err == nil {
+			return s, nil
+		}
+		select {
+		case <-exited:
+			return nil, fmt.Errorf("caddy exited:\n%s", &log)
+		default:
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("caddy is not ready: %w", err)
+		}
+	}
+}
+
+// freeAddresses returns n loopback addresses on which nobody listens.
+func freeAddresses(n int) ([]string, error) {
+	var addresses []string
+	for range n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer listener.Close()
+		addresses = append(addresses, listener.Addr().String())
+	}
+	return addresses, nil
+}
+
+func (s *site) caddyfile(backends []backend) string {
+	var lb, simulators strings.Builder
+	for i, b := range backends {
+		options := b.options
+		if options == "" {
+			options = azureBackend
+		}
+		fmt.Fprintf(&lb, "backend %s {\n name %s\n priority %d\n %s\n}\n", s.simulators[i], names[i], i+1, options)
+		if !b.down {
+			fmt.Fprintf(&simulators, "%s {\n openai_simulator {\n name %s\n api_key right\n output_tokens 5\n %s\n }\n}\n",
+				s.simulators[i], names[i], b.simulator)
+		}
+	}
+	return fmt.Sprintf(`{
+	admin off
+	auto_https disable_redirects
+	default_bind 127.0.0.1
+	persist_config off
+	skip_install_trust
+	servers {
+		protocols h1 h2
+	}
+}
+%s {
+	tls internal
+	openai_lb {
+%s
+	}
+}
+%s`, s.url, &lb, &simulators)
+}
+
+// connect succeeds once the balancer has its certificate, which Caddy sees to
+// when everything listens.
+func (s *site) connect() error {
+	root, err := os.ReadFile(s.root)
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(root) {
+		return errors.New("the CA's root is no certificate")
+	}
+	config := &tls.Config{RootCAs: roots}
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", strings.TrimPrefix(s.url, "https://"), config)
+	if err != nil {
+		return err
+	}
+	s.client = &http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
+	return conn.Close()
+}
+
+// status is what a simulator tells of itself.
+type status struct {
+	InFlight int `json:"in_flight"`
+	Early    int `json:"early"` // requests before the time that a 429 named
+	Last     []struct {
+		Status int    `json:"status"`
+		Path   string `json:"path"`
+	} `json:"last"`
+}
+
+// status returns that of a backend whose requests are all over.
+func (s *site) status(t *testing.T, i int) status {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		res, err := s.client.Get(s.simulators[i] + "/_simulator/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got status
+		err = json.NewDecoder(res.Body).Decode(&got)
+		res.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.InFlight == 0 {
+			return got
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the %s backend still has %d requests in flight", names[i], got.InFlight)
+		}
+	}
+}
