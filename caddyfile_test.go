@@ -1,0 +1,211 @@
+package openailb
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	_ "github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+)
+
+// adapt turns a Caddyfile into JSON as `caddy adapt` does.
+func adapt(caddyfile string) (string, error) {
+	text, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		return "", err
+	}
+	for _, w := range warnings {
+		if !strings.Contains(w.Message, "not formatted") {
+			return "", os.ErrInvalid
+		}
+	}
+	var indented any
+	if err := json.Unmarshal(text, &indented); err != nil {
+		return "", err
+	}
+	pretty, err := json.MarshalIndent(indented, "", "\t")
+	return string(pretty) + "\n", err
+}
+
+// TestCaddyfilesAdaptToTheirJSON compares testdata/adapt/*.caddyfile with the
+// JSON beside it. UPDATE_GOLDEN=1 writes that anew.
+func TestCaddyfilesAdaptToTheirJSON(t *testing.T) {
+	files, err := filepath.Glob("testdata/adapt/*.caddyfile")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no Caddyfiles to adapt", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := adapt(string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := strings.TrimSuffix(file, ".caddyfile") + ".json"
+			if os.Getenv("UPDATE_GOLDEN") != "" {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("%s adapts to\n%s\nwant\n%s", file, got, want)
+			}
+			if err := validate(t, got); err != nil {
+				t.Errorf("the JSON does not load: %v", err)
+			}
+		})
+	}
+}
+
+// validate loads a config as `caddy validate` does.
+func validate(t *testing.T, config string) error {
+	t.Helper()
+	var cfg caddy.Config
+	if err := caddy.StrictUnmarshalJSON([]byte(config), &cfg); err != nil {
+		return err
+	}
+	return caddy.Validate(&cfg)
+}
+
+func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		block string // the lines of an openai_lb block, from line 3 on
+		want  []string
+	}{
+		{"no backend at all", "", []string{"no backend", "backend <url>"}},
+		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "backend, fail_duration"}},
+		{"a word that is not built yet", "backend http://a\nclient_key x y", []string{"Caddyfile:4", "'client_key'"}},
+		{"a word of a backend that is not an option", "backend http://a {\nprio 1\n}", []string{"Caddyfile:4", "'prio'", "priority"}},
+		{"an identity that is not built yet", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "'azure_identity'", "api_key, bearer, passthrough, none"}},
+		{"a backend without a URL", "backend", []string{"Caddyfile:3", "backend takes an argument"}},
+		{"a backend with two URLs", "backend http://a http://b", []string{"Caddyfile:3", "'http://b'"}},
+		{"a URL without a scheme", "backend a.example", []string{"Caddyfile:3", `"a.example"`, "http:// or https://"}},
+		{"a URL with another scheme", "backend ftp://a", []string{"Caddyfile:3", `"ftp://a"`, "http:// or https://"}},
+		{"a URL without a host", "backend https:///v1", []string{"Caddyfile:3", "expected a host"}},
+		{"a URL with a query", "backend https://a/?x=1", []string{"Caddyfile:3", "query"}},
+		{"a priority of 0", "backend http://a {\npriority 0\n}", []string{"Caddyfile:4", "priority '0'", "1 or more"}},
+		{"a priority that is no number", "backend http://a {\npriority high\n}", []string{"Caddyfile:4", "priority 'high'", "whole number"}},
+		{"a negative weight", "backend http://a {\nweight -1\n}", []string{"Caddyfile:4", "weight '-1'", "from 0 to 1000000"}},
+		{"a weight without a value", "backend http://a {\nweight\n}", []string{"Caddyfile:4", "weight takes an argument"}},
+		{"a weight with two values", "backend http://a {\nweight 1 2\n}", []string{"Caddyfile:4", "unexpected '2'"}},
+		{"an option of a backend given twice", "backend http://a {\nweight 1\nweight 2\n}", []string{"Caddyfile:5", "weight is given twice"}},
+		{"an option given twice", "backend http://a\nmax_fails 1\nmax_fails 2", []string{"Caddyfile:5", "max_fails is given twice"}},
+		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
+		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "a name and a value"}},
+		{"no duration", "backend http://a\nfail_duration 10", []string{"Caddyfile:4", "fail_duration '10'", "like 500ms"}},
+		{"a negative duration", "backend http://a\nretry_after_max -1s", []string{"Caddyfile:4", "retry_after_max '-1s'"}},
+		{"a bound below the other", "backend http://a\nretry_after_min 10s\nretry_after_max 5s", []string{"retry_after_min 10s", "retry_after_max, which is 5s"}},
+		{"a status that is none", "backend http://a\nunhealthy_status 429 99", []string{"Caddyfile:4", `"99"`, "400 to 599"}},
+		{"a size of nothing", "backend http://a\nrequest_buffers 0", []string{"Caddyfile:4", "request_buffers '0'", "32MiB"}},
+		{"negative retries", "backend http://a\nlb_retries -1", []string{"Caddyfile:4", "lb_retries '-1'", "0 or more"}},
+		{"another answer for all throttled", "backend http://a\nall_throttled wait", []string{"Caddyfile:4", "all_throttled 'wait'", "respond, forward"}},
+		{"a policy that does not exist", "backend http://a\nlb_policy best", []string{"Caddyfile:4", "best"}},
+		{"the policy of a plain reverse_proxy", "backend http://a\nlb_policy openai_lb", []string{"Caddyfile:4", "'openai_lb'"}},
+		{"an upstream for reverse_proxy", "backend http://a\nreverse_proxy {\nto b:80\n}", []string{"Caddyfile:", "upstreams", "openai_lb's own"}},
+		{"a policy for reverse_proxy", "backend http://a\nreverse_proxy {\nlb_policy first\n}", []string{"load_balancing"}},
+		{"another transport", "backend http://a\nreverse_proxy {\ntransport fastcgi\n}", []string{`"fastcgi"`, `expected "http"`}},
+		{"two backends of one name", "backend http://a {\nname x\n}\nbackend http://b {\nname x\n}", []string{`backend 2 "x"`, "taken"}},
+		{"a key for nobody", "backend http://a {\nauth none\napi_key sk-secret\n}", []string{"backend 1", "auth none takes no api_key"}},
+		{"no key for Azure", "backend https://x.openai.azure.com", []string{"backend 1", "auth api_key needs an api_key"}},
+		{"no key for OpenAI", "backend https://api.openai.com/v1", []string{"backend 1", "auth bearer needs an api_key"}},
+		{"a key from a variable that is not set", "backend http://a {\napi_key {env.OPENAI_LB_TEST_UNSET}\n}", []string{"backend 1", "api_key", "{env.OPENAI_LB_TEST_UNSET}", "empty"}},
+		{"a key of white space", "backend http://a {\napi_key \"  \"\n}", []string{"backend 1", "api_key", "empty"}},
+		{"a URL from a variable that is not set", "backend {env.OPENAI_LB_TEST_UNSET}", []string{"backend 1", "{env.OPENAI_LB_TEST_UNSET}"}},
+		{"a header name with a blank", "backend http://a {\nheader \"X Y\" z\n}", []string{"backend 1", `"X Y"`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config, err := adapt(":0 {\nopenai_lb {\n" + c.block + "\n}\n}\n")
+			if err == nil {
+				err = validate(t, config)
+			}
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error is %q, want it to say %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
+	for handler, want := range map[string]string{
+		`{"backends":[]}`: "no backend",
+		`{"backends":[{"url":"http://a","weights":1}]}`:                           "weights",
+		`{"backends":[{"url":"http://a","weight":-1}]}`:                           "weight -1: expected 0 (drained) to 1000000",
+		`{"backends":[{"url":"http://a","priority":-1}]}`:                         "priority -1: expected 1 or more",
+		`{"backends":[{"url":"http://a","max_requests":-1}]}`:                     "max_requests -1",
+		`{"backends":[{"url":"http://a","auth":"basic"}]}`:                        `auth "basic": expected one of api_key, bearer, passthrough, none`,
+		`{"backends":[{"url":"a"}]}`:                                              "http:// or https://",
+		`{"backends":[{"url":"http://a"}],"lb_retries":-1}`:                       "lb_retries -1",
+		`{"backends":[{"url":"http://a"}],"fail_duration":-1}`:                    "fail_duration",
+		`{"backends":[{"url":"http://a"}],"all_throttled":"x"}`:                   `all_throttled "x"`,
+		`{"backends":[{"url":"http://a"}],"unhealthy_status":[200]}`:              "unhealthy_status 200",
+		`{"backends":[{"url":"http://a"}],"reverse_proxy":{"request_buffers":1}}`: "request_buffers is not allowed",
+		`{"backends":[{"url":"http://a"}],"max_fails":-1}`:                        "max_fails -1",
+		`{"backends":[{"url":"http://a"}],"request_buffers":-1}`:                  "request_buffers -1",
+		`{"backends":[{"url":"http://a"}],"lb_try_duration":-1}`:                  "lb_try_duration",
+	} {
+		handler = `{"handler":"openai_lb",` + strings.TrimPrefix(handler, "{")
+		err := validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[`+handler+`]}]}}}}}`)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s gives %v, want %q", handler, err, want)
+		}
+	}
+}
+
+func TestAnErrorNeverHoldsASecret(t *testing.T) {
+	const secret = "sk-very-secret"
+	t.Setenv("OPENAI_LB_TEST_SECRET", secret+"\nsecond line")
+	for _, block := range []string{
+		"backend http://a {\napi_key " + secret + " spare\n}",
+		"backend http://a {\napi_key " + secret + "\napi_key " + secret + "\n}",
+		"backend http://a {\nauth none\napi_key " + secret + "\n}",
+		"backend http://a {\napi_key \"" + secret + "\x01\"\n}",
+		"backend http://a {\napi_key {env.OPENAI_LB_TEST_SECRET}\n}",
+		"backend http://a {\nheader X {env.OPENAI_LB_TEST_SECRET}\n}",
+		"backend http://user:" + secret + "@a",
+		"backend http://user:" + secret + "@a:port",
+	} {
+		config, err := adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
+		if err == nil {
+			err = validate(t, config)
+		}
+		if err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%q gives %v", block, err)
+		}
+	}
+}
+
+func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
+	inBubble(t, `openai_lb {
+		backend http://a
+		backend http://a {
+			name a-2
+		}
+		backend http://a
+		backend http://b
+	}`, func(t *testing.T, w *world) {
+		var names []string
+		for _, b := range w.handler.Backends {
+			names = append(names, b.Name)
+		}
+		if got := strings.Join(names, " "); got != "a a-2 a-3 b" {
+			t.Errorf("named %s", got)
+		}
+	})
+}

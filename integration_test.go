@@ -1,0 +1,568 @@
+package openailb
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
+	_ "github.com/caddyserver/caddy/v2/modules/logging"
+	_ "github.com/caddyserver/caddy/v2/modules/metrics"
+)
+
+// run starts Caddy itself with a Caddyfile, as `caddy run` does.
+func run(t *testing.T, caddyfile string) {
+	t.Helper()
+	reload(t, caddyfile)
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// reload replaces the config of the Caddy that runs, as `caddy reload` does.
+func reload(t *testing.T, caddyfile string) {
+	t.Helper()
+	t.Setenv("XDG_DATA_HOME", t.TempDir())
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	config, err := adapt(caddyfile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Load([]byte(config), true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// listen serves a backend on a real socket.
+func listen(t *testing.T, name string) (*fakeBackend, *httptest.Server) {
+	t.Helper()
+	b := &fakeBackend{name: name}
+	s := httptest.NewServer(b)
+	t.Cleanup(s.Close)
+	return b, s
+}
+
+// newClient is a client with connections of its own.
+func newClient(t *testing.T) *http.Client {
+	transport := &http.Transport{MaxIdleConnsPerHost: 300}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: time.Minute}
+}
+
+// ask sends a request to a balancer on a real socket.
+func ask(client *http.Client, url string, headers ...string) clientReply {
+	r, err := http.NewRequest(http.MethodPost, url, strings.NewReader(`{"model":"gpt-4o"}`))
+	if err != nil {
+		return clientReply{err: err}
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	res, err := client.Do(r)
+	if err != nil {
+		return clientReply{err: err}
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	return clientReply{res.StatusCode, res.Header, string(body), res.Header.Get("X-Backend"), err}
+}
+
+func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
+	a, serverA := listen(t, "a")
+	b, serverB := listen(t, "b")
+	a.replies(throttled("120"))
+	// A Unix socket, because on Linux a reload resets what waits in the accept
+	// queue of Caddy's TCP sockets, unless the sysctl net.ipv4.tcp_migrate_req
+	// is set. No kept connections, because a server may close an idle one
+	// just when a client sends on it.
+	socket := filepath.Join(t.TempDir(), "lb.sock")
+	config := func(n int) string {
+		return fmt.Sprintf(`{
+			admin off
+			grace_period 10s
+		}
+		http://lb {
+			bind unix/%s
+			header X-Config %d
+			openai_lb {
+				backend %s {
+					name a
+					api_key key-of-a
+				}
+				backend %s {
+					name b
+					priority 2
+					api_key key-of-b
+				}
+			}
+		}`, socket, n, serverA.URL, serverB.URL)
+	}
+	run(t, config(0))
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	const url = "http://lb/v1/chat/completions"
+	ask(client, url).wantServed(t, "b")
+
+	stop := make(chan struct{})
+	var sent atomic.Int64
+	var load sync.WaitGroup
+	for range 8 {
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				reply := ask(client, url)
+				// net/http closes, unread, a few connections that it accepts
+				// while it shuts down, with any handler; SDKs come again
+				for tries := 0; reply.err != nil && tries < 20; tries++ {
+					reply = ask(client, url)
+				}
+				if reply.err != nil || reply.status != 200 || reply.backend != "b" {
+					t.Errorf("under load a client got %d from %q: %v", reply.status, reply.backend, reply.err)
+					return
+				}
+				sent.Add(1)
+			}
+		})
+	}
+	for n := range 5 {
+		before := sent.Load()
+		reload(t, config(n+1))
+		for sent.Load() < before+50 && !t.Failed() {
+			runtime.Gosched()
+		}
+	}
+	close(stop)
+	load.Wait()
+	if reply := ask(client, url); reply.header.Get("X-Config") != "5" {
+		t.Errorf("config %q answers, want 5", reply.header.Get("X-Config"))
+	}
+	if n := len(a.received()); n != 1 {
+		t.Errorf("a was called %d times, want once: its bench must outlive the reloads", n)
+	}
+	if got := int64(len(b.received())); got != sent.Load()+2 {
+		t.Errorf("b served %d requests, want %d: one for each reply, and none besides", got, sent.Load()+2)
+	}
+
+	// another key is another backend: what is known of the old one is not held against it
+	a.recovers()
+	reload(t, strings.Replace(config(6), "key-of-a", "new-key-of-a", 1))
+	ask(client, url).wantServed(t, "a")
+}
+
+func TestAStormOfThrottlesLeavesNothingBehind(t *testing.T) {
+	a, serverA := listen(t, "a")
+	b, serverB := listen(t, "b")
+	port := freePort(t)
+	logs := filepath.Join(t.TempDir(), "log.json")
+	before := runtime.NumGoroutine()
+	func() {
+		run := fmt.Sprintf(`{
+			admin off
+			log {
+				output file %s
+			}
+		}
+		http://127.0.0.1:%d {
+			openai_lb {
+				backend %s {
+					name a
+				}
+				backend %s {
+					name b
+					priority 2
+				}
+			}
+		}`, logs, port, serverA.URL, serverB.URL)
+		reload(t, run)
+		// all requests are at a before the first is refused
+		var arrived sync.WaitGroup
+		arrived.Add(200)
+		a.replies(func(w http.ResponseWriter, r *http.Request) {
+			arrived.Done()
+			arrived.Wait()
+			throttled("300")(w, r)
+		})
+		client := newClient(t)
+		var clients sync.WaitGroup
+		for range 200 {
+			clients.Go(func() {
+				if reply := ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)); reply.status != 200 || reply.backend != "b" {
+					t.Errorf("client got %d from %q: %v", reply.status, reply.backend, reply.err)
+				}
+			})
+		}
+		clients.Wait()
+		client.CloseIdleConnections()
+	}()
+	if err := caddy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if n, m := len(a.received()), len(b.received()); n != 200 || m != 200 {
+		t.Errorf("a was called %d times and b %d, want 200 each", n, m)
+	}
+	text, err := os.ReadFile(logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(text, []byte("backend benched")); n != 1 {
+		t.Errorf("logged %d benches, want 1", n)
+	}
+	serverA.Close()
+	serverB.Close()
+	waitFor(t, func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// waitFor waits, for a bounded time, for what happens in the background.
+func waitFor(t *testing.T, happened func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !happened() {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("it did not happen; goroutines:\n%s", stacks[:runtime.Stack(stacks, true)])
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func TestAPlainReverseProxyHonoursPriorityWeightAndRetryAfter(t *testing.T) {
+	for _, retries := range []string{"", "lb_retries 5", "lb_try_duration 5s"} {
+		t.Run(retries, func(t *testing.T) {
+			a, serverA := listen(t, "a")
+			b, serverB := listen(t, "b")
+			c, serverC := listen(t, "c")
+			dial := func(s *httptest.Server) string { return s.Listener.Addr().String() }
+			port := freePort(t)
+			run(t, fmt.Sprintf(`{
+				admin off
+			}
+			http://127.0.0.1:%d {
+				reverse_proxy %[2]s %[3]s %[4]s {
+					lb_policy openai_lb {
+						upstream %[3]s {
+							priority 2
+							weight 3
+						}
+						upstream %[4]s {
+							priority 2
+							weight 1
+						}
+					}
+					%[5]s
+					transport openai_lb
+				}
+			}`, port, dial(serverA), dial(serverB), dial(serverC), retries))
+			client := newClient(t)
+			url := fmt.Sprintf("http://127.0.0.1:%d/anything", port)
+			for range 20 {
+				ask(client, url).wantServed(t, "a")
+			}
+			a.replies(throttled("300"))
+			for range 400 {
+				ask(client, url).wantServed(t, "b", "c")
+			}
+			if n := len(a.received()); n != 21 {
+				t.Errorf("a was called %d times, want 21", n)
+			}
+			if n := len(b.received()); n < 250 || n > 350 {
+				t.Errorf("b served %d of 400, want about 300", n)
+			}
+			for _, call := range append(b.received(), c.received()...) {
+				if call.bodyHash != sha([]byte(`{"model":"gpt-4o"}`)) {
+					t.Fatal("a body was changed on its way")
+				}
+			}
+			b.replies(throttled("40"))
+			c.replies(throttled("50"))
+			for range 2 {
+				reply := ask(client, url)
+				reply.wantError(t, 429, "rate_limit_exceeded")
+				if got := reply.header.Get("Retry-After"); got != "40" && got != "39" {
+					t.Errorf("Retry-After is %q, want 40", got)
+				}
+			}
+			if n := len(b.received()) + len(c.received()); n != 402 {
+				t.Errorf("b and c were called %d times, want 402", n)
+			}
+		})
+	}
+}
+
+func TestThePolicyAloneBalancesByPriorityAndFailsOver(t *testing.T) {
+	_, serverA := listen(t, "a")
+	b, serverB := listen(t, "b")
+	serverA.Close()
+	port := freePort(t)
+	run(t, fmt.Sprintf(`{
+		admin off
+	}
+	http://127.0.0.1:%d {
+		reverse_proxy %s %s {
+			lb_policy openai_lb {
+				upstream %[3]s {
+					priority 2
+				}
+			}
+			lb_retries 1
+		}
+	}`, port, serverA.Listener.Addr(), serverB.Listener.Addr()))
+	for range 3 {
+		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/", port)).wantServed(t, "b")
+	}
+	if n := len(b.received()); n != 3 {
+		t.Errorf("b served %d, want 3", n)
+	}
+}
+
+func TestBackendsAreReachedByTLSAndHTTP2(t *testing.T) {
+	backend := &fakeBackend{name: "a"}
+	server := httptest.NewUnstartedServer(backend)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	refuses, refusing := listen(t, "b")
+	refuses.replies(throttled("60"))
+	root := filepath.Join(t.TempDir(), "root.pem")
+	if err := os.WriteFile(root, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	run(t, fmt.Sprintf(`{
+		admin off
+	}
+	http://127.0.0.1:%d {
+		openai_lb {
+			backend %s {
+				name b
+			}
+			backend %s {
+				name a
+				priority 2
+			}
+			reverse_proxy {
+				transport http {
+					tls_trust_pool file %s
+				}
+			}
+		}
+	}`, port, refusing.URL, server.URL, root))
+	ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)).wantServed(t, "a")
+	got := backend.received()[0].request
+	if got.ProtoMajor != 2 || got.Host != server.Listener.Addr().String() {
+		t.Errorf("a was reached by %s as %q", got.Proto, got.Host)
+	}
+}
+
+func TestABodyOverALimitIsRefusedInOpenAIsWords(t *testing.T) {
+	_, server := listen(t, "a")
+	port := freePort(t)
+	run(t, fmt.Sprintf(`{
+		admin off
+	}
+	http://127.0.0.1:%d {
+		request_body {
+			max_size 1KB
+		}
+		openai_lb {
+			backend %s
+		}
+	}`, port, server.URL))
+	r, err := http.NewRequest(http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), chunked(make([]byte, 4000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := newClient(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	clientReply{status: res.StatusCode, header: res.Header, body: string(body), err: err}.wantError(t, 413, "request_too_large")
+}
+
+func TestNoKeyIsEverShown(t *testing.T) {
+	a, serverA := listen(t, "a")
+	b, serverB := listen(t, "b")
+	c, serverC := listen(t, "c")
+	secrets := map[string]string{
+		"OPENAI_LB_TEST_KEY_A": "secret-of-a", "OPENAI_LB_TEST_KEY_B": "secret-of-b", "OPENAI_LB_TEST_ORG": "secret-org",
+	}
+	for name, value := range secrets {
+		t.Setenv(name, value)
+	}
+	keyFile := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(keyFile, []byte("secret-of-c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	logs := filepath.Join(t.TempDir(), "log.json")
+	port, admin := freePort(t), freePort(t)
+	run(t, fmt.Sprintf(`{
+		admin 127.0.0.1:%d
+		debug
+		metrics
+		log {
+			output file %s
+			format filter {
+				request>headers>Api-Key delete
+				request>uri query {
+					delete api-key
+				}
+			}
+		}
+	}
+	http://127.0.0.1:%d {
+		log
+		openai_lb {
+			backend %s {
+				name a
+				auth api_key
+				api_key {env.OPENAI_LB_TEST_KEY_A}
+				header X-Org {env.OPENAI_LB_TEST_ORG}
+			}
+			backend %s {
+				name b
+				priority 2
+				api_key {env.OPENAI_LB_TEST_KEY_B}
+			}
+			backend %s {
+				name c
+				priority 3
+				api_key {file.%s}
+			}
+			fail_duration 1ms
+		}
+	}`, admin, logs, port, serverA.URL, serverB.URL, serverC.URL, keyFile))
+	client := newClient(t)
+	var shown bytes.Buffer
+	request := func() {
+		t.Helper()
+		reply := ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions?api-key=secret-of-caller", port),
+			"Authorization", "Bearer secret-of-caller", "Api-Key", "secret-of-caller")
+		fmt.Fprintln(&shown, reply.status, reply.header, reply.body)
+	}
+	echoKey := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(code)
+			fmt.Fprintf(w, `{"error":{"message":"Incorrect API key provided: %s%s"}}`, r.Header.Get("Authorization"), r.Header.Get("Api-Key"))
+		}
+	}
+	request()
+	a.replies(status(500))
+	request()
+	b.replies(echoKey(401))
+	request()
+	c.replies(echoKey(401))
+	a.replies(echoKey(403))
+	request()
+	serverA.CloseClientConnections()
+	serverA.Close()
+	request()
+	for _, path := range []string{"/config/", "/metrics", "/reverse_proxy/upstreams"} {
+		res, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d%s", admin, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&shown, path, res.StatusCode)
+		io.Copy(&shown, res.Body)
+		res.Body.Close()
+	}
+	for _, want := range []string{"{env.OPENAI_LB_TEST_KEY_A}", "caddy_http_requests_total", "upstream_credentials_rejected"} {
+		if !strings.Contains(shown.String(), want) {
+			t.Errorf("%s was not shown: the test looks at the wrong things", want)
+		}
+	}
+	if err := caddy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"attempt"`, "upstream roundtrip", "handled request", "backend benched", "credential"} {
+		if !bytes.Contains(text, []byte(want)) {
+			t.Errorf("%s was not logged: the test looks at the wrong things", want)
+		}
+	}
+	shown.Write(text)
+	for line := range strings.Lines(shown.String()) {
+		if strings.Contains(line, "secret") {
+			t.Errorf("a secret is shown: %s", line)
+		}
+	}
+	if got := a.received()[0].request.Header.Get("Api-Key"); got != "secret-of-a" {
+		t.Errorf("a got the key %q", got)
+	}
+	if got := b.received()[0].request.Header.Get("Authorization"); got != "Bearer secret-of-b" {
+		t.Errorf("b got %q", got)
+	}
+	if got := c.received()[0].request.Header.Get("Authorization"); got != "Bearer secret-of-c" {
+		t.Errorf("c got %q", got)
+	}
+}
+
+func TestAClientThatLeavesAStreamIsFeltByTheBackend(t *testing.T) {
+	a, server := listen(t, "a")
+	left := make(chan struct{})
+	a.replies(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {}\n\n")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		close(left)
+	})
+	port := freePort(t)
+	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nopenai_lb {\nbackend %s\n}\n}", port, server.URL))
+	ctx, leave := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), strings.NewReader(`{"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := newClient(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if _, err := io.ReadFull(res.Body, make([]byte, len("data: {}\n\n"))); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	select {
+	case <-left:
+	case <-time.After(20 * time.Second):
+		t.Error("the backend still streams")
+	}
+}
