@@ -3,6 +3,7 @@ package openailb
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -93,22 +94,23 @@ func ask(client *http.Client, url string, headers ...string) clientReply {
 	return clientReply{res.StatusCode, res.Header, string(body), res.Header.Get("X-Backend"), err}
 }
 
+// TestABenchSurvivesReloadsUnderLoad uses HTTP/2: over HTTP/1.1, net/http's
+// server closes a connection whose request it has read just when it shuts down,
+// with any handler, where an HTTP/2 client is told in time.
 func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 	a, serverA := listen(t, "a")
 	b, serverB := listen(t, "b")
 	a.replies(throttled("120"))
-	// A Unix socket, because on Linux a reload resets what waits in the accept
-	// queue of Caddy's TCP sockets, unless the sysctl net.ipv4.tcp_migrate_req
-	// is set. No kept connections, because a server may close an idle one
-	// just when a client sends on it.
-	socket := filepath.Join(t.TempDir(), "lb.sock")
+	certificate, client := serverCertificate(t)
+	port := freePort(t)
 	config := func(n int) string {
 		return fmt.Sprintf(`{
 			admin off
+			auto_https off
 			grace_period 10s
 		}
-		http://lb {
-			bind unix/%s
+		https://127.0.0.1:%d {
+			%s
 			header X-Config %d
 			openai_lb {
 				backend %s {
@@ -121,16 +123,10 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 					api_key key-of-b
 				}
 			}
-		}`, socket, n, serverA.URL, serverB.URL)
+		}`, port, certificate, n, serverA.URL, serverB.URL)
 	}
 	run(t, config(0))
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		},
-	}}
-	const url = "http://lb/v1/chat/completions"
+	url := fmt.Sprintf("https://127.0.0.1:%d/v1/chat/completions", port)
 	ask(client, url).wantServed(t, "b")
 
 	stop := make(chan struct{})
@@ -145,11 +141,6 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 				default:
 				}
 				reply := ask(client, url)
-				// net/http closes, unread, a few connections that it accepts
-				// while it shuts down, with any handler; SDKs come again
-				for tries := 0; reply.err != nil && tries < 20; tries++ {
-					reply = ask(client, url)
-				}
 				if reply.err != nil || reply.status != 200 || reply.backend != "b" {
 					t.Errorf("under load a client got %d from %q: %v", reply.status, reply.backend, reply.err)
 					return
@@ -158,7 +149,7 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	for n := range 5 {
+	for n := range 10 {
 		before := sent.Load()
 		reload(t, config(n+1))
 		for sent.Load() < before+50 && !t.Failed() {
@@ -167,8 +158,8 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 	}
 	close(stop)
 	load.Wait()
-	if reply := ask(client, url); reply.header.Get("X-Config") != "5" {
-		t.Errorf("config %q answers, want 5", reply.header.Get("X-Config"))
+	if reply := ask(client, url); reply.header.Get("X-Config") != "10" {
+		t.Errorf("config %q answers, want 10", reply.header.Get("X-Config"))
 	}
 	if n := len(a.received()); n != 1 {
 		t.Errorf("a was called %d times, want once: its bench must outlive the reloads", n)
@@ -179,8 +170,35 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 
 	// another key is another backend: what is known of the old one is not held against it
 	a.recovers()
-	reload(t, strings.Replace(config(6), "key-of-a", "new-key-of-a", 1))
+	reload(t, strings.Replace(config(11), "key-of-a", "new-key-of-a", 1))
 	ask(client, url).wantServed(t, "a")
+}
+
+// serverCertificate returns the tls line of a site at 127.0.0.1, and an HTTP/2
+// client that trusts it.
+func serverCertificate(t *testing.T) (line string, client *http.Client) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(nil)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	certificate := server.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(certificate.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, block := range map[string]*pem.Block{
+		"cert.pem": {Type: "CERTIFICATE", Bytes: certificate.Certificate[0]},
+		"key.pem":  {Type: "PRIVATE KEY", Bytes: key},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client = server.Client()
+	t.Cleanup(client.CloseIdleConnections)
+	return fmt.Sprintf("tls %s/cert.pem %s/key.pem", dir, dir), client
 }
 
 func TestAStormOfThrottlesLeavesNothingBehind(t *testing.T) {
