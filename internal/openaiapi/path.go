@@ -1,6 +1,7 @@
 // Package openaiapi reads what a request to the OpenAI API asks for: which dialect its path
-// speaks, and which model its body names. It can put another model in its place without touching
-// a byte besides: re-encoding a body would reorder its keys and round its numbers.
+// speaks, and which model its path, its body or its query names. It can put another model in its
+// place without touching a byte besides: re-encoding a body would reorder its keys and round its
+// numbers.
 package openaiapi
 
 import (
@@ -19,7 +20,8 @@ const (
 	// AzureV1 is /openai/v1/<operation>; the model in the body is the name of a deployment.
 	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models v1 API".
 	AzureV1
-	// AzureClassic is /openai/deployments/<deployment>/<operation>?api-version=<date>.
+	// AzureClassic is /openai/deployments/<deployment>/<operation>?api-version=<date>, and, for
+	// what needs no deployment or has it in the query, /openai/<operation>?api-version=<date>.
 	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models REST API reference".
 	AzureClassic
 )
@@ -37,9 +39,10 @@ func (d Dialect) String() string {
 }
 
 const (
-	openAIPrefix  = "/v1"
-	azureV1Prefix = "/openai/v1"
-	classicPrefix = "/openai/deployments/"
+	openAIPrefix      = "/v1"
+	azureV1Prefix     = "/openai/v1"
+	classicPrefix     = "/openai"
+	deploymentsPrefix = classicPrefix + "/deployments"
 )
 
 // Route is a path taken apart.
@@ -47,7 +50,7 @@ type Route struct {
 	Dialect Dialect
 
 	// Deployment is the path segment that names it, percent-encoded as it came. Only AzureClassic
-	// has one.
+	// may have one.
 	Deployment string
 
 	// Operation is the rest of the path, percent-encoded as it came, with its leading slash:
@@ -60,8 +63,8 @@ type Route struct {
 // folded: the segments are exactly those before the slashes that the client wrote, so that a
 // deployment named "a%2Fb" stays one segment, and a trailing slash stays where it is.
 //
-// A literal "." or ".." is no deployment: servers resolve it (RFC 3986 section 5.2.4) and would
-// see another path than we did.
+// Where a name has to be, nothing is none, and neither is a literal "." or "..": servers resolve
+// it (RFC 3986 section 5.2.4) and would see another path than we did.
 func ParsePath(escapedPath string) Route {
 	if operation, ok := cutSegments(escapedPath, openAIPrefix); ok {
 		return Route{Dialect: OpenAI, Operation: operation}
@@ -69,16 +72,21 @@ func ParsePath(escapedPath string) Route {
 	if operation, ok := cutSegments(escapedPath, azureV1Prefix); ok {
 		return Route{Dialect: AzureV1, Operation: operation}
 	}
-	if rest, ok := strings.CutPrefix(escapedPath, classicPrefix); ok {
-		end := strings.IndexByte(rest, '/')
-		if end < 0 {
-			end = len(rest)
+	if rest, ok := cutSegments(escapedPath, deploymentsPrefix); ok && len(rest) > 1 {
+		if deployment, operation, ok := cutName(rest); ok {
+			return Route{AzureClassic, deployment, operation}
 		}
-		if deployment := rest[:end]; deployment != "" && deployment != "." && deployment != ".." {
-			return Route{Dialect: AzureClassic, Deployment: deployment, Operation: rest[end:]}
+	} else if operation, ok := cutSegments(escapedPath, classicPrefix); ok {
+		if _, _, ok := cutName(operation); ok {
+			return Route{Dialect: AzureClassic, Operation: operation}
 		}
 	}
 	return Route{Operation: escapedPath}
+}
+
+// Name is the deployment unescaped: a model's name, or nothing if the path has none.
+func (r Route) Name() string {
+	return unescapeOr(r.Deployment, url.PathUnescape)
 }
 
 // cutSegments cuts a prefix that ends where a segment does.
@@ -87,10 +95,20 @@ func cutSegments(path, prefix string) (rest string, ok bool) {
 	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
+// cutName cuts the first segment, and the slash before it, if it is a name.
+func cutName(path string) (name, rest string, ok bool) {
+	if path == "" {
+		return "", "", false
+	}
+	name, _, _ = strings.Cut(path[1:], "/")
+	rest = path[1+len(name):]
+	return name, rest, name != "" && name != "." && name != ".."
+}
+
 // ClassicPath builds the escaped path of an operation, itself as Route has it, on a deployment,
 // whose name is escaped here.
 func ClassicPath(deployment, operation string) string {
-	return classicPrefix + escapeSegment(deployment) + operation
+	return deploymentsPrefix + "/" + escapeSegment(deployment) + operation
 }
 
 func escapeSegment(s string) string {

@@ -1,9 +1,6 @@
 package openaiapi
 
-import (
-	"net/url"
-	"testing"
-)
+import "testing"
 
 func TestParsePath(t *testing.T) {
 	tests := []struct {
@@ -33,11 +30,25 @@ func TestParsePath(t *testing.T) {
 		{"dots are a way out, not a deployment", "/openai/deployments/../v1/embeddings", Route{Other, "", "/openai/deployments/../v1/embeddings"}},
 		{"one dot is none either", "/openai/deployments/./embeddings", Route{Other, "", "/openai/deployments/./embeddings"}},
 		{"an empty deployment", "/openai/deployments//embeddings", Route{Other, "", "/openai/deployments//embeddings"}},
-		{"the list of deployments", "/openai/deployments", Route{Other, "", "/openai/deployments"}},
-		{"the list of deployments, with a slash", "/openai/deployments/", Route{Other, "", "/openai/deployments/"}},
-		{"Azure without a deployment", "/openai/files", Route{Other, "", "/openai/files"}},
+		{"the list of deployments", "/openai/deployments", Route{AzureClassic, "", "/deployments"}},
+		{"the list of deployments, with a slash", "/openai/deployments/", Route{AzureClassic, "", "/deployments/"}},
+		{"Azure without a deployment", "/openai/files", Route{AzureClassic, "", "/files"}},
+		{"Azure without a deployment, an item", "/openai/files/file-1/content", Route{AzureClassic, "", "/files/file-1/content"}},
+		{"Azure without a deployment, a thread", "/openai/threads/thread_1/messages", Route{AzureClassic, "", "/threads/thread_1/messages"}},
+		{"Azure with the deployment in the query", "/openai/realtime", Route{AzureClassic, "", "/realtime"}},
+		{"Azure with the model in the body", "/openai/responses", Route{AzureClassic, "", "/responses"}},
+		{"Azure's models", "/openai/models", Route{AzureClassic, "", "/models"}},
+		{"an operation that begins like deployments", "/openai/deploymentsets/a", Route{AzureClassic, "", "/deploymentsets/a"}},
+		{"a doubled prefix is no prefix", "/openai/openai/deployments/x/y", Route{AzureClassic, "", "/openai/deployments/x/y"}},
+		{"nor is a doubled v1", "/openai/openai/v1/models", Route{AzureClassic, "", "/openai/v1/models"}},
+		{"openai alone", "/openai", Route{Other, "", "/openai"}},
+		{"openai with a slash", "/openai/", Route{Other, "", "/openai/"}},
+		{"openai with two slashes", "/openai//v1/models", Route{Other, "", "/openai//v1/models"}},
+		{"dots are no operation", "/openai/../v1/models", Route{Other, "", "/openai/../v1/models"}},
+		{"one dot is none either, as an operation", "/openai/./v1/models", Route{Other, "", "/openai/./v1/models"}},
+		{"openai is a whole segment", "/openai-eu/files", Route{Other, "", "/openai-eu/files"}},
 		{"v1beta is another segment", "/v1beta/models", Route{Other, "", "/v1beta/models"}},
-		{"so is v1 in Azure", "/openai/v1beta", Route{Other, "", "/openai/v1beta"}},
+		{"so is v1beta in Azure", "/openai/v1beta", Route{AzureClassic, "", "/v1beta"}},
 		{"an escaped v is not a v", "/%761/models", Route{Other, "", "/%761/models"}},
 		{"an empty segment counts", "//v1/models", Route{Other, "", "//v1/models"}},
 		{"prefixes are at the beginning", "/team/v1/models", Route{Other, "", "/team/v1/models"}},
@@ -50,6 +61,21 @@ func TestParsePath(t *testing.T) {
 				t.Errorf("%s: got %+v, want %+v", tt.path, got, tt.want)
 			}
 		})
+	}
+}
+
+func TestADeploymentIsAModelsName(t *testing.T) {
+	for path, want := range map[string]string{
+		"/openai/deployments/gpt-4o/chat/completions": "gpt-4o",
+		"/openai/deployments/a%2Fb%20c+d/embeddings":  "a/b c+d",
+		"/openai/deployments/%2E%2E":                  "..",
+		"/openai/deployments/100%/embeddings":         "100%",
+		"/openai/realtime":                            "",
+		"/v1/chat/completions":                        "",
+	} {
+		if got := ParsePath(path).Name(); got != want {
+			t.Errorf("%s: got %q, want %q", path, got, want)
+		}
 	}
 }
 
@@ -84,9 +110,8 @@ func FuzzClassicPathIsReadBack(f *testing.F) {
 			return
 		}
 		route := ParsePath(ClassicPath(name, "/chat/completions"))
-		got, err := url.PathUnescape(route.Deployment)
-		if route.Dialect != AzureClassic || route.Operation != "/chat/completions" || got != name || err != nil {
-			t.Errorf("%q: got %+v, %q, %v", name, route, got, err)
+		if route.Dialect != AzureClassic || route.Operation != "/chat/completions" || route.Name() != name {
+			t.Errorf("%q: got %+v, %q", name, route, route.Name())
 		}
 	})
 }

@@ -6,27 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Span is a range of bytes, from Start up to but not including End.
-type Span struct{ Start, End int }
-
-// Request is what a JSON body asks for.
-type Request struct {
-	// Model is the value of the top-level "model". Of several the last one holds, as in the
-	// parsers the providers use.
-	Model string
-
-	// HasModel tells whether there is one and it is a string, be it an empty one.
-	HasModel bool
-
-	// ModelSpans are the places of all top-level "model" strings, quotes included, in order.
-	// There is none without HasModel.
-	ModelSpans []Span
-
-	// Stream tells whether the top-level "stream", the last one, is true.
-	Stream bool
-}
-
-// ParseBody looks for the top-level members "model" and "stream" of a JSON object.
+// ParseJSON looks for the top-level members "model" and "stream" of a JSON object. A "model" that
+// is not a string is none.
 //
 // It is a scanner, not a parser: it goes over the bytes once, remembers a depth and no more, and
 // jumps from quote to quote where strings are, which is what most of a prompt is. What it can
@@ -34,7 +15,7 @@ type Request struct {
 // backend's to refuse. Where it cannot go on, it returns what it found until there, so of a body
 // that was cut off the members that came whole. For a body that is valid JSON the result is the
 // same as from encoding/json, exact spelling of the keys assumed.
-func ParseBody(body []byte) Request {
+func ParseJSON(body []byte) Request {
 	var r Request
 	i := 0
 	if bytes.HasPrefix(body, []byte("\xef\xbb\xbf")) {
@@ -44,7 +25,9 @@ func ParseBody(body []byte) Request {
 	if i >= len(body) || body[i] != '{' {
 		return r
 	}
-	last := Span{} // of the last "model", unless that is no string
+	first := i + 1
+	named := false // there is a "model", whatever its value
+	last := span{} // of the last one's value, unless that is no string
 	for {
 		key := skipSpace(body, i+1) // past the brace or the comma
 		if key >= len(body) || body[key] != '"' {
@@ -54,6 +37,8 @@ func ParseBody(body []byte) Request {
 		if keyEnd < 0 {
 			break
 		}
+		isModel := isKey(body[key:keyEnd], "model")
+		named = named || isModel
 		colon := skipSpace(body, keyEnd)
 		if colon >= len(body) || body[colon] != ':' {
 			break
@@ -64,11 +49,11 @@ func ParseBody(body []byte) Request {
 			break
 		}
 		switch {
-		case isKey(body[key:keyEnd], "model"):
-			last = Span{}
+		case isModel:
+			last = span{}
 			if body[value] == '"' {
-				last = Span{value, end}
-				r.ModelSpans = append(r.ModelSpans, last)
+				last = span{value, end}
+				r.models = append(r.models, last)
 			}
 		case isKey(body[key:keyEnd], "stream"):
 			r.Stream = string(body[value:end]) == "true"
@@ -78,31 +63,31 @@ func ParseBody(body []byte) Request {
 			break
 		}
 	}
-	if last.End > 0 {
-		r.Model, r.HasModel = unquote(body[last.Start:last.End])
+	if last.end > 0 {
+		r.Model, r.HasModel = unquote(body[last.start:last.end])
 	}
 	if !r.HasModel {
-		r.ModelSpans = nil
+		r.models = nil
+	}
+	if !named {
+		r.addFirst(body, first)
 	}
 	return r
 }
 
-// Splice returns the body in pieces, with the model in place of each span. The pieces share the
-// body's memory, so that a prompt of megabytes is not copied for each backend that is tried.
-// Spans must be those of ParseBody of the same body; without any, the body is the only piece.
-func Splice(body []byte, spans []Span, model string) [][]byte {
-	if len(spans) == 0 {
-		return [][]byte{body}
+// addFirst sees to it that a model can be added to the object whose first member would be at i,
+// if that is there to see.
+func (r *Request) addFirst(body []byte, i int) {
+	next := skipSpace(body, i)
+	if next >= len(body) {
+		return
 	}
-	value := quote(model)
-	pieces := make([][]byte, 0, 2*len(spans)+1)
-	at := 0
-	for _, s := range spans {
-		// Their capacity ends where they do, lest an append write into the body.
-		pieces = append(pieces, body[at:s.Start:s.Start], value)
-		at = s.End
+	switch body[next] {
+	case '"':
+		r.addAt, r.before, r.after = i, `"model":`, ","
+	case '}':
+		r.addAt, r.before = i, `"model":`
 	}
-	return append(pieces, body[at:len(body):len(body)])
 }
 
 func skipSpace(b []byte, i int) int {

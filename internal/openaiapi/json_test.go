@@ -5,13 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
 
 const bom = "\xef\xbb\xbf"
 
-// In the bodies below, what Splice shall replace stands between « and ».
+// In the bodies below, what WithModel replaces stands between « and »; a ¦ is where it adds a
+// member, the comma after it included.
 var bodies = []struct {
 	name     string
 	body     string
@@ -31,21 +33,22 @@ var bodies = []struct {
 	{"a value that is the word model", `{"user":"model","model":«"gpt-4o"»}`, "gpt-4o", true, false},
 	{"an escaped key", `{"mod\u0065l":«"gpt-4o"»,"\u0073trea\u006D":true}`, "gpt-4o", true, true},
 	{"a key escaped from end to end", `{"\u006d\u006F\u0064\u0065\u006c":«"gpt-4o"»}`, "gpt-4o", true, false},
-	{"keys that only look alike", `{"models":"a","mode":"b","Model":"c","model ":"d","mod\u0165l":"e","mod\\u0065l":"f","m\u006":"g","":"h"}`, "", false, false},
+	{"keys that only look alike", `{¦,"models":"a","mode":"b","Model":"c","model ":"d","mod\u0165l":"e","mod\\u0065l":"f","m\u006":"g","":"h"}`, "", false, false},
 	{"an escaped name", `{"model":«"gpt\u002d4o \"mini\" \ud83d\ude00 \/\\"»}`, `gpt-4o "mini" 😀 /\`, true, false},
 	{"half a surrogate pair", `{"model":«"a\ud83d"»}`, "a\uFFFD", true, false},
 	{"a name with a slash", `{"model":«"meta-llama/Llama-3-8b"»}`, "meta-llama/Llama-3-8b", true, false},
 	{"an empty name is a name", `{"model":«""»}`, "", true, false},
-	{"no model", `{"input":"hi","stream":true}`, "", false, true},
-	{"an empty object", `{}`, "", false, false},
+	{"no model", `{¦,"input":"hi","stream":true}`, "", false, true},
+	{"an empty object", `{¦}`, "", false, false},
+	{"an empty object with white space", bom + " {¦\n} ", "", false, false},
 	{"null is no model", `{"model":null,"stream":true}`, "", false, true},
 	{"neither is a number", `{"model":4,"stream":false}`, "", false, false},
 	{"nor an object", `{"model":{"model":"x"}}`, "", false, false},
 	{"the last of two models holds, and both are replaced", `{"model":«"a"»,"n":1,"model":«"b"»}`, "b", true, false},
 	{"the last one holds even if it is no string", `{"model":"a","model":null}`, "", false, false},
 	{"and the last one is found even if the first is none", `{"model":null,"model":«"b"»}`, "b", true, false},
-	{"the last of two streams holds", `{"stream":true,"stream":false}`, "", false, false},
-	{"a stream in quotes is not true", `{"stream":"true"}`, "", false, false},
+	{"the last of two streams holds", `{¦,"stream":true,"stream":false}`, "", false, false},
+	{"a stream in quotes is not true", `{¦,"stream":"true"}`, "", false, false},
 	{"numbers of every kind", `{"seed":9007199254740993,"temperature":1.0e-7,"top_p":-0,"model":«"m"»}`, "m", true, false},
 	{"empty containers", `{"a":[],"b":{},"c":[[],{}],"model":«"m"»}`, "m", true, false},
 	{"invalid UTF-8 in a prompt", "{\"prompt\":\"\xff\xfe\",\"model\":«\"m\"»}", "m", true, false},
@@ -59,12 +62,15 @@ var bodies = []struct {
 	// The beginning of a body that is too large to be held as a whole.
 	{"cut off in the prompt", `{"model":«"m"»,"stream":true,"messages":[{"content":"Once upon`, "m", true, true},
 	{"cut off between members", `{"model":«"m"»,`, "m", true, false},
+	{"cut off before a model", "{¦,\n\"messages\":[{\"content\":\"Once upon", "", false, false},
+	{"cut off in the first key", `{¦,"mod`, "", false, false},
 	{"cut off in a key", `{"model":«"m"»,"mod`, "m", true, false},
 	{"cut off after a key", `{"stream":true,"model"`, "", false, true},
 	{"cut off before a value", `{"stream":true,"model":`, "", false, true},
 	{"cut off in the name", `{"stream":true,"model":"gpt-4`, "", false, true},
 	{"cut off in the name's escape", `{"model":"gpt-4\`, "", false, false},
 	{"cut off before an escaped quote", `{"model":"gpt-4\"`, "", false, false},
+	{"cut off after the brace", `{ `, "", false, false},
 	{"cut off in true", `{"model":«"m"»,"stream":tru`, "m", true, false},
 
 	// What is not a JSON object.
@@ -77,28 +83,29 @@ var bodies = []struct {
 	{"a key without quotes", `{model:"m"}`, "", false, false},
 	{"a key without a colon", `{"model" "m"}`, "", false, false},
 	{"a member without a value", `{"model":,"stream":true}`, "", false, false},
-	{"a bracket too many", `{"a":1],"model":"m"}`, "", false, false},
+	{"a bracket too many", `{¦,"a":1],"model":"m"}`, "", false, false},
 }
 
-func TestParseBodyAndSplice(t *testing.T) {
+func TestModelInJSON(t *testing.T) {
 	for _, tt := range bodies {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.body)
-			want := Request{Model: tt.model, HasModel: tt.hasModel, ModelSpans: spans, Stream: tt.stream}
-			got := ParseBody(body)
-			if !reflect.DeepEqual(got, want) {
-				t.Fatalf("got %+v, want %+v", got, want)
+			got := ParseJSON(body)
+			if got.Model != tt.model || got.HasModel != tt.hasModel || got.Stream != tt.stream || !slices.Equal(got.models, spans) {
+				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
-			spliced := string(bytes.Join(Splice(body, got.ModelSpans, "ü<&>"), nil))
-			if want := replaceMarked(tt.body, `"ü<&>"`); spliced != want {
-				t.Errorf("got %s, want %s", spliced, want)
+			result := string(bytes.Join(got.WithModel(body, "ü<&>"), nil))
+			want := replaceMarked(strings.ReplaceAll(tt.body, "¦", `"model":"ü<&>"`), `"ü<&>"`)
+			if result != want {
+				t.Errorf("got %s, want %s", result, want)
 			}
 		})
 	}
 }
 
-// unmark removes « and » and says what was between them.
-func unmark(marked string) (body []byte, spans []Span) {
+// unmark removes the marks and says what was between « and ».
+func unmark(marked string) (body []byte, spans []span) {
+	marked = strings.NewReplacer("¦,", "", "¦", "").Replace(marked)
 	for {
 		before, rest, found := strings.Cut(marked, "«")
 		body = append(body, before...)
@@ -106,7 +113,7 @@ func unmark(marked string) (body []byte, spans []Span) {
 			return body, spans
 		}
 		value, after, _ := strings.Cut(rest, "»")
-		spans = append(spans, Span{len(body), len(body) + len(value)})
+		spans = append(spans, span{len(body), len(body) + len(value)})
 		body = append(body, value...)
 		marked = after
 	}
@@ -123,7 +130,7 @@ func replaceMarked(marked, value string) string {
 	}
 }
 
-func TestSpliceEscapesTheModel(t *testing.T) {
+func TestWithModelEscapesTheModel(t *testing.T) {
 	body := []byte(`{"model":"a"}`)
 	for model, want := range map[string]string{
 		`plain`:            `{"model":"plain"}`,
@@ -134,39 +141,80 @@ func TestSpliceEscapesTheModel(t *testing.T) {
 		"</script>&":       `{"model":"</script>&"}`,
 		"broken \xff here": `{"model":"broken \ufffd here"}`,
 	} {
-		got := string(bytes.Join(Splice(body, ParseBody(body).ModelSpans, model), nil))
+		got := string(bytes.Join(ParseJSON(body).WithModel(body, model), nil))
 		if got != want {
 			t.Errorf("%q: got %s, want %s", model, got, want)
 		}
 	}
 }
 
-func TestSpliceSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
-	body := []byte(`{"model":"a","prompt":"long"}`)
-	before := string(body)
-	pieces := Splice(body, ParseBody(body).ModelSpans, "b")
-	if &pieces[0][0] != &body[0] || &pieces[2][0] != &body[12] {
-		t.Error("a piece was copied")
+func TestABodyThatAlreadySaysSoStaysWhole(t *testing.T) {
+	for _, tt := range []struct {
+		name, body string
+		pieces     int
+	}{
+		{"the model it names", `{"model":"a"}`, 1},
+		{"twice", `{"model":"a","model":"a"}`, 1},
+		{"one of two", `{"model":"b","model":"a"}`, 5},
+		{"spelled another way", `{"model":"\u0061"}`, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			body := []byte(tt.body)
+			if pieces := ParseJSON(body).WithModel(body, "a"); len(pieces) != tt.pieces {
+				t.Errorf("got %q, want %d pieces", pieces, tt.pieces)
+			}
+		})
 	}
-	for _, p := range pieces {
-		_ = append(p, "overwritten"...)
+}
+
+func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
+	parseForm := func(body []byte) Request { return ParseForm(body, "XX") }
+	for _, tt := range []struct {
+		name, body string
+		parse      func([]byte) Request
+	}{
+		{"replaced in an object", `{"prompt":"long","model":"a","n":1}`, ParseJSON},
+		{"added to an object", `{"prompt":"long"}`, ParseJSON},
+		{"replaced in a form", "--XX\r\n" + modelField + "a\r\n--XX--", parseForm},
+		{"added to a form", "MIME\r\n--XX\r\n" + textField + "a\r\n--XX--", parseForm},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			body := []byte(tt.body)
+			pieces := tt.parse(body).WithModel(body, "new")
+			if len(pieces) != 3 {
+				t.Fatalf("got %q", pieces)
+			}
+			first, last := pieces[0], pieces[2]
+			if &first[0] != &body[0] || &last[len(last)-1] != &body[len(body)-1] {
+				t.Error("a piece was copied")
+			}
+			for _, p := range pieces {
+				_ = append(p, "overwritten"...)
+			}
+			if string(body) != tt.body {
+				t.Errorf("appending to a piece wrote into the body: %q", body)
+			}
+		})
 	}
-	if string(body) != before {
-		t.Errorf("appending to a piece wrote into the body: %s", body)
+}
+
+func TestARequestThatWasNotParsedChangesNothing(t *testing.T) {
+	if pieces := (Request{}).WithModel([]byte("{}"), "a"); len(pieces) != 1 || string(pieces[0]) != "{}" {
+		t.Errorf("got %q", pieces)
 	}
 }
 
 func TestNestingCostsNoStack(t *testing.T) {
 	deep := strings.Repeat(`[{"a":`, 250_000)
-	if got := ParseBody([]byte(`{"a":` + deep)); got.HasModel {
+	if got := ParseJSON([]byte(`{"a":` + deep)); got.HasModel {
 		t.Errorf("got %+v", got)
 	}
-	if got := ParseBody([]byte(`{"a":` + deep + "1" + strings.Repeat("}]", 250_000) + `,"model":"m"}`)); got.Model != "m" {
+	if got := ParseJSON([]byte(`{"a":` + deep + "1" + strings.Repeat("}]", 250_000) + `,"model":"m"}`)); got.Model != "m" {
 		t.Errorf("got %+v", got)
 	}
 }
 
-// reference says with encoding/json what ParseBody says without.
+// reference says with encoding/json what ParseJSON says without.
 func reference(t *testing.T, body []byte) (want Request, ok bool) {
 	if !json.Valid(body) {
 		return want, false
@@ -197,82 +245,105 @@ func reference(t *testing.T, body []byte) (want Request, ok bool) {
 					t.Fatal(err)
 				}
 				end := int(dec.InputOffset())
-				want.ModelSpans = append(want.ModelSpans, Span{end - len(raw), end})
+				want.models = append(want.models, span{end - len(raw), end})
 			}
 		case "stream":
 			want.Stream = string(raw) == "true"
 		}
 	}
 	if !want.HasModel {
-		want.ModelSpans = nil
+		want.models = nil
 	}
 	return want, true
 }
 
-func FuzzParseBody(f *testing.F) {
+func FuzzParseJSON(f *testing.F) {
 	for _, tt := range bodies {
 		body, _ := unmark(tt.body)
 		f.Add(body)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got := ParseBody(body)
-		if want, ok := reference(t, body); ok && !reflect.DeepEqual(got, want) {
+		got := ParseJSON(body)
+		want, ok := reference(t, body)
+		if ok && (got.Model != want.Model || got.HasModel != want.HasModel || got.Stream != want.Stream || !slices.Equal(got.models, want.models)) {
 			t.Errorf("%q: got %+v, want %+v", body, got, want)
 		}
-		if got.HasModel != (len(got.ModelSpans) > 0) || !got.HasModel && got.Model != "" {
-			t.Errorf("%q: a contradiction: %+v", body, got)
-		}
-		at := 0
-		for _, s := range got.ModelSpans {
-			if s.Start < at || s.End < s.Start+2 || s.End > len(body) || body[s.Start] != '"' || body[s.End-1] != '"' {
+		checkPlaces(t, got, body)
+		for _, s := range got.models {
+			if s.end < s.start+2 || body[s.start] != '"' || body[s.end-1] != '"' {
 				t.Errorf("%q: not a string at %v", body, s)
 			}
-			at = s.End
 		}
 	})
 }
 
-func FuzzSplice(f *testing.F) {
+// checkPlaces fails unless what a Request says of a body fits together.
+func checkPlaces(t *testing.T, r Request, body []byte) {
+	t.Helper()
+	if r.HasModel != (len(r.models) > 0) || !r.HasModel && r.Model != "" || r.HasModel && r.before != "" {
+		t.Errorf("%q: a contradiction: %+v", body, r)
+	}
+	at := 0
+	for _, s := range r.models {
+		if s.start < at || s.end < s.start || s.end > len(body) {
+			t.Errorf("%q: no place %v", body, s)
+		}
+		at = s.end
+	}
+	if r.addAt < 0 || r.addAt > len(body) {
+		t.Errorf("%q: nothing can be added at %d", body, r.addAt)
+	}
+}
+
+// withModel returns the body that WithModel makes. It fails unless that differs from the original
+// in the model's places alone, where value has to be, and the original is untouched.
+func withModel(t *testing.T, r Request, body []byte, model, value string) []byte {
+	t.Helper()
+	before := bytes.Clone(body)
+	got := bytes.Join(r.WithModel(body, model), nil)
+	if !bytes.Equal(body, before) {
+		t.Fatalf("%q: the body itself was changed to %q", before, body)
+	}
+	var want []byte
+	at := 0
+	for _, s := range r.models {
+		want = append(append(want, body[at:s.start]...), value...)
+		at = s.end
+	}
+	if r.before != "" {
+		want = append(append(want, body[:r.addAt]...), r.before+value+r.after...)
+		at = r.addAt
+	}
+	if want = append(want, body[at:]...); !bytes.Equal(got, want) {
+		t.Fatalf("%q: got %q, want %q", body, got, want)
+	}
+	return got
+}
+
+func FuzzWithModelJSON(f *testing.F) {
 	for _, tt := range bodies {
 		body, _ := unmark(tt.body)
 		f.Add(body, "gpt-4o")
 	}
 	f.Add([]byte(`{"model":"a","model":"b"}`), "\"\\\n\u2028\xff<&>")
 	f.Fuzz(func(t *testing.T, body []byte, model string) {
-		before := bytes.Clone(body)
-		r := ParseBody(body)
-		spliced := bytes.Join(Splice(body, r.ModelSpans, model), nil)
-		if !bytes.Equal(body, before) {
-			t.Fatalf("%q: the body itself was changed to %q", before, body)
-		}
+		r := ParseJSON(body)
+		result := withModel(t, r, body, model, string(quote(model)))
 
-		// Outside the spans nothing differs.
-		var want []byte
-		at := 0
-		for _, s := range r.ModelSpans {
-			want = append(want, body[at:s.Start]...)
-			want = append(want, quote(model)...)
-			at = s.End
-		}
-		if want = append(want, body[at:]...); !bytes.Equal(spliced, want) {
-			t.Fatalf("%q: got %q, want %q", body, spliced, want)
-		}
-
-		// For a parser, nothing but the model does.
-		if !json.Valid(body) || !r.HasModel {
+		// For a parser, nothing but the model differs.
+		if first := bytes.TrimLeft(body, " \r\n\t"); !json.Valid(body) || first[0] != '{' {
 			return
 		}
-		model = string([]rune(model)) // as JSON has it: no invalid UTF-8
-		original, result := decode(t, body), decode(t, spliced)
-		if result["model"] != model {
-			t.Errorf("%q: the model is %q, want %q", spliced, result["model"], model)
+		want, got := decode(t, body), decode(t, result)
+		if _, named := want["model"]; r.HasModel || !named {
+			model = string([]rune(model)) // as JSON has it: no invalid UTF-8
+			want["model"] = model
+			if again := ParseJSON(result); again.Model != model || again.Stream != r.Stream {
+				t.Errorf("%q: got %+v, want %q", result, again, model)
+			}
 		}
-		original["model"] = model
-		if !reflect.DeepEqual(original, result) {
-			t.Errorf("%q became %q", body, spliced)
-		}
-		if again := ParseBody(spliced); again.Model != model || again.Stream != r.Stream {
-			t.Errorf("%q: got %+v, want %q", spliced, again, model)
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%q became %q", body, result)
 		}
 	})
 }
@@ -309,7 +380,7 @@ func chat(modelFirst bool) []byte {
 	return []byte(b.String())
 }
 
-func BenchmarkParseBody(b *testing.B) {
+func BenchmarkParseJSON(b *testing.B) {
 	image := []byte(`{"messages":[{"content":[{"image_url":"data:image/png;base64,` + strings.Repeat("iVBORw0KGgo", 10<<10) + `"}]}],"model":"gpt-4o"}`)
 	embedding := []byte(`{"input":[` + strings.Repeat("[1234,56,789],", 8<<10) + `[]],"model":"gpt-4o"}`)
 	for _, bb := range []struct {
@@ -325,17 +396,21 @@ func BenchmarkParseBody(b *testing.B) {
 			b.SetBytes(int64(len(bb.body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				ParseBody(bb.body)
+				ParseJSON(bb.body)
 			}
 		})
 	}
 }
 
-func BenchmarkSplice(b *testing.B) {
+func BenchmarkWithModel(b *testing.B) {
 	body := chat(true)
-	spans := ParseBody(body).ModelSpans
-	b.ReportAllocs()
-	for b.Loop() {
-		Splice(body, spans, "my-deployment")
+	r := ParseJSON(body)
+	for _, model := range []string{"my-deployment", "gpt-4o"} {
+		b.Run(model, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.WithModel(body, model)
+			}
+		})
 	}
 }

@@ -1,0 +1,149 @@
+package openaiapi
+
+import (
+	"bytes"
+	"mime"
+)
+
+const (
+	// maxBoundary is as long as a boundary may be (RFC 2046 section 5.1.1).
+	maxBoundary = 70
+	// maxPartHeaders is how much of a part is searched for the end of its headers. Those of a
+	// form field are a line or two.
+	maxPartHeaders = 16 << 10
+)
+
+// ParseForm looks for the fields "model" and "stream" of a multipart/form-data body. Its boundary
+// is the parameter of the Content-Type.
+//
+// As ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
+// The fields may stand in any order, before a file or after it. A part with a filename is a file,
+// whatever its name is. Values are taken as they stand: nothing is trimmed, and a
+// Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone. Of a body that
+// was cut off, it finds the parts that came whole. Lines may end in a bare LF if the first
+// delimiter's does.
+func ParseForm(body []byte, boundary string) Request {
+	if boundary == "" || len(boundary) > maxBoundary {
+		return Request{}
+	}
+	delimiter := []byte("\r\n--" + boundary)
+	r := Request{dashBoundary: delimiter[2:]}
+
+	// The first delimiter begins the body, or any line after a preamble.
+	at, more := -1, false
+	if bytes.HasPrefix(body, r.dashBoundary) {
+		at, more = delimiterEnd(body, len(r.dashBoundary))
+	}
+	if at < 0 {
+		r.addAt, at, more = nextDelimiter(body, 0, delimiter[1:])
+		r.addAt++ // past the line feed
+	}
+	if at < 0 {
+		return Request{}
+	}
+	newline := "\r\n"
+	if more && body[at-2] != '\r' {
+		newline, delimiter = "\n", delimiter[1:]
+	}
+
+	named := false
+	for more {
+		start := at
+		var end int
+		end, at, more = nextDelimiter(body, start, delimiter)
+		whole := at >= 0
+		if !whole {
+			end = len(body)
+		}
+		field, headers := fieldName(body[start:end])
+		value := span{start + headers, end}
+		switch {
+		case field == "model":
+			named = true
+			if whole {
+				r.models = append(r.models, value)
+			}
+		case field == "stream" && whole:
+			r.Stream = string(body[value.start:value.end]) == "true"
+		}
+	}
+	if n := len(r.models); n > 0 {
+		last := r.models[n-1]
+		r.Model, r.HasModel = string(body[last.start:last.end]), true
+	} else if !named {
+		r.before = "--" + boundary + newline + `Content-Disposition: form-data; name="model"` + newline + newline
+		r.after = newline
+	}
+	return r
+}
+
+// nextDelimiter finds the next line that begins with the delimiter, itself a line break, two
+// dashes and the boundary. It returns where that is and where what it introduces begins, or -1.
+// more tells that this is another part.
+func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, more bool) {
+	for {
+		n := bytes.Index(body[from:], delimiter)
+		if n < 0 {
+			return -1, -1, false
+		}
+		start = from + n
+		from = start + len(delimiter)
+		if end, more = delimiterEnd(body, from); end >= 0 {
+			return start, end, more
+		}
+	}
+}
+
+// delimiterEnd returns the end of the delimiter whose boundary ends at i, or -1 if that is only
+// the beginning of something else: after the boundary come two dashes, or white space (RFC 2046
+// section 5.1.1, transport-padding) and a line break, which more tells.
+func delimiterEnd(body []byte, i int) (end int, more bool) {
+	if bytes.HasPrefix(body[i:], []byte("--")) {
+		return i + 2, false
+	}
+	for i < len(body) && (body[i] == ' ' || body[i] == '\t') {
+		i++
+	}
+	switch {
+	case bytes.HasPrefix(body[i:], []byte("\r\n")):
+		return i + 2, true
+	case bytes.HasPrefix(body[i:], []byte("\n")):
+		return i + 1, true
+	}
+	return -1, false
+}
+
+// fieldName returns the name of the form field that a part is, and the length of its headers,
+// the empty line included. Of a file, and where it cannot tell, the name is empty.
+func fieldName(part []byte) (name string, headers int) {
+	var disposition []byte
+	head := part[:min(len(part), maxPartHeaders)]
+	for at, ours := 0, false; ; {
+		n := bytes.IndexByte(head[at:], '\n')
+		if n < 0 {
+			return "", 0
+		}
+		start := at
+		at += n + 1
+		line := bytes.TrimSuffix(head[start:at-1], []byte("\r"))
+		if len(line) == 0 {
+			headers = at
+			break
+		}
+		if line[0] == ' ' || line[0] == '\t' {
+			if ours { // folded, which is white space to ParseMediaType
+				disposition = disposition[:len(disposition)+at-start]
+			}
+			continue
+		}
+		key, value, _ := bytes.Cut(head[start:at], []byte(":"))
+		if ours = disposition == nil && bytes.EqualFold(key, []byte("Content-Disposition")); ours {
+			disposition = value
+		}
+	}
+	kind, params, err := mime.ParseMediaType(string(disposition))
+	if _, file := params["filename"]; file || kind != "form-data" || err != nil {
+		return "", 0
+	}
+	return params["name"], headers
+}

@@ -1,0 +1,67 @@
+package openaiapi
+
+import (
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Queries are edited as text: what is not asked for stays byte for byte. Only "&" separates
+// parameters (WHATWG URL, section 5.1); a semicolon is part of a value. Names are compared
+// unescaped and without regard to case, since Azure reads them so.
+
+// Param returns the value of a query's parameter. Of several the first one holds, as for
+// URLSearchParams.get and url.Values.Get. A value that is badly escaped is taken as it stands.
+func Param(rawQuery, name string) (value string, ok bool) {
+	for pair := range strings.SplitSeq(rawQuery, "&") {
+		if hasName(pair, name) {
+			_, value, _ = strings.Cut(pair, "=")
+			return unescapeOr(value, url.QueryUnescape), true
+		}
+	}
+	return "", false
+}
+
+// SetParam puts the value into all parameters of that name, so that it does not matter which of
+// them a server reads. If there is none, it adds one at the end.
+func SetParam(rawQuery, name, value string) string {
+	// A space is %20, which is the same to those who do not know of the plus sign.
+	value = "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")
+	pairs := strings.Split(rawQuery, "&")
+	found := false
+	for i, pair := range pairs {
+		if hasName(pair, name) {
+			found = true
+			written, _, _ := strings.Cut(pair, "=")
+			pairs[i] = written + value
+		}
+	}
+	switch {
+	case found:
+		return strings.Join(pairs, "&")
+	case rawQuery == "":
+		return url.QueryEscape(name) + value
+	}
+	return rawQuery + "&" + url.QueryEscape(name) + value
+}
+
+// DropParams removes all parameters of those names.
+func DropParams(rawQuery string, names ...string) string {
+	pairs := strings.Split(rawQuery, "&")
+	return strings.Join(slices.DeleteFunc(pairs, func(pair string) bool {
+		return slices.ContainsFunc(names, func(name string) bool { return hasName(pair, name) })
+	}), "&")
+}
+
+func hasName(pair, name string) bool {
+	written, _, _ := strings.Cut(pair, "=")
+	return strings.EqualFold(unescapeOr(written, url.QueryUnescape), name)
+}
+
+// unescapeOr unescapes what can be, and leaves as it is what cannot.
+func unescapeOr(s string, unescape func(string) (string, error)) string {
+	if unescaped, err := unescape(s); err == nil {
+		return unescaped
+	}
+	return s
+}
