@@ -6,7 +6,9 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,7 +29,7 @@ type apiError struct {
 // reply that tells something, or an error of our own.
 func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
-	wait := ex.pool.wait(now)
+	wait := ex.pool.wait(ex, now)
 	ex.committed()
 	if res := ex.last; res != nil {
 		ex.last = nil
@@ -49,7 +51,10 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 
 // apiError words why nobody could serve.
 func (ex *exchange) apiError(now time.Time, wait time.Duration) apiError {
-	throttled := ex.pool.throttled(now)
+	if e, ok := ex.nobodyTakes(); ok {
+		return e
+	}
+	throttled := ex.pool.throttled(ex, now)
 	var last verdict.Class
 	for _, a := range ex.attempts {
 		throttled = throttled || a.class.Promise()
@@ -75,17 +80,49 @@ func (ex *exchange) apiError(now time.Time, wait time.Duration) apiError {
 		"No backend could be reached.", "server_error", "upstream_unreachable"}
 }
 
+// nobodyTakes words why the request can be sent to no backend, if that is so.
+func (ex *exchange) nobodyTakes() (e apiError, ok bool) {
+	var models []string
+	for _, m := range ex.pool.members {
+		if m.takes(&ex.asked) {
+			return apiError{}, false
+		}
+		for _, model := range m.backend.Model {
+			if !slices.Contains(models, model.Name) {
+				models = append(models, model.Name)
+			}
+		}
+	}
+	if ex.asked.opaque {
+		return apiError{http.StatusUnsupportedMediaType,
+			"The request body is compressed, and no backend takes it as it is. Please send it without Content-Encoding.",
+			"invalid_request_error", "unsupported_content_encoding"}, true
+	}
+	return unknownModel(ex.asked.model, models), true
+}
+
+func unknownModel(name string, models []string) apiError {
+	return apiError{http.StatusNotFound,
+		"The model '" + modelKey(name) + "' does not exist here. There are: " + strings.Join(models, ", ") + ".",
+		"invalid_request_error", "model_not_found"}
+}
+
 // response makes the error a reply to req.
 func (e apiError) response(req *http.Request) *http.Response {
-	text, _ := json.Marshal(map[string]any{"error": struct {
+	return jsonResponse(req, e.status, map[string]any{"error": struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
 		Param   *string `json:"param"`
 		Code    string  `json:"code"`
 	}{e.message, e.kind, nil, e.code}})
+}
+
+// jsonResponse is a reply of our own to req.
+func jsonResponse(req *http.Request, status int, value any) *http.Response {
+	text, _ := json.Marshal(value) // there is nothing in it that JSON could not say
 	return &http.Response{
-		Status:     strconv.Itoa(e.status) + " " + http.StatusText(e.status),
-		StatusCode: e.status,
+		Status:     strconv.Itoa(status) + " " + http.StatusText(status),
+		StatusCode: status,
 		Proto:      "HTTP/1.1",
 		ProtoMajor: 1,
 		ProtoMinor: 1,

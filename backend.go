@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -12,8 +13,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 	"golang.org/x/net/http/httpguts"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // Backend is an OpenAI or Azure OpenAI endpoint with a credential of its own.
@@ -54,21 +53,37 @@ type Backend struct {
 	// resolved at load. Default: none.
 	Header http.Header `json:"header,omitempty"`
 
-	// Deployment replaces the deployment or model that the client named.
-	// Default: the client's is kept.
+	// Deployment replaces the deployment or model that the client named,
+	// unless Model has another for it. Default: the client's is kept.
 	Deployment string `json:"deployment,omitempty"`
+
+	// Model lists the models that the backend serves. Requests for others go
+	// to other backends. Default: it serves any.
+	Model []Model `json:"model,omitempty"`
 
 	// MaxRequests is how many requests the backend gets at a time. Further
 	// ones go to other backends. Default: no limit.
 	MaxRequests int `json:"max_requests,omitempty"`
 
 	url    *url.URL // without a path
-	base   string   // the escaped base path, without a trailing slash
+	paths  paths
+	models map[string]string // what Model says, nil: any
 	auth   string
 	apiKey string
 	azure  bool
 	header http.Header
 	health string // the key of its health
+}
+
+// Model is a model that a backend serves.
+type Model struct {
+	// Name is the model as clients name it: in the body, or as the deployment
+	// of a classic Azure path. Required.
+	Name string `json:"name"`
+
+	// Deployment is what the backend calls it. Default: the backend's
+	// deployment, or else the same.
+	Deployment string `json:"deployment,omitempty"`
 }
 
 // azureDomains are the domains under which Azure OpenAI resources live.
@@ -111,9 +126,13 @@ func (b *Backend) provision() error {
 	if b.url, err = parseBackendURL(rawURL); err != nil {
 		return err
 	}
-	b.base = strings.TrimRight(b.url.EscapedPath(), "/")
+	base := strings.TrimRight(b.url.EscapedPath(), "/")
 	b.url = &url.URL{Scheme: b.url.Scheme, Host: b.url.Host}
 	if err := b.provisionAuth(b.url.Hostname()); err != nil {
+		return err
+	}
+	b.paths = pathsOf(base, b.azure)
+	if err := b.provisionModels(); err != nil {
 		return err
 	}
 	if b.Priority == 0 {
@@ -143,8 +162,39 @@ func (b *Backend) provision() error {
 			b.header.Add(name, value)
 		}
 	}
-	b.health = b.url.String() + b.base + " " + fingerprint(b.auth, b.apiKey)
+	b.health = b.url.String() + base + " " + fingerprint(b.auth, b.apiKey)
 	return nil
+}
+
+func (b *Backend) provisionModels() error {
+	for _, m := range b.Model {
+		if m.Name == "" {
+			return errors.New("model: expected a name")
+		}
+		if _, ok := b.models[m.Name]; ok {
+			return fmt.Errorf("model %s is there twice", m.Name)
+		}
+		if b.models == nil {
+			b.models = make(map[string]string)
+		}
+		b.models[m.Name] = cmp.Or(m.Deployment, b.Deployment, m.Name)
+	}
+	return nil
+}
+
+// serves reports whether the backend has the model. A request without one may
+// go to any backend.
+func (b *Backend) serves(model string) bool {
+	_, ok := b.models[model]
+	return ok || model == "" || b.models == nil
+}
+
+// nameOf is what the backend calls the model that a client named.
+func (b *Backend) nameOf(model string) string {
+	if model == "" {
+		return ""
+	}
+	return cmp.Or(b.models[model], b.Deployment, model)
 }
 
 // parseBackendURL accepts what can be a backend's URL. Its errors do not echo
@@ -200,60 +250,5 @@ func (b *Backend) member(logger *zap.Logger) *member {
 		health:      loadHealth(b.health),
 		logger:      logger,
 		backend:     b,
-	}
-}
-
-// direct points an outgoing request, which is a clone of the client's, at the
-// backend.
-func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) {
-	b.authorize(out, ex.credentials)
-	for _, name := range privateHeaders {
-		delete(out.Header, name)
-	}
-	// the body is in memory: there is nothing to wait for
-	delete(out.Header, "Expect")
-	for name, values := range b.header {
-		out.Header[name] = values
-	}
-	out.Host = ""
-	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
-	path := out.URL.EscapedPath()
-	route := openaiapi.ParsePath(path)
-	setEscapedPath(out.URL, b.path(path, route))
-	ex.asked.attach(out, b.model(route), progress)
-}
-
-// path is where the backend expects what the client asked for.
-func (b *Backend) path(path string, route openaiapi.Route) string {
-	switch route.Dialect {
-	case openaiapi.OpenAI, openaiapi.AzureV1:
-		switch {
-		case b.base != "":
-			return b.base + route.Operation
-		case b.azure:
-			return "/openai/v1" + route.Operation
-		}
-		return "/v1" + route.Operation
-	case openaiapi.AzureClassic:
-		if b.Deployment != "" {
-			return b.base + openaiapi.ClassicPath(b.Deployment, route.Operation)
-		}
-	}
-	return b.base + path
-}
-
-// model is what stands in the body in place of the model that the client
-// named: nothing on a classic path, where the path names the deployment.
-func (b *Backend) model(route openaiapi.Route) string {
-	if route.Dialect == openaiapi.AzureClassic {
-		return ""
-	}
-	return b.Deployment
-}
-
-// setEscapedPath sets u's path so that it is sent exactly as escaped.
-func setEscapedPath(u *url.URL, escaped string) {
-	if path, err := url.PathUnescape(escaped); err == nil {
-		u.Path, u.RawPath = path, escaped
 	}
 }

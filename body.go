@@ -23,9 +23,6 @@ type body struct {
 	touched bool          // tail is being read
 	gone    bool          // prefix was let go
 	length  int64         // -1: unknown
-
-	// asks is what the prefix says, as far as it is JSON.
-	asks openaiapi.Request
 }
 
 // initialBufferSize limits what a Content-Length alone can make us allocate.
@@ -58,10 +55,10 @@ func (b *body) replayable() bool {
 }
 
 // attach makes the body that of an outgoing request, with model in place of
-// the one it names, unless that is empty or it names none. progress is called
-// whenever more of an unbuffered body is sent.
-func (b *body) attach(out *http.Request, model string, progress func()) {
-	reader := b.reader(model, progress)
+// the one that it asks for, unless that is empty. progress is called whenever
+// more of an unbuffered body is sent.
+func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, progress func()) {
+	reader := b.reader(asks, model, progress)
 	out.Body, out.ContentLength, out.GetBody = reader, reader.length, nil
 	if len(out.Trailer) > 0 {
 		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
@@ -71,22 +68,26 @@ func (b *body) attach(out *http.Request, model string, progress func()) {
 	if b.tail == nil {
 		// lets net/http recover by itself from an idle connection that died
 		out.GetBody = func() (io.ReadCloser, error) {
-			if b.released() {
-				return nil, errBodyGone
+			if again := b.reader(asks, model, progress); again != nil {
+				return again, nil
 			}
-			return b.reader(model, progress), nil
+			return nil, errBodyGone
 		}
 	}
 }
 
-func (b *body) reader(model string, progress func()) *bodyReader {
+// reader reads the body from its beginning. It is nil if that is gone.
+func (b *body) reader(asks openaiapi.Request, model string, progress func()) *bodyReader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.gone {
+		return nil
+	}
 	r := &bodyReader{body: b, length: b.length, progress: progress, segments: [][]byte{b.prefix}}
-	if model == "" || !b.asks.HasModel {
+	if model == "" {
 		return r
 	}
-	r.segments = openaiapi.Splice(b.prefix, b.asks.ModelSpans, model)
+	r.segments = asks.WithModel(b.prefix, model)
 	if r.length >= 0 {
 		r.length -= int64(len(b.prefix))
 		for _, segment := range r.segments {
@@ -100,13 +101,7 @@ func (b *body) reader(model string, progress func()) *bodyReader {
 func (b *body) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.prefix, b.asks, b.gone = nil, openaiapi.Request{}, true
-}
-
-func (b *body) released() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.gone
+	b.prefix, b.gone = nil, true
 }
 
 func (b *body) touch() {

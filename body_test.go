@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 const limitedBuffers = `openai_lb {
@@ -184,7 +186,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := request()
-	b.attach(out, "", nil)
+	b.attach(out, openaiapi.Request{}, "", nil)
 	again, err := out.GetBody()
 	if err != nil {
 		t.Fatal(err)

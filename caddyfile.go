@@ -46,6 +46,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	        auth         api_key|bearer|passthrough|none
 //	        header       <name> <value>
 //	        deployment   <name>
+//	        model        <name> [<deployment>]
 //	        max_requests <n>
 //	    }
 //
@@ -68,7 +69,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    }
 //	}
 //
-// Every option but backend and header may be given once.
+// Every option but backend, header and model may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the directive's name
 	if d.NextArg() {
@@ -140,6 +141,21 @@ func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
 				b.Header = make(http.Header)
 			}
 			b.Header.Add(args[0], args[1])
+			return nil
+		}),
+		"model": repeatable(func(d *caddyfile.Dispenser) error {
+			args := d.RemainingArgs()
+			if len(args) != 1 && len(args) != 2 {
+				return d.Errf("model takes a name and, if need be, a deployment, got %d arguments", len(args))
+			}
+			m := Model{Name: args[0]}
+			if len(args) == 2 {
+				m.Deployment = args[1]
+			}
+			if slices.ContainsFunc(b.Model, func(other Model) bool { return other.Name == m.Name }) {
+				return d.Errf("model '%s' is given twice", m.Name)
+			}
+			b.Model = append(b.Model, m)
 			return nil
 		}),
 		"deployment":   once(func(d *caddyfile.Dispenser) error { return parseString(d, &b.Deployment) }),

@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // The schemes of a backend's auth.
@@ -75,7 +76,7 @@ func takeCredentials(r *http.Request) credentials {
 			r.Header["Sec-Websocket-Protocol"] = []string{public}
 		}
 	}
-	r.URL.RawQuery = withoutParams(r.URL.RawQuery, credentialParams)
+	r.URL.RawQuery = openaiapi.DropParams(r.URL.RawQuery, credentialParams...)
 	return taken
 }
 
@@ -91,23 +92,6 @@ func withoutKeys(protocols []string) string {
 		}
 	}
 	return strings.Join(public, ", ")
-}
-
-// withoutParams removes parameters from a query and leaves the rest as it is,
-// byte for byte.
-func withoutParams(rawQuery string, names []string) string {
-	if rawQuery == "" {
-		return ""
-	}
-	pairs := strings.Split(rawQuery, "&")
-	kept := slices.DeleteFunc(pairs, func(pair string) bool {
-		name, _, _ := strings.Cut(pair, "=")
-		if unescaped, err := url.QueryUnescape(name); err == nil {
-			name = unescaped
-		}
-		return slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) })
-	})
-	return strings.Join(kept, "&")
 }
 
 // resolveSecret replaces the placeholders of a key and trims it. Its errors

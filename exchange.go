@@ -23,8 +23,9 @@ type exchange struct {
 	// deadline is when the last attempt may begin. Zero: any time.
 	deadline time.Time
 
-	asked body
-	// bodyPending tells that asked has not been read yet.
+	asked asked
+	body  body
+	// bodyPending tells that body has not been read yet.
 	bodyPending bool
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
@@ -87,12 +88,20 @@ func (ex *exchange) readBody(r *http.Request, limit int64) error {
 		return nil
 	}
 	ex.bodyPending = false
-	return ex.asked.read(r, limit)
+	return ex.body.read(r, limit)
+}
+
+// model is what m calls the model that is asked for.
+func (ex *exchange) model(m *member) string {
+	if m.backend == nil {
+		return ""
+	}
+	return m.backend.nameOf(ex.asked.model)
 }
 
 // mayTry reports whether the exchange may send its request to m: once.
 func (ex *exchange) mayTry(m *member) bool {
-	return !m.full() && !slices.ContainsFunc(ex.attempts, func(a attempt) bool { return a.member == m })
+	return m.takes(&ex.asked) && !m.full() && !slices.ContainsFunc(ex.attempts, func(a attempt) bool { return a.member == m })
 }
 
 // next moves on to another member, or returns nil if there is none, or none
@@ -144,7 +153,7 @@ func (ex *exchange) dropLast() {
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
 	ex.done = true
-	ex.asked.release()
+	ex.body.release()
 	ex.credentials = credentials{}
 }
 

@@ -163,9 +163,9 @@ func (f *Failover) wait(ex *exchange, m *member, r *reply, now time.Time) (wait 
 			return 0, false
 		}
 		ex.suspected = true
-		return failDuration, m.health.failed(now, f.MaxFails, failDuration)
+		return failDuration, m.health.failed(r.class, ex.model(m), now, f.MaxFails, failDuration)
 	case verdict.Unreachable:
-		return failDuration, m.health.failed(now, f.MaxFails, failDuration)
+		return failDuration, m.health.failed(r.class, ex.model(m), now, f.MaxFails, failDuration)
 	}
 	return 0, false
 }

@@ -1,6 +1,10 @@
 package openailb
 
 import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,17 +24,79 @@ var healths = caddy.NewUsagePool()
 
 // health is what is known of one backend. Reading it takes no lock.
 type health struct {
-	// promise is a bench the backend asked for: nobody calls it before its time.
-	promise benchSlot
-	// suspicion is a bench of our own making: it is called when nobody else is left.
-	suspicion benchSlot
+	// whole is what counts for every model: the account, the way there.
+	whole benches
+	// models is what counts for one model, by its name at the backend. Only
+	// those are in it that were benched once. The map itself never changes.
+	models atomic.Pointer[map[string]*benches]
 
 	// inFlight counts requests to a backend with max_requests.
 	inFlight atomic.Int64
 
-	// mu guards the writing of benches and the failures counted towards one.
-	mu    sync.Mutex
+	// mu guards the writing of all of it.
+	mu sync.Mutex
+}
+
+// benches are those of one model, or of a whole backend.
+type benches struct {
+	// promise is a bench the backend asked for: nobody calls it before its time.
+	promise benchSlot
+	// suspicion is a bench of our own making: it is called when nobody else is left.
+	suspicion benchSlot
+	// fails are the failures that count towards a bench.
 	fails []time.Time
+}
+
+// noBenches stands for those of a model that was never benched.
+var noBenches = new(benches)
+
+// maxModels is how many models of a backend are remembered, whatever clients
+// name, and maxModelName how many bytes of a name tell them apart.
+const (
+	maxModels    = 256
+	maxModelName = 256
+)
+
+// of returns the benches that count for a model.
+func (h *health) of(model string) [2]*benches {
+	known := [2]*benches{&h.whole, noBenches}
+	if models := h.models.Load(); models != nil {
+		if b, ok := (*models)[modelKey(model)]; ok {
+			known[1] = b
+		}
+	}
+	return known
+}
+
+// remember returns the benches of a model, to be written to. h.mu is held.
+// If there are too many, it forgets the one whose benches end first, and a
+// suspicion before a promise.
+func (h *health) remember(model string, now time.Time) *benches {
+	key := modelKey(model)
+	models := make(map[string]*benches)
+	if known := h.models.Load(); known != nil {
+		if b, ok := (*known)[key]; ok {
+			return b
+		}
+		maps.Copy(models, *known)
+	}
+	if len(models) >= maxModels {
+		delete(models, slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
+			return models[a].compareEnds(models[b], now)
+		}))
+	}
+	b := new(benches)
+	models[key] = b
+	h.models.Store(&models)
+	return b
+}
+
+// modelKey bounds what a client can make us remember.
+func modelKey(model string) string {
+	if len(model) <= maxModelName {
+		return model
+	}
+	return strings.Clone(model[:maxModelName])
 }
 
 // Destruct implements caddy.Destructor.
@@ -46,6 +112,7 @@ func loadHealth(key string) *health {
 // bench keeps a backend out of use for a time. Only its probe ever changes.
 type bench struct {
 	class        verdict.Class
+	model        string // empty: all of the backend, or no model
 	since, until time.Time
 
 	// probe is when the first request after the bench was sent: 1 plus the
@@ -120,69 +187,81 @@ func (s *benchSlot) clear(started time.Time) (over *bench) {
 	return nil
 }
 
-// put starts or extends a bench. A bench only grows: a shorter one leaves it
-// as it is. started is nil unless a new bench began.
-func (s *benchSlot) put(b *bench) (started *bench) {
+// put starts or extends a bench and reports which. A bench only grows: a
+// shorter one leaves it as it is.
+func (s *benchSlot) put(b *bench) (started bool) {
 	current := s.Load()
 	running := current != nil && b.since.Before(current.until)
 	if running {
 		if !b.until.After(current.until) {
-			return nil
+			return false
 		}
 		b.since = current.since
 	}
 	s.Store(b)
-	if running {
-		return nil
-	}
-	return b
+	return !running
 }
 
 // slot is where a bench of this class belongs.
-func (h *health) slot(class verdict.Class) *benchSlot {
+func (b *benches) slot(class verdict.Class) *benchSlot {
 	if class.Promise() {
-		return &h.promise
+		return &b.promise
 	}
-	return &h.suspicion
+	return &b.suspicion
 }
 
-// returns tells when the backend may be called at the latest.
-func (h *health) returns(now time.Time) time.Time {
-	_, promised := h.promise.state(now)
-	_, suspected := h.suspicion.state(now)
+// returns tells when the benches end.
+func (b *benches) returns(now time.Time) time.Time {
+	_, promised := b.promise.state(now)
+	_, suspected := b.suspicion.state(now)
 	if promised.After(suspected) {
 		return promised
 	}
 	return suspected
 }
 
+func (b *benches) compareEnds(other *benches, now time.Time) int {
+	_, promised := b.promise.state(now)
+	_, othersPromise := other.promise.state(now)
+	return cmp.Or(promised.Compare(othersPromise), b.returns(now).Compare(other.returns(now)))
+}
+
+// scope returns the benches that a class speaks for. h.mu is held.
+func (h *health) scope(class verdict.Class, model string, now time.Time) *benches {
+	if class.WholeBackend() {
+		return &h.whole
+	}
+	return h.remember(model, now)
+}
+
 // failed counts a failure at now and reports whether it is one too many:
 // maxFails within duration.
-func (h *health) failed(now time.Time, maxFails int, duration time.Duration) bool {
+func (h *health) failed(class verdict.Class, model string, now time.Time, maxFails int, duration time.Duration) bool {
+	if maxFails == 1 {
+		return true
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	recent := h.fails[:0]
-	for _, at := range h.fails {
-		if now.Sub(at) < duration {
-			recent = append(recent, at)
-		}
-	}
+	b := h.scope(class, model, now)
+	recent := slices.DeleteFunc(b.fails, func(at time.Time) bool { return now.Sub(at) >= duration })
 	if len(recent)+1 < maxFails {
-		h.fails = append(recent, now)
+		b.fails = append(recent, now)
 		return false
 	}
-	h.fails = recent[:0]
+	b.fails = nil
 	return true
 }
 
-// claim takes the right to send a request to a member whose benches, if any,
-// have passed.
-func (m *member) claim(now time.Time) bool {
-	for _, slot := range []*benchSlot{&m.health.promise, &m.health.suspicion} {
-		ok, over := slot.claim(now)
-		m.logBack(over)
-		if !ok {
-			return false
+// claim takes the right to send a request for a model to a member whose
+// benches, if any, have passed.
+func (m *member) claim(model string, now time.Time) bool {
+	for _, b := range m.health.of(model) {
+		for _, slot := range []*benchSlot{&b.promise, &b.suspicion} {
+			ok, over := slot.claim(now)
+			m.logBack(over)
+			if !ok {
+				return false
+			}
 		}
 	}
 	return true
@@ -190,25 +269,31 @@ func (m *member) claim(now time.Time) bool {
 
 // answered ends what an attempt, begun at started, has disproved: any answer
 // but a throttle ends a throttle, only a good one ends a suspicion.
-func (m *member) answered(class verdict.Class, started time.Time) {
-	if !class.Promise() {
-		m.logBack(m.health.promise.clear(started))
-	}
-	if !class.Failover() {
-		m.logBack(m.health.suspicion.clear(started))
+func (m *member) answered(class verdict.Class, model string, started time.Time) {
+	for _, b := range m.health.of(model) {
+		if !class.Promise() {
+			m.logBack(b.promise.clear(started))
+		}
+		if !class.Failover() {
+			m.logBack(b.suspicion.clear(started))
+		}
 	}
 }
 
 // bench keeps the member out of use from now on, for what a reply means.
-func (m *member) bench(class verdict.Class, status int, now time.Time, wait time.Duration, source hint.Source) {
+func (m *member) bench(class verdict.Class, model string, status int, now time.Time, wait time.Duration, source hint.Source) {
+	b := &bench{class: class, since: now, until: now.Add(wait)}
+	if !class.WholeBackend() {
+		b.model = modelKey(model)
+	}
 	m.health.mu.Lock()
-	started := m.health.slot(class).put(&bench{class: class, since: now, until: now.Add(wait)})
+	started := m.health.scope(class, model, now).slot(class).put(b)
 	m.health.mu.Unlock()
-	if started == nil {
+	if !started {
 		return
 	}
-	if c := m.logger.Check(started.level(), "backend benched"); c != nil {
-		c.Write(zap.String("backend", m.name), zap.String("class", string(class)), zap.Int("status", status),
+	if c := m.logger.Check(b.level(), "backend benched"); c != nil {
+		c.Write(zap.String("backend", m.name), b.modelField(), zap.String("class", string(class)), zap.Int("status", status),
 			zap.Float64("seconds", wait.Seconds()), zap.String("hint", string(source)))
 	}
 }
@@ -218,9 +303,17 @@ func (m *member) logBack(over *bench) {
 		return
 	}
 	if c := m.logger.Check(min(over.level(), zap.InfoLevel), "backend back"); c != nil {
-		c.Write(zap.String("backend", m.name), zap.String("class", string(over.class)),
+		c.Write(zap.String("backend", m.name), over.modelField(), zap.String("class", string(over.class)),
 			zap.Float64("seconds", over.until.Sub(over.since).Seconds()))
 	}
+}
+
+// modelField names the model that a bench is about, unless it is about all.
+func (b *bench) modelField() zap.Field {
+	if b.model == "" {
+		return zap.Skip()
+	}
+	return zap.String("model", b.model)
 }
 
 // level is the log level for a bench: what a person must mend is an error,

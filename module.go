@@ -18,8 +18,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 func init() {
@@ -36,6 +34,7 @@ func init() {
 // `{http.openai_lb.backend}` | The name of the last backend tried, which is the one that answered
 // `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout
 // `{http.openai_lb.attempts}` | How many backends were tried
+// `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 type Handler struct {
 	// Backends are the endpoints to choose from. At least one is required.
 	Backends []*Backend `json:"backends,omitempty"`
@@ -64,8 +63,9 @@ type Handler struct {
 	transport *Transport
 	logger    *zap.Logger
 
-	// rewritesModel tells that a backend may need another model in the body.
-	rewritesModel bool
+	// models are all models there are. It is nil unless every backend names
+	// its own.
+	models []string
 }
 
 // CaddyModule returns the Caddy module information.
@@ -103,8 +103,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	members := make([]*member, len(h.Backends))
 	for i, b := range h.Backends {
 		members[i] = b.member(h.logger)
-		h.rewritesModel = h.rewritesModel || b.Deployment != ""
 	}
+	h.models = served(h.Backends)
 	h.pool = newPool(members, policy, h.AllThrottled == forwardThrottled)
 	return h.provisionProxy(ctx)
 }
@@ -231,6 +231,10 @@ func (h *Handler) Cleanup() error {
 // ServeHTTP reads the request once and has reverse_proxy send it to the
 // backends, one after the other, until one serves it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if hasDotSegments(r.URL.Path) {
+		return apiError{http.StatusBadRequest, "The path holds dot segments.",
+			"invalid_request_error", "invalid_path"}.write(w, r)
+	}
 	ex := newExchange(h.pool, w, r, h.maxAttempts(), time.Duration(h.LBTryDuration))
 	defer ex.finish()
 	defer ex.report()
@@ -241,13 +245,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	ex.credentials = takeCredentials(proxied)
 	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
 	if r.Method != http.MethodConnect {
-		if err := ex.asked.read(r, h.transport.RequestBuffers); err != nil {
+		if err := ex.body.read(r, h.transport.RequestBuffers); err != nil {
 			return refuseBody(w, r, err)
 		}
 		proxied.Body, proxied.ContentLength = http.NoBody, 0
 	}
-	if h.rewritesModel && r.Header.Get("Content-Encoding") == "" {
-		ex.asked.asks = openaiapi.ParseBody(ex.asked.prefix)
+	ex.asked = readAsked(r, ex.body.prefix)
+	if h.models != nil && answerModels(w, r, h.models) {
+		return nil
 	}
 	if ex.next() == nil {
 		return writeResponse(w, ex.answer(r))
@@ -284,6 +289,7 @@ func (ex *exchange) report() {
 		return
 	}
 	repl.Set("http.openai_lb.attempts", len(ex.attempts))
+	repl.Set("http.openai_lb.model", modelKey(ex.asked.model))
 	if len(ex.attempts) > 0 {
 		last := ex.attempts[len(ex.attempts)-1]
 		repl.Set("http.openai_lb.backend", last.member.name)

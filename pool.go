@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -53,7 +54,7 @@ func (p *pool) pick(ex *exchange) *member {
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if claim && !m.claim(now) {
+		if claim && !m.claim(ex.model(m), now) {
 			m.release()
 			continue // another request is the probe
 		}
@@ -71,7 +72,7 @@ func (p *pool) choose(ex *exchange, now time.Time) (m *member, claim bool) {
 	if m = p.chooseDrained(ex, now); m != nil {
 		return m, true
 	}
-	if m = p.soonest(ex, now, func(m *member) bool { return !m.promised(now) }); m != nil {
+	if m = p.soonest(ex, now, func(m *member) bool { return !m.promised(ex.model(m), now) }); m != nil {
 		return m, false
 	}
 	if p.forward && !ex.forwarded {
@@ -93,7 +94,7 @@ func (p *pool) chooseOpen(ex *exchange, now time.Time) *member {
 		if chosen != nil && m.priority > chosen.priority {
 			break
 		}
-		if m.weight == 0 || !m.open(now) || !ex.mayTry(m) {
+		if m.weight == 0 || !m.open(ex.model(m), now) || !ex.mayTry(m) {
 			continue
 		}
 		if total += m.weight; chosen == nil || p.intN(total) < m.weight {
@@ -111,7 +112,7 @@ func (p *pool) chooseOpen(ex *exchange, now time.Time) *member {
 func (p *pool) chooseByPolicy(ex *exchange, now time.Time, chosen *member) *member {
 	var tier reverseproxy.UpstreamPool
 	for _, m := range p.members {
-		if m.priority == chosen.priority && m.weight > 0 && m.open(now) && ex.mayTry(m) {
+		if m.priority == chosen.priority && m.weight > 0 && m.open(ex.model(m), now) && ex.mayTry(m) {
 			tier = append(tier, m.upstream)
 		}
 	}
@@ -126,7 +127,7 @@ func (p *pool) chooseByPolicy(ex *exchange, now time.Time, chosen *member) *memb
 
 func (p *pool) chooseDrained(ex *exchange, now time.Time) *member {
 	for _, m := range p.members {
-		if m.weight == 0 && m.open(now) && ex.mayTry(m) {
+		if m.weight == 0 && m.open(ex.model(m), now) && ex.mayTry(m) {
 			return m
 		}
 	}
@@ -141,40 +142,66 @@ func (p *pool) soonest(ex *exchange, now time.Time, eligible func(*member) bool)
 		if !eligible(m) || !ex.mayTry(m) {
 			continue
 		}
-		if returns := m.health.returns(now); chosen == nil || returns.Before(back) {
+		if returns := m.returns(ex.model(m), now); chosen == nil || returns.Before(back) {
 			chosen, back = m, returns
 		}
 	}
 	return chosen
 }
 
-// wait tells in how long the first of all members is back.
-func (p *pool) wait(now time.Time) time.Duration {
-	var soonest time.Duration
-	for i, m := range p.members {
-		if wait := max(0, m.health.returns(now).Sub(now)); i == 0 || wait < soonest {
-			soonest = wait
+// wait tells in how long the first member that can serve the exchange is back.
+func (p *pool) wait(ex *exchange, now time.Time) time.Duration {
+	soonest := time.Duration(math.MaxInt64)
+	for _, m := range p.members {
+		if m.takes(&ex.asked) {
+			soonest = min(soonest, max(0, m.returns(ex.model(m), now).Sub(now)))
 		}
 	}
 	return soonest
 }
 
-// throttled reports whether any member keeps requests away for a throttle.
-func (p *pool) throttled(now time.Time) bool {
-	return slices.ContainsFunc(p.members, func(m *member) bool { return m.promised(now) })
+// throttled reports whether any member keeps the exchange away for a throttle.
+func (p *pool) throttled(ex *exchange, now time.Time) bool {
+	return slices.ContainsFunc(p.members, func(m *member) bool {
+		return m.takes(&ex.asked) && m.promised(ex.model(m), now)
+	})
 }
 
 // open reports whether a request may go to the member like to any other.
-func (m *member) open(now time.Time) bool {
-	promise, _ := m.health.promise.state(now)
-	suspicion, _ := m.health.suspicion.state(now)
-	return promise == open && suspicion == open && m.upstream.Healthy()
+func (m *member) open(model string, now time.Time) bool {
+	for _, b := range m.health.of(model) {
+		promise, _ := b.promise.state(now)
+		suspicion, _ := b.suspicion.state(now)
+		if promise != open || suspicion != open {
+			return false
+		}
+	}
+	return m.upstream.Healthy()
 }
 
 // promised reports whether the member asked not to be called yet.
-func (m *member) promised(now time.Time) bool {
-	state, _ := m.health.promise.state(now)
-	return state == benched
+func (m *member) promised(model string, now time.Time) bool {
+	for _, b := range m.health.of(model) {
+		if state, _ := b.promise.state(now); state == benched {
+			return true
+		}
+	}
+	return false
+}
+
+// returns tells when the member may be called at the latest.
+func (m *member) returns(model string, now time.Time) time.Time {
+	known := m.health.of(model)
+	whole, its := known[0].returns(now), known[1].returns(now)
+	if whole.After(its) {
+		return whole
+	}
+	return its
+}
+
+// takes reports whether the member can be sent what is asked.
+func (m *member) takes(a *asked) bool {
+	return m.backend == nil || m.backend.takes(a)
 }
 
 func (m *member) full() bool {

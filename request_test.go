@@ -168,18 +168,6 @@ func TestEveryBackendGetsItsOwnModel(t *testing.T) {
 	})
 }
 
-func TestACompressedBodyIsPassedOnWhole(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a {\ndeployment x\n}\n}", func(t *testing.T, w *world) {
-		body := `{"model":"looks like JSON, but says it is not"}`
-		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
-		r.Header.Set("Content-Encoding", "gzip")
-		w.send(r).wantServed(t, "a")
-		if got := w.backends["a"].received()[0]; got.bodyHash != sha([]byte(body)) {
-			t.Error("the body was changed")
-		}
-	})
-}
-
 func TestAReplyIsTheBackendsButForHeadersThatAreBetweenItAndUs(t *testing.T) {
 	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
 		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {

@@ -3,6 +3,7 @@ package openailb
 import (
 	"bytes"
 	"compress/gzip"
+	"compress/zlib"
 	"context"
 	"errors"
 	"io"
@@ -16,9 +17,11 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"github.com/klauspost/compress/zstd"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -130,7 +133,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if m == nil {
 		return ex.answer(req), nil
 	}
-	if err := ex.readBody(req, int64(t.RequestBuffers)); err != nil {
+	if err := ex.readBody(req, t.RequestBuffers); err != nil {
 		return nil, err
 	}
 	started := time.Now()
@@ -149,7 +152,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	} else {
 		r.discard()
 	}
-	if ex.asked.replayable() && ex.next() != nil {
+	if ex.body.replayable() && ex.next() != nil {
 		return nil, errNextBackend
 	}
 	return ex.answer(req), nil
@@ -205,7 +208,7 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	if m.backend != nil {
 		m.backend.direct(out, ex, deadline.extend)
 	} else {
-		ex.asked.attach(out, "", deadline.extend)
+		ex.body.attach(out, openaiapi.Request{}, "", deadline.extend)
 	}
 	body := out.Body
 	res, err := t.roundTripper.RoundTrip(out)
@@ -215,7 +218,7 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	}
 	if err != nil {
 		body.Close() // so that nothing of it is read any more
-		if context.Cause(ctx) == errNoHeaders || isHeaderTimeout(err) {
+		if errors.Is(context.Cause(ctx), errNoHeaders) || isHeaderTimeout(err) {
 			return &reply{err: errNoHeaders, class: verdict.Timeout}
 		}
 		return &reply{err: err, class: verdict.Unreachable}
@@ -282,8 +285,12 @@ const (
 func (t *Transport) judge(res *http.Response, cancel context.CancelCauseFunc) *reply {
 	r := &reply{res: res, status: res.StatusCode}
 	listed := t.listed(res.StatusCode)
-	if t.UnhealthyStatus != nil && !listed || !verdict.NeedsBody(res.StatusCode) && !listed {
-		r.class = verdict.Served
+	if t.UnhealthyStatus != nil && !listed {
+		r.class = verdict.Served // whatever it is
+		return r
+	}
+	if !listed && !verdict.NeedsBody(res.StatusCode) {
+		r.class = verdict.Judge(res.StatusCode, nil)
 		return r
 	}
 	var text []byte
@@ -307,13 +314,39 @@ func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, cut 
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	if res.Header.Get("Content-Encoding") == "gzip" {
-		if unzipped, err := gzip.NewReader(bytes.NewReader(raw)); err == nil {
-			// what can be read of a truncated body may be enough
-			raw, _ = io.ReadAll(io.LimitReader(unzipped, errorBodyLimit))
+	return decode(raw, res.Header.Get("Content-Encoding")), cut
+}
+
+// decode undoes the compression of an error's body, as far as it gets: the
+// body may be only the first part, and that may be enough.
+func decode(raw []byte, encoding string) []byte {
+	var decoded io.Reader
+	switch encoding {
+	case "gzip":
+		r, err := gzip.NewReader(bytes.NewReader(raw))
+		if err != nil {
+			return raw
 		}
+		decoded = r
+	case "deflate":
+		r, err := zlib.NewReader(bytes.NewReader(raw))
+		if err != nil {
+			return raw
+		}
+		decoded = r
+	case "zstd":
+		r, err := zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(1<<20))
+		if err != nil {
+			return raw
+		}
+		defer r.Close()
+		decoded = r
+	default:
+		return raw
 	}
-	return raw, cut
+	text, _ := io.ReadAll(io.LimitReader(decoded, errorBodyLimit))
+	return text
 }
 
 // record remembers what a reply means for the member, and logs the attempt.
@@ -324,9 +357,10 @@ func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time)
 		c.Write(zap.String("backend", m.name), zap.String("class", string(r.class)), zap.Int("status", r.status),
 			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), zap.Error(r.err))
 	}
-	m.answered(r.class, started)
+	model := ex.model(m)
+	m.answered(r.class, model, started)
 	if wait, benches := t.wait(ex, m, r, now); benches {
-		m.bench(r.class, r.status, now, wait, r.source)
+		m.bench(r.class, model, r.status, now, wait, r.source)
 	}
 }
 

@@ -24,7 +24,7 @@ func readBody(body []byte) (time.Duration, bool) {
 	if len(body) > maxBody {
 		body = body[:maxBody]
 	}
-	for i := 0; i < len(body); i++ {
+	for i := range body {
 		if body[i]|0x20 != 't' || !hasPrefixFold(body[i:], "try") {
 			continue
 		}
@@ -184,8 +184,8 @@ func cutWord(text []byte, word string) (rest []byte, ok bool) {
 	return bytes.TrimPrefix(r, []byte(":")), true
 }
 
-func skip[T []byte | string](text T, at int, any string) int {
-	for at < len(text) && strings.IndexByte(any, text[at]) >= 0 {
+func skip[T []byte | string](text T, at int, set string) int {
+	for at < len(text) && strings.IndexByte(set, text[at]) >= 0 {
 		at++
 	}
 	return at

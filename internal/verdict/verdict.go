@@ -52,10 +52,10 @@ func (c Class) Promise() bool {
 	return c == Throttled || c == Quota
 }
 
-// SuspectsRequest reports whether the request itself may be what fails, so that
-// it must not bench one backend after the other.
-func (c Class) SuspectsRequest() bool {
-	return c == Failed || c == Timeout
+// WholeBackend reports whether the class speaks for all of the backend, not
+// only for the model that was asked.
+func (c Class) WholeBackend() bool {
+	return c == Quota || c == Credential || c == Unreachable
 }
 
 // NeedsBody reports whether Judge may tell more from the body of a reply with

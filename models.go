@@ -1,0 +1,72 @@
+package openailb
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// served lists the models that the backends name, in the order of the config,
+// or nothing if one of them serves any.
+func served(backends []*Backend) []string {
+	var models []string
+	for _, b := range backends {
+		if b.models == nil {
+			return nil
+		}
+		for _, m := range b.Model {
+			if !slices.Contains(models, m.Name) {
+				models = append(models, m.Name)
+			}
+		}
+	}
+	return models
+}
+
+// modelObject is a model as OpenAI's API describes it.
+type modelObject struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int    `json:"created"`
+	OwnedBy string `json:"owned_by"`
+}
+
+// answerModels answers GET /v1/models and GET /v1/models/{model}, in Azure's
+// forms as well, with what the pool serves. It reports whether the request was
+// one of these.
+func answerModels(w http.ResponseWriter, r *http.Request, models []string) bool {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return false
+	}
+	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	rest, ok := strings.CutPrefix(route.Operation, "/models")
+	if !ok || route.Dialect == openaiapi.Other || route.Deployment != "" || rest != "" && rest[0] != '/' {
+		return false
+	}
+	name, err := url.PathUnescape(strings.Trim(rest, "/"))
+	switch {
+	case err != nil:
+		return false
+	case name == "":
+		list := struct {
+			Object string        `json:"object"`
+			Data   []modelObject `json:"data"`
+		}{Object: "list"}
+		for _, model := range models {
+			list.Data = append(list.Data, describeModel(model))
+		}
+		writeResponse(w, jsonResponse(r, http.StatusOK, list))
+	case slices.Contains(models, name):
+		writeResponse(w, jsonResponse(r, http.StatusOK, describeModel(name)))
+	default:
+		unknownModel(name, models).write(w, r)
+	}
+	return true
+}
+
+func describeModel(name string) modelObject {
+	return modelObject{ID: name, Object: "model", OwnedBy: "openai_lb"}
+}

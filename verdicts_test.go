@@ -1,0 +1,213 @@
+package openailb
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/klauspost/compress/zstd"
+)
+
+// says answers with a status, a body, and headers in pairs.
+func says(code int, body string, headers ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		for i := 0; i+1 < len(headers); i += 2 {
+			w.Header().Set(headers[i], headers[i+1])
+		}
+		w.WriteHeader(code)
+		io.WriteString(w, body)
+	}
+}
+
+func gzipped(text string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	io.WriteString(w, text)
+	w.Close()
+	return b.String()
+}
+
+func zstandard(text string) string {
+	w, _ := zstd.NewWriter(nil)
+	return string(w.EncodeAll([]byte(text), nil))
+}
+
+// aborts closes the connection without an answer.
+func aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+
+// garbage answers with what is not HTTP.
+func garbage(w http.ResponseWriter, _ *http.Request) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	io.WriteString(conn, "SSH-2.0-OpenSSH_9.2p1\r\n")
+	conn.Close()
+}
+
+// What a reply means: the docs' page about replies, row by row, through Caddy
+// itself. The first backend gives the reply, the second would serve.
+func TestWhatAReplyMeans(t *testing.T) {
+	const quota = `{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`
+	const azure429 = `{"error":{"code":"429","message":"Rate limit is exceeded. Try again in 50 seconds."}}`
+	const whole, model, nobody = "whole backend", "model", "nobody"
+	for _, c := range []struct {
+		name    string
+		reply   http.HandlerFunc
+		class   string
+		scope   string
+		seconds float64
+		level   string
+		goesOn  bool
+	}{
+		{"429 with a Retry-After", says(429, "{}", "Retry-After", "20"), "throttled", model, 20, "info", true},
+		{"429 with milliseconds", says(429, "{}", "Retry-After-Ms", "1043"), "throttled", model, 1.043, "info", true},
+		{"429 without a hint", says(429, `{"error":{"message":"no"}}`), "throttled", model, 10, "info", true},
+		{"429 for a day", says(429, "{}", "Retry-After", "86400"), "throttled", model, 300, "info", true},
+		{"429 that says it in words", says(429, azure429), "throttled", model, 50, "info", true},
+		{"429 that says it in gzip", says(429, gzipped(azure429), "Content-Encoding", "gzip"), "throttled", model, 50, "info", true},
+		{"429 that says it in zstd", says(429, zstandard(azure429), "Content-Encoding", "zstd"), "throttled", model, 50, "info", true},
+		{"429 whose limits are all used up", says(429, "{}", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "6.5s"), "throttled", model, 6.5, "info", true},
+		{"429 of Mistral", says(429, `{"object":"error","message":"Rate limit exceeded","type":"rate_limited","code":"1300"}`), "throttled", model, 10, "info", true},
+		{"429 of OpenRouter", says(429, `{"error":{"code":429,"message":"try again in 3s"}}`), "throttled", model, 3, "info", true},
+		{"429 in HTML", says(429, "<h1>Too many</h1>"), "throttled", model, 10, "info", true},
+		{"429 for want of quota", says(429, quota), "quota", whole, 300, "error", true},
+		{"429 for want of quota, in gzip", says(429, gzipped(quota), "Content-Encoding", "gzip"), "quota", whole, 300, "error", true},
+		{"402", says(402, "{}"), "quota", whole, 300, "error", true},
+		{"429 for a request that is too large", says(429, `{"error":{"message":"Request too large for gpt-4o: Limit 3, Requested 4"}}`), "too_large", nobody, 0, "", true},
+		{"429 no_capacity", says(429, `{"error":{"type":"too_many_requests","code":"no_capacity"}}`), "overloaded", model, 10, "info", true},
+		{"429 slow_down with a hint", says(429, `{"error":{"type":"rate_limit_error","code":"slow_down"}}`, "Retry-After", "4"), "overloaded", model, 4, "info", true},
+		{"503", says(503, "{}"), "overloaded", model, 10, "info", true},
+		{"503 with a hint", says(503, "{}", "Retry-After", "30"), "overloaded", model, 30, "info", true},
+		{"529", says(529, "{}"), "overloaded", model, 10, "info", true},
+		{"498", says(498, "{}"), "overloaded", model, 10, "info", true},
+		{"500", says(500, "{}"), "failed", model, 10, "warn", true},
+		{"502", says(502, "{}"), "failed", model, 10, "warn", true},
+		{"504", says(504, "{}"), "failed", model, 10, "warn", true},
+		{"424", says(424, "{}"), "failed", model, 10, "warn", true},
+		{"408", says(408, "{}"), "failed", model, 10, "warn", true},
+		{"401", says(401, `{"error":{"code":"401"}}`), "credential", whole, 60, "error", true},
+		{"403 of a firewall", says(403, `{"error":{"message":"Access denied due to Virtual Network/Firewall rules."}}`), "credential", whole, 60, "error", true},
+		{"403 about the content", says(403, `{"error":{"type":"user_error","message":"no"}}`), "client_error", nobody, 0, "", false},
+		{"404 DeploymentNotFound", says(404, `{"error":{"code":"DeploymentNotFound"}}`), "no_model", model, 60, "error", true},
+		{"404 model_not_found", says(404, `{"error":{"code":"model_not_found"}}`), "no_model", model, 60, "error", true},
+		{"404 of a stored object", says(404, `{"error":{"message":"No such file object: file-1"}}`), "client_error", nobody, 0, "", false},
+		{"400", says(400, `{"error":{"code":"content_filter"}}`), "client_error", nobody, 0, "", false},
+		{"409", says(409, "{}"), "client_error", nobody, 0, "", false},
+		{"422", says(422, "{}"), "client_error", nobody, 0, "", false},
+		{"a connection that breaks", aborts, "unreachable", whole, 10, "warn", true},
+		{"what is not HTTP", garbage, "unreachable", whole, 10, "warn", true},
+		{"a redirect", says(307, "", "Location", "/elsewhere"), "served", nobody, 0, "", false},
+		{"200", says(200, "{}"), "served", nobody, 0, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, serverA := listen(t, "a")
+			a.replies(c.reply)
+			b, serverB := listen(t, "b")
+			logs := filepath.Join(t.TempDir(), "log.json")
+			port := freePort(t)
+			reload(t, fmt.Sprintf(`{
+				admin off
+				debug
+				log {
+					output file %s
+				}
+			}
+			http://127.0.0.1:%d {
+				openai_lb {
+					backend %s {
+						name a
+					}
+					backend %s {
+						name b
+						priority 2
+					}
+				}
+			}`, logs, port, serverA.URL, serverB.URL))
+			client := newClient(t)
+			client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			reply := ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "Accept-Encoding", "gzip, zstd")
+			if err := caddy.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			wantFrom, wantCallsOfB := "a", 0
+			if c.goesOn {
+				wantFrom, wantCallsOfB = "b", 1
+			}
+			if reply.err != nil || reply.backend != wantFrom {
+				t.Errorf("the client got %d of %q (%v), want %s's reply", reply.status, reply.backend, reply.err, wantFrom)
+			}
+			if n, m := len(a.received()), len(b.received()); n != 1 || m != wantCallsOfB {
+				t.Errorf("a was called %d times and b %d, want 1 and %d", n, m, wantCallsOfB)
+			}
+			attempt, benched := logged(t, logs)
+			if attempt.Class != c.class {
+				t.Errorf("the reply was taken for %q, want %q", attempt.Class, c.class)
+			}
+			scope := nobody
+			switch {
+			case benched == nil:
+				benched = new(logEntry)
+			case benched.Model == "":
+				scope = whole
+			case benched.Model == "gpt-4o":
+				scope = model
+			}
+			if scope != c.scope || benched.Seconds != c.seconds || benched.Level != c.level {
+				t.Errorf("benched %s for %v s at %s, want %s for %v s at %s", scope, benched.Seconds, benched.Level, c.scope, c.seconds, c.level)
+			}
+		})
+	}
+}
+
+type logEntry struct {
+	Level, Msg, Backend, Class, Model string
+	Seconds                           float64
+}
+
+// logged returns a's first attempt and its bench, if it was benched.
+func logged(t *testing.T, file string) (attempt logEntry, benched *logEntry) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var entry logEntry
+		if json.Unmarshal([]byte(line), &entry) != nil || entry.Backend != "a" {
+			continue
+		}
+		switch entry.Msg {
+		case "attempt":
+			attempt = entry
+		case "backend benched":
+			benched = &entry
+		}
+	}
+	return attempt, benched
+}
+
+func TestABackendThatRefusesConnectionsIsUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := l.Addr().String()
+	l.Close()
+	_, server := listen(t, "b")
+	port := freePort(t)
+	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nopenai_lb {\nbackend http://%s\nbackend %s {\npriority 2\n}\n}\n}", port, closed, server.URL))
+	for range 3 {
+		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)).wantServed(t, "b")
+	}
+}
