@@ -26,6 +26,8 @@ type backend struct {
 	simulator string
 	// options are those of the balancer's backend. Default: azureBackend.
 	options string
+	// base is the path at which its API begins. Default: none.
+	base string
 	// down means that nothing listens there.
 	down bool
 	// sees is what it answers to the requests it gets: statuses, 0 for a
@@ -33,6 +35,13 @@ type backend struct {
 	sees []int
 	// paths are those of the requests it gets. Default: not checked.
 	paths []string
+	// models are the names by which they ask for a model. Default: not checked.
+	models []string
+}
+
+// root is the path below which the simulator is.
+func (b backend) root() string {
+	return strings.TrimSuffix(b.base, "/v1")
 }
 
 const (
@@ -78,7 +87,7 @@ func tryStart(t *testing.T, backends []backend) (*site, error) {
 		if b.down {
 			url = fmt.Sprintf("http://127.0.0.1:%d", i+1)
 		}
-		s.simulators = append(s.simulators, url)
+		s.simulators = append(s.simulators, url+b.root())
 	}
 	config := s.caddyfile(backends)
 	if err := os.WriteFile(filepath.Join(dir, "Caddyfile"), []byte(config), 0o600); err != nil {
@@ -142,10 +151,11 @@ func (s *site) caddyfile(backends []backend) string {
 		if options == "" {
 			options = azureBackend
 		}
-		fmt.Fprintf(&lb, "backend %s {\n name %s\n priority %d\n %s\n}\n", s.simulators[i], names[i], i+1, options)
+		address := strings.TrimSuffix(s.simulators[i], b.root())
+		fmt.Fprintf(&lb, "backend %s {\n name %s\n priority %d\n %s\n}\n", address+b.base, names[i], i+1, options)
 		if !b.down {
-			fmt.Fprintf(&simulators, "%s {\n openai_simulator {\n name %s\n api_key right\n output_tokens 5\n %s\n }\n}\n",
-				s.simulators[i], names[i], b.simulator)
+			fmt.Fprintf(&simulators, "%s {\n handle_path %s/* {\n openai_simulator {\n name %s\n api_key right\n output_tokens 5\n %s\n }\n }\n}\n",
+				address, b.root(), names[i], b.simulator)
 		}
 	}
 	return fmt.Sprintf(`{
@@ -192,8 +202,9 @@ type status struct {
 	InFlight int `json:"in_flight"`
 	Early    int `json:"early"` // requests before the time that a 429 named
 	Last     []struct {
-		Status int    `json:"status"`
-		Path   string `json:"path"`
+		Status     int    `json:"status"`
+		Path       string `json:"path"`
+		Deployment string `json:"deployment"`
 	} `json:"last"`
 }
 

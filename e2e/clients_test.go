@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,12 +23,16 @@ import (
 
 // order is what a client in any language is to do.
 type order struct {
-	URL        string   `json:"url"`
-	Client     string   `json:"client"` // OpenAI or AzureOpenAI
-	APIVersion string   `json:"api_version"`
-	Model      string   `json:"model"`
-	Calls      []string `json:"calls"`
-	Retries    *int     `json:"retries,omitempty"` // nil: the SDK's default
+	Client     string        `json:"client"` // OpenAI or AzureOpenAI
+	URL        string        `json:"url"`    // its base URL or, of AzureOpenAI, its endpoint
+	APIVersion string        `json:"api_version"`
+	Calls      []orderedCall `json:"calls"`
+	Retries    *int          `json:"retries,omitempty"` // nil: the SDK's default
+}
+
+type orderedCall struct {
+	Name  string `json:"name"`
+	Model string `json:"model"`
 }
 
 // outcome is what came of a call, as the SDK tells it.
@@ -38,6 +43,7 @@ type outcome struct {
 	Finish     string   `json:"finish"`
 	Tokens     int64    `json:"tokens"`
 	Dimensions int      `json:"dimensions"` // of an embedding
+	Models     string   `json:"models"`     // with commas between them
 	Error      apiError `json:"error"`
 }
 
@@ -46,6 +52,7 @@ type apiError struct {
 	Status     int    `json:"status"`
 	Code       string `json:"code"`
 	Type       string `json:"type"`
+	Message    string `json:"message"`
 	RequestID  string `json:"request_id"`
 	RetryAfter string `json:"retry_after"`
 }
@@ -144,33 +151,35 @@ func runGo(t *testing.T, s *site, o order) []outcome {
 	if o.Client == "AzureOpenAI" {
 		options = append(options, azure.WithEndpoint(o.URL, o.APIVersion), azure.WithAPIKey("client-key"))
 	} else {
-		options = append(options, option.WithBaseURL(o.URL+"/v1"), option.WithAPIKey("client-key"))
+		options = append(options, option.WithBaseURL(o.URL), option.WithAPIKey("client-key"))
 	}
 	if o.Retries != nil {
 		options = append(options, option.WithMaxRetries(*o.Retries))
 	}
-	c := goClient{openai.NewClient(options...), o.Model}
-	calls := map[string]func(context.Context, option.RequestOption) (outcome, error){
-		"chat":               c.chat,
-		"streamed chat":      c.streamedChat,
-		"embeddings":         c.embeddings,
-		"responses":          c.responses,
-		"streamed responses": c.streamedResponses,
+	client := openai.NewClient(options...)
+	calls := map[string]func(goClient, context.Context, option.RequestOption) (outcome, error){
+		"chat":               goClient.chat,
+		"streamed chat":      goClient.streamedChat,
+		"embeddings":         goClient.embeddings,
+		"responses":          goClient.responses,
+		"streamed responses": goClient.streamedResponses,
+		"transcription":      goClient.transcription,
+		"models":             goClient.models,
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	var results []outcome
 	for _, call := range o.Calls {
 		var res *http.Response
-		got, err := calls[call](ctx, option.WithResponseInto(&res))
+		got, err := calls[call.Name](goClient{client, call.Model}, ctx, option.WithResponseInto(&res))
 		var refused *openai.Error
 		switch {
 		case errors.As(err, &refused):
 			header := refused.Response.Header
 			got = outcome{Error: apiError{Status: refused.StatusCode, Code: refused.Code, Type: refused.Type,
-				RequestID: header.Get("x-request-id"), RetryAfter: header.Get("retry-after")}}
+				Message: refused.Message, RequestID: header.Get("x-request-id"), RetryAfter: header.Get("retry-after")}}
 		case err != nil:
-			t.Fatalf("%s: %v", call, err)
+			t.Fatalf("%s: %v", call.Name, err)
 		default:
 			got.Backend = res.Header.Get("x-simulator")
 		}
@@ -261,4 +270,27 @@ func (c goClient) streamedResponses(ctx context.Context, o option.RequestOption)
 		}
 	}
 	return got, stream.Err()
+}
+
+func (c goClient) transcription(ctx context.Context, o option.RequestOption) (outcome, error) {
+	transcription, err := c.Audio.Transcriptions.New(ctx, openai.AudioTranscriptionNewParams{
+		Model: c.model,
+		File:  openai.File(strings.NewReader("RIFF\x04\x00\x00\x00WAVE\r\n--\xff"), "hello.wav", "audio/wav"),
+	}, o)
+	if err != nil {
+		return outcome{}, err
+	}
+	return outcome{Text: transcription.Text}, nil
+}
+
+func (c goClient) models(ctx context.Context, o option.RequestOption) (outcome, error) {
+	list, err := c.Models.List(ctx, o)
+	if err != nil {
+		return outcome{}, err
+	}
+	var ids []string
+	for _, model := range list.Data {
+		ids = append(ids, model.ID)
+	}
+	return outcome{Models: strings.Join(ids, ", ")}, nil
 }

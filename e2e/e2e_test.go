@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -65,7 +66,7 @@ func run(m *testing.M) int {
 // scenario is a fact about clients of the balancer, in whatever language.
 type scenario struct {
 	name string
-	// clients are the kinds it holds for. Default: both.
+	// clients are the kinds it holds for. Default: OpenAI and AzureOpenAI.
 	clients  []string
 	backends []backend
 	// retries tells that the client makes its SDK's retries.
@@ -77,14 +78,19 @@ type scenario struct {
 // serves it, or it fails.
 type call struct {
 	name  string
+	model string // Default: gpt-4o
 	from  string
 	fails apiError
+	lists string // of models, which the balancer answers itself
 }
 
+// Kinds of clients. OpenAIAtAzureV1 is an OpenAI client whose base URL is that
+// of Azure's v1 API.
 var (
-	onlyOpenAI = []string{"OpenAI"}
-	onlyAzure  = []string{"AzureOpenAI"}
-	throttled  = apiError{Class: "RateLimitError", Status: 429, Code: "rate_limit_exceeded", Type: "rate_limit_error"}
+	onlyV1    = []string{"OpenAI", "OpenAIAtAzureV1"}
+	onlyAzure = []string{"AzureOpenAI"}
+	everyKind = slices.Concat(onlyV1, onlyAzure)
+	throttled = apiError{Class: "RateLimitError", Status: 429, Code: "rate_limit_exceeded", Type: "rate_limit_error"}
 )
 
 var everyOperation = []call{
@@ -98,7 +104,7 @@ var everyOperation = []call{
 var scenarios = []scenario{
 	{
 		name:    "an OpenAI backend serves every operation",
-		clients: onlyOpenAI,
+		clients: onlyV1,
 		backends: []backend{{
 			options: openAIBackend,
 			sees:    []int{200, 200, 200, 200, 200},
@@ -108,7 +114,7 @@ var scenarios = []scenario{
 	},
 	{
 		name:    "an Azure backend serves every operation under its own path",
-		clients: onlyOpenAI,
+		clients: onlyV1,
 		backends: []backend{{
 			options: azureBackend,
 			sees:    []int{200, 200, 200, 200, 200},
@@ -217,6 +223,116 @@ var scenarios = []scenario{
 		backend{simulator: "fault status:500", sees: []int{500}},
 		backend{simulator: "fault reset", sees: []int{0}},
 	),
+	mixedPool(onlyV1, "/openai/v1", "/openai/v1"),
+	mixedPool(onlyAzure, "/openai/deployments/gpt-4o-ptu", "/openai/deployments/whisper-eu"),
+	{
+		name:    "Azure is asked for responses by the name of the deployment",
+		clients: onlyV1,
+		backends: []backend{{
+			simulator: "deployments gpt-4o-ptu",
+			options:   azureBackend + "\n model gpt-4o gpt-4o-ptu",
+			sees:      []int{200, 200},
+			paths:     []string{"/openai/v1/responses", "/openai/v1/responses"},
+		}},
+		calls: []call{
+			{name: "responses", from: "first"},
+			{name: "streamed responses", from: "first"},
+		},
+	},
+	{
+		name:    "a model fails over from Azure to OpenAI",
+		clients: everyKind,
+		backends: []backend{
+			{
+				simulator: "deployments gpt-4o-ptu\n fault status:429:44",
+				options:   azureBackend + "\n model gpt-4o gpt-4o-ptu",
+				sees:      []int{429},
+				models:    []string{"gpt-4o-ptu"},
+			},
+			{
+				base:      "/v1",
+				simulator: "deployments gpt-4o-2024-11-20",
+				options:   openAIBackend + "\n model gpt-4o gpt-4o-2024-11-20",
+				sees:      []int{200, 200},
+				paths:     []string{"/v1/chat/completions", "/v1/chat/completions"},
+			},
+		},
+		calls: []call{
+			{name: "chat", from: "second"},
+			{name: "streamed chat", from: "second"},
+		},
+	},
+	{
+		name:    "a model fails over from OpenAI to Azure",
+		clients: everyKind,
+		backends: []backend{
+			{
+				base:      "/team-a/v1",
+				simulator: "deployments whisper-1\n fault status:429:44",
+				options:   openAIBackend + "\n model whisper-1",
+				sees:      []int{429},
+				paths:     []string{"/v1/audio/transcriptions"},
+			},
+			{
+				simulator: "deployments whisper-eu",
+				options:   azureBackend + "\n model whisper-1 whisper-eu",
+				sees:      []int{200},
+			},
+		},
+		calls: []call{{name: "transcription", model: "whisper-1", from: "second"}},
+	},
+}
+
+// mixedPool is the scenario that backends of either dialect, each with other
+// models, serve such clients as one, and that these are the paths under which
+// the one of Azure has its chat and its transcriptions.
+func mixedPool(clients []string, chat, transcription string) scenario {
+	const union = "gpt-4o, whisper-1, o3, gpt-4o-transcribe, llama-3.3-70b, text-embedding-3-small"
+	return scenario{
+		name:    "a mixed pool serves every model by the name it has where it is",
+		clients: clients,
+		backends: []backend{
+			{
+				simulator: "deployments gpt-4o-ptu whisper-eu",
+				options:   azureBackend + "\n model gpt-4o gpt-4o-ptu\n model whisper-1 whisper-eu",
+				sees:      []int{200, 200, 200},
+				paths:     []string{chat + "/chat/completions", chat + "/chat/completions", transcription + "/audio/transcriptions"},
+				models:    []string{"gpt-4o-ptu", "gpt-4o-ptu", "whisper-eu"},
+			},
+			{
+				base:      "/v1",
+				simulator: "deployments o3-2025-04-16 gpt-4o-transcribe",
+				options:   openAIBackend + "\n model o3 o3-2025-04-16\n model gpt-4o-transcribe",
+				sees:      []int{200, 200, 200, 200, 200},
+				paths: []string{"/v1/chat/completions", "/v1/chat/completions", "/v1/responses", "/v1/responses",
+					"/v1/audio/transcriptions"},
+				models: []string{"o3-2025-04-16", "o3-2025-04-16", "o3-2025-04-16", "o3-2025-04-16", "gpt-4o-transcribe"},
+			},
+			{
+				base:      "/team-a/v1",
+				simulator: "deployments llama-3.3-70b bge-large",
+				options:   openAIBackend + "\n model llama-3.3-70b\n model text-embedding-3-small bge-large",
+				sees:      []int{200, 200},
+				paths:     []string{"/v1/chat/completions", "/v1/embeddings"},
+				models:    []string{"llama-3.3-70b", "bge-large"},
+			},
+		},
+		calls: []call{
+			{name: "models", lists: union},
+			{name: "chat", from: "first"},
+			{name: "streamed chat", from: "first"},
+			{name: "transcription", model: "whisper-1", from: "first"},
+			{name: "chat", model: "o3", from: "second"},
+			{name: "streamed chat", model: "o3", from: "second"},
+			{name: "responses", model: "o3", from: "second"},
+			{name: "streamed responses", model: "o3", from: "second"},
+			{name: "transcription", model: "gpt-4o-transcribe", from: "second"},
+			{name: "chat", model: "llama-3.3-70b", from: "third"},
+			{name: "embeddings", model: "text-embedding-3-small", from: "third"},
+			{name: "chat", model: "gpt-9", fails: apiError{Class: "NotFoundError", Status: 404, Code: "model_not_found",
+				Type: "invalid_request_error", Message: "'gpt-9' does not exist here. There are: " + union + "."}},
+		},
+	}
 }
 
 // failover is the scenario that the next backend serves what these do not.
@@ -240,7 +356,7 @@ const text = "This reply comes from a"
 // want is what the SDK should tell of the call.
 func (c call) want() outcome {
 	if c.from == "" {
-		return outcome{Error: c.fails}
+		return outcome{Error: c.fails, Models: c.lists}
 	}
 	want := outcome{Backend: c.from}
 	switch c.name {
@@ -250,7 +366,11 @@ func (c call) want() outcome {
 	case "streamed chat", "streamed responses":
 		want.Deltas = 5
 	}
-	want.Text, want.Tokens, want.Finish = text, 5, "stop"
+	want.Text = text
+	if c.name == "transcription" {
+		return want
+	}
+	want.Tokens, want.Finish = 5, "stop"
 	if strings.HasSuffix(c.name, "responses") {
 		want.Finish = "completed"
 	}
@@ -261,7 +381,7 @@ func TestOfficialSDKs(t *testing.T) {
 	for _, sc := range scenarios {
 		clients := sc.clients
 		if clients == nil {
-			clients = slices.Concat(onlyOpenAI, onlyAzure)
+			clients = []string{"OpenAI", "AzureOpenAI"}
 		}
 		for _, client := range clients {
 			for _, language := range languages {
@@ -278,9 +398,16 @@ func TestOfficialSDKs(t *testing.T) {
 }
 
 func (sc scenario) order(url, client string) order {
-	o := order{URL: url, Client: client, APIVersion: "2024-10-21", Model: "gpt-4o"}
+	o := order{Client: client, URL: url, APIVersion: "2024-10-21"}
+	switch client {
+	case "OpenAI":
+		o.URL += "/v1"
+	case "OpenAIAtAzureV1":
+		o.Client = "OpenAI"
+		o.URL += "/openai/v1"
+	}
 	for _, c := range sc.calls {
-		o.Calls = append(o.Calls, c.name)
+		o.Calls = append(o.Calls, orderedCall{c.name, cmp.Or(c.model, "gpt-4o")})
 	}
 	if !sc.retries {
 		o.Retries = new(int)
@@ -304,8 +431,12 @@ func (sc scenario) checkClient(t *testing.T, got []outcome) {
 		if want.Error.RetryAfter == "" {
 			got.Error.RetryAfter = ""
 		}
+		// SDKs put something before it
+		if strings.Contains(got.Error.Message, want.Error.Message) {
+			got.Error.Message = want.Error.Message
+		}
 		if got != want {
-			t.Errorf("%s:\n got %+v\nwant %+v", c.name, got, want)
+			t.Errorf("%s %s:\n got %+v\nwant %+v", c.name, c.model, got, want)
 		}
 	}
 }
@@ -316,16 +447,20 @@ func (sc scenario) checkBackends(t *testing.T, s *site) {
 			continue
 		}
 		st := s.status(t, i)
-		statuses, paths := []int{}, []string{}
+		statuses, paths, models := []int{}, []string{}, []string{}
 		for _, request := range st.Last {
 			statuses = append(statuses, request.Status)
 			paths = append(paths, request.Path)
+			models = append(models, request.Deployment)
 		}
 		if !slices.Equal(statuses, b.sees) {
 			t.Errorf("the %s backend answered %v, want %v", names[i], statuses, b.sees)
 		}
 		if b.paths != nil && !slices.Equal(paths, b.paths) {
 			t.Errorf("the %s backend was asked for %q, want %q", names[i], paths, b.paths)
+		}
+		if b.models != nil && !slices.Equal(models, b.models) {
+			t.Errorf("the %s backend was asked for the models %q, want %q", names[i], models, b.models)
 		}
 		if st.Early > 0 {
 			t.Errorf("the %s backend got %d requests before its time", names[i], st.Early)

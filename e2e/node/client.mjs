@@ -1,6 +1,6 @@
 // Makes the calls that its argument orders, one after the other, and prints
 // what came of each as one line of JSON.
-import { APIError, AzureOpenAI, OpenAI } from "openai";
+import { APIError, AzureOpenAI, OpenAI, toFile } from "openai";
 
 const order = JSON.parse(process.argv[2]);
 const options = { apiKey: "client-key", timeout: 20_000 };
@@ -8,14 +8,14 @@ if (order.retries !== undefined) options.maxRetries = order.retries;
 const client =
   order.client === "AzureOpenAI"
     ? new AzureOpenAI({ ...options, endpoint: order.url, apiVersion: order.api_version })
-    : new OpenAI({ ...options, baseURL: order.url + "/v1" });
+    : new OpenAI({ ...options, baseURL: order.url });
 
-const chat = { model: order.model, messages: [{ role: "user", content: "Hello?" }] };
-const question = { model: order.model, input: "Hello?" };
+const messages = [{ role: "user", content: "Hello?" }];
+const input = "Hello?";
 
 const calls = {
-  async chat() {
-    const { data, response } = await client.chat.completions.create(chat).withResponse();
+  async chat(model) {
+    const { data, response } = await client.chat.completions.create({ model, messages }).withResponse();
     const [choice] = data.choices;
     return {
       backend: response.headers.get("x-simulator"),
@@ -25,9 +25,9 @@ const calls = {
     };
   },
 
-  async "streamed chat"() {
+  async "streamed chat"(model) {
     const { data, response } = await client.chat.completions
-      .create({ ...chat, stream: true, stream_options: { include_usage: true } })
+      .create({ model, messages, stream: true, stream_options: { include_usage: true } })
       .withResponse();
     const got = { backend: response.headers.get("x-simulator"), text: "", deltas: 0 };
     for await (const chunk of data) {
@@ -43,13 +43,13 @@ const calls = {
     return got;
   },
 
-  async embeddings() {
-    const { data, response } = await client.embeddings.create(question).withResponse();
+  async embeddings(model) {
+    const { data, response } = await client.embeddings.create({ model, input }).withResponse();
     return { backend: response.headers.get("x-simulator"), dimensions: data.data[0].embedding.length };
   },
 
-  async responses() {
-    const { data, response } = await client.responses.create(question).withResponse();
+  async responses(model) {
+    const { data, response } = await client.responses.create({ model, input }).withResponse();
     return {
       backend: response.headers.get("x-simulator"),
       text: data.output_text,
@@ -58,8 +58,8 @@ const calls = {
     };
   },
 
-  async "streamed responses"() {
-    const { data, response } = await client.responses.create({ ...question, stream: true }).withResponse();
+  async "streamed responses"(model) {
+    const { data, response } = await client.responses.create({ model, input, stream: true }).withResponse();
     const got = { backend: response.headers.get("x-simulator"), text: "", deltas: 0 };
     for await (const event of data) {
       if (event.type === "response.output_text.delta") {
@@ -72,12 +72,23 @@ const calls = {
     }
     return got;
   },
+
+  async transcription(model) {
+    const file = await toFile(Buffer.from("RIFF\x04\0\0\0WAVE\r\n--\xff", "latin1"), "hello.wav", { type: "audio/wav" });
+    const { data, response } = await client.audio.transcriptions.create({ model, file }).withResponse();
+    return { backend: response.headers.get("x-simulator"), text: data.text };
+  },
+
+  async models() {
+    const { data, response } = await client.models.list().withResponse();
+    return { backend: response.headers.get("x-simulator"), models: data.data.map(({ id }) => id).join(", ") };
+  },
 };
 
 const results = [];
-for (const call of order.calls) {
+for (const { name, model } of order.calls) {
   try {
-    results.push(await calls[call]());
+    results.push(await calls[name](model));
   } catch (err) {
     if (!(err instanceof APIError)) throw err;
     results.push({
@@ -86,6 +97,7 @@ for (const call of order.calls) {
         status: err.status,
         code: err.code,
         type: err.type,
+        message: err.message,
         request_id: err.requestID,
         retry_after: err.headers?.get("retry-after"),
       },

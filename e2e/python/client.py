@@ -13,13 +13,13 @@ if "retries" in order:
 if order["client"] == "AzureOpenAI":
     client = openai.AzureOpenAI(azure_endpoint=order["url"], api_version=order["api_version"], **options)
 else:
-    client = openai.OpenAI(base_url=order["url"] + "/v1", **options)
+    client = openai.OpenAI(base_url=order["url"], **options)
 
 messages = [{"role": "user", "content": "Hello?"}]
-model, question = order["model"], "Hello?"
+question = "Hello?"
 
 
-def chat():
+def chat(model):
     raw = client.chat.completions.with_raw_response.create(model=model, messages=messages)
     completion = raw.parse()
     return {
@@ -30,7 +30,7 @@ def chat():
     }
 
 
-def streamed_chat():
+def streamed_chat(model):
     raw = client.chat.completions.with_raw_response.create(
         model=model, messages=messages, stream=True, stream_options={"include_usage": True}
     )
@@ -47,12 +47,12 @@ def streamed_chat():
     return got
 
 
-def embeddings():
+def embeddings(model):
     raw = client.embeddings.with_raw_response.create(model=model, input=question)
     return {"backend": raw.headers["x-simulator"], "dimensions": len(raw.parse().data[0].embedding)}
 
 
-def responses():
+def responses(model):
     raw = client.responses.with_raw_response.create(model=model, input=question)
     response = raw.parse()
     return {
@@ -63,7 +63,7 @@ def responses():
     }
 
 
-def streamed_responses():
+def streamed_responses(model):
     raw = client.responses.with_raw_response.create(model=model, input=question, stream=True)
     got = {"backend": raw.headers["x-simulator"], "text": "", "deltas": 0}
     for event in raw.parse():
@@ -76,9 +76,20 @@ def streamed_responses():
     return got
 
 
+def transcription(model):
+    file = ("hello.wav", b"RIFF\x04\0\0\0WAVE\r\n--\xff", "audio/wav")
+    raw = client.audio.transcriptions.with_raw_response.create(model=model, file=file)
+    return {"backend": raw.headers["x-simulator"], "text": raw.parse().text}
+
+
+def models(_):
+    raw = client.models.with_raw_response.list()
+    return {"backend": raw.headers.get("x-simulator"), "models": ", ".join(m.id for m in raw.parse().data)}
+
+
 def outcome(call):
     try:
-        return globals()[call.replace(" ", "_")]()
+        return globals()[call["name"].replace(" ", "_")](call["model"])
     except openai.APIStatusError as err:
         return {
             "error": {
@@ -86,6 +97,7 @@ def outcome(call):
                 "status": err.status_code,
                 "code": err.code,
                 "type": err.type,
+                "message": err.message,
                 "request_id": err.request_id,
                 "retry_after": err.response.headers.get("retry-after"),
             }
