@@ -34,16 +34,14 @@ const (
 	Unreachable Class = "unreachable"
 	// Timeout: no headers in time.
 	Timeout Class = "timeout"
+	// BrokenStream: the reply broke off, or told of an error, after its
+	// beginning had gone to the client.
+	BrokenStream Class = "broken_stream"
 )
 
 // Failover reports whether the same request may succeed on another backend.
 func (c Class) Failover() bool {
-	return c != Served && c != ClientError
-}
-
-// Benches reports whether the class keeps later requests away.
-func (c Class) Benches() bool {
-	return c.Failover() && c != TooLarge
+	return c != Served && c != ClientError && c != BrokenStream
 }
 
 // Promise reports whether the backend itself said when it is back, so that it
