@@ -87,9 +87,14 @@ func parseRoute(r *http.Request) route {
 
 	rest, ok := strings.CutPrefix(path, "/openai/v1/")
 	if !ok {
-		if rest, ok = strings.CutPrefix(path, "/v1/"); !ok {
-			return rt
-		}
+		rest, ok = strings.CutPrefix(path, "/v1/")
+	}
+	if !ok && rt.apiVersion != "" {
+		// what AzureOpenAI clients ask for that is not a deployment's
+		rest, ok = strings.CutPrefix(path, "/openai/")
+	}
+	if !ok {
+		return rt
 	}
 	id, isStored := strings.CutPrefix(rest, "responses/")
 	switch {
