@@ -3,6 +3,7 @@ package openailb
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"math"
 	"net/http"
@@ -30,19 +31,18 @@ type apiError struct {
 func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
 	wait := ex.pool.wait(ex, now)
+	res := ex.last
+	ex.last = nil
 	ex.committed()
-	if res := ex.last; res != nil {
-		ex.last = nil
+	if res != nil {
 		if !ex.pool.forward || res.StatusCode != http.StatusTooManyRequests {
 			rewriteHints(res.Header, wait)
 		}
-		for _, name := range providerHeaders {
-			delete(res.Header, name)
-		}
+		ex.removeProviderHeaders(res.Header)
 		return res
 	}
 	e := ex.apiError(now, wait)
-	res := e.response(req)
+	res = e.response(req)
 	if e.status == http.StatusTooManyRequests {
 		setHints(res.Header, wait)
 	}
@@ -135,6 +135,20 @@ func jsonResponse(req *http.Request, status int, value any) *http.Response {
 		ContentLength: int64(len(text)),
 		Request:       req,
 	}
+}
+
+// refuseBody answers a request whose body could not be read: it is over a
+// limit, or malformed, or its client left.
+func (ex *exchange) refuseBody(req *http.Request, err error) *http.Response {
+	ex.committed()
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return apiError{http.StatusRequestEntityTooLarge,
+			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
+			"invalid_request_error", "request_too_large"}.response(req)
+	}
+	return apiError{http.StatusBadRequest, "The request body could not be read.",
+		"invalid_request_error", "invalid_body"}.response(req)
 }
 
 // write sends the error to a client whose request went to no backend.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -200,23 +201,28 @@ func (b *Backend) nameOf(model string) string {
 // parseBackendURL accepts what can be a backend's URL. Its errors do not echo
 // the URL's user part.
 func parseBackendURL(rawURL string) (*url.URL, error) {
-	u, err := url.Parse(rawURL)
-	if err != nil {
-		var inner *url.Error
-		if errors.As(err, &inner) {
-			err = inner.Err
-		}
-		return nil, fmt.Errorf("url: %w", err)
+	shown := rawURL
+	if strings.ContainsAny(rawURL, "@?#") {
+		// somebody may have put a secret there
+		shown = "…"
 	}
+	u, err := url.Parse(rawURL)
 	switch {
-	case u.User != nil:
+	case strings.Contains(rawURL, "@"):
 		return nil, errors.New("url: a user or password is not allowed there, use api_key or header")
+	case err != nil:
+		return nil, fmt.Errorf("url %q: that is not a URL", shown)
 	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("url %q: expected it to begin with http:// or https://", rawURL)
+		return nil, fmt.Errorf("url %q: expected it to begin with http:// or https://", shown)
 	case u.Hostname() == "":
-		return nil, fmt.Errorf("url %q: expected a host", rawURL)
+		return nil, fmt.Errorf("url %q: expected a host", shown)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
-		return nil, fmt.Errorf("url %q: a query or fragment is not allowed", rawURL)
+		return nil, fmt.Errorf("url %q: a query or fragment is not allowed", shown)
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return nil, fmt.Errorf("url %q: expected a port from 1 to 65535", shown)
+		}
 	}
 	return u, nil
 }

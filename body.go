@@ -21,6 +21,7 @@ type body struct {
 	prefix  []byte
 	tail    io.ReadCloser // nil: prefix is all of it
 	touched bool          // tail is being read
+	tailErr error         // what reading it failed with
 	gone    bool          // prefix was let go
 	length  int64         // -1: unknown
 }
@@ -47,19 +48,12 @@ func (b *body) read(r *http.Request, limit int64) error {
 	return nil
 }
 
-// replayable reports whether the whole body can be sent again.
-func (b *body) replayable() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !b.touched
-}
-
 // attach makes the body that of an outgoing request, with model in place of
 // the one that it asks for, unless that is empty. progress is called whenever
 // more of an unbuffered body is sent.
-func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, progress func()) {
+func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, progress func()) *bodyReader {
 	reader := b.reader(asks, model, progress)
-	out.Body, out.ContentLength, out.GetBody = reader, reader.length, nil
+	out.Body, out.ContentLength, out.GetBody, out.TransferEncoding = reader, reader.length, nil, nil
 	if len(out.Trailer) > 0 {
 		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
 	} else if reader.length == 0 {
@@ -74,6 +68,7 @@ func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, p
 			return nil, errBodyGone
 		}
 	}
+	return reader
 }
 
 // reader reads the body from its beginning. It is nil if that is gone.
@@ -110,6 +105,24 @@ func (b *body) touch() {
 	b.touched = true
 }
 
+// readTail reads what was not buffered, and remembers why that failed: it is
+// the client's fault, not that of the backend that misses the rest.
+func (b *body) readTail(p []byte) (int, error) {
+	n, err := b.tail.Read(p)
+	if err != nil && err != io.EOF {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.tailErr = err
+	}
+	return n, err
+}
+
+func (b *body) failure() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.tailErr
+}
+
 // bodyReader reads the body for one attempt.
 type bodyReader struct {
 	body     *body
@@ -127,7 +140,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 		return n, err
 	}
 	r.progress()
-	return r.body.tail.Read(p)
+	return r.body.readTail(p)
 }
 
 // readBuffered reads what is in memory. At the end of it, it returns nothing
@@ -158,6 +171,20 @@ func (r *bodyReader) readBuffered(p []byte) (int, error) {
 	return 0, nil
 }
 
+// abandon ends the reading so that the body can be sent from its beginning
+// again. It fails if some of it was read that cannot be read twice.
+func (r *bodyReader) abandon() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.body.mu.Lock()
+	defer r.body.mu.Unlock()
+	if r.body.touched {
+		return false
+	}
+	r.closed, r.segments = true, nil
+	return true
+}
+
 // Close ends the reading. It closes nothing but itself: the server closes the
 // request's body.
 func (r *bodyReader) Close() error {
@@ -166,3 +193,10 @@ func (r *bodyReader) Close() error {
 	r.closed, r.segments = true, nil
 	return nil
 }
+
+// goneBody stands for a body that went to the backends. A handler that comes
+// after them must not take it for an empty one.
+type goneBody struct{}
+
+func (goneBody) Read([]byte) (int, error) { return 0, errBodyGone }
+func (goneBody) Close() error             { return nil }

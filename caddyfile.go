@@ -54,15 +54,19 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    lb_retries      <n>
 //	    lb_try_duration <duration>
 //
-//	    unhealthy_status        <code...>
-//	    fail_duration           <duration>
-//	    max_fails               <n>
-//	    retry_after_default     <duration>
-//	    retry_after_min         <duration>
-//	    retry_after_max         <duration>
-//	    all_throttled           respond|forward
-//	    request_buffers         <size>
-//	    response_header_timeout <duration>
+//	    unhealthy_status    <code...>
+//	    fail_duration       <duration>
+//	    max_fails           <n>
+//	    retry_after_default <duration>
+//	    retry_after_min     <duration>
+//	    retry_after_max     <duration>
+//	    all_throttled       respond|forward
+//
+//	    request_buffers            <size>
+//	    response_header_timeout    <duration>
+//	    stream_first_event_timeout <duration>
+//	    stream_idle_timeout        <duration>
+//	    stream_require_end
 //
 //	    reverse_proxy {
 //	        <options of reverse_proxy...>
@@ -167,15 +171,22 @@ func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
 //
 //	transport openai_lb {
-//	    unhealthy_status        <code...>
-//	    fail_duration           <duration>
-//	    max_fails               <n>
-//	    retry_after_default     <duration>
-//	    retry_after_min         <duration>
-//	    retry_after_max         <duration>
-//	    all_throttled           respond|forward
-//	    request_buffers         <size>
-//	    response_header_timeout <duration>
+//	    unhealthy_status    <code...>
+//	    fail_duration       <duration>
+//	    max_fails           <n>
+//	    retry_after_default <duration>
+//	    retry_after_min     <duration>
+//	    retry_after_max     <duration>
+//	    all_throttled       respond|forward
+//
+//	    request_buffers            <size>
+//	    response_header_timeout    <duration>
+//	    stream_first_event_timeout <duration>
+//	    stream_idle_timeout        <duration>
+//	    stream_require_end
+//	    stream_first_event_timeout <duration>
+//	    stream_idle_timeout     <duration>
+//	    stream_require_end
 //
 //	    http {
 //	        <options of the http transport...>
@@ -253,8 +264,17 @@ func (f *Failover) options() options {
 		"all_throttled": once(func(d *caddyfile.Dispenser) error {
 			return parseWord(d, &f.AllThrottled, respondThrottled, forwardThrottled)
 		}),
-		"request_buffers":         once(func(d *caddyfile.Dispenser) error { return parseSize(d, &f.RequestBuffers) }),
-		"response_header_timeout": once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.ResponseHeaderTimeout) }),
+		"request_buffers":            once(func(d *caddyfile.Dispenser) error { return parseSize(d, &f.RequestBuffers) }),
+		"response_header_timeout":    once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.ResponseHeaderTimeout) }),
+		"stream_first_event_timeout": once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.StreamFirstEventTimeout) }),
+		"stream_idle_timeout":        once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.StreamIdleTimeout) }),
+		"stream_require_end": once(func(d *caddyfile.Dispenser) error {
+			f.StreamRequireEnd = true
+			if d.NextArg() {
+				return d.Errf("stream_require_end takes no argument: unexpected '%s'", d.Val())
+			}
+			return nil
+		}),
 	}
 }
 

@@ -111,6 +111,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a size of nothing", "backend http://a\nrequest_buffers 0", []string{"Caddyfile:4", "request_buffers '0'", "32MiB"}},
 		{"negative retries", "backend http://a\nlb_retries -1", []string{"Caddyfile:4", "lb_retries '-1'", "0 or more"}},
 		{"another answer for all throttled", "backend http://a\nall_throttled wait", []string{"Caddyfile:4", "all_throttled 'wait'", "respond, forward"}},
+		{"an end that takes no argument", "backend http://a\nstream_require_end on", []string{"Caddyfile:4", "'on'"}},
+		{"a model without a name", "backend http://a {\nmodel\n}", []string{"Caddyfile:4", "model takes a name"}},
+		{"a model given twice", "backend http://a {\nmodel x\nmodel x y\n}", []string{"Caddyfile:5", "'x' is given twice"}},
 		{"a policy that does not exist", "backend http://a\nlb_policy best", []string{"Caddyfile:4", "best"}},
 		{"the policy of a plain reverse_proxy", "backend http://a\nlb_policy openai_lb", []string{"Caddyfile:4", "'openai_lb'"}},
 		{"an upstream for reverse_proxy", "backend http://a\nreverse_proxy {\nto b:80\n}", []string{"Caddyfile:", "upstreams", "openai_lb's own"}},
@@ -144,6 +147,8 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 
 func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 	for handler, want := range map[string]string{
+		`{"backends":[null]}`: "backend 1 is null",
+		`{"backends":[{"url":"http://a"}],"request_buffers":9223372036854775807}`: "request_buffers",
 		`{"backends":[]}`: "no backend",
 		`{"backends":[{"url":"http://a","weights":1}]}`:                           "weights",
 		`{"backends":[{"url":"http://a","weight":-1}]}`:                           "weight -1: expected 0 (drained) to 1000000",

@@ -37,9 +37,18 @@ var credentialHeaders = []string{
 // than ten custom headers. With x-ms-spillover-deployment a caller could move
 // its request to another deployment of the backend.
 var privateHeaders = []string{
-	"Cookie", "X-Ms-Spillover-Deployment",
-	"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
-	"X-Forwarded-Server", "X-Real-Ip", "Forwarded", "Via",
+	"Cookie", "X-Ms-Spillover-Deployment", "X-Real-Ip", "Forwarded", "Via",
+}
+
+func removePrivateHeaders(header http.Header) {
+	for _, name := range privateHeaders {
+		delete(header, name)
+	}
+	for name := range header {
+		if strings.HasPrefix(name, "X-Forwarded-") {
+			delete(header, name)
+		}
+	}
 }
 
 // credentialParams are query parameters that hold a caller's key.
@@ -65,9 +74,7 @@ func takeCredentials(r *http.Request) credentials {
 			delete(r.Header, name)
 		}
 	}
-	for _, name := range privateHeaders {
-		delete(r.Header, name)
-	}
+	removePrivateHeaders(r.Header)
 	if protocols, ok := r.Header["Sec-Websocket-Protocol"]; ok {
 		// reverse_proxy sends it in the spelling of RFC 6455
 		taken.header["Sec-WebSocket-Protocol"] = protocols

@@ -14,9 +14,10 @@ import (
 // exchange is the state of one request: what it asks for, its body, and which
 // members it tried. It belongs to the goroutine that serves the request.
 type exchange struct {
-	pool    *pool
-	request *http.Request
-	writer  http.ResponseWriter
+	pool      *pool
+	transport *Transport // the one whose attempts these are, if it is ours
+	request   *http.Request
+	writer    http.ResponseWriter
 
 	// maxAttempts is how many members the request may try. 0: all of them.
 	maxAttempts int
@@ -74,12 +75,16 @@ type exchangeCtxKey struct{}
 // for the transport: a selection policy cannot change the request's context.
 const exchangeVar = "openai_lb.exchange"
 
-func exchangeOf(ctx context.Context) *exchange {
-	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok {
+// exchangeOf returns the exchange that t makes attempts for. A request may
+// pass several handlers, each with an exchange of its own.
+func exchangeOf(ctx context.Context, t *Transport) *exchange {
+	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok && ex.transport == t {
 		return ex
 	}
-	ex, _ := caddyhttp.GetVar(ctx, exchangeVar).(*exchange)
-	return ex
+	if ex, ok := caddyhttp.GetVar(ctx, exchangeVar).(*exchange); ok && ex.transport == t {
+		return ex
+	}
+	return nil
 }
 
 // readBody takes in the request's body, of which up to limit bytes are kept.
@@ -130,7 +135,11 @@ func (ex *exchange) take() *member {
 		if ex.current != nil {
 			ex.attempts = append(ex.attempts, attempt{member: ex.current})
 		}
-		ex.next()
+		if ex.next() == nil && ex.transport == nil {
+			// without our transport, whether to go on is for reverse_proxy to say
+			ex.attempts = ex.attempts[:0]
+			ex.next()
+		}
 	}
 	ex.chosen = false
 	return ex.current
@@ -153,6 +162,7 @@ func (ex *exchange) dropLast() {
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
 	ex.done = true
+	ex.dropLast()
 	ex.body.release()
 	ex.credentials = credentials{}
 }

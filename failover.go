@@ -55,10 +55,22 @@ type Failover struct {
 	// backend. Default: 32 MiB.
 	RequestBuffers int64 `json:"request_buffers,omitempty"`
 
-	// ResponseHeaderTimeout is how long a backend may take to begin its
-	// reply. A reply that is not streamed begins when it is complete.
-	// Default: 10m.
+	// ResponseHeaderTimeout is how long a backend may take to begin a reply
+	// that is not streamed, which is when it is complete. Default: 10m.
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
+
+	// StreamFirstEventTimeout is how long a backend may take to begin a reply
+	// that is streamed. Default: 60s.
+	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
+
+	// StreamIdleTimeout is how long a reply may stall between two reads,
+	// before it is broken off. Default: 2m.
+	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
+
+	// StreamRequireEnd takes a stream for broken off that ends without
+	// [DONE] or response.completed, as some backends that fail end theirs.
+	// Default: false.
+	StreamRequireEnd bool `json:"stream_require_end,omitempty"`
 }
 
 // The values of all_throttled.
@@ -84,6 +96,8 @@ func (f *Failover) provision() error {
 		{"retry_after_min", &f.RetryAfterMin, 50 * time.Millisecond},
 		{"retry_after_max", &f.RetryAfterMax, 5 * time.Minute},
 		{"response_header_timeout", &f.ResponseHeaderTimeout, 10 * time.Minute},
+		{"stream_first_event_timeout", &f.StreamFirstEventTimeout, time.Minute},
+		{"stream_idle_timeout", &f.StreamIdleTimeout, 2 * time.Minute},
 	} {
 		if *d.value < 0 {
 			return fmt.Errorf("%s %s: expected a duration above 0", d.name, time.Duration(*d.value))
@@ -102,8 +116,8 @@ func (f *Failover) provision() error {
 	if f.MaxFails == 0 {
 		f.MaxFails = 1
 	}
-	if f.RequestBuffers < 0 {
-		return fmt.Errorf("request_buffers %d: expected a size above 0", f.RequestBuffers)
+	if f.RequestBuffers < 0 || f.RequestBuffers > maxInt {
+		return fmt.Errorf("request_buffers %d: expected 1 to %d bytes", f.RequestBuffers, maxInt)
 	}
 	if f.RequestBuffers == 0 {
 		f.RequestBuffers = defaultRequestBuffers

@@ -267,16 +267,11 @@ func (m *member) claim(model string, now time.Time) bool {
 	return true
 }
 
-// answered ends what an attempt, begun at started, has disproved: any answer
-// but a throttle ends a throttle, only a good one ends a suspicion.
-func (m *member) answered(class verdict.Class, model string, started time.Time) {
+// served ends the benches that an attempt, begun at started, has disproved.
+func (m *member) served(model string, started time.Time) {
 	for _, b := range m.health.of(model) {
-		if !class.Promise() {
-			m.logBack(b.promise.clear(started))
-		}
-		if !class.Failover() {
-			m.logBack(b.suspicion.clear(started))
-		}
+		m.logBack(b.promise.clear(started))
+		m.logBack(b.suspicion.clear(started))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -32,7 +33,7 @@ func init() {
 // Placeholder | Description
 // ------------|-------------
 // `{http.openai_lb.backend}` | The name of the last backend tried, which is the one that answered
-// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout
+// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout, broken_stream
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 type Handler struct {
@@ -115,6 +116,9 @@ func (h *Handler) provisionBackends() error {
 	}
 	names := make(map[string]bool)
 	for i, b := range h.Backends {
+		if b == nil {
+			return fmt.Errorf("backend %d is null", i+1)
+		}
 		if err := b.provision(); err != nil {
 			return fmt.Errorf("%s: %w", b.label(i), err)
 		}
@@ -182,7 +186,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	proxy.TransportRaw = nil
 	proxy.Transport = h.transport
 	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
-		SelectionPolicy: new(Selection),
+		SelectionPolicy: chosen{},
 		Retries:         len(h.Backends),
 	}
 	for _, m := range h.pool.members {
@@ -192,17 +196,31 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	return proxy.Provision(ctx)
 }
 
+// chosen hands out the member that the handler or the transport has chosen.
+type chosen struct{}
+
+// Select implements reverseproxy.Selector.
+func (chosen) Select(_ reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+	if m := r.Context().Value(exchangeCtxKey{}).(*exchange).take(); m != nil {
+		return m.upstream
+	}
+	return nil
+}
+
 // refuseOwnOptions refuses options of reverse_proxy's that openai_lb sets itself.
 func refuseOwnOptions(proxy *reverseproxy.Handler) error {
-	for option, used := range map[string]bool{
-		"upstreams (to)":              len(proxy.Upstreams) > 0,
-		"dynamic_upstreams (dynamic)": proxy.DynamicUpstreamsRaw != nil,
-		"load_balancing (lb_…)":       proxy.LoadBalancing != nil,
-		"passive health checks":       proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil,
-		"request_buffers":             proxy.RequestBuffers != 0,
+	for _, option := range []struct {
+		name string
+		used bool
+	}{
+		{"upstreams (to)", len(proxy.Upstreams) > 0},
+		{"dynamic_upstreams (dynamic)", proxy.DynamicUpstreamsRaw != nil},
+		{"load_balancing (lb_…)", proxy.LoadBalancing != nil},
+		{"passive health checks", proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil},
+		{"request_buffers", proxy.RequestBuffers != 0},
 	} {
-		if used {
-			return fmt.Errorf("reverse_proxy: %s is not allowed there: use openai_lb's own options", option)
+		if option.used {
+			return fmt.Errorf("reverse_proxy: %s is not allowed there: use openai_lb's own options", option.name)
 		}
 	}
 	return nil
@@ -235,20 +253,30 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return apiError{http.StatusBadRequest, "The path holds dot segments.",
 			"invalid_request_error", "invalid_path"}.write(w, r)
 	}
-	ex := newExchange(h.pool, w, r, h.maxAttempts(), time.Duration(h.LBTryDuration))
+	ex := newExchange(h.pool, w, r, h.maxAttempts(), h.tryDuration(r))
+	ex.transport = h.transport
 	defer ex.finish()
 	defer ex.report()
 
 	proxied := r.WithContext(context.WithValue(r.Context(), exchangeCtxKey{}, ex))
 	proxied.URL = cloneURL(r.URL)
+	proxied.URL.Opaque = ""
 	proxied.Header = r.Header.Clone()
+	if !strings.EqualFold(proxied.Header.Get("Upgrade"), "websocket") {
+		// of all upgrades, these APIs have only this one; a client that offers
+		// another, like h2c, must not make a request that no backend can take
+		proxied.Header.Del("Upgrade")
+	}
 	ex.credentials = takeCredentials(proxied)
 	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
 	if r.Method != http.MethodConnect {
 		if err := ex.body.read(r, h.transport.RequestBuffers); err != nil {
-			return refuseBody(w, r, err)
+			return writeResponse(w, ex.refuseBody(r, err))
 		}
 		proxied.Body, proxied.ContentLength = http.NoBody, 0
+		if ex.body.length != 0 {
+			proxied.Body, proxied.ContentLength = goneBody{}, ex.body.length
+		}
 	}
 	ex.asked = readAsked(r, ex.body.prefix)
 	if h.models != nil && answerModels(w, r, h.models) {
@@ -267,19 +295,19 @@ func (h *Handler) maxAttempts() int {
 	return *h.LBRetries + 1
 }
 
-// refuseBody answers a request whose body could not be read.
-func refuseBody(w http.ResponseWriter, r *http.Request, err error) error {
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
-		return apiError{http.StatusRequestEntityTooLarge,
-			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
-			"invalid_request_error", "request_too_large"}.write(w, r)
+// tryDuration is how long further backends may be tried for a request: no
+// longer than lb_try_duration, nor than its caller waits. OpenAI's SDK for
+// Python says how long that is, in seconds.
+func (h *Handler) tryDuration(r *http.Request) time.Duration {
+	duration := time.Duration(h.LBTryDuration)
+	seconds, err := strconv.ParseFloat(r.Header.Get("X-Stainless-Read-Timeout"), 64)
+	if err != nil || !(seconds > 0 && seconds < time.Hour.Seconds()) {
+		return duration
 	}
-	if r.Context().Err() != nil {
-		return caddyhttp.Error(499, err) // the client left
+	if patience := time.Duration(seconds * float64(time.Second)); duration == 0 || patience < duration {
+		return patience
 	}
-	return apiError{http.StatusBadRequest, "The request body could not be read.",
-		"invalid_request_error", "invalid_body"}.write(w, r)
+	return duration
 }
 
 // report leaves what became of the exchange for logs and headers.

@@ -62,14 +62,11 @@ func (p *pool) pick(ex *exchange) *member {
 	}
 }
 
-// choose finds the best member left for the exchange: an open one, then a
-// drained one, then a suspect. claim tells that the member is open, so that
-// after a bench only one request may go first.
+// choose finds the best member left for the exchange: an open one; then, the
+// soonest to return first, a drained one or a suspect. claim tells that the
+// member is open, so that after a bench only one request may go first.
 func (p *pool) choose(ex *exchange, now time.Time) (m *member, claim bool) {
 	if m = p.chooseOpen(ex, now); m != nil {
-		return m, true
-	}
-	if m = p.chooseDrained(ex, now); m != nil {
 		return m, true
 	}
 	if m = p.soonest(ex, now, func(m *member) bool { return !m.promised(ex.model(m), now) }); m != nil {
@@ -123,15 +120,6 @@ func (p *pool) chooseByPolicy(ex *exchange, now time.Time, chosen *member) *memb
 		}
 	}
 	return chosen
-}
-
-func (p *pool) chooseDrained(ex *exchange, now time.Time) *member {
-	for _, m := range p.members {
-		if m.weight == 0 && m.open(ex.model(m), now) && ex.mayTry(m) {
-			return m
-		}
-	}
-	return nil
 }
 
 // soonest returns the eligible member that is back first.

@@ -58,7 +58,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 					t.Errorf("%s got %s %q, want %q", name, header, g, w)
 				}
 			}
-			for _, header := range privateHeaders {
+			for _, header := range append([]string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port"}, privateHeaders...) {
 				if values := got.Header.Values(header); len(values) > 0 {
 					t.Errorf("%s got %s %q", name, header, values)
 				}

@@ -90,17 +90,19 @@ func pathsOf(base string, azure bool) paths {
 
 // direct points an outgoing request, which is a clone of the client's, at the
 // backend, and makes it ask in the backend's dialect for its name of the model.
-func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) {
+func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) *bodyReader {
 	b.authorize(out, ex.credentials)
-	for _, name := range privateHeaders {
-		delete(out.Header, name)
-	}
-	// the body is in memory: there is nothing to wait for
+	removePrivateHeaders(out.Header)
+	// the client was told to go on when its body was read
 	delete(out.Header, "Expect")
+	if ex.asked.body.Stream {
+		// the beginning of a stream must be read before it is passed on
+		delete(out.Header, "Accept-Encoding")
+	}
 	for name, values := range b.header {
 		out.Header[name] = values
 	}
-	out.Host = ""
+	out.Host = b.header.Get("Host")
 	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
 
 	path := out.URL.EscapedPath()
@@ -130,7 +132,7 @@ func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) {
 	if !inBody {
 		model = ""
 	}
-	ex.body.attach(out, ex.asked.body, model, progress)
+	return ex.body.attach(out, ex.asked.body, model, progress)
 }
 
 // query puts the model where realtime connections have it: Azure's classic

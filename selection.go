@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -24,8 +25,6 @@ func init() {
 // those that throttle, for as long as they asked to, and moves a request that
 // meets one to the next. lb_retries and lb_try_duration limit that; without
 // them, a request may try every upstream.
-//
-// It needs no configuration inside an openai_lb handler, which uses it too.
 type Selection struct {
 	// Upstreams gives priorities and weights to upstreams, by their dial
 	// address. Default: priority 1 and weight 1 for all.
@@ -108,8 +107,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		}
 		s.policy = module.(reverseproxy.Selector)
 	}
-	s.takeOver(ctx.Modules())
-	return nil
+	return s.takeOver(ctx.Modules())
 }
 
 // maxAttemptsElsewhere limits the attempts at upstreams that come and go.
@@ -119,18 +117,21 @@ const maxAttemptsElsewhere = 64
 // openai_lb transport are part of their own: it would end them with an error
 // of its own, where they know the backend's reply, and without lb_retries it
 // would make none.
-func (s *Selection) takeOver(modules []caddy.Module) {
+func (s *Selection) takeOver(modules []caddy.Module) error {
 	if len(modules) < 2 {
-		return
+		return nil
 	}
 	proxy, ok := modules[len(modules)-2].(*reverseproxy.Handler)
 	if !ok || proxy.LoadBalancing == nil {
-		return
+		return nil
 	}
 	if s.transport, ok = proxy.Transport.(*Transport); !ok {
-		return
+		return nil
 	}
 	lb := proxy.LoadBalancing
+	if lb.RetryMatchRaw != nil {
+		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which judges replies itself")
+	}
 	if lb.Retries > 0 {
 		s.maxAttempts = lb.Retries + 1
 	} else {
@@ -138,30 +139,28 @@ func (s *Selection) takeOver(modules []caddy.Module) {
 	}
 	s.tryDuration = time.Duration(lb.TryDuration)
 	lb.Retries, lb.TryDuration = s.maxAttempts, 0
+	return nil
 }
 
 // Cleanup gives back what is known of the upstreams.
 func (s *Selection) Cleanup() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var errs []error
 	for dial := range s.healths {
-		if _, err := healths.Delete(dial); err != nil {
-			return err
-		}
+		_, err := healths.Delete(dial)
+		errs = append(errs, err)
 	}
 	s.healths = nil
-	return nil
+	return errors.Join(errs...)
 }
 
 // Select implements reverseproxy.Selector.
 func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
-	ex, handled := r.Context().Value(exchangeCtxKey{}).(*exchange)
-	if !handled {
-		if len(upstreams) == 0 {
-			return nil
-		}
-		ex = s.exchange(upstreams, r, w)
+	if len(upstreams) == 0 {
+		return nil
 	}
+	ex := s.exchange(upstreams, r, w)
 	if m := ex.take(); m != nil {
 		return m.upstream
 	}
@@ -177,7 +176,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 		return ex
 	}
 	ex := newExchange(s.poolOf(upstreams), w, r, s.maxAttempts, s.tryDuration)
-	ex.bodyPending = true
+	ex.transport, ex.bodyPending = s.transport, true
 	// set once, before the first attempt: net/http may still read the
 	// request's variables, in a dial of its own, while another attempt begins
 	caddyhttp.SetVar(r.Context(), exchangeVar, ex)
@@ -213,6 +212,9 @@ func (s *Selection) healthOf(dial string) *health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h, ok := s.healths[dial]
+	if s.healths == nil {
+		return new(health) // a late request: the config is gone already
+	}
 	if !ok {
 		h = loadHealth(dial)
 		s.healths[dial] = h

@@ -7,9 +7,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -125,7 +125,7 @@ var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backe
 // RoundTrip implements http.RoundTripper. It makes one attempt at the member
 // that the selection has chosen for the request.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	ex := exchangeOf(req.Context())
+	ex := exchangeOf(req.Context(), t)
 	if ex == nil {
 		return t.roundTripper.RoundTrip(req)
 	}
@@ -134,7 +134,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return ex.answer(req), nil
 	}
 	if err := ex.readBody(req, t.RequestBuffers); err != nil {
-		return nil, err
+		return ex.refuseBody(req, err), nil
 	}
 	started := time.Now()
 	r := t.attempt(ex, m, req)
@@ -142,17 +142,23 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		r.discard()
 		return nil, err // the client left: nobody is to blame
 	}
+	if err := ex.body.failure(); err != nil && r.err != nil {
+		r.discard()
+		return ex.refuseBody(req, err), nil
+	}
 	t.record(ex, m, r, started)
 
-	if !r.class.Failover() || ex.forwarded {
-		return t.commit(ex, m, r, req), nil
+	if !r.class.Failover() || ex.forwarded && r.presentable() {
+		return t.commit(ex, m, r), nil
 	}
-	if r.worthKeeping(ex.pool.forward) {
+	again := r.upload.abandon()
+	// what is left of a long error body goes down with the upload it interrupts
+	if r.tellsMore(ex.pool.forward) && (r.whole || !again || ex.body.tail == nil) {
 		ex.keep(r.res)
 	} else {
 		r.discard()
 	}
-	if ex.body.replayable() && ex.next() != nil {
+	if again && ex.next() != nil {
 		return nil, errNextBackend
 	}
 	return ex.answer(req), nil
@@ -167,8 +173,12 @@ type reply struct {
 	wait   time.Duration
 	source hint.Source
 	hinted bool
-	// cut tells that the response's body did not arrive whole.
-	cut bool
+	// whole tells that all of an error's body is there, and cut that it broke off.
+	whole, cut bool
+	// upload is the request's body on its way.
+	upload *bodyReader
+	// body is that of a response that may become the client's.
+	body *replyBody
 }
 
 func (r *reply) discard() {
@@ -177,18 +187,22 @@ func (r *reply) discard() {
 	}
 }
 
-// worthKeeping reports whether the client may get the reply if nobody has a
-// better one: it is whole, and says more than that a backend throttles or does
-// not like our key.
-func (r *reply) worthKeeping(throttled bool) bool {
-	if r.res == nil || r.cut {
+// presentable reports whether a client may see the reply.
+func (r *reply) presentable() bool {
+	return r.res != nil && !r.cut && r.class != verdict.Credential
+}
+
+// tellsMore reports whether the reply tells the client more than that nobody
+// could serve. With forward, a throttle does.
+func (r *reply) tellsMore(forward bool) bool {
+	if !r.presentable() {
 		return false
 	}
 	switch r.class {
 	case verdict.Failed, verdict.Overloaded, verdict.TooLarge, verdict.Quota, verdict.NoModel:
 		return true
 	}
-	return throttled && r.class == verdict.Throttled
+	return forward && r.class == verdict.Throttled
 }
 
 var (
@@ -200,30 +214,38 @@ var (
 func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	ex.cancels = append(ex.cancels, cancel)
-	deadline := newHeaderDeadline(time.Duration(t.ResponseHeaderTimeout), cancel)
+	timeout := t.ResponseHeaderTimeout
+	if ex.asked.body.Stream {
+		timeout = t.StreamFirstEventTimeout
+	}
+	deadline := newHeaderDeadline(time.Duration(timeout), cancel)
 
 	out := req.WithContext(ctx)
 	out.URL = cloneURL(req.URL)
 	out.Header = req.Header.Clone()
+	r := new(reply)
 	if m.backend != nil {
-		m.backend.direct(out, ex, deadline.extend)
+		r.upload = m.backend.direct(out, ex, deadline.extend)
 	} else {
-		ex.body.attach(out, openaiapi.Request{}, "", deadline.extend)
+		r.upload = ex.body.attach(out, openaiapi.Request{}, "", deadline.extend)
 	}
-	body := out.Body
 	res, err := t.roundTripper.RoundTrip(out)
 	if met := deadline.stop(); err == nil && !met {
 		res.Body.Close()
 		err = errNoHeaders
 	}
 	if err != nil {
-		body.Close() // so that nothing of it is read any more
+		r.err, r.class = err, verdict.Unreachable
 		if errors.Is(context.Cause(ctx), errNoHeaders) || isHeaderTimeout(err) {
-			return &reply{err: errNoHeaders, class: verdict.Timeout}
+			r.err, r.class = errNoHeaders, verdict.Timeout
 		}
-		return &reply{err: err, class: verdict.Unreachable}
+		return r
 	}
-	r := t.judge(res, cancel)
+	r.res, r.status, r.body = res, res.StatusCode, t.watchOver(res, cancel)
+	t.judge(r, cancel)
+	if r.class == verdict.Served && r.body != nil {
+		t.open(ex, r)
+	}
 	if r.class == verdict.Credential && m.backend != nil && m.backend.auth == authPassthrough {
 		r.class = verdict.ClientError // the caller's own credential was refused
 	}
@@ -264,14 +286,9 @@ func (d *headerDeadline) stop() bool {
 }
 
 // isHeaderTimeout recognizes the http transport's own response_header_timeout,
-// as opposed to one of dialing.
+// for which net/http has no exported error, as opposed to one of dialing or TLS.
 func isHeaderTimeout(err error) bool {
-	var netErr net.Error
-	if !errors.As(err, &netErr) || !netErr.Timeout() {
-		return false
-	}
-	var opErr *net.OpError
-	return !errors.As(err, &opErr) && !errors.As(err, new(reverseproxy.DialError))
+	return strings.Contains(err.Error(), "timeout awaiting response headers")
 }
 
 const (
@@ -281,31 +298,30 @@ const (
 	errorBodyTimeout = 2 * time.Second
 )
 
-// judge tells what a response means.
-func (t *Transport) judge(res *http.Response, cancel context.CancelCauseFunc) *reply {
-	r := &reply{res: res, status: res.StatusCode}
-	listed := t.listed(res.StatusCode)
-	if t.UnhealthyStatus != nil && !listed {
+// judge tells what a response means by its status and, if that is an error,
+// its body.
+func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
+	listed := t.listed(r.status)
+	if len(t.UnhealthyStatus) > 0 && !listed {
 		r.class = verdict.Served // whatever it is
-		return r
+		return
 	}
-	if !listed && !verdict.NeedsBody(res.StatusCode) {
-		r.class = verdict.Judge(res.StatusCode, nil)
-		return r
+	if !listed && !verdict.NeedsBody(r.status) {
+		r.class = verdict.Judge(r.status, nil)
+		return
 	}
 	var text []byte
-	text, r.cut = peek(res, cancel)
-	r.class = verdict.Judge(res.StatusCode, text)
+	text, r.whole, r.cut = peek(r.res, cancel)
+	r.class = verdict.Judge(r.status, text)
 	if listed && !r.class.Failover() {
 		r.class = verdict.Failed
 	}
-	r.wait, r.source, r.hinted = hint.Read(res.StatusCode, res.Header, text, time.Now())
-	return r
+	r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
 }
 
 // peek reads the first part of an error's body, decoded, and puts it back in
 // front of the rest. cut tells that the body broke off, or did not come in time.
-func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, cut bool) {
+func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, whole, cut bool) {
 	body := res.Body
 	timer := time.AfterFunc(errorBodyTimeout, func() { cancel(errSlowBody) })
 	raw, err := io.ReadAll(io.LimitReader(body, errorBodyLimit))
@@ -314,7 +330,7 @@ func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, cut 
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	return decode(raw, res.Header.Get("Content-Encoding")), cut
+	return decode(raw, res.Header.Get("Content-Encoding")), len(raw) < errorBodyLimit && !cut, cut
 }
 
 // decode undoes the compression of an error's body, as far as it gets: the
@@ -358,29 +374,56 @@ func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time)
 			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), zap.Error(r.err))
 	}
 	model := ex.model(m)
-	m.answered(r.class, model, started)
+	if !r.class.Failover() {
+		m.served(model, started)
+	}
 	if wait, benches := t.wait(ex, m, r, now); benches {
 		m.bench(r.class, model, r.status, now, wait, r.source)
 	}
 }
 
 // commit makes the response the client's.
-func (t *Transport) commit(ex *exchange, m *member, r *reply, req *http.Request) *http.Response {
-	if r.err != nil {
-		return ex.answer(req)
-	}
+func (t *Transport) commit(ex *exchange, m *member, r *reply) *http.Response {
 	ex.committed()
-	if m.backend != nil {
-		for _, name := range providerHeaders {
-			delete(r.res.Header, name)
-		}
+	if r.body != nil {
+		r.body.broken = func(err error) { t.recordBroken(ex, m, err) }
 	}
+	ex.removeProviderHeaders(r.res.Header)
 	return r.res
+}
+
+// recordBroken remembers that a reply broke off, or told of an error, after
+// its beginning went to the client.
+func (t *Transport) recordBroken(ex *exchange, m *member, reason error) {
+	if ex.request.Context().Err() != nil {
+		return // the client left
+	}
+	now, model := time.Now(), ex.model(m)
+	last := &ex.attempts[len(ex.attempts)-1]
+	last.class = verdict.BrokenStream
+	if c := m.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
+		c.Write(zap.String("backend", m.name), zap.String("model", modelKey(model)),
+			zap.Duration("duration", now.Sub(last.started)), zap.Error(reason))
+	}
+	if m.health.failed(verdict.BrokenStream, model, now, t.MaxFails, time.Duration(t.FailDuration)) {
+		m.bench(verdict.BrokenStream, model, last.status, now, time.Duration(t.FailDuration), hint.None)
+	}
 }
 
 // providerHeaders are between the backend and us: Alt-Svc would lead clients
 // past the balancer, a cookie or HSTS is not ours to set for another host.
 var providerHeaders = []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security"}
+
+// removeProviderHeaders removes them, unless a plain reverse_proxy decides on
+// its headers itself.
+func (ex *exchange) removeProviderHeaders(header http.Header) {
+	if ex.pool.members[0].backend == nil {
+		return
+	}
+	for _, name := range providerHeaders {
+		delete(header, name)
+	}
+}
 
 func cloneURL(u *url.URL) *url.URL {
 	clone := *u

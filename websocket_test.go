@@ -1,0 +1,89 @@
+package openailb
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// upgrades accepts a WebSocket handshake and sends back what it gets.
+func upgrades(w http.ResponseWriter, r *http.Request) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	// RFC 6455 section 1.3: the accept key of this test's handshake
+	fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+		"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: realtime\r\nX-Backend: %s\r\n\r\n", w.Header().Get("X-Backend"))
+	rw.Flush()
+	io.Copy(conn, rw)
+}
+
+func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
+	for _, path := range []string{
+		"/v1/realtime?model=gpt-realtime",
+		"/openai/v1/realtime?model=gpt-realtime",
+		"/openai/realtime?api-version=2024-10-01-preview&deployment=gpt-realtime&api-key=secret",
+	} {
+		t.Run(path, func(t *testing.T) {
+			a, serverA := listen(t, "a")
+			a.replies(throttled("300"))
+			b, serverB := listen(t, "b")
+			b.replies(upgrades)
+			address := serveAt(t, fmt.Sprintf(`openai_lb {
+				backend %s {
+					auth api_key
+					api_key key-of-a
+				}
+				backend %s {
+					priority 2
+					auth api_key
+					api_key key-of-b
+				}
+			}`, serverA.URL, serverB.URL))
+			for range 2 {
+				conn, err := net.Dial("tcp", address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(20 * time.Second))
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: lb\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+					"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"+
+					"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.secret, openai-beta.realtime-v1\r\n\r\n", path)
+				r := bufio.NewReader(conn)
+				res, err := http.ReadResponse(r, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res.StatusCode != 101 || res.Header.Get("X-Backend") != "b" || res.Header.Get("Sec-WebSocket-Protocol") != "realtime" {
+					t.Fatalf("the handshake gives %d %v", res.StatusCode, res.Header)
+				}
+				for _, message := range []string{"ping", strings.Repeat("x", 100_000)} {
+					go io.WriteString(conn, message)
+					got := make([]byte, len(message))
+					if _, err := io.ReadFull(r, got); err != nil || string(got) != message {
+						t.Fatalf("the echo of %d bytes is %d bytes: %v", len(message), len(got), err)
+					}
+				}
+			}
+			if n := len(a.received()); n != 1 {
+				t.Errorf("a was asked %d times, want once: its bench holds", n)
+			}
+			for _, call := range append(a.received(), b.received()...) {
+				if text := fmt.Sprint(call.request.Header, call.request.URL); strings.Contains(text, "secret") {
+					t.Errorf("a backend got the caller's key: %s", text)
+				}
+				if got := call.request.Header.Get("Sec-WebSocket-Protocol"); got != "realtime, openai-beta.realtime-v1" {
+					t.Errorf("a backend got the subprotocols %q", got)
+				}
+			}
+		})
+	}
+}
