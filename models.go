@@ -35,21 +35,21 @@ type modelObject struct {
 }
 
 // answerModels answers GET /v1/models and GET /v1/models/{model}, in Azure's
-// forms as well, with what the pool serves. It reports whether the request was
-// one of these.
-func answerModels(w http.ResponseWriter, r *http.Request, models []string) bool {
+// forms as well, with what the pool serves. It returns nil for any other
+// request.
+func answerModels(r *http.Request, models []string) *http.Response {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return false
+		return nil
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	rest, ok := strings.CutPrefix(route.Operation, "/models")
 	if !ok || route.Dialect == openaiapi.Other || route.Deployment != "" || rest != "" && rest[0] != '/' {
-		return false
+		return nil
 	}
 	name, err := url.PathUnescape(strings.Trim(rest, "/"))
 	switch {
 	case err != nil:
-		return false
+		return nil
 	case name == "":
 		list := struct {
 			Object string        `json:"object"`
@@ -58,13 +58,11 @@ func answerModels(w http.ResponseWriter, r *http.Request, models []string) bool 
 		for _, model := range models {
 			list.Data = append(list.Data, describeModel(model))
 		}
-		writeResponse(w, jsonResponse(r, http.StatusOK, list))
+		return jsonResponse(r, http.StatusOK, list)
 	case slices.Contains(models, name):
-		writeResponse(w, jsonResponse(r, http.StatusOK, describeModel(name)))
-	default:
-		unknownModel(name, models).write(w, r)
+		return jsonResponse(r, http.StatusOK, describeModel(name))
 	}
-	return true
+	return unknownModel(name, models).response(r)
 }
 
 func describeModel(name string) modelObject {

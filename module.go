@@ -279,8 +279,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 	}
 	ex.asked = readAsked(r, ex.body.prefix)
-	if h.models != nil && answerModels(w, r, h.models) {
-		return nil
+	if h.models != nil {
+		if res := answerModels(r, h.models); res != nil {
+			return writeResponse(w, res)
+		}
 	}
 	if ex.next() == nil {
 		return writeResponse(w, ex.answer(r))

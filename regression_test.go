@@ -38,8 +38,7 @@ func TestNoTwoAttemptsReadOneUpload(t *testing.T) {
 						writing.Wait()
 					})
 					data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-					var upload io.Reader = chunked(data)
-					r := w.request(http.MethodPost, "/v1/files", upload)
+					r := w.request(http.MethodPost, "/v1/files", chunked(data))
 					if framing == "with a length" {
 						r.ContentLength = int64(len(data))
 					}

@@ -89,7 +89,7 @@ func (b *replyBody) take(more readAhead) {
 func (b *replyBody) Read(p []byte) (int, error) {
 	n, err := b.read(p)
 	if b.watch != nil {
-		b.watch.Write(p[:n])
+		b.watch.Watch(p[:n])
 	}
 	if err != nil {
 		err = b.finish(err)
@@ -127,7 +127,7 @@ func (b *replyBody) startTimer() {
 }
 
 func (b *replyBody) stopTimer(err *error) {
-	if !b.timer.Stop() && *err != nil && *err != io.EOF {
+	if !b.timer.Stop() && *err != nil && !errors.Is(*err, io.EOF) {
 		*err = errIdleStream
 	}
 }
@@ -139,10 +139,10 @@ func (b *replyBody) finish(err error) error {
 		return err
 	}
 	reason := err
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		reason = nil
 		if b.watch != nil {
-			b.watch.Close()
+			b.watch.Finish()
 			if b.mustEnd && !b.watch.Ended {
 				reason, err = errUnfinishedStream, errUnfinishedStream
 			} else if b.watch.Failed {
@@ -198,7 +198,7 @@ func (t *Transport) openStream(r *reply) {
 		if !r.body.readMore(timeout.C) {
 			return
 		}
-		opening, failure := sse.Open(r.body.held, r.body.heldErr == io.EOF)
+		opening, failure := sse.Open(r.body.held, errors.Is(r.body.heldErr, io.EOF))
 		switch {
 		case opening == sse.Content:
 			return
@@ -220,7 +220,7 @@ func (t *Transport) openJSON(r *reply) {
 			return
 		}
 	}
-	if r.body.heldErr == io.EOF {
+	if errors.Is(r.body.heldErr, io.EOF) {
 		if failure := sse.Whole(r.body.held); failure != nil {
 			t.fail(r, failure)
 		}

@@ -6,9 +6,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // upgrades accepts a WebSocket handshake and sends back what it gets.
@@ -85,5 +89,79 @@ func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// net/http's HTTP/2 server offers extended CONNECT (RFC 8441) only if GODEBUG
+// says so when the process starts, so that this test starts itself anew.
+func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
+	const setting = "http2xconnect=1"
+	if !strings.Contains(os.Getenv("GODEBUG"), setting) {
+		again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
+		again.Env = append(os.Environ(), "GODEBUG="+setting)
+		out, err := again.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	a, serverA := listen(t, "a")
+	a.replies(throttled("300"))
+	b, serverB := listen(t, "b")
+	b.replies(upgrades)
+	certificate, client := serverCertificate(t)
+	port := freePort(t)
+	run(t, fmt.Sprintf(`{
+		admin off
+		auto_https off
+	}
+	https://127.0.0.1:%d {
+		%s
+		openai_lb {
+			backend %s {
+				api_key key-of-a
+			}
+			backend %s {
+				priority 2
+				api_key key-of-b
+			}
+		}
+	}`, port, certificate, serverA.URL, serverB.URL))
+	// net/http's own client refuses the pseudo-header
+	transport := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
+	defer transport.CloseIdleConnections()                                                             //nolint:staticcheck
+	for range 2 {
+		frames, upload := io.Pipe()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=gpt-realtime", port), frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header[":protocol"] = []string{"websocket"}
+		r.Header.Set("Sec-WebSocket-Version", "13")
+		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.secret")
+		res, err := transport.RoundTrip(r) //nolint:staticcheck
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != 200 || res.ProtoMajor != 2 || res.Header.Get("X-Backend") != "b" || res.Header.Get("Sec-WebSocket-Protocol") != "realtime" {
+			t.Fatalf("the handshake gives %s %d %v", res.Proto, res.StatusCode, res.Header)
+		}
+		for _, message := range []string{"ping", strings.Repeat("x", 100_000)} {
+			go io.WriteString(upload, message)
+			got := make([]byte, len(message))
+			if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != message {
+				t.Fatalf("the echo of %d bytes is %d bytes: %v", len(message), len(got), err)
+			}
+		}
+		upload.Close()
+		res.Body.Close()
+	}
+	if n := len(a.received()); n != 1 {
+		t.Errorf("a was asked %d times, want once: its bench holds", n)
+	}
+	for _, call := range b.received() {
+		if got := call.request.Header.Get("Sec-WebSocket-Protocol"); got != "realtime" {
+			t.Errorf("b got the subprotocols %q", got)
+		}
 	}
 }

@@ -219,6 +219,6 @@ func quote(s string) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	enc.Encode(s) // a string always can be, and a Buffer takes all
+	_ = enc.Encode(s) // a string always can be, and a Buffer takes all
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }

@@ -214,11 +214,9 @@ func statusOf(kind string, code any) int {
 			return http.StatusServiceUnavailable
 		}
 	}
-	number := 0
+	number, _ := strconv.Atoi(word)
 	if n, ok := code.(float64); ok {
 		number = int(n)
-	} else {
-		number, _ = strconv.Atoi(word)
 	}
 	if number >= 400 && number <= 599 {
 		return number

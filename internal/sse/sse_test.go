@@ -124,10 +124,10 @@ func TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit(t *testing.T) {
 			var w Watcher
 			for rest := []byte(c.stream); len(rest) > 0; {
 				n := min(size, len(rest))
-				w.Write(rest[:n])
+				w.Watch(rest[:n])
 				rest = rest[n:]
 			}
-			w.Close()
+			w.Finish()
 			if w.Failed != c.failed || w.Ended != c.ended {
 				t.Errorf("%s, %d bytes at a time: failed %v and ended %v, want %v and %v", c.name, size, w.Failed, w.Ended, c.failed, c.ended)
 			}
@@ -151,7 +151,7 @@ func FuzzOpen(f *testing.F) {
 			}
 		}
 		var w Watcher
-		w.Write(stream)
-		w.Close()
+		w.Watch(stream)
+		w.Finish()
 	})
 }

@@ -18,8 +18,8 @@ type Watcher struct {
 // longest is how much of a line it takes to know what it is.
 const longest = len("event: response.incomplete\r")
 
-// Write takes in the next bytes of the stream.
-func (w *Watcher) Write(p []byte) (int, error) {
+// Watch takes in the next bytes of the stream.
+func (w *Watcher) Watch(p []byte) {
 	for rest := p; len(rest) > 0; {
 		line, after, whole := bytes.Cut(rest, []byte("\n"))
 		if !w.seen {
@@ -34,15 +34,13 @@ func (w *Watcher) Write(p []byte) (int, error) {
 		}
 		rest = after
 	}
-	return len(p), nil
 }
 
-// Close judges a last line that has no end.
-func (w *Watcher) Close() error {
+// Finish judges a last line that has no end.
+func (w *Watcher) Finish() {
 	if !w.seen {
 		w.judge()
 	}
-	return nil
 }
 
 func (w *Watcher) judge() {
