@@ -1,0 +1,208 @@
+package openailb
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// rawBackend serves connections as fault says, after it has read the request.
+func rawBackend(t *testing.T, fault func(conn net.Conn)) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				fault(conn)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// reads takes in one request, and then does what follows.
+func reads(then func(conn net.Conn)) func(net.Conn) {
+	return func(conn net.Conn) {
+		r, err := http.ReadRequest(bufio.NewReader(conn))
+		if err != nil {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		then(conn)
+	}
+}
+
+// sends writes text, and closes the connection.
+func sends(text string) func(net.Conn) {
+	return func(conn net.Conn) { io.WriteString(conn, text) }
+}
+
+// resets writes text, and resets the connection (RST).
+func resets(text string) func(net.Conn) {
+	return func(conn net.Conn) {
+		io.WriteString(conn, text)
+		conn.(*net.TCPConn).SetLinger(0)
+	}
+}
+
+// stalls writes text, and nothing more until the balancer hangs up.
+func stalls(text string) func(net.Conn) {
+	return func(conn net.Conn) {
+		io.WriteString(conn, text)
+		io.Copy(io.Discard, conn)
+	}
+}
+
+const (
+	chunkedStream = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+	oneChunk      = "3d\r\n" + streamContent + "\r\n"
+	plainReply    = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
+)
+
+// What may go wrong with a backend, by itself: first or last, for a streamed
+// request or another. Before the client has anything, another backend serves,
+// and the last one's failure is an error that says so. After that, the client's
+// reply breaks where the backend's does, and nobody else is asked.
+func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
+	if len(streamContent) != 0x3d {
+		t.Fatalf("the chunk's size is %x", len(streamContent))
+	}
+	for _, f := range []struct {
+		name  string
+		fault func(net.Conn)
+		// after tells that the client has something before it goes wrong
+		after bool
+		class string
+		code  int // for a client whose last backend it is
+	}{
+		{"refused", nil, false, "unreachable", 502},
+		{"accepted and closed", func(net.Conn) {}, false, "unreachable", 502},
+		{"accepted and silent", stalls(""), false, "timeout", 504},
+		{"reset at once", resets(""), false, "unreachable", 502},
+		{"reset after the request", reads(resets("")), false, "unreachable", 502},
+		{"closed after the request", reads(sends("")), false, "unreachable", 502},
+		{"silent after the request", reads(stalls("")), false, "timeout", 504},
+		{"TLS to a plain port", reads(sends("\x15\x03\x01\x00\x02\x02\x46")), false, "unreachable", 502},
+		{"half a status line", reads(sends("HTTP/1.1 20")), false, "unreachable", 502},
+		{"half the headers", reads(resets("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "unreachable", 502},
+		{"headers that stall", reads(stalls("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "timeout", 504},
+		{"an interim reply and nothing more", reads(resets("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")), false, "unreachable", 502},
+		{"a reply before the upload", stalls("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"), false, "", 503},
+		{"an error cut in its body", reads(sends("HTTP/1.1 500 Oops\r\nContent-Length: 1000\r\n\r\n{")), false, "failed", 502},
+		{"an error that stalls", reads(stalls("HTTP/1.1 500 Oops\r\nContent-Length: 1000\r\n\r\n{")), false, "failed", 502},
+		{"a stream without an event", reads(sends(chunkedStream + "0\r\n\r\n")), false, "failed", 502},
+		{"a stream reset before an event", reads(resets(chunkedStream)), false, "failed", 502},
+		{"a stream reset in its first event", reads(resets(chunkedStream + "10\r\ndata: {\"choic")), false, "failed", 502},
+		{"a stream closed after content", reads(sends(chunkedStream + oneChunk)), true, "broken_stream", 200},
+		{"a stream reset after content", reads(resets(chunkedStream + oneChunk)), true, "broken_stream", 200},
+		{"a stream that stalls after content", reads(stalls(chunkedStream + oneChunk)), true, "broken_stream", 200},
+		{"a stream with a broken chunk", reads(sends(chunkedStream + oneChunk + "zz\r\n")), true, "broken_stream", 200},
+		{"a reply shorter than it says", reads(sends(plainReply + strings.Repeat("x", 100_000))), true, "broken_stream", 200},
+		{"a reply reset in its middle", reads(resets(plainReply + strings.Repeat("x", 100_000))), true, "broken_stream", 200},
+	} {
+		for kind, body := range map[string]string{"streamed": `{"stream":true}`, "whole": `{"stream":false}`} {
+			for _, position := range []string{"first", "last"} {
+				t.Run(f.name+" "+kind+" "+position, func(t *testing.T) {
+					before := runtime.NumGoroutine()
+					bad := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+					if f.fault != nil {
+						bad = rawBackend(t, f.fault)
+					}
+					b, serverB := listen(t, "b")
+					second := ""
+					if position == "first" {
+						second = "backend " + serverB.URL + " {\nname b\npriority 2\n}"
+					}
+					logs := filepath.Join(t.TempDir(), "log.json")
+					port := freePort(t)
+					reload(t, fmt.Sprintf(`{
+						admin off
+						debug
+						log {
+							output file %s
+						}
+					}
+					http://127.0.0.1:%d {
+						openai_lb {
+							backend http://%s {
+								name a
+							}
+							%s
+							response_header_timeout 300ms
+							stream_first_event_timeout 300ms
+							stream_idle_timeout 300ms
+						}
+					}`, logs, port, bad, second))
+					client := newClient(t)
+					r, err := http.NewRequest(http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), strings.NewReader(body))
+					if err != nil {
+						t.Fatal(err)
+					}
+					res, err := client.Do(r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					_, readErr := io.ReadAll(res.Body)
+					res.Body.Close()
+					client.CloseIdleConnections()
+					if err := caddy.Stop(); err != nil {
+						t.Fatal(err)
+					}
+					want, calls := f.code, 0
+					if position == "first" && !f.after {
+						want, calls = 200, 1
+					}
+					if res.StatusCode != want || (readErr != nil) != f.after {
+						t.Errorf("client got %d and then %v, want %d, broken: %v", res.StatusCode, readErr, want, f.after)
+					}
+					if position == "first" && len(b.received()) != calls {
+						t.Errorf("b was called %d times, want %d", len(b.received()), calls)
+					}
+					if _, benched := logged(t, logs); f.class != "" && (benched == nil || benched.Class != f.class) {
+						text, _ := os.ReadFile(logs)
+						t.Errorf("benched %+v, want %s:\n%s", benched, f.class, text)
+					}
+					serverB.Close()
+					waitFor(t, func() bool { return runtime.NumGoroutine() <= before+2 }) // the raw listener's own
+				})
+			}
+		}
+	}
+}
+
+func TestAStalledConnectionIsClosedNotLeaked(t *testing.T) {
+	gone := make(chan time.Time, 1)
+	address := rawBackend(t, reads(func(conn net.Conn) {
+		io.WriteString(conn, chunkedStream+oneChunk)
+		io.Copy(io.Discard, conn) // returns when the balancer hangs up
+		gone <- time.Now()
+	}))
+	site := serveAt(t, "openai_lb {\nbackend http://"+address+"\nstream_idle_timeout 200ms\n}")
+	if reply := ask(newClient(t), "http://"+site+"/v1/chat/completions"); reply.err == nil {
+		t.Error("the client got a clean end")
+	}
+	select {
+	case <-gone:
+	case <-time.After(20 * time.Second):
+		t.Error("the backend's connection is still open")
+	}
+}
