@@ -1,0 +1,134 @@
+package openailb
+
+import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// reply is what came of an attempt: a response, or an error in place of one.
+type reply struct {
+	res    *http.Response
+	err    error
+	class  verdict.Class
+	status int
+	wait   time.Duration
+	source hint.Source
+	hinted bool
+	// whole tells that all of an error's body is there, and cut that it broke off.
+	whole, cut bool
+	// upload is the request's body on its way.
+	upload *bodyReader
+	// body is that of a response that may become the client's.
+	body *replyBody
+}
+
+func (r *reply) discard() {
+	if r.res != nil {
+		r.res.Body.Close()
+	}
+}
+
+// presentable reports whether a client may see the reply.
+func (r *reply) presentable() bool {
+	return r.res != nil && !r.cut && r.class != verdict.Credential
+}
+
+// tellsMore reports whether the reply tells the client more than that nobody
+// could serve. With forward, a throttle does.
+func (r *reply) tellsMore(forward bool) bool {
+	if !r.presentable() {
+		return false
+	}
+	switch r.class {
+	case verdict.Failed, verdict.Overloaded, verdict.TooLarge, verdict.Quota, verdict.NoModel:
+		return true
+	}
+	return forward && r.class == verdict.Throttled
+}
+
+const (
+	// errorBodyLimit is how much of an error's body is read for what it says.
+	errorBodyLimit = 64 << 10
+	// errorBodyTimeout is how long that may take.
+	errorBodyTimeout = 2 * time.Second
+)
+
+var errSlowBody = errors.New("the body of an error did not arrive in time")
+
+// judge tells what a response means by its status and, if that is an error,
+// its body.
+func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
+	listed := t.listed(r.status)
+	if len(t.UnhealthyStatus) > 0 && !listed {
+		r.class = verdict.Served // whatever it is
+		return
+	}
+	if !listed && !verdict.NeedsBody(r.status) {
+		r.class = verdict.Judge(r.status, nil)
+		return
+	}
+	var text []byte
+	text, r.whole, r.cut = peek(r.res, cancel)
+	r.class = verdict.Judge(r.status, text)
+	if listed && !r.class.Failover() {
+		r.class = verdict.Failed
+	}
+	r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
+}
+
+// peek reads the first part of an error's body, decoded, and puts it back in
+// front of the rest. cut tells that the body broke off, or did not come in time.
+func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, whole, cut bool) {
+	body := res.Body
+	timer := time.AfterFunc(errorBodyTimeout, func() { cancel(errSlowBody) })
+	raw, err := io.ReadAll(io.LimitReader(body, errorBodyLimit))
+	cut = err != nil || !timer.Stop()
+	res.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(raw), body), body}
+	return decode(raw, res.Header.Get("Content-Encoding")), len(raw) < errorBodyLimit && !cut, cut
+}
+
+// decode undoes the compression of an error's body, as far as it gets: the
+// body may be only the first part, and that may be enough.
+func decode(raw []byte, encoding string) []byte {
+	var decoded io.Reader
+	switch encoding {
+	case "gzip":
+		r, err := gzip.NewReader(bytes.NewReader(raw))
+		if err != nil {
+			return raw
+		}
+		decoded = r
+	case "deflate":
+		r, err := zlib.NewReader(bytes.NewReader(raw))
+		if err != nil {
+			return raw
+		}
+		decoded = r
+	case "zstd":
+		r, err := zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(1<<20))
+		if err != nil {
+			return raw
+		}
+		defer r.Close()
+		decoded = r
+	default:
+		return raw
+	}
+	text, _ := io.ReadAll(io.LimitReader(decoded, errorBodyLimit))
+	return text
+}
