@@ -163,7 +163,7 @@ func (b *Backend) provision() error {
 			b.header.Add(name, value)
 		}
 	}
-	b.health = b.url.String() + base + " " + fingerprint(b.auth, b.apiKey)
+	b.health = b.url.String() + base + " " + b.fingerprint()
 	return nil
 }
 
@@ -247,13 +247,15 @@ func (b *Backend) dial() string {
 
 // member makes the backend part of a pool. The caller gives its health back.
 func (b *Backend) member(logger *zap.Logger) *member {
+	health := loadHealth(b.health)
 	return &member{
 		name:        b.Name,
 		priority:    b.Priority,
 		weight:      *b.Weight,
 		maxRequests: int64(b.MaxRequests),
 		upstream:    &reverseproxy.Upstream{Dial: b.dial()},
-		health:      loadHealth(b.health),
+		health:      health,
+		inFlight:    health.inFlightOf(b.Name),
 		logger:      logger,
 		backend:     b,
 	}

@@ -50,7 +50,7 @@ func (b *body) read(r *http.Request, limit int64) error {
 
 // attach makes the body that of an outgoing request, with model in place of
 // the one that it asks for, unless that is empty. progress is called whenever
-// more of an unbuffered body is sent.
+// more of it is about to be sent.
 func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, progress func()) *bodyReader {
 	reader := b.reader(asks, model, progress)
 	out.Body, out.ContentLength, out.GetBody, out.TransferEncoding = reader, reader.length, nil, nil
@@ -135,11 +135,11 @@ type bodyReader struct {
 }
 
 func (r *bodyReader) Read(p []byte) (int, error) {
+	r.progress()
 	n, err := r.readBuffered(p)
 	if n > 0 || err != nil || len(p) == 0 {
 		return n, err
 	}
-	r.progress()
 	return r.body.readTail(p)
 }
 

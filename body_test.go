@@ -186,7 +186,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := request()
-	b.attach(out, openaiapi.Request{}, "", nil)
+	b.attach(out, openaiapi.Request{}, "", func() {})
 	again, err := out.GetBody()
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -118,10 +119,15 @@ func resolveSecret(key string) (string, error) {
 	return resolved, nil
 }
 
-// fingerprint tells keys apart without holding them.
-func fingerprint(scheme, key string) string {
-	sum := sha256.Sum256([]byte(scheme + "\x00" + key))
-	return hex.EncodeToString(sum[:16])
+// fingerprint tells credentials apart without holding them. A header may be a
+// part of one: a gateway's key, a project.
+func (b *Backend) fingerprint() string {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%q %q", b.auth, b.apiKey)
+	for _, name := range slices.Sorted(maps.Keys(b.header)) {
+		fmt.Fprintf(sum, " %q %q", name, b.header[name])
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 // authorize puts the backend's credential on an outgoing request, and makes

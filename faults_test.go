@@ -106,7 +106,11 @@ func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
 		{"half the headers", reads(resets("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "unreachable", 502},
 		{"headers that stall", reads(stalls("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "timeout", 504},
 		{"an interim reply and nothing more", reads(resets("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")), false, "unreachable", 502},
-		{"a reply before the upload", stalls("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"), false, "", 503},
+		{"a reply before the upload", func(conn net.Conn) {
+			if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+				stalls("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")(conn)
+			}
+		}, false, "", 503},
 		{"an error cut in its body", reads(sends("HTTP/1.1 500 Oops\r\nContent-Length: 1000\r\n\r\n{")), false, "failed", 502},
 		{"an error that stalls", reads(stalls("HTTP/1.1 500 Oops\r\nContent-Length: 1000\r\n\r\n{")), false, "failed", 502},
 		{"a stream without an event", reads(sends(chunkedStream + "0\r\n\r\n")), false, "failed", 502},

@@ -30,8 +30,8 @@ type health struct {
 	// those are in it that were benched once. The map itself never changes.
 	models atomic.Pointer[map[string]*benches]
 
-	// inFlight counts requests to a backend with max_requests.
-	inFlight atomic.Int64
+	// inFlight counts requests, by the name of the backend with max_requests.
+	inFlight sync.Map
 
 	// mu guards the writing of all of it.
 	mu sync.Mutex
@@ -107,6 +107,11 @@ func (*health) Destruct() error { return nil }
 func loadHealth(key string) *health {
 	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(health), nil })
 	return value.(*health)
+}
+
+func (h *health) inFlightOf(backend string) *atomic.Int64 {
+	count, _ := h.inFlight.LoadOrStore(backend, new(atomic.Int64))
+	return count.(*atomic.Int64)
 }
 
 // bench keeps a backend out of use for a time. Only its probe ever changes.

@@ -230,6 +230,9 @@ func TestDialectsAreTranslated(t *testing.T) {
 		{"realtime at Azure", azure, "model m its-m", "/openai/realtime?api-version=1&deployment=m", "", "/openai/realtime?api-version=1&deployment=its-m", ""},
 		{"realtime from Azure to OpenAI", openai, "model m its-m", "/openai/realtime?api-version=1&deployment=m", "", "/v1/realtime?model=its-m", ""},
 		{"realtime at OpenAI", openai, "model m its-m", "/v1/realtime?model=m&x=1", "", "/v1/realtime?model=its-m&x=1", ""},
+		{"realtime at OpenAI, in Azure's words", openai, "model m its-m", "/v1/realtime?deployment=m", "", "/v1/realtime?model=its-m", ""},
+		{"realtime at Azure, in OpenAI's words", azure, "model m its-m", "/openai/realtime?api-version=1&model=m", "", "/openai/realtime?api-version=1&deployment=its-m", ""},
+		{"a parameter that filters", azure, "model m its-m", "/openai/v1/batches?model=m", "", "/openai/v1/batches?model=its-m", ""},
 		{"realtime from OpenAI to Azure", azure, "", "/v1/realtime?model=m", "", "/openai/v1/realtime?model=m", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -308,6 +311,10 @@ func TestACompressedBodyGoesWhereNothingInItNeedsReplacing(t *testing.T) {
 		}
 	})
 	inBubble(t, mixedPool, func(t *testing.T, w *world) {
+		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o"}`))
+		r.Header.Set("Content-Encoding", "identity")
+		w.send(r).wantServed(t, "azure")
+		w.backends["azure"].forget()
 		w.send(compressed(w, "/v1/chat/completions")).wantError(t, 415, "unsupported_content_encoding")
 		w.wantCalls(map[string]int{"azure": 0, "openai": 0, "gateway": 0})
 	})
@@ -315,7 +322,7 @@ func TestACompressedBodyGoesWhereNothingInItNeedsReplacing(t *testing.T) {
 
 func TestNoPathLeadsOutOfABackendsBasePath(t *testing.T) {
 	inBubble(t, "openai_lb {\nbackend http://a/team-a\n}", func(t *testing.T, w *world) {
-		for _, path := range []string{"/v1/../../admin", "/v1/%2e%2e/admin", "/..", "/v1/x%2F..%2F..%2Fadmin", "/./v1"} {
+		for _, path := range []string{"/v1/../../admin", "/v1/%2e%2e/admin", "/..", "/v1/x%2F..%2F..%2Fadmin", "/./v1", "/v1/..%5C..%5Cadmin"} {
 			r := w.request(http.MethodPost, "/", nil)
 			r.URL.Opaque = "//lb" + path
 			w.send(r).wantError(t, 400, "invalid_path")

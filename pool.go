@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -16,6 +17,7 @@ type member struct {
 	priority    int
 	weight      int
 	maxRequests int64
+	inFlight    *atomic.Int64 // with maxRequests
 	upstream    *reverseproxy.Upstream
 	health      *health
 	logger      *zap.Logger
@@ -193,12 +195,12 @@ func (m *member) takes(a *asked) bool {
 }
 
 func (m *member) full() bool {
-	return m.maxRequests > 0 && m.health.inFlight.Load() >= m.maxRequests || m.upstream.Full()
+	return m.maxRequests > 0 && m.inFlight.Load() >= m.maxRequests || m.upstream.Full()
 }
 
 // reserve takes one of the member's max_requests places.
 func (m *member) reserve() bool {
-	if m.maxRequests > 0 && m.health.inFlight.Add(1) > m.maxRequests {
+	if m.maxRequests > 0 && m.inFlight.Add(1) > m.maxRequests {
 		m.release()
 		return false
 	}
@@ -207,6 +209,6 @@ func (m *member) reserve() bool {
 
 func (m *member) release() {
 	if m.maxRequests > 0 {
-		m.health.inFlight.Add(-1)
+		m.inFlight.Add(-1)
 	}
 }

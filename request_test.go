@@ -19,12 +19,12 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 			api_key key-of-b
 			header OpenAI-Organization org-of-b
 		}
-		backend http://c {
-			priority 3
-			auth passthrough
-		}
 		backend http://d {
+			priority 3
+		}
+		backend http://c {
 			priority 4
+			auth passthrough
 		}
 	}`, func(t *testing.T, w *world) {
 		for _, b := range w.backends {
@@ -42,7 +42,9 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 		} {
 			r.Header.Set(name, value)
 		}
-		w.send(r).wantError(t, 429, "rate_limit_exceeded")
+		if reply := w.send(r); reply.status != 429 || reply.backend != "c" {
+			t.Errorf("client got %d of %q, want c's 429: it is about the caller's own key", reply.status, reply.backend)
+		}
 
 		want := map[string]http.Header{
 			"a": {"Api-Key": {"key-of-a"}},
@@ -93,11 +95,13 @@ func TestAPassthroughBackendsRefusalIsTheCallers(t *testing.T) {
 			priority 2
 		}
 	}`, func(t *testing.T, w *world) {
-		w.backends["a"].replies(status(401))
-		if reply := w.post(`{}`); reply.status != 401 || reply.backend != "a" {
-			t.Errorf("client got %d of %q, want a's 401", reply.status, reply.backend)
+		for _, code := range []int{401, 403, 402, 429} {
+			w.backends["a"].replies(status(code))
+			if reply := w.post(`{}`); reply.status != code || reply.backend != "a" {
+				t.Errorf("client got %d of %q, want a's %d", reply.status, reply.backend, code)
+			}
 		}
-		w.wantCalls(map[string]int{"b": 0})
+		w.wantCalls(map[string]int{"a": 4, "b": 0}) // one caller's limit benches nobody
 	})
 }
 

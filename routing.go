@@ -28,7 +28,7 @@ type asked struct {
 func readAsked(r *http.Request, prefix []byte) asked {
 	var a asked
 	switch mediaType, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); {
-	case r.Header.Get("Content-Encoding") != "":
+	case encoded(r.Header):
 		a.opaque = len(prefix) > 0
 	case mediaType == "multipart/form-data":
 		a.body = openaiapi.ParseForm(prefix, params["boundary"])
@@ -52,7 +52,7 @@ func readAsked(r *http.Request, prefix []byte) asked {
 // not. Servers resolve them (RFC 3986 section 5.2.4), so that they would lead
 // out of a backend's base path.
 func hasDotSegments(path string) bool {
-	for segment := range strings.SplitSeq(path, "/") {
+	for segment := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' || r == '\\' }) {
 		if segment == "." || segment == ".." {
 			return true
 		}
@@ -135,17 +135,23 @@ func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) *body
 	return ex.body.attach(out, ex.asked.body, model, progress)
 }
 
-// query puts the model where realtime connections have it: Azure's classic
-// paths in a parameter named deployment, all others in one named model.
+// query puts the backend's name of the model where the query has the client's.
+// Realtime connections have it in a parameter named deployment on Azure's
+// classic path, and in one named model on all others.
 func (b *Backend) query(rawQuery string, route openaiapi.Route, model string) string {
-	asked, want := "model", "model"
-	if route.Dialect == openaiapi.AzureClassic {
+	asked := "model"
+	named, ok := openaiapi.Param(rawQuery, asked)
+	if !ok {
 		asked = "deployment"
-		if b.paths.classic != "" {
+		named, ok = openaiapi.Param(rawQuery, asked)
+	}
+	want := asked
+	if strings.HasSuffix(route.Operation, "/realtime") {
+		want = "model"
+		if route.Dialect == openaiapi.AzureClassic && b.paths.classic != "" {
 			want = "deployment"
 		}
 	}
-	named, ok := openaiapi.Param(rawQuery, asked)
 	if !ok || model == "" || named == model && asked == want {
 		return rawQuery
 	}

@@ -66,6 +66,55 @@ func TestMaxRequestsSendsTheRestElsewhere(t *testing.T) {
 	})
 }
 
+func TestBackendsAtOneURLAreApartByTheirCredential(t *testing.T) {
+	inBubble(t, `openai_lb {
+		backend http://a {
+			name one
+			header X-Gateway-Key 1
+		}
+		backend http://a {
+			name two
+			priority 2
+			header X-Gateway-Key 2
+		}
+	}`, func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("X-Gateway-Key") == "1" {
+				throttled("60")(rw, r)
+			}
+		})
+		for range 3 {
+			w.post(`{}`).wantServed(t, "a")
+		}
+		w.wantCalls(map[string]int{"a": 4})
+	})
+}
+
+func TestMaxRequestsIsABackendsOwn(t *testing.T) {
+	inBubble(t, `openai_lb {
+		backend http://a {
+			name one
+			deployment x
+			max_requests 1
+		}
+		backend http://a {
+			name two
+			priority 2
+			deployment y
+			max_requests 1
+		}
+	}`, func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) { time.Sleep(time.Minute) })
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { w.post(`{}`).wantServed(t, "a") })
+			synctest.Wait()
+		}
+		w.post(`{}`).wantError(t, 429, "rate_limit_exceeded")
+		wg.Wait()
+	})
+}
+
 func TestAFailedAttemptGivesItsPlaceBack(t *testing.T) {
 	inBubble(t, `openai_lb {
 		backend http://a {

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
@@ -41,6 +43,9 @@ type replyBody struct {
 	heldErr error
 	// pending brings what is being read ahead.
 	pending chan readAhead
+	// late are the reply that the client gets while a read is pending, and the
+	// one that this read may still add trailers to.
+	late *lateReply
 
 	// idle is how long one read may take, and cancel what ends it.
 	idle   time.Duration
@@ -55,6 +60,8 @@ type replyBody struct {
 	// error. Until the reply is the client's, it is nil.
 	broken func(reason error)
 }
+
+type lateReply struct{ client, backend *http.Response }
 
 type readAhead struct {
 	data []byte
@@ -81,6 +88,11 @@ func (b *replyBody) readMore(timeout <-chan time.Time) bool {
 
 func (b *replyBody) take(more readAhead) {
 	b.pending = nil
+	if b.late != nil && more.err != nil {
+		// the trailers came with the end; nobody else reads or writes them now
+		b.late.client.Trailer = b.late.backend.Trailer
+		b.late = nil
+	}
 	b.held = append(b.held, more.data...)
 	b.heldErr = more.err
 }
@@ -102,7 +114,7 @@ func (b *replyBody) read(p []byte) (n int, err error) {
 		b.startTimer()
 		defer b.stopTimer(&err)
 	}
-	if b.pending != nil {
+	if b.pending != nil && len(b.held) == 0 {
 		b.take(<-b.pending)
 	}
 	if len(b.held) > 0 {
@@ -145,8 +157,8 @@ func (b *replyBody) finish(err error) error {
 			b.watch.Finish()
 			if b.mustEnd && !b.watch.Ended {
 				reason, err = errUnfinishedStream, errUnfinishedStream
-			} else if b.watch.Failed {
-				reason = errStreamError
+			} else if e := b.watch.Failure; e != nil && verdict.Judge(e.Status, e.Body).Failover() {
+				reason = errStreamError // but for the client's own error
 			}
 		}
 	}
@@ -179,16 +191,36 @@ func (t *Transport) watchOver(res *http.Response, cancel context.CancelCauseFunc
 // stream that brings an error in place of content, or nothing at all, becomes
 // the error that it stands for.
 func (t *Transport) open(ex *exchange, r *reply) {
-	if r.status != http.StatusOK || r.res.Header.Get("Content-Encoding") != "" {
+	// what is only looked up, like a stored response that failed, is no failure
+	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || encoded(r.res.Header) {
 		return
 	}
 	switch mediaType, _, _ := mime.ParseMediaType(r.res.Header.Get("Content-Type")); {
+	case mediaType == "text/event-stream" && r.body == nil:
+		r.breakOff(errEmptyStream)
 	case mediaType == "text/event-stream":
 		r.body.watch = new(sse.Watcher)
 		t.openStream(r)
-	case mediaType == "application/json" && ex.request.Method == http.MethodPost && r.res.ContentLength <= openingLimit:
-		t.openJSON(r)
+	case mediaType == "application/json" && r.body != nil && r.res.ContentLength <= openingLimit:
+		t.openJSON(r, strings.HasSuffix(ex.request.URL.Path, "/responses"))
 	}
+	if r.body != nil && r.body.pending != nil {
+		client := *r.res
+		client.Trailer = maps.Clone(client.Trailer)
+		r.body.late = &lateReply{&client, r.res}
+		r.res = &client
+	}
+}
+
+// encoded reports whether a body is compressed.
+func encoded(header http.Header) bool {
+	encoding := header.Get("Content-Encoding")
+	return encoding != "" && !strings.EqualFold(encoding, "identity")
+}
+
+// breakOff makes the reply one that is no use to anybody.
+func (r *reply) breakOff(reason error) {
+	r.class, r.err, r.cut = verdict.Failed, reason, true
 }
 
 func (t *Transport) openStream(r *reply) {
@@ -206,13 +238,15 @@ func (t *Transport) openStream(r *reply) {
 			t.fail(r, failure)
 			return
 		case opening == sse.End, r.body.heldErr != nil:
-			r.class, r.err, r.cut = verdict.Failed, errEmptyStream, true
+			r.breakOff(errEmptyStream)
 			return
 		}
 	}
 }
 
-func (t *Transport) openJSON(r *reply) {
+// openJSON looks for an error in a reply that is not streamed. creates tells
+// that a failed response in it was made just now.
+func (t *Transport) openJSON(r *reply, creates bool) {
 	timeout := time.NewTimer(openingTimeout)
 	defer timeout.Stop()
 	for r.body.heldErr == nil && len(r.body.held) < openingLimit {
@@ -220,10 +254,13 @@ func (t *Transport) openJSON(r *reply) {
 			return
 		}
 	}
-	if errors.Is(r.body.heldErr, io.EOF) {
-		if failure := sse.Whole(r.body.held); failure != nil {
+	switch {
+	case errors.Is(r.body.heldErr, io.EOF):
+		if failure := sse.Whole(r.body.held, creates); failure != nil {
 			t.fail(r, failure)
 		}
+	case r.body.heldErr != nil:
+		r.breakOff(r.body.heldErr)
 	}
 }
 
@@ -253,6 +290,6 @@ func (t *Transport) fail(r *reply, failure *sse.Error) {
 		ContentLength: int64(len(failure.Body)),
 		Request:       original.Request,
 	}
-	r.body, r.class, r.status = nil, class, failure.Status
+	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
 	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

@@ -68,6 +68,13 @@ func TestAStreamThatFailsBeforeItsContentGoesOn(t *testing.T) {
 		{"an end at once", streams(), "failed", 10},
 		{"an end after the preamble", streams(streamPreamble), "failed", 10},
 		{"[DONE] at once", streams(streamEnd), "failed", 10},
+		{"no body at all", says(200, "", "Content-Type", "text/event-stream", "Content-Length", "0"), "failed", 10},
+		{"a whole reply that is cut", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", "100")
+			io.WriteString(w, `{"id":`)
+		}, "failed", 10},
+		{"a model that is not there", streams(`data: {"error":{"type":"invalid_request_error","code":"model_not_found"}}` + "\n\n"), "no_model", 60},
 		{"a cut at once", streams(abort), "failed", 10},
 		{"a cut after the preamble", streams(streamPreamble, abort), "failed", 10},
 		{"a whole reply that is an error", says(200, `{"error":{"code":429,"message":"try again in 3s"}}`), "throttled", 3},
@@ -92,7 +99,7 @@ func TestAStreamThatFailsBeforeItsContentGoesOn(t *testing.T) {
 				for _, name := range []string{"b", "c"} {
 					w.backends[name].replies(c.reply)
 				}
-				if reply := w.stream(); reply.status < 429 || !strings.Contains(reply.body, `"error"`) || reply.header.Get("Content-Type") != "application/json" {
+				if reply := w.stream(); reply.status < 400 || !strings.Contains(reply.body, `"error"`) || reply.header.Get("Content-Type") != "application/json" {
 					t.Errorf("with nobody left the client got %d %s", reply.status, reply.body)
 				}
 			})
@@ -168,9 +175,12 @@ func TestAPreambleIsHeldBackForTwoSecondsOr64KiB(t *testing.T) {
 		if at := time.Since(start); at != 2*time.Second {
 			t.Errorf("the headers came after %s, want 2s", at)
 		}
+		if got := events.next(t, len(streamPreamble)); got != streamPreamble || time.Since(start) != 2*time.Second {
+			t.Errorf("after %s the client got %q, want the preamble after 2s", time.Since(start), got)
+		}
 		rest, err := io.ReadAll(events.res.Body)
-		if string(rest) != streamPreamble+streamError || err != nil {
-			t.Errorf("client got %q, %v", rest, err)
+		if string(rest) != streamError || err != nil || time.Since(start) != 30*time.Second {
+			t.Errorf("after %s the client got %q, %v", time.Since(start), rest, err)
 		}
 		w.wantCalls(map[string]int{"b": 0})
 	})
@@ -200,6 +210,7 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 		{"an error event", streams(streamContent, streamError, streamEnd), "", streamContent + streamError + streamEnd, true},
 		{"an end without [DONE]", streams(streamContent), "stream_require_end", streamContent, false},
 		{"a stall", streams(streamContent, time.Hour), "stream_idle_timeout 30s", streamContent, false},
+		{"a stall after the preamble", streams(streamPreamble, time.Hour), "stream_idle_timeout 30s", streamPreamble, false},
 		{"a short Content-Length", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.Header().Set("Content-Length", "1000")
@@ -379,5 +390,78 @@ func TestTrailersAndInterimRepliesPass(t *testing.T) {
 		if body, err := io.ReadAll(res.Body); string(body) != streamContent+streamEnd || err != nil || res.Trailer.Get("X-Sum") != "abc" {
 			t.Errorf("client got %q, %v and the trailers %v", body, err, res.Trailer)
 		}
+	})
+}
+
+func TestWhatIsOnlyLookedUpIsNoFailure(t *testing.T) {
+	failed := `{"object":"response","status":"failed","error":{"code":"server_error","message":"x"}}`
+	stream := "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\"}}}\n\n"
+	for _, c := range []struct {
+		method, path, body string
+		reply              http.HandlerFunc
+	}{
+		{http.MethodGet, "/v1/responses/resp_1", failed, says(200, failed)},
+		{http.MethodGet, "/v1/responses/resp_1?stream=true", stream, streams(stream)},
+		{http.MethodPost, "/v1/responses/resp_1/cancel", failed, says(200, failed)},
+		{http.MethodPost, "/v1/chat/completions", `{"choices":[{}],"error":""}`, says(200, `{"choices":[{}],"error":""}`)},
+	} {
+		inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+			w.backends["a"].replies(c.reply)
+			if reply := w.send(w.request(c.method, c.path, nil)); reply.status != 200 || reply.body != c.body || reply.backend != "a" {
+				t.Errorf("%s %s gives %d %q of %q", c.method, c.path, reply.status, reply.body, reply.backend)
+			}
+			w.wantCalls(map[string]int{"b": 0})
+		})
+	}
+}
+
+func TestTheClientsOwnErrorInTheMiddleOfAStreamBlamesNobody(t *testing.T) {
+	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+		stream := streamContent + "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"invalid_prompt\"}}}\n\n"
+		w.backends["a"].replies(streams(stream))
+		for range 3 {
+			if reply := w.stream(); reply.body != stream || reply.backend != "a" {
+				t.Errorf("client got %q of %q", reply.body, reply.backend)
+			}
+		}
+		if n := len(w.logged("backend benched")); n != 0 {
+			t.Errorf("%d benches", n)
+		}
+	})
+}
+
+func TestTrailersOfAReplyThatWasHeldBackForTheWholeTimePass(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Trailer", "X-Sum")
+			streams(streamPreamble, 5*time.Second)(rw, r)
+			rw.Header().Set("X-Sum", "abc")
+		})
+		res, err := w.client.Do(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		if body, err := io.ReadAll(res.Body); string(body) != streamPreamble || err != nil || res.Trailer.Get("X-Sum") != "abc" {
+			t.Errorf("client got %q, %v and the trailers %v", body, err, res.Trailer)
+		}
+	})
+}
+
+func TestALongUploadIsNotATimeout(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\nstream_first_event_timeout 10s\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			buf := make([]byte, 64<<10)
+			for {
+				time.Sleep(time.Second)
+				if _, err := io.ReadFull(r.Body, buf); err != nil {
+					break
+				}
+			}
+			streams(streamContent, streamEnd)(rw, r)
+		})
+		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true,"x":"`+strings.Repeat("x", 4<<20)+`"}`))
+		r.Header.Set("X-Early", "a")
+		w.send(r).wantServed(t, "a")
 	})
 }

@@ -194,17 +194,17 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	}
 	r.res, r.status, r.body = res, res.StatusCode, t.watchOver(res, cancel)
 	t.judge(r, cancel)
-	if r.class == verdict.Served && r.body != nil {
+	if r.class == verdict.Served {
 		t.open(ex, r)
 	}
-	if r.class == verdict.Credential && m.backend != nil && m.backend.auth == authPassthrough {
-		r.class = verdict.ClientError // the caller's own credential was refused
+	if m.backend != nil && m.backend.auth == authPassthrough && r.class.OfCredential() {
+		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
 }
 
-// headerDeadline cancels an attempt that brings no headers in time. While a
-// body streams through, the time counts from the last piece the client sent.
+// headerDeadline cancels an attempt that brings no headers in time, counted
+// from the last piece of the body that was sent.
 type headerDeadline struct {
 	timeout time.Duration
 

@@ -163,13 +163,20 @@ func (c choice) empty() bool {
 	return c.Text == "" && !present(c.FinishReason)
 }
 
+// present reports whether a value is there. Some backends write an empty one
+// where others have null.
 func present(raw json.RawMessage) bool {
-	return len(raw) > 0 && string(raw) != "null"
+	switch string(raw) {
+	case "", "null", `""`, "false", "{}":
+		return false
+	}
+	return true
 }
 
 // Whole tells whether a JSON reply of status 200 is an error: if it has one at
-// its top, and is no stored object that tells of an error in its past.
-func Whole(body []byte) *Error {
+// its top, and is no stored object that tells of an error in its past. creates
+// tells that a response in it was made just now.
+func Whole(body []byte, creates bool) *Error {
 	if !bytes.Contains(body, []byte(`"error"`)) {
 		return nil
 	}
@@ -177,10 +184,13 @@ func Whole(body []byte) *Error {
 		Error  json.RawMessage `json:"error"`
 		Object string          `json:"object"`
 	}
-	if json.Unmarshal(body, &reply) != nil || !present(reply.Error) || reply.Object != "" && reply.Object != "error" && reply.Object != "response" {
+	if json.Unmarshal(body, &reply) != nil || !present(reply.Error) {
 		return nil
 	}
-	return newError(reply.Error)
+	if reply.Object == "" || reply.Object == "error" || reply.Object == "response" && creates {
+		return newError(reply.Error)
+	}
+	return nil
 }
 
 // newError makes a reply of the value of an "error".
@@ -201,8 +211,12 @@ func newError(raw json.RawMessage) *Error {
 // "Azure OpenAI Responses API", has the first four; the others are OpenAI's.
 func statusOf(kind string, code any) int {
 	word, _ := code.(string)
-	for _, w := range []string{kind, word} {
+	for _, w := range []string{word, kind} { // the code tells more than the type
 		switch w {
+		case "model_not_found", "DeploymentNotFound":
+			return http.StatusNotFound
+		case "invalid_api_key":
+			return http.StatusUnauthorized
 		case "too_many_requests", "rate_limit_error", "rate_limit_exceeded", "insufficient_quota",
 			"tokens", "requests", "slow_down", "no_capacity":
 			return http.StatusTooManyRequests

@@ -90,7 +90,7 @@ func TestAWholeReplyIsAnErrorOnlyIfItSaysSo(t *testing.T) {
 		`{"error":`:                                                               0,
 	} {
 		got := 0
-		if e := Whole([]byte(body)); e != nil {
+		if e := Whole([]byte(body), true); e != nil {
 			got = e.Status
 		}
 		if got != status {
@@ -128,8 +128,8 @@ func TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit(t *testing.T) {
 				rest = rest[n:]
 			}
 			w.Finish()
-			if w.Failed != c.failed || w.Ended != c.ended {
-				t.Errorf("%s, %d bytes at a time: failed %v and ended %v, want %v and %v", c.name, size, w.Failed, w.Ended, c.failed, c.ended)
+			if (w.Failure != nil) != c.failed || w.Ended != c.ended {
+				t.Errorf("%s, %d bytes at a time: failed %v and ended %v, want %v and %v", c.name, size, w.Failure, w.Ended, c.failed, c.ended)
 			}
 		}
 	}

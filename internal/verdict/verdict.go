@@ -56,6 +56,16 @@ func (c Class) WholeBackend() bool {
 	return c == Quota || c == Credential || c == Unreachable
 }
 
+// OfCredential reports whether the class is about the credential that was used,
+// its rights, limits and budget, rather than about the backend.
+func (c Class) OfCredential() bool {
+	switch c {
+	case Throttled, Quota, TooLarge, Credential, NoModel:
+		return true
+	}
+	return false
+}
+
 // NeedsBody reports whether Judge may tell more from the body of a reply with
 // this status than that it is the client's.
 func NeedsBody(status int) bool {

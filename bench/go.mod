@@ -1,0 +1,3 @@
+module github.com/openai-lb/caddy-openai-lb/bench
+
+go 1.26
