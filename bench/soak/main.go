@@ -130,6 +130,9 @@ func run(binary, dir, name, directive string) (ok bool) {
 			break
 		}
 	}
+	for range 3 { // what sync.Pool keeps goes with the second collection
+		after = proxy.usage()
+	}
 	fmt.Printf("%s:\n  %d whole, %d left by their clients, %d lost, %d refused\n", name, whole.Load(), left.Load(), lost.Load(), throttled.Load())
 	fmt.Printf("  idle:   %s\n  open:   %s (%d streams: %.1f KiB each)\n  after:  %s\n", idle, busy, busyStreams,
 		float64(busy.memory-idle.memory)/1024/float64(busyStreams), after)
