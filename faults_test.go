@@ -151,9 +151,9 @@ func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
 								name a
 							}
 							%s
-							response_header_timeout 300ms
-							stream_first_event_timeout 300ms
-							stream_idle_timeout 300ms
+							response_header_timeout 1s
+							stream_first_event_timeout 1s
+							stream_idle_timeout 1s
 						}
 					}`, logs, port, bad, second))
 					client := newClient(t)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -73,6 +74,7 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	t.Cleanup(cancel)
 	w.handler = loadHandler(t, ctx, config)
 	w.handler.transport.HTTP.Transport.DialContext = w.dial
+	w.handler.pool.intN = seeded()
 	core, logs := observer.New(zap.DebugLevel)
 	w.logs = logs
 	for _, m := range w.handler.pool.members {
@@ -98,6 +100,17 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	t.Cleanup(transport.CloseIdleConnections)
 	w.client = &http.Client{Transport: transport}
 	return w
+}
+
+// seeded returns a source of random numbers that are the same in every run.
+func seeded() func(n int) int {
+	var mu sync.Mutex
+	source := rand.New(rand.NewPCG(1, 2))
+	return func(n int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return source.IntN(n)
+	}
 }
 
 // loadHandler takes an openai_lb block the way Caddy does: through JSON.
