@@ -83,15 +83,22 @@ func (ex *exchange) apiError(now time.Time, wait time.Duration) apiError {
 // nobodyTakes words why the request can be sent to no backend, if that is so.
 func (ex *exchange) nobodyTakes() (e apiError, ok bool) {
 	var models []string
+	withKey := ex.asked
+	withKey.anonymous = false
+	lacksKey := false
 	for _, m := range ex.pool.members {
 		if m.takes(&ex.asked) {
 			return apiError{}, false
 		}
+		lacksKey = lacksKey || m.takes(&withKey)
 		for _, model := range m.backend.Model {
 			if !slices.Contains(models, model.Name) {
 				models = append(models, model.Name)
 			}
 		}
+	}
+	if lacksKey {
+		return missingKey, true
 	}
 	if ex.asked.opaque {
 		return apiError{http.StatusUnsupportedMediaType,
@@ -100,6 +107,10 @@ func (ex *exchange) nobodyTakes() (e apiError, ok bool) {
 	}
 	return unknownModel(ex.asked.model, models), true
 }
+
+var missingKey = apiError{http.StatusUnauthorized,
+	"You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.",
+	"invalid_request_error", "invalid_api_key"}
 
 func unknownModel(name string, models []string) apiError {
 	return apiError{http.StatusNotFound,

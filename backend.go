@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -40,15 +41,21 @@ type Backend struct {
 
 	// APIKey is the backend's key. Use {env.X} or {file.X}: they are resolved
 	// at load and never shown, where a literal key stands in the config for
-	// everybody who can read it. Default: none.
+	// everybody who can read it. A file is read again when it changes.
+	// Default: none.
 	APIKey string `json:"api_key,omitempty"`
 
 	// Auth is how the backend is told who we are: `api_key` (an api-key
 	// header; makes the backend an Azure one whatever its host), `bearer`
 	// (an Authorization header), `passthrough` (the caller's own credential
-	// goes to this backend) or `none`. Default: `api_key` for Azure, `bearer`
-	// for others with a key, `none` for others without one.
+	// goes to this backend), `none`, or the name of a module in the namespace
+	// http.openai_lb.credentials, such as `azure_identity` (makes the backend
+	// an Azure one, too). Default: `api_key` for Azure, `bearer` for others
+	// with a key, `none` for others without one.
 	Auth string `json:"auth,omitempty"`
+
+	// AuthOptions configures that module. Default: its own defaults.
+	AuthOptions json.RawMessage `json:"auth_options,omitempty"`
 
 	// Header is set on every request to this backend. Placeholders are
 	// resolved at load. Default: none.
@@ -70,7 +77,7 @@ type Backend struct {
 	paths  paths
 	models map[string]string // what Model says, nil: any
 	auth   string
-	apiKey string
+	source CredentialSource // nil: there is none of ours
 	azure  bool
 	header http.Header
 	health string // the key of its health
@@ -118,7 +125,7 @@ func checkRank(priority, weight int) error {
 
 // provision resolves what the config says about the backend. Its errors hold
 // no secret.
-func (b *Backend) provision() error {
+func (b *Backend) provision(ctx caddy.Context) error {
 	repl := caddy.NewReplacer()
 	rawURL, err := repl.ReplaceOrErr(b.URL, true, true)
 	if err != nil {
@@ -129,7 +136,7 @@ func (b *Backend) provision() error {
 	}
 	base := strings.TrimRight(b.url.EscapedPath(), "/")
 	b.url = &url.URL{Scheme: b.url.Scheme, Host: b.url.Host}
-	if err := b.provisionAuth(b.url.Hostname()); err != nil {
+	if err := b.provisionAuth(ctx, b.url.Hostname()); err != nil {
 		return err
 	}
 	b.paths = pathsOf(base, b.azure)
@@ -248,6 +255,13 @@ func (b *Backend) dial() string {
 // member makes the backend part of a pool. The caller gives its health back.
 func (b *Backend) member(logger *zap.Logger) *member {
 	health := loadHealth(b.health)
+	if key, ok := b.source.(*apiKey); ok {
+		health.startFresh(key.digest())
+		key.changed = func(digest string) {
+			health.startFresh(digest)
+			logger.Info("api_key changed", zap.String("backend", b.Name))
+		}
+	}
 	return &member{
 		name:        b.Name,
 		priority:    b.Priority,

@@ -174,7 +174,7 @@ func (r *bodyReader) readBuffered(p []byte) (int, error) {
 // abandon ends the reading so that the body can be sent from its beginning
 // again. It fails if some of it was read that cannot be read twice.
 func (r *bodyReader) abandon() bool {
-	if r.body.tail == nil {
+	if r == nil || r.body.tail == nil {
 		return true // any number may read what is in memory
 	}
 	r.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -37,7 +38,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	        priority     <n>
 //	        weight       <n>
 //	        api_key      <key>
-//	        auth         api_key|bearer|passthrough|none
+//	        auth         api_key|bearer|passthrough|none|<module> [{...}]
 //	        header       <name> <value>
 //	        deployment   <name>
 //	        model        <name> [<deployment>]
@@ -129,7 +130,7 @@ func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
 			return parseInt(d, b.Weight, 0, maxWeight)
 		}),
 		"api_key": once(func(d *caddyfile.Dispenser) error { return parseSecret(d, &b.APIKey) }),
-		"auth":    once(func(d *caddyfile.Dispenser) error { return parseWord(d, &b.Auth, authSchemes...) }),
+		"auth":    once(func(d *caddyfile.Dispenser) error { return parseAuth(d, b) }),
 		"header": repeatable(func(d *caddyfile.Dispenser) error {
 			args := d.RemainingArgs()
 			if len(args) != 2 {
@@ -162,6 +163,31 @@ func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
 	return b, err
 }
 
+// parseAuth reads a scheme, and the options of the module that it may be.
+func parseAuth(d *caddyfile.Dispenser, b *Backend) error {
+	if !d.NextArg() {
+		return d.Errf("auth takes an argument, and has none: expected one of %s", strings.Join(authSchemes(), ", "))
+	}
+	b.Auth = d.Val()
+	if err := checkAuth(b.Auth); err != nil {
+		return d.WrapErr(err)
+	}
+	if slices.Contains(builtInSchemes, b.Auth) {
+		if d.NextArg() {
+			return d.Errf("auth takes one argument: unexpected '%s'", d.Val())
+		}
+		return nil
+	}
+	module, err := caddyfile.UnmarshalModule(d, credentialsNamespace+"."+b.Auth)
+	if err != nil {
+		return err
+	}
+	if options := caddyconfig.JSON(module, nil); string(options) != "{}" {
+		b.AuthOptions = options
+	}
+	return nil
+}
+
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
 //
 //	transport openai_lb {
@@ -177,9 +203,6 @@ func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
 //	    response_header_timeout    <duration>
 //	    stream_first_event_timeout <duration>
 //	    stream_idle_timeout        <duration>
-//	    stream_require_end
-//	    stream_first_event_timeout <duration>
-//	    stream_idle_timeout     <duration>
 //	    stream_require_end
 //
 //	    http {

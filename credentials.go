@@ -1,37 +1,19 @@
 package openailb
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
 
-	"github.com/caddyserver/caddy/v2"
-	"golang.org/x/net/http/httpguts"
-
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// The schemes of a backend's auth.
-const (
-	authAPIKey      = "api_key"
-	authBearer      = "bearer"
-	authPassthrough = "passthrough"
-	authNone        = "none"
-)
-
-var authSchemes = []string{authAPIKey, authBearer, authPassthrough, authNone}
-
 // credentialHeaders identify a caller, or choose whose budget it spends. They
 // are for us, or for a backend with auth passthrough, and for nobody else.
-var credentialHeaders = []string{
-	"Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key",
-	"Openai-Organization", "Openai-Project",
-}
+var credentialHeaders = append([]string{"Openai-Organization", "Openai-Project"}, keyHeaders...)
+
+// keyHeaders are those of them that hold a key.
+var keyHeaders = []string{"Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key"}
 
 // privateHeaders are between the caller and us as well. Forwarding headers
 // would tell the provider who the caller is, and Azure answers 431 to more
@@ -61,8 +43,10 @@ var keyProtocols = []string{"openai-insecure-api-key.", "openai-organization.", 
 
 // credentials are what a caller identified itself with.
 type credentials struct {
-	header   http.Header
-	rawQuery string
+	header http.Header
+	// protocols are the WebSocket subprotocols, which may hold keys.
+	protocols []string
+	rawQuery  string
 }
 
 // takeCredentials removes what is private between the caller and us from the
@@ -71,115 +55,89 @@ func takeCredentials(r *http.Request) credentials {
 	taken := credentials{header: make(http.Header), rawQuery: r.URL.RawQuery}
 	for _, name := range credentialHeaders {
 		if values, ok := r.Header[name]; ok {
-			taken.header[name] = values
 			delete(r.Header, name)
+			if !isBasic(values) {
+				taken.header[name] = values
+			}
 		}
 	}
 	removePrivateHeaders(r.Header)
 	if protocols, ok := r.Header["Sec-Websocket-Protocol"]; ok {
-		// reverse_proxy sends it in the spelling of RFC 6455
-		taken.header["Sec-WebSocket-Protocol"] = protocols
 		delete(r.Header, "Sec-Websocket-Protocol")
-		if public := withoutKeys(protocols); public != "" {
-			r.Header["Sec-Websocket-Protocol"] = []string{public}
+		taken.protocols = protocols
+		if public := protocolsWithout(protocols, isKeyProtocol); public != nil {
+			r.Header["Sec-Websocket-Protocol"] = public
 		}
 	}
 	r.URL.RawQuery = openaiapi.DropParams(r.URL.RawQuery, credentialParams...)
 	return taken
 }
 
-// withoutKeys returns the subprotocols that hold no key.
-func withoutKeys(protocols []string) string {
-	var public []string
-	for _, value := range protocols {
+// isBasic reports whether a credential is a password for Caddy's own basic_auth
+// (RFC 7617), which no provider takes.
+func isBasic(values []string) bool {
+	return len(values) > 0 && len(values[0]) > 6 && strings.EqualFold(values[0][:6], "Basic ")
+}
+
+func isKeyProtocol(protocol string) bool {
+	return slices.ContainsFunc(keyProtocols, func(prefix string) bool { return strings.HasPrefix(protocol, prefix) })
+}
+
+// protocolsWithout returns the subprotocols but for those to leave out, as one
+// value, or nothing if none is left.
+func protocolsWithout(values []string, leaveOut func(protocol string) bool) []string {
+	var kept []string
+	for _, value := range values {
 		for protocol := range strings.SplitSeq(value, ",") {
-			protocol = strings.TrimSpace(protocol)
-			if !slices.ContainsFunc(keyProtocols, func(prefix string) bool { return strings.HasPrefix(protocol, prefix) }) {
-				public = append(public, protocol)
+			if protocol = strings.TrimSpace(protocol); protocol != "" && !leaveOut(protocol) {
+				kept = append(kept, protocol)
 			}
 		}
 	}
-	return strings.Join(public, ", ")
+	if kept == nil {
+		return nil
+	}
+	return []string{strings.Join(kept, ", ")}
 }
 
-// resolveSecret replaces the placeholders of a key and trims it. Its errors
-// never hold the key, nor what a placeholder stands for.
-func resolveSecret(key string) (string, error) {
-	resolved, err := caddy.NewReplacer().ReplaceOrErr(key, true, true)
-	if err != nil {
-		return "", err
+// withdraw takes out the keys that are meant, wherever the caller put them. It
+// asks about each key there is.
+func (c *credentials) withdraw(meant func(key string) bool) {
+	for _, name := range keyHeaders {
+		values := slices.DeleteFunc(slices.Clone(c.header[name]), func(value string) bool {
+			key := keyIn(value)
+			return key != "" && meant(key)
+		})
+		if delete(c.header, name); len(values) > 0 {
+			c.header[name] = values
+		}
 	}
-	resolved = strings.TrimSpace(resolved)
-	if resolved == "" {
-		return "", errors.New("it is empty")
+	for _, param := range credentialParams {
+		if key, ok := openaiapi.Param(c.rawQuery, param); ok && key != "" && meant(key) {
+			c.rawQuery = openaiapi.DropParams(c.rawQuery, param)
+		}
 	}
-	if !httpguts.ValidHeaderFieldValue(resolved) || strings.ContainsAny(resolved, " \t") {
-		return "", errors.New("it holds white space or control characters")
-	}
-	return resolved, nil
+	c.protocols = protocolsWithout(c.protocols, func(protocol string) bool {
+		key, ok := strings.CutPrefix(protocol, keyProtocols[0])
+		return ok && key != "" && meant(key)
+	})
 }
 
-// fingerprint tells credentials apart without holding them. A header may be a
-// part of one: a gateway's key, a project.
-func (b *Backend) fingerprint() string {
-	sum := sha256.New()
-	fmt.Fprintf(sum, "%q %q", b.auth, b.apiKey)
-	for _, name := range slices.Sorted(maps.Keys(b.header)) {
-		fmt.Fprintf(sum, " %q %q", name, b.header[name])
-	}
-	return hex.EncodeToString(sum.Sum(nil)[:16])
+// none reports whether the caller has no key.
+func (c *credentials) none() bool {
+	none := true
+	c.withdraw(func(string) bool {
+		none = false
+		return false
+	})
+	return none
 }
 
-// authorize puts the backend's credential on an outgoing request, and makes
-// sure that it is the only one there.
-func (b *Backend) authorize(out *http.Request, caller credentials) {
-	for _, name := range credentialHeaders {
-		delete(out.Header, name)
+// keyIn returns the key in a header's value, which may have the scheme Bearer
+// (RFC 6750).
+func keyIn(value string) string {
+	if scheme, key, ok := strings.Cut(value, " "); ok && strings.EqualFold(scheme, "Bearer") {
+		value = key
 	}
-	switch b.auth {
-	case authAPIKey:
-		out.Header["Api-Key"] = []string{b.apiKey}
-	case authBearer:
-		out.Header["Authorization"] = []string{"Bearer " + b.apiKey}
-	case authPassthrough:
-		for name, values := range caller.header {
-			out.Header[name] = values
-		}
-		out.URL.RawQuery = caller.rawQuery
-	}
-}
-
-// provisionAuth settles the scheme and resolves the key.
-func (b *Backend) provisionAuth(host string) error {
-	b.auth = b.Auth
-	azure := isAzureHost(host)
-	if b.auth == "" {
-		switch {
-		case azure:
-			b.auth = authAPIKey
-		case b.APIKey != "" || isOpenAIHost(host):
-			b.auth = authBearer
-		default:
-			b.auth = authNone
-		}
-	}
-	switch b.auth {
-	case authAPIKey, authBearer:
-		if b.APIKey == "" {
-			return fmt.Errorf("auth %s needs an api_key", b.auth)
-		}
-		key, err := resolveSecret(b.APIKey)
-		if err != nil {
-			return fmt.Errorf("api_key: %w", err)
-		}
-		b.apiKey = key
-	case authPassthrough, authNone:
-		if b.APIKey != "" {
-			return fmt.Errorf("auth %s takes no api_key", b.auth)
-		}
-	default:
-		return fmt.Errorf("auth %q: expected one of %s", b.auth, strings.Join(authSchemes, ", "))
-	}
-	b.azure = azure || b.auth == authAPIKey
-	return nil
+	return strings.TrimSpace(value)
 }

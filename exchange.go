@@ -104,9 +104,13 @@ func (ex *exchange) model(m *member) string {
 	return m.backend.nameOf(ex.asked.model)
 }
 
-// mayTry reports whether the exchange may send its request to m: once.
+// mayTry reports whether the exchange may send its request to m: once, and
+// after a backend that took the caller's own credential only to another such
+// one, for what the caller's account is refused is not for ours to pay.
 func (ex *exchange) mayTry(m *member) bool {
-	return m.takes(&ex.asked) && !m.full() && !slices.ContainsFunc(ex.attempts, func(a attempt) bool { return a.member == m })
+	return m.takes(&ex.asked) && !m.full() && !slices.ContainsFunc(ex.attempts, func(a attempt) bool {
+		return a.member == m || a.member.passesThrough() && !m.passesThrough()
+	})
 }
 
 // next moves on to another member, or returns nil if there is none, or none

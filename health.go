@@ -33,6 +33,9 @@ type health struct {
 	// inFlight counts requests, by the name of the backend with max_requests.
 	inFlight sync.Map
 
+	// key is the digest of the API key that all of this is about.
+	key string
+
 	// mu guards the writing of all of it.
 	mu sync.Mutex
 }
@@ -107,6 +110,20 @@ func (*health) Destruct() error { return nil }
 func loadHealth(key string) *health {
 	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(health), nil })
 	return value.(*health)
+}
+
+// startFresh forgets what is known of another API key than the one with this
+// digest.
+func (h *health) startFresh(key string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.key != "" && h.key != key {
+		h.whole.promise.Store(nil)
+		h.whole.suspicion.Store(nil)
+		h.whole.fails = nil
+		h.models.Store(nil)
+	}
+	h.key = key
 }
 
 func (h *health) inFlightOf(backend string) *atomic.Int64 {

@@ -64,6 +64,12 @@ type Handler struct {
 	transport *Transport
 	logger    *zap.Logger
 
+	// secretFiles are those that the keys come from.
+	secretFiles secretFiles
+
+	// passesThrough tells that a backend wants the callers' own credentials.
+	passesThrough bool
+
 	// models are all models there are. It is nil unless every backend names
 	// its own.
 	models []string
@@ -81,7 +87,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // of its own.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	if err := h.provisionBackends(); err != nil {
+	if err := h.provisionBackends(ctx); err != nil {
 		return err
 	}
 	if h.LBRetries != nil && *h.LBRetries < 0 {
@@ -104,13 +110,20 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	members := make([]*member, len(h.Backends))
 	for i, b := range h.Backends {
 		members[i] = b.member(h.logger)
+		h.passesThrough = h.passesThrough || members[i].passesThrough()
+	}
+	h.secretFiles.logger = h.logger
+	for _, b := range h.Backends {
+		if key, ok := b.source.(*apiKey); ok && key.inFile {
+			h.secretFiles.add("api_key of backend "+b.Name, key.read)
+		}
 	}
 	h.models = served(h.Backends)
 	h.pool = newPool(members, policy, h.AllThrottled == forwardThrottled)
 	return h.provisionProxy(ctx)
 }
 
-func (h *Handler) provisionBackends() error {
+func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	if len(h.Backends) == 0 {
 		return errors.New("no backend: expected at least one `backend <url>`")
 	}
@@ -119,7 +132,7 @@ func (h *Handler) provisionBackends() error {
 		if b == nil {
 			return fmt.Errorf("backend %d is null", i+1)
 		}
-		if err := b.provision(); err != nil {
+		if err := b.provision(ctx); err != nil {
 			return fmt.Errorf("%s: %w", b.label(i), err)
 		}
 		if b.Name != "" && names[b.Name] {
@@ -253,6 +266,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return apiError{http.StatusBadRequest, "The path holds dot segments.",
 			"invalid_request_error", "invalid_path"}.write(w, r)
 	}
+	h.secretFiles.refresh(time.Now())
 	ex := newExchange(h.pool, w, r, h.maxAttempts(), h.tryDuration(r))
 	ex.transport = h.transport
 	defer ex.finish()
@@ -279,6 +293,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 	}
 	ex.asked = readAsked(r, ex.body.prefix)
+	ex.asked.anonymous = h.passesThrough && ex.credentials.none()
 	if h.models != nil {
 		if res := answerModels(r, h.models); res != nil {
 			return writeResponse(w, res)

@@ -194,6 +194,11 @@ func (m *member) takes(a *asked) bool {
 	return m.backend == nil || m.backend.takes(a)
 }
 
+// passesThrough reports whether the member gets the caller's own credential.
+func (m *member) passesThrough() bool {
+	return m.backend != nil && m.backend.auth == authPassthrough
+}
+
 func (m *member) full() bool {
 	return m.maxRequests > 0 && m.inFlight.Load() >= m.maxRequests || m.upstream.Full()
 }

@@ -86,25 +86,6 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 	})
 }
 
-func TestAPassthroughBackendsRefusalIsTheCallers(t *testing.T) {
-	inBubble(t, `openai_lb {
-		backend http://a {
-			auth passthrough
-		}
-		backend http://b {
-			priority 2
-		}
-	}`, func(t *testing.T, w *world) {
-		for _, code := range []int{401, 403, 402, 429} {
-			w.backends["a"].replies(status(code))
-			if reply := w.post(`{}`); reply.status != code || reply.backend != "a" {
-				t.Errorf("client got %d of %q, want a's %d", reply.status, reply.backend, code)
-			}
-		}
-		w.wantCalls(map[string]int{"a": 4, "b": 0}) // one caller's limit benches nobody
-	})
-}
-
 func TestWhereARequestGoes(t *testing.T) {
 	const body = `{"messages":[],"model":"gpt-4o","seed":9007199254740993}`
 	replaced := strings.Replace(body, `"gpt-4o"`, `"dep \"x\""`, 1)

@@ -21,6 +21,8 @@ type asked struct {
 	// opaque tells that the body cannot be read, so that nothing in it can be
 	// replaced.
 	opaque bool
+	// anonymous tells that the caller brought no credential for a backend.
+	anonymous bool
 }
 
 // readAsked finds what a request asks for, of whose body prefix is what was
@@ -90,8 +92,8 @@ func pathsOf(base string, azure bool) paths {
 
 // direct points an outgoing request, which is a clone of the client's, at the
 // backend, and makes it ask in the backend's dialect for its name of the model.
-func (b *Backend) direct(out *http.Request, ex *exchange, progress func()) *bodyReader {
-	b.authorize(out, ex.credentials)
+func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential, progress func()) *bodyReader {
+	b.authorize(out, credential, ex.credentials)
 	removePrivateHeaders(out.Header)
 	// the client was told to go on when its body was read
 	delete(out.Header, "Expect")
@@ -169,8 +171,12 @@ func setEscapedPath(u *url.URL, escaped string) {
 }
 
 // takes reports whether the backend can be sent what is asked: it has the
-// model, and if the body cannot be read, it needs no other.
+// model, if the body cannot be read it needs no other, and if it wants the
+// caller's own credential, there is one.
 func (b *Backend) takes(a *asked) bool {
+	if b.auth == authPassthrough && a.anonymous {
+		return false
+	}
 	if a.opaque && (b.models != nil || b.Deployment != "" || a.inPath && b.paths.classic == "") {
 		return false
 	}

@@ -161,8 +161,30 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 
 var errNoHeaders = errors.New("no response headers in time")
 
-// attempt sends the request to the member and judges what comes back.
+// attempt makes the attempt, and once more if the backend refuses a credential
+// of which the source has a newer one.
 func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
+	if m.backend == nil {
+		return t.send(ex, m, req, Credential{})
+	}
+	credential, err := m.backend.credential(req.Context())
+	if err != nil {
+		return &reply{err: err, class: verdict.Credential}
+	}
+	r := t.send(ex, m, req, credential)
+	if r.class != verdict.Credential || r.status != http.StatusUnauthorized || !r.upload.abandon() {
+		return r
+	}
+	renewed, ok := m.renew(req.Context(), credential)
+	if !ok {
+		return r
+	}
+	r.discard()
+	return t.send(ex, m, req, renewed)
+}
+
+// send sends the request to the member and judges what comes back.
+func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential Credential) *reply {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	ex.cancels = append(ex.cancels, cancel)
 	timeout := t.ResponseHeaderTimeout
@@ -176,7 +198,7 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	out.Header = req.Header.Clone()
 	r := new(reply)
 	if m.backend != nil {
-		r.upload = m.backend.direct(out, ex, deadline.extend)
+		r.upload = m.backend.direct(out, ex, credential, deadline.extend)
 	} else {
 		r.upload = ex.body.attach(out, openaiapi.Request{}, "", deadline.extend)
 	}
@@ -197,7 +219,7 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	if r.class == verdict.Served {
 		t.open(ex, r)
 	}
-	if m.backend != nil && m.backend.auth == authPassthrough && r.class.OfCredential() {
+	if m.passesThrough() && r.class.OfCredential() {
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r

@@ -1,0 +1,265 @@
+package openailb
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// wantsKey serves those that come with the key, and refuses others.
+func wantsKey(key string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+key {
+			status(401)(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"id":"chatcmpl-1"}`)
+	}
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) requestWithKey(key string) *http.Request {
+	r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+	r.Header.Set("Authorization", "Bearer "+key)
+	return r
+}
+
+func TestARotatedKeyIsUsedAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	writeFile(t, file, "first\n")
+	inBubble(t, `openai_lb {
+		backend http://a {
+			api_key {file.`+file+`}
+		}
+	}`, func(t *testing.T, w *world) {
+		w.backends["a"].replies(wantsKey("first"))
+		w.post(`{}`).wantServed(t, "a")
+
+		// the provider takes the old key no more, before anybody looked at the file
+		writeFile(t, file, "second\n")
+		w.backends["a"].replies(wantsKey("second"))
+		w.post(`{}`).wantServed(t, "a")
+		w.wantCalls(map[string]int{"a": 3})
+
+		// the provider still takes both
+		writeFile(t, file, "third\n")
+		time.Sleep(secretFilesInterval)
+		w.backends["a"].replies(wantsKey("third"))
+		w.post(`{}`).wantServed(t, "a")
+		w.wantCalls(map[string]int{"a": 4})
+		if n := len(w.logged("backend benched")); n > 0 {
+			t.Errorf("%d benches for a key that was rotated", n)
+		}
+	})
+}
+
+func TestABenchForAKeyEndsWithTheKey(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	writeFile(t, file, "wrong")
+	inBubble(t, `openai_lb {
+		backend http://a {
+			api_key {file.`+file+`}
+		}
+		backend http://b {
+			priority 2
+		}
+	}`, func(t *testing.T, w *world) {
+		w.backends["a"].replies(wantsKey("right"))
+		w.post(`{}`).wantServed(t, "b")
+		time.Sleep(5 * time.Second)
+		w.post(`{}`).wantServed(t, "b")
+
+		writeFile(t, file, "right")
+		time.Sleep(secretFilesInterval)
+		w.post(`{}`).wantServed(t, "a")
+		w.wantCalls(map[string]int{"a": 2, "b": 2})
+	})
+}
+
+func TestAKeyFileThatCannotBeReadChangesNothing(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	writeFile(t, file, "right")
+	inBubble(t, `openai_lb {
+		backend http://a {
+			api_key {file.`+file+`}
+		}
+	}`, func(t *testing.T, w *world) {
+		core, logs := observer.New(zap.DebugLevel)
+		w.handler.secretFiles.logger = zap.New(core)
+		w.backends["a"].replies(wantsKey("right"))
+		for _, broken := range []string{"", "two words", "a line\nand another"} {
+			writeFile(t, file, broken)
+			time.Sleep(secretFilesInterval)
+			w.post(`{}`).wantServed(t, "a")
+		}
+		if errs := logs.All(); len(errs) != 1 || errs[0].Level != zap.ErrorLevel || errs[0].ContextMap()["secret"] != "api_key of backend a" {
+			t.Errorf("logged %v, want one error", errs)
+		}
+	})
+}
+
+// testSource is a credential source of another module.
+type testSource struct {
+	Start string `json:"start,omitempty"`
+
+	mu      sync.Mutex
+	value   string
+	err     error
+	renewed int
+}
+
+func init() { caddy.RegisterModule(new(testSource)) }
+
+func (*testSource) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: credentialsNamespace + ".test", New: func() caddy.Module { return new(testSource) }}
+}
+
+func (s *testSource) Provision(caddy.Context) error {
+	s.value = s.Start
+	return nil
+}
+
+func (s *testSource) Credential(context.Context) (Credential, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Credential{Header: "Authorization", Value: "Bearer " + s.value}, s.err
+}
+
+func (s *testSource) Renew(context.Context, Credential) (Credential, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renewed++
+	s.value = "fresh"
+	return Credential{Header: "Authorization", Value: "Bearer " + s.value}, s.err
+}
+
+func (s *testSource) Identity() string { return s.Start }
+
+// useSource makes a source that of the member's backend.
+func (w *world) useSource(name string, source CredentialSource) {
+	for _, m := range w.handler.pool.members {
+		if m.name == name {
+			m.backend.source = source
+		}
+	}
+}
+
+func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
+		source := &testSource{value: "stale"}
+		w.useSource("a", source)
+
+		w.backends["a"].replies(wantsKey("fresh"))
+		w.post(`{"seed":1}`).wantServed(t, "a")
+		w.wantCalls(map[string]int{"a": 2, "b": 0})
+		for _, r := range w.backends["a"].received() {
+			if r.bodyHash != sha([]byte(`{"seed":1}`)) {
+				t.Error("a got another body")
+			}
+		}
+
+		// no credential helps: it is renewed once, and then the backend is benched
+		w.backends["a"].replies(status(401))
+		source.value = "stale"
+		w.post(`{}`).wantServed(t, "b")
+		w.wantCalls(map[string]int{"a": 4, "b": 1})
+		w.post(`{}`).wantServed(t, "b")
+		w.wantCalls(map[string]int{"a": 4, "b": 2})
+		if source.renewed != 2 {
+			t.Errorf("it was renewed %d times, want 2", source.renewed)
+		}
+	})
+}
+
+func TestABackendWithoutACredentialIsBenchedAlone(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
+		source := &testSource{err: errors.New("the token endpoint is dead")}
+		w.useSource("a", source)
+		w.post(`{}`).wantServed(t, "b")
+		w.wantCalls(map[string]int{"a": 0, "b": 1})
+		if benches := w.logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "credential" {
+			t.Errorf("logged %v, want a bench of class credential", benches)
+		}
+
+		w.stop("b")
+		if reply := w.post(`{}`); reply.status != 502 || !strings.Contains(reply.body, "upstream_") {
+			t.Errorf("client got %d %s, want a 502", reply.status, reply.body)
+		}
+		source.err = nil
+		time.Sleep(time.Minute)
+		w.post(`{}`).wantServed(t, "a")
+	})
+}
+
+func TestPassthroughKeepsToTheCallersAccount(t *testing.T) {
+	const config = `openai_lb {
+		backend http://a {
+			auth passthrough
+		}
+		backend http://b {
+			priority 2
+			api_key key-of-b
+		}
+		backend http://c {
+			priority 3
+			auth passthrough
+		}
+	}`
+	t.Run("a refusal is the caller's", func(t *testing.T) {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			for _, code := range []int{401, 403, 402, 429} {
+				w.backends["a"].replies(status(code))
+				if reply := w.send(w.requestWithKey("callers")); reply.status != code || reply.backend != "a" {
+					t.Errorf("client got %d of %q, want a's %d", reply.status, reply.backend, code)
+				}
+			}
+			w.wantCalls(map[string]int{"a": 4, "b": 0, "c": 0}) // one caller's limit benches nobody
+		})
+	})
+	t.Run("a failure moves on to the same account", func(t *testing.T) {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			w.backends["a"].replies(status(500))
+			w.send(w.requestWithKey("callers")).wantServed(t, "c")
+			w.wantCalls(map[string]int{"a": 1, "b": 0, "c": 1})
+			if got := w.backends["c"].received()[0].request.Header.Get("Authorization"); got != "Bearer callers" {
+				t.Errorf("c got Authorization %q", got)
+			}
+		})
+	})
+	t.Run("no credential of its own", func(t *testing.T) {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			w.post(`{}`).wantServed(t, "b")
+			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			r.SetBasicAuth("user", "a password of Caddy's")
+			w.send(r).wantServed(t, "b")
+			w.wantCalls(map[string]int{"a": 0, "b": 2, "c": 0})
+		})
+	})
+	t.Run("no credential, and nowhere else to go", func(t *testing.T) {
+		inBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\n}", func(t *testing.T, w *world) {
+			reply := w.post(`{}`)
+			if reply.status != 401 || !strings.Contains(reply.body, `"code":"invalid_api_key"`) {
+				t.Errorf("client got %d %s, want 401 invalid_api_key", reply.status, reply.body)
+			}
+			w.wantCalls(map[string]int{"a": 0})
+		})
+	})
+}
