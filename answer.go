@@ -112,6 +112,9 @@ var missingKey = apiError{http.StatusUnauthorized,
 	"You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.",
 	"invalid_request_error", "invalid_api_key"}
 
+var wrongKey = apiError{http.StatusUnauthorized,
+	"Incorrect API key provided.", "invalid_request_error", "invalid_api_key"}
+
 func unknownModel(name string, models []string) apiError {
 	return apiError{http.StatusNotFound,
 		"The model '" + modelKey(name) + "' does not exist here. There are: " + strings.Join(models, ", ") + ".",
@@ -120,12 +123,16 @@ func unknownModel(name string, models []string) apiError {
 
 // response makes the error a reply to req.
 func (e apiError) response(req *http.Request) *http.Response {
-	return jsonResponse(req, e.status, map[string]any{"error": struct {
+	res := jsonResponse(req, e.status, map[string]any{"error": struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
 		Param   *string `json:"param"`
 		Code    string  `json:"code"`
 	}{e.message, e.kind, nil, e.code}})
+	if e.status == http.StatusUnauthorized {
+		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2
+	}
+	return res
 }
 
 // jsonResponse is a reply of our own to req.

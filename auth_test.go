@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 )
@@ -130,6 +131,11 @@ func init() { caddy.RegisterModule(new(testSource)) }
 
 func (*testSource) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: credentialsNamespace + ".test", New: func() caddy.Module { return new(testSource) }}
+}
+
+func (s *testSource) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	return parseBlock(d, options{"start": once(func(d *caddyfile.Dispenser) error { return parseString(d, &s.Start) })})
 }
 
 func (s *testSource) Provision(caddy.Context) error {

@@ -63,12 +63,15 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    stream_idle_timeout        <duration>
 //	    stream_require_end
 //
+//	    client_key       <name> <key>
+//	    client_keys_file <path>
+//
 //	    reverse_proxy {
 //	        <options of reverse_proxy...>
 //	    }
 //	}
 //
-// Every option but backend, header and model may be given once.
+// Every option but backend, header, model and client_key may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the directive's name
 	if d.NextArg() {
@@ -90,6 +93,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"lb_try_duration": once(func(d *caddyfile.Dispenser) error {
 			return parseDuration(d, &h.LBTryDuration)
 		}),
+		"client_key": repeatable(func(d *caddyfile.Dispenser) error {
+			args := d.RemainingArgs()
+			if len(args) != 2 {
+				return d.Errf("client_key takes a name and a key, got %d arguments", len(args))
+			}
+			h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
+			return nil
+		}),
+		"client_keys_file": once(func(d *caddyfile.Dispenser) error { return parseString(d, &h.ClientKeysFile) }),
 		"reverse_proxy": once(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			if err := h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment()); err != nil {

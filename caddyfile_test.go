@@ -85,10 +85,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		want  []string
 	}{
 		{"no backend at all", "", []string{"no backend", "backend <url>"}},
-		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "backend, fail_duration"}},
-		{"a word that is not built yet", "backend http://a\nclient_key x y", []string{"Caddyfile:4", "'client_key'"}},
+		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "all_throttled, backend, client_key"}},
 		{"a word of a backend that is not an option", "backend http://a {\nprio 1\n}", []string{"Caddyfile:4", "'prio'", "priority"}},
-		{"an identity that is not built yet", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "azure_identity is not in this build", "caddy-openai-lb/azure"}},
+		{"an identity that is not built in", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "azure_identity is not in this build", "caddy-openai-lb/azure"}},
 		{"an unknown scheme", "backend http://a {\nauth basic\n}", []string{"Caddyfile:4", "'basic'", "api_key, bearer, passthrough, none"}},
 		{"a scheme and more", "backend http://a {\nauth none really\n}", []string{"Caddyfile:4", "'really'"}},
 		{"a backend without a URL", "backend", []string{"Caddyfile:3", "backend takes an argument"}},

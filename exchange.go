@@ -28,6 +28,10 @@ type exchange struct {
 	body  body
 	// bodyPending tells that body has not been read yet.
 	bodyPending bool
+	// caller is who sent the request, if callers need a key.
+	caller caller
+	// refused tells that it came with no such key.
+	refused bool
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
 	credentials credentials

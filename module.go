@@ -33,7 +33,8 @@ func init() {
 // Placeholder | Description
 // ------------|-------------
 // `{http.openai_lb.backend}` | The name of the last backend tried, which is the one that answered
-// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout, broken_stream
+// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout, broken_stream; unauthenticated if it had no client key, and nothing if no backend was tried
+// `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 type Handler struct {
@@ -53,6 +54,16 @@ type Handler struct {
 
 	Failover
 
+	// ClientKeys are the keys of those who may use the balancer. They are
+	// accepted wherever SDKs put a key, and go to no backend. Default: none,
+	// and without a ClientKeysFile everybody may.
+	ClientKeys []ClientKey `json:"client_keys,omitempty"`
+
+	// ClientKeysFile is a file with more of them: on each line a name, white
+	// space and a key, plain or as a digest; empty lines and those that begin
+	// with # mean nothing. It is read again when it changes. Default: none.
+	ClientKeysFile string `json:"client_keys_file,omitempty"`
+
 	// ReverseProxy holds options of the reverse_proxy handler, which are
 	// passed on to it. A transport there must be `http` and configures the
 	// connections to the backends. Upstreams, load balancing, passive health
@@ -63,6 +74,9 @@ type Handler struct {
 	proxy     *reverseproxy.Handler
 	transport *Transport
 	logger    *zap.Logger
+
+	// callers are those who may use the balancer. nil: everybody.
+	callers *callers
 
 	// secretFiles are those that the keys come from.
 	secretFiles secretFiles
@@ -87,6 +101,10 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // of its own.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.secretFiles.logger = h.logger
+	if err := h.provisionCallers(); err != nil {
+		return err
+	}
 	if err := h.provisionBackends(ctx); err != nil {
 		return err
 	}
@@ -112,7 +130,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		members[i] = b.member(h.logger)
 		h.passesThrough = h.passesThrough || members[i].passesThrough()
 	}
-	h.secretFiles.logger = h.logger
 	for _, b := range h.Backends {
 		if key, ok := b.source.(*apiKey); ok && key.inFile {
 			h.secretFiles.add("api_key of backend "+b.Name, key.read)
@@ -120,6 +137,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.models = served(h.Backends)
 	h.pool = newPool(members, policy, h.AllThrottled == forwardThrottled)
+	if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
 	return h.provisionProxy(ctx)
 }
 
@@ -262,26 +282,20 @@ func (h *Handler) Cleanup() error {
 // ServeHTTP reads the request once and has reverse_proxy send it to the
 // backends, one after the other, until one serves it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if hasDotSegments(r.URL.Path) {
-		return apiError{http.StatusBadRequest, "The path holds dot segments.",
-			"invalid_request_error", "invalid_path"}.write(w, r)
-	}
 	h.secretFiles.refresh(time.Now())
 	ex := newExchange(h.pool, w, r, h.maxAttempts(), h.tryDuration(r))
 	ex.transport = h.transport
 	defer ex.finish()
 	defer ex.report()
 
-	proxied := r.WithContext(context.WithValue(r.Context(), exchangeCtxKey{}, ex))
-	proxied.URL = cloneURL(r.URL)
-	proxied.URL.Opaque = ""
-	proxied.Header = r.Header.Clone()
-	if !strings.EqualFold(proxied.Header.Get("Upgrade"), "websocket") {
-		// of all upgrades, these APIs have only this one; a client that offers
-		// another, like h2c, must not make a request that no backend can take
-		proxied.Header.Del("Upgrade")
+	proxied := ex.proxied()
+	if refusal, refused := h.admit(ex); refused {
+		return refusal.write(w, r)
 	}
-	ex.credentials = takeCredentials(proxied)
+	if hasDotSegments(r.URL.Path) {
+		return apiError{http.StatusBadRequest, "The path holds dot segments.",
+			"invalid_request_error", "invalid_path"}.write(w, r)
+	}
 	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
 	if r.Method != http.MethodConnect {
 		if err := ex.body.read(r, h.transport.RequestBuffers); err != nil {
@@ -303,6 +317,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return writeResponse(w, ex.answer(r))
 	}
 	return h.proxy.ServeHTTP(w, proxied, next)
+}
+
+// proxied is the request as reverse_proxy gets it: with the exchange, and
+// without the caller's credentials, which the exchange takes.
+func (ex *exchange) proxied() *http.Request {
+	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
+	r.URL = cloneURL(r.URL)
+	r.URL.Opaque = ""
+	r.Header = r.Header.Clone()
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		// of all upgrades, these APIs have only this one; a client that offers
+		// another, like h2c, must not make a request that no backend can take
+		r.Header.Del("Upgrade")
+	}
+	ex.credentials = takeCredentials(r)
+	return r
 }
 
 func (h *Handler) maxAttempts() int {
@@ -327,18 +357,22 @@ func (h *Handler) tryDuration(r *http.Request) time.Duration {
 	return duration
 }
 
-// report leaves what became of the exchange for logs and headers.
+// report leaves what became of the exchange for logs, headers and metrics.
 func (ex *exchange) report() {
-	repl, ok := ex.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if !ok {
-		return
-	}
-	repl.Set("http.openai_lb.attempts", len(ex.attempts))
-	repl.Set("http.openai_lb.model", modelKey(ex.asked.model))
+	var backend, class string
 	if len(ex.attempts) > 0 {
 		last := ex.attempts[len(ex.attempts)-1]
-		repl.Set("http.openai_lb.backend", last.member.name)
-		repl.Set("http.openai_lb.class", string(last.class))
+		backend, class = last.member.name, string(last.class)
+	} else if ex.refused {
+		class = "unauthenticated"
+	}
+	requestsTotal.WithLabelValues(ex.caller.label, backend, class).Inc()
+	if repl, ok := ex.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Set("http.openai_lb.caller", ex.caller.name)
+		repl.Set("http.openai_lb.attempts", len(ex.attempts))
+		repl.Set("http.openai_lb.model", modelKey(ex.asked.model))
+		repl.Set("http.openai_lb.backend", backend)
+		repl.Set("http.openai_lb.class", class)
 	}
 }
 

@@ -269,7 +269,7 @@ func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time)
 	now := time.Now()
 	ex.attempts = append(ex.attempts, attempt{member: m, class: r.class, status: r.status, started: started})
 	if c := m.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", m.name), zap.String("class", string(r.class)), zap.Int("status", r.status),
+		c.Write(zap.String("backend", m.name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
 			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), zap.Error(r.err))
 	}
 	model := ex.model(m)

@@ -1,0 +1,270 @@
+package openailb
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func hexDigest(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
+// waysToSend are where SDKs and browsers put a key.
+var waysToSend = map[string]func(r *http.Request, key string){
+	"Authorization":           func(r *http.Request, key string) { r.Header.Set("Authorization", "Bearer "+key) },
+	"authorization, lower":    func(r *http.Request, key string) { r.Header.Set("Authorization", "bearer  "+key) },
+	"api-key":                 func(r *http.Request, key string) { r.Header.Set("api-key", key) },
+	"x-api-key":               func(r *http.Request, key string) { r.Header.Set("x-api-key", key) },
+	"the subscription header": func(r *http.Request, key string) { r.Header.Set("Ocp-Apim-Subscription-Key", key) },
+	"the query": func(r *http.Request, key string) {
+		r.URL.RawQuery = "api-version=1&api-key=" + url.QueryEscape(key)
+	},
+	"the realtime subprotocol": func(r *http.Request, key string) {
+		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key."+key+", openai-beta.realtime-v1")
+	},
+}
+
+func TestOnlyCallersWithAKeyGetIn(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_KEY", " key-of-bob\n")
+	file := filepath.Join(t.TempDir(), "keys")
+	writeFile(t, file, "# callers\n\n  carol\tkey-of-carol\r\ndave sha256:"+strings.ToUpper(hexDigest("key-of-dave"))+"\n")
+	inBubble(t, `openai_lb {
+		backend http://a
+		client_key alice key-of-alice
+		client_key alice another-of-alice
+		client_key bob {env.OPENAI_LB_TEST_KEY}
+		client_key erin sha256:`+hexDigest("key-of-erin")+`
+		client_keys_file `+file+`
+	}`, func(t *testing.T, w *world) {
+		for _, caller := range []string{"alice", "bob", "carol", "dave", "erin"} {
+			for way, send := range waysToSend {
+				r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+				send(r, "key-of-"+caller)
+				if reply := w.send(r); reply.status != 200 {
+					t.Errorf("%s with the key in %s got %d %s", caller, way, reply.status, reply.body)
+				}
+			}
+		}
+		served := len(w.backends["a"].received())
+		for way, send := range waysToSend {
+			for _, key := range []string{"wrong", "key-of-alicf", "key-of-alice-and-more", "sha256:" + hexDigest("key-of-erin"), "key-of-", "alice"} {
+				r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+				send(r, key)
+				reply := w.send(r)
+				if reply.status != 401 || !strings.Contains(reply.body, `"code":"invalid_api_key"`) || !strings.Contains(reply.body, "Incorrect API key") {
+					t.Errorf("%s in %s got %d %s", key, way, reply.status, reply.body)
+				}
+				if strings.Contains(reply.body, key) && key != "key-of-" {
+					t.Errorf("the answer holds the key: %s", reply.body)
+				}
+			}
+		}
+		reply := w.post(`{}`)
+		if reply.status != 401 || !strings.Contains(reply.body, "did not provide an API key") || reply.header.Get("Www-Authenticate") != "Bearer" {
+			t.Errorf("without a key: %d %v %s", reply.status, reply.header, reply.body)
+		}
+		w.wantCalls(map[string]int{"a": served})
+		for _, c := range w.backends["a"].received() {
+			text := fmt.Sprint(c.request.Header, c.request.URL)
+			if strings.Contains(text, "key-of") {
+				t.Errorf("a got a client key: %s", text)
+			}
+		}
+	})
+}
+
+// counted is how many requests metrics tell of.
+func counted(t *testing.T, caller, backend, class string) float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	if err := registerMetrics(registry); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			var labels []string // in the order of their names
+			for _, label := range metric.GetLabel() {
+				labels = append(labels, label.GetValue())
+			}
+			if slices.Equal(labels, []string{backend, caller, class}) {
+				return metric.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func TestACallersNameGoesToLogsAndMetricsAndItsKeyNowhere(t *testing.T) {
+	inBubble(t, `openai_lb {
+		backend http://a
+		client_key alice key-of-alice
+	}`, func(t *testing.T, w *world) {
+		before := counted(t, "alice", "a", "served")
+		refused := counted(t, "", "", "unauthenticated")
+		w.send(w.requestWithKey("key-of-alice")).wantServed(t, "a")
+		w.send(w.requestWithKey("key-of-mallory"))
+		if n := counted(t, "alice", "a", "served"); n != before+1 {
+			t.Errorf("alice's requests went from %v to %v", before, n)
+		}
+		if n := counted(t, "", "", "unauthenticated"); n != refused+1 {
+			t.Errorf("refused requests went from %v to %v", refused, n)
+		}
+		attempts := w.logged("attempt")
+		if len(attempts) != 1 || attempts[0].ContextMap()["caller"] != "alice" {
+			t.Errorf("attempts are logged as %v", attempts)
+		}
+	})
+}
+
+func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
+	inBubble(t, `openai_lb {
+		backend http://a {
+			auth passthrough
+		}
+		backend http://b {
+			priority 2
+		}
+		client_key alice key-of-alice
+	}`, func(t *testing.T, w *world) {
+		for way, send := range waysToSend {
+			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			send(r, "key-of-alice")
+			if reply := w.send(r); reply.backend != "b" {
+				t.Errorf("with no more than a client key in %s: served by %q", way, reply.backend)
+			}
+		}
+		r := w.requestWithKey("alices-own")
+		r.Header.Set("api-key", "key-of-alice")
+		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-alice")
+		w.send(r).wantServed(t, "a")
+		got := w.backends["a"].received()[0].request
+		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, "key-of-alice") || got.Header.Get("Authorization") != "Bearer alices-own" {
+			t.Errorf("a got %s", text)
+		}
+		if p := got.Header.Get("Sec-WebSocket-Protocol"); p != "realtime" {
+			t.Errorf("a got the subprotocols %q", p)
+		}
+	})
+}
+
+func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	writeFile(t, file, "alice first\n")
+	inBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *world) {
+		w.send(w.requestWithKey("first")).wantServed(t, "a")
+		for _, c := range []struct{ text, key string }{
+			{"alice first\nbob second", "second"},
+			{"bob third", "third"},
+			{"a line that is broken", "third"},
+			{"", "third"},
+			{"bob fourth", "fourth"},
+		} {
+			writeFile(t, file, c.text)
+			time.Sleep(secretFilesInterval)
+			w.send(w.requestWithKey(c.key)).wantServed(t, "a")
+		}
+		if reply := w.send(w.requestWithKey("third")); reply.status != 401 {
+			t.Errorf("a key that was taken away got %d", reply.status)
+		}
+	})
+}
+
+func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
+	dir := t.TempDir()
+	file := func(text string) string {
+		path := filepath.Join(dir, hexDigest(text))
+		writeFile(t, path, text)
+		return path
+	}
+	t.Setenv("OPENAI_LB_TEST_SECRET", "sk-secret\nand more")
+	for _, c := range []struct {
+		name, line string
+		want       []string
+	}{
+		{"no key", "client_key sk-secret", []string{"Caddyfile:4", "a name and a key", "1 argument"}},
+		{"something more", "client_key x sk-secret y", []string{"Caddyfile:4", "3 arguments"}},
+		{"an empty name", "client_key \"\" sk-secret", []string{"1 to 64 bytes"}},
+		{"a long name", "client_key " + strings.Repeat("x", 65) + " sk-secret", []string{"1 to 64 bytes, found 65"}},
+		{"a key of two lines", "client_key x {env.OPENAI_LB_TEST_SECRET}", []string{`client_key "x"`, "white space"}},
+		{"a key from nowhere", "client_key x {env.OPENAI_LB_TEST_UNSET}", []string{`client_key "x"`, "OPENAI_LB_TEST_UNSET"}},
+		{"a digest that is none", "client_key x sha256:sk-secret", []string{`client_key "x"`, "64 hexadecimal digits"}},
+		{"a key of two callers", "client_key x sk-secret\nclient_key y sha256:" + hexDigest("sk-secret"), []string{`client_key "y"`, `the key of "x"`}},
+		{"no such file", "client_keys_file /nowhere", []string{"client_keys_file", "/nowhere"}},
+		{"an empty file", "client_keys_file " + file("# none\n"), []string{"at least one line"}},
+		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "found 1 words"}},
+		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
+	} {
+		config, err := adapt(":0 {\nopenai_lb {\nbackend http://a\n" + c.line + "\n}\n}\n")
+		if err == nil {
+			err = validate(t, config)
+		}
+		if err == nil {
+			t.Errorf("%s: it was accepted", c.name)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: the error is %q, want it to say %q", c.name, err, want)
+			}
+		}
+		if strings.Contains(err.Error(), "sk-secret") {
+			t.Errorf("%s: the error holds the key: %v", c.name, err)
+		}
+	}
+}
+
+func TestMetricsTellAboutSoManyCallersApart(t *testing.T) {
+	var keys []ClientKey
+	for i := range maxCallerLabels + 5 {
+		keys = append(keys, ClientKey{Name: fmt.Sprint("caller-", i), Key: fmt.Sprint("key-", i)})
+	}
+	c, err := newCallers(keys, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var labels []string
+	for _, who := range *c.known.Load() {
+		if !slices.Contains(labels, who.label) {
+			labels = append(labels, who.label)
+		}
+	}
+	if len(labels) != maxCallerLabels+1 || !slices.Contains(labels, otherCallers) {
+		t.Errorf("%d labels, want %d and %q", len(labels), maxCallerLabels, otherCallers)
+	}
+}
+
+func BenchmarkIdentifyACaller(b *testing.B) {
+	for _, n := range []int{1, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			var keys []ClientKey
+			for i := range n {
+				keys = append(keys, ClientKey{Name: fmt.Sprint("caller-", i), Key: fmt.Sprint("key-", i)})
+			}
+			c, err := newCallers(keys, "")
+			if err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				presented := credentials{header: http.Header{"Authorization": {"Bearer key-0"}}}
+				if _, _, ok := c.identify(&presented); !ok {
+					b.Fatal("key-0 is not known")
+				}
+			}
+		})
+	}
+}
