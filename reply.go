@@ -27,6 +27,8 @@ type reply struct {
 	hinted bool
 	// whole tells that all of an error's body is there, and cut that it broke off.
 	whole, cut bool
+	// secrets are the keys that the request went with.
+	secrets secrets
 	// upload is the request's body on its way.
 	upload *bodyReader
 	// body is that of a response that may become the client's.
@@ -70,16 +72,16 @@ var errSlowBody = errors.New("the body of an error did not arrive in time")
 // its body.
 func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
 	listed := t.listed(r.status)
-	if len(t.UnhealthyStatus) > 0 && !listed {
+	judged := listed || len(t.UnhealthyStatus) == 0
+	var text []byte
+	if judged && (listed || verdict.NeedsBody(r.status)) || r.status >= 400 && encoded(r.res.Header) {
+		text, r.whole, r.cut = peek(r.res, cancel)
+	}
+	r.secrets.guard(r.res, text)
+	if !judged {
 		r.class = verdict.Served // whatever it is
 		return
 	}
-	if !listed && !verdict.NeedsBody(r.status) {
-		r.class = verdict.Judge(r.status, nil)
-		return
-	}
-	var text []byte
-	text, r.whole, r.cut = peek(r.res, cancel)
 	r.class = verdict.Judge(r.status, text)
 	if listed && !r.class.Failover() {
 		r.class = verdict.Failed

@@ -290,6 +290,7 @@ func (t *Transport) fail(r *reply, failure *sse.Error) {
 		ContentLength: int64(len(failure.Body)),
 		Request:       original.Request,
 	}
+	r.secrets.guard(r.res, nil)
 	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
 	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

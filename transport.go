@@ -198,6 +198,7 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 	out.Header = req.Header.Clone()
 	r := new(reply)
 	if m.backend != nil {
+		r.secrets = m.backend.secretsOf(credential, ex.credentials)
 		r.upload = m.backend.direct(out, ex, credential, deadline.extend)
 	} else {
 		r.upload = ex.body.attach(out, openaiapi.Request{}, "", deadline.extend)
@@ -270,7 +271,7 @@ func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time)
 	ex.attempts = append(ex.attempts, attempt{member: m, class: r.class, status: r.status, started: started})
 	if c := m.logger.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", m.name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
-			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), zap.Error(r.err))
+			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), r.secrets.errorField(r.err))
 	}
 	model := ex.model(m)
 	if !r.class.Failover() {
@@ -285,7 +286,7 @@ func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time)
 func (t *Transport) commit(ex *exchange, m *member, r *reply) *http.Response {
 	ex.committed()
 	if r.body != nil {
-		r.body.broken = func(err error) { t.recordBroken(ex, m, err) }
+		r.body.broken = func(err error) { t.recordBroken(ex, m, r.secrets, err) }
 	}
 	ex.removeProviderHeaders(r.res.Header)
 	return r.res
@@ -293,7 +294,7 @@ func (t *Transport) commit(ex *exchange, m *member, r *reply) *http.Response {
 
 // recordBroken remembers that a reply broke off, or told of an error, after
 // its beginning went to the client.
-func (t *Transport) recordBroken(ex *exchange, m *member, reason error) {
+func (t *Transport) recordBroken(ex *exchange, m *member, sent secrets, reason error) {
 	if ex.request.Context().Err() != nil {
 		return // the client left
 	}
@@ -302,7 +303,7 @@ func (t *Transport) recordBroken(ex *exchange, m *member, reason error) {
 	last.class = verdict.BrokenStream
 	if c := m.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", m.name), zap.String("model", modelKey(model)),
-			zap.Duration("duration", now.Sub(last.started)), zap.Error(reason))
+			zap.Duration("duration", now.Sub(last.started)), sent.errorField(reason))
 	}
 	if m.health.failed(verdict.BrokenStream, model, now, t.MaxFails, time.Duration(t.FailDuration)) {
 		m.bench(verdict.BrokenStream, model, last.status, now, time.Duration(t.FailDuration), hint.None)
@@ -310,8 +311,12 @@ func (t *Transport) recordBroken(ex *exchange, m *member, reason error) {
 }
 
 // providerHeaders are between the backend and us: Alt-Svc would lead clients
-// past the balancer, a cookie or HSTS is not ours to set for another host.
-var providerHeaders = []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security"}
+// past the balancer, a cookie or HSTS is not ours to set for another host, and
+// reports about the balancer are not for the backend.
+var providerHeaders = []string{
+	"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Public-Key-Pins",
+	"Clear-Site-Data", "Nel", "Report-To", "Reporting-Endpoints", "Proxy-Authenticate",
+}
 
 // removeProviderHeaders removes them, unless a plain reverse_proxy decides on
 // its headers itself.
