@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -164,6 +165,10 @@ func (ex *exchange) refuseBody(req *http.Request, err error) *http.Response {
 		return apiError{http.StatusRequestEntityTooLarge,
 			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
 			"invalid_request_error", "request_too_large"}.response(req)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return apiError{http.StatusRequestTimeout, "The request body did not arrive in time.",
+			"invalid_request_error", "request_timeout"}.response(req)
 	}
 	return apiError{http.StatusBadRequest, "The request body could not be read.",
 		"invalid_request_error", "invalid_body"}.response(req)

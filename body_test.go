@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -161,14 +162,14 @@ func TestASlowUploadOfALongBodyIsNotATimeout(t *testing.T) {
 		reader, writer := io.Pipe()
 		go func() {
 			for range 10 {
-				writer.Write(bytes.Repeat([]byte("x"), 4<<10))
+				writer.Write(bytes.Repeat([]byte("x"), 100<<10))
 				time.Sleep(9 * time.Second)
 			}
 			writer.Close()
 		}()
 		w.send(w.request(http.MethodPost, "/v1/files", reader)).wantServed(t, "a")
-		if got := w.backends["a"].received()[0].bodyBytes; got != 40<<10 {
-			t.Errorf("a got %d bytes, want all 40 KiB", got)
+		if got := w.backends["a"].received()[0].bodyBytes; got != 1000<<10 {
+			t.Errorf("a got %d bytes, want all 1000 KiB", got)
 		}
 	})
 }
@@ -182,7 +183,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 		}
 		return r
 	}
-	if err := b.read(request(), 2000); err != nil {
+	if err := b.read(httptest.NewRecorder(), request(), 2000); err != nil {
 		t.Fatal(err)
 	}
 	out := request()

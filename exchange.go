@@ -97,7 +97,7 @@ func (ex *exchange) readBody(r *http.Request, limit int64) error {
 		return nil
 	}
 	ex.bodyPending = false
-	return ex.body.read(r, limit)
+	return ex.body.read(ex.writer, r, limit)
 }
 
 // model is what m calls the model that is asked for.
@@ -178,6 +178,7 @@ func (ex *exchange) committed() {
 // finish ends every attempt and gives back what the exchange holds.
 func (ex *exchange) finish() {
 	ex.dropLast()
+	ex.body.stop()
 	for _, cancel := range ex.cancels {
 		cancel(context.Canceled)
 	}

@@ -298,7 +298,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
 	if r.Method != http.MethodConnect {
-		if err := ex.body.read(r, h.transport.RequestBuffers); err != nil {
+		if err := ex.body.read(w, r, h.transport.RequestBuffers); err != nil {
 			return writeResponse(w, ex.refuseBody(r, err))
 		}
 		proxied.Body, proxied.ContentLength = http.NoBody, 0

@@ -51,6 +51,8 @@ type replyBody struct {
 	idle   time.Duration
 	timer  *time.Timer
 	cancel context.CancelCauseFunc
+	// client watches over the writing between two reads.
+	client stallWatch
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
@@ -99,7 +101,9 @@ func (b *replyBody) take(more readAhead) {
 
 // Read implements io.Reader.
 func (b *replyBody) Read(p []byte) (int, error) {
+	b.client.stop()
 	n, err := b.read(p)
+	b.client.start()
 	if b.watch != nil {
 		b.watch.Watch(p[:n])
 	}
@@ -172,6 +176,7 @@ func (b *replyBody) finish(err error) error {
 // Close implements io.Closer. A reply that is closed before its end is not
 // broken: its client left.
 func (b *replyBody) Close() error {
+	b.client.stop()
 	b.held, b.broken = nil, nil
 	return b.body.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -133,13 +134,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	started := time.Now()
 	r := t.attempt(ex, m, req)
-	if err := req.Context().Err(); err != nil {
+	failure := ex.body.failure()
+	// an HTTP/1.1 server takes a client that is late for one that left
+	if err := req.Context().Err(); err != nil && !errors.Is(failure, os.ErrDeadlineExceeded) {
 		r.discard()
-		return nil, err // the client left: nobody is to blame
+		return nil, err // nobody is to blame
 	}
-	if err := ex.body.failure(); err != nil && r.err != nil {
+	if failure != nil && r.err != nil {
 		r.discard()
-		return ex.refuseBody(req, err), nil
+		return ex.refuseBody(req, failure), nil
 	}
 	t.record(ex, m, r, started)
 
@@ -287,6 +290,7 @@ func (t *Transport) commit(ex *exchange, m *member, r *reply) *http.Response {
 	ex.committed()
 	if r.body != nil {
 		r.body.broken = func(err error) { t.recordBroken(ex, m, r.secrets, err) }
+		r.body.client.writer = ex.writer
 	}
 	ex.removeProviderHeaders(r.res.Header)
 	return r.res

@@ -102,6 +102,14 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	return w
 }
 
+// useHTTP2 makes the client speak HTTP/2.
+func (w *world) useHTTP2() {
+	transport := &http.Transport{DialContext: w.dial, Protocols: new(http.Protocols)}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	w.t.Cleanup(transport.CloseIdleConnections)
+	w.client = &http.Client{Transport: transport}
+}
+
 // seeded returns a source of random numbers that are the same in every run.
 func seeded() func(n int) int {
 	var mu sync.Mutex
@@ -136,7 +144,9 @@ func (w *world) serve(addr string, handler http.Handler) {
 	w.mu.Lock()
 	w.listeners[addr] = l
 	w.mu.Unlock()
-	server := &http.Server{Handler: handler}
+	server := &http.Server{Handler: handler, Protocols: new(http.Protocols)}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true)
 	l.server = server
 	go server.Serve(l)
 	w.t.Cleanup(func() { server.Close() })
