@@ -138,9 +138,11 @@ func (s *testSource) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return parseBlock(d, options{"start": once(func(d *caddyfile.Dispenser) error { return parseString(d, &s.Start) })})
 }
 
-func (s *testSource) Provision(caddy.Context) error {
-	s.value = s.Start
-	return nil
+func (s *testSource) Provision(caddy.Context) (err error) {
+	if s.Start != "" {
+		s.value, err = resolveSecret(s.Start)
+	}
+	return err
 }
 
 func (s *testSource) Credential(context.Context) (Credential, error) {

@@ -18,9 +18,9 @@ var keyHeaders = []string{"Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Sub
 // privateHeaders are between the caller and us as well. Forwarding headers
 // would tell the provider who the caller is, and Azure answers 431 to more
 // than ten custom headers. With x-ms-spillover-deployment a caller could move
-// its request to another deployment of the backend.
+// its request to another deployment of the backend. A referrer may hold a key.
 var privateHeaders = []string{
-	"Cookie", "X-Ms-Spillover-Deployment", "X-Real-Ip", "Forwarded", "Via",
+	"Cookie", "Referer", "X-Ms-Spillover-Deployment", "X-Real-Ip", "Forwarded", "Via",
 }
 
 func removePrivateHeaders(header http.Header) {

@@ -74,7 +74,7 @@ func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
 	listed := t.listed(r.status)
 	judged := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
-	if judged && (listed || verdict.NeedsBody(r.status)) || r.status >= 400 && encoded(r.res.Header) {
+	if judged && (listed || verdict.NeedsBody(r.status)) || r.status >= 300 && encoded(r.res.Header) {
 		text, r.whole, r.cut = peek(r.res, cancel)
 	}
 	r.secrets.guard(r.res, text)

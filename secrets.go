@@ -60,7 +60,7 @@ func (s secrets) errorField(err error) zap.Field {
 }
 
 // guard takes the secrets out of a response: headers that hold one go, and in
-// the body of an error they are starred. text is what is known of a body that
+// the body of an error or a redirect they are starred. text is what is known of a body that
 // is compressed, which cannot be changed; it becomes an error of our own.
 func (s secrets) guard(res *http.Response, text []byte) {
 	if len(s) == 0 {
@@ -72,7 +72,7 @@ func (s secrets) guard(res *http.Response, text []byte) {
 		}
 	}
 	switch {
-	case res.StatusCode < 400:
+	case res.StatusCode < 300:
 	case !encoded(res.Header):
 		res.Body = &starredBody{ReadCloser: res.Body, secrets: s}
 	case s.in(string(text)):
