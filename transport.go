@@ -65,8 +65,6 @@ const (
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second
-	// writeBufferSize lets the headers and a usual prompt leave together.
-	writeBufferSize = 16 << 10
 )
 
 // Provision sets up the transport.
@@ -84,9 +82,6 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	// what the client did not ask to be compressed must not be, and what it
 	// did ask for is its own to decode
 	t.HTTP.Compression = new(false)
-	if t.HTTP.WriteBufferSize == 0 {
-		t.HTTP.WriteBufferSize = writeBufferSize
-	}
 	if t.HTTP.KeepAlive == nil {
 		t.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
 	}
