@@ -135,6 +135,30 @@ func TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit(t *testing.T) {
 	}
 }
 
+func TestAWatcherReadsTheErrorThatItSaw(t *testing.T) {
+	for _, c := range []struct {
+		event  string
+		status int
+	}{
+		{"data: {\"error\":{\"code\":\"rate_limit_exceeded\"}}\n\n", 429},
+		{"data: {\"error\":\r\ndata: {\"code\":\"slow_down\"}}\r\n\r\n", 429},
+		{"id: 7\nevent: error\ndata: {\"type\":\"error\",\"code\":\"invalid_prompt\"}\n\n", 400},
+		{"event: response.failed\ndata: {\"response\":{\"error\":{\"code\":\"server_is_overloaded\"}}}", 503},
+		{"event: error\ndata: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", maxEvent) + "\"}}\n\n", 500}, // too long
+	} {
+		for size := range len(c.event) {
+			var w Watcher
+			w.Watch([]byte(content))
+			w.Watch([]byte(c.event[:size]))
+			w.Watch([]byte(c.event[size:]))
+			w.Finish()
+			if w.Failure == nil || w.Failure.Status != c.status {
+				t.Fatalf("%.60q, cut after %d bytes: saw %v, want a %d", c.event, size, w.Failure, c.status)
+			}
+		}
+	}
+}
+
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte(azurePreamble+role+content), 40)
 	f.Add([]byte(created+"event: error\ndata: {\"error\":{}}\n\n"), 3)

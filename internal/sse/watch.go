@@ -3,8 +3,8 @@ package sse
 import "bytes"
 
 // Watcher looks at a stream as it passes: whether it tells of an error, and
-// whether it says that it is over. It keeps no more than the beginning of an
-// event.
+// whether it says that it is over. It keeps no more than the beginning of a
+// line, and of an error.
 type Watcher struct {
 	// Failure is the error that went by, if one did.
 	Failure *Error
@@ -13,11 +13,11 @@ type Watcher struct {
 
 	line   []byte // the beginning of the current line
 	seen   bool   // the line has been judged
-	event  []byte // the beginning of the current event
-	failed bool   // it is an error
+	failed bool   // the current event is an error
+	event  []byte // its beginning, from the line that told so
 }
 
-// maxEvent is how much of an event is kept, for the sake of an error in it.
+// maxEvent is how much of an error is kept.
 const maxEvent = 4 << 10
 
 // longest is how much of a line it takes to know what it is.
@@ -27,15 +27,17 @@ const longest = len("event: response.incomplete\r")
 func (w *Watcher) Watch(p []byte) {
 	for rest := p; len(rest) > 0; {
 		line, after, whole := bytes.Cut(rest, []byte("\n"))
-		w.event = append(w.event, rest[:min(len(rest)-len(after), maxEvent-len(w.event))]...)
 		if !w.seen {
-			w.line = append(w.line, line[:min(len(line), longest-len(w.line))]...)
+			n := min(len(line), longest-len(w.line))
+			w.line = append(w.line, line[:n]...)
+			line = line[n:]
 			if whole || len(w.line) == longest {
 				w.judge()
-				w.seen = true
 			}
 		}
+		w.keep(line)
 		if whole {
+			w.keep([]byte("\n"))
 			if len(bytes.TrimSuffix(w.line, []byte("\r"))) == 0 {
 				w.endEvent()
 			}
@@ -59,9 +61,17 @@ func (w *Watcher) endEvent() {
 			w.Failure = newError(nil) // too long to be read
 		}
 	}
-	w.event, w.failed = w.event[:0], false
+	w.event, w.failed = nil, false
 }
 
+// keep adds to the event if that is an error.
+func (w *Watcher) keep(p []byte) {
+	if w.failed {
+		w.event = append(w.event, p[:min(len(p), maxEvent-len(w.event))]...)
+	}
+}
+
+// judge tells by its beginning what the line is.
 func (w *Watcher) judge() {
 	name, value, _ := bytes.Cut(bytes.TrimSuffix(w.line, []byte("\r")), []byte(":"))
 	value = bytes.TrimPrefix(value, []byte(" "))
@@ -81,4 +91,6 @@ func (w *Watcher) judge() {
 			w.Ended = true
 		}
 	}
+	w.seen = true
+	w.keep(w.line)
 }
