@@ -60,7 +60,7 @@ func (b *body) stop() {
 // attach makes the body that of an outgoing request, with model in place of
 // the one that it asks for, unless that is empty. progress is called whenever
 // more of it is about to be sent.
-func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, progress func()) *bodyReader {
+func (b *body) attach(out *http.Request, asks *openaiapi.Request, model string, progress func()) *bodyReader {
 	reader := b.reader(asks, model, progress)
 	out.Body, out.ContentLength, out.GetBody, out.TransferEncoding = reader, reader.length, nil, nil
 	if len(out.Trailer) > 0 {
@@ -81,7 +81,7 @@ func (b *body) attach(out *http.Request, asks openaiapi.Request, model string, p
 }
 
 // reader reads the body from its beginning. It is nil if that is gone.
-func (b *body) reader(asks openaiapi.Request, model string, progress func()) *bodyReader {
+func (b *body) reader(asks *openaiapi.Request, model string, progress func()) *bodyReader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {

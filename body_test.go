@@ -187,7 +187,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := request()
-	b.attach(out, openaiapi.Request{}, "", func() {})
+	b.attach(out, new(openaiapi.Request), "", func() {})
 	again, err := out.GetBody()
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,6 @@ type exchange struct {
 	// done tells that the client has its reply.
 	done     bool
 	attempts []attempt
-	first    [4]attempt // room for attempts
 
 	// last is the latest reply that says more than that a backend throttles.
 	last *http.Response
@@ -66,7 +65,6 @@ type attempt struct {
 
 func newExchange(p *pool, w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
 	ex := &exchange{pool: p, request: r, writer: w, maxAttempts: maxAttempts}
-	ex.attempts = ex.first[:0]
 	if tryDuration > 0 {
 		ex.deadline = time.Now().Add(tryDuration)
 	}

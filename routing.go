@@ -134,7 +134,7 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential,
 	if !inBody {
 		model = ""
 	}
-	return ex.body.attach(out, ex.asked.body, model, progress)
+	return ex.body.attach(out, &ex.asked.body, model, progress)
 }
 
 // query puts the backend's name of the model where the query has the client's.

@@ -17,7 +17,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -199,7 +198,7 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 		r.secrets = m.backend.secretsOf(credential, ex.credentials)
 		r.upload = m.backend.direct(out, ex, credential, deadline.extend)
 	} else {
-		r.upload = ex.body.attach(out, openaiapi.Request{}, "", deadline.extend)
+		r.upload = ex.body.attach(out, &ex.asked.body, "", deadline.extend)
 	}
 	res, err := t.roundTripper.RoundTrip(out)
 	if met := deadline.stop(); err == nil && !met {
@@ -229,9 +228,8 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 type headerDeadline struct {
 	timeout time.Duration
 
-	mu      sync.Mutex
-	timer   *time.Timer
-	stopped bool
+	mu    sync.Mutex
+	timer *time.Timer // nil: the headers came, or will not
 }
 
 func newHeaderDeadline(timeout time.Duration, cancel context.CancelCauseFunc) *headerDeadline {
@@ -244,7 +242,7 @@ func newHeaderDeadline(timeout time.Duration, cancel context.CancelCauseFunc) *h
 func (d *headerDeadline) extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.stopped {
+	if d.timer != nil {
 		d.timer.Reset(d.timeout)
 	}
 }
@@ -253,8 +251,9 @@ func (d *headerDeadline) extend() {
 func (d *headerDeadline) stop() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stopped = true
-	return d.timer.Stop()
+	met := d.timer.Stop()
+	d.timer = nil // the request keeps d for as long as its reply streams
+	return met
 }
 
 // isHeaderTimeout recognizes the http transport's own response_header_timeout,
