@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -36,8 +37,9 @@ type Transport struct {
 
 	// HTTP configures the connections to the backends, as reverse_proxy's
 	// http transport does. Default: that transport's defaults, but no
-	// compression of its own, more idle connections, kept for less long than
-	// providers keep theirs, and pings that find dead HTTP/2 connections.
+	// compression of its own, buffers of 2 KiB, more idle connections, kept for
+	// less long than providers keep theirs, and pings that find dead HTTP/2
+	// connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
 	roundTripper http.RoundTripper
@@ -64,6 +66,9 @@ const (
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second
+	// bufferSize has room for headers and for an event. What is longer
+	// bypasses the buffers, of which a stream over HTTP/1.1 keeps two.
+	bufferSize = 2 << 10
 )
 
 // Provision sets up the transport.
@@ -81,6 +86,8 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	// what the client did not ask to be compressed must not be, and what it
 	// did ask for is its own to decode
 	t.HTTP.Compression = new(false)
+	t.HTTP.ReadBufferSize = cmp.Or(t.HTTP.ReadBufferSize, bufferSize)
+	t.HTTP.WriteBufferSize = cmp.Or(t.HTTP.WriteBufferSize, bufferSize)
 	if t.HTTP.KeepAlive == nil {
 		t.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
 	}
