@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -26,27 +28,13 @@ func BenchmarkOverhead(b *testing.B) {
 		{"openai_lb", "openai_lb {\nbackend " + server.URL + "\n}"},
 		{"openai_lb, model replaced", "openai_lb {\nbackend " + server.URL + " {\nmodel gpt-4o its-own-name\n}\n}"},
 	}
-	caddyfile := "{\nadmin off\nlog {\noutput discard\n}\n}\n"
-	addresses := make([]string, len(sites))
-	for i, site := range sites {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
-		addresses[i] = "http://" + l.Addr().String()
-		l.Close()
-		caddyfile += addresses[i] + " {\n" + site.directive + "\n}\n"
+	var directives []string
+	for _, site := range sites {
+		directives = append(directives, site.directive)
 	}
-	config, err := adapt(caddyfile)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := caddy.Load([]byte(config), true); err != nil {
-		b.Fatal(err)
-	}
-	defer caddy.Stop()
+	addresses := startSites(b, directives...)
 	for _, size := range []int{100, 100 << 10} {
-		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%s"}],"model":"gpt-4o"}`, strings.Repeat("x", size))
+		body := promptOf(size, false)
 		for i, site := range sites {
 			b.Run(fmt.Sprintf("%d B prompt/%s", size, site.name), func(b *testing.B) {
 				b.ReportAllocs()
@@ -64,4 +52,139 @@ func BenchmarkOverhead(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkStream compares when the client has the first content of a stream,
+// and how long each event takes that follows. The backend sends one only after
+// the client has got the one before: each is flushed on its own.
+func BenchmarkStream(b *testing.B) {
+	const events = 100
+	got := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, streamPreamble)
+		w.(http.Flusher).Flush()
+		for range events {
+			io.WriteString(w, streamContent)
+			w.(http.Flusher).Flush()
+			select {
+			case <-got:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		io.WriteString(w, streamEnd)
+	}))
+	defer server.Close()
+	addresses := startSites(b, "reverse_proxy "+server.URL, "openai_lb {\nbackend "+server.URL+"\n}")
+	for _, size := range []int{100, 100 << 10} {
+		b.Run(fmt.Sprintf("%d B prompt", size), func(b *testing.B) {
+			prompt := promptOf(size, true)
+			var first, following [2][]time.Duration
+			for b.Loop() {
+				for i, address := range addresses {
+					start := time.Now()
+					stream := openAt(b, address, prompt)
+					stream.next(b, len(streamPreamble+streamContent))
+					begun := time.Now()
+					for range events - 1 {
+						got <- struct{}{}
+						stream.next(b, len(streamContent))
+					}
+					ended := time.Now()
+					got <- struct{}{}
+					io.Copy(io.Discard, stream.res.Body)
+					stream.res.Body.Close()
+					first[i] = append(first[i], begun.Sub(start))
+					following[i] = append(following[i], ended.Sub(begun)/(events-1))
+				}
+			}
+			report(b, "µs-to-first-content", time.Microsecond, first)
+			report(b, "µs-per-event", time.Microsecond, following)
+		})
+	}
+}
+
+// BenchmarkLeave compares how long after a client left in the middle of a
+// stream the backend feels it.
+func BenchmarkLeave(b *testing.B) {
+	felt := make(chan time.Time)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, streamContent)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		felt <- time.Now()
+	}))
+	defer server.Close()
+	addresses := startSites(b, "reverse_proxy "+server.URL, "openai_lb {\nbackend "+server.URL+"\n}")
+	var until [2][]time.Duration
+	for b.Loop() {
+		for i, address := range addresses {
+			stream := openAt(b, address, promptOf(100, true))
+			stream.next(b, len(streamContent))
+			left := time.Now()
+			stream.res.Body.Close()
+			until[i] = append(until[i], (<-felt).Sub(left))
+		}
+	}
+	report(b, "ms-until-felt", time.Millisecond, until)
+}
+
+// startSites starts Caddy with a site for each directive.
+func startSites(b *testing.B, directives ...string) (addresses []string) {
+	b.Helper()
+	caddyfile := "{\nadmin off\nlog {\noutput discard\n}\n}\n"
+	for _, directive := range directives {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		address := "http://" + l.Addr().String()
+		l.Close()
+		caddyfile += address + " {\n" + directive + "\n}\n"
+		addresses = append(addresses, address)
+	}
+	config, err := adapt(caddyfile)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := caddy.Load([]byte(config), true); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { caddy.Stop() })
+	return addresses
+}
+
+// promptOf is a request with a prompt of a size.
+func promptOf(size int, stream bool) string {
+	return fmt.Sprintf(`{"messages":[{"role":"user","content":"%s"}],"stream":%t,"model":"gpt-4o"}`, strings.Repeat("x", size), stream)
+}
+
+// openAt asks a site for a stream.
+func openAt(b *testing.B, address, body string) openStream {
+	b.Helper()
+	res, err := http.Post(address+"/v1/chat/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		b.Fatal(err)
+	}
+	if res.StatusCode != 200 {
+		b.Fatal(res.Status)
+	}
+	return openStream{res: res}
+}
+
+// report reports the medians of what a plain reverse_proxy and openai_lb took,
+// and the ratio of the two.
+func report(b *testing.B, what string, unit time.Duration, took [2][]time.Duration) {
+	var medians [2]float64
+	for i, name := range []string{"plain", "lb"} {
+		slices.Sort(took[i])
+		medians[i] = float64(took[i][len(took[i])/2]) / float64(unit)
+		b.ReportMetric(medians[i], name+"-"+what)
+	}
+	b.ReportMetric(medians[1]/medians[0], "ratio-"+what)
+	b.ReportMetric(0, "ns/op") // of both, and of what is between
 }

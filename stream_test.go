@@ -158,7 +158,7 @@ func (w *world) open(t *testing.T) openStream {
 	return openStream{res, leave}
 }
 
-func (s openStream) next(t *testing.T, n int) string {
+func (s openStream) next(t testing.TB, n int) string {
 	t.Helper()
 	buf := make([]byte, n)
 	if _, err := io.ReadFull(s.res.Body, buf); err != nil {
