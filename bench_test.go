@@ -56,15 +56,18 @@ func BenchmarkOverhead(b *testing.B) {
 
 // BenchmarkStream compares when the client has the first content of a stream,
 // and how long each event takes that follows. The backend sends one only after
-// the client has got the one before: each is flushed on its own.
+// the client has got the one before: each is flushed on its own. A model that
+// thinks for 10 ms before its first word is a very quick one.
 func BenchmarkStream(b *testing.B) {
 	const events = 100
+	var thinks time.Duration
 	got := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, streamPreamble)
 		w.(http.Flusher).Flush()
+		time.Sleep(thinks)
 		for range events {
 			io.WriteString(w, streamContent)
 			w.(http.Flusher).Flush()
@@ -78,9 +81,13 @@ func BenchmarkStream(b *testing.B) {
 	}))
 	defer server.Close()
 	addresses := startSites(b, "reverse_proxy "+server.URL, "openai_lb {\nbackend "+server.URL+"\n}")
-	for _, size := range []int{100, 100 << 10} {
-		b.Run(fmt.Sprintf("%d B prompt", size), func(b *testing.B) {
-			prompt := promptOf(size, true)
+	for _, c := range []struct {
+		prompt int
+		thinks time.Duration
+	}{{100, 0}, {100 << 10, 0}, {100, 10 * time.Millisecond}, {100 << 10, 10 * time.Millisecond}} {
+		b.Run(fmt.Sprintf("%d B prompt/%s", c.prompt, c.thinks), func(b *testing.B) {
+			prompt := promptOf(c.prompt, true)
+			thinks = c.thinks
 			var first, following [2][]time.Duration
 			for b.Loop() {
 				for i, address := range addresses {
