@@ -22,7 +22,8 @@ const (
 	// after its headers, is held back to see whether it brings an error.
 	openingLimit   = 64 << 10
 	openingTimeout = 2 * time.Second
-	// openingRead is how much of it is read at a time.
+	// openingRead is how much of it is read at first. Each read is for as much
+	// as was read before.
 	openingRead = 4 << 10
 )
 
@@ -74,11 +75,11 @@ type readAhead struct {
 // the time was up before.
 func (b *replyBody) readMore(timeout <-chan time.Time) bool {
 	b.pending = make(chan readAhead, 1)
-	go func(pending chan<- readAhead) {
-		buf := make([]byte, openingRead)
+	go func(pending chan<- readAhead, held int) {
+		buf := make([]byte, min(max(openingRead, held), openingLimit-held))
 		n, err := b.body.Read(buf)
 		pending <- readAhead{buf[:n], err}
-	}(b.pending)
+	}(b.pending, len(b.held))
 	select {
 	case more := <-b.pending:
 		b.take(more)
