@@ -44,6 +44,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	        model        <name> [<deployment>]
 //	        max_requests <n>
 //	    }
+//	    backends_from_env [<prefix>]
 //
 //	    lb_policy       <name> [<args...>]
 //	    lb_retries      <n>
@@ -83,6 +84,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			h.Backends = append(h.Backends, b)
 			return err
 		}),
+		"backends_from_env": once(func(d *caddyfile.Dispenser) error { return parseEnvPrefix(d, &h.BackendsFromEnv) }),
 		"lb_policy": once(func(d *caddyfile.Dispenser) error {
 			return parsePolicy(d, &h.LBPolicyRaw)
 		}),
@@ -116,8 +118,8 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err != nil {
 		return err
 	}
-	if len(h.Backends) == 0 {
-		return d.Err("no backend: expected at least one 'backend <url>' in openai_lb")
+	if len(h.Backends) == 0 && h.BackendsFromEnv == "" {
+		return d.Err("no backend: expected at least one 'backend <url>' in openai_lb, or backends_from_env")
 	}
 	return nil
 }
@@ -173,6 +175,26 @@ func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
 		"max_requests": once(func(d *caddyfile.Dispenser) error { return parseInt(d, &b.MaxRequests, 1, maxInt) }),
 	})
 	return b, err
+}
+
+// parseEnvPrefix reads what the names of variables begin with.
+func parseEnvPrefix(d *caddyfile.Dispenser, into *string) error {
+	*into = defaultEnvPrefix
+	if d.NextArg() {
+		*into = d.Val()
+	}
+	if d.NextArg() {
+		return d.Errf("backends_from_env takes one argument at most: unexpected '%s'", d.Val())
+	}
+	return wrap(d, checkEnvPrefix(*into))
+}
+
+// wrap adds to an error, if there is one, where it is.
+func wrap(d *caddyfile.Dispenser, err error) error {
+	if err == nil {
+		return nil
+	}
+	return d.WrapErr(err)
 }
 
 // parseAuth reads a scheme, and the options of the module that it may be.

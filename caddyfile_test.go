@@ -85,7 +85,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		want  []string
 	}{
 		{"no backend at all", "", []string{"no backend", "backend <url>"}},
-		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "all_throttled, backend, client_key"}},
+		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "all_throttled, backend, backends_from_env, client_key"}},
 		{"a word of a backend that is not an option", "backend http://a {\nprio 1\n}", []string{"Caddyfile:4", "'prio'", "priority"}},
 		{"an identity that is not built in", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "azure_identity is not in this build", "caddy-openai-lb/azure"}},
 		{"an unknown scheme", "backend http://a {\nauth basic\n}", []string{"Caddyfile:4", "'basic'", "api_key, bearer, passthrough, none"}},

@@ -41,11 +41,13 @@ func TestNoKeyIsEverShown(t *testing.T) {
 	for _, name := range []string{"A", "B", "D", "E", "ALICE"} {
 		t.Setenv("OPENAI_LB_TEST_KEY_"+name, "secret-key-of-"+strings.ToLower(name))
 	}
+	t.Setenv("OPENAI_LB_ENV_1_PRIORITY", "5")
+	t.Setenv("OPENAI_LB_ENV_1_APIKEY", "secret-key-of-f")
 	dir := t.TempDir()
 	keyFile, callersFile, logs := filepath.Join(dir, "key"), filepath.Join(dir, "callers"), filepath.Join(dir, "log")
 	writeFile(t, keyFile, "secret-key-of-c\n")
 	writeFile(t, callersFile, "bob secret-key-of-bob\n")
-	names := []string{"a", "b", "c", "d", "e", "p"}
+	names := []string{"a", "b", "c", "d", "e", "p", "f"}
 	backends := make(map[string]*fakeBackend)
 	var urls []any
 	for _, name := range names {
@@ -53,6 +55,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 		backends[name] = backend
 		urls = append(urls, server.URL)
 	}
+	t.Setenv("OPENAI_LB_ENV_1_URL", urls[6].(string))
 	port, admin := freePort(t), freePort(t)
 	run(t, fmt.Sprintf(`{
 		admin 127.0.0.1:%d
@@ -105,8 +108,9 @@ func TestNoKeyIsEverShown(t *testing.T) {
 				priority 6
 				auth passthrough
 			}
+			backends_from_env OPENAI_LB_ENV
 		}
-	}`, append([]any{admin, logs, port, callersFile, urls[0], urls[1], urls[2], keyFile}, urls[3:]...)...))
+	}`, append([]any{admin, logs, port, callersFile, urls[0], urls[1], urls[2], keyFile}, urls[3:6]...)...))
 
 	var shown bytes.Buffer
 	client := newClient(t)
@@ -166,7 +170,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 		shown.Write(text)
 	}
 	for _, want := range []string{
-		"{env.OPENAI_LB_TEST_KEY_A}", `caddy_openai_lb_requests_total{backend="a",caller="alice",class="served"}`, `class="unauthenticated"`,
+		"{env.OPENAI_LB_TEST_KEY_A}", "OPENAI_LB_ENV", `caddy_openai_lb_requests_total{backend="a",caller="alice",class="served"}`, `class="unauthenticated"`,
 		"not for map[", "****", "invalid_api_key", `"attempt"`, "upstream roundtrip", "handled request", `"caller":"bob"`,
 		"backend benched", "reply broken", "x=1", "openai-insecure-api-key.REDACTED", "credential", "499",
 	} {
@@ -180,9 +184,12 @@ func TestNoKeyIsEverShown(t *testing.T) {
 		}
 	}
 	for _, name := range names {
+		if len(backends[name].received()) == 0 {
+			t.Errorf("%s was never called", name)
+		}
 		for _, c := range backends[name].received() {
 			own := map[string]string{"a": "secret-key-of-a", "b": "Bearer secret-key-of-b", "c": "Bearer secret-key-of-c",
-				"d": "Bearer secret-key-of-d", "e": "secret-key-of-e", "p": "Bearer secret-own"}[name]
+				"d": "Bearer secret-key-of-d", "e": "secret-key-of-e", "p": "Bearer secret-own", "f": "secret-key-of-f"}[name]
 			got := c.request.Header.Get("Api-Key") + c.request.Header.Get("Authorization")
 			if name == "e" {
 				got += c.request.Header.Get("Ocp-Apim-Subscription-Key")

@@ -38,8 +38,20 @@ func init() {
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 type Handler struct {
-	// Backends are the endpoints to choose from. At least one is required.
+	// Backends are the endpoints to choose from. At least one is required,
+	// here or by backends_from_env.
 	Backends []*Backend `json:"backends,omitempty"`
+
+	// BackendsFromEnv adds the Azure backends that environment variables
+	// describe whose names begin with this, `BACKEND` for those of Microsoft's
+	// sample openai-aca-lb: `BACKEND_<n>_URL`, `BACKEND_<n>_PRIORITY`,
+	// `BACKEND_<n>_APIKEY` (without it, auth is `azure_identity`) and
+	// `BACKEND_<n>_DEPLOYMENT_NAME`, where `<n>` is a number or any word
+	// without an underscore. It also makes HTTP_TIMEOUT_SECONDS (100 if it is
+	// not set) the default of response_header_timeout,
+	// stream_first_event_timeout and stream_idle_timeout. The variables are
+	// read at load and stand in no config. Default: none are read.
+	BackendsFromEnv string `json:"backends_from_env,omitempty"`
 
 	// LBPolicyRaw chooses among the backends of a priority: any selection
 	// policy of reverse_proxy's. Default: at random, by weight.
@@ -103,6 +115,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.secretFiles.logger = h.logger
 	if err := h.provisionCallers(); err != nil {
+		return err
+	}
+	if err := h.provisionFromEnv(); err != nil {
 		return err
 	}
 	if err := h.provisionBackends(ctx); err != nil {

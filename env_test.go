@@ -1,0 +1,201 @@
+package openailb
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// setEnv sets variables for the test.
+func setEnv(t *testing.T, pairs ...string) {
+	t.Helper()
+	for _, pair := range pairs {
+		name, value, _ := strings.Cut(pair, "=")
+		t.Setenv(name, value)
+	}
+}
+
+func TestTheEnvironmentDescribesBackends(t *testing.T) {
+	one := []string{"BACKEND_1_URL=https://a.openai.azure.com", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key"}
+	const wantOne = "https://a.openai.azure.com 1 api_key {env.BACKEND_1_APIKEY}"
+	for _, c := range []struct {
+		name   string
+		prefix string
+		env    []string
+		want   []string
+	}{
+		{"nothing", "BACKEND", nil, nil},
+		{"one", "BACKEND", one, []string{wantOne}},
+		{"white space around values", "BACKEND", []string{"BACKEND_1_URL= https://a.example/\t\n", "BACKEND_1_PRIORITY= 7 ", "BACKEND_1_APIKEY=key\r\n", "BACKEND_1_DEPLOYMENT_NAME= gpt-4o \n"},
+			[]string{"https://a.example/ 7 api_key {env.BACKEND_1_APIKEY} gpt-4o"}},
+		{"no key, and a blank one", "BACKEND", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_2_URL=https://b", "BACKEND_2_PRIORITY=2", "BACKEND_2_APIKEY= "},
+			[]string{"https://a 1 azure_identity", "https://b 2 azure_identity"}},
+		{"a blank deployment", "BACKEND", append([]string{"BACKEND_1_DEPLOYMENT_NAME= "}, one...), []string{wantOne}},
+		{"numbers by their value, then words", "BACKEND",
+			[]string{"BACKEND_10_URL=http://ten", "BACKEND_10_PRIORITY=1", "BACKEND_WEST_URL=http://west", "BACKEND_WEST_PRIORITY=1", "BACKEND_2_URL=http://two", "BACKEND_2_PRIORITY=1",
+				"BACKEND_007_URL=http://seven", "BACKEND_007_PRIORITY=1", "BACKEND_0_URL=http://zero", "BACKEND_0_PRIORITY=1", "BACKEND_EAST1_URL=http://east", "BACKEND_EAST1_PRIORITY=1"},
+			[]string{"http://zero 1 azure_identity", "http://two 1 azure_identity", "http://seven 1 azure_identity", "http://ten 1 azure_identity", "http://east 1 azure_identity", "http://west 1 azure_identity"}},
+		{"names in another case", "BACKEND", []string{"backend_1_url=https://a", "Backend_1_Priority=3", "backend_1_ApiKey=key"},
+			[]string{"https://a 3 api_key {env.backend_1_ApiKey}"}},
+		{"names that differ in case alone", "BACKEND", append([]string{"backend_1_url=https://other", "backend_1_apikey=other"}, one...), []string{wantOne}},
+		{"another prefix", "TEAM_A", append([]string{"TEAM_A_1_URL=https://t", "TEAM_A_1_PRIORITY=1", "TEAM_B_1_URL=https://b"}, one...),
+			[]string{"https://t 1 azure_identity"}},
+		{"a longer prefix beside it", "BACKEND", append([]string{"BACKEND_EU_1_URL=https://t", "BACKEND_EU_1_PRIORITY=1"}, one...), []string{wantOne}},
+		{"the variables of a Kubernetes service called backend", "BACKEND", append([]string{"BACKEND_SERVICE_HOST=10.0.0.1", "BACKEND_SERVICE_PORT=8080", "BACKEND_SERVICE_PORT_URL=8081", "BACKEND_PORT=tcp://10.0.0.1:8080",
+			"BACKEND_PORT_8080_TCP=tcp://10.0.0.1:8080", "BACKEND_PORT_8080_TCP_PROTO=tcp", "BACKEND_PORT_8080_TCP_PORT=8080", "BACKEND_PORT_8080_TCP_ADDR=10.0.0.1"}, one...), []string{wantOne}},
+		{"the variables of Kubernetes services called backend-1 and backend-db", "BACKEND", append([]string{"BACKEND_1_SERVICE_HOST=10.0.0.1", "BACKEND_1_PORT=tcp://10.0.0.1:80", "BACKEND_DB_SERVICE_HOST=10.0.0.2",
+			"BACKEND_DB_PORT_5432_TCP_ADDR=10.0.0.2"}, one...), []string{wantOne}},
+		{"a URL with braces, which is no placeholder", "BACKEND", []string{"BACKEND_1_URL=https://a/{env.HOME}", "BACKEND_1_PRIORITY=1"},
+			[]string{"https://a/%7Benv.HOME%7D 1 azure_identity"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			setEnv(t, c.env...)
+			env := newEnvironment(c.env)
+			var got []string
+			for _, name := range env.backendNames(c.prefix) {
+				b, err := env.backend(name, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, strings.Join(strings.Fields(fmt.Sprint(b.URL, " ", b.Priority, " ", b.Auth, " ", b.APIKey, " ", b.Deployment)), " "))
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestAWrongEnvironmentIsRefusedByNameAndValue(t *testing.T) {
+	const secret = "sk-very-secret"
+	one := []string{"BACKEND_1_URL=https://a.openai.azure.com", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret}
+	for _, c := range []struct {
+		name  string
+		block string
+		env   []string
+		want  []string
+	}{
+		{"no variable at all", "", nil, []string{"backends_from_env: found no backend", "BACKEND_1_URL, BACKEND_1_PRIORITY and BACKEND_1_APIKEY"}},
+		{"no variable with this prefix", "backends_from_env TEAM", one, []string{"found no backend", "TEAM_1_URL"}},
+		{"no URL", "", []string{"BACKEND_2_PRIORITY=1", "BACKEND_2_APIKEY=" + secret}, []string{"BACKEND_2_URL: expected the URL", "found none"}},
+		{"a blank URL", "", []string{"BACKEND_1_URL= ", "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL: expected the URL", "found none"}},
+		{"a URL without a scheme", "", append([]string{"BACKEND_2_URL=b.openai.azure.com", "BACKEND_2_PRIORITY=1", "BACKEND_2_APIKEY=x"}, one...), []string{`BACKEND_2_URL: url "b.openai.azure.com"`, "http:// or https://"}},
+		{"a URL with a key", "", []string{"BACKEND_1_URL=https://a/?api-key=" + secret, "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL: ", "query"}},
+		{"a URL with a password", "", []string{"BACKEND_1_URL=https://x:" + secret + "@a", "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL: ", "password"}},
+		{"no priority", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_APIKEY=" + secret}, []string{"BACKEND_1_PRIORITY: expected a whole number of 1 or more, found none"}},
+		{"a priority that is no number", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=x"}, []string{"BACKEND_2_PRIORITY: expected a whole number of 1 or more, found 'x'"}},
+		{"a priority of 0", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=0"}, []string{"BACKEND_2_PRIORITY: expected a whole number of 1 or more, found '0'"}},
+		{"a priority that is no whole number", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=1.5"}, []string{"BACKEND_2_PRIORITY", "'1.5'"}},
+		{"a priority out of all bounds", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=99999999999"}, []string{"BACKEND_2_PRIORITY", "'99999999999'"}},
+		{"a key with white space in it", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret + " x"}, []string{"BACKEND_1_APIKEY: it holds white space"}},
+		{"a key of two lines", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret + "\nx"}, []string{"BACKEND_1_APIKEY: it holds white space or control"}},
+		{"no key, and a build without Azure's identities", "", append([]string{"BACKEND_2_URL=https://b", "BACKEND_2_PRIORITY=1"}, one...),
+			[]string{"BACKEND_2_APIKEY: expected a key, found none, and auth azure_identity is not in this build", "xcaddy build --with github.com/openai-lb/caddy-openai-lb/azure"}},
+		{"a timeout that is no number", "", append([]string{"HTTP_TIMEOUT_SECONDS=100s"}, one...), []string{"HTTP_TIMEOUT_SECONDS: expected a whole number of 1 or more, found '100s'"}},
+		{"a timeout of 0", "", append([]string{"HTTP_TIMEOUT_SECONDS=0"}, one...), []string{"HTTP_TIMEOUT_SECONDS", "'0'"}},
+		{"a wrong variable beside a backend of the block", "backends_from_env\nbackend http://x", []string{"BACKEND_1_URL=https://a"}, []string{"BACKEND_1_PRIORITY"}},
+		{"a prefix that begins no name", "backends_from_env 1-2", nil, []string{"Caddyfile:3", "backends_from_env '1-2'", "like BACKEND"}},
+		{"a prefix with the underscore", "backends_from_env BACKEND_", nil, []string{"Caddyfile:3", "'BACKEND_'", "no _ at the end"}},
+		{"two prefixes", "backends_from_env A B", nil, []string{"Caddyfile:3", "'B'"}},
+		{"prefixes on two lines", "backends_from_env A\nbackends_from_env B", nil, []string{"Caddyfile:4", "given twice"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			setEnv(t, c.env...)
+			block := c.block
+			if block == "" {
+				block = "backends_from_env"
+			}
+			config, err := adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
+			if strings.Contains(config, secret) {
+				t.Error("the config holds the key")
+			}
+			if err == nil {
+				err = validate(t, config)
+			}
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error is %q, want it to say %q", err, want)
+				}
+			}
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("the error is %q, with the key", err)
+			}
+		})
+	}
+}
+
+func TestAWrongPrefixInJSONIsRefused(t *testing.T) {
+	err := validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[{"handler":"openai_lb","backends_from_env":"a-b"}]}]}}}}}`)
+	if err == nil || !strings.Contains(err.Error(), "backends_from_env 'a-b'") {
+		t.Error(err)
+	}
+}
+
+func TestBackendsOfTheEnvironmentServeLikeOthers(t *testing.T) {
+	setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY= key-of-a\n",
+		"BACKEND_2_URL=http://b/", "BACKEND_2_PRIORITY=2", "BACKEND_2_APIKEY=key-of-b", "BACKEND_2_DEPLOYMENT_NAME=gpt-4o-b",
+		"BACKEND_3_URL=http://b", "BACKEND_3_PRIORITY=3", "BACKEND_3_APIKEY=key-of-b")
+	inBubble(t, `openai_lb {
+		backend http://c {
+			priority 4
+		}
+		backends_from_env
+	}`, func(t *testing.T, w *world) {
+		var names []string
+		for _, b := range w.handler.Backends {
+			names = append(names, b.Name)
+		}
+		if got := strings.Join(names, " "); got != "c a b b-2" {
+			t.Errorf("the backends are called %s", got)
+		}
+		ask := func() clientReply {
+			r := w.request(http.MethodPost, "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", strings.NewReader(`{}`))
+			r.Header.Set("Api-Key", "does-not-matter")
+			return w.send(r)
+		}
+		ask().wantServed(t, "a")
+		w.backends["a"].replies(throttled("30"))
+		ask().wantServed(t, "b")
+		for name, want := range map[string]string{"a": "key-of-a /openai/deployments/gpt-4o/chat/completions", "b": "key-of-b /openai/deployments/gpt-4o-b/chat/completions"} {
+			got := w.backends[name].received()[0].request
+			if got := got.Header.Get("Api-Key") + " " + got.URL.Path; got != want {
+				t.Errorf("%s got %q, want %q", name, got, want)
+			}
+		}
+		w.wantCalls(map[string]int{"a": 2, "b": 1, "c": 0})
+	})
+}
+
+func TestATimeoutOfTheEnvironmentGivesWayToTheConfig(t *testing.T) {
+	for _, c := range []struct {
+		name, env, block    string
+		header, first, idle time.Duration
+	}{
+		{name: "it is the sample's", block: "backends_from_env", header: 100 * time.Second, first: 100 * time.Second, idle: 100 * time.Second},
+		{name: "a blank variable", env: " ", block: "backends_from_env", header: 100 * time.Second, first: 100 * time.Second, idle: 100 * time.Second},
+		{name: "a variable", env: " 30 ", block: "backends_from_env", header: 30 * time.Second, first: 30 * time.Second, idle: 30 * time.Second},
+		{name: "the config", env: "30", block: "backends_from_env\nresponse_header_timeout 5m\nstream_idle_timeout 1m", header: 5 * time.Minute, first: 30 * time.Second, idle: time.Minute},
+		{name: "no backends from there", env: "30", block: "backend http://a", header: 10 * time.Minute, first: time.Minute, idle: 2 * time.Minute},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key", "HTTP_TIMEOUT_SECONDS="+c.env)
+			inBubble(t, "openai_lb {\n"+c.block+"\n}", func(t *testing.T, w *world) {
+				got := w.handler.transport.Failover
+				if got.ResponseHeaderTimeout != caddy.Duration(c.header) || got.StreamFirstEventTimeout != caddy.Duration(c.first) || got.StreamIdleTimeout != caddy.Duration(c.idle) {
+					t.Errorf("the timeouts are %s, %s and %s", time.Duration(got.ResponseHeaderTimeout), time.Duration(got.StreamFirstEventTimeout), time.Duration(got.StreamIdleTimeout))
+				}
+				if got.RetryAfterDefault != caddy.Duration(10*time.Second) {
+					t.Errorf("retry_after_default is %s", time.Duration(got.RetryAfterDefault))
+				}
+			})
+		})
+	}
+}
