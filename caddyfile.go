@@ -46,6 +46,8 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    }
 //	    backends_from_env [<prefix>]
 //
+//	    ready_path <path>
+//
 //	    lb_policy       <name> [<args...>]
 //	    lb_retries      <n>
 //	    lb_try_duration <duration>
@@ -85,6 +87,12 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return err
 		}),
 		"backends_from_env": once(func(d *caddyfile.Dispenser) error { return parseEnvPrefix(d, &h.BackendsFromEnv) }),
+		"ready_path": once(func(d *caddyfile.Dispenser) error {
+			if err := parseString(d, &h.ReadyPath); err != nil {
+				return err
+			}
+			return wrap(d, checkReadyPath(h.ReadyPath))
+		}),
 		"lb_policy": once(func(d *caddyfile.Dispenser) error {
 			return parsePolicy(d, &h.LBPolicyRaw)
 		}),

@@ -113,6 +113,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"negative retries", "backend http://a\nlb_retries -1", []string{"Caddyfile:4", "lb_retries '-1'", "0 or more"}},
 		{"another answer for all throttled", "backend http://a\nall_throttled wait", []string{"Caddyfile:4", "all_throttled 'wait'", "respond, forward"}},
 		{"an end that takes no argument", "backend http://a\nstream_require_end on", []string{"Caddyfile:4", "'on'"}},
+		{"a ready_path that is no path", "backend http://a\nready_path readyz", []string{"Caddyfile:4", "ready_path 'readyz'", "begins with /"}},
+		{"a ready_path that is a matcher", "backend http://a\nready_path /ready*", []string{"Caddyfile:4", "ready_path '/ready*'"}},
+		{"a ready_path without a path", "backend http://a\nready_path", []string{"Caddyfile:4", "ready_path takes an argument"}},
 		{"a model without a name", "backend http://a {\nmodel\n}", []string{"Caddyfile:4", "model takes a name"}},
 		{"a model given twice", "backend http://a {\nmodel x\nmodel x y\n}", []string{"Caddyfile:5", "'x' is given twice"}},
 		{"a policy that does not exist", "backend http://a\nlb_policy best", []string{"Caddyfile:4", "best"}},
@@ -166,6 +169,7 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		`{"backends":[{"url":"http://a"}],"max_fails":-1}`:                        "max_fails -1",
 		`{"backends":[{"url":"http://a"}],"request_buffers":-1}`:                  "request_buffers -1",
 		`{"backends":[{"url":"http://a"}],"lb_try_duration":-1}`:                  "lb_try_duration",
+		`{"backends":[{"url":"http://a"}],"ready_path":"readyz"}`:                 "ready_path 'readyz'",
 	} {
 		handler = `{"handler":"openai_lb",` + strings.TrimPrefix(handler, "{")
 		err := validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[`+handler+`]}]}}}}}`)

@@ -53,6 +53,14 @@ type Handler struct {
 	// read at load and stand in no config. Default: none are read.
 	BackendsFromEnv string `json:"backends_from_env,omitempty"`
 
+	// ReadyPath is a path at which GET tells whether requests can be served:
+	// 200 if any backend can be used, 503 if all are unreachable, refuse their
+	// credential, have no budget left, or fail active health checks. A model
+	// that is throttled everywhere does not count: the 429 its clients get is
+	// the right answer, and another replica would have no better one. A
+	// matcher before the handler must let the path through. Default: none.
+	ReadyPath string `json:"ready_path,omitempty"`
+
 	// LBPolicyRaw chooses among the backends of a priority: any selection
 	// policy of reverse_proxy's. Default: at random, by weight.
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
@@ -116,6 +124,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.secretFiles.logger = h.logger
 	if err := h.provisionCallers(); err != nil {
 		return err
+	}
+	if h.ReadyPath != "" {
+		if err := checkReadyPath(h.ReadyPath); err != nil {
+			return err
+		}
 	}
 	if err := h.provisionFromEnv(); err != nil {
 		return err
@@ -298,6 +311,9 @@ func (h *Handler) Cleanup() error {
 // backends, one after the other, until one serves it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	h.secretFiles.refresh(time.Now())
+	if h.asksReady(r) {
+		return writeResponse(w, h.answerReady(r))
+	}
 	ex := newExchange(h.pool, w, r, h.maxAttempts(), h.tryDuration(r))
 	ex.transport = h.transport
 	defer ex.finish()
