@@ -3,6 +3,7 @@ package openailb
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -11,9 +12,15 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// setEnv sets variables for the test.
+// setEnv sets variables for the test, and no others that backends_from_env reads.
 func setEnv(t *testing.T, pairs ...string) {
 	t.Helper()
+	for _, pair := range os.Environ() {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") || name == envTimeout {
+			t.Setenv(name, "") // sets it back in the end
+			os.Unsetenv(name)
+		}
+	}
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)

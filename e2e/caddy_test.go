@@ -89,43 +89,63 @@ func tryStart(t *testing.T, backends []backend) (*site, error) {
 		}
 		s.simulators = append(s.simulators, url+b.root())
 	}
-	config := s.caddyfile(backends)
-	if err := os.WriteFile(filepath.Join(dir, "Caddyfile"), []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "Caddyfile"), []byte(s.caddyfile(backends)), 0o600); err != nil {
 		return nil, err
 	}
 
-	var log bytes.Buffer
-	cmd := exec.Command(caddy, "run", "--config", "Caddyfile")
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
-	cmd.Stdout, cmd.Stderr = &log, &log
+	p, err := launch(t, filepath.Join(dir, "Caddyfile"), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	if err != nil {
+		return nil, err
+	}
+	return s, p.await(s.connect)
+}
+
+// process is a Caddy that runs until the test ends.
+type process struct {
+	exited chan struct{}
+	log    bytes.Buffer // to be read after that
+}
+
+// launch runs Caddy with a Caddyfile and these variables.
+func launch(t *testing.T, config string, env ...string) (*process, error) {
+	t.Helper()
+	p := &process{exited: make(chan struct{})}
+	cmd := exec.Command(caddy, "run", "--adapter", "caddyfile", "--config", config)
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = &p.log, &p.log
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	exited := make(chan struct{})
 	go func() {
 		_ = cmd.Wait()
-		close(exited)
+		close(p.exited)
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		<-exited
+		<-p.exited
 		if t.Failed() {
-			t.Logf("%s\n%s", config, &log)
+			text, _ := os.ReadFile(config)
+			t.Logf("%s\n%s", text, &p.log)
 		}
 	})
+	return p, nil
+}
+
+// await waits until it can be connected to.
+func (p *process) await(connect func() error) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		err := s.connect()
+		err := connect()
 		if err == nil {
-			return s, nil
+			return nil
 		}
 		select {
-		case <-exited:
-			return nil, fmt.Errorf("caddy exited:\n%s", &log)
+		case <-p.exited:
+			return fmt.Errorf("caddy exited:\n%s", &p.log)
 		default:
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("caddy is not ready: %w", err)
+			return fmt.Errorf("caddy is not ready: %w", err)
 		}
 	}
 }

@@ -28,10 +28,11 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	// the SDKs read these
+	// the SDKs read these, and the container those
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
-		if strings.HasPrefix(name, "OPENAI_") || strings.HasPrefix(name, "AZURE_OPENAI_") {
+		if strings.HasPrefix(name, "OPENAI_") || strings.HasPrefix(name, "AZURE_OPENAI_") ||
+			strings.HasPrefix(name, "BACKEND_") || name == "HTTP_TIMEOUT_SECONDS" {
 			os.Unsetenv(name)
 		}
 	}
