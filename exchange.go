@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -183,5 +184,24 @@ func (ex *exchange) finish() {
 	if ex.current != nil {
 		ex.current.release()
 		ex.current = nil
+	}
+}
+
+// report leaves what became of the exchange for logs, headers and metrics.
+func (ex *exchange) report() {
+	var backend, class string
+	if len(ex.attempts) > 0 {
+		last := ex.attempts[len(ex.attempts)-1]
+		backend, class = last.member.name, string(last.class)
+	} else if ex.refused {
+		class = "unauthenticated"
+	}
+	requestsTotal.WithLabelValues(ex.caller.label, backend, class).Inc()
+	if repl, ok := ex.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Set("http.openai_lb.caller", ex.caller.name)
+		repl.Set("http.openai_lb.attempts", len(ex.attempts))
+		repl.Set("http.openai_lb.model", modelKey(ex.asked.model))
+		repl.Set("http.openai_lb.backend", backend)
+		repl.Set("http.openai_lb.class", class)
 	}
 }

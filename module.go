@@ -388,25 +388,6 @@ func (h *Handler) tryDuration(r *http.Request) time.Duration {
 	return duration
 }
 
-// report leaves what became of the exchange for logs, headers and metrics.
-func (ex *exchange) report() {
-	var backend, class string
-	if len(ex.attempts) > 0 {
-		last := ex.attempts[len(ex.attempts)-1]
-		backend, class = last.member.name, string(last.class)
-	} else if ex.refused {
-		class = "unauthenticated"
-	}
-	requestsTotal.WithLabelValues(ex.caller.label, backend, class).Inc()
-	if repl, ok := ex.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Set("http.openai_lb.caller", ex.caller.name)
-		repl.Set("http.openai_lb.attempts", len(ex.attempts))
-		repl.Set("http.openai_lb.model", modelKey(ex.asked.model))
-		repl.Set("http.openai_lb.backend", backend)
-		repl.Set("http.openai_lb.class", class)
-	}
-}
-
 // Interface guards
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)
