@@ -113,7 +113,6 @@ func TestACompressedErrorIsReadNoFurtherThanItsLimit(t *testing.T) {
 	}
 	s.Write(zeros)
 	s.Close()
-	zeros = nil
 	for encoding, bomb := range map[string][]byte{"gzip": zipped.Bytes(), "zstd": zstdCoded.Bytes()} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
