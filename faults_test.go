@@ -6,14 +6,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // rawBackend serves connections as fault says, after it has read the request.
@@ -78,22 +73,80 @@ const (
 	plainReply    = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
 )
 
-// What may go wrong with a backend, by itself: first or last, for a streamed
-// request or another. Before the client has anything, another backend serves,
-// and the last one's failure is an error that says so. After that, the client's
-// reply breaks where the backend's does, and nobody else is asked.
+// fault is something that may go wrong with a backend.
+type fault struct {
+	name  string
+	serve func(net.Conn) // nil: nobody listens
+	// after tells that the client has something before it goes wrong
+	after bool
+	class string
+	code  int // for a client whose last backend it is
+}
+
+// failOverOrFelt makes everything go wrong that can: with the first or the last
+// backend, for a streamed request or another. Before the client has anything,
+// another backend serves, and the last one's failure is an error that says so.
+// After that, the client's reply breaks where the backend's does, and nobody
+// else is asked.
+func failOverOrFelt(t *testing.T, scheme, options string, faults []fault) {
+	t.Helper()
+	s := newSites(t, "http")
+	var rows []subtest
+	for _, f := range faults {
+		for kind, body := range map[string]string{"streamed": `{"stream":true}`, "whole": `{"stream":false}`} {
+			for _, position := range []string{"first", "last"} {
+				name := fmt.Sprintf("bad%d", len(rows))
+				bad := fmt.Sprintf("127.0.0.2:%d", 1+len(rows)) // where nobody listens
+				if f.serve != nil {
+					bad = rawBackend(t, f.serve)
+				}
+				b, serverB := listen(t, "b")
+				second := ""
+				if position == "first" {
+					second = "backend " + serverB.URL + " {\nname b\npriority 2\n}"
+				}
+				url := s.add(fmt.Sprintf(`openai_lb {
+					backend %s://%s {
+						name %s
+					}
+					%s
+					response_header_timeout 2s
+					stream_first_event_timeout 2s
+					stream_idle_timeout 2s
+					%s
+				}`, scheme, bad, name, second, options))
+				rows = append(rows, subtest{f.name + " " + kind + " " + position, func(t *testing.T) {
+					reply := post(s.newClient(t, 1), url, body)
+					want, calls := f.code, 0
+					if position == "first" && !f.after {
+						want, calls = 200, 1
+					}
+					if reply.status != want || (reply.err != nil) != f.after {
+						t.Errorf("client got %d and then %v, want %d, broken: %v", reply.status, reply.err, want, f.after)
+					}
+					if n := len(b.received()); n != calls {
+						t.Errorf("b was called %d times, want %d", n, calls)
+					}
+					attempt, benched := s.logged(t, name)
+					if benched == nil {
+						benched = new(logEntry)
+					}
+					if benched.Class != f.class {
+						t.Errorf("%s is benched for %q, want %q: %s", name, benched.Class, f.class, attempt.Error)
+					}
+				}})
+			}
+		}
+	}
+	s.serve(t)
+	sideBySide(t, rows)
+}
+
 func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
 	if len(streamContent) != 0x3d {
 		t.Fatalf("the chunk's size is %x", len(streamContent))
 	}
-	for _, f := range []struct {
-		name  string
-		fault func(net.Conn)
-		// after tells that the client has something before it goes wrong
-		after bool
-		class string
-		code  int // for a client whose last backend it is
-	}{
+	failOverOrFelt(t, "http", "", []fault{
 		{"refused", nil, false, "unreachable", 502},
 		{"accepted and closed", func(net.Conn) {}, false, "unreachable", 502},
 		{"accepted and silent", stalls(""), false, "timeout", 504},
@@ -110,7 +163,7 @@ func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
 			if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
 				stalls("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")(conn)
 			}
-		}, false, "", 503},
+		}, false, "overloaded", 503},
 		{"an error cut in its body", reads(sends("HTTP/1.1 500 Oops\r\nContent-Length: 1000\r\n\r\n{")), false, "failed", 502},
 		{"an error that stalls", reads(stalls("HTTP/1.1 500 Oops\r\nContent-Length: 1000\r\n\r\n{")), false, "failed", 502},
 		{"a stream without an event", reads(sends(chunkedStream + "0\r\n\r\n")), false, "failed", 502},
@@ -122,75 +175,7 @@ func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
 		{"a stream with a broken chunk", reads(sends(chunkedStream + oneChunk + "zz\r\n")), true, "broken_stream", 200},
 		{"a reply shorter than it says", reads(sends(plainReply + strings.Repeat("x", 100_000))), true, "broken_stream", 200},
 		{"a reply reset in its middle", reads(resets(plainReply + strings.Repeat("x", 100_000))), true, "broken_stream", 200},
-	} {
-		for kind, body := range map[string]string{"streamed": `{"stream":true}`, "whole": `{"stream":false}`} {
-			for _, position := range []string{"first", "last"} {
-				t.Run(f.name+" "+kind+" "+position, func(t *testing.T) {
-					before := runtime.NumGoroutine()
-					bad := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-					if f.fault != nil {
-						bad = rawBackend(t, f.fault)
-					}
-					b, serverB := listen(t, "b")
-					second := ""
-					if position == "first" {
-						second = "backend " + serverB.URL + " {\nname b\npriority 2\n}"
-					}
-					logs := filepath.Join(t.TempDir(), "log.json")
-					port := freePort(t)
-					reload(t, fmt.Sprintf(`{
-						admin off
-						debug
-						log {
-							output file %s
-						}
-					}
-					http://127.0.0.1:%d {
-						openai_lb {
-							backend http://%s {
-								name a
-							}
-							%s
-							response_header_timeout 1s
-							stream_first_event_timeout 1s
-							stream_idle_timeout 1s
-						}
-					}`, logs, port, bad, second))
-					client := newClient(t)
-					r, err := http.NewRequest(http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), strings.NewReader(body))
-					if err != nil {
-						t.Fatal(err)
-					}
-					res, err := client.Do(r)
-					if err != nil {
-						t.Fatal(err)
-					}
-					_, readErr := io.ReadAll(res.Body)
-					res.Body.Close()
-					client.CloseIdleConnections()
-					if err := caddy.Stop(); err != nil {
-						t.Fatal(err)
-					}
-					want, calls := f.code, 0
-					if position == "first" && !f.after {
-						want, calls = 200, 1
-					}
-					if res.StatusCode != want || (readErr != nil) != f.after {
-						t.Errorf("client got %d and then %v, want %d, broken: %v", res.StatusCode, readErr, want, f.after)
-					}
-					if position == "first" && len(b.received()) != calls {
-						t.Errorf("b was called %d times, want %d", len(b.received()), calls)
-					}
-					if _, benched := logged(t, logs); f.class != "" && (benched == nil || benched.Class != f.class) {
-						text, _ := os.ReadFile(logs)
-						t.Errorf("benched %+v, want %s:\n%s", benched, f.class, text)
-					}
-					serverB.Close()
-					waitFor(t, func() bool { return runtime.NumGoroutine() <= before+2 }) // the raw listener's own
-				})
-			}
-		}
-	}
+	})
 }
 
 func TestAStalledConnectionIsClosedNotLeaked(t *testing.T) {

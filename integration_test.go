@@ -78,7 +78,12 @@ func newClient(t *testing.T) *http.Client {
 
 // ask sends a request to a balancer on a real socket.
 func ask(client *http.Client, url string, headers ...string) clientReply {
-	r, err := http.NewRequest(http.MethodPost, url, strings.NewReader(`{"model":"gpt-4o"}`))
+	return post(client, url, `{"model":"gpt-4o"}`, headers...)
+}
+
+// post sends a body to a balancer on a real socket.
+func post(client *http.Client, url, body string, headers ...string) clientReply {
+	r, err := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
 		return clientReply{err: err}
 	}
@@ -90,8 +95,8 @@ func ask(client *http.Client, url string, headers ...string) clientReply {
 		return clientReply{err: err}
 	}
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	return clientReply{res.StatusCode, res.Header, string(body), res.Header.Get("X-Backend"), err}
+	reply, err := io.ReadAll(res.Body)
+	return clientReply{res.StatusCode, res.Header, string(reply), res.Header.Get("X-Backend"), err}
 }
 
 // TestABenchSurvivesReloadsUnderLoad uses HTTP/2 over a Unix socket. Over

@@ -3,17 +3,12 @@ package openailb
 import (
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -61,6 +56,8 @@ func TestWhatAReplyMeans(t *testing.T) {
 	const quota = `{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`
 	const azure429 = `{"error":{"code":"429","message":"Rate limit is exceeded. Try again in 50 seconds."}}`
 	const whole, model, nobody = "whole backend", "model", "nobody"
+	s := newSites(t, "http")
+	var rows []subtest
 	for _, c := range []struct {
 		name    string
 		reply   http.HandlerFunc
@@ -110,37 +107,24 @@ func TestWhatAReplyMeans(t *testing.T) {
 		{"a redirect", says(307, "", "Location", "/elsewhere"), "served", nobody, 0, "", false},
 		{"200", says(200, "{}"), "served", nobody, 0, "", false},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			a, serverA := listen(t, "a")
-			a.replies(c.reply)
-			b, serverB := listen(t, "b")
-			logs := filepath.Join(t.TempDir(), "log.json")
-			port := freePort(t)
-			reload(t, fmt.Sprintf(`{
-				admin off
-				debug
-				log {
-					output file %s
-				}
+		name := fmt.Sprintf("a%d", len(rows))
+		a, serverA := listen(t, name)
+		a.replies(c.reply)
+		b, serverB := listen(t, "b")
+		url := s.add(fmt.Sprintf(`openai_lb {
+			backend %s {
+				name %s
 			}
-			http://127.0.0.1:%d {
-				openai_lb {
-					backend %s {
-						name a
-					}
-					backend %s {
-						name b
-						priority 2
-					}
-				}
-			}`, logs, port, serverA.URL, serverB.URL))
-			client := newClient(t)
+			backend %s {
+				name b
+				priority 2
+			}
+		}`, serverA.URL, name, serverB.URL))
+		rows = append(rows, subtest{c.name, func(t *testing.T) {
+			client := s.newClient(t, 1)
 			client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-			reply := ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "Accept-Encoding", "gzip, zstd")
-			if err := caddy.Stop(); err != nil {
-				t.Fatal(err)
-			}
-			wantFrom, wantCallsOfB := "a", 0
+			reply := ask(client, url, "Accept-Encoding", "gzip, zstd")
+			wantFrom, wantCallsOfB := name, 0
 			if c.goesOn {
 				wantFrom, wantCallsOfB = "b", 1
 			}
@@ -150,7 +134,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 			if n, m := len(a.received()), len(b.received()); n != 1 || m != wantCallsOfB {
 				t.Errorf("a was called %d times and b %d, want 1 and %d", n, m, wantCallsOfB)
 			}
-			attempt, benched := logged(t, logs)
+			attempt, benched := s.logged(t, name)
 			if attempt.Class != c.class {
 				t.Errorf("the reply was taken for %q, want %q", attempt.Class, c.class)
 			}
@@ -166,35 +150,10 @@ func TestWhatAReplyMeans(t *testing.T) {
 			if scope != c.scope || benched.Seconds != c.seconds || benched.Level != c.level {
 				t.Errorf("benched %s for %v s at %s, want %s for %v s at %s", scope, benched.Seconds, benched.Level, c.scope, c.seconds, c.level)
 			}
-		})
+		}})
 	}
-}
-
-type logEntry struct {
-	Level, Msg, Backend, Class, Model string
-	Seconds                           float64
-}
-
-// logged returns a's first attempt and its bench, if it was benched.
-func logged(t *testing.T, file string) (attempt logEntry, benched *logEntry) {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		var entry logEntry
-		if json.Unmarshal([]byte(line), &entry) != nil || entry.Backend != "a" {
-			continue
-		}
-		switch entry.Msg {
-		case "attempt":
-			attempt = entry
-		case "backend benched":
-			benched = &entry
-		}
-	}
-	return attempt, benched
+	s.serve(t)
+	sideBySide(t, rows)
 }
 
 func TestABackendThatRefusesConnectionsIsUnreachable(t *testing.T) {

@@ -1,0 +1,135 @@
+package openailb
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// sites are many balancers in one Caddy, each at a host of its own, so that the
+// rows of a table can run side by side.
+type sites struct {
+	scheme string // what clients reach them by
+	logs   string // the file that Caddy logs to
+
+	address string
+	trusts  *tls.Config // a client's, for https sites
+	blocks  []string
+}
+
+// newSites prepares them. When the test is over, Caddy stops, and everything
+// that the test or its backends started since must be gone.
+func newSites(t *testing.T, scheme string) *sites {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() { waitFor(t, func() bool { return runtime.NumGoroutine() <= before }) })
+	return &sites{scheme: scheme, logs: filepath.Join(t.TempDir(), "log.json")}
+}
+
+// add makes a site of these directives, and returns its URL.
+func (s *sites) add(directives string) (url string) {
+	host := fmt.Sprintf("row-%d.example.com", len(s.blocks))
+	s.blocks = append(s.blocks, fmt.Sprintf("@%[1]s host %[1]s\nhandle @%[1]s {\n%[2]s\n}", host, directives))
+	return s.scheme + "://" + host + "/v1/chat/completions"
+}
+
+// serve starts Caddy with all of them.
+func (s *sites) serve(t *testing.T) {
+	t.Helper()
+	// not before all backends listen, so that none of them takes the port
+	port := freePort(t)
+	s.address = fmt.Sprintf("127.0.0.1:%d", port)
+	certificate := ""
+	if s.scheme == "https" {
+		line, client := serverCertificate(t)
+		certificate, s.trusts = line, &tls.Config{RootCAs: client.Transport.(*http.Transport).TLSClientConfig.RootCAs}
+	}
+	run(t, fmt.Sprintf(`{
+		admin off
+		auto_https off
+		debug
+		log {
+			output file %s {
+				roll_disabled
+			}
+		}
+	}
+	%s://*.example.com:%d {
+		bind 127.0.0.1
+		%s
+		%s
+	}`, s.logs, s.scheme, port, certificate, strings.Join(s.blocks, "\n")))
+}
+
+// newClient is a client of the sites, by HTTP/1.1 or HTTP/2, with connections
+// of its own.
+func (s *sites) newClient(t *testing.T, major int) *http.Client {
+	t.Helper()
+	client := newClient(t)
+	transport := client.Transport.(*http.Transport)
+	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", s.address)
+	}
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetHTTP1(major == 1)
+	transport.Protocols.SetHTTP2(major == 2)
+	transport.TLSClientConfig = s.trusts.Clone()
+	return client
+}
+
+type logEntry struct {
+	Level, Msg, Backend, Class, Model, Error string
+	Seconds                                  float64
+}
+
+// logged returns a backend's first attempt and its bench, if it was benched.
+func (s *sites) logged(t *testing.T, backend string) (attempt logEntry, benched *logEntry) {
+	t.Helper()
+	text, err := os.ReadFile(s.logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var entry logEntry
+		if json.Unmarshal([]byte(line), &entry) != nil || entry.Backend != backend {
+			continue
+		}
+		switch entry.Msg {
+		case "attempt":
+			attempt = entry
+		case "backend benched":
+			benched = &entry
+		}
+	}
+	return attempt, benched
+}
+
+// subtest is a row of a table.
+type subtest struct {
+	name string
+	test func(*testing.T)
+}
+
+// sideBySide runs rows that wait more than they work, many at a time.
+func sideBySide(t *testing.T, rows []subtest) {
+	t.Helper()
+	var running sync.WaitGroup
+	places := make(chan struct{}, 16)
+	for _, row := range rows {
+		places <- struct{}{}
+		running.Go(func() {
+			defer func() { <-places }()
+			t.Run(row.name, row.test)
+		})
+	}
+	running.Wait()
+}
