@@ -382,39 +382,21 @@ func TestThePolicyAloneBalancesByPriorityAndFailsOver(t *testing.T) {
 }
 
 func TestBackendsAreReachedByTLSAndHTTP2(t *testing.T) {
-	backend := &fakeBackend{name: "a"}
-	server := httptest.NewUnstartedServer(backend)
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	t.Cleanup(server.Close)
-	refuses, refusing := listen(t, "b")
-	refuses.replies(throttled("60"))
-	root := filepath.Join(t.TempDir(), "root.pem")
-	if err := os.WriteFile(root, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	port := freePort(t)
-	run(t, fmt.Sprintf(`{
-		admin off
-	}
-	http://127.0.0.1:%d {
-		openai_lb {
-			backend %s {
-				name b
-			}
-			backend %s {
-				name a
-				priority 2
-			}
-			reverse_proxy {
-				transport http {
-					tls_trust_pool file %s
-				}
-			}
+	a, server, trust := listenTLS(t, "a", true)
+	b, refusing := listen(t, "b")
+	b.replies(throttled("60"))
+	address := serveAt(t, fmt.Sprintf(`openai_lb {
+		backend %s {
+			name b
 		}
-	}`, port, refusing.URL, server.URL, root))
-	ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)).wantServed(t, "a")
-	got := backend.received()[0].request
+		backend %s {
+			name a
+			priority 2
+		}
+		%s
+	}`, refusing.URL, server.URL, trust))
+	ask(newClient(t), "http://"+address+"/v1/chat/completions").wantServed(t, "a")
+	got := a.received()[0].request
 	if got.ProtoMajor != 2 || got.Host != server.Listener.Addr().String() {
 		t.Errorf("a was reached by %s as %q", got.Proto, got.Host)
 	}

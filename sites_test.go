@@ -4,9 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -84,6 +87,41 @@ func (s *sites) newClient(t *testing.T, major int) *http.Client {
 	transport.Protocols.SetHTTP2(major == 2)
 	transport.TLSClientConfig = s.trusts.Clone()
 	return client
+}
+
+// listenTLS serves a backend by TLS, and returns the options that make a
+// balancer trust it.
+func listenTLS(t *testing.T, name string, http2 bool) (b *fakeBackend, server *httptest.Server, options string) {
+	t.Helper()
+	b = &fakeBackend{name: name}
+	server = httptest.NewUnstartedServer(b)
+	server.EnableHTTP2 = http2
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	root := filepath.Join(t.TempDir(), "root.pem")
+	if err := os.WriteFile(root, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return b, server, "reverse_proxy {\ntransport http {\ntls_trust_pool file " + root + "\n}\n}"
+}
+
+// beginStream opens a stream, and reads its first content.
+func beginStream(t *testing.T, client *http.Client, url string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(`{"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	first := make([]byte, len(streamContent))
+	if _, err := io.ReadFull(res.Body, first); err != nil || string(first) != streamContent {
+		t.Fatalf("a stream begins with %q, %v", first, err)
+	}
+	return res
 }
 
 type logEntry struct {

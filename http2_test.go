@@ -1,0 +1,253 @@
+package openailb
+
+import (
+	"bytes"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// backendTLS returns what an https backend shows to its clients, and the
+// options that make a balancer trust it.
+func backendTLS(t *testing.T) (config *tls.Config, options string) {
+	t.Helper()
+	line, _ := serverCertificate(t)
+	files := strings.Fields(line)
+	certificate, err := tls.LoadX509KeyPair(files[1], files[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}},
+		"reverse_proxy {\ntransport http {\ntls_trust_pool file " + files[1] + "\n}\n}"
+}
+
+// overTLS does what follows once TLS is there.
+func overTLS(config *tls.Config, then func(net.Conn)) func(net.Conn) {
+	return func(conn net.Conn) {
+		server := tls.Server(conn, config)
+		if server.Handshake() == nil {
+			then(server)
+		}
+	}
+}
+
+// frames is a request that a raw HTTP/2 backend has read.
+type frames struct {
+	conn net.Conn
+	*http2.Framer
+	stream uint32
+}
+
+// answers serves an HTTP/2 connection: each request with these steps. It ends
+// when the balancer hangs up, or a step does.
+func answers(steps ...func(frames)) func(net.Conn) {
+	return func(conn net.Conn) {
+		if _, err := io.ReadFull(conn, make([]byte, len(http2.ClientPreface))); err != nil {
+			return
+		}
+		framer := http2.NewFramer(conn, conn)
+		framer.WriteSettings()
+		for {
+			frame, err := framer.ReadFrame()
+			if err != nil {
+				return
+			}
+			if settings, ok := frame.(*http2.SettingsFrame); ok && !settings.IsAck() {
+				framer.WriteSettingsAck()
+			}
+			switch frame.Header().Type {
+			case http2.FrameHeaders, http2.FrameData:
+				if frame.Header().Flags.Has(http2.FlagDataEndStream) { // the same bit for headers
+					for _, step := range steps {
+						step(frames{conn, framer, frame.Header().StreamID})
+					}
+				}
+			}
+		}
+	}
+}
+
+// begins sends the headers of a 200, and others in pairs.
+func begins(headers ...string) func(frames) {
+	return func(f frames) {
+		var block bytes.Buffer
+		encoder := hpack.NewEncoder(&block)
+		encoder.WriteField(hpack.HeaderField{Name: ":status", Value: "200"})
+		for i := 0; i+1 < len(headers); i += 2 {
+			encoder.WriteField(hpack.HeaderField{Name: headers[i], Value: headers[i+1]})
+		}
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: f.stream, BlockFragment: block.Bytes(), EndHeaders: true})
+	}
+}
+
+// brings sends a part of the body.
+func brings(text string) func(frames) {
+	return func(f frames) { f.WriteData(f.stream, false, []byte(text)) }
+}
+
+// isReset ends the stream with an error.
+func isReset(code http2.ErrCode) func(frames) {
+	return func(f frames) { f.WriteRSTStream(f.stream, code) }
+}
+
+// goesAway takes no more requests on the connection: not even this one, unless
+// it was seen.
+func goesAway(seen bool, code http2.ErrCode) func(frames) {
+	return func(f frames) {
+		var last uint32
+		if seen {
+			last = f.stream
+		}
+		f.WriteGoAway(last, code, nil)
+	}
+}
+
+var (
+	beginsStream = begins("content-type", "text/event-stream")
+	ends         = func(f frames) { f.WriteData(f.stream, true, nil) }
+	hangsUp      = func(f frames) { f.conn.Close() }
+	isSilent     = func(frames) {}
+	isGarbage    = func(f frames) { io.WriteString(f.conn, "HTTP/1.1 400 Bad Request\r\n\r\n") }
+	// isCut resets the connection (RST), without a word of TLS.
+	isCut = func(f frames) {
+		tcp := f.conn.(*tls.Conn).NetConn().(*net.TCPConn)
+		tcp.SetLinger(0)
+		tcp.Close()
+	}
+)
+
+func TestWhateverGoesWrongOverHTTP2IsFailedOverOrFelt(t *testing.T) {
+	config, trust := backendTLS(t)
+	var faults []fault
+	faults = append(faults, fault{"it goes away before there is a request", overTLS(config, func(conn net.Conn) {
+		framer := http2.NewFramer(conn, conn)
+		framer.WriteSettings()
+		framer.WriteGoAway(0, http2.ErrCodeNo, nil)
+		conn.Close()
+	}), false, "unreachable", 502})
+	for _, f := range []struct {
+		name  string
+		steps []func(frames)
+		after bool
+		class string
+		code  int
+	}{
+		{"it goes away before the request is seen", []func(frames){goesAway(false, http2.ErrCodeNo), hangsUp}, false, "unreachable", 502},
+		{"it goes away before the request is seen, and lingers", []func(frames){goesAway(false, http2.ErrCodeNo)}, false, "unreachable", 502},
+		{"it goes away for an error before the request is seen", []func(frames){goesAway(false, http2.ErrCodeEnhanceYourCalm), hangsUp}, false, "unreachable", 502},
+		{"it goes away after the request is seen", []func(frames){goesAway(true, http2.ErrCodeNo), hangsUp}, false, "unreachable", 502},
+		{"it goes away after the request is seen, and says no more", []func(frames){goesAway(true, http2.ErrCodeNo)}, false, "timeout", 504},
+		{"the stream is refused", []func(frames){isReset(http2.ErrCodeRefusedStream)}, false, "unreachable", 502},
+		{"the stream is a protocol error", []func(frames){isReset(http2.ErrCodeProtocol)}, false, "unreachable", 502},
+		{"the stream is reset before its headers", []func(frames){isReset(http2.ErrCodeInternal)}, false, "unreachable", 502},
+		{"the connection is cut before the headers", []func(frames){isCut}, false, "unreachable", 502},
+		{"nothing comes", []func(frames){isSilent}, false, "timeout", 504},
+		{"what comes is not HTTP/2", []func(frames){isGarbage}, false, "unreachable", 502},
+		{"the stream is reset after its headers", []func(frames){beginsStream, isReset(http2.ErrCodeInternal)}, false, "failed", 502},
+		{"the connection is cut after the headers", []func(frames){beginsStream, isCut}, false, "failed", 502},
+		{"it goes away and hangs up after the headers", []func(frames){beginsStream, goesAway(true, http2.ErrCodeNo), hangsUp}, false, "failed", 502},
+		{"the stream ends after its headers", []func(frames){beginsStream, ends}, false, "failed", 502},
+		{"the stream is reset after content", []func(frames){beginsStream, brings(streamContent), isReset(http2.ErrCodeInternal)}, true, "broken_stream", 200},
+		{"the stream is cancelled after content", []func(frames){beginsStream, brings(streamContent), isReset(http2.ErrCodeCancel)}, true, "broken_stream", 200},
+		{"the stream is reset for no error after content", []func(frames){beginsStream, brings(streamContent), isReset(http2.ErrCodeNo)}, true, "broken_stream", 200},
+		{"the connection is cut after content", []func(frames){beginsStream, brings(streamContent), isCut}, true, "broken_stream", 200},
+		{"the connection is closed after content", []func(frames){beginsStream, brings(streamContent), hangsUp}, true, "broken_stream", 200},
+		{"it goes away and hangs up after content", []func(frames){beginsStream, brings(streamContent), goesAway(true, http2.ErrCodeNo), hangsUp}, true, "broken_stream", 200},
+		{"garbage comes after content", []func(frames){beginsStream, brings(streamContent), isGarbage}, true, "broken_stream", 200},
+		{"nothing comes after content", []func(frames){beginsStream, brings(streamContent)}, true, "broken_stream", 200},
+		{"the reply is shorter than it says", []func(frames){begins("content-type", "application/json", "content-length", "200000"), brings(strings.Repeat("x", 10_000)), ends}, true, "broken_stream", 200},
+	} {
+		faults = append(faults, fault{f.name, overTLS(config, answers(f.steps...)), f.after, f.class, f.code})
+	}
+	failOverOrFelt(t, "https", trust, faults)
+}
+
+func TestABackendThatTakesNoRequestIsAskedTwiceAndNotForEver(t *testing.T) {
+	config, trust := backendTLS(t)
+	s := newSites(t, "http")
+	var rows []subtest
+	for name, refuses := range map[string]func(frames){
+		"it goes away":          goesAway(false, http2.ErrCodeNo),
+		"it refuses the stream": isReset(http2.ErrCodeRefusedStream),
+	} {
+		var asked atomic.Int32
+		counts := func(frames) { asked.Add(1) }
+		address := rawBackend(t, overTLS(config, answers(counts, refuses)))
+		_, serverB := listen(t, "b")
+		url := s.add("openai_lb {\nbackend https://" + address + "\nbackend " + serverB.URL + " {\npriority 2\n}\n" + trust + "\n}")
+		rows = append(rows, subtest{name, func(t *testing.T) {
+			ask(s.newClient(t, 1), url).wantServed(t, "b")
+			if n := asked.Load(); n != 2 {
+				t.Errorf("it was asked %d times, want 2", n)
+			}
+		}})
+	}
+	s.serve(t)
+	sideBySide(t, rows)
+}
+
+func TestARequestOutlivesAConnectionThatGoesAwayUnderIt(t *testing.T) {
+	config, trust := backendTLS(t)
+	s := newSites(t, "http")
+	var connections atomic.Int32
+	address := rawBackend(t, overTLS(config, func(conn net.Conn) {
+		if connections.Add(1) == 1 {
+			answers(goesAway(false, http2.ErrCodeNo))(conn)
+		}
+		answers(begins("x-backend", "a", "content-type", "text/event-stream"), brings(streamContent), ends)(conn)
+	}))
+	b, serverB := listen(t, "b")
+	url := s.add("openai_lb {\nbackend https://" + address + " {\nname a\n}\nbackend " + serverB.URL + " {\npriority 2\n}\n" + trust + "\n}")
+	s.serve(t)
+	for range 3 {
+		ask(s.newClient(t, 1), url).wantServed(t, "a")
+	}
+	if _, benched := s.logged(t, "a"); benched != nil || len(b.received()) != 0 || connections.Load() != 2 {
+		t.Errorf("after %d connections to a, benched %v, b has had %d requests", connections.Load(), benched, len(b.received()))
+	}
+}
+
+func TestStreamsInFlightOutliveAConnectionThatGoesAway(t *testing.T) {
+	s := newSites(t, "http")
+	a, serverA, trust := listenTLS(t, "a", true)
+	whole := make(chan struct{})
+	a.replies(streams(streamContent, func() { <-whole }, streamContent, streamEnd))
+	url := s.add("openai_lb {\nbackend " + serverA.URL + " {\nname a\n}\n" + trust + "\n}")
+	s.serve(t)
+	client := s.newClient(t, 1)
+	var open []*http.Response
+	for range 3 {
+		open = append(open, beginStream(t, client, url))
+	}
+	old := a.received()[0].request.RemoteAddr
+	// net/http's server has the connection go away that a reply like this is for
+	a.replies(says(200, "{}", "Connection", "close"))
+	ask(client, url).wantServed(t, "a")
+	a.recovers()
+	waitFor(t, func() bool {
+		ask(client, url).wantServed(t, "a")
+		calls := a.received()
+		return calls[len(calls)-1].request.RemoteAddr != old
+	})
+	close(whole)
+	for _, res := range open {
+		if rest, err := io.ReadAll(res.Body); string(rest) != streamContent+streamEnd || err != nil {
+			t.Errorf("a stream ended with %q, %v", rest, err)
+		}
+	}
+	for _, call := range a.received()[:4] {
+		if call.request.RemoteAddr != old {
+			t.Errorf("the streams came by %s and %s: they do not show what they are to show", old, call.request.RemoteAddr)
+		}
+	}
+	if _, benched := s.logged(t, "a"); benched != nil {
+		t.Errorf("benched %+v", benched)
+	}
+}
