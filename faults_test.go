@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -55,8 +56,17 @@ func sends(text string) func(net.Conn) {
 func resets(text string) func(net.Conn) {
 	return func(conn net.Conn) {
 		io.WriteString(conn, text)
-		conn.(*net.TCPConn).SetLinger(0)
+		reset(conn)
 	}
+}
+
+// reset closes the TCP connection at once (RST), without a word of TLS.
+func reset(conn net.Conn) {
+	if c, ok := conn.(*tls.Conn); ok {
+		conn = c.NetConn()
+	}
+	conn.(*net.TCPConn).SetLinger(0)
+	conn.Close()
 }
 
 // stalls writes text, and nothing more until the balancer hangs up.

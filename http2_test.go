@@ -115,12 +115,7 @@ var (
 	hangsUp      = func(f frames) { f.conn.Close() }
 	isSilent     = func(frames) {}
 	isGarbage    = func(f frames) { io.WriteString(f.conn, "HTTP/1.1 400 Bad Request\r\n\r\n") }
-	// isCut resets the connection (RST), without a word of TLS.
-	isCut = func(f frames) {
-		tcp := f.conn.(*tls.Conn).NetConn().(*net.TCPConn)
-		tcp.SetLinger(0)
-		tcp.Close()
-	}
+	isCut        = func(f frames) { reset(f.conn) }
 )
 
 func TestWhateverGoesWrongOverHTTP2IsFailedOverOrFelt(t *testing.T) {
