@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -48,6 +49,12 @@ func (s *sites) add(directives string) (url string) {
 // serve starts Caddy with all of them.
 func (s *sites) serve(t *testing.T) {
 	t.Helper()
+	run(t, s.caddyfile(t))
+}
+
+// caddyfile is the config of all of them, with these global options.
+func (s *sites) caddyfile(t *testing.T, options ...string) string {
+	t.Helper()
 	// not before all backends listen, so that none of them takes the port
 	port := freePort(t)
 	s.address = fmt.Sprintf("127.0.0.1:%d", port)
@@ -56,7 +63,7 @@ func (s *sites) serve(t *testing.T) {
 		line, client := serverCertificate(t)
 		certificate, s.trusts = line, &tls.Config{RootCAs: client.Transport.(*http.Transport).TLSClientConfig.RootCAs}
 	}
-	run(t, fmt.Sprintf(`{
+	return fmt.Sprintf(`{
 		admin off
 		auto_https off
 		debug
@@ -65,12 +72,15 @@ func (s *sites) serve(t *testing.T) {
 				roll_disabled
 			}
 		}
+		%s
 	}
 	%s://*.example.com:%d {
 		bind 127.0.0.1
+		log
+		header X-Config 1
 		%s
 		%s
-	}`, s.logs, s.scheme, port, certificate, strings.Join(s.blocks, "\n")))
+	}`, s.logs, strings.Join(options, "\n"), s.scheme, port, certificate, strings.Join(s.blocks, "\n"))
 }
 
 // newClient is a client of the sites, by HTTP/1.1 or HTTP/2, with connections
@@ -105,6 +115,18 @@ func listenTLS(t *testing.T, name string, http2 bool) (b *fakeBackend, server *h
 	return b, server, "reverse_proxy {\ntransport http {\ntls_trust_pool file " + root + "\n}\n}"
 }
 
+// listenBy serves a backend by plain HTTP/1.1, or by HTTP/2 and TLS, and
+// returns its URL and the options that it takes.
+func listenBy(t *testing.T, major int, name string) (b *fakeBackend, url, options string) {
+	t.Helper()
+	if major == 1 {
+		b, server := listen(t, name)
+		return b, server.URL, ""
+	}
+	b, server, options := listenTLS(t, name, true)
+	return b, server.URL, options
+}
+
 // beginStream opens a stream, and reads its first content.
 func beginStream(t *testing.T, client *http.Client, url string) *http.Response {
 	t.Helper()
@@ -127,10 +149,14 @@ func beginStream(t *testing.T, client *http.Client, url string) *http.Response {
 type logEntry struct {
 	Level, Msg, Backend, Class, Model, Error string
 	Seconds                                  float64
+	Request                                  struct{ Host string }
 }
 
-// logged returns a backend's first attempt and its bench, if it was benched.
-func (s *sites) logged(t *testing.T, backend string) (attempt logEntry, benched *logEntry) {
+// looked are the messages that tests look at.
+var looked = regexp.MustCompile(`"msg":"(attempt|backend benched|handled request|server shutdown)"`)
+
+// entries reads what Caddy has logged of them until now.
+func (s *sites) entries(t *testing.T) (entries []logEntry) {
 	t.Helper()
 	text, err := os.ReadFile(s.logs)
 	if err != nil {
@@ -138,7 +164,29 @@ func (s *sites) logged(t *testing.T, backend string) (attempt logEntry, benched 
 	}
 	for line := range strings.Lines(string(text)) {
 		var entry logEntry
-		if json.Unmarshal([]byte(line), &entry) != nil || entry.Backend != backend {
+		if looked.MatchString(line) && json.Unmarshal([]byte(line), &entry) == nil {
+			entries = append(entries, entry)
+		}
+	}
+	return entries
+}
+
+// handled counts the requests to a site that Caddy is done with.
+func (s *sites) handled(t *testing.T, url string) (n int) {
+	t.Helper()
+	for _, entry := range s.entries(t) {
+		if entry.Msg == "handled request" && strings.HasPrefix(url, s.scheme+"://"+entry.Request.Host+"/") {
+			n++
+		}
+	}
+	return n
+}
+
+// logged returns a backend's first attempt and its bench, if it was benched.
+func (s *sites) logged(t *testing.T, backend string) (attempt logEntry, benched *logEntry) {
+	t.Helper()
+	for _, entry := range s.entries(t) {
+		if entry.Backend != backend {
 			continue
 		}
 		switch entry.Msg {
