@@ -1,0 +1,181 @@
+package openailb
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+const caddyfileVariable = "OPENAI_LB_TEST_CADDYFILE"
+
+// TestCaddyAsAProcess is no test but what startProcess runs: Caddy, until a
+// signal stops it.
+func TestCaddyAsAProcess(t *testing.T) {
+	file := os.Getenv(caddyfileVariable)
+	if file == "" {
+		return
+	}
+	caddyfile, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caddy.TrapSignals()
+	reload(t, string(caddyfile))
+	select {}
+}
+
+// startProcess starts Caddy as a process of its own: what cuts the connections
+// that are open after the grace period is the end of the process.
+func startProcess(t *testing.T, s *sites, caddyfile string) *exec.Cmd {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	process := exec.Command(os.Args[0], "-test.run=^TestCaddyAsAProcess$", "-test.timeout=60s")
+	process.Env = append(os.Environ(), caddyfileVariable+"="+file)
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { process.Process.Kill(); process.Wait() })
+	waitFor(t, s.accepts)
+	return process
+}
+
+// accepts reports whether Caddy takes new connections.
+func (s *sites) accepts() bool {
+	conn, err := net.Dial("tcp", s.address)
+	if err == nil {
+		conn.Close()
+	}
+	return err == nil
+}
+
+// halfway is a site for each pair of HTTP versions, and a stream of each that is
+// open until finish is closed. felt waits until no backend streams any more.
+type halfway struct {
+	*sites
+	urls    []string
+	streams []*http.Response
+	finish  chan struct{}
+	felt    sync.WaitGroup
+}
+
+func newHalfway(t *testing.T) *halfway {
+	t.Helper()
+	h := &halfway{sites: newSites(t, "https"), finish: make(chan struct{})}
+	for _, wire := range wires {
+		a, backend, options := listenBy(t, wire.backend, "a")
+		a.replies(func(w http.ResponseWriter, r *http.Request) {
+			defer h.felt.Done()
+			streams(streamContent)(w, r)
+			select {
+			case <-h.finish:
+				io.WriteString(w, streamContent+streamEnd)
+			case <-r.Context().Done():
+			}
+		})
+		h.urls = append(h.urls, h.add(fmt.Sprintf("openai_lb {\nbackend %s {\nname a%d\n}\n%s\n}", backend, len(h.urls), options)))
+	}
+	return h
+}
+
+func (h *halfway) open(t *testing.T) {
+	t.Helper()
+	h.felt.Add(len(wires))
+	for n, wire := range wires {
+		res := beginStream(t, h.newClient(t, wire.client), h.urls[n])
+		if res.ProtoMajor != wire.client {
+			t.Fatalf("a stream goes by %s", res.Proto)
+		}
+		h.streams = append(h.streams, res)
+	}
+}
+
+// wantRest checks how the streams end.
+func (h *halfway) wantRest(t *testing.T, want string, clean bool) {
+	t.Helper()
+	for n, res := range h.streams {
+		if rest, err := io.ReadAll(res.Body); string(rest) != want || (err == nil) != clean {
+			t.Errorf("HTTP/%d to HTTP/%d: the stream ends with %q, %v", wires[n].client, wires[n].backend, rest, err)
+		}
+	}
+	felt := make(chan struct{})
+	go func() {
+		h.felt.Wait()
+		close(felt)
+	}()
+	within(t, "no backend streams any more", felt)
+}
+
+func TestAStopLetsOpenStreamsFinishAndCutsThemAfterTheGracePeriod(t *testing.T) {
+	t.Run("within it", func(t *testing.T) {
+		h := newHalfway(t)
+		process := startProcess(t, h.sites, h.caddyfile(t, "grace_period 30s"))
+		h.open(t)
+		process.Process.Signal(syscall.SIGTERM)
+		waitFor(t, func() bool { return !h.accepts() })
+		close(h.finish)
+		h.wantRest(t, streamContent+streamEnd, true)
+		if err := process.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("after it", func(t *testing.T) {
+		h := newHalfway(t)
+		process := startProcess(t, h.sites, h.caddyfile(t, "grace_period 300ms"))
+		h.open(t)
+		process.Process.Signal(syscall.SIGTERM)
+		h.wantRest(t, "", false)
+		if err := process.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAReloadLosesNoOpenStream(t *testing.T) {
+	for name, grace := range map[string]string{"without a grace period": "", "even after it": "grace_period 10ms"} {
+		t.Run(name, func(t *testing.T) {
+			h := newHalfway(t)
+			config := h.caddyfile(t, grace)
+			run(t, config)
+			h.open(t)
+			reload(t, strings.Replace(config, "X-Config 1", "X-Config 2", 1))
+			if grace != "" {
+				waitFor(t, func() bool {
+					for _, entry := range h.entries(t) {
+						if entry.Msg == "server shutdown" {
+							return true
+						}
+					}
+					return false
+				})
+			}
+			waitFor(t, func() bool {
+				res, err := h.newClient(t, 2).Get(strings.Replace(h.urls[0], "row-0", "nobody", 1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				res.Body.Close()
+				return res.Header.Get("X-Config") == "2"
+			})
+			close(h.finish)
+			h.wantRest(t, streamContent+streamEnd, true)
+			for n := range wires {
+				if _, benched := h.logged(t, fmt.Sprintf("a%d", n)); benched != nil {
+					t.Errorf("benched %+v", benched)
+				}
+			}
+		})
+	}
+}
