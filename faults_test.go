@@ -100,7 +100,8 @@ type fault struct {
 // else is asked.
 func failOverOrFelt(t *testing.T, scheme, options string, faults []fault) {
 	t.Helper()
-	s := newSites(t, "http")
+	s := newSites(t, "https")
+	errors := map[int]string{502: "upstream_unreachable", 504: "upstream_timeout"}
 	var rows []subtest
 	for _, f := range faults {
 		for kind, body := range map[string]string{"streamed": `{"stream":true}`, "whole": `{"stream":false}`} {
@@ -125,8 +126,12 @@ func failOverOrFelt(t *testing.T, scheme, options string, faults []fault) {
 					stream_idle_timeout 2s
 					%s
 				}`, scheme, bad, name, second, options))
+				client := 1 // two rows each by HTTP/1.1 and HTTP/2
+				if (kind == "streamed") == (position == "first") {
+					client = 2
+				}
 				rows = append(rows, subtest{f.name + " " + kind + " " + position, func(t *testing.T) {
-					reply := post(s.newClient(t, 1), url, body)
+					reply := post(s.newClient(t, client), url, body)
 					want, calls := f.code, 0
 					if position == "first" && !f.after {
 						want, calls = 200, 1
@@ -143,6 +148,9 @@ func failOverOrFelt(t *testing.T, scheme, options string, faults []fault) {
 					}
 					if benched.Class != f.class {
 						t.Errorf("%s is benched for %q, want %q: %s", name, benched.Class, f.class, attempt.Error)
+					}
+					if code, ours := errors[want]; ours {
+						reply.wantError(t, want, code)
 					}
 				}})
 			}
