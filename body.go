@@ -6,15 +6,11 @@ import (
 	"io"
 	"net/http"
 	"sync"
-	"sync/atomic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-var (
-	errBodyGone  = errors.New("the request body is no longer there")
-	errLostAgain = errors.New("the backend took the request on neither of two tries")
-)
+var errBodyGone = errors.New("the request body is no longer there")
 
 // body is a request's body: what fits into memory, to be sent as often as
 // needed, and what follows it, which can be read only once.
@@ -73,28 +69,15 @@ func (b *body) attach(out *http.Request, asks *openaiapi.Request, model string, 
 		out.Body = http.NoBody
 	}
 	if b.tail == nil {
-		out.GetBody = b.again(asks, model, progress)
-	}
-	return reader
-}
-
-// again gives the body out once more, which lets net/http recover by itself
-// from a connection that died. Once only: net/http would come again and again,
-// without end if each new HTTP/2 connection goes away, while another backend
-// could serve.
-func (b *body) again(asks *openaiapi.Request, model string, progress func()) func() (io.ReadCloser, error) {
-	var sent atomic.Bool
-	left := 2 // it asks for the body twice before it sends it on a new HTTP/2 connection
-	return func() (io.ReadCloser, error) {
-		if left--; left < 0 || sent.Load() {
-			return nil, errLostAgain
-		}
-		reader := b.reader(asks, model, func() { sent.Store(true); progress() })
-		if reader == nil {
+		// lets net/http recover by itself from an idle connection that died
+		out.GetBody = func() (io.ReadCloser, error) {
+			if again := b.reader(asks, model, progress); again != nil {
+				return again, nil
+			}
 			return nil, errBodyGone
 		}
-		return reader, nil
 	}
+	return reader
 }
 
 // reader reads the body from its beginning. It is nil if that is gone.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -176,11 +177,20 @@ func TestABackendThatTakesNoRequestIsAskedTwiceAndNotForEver(t *testing.T) {
 		counts := func(frames) { asked.Add(1) }
 		address := rawBackend(t, overTLS(config, answers(counts, refuses)))
 		_, serverB := listen(t, "b")
-		url := s.add("openai_lb {\nbackend https://" + address + "\nbackend " + serverB.URL + " {\npriority 2\n}\n" + trust + "\n}")
+		url := s.add("openai_lb {\nbackend https://" + address + "\nbackend " + serverB.URL + " {\npriority 2\n}\nfail_duration 1ms\n" + trust + "\n}")
 		rows = append(rows, subtest{name, func(t *testing.T) {
 			ask(s.newClient(t, 1), url).wantServed(t, "b")
 			if n := asked.Load(); n != 2 {
 				t.Errorf("it was asked %d times, want 2", n)
+			}
+			time.Sleep(10 * time.Millisecond) // the bench ends
+			res, err := s.newClient(t, 1).Get(url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if n := asked.Load(); n != 4 || res.Header.Get("X-Backend") != "b" {
+				t.Errorf("without a body, it was asked %d times in all, want 4, and %q served", n, res.Header.Get("X-Backend"))
 			}
 		}})
 	}

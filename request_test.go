@@ -1,9 +1,14 @@
 package openailb
 
 import (
+	"context"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -258,6 +263,44 @@ func TestAStaleIdleConnectionCostsNothing(t *testing.T) {
 		w.backends["a"].replies(nil)
 		w.restart("a")
 		w.post(`{"after":"restart"}`).wantServed(t, "a")
+		if n := len(w.logged("backend benched")); n != 0 {
+			t.Errorf("%d backends were benched", n)
+		}
+	})
+}
+
+// silentlyDead is a connection that fails only when it is written to.
+type silentlyDead struct {
+	net.Conn
+	dead *atomic.Bool
+}
+
+func (c silentlyDead) Write(p []byte) (int, error) {
+	if c.dead.Load() {
+		return 0, syscall.ECONNRESET
+	}
+	return c.Conn.Write(p)
+}
+
+func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
+		const connections = 8
+		dead := new(atomic.Bool)
+		w.handler.transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := w.dial(ctx, network, addr)
+			return silentlyDead{conn, dead}, err
+		}
+		w.backends["a"].replies(func(http.ResponseWriter, *http.Request) { time.Sleep(time.Second) })
+		var wg sync.WaitGroup
+		for range connections {
+			wg.Go(func() { w.post(`{}`) })
+		}
+		wg.Wait()
+		dead.Store(true)
+		dead = new(atomic.Bool) // what is dialed from now on lives
+		w.backends["a"].recovers()
+		w.post(`{"after":"death"}`).wantServed(t, "a")
+		w.wantCalls(map[string]int{"a": connections + 1})
 		if n := len(w.logged("backend benched")); n != 0 {
 			t.Errorf("%d backends were benched", n)
 		}

@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"fmt"
@@ -155,8 +156,9 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 		w.mu.Unlock()
 		go func() {
 			conn := <-l.conns
-			conn.Read(make([]byte, 1))
-			go io.Copy(io.Discard, conn)
+			if r, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+				io.Copy(io.Discard, r.Body)
+			}
 			fmt.Fprintf(conn, "HTTP/1.1 %s\r\n\r\n", key)
 		}()
 		if reply := w.post(`{}`); reply.status != 502 || strings.Contains(reply.body, key) {

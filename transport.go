@@ -3,8 +3,11 @@ package openailb
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"strings"
@@ -197,7 +200,7 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 	}
 	deadline := newHeaderDeadline(time.Duration(timeout), cancel)
 
-	out := req.WithContext(ctx)
+	out := req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: limitResends(cancel)}))
 	out.URL = cloneURL(req.URL)
 	out.Header = req.Header.Clone()
 	r := new(reply)
@@ -214,8 +217,11 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 	}
 	if err != nil {
 		r.err, r.class = err, verdict.Unreachable
-		if errors.Is(context.Cause(ctx), errNoHeaders) || isHeaderTimeout(err) {
+		switch cause := context.Cause(ctx); {
+		case errors.Is(cause, errNoHeaders), isHeaderTimeout(err):
 			r.err, r.class = errNoHeaders, verdict.Timeout
+		case errors.Is(cause, errLostAgain):
+			r.err = errLostAgain
 		}
 		return r
 	}
@@ -228,6 +234,30 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
+}
+
+var errLostAgain = errors.New("the backend took the request on neither of two connections")
+
+// limitResends ends an attempt for which net/http takes one connection after
+// the other. It does so without end, or with growing pauses, while a backend
+// sends GOAWAY or REFUSED_STREAM, where another backend could serve. Idle
+// HTTP/1.1 connections that turn out dead are not counted: there are only so
+// many.
+func limitResends(cancel context.CancelCauseFunc) func(httptrace.GotConnInfo) {
+	left := 2
+	return func(got httptrace.GotConnInfo) {
+		if got.Reused && !isHTTP2(got.Conn) {
+			return
+		}
+		if left--; left < 0 {
+			cancel(errLostAgain)
+		}
+	}
+}
+
+func isHTTP2(conn net.Conn) bool {
+	secured, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
+	return ok && secured.ConnectionState().NegotiatedProtocol == "h2"
 }
 
 // headerDeadline cancels an attempt that brings no headers in time, counted
