@@ -1,0 +1,155 @@
+// Package azure has openai_lb authenticate to Azure OpenAI with Entra ID, the
+// former Azure Active Directory: with a managed identity, a workload identity
+// of Kubernetes, a client secret, or what the Azure CLI is signed in with.
+package azure
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	openailb "github.com/openai-lb/caddy-openai-lb"
+	"go.uber.org/zap"
+)
+
+func init() {
+	caddy.RegisterModule(new(Credentials))
+}
+
+// Credentials authenticates requests with access tokens of an identity in
+// Entra ID. A token is renewed before it expires, or when a backend refuses
+// it, while requests go on. All backends with the same options share one token,
+// which outlives reloads of the config.
+//
+// The values may hold placeholders, such as {env.NAME} and {file./path}.
+type Credentials struct {
+	// Kind is what stands for the identity: `managed_identity`, which
+	// Azure gives to a virtual machine, an app or a container;
+	// `workload_identity`, a service account of Kubernetes; `client_secret`,
+	// a password of an app registration; or `default`, the first that works
+	// of these and the Azure CLI's, as the environment has them. Default:
+	// `default`.
+	Kind string `json:"credential,omitempty"`
+
+	// TenantID is the directory that the identity is in. Default: the value
+	// of AZURE_TENANT_ID, but none for `client_secret`.
+	TenantID string `json:"tenant_id,omitempty"`
+
+	// ClientID is the application (client) ID of the identity. With
+	// `managed_identity` it chooses a user-assigned one. Default: the value of
+	// AZURE_CLIENT_ID for `workload_identity`, the system-assigned identity
+	// for `managed_identity`, none for `client_secret`.
+	ClientID string `json:"client_id,omitempty"`
+
+	// ClientSecret is the secret of a `client_secret`. A {file./path} is read
+	// again for each token. Default: none.
+	ClientSecret string `json:"client_secret,omitempty"`
+
+	// ObjectID chooses a user-assigned managed identity by its object
+	// (principal) ID. Default: none.
+	ObjectID string `json:"object_id,omitempty"`
+
+	// ResourceID chooses a user-assigned managed identity by its resource ID.
+	// Default: none.
+	ResourceID string `json:"resource_id,omitempty"`
+
+	// TokenFile is the file with the token of the Kubernetes service account.
+	// It is read again for each token. Default: the value of
+	// AZURE_FEDERATED_TOKEN_FILE.
+	TokenFile string `json:"token_file,omitempty"`
+
+	// Scope is what the tokens are good for. Default: that of Azure OpenAI in
+	// the cloud, which is `https://cognitiveservices.azure.com/.default` in
+	// the public one.
+	Scope string `json:"scope,omitempty"`
+
+	// Cloud is where the identity is: `public`, `government` or `china`.
+	// Default: what AZURE_AUTHORITY_HOST says, else `public`.
+	Cloud string `json:"cloud,omitempty"`
+
+	// AuthorityHost is the URL of Entra ID in any other cloud. Default: that
+	// of the cloud.
+	AuthorityHost string `json:"authority_host,omitempty"`
+
+	settings settings
+	logger   *zap.Logger
+	shared   *shared
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Credentials) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.openai_lb.credentials.azure_identity",
+		New: func() caddy.Module { return new(Credentials) },
+	}
+}
+
+// sources are the sources of tokens of all configs that are loaded.
+var sources = caddy.NewUsagePool()
+
+// shared is a source of tokens in use by any number of backends.
+type shared struct {
+	*source
+	identity *identity
+}
+
+// Destruct ends the source after its last use.
+func (s *shared) Destruct() error {
+	s.close()
+	s.identity.client.CloseIdleConnections()
+	return nil
+}
+
+// Provision sets up the credentials. It requests no token yet.
+func (c *Credentials) Provision(ctx caddy.Context) error {
+	var err error
+	if c.settings, err = c.resolve(); err != nil {
+		return err
+	}
+	i := newIdentity(c.settings)
+	if _, _, err := i.newCredential(); err != nil { // complains about what is missing
+		return fmt.Errorf("credential %s: %w", c.settings.kind, err)
+	}
+	value, _, err := sources.LoadOrNew(c.settings.identity(), func() (caddy.Destructor, error) {
+		return &shared{newSource(i.token), i}, nil
+	})
+	if err != nil {
+		return err
+	}
+	c.shared = value.(*shared)
+	c.logger = ctx.Logger().With(c.settings.logFields()...)
+	c.shared.use(c.logger)
+	return nil
+}
+
+// Cleanup gives the source back.
+func (c *Credentials) Cleanup() error {
+	if c.shared == nil {
+		return nil
+	}
+	c.shared.disuse(c.logger)
+	_, err := sources.Delete(c.settings.identity())
+	return err
+}
+
+// Credential implements openailb.CredentialSource.
+func (c *Credentials) Credential(ctx context.Context) (openailb.Credential, error) {
+	return c.shared.credential(ctx)
+}
+
+// Renew implements openailb.CredentialSource.
+func (c *Credentials) Renew(ctx context.Context, refused openailb.Credential) (openailb.Credential, error) {
+	return c.shared.renew(ctx, refused)
+}
+
+// Identity implements openailb.CredentialSource.
+func (c *Credentials) Identity() string { return c.settings.identity() }
+
+// Interface guards
+var (
+	_ caddy.Provisioner         = (*Credentials)(nil)
+	_ caddy.CleanerUpper        = (*Credentials)(nil)
+	_ caddyfile.Unmarshaler     = (*Credentials)(nil)
+	_ openailb.CredentialSource = (*Credentials)(nil)
+)

@@ -1,0 +1,268 @@
+package azure
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/cloud"
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+)
+
+// The kinds of credentials.
+const (
+	kindDefault          = "default"
+	kindManagedIdentity  = "managed_identity"
+	kindWorkloadIdentity = "workload_identity"
+	kindClientSecret     = "client_secret"
+)
+
+var kinds = []string{kindDefault, kindManagedIdentity, kindWorkloadIdentity, kindClientSecret}
+
+// takes lists the options of each kind, besides credential itself.
+var takes = map[string][]string{
+	kindDefault:          {"tenant_id", "scope", "cloud", "authority_host"},
+	kindManagedIdentity:  {"client_id", "object_id", "resource_id", "scope", "cloud"},
+	kindWorkloadIdentity: {"tenant_id", "client_id", "token_file", "scope", "cloud", "authority_host"},
+	kindClientSecret:     {"tenant_id", "client_id", "client_secret", "scope", "cloud", "authority_host"},
+}
+
+// clouds are those of Azure. Their audiences are those of the SDKs of Azure
+// OpenAI and of the other Cognitive Services, such as AzureOpenAIAudience and
+// FormRecognizerAudience of the SDK for .NET.
+var clouds = map[string]struct {
+	authority cloud.Configuration
+	scope     string
+}{
+	"public":     {cloud.AzurePublic, "https://cognitiveservices.azure.com/.default"},
+	"government": {cloud.AzureGovernment, "https://cognitiveservices.azure.us/.default"},
+	"china":      {cloud.AzureChina, "https://cognitiveservices.azure.cn/.default"},
+}
+
+var cloudNames = []string{"public", "government", "china"}
+
+// option is an option of the config by its name.
+type option struct {
+	name  string
+	value *string
+}
+
+func (c *Credentials) options() []option {
+	return []option{
+		{"credential", &c.Kind},
+		{"tenant_id", &c.TenantID},
+		{"client_id", &c.ClientID},
+		{"client_secret", &c.ClientSecret},
+		{"object_id", &c.ObjectID},
+		{"resource_id", &c.ResourceID},
+		{"token_file", &c.TokenFile},
+		{"scope", &c.Scope},
+		{"cloud", &c.Cloud},
+		{"authority_host", &c.AuthorityHost},
+	}
+}
+
+// checkWords says which word is none of those allowed, if any is.
+func (c *Credentials) checkWords() error {
+	if !slices.Contains(kinds, c.kind()) {
+		return fmt.Errorf("credential '%s': expected one of %s", c.Kind, strings.Join(kinds, ", "))
+	}
+	if c.Cloud != "" && !slices.Contains(cloudNames, c.Cloud) {
+		return fmt.Errorf("cloud '%s': expected one of %s", c.Cloud, strings.Join(cloudNames, ", "))
+	}
+	return nil
+}
+
+// check says what is wrong with the options as they are written, if anything is.
+func (c *Credentials) check() error {
+	if err := c.checkWords(); err != nil {
+		return err
+	}
+	kind := c.kind()
+	for _, o := range c.options()[1:] {
+		given := *o.value != ""
+		switch {
+		case given && !slices.Contains(takes[kind], o.name):
+			return fmt.Errorf("credential %s takes no %s: expected none but %s%s",
+				kind, o.name, strings.Join(takes[kind], ", "), instead(kind, o.name))
+		case !given && kind == kindClientSecret && slices.Contains(takes[kind][:3], o.name):
+			return fmt.Errorf("credential %s needs a %s: it takes tenant_id, client_id and client_secret", kind, o.name)
+		}
+	}
+	if given := filled(c.ClientID, c.ObjectID, c.ResourceID); kind == kindManagedIdentity && given > 1 {
+		return errors.New("client_id, object_id and resource_id each name a managed identity: expected one of them, or none for the system-assigned one")
+	}
+	if c.Cloud != "" && c.AuthorityHost != "" {
+		return errors.New("cloud and authority_host both say where to sign in: expected one of them")
+	}
+	return nil
+}
+
+// instead says what does what an option is likely meant to do.
+func instead(kind, option string) string {
+	switch {
+	case kind != kindDefault:
+		return ""
+	case option == "client_secret":
+		return " (or credential client_secret)"
+	case option == "token_file":
+		return " (or credential workload_identity)"
+	case option == "object_id" || option == "resource_id":
+		return " (or credential managed_identity)"
+	default:
+		return " (or the environment variable AZURE_CLIENT_ID, or another credential)"
+	}
+}
+
+func filled(values ...string) int {
+	n := 0
+	for _, value := range values {
+		if value != "" {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *Credentials) kind() string {
+	if c.Kind == "" {
+		return kindDefault
+	}
+	return c.Kind
+}
+
+// settings are the options with their placeholders resolved and defaults set.
+type settings struct {
+	kind, tenant, client, object, resource, tokenFile, scope, authority string
+
+	// secret is as written: a file is read anew for each token.
+	secret string
+}
+
+// resolve checks the options and resolves their placeholders.
+func (c *Credentials) resolve() (settings, error) {
+	if err := c.check(); err != nil {
+		return settings{}, err
+	}
+	s := settings{kind: c.kind(), secret: c.ClientSecret}
+	for _, o := range []struct {
+		name, raw string
+		into      *string
+	}{
+		{"tenant_id", c.TenantID, &s.tenant},
+		{"client_id", c.ClientID, &s.client},
+		{"object_id", c.ObjectID, &s.object},
+		{"resource_id", c.ResourceID, &s.resource},
+		{"token_file", c.TokenFile, &s.tokenFile},
+		{"scope", c.Scope, &s.scope},
+		{"authority_host", c.AuthorityHost, &s.authority},
+	} {
+		if o.raw == "" {
+			continue
+		}
+		resolved, err := caddy.NewReplacer().ReplaceOrErr(o.raw, true, true)
+		if err != nil {
+			return settings{}, fmt.Errorf("%s: %w", o.name, err)
+		}
+		if *o.into = strings.TrimSpace(resolved); *o.into == "" {
+			return settings{}, fmt.Errorf("%s is empty", o.name)
+		}
+	}
+	if s.authority != "" {
+		if u, err := url.Parse(s.authority); err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
+			return settings{}, fmt.Errorf("authority_host '%s': expected an https URL, like %s", s.authority, cloud.AzurePublic.ActiveDirectoryAuthorityHost)
+		}
+	}
+	if c.Cloud != "" {
+		s.authority = clouds[c.Cloud].authority.ActiveDirectoryAuthorityHost
+	}
+	audience := s.audience()
+	if s.scope == "" {
+		s.scope = audience
+	}
+	if strings.ContainsAny(s.scope, " \t\n") || !strings.HasSuffix(s.scope, "/.default") {
+		return settings{}, fmt.Errorf("scope '%s': expected one that ends with /.default, like %s", s.scope, audience)
+	}
+	return s, nil
+}
+
+// authorityHost is the host that tokens come from, where it is not the public
+// cloud's.
+func (s *settings) authorityHost() string {
+	authority := s.authority
+	if authority == "" {
+		authority = os.Getenv("AZURE_AUTHORITY_HOST") // as azidentity does
+	}
+	u, err := url.Parse(authority)
+	if err != nil {
+		return ""
+	}
+	return strings.ToLower(u.Hostname())
+}
+
+// audience is the default scope: that of the cloud which the authority is of.
+func (s *settings) audience() string {
+	for _, name := range cloudNames {
+		if host := s.authorityHost(); host != "" && strings.Contains(clouds[name].authority.ActiveDirectoryAuthorityHost, "//"+host+"/") {
+			return clouds[name].scope
+		}
+	}
+	return clouds[cloudNames[0]].scope
+}
+
+// identity tells apart whom tokens are for, and reveals no secret. Another
+// secret makes another identity, for the one before may have been wrong.
+func (s *settings) identity() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", []string{
+		s.kind, s.tenant, s.client, s.object, s.resource, s.tokenFile, s.scope, s.authority, s.secret,
+	}))
+	return hex.EncodeToString(sum[:16])
+}
+
+// logFields tell identities apart in logs.
+func (s *settings) logFields() []zap.Field {
+	fields := []zap.Field{zap.String("credential", s.kind), zap.String("scope", s.scope)}
+	for _, f := range []struct{ name, value string }{
+		{"tenant_id", s.tenant}, {"client_id", s.client}, {"object_id", s.object}, {"resource_id", s.resource},
+	} {
+		if f.value != "" {
+			fields = append(fields, zap.String(f.name, f.value))
+		}
+	}
+	return fields
+}
+
+// resolveSecret returns the client secret as it is now. Its errors hold nothing
+// of it.
+func (s *settings) resolveSecret() (string, error) {
+	secret, err := caddy.NewReplacer().ReplaceOrErr(s.secret, true, true)
+	if err != nil {
+		return "", errors.New("client_secret: a placeholder in it is unknown, or stands for nothing")
+	}
+	if secret = strings.TrimSpace(secret); secret == "" {
+		return "", errors.New("client_secret is empty")
+	}
+	return secret, nil
+}
+
+// privateAuthority reports whether tokens come from a host that is none of
+// Microsoft's. Theirs know nothing of it, and may be out of reach.
+func (s *settings) privateAuthority() bool {
+	host := s.authorityHost()
+	return host != "" && !slices.Contains(microsoftHosts, host)
+}
+
+// microsoftHosts are the authorities of MSAL's list of trusted hosts that are
+// in use: with others, it asks login.microsoftonline.com about them.
+var microsoftHosts = []string{
+	"login.microsoftonline.com", "login.microsoft.com", "login.windows.net", "sts.windows.net",
+	"login.microsoftonline.us", "login.usgovcloudapi.net", "login-us.microsoftonline.com",
+	"login.partner.microsoftonline.cn", "login.chinacloudapi.cn",
+	"login.sovcloud-identity.fr", "login.sovcloud-identity.de", "login.sovcloud-identity.sg",
+}

@@ -1,0 +1,321 @@
+package azure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	openailb "github.com/openai-lb/caddy-openai-lb"
+	"go.uber.org/zap"
+)
+
+const (
+	// requestTimeout ends a request for a token, with all its retries.
+	requestTimeout = 30 * time.Second
+	// maxWait is how long users wait for a request, from its beginning: the
+	// balancer has other backends to try.
+	maxWait = 5 * time.Second
+	// refreshMargin is how long before its end a token is replaced. Entra's
+	// tokens live for an hour or more.
+	refreshMargin = 5 * time.Minute
+	// minRefreshInterval is between two refreshes that bring the same token.
+	minRefreshInterval = 10 * time.Second
+	// renewInterval is between a token's arrival and its renewal because a
+	// backend refuses it: one that refuses all tokens, as they do that lack a
+	// role, must not turn each request into one for a token.
+	renewInterval = 30 * time.Second
+	// After failures, users wait twice as long each time.
+	minBackoff = 2 * time.Second
+	maxBackoff = time.Minute
+)
+
+var (
+	errClosed = errors.New("it is shut down")
+	errSlow   = fmt.Errorf("no token within %s, the request goes on", maxWait)
+)
+
+// token is an access token, ready for use.
+type token struct {
+	azcore.AccessToken
+
+	credential openailb.Credential
+	arrived    time.Time
+}
+
+func (t *token) valid(now time.Time) bool { return t != nil && now.Before(t.ExpiresOn) }
+
+// refreshOn is when to replace it by a newer one.
+func (t *token) refreshOn() time.Time {
+	life := t.ExpiresOn.Sub(t.arrived)
+	due := t.ExpiresOn.Add(-min(refreshMargin, life/5))
+	// What was due already before it came, as when the endpoint gives the
+	// token that it gave before, is not due again at once.
+	if t.RefreshOn.After(t.arrived) && t.RefreshOn.Before(due) {
+		due = t.RefreshOn
+	}
+	if soonest := t.arrived.Add(minRefreshInterval); due.Before(soonest) {
+		due = soonest
+	}
+	if due.After(t.ExpiresOn) {
+		due = t.ExpiresOn
+	}
+	return due
+}
+
+// source holds the current token of an identity, and replaces it in time. Its
+// users never wait while it has a valid one. At most one request for a token
+// is under way at a time.
+type source struct {
+	// get requests a token. It must not return the previous one out of a
+	// cache of this process. refused tells that a backend refused that.
+	get func(ctx context.Context, previous string, refused bool) (azcore.AccessToken, error)
+
+	current atomic.Pointer[token]
+	// due is when the next request may be made, in nanoseconds of Unix time.
+	// With a valid token, that is when to replace it; without, it is in the
+	// future after a failure only.
+	due atomic.Int64
+
+	mu       sync.Mutex // guards what follows
+	pending  *request
+	failures int
+	err      error         // of the last request, if it failed
+	loggers  []*zap.Logger // of all users, the latest last
+
+	ctx      context.Context // of all requests
+	cancel   context.CancelCauseFunc
+	requests sync.WaitGroup
+}
+
+// request is a request for a token that is under way.
+type request struct {
+	started time.Time
+	done    chan struct{}
+}
+
+func newSource(get func(ctx context.Context, previous string, refused bool) (azcore.AccessToken, error)) *source {
+	s := &source{get: get}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	return s
+}
+
+// close ends the request that is under way, and waits until it is gone.
+func (s *source) close() {
+	s.mu.Lock()
+	s.cancel(errClosed)
+	s.mu.Unlock()
+	s.requests.Wait()
+}
+
+// use and disuse tell whose logger to use. A logger lives as long as the
+// config that it is from, and the source outlives configs.
+func (s *source) use(logger *zap.Logger) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loggers = append(s.loggers, logger)
+}
+
+func (s *source) disuse(logger *zap.Logger) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loggers = slices.DeleteFunc(s.loggers, func(l *zap.Logger) bool { return l == logger })
+}
+
+// credential returns the current token, and waits for it only if there is none.
+func (s *source) credential(ctx context.Context) (openailb.Credential, error) {
+	now := time.Now()
+	t := s.current.Load()
+	if t.valid(now) {
+		if now.UnixNano() >= s.due.Load() {
+			s.refresh(now)
+		}
+		return t.credential, nil
+	}
+	err := s.refresh(now).wait(ctx)
+	if t = s.current.Load(); t.valid(time.Now()) {
+		return t.credential, nil
+	}
+	if err != nil {
+		return openailb.Credential{}, err
+	}
+	return openailb.Credential{}, s.failure()
+}
+
+// renew returns a token in place of one that a backend refused, or that one if
+// there is no other.
+func (s *source) renew(ctx context.Context, refused openailb.Credential) (openailb.Credential, error) {
+	if t := s.current.Load(); t.valid(time.Now()) && t.credential != refused {
+		return t.credential, nil
+	}
+	if err := s.replace(time.Now()).wait(ctx); err != nil {
+		return refused, err
+	}
+	if t := s.current.Load(); t.valid(time.Now()) {
+		return t.credential, nil
+	}
+	return refused, nil
+}
+
+// refresh returns the request that is under way, after starting one if it is
+// time to; else nil.
+func (s *source) refresh(now time.Time) *request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == nil && now.UnixNano() >= s.due.Load() {
+		s.start(now, false)
+	}
+	return s.pending
+}
+
+// replace is refresh for a token that was refused.
+func (s *source) replace(now time.Time) *request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.current.Load()
+	tooSoon := t != nil && now.Before(t.arrived.Add(renewInterval))
+	backingOff := s.failures > 0 && now.UnixNano() < s.due.Load()
+	if s.pending == nil && !tooSoon && !backingOff {
+		s.start(now, true)
+	}
+	return s.pending
+}
+
+// start makes a request. s.mu must be locked.
+func (s *source) start(now time.Time, refused bool) {
+	if s.ctx.Err() != nil {
+		return
+	}
+	r := &request{started: now, done: make(chan struct{})}
+	s.pending = r
+	s.due.Store(now.Add(requestTimeout).UnixNano()) // nobody else needs to look
+	s.requests.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
+		defer cancel()
+		var previous string
+		if t := s.current.Load(); t != nil {
+			previous = t.Token
+		}
+		received, err := s.get(ctx, previous, refused)
+		s.finish(received, err, previous, refused)
+		close(r.done)
+	})
+}
+
+// finish remembers what came of a request.
+func (s *source) finish(received azcore.AccessToken, err error, previous string, refused bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = nil
+	now := time.Now()
+	if err == nil {
+		err = check(received, now)
+	}
+	if s.ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		s.failed(err, now)
+		return
+	}
+	t := &token{
+		AccessToken: received,
+		credential:  openailb.Credential{Header: "Authorization", Value: "Bearer " + received.Token},
+		arrived:     now,
+	}
+	level, message := zap.DebugLevel, "token renewed"
+	switch {
+	case received.Token == previous:
+		message = "token not renewed: there is no other yet"
+		if refused {
+			level = zap.WarnLevel
+		}
+	case refused || previous == "" || s.failures > 0:
+		level = zap.InfoLevel
+	}
+	s.failures, s.err = 0, nil
+	s.current.Store(t)
+	s.due.Store(t.refreshOn().UnixNano())
+	if c := s.logger().Check(level, message); c != nil {
+		c.Write(zap.Duration("expires_in", t.ExpiresOn.Sub(now).Round(time.Second)), zap.Bool("refused", refused))
+	}
+}
+
+// failed remembers a failure. s.mu must be locked.
+func (s *source) failed(err error, now time.Time) {
+	s.failures++
+	s.err = err
+	backoff := min(minBackoff<<min(s.failures-1, 10), maxBackoff)
+	if f := new(failure); errors.As(err, &f) {
+		backoff = max(backoff, min(f.retryAfter, maxBackoff))
+	}
+	due := now.Add(backoff)
+	t := s.current.Load()
+	level, message, left := zap.ErrorLevel, "no token", time.Duration(0)
+	if t.valid(now) {
+		level, message, left = zap.WarnLevel, "token not renewed, the one before stays", t.ExpiresOn.Sub(now)
+		if due.After(t.ExpiresOn) {
+			due = t.ExpiresOn
+		}
+	}
+	s.due.Store(due.UnixNano())
+	if c := s.logger().Check(level, message); c != nil {
+		c.Write(zap.Error(err), zap.Duration("expires_in", left.Round(time.Second)), zap.Duration("retry_in", due.Sub(now)))
+	}
+}
+
+// logger returns the logger of the latest user. s.mu must be locked.
+func (s *source) logger() *zap.Logger {
+	if len(s.loggers) == 0 {
+		return zap.NewNop()
+	}
+	return s.loggers[len(s.loggers)-1]
+}
+
+// failure says why there is no token.
+func (s *source) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ctx.Err() != nil:
+		return errClosed
+	case s.err != nil:
+		return s.err
+	}
+	return errSlow
+}
+
+// wait waits until the request is done, or too long.
+func (r *request) wait(ctx context.Context) error {
+	if r == nil {
+		return nil
+	}
+	timer := time.NewTimer(time.Until(r.started.Add(maxWait)))
+	defer timer.Stop()
+	select {
+	case <-r.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return errSlow
+	}
+}
+
+// check says what is wrong with a token, if anything is.
+func check(t azcore.AccessToken, now time.Time) error {
+	switch {
+	case t.Token == "":
+		return errors.New("the token that came is empty")
+	case strings.ContainsFunc(t.Token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
+		return errors.New("the token that came holds white space or control characters")
+	case !now.Before(t.ExpiresOn):
+		return errors.New("the token that came is expired: check the clock")
+	}
+	return nil
+}
