@@ -273,7 +273,8 @@ func (b *Backend) authorize(out *http.Request, credential Credential, caller cre
 			out.Header[name] = values
 		}
 		if caller.protocols != nil {
-			// the spelling of RFC 6455, which is reverse_proxy's
+			// in a handshake, reverse_proxy has it in the spelling of RFC 6455
+			delete(out.Header, "Sec-Websocket-Protocol")
 			out.Header["Sec-WebSocket-Protocol"] = caller.protocols
 		}
 		out.URL.RawQuery = caller.rawQuery

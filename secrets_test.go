@@ -266,7 +266,7 @@ func wantOnly(t *testing.T, name string, own http.Header, got *http.Request) {
 	if got.URL.RawQuery != query {
 		t.Errorf("%s got the query %q, want %q", name, got.URL.RawQuery, query)
 	}
-	if p := got.Header.Get("Sec-WebSocket-Protocol"); p != protocols {
+	if p := got.Header.Values("Sec-WebSocket-Protocol"); !slices.Equal(p, []string{protocols}) {
 		t.Errorf("%s got the subprotocols %q, want %q", name, p, protocols)
 	}
 }
