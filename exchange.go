@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -88,6 +89,22 @@ func exchangeOf(ctx context.Context, t *Transport) *exchange {
 		return ex
 	}
 	return nil
+}
+
+// proxied is the request as reverse_proxy gets it: with the exchange, and
+// without the caller's credentials, which the exchange takes.
+func (ex *exchange) proxied() *http.Request {
+	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
+	r.URL = cloneURL(r.URL)
+	r.URL.Opaque = ""
+	r.Header = r.Header.Clone()
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		// of all upgrades, these APIs have only this one; a client that offers
+		// another, like h2c, must not make a request that no backend can take
+		r.Header.Del("Upgrade")
+	}
+	ex.credentials = takeCredentials(r)
+	return r
 }
 
 // readBody takes in the request's body, of which up to limit bytes are kept.

@@ -5,13 +5,11 @@
 package openailb
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -348,22 +346,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return writeResponse(w, ex.answer(r))
 	}
 	return h.proxy.ServeHTTP(w, proxied, next)
-}
-
-// proxied is the request as reverse_proxy gets it: with the exchange, and
-// without the caller's credentials, which the exchange takes.
-func (ex *exchange) proxied() *http.Request {
-	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
-	r.URL = cloneURL(r.URL)
-	r.URL.Opaque = ""
-	r.Header = r.Header.Clone()
-	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		// of all upgrades, these APIs have only this one; a client that offers
-		// another, like h2c, must not make a request that no backend can take
-		r.Header.Del("Upgrade")
-	}
-	ex.credentials = takeCredentials(r)
-	return r
 }
 
 func (h *Handler) maxAttempts() int {
