@@ -63,9 +63,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 		metrics
 		log {
 			output file %s
-			format filter {
-				request openai_lb
-			}
+			format openai_lb
 		}
 	}
 	http://127.0.0.1:%d {

@@ -12,10 +12,6 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 )
 
 func TestASecretInABodyIsStarredHoweverItArrives(t *testing.T) {
@@ -61,7 +57,7 @@ func FuzzStarredBody(f *testing.F) {
 	f.Add([]byte("a sk-secret-secret b"), "sk-secret-secret", 3)
 	f.Add([]byte("aaaaaaaaaaaaaaaaaaab"), "aaaaaaaab", 1)
 	f.Fuzz(func(t *testing.T, text []byte, secret string, size int) {
-		if len(secret) < minSecret || size < 1 || strings.Contains(secret, "*") {
+		if len(secret) < minSecret || size < 1 || strings.Trim(secret, "*") == "" {
 			t.Skip()
 		}
 		body := &starredBody{ReadCloser: io.NopCloser(bytes.NewReader(text)), secrets: secrets{secret}}
@@ -268,52 +264,5 @@ func wantOnly(t *testing.T, name string, own http.Header, got *http.Request) {
 	}
 	if p := got.Header.Values("Sec-WebSocket-Protocol"); !slices.Equal(p, []string{protocols}) {
 		t.Errorf("%s got the subprotocols %q, want %q", name, p, protocols)
-	}
-}
-
-func TestTheLogFilterHidesKeysWhereverSDKsPutThem(t *testing.T) {
-	const key = "key-of-the-caller"
-	r, err := http.NewRequest(http.MethodGet, "https://lb/v1/realtime?model=x&API-Key="+key+"&subscription%2Dkey="+key+"&y=%20", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.RequestURI = r.URL.RequestURI()
-	r.Header = http.Header{
-		"Authorization": {"Bearer " + key}, "Api-Key": {key}, "X-Api-Key": {key}, "Ocp-Apim-Subscription-Key": {key},
-		"Cookie": {key}, "Proxy-Authorization": {key},
-		"Sec-Websocket-Protocol": {"realtime, openai-insecure-api-key." + key + ", openai-beta.realtime-v1", "openai-insecure-api-key." + key},
-		"Referer":                {"https://lb/?api-key=" + key},
-		"User-Agent":             {"curl"},
-	}
-	encode := func(fields ...zap.Field) string {
-		encoder := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
-		for i := range fields {
-			fields[i] = LogFilter{}.Filter(fields[i])
-		}
-		text, err := encoder.EncodeEntry(zapcore.Entry{}, fields)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return text.String()
-	}
-	logged := encode(zap.Object("request", caddyhttp.LoggableHTTPRequest{Request: r}),
-		zap.Object("headers", caddyhttp.LoggableHTTPHeader{Header: r.Header}),
-		zap.String("uri", r.RequestURI))
-	if strings.Contains(logged, key) {
-		t.Errorf("the log holds the key: %s", logged)
-	}
-	for _, want := range []string{
-		`"uri":"/v1/realtime?model=x&API-Key=REDACTED&subscription%2Dkey=REDACTED&y=%20"`,
-		`"realtime, openai-insecure-api-key.REDACTED, openai-beta.realtime-v1"`, `"curl"`, `"Api-Key":["REDACTED"]`,
-	} {
-		if !strings.Contains(logged, want) {
-			t.Errorf("the log lacks %s: %s", want, logged)
-		}
-	}
-	if r.Header.Get("Api-Key") != key || !strings.Contains(r.RequestURI, key) {
-		t.Error("the request itself was changed")
-	}
-	if got := encode(zap.Int("n", 1), zap.String("plain", "text?")); !strings.Contains(got, `"n":1,"plain":"text?"`) {
-		t.Errorf("other fields are logged as %s", got)
 	}
 }

@@ -1,0 +1,222 @@
+package openailb
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/logging"
+	"go.uber.org/zap/buffer"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+func init() {
+	caddy.RegisterModule(new(LogEncoder))
+}
+
+// LogEncoder hides the keys of callers in a log, wherever SDKs put them:
+// headers, the query, WebSocket subprotocols. Caddy by itself hides
+// Authorization and cookies.
+type LogEncoder struct {
+	// WrappedRaw is the encoder that writes the log. Default: `json`, or
+	// `console` where the log goes to a terminal.
+	WrappedRaw json.RawMessage `json:"wrap,omitempty" caddy:"namespace=caddy.logging.encoders inline_key=format"`
+
+	zapcore.Encoder `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*LogEncoder) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "caddy.logging.encoders.openai_lb",
+		New: func() caddy.Module { return new(LogEncoder) },
+	}
+}
+
+// UnmarshalCaddyfile sets up the encoder from Caddyfile tokens. Syntax:
+//
+//	format openai_lb {
+//	    wrap <encoder> [...]
+//	}
+func (e *LogEncoder) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the encoder's name
+	if d.NextArg() {
+		return d.Errf("format openai_lb takes no argument but a block: unexpected '%s'", d.Val())
+	}
+	return parseBlock(d, options{"wrap": once(func(d *caddyfile.Dispenser) error {
+		if !d.NextArg() {
+			return d.Err("wrap takes the name of an encoder, and has none")
+		}
+		name := d.Val()
+		module, err := caddyfile.UnmarshalModule(d, "caddy.logging.encoders."+name)
+		if err != nil {
+			return err
+		}
+		if _, ok := module.(zapcore.Encoder); !ok {
+			return d.Errf("wrap '%s': expected an encoder", name)
+		}
+		e.WrappedRaw = caddyconfig.JSONModuleObject(module, "format", name, nil)
+		return nil
+	})})
+}
+
+// Provision sets up the encoder.
+func (e *LogEncoder) Provision(ctx caddy.Context) error {
+	if e.WrappedRaw == nil {
+		plain := new(logging.AppendEncoder) // which knows Caddy's defaults
+		e.Encoder = plain
+		return plain.Provision(ctx)
+	}
+	module, err := ctx.LoadModule(e, "WrappedRaw")
+	if err != nil {
+		return fmt.Errorf("wrap: %w", err)
+	}
+	e.Encoder = module.(zapcore.Encoder)
+	return nil
+}
+
+// ConfigureDefaultFormat implements caddy.ConfiguresFormatterDefault.
+func (e *LogEncoder) ConfigureDefaultFormat(to caddy.WriterOpener) error {
+	if wrapped, ok := e.Encoder.(caddy.ConfiguresFormatterDefault); ok {
+		return wrapped.ConfigureDefaultFormat(to)
+	}
+	return nil
+}
+
+// Clone implements zapcore.Encoder.
+func (e *LogEncoder) Clone() zapcore.Encoder { return &LogEncoder{Encoder: e.Encoder.Clone()} }
+
+// EncodeEntry implements zapcore.Encoder.
+func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
+	entry.Message = redactMessage(entry.Message)
+	fields = slices.Clone(fields)
+	for i := range fields {
+		switch f := &fields[i]; f.Type {
+		case zapcore.StringType:
+			f.String = redactValue(f.Key, f.String)
+		case zapcore.ArrayMarshalerType:
+			f.Interface = redactedArray{f.Interface.(zapcore.ArrayMarshaler), f.Key}
+		case zapcore.ObjectMarshalerType, zapcore.InlineMarshalerType:
+			f.Interface = redactedObject{f.Interface.(zapcore.ObjectMarshaler)}
+		}
+	}
+	return e.Encoder.EncodeEntry(entry, fields)
+}
+
+// AddString implements zapcore.ObjectEncoder.
+func (e *LogEncoder) AddString(key, value string) { redactor{e.Encoder}.AddString(key, value) }
+
+// AddArray implements zapcore.ObjectEncoder.
+func (e *LogEncoder) AddArray(key string, array zapcore.ArrayMarshaler) error {
+	return redactor{e.Encoder}.AddArray(key, array)
+}
+
+// AddObject implements zapcore.ObjectEncoder.
+func (e *LogEncoder) AddObject(key string, object zapcore.ObjectMarshaler) error {
+	return redactor{e.Encoder}.AddObject(key, object)
+}
+
+// redactor hides keys in the fields of an object.
+type redactor struct{ zapcore.ObjectEncoder }
+
+func (r redactor) AddString(key, value string) {
+	r.ObjectEncoder.AddString(key, redactValue(key, value))
+}
+
+func (r redactor) AddArray(key string, array zapcore.ArrayMarshaler) error {
+	return r.ObjectEncoder.AddArray(key, redactedArray{array, key})
+}
+
+func (r redactor) AddObject(key string, object zapcore.ObjectMarshaler) error {
+	return r.ObjectEncoder.AddObject(key, redactedObject{object})
+}
+
+type redactedObject struct{ zapcore.ObjectMarshaler }
+
+func (o redactedObject) MarshalLogObject(to zapcore.ObjectEncoder) error {
+	return o.ObjectMarshaler.MarshalLogObject(redactor{to})
+}
+
+// redactedArray is the array of this name, such as the values of a header.
+type redactedArray struct {
+	zapcore.ArrayMarshaler
+	key string
+}
+
+func (a redactedArray) MarshalLogArray(to zapcore.ArrayEncoder) error {
+	return a.ArrayMarshaler.MarshalLogArray(valueRedactor{to, a.key})
+}
+
+type valueRedactor struct {
+	zapcore.ArrayEncoder
+	key string
+}
+
+func (r valueRedactor) AppendString(value string) {
+	r.ArrayEncoder.AppendString(redactValue(r.key, value))
+}
+
+// redacted stands for a secret. It is Caddy's own word.
+const redacted = "REDACTED"
+
+// redactValue hides the key in a value, which may be that of a header.
+func redactValue(name, value string) string {
+	switch name = http.CanonicalHeaderKey(name); {
+	case slices.Contains(keyHeaders, name):
+		return redacted
+	case name == "Sec-Websocket-Protocol":
+		return redactProtocols(value)
+	}
+	return redactURI(value)
+}
+
+func redactProtocols(value string) string {
+	protocols := strings.Split(value, ",")
+	for i, protocol := range protocols {
+		if key := strings.TrimSpace(protocol); isKeyProtocol(key) {
+			prefix, _, _ := strings.Cut(key, ".")
+			protocols[i] = strings.Replace(protocol, key, prefix+"."+redacted, 1)
+		}
+	}
+	return strings.Join(protocols, ",")
+}
+
+func redactURI(uri string) string {
+	path, query, ok := strings.Cut(uri, "?")
+	if !ok {
+		return uri
+	}
+	for _, param := range credentialParams {
+		if _, ok := openaiapi.Param(query, param); ok {
+			query = openaiapi.SetParam(query, param, redacted)
+		}
+	}
+	return path + "?" + query
+}
+
+// unsolicited begins what net/http logs, through the standard logger, of a
+// backend that sends more than its reply. It goes on with what was sent, which
+// may be an answer, or anything else.
+const unsolicited = "Unsolicited response received on idle HTTP channel"
+
+func redactMessage(message string) string {
+	if strings.HasPrefix(message, unsolicited) {
+		return unsolicited
+	}
+	return message
+}
+
+// Interface guards
+var (
+	_ zapcore.Encoder                  = (*LogEncoder)(nil)
+	_ caddyfile.Unmarshaler            = (*LogEncoder)(nil)
+	_ caddy.Provisioner                = (*LogEncoder)(nil)
+	_ caddy.ConfiguresFormatterDefault = (*LogEncoder)(nil)
+)

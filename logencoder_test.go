@@ -1,0 +1,103 @@
+package openailb
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// encoderOf takes the Caddyfile's words for a log's format the way Caddy does.
+func encoderOf(t *testing.T, format string) zapcore.Encoder {
+	t.Helper()
+	config, err := adapt("{\nlog {\nformat " + format + "\n}\n}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var adapted caddy.Config
+	if err := json.Unmarshal([]byte(config), &adapted); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	t.Cleanup(cancel)
+	module, err := ctx.LoadModule(&adapted.Logging.Logs["default"].BaseLog, "EncoderRaw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return module.(zapcore.Encoder)
+}
+
+func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
+	const key = "key-of-the-caller"
+	r, err := http.NewRequest(http.MethodGet, "https://lb/v1/realtime?model=x&API-Key="+key+"&subscription%2Dkey="+key+"&y=%20", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.RequestURI = r.URL.RequestURI()
+	r.Header = http.Header{
+		"Authorization": {"Bearer " + key}, "Api-Key": {key}, "X-Api-Key": {key}, "Ocp-Apim-Subscription-Key": {key},
+		"Cookie": {key}, "Proxy-Authorization": {key},
+		"Sec-Websocket-Protocol": {"realtime, openai-insecure-api-key." + key + ", openai-beta.realtime-v1", "OpenAI-insecure-api-key." + key},
+		"Sec-WebSocket-Protocol": {"openai-insecure-api-key." + key},
+		"Referer":                {"https://lb/?api-key=" + key},
+		"X-Forwarded-Uri":        {"/v1/models?api-key=" + key},
+		"User-Agent":             {"curl"},
+	}
+	for _, format := range []string{
+		"openai_lb",
+		"openai_lb {\nwrap json\n}",
+		"openai_lb {\nwrap filter {\nrequest>remote_ip delete\n}\n}",
+		"filter {\nrequest>remote_ip delete\nwrap openai_lb\n}",
+		"append {\nx y\nwrap openai_lb\n}",
+	} {
+		encoder := encoderOf(t, format)
+		// some fields come before the others, as with a logger's With
+		encoder = encoder.Clone()
+		zap.Object("request", caddyhttp.LoggableHTTPRequest{Request: r}).AddTo(encoder)
+		zap.String("before", "/v1?api-key="+key).AddTo(encoder)
+		zap.Strings("list", []string{"/v1?api-key=" + key}).AddTo(encoder)
+		text, err := encoder.EncodeEntry(zapcore.Entry{Message: unsolicited + ` starting with "` + key + `"`}, []zapcore.Field{
+			zap.Object("again", caddyhttp.LoggableHTTPRequest{Request: r}),
+			zap.Object("resp_headers", caddyhttp.LoggableHTTPHeader{Header: http.Header{"Location": {"https://lb/?api-key=" + key}}}),
+			zap.String("uri", r.RequestURI), zap.String("api-key", key), zap.Strings("api-key", []string{key}),
+			zap.Int("n", 1), zap.String("plain", "text?"),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		logged := text.String()
+		if strings.Contains(logged, key) {
+			t.Errorf("format %s: the log holds the key: %s", format, logged)
+		}
+		for _, want := range []string{
+			`"uri":"/v1/realtime?model=x&API-Key=REDACTED&subscription%2Dkey=REDACTED&y=%20"`, `https://lb/?api-key=REDACTED`,
+			`"realtime, openai-insecure-api-key.REDACTED, openai-beta.realtime-v1"`, `"curl"`, `"Api-Key":["REDACTED"]`, `"n":1`, `"plain":"text?"`,
+		} {
+			if !strings.Contains(logged, want) {
+				t.Errorf("format %s: the log lacks %s: %s", format, want, logged)
+			}
+		}
+	}
+	if r.Header.Get("Api-Key") != key || !strings.Contains(r.RequestURI, key) {
+		t.Error("the request itself was changed")
+	}
+}
+
+func TestAWrongLogFormatIsRefused(t *testing.T) {
+	for format, want := range map[string]string{
+		"openai_lb json":                     "unexpected 'json'",
+		"openai_lb {\nwrap\n}":               "has none",
+		"openai_lb {\nwrap nothing\n}":       "nothing",
+		"openai_lb {\nfields\n}":             "expected one of wrap",
+		"openai_lb {\nwrap json\nwrap json}": "",
+	} {
+		if _, err := adapt("{\nlog {\nformat " + format + "\n}\n}"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("format %s gives %v, want %q", format, err, want)
+		}
+	}
+}
