@@ -66,9 +66,9 @@ func (ex *exchange) apiError(now time.Time, wait time.Duration) apiError {
 		return apiError{http.StatusTooManyRequests,
 			"All backends are rate limited. Please retry after " + strconv.Itoa(clientSeconds(wait)) + " seconds.",
 			"rate_limit_error", "rate_limit_exceeded"}
-	case last == verdict.Credential:
+	case last == verdict.Credential, last == verdict.NotPermitted:
 		return apiError{http.StatusBadGateway,
-			"The backends refused the load balancer's credentials.", "server_error", "upstream_credentials_rejected"}
+			"The load balancer has no credentials that its backends accept.", "server_error", "upstream_credentials_rejected"}
 	case last == verdict.Timeout:
 		return apiError{http.StatusGatewayTimeout,
 			"No backend answered in time.", "server_error", "upstream_timeout"}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"strings"
 	"sync"
 	"time"
@@ -24,10 +25,15 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 	}
 	credential, err := m.backend.credential(req.Context())
 	if err != nil {
-		return &reply{err: err, class: verdict.Credential}
+		r := &reply{err: err, class: verdict.Credential}
+		var later interface{ RetryAfter() time.Duration }
+		if errors.As(err, &later) {
+			r.wait = later.RetryAfter()
+		}
+		return r
 	}
 	r := t.send(ex, m, req, credential)
-	if r.class != verdict.Credential || r.status != http.StatusUnauthorized || !r.upload.abandon() {
+	if r.status != http.StatusUnauthorized || r.class == verdict.NotPermitted || !r.upload.abandon() {
 		return r
 	}
 	renewed, ok := m.renew(req.Context(), credential)
@@ -48,10 +54,13 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 	}
 	deadline := newHeaderDeadline(time.Duration(timeout), cancel)
 
-	out := req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: limitResends(cancel)}))
+	out := req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn:        limitResends(cancel),
+		Got1xxResponse: emptyInterim,
+	}))
 	out.URL = cloneURL(req.URL)
 	out.Header = req.Header.Clone()
-	r := new(reply)
+	r := &reply{credential: credential}
 	if m.backend != nil {
 		r.secrets = m.backend.secretsOf(credential, ex.credentials)
 		r.upload = m.backend.direct(out, ex, credential, deadline.extend)
@@ -73,7 +82,7 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 		}
 		return r
 	}
-	r.res, r.status, r.body = res, res.StatusCode, t.watchOver(res, cancel)
+	r.res, r.status, r.body = res, res.StatusCode, t.watchOver(res, r.secrets, cancel)
 	t.judge(r, cancel)
 	if r.class == verdict.Served {
 		t.open(ex, r)
@@ -82,6 +91,14 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
+}
+
+// emptyInterim takes the headers out of an interim response (RFC 9110 section
+// 15.2), which reverse_proxy passes on at once, before anybody knows what comes
+// of the attempt.
+func emptyInterim(_ int, header textproto.MIMEHeader) error {
+	clear(header)
+	return nil
 }
 
 var errLostAgain = errors.New("the backend took the request on neither of two connections")

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -50,6 +52,9 @@ func checkAuth(scheme string) error {
 	case scheme == authAzureIdentity:
 		return errors.New("auth azure_identity is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/azure")
 	}
+	if strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz_") != "" {
+		scheme = "…" // it may be a key
+	}
 	return fmt.Errorf("auth '%s': expected one of %s", scheme, strings.Join(schemes, ", "))
 }
 
@@ -60,8 +65,8 @@ func checkAuth(scheme string) error {
 type CredentialSource interface {
 	// Credential returns the credential for one attempt. It must not wait
 	// while it has a valid one. An error, which must not hold a secret,
-	// benches the backend like a credential that was refused, and the request
-	// goes to another.
+	// benches the backend for a minute, or for as long as its method
+	// RetryAfter() time.Duration says, and the request goes to another.
 	Credential(ctx context.Context) (Credential, error)
 
 	// Renew returns a credential in place of one that the backend refused
@@ -149,9 +154,12 @@ func (k *apiKey) digest() string {
 // resolveSecret replaces the placeholders of a key and trims it. Its errors
 // never hold the key, nor what a placeholder stands for.
 func resolveSecret(key string) (string, error) {
+	if strings.Count(key, "{") != strings.Count(key, "}") {
+		return "", errors.New("it has a brace without its counterpart: expected {env.X} or {file./path}")
+	}
 	resolved, err := caddy.NewReplacer().ReplaceOrErr(key, true, true)
 	if err != nil {
-		return "", err
+		return "", whyUnresolved(key, err)
 	}
 	resolved = strings.TrimSpace(resolved)
 	if resolved == "" {
@@ -162,6 +170,28 @@ func resolveSecret(key string) (string, error) {
 	}
 	return resolved, nil
 }
+
+// whyUnresolved says why the placeholders of a key stand for nothing. To Caddy,
+// a file that cannot be read is just empty. What looks like no placeholder may
+// be a part of the key.
+func whyUnresolved(key string, err error) error {
+	for _, match := range placeholder.FindAllStringSubmatch(key, -1) {
+		switch name, path, _ := strings.Cut(match[1], "."); name {
+		case "file":
+			file, err := os.Open(path)
+			if err != nil {
+				return err
+			}
+			file.Close()
+		case "env":
+		default:
+			return errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
+		}
+	}
+	return err
+}
+
+var placeholder = regexp.MustCompile(`\{([^{}]*)\}`)
 
 // provisionAuth settles the scheme and sets up the source of credentials.
 func (b *Backend) provisionAuth(ctx caddy.Context, host string) error {
@@ -257,6 +287,15 @@ func (m *member) renew(ctx context.Context, refused Credential) (Credential, boo
 		c.Write(zap.String("backend", m.name))
 	}
 	return renewed, true
+}
+
+// outdated reports whether a credential is an API key that was replaced since.
+func (m *member) outdated(credential Credential) bool {
+	if m.backend == nil {
+		return false
+	}
+	key, ok := m.backend.source.(*apiKey)
+	return ok && *key.current.Load() != credential
 }
 
 // authorize puts a credential on an outgoing request, or the caller's own if

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -80,7 +81,9 @@ type Backend struct {
 	source CredentialSource // nil: there is none of ours
 	azure  bool
 	header http.Header
-	health string // the key of its health
+	// secretHeaders are the values of those that may hold a key.
+	secretHeaders []string
+	health        string // the key of its health
 }
 
 // Model is a model that a backend serves.
@@ -160,14 +163,18 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		if !httpguts.ValidHeaderFieldName(name) {
 			return fmt.Errorf("header %q: that is not the name of a header", name)
 		}
-		for _, value := range values {
-			if value, err = repl.ReplaceOrErr(value, true, true); err != nil {
+		for _, raw := range values {
+			value, err := repl.ReplaceOrErr(raw, true, true)
+			if err != nil {
 				return fmt.Errorf("header %s: %w", name, err)
 			}
 			if !httpguts.ValidHeaderFieldValue(value) {
 				return fmt.Errorf("header %s: its value holds control characters", name)
 			}
 			b.header.Add(name, value)
+			if slices.Contains(keyHeaders, http.CanonicalHeaderKey(name)) || value != raw {
+				b.secretHeaders = append(b.secretHeaders, value)
+			}
 		}
 	}
 	b.health = b.url.String() + base + " " + b.fingerprint()
@@ -223,6 +230,8 @@ func parseBackendURL(rawURL string) (*url.URL, error) {
 		return nil, fmt.Errorf("url %q: expected it to begin with http:// or https://", shown)
 	case u.Hostname() == "":
 		return nil, fmt.Errorf("url %q: expected a host", shown)
+	case strings.Contains(u.Path+"/", "/openai/deployments/"):
+		return nil, fmt.Errorf("url %q: expected it to end before /openai/deployments/: that part comes from the client's request, or from deployment", shown)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		return nil, fmt.Errorf("url %q: a query or fragment is not allowed", shown)
 	}

@@ -19,42 +19,33 @@ type body struct {
 	// ended yet when the next one begins.
 	mu      sync.Mutex
 	prefix  []byte
-	tail    *upload // nil: prefix is all of it
-	touched bool    // tail is being read
-	tailErr error   // what reading it failed with
-	gone    bool    // prefix was let go
-	length  int64   // -1: unknown
+	tail    io.ReadCloser // nil: prefix is all of it
+	touched bool          // tail is being read
+	tailErr error         // what reading it failed with
+	gone    bool          // prefix was let go
+	length  int64         // -1: unknown
 }
 
 // initialBufferSize limits what a Content-Length alone can make us allocate.
 const initialBufferSize = 1 << 20
 
-// read takes in the body of r, which w answers, and keeps up to limit bytes of
-// it for replay.
-func (b *body) read(w http.ResponseWriter, r *http.Request, limit int64) error {
+// read takes in r's body, of which up to limit bytes are kept for replay.
+func (b *body) read(r *http.Request, limit int64) error {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	source := watchUpload(w, r)
 	var buf bytes.Buffer
 	buf.Grow(int(min(max(r.ContentLength, 0), limit, initialBufferSize)) + bytes.MinRead)
 	// one byte over the limit tells a body of just the limit from a longer one
-	n, err := buf.ReadFrom(io.LimitReader(source, limit+1))
+	n, err := buf.ReadFrom(io.LimitReader(r.Body, limit+1))
 	if err != nil {
 		return err
 	}
 	b.prefix, b.length = buf.Bytes(), n
 	if n > limit {
-		b.tail, b.length = source, r.ContentLength
+		b.tail, b.length = r.Body, r.ContentLength
 	}
 	return nil
-}
-
-// stop ends the watch over a body that was not read to its end.
-func (b *body) stop() {
-	if b.tail != nil {
-		b.tail.stop()
-	}
 }
 
 // attach makes the body that of an outgoing request, with model in place of

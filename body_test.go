@@ -5,7 +5,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -183,7 +182,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 		}
 		return r
 	}
-	if err := b.read(httptest.NewRecorder(), request(), 2000); err != nil {
+	if err := b.read(request(), 2000); err != nil {
 		t.Fatal(err)
 	}
 	out, late := request(), request()

@@ -215,8 +215,8 @@ func parseAuth(d *caddyfile.Dispenser, b *Backend) error {
 		return d.WrapErr(err)
 	}
 	if slices.Contains(builtInSchemes, b.Auth) {
-		if d.NextArg() {
-			return d.Errf("auth takes one argument: unexpected '%s'", d.Val())
+		if spare := len(d.RemainingArgs()); spare > 0 {
+			return d.Errf("auth %s takes no further argument, and has %d", b.Auth, spare) // one may be a key
 		}
 		return nil
 	}

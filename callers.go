@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -32,16 +35,13 @@ const (
 	digestPrefix = "sha256:"
 	// maxCallerName is how long a caller's name may be, in bytes.
 	maxCallerName = 64
-	// maxCallerLabels is how many callers metrics tell apart.
-	maxCallerLabels = 1000
-	// otherCallers is the label of those beyond.
-	otherCallers = "other"
 )
 
 // callers are those who may use the balancer.
 type callers struct {
-	keys []ClientKey
-	file string
+	keys   []ClientKey
+	file   string
+	logger *zap.Logger
 
 	mu   sync.Mutex        // guards the reading
 	last [sha256.Size]byte // the digest of all that was read last
@@ -61,8 +61,8 @@ type caller struct {
 	label string
 }
 
-func newCallers(keys []ClientKey, file string) (*callers, error) {
-	c := &callers{keys: keys, file: file}
+func newCallers(keys []ClientKey, file string, logger *zap.Logger) (*callers, error) {
+	c := &callers{keys: keys, file: file, logger: logger}
 	rand.Read(c.blind[:])
 	return c, c.read()
 }
@@ -91,13 +91,14 @@ func (c *callers) read() error {
 		return nil
 	}
 	known := make(map[blinded]caller)
-	labels := make(map[string]bool)
 	for _, k := range given {
-		if err := c.add(known, labels, k); err != nil {
+		if err := c.add(known, k); err != nil {
 			return fmt.Errorf("%s: %w", k.where, err)
 		}
 	}
-	c.known.Store(&known)
+	if c.known.Swap(&known) != nil {
+		c.logger.Info("client keys changed", zap.Int("keys", len(known)))
+	}
 	c.last = digest
 	return nil
 }
@@ -123,6 +124,7 @@ func (c *callers) given() ([]givenKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client_keys_file: %w", err)
 	}
+	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")) // the byte order mark of some editors
 	for i, line := range strings.Split(string(text), "\n") {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
@@ -134,17 +136,20 @@ func (c *callers) given() ([]givenKey, error) {
 		}
 		given = append(given, givenKey{where, fields[0], fields[1]})
 	}
-	if len(given) == 0 {
+	if len(given) == len(c.keys) {
 		return nil, fmt.Errorf("client_keys_file %s: expected at least one line with a name and a key", c.file)
 	}
 	return given, nil
 }
 
 // add makes a key, or the digest of one, known as the named caller's.
-func (c *callers) add(known map[blinded]caller, labels map[string]bool, k givenKey) error {
+func (c *callers) add(known map[blinded]caller, k givenKey) error {
 	name := k.name
 	if name == "" || len(name) > maxCallerName {
 		return fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxCallerName, len(name))
+	}
+	if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return fmt.Errorf("expected a name of printable characters, found %q", name)
 	}
 	digest := sha256.Sum256([]byte(k.key))
 	if text, ok := strings.CutPrefix(k.key, digestPrefix); ok {
@@ -158,12 +163,7 @@ func (c *callers) add(known map[blinded]caller, labels map[string]bool, k givenK
 	if other, ok := known[b]; ok && other.name != name {
 		return fmt.Errorf("it is the key of %q, too", other.name)
 	}
-	label := otherCallers
-	if labels[name] || len(labels) < maxCallerLabels {
-		labels[name] = true
-		label = name
-	}
-	known[b] = caller{name: name, label: label}
+	known[b] = caller{name: name, label: callerLabels.of(name)}
 	return nil
 }
 
@@ -195,7 +195,7 @@ func (h *Handler) provisionCallers() error {
 	if err != nil {
 		return fmt.Errorf("client_keys_file: %w", err)
 	}
-	if h.callers, err = newCallers(h.ClientKeys, file); err != nil {
+	if h.callers, err = newCallers(h.ClientKeys, file, h.logger); err != nil {
 		return err
 	}
 	if h.callers.inFiles() {

@@ -56,7 +56,7 @@ func takeCredentials(r *http.Request) credentials {
 	for _, name := range credentialHeaders {
 		if values, ok := r.Header[name]; ok {
 			delete(r.Header, name)
-			if !isBasic(values) {
+			if values = slices.DeleteFunc(slices.Clone(values), isBasic); len(values) > 0 {
 				taken.header[name] = values
 			}
 		}
@@ -75,12 +75,14 @@ func takeCredentials(r *http.Request) credentials {
 
 // isBasic reports whether a credential is a password for Caddy's own basic_auth
 // (RFC 7617), which no provider takes.
-func isBasic(values []string) bool {
-	return len(values) > 0 && len(values[0]) > 6 && strings.EqualFold(values[0][:6], "Basic ")
-}
+func isBasic(value string) bool { return hasPrefixFold(strings.TrimSpace(value), "Basic ") }
 
 func isKeyProtocol(protocol string) bool {
-	return slices.ContainsFunc(keyProtocols, func(prefix string) bool { return strings.HasPrefix(protocol, prefix) })
+	return slices.ContainsFunc(keyProtocols, func(prefix string) bool { return hasPrefixFold(protocol, prefix) })
+}
+
+func hasPrefixFold(s, prefix string) bool {
+	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
 }
 
 // protocolsWithout returns the subprotocols but for those to leave out, as one
@@ -112,14 +114,18 @@ func (c *credentials) withdraw(meant func(key string) bool) {
 			c.header[name] = values
 		}
 	}
-	for _, param := range credentialParams {
-		if key, ok := openaiapi.Param(c.rawQuery, param); ok && key != "" && meant(key) {
-			c.rawQuery = openaiapi.DropParams(c.rawQuery, param)
-		}
-	}
+	c.rawQuery = strings.Join(slices.DeleteFunc(strings.Split(c.rawQuery, "&"), func(pair string) bool {
+		return slices.ContainsFunc(credentialParams, func(param string) bool {
+			key, ok := openaiapi.Param(pair, param)
+			return ok && key != "" && meant(key)
+		})
+	}), "&")
 	c.protocols = protocolsWithout(c.protocols, func(protocol string) bool {
-		key, ok := strings.CutPrefix(protocol, keyProtocols[0])
-		return ok && key != "" && meant(key)
+		if !hasPrefixFold(protocol, keyProtocols[0]) {
+			return false
+		}
+		key := protocol[len(keyProtocols[0]):]
+		return key != "" && meant(key)
 	})
 }
 
@@ -133,11 +139,12 @@ func (c *credentials) none() bool {
 	return none
 }
 
-// keyIn returns the key in a header's value, which may have the scheme Bearer
-// (RFC 6750).
+// keyIn returns the key in a header's value, which may have a scheme in front,
+// as Bearer is (RFC 6750).
 func keyIn(value string) string {
-	if scheme, key, ok := strings.Cut(value, " "); ok && strings.EqualFold(scheme, "Bearer") {
-		value = key
+	value = strings.TrimSpace(value)
+	if i := strings.IndexAny(value, " \t"); i >= 0 {
+		return strings.TrimSpace(value[i:])
 	}
-	return strings.TrimSpace(value)
+	return value
 }

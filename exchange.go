@@ -51,6 +51,8 @@ type exchange struct {
 	// suspected tells that a backend was benched for a fault that may be the
 	// request's, so that it benches no other.
 	suspected bool
+	// refusedOnce tells that a backend was benched for refusing its credential.
+	refusedOnce bool
 	// forwarded tells that the request went to a member that throttles.
 	forwarded bool
 
@@ -98,6 +100,7 @@ func (ex *exchange) proxied() *http.Request {
 	r.URL = cloneURL(r.URL)
 	r.URL.Opaque = ""
 	r.Header = r.Header.Clone()
+	r.Trailer = nil // no operation has any, and they may hold whatever headers may
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		// of all upgrades, these APIs have only this one; a client that offers
 		// another, like h2c, must not make a request that no backend can take
@@ -113,7 +116,7 @@ func (ex *exchange) readBody(r *http.Request, limit int64) error {
 		return nil
 	}
 	ex.bodyPending = false
-	return ex.body.read(ex.writer, r, limit)
+	return ex.body.read(r, limit)
 }
 
 // model is what m calls the model that is asked for.
@@ -194,7 +197,6 @@ func (ex *exchange) committed() {
 // finish ends every attempt and gives back what the exchange holds.
 func (ex *exchange) finish() {
 	ex.dropLast()
-	ex.body.stop()
 	for _, cancel := range ex.cancels {
 		cancel(context.Canceled)
 	}

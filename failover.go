@@ -170,6 +170,16 @@ func (f *Failover) wait(ex *exchange, m *member, r *reply, now time.Time) (wait 
 	case verdict.Quota:
 		return time.Duration(f.RetryAfterMax), true
 	case verdict.Credential, verdict.NoModel:
+		if r.status == 0 && r.wait > 0 { // there was no credential to be had
+			return min(r.wait, configuredWrong), true
+		}
+		// what every backend refuses may be the request's fault as well
+		if r.status != 0 && r.class == verdict.Credential {
+			if ex.refusedOnce {
+				return 0, false
+			}
+			ex.refusedOnce = true
+		}
 		return configuredWrong, true
 	case verdict.Failed, verdict.Timeout:
 		// what fails everywhere is the request's fault: it counts once

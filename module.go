@@ -31,7 +31,7 @@ func init() {
 // Placeholder | Description
 // ------------|-------------
 // `{http.openai_lb.backend}` | The name of the last backend tried, which is the one that answered
-// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, no_model, unreachable, timeout, broken_stream; unauthenticated if it had no client key, and nothing if no backend was tried
+// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout, broken_stream; unauthenticated if it had no client key, and nothing if no backend was tried
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
@@ -327,7 +327,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
 	if r.Method != http.MethodConnect {
-		if err := ex.body.read(w, r, h.transport.RequestBuffers); err != nil {
+		if err := ex.body.read(r, h.transport.RequestBuffers); err != nil {
 			return writeResponse(w, ex.refuseBody(r, err))
 		}
 		proxied.Body, proxied.ContentLength = http.NoBody, 0

@@ -27,6 +27,8 @@ type reply struct {
 	hinted bool
 	// whole tells that all of an error's body is there, and cut that it broke off.
 	whole, cut bool
+	// credential is ours that the request went with, if one did.
+	credential Credential
 	// secrets are the keys that the request went with.
 	secrets secrets
 	// upload is the request's body on its way.
@@ -43,7 +45,7 @@ func (r *reply) discard() {
 
 // presentable reports whether a client may see the reply.
 func (r *reply) presentable() bool {
-	return r.res != nil && !r.cut && r.class != verdict.Credential
+	return r.res != nil && !r.cut && r.class != verdict.Credential && r.class != verdict.NotPermitted
 }
 
 // tellsMore reports whether the reply tells the client more than that nobody
@@ -74,63 +76,66 @@ func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
 	listed := t.listed(r.status)
 	judged := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
+	decoded := false
 	if judged && (listed || verdict.NeedsBody(r.status)) || r.status >= 300 && encoded(r.res.Header) {
-		text, r.whole, r.cut = peek(r.res, cancel)
+		text, r.whole, r.cut, decoded = peek(r.res, cancel)
 	}
-	r.secrets.guard(r.res, text)
 	if !judged {
 		r.class = verdict.Served // whatever it is
-		return
-	}
-	r.class = verdict.Judge(r.status, text)
-	if listed && !r.class.Failover() {
+	} else if r.class = verdict.Judge(r.status, text); listed && !r.class.Failover() {
 		r.class = verdict.Failed
 	}
 	r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
+	r.secrets.guard(r.res, text, decoded)
 }
 
 // peek reads the first part of an error's body, decoded, and puts it back in
-// front of the rest. cut tells that the body broke off, or did not come in time.
-func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, whole, cut bool) {
+// front of the rest. whole tells that it is all of the body, cut that the body
+// broke off, or did not come in time, and decoded that the text is all of it.
+func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, whole, cut, decoded bool) {
 	body := res.Body
 	timer := time.AfterFunc(errorBodyTimeout, func() { cancel(errSlowBody) })
 	raw, err := io.ReadAll(io.LimitReader(body, errorBodyLimit))
 	cut = err != nil || !timer.Stop()
+	whole = len(raw) < errorBodyLimit && !cut
 	res.Body = struct {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	return decode(raw, res.Header.Get("Content-Encoding")), len(raw) < errorBodyLimit && !cut, cut
+	text, decoded = decode(raw, res.Header.Get("Content-Encoding"))
+	return text, whole, cut, whole && decoded
 }
 
+// decodable are the codings that decode knows.
+var decodable = []string{"gzip", "deflate", "zstd", "identity"}
+
 // decode undoes the compression of an error's body, as far as it gets: the
-// body may be only the first part, and that may be enough.
-func decode(raw []byte, encoding string) []byte {
-	var decoded io.Reader
+// body may be only the first part, and that may be enough. It reports whether
+// the text is all there is.
+func decode(raw []byte, encoding string) (text []byte, all bool) {
+	var decoder io.Reader
+	var err error
 	switch encoding {
 	case "gzip":
-		r, err := gzip.NewReader(bytes.NewReader(raw))
-		if err != nil {
-			return raw
-		}
-		decoded = r
+		decoder, err = gzip.NewReader(bytes.NewReader(raw))
 	case "deflate":
-		r, err := zlib.NewReader(bytes.NewReader(raw))
-		if err != nil {
-			return raw
-		}
-		decoded = r
+		decoder, err = zlib.NewReader(bytes.NewReader(raw))
 	case "zstd":
-		r, err := zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
+		var z *zstd.Decoder
+		z, err = zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
 			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(1<<20))
-		if err != nil {
-			return raw
+		if err == nil {
+			defer z.Close()
+			decoder = z
 		}
-		defer r.Close()
-		decoded = r
+	case "", "identity":
+		return raw, true
 	default:
-		return raw
+		return raw, false
 	}
-	text, _ := io.ReadAll(io.LimitReader(decoded, errorBodyLimit))
-	return text
+	if err != nil {
+		return raw, false
+	}
+	text, err = io.ReadAll(io.LimitReader(decoder, errorBodyLimit))
+	return text, err == nil && len(text) < errorBodyLimit
 }

@@ -4,6 +4,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -101,6 +102,7 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential,
 		// the beginning of a stream must be read before it is passed on
 		delete(out.Header, "Accept-Encoding")
 	}
+	acceptDecodable(out.Header)
 	for name, values := range b.header {
 		out.Header[name] = values
 	}
@@ -135,6 +137,23 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential,
 		model = ""
 	}
 	return ex.body.attach(out, &ex.asked.body, model, progress)
+}
+
+// acceptDecodable leaves the backend no coding in which an error could not be
+// read.
+func acceptDecodable(header http.Header) {
+	var kept []string
+	for _, value := range header["Accept-Encoding"] {
+		for coding := range strings.SplitSeq(value, ",") {
+			name, _, _ := strings.Cut(coding, ";")
+			if slices.Contains(decodable, strings.ToLower(strings.TrimSpace(name))) {
+				kept = append(kept, strings.TrimSpace(coding))
+			}
+		}
+	}
+	if delete(header, "Accept-Encoding"); kept != nil {
+		header["Accept-Encoding"] = []string{strings.Join(kept, ", ")}
+	}
 }
 
 // query puts the backend's name of the model where the query has the client's.

@@ -19,9 +19,10 @@ type secretFiles struct {
 }
 
 type secretFile struct {
-	holds  string
-	read   func() error
-	failed atomic.Bool
+	holds string
+	read  func() error
+	// problem is what went wrong when it was last read, if anything did.
+	problem atomic.Pointer[string]
 }
 
 // add has read called now and then. Its errors must not hold a secret.
@@ -36,9 +37,16 @@ func (s *secretFiles) refresh(now time.Time) {
 		return
 	}
 	for _, file := range s.files {
-		err := file.read()
-		if failedBefore := file.failed.Swap(err != nil); err != nil && !failedBefore {
-			s.logger.Error("secret not read again, the one before stays", zap.String("secret", file.holds), zap.Error(err))
+		var problem string
+		if err := file.read(); err != nil {
+			problem = err.Error()
+		}
+		before := file.problem.Swap(&problem)
+		switch {
+		case problem != "" && (before == nil || *before != problem):
+			s.logger.Error("secret not read again, the one before stays", zap.String("secret", file.holds), zap.String("error", problem))
+		case problem == "" && before != nil && *before != "":
+			s.logger.Info("secret read again", zap.String("secret", file.holds))
 		}
 	}
 }

@@ -22,10 +22,8 @@ type secrets []string
 func (b *Backend) secretsOf(credential Credential, caller credentials) secrets {
 	var s secrets
 	s.add(keyIn(credential.Value))
-	for _, name := range keyHeaders {
-		for _, value := range b.header[name] {
-			s.add(keyIn(value))
-		}
+	for _, value := range b.secretHeaders {
+		s.add(keyIn(value))
 	}
 	if b.auth == authPassthrough {
 		caller.withdraw(func(key string) bool {
@@ -37,7 +35,7 @@ func (b *Backend) secretsOf(credential Credential, caller credentials) secrets {
 }
 
 func (s *secrets) add(key string) {
-	if len(key) >= minSecret {
+	if len(key) >= minSecret && strings.Trim(key, "*") != "" { // stars are starred already
 		*s = append(*s, key)
 	}
 }
@@ -59,23 +57,29 @@ func (s secrets) errorField(err error) zap.Field {
 	return zap.String("error", text)
 }
 
+// dropFrom removes the headers, or trailers, that hold a secret.
+func (s secrets) dropFrom(header http.Header) {
+	for name, values := range header {
+		if slices.ContainsFunc(values, s.in) {
+			delete(header, name)
+		}
+	}
+}
+
 // guard takes the secrets out of a response: headers that hold one go, and in
-// the body of an error or a redirect they are starred. text is what is known of a body that
-// is compressed, which cannot be changed; it becomes an error of our own.
-func (s secrets) guard(res *http.Response, text []byte) {
+// the body of an error or a redirect they are starred. A compressed body cannot
+// be changed: unless text is all of it and holds none, it becomes an error of
+// our own.
+func (s secrets) guard(res *http.Response, text []byte, whole bool) {
 	if len(s) == 0 {
 		return
 	}
-	for name, values := range res.Header {
-		if slices.ContainsFunc(values, s.in) {
-			delete(res.Header, name)
-		}
-	}
+	s.dropFrom(res.Header)
 	switch {
 	case res.StatusCode < 300:
 	case !encoded(res.Header):
 		res.Body = &starredBody{ReadCloser: res.Body, secrets: s}
-	case s.in(string(text)):
+	case !whole || s.in(string(text)):
 		res.Body.Close()
 		*res = *apiError{res.StatusCode, "The backend's error cannot be shown.", "server_error", "upstream_error"}.response(res.Request)
 	}

@@ -39,6 +39,10 @@ var (
 // the reply ended.
 type replyBody struct {
 	body io.ReadCloser
+	// backend is the response that it is of, and secrets what must not be in
+	// the trailers that come with its end.
+	backend *http.Response
+	secrets secrets
 	// held is what was read ahead, and heldErr how that ended.
 	held    []byte
 	heldErr error
@@ -52,8 +56,6 @@ type replyBody struct {
 	idle   time.Duration
 	timer  *time.Timer
 	cancel context.CancelCauseFunc
-	// client watches over the writing between two reads.
-	client stallWatch
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
@@ -102,13 +104,12 @@ func (b *replyBody) take(more readAhead) {
 
 // Read implements io.Reader.
 func (b *replyBody) Read(p []byte) (int, error) {
-	b.client.stop()
 	n, err := b.read(p)
-	b.client.start()
 	if b.watch != nil {
 		b.watch.Watch(p[:n])
 	}
 	if err != nil {
+		b.secrets.dropFrom(b.backend.Trailer)
 		err = b.finish(err)
 	}
 	return n, err
@@ -177,18 +178,17 @@ func (b *replyBody) finish(err error) error {
 // Close implements io.Closer. A reply that is closed before its end is not
 // broken: its client left.
 func (b *replyBody) Close() error {
-	b.client.stop()
 	b.held, b.broken = nil, nil
 	return b.body.Close()
 }
 
 // watchOver puts a response under the timeouts of a reply. It returns nil for
 // one without a body, or with a connection for it.
-func (t *Transport) watchOver(res *http.Response, cancel context.CancelCauseFunc) *replyBody {
+func (t *Transport) watchOver(res *http.Response, sent secrets, cancel context.CancelCauseFunc) *replyBody {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}
-	body := &replyBody{body: res.Body, idle: time.Duration(t.StreamIdleTimeout), cancel: cancel, mustEnd: t.StreamRequireEnd}
+	body := &replyBody{body: res.Body, backend: res, secrets: sent, idle: time.Duration(t.StreamIdleTimeout), cancel: cancel, mustEnd: t.StreamRequireEnd}
 	res.Body = body
 	return body
 }
@@ -296,7 +296,7 @@ func (t *Transport) fail(r *reply, failure *sse.Error) {
 		ContentLength: int64(len(failure.Body)),
 		Request:       original.Request,
 	}
-	r.secrets.guard(r.res, nil)
+	r.secrets.guard(r.res, nil, true)
 	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
 	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

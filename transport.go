@@ -172,6 +172,9 @@ func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time)
 	if !r.class.Failover() {
 		m.served(model, started)
 	}
+	if m.outdated(r.credential) {
+		return // it says nothing of the key that there is now
+	}
 	if wait, benches := t.wait(ex, m, r, now); benches {
 		m.bench(r.class, model, r.status, now, wait, r.source)
 	}
@@ -182,7 +185,6 @@ func (t *Transport) commit(ex *exchange, m *member, r *reply) *http.Response {
 	ex.committed()
 	if r.body != nil {
 		r.body.broken = func(err error) { t.recordBroken(ex, m, r.secrets, err) }
-		r.body.client.writer = ex.writer
 	}
 	ex.removeProviderHeaders(r.res.Header)
 	return r.res

@@ -28,6 +28,8 @@ const (
 	Failed Class = "failed"
 	// Credential: the backend does not accept the credential it was given.
 	Credential Class = "credential"
+	// NotPermitted: the credential is good, but not for what was asked.
+	NotPermitted Class = "not_permitted"
 	// NoModel: the backend does not have the model or deployment.
 	NoModel Class = "no_model"
 	// Unreachable: no connection, or it broke before the reply's headers.
@@ -60,7 +62,7 @@ func (c Class) WholeBackend() bool {
 // its rights, limits and budget, rather than about the backend.
 func (c Class) OfCredential() bool {
 	switch c {
-	case Throttled, Quota, TooLarge, Credential, NoModel:
+	case Throttled, Quota, TooLarge, Credential, NotPermitted, NoModel:
 		return true
 	}
 	return false
@@ -82,11 +84,12 @@ func Judge(status int, body []byte) Class {
 		return Quota
 	case status == http.StatusTooManyRequests:
 		return judgeTooManyRequests(parseReport(body))
-	case status == http.StatusUnauthorized:
-		return Credential
-	case status == http.StatusForbidden:
-		if parseReport(body).aboutRequest() {
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
+		switch r := parseReport(body); {
+		case status == http.StatusForbidden && r.aboutRequest():
 			return ClientError
+		case r.notPermitted():
+			return NotPermitted
 		}
 		return Credential
 	case status == http.StatusNotFound:
@@ -182,6 +185,14 @@ func (r report) outOfBudget() bool {
 
 func (r report) overloaded() bool {
 	return r.has("no_capacity", "slow_down", "server_is_overloaded", "engine_overloaded_error", "overloaded_error")
+}
+
+// notPermitted knows OpenAI's words for a key that is restricted to some of the
+// API, and Azure's for an identity whose role lacks an operation.
+func (r report) notPermitted() bool {
+	return r.has("missing_scope", "PermissionDenied") ||
+		strings.Contains(r.message, "insufficient permissions for this operation") ||
+		strings.Contains(r.message, "lacks the required data action")
 }
 
 // aboutRequest reports whether a refusal concerns what was asked, not who asked.

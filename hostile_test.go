@@ -1,0 +1,257 @@
+package openailb
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const backendKey = "sk-key-of-the-backend"
+
+// overBothVersions runs a test with a client of HTTP/1.1 and one of HTTP/2.
+func overBothVersions(t *testing.T, config string, test func(*testing.T, *world)) {
+	t.Helper()
+	t.Run("HTTP/1.1", func(t *testing.T) { inBubble(t, config, test) })
+	t.Run("HTTP/2", func(t *testing.T) {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			w.useHTTP2()
+			test(t, w)
+		})
+	})
+}
+
+func zipped(text string) []byte {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	io.WriteString(z, text)
+	z.Close()
+	return b.Bytes()
+}
+
+func TestAKeyOfStarsEndsNothing(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.WriteHeader(401)
+			io.WriteString(rw, `{"error":{"message":"Incorrect API key provided: sk-****************mnop."}}`)
+		})
+		if reply := w.send(w.requestWithKey("********")); reply.status != 401 || !strings.Contains(reply.body, "mnop") {
+			t.Errorf("client got %d %s (%v)", reply.status, reply.body, reply.err)
+		}
+	})
+}
+
+func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
+	overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Link", "</x?key="+keyIn(r.Header.Get("Authorization"))+">")
+			rw.Header().Set("Set-Cookie", "a=b")
+			rw.WriteHeader(http.StatusEarlyHints)
+			rw.Header().Del("Link")
+			rw.Header().Set("Trailer", "X-Debug, X-Sum")
+			rw.WriteHeader(400)
+			io.WriteString(rw, `{"error":{"message":"no"}}`)
+			rw.Header().Set("X-Debug", r.Header.Get("Authorization"))
+			rw.Header().Set("X-Sum", "abc")
+		})
+		var interim []string
+		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+		r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+			Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+				interim = append(interim, fmt.Sprint(code, header))
+				return nil
+			},
+		}))
+		res, err := w.client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		io.Copy(io.Discard, res.Body)
+		if len(interim) != 1 || interim[0] != "103 map[]" {
+			t.Errorf("client got the interim replies %q", interim)
+		}
+		if got := fmt.Sprint(res.Trailer); strings.Contains(got, backendKey) || res.Trailer.Get("X-Sum") != "abc" {
+			t.Errorf("client got the trailers %s", got)
+		}
+	})
+}
+
+func TestACompressedErrorGivesNoKeyAway(t *testing.T) {
+	long := "<html>" + strings.Repeat("<p>a page of a gateway</p>", 3000) + "authorization: Bearer " + backendKey
+	for name, c := range map[string]struct {
+		coding string
+		body   []byte
+	}{
+		"gzip":                     {"gzip", zipped("no good: " + backendKey)},
+		"gzip, the key at its end": {"gzip", zipped(long)},
+		"a coding not asked for":   {"br", []byte("no good: " + backendKey)},
+		"two codings":              {"gzip, gzip", zipped(string(zipped(backendKey)))},
+		"gzip that is none":        {"gzip", []byte(backendKey)},
+	} {
+		inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
+			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+				rw.Header().Set("Content-Encoding", c.coding)
+				rw.WriteHeader(400)
+				rw.Write(c.body)
+			})
+			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			r.Header.Set("Accept-Encoding", "br;q=1.0, gzip;q=0.8, *;q=0.1, zstd")
+			reply := w.send(r)
+			if reply.status != 400 || !strings.Contains(reply.body, "upstream_error") || strings.Contains(reply.body, backendKey) {
+				t.Errorf("%s: client got %d %q", name, reply.status, reply.body)
+			}
+			if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip;q=0.8, zstd" {
+				t.Errorf("a was told that %q is accepted", got)
+			}
+		})
+	}
+}
+
+func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Content-Encoding", "gzip")
+			rw.Header().Set("Retry-After", "60")
+			rw.WriteHeader(429)
+			rw.Write(zipped("rate limit for " + backendKey))
+		})
+		w.post(`{}`).wantServed(t, "b")
+		if got := w.logged("backend benched")[0].ContextMap()["seconds"]; got != 60.0 {
+			t.Errorf("a rests %v s, want 60", got)
+		}
+	})
+}
+
+func TestAGatewaysKeyInAHeaderIsASecretToo(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_GATEWAY", "gateway-secret-123")
+	inBubble(t, "openai_lb {\nbackend http://a {\nheader Cf-Aig-Authorization \"Bearer {env.OPENAI_LB_TEST_GATEWAY}\"\nheader X-Team harmless-name\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("X-Echo", r.Header.Get("Cf-Aig-Authorization"))
+			rw.WriteHeader(400)
+			fmt.Fprintf(rw, "bad %s of %s", r.Header.Get("Cf-Aig-Authorization"), r.Header.Get("X-Team"))
+		})
+		reply := w.post(`{}`)
+		if strings.Contains(fmt.Sprint(reply), "gateway-secret") || !strings.Contains(reply.body, "harmless-name") {
+			t.Errorf("client got %v", reply)
+		}
+	})
+}
+
+func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
+	config := "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n%s\n}\n}"
+	for _, auth := range []string{"auth passthrough", "api_key " + backendKey} {
+		inBubble(t, fmt.Sprintf(config, auth), func(t *testing.T, w *world) {
+			for query, protocols := range map[string]string{
+				"api-key=own-key&api-key=key-of-alice":          "realtime",
+				"api-key=&Api%2DKey=key-of-alice":               "realtime, OpenAI-Insecure-Api-Key.key-of-alice",
+				"subscription-key=key-of-alice&x=1&api-key=own": "openai-insecure-api-key.own-key, openai-insecure-api-key.key-of-alice",
+			} {
+				r := w.request(http.MethodPost, "/v1/chat/completions?"+query, io.MultiReader(strings.NewReader(`{}`)))
+				r.Header["Authorization"] = []string{"Bearer own-key", "bearer\tkey-of-alice", "Basic cGFzc3dvcmQ6b2YtY2FkZHk="}
+				r.Header["Api-Key"] = []string{"key-of-alice", " key-of-alice "}
+				r.Header.Set("Sec-WebSocket-Protocol", protocols)
+				r.Trailer = http.Header{"Authorization": {"Bearer key-of-alice"}, "Api-Key": {"own-key"}, "Cookie": {"c=1"}}
+				w.send(r).wantServed(t, "a")
+			}
+			for _, c := range w.backends["a"].received() {
+				text := fmt.Sprint(c.request.Header, c.request.URL, c.request.Trailer)
+				if strings.Contains(text, "key-of-alice") || strings.Contains(text, "Basic") || len(c.request.Trailer) > 0 {
+					t.Errorf("with %s, a got %s", auth, text)
+				}
+				if auth != "auth passthrough" && strings.Contains(text, "own") {
+					t.Errorf("with %s, a got %s", auth, text)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatIsNotPermittedBenchesNobody(t *testing.T) {
+	for _, code := range []int{401, 403} {
+		for _, body := range []string{
+			`{"error":{"message":"You have insufficient permissions for this operation. Missing scopes: api.fine_tuning.jobs.read.","type":"invalid_request_error","param":null,"code":"missing_scope"}}`,
+			`{"error":{"code":"PermissionDenied","message":"The principal lacks the required data action Microsoft.CognitiveServices/accounts/OpenAI/fine-tunes/write to perform this operation."}}`,
+			`{"error":{"message":"You have insufficient permissions for this operation.","type":"invalid_request_error","param":null,"code":null}}`,
+		} {
+			inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
+				for _, b := range w.backends {
+					b.replies(func(rw http.ResponseWriter, _ *http.Request) {
+						rw.WriteHeader(code)
+						io.WriteString(rw, body)
+					})
+				}
+				w.post(`{}`).wantError(t, 502, "upstream_credentials_rejected")
+				w.wantCalls(map[string]int{"a": 1, "b": 1})
+				w.backends["b"].recovers()
+				w.post(`{}`).wantServed(t, "b")
+				if n := len(w.logged("backend benched")); n > 0 {
+					t.Errorf("%d %s: %d benches", code, body, n)
+				}
+			})
+		}
+	}
+}
+
+func TestARequestRefusedEverywhereBenchesOneBackend(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\nbackend http://c {\npriority 3\n}\n}", func(t *testing.T, w *world) {
+		for _, b := range w.backends {
+			b.replies(status(401))
+		}
+		w.post(`{}`).wantError(t, 502, "upstream_credentials_rejected")
+		if n := len(w.logged("backend benched")); n != 1 {
+			t.Errorf("%d benches, want 1", n)
+		}
+		if usable, _ := w.handler.pool.usable(time.Now()); !usable {
+			t.Error("no backend is usable any more")
+		}
+	})
+}
+
+func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
+	for _, code := range []int{401, 402, 403, 429, 500} {
+		file := filepath.Join(t.TempDir(), "key")
+		writeFile(t, file, "first-key")
+		inBubble(t, "openai_lb {\nbackend http://a {\napi_key {file."+file+"}\n}\n}", func(t *testing.T, w *world) {
+			release := make(chan struct{})
+			w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") == "Bearer first-key" {
+					<-release
+					status(code)(rw, r)
+					return
+				}
+				wantsKey("second-key")(rw, r)
+			})
+			done := make(chan clientReply)
+			go func() { done <- w.post(`{}`) }()
+			time.Sleep(2 * secretFilesInterval)
+			writeFile(t, file, "second-key")
+			w.post(`{}`).wantServed(t, "a")
+			close(release)
+			<-done
+			if n := len(w.logged("backend benched")); n > 0 {
+				t.Errorf("a late %d for the old key benched the new one", code)
+			}
+			w.post(`{}`).wantServed(t, "a")
+		})
+	}
+}
+
+func TestAKeyIsRenewedWhateverUnhealthyStatusSays(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	writeFile(t, file, "first-key")
+	inBubble(t, "openai_lb {\nunhealthy_status 429 5xx\nbackend http://a {\napi_key {file."+file+"}\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(wantsKey("first-key"))
+		w.post(`{}`).wantServed(t, "a")
+		writeFile(t, file, "second-key")
+		w.backends["a"].replies(wantsKey("second-key"))
+		w.post(`{}`).wantServed(t, "a")
+	})
+}
