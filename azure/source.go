@@ -141,10 +141,34 @@ func (s *source) credential(ctx context.Context) (openailb.Credential, error) {
 	if t = s.current.Load(); t.valid(time.Now()) {
 		return t.credential, nil
 	}
-	if err != nil {
-		return openailb.Credential{}, err
+	if err == nil {
+		err = s.failure()
 	}
-	return openailb.Credential{}, s.failure()
+	return openailb.Credential{}, s.unavailable(err)
+}
+
+// unavailable tells users not to come back before the next request is due.
+type unavailable struct {
+	error
+	retryAfter time.Duration
+}
+
+func (u unavailable) Unwrap() error { return u.error }
+
+// RetryAfter is how long the balancer leaves the backend alone.
+func (u unavailable) RetryAfter() time.Duration { return u.retryAfter }
+
+func (s *source) unavailable(err error) error {
+	wait := minBackoff // a request is under way, and may bring a token at any time
+	if errors.Is(err, errClosed) {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == nil {
+		wait = max(wait, time.Until(time.Unix(0, s.due.Load())))
+	}
+	return unavailable{err, wait}
 }
 
 // renew returns a token in place of one that a backend refused, or that one if
