@@ -1,0 +1,142 @@
+package openailb
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestTheExampleOfCallersLetsInWhomItSays sends requests to each of its sites.
+func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
+	t.Setenv("EAST_KEY", "key-of-east")
+	t.Setenv("TEAM_KEY", "key-of-team")
+	_, backend := listen(t, "east")
+	checks := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/check" || r.Header.Get("Cookie") != "session=1" {
+			w.WriteHeader(http.StatusForbidden)
+		}
+	}))
+	t.Cleanup(checks.Close)
+	text, err := os.ReadFile("examples/callers.Caddyfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	config := strings.NewReplacer(
+		"https://contoso-east.openai.azure.com {", backend.URL+" {\nauth api_key",
+		"auth.example.com:8080", checks.Listener.Addr().String(),
+		".example.com {", fmt.Sprintf(".localhost:%d {", port),
+	).Replace(string(text))
+	storage := t.TempDir()
+	run(t, "{\nadmin off\nskip_install_trust\nauto_https disable_redirects\nstorage file_system "+storage+"\n}\n"+config)
+
+	certificate := clientCertificate(t, filepath.Join(storage, "pki/authorities/local"))
+	dial := func(site string, certificates ...tls.Certificate) (net.Conn, error) {
+		return tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{
+			ServerName: site + ".localhost", InsecureSkipVerify: true, Certificates: certificates,
+		})
+	}
+	for _, site := range []string{"keys", "internal", "mtls", "password", "sso"} {
+		waitFor(t, func() bool {
+			conn, err := dial(site, certificate)
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+	}
+	ask := func(site, path string, header http.Header, certificates ...tls.Certificate) int {
+		transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return dial(site, certificates...) }}
+		defer transport.CloseIdleConnections()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fmt.Sprintf("https://%s.localhost:%d%s", site, port, path), strings.NewReader(`{}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header != nil {
+			r.Header = header
+		}
+		res, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Do(r)
+		if err != nil {
+			return 0 // no connection
+		}
+		res.Body.Close()
+		return res.StatusCode
+	}
+	password := func(word string) http.Header {
+		r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
+		r.SetBasicAuth("alice", word)
+		return r.Header
+	}
+	for _, c := range []struct {
+		name, site, path string
+		header           http.Header
+		certificates     []tls.Certificate
+		want             int
+	}{
+		{"a client key", "keys", "/v1/x", http.Header{"Api-Key": {"key-of-team"}}, nil, 200},
+		{"another key", "keys", "/v1/x", http.Header{"Api-Key": {"key-of-east"}}, nil, 401},
+		{"one of our networks", "internal", "/v1/x", nil, nil, 200},
+		{"a path that is not ours", "internal", "/admin", nil, nil, 403},
+		{"a client certificate", "mtls", "/v1/x", nil, []tls.Certificate{certificate}, 200},
+		{"no client certificate", "mtls", "/v1/x", nil, nil, 0},
+		{"a password", "password", "/v1/x", password("hunter2"), nil, 200},
+		{"a wrong password", "password", "/v1/x", password("hunter3"), nil, 401},
+		{"a session", "sso", "/v1/x", http.Header{"Cookie": {"session=1"}}, nil, 200},
+		{"no session", "sso", "/v1/x", nil, nil, 403},
+	} {
+		if got := ask(c.site, c.path, c.header, c.certificates...); got != c.want {
+			t.Errorf("%s gets %d of %s, want %d", c.name, got, c.site, c.want)
+		}
+	}
+}
+
+// clientCertificate makes one that is signed by the authority which Caddy keeps
+// in a folder.
+func clientCertificate(t *testing.T, folder string) tls.Certificate {
+	t.Helper()
+	read := func(name string) []byte {
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode(text)
+		return block.Bytes
+	}
+	issuer, err := x509.ParseCertificate(read("intermediate.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var signer crypto.PrivateKey
+	if signer, err = x509.ParseECPrivateKey(read("intermediate.key")); err != nil {
+		if signer, err = x509.ParsePKCS8PrivateKey(read("intermediate.key")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, issuer, key.Public(), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der, issuer.Raw}, PrivateKey: key}
+}
