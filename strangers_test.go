@@ -139,3 +139,34 @@ func TestABackendCannotSayWhenItIsBackBeyondTheLimit(t *testing.T) {
 		})
 	}
 }
+
+// TestABodyThatStallsIsNotWaitedFor uses Caddy's own limit, with a body that is
+// kept for replay and one that streams to the backend.
+func TestABodyThatStallsIsNotWaitedFor(t *testing.T) {
+	for _, buffers := range []string{"1MiB", "1B"} {
+		a, backend := listen(t, "a")
+		port := freePort(t)
+		run(t, fmt.Sprintf("{\nadmin off\nservers {\ntimeouts {\nread_body_idle 200ms\n}\n}\n}\nhttp://:%d {\nopenai_lb {\nbackend %s\nrequest_buffers %s\n}\n}", port, backend.URL, buffers))
+		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "POST /v1/x HTTP/1.1\r\nHost: lb\r\nContent-Length: 100\r\n\r\n{\"model\":")
+		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(buffers, err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		if res.StatusCode != 408 || !strings.Contains(string(body), `"code":"request_timeout"`) {
+			t.Errorf("with request_buffers %s, client got %d %s", buffers, res.StatusCode, body)
+		}
+		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/x", port)).wantServed(t, "a")
+		for _, c := range a.received() {
+			if c.readErr == nil && c.bodyBytes == 9 {
+				t.Error("a took a part of the body for all of it")
+			}
+		}
+	}
+}
