@@ -61,12 +61,12 @@ type site struct {
 }
 
 // start runs Caddy until the test ends.
-func start(t *testing.T, backends []backend) *site {
+func start(t *testing.T, backends []backend, options ...string) *site {
 	t.Helper()
 	var err error
 	for range 3 { // a port that was free may be taken by the time Caddy starts
 		var s *site
-		if s, err = tryStart(t, backends); err == nil {
+		if s, err = tryStart(t, backends, options); err == nil {
 			return s
 		}
 	}
@@ -74,7 +74,7 @@ func start(t *testing.T, backends []backend) *site {
 	return nil
 }
 
-func tryStart(t *testing.T, backends []backend) (*site, error) {
+func tryStart(t *testing.T, backends []backend, options []string) (*site, error) {
 	dir := t.TempDir()
 	addresses, err := freeAddresses(len(backends) + 1)
 	if err != nil {
@@ -89,7 +89,7 @@ func tryStart(t *testing.T, backends []backend) (*site, error) {
 		}
 		s.simulators = append(s.simulators, url+b.root())
 	}
-	if err := os.WriteFile(filepath.Join(dir, "Caddyfile"), []byte(s.caddyfile(backends)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "Caddyfile"), []byte(s.caddyfile(backends, options)), 0o600); err != nil {
 		return nil, err
 	}
 
@@ -164,8 +164,11 @@ func freeAddresses(n int) ([]string, error) {
 	return addresses, nil
 }
 
-func (s *site) caddyfile(backends []backend) string {
+func (s *site) caddyfile(backends []backend, callers []string) string {
 	var lb, simulators strings.Builder
+	for _, line := range callers {
+		fmt.Fprintln(&lb, line)
+	}
 	for i, b := range backends {
 		options := b.options
 		if options == "" {

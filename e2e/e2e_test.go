@@ -70,6 +70,8 @@ type scenario struct {
 	// clients are the kinds it holds for. Default: OpenAI and AzureOpenAI.
 	clients  []string
 	backends []backend
+	// callers are options of the balancer's about who may use it.
+	callers []string
 	// retries tells that the client makes its SDK's retries.
 	retries bool
 	calls   []call
@@ -91,6 +93,7 @@ var (
 	onlyV1    = []string{"OpenAI", "OpenAIAtAzureV1"}
 	onlyAzure = []string{"AzureOpenAI"}
 	everyKind = slices.Concat(onlyV1, onlyAzure)
+	refused   = apiError{Class: "AuthenticationError", Status: 401, Code: "invalid_api_key", Type: "invalid_request_error", Message: "Incorrect API key provided."}
 	throttled = apiError{Class: "RateLimitError", Status: 429, Code: "rate_limit_exceeded", Type: "rate_limit_error"}
 )
 
@@ -112,6 +115,19 @@ var scenarios = []scenario{
 			paths:   []string{"/v1/chat/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/responses"},
 		}},
 		calls: everyOperation,
+	},
+	{
+		name:     "a caller with a client key is served",
+		callers:  []string{"client_key alice another-key", "client_key bob client-key"},
+		backends: []backend{{sees: []int{200, 200}}},
+		calls:    []call{{name: "chat", from: "first"}, {name: "streamed chat", from: "first"}},
+	},
+	{
+		name:     "a caller with another key reaches no backend",
+		callers:  []string{"client_key alice another-key"},
+		backends: []backend{{sees: []int{}}},
+		retries:  true,
+		calls:    []call{{name: "chat", fails: refused}, {name: "streamed chat", fails: refused}, {name: "embeddings", fails: refused}},
 	},
 	{
 		name:    "an Azure backend serves every operation under its own path",
@@ -388,7 +404,7 @@ func TestOfficialSDKs(t *testing.T) {
 			for _, language := range languages {
 				t.Run(sc.name+"/"+client+"/"+language.name, func(t *testing.T) {
 					t.Parallel()
-					s := start(t, sc.backends)
+					s := start(t, sc.backends, sc.callers...)
 					got := language.run(t, s, sc.order(s.url, client))
 					sc.checkClient(t, got)
 					sc.checkBackends(t, s)
