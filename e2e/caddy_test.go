@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -222,13 +223,16 @@ func (s *site) connect() error {
 
 // status is what a simulator tells of itself.
 type status struct {
-	InFlight int `json:"in_flight"`
-	Early    int `json:"early"` // requests before the time that a 429 named
-	Last     []struct {
-		Status     int    `json:"status"`
-		Path       string `json:"path"`
-		Deployment string `json:"deployment"`
-	} `json:"last"`
+	InFlight int       `json:"in_flight"`
+	Early    int       `json:"early"` // requests before the time that a 429 named
+	Last     []request `json:"last"`
+}
+
+type request struct {
+	Time       time.Time `json:"time"`
+	Status     int       `json:"status"`
+	Path       string    `json:"path"`
+	Deployment string    `json:"deployment"`
 }
 
 // status returns that of a backend whose requests are all over.
@@ -246,6 +250,8 @@ func (s *site) status(t *testing.T, i int) status {
 			t.Fatal(err)
 		}
 		if got.InFlight == 0 {
+			// they are in the order of their ends
+			slices.SortStableFunc(got.Last, func(a, b request) int { return a.Time.Compare(b.Time) })
 			return got
 		}
 		if time.Now().After(deadline) {
