@@ -33,11 +33,11 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 		return r
 	}
 	r := t.send(ex, m, req, credential)
-	if r.status != http.StatusUnauthorized || r.class == verdict.NotPermitted || !r.upload.abandon() {
+	if r.status != http.StatusUnauthorized || r.class == verdict.NotPermitted {
 		return r
 	}
 	renewed, ok := m.renew(req.Context(), credential)
-	if !ok {
+	if !ok || !r.upload.abandon() {
 		return r
 	}
 	r.discard()

@@ -163,22 +163,30 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		if !httpguts.ValidHeaderFieldName(name) {
 			return fmt.Errorf("header %q: that is not the name of a header", name)
 		}
-		for _, raw := range values {
-			value, err := repl.ReplaceOrErr(raw, true, true)
-			if err != nil {
+		for _, value := range values {
+			if value, err = repl.ReplaceOrErr(value, true, true); err != nil {
 				return fmt.Errorf("header %s: %w", name, err)
 			}
 			if !httpguts.ValidHeaderFieldValue(value) {
 				return fmt.Errorf("header %s: its value holds control characters", name)
 			}
 			b.header.Add(name, value)
-			if slices.Contains(keyHeaders, http.CanonicalHeaderKey(name)) || value != raw {
+			if namesSecret(name) {
 				b.secretHeaders = append(b.secretHeaders, value)
 			}
 		}
 	}
 	b.health = b.url.String() + base + " " + b.fingerprint()
 	return nil
+}
+
+// namesSecret reports whether a header is named like one with a key, as
+// Authorization, Api-Key or Cf-Aig-Authorization are.
+func namesSecret(header string) bool {
+	header = strings.ToLower(header)
+	return slices.ContainsFunc([]string{"auth", "key", "token", "secret"}, func(word string) bool {
+		return strings.Contains(header, word)
+	})
 }
 
 func (b *Backend) provisionModels() error {

@@ -169,6 +169,13 @@ func (f *Failover) wait(ex *exchange, m *member, r *reply, now time.Time) (wait 
 		return failDuration, true
 	case verdict.Quota:
 		return time.Duration(f.RetryAfterMax), true
+	case verdict.NotPermitted:
+		// of other operations, a credential need know nothing
+		if !ex.asked.infers || ex.refusedOnce {
+			return 0, false
+		}
+		ex.refusedOnce = true
+		return configuredWrong, true
 	case verdict.Credential, verdict.NoModel:
 		if r.status == 0 && r.wait > 0 { // there was no credential to be had
 			return min(r.wait, configuredWrong), true

@@ -339,7 +339,7 @@ func (b *bench) modelField() zap.Field {
 // than a second is only for debugging.
 func (b *bench) level() zapcore.Level {
 	switch b.class {
-	case verdict.Credential, verdict.NoModel, verdict.Quota:
+	case verdict.Credential, verdict.NotPermitted, verdict.NoModel, verdict.Quota:
 		return zap.ErrorLevel
 	case verdict.Throttled, verdict.Overloaded:
 		if b.until.Sub(b.since) < time.Second {

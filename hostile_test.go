@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/zap/zapcore"
 )
 
 const backendKey = "sk-key-of-the-backend"
@@ -108,7 +110,7 @@ func TestACompressedErrorGivesNoKeyAway(t *testing.T) {
 			if reply.status != 400 || !strings.Contains(reply.body, "upstream_error") || strings.Contains(reply.body, backendKey) {
 				t.Errorf("%s: client got %d %q", name, reply.status, reply.body)
 			}
-			if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip;q=0.8, zstd" {
+			if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip;q=0.8" {
 				t.Errorf("a was told that %q is accepted", got)
 			}
 		})
@@ -174,7 +176,7 @@ func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotPermittedBenchesNobody(t *testing.T) {
+func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
 	for _, code := range []int{401, 403} {
 		for _, body := range []string{
 			`{"error":{"message":"You have insufficient permissions for this operation. Missing scopes: api.fine_tuning.jobs.read.","type":"invalid_request_error","param":null,"code":"missing_scope"}}`,
@@ -188,16 +190,87 @@ func TestWhatIsNotPermittedBenchesNobody(t *testing.T) {
 						io.WriteString(rw, body)
 					})
 				}
-				w.post(`{}`).wantError(t, 502, "upstream_credentials_rejected")
+				jobs := func() clientReply {
+					return w.send(w.request(http.MethodPost, "/v1/fine_tuning/jobs", strings.NewReader(`{"model":"gpt-4o"}`)))
+				}
+				jobs().wantError(t, 502, "upstream_credentials_rejected")
 				w.wantCalls(map[string]int{"a": 1, "b": 1})
-				w.backends["b"].recovers()
-				w.post(`{}`).wantServed(t, "b")
 				if n := len(w.logged("backend benched")); n > 0 {
-					t.Errorf("%d %s: %d benches", code, body, n)
+					t.Errorf("%d %s: %d benches for an operation of its own", code, body, n)
+				}
+				w.backends["b"].recovers()
+				jobs().wantServed(t, "b")
+				w.wantCalls(map[string]int{"a": 2, "b": 2})
+
+				// a role that lacks inference is for a person to mend
+				for range 5 {
+					w.post(`{"model":"gpt-4o"}`).wantServed(t, "b")
+				}
+				w.wantCalls(map[string]int{"a": 3, "b": 7})
+				benches := w.logged("backend benched")
+				if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["model"] != "gpt-4o" {
+					t.Errorf("%d %s: benches %v", code, body, benches)
 				}
 			})
 		}
 	}
+}
+
+func TestAnEmptyCompressedReplyPasses(t *testing.T) {
+	for code, method := range map[int]string{304: http.MethodGet, 307: http.MethodPost, 404: http.MethodHead, 400: http.MethodPost} {
+		overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
+			w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+				rw.Header().Set("Content-Encoding", "gzip")
+				rw.Header().Set("Location", "/elsewhere")
+				rw.Header().Set("Etag", `"1"`)
+				rw.WriteHeader(code)
+			})
+			r := w.request(method, "/v1/files/f/content", http.NoBody)
+			r.Header.Set("Accept-Encoding", "gzip")
+			reply := w.send(r)
+			if reply.err != nil || reply.status != code || reply.body != "" || reply.header.Get("Etag") != `"1"` || reply.header.Get("Location") != "/elsewhere" {
+				t.Errorf("a %d to %s came as %+v", code, method, reply)
+			}
+		})
+	}
+}
+
+func TestAnEarlyRefusalThatIsTheCallersComesWhole(t *testing.T) {
+	whole := strings.Repeat("x", 200_000)
+	for _, config := range []string{
+		"openai_lb {\nrequest_buffers 100KiB\nbackend http://a {\nauth passthrough\n}\n}",
+		"openai_lb {\nrequest_buffers 100KiB\nunhealthy_status 429\nbackend http://a {\napi_key " + backendKey + "\n}\n}",
+	} {
+		overBothVersions(t, config, func(t *testing.T, w *world) {
+			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+				rw.WriteHeader(401)
+				io.WriteString(rw, whole)
+			})
+			r := w.request(http.MethodPost, "/v1/files", strings.NewReader(whole))
+			r.Header.Set("X-Early", "1")
+			r.Header.Set("Authorization", "Bearer callers")
+			if reply := w.send(r); reply.err == nil && (reply.status != 401 || reply.body != whole) {
+				t.Errorf("client got %d with %d bytes", reply.status, len(reply.body))
+			} else if reply.err != nil && strings.Contains(fmt.Sprint(reply.err), "INTERNAL") {
+				t.Errorf("client got %v", reply.err)
+			}
+		})
+	}
+}
+
+func TestAHeaderOfNoSecretIsNoSecret(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_HOST", "contoso.openai.azure.com")
+	inBubble(t, "openai_lb {\nbackend http://a {\nheader Host {env.OPENAI_LB_TEST_HOST}\n}\n}", func(t *testing.T, w *world) {
+		const location = "https://contoso.openai.azure.com/openai/operations/1"
+		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Operation-Location", location)
+			rw.WriteHeader(202)
+		})
+		if got := w.post(`{}`).header.Get("Operation-Location"); got != location {
+			t.Errorf("client got Operation-Location %q", got)
+		}
+	})
 }
 
 func TestARequestRefusedEverywhereBenchesOneBackend(t *testing.T) {

@@ -10,7 +10,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/logging"
+	"go.uber.org/zap"
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 
@@ -101,8 +103,10 @@ func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*
 		switch f := &fields[i]; f.Type {
 		case zapcore.StringType:
 			f.String = redactValue(f.Key, f.String)
+		case zapcore.ByteStringType:
+			*f = zap.String(f.Key, redactValue(f.Key, string(f.Interface.([]byte))))
 		case zapcore.ArrayMarshalerType:
-			f.Interface = redactedArray{f.Interface.(zapcore.ArrayMarshaler), f.Key}
+			f.Interface = redactArray(f.Key, f.Interface.(zapcore.ArrayMarshaler))
 		case zapcore.ObjectMarshalerType, zapcore.InlineMarshalerType:
 			f.Interface = redactedObject{f.Interface.(zapcore.ObjectMarshaler)}
 		}
@@ -112,6 +116,9 @@ func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*
 
 // AddString implements zapcore.ObjectEncoder.
 func (e *LogEncoder) AddString(key, value string) { redactor{e.Encoder}.AddString(key, value) }
+
+// AddByteString implements zapcore.ObjectEncoder.
+func (e *LogEncoder) AddByteString(key string, value []byte) { e.AddString(key, string(value)) }
 
 // AddArray implements zapcore.ObjectEncoder.
 func (e *LogEncoder) AddArray(key string, array zapcore.ArrayMarshaler) error {
@@ -130,8 +137,10 @@ func (r redactor) AddString(key, value string) {
 	r.ObjectEncoder.AddString(key, redactValue(key, value))
 }
 
+func (r redactor) AddByteString(key string, value []byte) { r.AddString(key, string(value)) }
+
 func (r redactor) AddArray(key string, array zapcore.ArrayMarshaler) error {
-	return r.ObjectEncoder.AddArray(key, redactedArray{array, key})
+	return r.ObjectEncoder.AddArray(key, redactArray(key, array))
 }
 
 func (r redactor) AddObject(key string, object zapcore.ObjectMarshaler) error {
@@ -142,6 +151,20 @@ type redactedObject struct{ zapcore.ObjectMarshaler }
 
 func (o redactedObject) MarshalLogObject(to zapcore.ObjectEncoder) error {
 	return o.ObjectMarshaler.MarshalLogObject(redactor{to})
+}
+
+// redactArray hides keys in an array of this name. It keeps the type of a
+// header's values, by which Caddy's log filters know it.
+func redactArray(key string, array zapcore.ArrayMarshaler) zapcore.ArrayMarshaler {
+	values, ok := array.(caddyhttp.LoggableStringArray)
+	if !ok {
+		return redactedArray{array, key}
+	}
+	safe := make(caddyhttp.LoggableStringArray, len(values))
+	for i, value := range values {
+		safe[i] = redactValue(key, value)
+	}
+	return safe
 }
 
 // redactedArray is the array of this name, such as the values of a header.
@@ -188,15 +211,19 @@ func redactProtocols(value string) string {
 	return strings.Join(protocols, ",")
 }
 
+// redactURI hides the keys in a URI, or in what may be the query of one.
 func redactURI(uri string) string {
 	path, query, ok := strings.Cut(uri, "?")
 	if !ok {
-		return uri
+		path, query = "", uri
 	}
 	for _, param := range credentialParams {
 		if _, ok := openaiapi.Param(query, param); ok {
 			query = openaiapi.SetParam(query, param, redacted)
 		}
+	}
+	if !ok {
+		return query
 	}
 	return path + "?" + query
 }

@@ -47,12 +47,14 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 		"Referer":                {"https://lb/?api-key=" + key},
 		"X-Forwarded-Uri":        {"/v1/models?api-key=" + key},
 		"User-Agent":             {"curl"},
+		"X-Masked":               {"203.0.113.77"},
 	}
 	for _, format := range []string{
 		"openai_lb",
 		"openai_lb {\nwrap json\n}",
 		"openai_lb {\nwrap filter {\nrequest>remote_ip delete\n}\n}",
-		"filter {\nrequest>remote_ip delete\nwrap openai_lb\n}",
+		"openai_lb {\nwrap filter {\nrequest>headers>X-Masked ip_mask 16 32\n}\n}",
+		"filter {\nrequest>headers>X-Masked ip_mask 16 32\nwrap openai_lb\n}",
 		"append {\nx y\nwrap openai_lb\n}",
 	} {
 		encoder := encoderOf(t, format)
@@ -65,6 +67,7 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 			zap.Object("again", caddyhttp.LoggableHTTPRequest{Request: r}),
 			zap.Object("resp_headers", caddyhttp.LoggableHTTPHeader{Header: http.Header{"Location": {"https://lb/?api-key=" + key}}}),
 			zap.String("uri", r.RequestURI), zap.String("api-key", key), zap.Strings("api-key", []string{key}),
+			zap.String("query", "x=1&api-key="+key), zap.ByteString("bytes", []byte("/v1?api-key="+key)),
 			zap.Int("n", 1), zap.String("plain", "text?"),
 		})
 		if err != nil {
@@ -73,6 +76,9 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 		logged := text.String()
 		if strings.Contains(logged, key) {
 			t.Errorf("format %s: the log holds the key: %s", format, logged)
+		}
+		if masks := strings.Contains(format, "ip_mask"); masks != strings.Contains(logged, "203.0.0.0") {
+			t.Errorf("format %s: an address is masked: %v: %s", format, !masks, logged)
 		}
 		for _, want := range []string{
 			`"uri":"/v1/realtime?model=x&API-Key=REDACTED&subscription%2Dkey=REDACTED&y=%20"`, `https://lb/?api-key=REDACTED`,

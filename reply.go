@@ -77,7 +77,7 @@ func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
 	judged := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
 	decoded := false
-	if judged && (listed || verdict.NeedsBody(r.status)) || r.status >= 300 && encoded(r.res.Header) {
+	if judged && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && encoded(r.res.Header) {
 		text, r.whole, r.cut, decoded = peek(r.res, cancel)
 	}
 	if !judged {
@@ -106,13 +106,17 @@ func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, whol
 	return text, whole, cut, whole && decoded
 }
 
-// decodable are the codings that decode knows.
-var decodable = []string{"gzip", "deflate", "zstd", "identity"}
+// decodable are the codings that backends may use: those that decode knows, but
+// for zstd, of which it reads no windows as large as usual.
+var decodable = []string{"gzip", "deflate", "identity"}
 
 // decode undoes the compression of an error's body, as far as it gets: the
 // body may be only the first part, and that may be enough. It reports whether
 // the text is all there is.
 func decode(raw []byte, encoding string) (text []byte, all bool) {
+	if len(raw) == 0 {
+		return nil, true
+	}
 	var decoder io.Reader
 	var err error
 	switch encoding {

@@ -22,9 +22,15 @@ type asked struct {
 	// opaque tells that the body cannot be read, so that nothing in it can be
 	// replaced.
 	opaque bool
+	// infers tells that a model is to do what models are for: it is not about
+	// files, fine-tuning and the like.
+	infers bool
 	// anonymous tells that the caller brought no credential for a backend.
 	anonymous bool
 }
+
+// inference are the operations that every credential for a model is meant for.
+var inference = []string{"/chat/completions", "/completions", "/embeddings", "/responses", "/audio/", "/images/"}
 
 // readAsked finds what a request asks for, of whose body prefix is what was
 // read.
@@ -38,7 +44,11 @@ func readAsked(r *http.Request, prefix []byte) asked {
 	default:
 		a.body = openaiapi.ParseJSON(prefix)
 	}
-	a.model = openaiapi.ParsePath(r.URL.EscapedPath()).Name()
+	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	a.infers = r.Method == http.MethodPost && slices.ContainsFunc(inference, func(operation string) bool {
+		return strings.HasPrefix(route.Operation, operation)
+	})
+	a.model = route.Name()
 	a.inPath = a.model != ""
 	for _, param := range []string{"model", "deployment"} {
 		if a.model == "" {

@@ -57,11 +57,12 @@ func (s secrets) errorField(err error) zap.Field {
 	return zap.String("error", text)
 }
 
-// dropFrom removes the headers, or trailers, that hold a secret.
+// dropFrom empties the headers, or trailers, that hold a secret. Their names
+// stay: reverse_proxy tells by the number of trailers which were announced.
 func (s secrets) dropFrom(header http.Header) {
 	for name, values := range header {
 		if slices.ContainsFunc(values, s.in) {
-			delete(header, name)
+			header[name] = nil
 		}
 	}
 }
