@@ -54,10 +54,11 @@ func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential 
 	}
 	deadline := newHeaderDeadline(time.Duration(timeout), cancel)
 
-	out := req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn:        limitResends(cancel),
-		Got1xxResponse: emptyInterim,
-	}))
+	trace := &httptrace.ClientTrace{GotConn: limitResends(cancel)}
+	if m.backend != nil { // a plain reverse_proxy decides on its headers itself
+		trace.Got1xxResponse = emptyInterim
+	}
+	out := req.WithContext(httptrace.WithClientTrace(ctx, trace))
 	out.URL = cloneURL(req.URL)
 	out.Header = req.Header.Clone()
 	r := &reply{credential: credential}

@@ -236,24 +236,33 @@ func TestAnEmptyCompressedReplyPasses(t *testing.T) {
 	}
 }
 
+// TestAnEarlyRefusalThatIsTheCallersComesWhole has a backend refuse a body that
+// it goes on to read. Over HTTP/1.1, the server would take no more of it.
 func TestAnEarlyRefusalThatIsTheCallersComesWhole(t *testing.T) {
-	whole := strings.Repeat("x", 200_000)
 	for _, config := range []string{
-		"openai_lb {\nrequest_buffers 100KiB\nbackend http://a {\nauth passthrough\n}\n}",
-		"openai_lb {\nrequest_buffers 100KiB\nunhealthy_status 429\nbackend http://a {\napi_key " + backendKey + "\n}\n}",
+		"openai_lb {\nrequest_buffers 100k\nbackend http://a {\nauth passthrough\n}\n}",
+		"openai_lb {\nrequest_buffers 100k\nunhealthy_status 429\nbackend http://a {\napi_key " + backendKey + "\n}\n}",
 	} {
-		overBothVersions(t, config, func(t *testing.T, w *world) {
-			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			w.useHTTP2()
+			w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+				control := http.NewResponseController(rw)
+				if err := control.EnableFullDuplex(); err != nil {
+					t.Error(err)
+				}
 				rw.WriteHeader(401)
-				io.WriteString(rw, whole)
+				io.WriteString(rw, strings.Repeat("x", 70_000))
+				control.Flush()
+				time.Sleep(time.Second)
+				n, err := io.Copy(io.Discard, r.Body)
+				fmt.Fprintf(rw, "got %d %v", n, err)
 			})
-			r := w.request(http.MethodPost, "/v1/files", strings.NewReader(whole))
-			r.Header.Set("X-Early", "1")
+			r := w.request(http.MethodPost, "/v1/files", io.MultiReader(strings.NewReader(strings.Repeat("y", 200_000))))
+			r.Header.Set("X-Early", "a")
 			r.Header.Set("Authorization", "Bearer callers")
-			if reply := w.send(r); reply.err == nil && (reply.status != 401 || reply.body != whole) {
-				t.Errorf("client got %d with %d bytes", reply.status, len(reply.body))
-			} else if reply.err != nil && strings.Contains(fmt.Sprint(reply.err), "INTERNAL") {
-				t.Errorf("client got %v", reply.err)
+			reply := w.send(r)
+			if got := strings.TrimLeft(reply.body, "x"); reply.err != nil || reply.status != 401 || got != "got 200000 <nil>" {
+				t.Errorf("client got %d with %d bytes that end with %q (%v)", reply.status, len(reply.body), got, reply.err)
 			}
 		})
 	}
@@ -327,4 +336,32 @@ func TestAKeyIsRenewedWhateverUnhealthyStatusSays(t *testing.T) {
 		w.backends["a"].replies(wantsKey("second-key"))
 		w.post(`{}`).wantServed(t, "a")
 	})
+}
+
+func TestAPlainReverseProxyPassesInterimRepliesAsTheyAre(t *testing.T) {
+	a, backend := listen(t, "a")
+	a.replies(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Link", "</style.css>; rel=preload")
+		rw.WriteHeader(http.StatusEarlyHints)
+	})
+	address := serveAt(t, "reverse_proxy "+backend.Listener.Addr().String()+" {\nlb_policy openai_lb\ntransport openai_lb\n}")
+	var links []string
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
+			links = append(links, header.Get("Link"))
+			return nil
+		},
+	})
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := newClient(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if len(links) != 1 || links[0] != "</style.css>; rel=preload" {
+		t.Errorf("client got the links %q", links)
+	}
 }
