@@ -17,6 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 func init() {
@@ -321,8 +323,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if refusal, refused := h.admit(ex); refused {
 		return refusal.write(w, r)
 	}
-	if hasDotSegments(r.URL.Path) {
-		return apiError{http.StatusBadRequest, "The path holds dot segments.",
+	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
+		return apiError{http.StatusBadRequest, problem,
 			"invalid_request_error", "invalid_path"}.write(w, r)
 	}
 	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)

@@ -61,18 +61,6 @@ func readAsked(r *http.Request, prefix []byte) asked {
 	return a
 }
 
-// hasDotSegments reports whether a path has "." or ".." segments, escaped or
-// not. Servers resolve them (RFC 3986 section 5.2.4), so that they would lead
-// out of a backend's base path.
-func hasDotSegments(path string) bool {
-	for segment := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' || r == '\\' }) {
-		if segment == "." || segment == ".." {
-			return true
-		}
-	}
-	return false
-}
-
 // paths are where a backend has its API.
 type paths struct {
 	// base comes before a path that belongs to no dialect.
@@ -138,7 +126,7 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential,
 		path = b.paths.classic + strings.TrimPrefix(openaiapi.ClassicPath(model, route.Operation), "/openai")
 		inBody = false
 	default:
-		path = b.paths.classic + strings.TrimPrefix(path, "/openai")
+		path = b.paths.classic + strings.TrimPrefix(route.Path(), "/openai")
 		inBody = inBody && route.Deployment == ""
 	}
 	setEscapedPath(out.URL, path)

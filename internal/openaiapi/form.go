@@ -13,21 +13,22 @@ const (
 	maxPartHeaders = 16 << 10
 )
 
-// ParseForm looks for the fields "model" and "stream" of a multipart/form-data body. Its boundary
-// is the parameter of the Content-Type.
+// ParseForm reads the fields of a multipart/form-data body that a [Request] has fields for. Its
+// boundary is the parameter of the Content-Type.
 //
-// As ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
+// Like ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
 // The fields may stand in any order, before a file or after it. A part with a filename is a file,
-// whatever its name is. Values are taken as they stand: nothing is trimmed, and a
+// whatever its name is. Values are taken as they are: nothing is trimmed, and a
 // Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone. Of a body that
 // was cut off, it finds the parts that came whole. Lines may end in a bare LF if the first
 // delimiter's does.
 func ParseForm(body []byte, boundary string) Request {
+	none := Request{N: 1}
 	if boundary == "" || len(boundary) > maxBoundary {
-		return Request{}
+		return none
 	}
 	delimiter := []byte("\r\n--" + boundary)
-	r := Request{dashBoundary: delimiter[2:]}
+	r := Request{N: 1, dashBoundary: delimiter[2:]}
 
 	// The first delimiter begins the body, or any line after a preamble.
 	at, more := -1, false
@@ -39,7 +40,7 @@ func ParseForm(body []byte, boundary string) Request {
 		r.addAt++ // past the line feed
 	}
 	if at < 0 {
-		return Request{}
+		return none
 	}
 	newline := "\r\n"
 	if more && body[at-2] != '\r' {
@@ -57,18 +58,18 @@ func ParseForm(body []byte, boundary string) Request {
 		}
 		field, headers := fieldName(body[start:end])
 		value := span{start + headers, end}
-		switch {
-		case field == "model":
+		switch m := memberNamed(field); {
+		case m == memberModel:
 			named = true
 			if whole {
-				r.models = append(r.models, value)
+				r.addModel(value)
 			}
-		case field == "stream" && whole:
-			r.Stream = string(body[value.start:value.end]) == "true"
+		case whole:
+			r.take(m, body[value.start:value.end])
 		}
 	}
-	if n := len(r.models); n > 0 {
-		last := r.models[n-1]
+	r.Whole = at >= 0 // the last delimiter is there, and it is the closing one
+	if last, ok := r.lastModel(); ok {
 		r.Model, r.HasModel = string(body[last.start:last.end]), true
 	} else if !named {
 		r.before = "--" + boundary + newline + `Content-Disposition: form-data; name="model"` + newline + newline

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"mime"
 	"mime/multipart"
@@ -84,7 +85,7 @@ func TestModelInAForm(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.form)
 			got := ParseForm(body, "XX")
-			if got.Model != tt.model || got.HasModel != (len(spans) > 0) || got.Stream != tt.stream || !slices.Equal(got.models, spans) {
+			if got.Model != tt.model || got.HasModel != (len(spans) > 0) || got.Stream != tt.stream || !slices.Equal(places(got), spans) {
 				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
 			added := "--XX\r\n" + modelField + "ü <&>\r\n"
@@ -96,6 +97,56 @@ func TestModelInAForm(t *testing.T) {
 				t.Errorf("got %q, want %q", result, want)
 			}
 		})
+	}
+}
+
+func TestTheOutputThatAFormAsksFor(t *testing.T) {
+	field := func(name, value string) string {
+		return "--XX\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
+	}
+	for _, tt := range []struct {
+		form   string
+		max, n int64
+	}{
+		{field("n", "3") + "--XX--", 0, 3},
+		{field("n", "3") + field("n", "x") + "--XX--", 0, 1},
+		{field("max_tokens", "5") + field("max_output_tokens", "70") + "--XX--", 70, 1},
+		{field("max_tokens", "1e30") + "--XX--", math.MaxInt64, 1},
+		{field("max_tokens", "") + field("n", "") + "--XX--", 0, 1},
+		{field("max_tokens", "-1") + field("n", "two") + "--XX--", 0, 1},
+		{strings.TrimSuffix(field("n", "3"), "\r\n"), 0, 1}, // cut off
+		{"--XX\r\nContent-Disposition: form-data; name=\"n\"; filename=\"n\"\r\n\r\n3\r\n--XX--", 0, 1},
+		{"", 0, 1},
+	} {
+		if r := ParseForm([]byte(tt.form), "XX"); r.MaxOutput != tt.max || r.N != tt.n {
+			t.Errorf("%q: got %d times %d, want %d times %d", tt.form, r.N, r.MaxOutput, tt.n, tt.max)
+		}
+	}
+}
+
+func TestWhetherMoreMayFollowAForm(t *testing.T) {
+	for form, want := range map[string]bool{
+		"--XX\r\n" + modelField + "m\r\n--XX--":             true,
+		"--XX\r\n" + modelField + "m\r\n--XX--\r\nepilogue": true,
+		"--XX--":             true,
+		"preamble\r\n--XX--": true,
+		"--XX\r\n" + modelField + "m\r\n--XX\r\n": false,
+		"--XX\r\n" + modelField + "m\r\n--XX-":    false,
+		"--XX\r\n" + modelField + "m\r\n--XX":     false,
+		"--XX\r\n" + modelField + "m\r\n":         false,
+		"--XX\r\n" + modelField:                   false,
+		"--XX":                                    false,
+		"preamble":                                false,
+		"":                                        false,
+	} {
+		if r := ParseForm([]byte(form), "XX"); r.Whole != want {
+			t.Errorf("%q: got %v, want %v", form, r.Whole, want)
+		}
+	}
+	// No parser has to read such a form, but some do, and nobody knows what they find.
+	long := strings.Repeat("b", maxBoundary+1)
+	if ParseForm([]byte("--"+long+"--"), long).Whole {
+		t.Error("a form with too long a boundary counts as read")
 	}
 }
 
@@ -147,6 +198,7 @@ func FuzzParseForm(f *testing.F) {
 		}
 		r := ParseForm(body, boundary)
 		checkPlaces(t, r, body)
+		checkCost(t, r, body)
 		if strings.ContainsAny(model, "\r\n") || strings.Contains(model, "--"+boundary) {
 			if pieces := r.WithModel(body, model); len(pieces) != 1 || !bytes.Equal(pieces[0], body) {
 				t.Errorf("%q: got %q", body, pieces)

@@ -6,23 +6,25 @@ import (
 	"unicode/utf8"
 )
 
-// ParseJSON looks for the top-level members "model" and "stream" of a JSON object. A "model" that
-// is not a string is none.
+// ParseJSON reads the top-level members of a JSON object that a [Request] has fields for. A "model"
+// that is not a string is no model.
 //
 // It is a scanner, not a parser: it goes over the bytes once, remembers a depth and no more, and
-// jumps from quote to quote where strings are, which is what most of a prompt is. What it can
-// step over, it does not judge: a body that is not quite JSON, or not even UTF-8, is the
-// backend's to refuse. Where it cannot go on, it returns what it found until there, so of a body
-// that was cut off the members that came whole. For a body that is valid JSON the result is the
-// same as from encoding/json, exact spelling of the keys assumed.
+// jumps from quote to quote where strings are, which is what most of a prompt is. It does not
+// judge what it can step over: if a body is not quite JSON, or not even UTF-8, the backend will
+// refuse it. Where the scanner cannot go on, it returns what it has found so far. Of a body that
+// was cut off, these are the members that came whole. For a body that is valid JSON the result is
+// the same as from encoding/json, if keys are compared exactly.
 func ParseJSON(body []byte) Request {
-	var r Request
+	r := Request{N: 1}
 	i := 0
-	if bytes.HasPrefix(body, []byte("\xef\xbb\xbf")) {
-		i = 3 // a byte order mark, which RFC 8259 section 8.1 lets a parser ignore
+	if bytes.HasPrefix(body, bom) {
+		i = len(bom) // RFC 8259 section 8.1 lets a parser ignore it
 	}
 	i = skipSpace(body, i)
 	if i >= len(body) || body[i] != '{' {
+		// Only an object can hold something, and this may still become one.
+		r.Whole = i < len(body) && !bytes.HasPrefix(bom, body)
 		return r
 	}
 	first := i + 1
@@ -31,14 +33,15 @@ func ParseJSON(body []byte) Request {
 	for {
 		key := skipSpace(body, i+1) // past the brace or the comma
 		if key >= len(body) || body[key] != '"' {
+			r.Whole = key < len(body) && body[key] == '}' // no member, or a comma too many
 			break
 		}
 		keyEnd := skipString(body, key)
 		if keyEnd < 0 {
 			break
 		}
-		isModel := isKey(body[key:keyEnd], "model")
-		named = named || isModel
+		m := memberOf(body[key+1 : keyEnd-1])
+		named = named || m == memberModel
 		colon := skipSpace(body, keyEnd)
 		if colon >= len(body) || body[colon] != ':' {
 			break
@@ -48,18 +51,22 @@ func ParseJSON(body []byte) Request {
 		if end < 0 {
 			break
 		}
-		switch {
-		case isModel:
+		switch m {
+		case memberModel:
 			last = span{}
 			if body[value] == '"' {
 				last = span{value, end}
-				r.models = append(r.models, last)
+				r.addModel(last)
 			}
-		case isKey(body[key:keyEnd], "stream"):
-			r.Stream = string(body[value:end]) == "true"
+		case memberNone:
+		default:
+			if end < len(body) || m == memberStream { // otherwise more digits may follow
+				r.take(m, body[value:end])
+			}
 		}
 		i = skipSpace(body, end)
 		if i >= len(body) || body[i] != ',' {
+			r.Whole = i < len(body) && body[i] == '}'
 			break
 		}
 	}
@@ -67,13 +74,16 @@ func ParseJSON(body []byte) Request {
 		r.Model, r.HasModel = unquote(body[last.start:last.end])
 	}
 	if !r.HasModel {
-		r.models = nil
+		r.model, r.models = span{}, nil
 	}
 	if !named {
 		r.addFirst(body, first)
 	}
 	return r
 }
+
+// bom is a byte order mark.
+var bom = []byte("\xef\xbb\xbf")
 
 // addFirst sees to it that a model can be added to the object whose first member would be at i,
 // if that is there to see.
@@ -88,6 +98,34 @@ func (r *Request) addFirst(body []byte, i int) {
 	case '}':
 		r.addAt, r.before = i, `"model":`
 	}
+}
+
+// longestMember is the length of the longest name that memberOf knows, in escapes of six bytes.
+const longestMember = 6 * len("max_completion_tokens")
+
+// memberOf tells which member an object's key names, of which quoted is what stands between the
+// quotes. The names consist of ASCII letters and underscores. JSON has one escape for each of
+// these, \u00XX, so hardly anything is to be decoded, and nothing allocated.
+func memberOf(quoted []byte) member {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return memberNamed(quoted)
+	}
+	if len(quoted) > longestMember {
+		return memberNone
+	}
+	var decoded [longestMember]byte
+	n := 0
+	for ; len(quoted) > 0; n++ {
+		if quoted[0] != '\\' {
+			decoded[n], quoted = quoted[0], quoted[1:]
+			continue
+		}
+		if len(quoted) < 6 || string(quoted[:4]) != `\u00` || unhex(quoted[4]) < 0 || unhex(quoted[5]) < 0 {
+			return memberNone
+		}
+		decoded[n], quoted = byte(unhex(quoted[4])<<4|unhex(quoted[5])), quoted[6:]
+	}
+	return memberNamed(decoded[:n])
 }
 
 func skipSpace(b []byte, i int) int {
@@ -130,8 +168,8 @@ func marks(chars string) (m [256]bool) {
 	return m
 }
 
-// skipValue returns the end of the value at b[i], or -1 if it is missing or incomplete. Braces and
-// brackets count alike; whether they match is not our business.
+// skipValue returns the end of the value at b[i], or -1 if it is missing or incomplete. It counts
+// braces and brackets alike, and does not check that they match.
 func skipValue(b []byte, i int) int {
 	if i >= len(b) {
 		return -1
@@ -176,23 +214,6 @@ func skipValue(b []byte, i int) int {
 	return -1
 }
 
-// isKey compares a quoted string with a word of lower-case letters. Those have one escape each,
-// \u00XX, so there is nothing to decode and nothing to allocate.
-func isKey(quoted []byte, word string) bool {
-	b := quoted[1 : len(quoted)-1]
-	for i := range len(word) {
-		switch {
-		case len(b) >= 1 && b[0] == word[i]:
-			b = b[1:]
-		case len(b) >= 6 && string(b[:4]) == `\u00` && unhex(b[4])<<4|unhex(b[5]) == int(word[i]):
-			b = b[6:]
-		default:
-			return false
-		}
-	}
-	return len(b) == 0
-}
-
 func unhex(c byte) int {
 	switch {
 	case '0' <= c && c <= '9':
@@ -216,9 +237,23 @@ func unquote(quoted []byte) (string, bool) {
 
 // quote encodes a string as JSON, but not for HTML: "a&b" stays readable.
 func quote(s string) []byte {
+	if plain(s) {
+		quoted := make([]byte, 0, len(s)+2)
+		return append(append(append(quoted, '"'), s...), '"')
+	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	_ = enc.Encode(s) // a string always can be, and a Buffer takes all
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
+
+// plain reports whether a string stands in JSON as it is.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
+	"math/big"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 )
-
-const bom = "\xef\xbb\xbf"
 
 // In the bodies below, what WithModel replaces stands between « and »; a ¦ is where it adds a
 // member, the comma after it included.
@@ -24,7 +24,7 @@ var bodies = []struct {
 	{"a chat", `{"model":«"gpt-4o"»,"messages":[{"role":"user","content":"hi"}]}`, "gpt-4o", true, false},
 	{"a streamed chat with the model last", `{"stream":true,"messages":[{"role":"user","content":"hi"}],"model":«"gpt-4o"»}`, "gpt-4o", true, true},
 	{"white space wherever JSON allows it", " \r\n\t{ \n\"model\"\t:\r«\"gpt-4o\"» , \"stream\" : true } \n", "gpt-4o", true, true},
-	{"a byte order mark", bom + `{"model":«"gpt-4o"»}`, "gpt-4o", true, false},
+	{"a byte order mark", string(bom) + `{"model":«"gpt-4o"»}`, "gpt-4o", true, false},
 	{"a model further down is another's", `{"metadata":{"model":"x","stream":true},"tools":[{"model":"y"}],"model":«"gpt-4o"»}`, "gpt-4o", true, false},
 	{"a model in a prompt is text", `{"messages":[{"content":"{\"model\":\"x\",\"stream\":true}"}],"model":«"gpt-4o"»}`, "gpt-4o", true, false},
 	{"braces in a prompt are text", `{"prompt":"}]{[\\\"}","model":«"gpt-4o"»}`, "gpt-4o", true, false},
@@ -40,7 +40,7 @@ var bodies = []struct {
 	{"an empty name is a name", `{"model":«""»}`, "", true, false},
 	{"no model", `{¦,"input":"hi","stream":true}`, "", false, true},
 	{"an empty object", `{¦}`, "", false, false},
-	{"an empty object with white space", bom + " {¦\n} ", "", false, false},
+	{"an empty object with white space", string(bom) + " {¦\n} ", "", false, false},
 	{"null is no model", `{"model":null,"stream":true}`, "", false, true},
 	{"neither is a number", `{"model":4,"stream":false}`, "", false, false},
 	{"nor an object", `{"model":{"model":"x"}}`, "", false, false},
@@ -76,7 +76,7 @@ var bodies = []struct {
 	// What is not a JSON object.
 	{"nothing", ``, "", false, false},
 	{"white space", " \n", "", false, false},
-	{"a byte order mark alone", bom, "", false, false},
+	{"a byte order mark alone", string(bom), "", false, false},
 	{"an array", `[{"model":"m"}]`, "", false, false},
 	{"a string", `"model"`, "", false, false},
 	{"a form", `model=gpt-4o&stream=true`, "", false, false},
@@ -91,7 +91,7 @@ func TestModelInJSON(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.body)
 			got := ParseJSON(body)
-			if got.Model != tt.model || got.HasModel != tt.hasModel || got.Stream != tt.stream || !slices.Equal(got.models, spans) {
+			if got.Model != tt.model || got.HasModel != tt.hasModel || got.Stream != tt.stream || !slices.Equal(places(got), spans) {
 				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
 			result := string(bytes.Join(got.WithModel(body, "ü<&>"), nil))
@@ -101,6 +101,14 @@ func TestModelInJSON(t *testing.T) {
 			}
 		})
 	}
+}
+
+// places are where a body names the model, in order.
+func places(r Request) (spans []span) {
+	if r.model.end > 0 {
+		spans = append(spans, r.model)
+	}
+	return append(spans, r.models...)
 }
 
 // unmark removes the marks and says what was between « and ».
@@ -228,6 +236,7 @@ func reference(t *testing.T, body []byte) (want Request, ok bool) {
 		}
 		return token
 	}
+	want.N, want.Whole = 1, true
 	if next() != json.Delim('{') {
 		return want, true
 	}
@@ -245,16 +254,40 @@ func reference(t *testing.T, body []byte) (want Request, ok bool) {
 					t.Fatal(err)
 				}
 				end := int(dec.InputOffset())
-				want.models = append(want.models, span{end - len(raw), end})
+				want.addModel(span{end - len(raw), end})
 			}
 		case "stream":
 			want.Stream = string(raw) == "true"
+		case "max_tokens", "max_completion_tokens", "max_output_tokens":
+			if n, ok := number(raw); ok && n.Sign() >= 0 {
+				want.MaxOutput = max(want.MaxOutput, toInt64(n))
+			}
+		case "n":
+			want.N = 1
+			if n, ok := number(raw); ok && n.Sign() > 0 && n.IsInt() {
+				want.N = toInt64(n)
+			}
 		}
 	}
 	if !want.HasModel {
-		want.models = nil
+		want.model, want.models = span{}, nil
 	}
 	return want, true
+}
+
+// number reads a number to the precision of a float64, which is that of most parsers.
+func number(raw json.RawMessage) (*big.Float, bool) {
+	if len(raw) > longestNumber || raw[0] != '-' && (raw[0] < '0' || raw[0] > '9') {
+		return nil, false
+	}
+	n, _, err := big.ParseFloat(string(raw), 10, 53, big.ToNearestEven)
+	return n, err == nil
+}
+
+// toInt64 cuts off the fraction; big.Float saturates by itself.
+func toInt64(n *big.Float) int64 {
+	i, _ := n.Int64()
+	return i
 }
 
 func FuzzParseJSON(f *testing.F) {
@@ -265,11 +298,13 @@ func FuzzParseJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got := ParseJSON(body)
 		want, ok := reference(t, body)
-		if ok && (got.Model != want.Model || got.HasModel != want.HasModel || got.Stream != want.Stream || !slices.Equal(got.models, want.models)) {
+		if ok && (got.Model != want.Model || got.HasModel != want.HasModel || got.Stream != want.Stream ||
+			got.MaxOutput != want.MaxOutput || got.N != want.N || got.Whole != want.Whole || !slices.Equal(places(got), places(want))) {
 			t.Errorf("%q: got %+v, want %+v", body, got, want)
 		}
 		checkPlaces(t, got, body)
-		for _, s := range got.models {
+		checkCost(t, got, body)
+		for _, s := range places(got) {
 			if s.end < s.start+2 || body[s.start] != '"' || body[s.end-1] != '"' {
 				t.Errorf("%q: not a string at %v", body, s)
 			}
@@ -280,11 +315,11 @@ func FuzzParseJSON(f *testing.F) {
 // checkPlaces fails unless what a Request says of a body fits together.
 func checkPlaces(t *testing.T, r Request, body []byte) {
 	t.Helper()
-	if r.HasModel != (len(r.models) > 0) || !r.HasModel && r.Model != "" || r.HasModel && r.before != "" {
+	if r.HasModel != (len(places(r)) > 0) || !r.HasModel && r.Model != "" || r.HasModel && r.before != "" {
 		t.Errorf("%q: a contradiction: %+v", body, r)
 	}
 	at := 0
-	for _, s := range r.models {
+	for _, s := range places(r) {
 		if s.start < at || s.end < s.start || s.end > len(body) {
 			t.Errorf("%q: no place %v", body, s)
 		}
@@ -306,7 +341,7 @@ func withModel(t *testing.T, r Request, body []byte, model, value string) []byte
 	}
 	var want []byte
 	at := 0
-	for _, s := range r.models {
+	for _, s := range places(r) {
 		want = append(append(want, body[at:s.start]...), value...)
 		at = s.end
 	}
@@ -357,6 +392,132 @@ func decode(t *testing.T, body []byte) (m map[string]any) {
 	return m
 }
 
+func checkCost(t *testing.T, r Request, body []byte) {
+	t.Helper()
+	cost := r.Cost(int64(len(body)))
+	if r.MaxOutput < 0 || r.N < 1 || cost < r.MaxOutput || cost < int64(len(body)/charsPerToken) {
+		t.Errorf("%q: it costs %d: %+v", body, cost, r)
+	}
+}
+
+func TestTheOutputThatIsAskedFor(t *testing.T) {
+	for _, tt := range []struct {
+		body   string
+		max, n int64
+	}{
+		{`{"messages":[]}`, 0, 1},
+		{`{"max_tokens":100}`, 100, 1},
+		{`{"max_completion_tokens":100,"n":3}`, 100, 3},
+		{`{"max_output_tokens":100}`, 100, 1},
+		{`{"max_tokens":7,"max_completion_tokens":900,"max_output_tokens":8}`, 900, 1},
+		{`{"max\u005ftokens":5,"\u006e":2}`, 5, 2},
+		{`{"max_tokens":1e3,"n":2.0}`, 1000, 2},
+		{`{"max_tokens":100.9}`, 100, 1},
+		{`{"max_tokens":1000000000000000}`, 1e15, 1},
+		{`{"max_tokens":1000000000000000000000000000000}`, math.MaxInt64, 1},
+		{`{"max_tokens":1e999,"n":1e999}`, math.MaxInt64, math.MaxInt64},
+		{`{"max_tokens":9223372036854775807}`, math.MaxInt64, 1},
+		{`{"max_tokens":0,"n":0}`, 0, 1},
+		{`{"max_tokens":-5,"n":-5}`, 0, 1},
+		{`{"max_tokens":-0.0,"n":1.5}`, 0, 1},
+		{`{"max_tokens":null,"n":null}`, 0, 1},
+		{`{"max_tokens":"100","n":"2"}`, 0, 1},
+		{`{"max_tokens":[100],"n":{"n":2}}`, 0, 1},
+		{`{"max_tokens":true,"n":inf}`, 0, 1},
+		{`{"max_tokens":0x10,"n":1_0}`, 0, 1},
+		{`{"n":4,"n":2}`, 0, 2},
+		{`{"n":4,"n":null}`, 0, 1},
+		{`{"metadata":{"max_tokens":5,"n":2},"prompt":"\"max_tokens\":5"}`, 0, 1},
+		{`{"Max_tokens":5,"max_tokens ":5,"N":2}`, 0, 1},
+		{`{"max_tokens":` + strings.Repeat("9", longestNumber+1) + `}`, 0, 1},
+		{`{"max_tokens":12`, 0, 1}, // more digits may follow
+		{`{"max_tokens":12,`, 12, 1},
+		{`[{"max_tokens":12}]`, 0, 1},
+		{``, 0, 1},
+	} {
+		if r := ParseJSON([]byte(tt.body)); r.MaxOutput != tt.max || r.N != tt.n {
+			t.Errorf("%.60s: got %d times %d, want %d times %d", tt.body, r.N, r.MaxOutput, tt.n, tt.max)
+		}
+	}
+}
+
+func TestCost(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		request      Request
+		length, want int64
+	}{
+		{"the prompt alone", Request{N: 1}, 4000, 1000},
+		{"the prompt and the output", Request{N: 1, MaxOutput: 500}, 4000, 1500},
+		{"several outputs", Request{N: 3, MaxOutput: 500}, 4000, 2500},
+		{"a body that was not read", Request{}, 4000, 1000},
+		{"a body of unknown length", Request{N: 1, MaxOutput: 500}, -1, 500},
+		{"nothing", Request{N: 1}, 0, 0},
+		{"an absurd output", Request{N: 1, MaxOutput: math.MaxInt64}, 4, math.MaxInt64},
+		{"an absurd number of outputs", Request{N: math.MaxInt64, MaxOutput: 2}, 0, math.MaxInt64},
+		{"an absurd length", Request{N: 1, MaxOutput: math.MaxInt64}, math.MaxInt64, math.MaxInt64},
+		{"many times nothing", Request{N: math.MaxInt64}, 8, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.request.Cost(tt.length); got != tt.want {
+				t.Errorf("got %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestWhetherMoreMayFollowAnObject(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{}`:                     true,
+		` { } `:                  true,
+		`{"a":1}`:                true,
+		`{"a":1,}`:               true,
+		`{"a":1} and more`:       true,
+		string(bom) + `{"a":[]}`: true,
+		`[1,2`:                   true, // an array has no model, however long it gets
+		`"model`:                 true,
+		"\x89PNG\r\n":            true,
+		`model=a`:                true,
+		``:                       false,
+		" \n":                    false,
+		string(bom):              false,
+		"\xef\xbb":               false,
+		"\xef\xbc":               true,
+		`{`:                      false,
+		`{"a"`:                   false,
+		`{"a":`:                  false,
+		`{"a":1`:                 false,
+		`{"a":1,`:                false,
+		`{"a":{"b":1}`:           false,
+		`{"a":"}`:                false,
+		`{"a" 1}`:                false,
+		`{a:1}`:                  false,
+		`{"a":1]}`:               false,
+	} {
+		if r := ParseJSON([]byte(body)); r.Whole != want {
+			t.Errorf("%q: got %v, want %v", body, r.Whole, want)
+		}
+	}
+	if (Request{}).Whole {
+		t.Error("what nobody read is whole")
+	}
+}
+
+// Of a plain chat body nothing is allocated but the model's name, and of a replacement nothing but
+// the new name and the list of pieces.
+func TestAPlainBodyAllocatesHardlyAnything(t *testing.T) {
+	body := []byte(`{"model":"gpt-4o","max_tokens":1000,"n":2,"stream":true,"messages":[{"role":"user","content":"hi"}]}`)
+	if n := testing.AllocsPerRun(100, func() { ParseJSON(body) }); n > 1 {
+		t.Errorf("parsing took %v allocations, want 1", n)
+	}
+	r := ParseJSON(body)
+	for model, want := range map[string]float64{"gpt-4o": 1, "my-deployment": 2} {
+		if n := testing.AllocsPerRun(100, func() { r.WithModel(body, model) }); n > want {
+			t.Errorf("%s: %v allocations, want %v", model, n, want)
+		}
+	}
+}
+
 // chat is a conversation about code of some 100 KiB, as editors send it: many turns, and in
 // JSON an escape in every line.
 func chat(modelFirst bool) []byte {
@@ -387,6 +548,7 @@ func BenchmarkParseJSON(b *testing.B) {
 		name string
 		body []byte
 	}{
+		{"small", []byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}],"max_tokens":1000,"temperature":0.7,"n":1,"stream":true}`)},
 		{"model first", chat(true)},
 		{"model last", chat(false)},
 		{"image", image},

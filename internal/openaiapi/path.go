@@ -1,7 +1,7 @@
 // Package openaiapi reads what a request to the OpenAI API asks for: which dialect its path
-// speaks, and which model its path, its body or its query names. It can put another model in its
-// place without touching a byte besides: re-encoding a body would reorder its keys and round its
-// numbers.
+// speaks, which model its path, its body or its query names, and how much output it may cost. It
+// can put another model in the place of that one and leaves every other byte as it is: encoding a
+// body again would reorder its keys and round its numbers.
 package openaiapi
 
 import (
@@ -13,7 +13,7 @@ import (
 type Dialect int
 
 const (
-	// Other is any path that is none of the below.
+	// Other is any path that is none of those below.
 	Other Dialect = iota
 	// OpenAI is /v1/<operation>; the model is in the body.
 	OpenAI
@@ -39,10 +39,10 @@ func (d Dialect) String() string {
 }
 
 const (
-	openAIPrefix      = "/v1"
-	azureV1Prefix     = "/openai/v1"
-	classicPrefix     = "/openai"
-	deploymentsPrefix = classicPrefix + "/deployments"
+	openAIPrefix  = "/v1"
+	azureV1Prefix = "/openai/v1"
+	classicPrefix = "/openai"
+	deployments   = "/deployments"
 )
 
 // Route is a path taken apart.
@@ -59,29 +59,50 @@ type Route struct {
 	Operation string
 }
 
-// ParsePath takes apart a path as url.URL.EscapedPath returns it. Nothing is unescaped, cleaned or
-// folded: the segments are exactly those before the slashes that the client wrote, so that a
-// deployment named "a%2Fb" stays one segment, and a trailing slash stays where it is.
+// ParsePath takes apart a path as url.URL.EscapedPath returns it.
 //
-// Where a name has to be, nothing is none, and neither is a literal "." or "..": servers resolve
-// it (RFC 3986 section 5.2.4) and would see another path than we did.
+// The segments that tell the dialect may be written in any case, and percent-encoded: Azure takes
+// "/OpenAI/Deployments/x" for "/openai/deployments/x", so we must see the deployment as well. No
+// other part of the path is unescaped, cleaned or folded. A deployment named "a%2Fb" stays one
+// segment, and a trailing slash stays where it is.
+//
+// A deployment or an operation is not empty, and not a literal "." or "..", which servers resolve
+// (RFC 3986 section 5.2.4). Where one of these takes its place, the dialect is Other.
 func ParsePath(escapedPath string) Route {
-	if operation, ok := cutSegments(escapedPath, openAIPrefix); ok {
+	if operation, ok := cutSegment(escapedPath, "v1"); ok {
 		return Route{Dialect: OpenAI, Operation: operation}
 	}
-	if operation, ok := cutSegments(escapedPath, azureV1Prefix); ok {
+	rest, ok := cutSegment(escapedPath, "openai")
+	if !ok {
+		return Route{Operation: escapedPath}
+	}
+	if operation, ok := cutSegment(rest, "v1"); ok {
 		return Route{Dialect: AzureV1, Operation: operation}
 	}
-	if rest, ok := cutSegments(escapedPath, deploymentsPrefix); ok && len(rest) > 1 {
-		if deployment, operation, ok := cutName(rest); ok {
+	if names, ok := cutSegment(rest, "deployments"); ok && len(names) > 1 {
+		if deployment, operation, ok := cutName(names); ok {
 			return Route{AzureClassic, deployment, operation}
 		}
-	} else if operation, ok := cutSegments(escapedPath, classicPrefix); ok {
-		if _, _, ok := cutName(operation); ok {
-			return Route{Dialect: AzureClassic, Operation: operation}
-		}
+	} else if _, _, ok := cutName(rest); ok {
+		return Route{Dialect: AzureClassic, Operation: rest}
 	}
 	return Route{Operation: escapedPath}
+}
+
+// Path is the escaped path of the route, with the segments that tell the dialect as the API's
+// documentation writes them.
+func (r Route) Path() string {
+	switch {
+	case r.Dialect == OpenAI:
+		return openAIPrefix + r.Operation
+	case r.Dialect == AzureV1:
+		return azureV1Prefix + r.Operation
+	case r.Dialect == AzureClassic && r.Deployment != "":
+		return classicPrefix + deployments + "/" + r.Deployment + r.Operation
+	case r.Dialect == AzureClassic:
+		return classicPrefix + r.Operation
+	}
+	return r.Operation
 }
 
 // Name is the deployment unescaped: a model's name, or nothing if the path has none.
@@ -89,10 +110,16 @@ func (r Route) Name() string {
 	return unescapeOr(r.Deployment, url.PathUnescape)
 }
 
-// cutSegments cuts a prefix that ends where a segment does.
-func cutSegments(path, prefix string) (rest string, ok bool) {
-	rest, ok = strings.CutPrefix(path, prefix)
-	return rest, ok && (rest == "" || rest[0] == '/')
+// cutSegment cuts the first segment, and the slash before it, if it is the word.
+func cutSegment(path, word string) (rest string, ok bool) {
+	if path == "" || path[0] != '/' {
+		return "", false
+	}
+	segment, _, _ := strings.Cut(path[1:], "/")
+	if !strings.EqualFold(unescapeOr(segment, url.PathUnescape), word) {
+		return "", false
+	}
+	return path[1+len(segment):], true
 }
 
 // cutName cuts the first segment, and the slash before it, if it is a name.
@@ -105,10 +132,49 @@ func cutName(path string) (name, rest string, ok bool) {
 	return name, rest, name != "" && name != "." && name != ".."
 }
 
+// CheckPath tells what is wrong with a path that must not be passed on, in words for the client,
+// or nothing if it may be. The path is one that url.URL.EscapedPath returns.
+//
+// What it refuses are paths that some servers read in another way than others do, and than
+// ParsePath does. Such a path would lead out of a backend's base path, or to a deployment that
+// nobody checked. No SDK sends them.
+func CheckPath(escapedPath string) (problem string) {
+	path := unescapeOr(escapedPath, url.PathUnescape)
+	for segment := range strings.FieldsFuncSeq(path, isSlash) {
+		if segment == "." || segment == ".." {
+			return "The path must not contain '.' or '..' segments."
+		}
+	}
+	if strings.Contains(escapedPath, "//") {
+		return "The path must not contain empty segments."
+	}
+	// An encoded slash may be part of a name, but not of the segments before it.
+	if path != escapedPath || strings.Contains(path, `\`) {
+		route, other := ParsePath(escapedPath), ParsePath(withSlashes(path))
+		if route.Dialect != other.Dialect || (route.Deployment == "") != (other.Deployment == "") {
+			return "The path must not contain an encoded slash before the operation or the deployment."
+		}
+	}
+	return ""
+}
+
+func isSlash(r rune) bool { return r == '/' || r == '\\' }
+
+// withSlashes returns an unescaped path as a server sees it that takes backslashes for slashes,
+// and several slashes for one.
+func withSlashes(path string) string {
+	var b strings.Builder
+	for segment := range strings.FieldsFuncSeq(path, isSlash) {
+		b.WriteByte('/')
+		b.WriteString(segment)
+	}
+	return b.String()
+}
+
 // ClassicPath builds the escaped path of an operation, itself as Route has it, on a deployment,
 // whose name is escaped here.
 func ClassicPath(deployment, operation string) string {
-	return deploymentsPrefix + "/" + escapeSegment(deployment) + operation
+	return classicPrefix + deployments + "/" + escapeSegment(deployment) + operation
 }
 
 func escapeSegment(s string) string {

@@ -1,6 +1,11 @@
 package openaiapi
 
-import "testing"
+import (
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+)
 
 func TestParsePath(t *testing.T) {
 	tests := []struct {
@@ -49,7 +54,14 @@ func TestParsePath(t *testing.T) {
 		{"openai is a whole segment", "/openai-eu/files", Route{Other, "", "/openai-eu/files"}},
 		{"v1beta is another segment", "/v1beta/models", Route{Other, "", "/v1beta/models"}},
 		{"so is v1beta in Azure", "/openai/v1beta", Route{AzureClassic, "", "/v1beta"}},
-		{"an escaped v is not a v", "/%761/models", Route{Other, "", "/%761/models"}},
+		{"an escaped v is a v", "/%761/models", Route{OpenAI, "", "/models"}},
+		{"capital letters", "/V1/Models", Route{OpenAI, "", "/Models"}},
+		{"capital letters, Azure v1", "/OpenAI/V1/Embeddings", Route{AzureV1, "", "/Embeddings"}},
+		{"capital letters, Azure classic", "/OpenAI/Deployments/GPT-4o/Chat/Completions", Route{AzureClassic, "GPT-4o", "/Chat/Completions"}},
+		{"escaped letters, Azure classic", "/%6fpenai/%64eployment%53/gpt%2d4o/ch%61t/completions", Route{AzureClassic, "gpt%2d4o", "/ch%61t/completions"}},
+		{"a letter that is escaped twice", "/%25%37%36%31/models", Route{Other, "", "/%25%37%36%31/models"}},
+		{"an escaped slash separates nothing", "/openai%2Fdeployments/gpt-4o/embeddings", Route{Other, "", "/openai%2Fdeployments/gpt-4o/embeddings"}},
+		{"what is badly escaped", "/%zz/%v1", Route{Other, "", "/%zz/%v1"}},
 		{"an empty segment counts", "//v1/models", Route{Other, "", "//v1/models"}},
 		{"prefixes are at the beginning", "/team/v1/models", Route{Other, "", "/team/v1/models"}},
 		{"the root", "/", Route{Other, "", "/"}},
@@ -59,6 +71,135 @@ func TestParsePath(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := ParsePath(tt.path); got != tt.want {
 				t.Errorf("%s: got %+v, want %+v", tt.path, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestARouteHasThePathOfTheDocumentation(t *testing.T) {
+	for path, want := range map[string]string{
+		"/v1/chat/completions":   "/v1/chat/completions",
+		"/V1/models/a%2Fb/":      "/v1/models/a%2Fb/",
+		"/v1":                    "/v1",
+		"/OPENAI/%561/responses": "/openai/v1/responses",
+		"/OpenAI/Deployments/GPT%2D4o/Embeddings": "/openai/deployments/GPT%2D4o/Embeddings",
+		"/openai/deployments/gpt-4o":              "/openai/deployments/gpt-4o",
+		"/OpenAI/files/file-1":                    "/openai/files/file-1",
+		"/OpenAI/deployments":                     "/openai/deployments",
+		"/Anthropic/v1/messages":                  "/Anthropic/v1/messages",
+		"":                                        "",
+		"/openai/deployments/deployments/completions": "/openai/deployments/deployments/completions",
+	} {
+		if got := ParsePath(path).Path(); got != want {
+			t.Errorf("%s: got %s, want %s", path, got, want)
+		}
+	}
+}
+
+func TestPathsThatServersReadDifferently(t *testing.T) {
+	const (
+		dots    = "The path must not contain '.' or '..' segments."
+		empty   = "The path must not contain empty segments."
+		slashes = "The path must not contain an encoded slash before the operation or the deployment."
+	)
+	for path, want := range map[string]string{
+		"":                            "",
+		"/":                           "",
+		"*":                           "",
+		"/v1":                         "",
+		"/v1/chat/completions":        "",
+		"/v1/chat/completions/":       "",
+		"/v1/models/a%2Fb":            "",
+		"/v1/models/a%2F%2Fb%20c/":    "",
+		"/v1/files/...":               "",
+		"/v1/files/.well-known/a.b..": "",
+		"/openai/":                    "",
+		"/openai/deployments/gpt-4.1/chat/completions":   "",
+		"/openai/deployments/a%2Fb%20c/chat/completions": "",
+		"/openai/deployments/a%5Cb/chat/completions":     "",
+		"/OpenAI/Deployments/gpt-4o/chat/completions":    "",
+		"/team%2Fa/models": "",
+		"/100%/models":     "",
+
+		"/v1/../admin":                           dots,
+		"/v1/./models":                           dots,
+		"/v1/models/..":                          dots,
+		"/v1/%2e%2E/admin":                       dots,
+		"/v1/.%2e/admin":                         dots,
+		"/v1/a%2F..%2Fb":                         dots,
+		"/v1/a%5C..%5Cb":                         dots,
+		`/v1/a\..\b`:                             dots,
+		"..":                                     dots,
+		"/openai/deployments/%2E%2E/embeddings":  dots,
+		"/openai/deployments/x%2f.%2fy/messages": dots,
+
+		"//":                             empty,
+		"//v1/models":                    empty,
+		"/v1//models":                    empty,
+		"/v1/models//":                   empty,
+		"//openai/deployments/x/y":       empty,
+		"/openai//deployments/x/y":       empty,
+		"/openai/deployments//x/y":       empty,
+		"/openai/deployments/x//y":       empty,
+		"/openai/deployments/x/chat//a/": empty,
+
+		"/openai%2Fdeployments/x/chat/completions":     slashes,
+		"/openai/deployments%2fx/chat/completions":     slashes,
+		"/openai%2Fdeployments%2Fx/chat/completions":   slashes,
+		"/OpenAI%5Cdeployments/x/chat/completions":     slashes,
+		`/openai\deployments\x\chat\completions`:       slashes,
+		"/%2Fopenai/deployments/x/chat/completions":    slashes,
+		"/openai/%2Fdeployments/x/chat/completions":    slashes,
+		"/openai/deployments/%2F":                      slashes,
+		"/openai/v1%2Fchat/completions":                slashes,
+		"/v1%2Fchat/completions":                       slashes,
+		"/%2fv1/chat/completions":                      slashes,
+		"/%4fpenai%2f%64eployments/x/chat/completions": slashes,
+	} {
+		if got := CheckPath(path); got != want {
+			t.Errorf("%s: got %q, want %q", path, got, want)
+		}
+	}
+}
+
+// FuzzCheckPath holds ParsePath against a server that takes letters of any case, decodes first and
+// splits then, and knows no empty segments.
+func FuzzCheckPath(f *testing.F) {
+	for _, path := range []string{"/v1/models", "/OpenAI/%64eployments/x/y", "/openai/deployments%2Fx/y", "//openai/v1/a", `/openai\v1`, "/v1/a%2F..%2Fb", "/openai/deployments/%2Fa/b"} {
+		f.Add(path)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		u := url.URL{Path: path}
+		if decoded, err := url.PathUnescape(path); err == nil {
+			u.Path, u.RawPath = decoded, path
+		}
+		escaped := u.EscapedPath()
+		route := ParsePath(escaped)
+		if again := ParsePath(route.Path()); again != route {
+			t.Errorf("%q: got %+v, and of its path %+v", escaped, route, again)
+		}
+		if CheckPath(escaped) != "" || !strings.HasPrefix(escaped, "/") {
+			return
+		}
+		segments := strings.FieldsFunc(strings.ToLower(u.Path), isSlash)
+		if slices.Contains(segments, "..") || slices.Contains(segments, ".") {
+			t.Errorf("%q has dot segments", escaped)
+		}
+		classic := len(segments) > 2 && segments[0] == "openai" && segments[1] == "deployments"
+		if classic != (route.Deployment != "") {
+			t.Errorf("%q: got %+v", escaped, route)
+		}
+	})
+}
+
+func BenchmarkParsePath(b *testing.B) {
+	for _, path := range []string{"/v1/chat/completions", "/openai/deployments/gpt-4o/chat/completions", "/openai/deployments/a%2Fb/chat/completions"} {
+		b.Run(path[1:], func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if CheckPath(path) != "" || ParsePath(path).Dialect == Other {
+					b.Fatal("not understood")
+				}
 			}
 		})
 	}

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Queries are edited as text: what is not asked for stays byte for byte. Only "&" separates
+// Queries are edited as text: all else stays byte for byte. Only "&" separates
 // parameters (WHATWG URL, section 5.1); a semicolon is part of a value. Names are compared
 // unescaped and without regard to case, since Azure reads them so.
 
-// Param returns the value of a query's parameter. Of several the first one holds, as for
-// URLSearchParams.get and url.Values.Get. A value that is badly escaped is taken as it stands.
+// Param returns the value of a query's parameter. If there are several, it is the first one, as
+// for URLSearchParams.get and url.Values.Get. A value that is badly escaped is taken as it is.
 func Param(rawQuery, name string) (value string, ok bool) {
 	for pair := range strings.SplitSeq(rawQuery, "&") {
 		if hasName(pair, name) {
@@ -58,7 +58,7 @@ func hasName(pair, name string) bool {
 	return strings.EqualFold(unescapeOr(written, url.QueryUnescape), name)
 }
 
-// unescapeOr unescapes what can be, and leaves as it is what cannot.
+// unescapeOr unescapes a text, or leaves it as it is if it is badly escaped.
 func unescapeOr(s string, unescape func(string) (string, error)) string {
 	if unescaped, err := unescape(s); err == nil {
 		return unescaped

@@ -2,24 +2,44 @@ package openaiapi
 
 import (
 	"bytes"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // Request is what a body asks for, and where it says so. The zero Request is that of a body that
-// can hold no model.
+// nobody read: it names no model, and none can be put into it.
 type Request struct {
-	// Model is the value of the "model". Of several the last one holds, as in the parsers the
-	// providers use.
+	// Model is the value of "model". If there are several, it is the last one, as in the parsers
+	// that the providers use.
 	Model string
 
-	// HasModel tells whether there is one, be it an empty one.
+	// HasModel tells whether there is one, even an empty one.
 	HasModel bool
 
-	// Stream tells whether "stream", the last one, is true.
+	// Stream tells whether the last "stream" is true.
 	Stream bool
 
-	// models are the places of all values of "model", in order; none without HasModel.
+	// MaxOutput is how many tokens the reply may have at most: the largest of "max_tokens",
+	// "max_completion_tokens" and "max_output_tokens". What is not a number, or less than 0, does
+	// not count, and a fraction is cut off. It is 0 if the body does not say.
+	MaxOutput int64
+
+	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
+	// whole number.
+	N int64
+
+	// Whole tells that nothing after the bytes that were read can change the fields above: the
+	// object or the form ends there, or the bytes begin with something that is neither, such as
+	// an array or a picture. It is false for what was cut off, and for what does not follow the
+	// grammar so that the end could not be found. It is also false for nothing but white space,
+	// after which an object may begin.
+	Whole bool
+
+	// model is the place of the first value of "model", if there is one, and models are the
+	// places of all others, which hardly any body has. There are none without HasModel.
+	model  span
 	models []span
 
 	// before and after go around the value of a model that is added at addAt. Without before,
@@ -32,35 +52,138 @@ type Request struct {
 	dashBoundary []byte
 }
 
-// span is a range of bytes, from start up to but not including end.
+// span is a range of bytes, from start up to but not including end. The end is never 0.
 type span struct{ start, end int }
+
+// charsPerToken is how many bytes of a prompt are taken for one token.
+const charsPerToken = 4
+
+// Cost estimates how many tokens the request counts for in a rate limit: its prompt and the
+// output that it asks for. Azure counts in the same way, before it knows how long the reply will
+// be (Microsoft Learn, "Manage Azure OpenAI quota"). bodyLength is that of all of the body; less
+// than 0 if it is not known. What does not fit an int64 is the largest one.
+func (r Request) Cost(bodyLength int64) int64 {
+	prompt := max(bodyLength, 0) / charsPerToken
+	output, n := max(r.MaxOutput, 0), max(r.N, 1)
+	if output > (math.MaxInt64-prompt)/n {
+		return math.MaxInt64
+	}
+	return prompt + output*n
+}
+
+// member is one of the members of an object, or fields of a form, that are read.
+type member int
+
+const (
+	memberNone member = iota
+	memberModel
+	memberStream
+	memberMaxOutput
+	memberN
+)
+
+func memberNamed[T []byte | string](name T) member {
+	switch string(name) {
+	case "model":
+		return memberModel
+	case "stream":
+		return memberStream
+	case "max_tokens", "max_completion_tokens", "max_output_tokens":
+		return memberMaxOutput
+	case "n":
+		return memberN
+	}
+	return memberNone
+}
+
+// take takes in the value of any member but the model.
+func (r *Request) take(m member, value []byte) {
+	switch m {
+	case memberStream:
+		r.Stream = string(value) == "true"
+	case memberMaxOutput:
+		if f, ok := parseNumber(value); ok {
+			r.MaxOutput = max(r.MaxOutput, saturate(f))
+		}
+	case memberN:
+		r.N = 1
+		if f, ok := parseNumber(value); ok && f >= 1 && f == math.Trunc(f) {
+			r.N = saturate(f)
+		}
+	}
+}
+
+// longestNumber limits how long a number may be. Longer ones are not worth reading.
+const longestNumber = 400
+
+// parseNumber reads a decimal number that is not negative. One that is too large for a float64 is
+// infinite.
+func parseNumber(text []byte) (float64, bool) {
+	if len(text) == 0 || len(text) > longestNumber {
+		return 0, false
+	}
+	for _, c := range text {
+		// ParseFloat would also take words, hexadecimal numbers and underscores
+		if (c < '0' || c > '9') && c != '.' && c != 'e' && c != 'E' && c != '+' && c != '-' {
+			return 0, false
+		}
+	}
+	f, err := strconv.ParseFloat(string(text), 64)
+	return f, (err == nil || math.IsInf(f, 1)) && f >= 0
+}
+
+// saturate makes a number that is not negative an int64, of which the largest stands for all that
+// are too large.
+func saturate(f float64) int64 {
+	if f >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(f)
+}
+
+func (r *Request) addModel(s span) {
+	if r.model.end == 0 {
+		r.model = s
+		return
+	}
+	r.models = append(r.models, s)
+}
+
+func (r *Request) lastModel() (last span, ok bool) {
+	if n := len(r.models); n > 0 {
+		return r.models[n-1], true
+	}
+	return r.model, r.model.end > 0
+}
 
 // WithModel returns the body in pieces, with the model in place of each that it names. A JSON
 // object or a form that names none gets it as its first member or part. Of a body that was cut
-// off only what came is known: a model that follows would stand beside the added one.
+// off, only what came is known: if a model follows, both will be there.
 //
-// The body stays as it is, the only piece, if all of it already says so, if it is neither object
-// nor form, if its "model" is not one that could be read (null, say, or cut off), and if it is a
-// form and the model cannot be written there, because it has a line break or the boundary in it:
-// the form would get other parts.
+// The body stays as it is, the only piece, if
+//   - it names this model already, and no other,
+//   - it is neither object nor form,
+//   - its "model" could not be read (it is null, say, or cut off), or
+//   - it is a form, and the model has a line break or the boundary in it. Written there, it could
+//     end its part and begin another.
 //
 // The body must be the one that was parsed. The pieces share its memory, so that a prompt of
 // megabytes is not copied for each backend that is tried.
 func (r Request) WithModel(body []byte, model string) [][]byte {
-	value, ok := r.encode(model)
-	if !ok || len(r.models) == 0 && r.before == "" {
+	if !r.HasModel && r.before == "" || r.says(body, model) {
 		return [][]byte{body}
 	}
-	if len(r.models) == 0 {
+	value, ok := r.encode(model)
+	if !ok {
+		return [][]byte{body}
+	}
+	if !r.HasModel {
 		added := slices.Concat([]byte(r.before), value, []byte(r.after))
 		return [][]byte{piece(body, 0, r.addAt), added, piece(body, r.addAt, len(body))}
 	}
-	differs := func(s span) bool { return !bytes.Equal(body[s.start:s.end], value) }
-	if !slices.ContainsFunc(r.models, differs) {
-		return [][]byte{body}
-	}
-	pieces := make([][]byte, 0, 2*len(r.models)+1)
-	at := 0
+	pieces := make([][]byte, 0, 2*len(r.models)+3)
+	pieces = append(pieces, piece(body, 0, r.model.start), value)
+	at := r.model.end
 	for _, s := range r.models {
 		pieces = append(pieces, piece(body, at, s.start), value)
 		at = s.end
@@ -68,8 +191,31 @@ func (r Request) WithModel(body []byte, model string) [][]byte {
 	return append(pieces, piece(body, at, len(body)))
 }
 
-// encode returns the model as it stands in the body, unless it cannot stand there. In a form, a
-// delimiter begins with a line break or, as some readers have it, right after a part's headers.
+// says reports whether the body names this model already, letter by letter, and no other.
+func (r Request) says(body []byte, model string) bool {
+	if !r.HasModel || r.Model != model || !r.saysAt(r.model, body, model) {
+		return false
+	}
+	for _, s := range r.models {
+		if !r.saysAt(s, body, model) {
+			return false
+		}
+	}
+	return true
+}
+
+func (r Request) saysAt(s span, body []byte, model string) bool {
+	switch {
+	case r.dashBoundary != nil:
+		return string(body[s.start:s.end]) == model
+	case plain(model):
+		return string(body[s.start+1:s.end-1]) == model
+	}
+	return bytes.Equal(body[s.start:s.end], quote(model))
+}
+
+// encode returns the model as it is written in the body, unless it cannot be written there. In a
+// form, a delimiter begins with a line break or, for some readers, right after a part's headers.
 func (r Request) encode(model string) (value []byte, ok bool) {
 	if r.dashBoundary == nil {
 		return quote(model), true
@@ -78,8 +224,8 @@ func (r Request) encode(model string) (value []byte, ok bool) {
 	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, r.dashBoundary)
 }
 
-// piece is a part of the body whose capacity ends where it does, lest an append write into the
-// body.
+// piece is a part of the body whose capacity ends where it does. Otherwise an append would write
+// into the body.
 func piece(body []byte, start, end int) []byte {
 	return body[start:end:end]
 }

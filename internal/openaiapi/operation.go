@@ -1,0 +1,37 @@
+package openaiapi
+
+import (
+	"net/http"
+	"strings"
+)
+
+// Inference reports whether a request asks a model to do what models are for, and for nothing
+// else: to answer, embed, transcribe, draw or rank. Such a request may be sent again after a
+// failure. A model that did the work twice costs twice, but leaves no second file or batch behind.
+//
+// The operation is one as [Route] has it. Only the operations of this list count, exactly as they
+// are written. Whatever is below them, like /responses/{id}/cancel, is about a stored object.
+func Inference(method, operation string) bool {
+	if method != http.MethodPost {
+		return false
+	}
+	switch strings.TrimSuffix(operation, "/") {
+	case "/chat/completions", "/completions", "/embeddings", "/moderations", "/rerank",
+		"/responses", "/responses/compact", "/responses/input_tokens",
+		"/messages", "/messages/count_tokens",
+		"/audio/speech", "/audio/transcriptions", "/audio/translations",
+		"/images/generations", "/images/edits", "/images/variations":
+		return true
+	}
+	return false
+}
+
+// Repeatable reports whether a request may be sent again when nobody knows whether it was executed
+// already: it is inference, or its method is safe (RFC 9110 section 9.2.1).
+func Repeatable(method, operation string) bool {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return Inference(method, operation)
+}
