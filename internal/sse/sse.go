@@ -1,13 +1,11 @@
-// Package sse reads the beginning of a streamed reply: whether it brings
-// content yet, or an error in place of it, after a status that said 200.
+// Package sse reads streamed replies (server-sent events) as they pass: whether one brings content
+// yet, or an error in place of it, after a status that said 200; whether it tells of an error later;
+// and whether it says that it is over. A JSON reply that is not streamed is read in the same way.
 package sse
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
-	"net/http"
-	"strconv"
 )
 
 // Opening is what the first events of a stream amount to.
@@ -24,113 +22,124 @@ const (
 	End
 )
 
-// Error is an error that a stream brought, as a reply of its own.
-type Error struct {
-	// Status is the HTTP status that the error stands for.
-	Status int
-	// Body is the error in OpenAI's shape: {"error":…}.
-	Body []byte
+// Watcher looks at a stream as it passes. The zero Watcher is at the beginning of a stream.
+type Watcher struct {
+	// Each, if it is set, is called with every event: to count tokens, say, or to learn the ids
+	// of stored objects. The event is valid during the call only.
+	Each func(Event)
+
+	// Opening is what the stream amounts to so far. Once it is more than a Preamble, it stays.
+	Opening Opening
+
+	// Failure is the first error that the stream told of, before or after content. An error that
+	// cannot be read, because its event is longer than MaxEvent, is none: nobody can tell whose
+	// fault it is.
+	Failure *Error
+
+	// Ended tells that the stream said that it is over.
+	Ended bool
+
+	splitter Splitter
 }
 
-// Open tells what a stream amounts to that begins with these bytes. Only whole
-// events count, but for what ends the stream when atEnd is set.
-//
-// Lines end with LF, CRLF or CR, comments and unknown fields are passed over,
-// and "data:" needs no space after it (WHATWG HTML, "Server-sent events").
+// Watch takes in the next bytes of the stream.
+func (w *Watcher) Watch(p []byte) {
+	w.splitter.Split(p, w.take)
+}
+
+// Finish takes in the end of the stream, and with it a last event without an empty line after it.
+func (w *Watcher) Finish() {
+	w.splitter.End(w.take)
+}
+
+// Open tells what a stream amounts to that begins with these bytes, and its error if that is a
+// Failure. Only whole events count, unless atEnd tells that the stream ends with the bytes.
 func Open(begin []byte, atEnd bool) (Opening, *Error) {
-	var e event
-	rest := bytes.TrimPrefix(begin, []byte("\xef\xbb\xbf"))
-	for {
-		line, after, whole := cutLine(rest)
-		if !whole {
-			if !atEnd {
-				return Preamble, nil
-			}
-			// SDKs read a last event without the blank line after it, too
-			e.add(line)
-			return e.opening()
-		}
-		rest = after
-		if len(line) > 0 {
-			e.add(line)
-			continue
-		}
-		if opening, failure := e.opening(); opening != Preamble {
-			return opening, failure
-		}
-		e = event{}
+	var w Watcher
+	w.Watch(begin)
+	if atEnd {
+		w.Finish()
 	}
-}
-
-// event is one event of a stream.
-type event struct {
-	name string
-	data []byte
-}
-
-// add takes in one line of the event.
-func (e *event) add(line []byte) {
-	name, value, _ := bytes.Cut(line, []byte(":"))
-	value = bytes.TrimPrefix(value, []byte(" "))
-	switch string(name) {
-	case "event":
-		e.name = string(value)
-	case "data":
-		if e.data != nil {
-			e.data = append(e.data, '\n')
-		}
-		e.data = append(e.data, value...)
+	if w.Opening != Failure {
+		return w.Opening, nil
 	}
+	return w.Opening, w.Failure
 }
 
-// cutLine cuts the first line, which is whole if its end is there.
-func cutLine(b []byte) (line, rest []byte, whole bool) {
-	i := bytes.IndexAny(b, "\r\n")
+func (w *Watcher) take(e Event) {
+	if w.Each != nil {
+		w.Each(e)
+	}
+	kind := e.Kind()
+	done := bytes.HasPrefix(e.Data, []byte("[DONE]"))
+	w.Ended = w.Ended || done || ends(kind)
 	switch {
-	case i < 0:
-		return b, nil, false
-	case b[i] == '\n':
-		return b[:i], b[i+1:], true
-	case i+1 < len(b) && b[i+1] == '\n':
-		return b[:i], b[i+2:], true
+	case w.Opening != Preamble:
+		if w.Failure == nil && (isError(kind) || !bytes.HasPrefix(kind, []byte("response.")) && mayHoldError(e.Data)) {
+			w.Failure = e.failure()
+		}
+	case done:
+		w.Opening = End
+	default:
+		w.Opening, w.Failure = e.opening()
 	}
-	return b[:i], b[i+1:], true
 }
 
-// opening tells what the event amounts to. What is not known is content.
-func (e *event) opening() (Opening, *Error) {
-	switch {
-	case len(e.data) == 0:
+// Kind is what the event is, in the words of the API that sent it, such as "response.completed":
+// its name or, if it has none, the "type" that its data begins with. Chat completions have neither.
+func (e Event) Kind() []byte {
+	if len(e.Name) > 0 && string(e.Name) != "message" { // which is the name of all that have none
+		return e.Name
+	}
+	value, ok := bytes.CutPrefix(e.Data, []byte(`{"type":`))
+	if !ok {
+		return nil
+	}
+	value, ok = bytes.CutPrefix(bytes.TrimLeft(value, whiteSpace), []byte(`"`))
+	kind, _, whole := bytes.Cut(value, []byte(`"`))
+	if !ok || !whole {
+		return nil
+	}
+	return kind
+}
+
+// ends reports whether a stream is over after an event of that kind. Streams of chat completions
+// end with [DONE].
+func ends(kind []byte) bool {
+	switch string(kind) {
+	case "response.completed", "response.incomplete", "response.failed", "error",
+		"message_stop", // Anthropic's
+		"image_generation.completed", "image_edit.completed", "speech.audio.done", "transcript.text.done":
+		return true
+	}
+	return false
+}
+
+func isError(kind []byte) bool {
+	return string(kind) == "error" || string(kind) == "response.failed"
+}
+
+// opening tells what the event amounts to if it is the first one that tells something. What is not
+// known is content, and so is what is too long to be read.
+func (e Event) opening() (Opening, *Error) {
+	switch string(e.Kind()) {
+	case "response.created", "response.in_progress", "response.queued", "ping":
 		return Preamble, nil
-	case string(e.data) == "[DONE]":
-		return End, nil
+	}
+	if failure := e.failure(); failure != nil {
+		return Failure, failure
 	}
 	var chunk struct {
-		Type     string          `json:"type"`
-		Error    json.RawMessage `json:"error"`
-		Response struct {
-			Error json.RawMessage `json:"error"`
-		} `json:"response"`
+		Type    string          `json:"type"`
 		Choices *[]choice       `json:"choices"`
 		Usage   json.RawMessage `json:"usage"`
 	}
-	if json.Unmarshal(e.data, &chunk) != nil && e.name == "" {
+	if e.TooLong || json.Unmarshal(e.Data, &chunk) != nil {
 		return Content, nil
 	}
-	switch cmp.Or(chunk.Type, e.name) {
+	switch chunk.Type { // which need not stand first
 	case "response.created", "response.in_progress", "response.queued", "ping":
 		return Preamble, nil
-	case "response.failed":
-		return Failure, newError(chunk.Response.Error)
-	case "error":
-		if !present(chunk.Error) {
-			// the Responses API's error event has its fields at the top
-			return Failure, newError(e.data)
-		}
-		return Failure, newError(chunk.Error)
-	}
-	if present(chunk.Error) {
-		return Failure, newError(chunk.Error)
 	}
 	if chunk.Choices == nil {
 		return Content, nil
@@ -146,8 +155,7 @@ func (e *event) opening() (Opening, *Error) {
 	return Preamble, nil
 }
 
-// choice is one of a chat completion's, of which a first chunk often tells no
-// more than the role.
+// choice is one of a chat completion's. The first chunk often says no more of it than the role.
 type choice struct {
 	Text         string                     `json:"text"`
 	FinishReason json.RawMessage            `json:"finish_reason"`
@@ -156,84 +164,37 @@ type choice struct {
 
 func (c choice) empty() bool {
 	for name, value := range c.Delta {
-		if name != "role" && present(value) && string(value) != `""` && string(value) != "[]" {
+		if name != "role" && present(value) {
 			return false
 		}
 	}
 	return c.Text == "" && !present(c.FinishReason)
 }
 
-// present reports whether a value is there. Some backends write an empty one
-// where others have null.
-func present(raw json.RawMessage) bool {
-	switch string(raw) {
-	case "", "null", `""`, "false", "{}":
-		return false
-	}
-	return true
-}
-
-// Whole tells whether a JSON reply of status 200 is an error: if it has one at
-// its top, and is no stored object that tells of an error in its past. creates
-// tells that a response in it was made just now.
-func Whole(body []byte, creates bool) *Error {
-	if !bytes.Contains(body, []byte(`"error"`)) {
+// failure returns the error that the event tells of, if it does and can be read.
+func (e Event) failure() *Error {
+	if e.TooLong {
 		return nil
 	}
-	var reply struct {
-		Error  json.RawMessage `json:"error"`
-		Object string          `json:"object"`
+	var chunk struct {
+		Type     string          `json:"type"`
+		Error    json.RawMessage `json:"error"`
+		Response struct {
+			Error json.RawMessage `json:"error"`
+		} `json:"response"`
 	}
-	if json.Unmarshal(body, &reply) != nil || !present(reply.Error) {
-		return nil
+	_ = json.Unmarshal(e.Data, &chunk) // what is not such an object has none of its members
+	kind := e.Kind()
+	if len(kind) == 0 {
+		kind = []byte(chunk.Type)
 	}
-	if reply.Object == "" || reply.Object == "error" || reply.Object == "response" && creates {
-		return newError(reply.Error)
+	switch {
+	case string(kind) == "response.failed":
+		return newError(chunk.Response.Error)
+	case present(chunk.Error):
+		return newError(chunk.Error)
+	case string(kind) == "error":
+		return newError(e.Data) // the Responses API's has its fields at the top
 	}
 	return nil
-}
-
-// newError makes a reply of the value of an "error".
-func newError(raw json.RawMessage) *Error {
-	if !present(raw) {
-		raw = json.RawMessage(`{"message":"The backend's stream failed.","type":"server_error","param":null,"code":null}`)
-	}
-	var e struct {
-		Type string `json:"type"`
-		Code any    `json:"code"`
-	}
-	_ = json.Unmarshal(raw, &e) // an error that is a string has neither
-	body := append([]byte(`{"error":`), raw...)
-	return &Error{Status: statusOf(e.Type, e.Code), Body: append(body, '}')}
-}
-
-// statusOf maps an error to the status that it stands for. Microsoft Learn,
-// "Azure OpenAI Responses API", has the first four; the others are OpenAI's.
-func statusOf(kind string, code any) int {
-	word, _ := code.(string)
-	for _, w := range []string{word, kind} { // the code tells more than the type
-		switch w {
-		case "model_not_found", "DeploymentNotFound":
-			return http.StatusNotFound
-		case "invalid_api_key":
-			return http.StatusUnauthorized
-		case "too_many_requests", "rate_limit_error", "rate_limit_exceeded", "insufficient_quota",
-			"tokens", "requests", "slow_down", "no_capacity":
-			return http.StatusTooManyRequests
-		case "forbidden":
-			return http.StatusForbidden
-		case "user_error", "invalid_request_error", "content_filter", "context_length_exceeded", "invalid_prompt":
-			return http.StatusBadRequest
-		case "server_is_overloaded", "overloaded_error", "service_unavailable_error":
-			return http.StatusServiceUnavailable
-		}
-	}
-	number, _ := strconv.Atoi(word)
-	if n, ok := code.(float64); ok {
-		number = int(n)
-	}
-	if number >= 400 && number <= 599 {
-		return number
-	}
-	return http.StatusInternalServerError
 }

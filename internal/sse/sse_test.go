@@ -1,6 +1,8 @@
 package sse
 
 import (
+	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -58,6 +60,16 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 		{"a numeric code", "data: {\"error\":{\"code\":529,\"message\":\"x\"}}\n\n", false, Failure, 529, `{"error":{"code":529,"message":"x"}}`},
 		{"a number as a string", "data: {\"error\":{\"code\":\"429\"}}\n\n", false, Failure, 429, `{"error":{"code":"429"}}`},
 		{"an error that is a string", "data: {\"error\":\"broken\"}\n\n", false, Failure, 500, `{"error":"broken"}`},
+		{"an error event that is plain text", "event: error\ndata: oops\n\n", false, Failure, 500, `{"error":{"message":"The backend's stream failed.","type":"server_error","param":null,"code":null}}`},
+		{"an error event of a type of its own", "event: error\ndata: {\"type\":\"server_error\",\"message\":\"x\"}\n\n", false, Failure, 500, `{"error":{"type":"server_error","message":"x"}}`},
+		{"an error event that only its data names", "data: {\"message\":\"x\",\"code\":\"slow_down\",\"type\":\"error\"}\n\n", false, Failure, 429, `{"error":{"message":"x","code":"slow_down","type":"error"}}`},
+		{"a failed response that only its data names", "event: message\ndata: {\"sequence_number\":1,\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"invalid_prompt\"}}}\n\n", false, Failure, 400, `{"error":{"code":"invalid_prompt"}}`},
+		{"an error that is not the first member", "data: {\"id\":\"\",\"choices\":[],\"error\":{\"code\":503}}\n\n", false, Failure, 503, `{"error":{"code":503}}`},
+		{"an error too long to be read", "event: error\ndata: {\"error\":{\"message\":\"" + strings.Repeat("x", MaxEvent) + "\"}}\n\n", false, Content, 0, ""},
+		{"a response with long instructions", "event: response.created\ndata: {\"instructions\":\"" + strings.Repeat("x", MaxEvent) + "\"}\n\n", false, Preamble, 0, ""},
+		{"an event without data", "event: error\n\n", false, Preamble, 0, ""},
+		{"an empty string for an error", "data: {\"error\":\"\",\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n", false, Content, 0, ""},
+		{"a filter that could not be asked", "data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"content_filter_results\":{\"error\":{\"code\":\"content_filter_error\"}}}]}\n\n", false, Content, 0, ""},
 		{"an error over several lines", "data: {\"error\":\ndata: {\"code\":\"slow_down\"}}\n\n", false, Failure, 429, "{\"error\":{\"code\":\"slow_down\"}}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -67,6 +79,9 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 			}
 			if failure != nil && (failure.Status != c.status || string(failure.Body) != c.body) {
 				t.Errorf("it stands for %d %s, want %d %s", failure.Status, failure.Body, c.status, c.body)
+			}
+			if len(c.begin) > 1<<12 {
+				return
 			}
 			// more bytes never take back what was certain
 			for n := range len(c.begin) {
@@ -80,14 +95,25 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 
 func TestAWholeReplyIsAnErrorOnlyIfItSaysSo(t *testing.T) {
 	for body, status := range map[string]int{
-		`{"error":{"code":429,"message":"x"}}`:                                    429,
-		`{"object":"error","error":{"type":"server_error"}}`:                      500,
-		`{"object":"response","status":"failed","error":{"code":"server_error"}}`: 500,
-		`{"object":"response","status":"completed","error":null}`:                 0,
-		`{"object":"fine_tuning.job","error":{"code":null}}`:                      0,
-		`{"choices":[{"message":{"content":"{\"error\":{}}"}}]}`:                  0,
-		`{"object":"chat.completion"}`:                                            0,
-		`{"error":`:                                                               0,
+		`{"error":{"code":429,"message":"x"}}`:                                     429,
+		`{"object":"error","error":{"type":"server_error"}}`:                       500,
+		`{"object":"response","status":"failed","error":{"code":"server_error"}}`:  500,
+		`{"object":"response","status":"completed","error":null}`:                  0,
+		`{"object":"fine_tuning.job","error":{"code":null}}`:                       0,
+		`{"choices":[{"message":{"content":"{\"error\":{}}"}}]}`:                   0,
+		`{"object":"chat.completion"}`:                                             0,
+		`{"error":`:                                                                0,
+		`{"object":"response","status":"failed","error":{"code":"invalid_image"}}`: 400,
+		`{"object":"chat.completion","error":{"code":"x"}}`:                        0,
+		`{"id":"x","error" : "broken"}`:                                            500,
+		`{"error":""}`:                                                             0,
+		`{"error":[]}`:                                                             0,
+		`{"error":{ }}`:                                                            0,
+		`{"error":0}`:                                                              0,
+		`{"error":false,"choices":[]}`:                                             0,
+		`{"choices":[{"error":{"code":"x"}}]}`:                                     0,
+		`{"choices":[{"error":{"code":"x"}}],"error":{"code":"slow_down"}}`:        429,
+		`["error"]`: 0,
 	} {
 		got := 0
 		if e := Whole([]byte(body), true); e != nil {
@@ -108,6 +134,18 @@ func TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit(t *testing.T) {
 		{"a whole chat", role + content + "data: [DONE]\n\n", false, true},
 		{"a chat cut off", role + content, false, false},
 		{"a chat with an error", content + "data: {\"error\":{\"code\":\"x\"}}\n\n", true, false},
+		{"a chat with an error after other members", content + "data: {\"id\":\"x\",\"choices\":[],\"error\" : {\"code\":\"x\"}}\n\n", true, false},
+		{"a chat with an empty error in each chunk", content + "data: {\"error\":\"\",\"choices\":[]}\n\ndata: {\"error\":{},\"choices\":[]}\n\ndata: {\"error\": false}\n\ndata: {\"error\":[]}\n\ndata: {\"error\":0}\n\ndata: {\"error\":{ }}\n\ndata: [DONE]\n\n", false, true},
+		{"a chat whose filter could not be asked", content + "data: {\"choices\":[{\"content_filter_results\":{\"error\":{\"code\":\"content_filter_error\"}}}]}\n\n", false, false},
+		{"a chat about errors", content + "data: {\"choices\":[{\"delta\":{\"content\":\"{\\\"error\\\":{\\\"code\\\":500}}\"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"error\"}}]}\n\n", false, false},
+		{"a tool whose argument is an error", content + "data: {\"type\":\"response.output_item.done\",\"item\":{\"type\":\"mcp_call\",\"error\":\"refused\"}}\n\n", false, false},
+		{"a chat with lone CRs", strings.ReplaceAll(role+content, "\n", "\r") + "data: [DONE]\r\r", false, true},
+		{"a failed response with lone CRs", strings.ReplaceAll(created+content, "\n", "\r") + "event: response.failed\rdata: {}\r\r", true, true},
+		{"lines that end in every way", created + "event: response.created\rdata: {}\r\n\r" + content + "event: response.completed\r\ndata: {}\n\r\n", false, true},
+		{"a response that only its data names", created + content + "data: {\"type\": \"response.completed\"}\n\n", false, true},
+		{"a response without a name that failed", created + content + "data: {\"sequence_number\":3,\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\"}}}\n\n", true, false},
+		{"a response of more than is kept", created + content + "event: response.completed\ndata: {\"error\":{\"x\":\"" + strings.Repeat("y", MaxEvent) + "\"}}\n\n", false, true},
+		{"a message of Anthropic's", "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", false, true},
 		{"a chat with a null error", content + "data: {\"error\":null,\"choices\":[]}\n\n", false, false},
 		{"a response completed", created + "event: response.completed\ndata: {}\n\n", false, true},
 		{"a response incomplete", created + "event: response.incomplete\r\ndata: {}\r\n\r\n", false, true},
@@ -144,18 +182,88 @@ func TestAWatcherReadsTheErrorThatItSaw(t *testing.T) {
 		{"data: {\"error\":\r\ndata: {\"code\":\"slow_down\"}}\r\n\r\n", 429},
 		{"id: 7\nevent: error\ndata: {\"type\":\"error\",\"code\":\"invalid_prompt\"}\n\n", 400},
 		{"event: response.failed\ndata: {\"response\":{\"error\":{\"code\":\"server_is_overloaded\"}}}", 503},
-		{"event: error\ndata: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", maxEvent) + "\"}}\n\n", 500}, // too long
+		{"event: response.failed\ndata: {\"response\":{\"instructions\":\"" + strings.Repeat("x", 60<<10) + "\",\"error\":{\"code\":\"rate_limit_exceeded\"}}}\n\n", 429},
+		{"event: error\ndata: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", MaxEvent) + "\"}}\n\n", 0}, // nobody can tell
+		{"data: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", MaxEvent) + "\"}}\n\n", 0},
 	} {
-		for size := range len(c.event) {
+		for size := 0; size < len(c.event); size += 1 + len(c.event)/200 {
 			var w Watcher
 			w.Watch([]byte(content))
 			w.Watch([]byte(c.event[:size]))
 			w.Watch([]byte(c.event[size:]))
 			w.Finish()
-			if w.Failure == nil || w.Failure.Status != c.status {
+			status := 0
+			if w.Failure != nil {
+				status = w.Failure.Status
+			}
+			if status != c.status {
 				t.Fatalf("%.60q, cut after %d bytes: saw %v, want a %d", c.event, size, w.Failure, c.status)
 			}
 		}
+	}
+}
+
+// The codes of a failed response are those of openai-python's types/responses/response_error.py.
+func TestWhoseFaultAFailedResponseIs(t *testing.T) {
+	for code, status := range map[string]int{
+		"server_error":                   500,
+		"vector_store_timeout":           504,
+		"rate_limit_exceeded":            429,
+		"invalid_prompt":                 400,
+		"invalid_image":                  400,
+		"invalid_image_format":           400,
+		"invalid_base64_image":           400,
+		"invalid_image_url":              400,
+		"invalid_image_mode":             400,
+		"image_too_large":                400,
+		"image_too_small":                400,
+		"image_parse_error":              400,
+		"image_content_policy_violation": 400,
+		"image_file_too_large":           400,
+		"image_file_not_found":           400,
+		"unsupported_image_media_type":   400,
+		"empty_image_file":               400,
+		"failed_to_download_image":       400,
+
+		// These are not on the list, but have been seen.
+		"context_length_exceeded": 400,
+		"content_filter":          400,
+		"server_is_overloaded":    503,
+		"slow_down":               429,
+		"insufficient_quota":      429,
+		"no word that we know":    500,
+	} {
+		response := `{"object":"response","status":"failed","error":{"code":"` + code + `","message":"x"}}`
+		event := "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":" + response + "}\n\n"
+		opening, first := Open([]byte(created+event), false)
+		if opening != Failure || first.Status != status {
+			t.Errorf("%s: the stream opens with %d, %+v, want a %d", code, opening, first, status)
+		}
+		var w Watcher
+		w.Watch([]byte(created + content + event))
+		if w.Opening != Content || w.Failure == nil || w.Failure.Status != status {
+			t.Errorf("%s: after content it is %+v, want a %d", code, w.Failure, status)
+		}
+		if e := Whole([]byte(response), true); e == nil || e.Status != status {
+			t.Errorf("%s: a whole reply is %+v, want a %d", code, e, status)
+		}
+	}
+}
+
+func TestAWatcherShowsEveryEvent(t *testing.T) {
+	var seen []string
+	w := Watcher{Each: func(e Event) { seen = append(seen, string(e.Kind())+" "+string(e.Data)) }}
+	w.Watch([]byte(created[:30]))
+	w.Watch([]byte(created[30:] + "data: {\"usage\":{}}\r\rdata: [DO"))
+	w.Watch([]byte("NE]"))
+	w.Finish()
+	want := []string{
+		`response.created {"type":"response.created","response":{"id":"resp_1","error":null}}`,
+		` {"usage":{}}`,
+		` [DONE]`,
+	}
+	if !slices.Equal(seen, want) {
+		t.Errorf("it showed %q, want %q", seen, want)
 	}
 }
 
@@ -163,19 +271,22 @@ func FuzzOpen(f *testing.F) {
 	f.Add([]byte(azurePreamble+role+content), 40)
 	f.Add([]byte(created+"event: error\ndata: {\"error\":{}}\n\n"), 3)
 	f.Add([]byte("data: [DONE]\r\n\r\n"), 13)
+	f.Add([]byte("data: {\"type\" : \"error\",\"error\" :\rdata: {\"code\":400}}\r\r"), 30)
 	f.Fuzz(func(t *testing.T, stream []byte, cut int) {
 		whole, failure := Open(stream, false)
 		if (failure != nil) != (whole == Failure) {
 			t.Fatalf("%q opens with %d, %v", stream, whole, failure)
 		}
+		if failure != nil && (failure.Status < 400 || failure.Status > 599 || !json.Valid(failure.Body)) {
+			t.Fatalf("%q fails with %d %s", stream, failure.Status, failure.Body)
+		}
 		if cut >= 0 && cut < len(stream) {
-			// a CR that ends what is there may be half of a line's end
-			if early, _ := Open(stream[:cut], false); early != Preamble && early != whole && stream[cut-1] != '\r' {
+			if early, _ := Open(stream[:cut], false); early != Preamble && early != whole {
 				t.Fatalf("%q opens with %d, and %d bytes of it with %d", stream, whole, cut, early)
 			}
 		}
-		var w Watcher
-		w.Watch(stream)
-		w.Finish()
+		if e := Whole(stream, true); e != nil && !json.Valid(e.Body) {
+			t.Fatalf("%q is the error %s", stream, e.Body)
+		}
 	})
 }

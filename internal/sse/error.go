@@ -1,0 +1,175 @@
+package sse
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"net/http"
+	"strconv"
+)
+
+// Error is an error that a reply of status 200 brought, as a reply of its own.
+type Error struct {
+	// Status is the HTTP status that the error stands for.
+	Status int
+	// Body is the error in OpenAI's shape: {"error":…}.
+	Body []byte
+}
+
+// Whole returns the error that a JSON reply of status 200 is. It is one if it has an error at its
+// top, and is not a stored object that tells of an error in its past. creates tells that a response
+// in it was made just now.
+func Whole(body []byte, creates bool) *Error {
+	if !mayHoldError(body) {
+		return nil
+	}
+	var reply struct {
+		Error  json.RawMessage `json:"error"`
+		Object string          `json:"object"`
+	}
+	if json.Unmarshal(body, &reply) != nil || !present(reply.Error) {
+		return nil
+	}
+	if reply.Object == "" || reply.Object == "error" || reply.Object == "response" && creates {
+		return newError(reply.Error)
+	}
+	return nil
+}
+
+const whiteSpace = " \t\r\n"
+
+// mayHoldError reports whether some object in the data has an "error" that is not empty. It is a
+// quick look, since hardly any event has one: that of an inner object has to be told apart by whoever
+// parses the data then. A text that speaks of an "error" does not look like one, because JSON puts a
+// backslash before each of its quotes.
+func mayHoldError(data []byte) bool {
+	const key = `"error"`
+	for hasRR(data) {
+		i := bytes.Index(data, []byte(key))
+		if i < 0 {
+			return false
+		}
+		data = bytes.TrimLeft(data[i+len(key):], whiteSpace)
+		if len(data) == 0 || data[0] != ':' {
+			continue
+		}
+		if data = bytes.TrimLeft(data[1:], whiteSpace); !beginsEmpty(data) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasRR reports whether there may be two of the letter r in a row, which is rare but for "error".
+// It takes a fraction of the time of bytes.Index, which stops at each of the many quotes.
+func hasRR(data []byte) bool {
+	for ; len(data) >= 29; data = data[28:] { // four steps at once
+		if rr(data)|rr(data[7:])|rr(data[14:])|rr(data[21:]) != 0 {
+			return true
+		}
+	}
+	for ; len(data) >= 8; data = data[7:] {
+		if rr(data) != 0 {
+			return true
+		}
+	}
+	return bytes.Contains(data, []byte("rr"))
+}
+
+// rr is not 0 if there are two of the letter r in a row among the first eight bytes. Now and then
+// it takes an s for an r.
+func rr(b []byte) uint64 {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	x := binary.LittleEndian.Uint64(b) ^ ones*'r' // a zero byte for each r
+	zeros := (x - ones) &^ x & highs              // the high bit of each zero byte
+	return zeros & (zeros >> 8)
+}
+
+func beginsEmpty(data []byte) bool {
+	for _, empty := range []string{"null", "false", `""`, "{}", "[]"} {
+		if bytes.HasPrefix(data, []byte(empty)) {
+			return true
+		}
+	}
+	return false
+}
+
+// present reports whether a value is there. Some backends write an empty one where others have
+// null.
+func present(raw json.RawMessage) bool {
+	switch string(raw) {
+	case "", "null", "false", "0", `""`:
+		return false
+	}
+	opening, last := raw[0], raw[len(raw)-1]
+	if opening == '{' && last == '}' || opening == '[' && last == ']' {
+		return len(bytes.Trim(raw[1:len(raw)-1], whiteSpace)) > 0
+	}
+	return true
+}
+
+// newError makes a reply of the value of an "error".
+func newError(raw json.RawMessage) *Error {
+	if !present(raw) || !json.Valid(raw) {
+		raw = json.RawMessage(`{"message":"The backend's stream failed.","type":"server_error","param":null,"code":null}`)
+	}
+	var e struct {
+		Type string `json:"type"`
+		Code any    `json:"code"`
+	}
+	_ = json.Unmarshal(raw, &e) // an error that is a string has neither
+	body := append([]byte(`{"error":`), raw...)
+	return &Error{Status: statusOf(e.Type, e.Code), Body: append(body, '}')}
+}
+
+// statusOf maps an error to the status that it stands for. What is not known is a failure of the
+// backend.
+func statusOf(kind string, code any) int {
+	word, _ := code.(string)
+	for _, w := range []string{word, kind} { // the code tells more than the type
+		if status := statusOfWord(w); status != 0 {
+			return status
+		}
+	}
+	number, _ := strconv.Atoi(word)
+	if n, ok := code.(float64); ok {
+		number = int(n)
+	}
+	if number >= 400 && number <= 599 {
+		return number
+	}
+	return http.StatusInternalServerError
+}
+
+// statusOfWord returns the status of a code or a type, or 0 if it is not known.
+//
+// The types of Azure's Responses API are user_error, forbidden and too_many_requests (Microsoft
+// Learn, "Azure OpenAI Responses API"). The codes of a failed response are a list of openai-python's
+// (types/responses/response_error.py). All of those on images are the client's: the image is in the
+// request, or is an address or a file that the request names. If the address cannot be reached,
+// another backend would not reach it either.
+func statusOfWord(word string) int {
+	switch word {
+	case "user_error", "invalid_request_error", "content_filter", "context_length_exceeded",
+		"invalid_prompt", "invalid_image", "invalid_image_format", "invalid_base64_image",
+		"invalid_image_url", "invalid_image_mode", "image_too_large", "image_too_small",
+		"image_parse_error", "image_content_policy_violation", "image_file_too_large",
+		"image_file_not_found", "unsupported_image_media_type", "empty_image_file",
+		"failed_to_download_image":
+		return http.StatusBadRequest
+	case "invalid_api_key":
+		return http.StatusUnauthorized
+	case "forbidden":
+		return http.StatusForbidden
+	case "model_not_found", "DeploymentNotFound":
+		return http.StatusNotFound
+	case "too_many_requests", "rate_limit_error", "rate_limit_exceeded", "insufficient_quota",
+		"tokens", "requests", "slow_down", "no_capacity":
+		return http.StatusTooManyRequests
+	case "server_is_overloaded", "overloaded_error", "service_unavailable_error":
+		return http.StatusServiceUnavailable
+	case "vector_store_timeout": // the backend's own search of files took too long
+		return http.StatusGatewayTimeout
+	}
+	return 0
+}

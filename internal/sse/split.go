@@ -1,0 +1,203 @@
+package sse
+
+import "bytes"
+
+const (
+	// MaxEvent is how much is kept of an event's data. A failed response repeats the request's
+	// instructions and tools, and can be read up to this size.
+	MaxEvent = 64 << 10
+	// maxName is how much is kept of an event's name. All names that matter are shorter.
+	maxName = 64
+	// maxLine is how much is kept of a line that came in several pieces.
+	maxLine = MaxEvent + len("data: ") + len(bom)
+	// maxIdle is how large a buffer may be to be kept for the next event.
+	maxIdle = 8 << 10
+)
+
+const bom = "\xef\xbb\xbf"
+
+// Event is one event of a stream. It is valid until the next one.
+type Event struct {
+	// Name is the value of the last "event" line, or empty.
+	Name []byte
+	// Data are the values of the "data" lines, with a line feed between two.
+	Data []byte
+	// TooLong tells that Data is only the first MaxEvent bytes of the data.
+	TooLong bool
+}
+
+// Splitter cuts a stream of events into its events. The zero Splitter is at the beginning of a
+// stream. It is given the stream in pieces of any size, as they come.
+//
+// Lines end with LF, CRLF or CR, comments and unknown fields are passed over, "data:" needs no
+// space after it, and an event without data is none (WHATWG HTML, "Server-sent events").
+//
+// It is on the way of every token that is streamed. Therefore it scans each byte twice at most,
+// and an event that lies within one piece is not copied: its Data is a part of that piece. What
+// began in one piece and goes on in the next is kept in buffers of limited size.
+type Splitter struct {
+	begun bool // the byte order mark, if there is one, is past
+	gotCR bool // a line feed that comes next is the rest of a line's end
+
+	partial []byte // the beginning of a line whose end did not come yet
+	cut     bool   // partial is not all of it
+
+	name   [maxName]byte
+	named  int    // how much of name is used
+	hasAny bool   // there was a data line
+	data   []byte // the data so far, in the current piece, in partial or in joined
+	joined []byte // the buffer for data that does not lie in one place
+	long   bool   // there was more data than is kept
+}
+
+// Split takes in the next piece of the stream and calls each with every event that ends in it.
+// Neither the splitter nor an event keeps the piece.
+func (s *Splitter) Split(piece []byte, each func(Event)) {
+	if s.gotCR && len(piece) > 0 {
+		s.gotCR = false
+		if piece[0] == '\n' {
+			piece = piece[1:]
+		}
+	}
+	// Where the next of each is, len(piece) if there is none. Both are remembered, so that a
+	// piece full of the one is not searched for the other again and again.
+	lf, cr := -1, -1
+	at := 0
+	for {
+		if lf < at {
+			if at < len(piece) && piece[at] == '\n' { // the empty line after an event's data
+				lf = at
+			} else {
+				lf = indexFrom(piece, at, '\n')
+			}
+		}
+		if cr < at {
+			cr = indexFrom(piece, at, '\r')
+		}
+		end := min(lf, cr)
+		if end == len(piece) {
+			break
+		}
+		line, cut := piece[at:end], false
+		if len(s.partial) > 0 {
+			s.keep(line)
+			line, cut = s.partial, s.cut
+			s.partial, s.cut = s.partial[:0], false
+		}
+		if len(line) > 0 {
+			s.takeLine(line, cut)
+		} else {
+			s.endEvent(each)
+		}
+		at = end + 1
+		if end == cr {
+			if at < len(piece) && piece[at] == '\n' {
+				at++
+			} else {
+				s.gotCR = at == len(piece)
+			}
+		}
+	}
+	if s.hasAny {
+		s.own() // before partial, where it may lie, is written
+	}
+	s.keep(piece[at:])
+}
+
+// End calls each with the last event, if the stream ended without the empty line after it. SDKs
+// read such an event as well.
+func (s *Splitter) End(each func(Event)) {
+	if len(s.partial) > 0 {
+		s.takeLine(s.partial, s.cut)
+		s.partial, s.cut = s.partial[:0], false
+	}
+	s.endEvent(each)
+}
+
+func indexFrom(b []byte, at int, c byte) int {
+	if n := bytes.IndexByte(b[at:], c); n >= 0 {
+		return at + n
+	}
+	return len(b)
+}
+
+// keep adds to the line whose end did not come yet.
+func (s *Splitter) keep(b []byte) {
+	n := min(len(b), maxLine-len(s.partial))
+	s.partial = append(s.partial, b[:n]...)
+	s.cut = s.cut || n < len(b)
+}
+
+// takeLine takes in one line of the event. cut tells that its end is missing.
+func (s *Splitter) takeLine(line []byte, cut bool) {
+	if !s.begun {
+		s.begun = true
+		line = bytes.TrimPrefix(line, []byte(bom))
+	}
+	if value, ok := cutField(line, "data"); ok {
+		s.takeData(value, cut)
+	} else if value, ok := cutField(line, "event"); ok {
+		s.named = copy(s.name[:], value)
+	}
+}
+
+// cutField returns the value of a line if it has that field. A line without a colon is a field
+// without a value.
+func cutField(line []byte, field string) (value []byte, ok bool) {
+	n := len(field)
+	if len(line) < n || string(line[:n]) != field {
+		return nil, false
+	}
+	if len(line) == n {
+		return nil, true
+	}
+	if line[n] != ':' {
+		return nil, false
+	}
+	if n++; len(line) > n && line[n] == ' ' {
+		n++
+	}
+	return line[n:], true
+}
+
+func (s *Splitter) takeData(value []byte, cut bool) {
+	s.long = s.long || cut
+	if !s.hasAny {
+		s.hasAny = true
+		s.data = value
+	} else {
+		s.own()
+		if s.long = s.long || len(s.joined)+1+len(value) > MaxEvent; len(s.joined) < MaxEvent {
+			s.joined = append(s.joined, '\n')
+			s.joined = append(s.joined, value[:min(len(value), MaxEvent-len(s.joined))]...)
+		}
+		s.data = s.joined
+	}
+	if len(s.data) > MaxEvent {
+		s.data, s.long = s.data[:MaxEvent], true
+	}
+}
+
+// own makes sure that the data lies in joined.
+func (s *Splitter) own() {
+	if len(s.joined) == 0 {
+		s.joined = append(s.joined, s.data...)
+		s.data = s.joined
+	}
+}
+
+// endEvent passes the event on, if it is one, and begins the next.
+func (s *Splitter) endEvent(each func(Event)) {
+	s.begun = true
+	if len(s.data) > 0 {
+		each(Event{s.name[:s.named], s.data, s.long})
+	}
+	s.named, s.hasAny, s.data, s.long = 0, false, nil, false
+	s.joined = s.joined[:0]
+	if cap(s.joined) > maxIdle {
+		s.joined = nil
+	}
+	if cap(s.partial) > maxIdle && len(s.partial) == 0 {
+		s.partial = nil
+	}
+}
