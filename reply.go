@@ -74,19 +74,28 @@ var errSlowBody = errors.New("the body of an error did not arrive in time")
 // its body.
 func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
 	listed := t.listed(r.status)
-	judged := listed || len(t.UnhealthyStatus) == 0
+	counts := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
 	decoded := false
-	if judged && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && encoded(r.res.Header) {
+	if counts && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && encoded(r.res.Header) {
 		text, r.whole, r.cut, decoded = peek(r.res, cancel)
 	}
-	if !judged {
+	if !counts {
 		r.class = verdict.Served // whatever it is
-	} else if r.class = verdict.Judge(r.status, text); listed && !r.class.Failover() {
+	} else if r.class = judged(verdict.Reply{Status: r.status, Header: r.res.Header, Body: text}); listed && !r.class.Failover() {
 		r.class = verdict.Failed
 	}
 	r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
 	r.secrets.guard(r.res, text, decoded)
+}
+
+// judged is the class of a reply. A request that is too long for the model is the client's own, as
+// long as nobody looks for a backend with another model.
+func judged(reply verdict.Reply) verdict.Class {
+	if class := verdict.Judge(reply); !class.ContextLength(reply.Status) {
+		return class
+	}
+	return verdict.ClientError
 }
 
 // peek reads the first part of an error's body, decoded, and puts it back in

@@ -163,7 +163,7 @@ func (b *replyBody) finish(err error) error {
 			b.watch.Finish()
 			if b.mustEnd && !b.watch.Ended {
 				reason, err = errUnfinishedStream, errUnfinishedStream
-			} else if e := b.watch.Failure; e != nil && verdict.Judge(e.Status, e.Body).Failover() {
+			} else if e := b.watch.Failure; e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body}).Blames() {
 				reason = errStreamError // but for the client's own error
 			}
 		}
@@ -273,7 +273,7 @@ func (t *Transport) openJSON(r *reply, creates bool) {
 // fail makes the reply the error that it brought, unless that is the client's
 // own: then it stays what it is.
 func (t *Transport) fail(r *reply, failure *sse.Error) {
-	class := verdict.Judge(failure.Status, failure.Body)
+	class := judged(verdict.Reply{Status: failure.Status, Body: failure.Body})
 	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
 		r.body.watch = nil // nor is it the backend's fault when it comes by again
 		return

@@ -1,65 +1,86 @@
-// Package verdict says what a backend's reply means: who is to blame, and
-// whether the same request may succeed elsewhere.
+// Package verdict says what a backend's reply means: whose fault it is, whether it speaks against
+// the backend, and whether the same request may succeed elsewhere.
 package verdict
 
 import (
 	"encoding/json"
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
-// Class is what a reply, or the lack of one, means.
+// Class is what a reply means, or what it means that there is none.
 type Class string
 
 const (
-	// Served is a reply for the client: success, redirect, upgrade.
+	// Served is a reply for the client: a success, a redirect, an upgrade.
 	Served Class = "served"
-	// ClientError is the client's own fault, and would be everywhere.
+	// ClientError is the client's own fault. Every other backend would say the same.
 	ClientError Class = "client_error"
-	// Throttled: the backend's rate limit is used up, and it said for how long.
+	// Throttled: the rate limit is used up. The backend promises to be back later.
 	Throttled Class = "throttled"
-	// Quota: the backend's account has no budget left.
+	// Quota: the account has no budget left. Somebody has to pay before it is back.
 	Quota Class = "quota"
-	// TooLarge: this one request exceeds the backend's limit, whenever it comes.
+	// TooLarge: this one request exceeds a limit of the backend, and would do so at any time.
+	// Smaller requests are served, so the backend is not to blame. There are two kinds, which
+	// ContextLength tells apart.
 	TooLarge Class = "too_large"
 	// Overloaded: the backend has no capacity at the moment.
 	Overloaded Class = "overloaded"
 	// Failed: the backend tried and did not succeed.
 	Failed Class = "failed"
-	// Credential: the backend does not accept the credential it was given.
+	// Credential: the backend does not accept the credential that it was given.
 	Credential Class = "credential"
-	// NotPermitted: the credential is good, but not for what was asked.
+	// NotPermitted: the credential is valid, but does not permit what was asked for.
 	NotPermitted Class = "not_permitted"
 	// NoModel: the backend does not have the model or deployment.
 	NoModel Class = "no_model"
-	// Unreachable: no connection, or it broke before the reply's headers.
+	// Unreachable: there was no connection, or it broke before the headers of the reply.
 	Unreachable Class = "unreachable"
-	// Timeout: no headers in time.
+	// Timeout: no headers came in time.
 	Timeout Class = "timeout"
-	// BrokenStream: the reply broke off, or told of an error, after its
-	// beginning had gone to the client.
+	// BrokenStream: the reply broke off, or told of an error, after its beginning had gone to the
+	// client.
 	BrokenStream Class = "broken_stream"
 )
 
-// Failover reports whether the same request may succeed on another backend.
+// Failover reports whether the same request may succeed on another backend. For the limit of a
+// model that is only one that calls the model something else: see ContextLength.
 func (c Class) Failover() bool {
 	return c != Served && c != ClientError && c != BrokenStream
 }
 
-// Promise reports whether the backend itself said when it is back, so that it
-// is not called before. Every other bench is only a suspicion.
+// Promise reports whether the backend itself said when it is back, so that it is not called before.
+// All other classes only make it a suspect.
 func (c Class) Promise() bool {
 	return c == Throttled || c == Quota
 }
 
-// WholeBackend reports whether the class speaks for all of the backend, not
-// only for the model that was asked.
+// Blames reports whether a reply of this class speaks against the backend: it may be benched for it,
+// or the reply counted as one that failed.
+func (c Class) Blames() bool {
+	return c != Served && c != ClientError && c != TooLarge
+}
+
+// OncePerRequest reports whether the request itself may be the cause. If every backend fails at the
+// same request, the request is at fault, so it benches one backend at most for all of these together.
+func (c Class) OncePerRequest() bool {
+	switch c {
+	case Failed, Timeout, Credential, NotPermitted, BrokenStream:
+		return true
+	}
+	return false
+}
+
+// WholeBackend reports whether the class holds for all of the backend, not only for the model that
+// was asked for.
 func (c Class) WholeBackend() bool {
 	return c == Quota || c == Credential || c == Unreachable
 }
 
-// OfCredential reports whether the class is about the credential that was used,
-// its rights, limits and budget, rather than about the backend.
+// OfCredential reports whether the class is about the credential that was used, its permissions,
+// limits and budget, rather than about the backend.
 func (c Class) OfCredential() bool {
 	switch c {
 	case Throttled, Quota, TooLarge, Credential, NotPermitted, NoModel:
@@ -68,24 +89,50 @@ func (c Class) OfCredential() bool {
 	return false
 }
 
-// NeedsBody reports whether Judge may tell more from the body of a reply with
-// this status than that it is the client's.
-func NeedsBody(status int) bool {
-	return status == http.StatusNotFound || Judge(status, nil).Failover()
+// ContextLength reports whether a reply of this class and status says that the request is longer
+// than the model can take. Any backend with the same model would say so too. The other kind of
+// TooLarge, a 429, is about a rate limit, which any other backend may have set higher.
+func (c Class) ContextLength(status int) bool {
+	return c == TooLarge && status == http.StatusBadRequest
 }
 
-// Judge tells the class of a reply. body is the first part of the decoded
-// body and may be nil for a status that does not NeedsBody.
-func Judge(status int, body []byte) Class {
-	switch {
+// Reply is what is known of a reply.
+type Reply struct {
+	// Status is its status.
+	Status int
+	// Header are its headers. They are read for a 429 only, and may be nil.
+	Header http.Header
+	// Body is the first part of its decoded body. It may be nil if the status does not need it:
+	// see NeedsBody.
+	Body []byte
+	// Cost is the estimate of the tokens that the request counts for, as openaiapi has it. It is 0
+	// if it is not known.
+	Cost int64
+}
+
+// NeedsBody reports whether Judge may tell more from the body of a reply with this status.
+func NeedsBody(status int) bool {
+	return status == http.StatusBadRequest || status == http.StatusNotFound || Judge(Reply{Status: status}).Failover()
+}
+
+// Judge tells the class of a reply.
+func Judge(reply Reply) Class {
+	switch status := reply.Status; {
+	case status < 100: // HTTP has no such status
+		return Failed
 	case status < 400:
 		return Served
+	case status == http.StatusBadRequest:
+		if parseReport(reply.Body).exceedsContext() {
+			return TooLarge
+		}
+		return ClientError
 	case status == http.StatusPaymentRequired:
 		return Quota
 	case status == http.StatusTooManyRequests:
-		return judgeTooManyRequests(parseReport(body))
+		return judgeTooManyRequests(parseReport(reply.Body), reply)
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
-		switch r := parseReport(body); {
+		switch r := parseReport(reply.Body); {
 		case status == http.StatusForbidden && r.aboutRequest():
 			return ClientError
 		case r.notPermitted():
@@ -93,7 +140,7 @@ func Judge(status int, body []byte) Class {
 		}
 		return Credential
 	case status == http.StatusNotFound:
-		if parseReport(body).has("DeploymentNotFound", "model_not_found") {
+		if parseReport(reply.Body).has("DeploymentNotFound", "model_not_found") {
 			return NoModel
 		}
 		return ClientError
@@ -104,7 +151,7 @@ func Judge(status int, body []byte) Class {
 	case status == http.StatusRequestTimeout, status == http.StatusFailedDependency:
 		return Failed
 	case status >= 500:
-		if parseReport(body).overloaded() {
+		if parseReport(reply.Body).overloaded() {
 			return Overloaded
 		}
 		return Failed
@@ -112,11 +159,11 @@ func Judge(status int, body []byte) Class {
 	return ClientError
 }
 
-func judgeTooManyRequests(r report) Class {
+func judgeTooManyRequests(r report, reply Reply) Class {
 	switch {
 	case r.outOfBudget():
 		return Quota
-	case strings.Contains(r.message, "Request too large for"):
+	case strings.Contains(r.message, "Request too large for"), exceedsLimit(reply.Header, reply.Cost):
 		return TooLarge
 	case r.overloaded():
 		return Overloaded
@@ -124,14 +171,28 @@ func judgeTooManyRequests(r report) Class {
 	return Throttled
 }
 
+// exceedsLimit reports whether a request costs more tokens than the backend grants in a whole window:
+// it would be refused even if nobody else sent any. Azure writes -1 where it does not track a limit
+// (openai-dotnet issue #838), and has spelled such headers in both ways (openai-python issue #937).
+func exceedsLimit(header http.Header, cost int64) bool {
+	for _, name := range []string{"X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens"} {
+		for _, value := range header[name] {
+			limit, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err == nil && limit > 0 && !math.IsInf(limit, 1) {
+				return limit < float64(cost)
+			}
+		}
+	}
+	return false
+}
+
 // report is what an error body says, in whichever shape it says it.
 type report struct {
 	code, kind, message string
 }
 
-// parseReport reads OpenAI's and Azure's {"error":{…}}, whose code may be a
-// number (OpenRouter, vLLM), the flat object of Mistral and older vLLMs, and
-// {"error":"text"}. Anything else is an empty report.
+// parseReport reads OpenAI's and Azure's {"error":{…}}, whose code may be a number (OpenRouter, vLLM),
+// the flat object of Mistral and older vLLMs, and {"error":"text"}. Anything else is an empty report.
 func parseReport(body []byte) report {
 	type fields struct {
 		Code    any    `json:"code"`
@@ -153,7 +214,7 @@ func parseReport(body []byte) report {
 	}
 	var f fields
 	if err := json.Unmarshal(raw, &f); err != nil {
-		// a field of an unexpected type leaves the others filled in
+		// if one field has an unexpected type, the others are filled in
 		var message string
 		if json.Unmarshal(raw, &message) == nil {
 			f.Message = message
@@ -175,8 +236,15 @@ func (r report) has(words ...string) bool {
 	return false
 }
 
-// outOfBudget knows OpenAI's billing codes, Anthropic's spend limit and
-// Moonshot's word for the same.
+// exceedsContext knows the code of OpenAI and Azure, and llama.cpp's type. Azure's embeddings and
+// vLLM have no code for it, but begin the message with "This model's maximum context length is",
+// OpenRouter with "This endpoint's".
+func (r report) exceedsContext() bool {
+	return r.has("context_length_exceeded", "exceed_context_size_error") ||
+		strings.Contains(r.message, "maximum context length is")
+}
+
+// outOfBudget knows OpenAI's billing codes, Anthropic's spend limit and Moonshot's word for the same.
 func (r report) outOfBudget() bool {
 	return r.has("insufficient_quota", "credit_balance_exhausted", "billing_hard_limit_reached",
 		"organization_usage_limit_exceeded", "enforced_spend_limit_reached", "exceeded_current_quota_error") ||
@@ -187,15 +255,15 @@ func (r report) overloaded() bool {
 	return r.has("no_capacity", "slow_down", "server_is_overloaded", "engine_overloaded_error", "overloaded_error")
 }
 
-// notPermitted knows OpenAI's words for a key that is restricted to some of the
-// API, and Azure's for an identity whose role lacks an operation.
+// notPermitted knows OpenAI's words for a key that is restricted to some of the API, and Azure's for
+// an identity whose role lacks an operation.
 func (r report) notPermitted() bool {
 	return r.has("missing_scope", "PermissionDenied") ||
 		strings.Contains(r.message, "insufficient permissions for this operation") ||
 		strings.Contains(r.message, "lacks the required data action")
 }
 
-// aboutRequest reports whether a refusal concerns what was asked, not who asked.
+// aboutRequest reports whether a refusal is about what was asked for, not about who asked.
 func (r report) aboutRequest() bool {
 	return r.has("content_filter", "user_error", "content_policy_violation", "invalid_prompt")
 }

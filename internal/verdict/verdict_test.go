@@ -1,6 +1,11 @@
 package verdict
 
-import "testing"
+import (
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+)
 
 func TestReplyMeans(t *testing.T) {
 	for _, c := range []struct {
@@ -49,22 +54,168 @@ func TestReplyMeans(t *testing.T) {
 		{"an unprocessable request", 422, "", ClientError},
 		{"a conflict", 409, "", ClientError},
 		{"a body too large", 413, "", ClientError},
+		{"no status", 0, "", Failed},
+		{"a status that HTTP does not have", 99, "", Failed},
+		{"a negative status", -1, "", Failed},
+		{"a status beyond HTTP", 1000, "", Failed},
+		{"an interim reply", 100, "", Served},
+		{"a bad request", 400, `{"error":{"code":"invalid_value","type":"invalid_request_error"}}`, ClientError},
+		{"a bad request without a body", 400, "", ClientError},
+		{"a prompt longer than the context", 400, `{"error":{"message":"This model's maximum context length is 128000 tokens. However, your messages resulted in 192041 tokens. Please reduce the length of the messages.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`, TooLarge},
+		{"a prompt longer than what a reasoning model takes", 400, `{"error":{"message":"Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 500037 tokens.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`, TooLarge},
+		{"a failed response whose input was too long", 400, `{"error":{"code":"context_length_exceeded","message":"Your input exceeds the context window of this model. Please adjust your input and try again."}}`, TooLarge},
+		{"Azure's embeddings, which have no code for it", 400, `{"error":{"message":"This model's maximum context length is 8192 tokens, however you requested 155434 tokens (155434 in your prompt; 0 for the completion). Please reduce your prompt; or completion length.","type":"invalid_request_error","param":null,"code":null}}`, TooLarge},
+		{"vLLM's number for a code", 400, `{"error":{"message":"This model's maximum context length is 2048 tokens.","type":"BadRequestError","param":null,"code":400}}`, TooLarge},
+		{"FastChat's flat shape", 400, `{"object":"error","message":"This model's maximum context length is 2048 tokens. However, your messages resulted in 3503 tokens.","code":40303}`, TooLarge},
+		{"OpenRouter's endpoint", 400, `{"error":{"message":"This endpoint's maximum context length is 32768 tokens.","code":400}}`, TooLarge},
+		{"llama.cpp's type", 400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`, TooLarge},
+		{"a context length under another status", 422, `{"error":{"code":"context_length_exceeded"}}`, ClientError},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := Judge(c.status, []byte(c.body)); got != c.want {
-				t.Errorf("Judge(%d, %q) = %s, want %s", c.status, c.body, got, c.want)
+			if got := Judge(Reply{Status: c.status, Body: []byte(c.body)}); got != c.want {
+				t.Errorf("%d %s is %s, want %s", c.status, c.body, got, c.want)
+			}
+			if without := Judge(Reply{Status: c.status}); without != c.want && !NeedsBody(c.status) {
+				t.Errorf("%d is %s, but %s with its body, which it needs", c.status, without, c.want)
 			}
 		})
 	}
 }
 
+func TestA429ThatNoWaitWouldHelp(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		header, body string
+		cost         int64
+		want         Class
+	}{
+		{"more than the limit", "X-Ratelimit-Limit-Tokens: 60000", "", 60001, TooLarge},
+		{"just the limit", "X-Ratelimit-Limit-Tokens: 60000", "", 60000, Throttled},
+		{"an absurd cost", "X-Ratelimit-Limit-Tokens: 60000", "", math.MaxInt64, TooLarge},
+		{"the other spelling", "X-Rate-Limit-Limit-Tokens: 60000", "", 60001, TooLarge},
+		{"the other spelling where the first is not a number", "X-Ratelimit-Limit-Tokens: none\nX-Rate-Limit-Limit-Tokens: 60000", "", 60001, TooLarge},
+		{"a fraction between spaces", "X-Ratelimit-Limit-Tokens:  59999.5 ", "", 60000, TooLarge},
+		{"a limit that is not tracked", "X-Ratelimit-Limit-Tokens: -1", "", 60001, Throttled},
+		{"no limit at all", "X-Ratelimit-Limit-Tokens: 0", "", 60001, Throttled},
+		{"no number", "X-Ratelimit-Limit-Tokens: 60k", "", 60001, Throttled},
+		{"NaN", "X-Ratelimit-Limit-Tokens: NaN", "", 60001, Throttled},
+		{"infinite", "X-Ratelimit-Limit-Tokens: Inf", "", math.MaxInt64, Throttled},
+		{"the limit of requests", "X-Ratelimit-Limit-Requests: 60", "", 60001, Throttled},
+		{"an unknown cost", "X-Ratelimit-Limit-Tokens: 60000", "", 0, Throttled},
+		{"no headers", "", "", 60001, Throttled},
+		{"no budget, whatever it costs", "X-Ratelimit-Limit-Tokens: 60000", `{"error":{"code":"insufficient_quota"}}`, 60001, Quota},
+		{"no capacity, but too much anyhow", "X-Ratelimit-Limit-Tokens: 60000", `{"error":{"code":"no_capacity"}}`, 60001, TooLarge},
+		{"no capacity", "X-Ratelimit-Limit-Tokens: 60000", `{"error":{"code":"no_capacity"}}`, 100, Overloaded},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			header := http.Header{}
+			for line := range strings.Lines(c.header) {
+				name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+				header.Add(name, value)
+			}
+			reply := Reply{Status: 429, Header: header, Body: []byte(c.body), Cost: c.cost}
+			if got := Judge(reply); got != c.want {
+				t.Errorf("it is %s, want %s", got, c.want)
+			}
+			reply.Status = 503
+			if got := Judge(reply); got != Overloaded {
+				t.Errorf("a 503 is %s, and its limits do not matter", got)
+			}
+		})
+	}
+}
+
+func TestWhatAClassImplies(t *testing.T) {
+	// The letters stand for: f, another backend may serve; p, a promise; b, the backend is to
+	// blame; o, once per request at most; w, the whole backend; c, of the credential.
+	for class, want := range map[Class]string{
+		Served:       "",
+		ClientError:  "",
+		Throttled:    "fpbc",
+		Quota:        "fpbwc",
+		TooLarge:     "fc",
+		Overloaded:   "fb",
+		Failed:       "fbo",
+		Credential:   "fbowc",
+		NotPermitted: "fboc",
+		NoModel:      "fbc",
+		Unreachable:  "fbw",
+		Timeout:      "fbo",
+		BrokenStream: "bo",
+	} {
+		got := ""
+		for _, implied := range []struct {
+			letter string
+			is     bool
+		}{
+			{"f", class.Failover()},
+			{"p", class.Promise()},
+			{"b", class.Blames()},
+			{"o", class.OncePerRequest()},
+			{"w", class.WholeBackend()},
+			{"c", class.OfCredential()},
+		} {
+			if implied.is {
+				got += implied.letter
+			}
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", class, got, want)
+		}
+	}
+}
+
+func TestTheTwoKindsOfTooLarge(t *testing.T) {
+	for _, c := range []struct {
+		class  Class
+		status int
+		want   bool
+	}{
+		{TooLarge, 400, true},
+		{TooLarge, 429, false},
+		{ClientError, 400, false},
+		{Throttled, 429, false},
+	} {
+		if got := c.class.ContextLength(c.status); got != c.want {
+			t.Errorf("%s with %d: got %v, want %v", c.class, c.status, got, c.want)
+		}
+	}
+}
+
 func FuzzJudge(f *testing.F) {
-	f.Add(429, []byte(`{"error":{"code":"insufficient_quota"}}`))
-	f.Add(404, []byte(`{"error":"x"}`))
-	f.Add(403, []byte(`[`))
-	f.Fuzz(func(t *testing.T, status int, body []byte) {
-		if class := Judge(status, body); (status < 400) != (class == Served) {
-			t.Errorf("Judge(%d, %q) = %s", status, body, class)
+	f.Add(429, []byte(`{"error":{"code":"insufficient_quota"}}`), "60000", int64(70000))
+	f.Add(400, []byte(`{"error":{"message":"This model's maximum context length is 1"}}`), "-1", int64(0))
+	f.Add(404, []byte(`{"error":"x"}`), "1e999", int64(-1))
+	f.Add(403, []byte(`[`), "", int64(1))
+	f.Fuzz(func(t *testing.T, status int, body []byte, limit string, cost int64) {
+		class := Judge(Reply{status, http.Header{"X-Ratelimit-Limit-Tokens": {limit}}, body, cost})
+		if (status >= 100 && status < 400) != (class == Served) {
+			t.Errorf("%d %q is %s", status, body, class)
+		}
+		if class == TooLarge && status != 400 && status != 429 {
+			t.Errorf("%d %q is too large", status, body)
+		}
+		if !NeedsBody(status) && class != Judge(Reply{Status: status}) {
+			t.Errorf("%d does not need a body, but %q makes it %s", status, body, class)
 		}
 	})
+}
+
+func BenchmarkJudge(b *testing.B) {
+	for _, bb := range []struct {
+		name  string
+		reply Reply
+	}{
+		{"a success", Reply{Status: 200}},
+		{"a bare 429", Reply{Status: 429, Header: http.Header{"X-Ratelimit-Limit-Tokens": {"60000"}}, Cost: 1000}},
+		{"Azure's 429", Reply{Status: 429, Body: []byte(`{"error":{"code":"RateLimitReached","message":"Your requests have exceeded the token rate limit. Please retry after 60 seconds."}}`)}},
+		{"a bad request", Reply{Status: 400, Body: []byte(`{"error":{"message":"Invalid value","type":"invalid_request_error","param":null,"code":"invalid_value"}}`)}},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				Judge(bb.reply)
+			}
+		})
+	}
 }
