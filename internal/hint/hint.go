@@ -1,12 +1,12 @@
 // Package hint reads from a reply when its sender may be asked again.
 //
-// Providers say so in many ways, and the official SDKs read only two of them. What all of them
-// have in common: the more specific the source, the closer it is to the wait really needed. A
-// x-ratelimit-reset header says when the whole budget is refilled, which can be sixty times later
-// than the moment this request would have passed; so it comes last, after the text of the error.
+// Providers say so in many ways, of which the official SDKs read only two. The more specific a
+// source is, the closer it is to the wait that is really needed. An x-ratelimit-reset header says
+// when the whole budget is refilled. That can be sixty times later than the moment when this request
+// would have passed, so it comes last, after the text of the error.
 //
-// Nothing is rounded, and nothing is clamped: a provisioned Azure deployment says 43 ms and means
-// it, an exhausted standard one says 86400 s. What to make of that is the caller's decision.
+// Nothing is rounded and nothing is clamped. A provisioned Azure deployment says 43 ms and means it;
+// an exhausted standard one says 86400 s. The caller decides what to make of it.
 package hint
 
 import (
@@ -18,9 +18,9 @@ import (
 	"time"
 )
 
-// Source names what a hint was read from. It is one of a fixed few words, fit for a log field
-// and for a metric's label: RateLimitReset stands for a whole family of headers, however the
-// backend spells them and whatever dimensions it invents.
+// Source names what a hint was read from. It is one of a few fixed words, so that it can be a log
+// field and a metric's label. RateLimitReset stands for a whole family of headers, in every spelling
+// and with whatever dimensions a backend invents.
 type Source string
 
 const (
@@ -41,18 +41,18 @@ const (
 )
 
 // Read tells how long to wait before the sender of this reply may be asked again, and where the
-// reply says so. The first usable source wins, in the order of the constants above; of a header
-// with several values, the first usable one. Negative, NaN, infinite, empty and unreadable values
-// are not usable; a finite number too large for a time.Duration is, and becomes the longest
-// Duration there is. Without a usable source, ok is false, wait 0 and source None.
+// reply says so. The first usable source wins, in the order of the constants above. If a header has
+// several values, the first usable one wins. Negative, NaN, infinite, empty and unreadable values
+// are not usable. A finite number that is too large for a time.Duration is usable: it becomes the
+// longest Duration there is. Without a usable source, ok is false, wait is 0 and source is None.
 //
-// A retry-after of any kind is read whatever the status. The body and the resets are read for 429
-// and 503 only: in any other error a phrase like "try again in" is about something else, and a
-// budget that happens to be used up is not why it failed.
+// A retry-after of any kind is read for every status. The body and the resets are read for 429 and
+// 503 only: in any other error a phrase like "try again in" is about something else, and a budget
+// that happens to be used up is not why it failed.
 //
 // Body is the beginning of the decoded error body and may be nil; only its first 64 KiB count.
-// Times of day are compared with the reply's own Date, which the sender's clock also wrote.
-// Now takes its place if there is none.
+// Times of day are compared with the reply's own Date, because the same clock wrote both. If there
+// is none, they are compared with now.
 func Read(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source Source, ok bool) {
 	for _, v := range header["Retry-After-Ms"] {
 		if wait, ok := parseNumber(v, time.Millisecond); ok {
@@ -81,9 +81,9 @@ func Read(status int, header http.Header, body []byte, now time.Time) (wait time
 	return 0, None, false
 }
 
-// parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date,
-// and two that servers send nonetheless: seconds with a fraction, and Go's "6m0s". A date that
-// has passed means now.
+// parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date, and
+// two more that servers send: seconds with a fraction, and Go's "6m0s". A date that has passed
+// means now.
 func parseRetryAfter(v string, header http.Header, now time.Time) (time.Duration, bool) {
 	if wait, ok := parseNumber(v, time.Second); ok {
 		return wait, true
@@ -109,12 +109,12 @@ func clock(header http.Header, now time.Time) time.Time {
 }
 
 // readResets returns the longest reset among the exhausted dimensions (requests, tokens,
-// input-tokens, requests-day, … or none at all, as OpenRouter has it). Dimensions are whatever
-// the header names say.
+// input-tokens, requests-day and so on; OpenRouter names none). Any dimension that a header's name
+// has is read.
 //
-// A dimension with something remaining never counts: OpenAI's reset is when the bucket will be
-// full again, Groq's for requests is due at the end of the day. Neither does -1, which says
-// "not tracked" (openai-dotnet issue #838). One whose remainder is not stated counts only if no
+// A dimension of which something remains does not count: OpenAI's reset says when the bucket will be
+// full again, and Groq's for requests is at the end of the day. Neither does -1, which means "not
+// tracked" (openai-dotnet issue #838). A dimension whose remainder is not stated counts only if no
 // other is known to be exhausted: Azure has sent a 429 with x-rate-limit-reset-tokens alone
 // (openai-python issue #937).
 func readResets(header http.Header, now time.Time) (time.Duration, bool) {
@@ -145,8 +145,8 @@ func readResets(header http.Header, now time.Time) (time.Duration, bool) {
 	return unstated, unstated > 0
 }
 
-// remainder tells whether name is a reset header, and what is left of its dimension. It is known
-// only if the reply says so: a header present but unreadable reads as NaN, which is not 0.
+// remainder tells whether name is a reset header, and what is left of its dimension. known tells
+// that the reply says so. What cannot be read is NaN, which is not 0.
 func remainder(header http.Header, name string) (remaining float64, known, isReset bool) {
 	var values []string
 	if dimension, ok := strings.CutPrefix(name, "Anthropic-Ratelimit-"); ok {
@@ -179,9 +179,9 @@ func cutReset(name string) (dimension string, ok bool) {
 }
 
 // parseReset reads seconds, Go durations, RFC 3339 (Anthropic) and unix time in seconds or
-// milliseconds (OpenRouter). A bare number is told apart by its size: 1e9 seconds are 31 years,
-// 1e12 of them 31,000. A budget that is empty and yet was reset already says nothing about when
-// to return, so only what lies ahead is usable.
+// milliseconds (OpenRouter). The size of a bare number tells which it is: 1e9 seconds are 31 years,
+// 1e12 seconds 31,000. Only a time in the future is usable: a budget that is empty although it was
+// reset in the past does not say when to return.
 func parseReset(v string, header http.Header, now time.Time) (time.Duration, bool) {
 	v = strings.TrimSpace(v)
 	if f, ok := parseFloat(v); ok {
@@ -208,7 +208,7 @@ func parseReset(v string, header http.Header, now time.Time) (time.Duration, boo
 	return 0, false
 }
 
-// parseNumber reads a header value that counts units, white space around it aside.
+// parseNumber reads a header value that counts units, with or without white space around it.
 func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	f, ok := parseFloat(strings.TrimSpace(v))
 	if !ok {
@@ -217,11 +217,11 @@ func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	return scale(f, unit), true
 }
 
-// parseFloat reads a decimal number that is neither negative nor spelled "inf" or "nan". One too
-// large for a float64 is still a number: +Inf, which scale knows how to take.
+// parseFloat reads a decimal number that is neither negative nor spelled "inf" or "nan". A number
+// that is too large for a float64 becomes +Inf, of which scale makes the longest duration.
 func parseFloat(v string) (float64, bool) {
-	// ParseFloat would also take words, signs, hexadecimal and underscores. Checking first also
-	// spares its error, which is an allocation for every date.
+	// ParseFloat would also take words, signs, hexadecimal and underscores. The check also avoids
+	// its error, which would be an allocation for every date.
 	if v == "" || v[0] > '9' || v[0] < '.' || v[0] == '/' || strings.ContainsAny(v, "xXpP_") {
 		return 0, false
 	}
@@ -232,7 +232,7 @@ func parseFloat(v string) (float64, bool) {
 	return f, true
 }
 
-// scale multiplies without overflow: what does not fit is the longest Duration.
+// scale multiplies without overflow: what does not fit becomes the longest Duration.
 func scale(f float64, unit time.Duration) time.Duration {
 	ns := math.Round(f * float64(unit))
 	if ns >= math.MaxInt64 {
@@ -241,7 +241,7 @@ func scale(f float64, unit time.Duration) time.Duration {
 	return time.Duration(ns)
 }
 
-// add is saturating, for two durations that are not negative.
+// add adds two durations that are not negative. If the sum does not fit, it is the longest Duration.
 func add(a, b time.Duration) time.Duration {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

@@ -35,7 +35,7 @@ func readBody(body []byte) (time.Duration, bool) {
 	return 0, false
 }
 
-// readPhrase reads what stands around the "try" at body[i].
+// readPhrase reads the words around the "try" at body[i].
 func readPhrase(body []byte, i int) (time.Duration, bool) {
 	start := i
 	if i >= 2 && hasPrefixFold(body[i-2:], "re") {
@@ -77,8 +77,8 @@ func readPhrase(body []byte, i int) (time.Duration, bool) {
 	return parseNumber(string(r[:n]), time.Second)
 }
 
-// endsPhrase tells whether a number that was followed by rest was a whole one, with nothing more
-// to say about it.
+// endsPhrase reports whether a phrase ends with the number before rest: neither more digits nor a
+// unit follow.
 func endsPhrase(rest []byte) bool {
 	rest = bytes.TrimLeft(rest, " \t")
 	if len(rest) == 0 {
@@ -96,10 +96,10 @@ func parseDuration(v string) (time.Duration, bool) {
 	return wait, true
 }
 
-// scanDuration reads a duration at the start of text, and how many bytes it takes; none if there
-// is none. Both "1m2.5s" and "1 minute and 2.5 seconds" are, and so is whatever
+// scanDuration reads a duration at the start of text and returns how many bytes it takes, 0 if there
+// is no duration. It reads "1m2.5s", "1 minute and 2.5 seconds" and everything that
 // time.Duration.String writes. Units must get smaller, so that in "wait 20 s, 5 minutes at most"
-// the second is not taken for a part of the first.
+// the second duration is not taken for a part of the first.
 func scanDuration[T []byte | string](text T) (total time.Duration, length int) {
 	last := time.Duration(1<<63 - 1)
 	for at := 0; ; {
@@ -129,7 +129,7 @@ func scanDuration[T []byte | string](text T) (total time.Duration, length int) {
 	}
 }
 
-// unitOf returns the length of a unit, 0 if it is none we know.
+// unitOf returns the length of a unit, 0 if the word is not a unit.
 func unitOf(word string) time.Duration {
 	if len(word) > len("milliseconds") {
 		return 0
@@ -153,8 +153,8 @@ func unitOf(word string) time.Duration {
 	return 0
 }
 
-// scanNumber returns the length of the decimal number at the start of text: digits, and a
-// fraction if there is one. A full stop that ends a sentence is no part of it.
+// scanNumber returns the length of the decimal number at the start of text: digits, and a fraction
+// if there is one. A full stop at the end of a sentence is not a part of it.
 func scanNumber[T []byte | string](text T) int {
 	n := 0
 	for n < len(text) && isDigit(text[n]) {
@@ -170,8 +170,8 @@ func scanNumber[T []byte | string](text T) int {
 
 const spaces = " \t\r\n"
 
-// cutWord returns what follows if text goes on with white space, the word and white space. A
-// colon will do for the latter: "Retry after: 5 s".
+// cutWord returns what follows if text goes on with white space, the word and white space. The word
+// may also be followed by a colon: "Retry after: 5 s".
 func cutWord(text []byte, word string) (rest []byte, ok bool) {
 	r := bytes.TrimLeft(text, spaces)
 	if len(r) == len(text) || !hasPrefixFold(r, word) {

@@ -8,8 +8,8 @@ import (
 const (
 	// maxBoundary is as long as a boundary may be (RFC 2046 section 5.1.1).
 	maxBoundary = 70
-	// maxPartHeaders is how much of a part is searched for the end of its headers. Those of a
-	// form field are a line or two.
+	// maxPartHeaders is how much of a part is searched for the end of its headers. A form field
+	// has one or two lines of them.
 	maxPartHeaders = 16 << 10
 )
 
@@ -78,9 +78,8 @@ func ParseForm(body []byte, boundary string) Request {
 	return r
 }
 
-// nextDelimiter finds the next line that begins with the delimiter, itself a line break, two
-// dashes and the boundary. It returns where that is and where what it introduces begins, or -1.
-// more tells that this is another part.
+// nextDelimiter finds the next delimiter: a line break, two dashes and the boundary. It returns where
+// it starts and where it ends, or -1 if there is none. more tells that another part follows it.
 func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, more bool) {
 	for {
 		n := bytes.Index(body[from:], delimiter)
@@ -95,9 +94,9 @@ func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, mor
 	}
 }
 
-// delimiterEnd returns the end of the delimiter whose boundary ends at i, or -1 if that is only
-// the beginning of something else: after the boundary come two dashes, or white space (RFC 2046
-// section 5.1.1, transport-padding) and a line break, which more tells.
+// delimiterEnd returns the end of the delimiter whose boundary ends at i. It is -1 if this is not a
+// delimiter: after the boundary come either two dashes, or white space (RFC 2046 section 5.1.1,
+// transport-padding) and a line break. more tells that it is the latter.
 func delimiterEnd(body []byte, i int) (end int, more bool) {
 	if bytes.HasPrefix(body[i:], []byte("--")) {
 		return i + 2, false
@@ -114,8 +113,8 @@ func delimiterEnd(body []byte, i int) (end int, more bool) {
 	return -1, false
 }
 
-// fieldName returns the name of the form field that a part is, and the length of its headers,
-// the empty line included. Of a file, and where it cannot tell, the name is empty.
+// fieldName returns the name of the form field that a part is, and the length of its headers with
+// the empty line after them. The name is empty if the part is a file or cannot be read.
 func fieldName(part []byte) (name string, headers int) {
 	var disposition []byte
 	head := part[:min(len(part), maxPartHeaders)]

@@ -157,8 +157,8 @@ func skipString(b []byte, i int) int {
 	}
 }
 
-// structural marks the bytes that matter between strings; scalarEnd those that end a number,
-// true, false and null.
+// structural marks the bytes that matter between strings. scalarEnd marks those that end a number,
+// true, false or null.
 var structural, scalarEnd = marks(`"{}[]`), marks(",}] \n\r\t")
 
 func marks(chars string) (m [256]bool) {
@@ -224,8 +224,8 @@ func unhex(c byte) int {
 	return -1
 }
 
-// unquote decodes a string. Hardly any model's name has something to decode; for those that do,
-// encoding/json knows best. Without an escape anything goes, even a control character.
+// unquote decodes a string. Hardly any model's name has an escape; for those that do, encoding/json
+// does the work. In a string without an escape every byte is allowed, even a control character.
 func unquote(quoted []byte) (string, bool) {
 	if bytes.IndexByte(quoted, '\\') < 0 && utf8.Valid(quoted) {
 		return string(quoted[1 : len(quoted)-1]), true
@@ -244,7 +244,7 @@ func quote(s string) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(s) // a string always can be, and a Buffer takes all
+	_ = enc.Encode(s) // neither a string nor a Buffer can make it fail
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 

@@ -180,7 +180,7 @@ func ClassicPath(deployment, operation string) string {
 func escapeSegment(s string) string {
 	switch s {
 	case ".", "..":
-		// url.PathEscape leaves dots alone, yet these two alone would not be a name.
+		// url.PathEscape leaves dots as they are, and servers would resolve these.
 		return strings.ReplaceAll(s, ".", "%2E")
 	}
 	return url.PathEscape(s)

@@ -33,8 +33,8 @@ type Request struct {
 	// Whole tells that nothing after the bytes that were read can change the fields above: the
 	// object or the form ends there, or the bytes begin with something that is neither, such as
 	// an array or a picture. It is false for what was cut off, and for what does not follow the
-	// grammar so that the end could not be found. It is also false for nothing but white space,
-	// after which an object may begin.
+	// grammar so that the end could not be found. It is also false for no bytes and for nothing but
+	// white space, after which an object may begin.
 	Whole bool
 
 	// model is the place of the first value of "model", if there is one, and models are the
