@@ -18,6 +18,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
 // wantsKey serves those that come with the key, and refuses others.
@@ -140,8 +142,7 @@ func (*testSource) CaddyModule() caddy.ModuleInfo {
 }
 
 func (s *testSource) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next()
-	return parseBlock(d, options{"start": once(func(d *caddyfile.Dispenser) error { return parseString(d, &s.Start) })})
+	return directive.Unmarshal(d, directive.Options{"start": directive.String(&s.Start)})
 }
 
 func (s *testSource) Provision(caddy.Context) (err error) {

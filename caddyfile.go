@@ -1,6 +1,9 @@
 package openailb
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,6 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
 func init() {
@@ -76,52 +81,29 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //
 // Every option but backend, header, model and client_key may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next() // the directive's name
-	if d.NextArg() {
-		return d.Errf("openai_lb takes no argument but a matcher: unexpected '%s'", d.Val())
-	}
-	err := parseBlock(d, h.Failover.options(), options{
-		"backend": repeatable(func(d *caddyfile.Dispenser) error {
-			b, err := parseBackend(d)
+	err := directive.Unmarshal(d, h.Failover.options(), directive.Options{
+		"backend": directive.Func(func(d *caddyfile.Dispenser) error {
+			b := new(Backend)
 			h.Backends = append(h.Backends, b)
-			return err
-		}),
-		"backends_from_env": once(func(d *caddyfile.Dispenser) error { return parseEnvPrefix(d, &h.BackendsFromEnv) }),
-		"ready_path": once(func(d *caddyfile.Dispenser) error {
-			if err := parseString(d, &h.ReadyPath); err != nil {
-				return err
+			return b.unmarshalCaddyfile(d)
+		}).Repeatable(),
+		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
+			h.BackendsFromEnv = defaultEnvPrefix
+			if d.NextArg() {
+				h.BackendsFromEnv = d.Val()
 			}
-			return wrap(d, checkReadyPath(h.ReadyPath))
-		}),
-		"lb_policy": once(func(d *caddyfile.Dispenser) error {
-			return parsePolicy(d, &h.LBPolicyRaw)
-		}),
-		"lb_retries": once(func(d *caddyfile.Dispenser) error {
-			h.LBRetries = new(int)
-			return parseInt(d, h.LBRetries, 0, maxInt)
-		}),
-		"lb_try_duration": once(func(d *caddyfile.Dispenser) error {
-			return parseDuration(d, &h.LBTryDuration)
-		}),
-		"client_key": repeatable(func(d *caddyfile.Dispenser) error {
-			args := d.RemainingArgs()
-			if len(args) != 2 {
-				return d.Errf("client_key takes a name and a key, got %d arguments", len(args))
-			}
-			h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
 			return nil
-		}),
-		"client_keys_file": once(func(d *caddyfile.Dispenser) error { return parseString(d, &h.ClientKeysFile) }),
-		"reverse_proxy": once(func(d *caddyfile.Dispenser) error {
+		}).Check(func() error { return checkEnvPrefix(h.BackendsFromEnv) }),
+		"ready_path":       directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
+		"lb_policy":        policyOption(&h.LBPolicyRaw),
+		"lb_retries":       directive.IntPointer(&h.LBRetries, 0, maxInt),
+		"lb_try_duration":  directive.Duration(&h.LBTryDuration),
+		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
+		"client_keys_file": directive.String(&h.ClientKeysFile),
+		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
-			if err := h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment()); err != nil {
-				return err
-			}
-			if err := refuseOwnOptions(h.ReverseProxy); err != nil {
-				return d.WrapErr(err)
-			}
-			return nil
-		}),
+			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
+		}).Check(func() error { return refuseOwnOptions(h.ReverseProxy) }),
 	})
 	if err != nil {
 		return err
@@ -132,83 +114,59 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// parseBackend reads one backend line and its block.
-func parseBackend(d *caddyfile.Dispenser) (*Backend, error) {
-	b := new(Backend)
-	if err := parseString(d, &b.URL); err != nil {
-		return b, err
+func (h *Handler) addClientKey(args []string) error {
+	h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
+	return nil
+}
+
+// unmarshalCaddyfile reads the URL of a backend and its block.
+func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	if err := directive.Argument(d, &b.URL); err != nil {
+		return err
 	}
-	// a placeholder is resolved, and then checked, where Caddy runs
+	// Placeholders are resolved where Caddy runs, and the URL is checked then.
 	if !strings.Contains(b.URL, "{") {
 		if _, err := parseBackendURL(b.URL); err != nil {
-			return b, d.WrapErr(err)
+			return d.WrapErr(err)
 		}
 	}
-	err := parseBlock(d, options{
-		"name":     once(func(d *caddyfile.Dispenser) error { return parseString(d, &b.Name) }),
-		"priority": once(func(d *caddyfile.Dispenser) error { return parseInt(d, &b.Priority, 1, maxInt) }),
-		"weight": once(func(d *caddyfile.Dispenser) error {
-			b.Weight = new(int)
-			return parseInt(d, b.Weight, 0, maxWeight)
-		}),
-		"api_key": once(func(d *caddyfile.Dispenser) error { return parseSecret(d, &b.APIKey) }),
-		"auth":    once(func(d *caddyfile.Dispenser) error { return parseAuth(d, b) }),
-		"header": repeatable(func(d *caddyfile.Dispenser) error {
-			args := d.RemainingArgs()
-			if len(args) != 2 {
-				return d.Errf("header takes a name and a value, got %d arguments", len(args))
-			}
-			if b.Header == nil {
-				b.Header = make(http.Header)
-			}
-			b.Header.Add(args[0], args[1])
-			return nil
-		}),
-		"model": repeatable(func(d *caddyfile.Dispenser) error {
-			args := d.RemainingArgs()
-			if len(args) != 1 && len(args) != 2 {
-				return d.Errf("model takes a name and, if need be, a deployment, got %d arguments", len(args))
-			}
-			m := Model{Name: args[0]}
-			if len(args) == 2 {
-				m.Deployment = args[1]
-			}
-			if slices.ContainsFunc(b.Model, func(other Model) bool { return other.Name == m.Name }) {
-				return d.Errf("model '%s' is given twice", m.Name)
-			}
-			b.Model = append(b.Model, m)
-			return nil
-		}),
-		"deployment":   once(func(d *caddyfile.Dispenser) error { return parseString(d, &b.Deployment) }),
-		"max_requests": once(func(d *caddyfile.Dispenser) error { return parseInt(d, &b.MaxRequests, 1, maxInt) }),
+	return directive.Block(d, directive.Options{
+		"name":         directive.String(&b.Name),
+		"priority":     directive.Int(&b.Priority, 1, maxInt),
+		"weight":       directive.IntPointer(&b.Weight, 0, maxWeight),
+		"api_key":      directive.Secret(&b.APIKey),
+		"auth":         directive.Func(b.unmarshalAuth),
+		"header":       directive.Args("a name and a value", 2, 2, b.addHeader).Repeatable(),
+		"deployment":   directive.String(&b.Deployment),
+		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
+		"max_requests": directive.Int(&b.MaxRequests, 1, maxInt),
 	})
-	return b, err
 }
 
-// parseEnvPrefix reads what the names of variables begin with.
-func parseEnvPrefix(d *caddyfile.Dispenser, into *string) error {
-	*into = defaultEnvPrefix
-	if d.NextArg() {
-		*into = d.Val()
+func (b *Backend) addHeader(args []string) error {
+	if b.Header == nil {
+		b.Header = make(http.Header)
 	}
-	if d.NextArg() {
-		return d.Errf("backends_from_env takes one argument at most: unexpected '%s'", d.Val())
-	}
-	return wrap(d, checkEnvPrefix(*into))
+	b.Header.Add(args[0], args[1])
+	return nil
 }
 
-// wrap adds to an error, if there is one, where it is.
-func wrap(d *caddyfile.Dispenser, err error) error {
-	if err == nil {
-		return nil
+func (b *Backend) addModel(args []string) error {
+	m := Model{Name: args[0]}
+	if len(args) == 2 {
+		m.Deployment = args[1]
 	}
-	return d.WrapErr(err)
+	if slices.ContainsFunc(b.Model, func(other Model) bool { return other.Name == m.Name }) {
+		return fmt.Errorf("model '%s' is given twice", m.Name)
+	}
+	b.Model = append(b.Model, m)
+	return nil
 }
 
-// parseAuth reads a scheme, and the options of the module that it may be.
-func parseAuth(d *caddyfile.Dispenser, b *Backend) error {
+// unmarshalAuth reads a scheme. A scheme that is a module has options.
+func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
 	if !d.NextArg() {
-		return d.Errf("auth takes an argument, and has none: expected one of %s", strings.Join(authSchemes(), ", "))
+		return d.Errf("auth requires an argument: expected one of %s", strings.Join(authSchemes(), ", "))
 	}
 	b.Auth = d.Val()
 	if err := checkAuth(b.Auth); err != nil {
@@ -216,7 +174,7 @@ func parseAuth(d *caddyfile.Dispenser, b *Backend) error {
 	}
 	if slices.Contains(builtInSchemes, b.Auth) {
 		if spare := len(d.RemainingArgs()); spare > 0 {
-			return d.Errf("auth %s takes no further argument, and has %d", b.Auth, spare) // one may be a key
+			return d.Errf("auth %s does not take another argument, and has %d", b.Auth, spare) // one may be a key
 		}
 		return nil
 	}
@@ -252,12 +210,8 @@ func parseAuth(d *caddyfile.Dispenser, b *Backend) error {
 //	    }
 //	}
 func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next() // the transport's name
-	if d.NextArg() {
-		return d.Errf("transport openai_lb takes no argument: unexpected '%s'", d.Val())
-	}
-	return parseBlock(d, t.Failover.options(), options{
-		"http": once(func(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d, t.Failover.options(), directive.Options{
+		"http": directive.Func(func(d *caddyfile.Dispenser) error {
 			t.HTTP = new(reverseproxy.HTTPTransport)
 			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
 		}),
@@ -274,65 +228,79 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //	    lb_policy <name> [<args...>]
 //	}
 func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next() // the policy's name
-	if d.NextArg() {
-		return d.Errf("lb_policy openai_lb takes no argument: unexpected '%s'", d.Val())
-	}
-	return parseBlock(d, options{
-		"upstream": repeatable(func(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d, directive.Options{
+		"upstream": directive.Func(func(d *caddyfile.Dispenser) error {
 			var u SelectionUpstream
-			if err := parseString(d, &u.Dial); err != nil {
+			if err := directive.Argument(d, &u.Dial); err != nil {
 				return err
 			}
-			err := parseBlock(d, options{
-				"priority": once(func(d *caddyfile.Dispenser) error { return parseInt(d, &u.Priority, 1, maxInt) }),
-				"weight": once(func(d *caddyfile.Dispenser) error {
-					u.Weight = new(int)
-					return parseInt(d, u.Weight, 0, maxWeight)
-				}),
+			err := directive.Block(d, directive.Options{
+				"priority": directive.Int(&u.Priority, 1, maxInt),
+				"weight":   directive.IntPointer(&u.Weight, 0, maxWeight),
 			})
 			s.Upstreams = append(s.Upstreams, u)
 			return err
-		}),
-		"lb_policy": once(func(d *caddyfile.Dispenser) error { return parsePolicy(d, &s.LBPolicyRaw) }),
+		}).Repeatable(),
+		"lb_policy": policyOption(&s.LBPolicyRaw),
 	})
 }
 
-// options are the options of f's Caddyfile form.
-func (f *Failover) options() options {
-	return options{
-		"unhealthy_status": once(func(d *caddyfile.Dispenser) error {
-			words := d.RemainingArgs()
-			if len(words) == 0 {
-				return d.Err("unhealthy_status: expected at least one status")
-			}
-			for _, word := range words {
-				status, err := parseStatus(word)
-				if err != nil {
-					return d.Errf("unhealthy_status %v", err)
-				}
-				f.UnhealthyStatus = append(f.UnhealthyStatus, status)
-			}
-			return nil
-		}),
-		"fail_duration":       once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.FailDuration) }),
-		"max_fails":           once(func(d *caddyfile.Dispenser) error { return parseInt(d, &f.MaxFails, 1, maxInt) }),
-		"retry_after_default": once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.RetryAfterDefault) }),
-		"retry_after_min":     once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.RetryAfterMin) }),
-		"retry_after_max":     once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.RetryAfterMax) }),
-		"all_throttled": once(func(d *caddyfile.Dispenser) error {
-			return parseWord(d, &f.AllThrottled, respondThrottled, forwardThrottled)
-		}),
-		"request_buffers":            once(func(d *caddyfile.Dispenser) error { return parseSize(d, &f.RequestBuffers) }),
-		"response_header_timeout":    once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.ResponseHeaderTimeout) }),
-		"stream_first_event_timeout": once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.StreamFirstEventTimeout) }),
-		"stream_idle_timeout":        once(func(d *caddyfile.Dispenser) error { return parseDuration(d, &f.StreamIdleTimeout) }),
-		"stream_require_end": once(func(d *caddyfile.Dispenser) error {
-			f.StreamRequireEnd = true
-			if d.NextArg() {
-				return d.Errf("stream_require_end takes no argument: unexpected '%s'", d.Val())
-			}
-			return nil
-		}),
+// options are the options of f in a Caddyfile.
+func (f *Failover) options() directive.Options {
+	return directive.Options{
+		"unhealthy_status":    directive.Args("at least one status", 1, maxInt, f.addUnhealthyStatus),
+		"fail_duration":       directive.Duration(&f.FailDuration),
+		"max_fails":           directive.Int(&f.MaxFails, 1, maxInt),
+		"retry_after_default": directive.Duration(&f.RetryAfterDefault),
+		"retry_after_min":     directive.Duration(&f.RetryAfterMin),
+		"retry_after_max":     directive.Duration(&f.RetryAfterMax),
+		"all_throttled":       directive.OneOf(&f.AllThrottled, respondThrottled, forwardThrottled),
+
+		"request_buffers":            directive.Size(&f.RequestBuffers),
+		"response_header_timeout":    directive.Duration(&f.ResponseHeaderTimeout),
+		"stream_first_event_timeout": directive.Duration(&f.StreamFirstEventTimeout),
+		"stream_idle_timeout":        directive.Duration(&f.StreamIdleTimeout),
+		"stream_require_end":         directive.Flag(&f.StreamRequireEnd),
 	}
+}
+
+func (f *Failover) addUnhealthyStatus(args []string) error {
+	for _, arg := range args {
+		status, err := parseStatus(arg)
+		if err != nil {
+			return fmt.Errorf("unhealthy_status %w", err)
+		}
+		f.UnhealthyStatus = append(f.UnhealthyStatus, status)
+	}
+	return nil
+}
+
+// maxInt is the highest number that an option allows.
+const maxInt = directive.MaxInt
+
+// policyOption reads a selection policy of reverse_proxy.
+func policyOption(into *json.RawMessage) directive.Option {
+	const namespace = "http.reverse_proxy.selection_policies"
+	return directive.Module[reverseproxy.Selector](into, namespace, "policy").
+		Check(func() error { return checkPolicy(*into) })
+}
+
+// checkPolicy refuses the selection policies that cannot choose within a
+// priority.
+func checkPolicy(raw json.RawMessage) error {
+	var policy struct {
+		Name string `json:"policy"`
+	}
+	if err := json.Unmarshal(raw, &policy); err != nil {
+		return fmt.Errorf("lb_policy: %w", err)
+	}
+	switch policy.Name {
+	case "openai_lb":
+		return errors.New("lb_policy 'openai_lb' is not available here: expected a selection policy that reverse_proxy brings with it")
+	case "weighted_round_robin":
+		// Its weights go by position, and the policy sees only those that are
+		// available now.
+		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
+	}
+	return nil
 }

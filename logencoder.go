@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/logging"
@@ -16,6 +15,7 @@ import (
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -48,25 +48,9 @@ func (*LogEncoder) CaddyModule() caddy.ModuleInfo {
 //	    wrap <encoder> [...]
 //	}
 func (e *LogEncoder) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next() // the encoder's name
-	if d.NextArg() {
-		return d.Errf("format openai_lb takes no argument but a block: unexpected '%s'", d.Val())
-	}
-	return parseBlock(d, options{"wrap": once(func(d *caddyfile.Dispenser) error {
-		if !d.NextArg() {
-			return d.Err("wrap takes the name of an encoder, and has none")
-		}
-		name := d.Val()
-		module, err := caddyfile.UnmarshalModule(d, "caddy.logging.encoders."+name)
-		if err != nil {
-			return err
-		}
-		if _, ok := module.(zapcore.Encoder); !ok {
-			return d.Errf("wrap '%s': expected an encoder", name)
-		}
-		e.WrappedRaw = caddyconfig.JSONModuleObject(module, "format", name, nil)
-		return nil
-	})})
+	return directive.Unmarshal(d, directive.Options{
+		"wrap": directive.Module[zapcore.Encoder](&e.WrappedRaw, "caddy.logging.encoders", "format"),
+	})
 }
 
 // Provision sets up the encoder.

@@ -96,8 +96,8 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 
 func TestAWrongLogFormatIsRefused(t *testing.T) {
 	for format, want := range map[string]string{
-		"openai_lb json":                     "unexpected 'json'",
-		"openai_lb {\nwrap\n}":               "has none",
+		"openai_lb json":                     "unexpected argument 'json'",
+		"openai_lb {\nwrap\n}":               "wrap requires an argument",
 		"openai_lb {\nwrap nothing\n}":       "nothing",
 		"openai_lb {\nfields\n}":             "expected one of wrap",
 		"openai_lb {\nwrap json\nwrap json}": "",

@@ -70,14 +70,14 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 func TestMistakesInACaddyfileAreNamed(t *testing.T) {
 	for _, tc := range []struct{ block, want string }{
 		{"scopes x", "unrecognized option 'scopes': expected one of authority_host, client_id, client_secret, cloud, credential, object_id, resource_id, scope, tenant_id, token_file, at Testfile:2"},
-		{"scope", "scope takes an argument, and has none, at Testfile:2"},
-		{`scope ""`, "scope takes an argument, and has none, at Testfile:2"},
-		{"scope a b", "scope takes one argument: unexpected 'b', at Testfile:2"},
-		{"scope {\n}", "scope takes an argument, and has none"},
-		{"client_secret CLIENTSECRET~8Q or so", "client_secret takes one argument, and has 3, at Testfile:2"},
+		{"scope", "scope requires an argument (an environment variable in {$...} may be empty), at Testfile:2"},
+		{`scope ""`, "scope requires an argument (an environment variable in {$...} may be empty), at Testfile:2"},
+		{"scope a b", "unexpected argument 'b' after scope, at Testfile:2"},
+		{"scope {\n}", "scope requires an argument (an environment variable in {$...} may be empty)"},
+		{"client_secret CLIENTSECRET~8Q or so", "client_secret has too many arguments: quote a value that holds blanks, at Testfile:2"},
 		{"scope a\nscope b", "scope is given twice, at Testfile:3"},
-		{"\ncredential msi", "credential 'msi': expected one of default, managed_identity, workload_identity, client_secret, at Testfile:3"},
-		{"cloud germany", "cloud 'germany': expected one of public, government, china, at Testfile:2"},
+		{"\ncredential msi", "credential 'msi' is not one of default, managed_identity, workload_identity, client_secret, at Testfile:3"},
+		{"cloud germany", "cloud 'germany' is not one of public, government, china, at Testfile:2"},
 		{"credential managed_identity\ntenant_id 1", "credential managed_identity takes no tenant_id: expected none but client_id, object_id, resource_id, scope, cloud, at Testfile"},
 		{"credential managed_identity\nclient_id 1\nobject_id 2", "expected one of them, or none for the system-assigned one"},
 		{"client_secret CLIENTSECRET~8Q", "credential default takes no client_secret: expected none but tenant_id, scope, cloud, authority_host (or credential client_secret)"},
@@ -97,7 +97,7 @@ func TestMistakesInACaddyfileAreNamed(t *testing.T) {
 		without(t, "the error", err.Error())
 	}
 	var c Credentials
-	if err := c.UnmarshalCaddyfile(caddyfile.NewTestDispenser("azure_identity managed_identity")); err == nil || !strings.Contains(err.Error(), "takes no argument but a block: unexpected 'managed_identity'") {
+	if err := c.UnmarshalCaddyfile(caddyfile.NewTestDispenser("azure_identity managed_identity")); err == nil || !strings.Contains(err.Error(), "unexpected argument 'managed_identity': the options of azure_identity belong in a block") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -108,8 +108,8 @@ func TestMistakesInJSONAreNamed(t *testing.T) {
 	file := writeFile(t, "empty", "\n")
 	for _, tc := range []struct{ config, want string }{
 		{`{"scopes":"x"}`, "scopes"},
-		{`{"credential":"msi"}`, "credential 'msi': expected one of default, managed_identity, workload_identity, client_secret"},
-		{`{"cloud":"de"}`, "cloud 'de': expected one of public, government, china"},
+		{`{"credential":"msi"}`, "credential 'msi' is not one of default, managed_identity, workload_identity, client_secret"},
+		{`{"cloud":"de"}`, "cloud 'de' is not one of public, government, china"},
 		{`{"credential":"managed_identity","token_file":"x"}`, "credential managed_identity takes no token_file"},
 		{`{"credential":"managed_identity","client_id":"{env.MISSING}"}`, "client_id: "},
 		{`{"credential":"managed_identity","client_id":"{env.BLANK}"}`, "client_id is empty"},

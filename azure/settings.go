@@ -68,21 +68,13 @@ func (c *Credentials) options() []option {
 	}
 }
 
-// checkWords says which word is none of those allowed, if any is.
-func (c *Credentials) checkWords() error {
-	if !slices.Contains(kinds, c.kind()) {
-		return fmt.Errorf("credential '%s': expected one of %s", c.Kind, strings.Join(kinds, ", "))
-	}
-	if c.Cloud != "" && !slices.Contains(cloudNames, c.Cloud) {
-		return fmt.Errorf("cloud '%s': expected one of %s", c.Cloud, strings.Join(cloudNames, ", "))
-	}
-	return nil
-}
-
 // check says what is wrong with the options as they are written, if anything is.
 func (c *Credentials) check() error {
-	if err := c.checkWords(); err != nil {
-		return err
+	if !slices.Contains(kinds, c.kind()) {
+		return fmt.Errorf("credential '%s' is not one of %s", c.Kind, strings.Join(kinds, ", "))
+	}
+	if c.Cloud != "" && !slices.Contains(cloudNames, c.Cloud) {
+		return fmt.Errorf("cloud '%s' is not one of %s", c.Cloud, strings.Join(cloudNames, ", "))
 	}
 	kind := c.kind()
 	for _, o := range c.options()[1:] {

@@ -1,0 +1,177 @@
+package directive
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/dustin/go-humanize"
+)
+
+// String makes an option of one argument.
+func String(into *string) Option {
+	return Func(func(d *caddyfile.Dispenser) error { return Argument(d, into) })
+}
+
+// Secret makes an option of one argument that no error shows.
+func Secret(into *string) Option {
+	o := String(into)
+	o.secret = true
+	return o
+}
+
+// Strings makes an option of one argument or more. It adds them to those that
+// were there. No error shows any: they may be secrets.
+func Strings(into *[]string) Option {
+	return Func(func(d *caddyfile.Dispenser) error {
+		name, args := d.Val(), d.RemainingArgs()
+		if len(args) == 0 || slices.Contains(args, "") {
+			return d.Errf("%s requires at least one argument, and none that is empty (%s)", name, emptyVariable)
+		}
+		*into = append(*into, args...)
+		return nil
+	})
+}
+
+// Args makes an option of several arguments, at least fewest and at most most.
+// The text names them, such as "a name and a value". No error of this package
+// shows them: one may be a secret. An error of read gets the file and the line.
+func Args(text string, fewest, most int, read func(args []string) error) Option {
+	return Func(func(d *caddyfile.Dispenser) error {
+		name, args := d.Val(), d.RemainingArgs()
+		switch n := len(args); {
+		case n < fewest:
+			return d.Errf("%s requires %s, and has %s (%s)", name, text, count(n), emptyVariable)
+		case n > most:
+			return d.Errf("%s requires %s, and has %s", name, text, count(n))
+		}
+		if err := read(args); err != nil {
+			return d.WrapErr(err)
+		}
+		return nil
+	})
+}
+
+func count(args int) string {
+	if args == 1 {
+		return "1 argument"
+	}
+	return fmt.Sprintf("%d arguments", args)
+}
+
+// OneOf makes an option whose argument is one of the words that are allowed.
+func OneOf(into *string, allowed ...string) Option {
+	return value(into, "one of "+strings.Join(allowed, ", "), func(word string) (string, bool) {
+		return word, slices.Contains(allowed, word)
+	})
+}
+
+// Flag makes an option without arguments, which is set by being there.
+func Flag(into *bool) Option {
+	return Func(func(*caddyfile.Dispenser) error {
+		*into = true
+		return nil
+	})
+}
+
+// MaxInt is the highest number that Int allows. It is the same on every
+// platform.
+const MaxInt = math.MaxInt32
+
+// Int makes an option of one whole number from lowest to highest.
+func Int(into *int, lowest, highest int) Option {
+	allowed := fmt.Sprintf("a whole number from %d to %d", lowest, highest)
+	if highest == MaxInt {
+		allowed = fmt.Sprintf("a whole number of %d or more", lowest)
+	}
+	return value(into, allowed, func(word string) (int, bool) {
+		n, err := strconv.Atoi(word)
+		return n, err == nil && n >= lowest && n <= highest
+	})
+}
+
+// IntPointer is Int for a field where 0 is not the same as no value.
+func IntPointer(into **int, lowest, highest int) Option {
+	n := new(int)
+	return Int(n, lowest, highest).Check(func() error {
+		*into = n
+		return nil
+	})
+}
+
+// Float makes an option of one number above 0.
+func Float(into *float64) Option {
+	return value(into, "a number above 0", func(word string) (float64, bool) {
+		n, err := strconv.ParseFloat(word, 64)
+		return n, err == nil && n > 0 && !math.IsInf(n, 1)
+	})
+}
+
+// Duration makes an option of one duration above 0.
+func Duration(into *caddy.Duration) Option {
+	return duration(into, 1, "a duration above 0, such as 500ms, 10s or 2m")
+}
+
+// DurationOrZero makes an option of one duration, which may be 0.
+func DurationOrZero(into *caddy.Duration) Option {
+	return duration(into, 0, "a duration, such as 0, 500ms or 10s")
+}
+
+func duration(into *caddy.Duration, least caddy.Duration, allowed string) Option {
+	return value(into, allowed, func(word string) (caddy.Duration, bool) {
+		d, err := caddy.ParseDuration(word)
+		return caddy.Duration(d), err == nil && caddy.Duration(d) >= least
+	})
+}
+
+// Size makes an option of one number of bytes, from 1 to MaxInt.
+func Size(into *int64) Option {
+	return value(into, "a size from 1B to 2GiB, such as 512KiB or 32MiB", func(word string) (int64, bool) {
+		n, err := humanize.ParseBytes(word)
+		return int64(n), err == nil && n >= 1 && n <= MaxInt //nolint:gosec // within bounds, or not used
+	})
+}
+
+// value makes an option of one argument that parse understands. The text says
+// what is allowed.
+func value[T any](into *T, allowed string, parse func(word string) (T, bool)) Option {
+	return Func(func(d *caddyfile.Dispenser) error {
+		name, word := d.Val(), ""
+		if err := Argument(d, &word); err != nil {
+			return err
+		}
+		v, ok := parse(word)
+		if !ok {
+			return d.Errf("%s '%s' is not %s", name, word, allowed)
+		}
+		*into = v
+		return nil
+	})
+}
+
+// Module makes an option that is the name of a Caddy module in a namespace,
+// followed by that module's own arguments and block. It becomes the module's
+// JSON with the name in it under inlineKey. The module must be a T.
+func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
+	return Func(func(d *caddyfile.Dispenser) error {
+		option, name := d.Val(), ""
+		if err := Argument(d, &name); err != nil {
+			return err
+		}
+		module, err := caddyfile.UnmarshalModule(d, namespace+"."+name)
+		if err != nil {
+			return err
+		}
+		if _, ok := module.(T); !ok {
+			return d.Errf("%s '%s' is not allowed: a module of type %T does not belong here", option, name, module)
+		}
+		*into = caddyconfig.JSONModuleObject(module, inlineKey, name, nil)
+		return nil
+	})
+}
