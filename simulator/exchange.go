@@ -184,6 +184,9 @@ func (x *exchange) admit() *reply {
 		return nil
 	}
 	x.cost = x.request.cost(x.route.op)
+	if x.cut() && x.route.op != opTranscription {
+		x.cost.prompt = x.bodyBytes / 4 // its text was not parsed
+	}
 	refused, ok := x.limiter.admit(x.h.now(), x.cost)
 	if !ok {
 		x.h.state.count(func(s *Status) { s.Throttled.add(refused.limit) })

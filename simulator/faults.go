@@ -93,24 +93,24 @@ func parseAction(s string) (action, error) {
 		a.retryAfter = retryAfter
 		var err error
 		if a.status, err = strconv.Atoi(code); err != nil || a.status < 400 || a.status > 599 {
-			return a, fmt.Errorf("fault '%s' wants a status from 400 to 599, not '%s'", kind, code)
+			return a, fmt.Errorf("fault '%s': '%s' is not a status from 400 to 599", kind, code)
 		}
 	case faultSSEErrorFirst:
 		a.errType, a.errCode, _ = strings.Cut(args, ":")
 		if a.errType == "" || a.errCode == "" || strings.Contains(a.errCode, ":") {
-			return a, fmt.Errorf("fault '%s' wants <type>:<code>, not '%s'", kind, args)
+			return a, fmt.Errorf("fault '%s' requires <type>:<code>, got '%s'", kind, args)
 		}
 	case faultSSEErrorAfter, faultTruncateRST, faultTruncateEOF, faultHangAfter:
 		var err error
 		if a.n, err = strconv.Atoi(args); err != nil || a.n < 0 {
-			return a, fmt.Errorf("fault '%s' wants a number of events, not '%s'", kind, args)
+			return a, fmt.Errorf("fault '%s' requires a number of events, got '%s'", kind, args)
 		}
 	default:
 		if !slices.Contains(faultForms, kind) {
-			return a, fmt.Errorf("fault '%s' is none of %s", s, strings.Join(faultForms, ", "))
+			return a, fmt.Errorf("fault '%s' is not one of %s", s, strings.Join(faultForms, ", "))
 		}
 		if hasArgs {
-			return a, fmt.Errorf("fault '%s' takes no argument, but has '%s'", kind, args)
+			return a, fmt.Errorf("fault '%s' does not take an argument, got '%s'", kind, args)
 		}
 	}
 	return a, nil
@@ -119,7 +119,7 @@ func parseAction(s string) (action, error) {
 func (f *Fault) provision() error {
 	setDefault(&f.Every, 1)
 	if f.Every < 1 {
-		return fmt.Errorf("fault '%s': every must be 1 or more, but is %d", f.Action, f.Every)
+		return fmt.Errorf("fault '%s': every must be 1 or more, got %d", f.Action, f.Every)
 	}
 	var err error
 	f.action, err = parseAction(f.Action)

@@ -175,8 +175,8 @@ func TestAFaultTakesThePlaceOfTheAnswer(t *testing.T) {
 		"status:429:7":      {429, "7", `{"error":{"code":"429","message":"Requests to the ChatCompletions_Create Operation under Azure OpenAI API version 2024-10-21 have exceeded call rate limit of your current OpenAI S0 pricing tier. Please retry after 7 seconds. Please go here`},
 		"content_filter":    {400, "", contentFilterBody},
 		"error_200":         {200, "", `{"error":{"code":502,"message":"Provider returned error"}}`},
-		"boom":              {400, "", `{"error":{"message":"X-Simulator-Fault: fault 'boom' is none of status`},
-		"sse_error_first:x": {400, "", `{"error":{"message":"X-Simulator-Fault: fault 'sse_error_first' wants`},
+		"boom":              {400, "", `{"error":{"message":"X-Simulator-Fault: fault 'boom' is not one of status`},
+		"sse_error_first:x": {400, "", `{"error":{"message":"X-Simulator-Fault: fault 'sse_error_first' requires`},
 		"status:503:Wed, 21 Oct 2026 07:28:30 GMT": {503, "Wed, 21 Oct 2026 07:28:30 GMT", `{"error":`},
 	} {
 		t.Run(fault, func(t *testing.T) {

@@ -287,8 +287,9 @@ func TestABodyOfAnySizeIsHashedAndItsStartUnderstood(t *testing.T) {
 	if got, want := resp.Header.Get("x-simulator-body-sha256"), hex.EncodeToString(sum.Sum(nil)); got != want {
 		t.Errorf("got hash %s, want %s", got, want)
 	}
-	if got := status(t, srv).Last[0].BodyBytes; got != size {
-		t.Errorf("got %d bytes, want %d", got, size)
+	got := status(t, srv)
+	if got.Last[0].BodyBytes != size || got.Tokens.Input != size/4 {
+		t.Errorf("got %d bytes and %d tokens, want %d and %d", got.Last[0].BodyBytes, got.Tokens.Input, size, size/4)
 	}
 }
 
@@ -303,16 +304,18 @@ func (letters) Read(p []byte) (int, error) {
 
 func TestAConfigThatCannotBeSimulatedIsRefused(t *testing.T) {
 	for want, h := range map[string]*Handler{
-		"ptu replaces requests_per_minute and tokens_per_minute": {PTU: 1, TokensPerMinute: 1},
-		"requests_per_minute must not be negative, but is -1":    {RequestsPerMinute: -1},
-		"token_latency must not be negative":                     {TokenLatency: -1},
-		"request_window must be 1s or 10s, but is 1ns":           {RequestWindow: 1},
-		"unknown hints style 'x': want one of azure_ms":          {Hints: "x"},
-		"unknown error_body style 'x': want one of azure_cl":     {ErrorBody: "x"},
-		"status_path must start with '/', but is 's'":            {StatusPath: "s"},
-		"fault 'x' is none of status":                            {Fault: []Fault{{Action: "x"}}},
-		"fault 'reset': every must be 1 or more, but is -1":      {Fault: []Fault{{Action: "reset", Every: -1}}},
-		"api_key number 2 is empty once its placeholders":        {APIKey: []string{"a", "{env.SIMULATOR_TEST_UNSET}"}},
+		"ptu replaces requests_per_minute and tokens_per_minute":    {PTU: 1, TokensPerMinute: 1},
+		"requests_per_minute must not be negative, got -1":          {RequestsPerMinute: -1},
+		"token_latency must not be negative":                        {TokenLatency: -1},
+		"request_window '1ns' is not 1s or 10s":                     {RequestWindow: 1},
+		"output_ratio must be from 0.000001 to 1000000, got 1e+300": {OutputRatio: 1e300},
+		"bucket_seconds must be from 0.000001 to 1000000, got -1":   {BucketSeconds: -1},
+		"hints 'x' is not one of azure_ms":                          {Hints: "x"},
+		"error_body 'x' is not one of azure_cl":                     {ErrorBody: "x"},
+		"status_path 's' is not a path that begins with '/'":        {StatusPath: "s"},
+		"fault 'x' is not one of status":                            {Fault: []Fault{{Action: "x"}}},
+		"fault 'reset': every must be 1 or more, got -1":            {Fault: []Fault{{Action: "reset", Every: -1}}},
+		"api_key 2 is empty after its placeholders":                 {APIKey: []string{"a", "{env.SIMULATOR_TEST_UNSET}"}},
 	} {
 		ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 		err := h.Provision(ctx)

@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -182,4 +183,24 @@ func TestAProvisionedThrottleIsTheSizeOfItsOverflow(t *testing.T) {
 	if got := h.state.snapshot(now); got.Throttled != (Throttled{PTU: 1}) || got.Early != 0 {
 		t.Errorf("got %+v", got)
 	}
+}
+
+// A request that asks for 10^15 tokens fills the bucket for years. The wait
+// must not overflow into a negative one.
+func TestAHugeMaxTokensIsAWaitThatCanBeTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := provision(t, &Handler{PTU: 1, InputTPMPerPTU: 1, FirstTokenLatency: 1000 * ms})
+		go run(h, chatPath, `{"max_tokens":1000000000000000}`, "", 0)
+		synctest.Wait()
+		w, _ := run(h, chatPath, chatBody, "", 0)
+		if w.Code != 429 || w.Header().Get("retry-after") != "31536000" || w.Header().Get("retry-after-ms") != "31536000000" {
+			t.Errorf("got %d %v", w.Code, w.Header())
+		}
+		synctest.Wait()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := h.state.snapshot(time.Now()); got.Tokens.Output != 16 || got.Utilization < 0 || got.Utilization > 100*(16*4+1)/0.1 {
+			t.Errorf("after the reply: %+v", got)
+		}
+	})
 }

@@ -17,6 +17,14 @@ const (
 // has the counter reset every minute.
 const tokenWindow = time.Minute
 
+// maxWait bounds what a refusal says. A request may ask for so many tokens that
+// the time to work them off does not fit into a time.Duration.
+const maxWait = 365 * 24 * time.Hour
+
+// maxWeight bounds what one request adds to a bucket, so that the settlement
+// can take the same off again.
+const maxWeight = 1 << 52
+
 // rules are the limits of every deployment of a simulator. A zero limit is none.
 type rules struct {
 	requestsPerMinute int
@@ -100,7 +108,7 @@ func (l *limiter) charge(now time.Time, c cost) (refusal, bool) {
 	}
 	if l.tokensPerMinute > 0 {
 		l.tokens.roll(now, tokenWindow)
-		if l.tokens.used+c.tokens() > int64(l.tokensPerMinute) {
+		if c.tokens() > int64(l.tokensPerMinute)-l.tokens.used {
 			return refusal{limitTokens, l.tokens.end.Sub(now)}, false
 		}
 		l.tokens.used += c.tokens()
@@ -114,7 +122,7 @@ func (l *limiter) charge(now time.Time, c cost) (refusal, bool) {
 func (l *limiter) pour(now time.Time, c cost) (refusal, bool) {
 	l.leak(now)
 	if l.level >= l.capacity {
-		ms := math.Ceil(1000*(l.level-l.capacity)/l.drain) + 1
+		ms := min(math.Ceil(1000*(l.level-l.capacity)/l.drain)+1, float64(maxWait.Milliseconds()))
 		return refusal{limitPTU, time.Duration(ms) * time.Millisecond}, false
 	}
 	l.level += l.weight(c.prompt, c.output)
@@ -129,7 +137,7 @@ func (l *limiter) leak(now time.Time) {
 }
 
 func (l *limiter) weight(prompt, output int64) float64 {
-	return float64(prompt) + l.outputRatio*float64(output)
+	return max(-maxWeight, min(float64(prompt)+l.outputRatio*float64(output), maxWeight))
 }
 
 // settle corrects a provisioned deployment's estimate by the tokens that were

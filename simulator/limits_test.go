@@ -254,3 +254,52 @@ func TestCostIsEstimatedFromTheText(t *testing.T) {
 		})
 	}
 }
+
+func TestARequestThatNoBucketHoldsSaysAYearAtMost(t *testing.T) {
+	huge := int64(1e15)
+	c := request{MaxTokens: &huge}.cost(opChat)
+	for _, r := range []rules{
+		{drain: 1.0 / 60, capacity: 1, outputRatio: 4},
+		{drain: 1.0 / 60, capacity: 1, outputRatio: 1e300},
+	} {
+		l := &limiter{rules: r}
+		if _, ok := l.admit(start, c); !ok {
+			t.Error("an empty bucket refused a request")
+		}
+		refused, ok := l.admit(start, cost{prompt: 1})
+		if ok || refused != (refusal{limitPTU, maxWait}) {
+			t.Errorf("ratio %g: got %+v, want a wait of %s", r.outputRatio, refused, maxWait)
+		}
+		if l.settle(start, c, 16); l.utilization(start) > 100*(1+16*r.outputRatio) || math.IsNaN(l.level) {
+			t.Errorf("ratio %g: the level is %g after the settlement", r.outputRatio, l.level)
+		}
+	}
+}
+
+func TestATokenLimitAsHighAsItGetsDoesNotOverflow(t *testing.T) {
+	l := &limiter{rules: rules{tokensPerMinute: math.MaxInt64}}
+	l.tokens = window{end: start.Add(time.Minute), used: math.MaxInt64 - 5}
+	if got, ok := l.admit(start, cost{prompt: 6}); ok || got != (refusal{limitTokens, time.Minute}) {
+		t.Errorf("got %+v, %t", got, ok)
+	}
+	if _, ok := l.admit(start, cost{prompt: 5}); !ok {
+		t.Error("what is left was refused")
+	}
+}
+
+func TestALongReplyWithALongLatencyDoesNotOverflow(t *testing.T) {
+	for _, tc := range []struct {
+		first, each time.Duration
+		n           int64
+		want        time.Duration
+	}{
+		{1, 2, 3, 7},
+		{5, 2, 0, 5},
+		{0, time.Hour, 1 << 31, math.MaxInt64},
+		{math.MaxInt64, 1, 1, math.MaxInt64},
+	} {
+		if got := generationTime(tc.first, tc.each, tc.n); got != tc.want {
+			t.Errorf("%s and %d times %s: got %s, want %s", tc.first, tc.n, tc.each, got, tc.want)
+		}
+	}
+}

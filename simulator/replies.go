@@ -134,7 +134,7 @@ func (x *exchange) finishReason() string {
 func (x *exchange) whole(n int64, build func() any) {
 	first, each := time.Duration(x.h.FirstTokenLatency), time.Duration(x.h.TokenLatency)
 	start := x.h.now()
-	if !x.wait(first + time.Duration(n)*each) {
+	if !x.wait(generationTime(first, each, n)) {
 		if each > 0 {
 			x.produced = min(n, max(0, int64((x.h.now().Sub(start)-first)/each)))
 		}
@@ -143,6 +143,15 @@ func (x *exchange) whole(n int64, build func() any) {
 	x.produced = n
 	x.settle()
 	x.reply(jsonReply(http.StatusOK, build()))
+}
+
+// generationTime is how long n tokens take. It is bounded, so that a long reply
+// with a long latency does not overflow and come at once.
+func generationTime(first, each time.Duration, n int64) time.Duration {
+	if n > 0 && each > (math.MaxInt64-first)/time.Duration(n) {
+		return math.MaxInt64
+	}
+	return first + time.Duration(n)*each
 }
 
 func (x *exchange) usage() json.RawMessage {

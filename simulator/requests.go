@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -224,8 +225,8 @@ func (r request) cost(op operation) cost {
 	}
 	c.output = 16
 	if limit := r.maxTokens(); limit > 0 {
-		// No sum of these may overflow, whatever the client asks for.
-		c.output = min(limit, 1<<40)
+		// Sums of these must not overflow, whatever a client asks for.
+		c.output = min(limit, math.MaxInt32)
 	}
 	return c
 }

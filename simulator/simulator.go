@@ -194,7 +194,7 @@ func (h *Handler) resolveKeys() error {
 		// A key read from a file mostly ends in a newline.
 		key = strings.TrimSpace(repl.ReplaceKnown(key, ""))
 		if key == "" {
-			return fmt.Errorf("api_key number %d is empty once its placeholders are resolved", i+1)
+			return fmt.Errorf("api_key %d is empty after its placeholders were replaced", i+1)
 		}
 		h.keys[sha256.Sum256([]byte(key))] = struct{}{}
 	}
@@ -214,27 +214,36 @@ func (h *Handler) Validate() error {
 		{"tokens_per_minute", float64(h.TokensPerMinute)},
 		{"ptu", float64(h.PTU)},
 		{"input_tpm_per_ptu", float64(h.InputTPMPerPTU)},
-		{"output_ratio", h.OutputRatio},
-		{"bucket_seconds", h.BucketSeconds},
 		{"first_token_latency", float64(h.FirstTokenLatency)},
 		{"token_latency", float64(h.TokenLatency)},
 		{"output_tokens", float64(h.OutputTokens)},
 	} {
 		if option.value < 0 {
-			return fmt.Errorf("%s must not be negative, but is %v", option.name, option.value)
+			return fmt.Errorf("%s must not be negative, got %v", option.name, option.value)
+		}
+	}
+	for _, option := range []struct {
+		name  string
+		value float64
+	}{
+		{"output_ratio", h.OutputRatio},
+		{"bucket_seconds", h.BucketSeconds},
+	} {
+		if option.value < 1e-6 || option.value > 1e6 {
+			return fmt.Errorf("%s must be from 0.000001 to 1000000, got %v", option.name, option.value)
 		}
 	}
 	if err := checkWindow(h.RequestWindow); err != nil {
 		return err
 	}
 	if !slices.Contains(hintStyles, h.Hints) {
-		return fmt.Errorf("unknown hints style '%s': want one of %s", h.Hints, strings.Join(hintStyles, ", "))
+		return fmt.Errorf("hints '%s' is not one of %s", h.Hints, strings.Join(hintStyles, ", "))
 	}
 	if !slices.Contains(bodyStyles, h.ErrorBody) {
-		return fmt.Errorf("unknown error_body style '%s': want one of %s", h.ErrorBody, strings.Join(bodyStyles, ", "))
+		return fmt.Errorf("error_body '%s' is not one of %s", h.ErrorBody, strings.Join(bodyStyles, ", "))
 	}
 	if !strings.HasPrefix(h.StatusPath, "/") {
-		return fmt.Errorf("status_path must start with '/', but is '%s'", h.StatusPath)
+		return fmt.Errorf("status_path '%s' is not a path that begins with '/'", h.StatusPath)
 	}
 	return nil
 }
@@ -242,7 +251,7 @@ func (h *Handler) Validate() error {
 // checkWindow allows the two windows that "Manage Azure OpenAI quota" names.
 func checkWindow(window caddy.Duration) error {
 	if w := time.Duration(window); w != time.Second && w != 10*time.Second {
-		return fmt.Errorf("request_window must be 1s or 10s, but is %s", w)
+		return fmt.Errorf("request_window '%s' is not 1s or 10s", w)
 	}
 	return nil
 }
