@@ -44,7 +44,7 @@ type exchange struct {
 	cancelled bool
 }
 
-// open starts an exchange; close has to be called, whatever becomes of it.
+// open starts an exchange. The caller must call close, also after a panic.
 func (h *Handler) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{h: h, w: w, r: r, arrived: h.now()}
 	x.route = parseRoute(r)
@@ -52,7 +52,7 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) *exchange {
 	return x
 }
 
-// close also runs when the reply is aborted by a panic.
+// close ends the exchange. It runs also when a panic aborts the reply.
 func (x *exchange) close() {
 	x.settle()
 	x.h.state.finish(x)
@@ -67,9 +67,8 @@ func (x *exchange) serve() {
 	x.generate()
 }
 
-// refuse goes through everything that can stand between a request and its
-// answer, in the order a deployment does it, and returns the reply of the first
-// one that does.
+// refuse checks the request in the order in which a deployment does. It returns
+// the error reply of the first check that fails, or nil.
 func (x *exchange) refuse() *reply {
 	known := x.h.authorized(x.r)
 	var faultErr error
@@ -112,8 +111,8 @@ func (x *exchange) notFound() *reply {
 		fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
 }
 
-// readBody receives the whole body, hashes it and parses it. The reply says what
-// is wrong with it, if anything is.
+// readBody receives the whole body, hashes it and parses it. If something is
+// wrong with the body, it returns the error reply.
 func (x *exchange) readBody() *reply {
 	sum := sha256.New()
 	var kept bytes.Buffer
@@ -125,7 +124,7 @@ func (x *exchange) readBody() *reply {
 	x.bodyBytes = body.n
 	var tooLarge *http.MaxBytesError
 	switch {
-	case errors.As(err, &tooLarge): // request_body stands before this handler
+	case errors.As(err, &tooLarge): // the request_body directive has a limit
 		return openaiError(http.StatusRequestEntityTooLarge, "invalid_request_error", nil, "The request body is too large.")
 	case err != nil:
 		x.cancelled = true
@@ -144,7 +143,7 @@ func (x *exchange) readBody() *reply {
 	return nil
 }
 
-// cut says whether the body was too large to be parsed to its end.
+// cut reports whether the body was too large to be parsed to its end.
 func (x *exchange) cut() bool { return x.bodyBytes > parsedBytes }
 
 // meteredReader counts and hashes what passes.
@@ -161,8 +160,8 @@ func (m *meteredReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// findDeployment settles who is asked: the deployment in the path, else the
-// model in the body.
+// findDeployment finds the deployment: the one in the path, or else the model in
+// the body.
 func (x *exchange) findDeployment() {
 	if !x.route.op.generates() {
 		return
@@ -210,7 +209,7 @@ func (x *exchange) settle() {
 	}
 }
 
-// header sends the status and everything a reply has in common with all others.
+// header sends the status and the headers that every reply has.
 func (x *exchange) header(status int) {
 	hdr := x.w.Header()
 	hdr.Set("x-request-id", newUUID())
@@ -226,8 +225,8 @@ func (x *exchange) header(status int) {
 	if x.limiter != nil && status != http.StatusTooManyRequests {
 		setLimitHeaders(hdr, x.h.Hints, x.limiter, x.h.now())
 	}
-	// Three headers that are true of this host alone. A balancer that passes
-	// them on speaks for the wrong one.
+	// These three headers are about this host. A load balancer must not pass
+	// them on, because clients would take them to be about its own host.
 	hdr.Set("alt-svc", `h3=":443"; ma=86400`)
 	hdr.Set("set-cookie", "simulator=1; Path=/; HttpOnly; SameSite=Lax")
 	hdr.Set("strict-transport-security", "max-age=31536000; includeSubDomains; preload")
@@ -260,7 +259,8 @@ func (x *exchange) reply(rep *reply) {
 	}
 }
 
-// flush sends what was written so far. A writer that cannot is no failure.
+// flush sends what was written so far. It is not an error if the writer cannot
+// flush.
 func (x *exchange) flush() error {
 	err := http.NewResponseController(x.w).Flush()
 	if errors.Is(err, http.ErrNotSupported) {
@@ -269,7 +269,7 @@ func (x *exchange) flush() error {
 	return err
 }
 
-// wait passes the time, and says whether the client is still there.
+// wait waits for d. It reports whether the client is still connected.
 func (x *exchange) wait(d time.Duration) bool {
 	if d > 0 {
 		timer := time.NewTimer(d)
@@ -292,7 +292,7 @@ func (x *exchange) hang() {
 	x.abort()
 }
 
-// gone says whether the client has left, and remembers it.
+// gone reports whether the client has left. It also records that in x.
 func (x *exchange) gone() bool {
 	if x.r.Context().Err() != nil {
 		x.cancelled = true
@@ -300,7 +300,8 @@ func (x *exchange) gone() bool {
 	return x.cancelled
 }
 
-// abort breaks the connection, so that no client takes what it got for whole.
+// abort breaks the connection, so that the client sees that the reply is
+// incomplete.
 func (x *exchange) abort() {
 	panic(http.ErrAbortHandler)
 }

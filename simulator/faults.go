@@ -32,15 +32,15 @@ type Fault struct {
 	//   - `null_error_chunk`: the first event has a field `"error":null`
 	//   - `comments`: a comment precedes every event
 	//
-	// The first six take the place of the answer and are not charged to any
-	// limit; the others happen to an answer that was admitted. What is about
-	// streams leaves whole replies alone, and the other way round. A chat
+	// The first six replace the answer and are not charged to any limit. The
+	// others change an answer that was admitted. A fault of streams does not
+	// change a whole reply, and json_cut does not change a stream. A chat
 	// stream starts with two events before its first token: Azure's filter
 	// results and the role.
 	Action string `json:"action"`
 
-	// Every makes only each such request misbehave, counted over all requests
-	// with a valid key. Default: `1`
+	// Every makes the fault happen to every n-th request only, counted over all
+	// requests with a valid key. Default: `1`
 	Every int `json:"every,omitempty"`
 
 	action action
@@ -64,17 +64,17 @@ const (
 	faultComments       = "comments"
 )
 
-// faultForms are the actions and what they take.
+// faultForms are the actions with their arguments.
 var faultForms = []string{
 	"status:<code>[:<retry_after>]", faultContentFilter, faultError200, faultEarly429, faultReset, faultHangHeaders,
 	faultJSONCut, "sse_error_first:<type>:<code>", "sse_error_after:<n>", "truncate_rst:<n>", "truncate_eof:<n>",
 	"hang_after:<n>", faultNoDone, faultNullErrorChunk, faultComments,
 }
 
-// earlyWait is what early_429 asks for. Without the request, no limit knows.
+// earlyWait is the wait of early_429, which does not ask the limits.
 const earlyWait = time.Second
 
-// action is a fault's text, understood.
+// action is a parsed fault.
 type action struct {
 	kind       string
 	n          int
@@ -126,8 +126,8 @@ func (f *Fault) provision() error {
 	return err
 }
 
-// chooseFault decides how this request misbehaves: as its header asks for, or
-// as the first fault that is due.
+// chooseFault chooses the fault of this request: the one that its header asks
+// for, or else the first one that is due.
 func (x *exchange) chooseFault() error {
 	n := x.h.state.nextRequest()
 	if asked := x.r.Header.Get("X-Simulator-Fault"); asked != "" && x.h.AllowFaultHeader {
@@ -146,7 +146,7 @@ func (x *exchange) chooseFault() error {
 	return nil
 }
 
-// acted counts a fault that really happened.
+// acted counts a fault that took effect.
 func (x *exchange) acted() {
 	if !x.faulted {
 		x.faulted = true
@@ -154,7 +154,7 @@ func (x *exchange) acted() {
 	}
 }
 
-// faultReply is what takes the place of the answer.
+// faultReply is the reply that replaces the answer, if the fault has one.
 func (x *exchange) faultReply() *reply {
 	switch x.fault.kind {
 	case faultStatus:
@@ -177,7 +177,8 @@ func (x *exchange) faultReply() *reply {
 	return nil
 }
 
-// statusReply has the hint it was given and no other.
+// statusReply is the reply of the fault status. Its only hint is the one that
+// the fault names.
 func (x *exchange) statusReply() *reply {
 	rep := statusError(x.fault.status)
 	if x.fault.status == http.StatusTooManyRequests {
@@ -197,7 +198,7 @@ func (x *exchange) statusReply() *reply {
 	return rep
 }
 
-// throttleEarly answers from the request line alone.
+// throttleEarly answers without reading the body.
 func (x *exchange) throttleEarly() *reply {
 	x.acted()
 	if x.r.ProtoMajor == 1 {
@@ -215,7 +216,7 @@ func (x *exchange) throttleEarly() *reply {
 	return x.throttle(refusal{limitRequests, earlyWait})
 }
 
-// promise remembers the wait of a 429 that no limit asked for.
+// promise records the wait of a 429 that no limit caused.
 func (x *exchange) promise(wait time.Duration) {
 	if x.limiter != nil {
 		x.limiter.mu.Lock()
@@ -224,8 +225,8 @@ func (x *exchange) promise(wait time.Duration) {
 	}
 }
 
-// disturb does what is due before the next event, and says whether that was the
-// end.
+// disturb applies the fault before the next event. It reports whether the stream
+// has ended.
 func (s *stream) disturb() bool {
 	f := s.x.fault
 	if f.kind == faultComments {
@@ -260,7 +261,7 @@ func (s *stream) disturb() bool {
 	return true
 }
 
-// unfinished says whether the last event is to be left out.
+// unfinished reports whether the fault leaves out the last event.
 func (s *stream) unfinished() bool {
 	if s.x.fault.kind != faultNoDone {
 		return false

@@ -1,15 +1,13 @@
 package simulator
 
 import (
-	"fmt"
-	"html"
 	"math"
 	"net/http"
 	"strconv"
 	"time"
 )
 
-// The styles in which the headers of a 429 tell the wait.
+// The styles of the headers of a 429.
 const (
 	hintsMS        = "azure_ms"   // retry-after-ms alone
 	hintsBoth      = "azure_both" // retry-after-ms and retry-after
@@ -30,28 +28,8 @@ var hintStyles = []string{
 	hintsDate, hintsOpenAI, hintsGarbage, hintsNegative, hintsZero,
 }
 
-// The styles of a 429's body.
-const (
-	bodyAzureClassic      = "azure_classic"
-	bodyAzureNew          = "azure_new"
-	bodyAzureCapacity     = "azure_capacity"
-	bodyAzurePTU          = "azure_ptu"
-	bodyOpenAITokens      = "openai_tokens"
-	bodyInsufficientQuota = "insufficient_quota"
-	bodyMistralFlat       = "mistral_flat"
-	bodyOpenRouterNum     = "openrouter_num"
-	bodyHTML              = "html"
-	bodyEmpty             = "empty"
-	bodyStringError       = "string_error"
-)
-
-var bodyStyles = []string{
-	bodyAzureClassic, bodyAzureNew, bodyAzureCapacity, bodyAzurePTU, bodyOpenAITokens, bodyInsufficientQuota,
-	bodyMistralFlat, bodyOpenRouterNum, bodyHTML, bodyEmpty, bodyStringError,
-}
-
-// setLimitHeaders tells how much is left. Azure sends these on every reply: bare
-// numbers and whole seconds; OpenAI sends durations.
+// setLimitHeaders writes how much of each limit is left. Azure sends these
+// headers on every reply, with whole seconds; OpenAI sends durations.
 func setLimitHeaders(hdr http.Header, style string, l *limiter, now time.Time) {
 	if l.drain > 0 {
 		hdr.Set("azure-openai-deployment-utilization", strconv.FormatFloat(l.utilization(now), 'f', 1, 64)+"%")
@@ -76,11 +54,11 @@ func (m meter) set(hdr http.Header, style, dimension string) {
 	hdr.Set("x-ratelimit-renewalperiod-"+dimension, seconds(m.renewal))
 }
 
-// setHints tells the wait in the headers of a 429, in the given style.
+// setHints writes the wait into the headers of a 429, in the given style.
 func setHints(hdr http.Header, style string, l *limiter, r refusal, now time.Time) {
 	if l != nil {
 		setLimitHeaders(hdr, style, l, now)
-		// What is left may be above zero, and still too little.
+		// A request may be refused although something is left: it asks for more.
 		if hdr.Get("x-ratelimit-remaining-"+r.limit) != "" {
 			hdr.Set("x-ratelimit-remaining-"+r.limit, "0")
 		}
@@ -108,7 +86,7 @@ func setHints(hdr http.Header, style string, l *limiter, r refusal, now time.Tim
 	case hintsDay:
 		hdr.Set("retry-after", strconv.Itoa(dayHintSeconds))
 	case hintsDate:
-		// The reply's own date is what a reader should count from.
+		// The date in retry-after is to be compared with the date of the reply.
 		hdr.Set("date", now.UTC().Format(http.TimeFormat))
 		hdr.Set("retry-after", roundUp(now.Add(r.wait)).UTC().Format(http.TimeFormat))
 	case hintsOpenAI:
@@ -127,7 +105,7 @@ func setHints(hdr http.Header, style string, l *limiter, r refusal, now time.Tim
 	}
 }
 
-// payg is the `x-ratelimit` dimension of a limit: a bucket's is its tokens.
+// payg is the `x-ratelimit` dimension of a limit. For a bucket it is tokens.
 func payg(limit string) string {
 	if limit == limitRequests {
 		return limitRequests
@@ -135,7 +113,8 @@ func payg(limit string) string {
 	return limitTokens
 }
 
-// Every wait is rounded up: who comes back when told is let in.
+// Every wait is rounded up, so that a client that comes back at that time is
+// admitted.
 
 func seconds(d time.Duration) string { return strconv.FormatInt(wholeSeconds(d), 10) }
 
@@ -156,83 +135,9 @@ func roundUp(t time.Time) time.Time {
 	return t
 }
 
-// throttle is the 429 of a deployment whose limit is reached.
+// throttle is the 429 of a deployment that has reached a limit.
 func (x *exchange) throttle(r refusal) *reply {
 	rep := x.throttleBody(r)
 	setHints(rep.header, x.h.Hints, x.limiter, r, x.h.now())
 	return rep
-}
-
-// throttleBody is a 429 without any hint in its headers. A wait of zero is not
-// spoken of in its text either.
-func (x *exchange) throttleBody(r refusal) *reply {
-	counted, operation := "token", x.route.op.azureName()
-	if r.limit == limitRequests {
-		counted = "call"
-	}
-	version, model := x.route.apiVersion, x.route.deployment
-	if version == "" {
-		version = "v1"
-	}
-	wait := r.wait
-	if x.h.Hints == hintsDay && wait > 0 {
-		wait = dayHintSeconds * time.Second
-	}
-
-	rep := &reply{status: http.StatusTooManyRequests, contentType: jsonType, header: make(http.Header)}
-	switch x.h.ErrorBody {
-	case bodyAzureClassic:
-		rep.json(azureErrorBody{errorCode{"429", fmt.Sprintf("Requests to the %s Operation under Azure OpenAI API version %s have exceeded %s rate limit "+
-			"of your current OpenAI S0 pricing tier.%s Please go here: https://aka.ms/oai/quotaincrease if you would like to further increase the default rate limit.",
-			operation, version, counted, retrySentence(wait))}})
-	case bodyAzureNew:
-		rep.json(azureErrorBody{errorCode{"RateLimitReached", fmt.Sprintf("Your requests to %s for %s in %s have exceeded the %s rate limit "+
-			"for your current AIServices S0 pricing tier. This request was for %s under Azure OpenAI API version %s.%s To increase your default rate limit, visit: https://aka.ms/oai/quotaincrease.",
-			model, model, x.h.Region, counted, operation, version, retrySentence(wait))}})
-	case bodyAzureCapacity:
-		rep.json(typedError("too_many_requests", "no_capacity", "The system is currently experiencing high demand and cannot process your request. "+
-			"Your request exceeds the maximum usage size allowed during peak load. For improved capacity reliability, consider switching to Provisioned Throughput."))
-	case bodyAzurePTU:
-		rep.json(typedError("too_many_requests", "rate_limit_reached", "Requests have exceeded the throughput limit on your Provisioned-Managed deployment. "+
-			"If you continue to exceed your limit, consider increasing the number of provisioned throughput units deployed."))
-	case bodyOpenAITokens:
-		text := fmt.Sprintf("Rate limit reached for %s in organization org-simulator on %s.", model, openaiLimit(r.limit))
-		if wait > 0 {
-			text += " Please try again in " + upToMillisecond(wait).String() + "."
-		}
-		rep.json(typedError(payg(r.limit), "rate_limit_exceeded", text+" Visit https://platform.openai.com/account/rate-limits to learn more."))
-	case bodyInsufficientQuota:
-		rep.json(typedError("insufficient_quota", "insufficient_quota", "You exceeded your current quota, please check your plan and billing details."))
-	case bodyMistralFlat:
-		rep.raw(`{"object":"error","message":"Rate limit exceeded","type":"rate_limited","param":null,"code":"1300","raw_status_code":429}`)
-	case bodyOpenRouterNum:
-		rep.raw(`{"error":{"code":429,"message":"Provider returned error","metadata":{"provider_name":"Simulator","raw":"rate limited upstream"}}}`)
-	case bodyHTML:
-		rep.contentType = "text/html; charset=utf-8"
-		rep.raw("<html><head><title>429 Too Many Requests</title></head><body><h1>429 Too Many Requests</h1><hr>" +
-			html.EscapeString(x.h.Name) + "</body></html>\n")
-	case bodyEmpty:
-		rep.contentType = ""
-	case bodyStringError:
-		rep.raw(`{"error":"Too Many Requests"}`)
-	}
-	return rep
-}
-
-func retrySentence(wait time.Duration) string {
-	switch n := wholeSeconds(wait); {
-	case n <= 0:
-		return ""
-	case n == 1:
-		return " Please retry after 1 second."
-	default:
-		return " Please retry after " + strconv.FormatInt(n, 10) + " seconds."
-	}
-}
-
-func openaiLimit(limit string) string {
-	if limit == limitRequests {
-		return "requests per min (RPM)"
-	}
-	return "tokens per min (TPM)"
 }

@@ -42,10 +42,10 @@ func (r rules) requestsPerWindow() int64 {
 	return int64(math.Ceil(float64(r.requestsPerMinute) * r.requestWindow.Minutes()))
 }
 
-// cost is what a request is charged on arrival, before anything is generated.
+// cost is what a request is charged on arrival, before tokens are generated.
 type cost struct {
 	prompt int64
-	output int64 // what it may generate, not what it will
+	output int64 // the most that it may generate
 }
 
 func (c cost) tokens() int64 { return c.prompt + c.output }
@@ -100,7 +100,7 @@ func (l *limiter) charge(now time.Time, c cost) (refusal, bool) {
 	if l.requestsPerMinute > 0 {
 		l.requests.roll(now, l.requestWindow)
 		// "Unsuccessful requests still count toward the limit", says Azure's
-		// quota page, so this one counts whatever becomes of it.
+		// quota page, so every request counts, also one that is refused.
 		l.requests.used++
 		if l.requests.used > l.requestsPerWindow() {
 			return refusal{limitRequests, l.requests.end.Sub(now)}, false
@@ -140,8 +140,8 @@ func (l *limiter) weight(prompt, output int64) float64 {
 	return max(-maxWeight, min(float64(prompt)+l.outputRatio*float64(output), maxWeight))
 }
 
-// settle corrects a provisioned deployment's estimate by the tokens that were
-// really generated. A pay-as-you-go estimate is never given back.
+// settle replaces a provisioned deployment's estimate with the tokens that were
+// really generated. A pay-as-you-go estimate is not corrected.
 func (l *limiter) settle(now time.Time, c cost, produced int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,7 +151,7 @@ func (l *limiter) settle(now time.Time, c cost, produced int64) {
 	}
 }
 
-// promise remembers that callers were told to stay away for wait.
+// promise records that callers were told to come back after wait.
 func (l *limiter) promise(now time.Time, wait time.Duration) {
 	if !now.Before(l.opens) {
 		l.promised = now
@@ -161,8 +161,8 @@ func (l *limiter) promise(now time.Time, wait time.Duration) {
 	}
 }
 
-// early says whether a request that arrived then should have stayed away. One
-// that was on its way when the promise was made could not know.
+// early reports whether a request arrived before the time that was promised. A
+// request that arrived before the promise was made is not early.
 func (l *limiter) early(arrived time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,7 +177,8 @@ type meter struct {
 	renewal   time.Duration
 }
 
-// meters reads the pay-as-you-go limits; a limit of zero is not set.
+// meters reads the pay-as-you-go limits. A limit that is not set gives a zero
+// meter.
 func (l *limiter) meters(now time.Time) (requests, tokens meter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

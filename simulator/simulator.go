@@ -109,8 +109,8 @@ type Handler struct {
 	// fewer. Default: `16`
 	OutputTokens int `json:"output_tokens,omitempty"`
 
-	// Fault lists how to misbehave, and how often; of several that are due, the
-	// first one acts. Default: none
+	// Fault lists faults and how often each happens. If several are due for one
+	// request, the first one happens. Default: none
 	Fault []Fault `json:"fault,omitempty"`
 
 	// AllowFaultHeader lets a request ask for a fault by itself, in the header
@@ -122,7 +122,7 @@ type Handler struct {
 	// Default: `/_simulator/status`
 	StatusPath string `json:"status_path,omitempty"`
 
-	keys  map[[sha256.Size]byte]struct{} // digests, so that lookups tell nothing by their time
+	keys  map[[sha256.Size]byte]struct{} // digests, so that the time of a lookup reveals no key
 	rules rules
 	state *state
 	now   func() time.Time
@@ -191,7 +191,7 @@ func (h *Handler) resolveKeys() error {
 	repl := caddy.NewReplacer()
 	h.keys = make(map[[sha256.Size]byte]struct{}, len(h.APIKey))
 	for i, key := range h.APIKey {
-		// A key read from a file mostly ends in a newline.
+		// A key that is read from a file often ends in a newline.
 		key = strings.TrimSpace(repl.ReplaceKnown(key, ""))
 		if key == "" {
 			return fmt.Errorf("api_key %d is empty after its placeholders were replaced", i+1)
@@ -267,8 +267,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return nil
 }
 
-// authorized says whether r carries one of the keys. With both headers set,
-// one that is right is enough.
+// authorized reports whether r carries one of the keys. If both headers are set,
+// one valid key is enough.
 func (h *Handler) authorized(r *http.Request) bool {
 	if len(h.keys) == 0 {
 		return true
@@ -285,7 +285,7 @@ func (h *Handler) isKey(key string) bool {
 	return ok
 }
 
-// serves says whether the deployment exists here.
+// serves reports whether the deployment exists here.
 func (h *Handler) serves(deployment string) bool {
 	return len(h.Deployments) == 0 || slices.Contains(h.Deployments, deployment)
 }

@@ -14,13 +14,13 @@ const (
 	keptRequests = 100
 	// keptResponses bounds the stored responses; the oldest go first.
 	keptResponses = 1000
-	// keptLimiters bounds the deployments that are limited by themselves. With
-	// any name allowed, all further ones share the limits of a nameless one.
+	// keptLimiters bounds the deployments that have limits of their own. All
+	// further ones share one set of limits.
 	keptLimiters = 1000
 )
 
-// Status is what a simulator tells of itself. It counts from the start of the
-// config or from the latest reset.
+// Status is the status page of a simulator. It counts from the load of the config
+// or from the latest reset.
 type Status struct {
 	Name         string    `json:"name"`
 	Requests     int64     `json:"requests"`     // all but those for the status
@@ -28,11 +28,11 @@ type Status struct {
 	Throttled    Throttled `json:"throttled"`    // refused by the limits
 	Faults       int64     `json:"faults"`       // requests that met a fault
 	Unauthorized int64     `json:"unauthorized"` // without a valid key
-	Cancelled    int64     `json:"cancelled"`    // left by their client before the end
+	Cancelled    int64     `json:"cancelled"`    // the client left before the end
 	InFlight     int64     `json:"in_flight"`
 	// Early counts requests that came before the wait of an earlier 429 of
-	// their deployment was over, however that 429 told the wait. One that
-	// was under way when the 429 was sent is not early.
+	// their deployment was over, whatever the style of its hints. A request
+	// that was under way when the 429 was sent is not early.
 	Early  int64  `json:"early"`
 	Tokens Tokens `json:"tokens"`
 	// Utilization is that of the fullest provisioned deployment, in percent.
@@ -59,8 +59,8 @@ func (t *Throttled) add(limit string) {
 	}
 }
 
-// Tokens are those of admitted requests: what they were charged on arrival, what
-// their prompts had, and what was generated.
+// Tokens are the tokens of admitted requests: charged on arrival, in prompts, and
+// generated.
 type Tokens struct {
 	Estimated int64 `json:"estimated"`
 	Input     int64 `json:"input"`
@@ -80,7 +80,7 @@ type Request struct {
 	Headers    []string  `json:"headers"`
 }
 
-// state is everything a simulator remembers.
+// state is everything that a simulator keeps in memory.
 type state struct {
 	rules rules
 

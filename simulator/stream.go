@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// stream sends server-sent events, each flushed by itself. Once it has ended,
-// it swallows what is sent on; a client that leaves aborts it.
+// stream sends server-sent events and flushes each one. After the end of the
+// stream, it drops further events. It aborts when the client leaves.
 type stream struct {
 	x     *exchange
 	sent  int // events so far
@@ -15,7 +15,7 @@ type stream struct {
 	buf   []byte
 }
 
-// startStream writes the headers of a stream. They leave with its first event.
+// startStream writes the headers of a stream. They are sent with its first event.
 func (x *exchange) startStream() *stream {
 	hdr := x.w.Header()
 	hdr.Set("content-type", "text/event-stream; charset=utf-8")
@@ -24,7 +24,8 @@ func (x *exchange) startStream() *stream {
 	return &stream{x: x}
 }
 
-// send sends an event; the name is that of the Responses API, chat has none.
+// send sends an event. Events of the Responses API have a name; those of chat
+// have none.
 func (s *stream) send(name string, v any) {
 	if s.ended || s.disturb() {
 		return
@@ -36,7 +37,7 @@ func (s *stream) send(name string, v any) {
 func (s *stream) event(name string, v any) {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic("simulator: " + err.Error()) // all of them are our own types
+		panic("simulator: " + err.Error()) // cannot happen: v is a type of this package
 	}
 	b := s.buf[:0]
 	if name != "" {
@@ -52,7 +53,7 @@ func (s *stream) event(name string, v any) {
 	s.buf = b
 }
 
-// done sends the end that chat and completions have.
+// done sends the end mark of chat and completions.
 func (s *stream) done() {
 	if s.ended || s.unfinished() {
 		return
@@ -60,7 +61,7 @@ func (s *stream) done() {
 	s.write([]byte("data: [DONE]\n\n"))
 }
 
-// pause passes the time between two tokens.
+// pause waits for the time between two tokens.
 func (s *stream) pause() {
 	if !s.ended && !s.x.wait(time.Duration(s.x.h.TokenLatency)) {
 		s.x.abort()

@@ -9,107 +9,11 @@ import (
 	"math"
 	"mime"
 	"mime/multipart"
-	"net/http"
-	"net/url"
 	"strings"
 	"unicode/utf8"
 )
 
-// operation is what a request asks for.
-type operation int
-
-const (
-	opUnknown operation = iota
-	opChat
-	opCompletion
-	opEmbedding
-	opTranscription
-	opResponse
-	opStoredResponse
-	opModels
-)
-
-// operations are the paths below either root that take a POST.
-var operations = map[string]operation{
-	"chat/completions":     opChat,
-	"completions":          opCompletion,
-	"embeddings":           opEmbedding,
-	"audio/transcriptions": opTranscription,
-	"responses":            opResponse,
-}
-
-// generates says whether the operation is counted by the limits.
-func (op operation) generates() bool {
-	return op >= opChat && op <= opResponse
-}
-
-// azureName is the operation in the texts of Azure's 429s.
-func (op operation) azureName() string {
-	switch op {
-	case opCompletion:
-		return "Completions_Create"
-	case opEmbedding:
-		return "Embeddings_Create"
-	case opTranscription:
-		return "Transcriptions_Create"
-	case opResponse:
-		return "Responses_Create"
-	default:
-		return "ChatCompletions_Create"
-	}
-}
-
-// route is what the request line says.
-type route struct {
-	op         operation
-	classic    bool // under /openai/deployments/
-	deployment string
-	id         string // of a stored response
-	apiVersion string
-}
-
-func parseRoute(r *http.Request) route {
-	rt := route{apiVersion: r.URL.Query().Get("api-version")}
-	path := r.URL.EscapedPath()
-
-	if rest, ok := strings.CutPrefix(path, "/openai/deployments/"); ok {
-		rt.classic = true
-		segment, rest, _ := strings.Cut(rest, "/")
-		deployment, err := url.PathUnescape(segment)
-		// The Responses API has no classic path, and every classic one is
-		// versioned.
-		op := operations[rest]
-		if err != nil || deployment == "" || rt.apiVersion == "" || r.Method != http.MethodPost || op == opResponse {
-			return rt
-		}
-		rt.deployment, rt.op = deployment, op
-		return rt
-	}
-
-	rest, ok := strings.CutPrefix(path, "/openai/v1/")
-	if !ok {
-		rest, ok = strings.CutPrefix(path, "/v1/")
-	}
-	if !ok && rt.apiVersion != "" {
-		// what AzureOpenAI clients ask for that is not a deployment's
-		rest, ok = strings.CutPrefix(path, "/openai/")
-	}
-	if !ok {
-		return rt
-	}
-	id, isStored := strings.CutPrefix(rest, "responses/")
-	switch {
-	case r.Method == http.MethodPost:
-		rt.op = operations[rest]
-	case r.Method == http.MethodGet && rest == "models":
-		rt.op = opModels
-	case isStored && id != "" && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
-		rt.op, rt.id = opStoredResponse, id
-	}
-	return rt
-}
-
-// request is what the body says, as far as it matters to a reply.
+// request holds the fields of a body that the simulator uses.
 type request struct {
 	Model               string         `json:"model"`
 	Stream              bool           `json:"stream"`
@@ -131,8 +35,8 @@ type streamOptions struct {
 	IncludeUsage bool `json:"include_usage"`
 }
 
-// parseRequest reads a body, or the start of one that was cut for its size. The
-// second result is what is wrong with it, in words for the client.
+// parseRequest reads a body, or the start of a body that was too large. The
+// second result is an error message for the client, or empty.
 func parseRequest(op operation, contentType string, body []byte, cut bool) (request, string) {
 	if op == opTranscription {
 		return parseForm(contentType, body, cut)
@@ -163,7 +67,7 @@ func parseRequest(op operation, contentType string, body []byte, cut bool) (requ
 	return req, ""
 }
 
-// parsePrefix finds what it can in a JSON object whose end is missing.
+// parsePrefix reads the fields of a JSON object whose end is missing.
 func parsePrefix(body []byte) request {
 	var req request
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -191,7 +95,7 @@ func parsePrefix(body []byte) request {
 	return req
 }
 
-// parseForm finds the model in a multipart form, wherever it stands.
+// parseForm finds the model in a multipart form. It may be the last part.
 func parseForm(contentType string, body []byte, cut bool) (request, string) {
 	var req request
 	media, params, err := mime.ParseMediaType(contentType)
@@ -214,9 +118,9 @@ func parseForm(contentType string, body []byte, cut bool) (request, string) {
 	}
 }
 
-// cost estimates the tokens the request will take: "Manage Azure OpenAI quota"
-// names the prompt's text and max_tokens. Embeddings and transcriptions
-// generate none.
+// cost estimates the tokens of a request from the text of its prompt and from
+// max_tokens, as "Manage Azure OpenAI quota" describes. Embeddings and
+// transcriptions generate no tokens.
 func (r request) cost(op operation) cost {
 	chars := textLength(r.Messages) + textLength(r.Prompt) + textLength(r.Input) + textLength(r.Instructions)
 	c := cost{prompt: (chars + 3) / 4}
@@ -231,7 +135,7 @@ func (r request) cost(op operation) cost {
 	return c
 }
 
-// maxTokens is the most tokens the reply may have, and zero for no limit.
+// maxTokens is the most tokens that the reply may have. Zero means no limit.
 func (r request) maxTokens() int64 {
 	for _, limit := range []*int64{r.MaxCompletionTokens, r.MaxTokens, r.MaxOutputTokens} {
 		if limit != nil {

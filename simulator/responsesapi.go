@@ -99,7 +99,7 @@ type responseEvent struct {
 	Logprobs       *[]struct{}  `json:"logprobs,omitempty"`
 }
 
-// respond answers a request to create a response.
+// respond answers `POST responses`.
 func (x *exchange) respond() {
 	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {
 		code := "previous_response_not_found"
@@ -149,8 +149,8 @@ func outputText(text string) contentPart {
 	return contentPart{Type: "output_text", Annotations: []struct{}{}, Logprobs: []struct{}{}, Text: text}
 }
 
-// finish completes the response by everything generated, and stores it. One
-// that ran into max_output_tokens is incomplete, as OpenAI's reference has it.
+// finish completes the response and stores it. A response that reached
+// max_output_tokens has the status incomplete, as in OpenAI's reference.
 func (x *exchange) finish(resp *response, item outputItem) {
 	resp.Status = "completed"
 	if x.finishReason() == "length" {
@@ -171,8 +171,8 @@ func (x *exchange) finish(resp *response, item outputItem) {
 	}
 }
 
-// streamResponse announces the response at once and its text when it is there,
-// as the Responses API does, unlike chat.
+// streamResponse sends the first events at once and the text after the latency
+// of the first token. Chat sends nothing before that latency.
 func (x *exchange) streamResponse(resp *response) {
 	s := x.startStream()
 	index, none := 0, []struct{}{}
@@ -220,7 +220,7 @@ type deletedResponse struct {
 	Deleted bool   `json:"deleted"`
 }
 
-// storedResponse answers for a response that was created before.
+// storedResponse returns or deletes a response that was stored before.
 func (x *exchange) storedResponse() *reply {
 	id := x.route.id
 	body := x.h.state.stored(id)

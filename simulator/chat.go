@@ -1,0 +1,152 @@
+package simulator
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"time"
+)
+
+// usage is what a reply cost, in the words of chat and completions.
+type usage struct {
+	PromptTokens            int64             `json:"prompt_tokens"`
+	CompletionTokens        int64             `json:"completion_tokens"`
+	TotalTokens             int64             `json:"total_tokens"`
+	PromptTokensDetails     promptDetails     `json:"prompt_tokens_details"`
+	CompletionTokensDetails completionDetails `json:"completion_tokens_details"`
+}
+
+type promptDetails struct {
+	AudioTokens  int64 `json:"audio_tokens"`
+	CachedTokens int64 `json:"cached_tokens"`
+}
+
+type completionDetails struct {
+	AcceptedPredictionTokens int64 `json:"accepted_prediction_tokens"`
+	AudioTokens              int64 `json:"audio_tokens"`
+	ReasoningTokens          int64 `json:"reasoning_tokens"`
+	RejectedPredictionTokens int64 `json:"rejected_prediction_tokens"`
+}
+
+// completion is a reply of chat or completions, or a chunk of one.
+type completion struct {
+	Choices             []choice             `json:"choices"`
+	Created             int64                `json:"created"`
+	ID                  string               `json:"id"`
+	Model               string               `json:"model"`
+	Object              string               `json:"object"`
+	PromptFilterResults []promptFilterResult `json:"prompt_filter_results,omitempty"`
+	SystemFingerprint   *string              `json:"system_fingerprint"`
+	Usage               json.RawMessage      `json:"usage,omitempty"`
+}
+
+type choice struct {
+	Index        int      `json:"index"`
+	Message      *message `json:"message,omitempty"` // whole chat
+	Delta        *message `json:"delta,omitempty"`   // streamed chat
+	Text         *string  `json:"text,omitempty"`    // completions
+	Logprobs     *string  `json:"logprobs"`
+	FinishReason *string  `json:"finish_reason"`
+}
+
+type message struct {
+	Role    string  `json:"role,omitempty"`
+	Content *string `json:"content,omitempty"`
+}
+
+type promptFilterResult struct {
+	PromptIndex          int      `json:"prompt_index"`
+	ContentFilterResults struct{} `json:"content_filter_results"`
+}
+
+var (
+	fingerprint  = "fp_simulator"
+	promptFilter = []promptFilterResult{{}}
+)
+
+func (x *exchange) usage() json.RawMessage {
+	u, _ := json.Marshal(usage{
+		PromptTokens:     x.cost.prompt,
+		CompletionTokens: x.produced,
+		TotalTokens:      x.cost.prompt + x.produced,
+	})
+	return u
+}
+
+func (x *exchange) newCompletion(object string) completion {
+	prefix := "chatcmpl-"
+	if x.route.op == opCompletion {
+		prefix, object = "cmpl-", "text_completion"
+	}
+	return completion{
+		Created:           x.h.now().Unix(),
+		ID:                prefix + rand.Text(),
+		Model:             x.model(),
+		Object:            object,
+		SystemFingerprint: &fingerprint,
+	}
+}
+
+func (x *exchange) completion() any {
+	c := x.newCompletion("chat.completion")
+	content, reason := text(x.produced), x.finishReason()
+	c.Choices = []choice{{FinishReason: &reason}}
+	if x.route.op == opCompletion {
+		c.Choices[0].Text = &content
+	} else {
+		c.Choices[0].Message = &message{Role: "assistant", Content: &content}
+	}
+	c.PromptFilterResults = promptFilter
+	c.Usage = x.usage()
+	return c
+}
+
+// streamCompletion sends what Azure sends: a chunk about the prompt that has
+// neither id nor choices, a role, the tokens, the finish, the usage if asked
+// for, and the end.
+func (x *exchange) streamCompletion() {
+	if !x.wait(time.Duration(x.h.FirstTokenLatency)) {
+		x.abort()
+	}
+	s := x.startStream()
+	chunk := x.newCompletion("chat.completion.chunk")
+	includeUsage := x.request.StreamOptions != nil && x.request.StreamOptions.IncludeUsage
+	if includeUsage {
+		// "All other chunks will also include a usage field, but with a null
+		// value", says OpenAI's API reference.
+		chunk.Usage = json.RawMessage("null")
+	}
+
+	s.send("", completion{Choices: []choice{}, PromptFilterResults: promptFilter})
+	if x.route.op == opChat {
+		empty := ""
+		chunk.Choices = []choice{{Delta: &message{Role: "assistant", Content: &empty}}}
+		s.send("", chunk)
+	}
+	for i := range x.outputTokens() {
+		if i > 0 {
+			s.pause()
+		}
+		if s.ended {
+			return
+		}
+		word := token(i)
+		if x.route.op == opChat {
+			chunk.Choices = []choice{{Delta: &message{Content: &word}}}
+		} else {
+			chunk.Choices = []choice{{Text: &word}}
+		}
+		x.produced++
+		s.send("", chunk)
+	}
+	reason, empty := x.finishReason(), ""
+	chunk.Choices = []choice{{FinishReason: &reason, Delta: &message{}}}
+	if x.route.op == opCompletion {
+		chunk.Choices = []choice{{FinishReason: &reason, Text: &empty}}
+	}
+	s.send("", chunk)
+	if includeUsage {
+		chunk.Choices, chunk.Usage = []choice{}, x.usage()
+		s.send("", chunk)
+	}
+	s.done()
+}
