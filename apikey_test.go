@@ -2,10 +2,7 @@ package openailb
 
 import (
 	"context"
-	"errors"
-	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,31 +18,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
-
-// wantsKey serves those that come with the key, and refuses others.
-func wantsKey(key string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "Bearer "+key {
-			status(401)(w, r)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"id":"chatcmpl-1"}`)
-	}
-}
-
-func writeFile(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (w *world) requestWithKey(key string) *http.Request {
-	r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-	r.Header.Set("Authorization", "Bearer "+key)
-	return r
-}
 
 func TestARotatedKeyIsUsedAtOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
@@ -167,62 +139,6 @@ func (s *testSource) Renew(context.Context, Credential) (Credential, error) {
 }
 
 func (s *testSource) Identity() string { return s.Start }
-
-// useSource makes a source that of the member's backend.
-func (w *world) useSource(name string, source CredentialSource) {
-	for _, m := range w.handler.pool.members {
-		if m.name == name {
-			m.backend.source = source
-		}
-	}
-}
-
-func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
-		source := &testSource{value: "stale"}
-		w.useSource("a", source)
-
-		w.backends["a"].replies(wantsKey("fresh"))
-		w.post(`{"seed":1}`).wantServed(t, "a")
-		w.wantCalls(map[string]int{"a": 2, "b": 0})
-		for _, r := range w.backends["a"].received() {
-			if r.bodyHash != sha([]byte(`{"seed":1}`)) {
-				t.Error("a got another body")
-			}
-		}
-
-		// no credential helps: it is renewed once, and then the backend is benched
-		w.backends["a"].replies(status(401))
-		source.value = "stale"
-		w.post(`{}`).wantServed(t, "b")
-		w.wantCalls(map[string]int{"a": 4, "b": 1})
-		w.post(`{}`).wantServed(t, "b")
-		w.wantCalls(map[string]int{"a": 4, "b": 2})
-		if source.renewed != 2 {
-			t.Errorf("it was renewed %d times, want 2", source.renewed)
-		}
-	})
-}
-
-func TestABackendWithoutACredentialIsBenchedAlone(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
-		source := &testSource{err: errors.New("the token endpoint is dead")}
-		w.useSource("a", source)
-		w.post(`{}`).wantServed(t, "b")
-		w.wantCalls(map[string]int{"a": 0, "b": 1})
-		if benches := w.logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "credential" {
-			t.Errorf("logged %v, want a bench of class credential", benches)
-		}
-
-		w.stop("b")
-		if reply := w.post(`{}`); reply.status != 502 || !strings.Contains(reply.body, "upstream_") {
-			t.Errorf("client got %d %s, want a 502", reply.status, reply.body)
-		}
-		source.err = nil
-		time.Sleep(time.Minute)
-		w.post(`{}`).wantServed(t, "a")
-	})
-}
 
 func TestPassthroughKeepsToTheCallersAccount(t *testing.T) {
 	const config = `openai_lb {

@@ -1,16 +1,14 @@
 package openailb
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -205,83 +203,6 @@ func (l *pipeListener) Close() error {
 
 func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
-// fakeBackend answers as the test says and remembers who called.
-type fakeBackend struct {
-	name string
-
-	mu    sync.Mutex
-	reply http.HandlerFunc
-	calls []call
-}
-
-// call is what arrived at a backend.
-type call struct {
-	at        time.Time
-	request   *http.Request
-	bodyHash  string
-	bodyBytes int64
-	readErr   error
-}
-
-func (b *fakeBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	at := time.Now()
-	b.mu.Lock()
-	reply := b.reply
-	b.mu.Unlock()
-	c := call{at: at, request: r}
-	if early := r.Header.Get("X-Early"); early == "" || early != b.name && early != "1" {
-		hash := sha256.New()
-		c.bodyBytes, c.readErr = io.Copy(hash, r.Body)
-		c.bodyHash = hex.EncodeToString(hash.Sum(nil))
-	}
-	b.mu.Lock()
-	b.calls = append(b.calls, c)
-	b.mu.Unlock()
-	w.Header().Set("X-Backend", b.name)
-	if reply != nil {
-		reply(w, r)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	io.WriteString(w, `{"id":"chatcmpl-1","object":"chat.completion"}`)
-}
-
-func (b *fakeBackend) replies(reply http.HandlerFunc) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.reply = reply
-}
-
-// recovers makes the backend serve again.
-func (b *fakeBackend) recovers() { b.replies(nil) }
-
-func (b *fakeBackend) received() []call {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return append([]call(nil), b.calls...)
-}
-
-func (b *fakeBackend) forget() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.calls = nil
-}
-
-// status answers with a status, headers in pairs, and an error body.
-func status(code int, headers ...string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		for i := 0; i+1 < len(headers); i += 2 {
-			w.Header().Set(headers[i], headers[i+1])
-		}
-		w.WriteHeader(code)
-		io.WriteString(w, `{"error":{"message":"as told","type":"test","param":null,"code":null}}`)
-	}
-}
-
-// throttled answers 429 with a Retry-After.
-func throttled(retryAfter string) http.HandlerFunc { return status(429, "Retry-After", retryAfter) }
-
 // answer is what a client received.
 type clientReply struct {
 	status  int
@@ -371,10 +292,65 @@ func levels(entries []observer.LoggedEntry) (levels []zapcore.Level) {
 	return levels
 }
 
-func sha(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
+const threeBackends = `openai_lb {
+	backend http://a {
+		priority 1
+	}
+	backend http://b {
+		priority 2
+		weight 3
+	}
+	backend http://c {
+		priority 2
+		weight 1
+	}
+}`
+
+const threeInOrder = `openai_lb {
+	backend http://a
+	backend http://b {
+		priority 2
+	}
+	backend http://c {
+		priority 3
+	}
+}`
+
+const backendKey = "sk-key-of-the-backend"
+
+// overBothVersions runs a test with a client of HTTP/1.1 and one of HTTP/2.
+func overBothVersions(t *testing.T, config string, test func(*testing.T, *world)) {
+	t.Helper()
+	t.Run("HTTP/1.1", func(t *testing.T) { inBubble(t, config, test) })
+	t.Run("HTTP/2", func(t *testing.T) {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			w.useHTTP2()
+			test(t, w)
+		})
+	})
 }
 
-// chunked hides a body's length from net/http.
-func chunked(data []byte) io.Reader { return io.MultiReader(bytes.NewReader(data)) }
+func (w *world) requestWithKey(key string) *http.Request {
+	r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+	r.Header.Set("Authorization", "Bearer "+key)
+	return r
+}
+
+// stream asks for a streamed chat completion.
+func (w *world) stream() clientReply { return w.post(`{"model":"gpt-4o","stream":true,"messages":[]}`) }
+
+// useSource makes a source that of the member's backend.
+func (w *world) useSource(name string, source CredentialSource) {
+	for _, m := range w.handler.pool.members {
+		if m.name == name {
+			m.backend.source = source
+		}
+	}
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

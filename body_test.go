@@ -2,10 +2,11 @@ package openailb
 
 import (
 	"bytes"
-	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -111,68 +112,6 @@ func TestAReplyBeforeTheUploadEndedIsHeard(t *testing.T) {
 	})
 }
 
-func TestAClientThatLeavesEndsTheAttemptAndBlamesNobody(t *testing.T) {
-	inBubble(t, limitedBuffers, func(t *testing.T, w *world) {
-		felt := make(chan struct{})
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			<-r.Context().Done()
-			close(felt)
-		})
-		ctx, leave := context.WithCancel(t.Context())
-		done := make(chan clientReply)
-		go func() {
-			done <- w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
-		}()
-		synctest.Wait()
-		leave()
-		if reply := <-done; reply.err == nil {
-			t.Error("a client that left got a reply")
-		}
-		<-felt
-		synctest.Wait()
-		w.wantCalls(map[string]int{"a": 1, "b": 0})
-		w.backends["a"].recovers()
-		w.post(`{}`).wantServed(t, "a")
-	})
-}
-
-func TestAClientThatLeavesWhileItUploadsCallsNobody(t *testing.T) {
-	inBubble(t, limitedBuffers, func(t *testing.T, w *world) {
-		ctx, leave := context.WithCancel(t.Context())
-		reader, writer := io.Pipe()
-		done := make(chan clientReply)
-		go func() { done <- w.send(w.request(http.MethodPost, "/v1/chat/completions", reader).WithContext(ctx)) }()
-		writer.Write([]byte(`{"model":`))
-		synctest.Wait()
-		leave()
-		writer.CloseWithError(context.Canceled) // net/http waits for the body
-		<-done
-		synctest.Wait()
-		w.wantCalls(map[string]int{"a": 0, "b": 0})
-	})
-}
-
-func TestASlowUploadOfALongBodyIsNotATimeout(t *testing.T) {
-	inBubble(t, `openai_lb {
-		backend http://a
-		request_buffers 1KiB
-		response_header_timeout 10s
-	}`, func(t *testing.T, w *world) {
-		reader, writer := io.Pipe()
-		go func() {
-			for range 10 {
-				writer.Write(bytes.Repeat([]byte("x"), 100<<10))
-				time.Sleep(9 * time.Second)
-			}
-			writer.Close()
-		}()
-		w.send(w.request(http.MethodPost, "/v1/files", reader)).wantServed(t, "a")
-		if got := w.backends["a"].received()[0].bodyBytes; got != 1000<<10 {
-			t.Errorf("a got %d bytes, want all 1000 KiB", got)
-		}
-	})
-}
-
 func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 	var b body
 	request := func() *http.Request {
@@ -201,5 +140,151 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 	}
 	if _, err := late.GetBody(); err != errBodyGone {
 		t.Errorf("a body that was let go could be sent again: %v", err)
+	}
+}
+
+// A backend that answers early, with an error too long to be read ahead, still
+// reads the upload while the next backend is asked.
+func TestNoTwoAttemptsReadOneUpload(t *testing.T) {
+	for _, errorSize := range []int{30, 100 << 10} {
+		for _, framing := range []string{"with a length", "chunked"} {
+			t.Run(fmt.Sprint(errorSize, " ", framing), func(t *testing.T) {
+				inBubble(t, `openai_lb {
+					backend http://a
+					backend http://b {
+						priority 2
+					}
+					request_buffers 64KiB
+				}`, func(t *testing.T, w *world) {
+					w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+						http.NewResponseController(rw).EnableFullDuplex()
+						rw.Header().Set("Content-Length", fmt.Sprint(errorSize))
+						rw.WriteHeader(503)
+						var writing sync.WaitGroup
+						writing.Go(func() { io.WriteString(rw, strings.Repeat("x", errorSize)) })
+						time.Sleep(time.Millisecond)
+						io.Copy(io.Discard, r.Body)
+						writing.Wait()
+					})
+					data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+					r := w.request(http.MethodPost, "/v1/files", chunked(data))
+					if framing == "with a length" {
+						r.ContentLength = int64(len(data))
+					}
+					r.Header.Set("X-Early", "a")
+					reply := w.send(r)
+					for _, call := range w.backends["b"].received() {
+						if call.bodyHash != sha(data) {
+							t.Errorf("b got %d bytes, and the client %d: want all %d or no call", call.bodyBytes, reply.status, len(data))
+						}
+					}
+					if reply.status != 503 && reply.backend != "b" {
+						t.Errorf("client got %d of %q (%v)", reply.status, reply.backend, reply.err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestAnEarlyRefusalThatIsTheCallersComesWhole has a backend refuse a body that
+// it goes on to read. Over HTTP/1.1, the server would take no more of it.
+func TestAnEarlyRefusalThatIsTheCallersComesWhole(t *testing.T) {
+	for _, config := range []string{
+		"openai_lb {\nrequest_buffers 100k\nbackend http://a {\nauth passthrough\n}\n}",
+		"openai_lb {\nrequest_buffers 100k\nunhealthy_status 429\nbackend http://a {\napi_key " + backendKey + "\n}\n}",
+	} {
+		inBubble(t, config, func(t *testing.T, w *world) {
+			w.useHTTP2()
+			w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+				control := http.NewResponseController(rw)
+				if err := control.EnableFullDuplex(); err != nil {
+					t.Error(err)
+				}
+				rw.WriteHeader(401)
+				io.WriteString(rw, strings.Repeat("x", 70_000))
+				control.Flush()
+				time.Sleep(time.Second)
+				n, err := io.Copy(io.Discard, r.Body)
+				fmt.Fprintf(rw, "got %d %v", n, err)
+			})
+			r := w.request(http.MethodPost, "/v1/files", io.MultiReader(strings.NewReader(strings.Repeat("y", 200_000))))
+			r.Header.Set("X-Early", "a")
+			r.Header.Set("Authorization", "Bearer callers")
+			reply := w.send(r)
+			if got := strings.TrimLeft(reply.body, "x"); reply.err != nil || reply.status != 401 || got != "got 200000 <nil>" {
+				t.Errorf("client got %d with %d bytes that end with %q (%v)", reply.status, len(reply.body), got, reply.err)
+			}
+		})
+	}
+}
+
+func TestACommittedStreamHoldsNeitherPromptNorEarlierReply(t *testing.T) {
+	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+		recorder := &recordingTransport{next: w.handler.transport.roundTripper}
+		w.handler.transport.roundTripper = recorder
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.WriteHeader(500)
+			io.WriteString(rw, strings.Repeat("x", 1<<20)) // does not end within what is read ahead
+		})
+		more := make(chan struct{})
+		w.backends["b"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(rw, "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
+			rw.(http.Flusher).Flush()
+			<-more
+		})
+		done := make(chan clientReply)
+		go func() { done <- w.post(`{"stream":true,"messages":[]}`) }()
+		synctest.Wait()
+		upload := recorder.requests[1].Body.(*bodyReader)
+		if upload.body.prefix != nil || upload.segments != nil {
+			t.Error("the prompt is still held")
+		}
+		if _, err := recorder.requests[1].GetBody(); err == nil {
+			t.Error("the prompt could be sent again")
+		}
+		if _, err := io.Copy(io.Discard, recorder.responses[0].Body); err == nil {
+			t.Error("a's reply is still open")
+		}
+		close(more)
+		if reply := <-done; reply.status != 200 || reply.err != nil {
+			t.Errorf("client got %d: %v", reply.status, reply.err)
+		}
+	})
+}
+
+type recordingTransport struct {
+	next      http.RoundTripper
+	requests  []*http.Request
+	responses []*http.Response
+}
+
+func (r *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := r.next.RoundTrip(req)
+	r.requests, r.responses = append(r.requests, req), append(r.responses, res)
+	return res, err
+}
+
+func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {
+	_, serverA := listen(t, "a")
+	for _, proxy := range []string{
+		"openai_lb {\nbackend " + serverA.URL + "\nrequest_buffers 4KiB\n}",
+		"reverse_proxy " + serverA.Listener.Addr().String() + " {\nlb_policy openai_lb\ntransport openai_lb {\nrequest_buffers 4KiB\n}\n}",
+	} {
+		address := serveAt(t, "request_body {\nmax_size 200KB\n}\n"+proxy)
+		r, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/files", chunked(make([]byte, 1<<20)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := newClient(t)
+		res, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		clientReply{status: res.StatusCode, header: res.Header, body: string(body), err: err}.wantError(t, 413, "request_too_large")
+		ask(client, "http://"+address+"/v1/x").wantServed(t, "a")
 	}
 }

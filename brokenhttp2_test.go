@@ -1,8 +1,6 @@
 package openailb
 
 import (
-	"bytes"
-	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
@@ -12,111 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
-)
-
-// backendTLS returns what an https backend shows to its clients, and the
-// options that make a balancer trust it.
-func backendTLS(t *testing.T) (config *tls.Config, options string) {
-	t.Helper()
-	line, _ := serverCertificate(t)
-	files := strings.Fields(line)
-	certificate, err := tls.LoadX509KeyPair(files[1], files[2])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}},
-		"reverse_proxy {\ntransport http {\ntls_trust_pool file " + files[1] + "\n}\n}"
-}
-
-// overTLS does what follows once TLS is there.
-func overTLS(config *tls.Config, then func(net.Conn)) func(net.Conn) {
-	return func(conn net.Conn) {
-		server := tls.Server(conn, config)
-		if server.Handshake() == nil {
-			then(server)
-		}
-	}
-}
-
-// frames is a request that a raw HTTP/2 backend has read.
-type frames struct {
-	conn net.Conn
-	*http2.Framer
-	stream uint32
-}
-
-// answers serves an HTTP/2 connection: each request with these steps. It ends
-// when the balancer hangs up, or a step does.
-func answers(steps ...func(frames)) func(net.Conn) {
-	return func(conn net.Conn) {
-		if _, err := io.ReadFull(conn, make([]byte, len(http2.ClientPreface))); err != nil {
-			return
-		}
-		framer := http2.NewFramer(conn, conn)
-		framer.WriteSettings()
-		for {
-			frame, err := framer.ReadFrame()
-			if err != nil {
-				return
-			}
-			if settings, ok := frame.(*http2.SettingsFrame); ok && !settings.IsAck() {
-				framer.WriteSettingsAck()
-			}
-			switch frame.Header().Type {
-			case http2.FrameHeaders, http2.FrameData:
-				if frame.Header().Flags.Has(http2.FlagDataEndStream) { // the same bit for headers
-					for _, step := range steps {
-						step(frames{conn, framer, frame.Header().StreamID})
-					}
-				}
-			}
-		}
-	}
-}
-
-// begins sends the headers of a 200, and others in pairs.
-func begins(headers ...string) func(frames) {
-	return func(f frames) {
-		var block bytes.Buffer
-		encoder := hpack.NewEncoder(&block)
-		encoder.WriteField(hpack.HeaderField{Name: ":status", Value: "200"})
-		for i := 0; i+1 < len(headers); i += 2 {
-			encoder.WriteField(hpack.HeaderField{Name: headers[i], Value: headers[i+1]})
-		}
-		f.WriteHeaders(http2.HeadersFrameParam{StreamID: f.stream, BlockFragment: block.Bytes(), EndHeaders: true})
-	}
-}
-
-// brings sends a part of the body.
-func brings(text string) func(frames) {
-	return func(f frames) { f.WriteData(f.stream, false, []byte(text)) }
-}
-
-// isReset ends the stream with an error.
-func isReset(code http2.ErrCode) func(frames) {
-	return func(f frames) { f.WriteRSTStream(f.stream, code) }
-}
-
-// goesAway takes no more requests on the connection: not even this one, unless
-// it was seen.
-func goesAway(seen bool, code http2.ErrCode) func(frames) {
-	return func(f frames) {
-		var last uint32
-		if seen {
-			last = f.stream
-		}
-		f.WriteGoAway(last, code, nil)
-	}
-}
-
-var (
-	beginsStream = begins("content-type", "text/event-stream")
-	ends         = func(f frames) { f.WriteData(f.stream, true, nil) }
-	hangsUp      = func(f frames) { f.conn.Close() }
-	isSilent     = func(frames) {}
-	isGarbage    = func(f frames) { io.WriteString(f.conn, "HTTP/1.1 400 Bad Request\r\n\r\n") }
-	isCut        = func(f frames) { reset(f.conn) }
 )
 
 func TestWhateverGoesWrongOverHTTP2IsFailedOverOrFelt(t *testing.T) {

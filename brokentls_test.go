@@ -1,64 +1,12 @@
 package openailb
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 )
-
-// certificateFor makes a certificate that signs itself, and a file of it.
-func certificateFor(t *testing.T, host string, until time.Time) (certificate tls.Certificate, file string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: until, IsCA: true, BasicConstraintsValid: true}
-	if ip := net.ParseIP(host); ip != nil {
-		template.IPAddresses = []net.IP{ip}
-	} else {
-		template.DNSNames = []string{host}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file = filepath.Join(t.TempDir(), "root.pem")
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
-}
-
-// afterHello takes in what the balancer says first, and then does what follows.
-func afterHello(then func(net.Conn)) func(net.Conn) {
-	return func(conn net.Conn) {
-		header := make([]byte, 5) // of a TLS record, which ends with its length
-		if _, err := io.ReadFull(conn, header); err != nil {
-			return
-		}
-		io.CopyN(io.Discard, conn, int64(header[3])<<8|int64(header[4]))
-		then(conn)
-	}
-}
-
-// cuts writes text, and closes the connection without a word of TLS.
-func cuts(text string) func(net.Conn) {
-	return func(conn net.Conn) {
-		io.WriteString(conn, text)
-		conn.(*tls.Conn).NetConn().Close()
-	}
-}
 
 func TestWhateverGoesWrongInTLSIsFailedOverOrFelt(t *testing.T) {
 	in, ago := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)

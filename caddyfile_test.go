@@ -231,3 +231,14 @@ func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
 		}
 	})
 }
+
+func TestAURLWithASecretIsNotEchoed(t *testing.T) {
+	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x"} {
+		if _, err := parseBackendURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
+			t.Errorf("%s gives %v", raw, err)
+		}
+	}
+	if _, err := parseBackendURL("https://h:65536"); err == nil {
+		t.Error("a port of 65536 was accepted")
+	}
+}

@@ -4,12 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -97,34 +95,6 @@ func (s *sites) newClient(t *testing.T, major int) *http.Client {
 	transport.Protocols.SetHTTP2(major == 2)
 	transport.TLSClientConfig = s.trusts.Clone()
 	return client
-}
-
-// listenTLS serves a backend by TLS, and returns the options that make a
-// balancer trust it.
-func listenTLS(t *testing.T, name string, http2 bool) (b *fakeBackend, server *httptest.Server, options string) {
-	t.Helper()
-	b = &fakeBackend{name: name}
-	server = httptest.NewUnstartedServer(b)
-	server.EnableHTTP2 = http2
-	server.StartTLS()
-	t.Cleanup(server.Close)
-	root := filepath.Join(t.TempDir(), "root.pem")
-	if err := os.WriteFile(root, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return b, server, "reverse_proxy {\ntransport http {\ntls_trust_pool file " + root + "\n}\n}"
-}
-
-// listenBy serves a backend by plain HTTP/1.1, or by HTTP/2 and TLS, and
-// returns its URL and the options that it takes.
-func listenBy(t *testing.T, major int, name string) (b *fakeBackend, url, options string) {
-	t.Helper()
-	if major == 1 {
-		b, server := listen(t, name)
-		return b, server.URL, ""
-	}
-	b, server, options := listenTLS(t, name, true)
-	return b, server.URL, options
 }
 
 // beginStream opens a stream, and reads its first content.

@@ -2,190 +2,15 @@ package openailb
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
-
-// wires are the versions of HTTP on both sides of a balancer.
-var wires = []struct{ client, backend int }{{1, 1}, {1, 2}, {2, 1}, {2, 2}}
-
-// within waits, for a bounded time, until something happened.
-func within(t *testing.T, what string, happened <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-happened:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("it did not happen in time: %s", what)
-	}
-}
-
-// noise returns n random letters.
-func noise(n int) string {
-	source := rand.New(rand.NewPCG(uint64(n), 1))
-	text := make([]byte, n)
-	for i := range text {
-		text[i] = byte('a' + source.IntN(26))
-	}
-	return string(text)
-}
-
-func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
-	s := newSites(t, "https")
-	var events []string
-	for n := range 4 {
-		events = append(events, "data: {\"choices\":[{\"delta\":{\"content\":\""+noise(1<<20+n)+"\"}}]}\n\n")
-	}
-	var rows []subtest
-	for _, wire := range wires {
-		a, backend, options := listenBy(t, wire.backend, "a")
-		seen := make(chan struct{})
-		a.replies(func(w http.ResponseWriter, r *http.Request) {
-			for _, event := range events {
-				streams(event)(w, r)
-				select {
-				case <-seen:
-				case <-r.Context().Done():
-					return
-				}
-			}
-			io.WriteString(w, streamEnd)
-		})
-		name := fmt.Sprintf("a%d", len(rows))
-		url := s.add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\nstream_require_end\n" + options + "\n}")
-		rows = append(rows, subtest{fmt.Sprintf("HTTP/%d to HTTP/%d", wire.client, wire.backend), func(t *testing.T) {
-			res, err := s.newClient(t, wire.client).Post(url, "application/json", strings.NewReader(`{"stream":true}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer res.Body.Close()
-			if got := a.received()[0].request.ProtoMajor; res.ProtoMajor != wire.client || got != wire.backend {
-				t.Fatalf("it goes by HTTP/%d to HTTP/%d", res.ProtoMajor, got)
-			}
-			for n, event := range events {
-				got := make([]byte, len(event))
-				if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != event {
-					t.Fatalf("event %d is not what it was: %v", n, err)
-				}
-				seen <- struct{}{} // only now the backend goes on
-			}
-			if rest, err := io.ReadAll(res.Body); string(rest) != streamEnd || err != nil {
-				t.Errorf("the stream ends with %q, %v", rest, err)
-			}
-			if _, benched := s.logged(t, name); benched != nil {
-				t.Errorf("benched %+v", benched)
-			}
-		}})
-	}
-	s.serve(t)
-	sideBySide(t, rows)
-}
-
-func TestAClientThatUploadsSlowlyIsNotATimeout(t *testing.T) {
-	s := newSites(t, "https")
-	pieces := []string{`{"stream":true,"messages":["`, noise(20_000), noise(30_000), noise(40_000), noise(50_000), `"]}`}
-	var rows []subtest
-	for _, wire := range wires {
-		for kind, buffers := range map[string]string{"kept for replay": "1MB", "streamed on": "1KB"} {
-			a, backend, options := listenBy(t, wire.backend, "a")
-			name := fmt.Sprintf("a%d", len(rows))
-			url := s.add(fmt.Sprintf(`openai_lb {
-				backend %s {
-					name %s
-				}
-				request_buffers %s
-				stream_first_event_timeout 2s
-				response_header_timeout 2s
-				%s
-			}`, backend, name, buffers, options))
-			rows = append(rows, subtest{fmt.Sprintf("%s, HTTP/%d to HTTP/%d", kind, wire.client, wire.backend), func(t *testing.T) {
-				body, upload := io.Pipe()
-				go func() {
-					for _, piece := range pieces {
-						io.WriteString(upload, piece)
-						time.Sleep(500 * time.Millisecond) // slow, and 3 s in all
-					}
-					upload.Close()
-				}()
-				res, err := s.newClient(t, wire.client).Post(url, "application/json", body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				res.Body.Close()
-				if res.StatusCode != 200 || a.received()[0].bodyHash != sha([]byte(strings.Join(pieces, ""))) {
-					t.Errorf("the client got %d, and a %d bytes, %v", res.StatusCode, a.received()[0].bodyBytes, a.received()[0].readErr)
-				}
-				if _, benched := s.logged(t, name); benched != nil || len(a.received()) != 1 {
-					t.Errorf("after %d calls a is benched: %+v", len(a.received()), benched)
-				}
-			}})
-		}
-	}
-	s.serve(t)
-	sideBySide(t, rows)
-}
-
-func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
-	const size = 32 << 20 // more than the buffers of all sockets on the way
-	s := newSites(t, "https")
-	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + noise(64<<10) + "\"}}]}\n\n"
-	var rows []subtest
-	for _, wire := range wires[1:3] { // each version on each side
-		a, backend, options := listenBy(t, wire.backend, "a")
-		var sent atomic.Int64
-		a.replies(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			for sent.Load() < size {
-				n, err := io.WriteString(w, piece)
-				if err != nil {
-					return
-				}
-				sent.Add(int64(n))
-			}
-		})
-		name := fmt.Sprintf("a%d", len(rows))
-		url := s.add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\nstream_idle_timeout 1s\n" + options + "\n}")
-		rows = append(rows, subtest{fmt.Sprintf("HTTP/%d to HTTP/%d", wire.client, wire.backend), func(t *testing.T) {
-			res, err := s.newClient(t, wire.client).Post(url, "application/json", strings.NewReader(`{"stream":true}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer res.Body.Close()
-			hash := sha256.New()
-			for range 4 {
-				if _, err := io.CopyN(hash, res.Body, 1000); err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(700 * time.Millisecond) // 2.8 s in all, where a stall is 1 s
-			}
-			if sent.Load() >= size {
-				t.Error("the backend has sent all: the reply is held somewhere, or too small for this test")
-			}
-			if _, err := io.Copy(hash, res.Body); err != nil {
-				t.Fatal(err)
-			}
-			want := sha256.New()
-			for range sent.Load() / int64(len(piece)) {
-				io.WriteString(want, piece)
-			}
-			if string(hash.Sum(nil)) != string(want.Sum(nil)) {
-				t.Error("the reply is not what it was")
-			}
-			if _, benched := s.logged(t, name); benched != nil {
-				t.Errorf("benched %+v", benched)
-			}
-		}})
-	}
-	s.serve(t)
-	sideBySide(t, rows)
-}
 
 // departure is a moment at which a client leaves.
 type departure struct {
@@ -334,4 +159,110 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 	}
 	s.serve(t)
 	sideBySide(t, rows)
+}
+
+func TestAClientThatLeavesEndsTheAttemptAndBlamesNobody(t *testing.T) {
+	inBubble(t, limitedBuffers, func(t *testing.T, w *world) {
+		felt := make(chan struct{})
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			close(felt)
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		done := make(chan clientReply)
+		go func() {
+			done <- w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
+		}()
+		synctest.Wait()
+		leave()
+		if reply := <-done; reply.err == nil {
+			t.Error("a client that left got a reply")
+		}
+		<-felt
+		synctest.Wait()
+		w.wantCalls(map[string]int{"a": 1, "b": 0})
+		w.backends["a"].recovers()
+		w.post(`{}`).wantServed(t, "a")
+	})
+}
+
+func TestAClientThatLeavesWhileItUploadsCallsNobody(t *testing.T) {
+	inBubble(t, limitedBuffers, func(t *testing.T, w *world) {
+		ctx, leave := context.WithCancel(t.Context())
+		reader, writer := io.Pipe()
+		done := make(chan clientReply)
+		go func() { done <- w.send(w.request(http.MethodPost, "/v1/chat/completions", reader).WithContext(ctx)) }()
+		writer.Write([]byte(`{"model":`))
+		synctest.Wait()
+		leave()
+		writer.CloseWithError(context.Canceled) // net/http waits for the body
+		<-done
+		synctest.Wait()
+		w.wantCalls(map[string]int{"a": 0, "b": 0})
+	})
+}
+
+func TestAClientThatLeavesAStreamBlamesNobody(t *testing.T) {
+	for name, pieces := range map[string][]any{
+		"before content": {streamPreamble, time.Hour},
+		"after content":  {streamContent, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+				felt := make(chan struct{})
+				w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+					streams(pieces...)(rw, r)
+					close(felt)
+				})
+				ctx, leave := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx))
+				}()
+				synctest.Wait()
+				leave()
+				<-felt
+				<-done
+				synctest.Wait()
+				if n := len(w.logged("backend benched")) + len(w.logged("reply broken")); n != 0 {
+					t.Errorf("%d log entries blame a backend", n)
+				}
+				w.wantCalls(map[string]int{"a": 1, "b": 0})
+			})
+		})
+	}
+}
+
+func TestAClientThatLeavesAStreamIsFeltByTheBackend(t *testing.T) {
+	a, server := listen(t, "a")
+	left := make(chan struct{})
+	a.replies(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {}\n\n")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		close(left)
+	})
+	port := freePort(t)
+	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nopenai_lb {\nbackend %s\n}\n}", port, server.URL))
+	ctx, leave := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), strings.NewReader(`{"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := newClient(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if _, err := io.ReadFull(res.Body, make([]byte, len("data: {}\n\n"))); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	select {
+	case <-left:
+	case <-time.After(20 * time.Second):
+		t.Error("the backend still streams")
+	}
 }

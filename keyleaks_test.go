@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,5 +197,209 @@ func TestNoKeyIsEverShown(t *testing.T) {
 				t.Errorf("%s got %q, want %q", name, got, own)
 			}
 		}
+	}
+}
+
+func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
+	inBubble(t, `openai_lb {
+		backend http://a {
+			auth api_key
+			api_key key-of-a
+		}
+		backend http://b {
+			priority 2
+			api_key key-of-b
+			header OpenAI-Organization org-of-b
+		}
+		backend http://d {
+			priority 3
+		}
+		backend http://c {
+			priority 4
+			auth passthrough
+		}
+	}`, func(t *testing.T, w *world) {
+		for _, b := range w.backends {
+			b.replies(throttled("9"))
+		}
+		r := w.request(http.MethodPost, "/v1/chat/completions?api-key=callers&x=%2F1&subscription-key=callers&API-KEY=callers", strings.NewReader(`{}`))
+		for name, value := range map[string]string{
+			"Authorization": "Bearer callers", "Api-Key": "callers", "X-Api-Key": "callers",
+			"Ocp-Apim-Subscription-Key": "callers", "Cookie": "session=callers",
+			"OpenAI-Organization": "callers", "OpenAI-Project": "callers",
+			"X-Ms-Spillover-Deployment": "callers", "X-Forwarded-For": "callers", "X-Forwarded-Host": "callers",
+			"Forwarded": "for=callers", "Via": "1.1 callers", "X-Real-Ip": "callers",
+			"Sec-Websocket-Protocol":  "realtime, openai-insecure-api-key.callers, openai-beta.realtime-v1",
+			"X-Stainless-Retry-Count": "1",
+		} {
+			r.Header.Set(name, value)
+		}
+		if reply := w.send(r); reply.status != 429 || reply.backend != "c" {
+			t.Errorf("client got %d of %q, want c's 429: it is about the caller's own key", reply.status, reply.backend)
+		}
+
+		want := map[string]http.Header{
+			"a": {"Api-Key": {"key-of-a"}},
+			"b": {"Authorization": {"Bearer key-of-b"}, "Openai-Organization": {"org-of-b"}},
+			"c": {"Authorization": {"Bearer callers"}, "Api-Key": {"callers"}, "X-Api-Key": {"callers"},
+				"Ocp-Apim-Subscription-Key": {"callers"}, "Openai-Organization": {"callers"}, "Openai-Project": {"callers"}},
+			"d": {},
+		}
+		for name, credentials := range want {
+			got := w.backends[name].received()[0].request
+			for _, header := range credentialHeaders {
+				if g, w := got.Header.Get(header), credentials.Get(header); g != w {
+					t.Errorf("%s got %s %q, want %q", name, header, g, w)
+				}
+			}
+			for _, header := range append([]string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port"}, privateHeaders...) {
+				if values := got.Header.Values(header); len(values) > 0 {
+					t.Errorf("%s got %s %q", name, header, values)
+				}
+			}
+			if name != "c" {
+				if got.URL.RawQuery != "x=%2F1" {
+					t.Errorf("%s got the query %q, want x=%%2F1", name, got.URL.RawQuery)
+				}
+				if p := got.Header.Get("Sec-WebSocket-Protocol"); p != "realtime, openai-beta.realtime-v1" {
+					t.Errorf("%s got the subprotocols %q", name, p)
+				}
+			}
+			if got.Header.Get("X-Stainless-Retry-Count") != "1" {
+				t.Errorf("%s did not get the SDK's own headers", name)
+			}
+			if got.Host != name {
+				t.Errorf("%s was addressed as %q", name, got.Host)
+			}
+		}
+		if got := w.backends["c"].received()[0].request.URL.Query().Get("api-key"); got != "callers" {
+			t.Errorf("c got the caller's api-key parameter as %q", got)
+		}
+	})
+}
+
+func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
+	config := "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n%s\n}\n}"
+	for _, auth := range []string{"auth passthrough", "api_key " + backendKey} {
+		inBubble(t, fmt.Sprintf(config, auth), func(t *testing.T, w *world) {
+			for query, protocols := range map[string]string{
+				"api-key=own-key&api-key=key-of-alice":          "realtime",
+				"api-key=&Api%2DKey=key-of-alice":               "realtime, OpenAI-Insecure-Api-Key.key-of-alice",
+				"subscription-key=key-of-alice&x=1&api-key=own": "openai-insecure-api-key.own-key, openai-insecure-api-key.key-of-alice",
+			} {
+				r := w.request(http.MethodPost, "/v1/chat/completions?"+query, io.MultiReader(strings.NewReader(`{}`)))
+				r.Header["Authorization"] = []string{"Bearer own-key", "bearer\tkey-of-alice", "Basic cGFzc3dvcmQ6b2YtY2FkZHk="}
+				r.Header["Api-Key"] = []string{"key-of-alice", " key-of-alice "}
+				r.Header.Set("Sec-WebSocket-Protocol", protocols)
+				r.Trailer = http.Header{"Authorization": {"Bearer key-of-alice"}, "Api-Key": {"own-key"}, "Cookie": {"c=1"}}
+				w.send(r).wantServed(t, "a")
+			}
+			for _, c := range w.backends["a"].received() {
+				text := fmt.Sprint(c.request.Header, c.request.URL, c.request.Trailer)
+				if strings.Contains(text, "key-of-alice") || strings.Contains(text, "Basic") || len(c.request.Trailer) > 0 {
+					t.Errorf("with %s, a got %s", auth, text)
+				}
+				if auth != "auth passthrough" && strings.Contains(text, "own") {
+					t.Errorf("with %s, a got %s", auth, text)
+				}
+			}
+		})
+	}
+}
+
+// permutations calls yield with every order of the items.
+func permutations(items []string, yield func([]string)) {
+	var next func(n int)
+	next = func(n int) {
+		if n == len(items) {
+			yield(items)
+			return
+		}
+		for i := n; i < len(items); i++ {
+			items[n], items[i] = items[i], items[n]
+			next(n + 1)
+			items[n], items[i] = items[i], items[n]
+		}
+	}
+	next(0)
+}
+
+// TestInNoOrderDoesABackendSeeAnothersCredential sends one request through
+// backends of every kind, in every order. From one that takes the caller's own
+// credential, it goes on to no other.
+func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
+	options := map[string]string{
+		"api-key":     "auth api_key\napi_key key-of-api-key",
+		"bearer":      "auth bearer\napi_key key-of-bearer",
+		"identity":    "auth test {\nstart key-of-identity\n}",
+		"passthrough": "auth passthrough",
+		"none":        "auth none",
+	}
+	own := map[string]http.Header{
+		"api-key":     {"Api-Key": {"key-of-api-key"}},
+		"bearer":      {"Authorization": {"Bearer key-of-bearer"}},
+		"identity":    {"Authorization": {"Bearer key-of-identity"}},
+		"passthrough": {"Authorization": {"Bearer key-of-caller"}, "Api-Key": {"key-of-caller"}},
+		"none":        {},
+	}
+	orders := 0
+	permutations([]string{"api-key", "bearer", "identity", "passthrough", "none"}, func(order []string) {
+		orders++
+		config := "openai_lb {\nclient_key alice key-of-alice\n"
+		for i, name := range order {
+			config += fmt.Sprintf("backend http://%s {\npriority %d\n%s\n}\n", name, i+1, options[name])
+		}
+		inBubble(t, config+"}", func(t *testing.T, w *world) {
+			for _, b := range w.backends {
+				b.replies(status(503))
+			}
+			r := w.request(http.MethodPost, "/v1/chat/completions?x=1&api-key=key-of-caller&subscription-key=key-of-caller", strings.NewReader(`{}`))
+			r.Header.Set("Authorization", "Bearer key-of-caller")
+			r.Header.Set("Api-Key", "key-of-caller")
+			r.Header.Set("X-Api-Key", "key-of-alice")
+			r.Header.Set("Cookie", "key-of-caller")
+			r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-caller")
+			w.send(r)
+			reached := order[:slices.Index(order, "passthrough")+1]
+			for _, name := range order {
+				calls := w.backends[name].received()
+				if want := slices.Contains(reached, name); want != (len(calls) == 1) {
+					t.Errorf("in the order %v, %s was called %d times", order, name, len(calls))
+				}
+				for _, c := range calls {
+					wantOnly(t, name, own[name], c.request)
+				}
+			}
+		})
+	})
+	if orders != 120 {
+		t.Errorf("%d orders, want 120", orders)
+	}
+}
+
+// wantOnly checks that a request has these credentials and no others, in
+// headers, query and subprotocols.
+func wantOnly(t *testing.T, name string, own http.Header, got *http.Request) {
+	t.Helper()
+	for header, values := range got.Header {
+		if strings.Contains(fmt.Sprint(values), "key-of") && header != "Sec-Websocket-Protocol" && !slices.Equal(values, own[header]) {
+			t.Errorf("%s got %s %q", name, header, values)
+		}
+	}
+	for header, values := range own {
+		if !slices.Equal(got.Header[header], values) {
+			t.Errorf("%s got %s %q, want %q", name, header, got.Header[header], values)
+		}
+	}
+	query, protocols := "x=1", "realtime"
+	if name == "passthrough" {
+		query += "&api-key=key-of-caller&subscription-key=key-of-caller"
+		protocols += ", openai-insecure-api-key.key-of-caller"
+	}
+	if got.URL.RawQuery != query {
+		t.Errorf("%s got the query %q, want %q", name, got.URL.RawQuery, query)
+	}
+	if p := got.Header.Values("Sec-WebSocket-Protocol"); !slices.Equal(p, []string{protocols}) {
+		t.Errorf("%s got the subprotocols %q, want %q", name, p, protocols)
 	}
 }

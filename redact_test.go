@@ -8,7 +8,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
+	"net/http/httptrace"
+	"net/textproto"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -170,99 +171,145 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	})
 }
 
-// permutations calls yield with every order of the items.
-func permutations(items []string, yield func([]string)) {
-	var next func(n int)
-	next = func(n int) {
-		if n == len(items) {
-			yield(items)
-			return
+func TestAKeyOfStarsEndsNothing(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.WriteHeader(401)
+			io.WriteString(rw, `{"error":{"message":"Incorrect API key provided: sk-****************mnop."}}`)
+		})
+		if reply := w.send(w.requestWithKey("********")); reply.status != 401 || !strings.Contains(reply.body, "mnop") {
+			t.Errorf("client got %d %s (%v)", reply.status, reply.body, reply.err)
 		}
-		for i := n; i < len(items); i++ {
-			items[n], items[i] = items[i], items[n]
-			next(n + 1)
-			items[n], items[i] = items[i], items[n]
-		}
-	}
-	next(0)
+	})
 }
 
-// TestInNoOrderDoesABackendSeeAnothersCredential sends one request through
-// backends of every kind, in every order. From one that takes the caller's own
-// credential, it goes on to no other.
-func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
-	options := map[string]string{
-		"api-key":     "auth api_key\napi_key key-of-api-key",
-		"bearer":      "auth bearer\napi_key key-of-bearer",
-		"identity":    "auth test {\nstart key-of-identity\n}",
-		"passthrough": "auth passthrough",
-		"none":        "auth none",
-	}
-	own := map[string]http.Header{
-		"api-key":     {"Api-Key": {"key-of-api-key"}},
-		"bearer":      {"Authorization": {"Bearer key-of-bearer"}},
-		"identity":    {"Authorization": {"Bearer key-of-identity"}},
-		"passthrough": {"Authorization": {"Bearer key-of-caller"}, "Api-Key": {"key-of-caller"}},
-		"none":        {},
-	}
-	orders := 0
-	permutations([]string{"api-key", "bearer", "identity", "passthrough", "none"}, func(order []string) {
-		orders++
-		config := "openai_lb {\nclient_key alice key-of-alice\n"
-		for i, name := range order {
-			config += fmt.Sprintf("backend http://%s {\npriority %d\n%s\n}\n", name, i+1, options[name])
+func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
+	overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Link", "</x?key="+keyIn(r.Header.Get("Authorization"))+">")
+			rw.Header().Set("Set-Cookie", "a=b")
+			rw.WriteHeader(http.StatusEarlyHints)
+			rw.Header().Del("Link")
+			rw.Header().Set("Trailer", "X-Debug, X-Sum")
+			rw.WriteHeader(400)
+			io.WriteString(rw, `{"error":{"message":"no"}}`)
+			rw.Header().Set("X-Debug", r.Header.Get("Authorization"))
+			rw.Header().Set("X-Sum", "abc")
+		})
+		var interim []string
+		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+		r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+			Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+				interim = append(interim, fmt.Sprint(code, header))
+				return nil
+			},
+		}))
+		res, err := w.client.Do(r)
+		if err != nil {
+			t.Fatal(err)
 		}
-		inBubble(t, config+"}", func(t *testing.T, w *world) {
-			for _, b := range w.backends {
-				b.replies(status(503))
+		defer res.Body.Close()
+		io.Copy(io.Discard, res.Body)
+		if len(interim) != 1 || interim[0] != "103 map[]" {
+			t.Errorf("client got the interim replies %q", interim)
+		}
+		if got := fmt.Sprint(res.Trailer); strings.Contains(got, backendKey) || res.Trailer.Get("X-Sum") != "abc" {
+			t.Errorf("client got the trailers %s", got)
+		}
+	})
+}
+
+func TestACompressedErrorGivesNoKeyAway(t *testing.T) {
+	long := "<html>" + strings.Repeat("<p>a page of a gateway</p>", 3000) + "authorization: Bearer " + backendKey
+	for name, c := range map[string]struct {
+		coding string
+		body   []byte
+	}{
+		"gzip":                     {"gzip", zipped("no good: " + backendKey)},
+		"gzip, the key at its end": {"gzip", zipped(long)},
+		"a coding not asked for":   {"br", []byte("no good: " + backendKey)},
+		"two codings":              {"gzip, gzip", zipped(string(zipped(backendKey)))},
+		"gzip that is none":        {"gzip", []byte(backendKey)},
+	} {
+		inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
+			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+				rw.Header().Set("Content-Encoding", c.coding)
+				rw.WriteHeader(400)
+				rw.Write(c.body)
+			})
+			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			r.Header.Set("Accept-Encoding", "br;q=1.0, gzip;q=0.8, *;q=0.1, zstd")
+			reply := w.send(r)
+			if reply.status != 400 || !strings.Contains(reply.body, "upstream_error") || strings.Contains(reply.body, backendKey) {
+				t.Errorf("%s: client got %d %q", name, reply.status, reply.body)
 			}
-			r := w.request(http.MethodPost, "/v1/chat/completions?x=1&api-key=key-of-caller&subscription-key=key-of-caller", strings.NewReader(`{}`))
-			r.Header.Set("Authorization", "Bearer key-of-caller")
-			r.Header.Set("Api-Key", "key-of-caller")
-			r.Header.Set("X-Api-Key", "key-of-alice")
-			r.Header.Set("Cookie", "key-of-caller")
-			r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-caller")
-			w.send(r)
-			reached := order[:slices.Index(order, "passthrough")+1]
-			for _, name := range order {
-				calls := w.backends[name].received()
-				if want := slices.Contains(reached, name); want != (len(calls) == 1) {
-					t.Errorf("in the order %v, %s was called %d times", order, name, len(calls))
-				}
-				for _, c := range calls {
-					wantOnly(t, name, own[name], c.request)
-				}
+			if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip;q=0.8" {
+				t.Errorf("a was told that %q is accepted", got)
 			}
 		})
-	})
-	if orders != 120 {
-		t.Errorf("%d orders, want 120", orders)
 	}
 }
 
-// wantOnly checks that a request has these credentials and no others, in
-// headers, query and subprotocols.
-func wantOnly(t *testing.T, name string, own http.Header, got *http.Request) {
-	t.Helper()
-	for header, values := range got.Header {
-		if strings.Contains(fmt.Sprint(values), "key-of") && header != "Sec-Websocket-Protocol" && !slices.Equal(values, own[header]) {
-			t.Errorf("%s got %s %q", name, header, values)
+func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Content-Encoding", "gzip")
+			rw.Header().Set("Retry-After", "60")
+			rw.WriteHeader(429)
+			rw.Write(zipped("rate limit for " + backendKey))
+		})
+		w.post(`{}`).wantServed(t, "b")
+		if got := w.logged("backend benched")[0].ContextMap()["seconds"]; got != 60.0 {
+			t.Errorf("a rests %v s, want 60", got)
 		}
-	}
-	for header, values := range own {
-		if !slices.Equal(got.Header[header], values) {
-			t.Errorf("%s got %s %q, want %q", name, header, got.Header[header], values)
+	})
+}
+
+func TestAGatewaysKeyInAHeaderIsASecretToo(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_GATEWAY", "gateway-secret-123")
+	inBubble(t, "openai_lb {\nbackend http://a {\nheader Cf-Aig-Authorization \"Bearer {env.OPENAI_LB_TEST_GATEWAY}\"\nheader X-Team harmless-name\n}\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("X-Echo", r.Header.Get("Cf-Aig-Authorization"))
+			rw.WriteHeader(400)
+			fmt.Fprintf(rw, "bad %s of %s", r.Header.Get("Cf-Aig-Authorization"), r.Header.Get("X-Team"))
+		})
+		reply := w.post(`{}`)
+		if strings.Contains(fmt.Sprint(reply), "gateway-secret") || !strings.Contains(reply.body, "harmless-name") {
+			t.Errorf("client got %v", reply)
 		}
+	})
+}
+
+func TestAnEmptyCompressedReplyPasses(t *testing.T) {
+	for code, method := range map[int]string{304: http.MethodGet, 307: http.MethodPost, 404: http.MethodHead, 400: http.MethodPost} {
+		overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
+			w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+				rw.Header().Set("Content-Encoding", "gzip")
+				rw.Header().Set("Location", "/elsewhere")
+				rw.Header().Set("Etag", `"1"`)
+				rw.WriteHeader(code)
+			})
+			r := w.request(method, "/v1/files/f/content", http.NoBody)
+			r.Header.Set("Accept-Encoding", "gzip")
+			reply := w.send(r)
+			if reply.err != nil || reply.status != code || reply.body != "" || reply.header.Get("Etag") != `"1"` || reply.header.Get("Location") != "/elsewhere" {
+				t.Errorf("a %d to %s came as %+v", code, method, reply)
+			}
+		})
 	}
-	query, protocols := "x=1", "realtime"
-	if name == "passthrough" {
-		query += "&api-key=key-of-caller&subscription-key=key-of-caller"
-		protocols += ", openai-insecure-api-key.key-of-caller"
-	}
-	if got.URL.RawQuery != query {
-		t.Errorf("%s got the query %q, want %q", name, got.URL.RawQuery, query)
-	}
-	if p := got.Header.Values("Sec-WebSocket-Protocol"); !slices.Equal(p, []string{protocols}) {
-		t.Errorf("%s got the subprotocols %q, want %q", name, p, protocols)
-	}
+}
+
+func TestAHeaderOfNoSecretIsNoSecret(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_HOST", "contoso.openai.azure.com")
+	inBubble(t, "openai_lb {\nbackend http://a {\nheader Host {env.OPENAI_LB_TEST_HOST}\n}\n}", func(t *testing.T, w *world) {
+		const location = "https://contoso.openai.azure.com/openai/operations/1"
+		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Operation-Location", location)
+			rw.WriteHeader(202)
+		})
+		if got := w.post(`{}`).header.Get("Operation-Location"); got != location {
+			t.Errorf("client got Operation-Location %q", got)
+		}
+	})
 }

@@ -5,50 +5,14 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 )
-
-// says answers with a status, a body, and headers in pairs.
-func says(code int, body string, headers ...string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		for i := 0; i+1 < len(headers); i += 2 {
-			w.Header().Set(headers[i], headers[i+1])
-		}
-		w.WriteHeader(code)
-		io.WriteString(w, body)
-	}
-}
-
-func gzipped(text string) string {
-	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
-	io.WriteString(w, text)
-	w.Close()
-	return b.String()
-}
-
-func zstandard(text string) string {
-	w, _ := zstd.NewWriter(nil)
-	return string(w.EncodeAll([]byte(text), nil))
-}
-
-// aborts closes the connection without an answer.
-func aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-
-// garbage answers with what is not HTTP.
-func garbage(w http.ResponseWriter, _ *http.Request) {
-	conn, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		panic(err)
-	}
-	io.WriteString(conn, "SSH-2.0-OpenSSH_9.2p1\r\n")
-	conn.Close()
-}
 
 // What a reply means: the docs' page about replies, row by row, through Caddy
 // itself. The first backend gives the reply, the second would serve.
@@ -156,17 +120,129 @@ func TestWhatAReplyMeans(t *testing.T) {
 	sideBySide(t, rows)
 }
 
-func TestABackendThatRefusesConnectionsIsUnreachable(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func TestAReplyIsTheBackendsButForHeadersThatAreBetweenItAndUs(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			for _, name := range []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Keep-Alive",
+				"X-Request-Id", "Apim-Request-Id", "X-Ratelimit-Remaining-Tokens", "X-Ms-Region", "Openai-Processing-Ms"} {
+				rw.Header().Set(name, "backends")
+			}
+			rw.Header().Set("Content-Type", "application/json")
+			rw.Header().Set("Content-Encoding", "gzip") // as it says: we do not look
+			io.WriteString(rw, "\x1f\x8b not really")
+		})
+		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+		r.Header.Set("Accept-Encoding", "gzip")
+		reply := w.send(r)
+		if reply.body != "\x1f\x8b not really" {
+			t.Errorf("the body is %q", reply.body)
+		}
+		if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip" {
+			t.Errorf("a got Accept-Encoding %q, want the client's", got)
+		}
+		for _, name := range []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Keep-Alive"} {
+			if got := reply.header.Get(name); got != "" {
+				t.Errorf("the client got %s: %s", name, got)
+			}
+		}
+		for _, name := range []string{"X-Request-Id", "Apim-Request-Id", "X-Ratelimit-Remaining-Tokens", "X-Ms-Region", "Openai-Processing-Ms", "Content-Encoding"} {
+			if reply.header.Get(name) == "" {
+				t.Errorf("the client did not get %s", name)
+			}
+		}
+	})
+}
+
+func TestAnErrorsReplyReachesTheClientWhole(t *testing.T) {
+	long := strings.Repeat("why ", 100<<10/4) // more than is read to judge it
+	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.WriteHeader(500)
+			io.WriteString(rw, long)
+		})
+		w.backends["b"].replies(throttled("9"))
+		w.backends["c"].replies(throttled("9"))
+		if reply := w.post(`{}`); reply.status != 500 || reply.body != long {
+			t.Errorf("client got %d and %d bytes, want a's 500 and all %d", reply.status, len(reply.body), len(long))
+		}
+	})
+}
+
+func TestAnErrorThatBreaksOffIsNotPassedOnAsWhole(t *testing.T) {
+	for name, breakOff := range map[string]http.HandlerFunc{
+		"cut": func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Content-Length", "1000")
+			rw.WriteHeader(500)
+			io.WriteString(rw, "half of")
+			panic(http.ErrAbortHandler)
+		},
+		"stalled": func(rw http.ResponseWriter, r *http.Request) {
+			rw.WriteHeader(500)
+			rw.(http.Flusher).Flush()
+			<-r.Context().Done()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+				w.backends["a"].replies(breakOff)
+				start := time.Now()
+				w.post(`{}`).wantServed(t, "b")
+				if waited := time.Since(start); waited > errorBodyTimeout {
+					t.Errorf("waited %s", waited)
+				}
+				w.stop("b")
+				w.stop("c")
+				w.post(`{}`).wantError(t, 502, "upstream_unreachable")
+			})
+		})
+	}
+}
+
+func TestACutReplyIsCutForTheClient(t *testing.T) {
+	for name, framing := range map[string]string{"with a length": "100000", "chunked": ""} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+				w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+					if framing != "" {
+						rw.Header().Set("Content-Length", framing)
+					}
+					io.WriteString(rw, strings.Repeat("x", 50000))
+					rw.(http.Flusher).Flush()
+					panic(http.ErrAbortHandler)
+				})
+				if reply := w.post(`{}`); reply.err == nil {
+					t.Errorf("client got a clean end after %d bytes", len(reply.body))
+				}
+				w.wantCalls(map[string]int{"b": 0})
+			})
+		})
+	}
+}
+
+// TestACompressedErrorIsReadNoFurtherThanItsLimit decodes what is a thousand
+// times as long as it looks.
+func TestACompressedErrorIsReadNoFurtherThanItsLimit(t *testing.T) {
+	zeros := make([]byte, 64<<20)
+	var zipped, zstdCoded bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	z.Write(zeros)
+	z.Close()
+	s, err := zstd.NewWriter(&zstdCoded)
 	if err != nil {
 		t.Fatal(err)
 	}
-	closed := l.Addr().String()
-	l.Close()
-	_, server := listen(t, "b")
-	port := freePort(t)
-	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nopenai_lb {\nbackend http://%s\nbackend %s {\npriority 2\n}\n}\n}", port, closed, server.URL))
-	for range 3 {
-		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)).wantServed(t, "b")
+	s.Write(zeros)
+	s.Close()
+	for encoding, bomb := range map[string][]byte{"gzip": zipped.Bytes(), "zstd": zstdCoded.Bytes()} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		text, all := decode(bomb, encoding)
+		runtime.ReadMemStats(&after)
+		if len(text) > errorBodyLimit || all {
+			t.Errorf("%s: %d bytes of %d were decoded to %d", encoding, len(bomb), 64<<20, len(text))
+		}
+		if used := after.TotalAlloc - before.TotalAlloc; used > 8<<20 {
+			t.Errorf("%s: decoding took %d bytes of memory", encoding, used)
+		}
 	}
 }

@@ -1,129 +1,16 @@
 package openailb
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 )
-
-// A backend that answers early, with an error too long to be read ahead, still
-// reads the upload while the next backend is asked.
-func TestNoTwoAttemptsReadOneUpload(t *testing.T) {
-	for _, errorSize := range []int{30, 100 << 10} {
-		for _, framing := range []string{"with a length", "chunked"} {
-			t.Run(fmt.Sprint(errorSize, " ", framing), func(t *testing.T) {
-				inBubble(t, `openai_lb {
-					backend http://a
-					backend http://b {
-						priority 2
-					}
-					request_buffers 64KiB
-				}`, func(t *testing.T, w *world) {
-					w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-						http.NewResponseController(rw).EnableFullDuplex()
-						rw.Header().Set("Content-Length", fmt.Sprint(errorSize))
-						rw.WriteHeader(503)
-						var writing sync.WaitGroup
-						writing.Go(func() { io.WriteString(rw, strings.Repeat("x", errorSize)) })
-						time.Sleep(time.Millisecond)
-						io.Copy(io.Discard, r.Body)
-						writing.Wait()
-					})
-					data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-					r := w.request(http.MethodPost, "/v1/files", chunked(data))
-					if framing == "with a length" {
-						r.ContentLength = int64(len(data))
-					}
-					r.Header.Set("X-Early", "a")
-					reply := w.send(r)
-					for _, call := range w.backends["b"].received() {
-						if call.bodyHash != sha(data) {
-							t.Errorf("b got %d bytes, and the client %d: want all %d or no call", call.bodyBytes, reply.status, len(data))
-						}
-					}
-					if reply.status != 503 && reply.backend != "b" {
-						t.Errorf("client got %d of %q (%v)", reply.status, reply.backend, reply.err)
-					}
-				})
-			})
-		}
-	}
-}
-
-func TestACommittedStreamHoldsNeitherPromptNorEarlierReply(t *testing.T) {
-	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-		recorder := &recordingTransport{next: w.handler.transport.roundTripper}
-		w.handler.transport.roundTripper = recorder
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			rw.WriteHeader(500)
-			io.WriteString(rw, strings.Repeat("x", 1<<20)) // does not end within what is read ahead
-		})
-		more := make(chan struct{})
-		w.backends["b"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			rw.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(rw, "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
-			rw.(http.Flusher).Flush()
-			<-more
-		})
-		done := make(chan clientReply)
-		go func() { done <- w.post(`{"stream":true,"messages":[]}`) }()
-		synctest.Wait()
-		upload := recorder.requests[1].Body.(*bodyReader)
-		if upload.body.prefix != nil || upload.segments != nil {
-			t.Error("the prompt is still held")
-		}
-		if _, err := recorder.requests[1].GetBody(); err == nil {
-			t.Error("the prompt could be sent again")
-		}
-		if _, err := io.Copy(io.Discard, recorder.responses[0].Body); err == nil {
-			t.Error("a's reply is still open")
-		}
-		close(more)
-		if reply := <-done; reply.status != 200 || reply.err != nil {
-			t.Errorf("client got %d: %v", reply.status, reply.err)
-		}
-	})
-}
-
-type recordingTransport struct {
-	next      http.RoundTripper
-	requests  []*http.Request
-	responses []*http.Response
-}
-
-func (r *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	res, err := r.next.RoundTrip(req)
-	r.requests, r.responses = append(r.requests, req), append(r.responses, res)
-	return res, err
-}
-
-func TestForwardNeverPassesARefusedKeyOn(t *testing.T) {
-	inBubble(t, `openai_lb {
-		backend http://a
-		all_throttled forward
-	}`, func(t *testing.T, w *world) {
-		w.backends["a"].replies(throttled("60"))
-		w.post(`{}`)
-		w.backends["a"].replies(status(401))
-		w.post(`{}`).wantError(t, 429, "rate_limit_exceeded")
-	})
-}
-
-// serveAt runs a site with these directives and returns its address.
-func serveAt(t *testing.T, directives string) (address string) {
-	t.Helper()
-	port := freePort(t)
-	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://:%d {\nbind 127.0.0.1\n%s\n}", port, directives))
-	return fmt.Sprintf("127.0.0.1:%d", port)
-}
 
 func TestAHandlerAfterTheBackendsDoesNotSendAnEmptyBody(t *testing.T) {
 	a, serverA := listen(t, "a")
@@ -199,67 +86,119 @@ func TestRetriesByResponseAreRefusedBesideTheTransport(t *testing.T) {
 	}
 }
 
-func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {
+func TestAPlainReverseProxyHonoursPriorityWeightAndRetryAfter(t *testing.T) {
+	for _, retries := range []string{"", "lb_retries 5", "lb_try_duration 5s"} {
+		t.Run(retries, func(t *testing.T) {
+			a, serverA := listen(t, "a")
+			b, serverB := listen(t, "b")
+			c, serverC := listen(t, "c")
+			dial := func(s *httptest.Server) string { return s.Listener.Addr().String() }
+			port := freePort(t)
+			run(t, fmt.Sprintf(`{
+				admin off
+			}
+			http://127.0.0.1:%d {
+				reverse_proxy %[2]s %[3]s %[4]s {
+					lb_policy openai_lb {
+						upstream %[3]s {
+							priority 2
+							weight 3
+						}
+						upstream %[4]s {
+							priority 2
+							weight 1
+						}
+					}
+					%[5]s
+					transport openai_lb
+				}
+			}`, port, dial(serverA), dial(serverB), dial(serverC), retries))
+			client := newClient(t)
+			url := fmt.Sprintf("http://127.0.0.1:%d/anything", port)
+			for range 20 {
+				ask(client, url).wantServed(t, "a")
+			}
+			a.replies(throttled("300"))
+			for range 400 {
+				ask(client, url).wantServed(t, "b", "c")
+			}
+			if n := len(a.received()); n != 21 {
+				t.Errorf("a was called %d times, want 21", n)
+			}
+			if n := len(b.received()); n < 250 || n > 350 {
+				t.Errorf("b served %d of 400, want about 300", n)
+			}
+			for _, call := range append(b.received(), c.received()...) {
+				if call.bodyHash != sha([]byte(`{"model":"gpt-4o"}`)) {
+					t.Fatal("a body was changed on its way")
+				}
+			}
+			b.replies(throttled("40"))
+			c.replies(throttled("50"))
+			for range 2 {
+				reply := ask(client, url)
+				reply.wantError(t, 429, "rate_limit_exceeded")
+				if got := reply.header.Get("Retry-After"); got != "40" && got != "39" {
+					t.Errorf("Retry-After is %q, want 40", got)
+				}
+			}
+			if n := len(b.received()) + len(c.received()); n != 402 {
+				t.Errorf("b and c were called %d times, want 402", n)
+			}
+		})
+	}
+}
+
+func TestThePolicyAloneBalancesByPriorityAndFailsOver(t *testing.T) {
 	_, serverA := listen(t, "a")
-	for _, proxy := range []string{
-		"openai_lb {\nbackend " + serverA.URL + "\nrequest_buffers 4KiB\n}",
-		"reverse_proxy " + serverA.Listener.Addr().String() + " {\nlb_policy openai_lb\ntransport openai_lb {\nrequest_buffers 4KiB\n}\n}",
-	} {
-		address := serveAt(t, "request_body {\nmax_size 200KB\n}\n"+proxy)
-		r, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/files", chunked(make([]byte, 1<<20)))
-		if err != nil {
-			t.Fatal(err)
+	b, serverB := listen(t, "b")
+	serverA.Close()
+	port := freePort(t)
+	run(t, fmt.Sprintf(`{
+		admin off
+	}
+	http://127.0.0.1:%d {
+		reverse_proxy %s %s {
+			lb_policy openai_lb {
+				upstream %[3]s {
+					priority 2
+				}
+			}
+			lb_retries 1
 		}
-		client := newClient(t)
-		res, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(res.Body)
-		res.Body.Close()
-		clientReply{status: res.StatusCode, header: res.Header, body: string(body), err: err}.wantError(t, 413, "request_too_large")
-		ask(client, "http://"+address+"/v1/x").wantServed(t, "a")
+	}`, port, serverA.Listener.Addr(), serverB.Listener.Addr()))
+	for range 3 {
+		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/", port)).wantServed(t, "b")
+	}
+	if n := len(b.received()); n != 3 {
+		t.Errorf("b served %d, want 3", n)
 	}
 }
 
-func TestOddRequestsReachABackendOrAnAnswerAndBenchNobody(t *testing.T) {
-	backend := &fakeBackend{name: "a"}
-	_, server := listen(t, "unused")
-	server.Config.Handler = backend
-	address := serveAt(t, "openai_lb {\nbackend "+server.URL+"\nresponse_header_timeout 5s\n}")
-	for _, request := range []string{
-		"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
-		"GET http:foo HTTP/1.1\r\nHost: x\r\n\r\n",
-		"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-		"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n",
-		"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
-		"POST /v1/x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n",
-	} {
-		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		io.WriteString(conn, request)
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		conn.Close()
-		if err != nil {
-			t.Errorf("%q gives %v", request, err)
-			continue
-		}
-		if res.StatusCode >= 500 {
-			t.Errorf("%q gives %d", request, res.StatusCode)
-		}
+func TestAPlainReverseProxyPassesInterimRepliesAsTheyAre(t *testing.T) {
+	a, backend := listen(t, "a")
+	a.replies(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Link", "</style.css>; rel=preload")
+		rw.WriteHeader(http.StatusEarlyHints)
+	})
+	address := serveAt(t, "reverse_proxy "+backend.Listener.Addr().String()+" {\nlb_policy openai_lb\ntransport openai_lb\n}")
+	var links []string
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
+			links = append(links, header.Get("Link"))
+			return nil
+		},
+	})
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
 	}
-	ask(newClient(t), "http://"+address+"/v1/x").wantServed(t, "a")
-}
-
-func TestAURLWithASecretIsNotEchoed(t *testing.T) {
-	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x"} {
-		if _, err := parseBackendURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
-			t.Errorf("%s gives %v", raw, err)
-		}
+	res, err := newClient(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := parseBackendURL("https://h:65536"); err == nil {
-		t.Error("a port of 65536 was accepted")
+	res.Body.Close()
+	if len(links) != 1 || links[0] != "</style.css>; rel=preload" {
+		t.Errorf("client got the links %q", links)
 	}
 }

@@ -1,95 +1,13 @@
 package openailb
 
 import (
-	"context"
-	"io"
-	"net"
+	"bytes"
+	"fmt"
+	"mime/multipart"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
-	"time"
 )
-
-func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
-	inBubble(t, `openai_lb {
-		backend http://a {
-			auth api_key
-			api_key key-of-a
-		}
-		backend http://b {
-			priority 2
-			api_key key-of-b
-			header OpenAI-Organization org-of-b
-		}
-		backend http://d {
-			priority 3
-		}
-		backend http://c {
-			priority 4
-			auth passthrough
-		}
-	}`, func(t *testing.T, w *world) {
-		for _, b := range w.backends {
-			b.replies(throttled("9"))
-		}
-		r := w.request(http.MethodPost, "/v1/chat/completions?api-key=callers&x=%2F1&subscription-key=callers&API-KEY=callers", strings.NewReader(`{}`))
-		for name, value := range map[string]string{
-			"Authorization": "Bearer callers", "Api-Key": "callers", "X-Api-Key": "callers",
-			"Ocp-Apim-Subscription-Key": "callers", "Cookie": "session=callers",
-			"OpenAI-Organization": "callers", "OpenAI-Project": "callers",
-			"X-Ms-Spillover-Deployment": "callers", "X-Forwarded-For": "callers", "X-Forwarded-Host": "callers",
-			"Forwarded": "for=callers", "Via": "1.1 callers", "X-Real-Ip": "callers",
-			"Sec-Websocket-Protocol":  "realtime, openai-insecure-api-key.callers, openai-beta.realtime-v1",
-			"X-Stainless-Retry-Count": "1",
-		} {
-			r.Header.Set(name, value)
-		}
-		if reply := w.send(r); reply.status != 429 || reply.backend != "c" {
-			t.Errorf("client got %d of %q, want c's 429: it is about the caller's own key", reply.status, reply.backend)
-		}
-
-		want := map[string]http.Header{
-			"a": {"Api-Key": {"key-of-a"}},
-			"b": {"Authorization": {"Bearer key-of-b"}, "Openai-Organization": {"org-of-b"}},
-			"c": {"Authorization": {"Bearer callers"}, "Api-Key": {"callers"}, "X-Api-Key": {"callers"},
-				"Ocp-Apim-Subscription-Key": {"callers"}, "Openai-Organization": {"callers"}, "Openai-Project": {"callers"}},
-			"d": {},
-		}
-		for name, credentials := range want {
-			got := w.backends[name].received()[0].request
-			for _, header := range credentialHeaders {
-				if g, w := got.Header.Get(header), credentials.Get(header); g != w {
-					t.Errorf("%s got %s %q, want %q", name, header, g, w)
-				}
-			}
-			for _, header := range append([]string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port"}, privateHeaders...) {
-				if values := got.Header.Values(header); len(values) > 0 {
-					t.Errorf("%s got %s %q", name, header, values)
-				}
-			}
-			if name != "c" {
-				if got.URL.RawQuery != "x=%2F1" {
-					t.Errorf("%s got the query %q, want x=%%2F1", name, got.URL.RawQuery)
-				}
-				if p := got.Header.Get("Sec-WebSocket-Protocol"); p != "realtime, openai-beta.realtime-v1" {
-					t.Errorf("%s got the subprotocols %q", name, p)
-				}
-			}
-			if got.Header.Get("X-Stainless-Retry-Count") != "1" {
-				t.Errorf("%s did not get the SDK's own headers", name)
-			}
-			if got.Host != name {
-				t.Errorf("%s was addressed as %q", name, got.Host)
-			}
-		}
-		if got := w.backends["c"].received()[0].request.URL.Query().Get("api-key"); got != "callers" {
-			t.Errorf("c got the caller's api-key parameter as %q", got)
-		}
-	})
-}
 
 func TestWhereARequestGoes(t *testing.T) {
 	const body = `{"messages":[],"model":"gpt-4o","seed":9007199254740993}`
@@ -158,151 +76,139 @@ func TestEveryBackendGetsItsOwnModel(t *testing.T) {
 	})
 }
 
-func TestAReplyIsTheBackendsButForHeadersThatAreBetweenItAndUs(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			for _, name := range []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Keep-Alive",
-				"X-Request-Id", "Apim-Request-Id", "X-Ratelimit-Remaining-Tokens", "X-Ms-Region", "Openai-Processing-Ms"} {
-				rw.Header().Set(name, "backends")
-			}
-			rw.Header().Set("Content-Type", "application/json")
-			rw.Header().Set("Content-Encoding", "gzip") // as it says: we do not look
-			io.WriteString(rw, "\x1f\x8b not really")
-		})
-		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-		r.Header.Set("Accept-Encoding", "gzip")
-		reply := w.send(r)
-		if reply.body != "\x1f\x8b not really" {
-			t.Errorf("the body is %q", reply.body)
-		}
-		if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip" {
-			t.Errorf("a got Accept-Encoding %q, want the client's", got)
-		}
-		for _, name := range []string{"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Keep-Alive"} {
-			if got := reply.header.Get(name); got != "" {
-				t.Errorf("the client got %s: %s", name, got)
-			}
-		}
-		for _, name := range []string{"X-Request-Id", "Apim-Request-Id", "X-Ratelimit-Remaining-Tokens", "X-Ms-Region", "Openai-Processing-Ms", "Content-Encoding"} {
-			if reply.header.Get(name) == "" {
-				t.Errorf("the client did not get %s", name)
-			}
-		}
-	})
-}
-
-func TestAnErrorsReplyReachesTheClientWhole(t *testing.T) {
-	long := strings.Repeat("why ", 100<<10/4) // more than is read to judge it
-	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			rw.WriteHeader(500)
-			io.WriteString(rw, long)
-		})
-		w.backends["b"].replies(throttled("9"))
-		w.backends["c"].replies(throttled("9"))
-		if reply := w.post(`{}`); reply.status != 500 || reply.body != long {
-			t.Errorf("client got %d and %d bytes, want a's 500 and all %d", reply.status, len(reply.body), len(long))
-		}
-	})
-}
-
-func TestAnErrorThatBreaksOffIsNotPassedOnAsWhole(t *testing.T) {
-	for name, breakOff := range map[string]http.HandlerFunc{
-		"cut": func(rw http.ResponseWriter, r *http.Request) {
-			rw.Header().Set("Content-Length", "1000")
-			rw.WriteHeader(500)
-			io.WriteString(rw, "half of")
-			panic(http.ErrAbortHandler)
-		},
-		"stalled": func(rw http.ResponseWriter, r *http.Request) {
-			rw.WriteHeader(500)
-			rw.(http.Flusher).Flush()
-			<-r.Context().Done()
-		},
+func TestDialectsAreTranslated(t *testing.T) {
+	const (
+		azure   = "backend http://a {\nauth api_key\napi_key k\n%s\n}"
+		openai  = "backend http://a {\n%s\n}"
+		v1      = "backend http://a/openai/v1 {\nauth api_key\napi_key k\n%s\n}"
+		gateway = "backend http://a/team-a {\nauth api_key\napi_key k\n%s\n}"
+		below   = "backend http://a/openai {\nauth api_key\napi_key k\n%s\n}"
+		asGiven = `{"messages":[],"model":"m"}`
+		noModel = `{"messages":[]}`
+	)
+	for _, c := range []struct {
+		name     string
+		backend  string
+		options  string
+		path     string
+		body     string
+		wantPath string
+		wantBody string
+	}{
+		{"classic to OpenAI", openai, "", "/openai/deployments/m/chat/completions?api-version=2024-10-21", noModel, "/v1/chat/completions", `{"model":"m","messages":[]}`},
+		{"classic to OpenAI, with the model in the body", openai, "", "/openai/deployments/m/chat/completions?api-version=1&x=%2F", asGiven, "/v1/chat/completions?x=%2F", asGiven},
+		{"classic to OpenAI, with another model in the body", openai, "", "/openai/deployments/m/chat/completions?api-version=1", `{"model":"ignored"}`, "/v1/chat/completions", `{"model":"m"}`},
+		{"classic to OpenAI, with a name of its own", openai, "model m its-m", "/openai/deployments/m/embeddings?api-version=1", `{"input":"x"}`, "/v1/embeddings", `{"model":"its-m","input":"x"}`},
+		{"classic to an empty object", openai, "", "/openai/deployments/m/embeddings?api-version=1", `{}`, "/v1/embeddings", `{"model":"m"}`},
+		{"classic to Azure's v1", v1, "", "/openai/deployments/m/chat/completions?api-version=1", noModel, "/openai/v1/chat/completions", `{"model":"m","messages":[]}`},
+		{"classic with a name of its own", azure, "model m its/m", "/openai/deployments/m/chat/completions?api-version=1", asGiven, "/openai/deployments/its%2Fm/chat/completions?api-version=1", asGiven},
+		{"classic to a gateway", gateway, "", "/openai/deployments/m/chat/completions?api-version=1", asGiven, "/team-a/openai/deployments/m/chat/completions?api-version=1", asGiven},
+		{"classic below a base path that has /openai", below, "", "/openai/deployments/m/chat/completions?api-version=1", asGiven, "/openai/deployments/m/chat/completions?api-version=1", asGiven},
+		{"v1 below a base path that has /openai", below, "", "/v1/chat/completions", asGiven, "/openai/v1/chat/completions", asGiven},
+		{"v1 with a name of its own", openai, "model m its-m", "/v1/chat/completions", asGiven, "/v1/chat/completions", `{"messages":[],"model":"its-m"}`},
+		{"a model's name before the deployment", openai, "model m its-m\ndeployment d", "/v1/chat/completions", asGiven, "/v1/chat/completions", `{"messages":[],"model":"its-m"}`},
+		{"the deployment for a model without a name", openai, "model m\ndeployment d", "/v1/chat/completions", asGiven, "/v1/chat/completions", `{"messages":[],"model":"d"}`},
+		{"every one of duplicate keys", openai, "model m its-m", "/v1/chat/completions", `{"model":"x","model":"m"}`, "/v1/chat/completions", `{"model":"its-m","model":"its-m"}`},
+		{"a deployment named chat", azure, "model chat d", "/openai/deployments/chat/chat/completions?api-version=1", noModel, "/openai/deployments/d/chat/completions?api-version=1", noModel},
+		{"a deployment named openai", azure, "model openai d", "/openai/deployments/openai/chat/completions?api-version=1", noModel, "/openai/deployments/d/chat/completions?api-version=1", noModel},
+		{"Azure's files", azure, "deployment d", "/openai/files/file-1?api-version=1", noModel, "/openai/files/file-1?api-version=1", noModel},
+		{"Azure's threads", azure, "deployment d", "/openai/threads/t/messages?api-version=1", noModel, "/openai/threads/t/messages?api-version=1", noModel},
+		{"Azure's threads at OpenAI", openai, "", "/openai/threads/t/messages?api-version=1", noModel, "/v1/threads/t/messages", noModel},
+		{"Azure's v1", azure, "deployment d", "/openai/v1/responses", asGiven, "/openai/v1/responses", `{"messages":[],"model":"d"}`},
+		{"an empty override", azure, `deployment ""`, "/openai/deployments/m/chat/completions?api-version=1", asGiven, "/openai/deployments/m/chat/completions?api-version=1", asGiven},
+		{"a slash within a name", azure, "", "/openai/deployments/a%2Fb/chat/completions?api-version=1", noModel, "/openai/deployments/a%2Fb/chat/completions?api-version=1", noModel},
+		{"a slash within a name of its own", azure, "model a/b c", "/openai/deployments/a%2Fb/chat/completions?api-version=1", noModel, "/openai/deployments/c/chat/completions?api-version=1", noModel},
+		{"a doubled /openai", azure, "deployment d", "/openai/openai/deployments/m/chat/completions?api-version=1", noModel, "/openai/openai/deployments/m/chat/completions?api-version=1", noModel},
+		{"a trailing slash", azure, "deployment d", "/openai/deployments/m/chat/completions/?api-version=1", noModel, "/openai/deployments/d/chat/completions/?api-version=1", noModel},
+		{"realtime at Azure", azure, "model m its-m", "/openai/realtime?api-version=1&deployment=m", "", "/openai/realtime?api-version=1&deployment=its-m", ""},
+		{"realtime from Azure to OpenAI", openai, "model m its-m", "/openai/realtime?api-version=1&deployment=m", "", "/v1/realtime?model=its-m", ""},
+		{"realtime at OpenAI", openai, "model m its-m", "/v1/realtime?model=m&x=1", "", "/v1/realtime?model=its-m&x=1", ""},
+		{"realtime at OpenAI, in Azure's words", openai, "model m its-m", "/v1/realtime?deployment=m", "", "/v1/realtime?model=its-m", ""},
+		{"realtime at Azure, in OpenAI's words", azure, "model m its-m", "/openai/realtime?api-version=1&model=m", "", "/openai/realtime?api-version=1&deployment=its-m", ""},
+		{"a parameter that filters", azure, "model m its-m", "/openai/v1/batches?model=m", "", "/openai/v1/batches?model=its-m", ""},
+		{"realtime from OpenAI to Azure", azure, "", "/v1/realtime?model=m", "", "/openai/v1/realtime?model=m", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-				w.backends["a"].replies(breakOff)
-				start := time.Now()
-				w.post(`{}`).wantServed(t, "b")
-				if waited := time.Since(start); waited > errorBodyTimeout {
-					t.Errorf("waited %s", waited)
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, "openai_lb {\n"+fmt.Sprintf(c.backend, c.options)+"\n}", func(t *testing.T, w *world) {
+				w.send(w.request(http.MethodPost, c.path, strings.NewReader(c.body))).wantServed(t, "a")
+				got := w.backends["a"].received()[0]
+				if got.request.RequestURI != c.wantPath {
+					t.Errorf("a was asked for %s, want %s", got.request.RequestURI, c.wantPath)
 				}
-				w.stop("b")
-				w.stop("c")
-				w.post(`{}`).wantError(t, 502, "upstream_unreachable")
+				if got.bodyHash != sha([]byte(c.wantBody)) || got.request.ContentLength != int64(len(c.wantBody)) {
+					t.Errorf("a got %d bytes with Content-Length %d, want the %d of %s", got.bodyBytes, got.request.ContentLength, len(c.wantBody), c.wantBody)
+				}
 			})
 		})
 	}
 }
 
-func TestACutReplyIsCutForTheClient(t *testing.T) {
-	for name, framing := range map[string]string{"with a length": "100000", "chunked": ""} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-				w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-					if framing != "" {
-						rw.Header().Set("Content-Length", framing)
-					}
-					io.WriteString(rw, strings.Repeat("x", 50000))
-					rw.(http.Flusher).Flush()
-					panic(http.ErrAbortHandler)
-				})
-				if reply := w.post(`{}`); reply.err == nil {
-					t.Errorf("client got a clean end after %d bytes", len(reply.body))
-				}
-				w.wantCalls(map[string]int{"b": 0})
-			})
+func TestAFormsModelIsFoundAndReplaced(t *testing.T) {
+	audio := bytes.Repeat([]byte("\x00RIFF\r\n--not the boundary"), 50_000)
+	form := func(model string, first bool) (string, []byte) {
+		var b bytes.Buffer
+		w := multipart.NewWriter(&b)
+		if err := w.SetBoundary("the-boundary"); err != nil {
+			t.Fatal(err)
+		}
+		if first {
+			w.WriteField("model", model)
+		}
+		part, err := w.CreateFormFile("file", "a.wav")
+		if err != nil {
+			t.Fatal(err)
+		}
+		part.Write(audio)
+		w.WriteField("language", "en")
+		if !first {
+			w.WriteField("model", model)
+		}
+		w.Close()
+		return w.FormDataContentType(), b.Bytes()
+	}
+	for _, first := range []bool{true, false} {
+		inBubble(t, mixedPool, func(t *testing.T, w *world) {
+			contentType, body := form("whisper-1", first)
+			r := w.request(http.MethodPost, "/v1/audio/transcriptions", bytes.NewReader(body))
+			r.Header.Set("Content-Type", contentType)
+			w.send(r).wantServed(t, "gateway")
+			_, want := form("our-whisper", first)
+			got := w.backends["gateway"].received()[0]
+			if got.bodyHash != sha(want) || got.request.ContentLength != int64(len(want)) {
+				t.Errorf("the gateway got %d bytes, Content-Length %d, want %d with only the model replaced", got.bodyBytes, got.request.ContentLength, len(want))
+			}
+			if got.request.RequestURI != "/team-a/audio/transcriptions" {
+				t.Errorf("the gateway was asked for %s", got.request.RequestURI)
+			}
 		})
 	}
 }
 
-func TestAStaleIdleConnectionCostsNothing(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
-		w.post(`{}`).wantServed(t, "a")
-		w.backends["a"].replies(nil)
-		w.restart("a")
-		w.post(`{"after":"restart"}`).wantServed(t, "a")
-		if n := len(w.logged("backend benched")); n != 0 {
-			t.Errorf("%d backends were benched", n)
+func TestACompressedBodyGoesWhereNothingInItNeedsReplacing(t *testing.T) {
+	compressed := func(w *world, path string) *http.Request {
+		r := w.request(http.MethodPost, path, strings.NewReader("\x1f\x8b whatever"))
+		r.Header.Set("Content-Encoding", "gzip")
+		return r
+	}
+	inBubble(t, `openai_lb {
+		backend http://a {
+			deployment x
+		}
+		backend http://b {
+			priority 2
+		}
+	}`, func(t *testing.T, w *world) {
+		w.send(compressed(w, "/v1/chat/completions")).wantServed(t, "b")
+		if got := w.backends["b"].received()[0]; got.bodyHash != sha([]byte("\x1f\x8b whatever")) {
+			t.Error("the body was changed")
 		}
 	})
-}
-
-// silentlyDead is a connection that fails only when it is written to.
-type silentlyDead struct {
-	net.Conn
-	dead *atomic.Bool
-}
-
-func (c silentlyDead) Write(p []byte) (int, error) {
-	if c.dead.Load() {
-		return 0, syscall.ECONNRESET
-	}
-	return c.Conn.Write(p)
-}
-
-func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
-		const connections = 8
-		dead := new(atomic.Bool)
-		w.handler.transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := w.dial(ctx, network, addr)
-			return silentlyDead{conn, dead}, err
-		}
-		w.backends["a"].replies(func(http.ResponseWriter, *http.Request) { time.Sleep(time.Second) })
-		var wg sync.WaitGroup
-		for range connections {
-			wg.Go(func() { w.post(`{}`) })
-		}
-		wg.Wait()
-		dead.Store(true)
-		dead = new(atomic.Bool) // what is dialed from now on lives
-		w.backends["a"].recovers()
-		w.post(`{"after":"death"}`).wantServed(t, "a")
-		w.wantCalls(map[string]int{"a": connections + 1})
-		if n := len(w.logged("backend benched")); n != 0 {
-			t.Errorf("%d backends were benched", n)
-		}
+	inBubble(t, mixedPool, func(t *testing.T, w *world) {
+		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o"}`))
+		r.Header.Set("Content-Encoding", "identity")
+		w.send(r).wantServed(t, "azure")
+		w.backends["azure"].forget()
+		w.send(compressed(w, "/v1/chat/completions")).wantError(t, 415, "unsupported_content_encoding")
+		w.wantCalls(map[string]int{"azure": 0, "openai": 0, "gateway": 0})
 	})
 }

@@ -4,51 +4,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
-
-const (
-	streamPreamble = "data: {\"choices\":[],\"id\":\"\",\"model\":\"\",\"prompt_filter_results\":[{}]}\n\n" +
-		"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
-	streamContent = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hello\"}}]}\n\n"
-	streamError   = "data: {\"error\":{\"message\":\"busy\",\"type\":\"server_error\",\"param\":null,\"code\":\"server_is_overloaded\"}}\n\n"
-	streamEnd     = "data: [DONE]\n\n"
-)
-
-// streams answers with pieces of a stream, each flushed on its own. A piece may
-// also be a time.Duration to wait, or a func to call.
-func streams(pieces ...any) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-		w.WriteHeader(200)
-		w.(http.Flusher).Flush()
-		for _, piece := range pieces {
-			switch p := piece.(type) {
-			case string:
-				io.WriteString(w, p)
-				w.(http.Flusher).Flush()
-			case time.Duration:
-				select {
-				case <-time.After(p):
-				case <-r.Context().Done():
-					return
-				}
-			case func():
-				p()
-			}
-		}
-	}
-}
-
-func abort() { panic(http.ErrAbortHandler) }
-
-// stream asks for a streamed chat completion.
-func (w *world) stream() clientReply { return w.post(`{"model":"gpt-4o","stream":true,"messages":[]}`) }
 
 func TestAStreamThatFailsBeforeItsContentGoesOn(t *testing.T) {
 	const preambleOfResponses = "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent: response.in_progress\ndata: {\"type\":\"response.in_progress\"}\n\n"
@@ -255,101 +217,6 @@ func TestAStreamThatEndsProperlyIsNotBroken(t *testing.T) {
 	})
 }
 
-func TestASilentBackendIsLeftInTime(t *testing.T) {
-	silent := func(rw http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-	for body, want := range map[string]time.Duration{`{"stream":true}`: 5 * time.Second, `{"stream":false}`: 20 * time.Second} {
-		inBubble(t, `openai_lb {
-			backend http://a
-			backend http://b {
-				priority 2
-			}
-			response_header_timeout 20s
-			stream_first_event_timeout 5s
-		}`, func(t *testing.T, w *world) {
-			w.backends["a"].replies(silent)
-			start := time.Now()
-			w.post(body).wantServed(t, "b")
-			if waited := time.Since(start); waited != want {
-				t.Errorf("%s waited %s for a, want %s", body, waited, want)
-			}
-		})
-	}
-}
-
-func TestNoAttemptBeginsThatItsCallerCannotWaitFor(t *testing.T) {
-	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-		slow := func(rw http.ResponseWriter, r *http.Request) {
-			time.Sleep(40 * time.Second)
-			status(500)(rw, r)
-		}
-		w.backends["a"].replies(slow)
-		w.backends["b"].replies(slow)
-		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-		r.Header.Set("X-Stainless-Read-Timeout", "60")
-		if reply := w.send(r); reply.status != 500 || reply.backend != "b" {
-			t.Errorf("client got %d of %q, want b's 500", reply.status, reply.backend)
-		}
-		w.wantCalls(map[string]int{"a": 1, "b": 1, "c": 0})
-	})
-}
-
-func TestAClientThatLeavesAStreamBlamesNobody(t *testing.T) {
-	for name, pieces := range map[string][]any{
-		"before content": {streamPreamble, time.Hour},
-		"after content":  {streamContent, time.Hour},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-				felt := make(chan struct{})
-				w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-					streams(pieces...)(rw, r)
-					close(felt)
-				})
-				ctx, leave := context.WithCancel(t.Context())
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					w.send(w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx))
-				}()
-				synctest.Wait()
-				leave()
-				<-felt
-				<-done
-				synctest.Wait()
-				if n := len(w.logged("backend benched")) + len(w.logged("reply broken")); n != 0 {
-					t.Errorf("%d log entries blame a backend", n)
-				}
-				w.wantCalls(map[string]int{"a": 1, "b": 0})
-			})
-		})
-	}
-}
-
-func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		backend, wire := io.Pipe()
-		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &replyBody{backend: new(http.Response), body: backend, idle: 10 * time.Second, cancel: cancel}
-		go func() {
-			for range 3 {
-				io.WriteString(wire, "x")
-			}
-			<-ctx.Done()
-			wire.CloseWithError(ctx.Err())
-		}()
-		for range 3 {
-			if n, err := b.Read(make([]byte, 1)); n != 1 || err != nil {
-				t.Fatal(n, err)
-			}
-			time.Sleep(time.Hour) // the client's pause
-		}
-		start := time.Now()
-		if _, err := b.Read(make([]byte, 1)); err != errIdleStream || time.Since(start) != 10*time.Second {
-			t.Errorf("a backend that stalls gives %v after %s", err, time.Since(start))
-		}
-	})
-}
-
 func TestACompressedStreamPassesAsItIs(t *testing.T) {
 	var zipped bytes.Buffer
 	gz := gzip.NewWriter(&zipped)
@@ -448,20 +315,53 @@ func TestTrailersOfAReplyThatWasHeldBackForTheWholeTimePass(t *testing.T) {
 	})
 }
 
-func TestALongUploadIsNotATimeout(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\nstream_first_event_timeout 10s\n}", func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			buf := make([]byte, 64<<10)
-			for {
-				time.Sleep(time.Second)
-				if _, err := io.ReadFull(r.Body, buf); err != nil {
-					break
+func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
+	s := newSites(t, "https")
+	var events []string
+	for n := range 4 {
+		events = append(events, "data: {\"choices\":[{\"delta\":{\"content\":\""+noise(1<<20+n)+"\"}}]}\n\n")
+	}
+	var rows []subtest
+	for _, wire := range wires {
+		a, backend, options := listenBy(t, wire.backend, "a")
+		seen := make(chan struct{})
+		a.replies(func(w http.ResponseWriter, r *http.Request) {
+			for _, event := range events {
+				streams(event)(w, r)
+				select {
+				case <-seen:
+				case <-r.Context().Done():
+					return
 				}
 			}
-			streams(streamContent, streamEnd)(rw, r)
+			io.WriteString(w, streamEnd)
 		})
-		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true,"x":"`+strings.Repeat("x", 4<<20)+`"}`))
-		r.Header.Set("X-Early", "a")
-		w.send(r).wantServed(t, "a")
-	})
+		name := fmt.Sprintf("a%d", len(rows))
+		url := s.add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\nstream_require_end\n" + options + "\n}")
+		rows = append(rows, subtest{fmt.Sprintf("HTTP/%d to HTTP/%d", wire.client, wire.backend), func(t *testing.T) {
+			res, err := s.newClient(t, wire.client).Post(url, "application/json", strings.NewReader(`{"stream":true}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			if got := a.received()[0].request.ProtoMajor; res.ProtoMajor != wire.client || got != wire.backend {
+				t.Fatalf("it goes by HTTP/%d to HTTP/%d", res.ProtoMajor, got)
+			}
+			for n, event := range events {
+				got := make([]byte, len(event))
+				if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != event {
+					t.Fatalf("event %d is not what it was: %v", n, err)
+				}
+				seen <- struct{}{} // only now the backend goes on
+			}
+			if rest, err := io.ReadAll(res.Body); string(rest) != streamEnd || err != nil {
+				t.Errorf("the stream ends with %q, %v", rest, err)
+			}
+			if _, benched := s.logged(t, name); benched != nil {
+				t.Errorf("benched %+v", benched)
+			}
+		}})
+	}
+	s.serve(t)
+	sideBySide(t, rows)
 }
