@@ -53,7 +53,7 @@ func TestAmbiguousRequestsAreNotSmuggledPast(t *testing.T) {
 				io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: lb\r\nApi-Key: key-of-the-caller\r\n"+request)
 				conn.(*net.TCPConn).CloseWrite()
 			}()
-			conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 			var statuses []int
 			for replies := bufio.NewReader(conn); ; {
 				res, err := http.ReadResponse(replies, nil)
@@ -98,7 +98,7 @@ func TestOddRequestsReachABackendOrAnAnswerAndBenchNobody(t *testing.T) {
 	backend := &fakeBackend{name: "a"}
 	_, server := listen(t, "unused")
 	server.Config.Handler = backend
-	address := serveAt(t, "openai_lb {\nbackend "+server.URL+"\nresponse_header_timeout 5s\n}")
+	address := serveAt(t, "openai_lb {\nbackend "+server.URL+"\nresponse_header_timeout 20s\n}")
 	for _, request := range []string{
 		"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
 		"GET http:foo HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -139,19 +139,8 @@ func TestNoPathLeadsOutOfABackendsBasePath(t *testing.T) {
 
 func TestABodyOverALimitIsRefusedInOpenAIsWords(t *testing.T) {
 	_, server := listen(t, "a")
-	port := freePort(t)
-	run(t, fmt.Sprintf(`{
-		admin off
-	}
-	http://127.0.0.1:%d {
-		request_body {
-			max_size 1KB
-		}
-		openai_lb {
-			backend %s
-		}
-	}`, port, server.URL))
-	r, err := http.NewRequest(http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), chunked(make([]byte, 4000)))
+	address := serveAt(t, "request_body {\nmax_size 1KB\n}\nopenai_lb {\nbackend "+server.URL+"\n}")
+	r, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/chat/completions", chunked(make([]byte, 4000)))
 	if err != nil {
 		t.Fatal(err)
 	}

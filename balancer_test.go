@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -49,6 +50,29 @@ func inBubble(t *testing.T, config string, test func(*testing.T, *world)) {
 	})
 }
 
+// overAllVersions runs a test with each version of HTTP on both sides of a
+// balancer with these options, which has a backend called a.
+func overAllVersions(t *testing.T, options string, test func(*testing.T, *world)) {
+	t.Helper()
+	for _, wire := range wires {
+		t.Run(fmt.Sprintf("HTTP/%d to HTTP/%d", wire.client, wire.backend), func(t *testing.T) {
+			config := options
+			if wire.backend == 2 {
+				config += "\nreverse_proxy {\ntransport http {\nversions h2c\n}\n}"
+			}
+			inBubble(t, "openai_lb {\nbackend http://a\n"+config+"\n}", func(t *testing.T, w *world) {
+				if wire.client == 2 {
+					w.useHTTP2()
+				}
+				test(t, w)
+				if got := w.backends["a"].received()[0].request.ProtoMajor; got != wire.backend {
+					t.Errorf("a is called by HTTP/%d", got)
+				}
+			})
+		})
+	}
+}
+
 // provisionedConfig is an empty Caddy configuration to load modules into.
 func provisionedConfig(t *testing.T) caddy.Context {
 	t.Helper()
@@ -75,6 +99,13 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	w.handler.pool.intN = seeded()
 	core, logs := observer.New(zap.DebugLevel)
 	w.logs = logs
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, entry := range logs.All() {
+				t.Log(entry.Level, entry.Message, entry.ContextMap())
+			}
+		}
+	})
 	for _, m := range w.handler.pool.members {
 		m.logger = zap.New(core)
 	}

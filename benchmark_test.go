@@ -3,15 +3,12 @@ package openailb
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // BenchmarkOverhead compares openai_lb with a plain reverse_proxy, in one run
@@ -143,25 +140,13 @@ func BenchmarkLeave(b *testing.B) {
 // startSites starts Caddy with a site for each directive.
 func startSites(b *testing.B, directives ...string) (addresses []string) {
 	b.Helper()
-	caddyfile := "{\nadmin off\nlog {\noutput discard\n}\n}\n"
+	caddyfile := "{\nadmin off\ndefault_bind 127.0.0.1\nlog {\noutput discard\n}\n}\n"
 	for _, directive := range directives {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
-		address := "http://" + l.Addr().String()
-		l.Close()
+		address := fmt.Sprintf("http://127.0.0.1:%d", freePort(b))
 		caddyfile += address + " {\n" + directive + "\n}\n"
 		addresses = append(addresses, address)
 	}
-	config, err := adapt(caddyfile)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := caddy.Load([]byte(config), true); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { caddy.Stop() })
+	run(b, caddyfile)
 	return addresses
 }
 

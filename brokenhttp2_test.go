@@ -71,7 +71,7 @@ func TestABackendThatTakesNoRequestIsAskedTwiceAndNotForEver(t *testing.T) {
 		address := rawBackend(t, overTLS(config, answers(counts, refuses)))
 		_, serverB := listen(t, "b")
 		url := s.add("openai_lb {\nbackend https://" + address + "\nbackend " + serverB.URL + " {\npriority 2\n}\nfail_duration 1ms\n" + trust + "\n}")
-		rows = append(rows, subtest{name, func(t *testing.T) {
+		rows = append(rows, subtest{name: name, test: func(t *testing.T) {
 			ask(s.newClient(t, 1), url).wantServed(t, "b")
 			if n := asked.Load(); n != 2 {
 				t.Errorf("it was asked %d times, want 2", n)
@@ -107,7 +107,7 @@ func TestARequestOutlivesAConnectionThatGoesAwayUnderIt(t *testing.T) {
 	for range 3 {
 		ask(s.newClient(t, 1), url).wantServed(t, "a")
 	}
-	if _, benched := s.logged(t, "a"); benched != nil || len(b.received()) != 0 || connections.Load() != 2 {
+	if _, benched := s.loggedOf(t, "a"); benched != nil || len(b.received()) != 0 || connections.Load() != 2 {
 		t.Errorf("after %d connections to a, benched %v, b has had %d requests", connections.Load(), benched, len(b.received()))
 	}
 }
@@ -145,7 +145,7 @@ func TestStreamsInFlightOutliveAConnectionThatGoesAway(t *testing.T) {
 			t.Errorf("the streams came by %s and %s: they do not show what they are to show", old, call.request.RemoteAddr)
 		}
 	}
-	if _, benched := s.logged(t, "a"); benched != nil {
+	if _, benched := s.loggedOf(t, "a"); benched != nil {
 		t.Errorf("benched %+v", benched)
 	}
 }

@@ -3,8 +3,12 @@ package openailb
 import (
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,9 +26,73 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/metrics"
 )
 
-// run starts Caddy itself with a Caddyfile, as `caddy run` does.
-func run(t *testing.T, caddyfile string) {
+// foldersVariable names the folder that Caddy has instead of the user's.
+const foldersVariable = "OPENAI_LB_TEST_FOLDER"
+
+// TestMain gives Caddy folders of its own, so that tests write nothing to the
+// user's, and a file to log to, which showLog reads. A process that a test
+// starts has the folder of that test.
+func TestMain(m *testing.M) {
+	flag.Parse() // while errors of usage are still seen
+	folder, given := os.LookupEnv(foldersVariable)
+	if !given {
+		var err error
+		if folder, err = os.MkdirTemp("", "openai-lb-test-"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for _, name := range []string{foldersVariable, "HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"} {
+		os.Setenv(name, folder)
+	}
+	// Caddy set these when the program started
+	caddy.ConfigAutosavePath = filepath.Join(caddy.AppConfigDir(), "autosave.json")
+	caddy.DefaultStorage.Path = caddy.AppDataDir()
+
+	stderr := os.Stderr
+	file, err := os.CreateTemp(folder, "log-")
+	if err != nil {
+		log.Fatal(err)
+	}
+	os.Stderr = file    // what Caddy logs to, unless its config says otherwise,
+	caddy.BufferedLog() // and what it would log before it has a config
+	if err := caddy.Load([]byte(`{"admin":{"disabled":true}}`), true); err != nil {
+		log.Fatal(err)
+	}
+	if err := caddy.Stop(); err != nil {
+		log.Fatal(err)
+	}
+	code := m.Run()
+	os.Stderr = stderr
+	if !given {
+		os.RemoveAll(folder)
+	}
+	os.Exit(code)
+}
+
+// showLog shows what Caddy logs until the end of the test, if it fails.
+func showLog(t testing.TB) {
 	t.Helper()
+	begin, err := os.Stderr.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		text, err := os.ReadFile(os.Stderr.Name())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Logf("Caddy logged:\n%s", text[begin.Size():])
+	})
+}
+
+// run starts Caddy itself with a Caddyfile, as `caddy run` does.
+func run(t testing.TB, caddyfile string) {
+	t.Helper()
+	showLog(t)
 	reload(t, caddyfile)
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
@@ -33,10 +102,8 @@ func run(t *testing.T, caddyfile string) {
 }
 
 // reload replaces the config of the Caddy that runs, as `caddy reload` does.
-func reload(t *testing.T, caddyfile string) {
+func reload(t testing.TB, caddyfile string) {
 	t.Helper()
-	t.Setenv("XDG_DATA_HOME", t.TempDir())
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	config, err := adapt(caddyfile)
 	if err != nil {
 		t.Fatal(err)
@@ -46,14 +113,36 @@ func reload(t *testing.T, caddyfile string) {
 	}
 }
 
-func freePort(t *testing.T) int {
+// serveAt runs a site with these directives, and returns its address.
+func serveAt(t testing.TB, directives string, globalOptions ...string) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	port := freePort(t)
+	run(t, fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n%s\n}\nhttp://:%d {\n%s\n}",
+		strings.Join(globalOptions, "\n"), port, directives))
+	return fmt.Sprintf("127.0.0.1:%d", port)
+}
+
+// freePort returns a port of 127.0.0.1 that nobody else has until the test is
+// over. It is none of those that systems choose for who asks for any (32768 and
+// above), and tests that run at the same time take it for taken: we hold it at
+// another loopback address, if the system has one.
+func freePort(t testing.TB) int {
+	t.Helper()
+	for range 1000 {
+		port := 10_000 + rand.IntN(20_000)
+		held, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port))
+		if err == nil {
+			t.Cleanup(func() { held.Close() })
+		} else if !errors.Is(err, syscall.EADDRNOTAVAIL) {
+			continue
+		}
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // listen serves a backend on a real socket.
@@ -133,14 +222,6 @@ func waitFor(t *testing.T, happened func() bool) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// serveAt runs a site with these directives and returns its address.
-func serveAt(t *testing.T, directives string) (address string) {
-	t.Helper()
-	port := freePort(t)
-	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://:%d {\nbind 127.0.0.1\n%s\n}", port, directives))
-	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 // listenTLS serves a backend by TLS, and returns the options that make a

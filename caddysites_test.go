@@ -1,17 +1,20 @@
 package openailb
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +29,10 @@ type sites struct {
 	address string
 	trusts  *tls.Config // a client's, for https sites
 	blocks  []string
+
+	mu      sync.Mutex
+	read    int64 // how much of the logs
+	entries []logEntry
 }
 
 // newSites prepares them. When the test is over, Caddy stops, and everything
@@ -125,26 +132,37 @@ type logEntry struct {
 // looked are the messages that tests look at.
 var looked = regexp.MustCompile(`"msg":"(attempt|backend benched|handled request|server shutdown)"`)
 
-// entries reads what Caddy has logged of them until now.
-func (s *sites) entries(t *testing.T) (entries []logEntry) {
+// logged returns what Caddy has logged of them until now.
+func (s *sites) logged(t *testing.T) []logEntry {
 	t.Helper()
-	text, err := os.ReadFile(s.logs)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	file, err := os.Open(s.logs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
+	defer file.Close()
+	text, err := io.ReadAll(io.NewSectionReader(file, s.read, math.MaxInt64-s.read))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break // the rest of it comes
+		}
+		s.read += int64(len(line))
 		var entry logEntry
-		if looked.MatchString(line) && json.Unmarshal([]byte(line), &entry) == nil {
-			entries = append(entries, entry)
+		if looked.Match(line) && json.Unmarshal(line, &entry) == nil {
+			s.entries = append(s.entries, entry)
 		}
 	}
-	return entries
+	return slices.Clone(s.entries)
 }
 
 // handled counts the requests to a site that Caddy is done with.
 func (s *sites) handled(t *testing.T, url string) (n int) {
 	t.Helper()
-	for _, entry := range s.entries(t) {
+	for _, entry := range s.logged(t) {
 		if entry.Msg == "handled request" && strings.HasPrefix(url, s.scheme+"://"+entry.Request.Host+"/") {
 			n++
 		}
@@ -152,10 +170,10 @@ func (s *sites) handled(t *testing.T, url string) (n int) {
 	return n
 }
 
-// logged returns a backend's first attempt and its bench, if it was benched.
-func (s *sites) logged(t *testing.T, backend string) (attempt logEntry, benched *logEntry) {
+// loggedOf returns a backend's last attempt and its bench, if it was benched.
+func (s *sites) loggedOf(t *testing.T, backend string) (attempt logEntry, benched *logEntry) {
 	t.Helper()
-	for _, entry := range s.entries(t) {
+	for _, entry := range s.logged(t) {
 		if entry.Backend != backend {
 			continue
 		}
@@ -173,14 +191,25 @@ func (s *sites) logged(t *testing.T, backend string) (attempt logEntry, benched 
 type subtest struct {
 	name string
 	test func(*testing.T)
+	// waits tells that the row waits for time to pass, and does little else
+	waits bool
 }
 
-// sideBySide runs rows that wait more than they work, many at a time.
+// sideBySide runs those rows that wait all at once, and beside them some of the
+// others at a time.
 func sideBySide(t *testing.T, rows []subtest) {
 	t.Helper()
 	var running sync.WaitGroup
-	places := make(chan struct{}, 16)
 	for _, row := range rows {
+		if row.waits {
+			running.Go(func() { t.Run(row.name, row.test) })
+		}
+	}
+	places := make(chan struct{}, 8)
+	for _, row := range rows {
+		if row.waits {
+			continue
+		}
 		places <- struct{}{}
 		running.Go(func() {
 			defer func() { <-places }()

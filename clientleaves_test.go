@@ -94,7 +94,7 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 				%s
 				%s
 			}`, skip, backendA, nameA, backendB, nameB, d.options, options))
-			rows = append(rows, subtest{fmt.Sprintf("%s, HTTP/%d to HTTP/%d", d.name, wire.client, wire.backend), func(t *testing.T) {
+			rows = append(rows, subtest{name: fmt.Sprintf("%s, HTTP/%d to HTTP/%d", d.name, wire.client, wire.backend), test: func(t *testing.T) {
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				var body io.Reader = strings.NewReader(`{"stream":true}`)
@@ -149,8 +149,8 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 				a.recovers()
 				b.recovers()
 				post(s.newClient(t, wire.client), url, `{"stream":true}`).wantServed(t, d.next)
-				_, benchedA := s.logged(t, nameA)
-				_, benchedB := s.logged(t, nameB)
+				_, benchedA := s.loggedOf(t, nameA)
+				_, benchedB := s.loggedOf(t, nameB)
 				if (benchedA != nil) != (d.next == "b") || benchedB != nil {
 					t.Errorf("benched %+v and %+v", benchedA, benchedB)
 				}
@@ -244,10 +244,9 @@ func TestAClientThatLeavesAStreamIsFeltByTheBackend(t *testing.T) {
 		<-r.Context().Done()
 		close(left)
 	})
-	port := freePort(t)
-	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nopenai_lb {\nbackend %s\n}\n}", port, server.URL))
+	address := serveAt(t, "openai_lb {\nbackend "+server.URL+"\n}")
 	ctx, leave := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), strings.NewReader(`{"stream":true}`))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/v1/chat/completions", strings.NewReader(`{"stream":true}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,9 +259,5 @@ func TestAClientThatLeavesAStreamIsFeltByTheBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	leave()
-	select {
-	case <-left:
-	case <-time.After(20 * time.Second):
-		t.Error("the backend still streams")
-	}
+	within(t, "the backend feels it", left)
 }

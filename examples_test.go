@@ -47,7 +47,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		".example.com {", fmt.Sprintf(".localhost:%d {", port),
 	).Replace(string(text))
 	storage := t.TempDir()
-	run(t, "{\nadmin off\nskip_install_trust\nauto_https disable_redirects\nstorage file_system "+storage+"\n}\n"+config)
+	run(t, "{\nadmin off\ndefault_bind 127.0.0.1\nskip_install_trust\nauto_https disable_redirects\nstorage file_system "+storage+"\n}\n"+config)
 
 	certificate := clientCertificate(t, filepath.Join(storage, "pki/authorities/local"))
 	dial := func(site string, certificates ...tls.Certificate) (net.Conn, error) {

@@ -171,14 +171,6 @@ func gzipped(text string) string {
 	return b.String()
 }
 
-func zipped(text string) []byte {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	io.WriteString(z, text)
-	z.Close()
-	return b.Bytes()
-}
-
 func zstandard(text string) string {
 	w, _ := zstd.NewWriter(nil)
 	return string(w.EncodeAll([]byte(text), nil))

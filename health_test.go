@@ -22,10 +22,10 @@ import (
 func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 	inBubble(t, threeBackends, func(t *testing.T, w *world) {
 		w.backends["a"].replies(throttled("3"))
-		const requests = 3000
+		const requests = 1000
 		for range requests {
 			w.post(`{}`).wantServed(t, "b", "c")
-			time.Sleep(time.Millisecond - time.Nanosecond)
+			time.Sleep(3*time.Millisecond - time.Nanosecond)
 		}
 		w.wantCalls(map[string]int{"a": 1})
 		b, c := len(w.backends["b"].received()), len(w.backends["c"].received())
@@ -38,7 +38,7 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 		}
 
 		w.backends["a"].recovers()
-		time.Sleep(time.Millisecond)
+		time.Sleep(requests * time.Nanosecond) // what is left of 3 s
 		for range 10 {
 			w.post(`{}`).wantServed(t, "a")
 		}
@@ -319,48 +319,36 @@ func TestLogLevelsSayWhoMustAct(t *testing.T) {
 func TestAStormOfThrottlesLeavesNothingBehind(t *testing.T) {
 	a, serverA := listen(t, "a")
 	b, serverB := listen(t, "b")
-	port := freePort(t)
 	logs := filepath.Join(t.TempDir(), "log.json")
 	before := runtime.NumGoroutine()
-	func() {
-		run := fmt.Sprintf(`{
-			admin off
-			log {
-				output file %s
-			}
+	address := serveAt(t, fmt.Sprintf(`openai_lb {
+		backend %s {
+			name a
 		}
-		http://127.0.0.1:%d {
-			openai_lb {
-				backend %s {
-					name a
-				}
-				backend %s {
-					name b
-					priority 2
-				}
+		backend %s {
+			name b
+			priority 2
+		}
+	}`, serverA.URL, serverB.URL), "log {\noutput file "+logs+"\n}")
+	// all requests are at a before the first is refused
+	var arrived sync.WaitGroup
+	arrived.Add(200)
+	a.replies(func(w http.ResponseWriter, r *http.Request) {
+		arrived.Done()
+		arrived.Wait()
+		throttled("300")(w, r)
+	})
+	client := newClient(t)
+	var clients sync.WaitGroup
+	for range 200 {
+		clients.Go(func() {
+			if reply := ask(client, "http://"+address+"/v1/chat/completions"); reply.status != 200 || reply.backend != "b" {
+				t.Errorf("client got %d from %q: %v", reply.status, reply.backend, reply.err)
 			}
-		}`, logs, port, serverA.URL, serverB.URL)
-		reload(t, run)
-		// all requests are at a before the first is refused
-		var arrived sync.WaitGroup
-		arrived.Add(200)
-		a.replies(func(w http.ResponseWriter, r *http.Request) {
-			arrived.Done()
-			arrived.Wait()
-			throttled("300")(w, r)
 		})
-		client := newClient(t)
-		var clients sync.WaitGroup
-		for range 200 {
-			clients.Go(func() {
-				if reply := ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)); reply.status != 200 || reply.backend != "b" {
-					t.Errorf("client got %d from %q: %v", reply.status, reply.backend, reply.err)
-				}
-			})
-		}
-		clients.Wait()
-		client.CloseIdleConnections()
-	}()
+	}
+	clients.Wait()
+	client.CloseIdleConnections()
 	if err := caddy.Stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func TestWhatIsRememberedOfModelsIsBounded(t *testing.T) {
 			rw.WriteHeader(404)
 			io.WriteString(rw, `{"error":{"code":"model_not_found"}}`)
 		})
-		for n := range 3 * maxModels {
+		for n := range maxModels + 100 {
 			w.chat(fmt.Sprint("bogus-", n, strings.Repeat("x", 10*maxModelName))).wantServed(t, "b")
 		}
 		h := w.handler.pool.members[0].health

@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"fmt"
 	"net/http"
 	"path/filepath"
 	"testing"
@@ -149,24 +148,18 @@ func TestWithoutReadyPathNothingIsAnswered(t *testing.T) {
 
 func TestReadyPathMindsActiveHealthChecks(t *testing.T) {
 	a, server := listen(t, "a")
-	port := freePort(t)
-	run(t, fmt.Sprintf(`{
-		admin off
-	}
-	http://127.0.0.1:%d {
-		openai_lb {
-			backend %s
-			ready_path /readyz
-			reverse_proxy {
-				health_uri /health
-				health_interval 10ms
-			}
+	address := serveAt(t, `openai_lb {
+		backend `+server.URL+`
+		ready_path /readyz
+		reverse_proxy {
+			health_uri /health
+			health_interval 10ms
 		}
-	}`, port, server.URL))
+	}`)
 	client := newClient(t)
 	answers := func(status int, retryAfter string) func() bool {
 		return func() bool {
-			res, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", port))
+			res, err := client.Get("http://" + address + "/readyz")
 			if err != nil {
 				t.Fatal(err)
 			}

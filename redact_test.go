@@ -223,19 +223,19 @@ func TestACompressedErrorGivesNoKeyAway(t *testing.T) {
 	long := "<html>" + strings.Repeat("<p>a page of a gateway</p>", 3000) + "authorization: Bearer " + backendKey
 	for name, c := range map[string]struct {
 		coding string
-		body   []byte
+		body   string
 	}{
-		"gzip":                     {"gzip", zipped("no good: " + backendKey)},
-		"gzip, the key at its end": {"gzip", zipped(long)},
-		"a coding not asked for":   {"br", []byte("no good: " + backendKey)},
-		"two codings":              {"gzip, gzip", zipped(string(zipped(backendKey)))},
-		"gzip that is none":        {"gzip", []byte(backendKey)},
+		"gzip":                     {"gzip", gzipped("no good: " + backendKey)},
+		"gzip, the key at its end": {"gzip", gzipped(long)},
+		"a coding not asked for":   {"br", "no good: " + backendKey},
+		"two codings":              {"gzip, gzip", gzipped(gzipped(backendKey))},
+		"gzip that is none":        {"gzip", backendKey},
 	} {
 		inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
 			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
 				rw.Header().Set("Content-Encoding", c.coding)
 				rw.WriteHeader(400)
-				rw.Write(c.body)
+				io.WriteString(rw, c.body)
 			})
 			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 			r.Header.Set("Accept-Encoding", "br;q=1.0, gzip;q=0.8, *;q=0.1, zstd")
@@ -256,7 +256,7 @@ func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
 			rw.Header().Set("Content-Encoding", "gzip")
 			rw.Header().Set("Retry-After", "60")
 			rw.WriteHeader(429)
-			rw.Write(zipped("rate limit for " + backendKey))
+			io.WriteString(rw, gzipped("rate limit for "+backendKey))
 		})
 		w.post(`{}`).wantServed(t, "b")
 		if got := w.logged("backend benched")[0].ContextMap()["seconds"]; got != 60.0 {

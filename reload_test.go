@@ -156,7 +156,7 @@ func TestAReloadLosesNoOpenStream(t *testing.T) {
 			reload(t, strings.Replace(config, "X-Config 1", "X-Config 2", 1))
 			if grace != "" {
 				waitFor(t, func() bool {
-					for _, entry := range h.entries(t) {
+					for _, entry := range h.logged(t) {
 						if entry.Msg == "server shutdown" {
 							return true
 						}
@@ -167,7 +167,7 @@ func TestAReloadLosesNoOpenStream(t *testing.T) {
 			waitFor(t, func() bool {
 				res, err := h.newClient(t, 2).Get(strings.Replace(h.urls[0], "row-0", "nobody", 1))
 				if err != nil {
-					t.Fatal(err)
+					return false // Linux resets what waits at the socket of the old config
 				}
 				res.Body.Close()
 				return res.Header.Get("X-Config") == "2"
@@ -175,7 +175,7 @@ func TestAReloadLosesNoOpenStream(t *testing.T) {
 			close(h.finish)
 			h.wantRest(t, streamContent+streamEnd, true)
 			for n := range wires {
-				if _, benched := h.logged(t, fmt.Sprintf("a%d", n)); benched != nil {
+				if _, benched := h.loggedOf(t, fmt.Sprintf("a%d", n)); benched != nil {
 					t.Errorf("benched %+v", benched)
 				}
 			}
@@ -253,22 +253,27 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 	}
 	close(stop)
 	load.Wait()
-	// a connection that was accepted in the moment of a reload stays with the
-	// old config
-	client.CloseIdleConnections()
-	if reply := ask(client, url); reply.header.Get("X-Config") != "10" {
-		t.Errorf("config %q answers, want 10", reply.header.Get("X-Config"))
+	// what was accepted in the moment of a reload stays with the old config
+	answers := func(config string) clientReply {
+		var reply clientReply
+		waitFor(t, func() bool {
+			client.CloseIdleConnections()
+			reply = ask(client, url)
+			sent.Add(1)
+			return reply.header.Get("X-Config") == config
+		})
+		return reply
 	}
+	answers("10").wantServed(t, "b")
 	if n := len(a.received()); n != 1 {
 		t.Errorf("a was called %d times, want once: its bench must outlive the reloads", n)
 	}
-	if got := int64(len(b.received())); got != sent.Load()+2 {
-		t.Errorf("b served %d requests, want %d: one for each reply, and none besides", got, sent.Load()+2)
+	if got := int64(len(b.received())); got != sent.Load()+1 {
+		t.Errorf("b served %d requests, want %d: one for each reply, and none besides", got, sent.Load()+1)
 	}
 
 	// another key is another backend: what is known of the old one is not held against it
 	a.recovers()
 	reload(t, strings.Replace(config(11), "key-of-a", "new-key-of-a", 1))
-	client.CloseIdleConnections()
-	ask(client, url).wantServed(t, "a")
+	answers("11").wantServed(t, "a")
 }

@@ -84,7 +84,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 				priority 2
 			}
 		}`, serverA.URL, name, serverB.URL))
-		rows = append(rows, subtest{c.name, func(t *testing.T) {
+		rows = append(rows, subtest{name: c.name, test: func(t *testing.T) {
 			client := s.newClient(t, 1)
 			client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 			reply := ask(client, url, "Accept-Encoding", "gzip, zstd")
@@ -98,7 +98,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 			if n, m := len(a.received()), len(b.received()); n != 1 || m != wantCallsOfB {
 				t.Errorf("a was called %d times and b %d, want 1 and %d", n, m, wantCallsOfB)
 			}
-			attempt, benched := s.logged(t, name)
+			attempt, benched := s.loggedOf(t, name)
 			if attempt.Class != c.class {
 				t.Errorf("the reply was taken for %q, want %q", attempt.Class, c.class)
 			}
@@ -222,7 +222,8 @@ func TestACutReplyIsCutForTheClient(t *testing.T) {
 // TestACompressedErrorIsReadNoFurtherThanItsLimit decodes what is a thousand
 // times as long as it looks.
 func TestACompressedErrorIsReadNoFurtherThanItsLimit(t *testing.T) {
-	zeros := make([]byte, 64<<20)
+	const size = 16 << 20
+	zeros := make([]byte, size)
 	var zipped, zstdCoded bytes.Buffer
 	z := gzip.NewWriter(&zipped)
 	z.Write(zeros)
@@ -239,7 +240,7 @@ func TestACompressedErrorIsReadNoFurtherThanItsLimit(t *testing.T) {
 		text, all := decode(bomb, encoding)
 		runtime.ReadMemStats(&after)
 		if len(text) > errorBodyLimit || all {
-			t.Errorf("%s: %d bytes of %d were decoded to %d", encoding, len(bomb), 64<<20, len(text))
+			t.Errorf("%s: %d bytes of %d were decoded to %d", encoding, len(bomb), size, len(text))
 		}
 		if used := after.TotalAlloc - before.TotalAlloc; used > 8<<20 {
 			t.Errorf("%s: decoding took %d bytes of memory", encoding, used)

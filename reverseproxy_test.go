@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -93,28 +94,21 @@ func TestAPlainReverseProxyHonoursPriorityWeightAndRetryAfter(t *testing.T) {
 			b, serverB := listen(t, "b")
 			c, serverC := listen(t, "c")
 			dial := func(s *httptest.Server) string { return s.Listener.Addr().String() }
-			port := freePort(t)
-			run(t, fmt.Sprintf(`{
-				admin off
-			}
-			http://127.0.0.1:%d {
-				reverse_proxy %[2]s %[3]s %[4]s {
-					lb_policy openai_lb {
-						upstream %[3]s {
-							priority 2
-							weight 3
-						}
-						upstream %[4]s {
-							priority 2
-							weight 1
-						}
+			url := "http://" + serveAt(t, fmt.Sprintf(`reverse_proxy %[1]s %[2]s %[3]s {
+				lb_policy openai_lb {
+					upstream %[2]s {
+						priority 2
+						weight 3
 					}
-					%[5]s
-					transport openai_lb
+					upstream %[3]s {
+						priority 2
+						weight 1
+					}
 				}
-			}`, port, dial(serverA), dial(serverB), dial(serverC), retries))
+				%[4]s
+				transport openai_lb
+			}`, dial(serverA), dial(serverB), dial(serverC), retries)) + "/anything"
 			client := newClient(t)
-			url := fmt.Sprintf("http://127.0.0.1:%d/anything", port)
 			for range 20 {
 				ask(client, url).wantServed(t, "a")
 			}
@@ -138,8 +132,8 @@ func TestAPlainReverseProxyHonoursPriorityWeightAndRetryAfter(t *testing.T) {
 			for range 2 {
 				reply := ask(client, url)
 				reply.wantError(t, 429, "rate_limit_exceeded")
-				if got := reply.header.Get("Retry-After"); got != "40" && got != "39" {
-					t.Errorf("Retry-After is %q, want 40", got)
+				if n, err := strconv.Atoi(reply.header.Get("Retry-After")); err != nil || n < 1 || n > 40 {
+					t.Errorf("Retry-After is %q, want what is left of 40 s", reply.header.Get("Retry-After"))
 				}
 			}
 			if n := len(b.received()) + len(c.received()); n != 402 {
@@ -153,22 +147,16 @@ func TestThePolicyAloneBalancesByPriorityAndFailsOver(t *testing.T) {
 	_, serverA := listen(t, "a")
 	b, serverB := listen(t, "b")
 	serverA.Close()
-	port := freePort(t)
-	run(t, fmt.Sprintf(`{
-		admin off
-	}
-	http://127.0.0.1:%d {
-		reverse_proxy %s %s {
-			lb_policy openai_lb {
-				upstream %[3]s {
-					priority 2
-				}
+	address := serveAt(t, fmt.Sprintf(`reverse_proxy %s %s {
+		lb_policy openai_lb {
+			upstream %[2]s {
+				priority 2
 			}
-			lb_retries 1
 		}
-	}`, port, serverA.Listener.Addr(), serverB.Listener.Addr()))
+		lb_retries 1
+	}`, serverA.Listener.Addr(), serverB.Listener.Addr()))
 	for range 3 {
-		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/", port)).wantServed(t, "b")
+		ask(newClient(t), "http://"+address+"/").wantServed(t, "b")
 	}
 	if n := len(b.received()); n != 3 {
 		t.Errorf("b served %d, want 3", n)

@@ -171,7 +171,7 @@ func TestWeightsCountAmongTheBackendsThatAreLeft(t *testing.T) {
 	}`, func(t *testing.T, w *world) {
 		ratios := func(want map[string]float64) {
 			t.Helper()
-			const n = 4000
+			const n = 1000
 			for _, b := range w.backends {
 				b.forget()
 			}

@@ -338,7 +338,7 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 		})
 		name := fmt.Sprintf("a%d", len(rows))
 		url := s.add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\nstream_require_end\n" + options + "\n}")
-		rows = append(rows, subtest{fmt.Sprintf("HTTP/%d to HTTP/%d", wire.client, wire.backend), func(t *testing.T) {
+		rows = append(rows, subtest{name: fmt.Sprintf("HTTP/%d to HTTP/%d", wire.client, wire.backend), test: func(t *testing.T) {
 			res, err := s.newClient(t, wire.client).Post(url, "application/json", strings.NewReader(`{"stream":true}`))
 			if err != nil {
 				t.Fatal(err)
@@ -357,7 +357,7 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 			if rest, err := io.ReadAll(res.Body); string(rest) != streamEnd || err != nil {
 				t.Errorf("the stream ends with %q, %v", rest, err)
 			}
-			if _, benched := s.logged(t, name); benched != nil {
+			if _, benched := s.loggedOf(t, name); benched != nil {
 				t.Errorf("benched %+v", benched)
 			}
 		}})

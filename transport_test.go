@@ -34,17 +34,11 @@ func TestBackendsAreReachedByTLSAndHTTP2(t *testing.T) {
 }
 
 func TestABackendThatRefusesConnectionsIsUnreachable(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := l.Addr().String()
-	l.Close()
+	closed := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	_, server := listen(t, "b")
-	port := freePort(t)
-	run(t, fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nopenai_lb {\nbackend http://%s\nbackend %s {\npriority 2\n}\n}\n}", port, closed, server.URL))
+	address := serveAt(t, "openai_lb {\nbackend http://"+closed+"\nbackend "+server.URL+" {\npriority 2\n}\n}")
 	for range 3 {
-		ask(newClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)).wantServed(t, "b")
+		ask(newClient(t), "http://"+address+"/v1/chat/completions").wantServed(t, "b")
 	}
 }
 

@@ -115,6 +115,7 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 	run(t, fmt.Sprintf(`{
 		admin off
 		auto_https off
+		default_bind 127.0.0.1
 	}
 	https://127.0.0.1:%d {
 		%s
