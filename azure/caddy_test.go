@@ -42,8 +42,7 @@ func start(t *testing.T, options string) *balancer {
 
 func startWithAdmin(t *testing.T, admin, options string) *balancer {
 	t.Helper()
-	t.Setenv("XDG_DATA_HOME", t.TempDir())
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	showLog(t)
 	dir := t.TempDir()
 	b := &balancer{t: t, admin: admin, socket: filepath.Join(dir, "lb.sock"), logs: filepath.Join(dir, "log.json")}
 	// a TCP socket may reset connections when a reload replaces it
