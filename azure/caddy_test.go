@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -178,14 +179,19 @@ func (b *backend) key() string {
 	return fmt.Sprintf("backend %s {\nname %s\npriority 2\napi_key %s\n}\n", b.URL, b.name, b.want.Load())
 }
 
+// freePort returns a port that nobody listens on. It is none of those that
+// systems choose for who asks for any (32768 and above).
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		port := 10_000 + rand.IntN(20_000)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // theSource is the only source there is.

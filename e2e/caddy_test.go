@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -151,18 +153,34 @@ func (p *process) await(connect func() error) error {
 	}
 }
 
-// freeAddresses returns n loopback addresses on which nobody listens.
-func freeAddresses(n int) ([]string, error) {
-	var addresses []string
-	for range n {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
+// given are the ports that freeAddresses has returned.
+var (
+	givenMu sync.Mutex
+	given   = make(map[int]bool)
+)
+
+// freeAddresses returns n loopback addresses on which nobody listens, and that
+// it never returns again. Their ports are none of those that systems choose for
+// who asks for any (32768 and above), which somebody may have before Caddy does.
+func freeAddresses(n int) (addresses []string, err error) {
+	givenMu.Lock()
+	defer givenMu.Unlock()
+	for range 1000 {
+		if len(addresses) == n {
+			return addresses, nil
 		}
-		defer listener.Close()
-		addresses = append(addresses, listener.Addr().String())
+		port := 10_000 + rand.IntN(20_000)
+		if given[port] {
+			continue
+		}
+		var listener net.Listener
+		if listener, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			addresses = append(addresses, listener.Addr().String())
+			listener.Close()
+			given[port] = true
+		}
 	}
-	return addresses, nil
+	return nil, err
 }
 
 func (s *site) caddyfile(backends []backend, callers []string) string {
