@@ -32,11 +32,12 @@ type Event struct {
 // Lines end with LF, CRLF or CR, comments and unknown fields are passed over, "data:" needs no
 // space after it, and an event without data is none (WHATWG HTML, "Server-sent events").
 //
-// It is on the way of every token that is streamed. Therefore it scans each byte twice at most,
-// and an event that lies within one piece is not copied: its Data is a part of that piece. What
-// began in one piece and goes on in the next is kept in buffers of limited size.
+// Every token that is streamed passes through here. Therefore each byte is searched for the end of
+// a line only once for LF and once for CR, and an event that lies within one piece is not copied:
+// its Data is a part of that piece. What begins in one piece and goes on in the next is kept in
+// buffers of limited size.
 type Splitter struct {
-	begun bool // the byte order mark, if there is one, is past
+	begun bool // the first line was read, and with it the byte order mark
 	gotCR bool // a line feed that comes next is the rest of a line's end
 
 	partial []byte // the beginning of a line whose end did not come yet
@@ -44,14 +45,14 @@ type Splitter struct {
 
 	name   [maxName]byte
 	named  int    // how much of name is used
-	hasAny bool   // there was a data line
+	hasAny bool   // the event has a data line
 	data   []byte // the data so far, in the current piece, in partial or in joined
 	joined []byte // the buffer for data that does not lie in one place
 	long   bool   // there was more data than is kept
 }
 
-// Split takes in the next piece of the stream and calls each with every event that ends in it.
-// Neither the splitter nor an event keeps the piece.
+// Split takes in the next piece of the stream and calls each with every event that ends in it. The
+// piece may be reused as soon as Split returns.
 func (s *Splitter) Split(piece []byte, each func(Event)) {
 	if s.gotCR && len(piece) > 0 {
 		s.gotCR = false

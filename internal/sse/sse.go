@@ -22,7 +22,8 @@ const (
 	End
 )
 
-// Watcher looks at a stream as it passes. The zero Watcher is at the beginning of a stream.
+// Watcher looks at a stream as it passes: first for what it opens with, then for an error and for
+// its end. The zero Watcher is at the beginning of a stream.
 type Watcher struct {
 	// Each, if it is set, is called with every event: to count tokens, say, or to learn the ids
 	// of stored objects. The event is valid during the call only.
