@@ -122,11 +122,20 @@ func parseNumber(text []byte) (float64, bool) {
 	if len(text) == 0 || len(text) > longestNumber {
 		return 0, false
 	}
+	whole, digits := int64(0), true // the usual case: a few digits
 	for _, c := range text {
+		if '0' <= c && c <= '9' {
+			whole = whole*10 + int64(c-'0')
+			continue
+		}
+		digits = false
 		// ParseFloat would also take words, hexadecimal numbers and underscores
-		if (c < '0' || c > '9') && c != '.' && c != 'e' && c != 'E' && c != '+' && c != '-' {
+		if c != '.' && c != 'e' && c != 'E' && c != '+' && c != '-' {
 			return 0, false
 		}
+	}
+	if digits && len(text) <= 15 { // which a float64 holds exactly
+		return float64(whole), true
 	}
 	f, err := strconv.ParseFloat(string(text), 64)
 	return f, (err == nil || math.IsInf(f, 1)) && f >= 0
