@@ -79,17 +79,19 @@ type Handler struct {
 	// Default: `2500`, which is gpt-4o's
 	InputTPMPerPTU int `json:"input_tpm_per_ptu,omitempty"`
 
-	// OutputRatio is how many input tokens one output token weighs.
-	// Default: `4`
+	// OutputRatio is how many input tokens one output token counts for, from
+	// 0.000001 to 1000000. Default: `4`
 	OutputRatio float64 `json:"output_ratio,omitempty"`
 
-	// BucketSeconds is how many seconds' worth of work the bucket holds before
-	// requests are refused. Azure does not publish its own. Default: `10`
+	// BucketSeconds is how many seconds of work the bucket holds before requests
+	// are refused, from 0.000001 to 1000000. Azure does not publish its own
+	// value. Default: `10`
 	BucketSeconds float64 `json:"bucket_seconds,omitempty"`
 
-	// Hints is how the headers of a 429 tell the wait: `azure_ms`,
-	// `azure_both`, `azure_s`, `azure_none`, `azure_neg1`, `azure_day`, `date`,
-	// `openai_dur`, `garbage`, `negative` or `zero`. Default: `azure_both`
+	// Hints is the style of the headers of a 429 that say when to come back:
+	// `azure_ms`, `azure_both`, `azure_s`, `azure_none`, `azure_neg1`,
+	// `azure_day`, `date`, `openai_dur`, `garbage`, `negative` or `zero`.
+	// Default: `azure_both`
 	Hints string `json:"hints,omitempty"`
 
 	// ErrorBody is the body of a 429: `azure_classic`, `azure_new`,

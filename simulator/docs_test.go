@@ -1,0 +1,45 @@
+package simulator
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestTheDocsNameEveryOptionStyleAndFault(t *testing.T) {
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	docs := read("../docs/simulator.md")
+
+	var want []string
+	for field := range reflect.TypeFor[Handler]().Fields() {
+		if tag, ok := field.Tag.Lookup("json"); ok {
+			name, _, _ := strings.Cut(tag, ",")
+			want = append(want, "\n- **`"+name+"`**")
+		}
+	}
+	for _, words := range [][]string{hintStyles, bodyStyles, faultForms} {
+		for _, word := range words {
+			want = append(want, "\n| `"+word+"` |")
+		}
+	}
+	for field := range reflect.TypeFor[Status]().Fields() {
+		if name := field.Tag.Get("json"); name != "name" {
+			want = append(want, "\n| `"+name+"` |")
+		}
+	}
+	for _, text := range want {
+		if strings.Count(docs, text) != 1 {
+			t.Errorf("docs/simulator.md has %q %d times, want once", text, strings.Count(docs, text))
+		}
+	}
+	if !strings.Contains(docs, "```caddyfile\n"+read("../examples/simulator.Caddyfile")+"```") {
+		t.Error("the Caddyfile of docs/simulator.md is not examples/simulator.Caddyfile")
+	}
+}
