@@ -141,18 +141,20 @@ func cutName(path string) (name, rest string, ok bool) {
 func CheckPath(escapedPath string) (problem string) {
 	path := unescapeOr(escapedPath, url.PathUnescape)
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {
-		if segment == "." || segment == ".." {
+		// some servers take off what follows a semicolon (RFC 3986 section 3.3)
+		if segment, _, _ = strings.Cut(segment, ";"); segment == "." || segment == ".." {
 			return "The path must not contain '.' or '..' segments."
 		}
 	}
 	if strings.Contains(escapedPath, "//") {
 		return "The path must not contain empty segments."
 	}
-	// An encoded slash may be part of a name, but not of the segments before it.
-	if path != escapedPath || strings.Contains(path, `\`) {
-		route, other := ParsePath(escapedPath), ParsePath(withSlashes(path))
+	// An encoded slash or a semicolon may be part of a name, but not of the
+	// segments before it.
+	if path != escapedPath || strings.ContainsAny(path, `\;`) {
+		route, other := ParsePath(escapedPath), ParsePath(asOthersRead(path))
 		if route.Dialect != other.Dialect || (route.Deployment == "") != (other.Deployment == "") {
-			return "The path must not contain an encoded slash before the operation or the deployment."
+			return "The path must not contain an encoded slash or a semicolon before the operation or the deployment."
 		}
 	}
 	return ""
@@ -160,11 +162,12 @@ func CheckPath(escapedPath string) (problem string) {
 
 func isSlash(r rune) bool { return r == '/' || r == '\\' }
 
-// withSlashes returns an unescaped path as a server sees it that takes backslashes for slashes,
-// and several slashes for one.
-func withSlashes(path string) string {
+// asOthersRead returns an unescaped path as a server sees it that takes backslashes for slashes,
+// several slashes for one, and what follows a semicolon for no part of the segment.
+func asOthersRead(path string) string {
 	var b strings.Builder
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {
+		segment, _, _ = strings.Cut(segment, ";")
 		b.WriteByte('/')
 		b.WriteString(segment)
 	}

@@ -100,7 +100,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 	const (
 		dots    = "The path must not contain '.' or '..' segments."
 		empty   = "The path must not contain empty segments."
-		slashes = "The path must not contain an encoded slash before the operation or the deployment."
+		slashes = "The path must not contain an encoded slash or a semicolon before the operation or the deployment."
 	)
 	for path, want := range map[string]string{
 		"":                            "",

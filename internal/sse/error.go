@@ -101,6 +101,9 @@ func present(raw json.RawMessage) bool {
 	case "", "null", "false", "0", `""`:
 		return false
 	}
+	if raw[0] == '"' {
+		return len(bytes.Trim(raw, `"`+whiteSpace)) > 0
+	}
 	opening, last := raw[0], raw[len(raw)-1]
 	if opening == '{' && last == '}' || opening == '[' && last == ']' {
 		return len(bytes.Trim(raw[1:len(raw)-1], whiteSpace)) > 0

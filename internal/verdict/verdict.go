@@ -36,9 +36,9 @@ const (
 	NotPermitted Class = "not_permitted"
 	// NoModel: the backend does not have the model or deployment.
 	NoModel Class = "no_model"
-	// Unreachable: there was no connection, or it broke before the headers of the reply.
+	// Unreachable: there was no connection, so nothing of the request was sent.
 	Unreachable Class = "unreachable"
-	// Timeout: no headers came in time.
+	// Timeout: no headers came in time, or no first byte of a stream.
 	Timeout Class = "timeout"
 	// BrokenStream: the reply broke off, or told of an error, after its beginning had gone to the
 	// client.

@@ -1,0 +1,191 @@
+package pool
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Bench is a time in which a backend gets no requests.
+type Bench struct {
+	Reason
+	// Model is the one that the bench is about. It is empty if the bench is
+	// about every model, or about requests that name none.
+	Model        string
+	Since, Until time.Time
+}
+
+// Reason is why a backend is benched. The pool only tells it to listeners.
+type Reason struct {
+	// Class is what the backend's reply was taken for.
+	Class string
+	// Status is the reply's HTTP status, or 0 if there was no reply.
+	Status int
+	// Hint is where the backend said how long the bench lasts, if it did.
+	Hint string
+}
+
+// bench is a Bench in force. Only the times of its probe and its check change.
+type bench struct {
+	Bench
+	// extended is when the backend last asked for more.
+	extended time.Time
+	// cost is that of the smallest request that was refused.
+	cost int64
+	// probe is when the bench's probe was sent.
+	probe trial
+	// check is when a request was sent to check a bench that is in doubt.
+	check trial
+	// doubt is one of noDoubt, inDoubt and doubtOver.
+	doubt atomic.Int32
+}
+
+const (
+	noDoubt int32 = iota
+	inDoubt
+	doubtOver // a check was refused
+)
+
+// checkShare is how many times smaller than the refused request one must be
+// to check a bench that is in doubt.
+const checkShare = 4
+
+// trial is a request that goes first: when it was sent, as nanoseconds since
+// its bench began, plus 1. 0: no request was sent.
+type trial struct{ atomic.Int64 }
+
+func (t *trial) at(b *bench) time.Time { return b.Since.Add(time.Duration(t.Load() - 1)) }
+
+func (t *trial) claim(b *bench, now time.Time) bool {
+	return t.CompareAndSwap(0, int64(now.Sub(b.Since))+1)
+}
+
+// pending reports whether the trial is too young for its silence to mean that
+// it was not refused. A throttled backend refuses at once.
+func (t *trial) pending(b *bench, now time.Time) bool {
+	grace := min(time.Second, b.Until.Sub(b.Since)/10)
+	return t.Load() != 0 && now.Before(t.at(b).Add(grace))
+}
+
+// standing is what benches mean for a request. The worse, the greater.
+type standing int
+
+const (
+	// ready: there is no bench, or a trial is due.
+	ready standing = iota
+	// waiting: another request is the trial.
+	waiting
+	// suspected: benched for a failure.
+	suspected
+	// throttled: benched because the backend asked for it.
+	throttled
+)
+
+// slot holds a bench, or nil.
+type slot struct{ atomic.Pointer[bench] }
+
+// standing tells what the slot means for a request of this cost, if an
+// unfinished bench in it means benched.
+func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
+	b := s.Load()
+	if b == nil {
+		return ready
+	}
+	trial := &b.probe
+	if now.Before(b.Until) {
+		if !b.checkableBy(cost) {
+			return benched
+		}
+		trial = &b.check
+		if trial.pending(b, now) {
+			return benched // the throttle holds until the check was not refused
+		}
+	}
+	if trial.pending(b, now) {
+		return waiting
+	}
+	return ready
+}
+
+// checkableBy reports whether a request of this cost may check the bench.
+func (b *bench) checkableBy(cost int64) bool {
+	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
+}
+
+// muchLarger reports whether the bench speaks for requests that are so much
+// larger than one of this cost that it may not hold for that one.
+func (b *bench) muchLarger(cost int64) bool { return cost < b.cost && cost <= b.cost/checkShare }
+
+// claim takes the right to send a request: the trial, or one of many. It fails
+// if another request is the trial. over is the bench that ended by it, if one
+// did, because its probe was not refused.
+func (s *slot) claim(cost int64, now time.Time) (ok bool, over *bench) {
+	b := s.Load()
+	if b == nil {
+		return true, nil
+	}
+	if now.Before(b.Until) {
+		return b.checkableBy(cost) && (b.check.claim(b, now) || !b.check.pending(b, now)), nil
+	}
+	if b.probe.claim(b, now) {
+		return true, nil
+	}
+	if b.probe.pending(b, now) {
+		return false, nil
+	}
+	if s.CompareAndSwap(b, nil) {
+		over = b
+	}
+	return true, over
+}
+
+// clear ends a bench if an attempt that has succeeded started after the
+// backend last asked for it, or was a check of it.
+func (s *slot) clear(started time.Time) (over *bench) {
+	b := s.Load()
+	if b == nil || !started.After(b.extended) && (b.check.Load() == 0 || started.Before(b.check.at(b))) {
+		return nil
+	}
+	if !s.CompareAndSwap(b, nil) {
+		return nil
+	}
+	return b
+}
+
+// put starts or extends a bench. A bench only grows: a shorter one changes
+// nothing but the cost that the bench speaks for. The caller holds the lock.
+func (s *slot) put(b *bench) (happened Happening) {
+	current := s.Load()
+	if current == nil || !b.Since.Before(current.Until) {
+		s.Store(b)
+		return Began
+	}
+	b.doubt.Store(current.doubt.Load())
+	b.check.Store(current.check.Load())
+	if current.muchLarger(b.cost) {
+		b.doubt.CompareAndSwap(inDoubt, doubtOver)
+	}
+	b.cost = min(b.cost, current.cost)
+	b.Since = current.Since
+	happened = Grew
+	if !b.Until.After(current.Until) {
+		b.Until, b.extended, happened = current.Until, current.extended, nothing
+	}
+	s.Store(b)
+	return happened
+}
+
+// cast puts a bench in doubt that began at since, unless it was checked. The
+// caller holds the lock.
+func (s *slot) cast(since time.Time) {
+	if b := s.Load(); b != nil && b.Since.Equal(since) {
+		b.doubt.CompareAndSwap(noDoubt, inDoubt)
+	}
+}
+
+// until tells when the bench ends, or returns the zero time if it has ended.
+func (s *slot) until(now time.Time) time.Time {
+	if b := s.Load(); b != nil && now.Before(b.Until) {
+		return b.Until
+	}
+	return time.Time{}
+}

@@ -1,0 +1,288 @@
+package pool
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Health is what is known of one backend. Reading it takes no lock.
+type Health struct {
+	// whole is what counts for every model.
+	whole benches
+	// models is what counts for one model, by its name at the backend. Only
+	// those are in it that were benched once. The map itself never changes.
+	models atomic.Pointer[map[string]*benches]
+	// served are models that the backend has served. The map never changes.
+	served atomic.Pointer[map[string]bool]
+	// inFlight counts requests by the name of the member.
+	inFlight sync.Map
+
+	mu sync.Mutex // guards the writing of all of it
+	// identity tells apart what the backend is called with.
+	identity string
+}
+
+// benches are those of one model, or of a whole backend.
+type benches struct {
+	throttle slot
+	failure  slot
+	// failures are those that count towards a bench.
+	failures []time.Time
+}
+
+// noBenches stands for those of a model of which nothing is known.
+var noBenches = new(benches)
+
+// Limits on what clients can make us remember, whatever they name.
+const (
+	// maxModels is how many models of a backend are remembered, and how many of
+	// those that it served.
+	maxModels = 256
+	// maxModelName is how many bytes of a name tell models apart.
+	maxModelName = 256
+)
+
+// ModelKey bounds the name of a model.
+func ModelKey(model string) string {
+	if len(model) <= maxModelName {
+		return model
+	}
+	return strings.Clone(model[:maxModelName])
+}
+
+// Destruct implements caddy.Destructor, so that a usage pool can hold Health.
+func (*Health) Destruct() error { return nil }
+
+// StartFresh forgets what is known if it was learned with another identity.
+func (h *Health) StartFresh(identity string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.identity != "" && h.identity != identity {
+		h.whole.throttle.Store(nil)
+		h.whole.failure.Store(nil)
+		h.whole.failures = nil
+		h.models.Store(nil)
+		h.served.Store(nil)
+	}
+	h.identity = identity
+}
+
+func (h *Health) inFlightOf(member string) *atomic.Int64 {
+	count, _ := h.inFlight.LoadOrStore(member, new(atomic.Int64))
+	return count.(*atomic.Int64)
+}
+
+// of returns the benches that count for a model besides those of the whole.
+func (h *Health) of(model string) *benches {
+	if models := h.models.Load(); models != nil {
+		if b, ok := (*models)[ModelKey(model)]; ok {
+			return b
+		}
+	}
+	return noBenches
+}
+
+// remember returns the benches of a model, to be written to. The caller holds
+// the lock. If there are too many models, it forgets the one worth least: a
+// name that was never served before one that was, a failure before a throttle,
+// and what ends soon before what ends late.
+func (h *Health) remember(model string, now time.Time) *benches {
+	key := ModelKey(model)
+	models := make(map[string]*benches)
+	if known := h.models.Load(); known != nil {
+		if b, ok := (*known)[key]; ok {
+			return b
+		}
+		maps.Copy(models, *known)
+	}
+	if len(models) >= maxModels {
+		delete(models, slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
+			return cmp.Or(boolToInt(h.hasServed(a))-boolToInt(h.hasServed(b)), models[a].compareEnds(models[b], now))
+		}))
+	}
+	b := new(benches)
+	models[key] = b
+	h.models.Store(&models)
+	return b
+}
+
+func boolToInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (h *Health) hasServed(model string) bool {
+	served := h.served.Load()
+	return served != nil && (*served)[ModelKey(model)]
+}
+
+// rememberServed takes in that the backend has served a model.
+func (h *Health) rememberServed(model string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	served := make(map[string]bool)
+	if known := h.served.Load(); known != nil {
+		if len(*known) >= maxModels {
+			return
+		}
+		maps.Copy(served, *known)
+	}
+	served[ModelKey(model)] = true
+	h.served.Store(&served)
+}
+
+func (b *benches) compareEnds(other *benches, now time.Time) int {
+	return cmp.Or(b.throttle.until(now).Compare(other.throttle.until(now)),
+		b.failure.until(now).Compare(other.failure.until(now)))
+}
+
+// returns tells when the benches end.
+func (b *benches) returns(now time.Time) time.Time {
+	throttled, failed := b.throttle.until(now), b.failure.until(now)
+	if throttled.After(failed) {
+		return throttled
+	}
+	return failed
+}
+
+// standing tells what the benches mean for a request of this cost.
+func (b *benches) standing(cost int64, now time.Time) standing {
+	return max(b.throttle.standing(cost, now, throttled), b.failure.standing(cost, now, suspected))
+}
+
+// standing tells what the member's benches mean for a request.
+func (m *Member) standing(model string, cost int64, now time.Time) standing {
+	return max(m.health.whole.standing(cost, now), m.health.of(model).standing(cost, now))
+}
+
+// returns tells when the member's benches end for a model.
+func (m *Member) returns(model string, now time.Time) time.Time {
+	whole, its := m.health.whole.returns(now), m.health.of(model).returns(now)
+	if whole.After(its) {
+		return whole
+	}
+	return its
+}
+
+// unbenched reports whether there is no bench at all, not even one that ended.
+func (m *Member) unbenched(model string) bool {
+	whole, its := &m.health.whole, m.health.of(model)
+	return whole.throttle.Load() == nil && whole.failure.Load() == nil && its.throttle.Load() == nil && its.failure.Load() == nil
+}
+
+// slots are all that count for a model.
+func (m *Member) slots(model string) [4]*slot {
+	whole, its := &m.health.whole, m.health.of(model)
+	return [4]*slot{&whole.throttle, &whole.failure, &its.throttle, &its.failure}
+}
+
+// claim takes the right to send a request to a member that is ready for it.
+func (m *Member) claim(r Request, now time.Time) bool {
+	model, _ := r.ModelAt(m)
+	if m.unbenched(model) {
+		return true
+	}
+	cost := r.Cost()
+	for _, s := range m.slots(model) {
+		ok, over := s.claim(cost, now)
+		if over != nil {
+			m.tell(Ended, over)
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// Served ends the benches that an attempt, which started at started, has
+// disproved.
+func (m *Member) Served(model string, started time.Time) {
+	if !m.unbenched(model) {
+		for _, s := range m.slots(model) {
+			if over := s.clear(started); over != nil {
+				m.tell(Ended, over)
+			}
+		}
+	}
+	if !m.health.hasServed(model) {
+		m.health.rememberServed(model)
+	}
+}
+
+// Refusal is a reply for which a backend is benched.
+type Refusal struct {
+	Reason
+	// Throttle tells that the backend asked for the bench. Otherwise the bench
+	// is for a failure.
+	Throttle bool
+	// Whole tells that it concerns every model.
+	Whole bool
+	// Model is what the member calls the model that was asked for.
+	Model string
+	// Cost is that of the request.
+	Cost int64
+	// Wait is how long the bench lasts.
+	Wait time.Duration
+}
+
+// Bench keeps the member out of use from now on. It reports whether the bench
+// began with this refusal.
+func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
+	b := &bench{Bench: Bench{Reason: r.Reason, Since: now, Until: now.Add(r.Wait)}, extended: now, cost: r.Cost}
+	if !r.Whole {
+		b.Model = ModelKey(r.Model)
+	}
+	m.health.mu.Lock()
+	benches := m.health.scope(r.Whole, r.Model, now)
+	s := &benches.failure
+	if r.Throttle {
+		s = &benches.throttle
+	}
+	happened := s.put(b)
+	m.health.mu.Unlock()
+	if happened != nothing {
+		m.tell(happened, b)
+	}
+	return happened == Began
+}
+
+// scope returns the benches that a refusal belongs to. The caller holds the lock.
+func (h *Health) scope(whole bool, model string, now time.Time) *benches {
+	if whole {
+		return &h.whole
+	}
+	return h.remember(model, now)
+}
+
+// Doubt puts the throttle of a model in doubt that began at since.
+func (m *Member) Doubt(model string, since time.Time) {
+	m.health.mu.Lock()
+	defer m.health.mu.Unlock()
+	m.health.of(model).throttle.cast(since)
+}
+
+// CountFailure counts a failure and reports whether it is one too many: the
+// limit is reached within the duration.
+func (m *Member) CountFailure(whole bool, model string, now time.Time, limit int, duration time.Duration) bool {
+	if limit <= 1 {
+		return true
+	}
+	m.health.mu.Lock()
+	defer m.health.mu.Unlock()
+	b := m.health.scope(whole, model, now)
+	recent := slices.DeleteFunc(b.failures, func(at time.Time) bool { return now.Sub(at) >= duration })
+	if len(recent)+1 < limit {
+		b.failures = append(recent, now)
+		return false
+	}
+	b.failures = nil
+	return true
+}

@@ -1,0 +1,272 @@
+// Package pool decides which backend gets a request: which ones may be called
+// now, which of them is next, and when the first one returns. It knows time
+// only from its arguments, and nothing of HTTP or Caddy.
+//
+// Its words, which the rest of the project uses in the same sense:
+//
+//   - A member is a backend as one pool sees it, with a priority and a weight.
+//   - Health is what is known of a backend. Pools share it, and it outlives them.
+//   - A bench is a time in which a backend gets no requests: for one model, or
+//     for every model if it concerns the whole backend.
+//   - A throttle is a bench that the backend asked for, and so a promise: the
+//     backend is not called before the throttle ends.
+//   - A failure is every other reason for a bench. It is only a suspicion: its
+//     backend is a suspect, which is called when nobody else is left.
+//   - A probe is the one request that goes first when a bench has ended. The
+//     others follow when it was not refused, or when it had time enough to be.
+//   - Doubt: a throttle speaks for the request that was refused, and so for its
+//     cost. If one request was throttled everywhere, perhaps it was only too
+//     large. The throttles that it began are then in doubt, and one much
+//     smaller request may check each of them.
+package pool
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Pool is a set of members to choose from.
+type Pool struct {
+	// Members are in the order of their priorities.
+	Members []*Member
+	// Policy, if it is set, chooses among members of one priority, which it
+	// must not keep. It may return nil for no choice.
+	Policy func(Request, []*Member) *Member
+	// Random returns a random number from 0 up to but not including 1.
+	Random func() float64
+}
+
+// Member is a backend as one pool sees it.
+type Member struct {
+	Name string
+	// Index is the member's place in its pool.
+	Index int
+	// Priority ranks the members: the lowest number comes first.
+	Priority int
+	// Weight is the member's share within its priority. 0 drains it.
+	Weight int
+	// MaxRequests is how many requests it gets at a time. 0: no limit.
+	MaxRequests int64
+	// Checks are what others know of the member. It may be nil.
+	Checks Checks
+
+	health    *Health
+	listeners []Listener
+	inFlight  *atomic.Int64
+}
+
+// Checks are what others know of a member.
+type Checks interface {
+	// Healthy reports whether the member passes active health checks.
+	Healthy() bool
+	// Full reports whether the member can take no more requests.
+	Full() bool
+}
+
+// Request is what a pool asks about a request.
+type Request interface {
+	// ModelAt returns what the member calls the model that is asked for. It
+	// returns false if the request cannot be sent to the member.
+	ModelAt(*Member) (model string, ok bool)
+	// MayTry reports whether the request may still go to a member to which it
+	// can be sent.
+	MayTry(*Member) bool
+	// Cost tells how much of a rate limit the request takes, in tokens.
+	Cost() int64
+}
+
+// New returns a pool of the members, which it sorts by priority. What happens
+// to them is told to the listeners.
+func New(members []*Member, listeners ...Listener) *Pool {
+	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
+	for i, m := range members {
+		m.Index = i
+		m.listeners = listeners
+	}
+	return &Pool{Members: members, Random: rand.Float64}
+}
+
+// NewMember returns a member with this name and health, of priority and weight 1.
+func NewMember(name string, health *Health) *Member {
+	return &Member{Name: name, Priority: 1, Weight: 1, health: health, inFlight: health.inFlightOf(name)}
+}
+
+// Pick chooses the member that gets the request next, and reserves a place at
+// it, which Release gives back. It returns nil if nobody is left.
+func (p *Pool) Pick(r Request, now time.Time) *Member {
+	for {
+		m, rank := p.choose(r, now)
+		if m == nil {
+			return nil
+		}
+		if !m.reserve() {
+			continue // another request took the last place
+		}
+		if rank <= drained && !m.claim(r, now) {
+			m.Release()
+			continue // another request became the probe
+		}
+		return m
+	}
+}
+
+// PickThrottled chooses the member that returns soonest, although it throttles.
+func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
+	var soonest *Member
+	var back time.Time
+	for _, m := range p.Members {
+		model, ok := r.ModelAt(m)
+		if !ok || m.full() || !r.MayTry(m) {
+			continue
+		}
+		if returns := m.returns(model, now); soonest == nil || returns.Before(back) {
+			soonest, back = m, returns
+		}
+	}
+	if soonest == nil || !soonest.reserve() {
+		return nil
+	}
+	return soonest
+}
+
+// rank orders the members to which a request may go. Within a rank, priority
+// and weight decide.
+type rank int
+
+const (
+	open       rank = iota
+	drained         // open, but of weight 0
+	suspect         // benched for a failure, or waiting for a probe
+	suspectToo      // both drained and suspect
+	nobody          // must not be called
+)
+
+// choose finds the best member left for the request, in one pass: among those
+// of the best rank and priority, each replaces the one chosen so far with the
+// probability of its share of the weights seen. One random number is enough:
+// what is left of it after each decision is as random as before.
+func (p *Pool) choose(r Request, now time.Time) (chosen *Member, best rank) {
+	best = nobody
+	cost := r.Cost()
+	var total, random float64
+	for _, m := range p.Members {
+		if best == open && m.Priority > chosen.Priority {
+			break
+		}
+		rank := m.rank(r, cost, now)
+		if rank == nobody || rank > best || rank == best && m.Priority > chosen.Priority {
+			continue
+		}
+		if rank < best {
+			best, total = rank, 0
+		}
+		weight := float64(max(m.Weight, 1)) // drained ones share alike
+		total += weight
+		switch share := weight / total; {
+		case share == 1:
+			chosen, random = m, p.Random()
+		case random < share:
+			chosen, random = m, random/share
+		default:
+			random = (random - share) / (1 - share)
+		}
+	}
+	if chosen != nil && p.Policy != nil {
+		return p.chooseByPolicy(r, cost, now, chosen, best), best
+	}
+	return chosen, best
+}
+
+// chooseByPolicy asks the policy to choose among the members that are as good
+// as the one chosen. A policy without an answer leaves the choice as it is.
+func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Member, best rank) *Member {
+	var tier []*Member
+	for _, m := range p.Members {
+		if m.Priority == chosen.Priority && m.rank(r, cost, now) == best {
+			tier = append(tier, m)
+		}
+	}
+	if m := p.Policy(r, tier); m != nil {
+		return m
+	}
+	return chosen
+}
+
+// Wait tells in how long the first member that can serve the request returns.
+func (p *Pool) Wait(r Request, now time.Time) time.Duration {
+	soonest := time.Duration(math.MaxInt64)
+	for _, m := range p.Members {
+		if model, ok := r.ModelAt(m); ok {
+			soonest = min(soonest, max(0, m.returns(model, now).Sub(now)))
+		}
+	}
+	return soonest
+}
+
+// Throttled reports whether a throttle keeps the request away from any member.
+func (p *Pool) Throttled(r Request, now time.Time) bool {
+	return slices.ContainsFunc(p.Members, func(m *Member) bool {
+		model, ok := r.ModelAt(m)
+		return ok && m.standing(model, r.Cost(), now) == throttled
+	})
+}
+
+// Usable reports whether any member may be used, whatever the model. If none
+// may, wait is until the first may again, or 0 if nobody knows.
+func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
+	for _, m := range p.Members {
+		back := m.health.whole.returns(now).Sub(now)
+		if back <= 0 && m.healthy() {
+			return true, 0
+		}
+		// a member that fails active health checks does not say when it returns
+		if back > 0 && (wait == 0 || back < wait) {
+			wait = back
+		}
+	}
+	return false, wait
+}
+
+// rank tells how good a choice the member is for the request.
+func (m *Member) rank(r Request, cost int64, now time.Time) rank {
+	model, ok := r.ModelAt(m)
+	if !ok || m.full() || !r.MayTry(m) {
+		return nobody
+	}
+	rank := open
+	switch standing := m.standing(model, cost, now); {
+	case standing == throttled:
+		return nobody
+	case standing != ready || !m.healthy():
+		rank = suspect
+	}
+	if m.Weight == 0 {
+		rank++
+	}
+	return rank
+}
+
+func (m *Member) healthy() bool { return m.Checks == nil || m.Checks.Healthy() }
+
+func (m *Member) full() bool {
+	return m.MaxRequests > 0 && m.inFlight.Load() >= m.MaxRequests || m.Checks != nil && m.Checks.Full()
+}
+
+// reserve takes one of the member's places.
+func (m *Member) reserve() bool {
+	if m.MaxRequests > 0 && m.inFlight.Add(1) > m.MaxRequests {
+		m.Release()
+		return false
+	}
+	return true
+}
+
+// Release gives back the place that Pick reserved.
+func (m *Member) Release() {
+	if m.MaxRequests > 0 {
+		m.inFlight.Add(-1)
+	}
+}

@@ -1,0 +1,361 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// asks is a Request for a model, which may go to each member once.
+type asks struct {
+	model string
+	cost  int64
+	tried []*Member
+}
+
+func (a *asks) ModelAt(*Member) (string, bool) { return a.model, true }
+func (a *asks) MayTry(m *Member) bool          { return !slices.Contains(a.tried, m) }
+func (a *asks) Cost() int64                    { return a.cost }
+
+// events is a Listener that keeps what it is told.
+type events []string
+
+func (e *events) Happened(event Event) {
+	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended"}[event.Happening]
+	*e = append(*e, fmt.Sprint(event.Member.Name, " ", word, " ", event.Bench.Class, " ", event.Bench.Until.Sub(start)))
+}
+
+var start = time.Date(2026, 10, 21, 7, 28, 0, 0, time.UTC)
+
+// at is so many seconds after the start.
+func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+
+// poolOf makes a pool of members, each given as name:priority:weight.
+func poolOf(t testing.TB, members ...string) (*Pool, map[string]*Member, *events) {
+	t.Helper()
+	heard := new(events)
+	byName := make(map[string]*Member)
+	all := make([]*Member, len(members))
+	for i, text := range members {
+		name, rank, _ := strings.Cut(text, ":")
+		m := NewMember(name, new(Health))
+		if _, err := fmt.Sscanf(rank, "%d:%d", &m.Priority, &m.Weight); rank != "" && err != nil {
+			t.Fatal(err)
+		}
+		all[i], byName[name] = m, m
+	}
+	p := New(all, heard)
+	p.Random = rand.New(rand.NewPCG(1, 2)).Float64
+	return p, byName, heard
+}
+
+func throttle(seconds float64, cost int64) Refusal {
+	return Refusal{Reason: Reason{Class: "throttled", Status: 429}, Throttle: true, Model: "m", Cost: cost, Wait: time.Duration(seconds * float64(time.Second))}
+}
+
+func failure(seconds float64) Refusal {
+	return Refusal{Reason: Reason{Class: "failed", Status: 500}, Model: "m", Wait: time.Duration(seconds * float64(time.Second))}
+}
+
+// picks tells whom a request of this cost gets at a time, or "nobody".
+func picks(p *Pool, cost int64, now time.Time) string {
+	if m := p.Pick(&asks{model: "m", cost: cost}, now); m != nil {
+		return m.Name
+	}
+	return "nobody"
+}
+
+func wantPick(t *testing.T, p *Pool, cost int64, now time.Time, want string) {
+	t.Helper()
+	if got := picks(p, cost, now); got != want {
+		t.Errorf("after %v a request of cost %d got %s, want %s", now.Sub(start), cost, got, want)
+	}
+}
+
+func TestWeightsAreSharesOfTheBestPriority(t *testing.T) {
+	p, members, _ := poolOf(t, "c:2:5", "a:1:3", "b:1:1", "d:1:0")
+	shares := func() map[string]int {
+		counts := make(map[string]int)
+		for range 4000 {
+			counts[picks(p, 1, start)]++
+		}
+		return counts
+	}
+	got := shares()
+	if got["a"] < 2900 || got["a"] > 3100 || got["a"]+got["b"] != 4000 {
+		t.Errorf("shares are %v, want 3 to 1 for a and b", got)
+	}
+	members["a"].Bench(throttle(10, 1), start)
+	if got := shares(); !maps.Equal(got, map[string]int{"b": 4000}) {
+		t.Errorf("shares are %v, want all for b", got)
+	}
+	members["b"].Bench(throttle(10, 1), start)
+	if got := shares(); !maps.Equal(got, map[string]int{"c": 4000}) {
+		t.Errorf("shares are %v, want all for c", got)
+	}
+	members["c"].Bench(failure(10), start)
+	if got := shares(); !maps.Equal(got, map[string]int{"d": 4000}) {
+		t.Errorf("shares are %v, want all for the drained d rather than the suspect c", got)
+	}
+	members["d"].Bench(throttle(10, 1), start)
+	if got := shares(); !maps.Equal(got, map[string]int{"c": 4000}) {
+		t.Errorf("shares are %v, want all for the suspect c", got)
+	}
+}
+
+func TestSuspectsShareByPriorityAndWeight(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:1:2", "c:2:1")
+	for _, m := range members {
+		m.Bench(failure(10), start)
+	}
+	counts := make(map[string]int)
+	for range 3000 {
+		counts[picks(p, 1, at(1))]++
+	}
+	if counts["c"] != 0 || counts["a"] < 900 || counts["a"] > 1100 {
+		t.Errorf("shares are %v, want 1 to 2 for a and b", counts)
+	}
+}
+
+func TestAThrottleHoldsToTheEndAndThenOneRequestGoesFirst(t *testing.T) {
+	p, members, heard := poolOf(t, "a:1:1", "b:2:1")
+	members["a"].Bench(throttle(9, 1), start)
+	wantPick(t, p, 1, at(8.999), "b")
+	wantPick(t, p, 1, at(9), "a")     // the probe
+	wantPick(t, p, 1, at(9.8), "b")   // waits for it
+	wantPick(t, p, 1, at(9.901), "a") // a tenth of 9 s passed in silence
+	if want := []string{"a began throttled 9s", "a ended throttled 9s"}; !slices.Equal(*heard, want) {
+		t.Errorf("heard %q, want %q", *heard, want)
+	}
+}
+
+func TestNobodyWaitsForAProbeWhileNobodyElseIsLeft(t *testing.T) {
+	p, members, _ := poolOf(t, "a", "b")
+	for _, m := range members {
+		m.Bench(throttle(10, 1), start)
+	}
+	wantPick(t, p, 1, at(9.9), "nobody")
+	for range 10 {
+		if got := picks(p, 1, at(10)); got == "nobody" {
+			t.Fatal("a request waited although the time of all was over")
+		}
+	}
+}
+
+func TestABenchOnlyGrows(t *testing.T) {
+	p, members, heard := poolOf(t, "a")
+	a := members["a"]
+	if !a.Bench(throttle(10, 1), start) || a.Bench(throttle(3, 1), at(1)) || a.Bench(throttle(15, 1), at(2)) {
+		t.Error("only the first refusal begins the bench")
+	}
+	wantPick(t, p, 1, at(16.9), "nobody")
+	// an attempt that began before the extension does not end it
+	a.Served("m", at(1))
+	wantPick(t, p, 1, at(3), "nobody")
+	a.Served("m", at(2.5))
+	wantPick(t, p, 1, at(4), "a")
+	if want := []string{"a began throttled 10s", "a grew throttled 17s", "a ended throttled 17s"}; !slices.Equal(*heard, want) {
+		t.Errorf("heard %q, want %q", *heard, want)
+	}
+}
+
+func TestABenchIsForItsModelOrForAll(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	members["a"].Bench(throttle(10, 1), start)
+	if m := p.Pick(&asks{model: "other"}, start); m == nil {
+		t.Error("another model is benched as well")
+	}
+	if usable, _ := p.Usable(start); !usable {
+		t.Error("a member is unusable for one model's sake")
+	}
+	whole := throttle(20, 1)
+	whole.Whole = true
+	members["a"].Bench(whole, start)
+	if m := p.Pick(&asks{model: "other"}, start); m != nil {
+		t.Error("a model is served by a member that is benched as a whole")
+	}
+	if usable, wait := p.Usable(at(5)); usable || wait != 15*time.Second {
+		t.Errorf("usable %v in %v, want in 15s", usable, wait)
+	}
+	if wait := p.Wait(&asks{model: "m"}, at(5)); wait != 15*time.Second {
+		t.Errorf("the soonest return is in %v, want 15s", wait)
+	}
+}
+
+func TestDoubtLetsOneMuchSmallerRequestCheck(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	a := members["a"]
+	a.Bench(throttle(60, 100_000), start)
+	wantPick(t, p, 10, at(1), "nobody") // no doubt yet
+	a.Doubt("m", start)
+	wantPick(t, p, 25_001, at(1), "nobody")
+	wantPick(t, p, 25_000, at(1), "a")
+	wantPick(t, p, 10, at(1.5), "nobody") // one is checking
+	wantPick(t, p, 10, at(2.1), "a")      // silence is consent
+	wantPick(t, p, 90_000, at(2.1), "nobody")
+	a.Served("m", at(1))
+	wantPick(t, p, 90_000, at(3), "a")
+}
+
+func TestARefusedCheckEndsTheDoubt(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	a := members["a"]
+	a.Bench(throttle(60, 100_000), start)
+	a.Doubt("m", start)
+	wantPick(t, p, 1000, at(1), "a")
+	if a.Bench(throttle(30, 1000), at(1)) {
+		t.Error("a refused check begins a bench")
+	}
+	a.Doubt("m", start)
+	wantPick(t, p, 10, at(5), "nobody")
+	wantPick(t, p, 10, at(59), "nobody")
+	wantPick(t, p, 10, at(60), "a")
+}
+
+func TestRequestsOfOneSizeCheckNothing(t *testing.T) {
+	for _, cost := range []int64{0, 1, 3, 500} {
+		p, members, _ := poolOf(t, "a")
+		members["a"].Bench(throttle(60, cost), start)
+		members["a"].Doubt("m", start)
+		wantPick(t, p, cost, at(1), "nobody")
+	}
+}
+
+func TestALargerRefusalDoesNotEndTheDoubt(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	a := members["a"]
+	a.Bench(throttle(60, 100_000), start)
+	a.Doubt("m", start)
+	a.Bench(throttle(70, 50_000), at(1)) // of another huge one that was on its way
+	wantPick(t, p, 12_501, at(2), "nobody")
+	wantPick(t, p, 12_500, at(2), "a")
+}
+
+func TestFailuresBenchWhenThereAreTooMany(t *testing.T) {
+	_, members, _ := poolOf(t, "a")
+	a := members["a"]
+	var got []bool
+	for _, seconds := range []float64{0, 5, 11, 12, 13} {
+		got = append(got, a.CountFailure(false, "m", at(seconds), 3, 10*time.Second))
+	}
+	if want := []bool{false, false, false, true, false}; !slices.Equal(got, want) {
+		t.Errorf("too many: %v, want %v", got, want)
+	}
+}
+
+func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
+	a := members["a"]
+	a.Served("m", start)
+	a.Bench(failure(10), start)
+	for n := range 1000 {
+		made := failure(60)
+		made.Model = fmt.Sprint(n, strings.Repeat("x", 3*maxModelName))
+		a.Bench(made, start)
+	}
+	wantPick(t, p, 1, at(1), "b")
+	models := *a.health.models.Load()
+	if len(models) != maxModels {
+		t.Errorf("%d models are remembered, want %d", len(models), maxModels)
+	}
+	for name := range models {
+		if len(name) > maxModelName {
+			t.Errorf("a name of %d bytes is remembered", len(name))
+		}
+	}
+}
+
+func TestPlacesAreLimitedAndGivenBack(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
+	members["a"].MaxRequests = 2
+	var got []string
+	for range 3 {
+		got = append(got, picks(p, 1, start))
+	}
+	members["a"].Release()
+	got = append(got, picks(p, 1, start))
+	if want := []string{"a", "a", "b", "a"}; !slices.Equal(got, want) {
+		t.Errorf("picked %v, want %v", got, want)
+	}
+}
+
+func TestAPolicyChoosesWithinItsTier(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:1:1", "c:2:1")
+	var tiers []string
+	p.Policy = func(_ Request, tier []*Member) *Member {
+		names := ""
+		for _, m := range tier {
+			names += m.Name
+		}
+		tiers = append(tiers, names)
+		return tier[len(tier)-1]
+	}
+	wantPick(t, p, 1, start, "b")
+	members["b"].Bench(throttle(10, 1), start)
+	wantPick(t, p, 1, start, "a")
+	members["a"].Bench(failure(10), start)
+	wantPick(t, p, 1, start, "c")
+	if want := []string{"ab", "a", "c"}; !slices.Equal(tiers, want) {
+		t.Errorf("the policy saw %q, want %q", tiers, want)
+	}
+}
+
+func TestANewIdentityStartsFresh(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	a := members["a"]
+	a.health.StartFresh("one")
+	a.Bench(throttle(60, 1), start)
+	a.health.StartFresh("one")
+	wantPick(t, p, 1, at(1), "nobody")
+	a.health.StartFresh("two")
+	wantPick(t, p, 1, at(1), "a")
+}
+
+// sixteen is a pool of 16 members in 3 tiers, of which one is benched.
+func sixteen(t testing.TB) *Pool {
+	members := make([]string, 16)
+	for i := range members {
+		members[i] = fmt.Sprintf("%c:%d:%d", 'a'+i, 1+i/6, 1+i)
+	}
+	p, byName, _ := poolOf(t, members...)
+	p.Random = rand.Float64
+	for _, m := range byName {
+		m.Served("m", start)
+	}
+	byName["b"].Bench(throttle(60, 1), start)
+	return p
+}
+
+// BenchmarkPick stands beside the promise that a pick is cheap, allocates
+// nothing and waits for nobody.
+func BenchmarkPick(b *testing.B) {
+	p := sixteen(b)
+	b.Run("alone", func(b *testing.B) {
+		b.ReportAllocs()
+		r := &asks{model: "m", cost: 1}
+		for b.Loop() {
+			p.Pick(r, start)
+		}
+	})
+	b.Run("parallel", func(b *testing.B) {
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			r := &asks{model: "m", cost: 1}
+			for pb.Next() {
+				p.Pick(r, start)
+			}
+		})
+	})
+}
+
+func TestAPickAllocatesNothing(t *testing.T) {
+	p := sixteen(t)
+	r := &asks{model: "m", cost: 1}
+	if n := testing.AllocsPerRun(1000, func() { p.Pick(r, start) }); n != 0 {
+		t.Errorf("a pick allocates %v times", n)
+	}
+}
