@@ -19,6 +19,15 @@ func String(into *string) Option {
 	return Func(func(d *caddyfile.Dispenser) error { return Argument(d, into) })
 }
 
+// StringPointer makes an option of one argument, where nil means that it is
+// not there.
+func StringPointer(into **string) Option {
+	return Func(func(d *caddyfile.Dispenser) error {
+		*into = new(string)
+		return Argument(d, *into)
+	})
+}
+
 // Secret makes an option of one argument that no error shows.
 func Secret(into *string) Option {
 	o := String(into)

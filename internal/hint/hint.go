@@ -1,4 +1,5 @@
-// Package hint reads from a reply when its sender may be asked again.
+// Package hint reads from a reply when its sender may be asked again, and tells clients when they
+// may ask again.
 //
 // Providers say so in many ways, of which the official SDKs read only two. The more specific a
 // source is, the closer it is to the wait that is really needed. An x-ratelimit-reset header says

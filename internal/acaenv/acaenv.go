@@ -1,0 +1,173 @@
+// Package acaenv reads the environment variables with which Microsoft's sample
+// Azure-Samples/openai-aca-lb is configured, so that its users need not change
+// theirs. For each backend there are BACKEND_<n>_URL, BACKEND_<n>_PRIORITY,
+// BACKEND_<n>_APIKEY and BACKEND_<n>_DEPLOYMENT_NAME, and for all of them
+// HTTP_TIMEOUT_SECONDS.
+package acaenv
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// DefaultPrefix is what the names of the sample's variables begin with.
+	DefaultPrefix = "BACKEND"
+	// TimeoutVariable is the name of the one that limits the time of a request.
+	TimeoutVariable = "HTTP_TIMEOUT_SECONDS"
+
+	url        = "URL"
+	priority   = "PRIORITY"
+	apiKey     = "APIKEY"
+	deployment = "DEPLOYMENT_NAME"
+
+	defaultTimeout = 100 * time.Second
+)
+
+var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
+
+// CheckPrefix says what is wrong with a prefix of variables' names, if anything
+// is.
+func CheckPrefix(prefix string) error {
+	if !validPrefix.MatchString(prefix) {
+		return fmt.Errorf("'%s' is not a prefix of environment variables, such as %s: expected letters, digits and _, and no _ at the end",
+			prefix, DefaultPrefix)
+	}
+	return nil
+}
+
+// Example names the variables of a backend, for an error.
+func Example(prefix string) string {
+	return fmt.Sprintf("%[1]s_1_%[2]s, %[1]s_1_%[3]s and %[1]s_1_%[4]s", prefix, url, priority, apiKey)
+}
+
+// Backend is a backend that variables describe.
+type Backend struct {
+	// Prefix is what the names of its variables begin with, such as BACKEND_1.
+	Prefix     string
+	URL        Variable
+	APIKey     Variable
+	Priority   int
+	Deployment string
+}
+
+// Variable is an environment variable.
+type Variable struct {
+	// Name is the name under which it is set.
+	Name string
+	// Value has no white space around it. It is empty if the variable is not
+	// set.
+	Value string
+}
+
+// Environment has variables by their names in capitals: the sample takes them
+// in any case.
+type Environment map[string]Variable
+
+// Parse reads variables as [os.Environ] returns them.
+func Parse(environ []string) Environment {
+	env := make(Environment)
+	// of two names that differ only in case, the one in capitals sorts first
+	for _, pair := range slices.Sorted(slices.Values(environ)) {
+		name, value, _ := strings.Cut(pair, "=")
+		if key := strings.ToUpper(name); env[key].Name == "" {
+			env[key] = Variable{name, strings.TrimSpace(value)}
+		}
+	}
+	return env
+}
+
+// lookup returns a variable, with an empty value if it is not set.
+func (e Environment) lookup(name string) Variable {
+	v := e[strings.ToUpper(name)]
+	v.Name = cmp.Or(v.Name, name)
+	return v
+}
+
+// Backends returns the backends whose variables' names begin with the prefix.
+// Its errors hold no key.
+func (e Environment) Backends(prefix string) ([]Backend, error) {
+	var backends []Backend
+	for _, word := range e.words(prefix) {
+		b := Backend{Prefix: prefix + "_" + word}
+		b.URL = e.lookup(b.Prefix + "_" + url)
+		if b.URL.Value == "" {
+			return nil, fmt.Errorf("%s is required: expected the URL of an Azure OpenAI resource", b.URL.Name)
+		}
+		var err error
+		if b.Priority, err = e.lookup(b.Prefix + "_" + priority).number(); err != nil {
+			return nil, err
+		}
+		b.APIKey = e.lookup(b.Prefix + "_" + apiKey)
+		b.Deployment = e.lookup(b.Prefix + "_" + deployment).Value
+		backends = append(backends, b)
+	}
+	return backends, nil
+}
+
+// words returns the words that tell the backends apart: numbers in their order,
+// then the others.
+//
+// Kubernetes sets variables for a service called backend, too, such as
+// BACKEND_SERVICE_HOST. So a name counts only if it has one word without an
+// underscore, and then the name of a property that we know.
+func (e Environment) words(prefix string) []string {
+	var words []string
+	for name := range e {
+		rest, ok := strings.CutPrefix(name, strings.ToUpper(prefix)+"_")
+		word, property, _ := strings.Cut(rest, "_")
+		if !ok || word == "" || slices.Contains(words, word) {
+			continue
+		}
+		switch property {
+		case url, priority, apiKey, deployment:
+			words = append(words, word)
+		}
+	}
+	slices.SortFunc(words, func(a, b string) int {
+		digitsA, digitsB := digits(a), digits(b)
+		if digitsA == "" || digitsB == "" {
+			return cmp.Or(strings.Compare(digitsB, digitsA), strings.Compare(a, b))
+		}
+		return cmp.Or(cmp.Compare(len(digitsA), len(digitsB)), strings.Compare(digitsA, digitsB), strings.Compare(a, b))
+	})
+	return words
+}
+
+// digits returns the digits of a number without leading zeros, and nothing if
+// the word is not a number.
+func digits(word string) string {
+	if strings.Trim(word, "0123456789") != "" {
+		return ""
+	}
+	return cmp.Or(strings.TrimLeft(word, "0"), "0")
+}
+
+// Timeout is how long a request may take. In the sample, that is how long it
+// may be idle.
+func (e Environment) Timeout() (time.Duration, error) {
+	v := e.lookup(TimeoutVariable)
+	if v.Value == "" {
+		return defaultTimeout, nil
+	}
+	seconds, err := v.number()
+	return time.Duration(seconds) * time.Second, err
+}
+
+// number reads a whole number of 1 or more.
+func (v Variable) number() (int, error) {
+	n, err := strconv.Atoi(v.Value)
+	switch {
+	case v.Value == "":
+		return 0, fmt.Errorf("%s is required: expected a whole number of 1 or more", v.Name)
+	case err != nil || n < 1 || n > math.MaxInt32:
+		return 0, fmt.Errorf("%s '%s' is not a whole number of 1 or more", v.Name, v.Value)
+	}
+	return n, nil
+}

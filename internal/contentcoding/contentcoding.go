@@ -1,0 +1,82 @@
+// Package contentcoding reads bodies that are compressed (RFC 9110 section
+// 8.4), because what an error means may be in its body.
+package contentcoding
+
+import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// Compressed reports whether the body after this header is compressed.
+func Compressed(header http.Header) bool {
+	encoding := header["Content-Encoding"]
+	return len(encoding) > 0 && encoding[0] != "" && !strings.EqualFold(encoding[0], "identity")
+}
+
+// readable are the codings that a backend may use. Decode knows zstd as well,
+// but only with a small window, so no backend is invited to use it.
+var readable = []string{"gzip", "deflate", "identity"}
+
+// AcceptReadable removes from Accept-Encoding the codings that Decode may not
+// be able to undo.
+func AcceptReadable(header http.Header) {
+	if header["Accept-Encoding"] == nil {
+		return
+	}
+	var kept []string
+	for _, value := range header["Accept-Encoding"] {
+		for coding := range strings.SplitSeq(value, ",") {
+			name, _, _ := strings.Cut(coding, ";")
+			if slices.Contains(readable, strings.ToLower(strings.TrimSpace(name))) {
+				kept = append(kept, strings.TrimSpace(coding))
+			}
+		}
+	}
+	if delete(header, "Accept-Encoding"); kept != nil {
+		header["Accept-Encoding"] = []string{strings.Join(kept, ", ")}
+	}
+}
+
+// maxWindow limits the memory that decoding zstd takes.
+const maxWindow = 1 << 20
+
+// Decode undoes the compression of a body, as far as it can: raw may be only
+// the beginning, which may be enough. It returns at most limit bytes. all tells
+// that the text is complete.
+func Decode(raw []byte, encoding string, limit int64) (text []byte, all bool) {
+	if len(raw) == 0 {
+		return nil, true
+	}
+	var decoder io.Reader
+	var err error
+	switch encoding {
+	case "gzip":
+		decoder, err = gzip.NewReader(bytes.NewReader(raw))
+	case "deflate":
+		decoder, err = zlib.NewReader(bytes.NewReader(raw))
+	case "zstd":
+		var z *zstd.Decoder
+		z, err = zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		if err == nil {
+			defer z.Close()
+			decoder = z
+		}
+	case "", "identity":
+		return raw, true
+	default:
+		return raw, false
+	}
+	if err != nil {
+		return raw, false
+	}
+	text, err = io.ReadAll(io.LimitReader(decoder, limit))
+	return text, err == nil && int64(len(text)) < limit
+}

@@ -1,0 +1,92 @@
+package contentcoding
+
+import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"io"
+	"net/http"
+	"runtime"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+const limit = 64 << 10
+
+// compress returns the text in each coding.
+func compress(t *testing.T, text []byte) map[string][]byte {
+	t.Helper()
+	var gzipped, deflated, zstdCoded bytes.Buffer
+	z, err := zstd.NewWriter(&zstdCoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []io.WriteCloser{gzip.NewWriter(&gzipped), zlib.NewWriter(&deflated), z} {
+		w.Write(text)
+		w.Close()
+	}
+	return map[string][]byte{"gzip": gzipped.Bytes(), "deflate": deflated.Bytes(), "zstd": zstdCoded.Bytes(), "": text, "identity": text}
+}
+
+func TestABodyIsReadInEachCoding(t *testing.T) {
+	const want = `{"error":{"code":"insufficient_quota"}}`
+	coded := compress(t, []byte(want))
+	for encoding, raw := range coded {
+		if text, all := Decode(raw, encoding, limit); string(text) != want || !all {
+			t.Errorf("%s: got %q, all: %t", encoding, text, all)
+		}
+		if text, all := Decode(nil, encoding, limit); text != nil || !all {
+			t.Errorf("%s: got %q of nothing, all: %t", encoding, text, all)
+		}
+	}
+	for _, encoding := range []string{"gzip", "deflate"} {
+		raw := coded[encoding]
+		if _, all := Decode(raw[:len(raw)-2], encoding, limit); all {
+			t.Errorf("%s: a body that is cut off is taken for all of it", encoding)
+		}
+	}
+	for encoding, raw := range map[string]string{"br": "whatever", "gzip": "not gzip", "deflate": "?"} {
+		if text, all := Decode([]byte(raw), encoding, limit); string(text) != raw || all {
+			t.Errorf("%s: got %q, all: %t", encoding, text, all)
+		}
+	}
+}
+
+// A small body may decode to one that is a thousand times as long.
+func TestABodyIsReadNoFurtherThanTheLimit(t *testing.T) {
+	const size = 16 << 20
+	coded := compress(t, make([]byte, size))
+	for _, encoding := range []string{"gzip", "deflate", "zstd"} {
+		bomb := coded[encoding]
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		text, all := Decode(bomb, encoding, limit)
+		runtime.ReadMemStats(&after)
+		if len(text) > limit || all {
+			t.Errorf("%s: %d bytes of %d were decoded to %d", encoding, len(bomb), size, len(text))
+		}
+		if used := after.TotalAlloc - before.TotalAlloc; used > 8<<20 {
+			t.Errorf("%s: decoding took %d bytes of memory", encoding, used)
+		}
+	}
+}
+
+func TestABackendIsOfferedOnlyWhatCanBeRead(t *testing.T) {
+	for value, want := range map[string]string{
+		"gzip":                      "gzip",
+		"br, zstd":                  "",
+		"br;q=1.0, GZIP;q=0.5 , *":  "GZIP;q=0.5",
+		"zstd, deflate, identity":   "deflate, identity",
+		"gzip;q=0, identity;q=0.1 ": "gzip;q=0, identity;q=0.1",
+	} {
+		header := http.Header{"Accept-Encoding": {value}}
+		if AcceptReadable(header); header.Get("Accept-Encoding") != want {
+			t.Errorf("of %q there is left %q, want %q", value, header.Get("Accept-Encoding"), want)
+		}
+	}
+	header := make(http.Header)
+	if AcceptReadable(header); len(header) > 0 {
+		t.Errorf("a request without Accept-Encoding got %v", header)
+	}
+}

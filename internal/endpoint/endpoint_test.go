@@ -1,0 +1,98 @@
+package endpoint
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+)
+
+func TestAURLWithASecretIsNotEchoed(t *testing.T) {
+	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x"} {
+		if _, err := ParseURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
+			t.Errorf("%s gives %v", raw, err)
+		}
+	}
+}
+
+func TestWhatIsNoURLOfABackendIsRefused(t *testing.T) {
+	for raw, want := range map[string]string{
+		"":                               "url '' must begin with http:// or https://",
+		"a.example":                      "url 'a.example' must begin with http:// or https://",
+		"ftp://a":                        "url 'ftp://a' must begin with http:// or https://",
+		"http://":                        "url 'http://' has no host",
+		"http://a b":                     "url 'http://a b' is not a valid URL",
+		"http://a\n":                     `url 'http://a\n' is not a valid URL`,
+		"http://h:65536":                 "url 'http://h:65536' has no port from 1 to 65535",
+		"http://h:0":                     "url 'http://h:0' has no port from 1 to 65535",
+		"http://h?x":                     "url '…' must not contain a query or a fragment",
+		"http://h#x":                     "url '…' must not contain a query or a fragment",
+		"http://user@h":                  "url must not contain a user or a password: use api_key or header instead",
+		"https://h/openai/deployments/x": "url 'https://h/openai/deployments/x' must end before /openai/deployments/",
+	} {
+		if _, err := ParseURL(raw); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q gives %v, want %s", raw, err, want)
+		}
+	}
+	for raw, want := range map[string]string{"http://h": "h:80", "https://h/v1": "h:443", "https://h:8443/openai": "h:8443", "http://[::1]": "[::1]:80"} {
+		u, err := ParseURL(raw)
+		if err != nil || Dial(u) != want {
+			t.Errorf("%s gives %v, %v, want the address %s", raw, u, err, want)
+		}
+	}
+}
+
+func TestTheHostTellsTheProvider(t *testing.T) {
+	for host, want := range map[string][2]bool{
+		"contoso.openai.azure.com":            {true, false},
+		"Contoso.Cognitiveservices.azure.com": {true, false},
+		"contoso.services.ai.azure.com":       {true, false},
+		"openai.azure.com":                    {false, false},
+		"contoso-openai.azure.com":            {false, false},
+		"openai.azure.com.example":            {false, false},
+		"API.openai.com":                      {false, true},
+		"eu.api.openai.com":                   {false, false},
+	} {
+		if got := [2]bool{IsAzure(host), IsOpenAI(host)}; got != want {
+			t.Errorf("%s: Azure %t, OpenAI %t", host, got[0], got[1])
+		}
+	}
+}
+
+func TestAPathAndAQueryBecomeTheBackends(t *testing.T) {
+	openAI, azure := PathsAt("", false), PathsAt("", true)
+	for _, c := range []struct {
+		name  string
+		paths Paths
+		asked string
+		model string
+		want  string
+		place ModelPlace
+	}{
+		{"v1 to OpenAI", openAI, "/v1/responses", "m", "/v1/responses", AsNamed},
+		{"v1 to Azure", azure, "/v1/responses", "m", "/openai/v1/responses", AsNamed},
+		{"v1 to a base path", PathsAt("/gateway", false), "/v1/responses", "m", "/gateway/responses", AsNamed},
+		{"v1 to Azure's v1", PathsAt("/openai/v1", true), "/v1/responses", "m", "/openai/v1/responses", AsNamed},
+		{"v1 to Azure's /openai", PathsAt("/x/openai", true), "/v1/responses", "m", "/x/openai/v1/responses", AsNamed},
+		{"Azure's v1 to OpenAI", openAI, "/openai/v1/responses", "m", "/v1/responses", AsNamed},
+		{"classic to Azure", azure, "/openai/deployments/m/embeddings?api-version=1", "m", "/openai/deployments/m/embeddings?api-version=1", InPath},
+		{"classic to another deployment", azure, "/openai/deployments/m/embeddings?api-version=1", "a/b", "/openai/deployments/a%2Fb/embeddings?api-version=1", InPath},
+		{"classic to Azure's base path", PathsAt("/gateway", true), "/openai/deployments/m/embeddings", "m", "/gateway/openai/deployments/m/embeddings", InPath},
+		{"classic to OpenAI", openAI, "/openai/deployments/m/embeddings?api-version=1&x=2", "m", "/v1/embeddings?x=2", InBody},
+		{"classic without a deployment", azure, "/openai/files?api-version=1", "", "/openai/files?api-version=1", AsNamed},
+		{"classic without a deployment to OpenAI", openAI, "/openai/files?api-version=1", "", "/v1/files", AsNamed},
+		{"no dialect", PathsAt("/gateway", false), "/healthz", "", "/gateway/healthz", AsNamed},
+		{"realtime to another model", openAI, "/v1/realtime?model=m", "n", "/v1/realtime?model=n", AsNamed},
+		{"classic realtime to OpenAI", openAI, "/openai/realtime?api-version=1&deployment=m", "m", "/v1/realtime?model=m", AsNamed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			u, err := url.Parse("http://h" + c.asked)
+			if err != nil {
+				t.Fatal(err)
+			}
+			place := c.paths.Rewrite(u, "m", c.model)
+			if got := u.RequestURI(); got != c.want || place != c.place {
+				t.Errorf("got %s (%d), want %s (%d)", got, place, c.want, c.place)
+			}
+		})
+	}
+}

@@ -1,0 +1,66 @@
+// Package endpoint knows where a backend is, and at which paths it has its API.
+package endpoint
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// azureDomains are the domains of Azure OpenAI resources.
+var azureDomains = []string{"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com"}
+
+// IsAzure reports whether a host is that of an Azure OpenAI resource.
+func IsAzure(host string) bool {
+	for _, domain := range azureDomains {
+		if strings.HasSuffix(strings.ToLower(host), "."+domain) {
+			return true
+		}
+	}
+	return false
+}
+
+// IsOpenAI reports whether a host is OpenAI's own.
+func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com") }
+
+// ParseURL reads the URL of a backend. Its errors do not repeat what may be a
+// secret.
+func ParseURL(rawURL string) (*url.URL, error) {
+	shown := "'" + strings.Trim(strconv.Quote(rawURL), `"`) + "'"
+	if strings.ContainsAny(rawURL, "@?#") {
+		shown = "'…'" // a password, or a key in the query
+	}
+	u, err := url.Parse(rawURL)
+	switch {
+	case strings.Contains(rawURL, "@"):
+		return nil, errors.New("url must not contain a user or a password: use api_key or header instead")
+	case err != nil:
+		return nil, fmt.Errorf("url %s is not a valid URL", shown)
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, fmt.Errorf("url %s must begin with http:// or https://", shown)
+	case u.Hostname() == "":
+		return nil, fmt.Errorf("url %s has no host", shown)
+	case strings.Contains(u.Path+"/", "/openai/deployments/"):
+		return nil, fmt.Errorf("url %s must end before /openai/deployments/: the client's request has that part, or the option deployment", shown)
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		return nil, fmt.Errorf("url %s must not contain a query or a fragment", shown)
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return nil, fmt.Errorf("url %s has no port from 1 to 65535", shown)
+		}
+	}
+	return u, nil
+}
+
+// Dial is the network address for a URL.
+func Dial(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}

@@ -1,0 +1,212 @@
+// Package replay keeps the body of a request so that it can be sent to one
+// backend after the other. What fits into memory can be sent as often as
+// needed. What comes after that is streamed on, and can be sent only once.
+//
+// A [Body] belongs to the client's request. For every attempt at a backend,
+// [Body.Attach] makes an [Upload] of it, which is the body of the request to
+// that backend.
+package replay
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// ErrGone tells that a body cannot be read, or not again.
+var ErrGone = errors.New("the request body is no longer there")
+
+// Body is the body of a client's request.
+type Body struct {
+	// mu guards against net/http, which may still be sending the body of one
+	// attempt when the next one begins.
+	mu      sync.Mutex
+	prefix  []byte
+	tail    io.ReadCloser // nil: prefix is all of it
+	touched bool          // tail is being read
+	tailErr error         // why the reading of tail failed
+	gone    bool          // prefix was released
+	length  int64         // -1: unknown
+}
+
+const (
+	// initialBufferSize limits what a Content-Length alone can make us allocate.
+	initialBufferSize = 1 << 20
+	// spareBuffer is how much of a buffer may stay unused.
+	spareBuffer = 4 << 10
+)
+
+// Buffer reads the body of r, and keeps up to limit bytes of it in memory.
+func (b *Body) Buffer(r *http.Request, limit int64) error {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	// one more byte tells whether the body is longer than the limit
+	most := int(limit) + 1
+	size := 512
+	if r.ContentLength >= 0 {
+		size = int(min(r.ContentLength+1, int64(most), initialBufferSize))
+	}
+	buf := make([]byte, 0, size)
+	for len(buf) < most {
+		n, err := r.Body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if errors.Is(err, io.EOF) && len(buf) < most {
+			b.prefix, b.length = fitted(buf), int64(len(buf))
+			return nil
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if len(buf) == cap(buf) {
+			buf = append(make([]byte, 0, min(2*cap(buf), most)), buf...)
+		}
+	}
+	b.prefix, b.tail, b.length = buf, r.Body, r.ContentLength
+	return nil
+}
+
+// fitted returns the bytes in a buffer of about their size.
+func fitted(buf []byte) []byte {
+	if cap(buf)-len(buf) <= max(spareBuffer, len(buf)/4) {
+		return buf
+	}
+	return bytes.Clone(buf)
+}
+
+// Buffered is what is in memory, which is the beginning of the body.
+func (b *Body) Buffered() []byte { return b.prefix }
+
+// Whole reports whether all of the body was in memory.
+func (b *Body) Whole() bool { return b.tail == nil }
+
+// Length is how long the body is. It is -1 if nobody knows.
+func (b *Body) Length() int64 { return b.length }
+
+// wholeBodySize is up to what size a body is handed to net/http as one piece,
+// which it then sends together with the headers.
+const wholeBodySize = 64 << 10
+
+// Options say how a body is sent to a backend.
+type Options struct {
+	// Model takes the place of the model in the body, unless it is empty.
+	Model string
+	// Request is what the body asks for, and where it names the model.
+	Request *openaiapi.Request
+	// Repeatable tells that the backend may execute the request twice.
+	Repeatable bool
+	// Progress is called whenever more of a long body is about to be sent.
+	Progress func()
+}
+
+// Attach makes the body that of an outgoing request.
+func (b *Body) Attach(out *http.Request, o Options) *Upload {
+	out.GetBody, out.TransferEncoding = nil, nil
+	trailers := len(out.Trailer) > 0
+	if b.length == 0 && b.tail == nil && !trailers {
+		out.Body, out.ContentLength = http.NoBody, 0
+		return &Upload{body: b}
+	}
+	up := b.upload(o)
+	out.Body, out.ContentLength = up.reader(), up.length
+	if trailers {
+		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
+	}
+	if b.tail == nil && (o.Repeatable || !claimsIdempotence(out.Header)) {
+		// lets net/http recover by itself from an idle connection that died
+		out.GetBody = func() (io.ReadCloser, error) {
+			if again := b.upload(o); again != nil {
+				return again.reader(), nil
+			}
+			return nil, ErrGone
+		}
+	}
+	return up
+}
+
+// claimsIdempotence reports whether net/http would send the request again
+// after the backend may have executed it.
+func claimsIdempotence(header http.Header) bool {
+	return header["Idempotency-Key"] != nil || header["X-Idempotency-Key"] != nil
+}
+
+// upload makes the body ready to be sent from its beginning. It returns nil if
+// the beginning is gone.
+func (b *Body) upload(o Options) *Upload {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.gone {
+		return nil
+	}
+	up := &Upload{body: b, length: b.length}
+	segments := [][]byte{b.prefix}
+	if o.Model != "" {
+		segments = o.Request.WithModel(b.prefix, o.Model)
+		if up.length >= 0 {
+			for _, segment := range segments {
+				up.length += int64(len(segment))
+			}
+			up.length -= int64(len(b.prefix))
+		}
+	}
+	if b.tail == nil && up.length <= wholeBodySize {
+		if len(segments) > 1 {
+			segments = [][]byte{bytes.Join(segments, nil)}
+		}
+		up.small = bytes.NewReader(segments[0])
+		return up
+	}
+	up.long = &reader{body: b, progress: o.Progress, segments: segments}
+	return up
+}
+
+// Release lets go of what is in memory. Only readers that still send it keep
+// it.
+func (b *Body) Release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.prefix, b.gone = nil, true
+}
+
+func (b *Body) touch() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.touched = true
+}
+
+// readTail reads what was not buffered. It remembers an error: then the client
+// did not send the rest, which is no fault of the backend that waits for it.
+func (b *Body) readTail(p []byte) (int, error) {
+	n, err := b.tail.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.tailErr = err
+	}
+	return n, err
+}
+
+// Failure is why the client's body did not arrive whole. It is nil if it did,
+// or may still do so.
+func (b *Body) Failure() error {
+	if b.tail == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.tailErr
+}
+
+// Gone stands for a body that went to the backends. A handler that comes after
+// them must not take it for an empty one.
+type Gone struct{}
+
+// Read implements io.Reader. It always fails.
+func (Gone) Read([]byte) (int, error) { return 0, ErrGone }
+
+// Close implements io.Closer.
+func (Gone) Close() error { return nil }

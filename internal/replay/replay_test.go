@@ -1,0 +1,123 @@
+package replay
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+func request(t *testing.T, body io.Reader) *http.Request {
+	t.Helper()
+	r, err := http.NewRequest(http.MethodPost, "http://x", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func buffered(t *testing.T, body io.Reader, limit int64) *Body {
+	t.Helper()
+	b := new(Body)
+	r := request(t, body)
+	r.ContentLength = -1 // as in a server
+	if err := b.Buffer(r, limit); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+var quiet = Options{Request: new(openaiapi.Request), Progress: func() {}}
+
+func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
+	b := buffered(t, strings.NewReader(strings.Repeat("x", 100_000)), 200_000)
+	out, late := request(t, nil), request(t, nil)
+	b.Attach(out, quiet)
+	b.Attach(late, quiet)
+	again, err := out.GetBody()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Release()
+	if text, err := io.ReadAll(again); len(text) != 100_000 || err != nil {
+		t.Errorf("a reader that had begun got %d bytes, %v, want all 100,000", len(text), err)
+	}
+	if again.(*reader).segments != nil || b.prefix != nil {
+		t.Error("the bytes are still held")
+	}
+	if _, err := late.GetBody(); err != ErrGone {
+		t.Errorf("a body that was released could be sent again: %v", err)
+	}
+}
+
+// net/http sends the headers and such a body in one packet, if it sees the
+// type of the reader.
+func TestASmallBodyIsAReaderThatNetHTTPKnows(t *testing.T) {
+	b := buffered(t, strings.NewReader(`{"model":"a"}`), 1<<20)
+	parsed := openaiapi.ParseJSON(b.Buffered())
+	for model, want := range map[string]string{"": `{"model":"a"}`, "bcd": `{"model":"bcd"}`} {
+		out := request(t, nil)
+		up := b.Attach(out, Options{Model: model, Request: &parsed, Progress: func() {}})
+		if got, want := reflect.TypeOf(out.Body), reflect.TypeOf(io.NopCloser(new(bytes.Reader))); got != want {
+			t.Fatalf("the body is a %s, want a %s", got, want)
+		}
+		inner := reflect.ValueOf(out.Body).Field(0).Interface().(*bytes.Reader)
+		if got, err := io.ReadAll(out.Body); string(got) != want || err != nil || out.ContentLength != int64(len(want)) {
+			t.Errorf("%q, %v with Content-Length %d is sent, want %q", got, err, out.ContentLength, want)
+		}
+		if up.Sent(); inner.Size() != 0 {
+			t.Error("a body that was sent is still held")
+		}
+		if !up.Abandon() || up.Stalled() {
+			t.Error("a body in memory cannot be sent again")
+		}
+	}
+}
+
+func TestWhatIsStreamedIsSentOnce(t *testing.T) {
+	text := strings.Repeat("x", 1000)
+	b := buffered(t, io.MultiReader(strings.NewReader(text)), 100)
+	if b.Whole() || b.Length() >= 0 {
+		t.Fatalf("whole: %t, length %d", b.Whole(), b.Length())
+	}
+	out := request(t, nil)
+	if up := b.Attach(out, quiet); !up.Abandon() || out.GetBody != nil {
+		t.Error("a body of which nothing was read cannot be sent by another attempt")
+	}
+	if n, err := out.Body.Read(make([]byte, 1)); n > 0 || err != ErrGone {
+		t.Errorf("an abandoned attempt reads %d bytes, %v", n, err)
+	}
+	up := b.Attach(out, quiet)
+	if got, err := io.ReadAll(out.Body); string(got) != text || err != nil {
+		t.Errorf("%d bytes are sent, %v, want 1000", len(got), err)
+	}
+	if up.Abandon() {
+		t.Error("a body of which all was read can be sent again")
+	}
+}
+
+func TestAnUploadThatFailsIsTheClients(t *testing.T) {
+	reset := errors.New("connection reset")
+	b := buffered(t, io.MultiReader(strings.NewReader(strings.Repeat("x", 200)), iotest.ErrReader(reset)), 100)
+	out := request(t, nil)
+	b.Attach(out, quiet)
+	if b.Failure() != nil {
+		t.Error("it failed before it was read")
+	}
+	if _, err := io.ReadAll(out.Body); err != reset || b.Failure() != reset {
+		t.Errorf("reading failed with %v, and the failure is %v", err, b.Failure())
+	}
+}
+
+func TestAnAttemptThatNeverBeganHasNoUpload(t *testing.T) {
+	var up *Upload
+	if up.Sent(); !up.Abandon() || up.Stalled() {
+		t.Error("it holds a body")
+	}
+}

@@ -1,0 +1,70 @@
+package secret
+
+import (
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// ReloadInterval is how often files are looked at.
+	ReloadInterval = time.Second
+	// problemInterval is how often an error is logged that stays.
+	problemInterval = time.Minute
+)
+
+// Reloader reads secrets in files again when requests come: as long as there
+// is no request, nobody needs the new secret.
+type Reloader struct {
+	// Logger gets the errors. Required.
+	Logger *zap.Logger
+
+	sources []*source
+	// looked is when the files were last looked at.
+	looked atomic.Pointer[time.Time]
+}
+
+// source is something that reads a secret from a file.
+type source struct {
+	name string
+	read func() error
+	// failed is when an error was last logged. It is nil after a success.
+	failed atomic.Pointer[time.Time]
+}
+
+// Add adds a secret by its name in the log and the function that reads it. The
+// errors of that function must not hold a key.
+func (r *Reloader) Add(name string, read func() error) {
+	r.sources = append(r.sources, &source{name: name, read: read})
+}
+
+// Refresh reads the secrets again, unless that was done within the last
+// ReloadInterval.
+func (r *Reloader) Refresh() {
+	if len(r.sources) == 0 {
+		return
+	}
+	now := time.Now()
+	// both times are monotonic: setting the clock does not change the difference
+	looked := r.looked.Load()
+	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.looked.CompareAndSwap(looked, &now) {
+		return
+	}
+	for _, s := range r.sources {
+		s.refresh(r.Logger, now)
+	}
+}
+
+func (s *source) refresh(logger *zap.Logger, now time.Time) {
+	failed := s.failed.Load()
+	err := s.read()
+	switch {
+	case err == nil && failed != nil:
+		s.failed.Store(nil)
+		logger.Info("secret read again", zap.String("secret", s.name))
+	case err != nil && (failed == nil || now.Sub(*failed) >= problemInterval):
+		s.failed.Store(&now)
+		logger.Error("secret not read again, the one before stays", zap.String("secret", s.name), zap.String("error", err.Error()))
+	}
+}
