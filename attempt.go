@@ -4,26 +4,28 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-var errNoHeaders = errors.New("no response headers in time")
-
-// attempt makes the attempt, and once more if the backend refuses a credential
-// of which the source has a newer one.
-func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
-	if m.backend == nil {
-		return t.send(ex, m, req, Credential{})
-	}
-	credential, err := m.backend.credential(req.Context())
+// attempt asks the exchange's current backend, and asks it once more if it
+// refuses a credential of which the source has a newer one.
+func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
+	b := ex.current.backend
+	credential, err := b.credential(req.Context())
 	if err != nil {
 		r := &reply{err: err, class: verdict.Credential}
 		var later interface{ RetryAfter() time.Duration }
@@ -32,92 +34,166 @@ func (t *Transport) attempt(ex *exchange, m *member, req *http.Request) *reply {
 		}
 		return r
 	}
-	r := t.send(ex, m, req, credential)
+	r := t.send(ex, req, credential)
 	if r.status != http.StatusUnauthorized || r.class == verdict.NotPermitted {
 		return r
 	}
-	renewed, ok := m.renew(req.Context(), credential)
-	if !ok || !r.upload.abandon() {
+	renewed, ok := b.renew(req.Context(), credential)
+	if !ok || !r.upload.Abandon() {
 		return r
 	}
 	r.discard()
-	return t.send(ex, m, req, renewed)
+	if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
+		c.Write(zap.String("backend", ex.current.Name))
+	}
+	return t.send(ex, req, renewed)
 }
 
-// send sends the request to the member and judges what comes back.
-func (t *Transport) send(ex *exchange, m *member, req *http.Request, credential Credential) *reply {
-	ctx, cancel := context.WithCancelCause(req.Context())
-	ex.cancels = append(ex.cancels, cancel)
+// send sends the request to the current backend and judges what comes back.
+func (t *Transport) send(ex *exchange, req *http.Request, credential Credential) *reply {
+	b := ex.current.backend
+	r := &reply{credential: credential, secrets: b.secretsOf(credential, ex.credentials)}
+	rt := ex.newRoundTrip(req)
+	out := req.WithContext(rt)
+	out.URL = cloneURL(req.URL)
+	var model string
+	if ex.balancer.plain {
+		out.Header = maps.Clone(req.Header) // nobody changes the values in place
+	} else {
+		model = b.direct(out, ex, credential)
+	}
+	r.upload = ex.body.Attach(out, replay.Options{
+		Model: model, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: rt.deadline.extend,
+	})
+	rt.upload = r.upload
+
 	timeout := t.ResponseHeaderTimeout
 	if ex.asked.body.Stream {
 		timeout = t.StreamFirstEventTimeout
 	}
-	deadline := newHeaderDeadline(time.Duration(timeout), cancel)
-
-	trace := &httptrace.ClientTrace{GotConn: limitResends(cancel)}
-	if m.backend != nil { // a plain reverse_proxy decides on its headers itself
-		trace.Got1xxResponse = emptyInterim
-	}
-	out := req.WithContext(httptrace.WithClientTrace(ctx, trace))
-	out.URL = cloneURL(req.URL)
-	out.Header = req.Header.Clone()
-	r := &reply{credential: credential}
-	if m.backend != nil {
-		r.secrets = m.backend.secretsOf(credential, ex.credentials)
-		r.upload = m.backend.direct(out, ex, credential, deadline.extend)
-	} else {
-		r.upload = ex.body.attach(out, &ex.asked.body, "", deadline.extend)
-	}
+	rt.deadline.start(time.Duration(timeout), errNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
-	if met := deadline.stop(); err == nil && !met {
+	r.connected = rt.connections.Load() > 0
+	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "") {
+		// the first would make net/http's server panic, the second would be empty
 		res.Body.Close()
-		err = errNoHeaders
+		err = errNoHTTP
 	}
 	if err != nil {
-		r.err, r.class = err, verdict.Unreachable
-		switch cause := context.Cause(ctx); {
-		case errors.Is(cause, errNoHeaders), isHeaderTimeout(err):
-			r.err, r.class = errNoHeaders, verdict.Timeout
-		case errors.Is(cause, errLostAgain):
-			r.err = errLostAgain
-		}
+		rt.deadline.stop()
+		r.fail(err, context.Cause(rt))
 		return r
 	}
-	r.res, r.status, r.body = res, res.StatusCode, t.watchOver(res, r.secrets, cancel)
-	t.judge(r, cancel)
-	if r.class == verdict.Served {
-		t.open(ex, r)
+	if !isEventStream(res) && !rt.deadline.stop() {
+		res.Body.Close()
+		r.fail(errNoReply, errNoReply)
+		return r
 	}
-	if m.passesThrough() && r.class.OfCredential() {
+	r.res, r.status = res, res.StatusCode
+	r.body = t.watchOver(r, rt)
+	t.judge(r, ex.asked.cost, rt)
+	if r.class == verdict.Served {
+		t.open(ex, r, rt)
+	}
+	rt.deadline.stop()
+	if b.passesThrough() && r.class.OfCredential() {
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
 }
 
-// emptyInterim takes the headers out of an interim response (RFC 9110 section
-// 15.2), which reverse_proxy passes on at once, before anybody knows what comes
-// of the attempt.
-func emptyInterim(_ int, header textproto.MIMEHeader) error {
-	clear(header)
-	return nil
+var (
+	errNoReply   = errors.New("no reply in time")
+	errNoHTTP    = errors.New("the reply is not a valid HTTP response")
+	errLostAgain = errors.New("the backend accepted the request on neither of two connections")
+)
+
+// What net/http says of a request that it refuses to send. It has no exported
+// errors for that.
+const (
+	headerListTooLarge = "request header list larger than peer's advertised limit"
+	invalidHeader      = "net/http: invalid header field"
+)
+
+// fail takes in why there is no reply. cause is why the attempt was ended, if
+// it was.
+func (r *reply) fail(err, cause error) {
+	r.err, r.class = err, verdict.Unreachable
+	switch {
+	case errors.Is(cause, errNoReply), isHeaderTimeout(err):
+		r.err, r.class = errNoReply, verdict.Timeout
+	case errors.Is(cause, errLostAgain):
+		// both connections refused it before it was executed
+		r.err, r.class, r.connected = errLostAgain, verdict.Failed, false
+	case strings.Contains(err.Error(), headerListTooLarge):
+		r.class, r.refusal = verdict.ClientError, headersTooLarge
+	case strings.HasPrefix(err.Error(), invalidHeader):
+		r.class, r.refusal = verdict.ClientError, invalidHeaders
+	case r.connected:
+		r.class = verdict.Failed
+	}
 }
 
-var errLostAgain = errors.New("the backend took the request on neither of two connections")
+// isHeaderTimeout recognizes the http transport's own response_header_timeout,
+// for which net/http has no exported error, as opposed to one of dialing or TLS.
+func isHeaderTimeout(err error) bool {
+	return strings.Contains(err.Error(), "timeout awaiting response headers")
+}
 
-// limitResends ends an attempt for which net/http takes one connection after
-// the other. It does so without end, or with growing pauses, while a backend
-// sends GOAWAY or REFUSED_STREAM, where another backend could serve. Idle
-// HTTP/1.1 connections that turn out dead are not counted: there are only so
-// many.
-func limitResends(cancel context.CancelCauseFunc) func(httptrace.GotConnInfo) {
-	left := 2
-	return func(got httptrace.GotConnInfo) {
-		if got.Reused && !isHTTP2(got.Conn) {
-			return
-		}
-		if left--; left < 0 {
-			cancel(errLostAgain)
-		}
+// roundTrip is one request to one backend: the context that ends it, and what
+// net/http reports of it.
+type roundTrip struct {
+	context.Context
+	cancel   context.CancelCauseFunc
+	deadline deadline
+	upload   *replay.Upload
+
+	trace       httptrace.ClientTrace
+	outer       *httptrace.ClientTrace
+	plain       bool
+	connections atomic.Int32
+}
+
+func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {
+	rt := &roundTrip{plain: ex.balancer.plain, outer: httptrace.ContextClientTrace(req.Context())}
+	rt.Context, rt.cancel = context.WithCancelCause(req.Context())
+	rt.deadline.cancel = rt.cancel
+	ex.cancels = append(ex.cancels, rt.cancel)
+	if rt.outer != nil {
+		rt.trace = *rt.outer
+	} else {
+		rt.Context = httptrace.WithClientTrace(rt.Context, &rt.trace)
+	}
+	rt.trace.GotConn = rt.gotConn
+	rt.trace.WroteRequest = rt.wroteRequest
+	rt.trace.Got1xxResponse = rt.got1xxResponse
+	return rt
+}
+
+// Value implements context.Context. It puts our trace in place of the outer
+// one: net/http/httptrace would join the two by reflection, for each request.
+func (rt *roundTrip) Value(key any) any {
+	value := rt.Context.Value(key)
+	if _, ok := value.(*httptrace.ClientTrace); ok {
+		return &rt.trace
+	}
+	return value
+}
+
+// gotConn ends an attempt for which net/http takes one connection after the
+// other. It does so without end, or with growing pauses, while a backend sends
+// GOAWAY or REFUSED_STREAM, where another backend could serve. Idle HTTP/1.1
+// connections that turn out dead are not counted: there are only so many.
+func (rt *roundTrip) gotConn(got httptrace.GotConnInfo) {
+	if rt.outer != nil && rt.outer.GotConn != nil {
+		rt.outer.GotConn(got)
+	}
+	if got.Reused && !isHTTP2(got.Conn) {
+		rt.connections.CompareAndSwap(0, 1)
+		return
+	}
+	if rt.connections.Add(1) > 2 {
+		rt.cancel(errLostAgain)
 	}
 }
 
@@ -126,41 +202,78 @@ func isHTTP2(conn net.Conn) bool {
 	return ok && secured.ConnectionState().NegotiatedProtocol == "h2"
 }
 
-// headerDeadline cancels an attempt that brings no headers in time, counted
-// from the last piece of the body that was sent.
-type headerDeadline struct {
-	timeout time.Duration
-
-	mu    sync.Mutex
-	timer *time.Timer // nil: the headers came, or will not
-}
-
-func newHeaderDeadline(timeout time.Duration, cancel context.CancelCauseFunc) *headerDeadline {
-	return &headerDeadline{
-		timeout: timeout,
-		timer:   time.AfterFunc(timeout, func() { cancel(errNoHeaders) }),
+func (rt *roundTrip) wroteRequest(info httptrace.WroteRequestInfo) {
+	if rt.outer != nil && rt.outer.WroteRequest != nil {
+		rt.outer.WroteRequest(info)
+	}
+	if info.Err == nil {
+		rt.upload.Sent()
 	}
 }
 
-func (d *headerDeadline) extend() {
+// got1xxResponse takes the headers out of an interim response (RFC 9110 section
+// 15.2), which reverse_proxy passes on at once, before anybody knows what comes
+// of the attempt.
+func (rt *roundTrip) got1xxResponse(code int, header textproto.MIMEHeader) error {
+	if !rt.plain { // a plain reverse_proxy decides on its headers itself
+		clear(header)
+	}
+	if rt.outer == nil || rt.outer.Got1xxResponse == nil {
+		return nil
+	}
+	return rt.outer.Got1xxResponse(code, header)
+}
+
+// deadline ends a round trip that does not go on in time, first with its reply and
+// then with each read of it.
+type deadline struct {
+	cancel context.CancelCauseFunc
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	limit  time.Duration
+	reason error // nil: the deadline was stopped
+}
+
+// start gives the round trip so long from now.
+func (d *deadline) start(limit time.Duration, reason error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.timer != nil {
-		d.timer.Reset(d.timeout)
+	d.limit, d.reason = limit, reason
+	if d.timer == nil {
+		d.timer = time.AfterFunc(limit, d.expire)
+	} else {
+		d.timer.Reset(limit)
 	}
 }
 
-// stop ends the deadline and reports whether it was met.
-func (d *headerDeadline) stop() bool {
+// extend gives the round trip as long again, because more of the request was sent.
+func (d *deadline) extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	met := d.timer.Stop()
-	d.timer = nil // the request keeps d for as long as its reply streams
-	return met
+	if d.reason != nil && d.timer.Stop() {
+		d.timer.Reset(d.limit)
+	}
 }
 
-// isHeaderTimeout recognizes the http transport's own response_header_timeout,
-// for which net/http has no exported error, as opposed to one of dialing or TLS.
-func isHeaderTimeout(err error) bool {
-	return strings.Contains(err.Error(), "timeout awaiting response headers")
+func (d *deadline) expire() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reason != nil {
+		d.cancel(d.reason)
+	}
+}
+
+// stop reports whether the round trip was in time.
+func (d *deadline) stop() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	stopped := d.reason == nil
+	d.reason = nil
+	return d.timer == nil || d.timer.Stop() || stopped
+}
+
+func cloneURL(u *url.URL) *url.URL {
+	clone := *u
+	return &clone
 }

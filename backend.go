@@ -5,65 +5,69 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // Backend is an OpenAI or Azure OpenAI endpoint with a credential of its own.
 type Backend struct {
-	// URL is where the backend is: an http or https URL, with a base path if
-	// its API does not begin at the root (`https://host/openai/v1`). The host
-	// tells the dialect: one under openai.azure.com,
-	// cognitiveservices.azure.com or services.ai.azure.com is Azure, any
+	// URL is an http or https URL, with a base path if the API does not begin
+	// at the root (`https://host/openai/v1`). A host under openai.azure.com,
+	// cognitiveservices.azure.com or services.ai.azure.com is Azure, and any
 	// other is OpenAI. Placeholders like {env.X} are resolved at load.
 	// Required.
 	URL string `json:"url"`
 
-	// Name stands for the backend in logs, metrics and the admin API.
-	// Default: the URL's host, made unique.
+	// Name stands for the backend in logs, metrics and placeholders.
+	// Placeholders like {env.X} are resolved at load. Default: the URL's host,
+	// made unique.
 	Name string `json:"name,omitempty"`
 
-	// Priority ranks the backend: those with the lowest number that can serve
-	// get the requests, the others wait. 1 or more. Default: 1.
+	// Priority ranks the backend. Requests go to the backends with the lowest
+	// number of those that can serve. It is 1 or more. Default: 1.
 	Priority int `json:"priority,omitempty"`
 
-	// Weight is the backend's share of the requests within its priority. 0
-	// drains it: it is used only when no other is left. Default: 1.
+	// Weight is the backend's share of the requests within its priority. With 0
+	// the backend is drained: it is used only when no other is left. Default: 1.
 	Weight *int `json:"weight,omitempty"`
 
 	// APIKey is the backend's key. Use {env.X} or {file.X}: they are resolved
-	// at load and never shown, where a literal key stands in the config for
-	// everybody who can read it. A file is read again when it changes.
-	// Default: none.
+	// at load and never shown. A literal key can be read by everybody who can
+	// read the config. A file is read again when it changes. Default: none.
 	APIKey string `json:"api_key,omitempty"`
 
-	// Auth is how the backend is told who we are: `api_key` (an api-key
-	// header; makes the backend an Azure one whatever its host), `bearer`
-	// (an Authorization header), `passthrough` (the caller's own credential
-	// goes to this backend), `none`, or the name of a module in the namespace
-	// http.openai_lb.credentials, such as `azure_identity` (makes the backend
-	// an Azure one, too). Default: `api_key` for Azure, `bearer` for others
-	// with a key, `none` for others without one.
+	// Auth is how requests to the backend are authenticated: `api_key` (an
+	// api-key header), `bearer` (an Authorization header), `passthrough` (the
+	// caller's own credential goes to this backend), `none`, or the name of a
+	// module in the namespace http.openai_lb.credentials, such as
+	// `azure_identity`. With `api_key` or `azure_identity`, the backend is an
+	// Azure one whatever its host. Default: `api_key` for Azure, `bearer` for
+	// others with a key, `none` for others without one.
 	Auth string `json:"auth,omitempty"`
 
-	// AuthOptions configures that module. Default: its own defaults.
-	AuthOptions json.RawMessage `json:"auth_options,omitempty"`
+	// AuthOptions configures the module in the namespace
+	// http.openai_lb.credentials that auth names. Default: its own defaults.
+	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
 	// Header is set on every request to this backend. Placeholders are
 	// resolved at load. Default: none.
 	Header http.Header `json:"header,omitempty"`
 
 	// Deployment replaces the deployment or model that the client named,
-	// unless Model has another for it. Default: the client's is kept.
+	// unless Model has another name for it. Placeholders like {env.X} are
+	// resolved at load. Default: the client's is kept.
 	Deployment string `json:"deployment,omitempty"`
 
 	// Model lists the models that the backend serves. Requests for others go
@@ -71,19 +75,21 @@ type Backend struct {
 	Model []Model `json:"model,omitempty"`
 
 	// MaxRequests is how many requests the backend gets at a time. Further
-	// ones go to other backends. Default: no limit.
+	// ones go to other backends, or get a 429 if there is none. Default: no
+	// limit.
 	MaxRequests int `json:"max_requests,omitempty"`
 
 	url    *url.URL // without a path
-	paths  paths
-	models map[string]string // what Model says, nil: any
+	paths  endpoint.Paths
+	models map[string]string // its names by the clients', nil: it serves any
 	auth   string
-	source CredentialSource // nil: there is none of ours
+	source CredentialSource // nil: passthrough or none
 	azure  bool
 	header http.Header
-	// secretHeaders are the values of those that may hold a key.
+	// secretHeaders are the values of headers that may hold a key.
 	secretHeaders []string
-	health        string // the key of its health
+	secrets       atomic.Pointer[knownSecrets]
+	health        string // the key of its health in healths
 }
 
 // Model is a model that a backend serves.
@@ -92,25 +98,9 @@ type Model struct {
 	// of a classic Azure path. Required.
 	Name string `json:"name"`
 
-	// Deployment is what the backend calls it. Default: the backend's
-	// deployment, or else the same.
+	// Deployment is the backend's name for it. Default: the backend's
+	// deployment, or else the same name.
 	Deployment string `json:"deployment,omitempty"`
-}
-
-// azureDomains are the domains under which Azure OpenAI resources live.
-var azureDomains = []string{"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com"}
-
-func isAzureHost(host string) bool {
-	for _, domain := range azureDomains {
-		if strings.HasSuffix(strings.ToLower(host), "."+domain) {
-			return true
-		}
-	}
-	return false
-}
-
-func isOpenAIHost(host string) bool {
-	return strings.EqualFold(host, "api.openai.com")
 }
 
 // maxWeight keeps the sum of all weights far from overflowing.
@@ -118,31 +108,39 @@ const maxWeight = 1_000_000
 
 func checkRank(priority, weight int) error {
 	if priority < 1 {
-		return fmt.Errorf("priority %d: expected 1 or more", priority)
+		return fmt.Errorf("priority '%d' is not a whole number of 1 or more", priority)
 	}
 	if weight < 0 || weight > maxWeight {
-		return fmt.Errorf("weight %d: expected 0 (drained) to %d", weight, maxWeight)
+		return fmt.Errorf("weight '%d' is not a whole number from 0 to %d", weight, maxWeight)
 	}
 	return nil
 }
 
-// provision resolves what the config says about the backend. Its errors hold
-// no secret.
+// provision checks the config of the backend and resolves its placeholders. Its
+// errors hold no secret.
 func (b *Backend) provision(ctx caddy.Context) error {
 	repl := caddy.NewReplacer()
 	rawURL, err := repl.ReplaceOrErr(b.URL, true, true)
 	if err != nil {
 		return fmt.Errorf("url: %w", err)
 	}
-	if b.url, err = parseBackendURL(rawURL); err != nil {
+	if b.url, err = endpoint.ParseURL(rawURL); err != nil {
 		return err
+	}
+	for _, field := range []struct {
+		name  string
+		value *string
+	}{{"name", &b.Name}, {"deployment", &b.Deployment}} {
+		if *field.value, err = repl.ReplaceOrErr(*field.value, true, true); err != nil {
+			return fmt.Errorf("%s: %w", field.name, err)
+		}
 	}
 	base := strings.TrimRight(b.url.EscapedPath(), "/")
 	b.url = &url.URL{Scheme: b.url.Scheme, Host: b.url.Host}
 	if err := b.provisionAuth(ctx, b.url.Hostname()); err != nil {
 		return err
 	}
-	b.paths = pathsOf(base, b.azure)
+	b.paths = endpoint.PathsAt(base, b.azure)
 	if err := b.provisionModels(); err != nil {
 		return err
 	}
@@ -156,19 +154,19 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		return err
 	}
 	if b.MaxRequests < 0 {
-		return fmt.Errorf("max_requests %d: expected 1 or more", b.MaxRequests)
+		return fmt.Errorf("max_requests '%d' is not a whole number of 1 or more", b.MaxRequests)
 	}
 	b.header = make(http.Header, len(b.Header))
 	for name, values := range b.Header {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return fmt.Errorf("header %q: that is not the name of a header", name)
+			return fmt.Errorf("header %q is not a valid name of a header", name)
 		}
 		for _, value := range values {
 			if value, err = repl.ReplaceOrErr(value, true, true); err != nil {
 				return fmt.Errorf("header %s: %w", name, err)
 			}
 			if !httpguts.ValidHeaderFieldValue(value) {
-				return fmt.Errorf("header %s: its value holds control characters", name)
+				return fmt.Errorf("header %s: the value must not contain control characters", name)
 			}
 			b.header.Add(name, value)
 			if namesSecret(name) {
@@ -180,8 +178,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	return nil
 }
 
-// namesSecret reports whether a header is named like one with a key, as
-// Authorization, Api-Key or Cf-Aig-Authorization are.
+// namesSecret reports whether a header holds a key, judging by its name, such
+// as Authorization, Api-Key or Cf-Aig-Authorization.
 func namesSecret(header string) bool {
 	header = strings.ToLower(header)
 	return slices.ContainsFunc([]string{"auth", "key", "token", "secret"}, func(word string) bool {
@@ -189,13 +187,26 @@ func namesSecret(header string) bool {
 	})
 }
 
+// tellsAccounts reports whether a header decides which account pays for a
+// request.
+func tellsAccounts(header string) bool {
+	return namesSecret(header) || slices.Contains(callerkeys.CredentialHeaders, http.CanonicalHeaderKey(header))
+}
+
 func (b *Backend) provisionModels() error {
+	repl := caddy.NewReplacer()
 	for _, m := range b.Model {
+		for _, name := range []*string{&m.Name, &m.Deployment} {
+			var err error
+			if *name, err = repl.ReplaceOrErr(*name, true, true); err != nil {
+				return fmt.Errorf("model: %w", err)
+			}
+		}
 		if m.Name == "" {
-			return errors.New("model: expected a name")
+			return errors.New("model requires a name")
 		}
 		if _, ok := b.models[m.Name]; ok {
-			return fmt.Errorf("model %s is there twice", m.Name)
+			return fmt.Errorf("model '%s' is given twice", m.Name)
 		}
 		if b.models == nil {
 			b.models = make(map[string]string)
@@ -212,7 +223,7 @@ func (b *Backend) serves(model string) bool {
 	return ok || model == "" || b.models == nil
 }
 
-// nameOf is what the backend calls the model that a client named.
+// nameOf is the backend's name for the model that a client named.
 func (b *Backend) nameOf(model string) string {
 	if model == "" {
 		return ""
@@ -220,39 +231,8 @@ func (b *Backend) nameOf(model string) string {
 	return cmp.Or(b.models[model], b.Deployment, model)
 }
 
-// parseBackendURL accepts what can be a backend's URL. Its errors do not echo
-// the URL's user part.
-func parseBackendURL(rawURL string) (*url.URL, error) {
-	shown := rawURL
-	if strings.ContainsAny(rawURL, "@?#") {
-		// somebody may have put a secret there
-		shown = "…"
-	}
-	u, err := url.Parse(rawURL)
-	switch {
-	case strings.Contains(rawURL, "@"):
-		return nil, errors.New("url: a user or password is not allowed there, use api_key or header")
-	case err != nil:
-		return nil, fmt.Errorf("url %q: that is not a URL", shown)
-	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("url %q: expected it to begin with http:// or https://", shown)
-	case u.Hostname() == "":
-		return nil, fmt.Errorf("url %q: expected a host", shown)
-	case strings.Contains(u.Path+"/", "/openai/deployments/"):
-		return nil, fmt.Errorf("url %q: expected it to end before /openai/deployments/: that part comes from the client's request, or from deployment", shown)
-	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
-		return nil, fmt.Errorf("url %q: a query or fragment is not allowed", shown)
-	}
-	if port := u.Port(); port != "" {
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return nil, fmt.Errorf("url %q: expected a port from 1 to 65535", shown)
-		}
-	}
-	return u, nil
-}
-
-// label names the backend, the ith of the config, in an error. It never holds
-// a part of the URL, where somebody may have put a password.
+// label names the backend, the ith of the config, in an error. It has no part
+// of the URL, because that may hold a password.
 func (b *Backend) label(i int) string {
 	if b.Name == "" {
 		return fmt.Sprintf("backend %d", i+1)
@@ -261,33 +241,39 @@ func (b *Backend) label(i int) string {
 }
 
 // dial is the backend's network address.
-func (b *Backend) dial() string {
-	port := b.url.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[b.url.Scheme]
+func (b *Backend) dial() string { return endpoint.Dial(b.url) }
+
+// takes reports whether the request can be sent to the backend: the backend
+// has the model, the body need not be changed if it cannot be, and there is a
+// credential of the caller's if the backend gets that one.
+func (b *Backend) takes(a *asked) bool {
+	if b.auth == authPassthrough && a.anonymous {
+		return false
 	}
-	return net.JoinHostPort(b.url.Hostname(), port)
+	if a.cutOff && a.inPath && !b.paths.HasClassic() {
+		return false
+	}
+	if a.opaque && (b.models != nil || b.Deployment != "" || a.inPath && !b.paths.HasClassic()) {
+		return false
+	}
+	return b.serves(a.model)
 }
 
-// member makes the backend part of a pool. The caller gives its health back.
-func (b *Backend) member(logger *zap.Logger) *member {
+// passesThrough reports whether the backend gets the caller's own credential.
+func (b *Backend) passesThrough() bool { return b.auth == authPassthrough }
+
+// target makes the backend a member of a pool. The caller gives its health
+// back to healths.
+func (b *Backend) target(logger *zap.Logger) *target {
 	health := loadHealth(b.health)
-	if key, ok := b.source.(*apiKey); ok {
-		health.startFresh(key.digest())
-		key.changed = func(digest string) {
-			health.startFresh(digest)
+	if key, ok := b.source.(apiKey); ok {
+		health.StartFresh(key.Digest())
+		key.Changed = func(digest string) {
+			health.StartFresh(digest)
 			logger.Info("api_key changed", zap.String("backend", b.Name))
 		}
 	}
-	return &member{
-		name:        b.Name,
-		priority:    b.Priority,
-		weight:      *b.Weight,
-		maxRequests: int64(b.MaxRequests),
-		upstream:    &reverseproxy.Upstream{Dial: b.dial()},
-		health:      health,
-		inFlight:    health.inFlightOf(b.Name),
-		logger:      logger,
-		backend:     b,
-	}
+	m := pool.NewMember(b.Name, health)
+	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
+	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.dial()}}
 }

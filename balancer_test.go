@@ -96,7 +96,7 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	t.Cleanup(cancel)
 	w.handler = loadHandler(t, ctx, config)
 	w.handler.transport.HTTP.Transport.DialContext = w.dial
-	w.handler.pool.intN = seeded()
+	w.handler.balancer.pool.Random = seeded()
 	core, logs := observer.New(zap.DebugLevel)
 	w.logs = logs
 	t.Cleanup(func() {
@@ -106,9 +106,7 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 			}
 		}
 	})
-	for _, m := range w.handler.pool.members {
-		m.logger = zap.New(core)
-	}
+	w.handler.balancer.logger = zap.New(core)
 	for _, b := range w.handler.Backends {
 		host := b.url.Hostname()
 		if w.backends[host] == nil {
@@ -140,13 +138,13 @@ func (w *world) useHTTP2() {
 }
 
 // seeded returns a source of random numbers that are the same in every run.
-func seeded() func(n int) int {
+func seeded() func() float64 {
 	var mu sync.Mutex
 	source := rand.New(rand.NewPCG(1, 2))
-	return func(n int) int {
+	return func() float64 {
 		mu.Lock()
 		defer mu.Unlock()
-		return source.IntN(n)
+		return source.Float64()
 	}
 }
 
@@ -372,9 +370,9 @@ func (w *world) stream() clientReply { return w.post(`{"model":"gpt-4o","stream"
 
 // useSource makes a source that of the member's backend.
 func (w *world) useSource(name string, source CredentialSource) {
-	for _, m := range w.handler.pool.members {
-		if m.name == name {
-			m.backend.source = source
+	for _, b := range w.handler.Backends {
+		if b.Name == name {
+			b.source = source
 		}
 	}
 }

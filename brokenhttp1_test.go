@@ -14,17 +14,17 @@ func TestWhateverGoesWrongIsFailedOverOrFelt(t *testing.T) {
 	}
 	failOverOrFelt(t, "http", "", []fault{
 		{"refused", nil, false, "unreachable", 502},
-		{"accepted and closed", func(net.Conn) {}, false, "unreachable", 502},
+		{"accepted and closed", func(net.Conn) {}, false, "failed", 502},
 		{"accepted and silent", stalls(""), false, "timeout", 504},
-		{"reset at once", resets(""), false, "unreachable", 502},
-		{"reset after the request", reads(resets("")), false, "unreachable", 502},
-		{"closed after the request", reads(sends("")), false, "unreachable", 502},
+		{"reset at once", resets(""), false, "failed or unreachable", 502},
+		{"reset after the request", reads(resets("")), false, "failed", 502},
+		{"closed after the request", reads(sends("")), false, "failed", 502},
 		{"silent after the request", reads(stalls("")), false, "timeout", 504},
-		{"TLS to a plain port", reads(sends("\x15\x03\x01\x00\x02\x02\x46")), false, "unreachable", 502},
-		{"half a status line", reads(sends("HTTP/1.1 20")), false, "unreachable", 502},
-		{"half the headers", reads(resets("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "unreachable", 502},
+		{"TLS to a plain port", reads(sends("\x15\x03\x01\x00\x02\x02\x46")), false, "failed", 502},
+		{"half a status line", reads(sends("HTTP/1.1 20")), false, "failed", 502},
+		{"half the headers", reads(resets("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "failed", 502},
 		{"headers that stall", reads(stalls("HTTP/1.1 200 OK\r\nContent-Type: text/ev")), false, "timeout", 504},
-		{"an interim reply and nothing more", reads(resets("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")), false, "unreachable", 502},
+		{"an interim reply and nothing more", reads(resets("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")), false, "failed", 502},
 		{"a reply before the upload", func(conn net.Conn) {
 			if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
 				stalls("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")(conn)

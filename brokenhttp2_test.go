@@ -20,7 +20,7 @@ func TestWhateverGoesWrongOverHTTP2IsFailedOverOrFelt(t *testing.T) {
 		framer.WriteSettings()
 		framer.WriteGoAway(0, http2.ErrCodeNo, nil)
 		conn.Close()
-	}), false, "unreachable", 502})
+	}), false, "failed", 502})
 	for _, f := range []struct {
 		name  string
 		steps []func(frames)
@@ -28,17 +28,17 @@ func TestWhateverGoesWrongOverHTTP2IsFailedOverOrFelt(t *testing.T) {
 		class string
 		code  int
 	}{
-		{"it goes away before the request is seen", []func(frames){goesAway(false, http2.ErrCodeNo), hangsUp}, false, "unreachable", 502},
-		{"it goes away before the request is seen, and lingers", []func(frames){goesAway(false, http2.ErrCodeNo)}, false, "unreachable", 502},
-		{"it goes away for an error before the request is seen", []func(frames){goesAway(false, http2.ErrCodeEnhanceYourCalm), hangsUp}, false, "unreachable", 502},
-		{"it goes away after the request is seen", []func(frames){goesAway(true, http2.ErrCodeNo), hangsUp}, false, "unreachable", 502},
+		{"it goes away before the request is seen", []func(frames){goesAway(false, http2.ErrCodeNo), hangsUp}, false, "failed", 502},
+		{"it goes away before the request is seen, and lingers", []func(frames){goesAway(false, http2.ErrCodeNo)}, false, "failed", 502},
+		{"it goes away for an error before the request is seen", []func(frames){goesAway(false, http2.ErrCodeEnhanceYourCalm), hangsUp}, false, "failed", 502},
+		{"it goes away after the request is seen", []func(frames){goesAway(true, http2.ErrCodeNo), hangsUp}, false, "failed", 502},
 		{"it goes away after the request is seen, and says no more", []func(frames){goesAway(true, http2.ErrCodeNo)}, false, "timeout", 504},
-		{"the stream is refused", []func(frames){isReset(http2.ErrCodeRefusedStream)}, false, "unreachable", 502},
-		{"the stream is a protocol error", []func(frames){isReset(http2.ErrCodeProtocol)}, false, "unreachable", 502},
-		{"the stream is reset before its headers", []func(frames){isReset(http2.ErrCodeInternal)}, false, "unreachable", 502},
-		{"the connection is cut before the headers", []func(frames){isCut}, false, "unreachable", 502},
+		{"the stream is refused", []func(frames){isReset(http2.ErrCodeRefusedStream)}, false, "failed", 502},
+		{"the stream is a protocol error", []func(frames){isReset(http2.ErrCodeProtocol)}, false, "failed", 502},
+		{"the stream is reset before its headers", []func(frames){isReset(http2.ErrCodeInternal)}, false, "failed", 502},
+		{"the connection is cut before the headers", []func(frames){isCut}, false, "failed", 502},
 		{"nothing comes", []func(frames){isSilent}, false, "timeout", 504},
-		{"what comes is not HTTP/2", []func(frames){isGarbage}, false, "unreachable", 502},
+		{"what comes is not HTTP/2", []func(frames){isGarbage}, false, "failed", 502},
 		{"the stream is reset after its headers", []func(frames){beginsStream, isReset(http2.ErrCodeInternal)}, false, "failed", 502},
 		{"the connection is cut after the headers", []func(frames){beginsStream, isCut}, false, "failed", 502},
 		{"it goes away and hangs up after the headers", []func(frames){beginsStream, goesAway(true, http2.ErrCodeNo), hangsUp}, false, "failed", 502},

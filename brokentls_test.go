@@ -32,11 +32,11 @@ func TestWhateverGoesWrongInTLSIsFailedOverOrFelt(t *testing.T) {
 		{"a certificate of nobody we trust", shows(unknown, serves), false, "unreachable", 502},
 		{"a certificate for another host", shows(other, serves), false, "unreachable", 502},
 		{"a certificate that is over", shows(expired, serves), false, "unreachable", 502},
-		{"closed after the handshake", shows(good, func(net.Conn) {}), false, "unreachable", 502},
+		{"closed after the handshake", shows(good, func(net.Conn) {}), false, "failed", 502},
 		{"garbage after the handshake", shows(good, func(conn net.Conn) {
 			io.WriteString(conn.(*tls.Conn).NetConn(), "not TLS any more")
-		}), false, "unreachable", 502},
-		{"cut before the headers", shows(good, reads(cuts(""))), false, "unreachable", 502},
+		}), false, "failed", 502},
+		{"cut before the headers", shows(good, reads(cuts(""))), false, "failed", 502},
 		{"cut after content", shows(good, reads(cuts(chunkedStream+oneChunk))), true, "broken_stream", 200},
 		{"reset after content", shows(good, reads(resets(chunkedStream+oneChunk))), true, "broken_stream", 200},
 		// Go takes a FIN for the end here, with or without the farewell of TLS

@@ -168,7 +168,16 @@ func ask(client *http.Client, url string, headers ...string) clientReply {
 
 // post sends a body to a balancer on a real socket.
 func post(client *http.Client, url, body string, headers ...string) clientReply {
-	r, err := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
+	return exchangeOnce(client, http.MethodPost, url, strings.NewReader(body), headers...)
+}
+
+// get asks a balancer on a real socket for what is at a URL.
+func get(client *http.Client, url string, headers ...string) clientReply {
+	return exchangeOnce(client, http.MethodGet, url, http.NoBody, headers...)
+}
+
+func exchangeOnce(client *http.Client, method, url string, body io.Reader, headers ...string) clientReply {
+	r, err := http.NewRequest(method, url, body)
 	if err != nil {
 		return clientReply{err: err}
 	}

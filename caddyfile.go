@@ -14,7 +14,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 )
 
 func init() {
@@ -81,25 +83,25 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //
 // Every option but backend, header, model and client_key may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	err := directive.Unmarshal(d, h.Failover.options(), directive.Options{
+	err := directive.Unmarshal(d, h.PassiveHealth.options(), directive.Options{
 		"backend": directive.Func(func(d *caddyfile.Dispenser) error {
 			b := new(Backend)
 			h.Backends = append(h.Backends, b)
 			return b.unmarshalCaddyfile(d)
 		}).Repeatable(),
 		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
-			h.BackendsFromEnv = defaultEnvPrefix
+			h.BackendsFromEnv = acaenv.DefaultPrefix
 			if d.NextArg() {
 				h.BackendsFromEnv = d.Val()
 			}
 			return nil
-		}).Check(func() error { return checkEnvPrefix(h.BackendsFromEnv) }),
+		}).Check(h.checkEnvPrefix),
 		"ready_path":       directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
 		"lb_policy":        policyOption(&h.LBPolicyRaw),
 		"lb_retries":       directive.IntPointer(&h.LBRetries, 0, maxInt),
 		"lb_try_duration":  directive.Duration(&h.LBTryDuration),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
-		"client_keys_file": directive.String(&h.ClientKeysFile),
+		"client_keys_file": directive.StringPointer(&h.ClientKeysFile),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
@@ -124,9 +126,9 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &b.URL); err != nil {
 		return err
 	}
-	// Placeholders are resolved where Caddy runs, and the URL is checked then.
+	// A URL with placeholders is checked when they are resolved, at load.
 	if !strings.Contains(b.URL, "{") {
-		if _, err := parseBackendURL(b.URL); err != nil {
+		if _, err := endpoint.ParseURL(b.URL); err != nil {
 			return d.WrapErr(err)
 		}
 	}
@@ -210,7 +212,7 @@ func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
 //	    }
 //	}
 func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return directive.Unmarshal(d, t.Failover.options(), directive.Options{
+	return directive.Unmarshal(d, t.PassiveHealth.options(), directive.Options{
 		"http": directive.Func(func(d *caddyfile.Dispenser) error {
 			t.HTTP = new(reverseproxy.HTTPTransport)
 			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
@@ -245,32 +247,32 @@ func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	})
 }
 
-// options are the options of f in a Caddyfile.
-func (f *Failover) options() directive.Options {
+// options are the options of passive health in a Caddyfile.
+func (p *PassiveHealth) options() directive.Options {
 	return directive.Options{
-		"unhealthy_status":    directive.Args("at least one status", 1, maxInt, f.addUnhealthyStatus),
-		"fail_duration":       directive.Duration(&f.FailDuration),
-		"max_fails":           directive.Int(&f.MaxFails, 1, maxInt),
-		"retry_after_default": directive.Duration(&f.RetryAfterDefault),
-		"retry_after_min":     directive.Duration(&f.RetryAfterMin),
-		"retry_after_max":     directive.Duration(&f.RetryAfterMax),
-		"all_throttled":       directive.OneOf(&f.AllThrottled, respondThrottled, forwardThrottled),
+		"unhealthy_status":    directive.Args("at least one status", 1, maxInt, p.addUnhealthyStatus),
+		"fail_duration":       directive.Duration(&p.FailDuration),
+		"max_fails":           directive.Int(&p.MaxFails, 1, maxInt),
+		"retry_after_default": directive.Duration(&p.RetryAfterDefault),
+		"retry_after_min":     directive.Duration(&p.RetryAfterMin),
+		"retry_after_max":     directive.Duration(&p.RetryAfterMax),
+		"all_throttled":       directive.OneOf(&p.AllThrottled, respondThrottled, forwardThrottled),
 
-		"request_buffers":            directive.Size(&f.RequestBuffers),
-		"response_header_timeout":    directive.Duration(&f.ResponseHeaderTimeout),
-		"stream_first_event_timeout": directive.Duration(&f.StreamFirstEventTimeout),
-		"stream_idle_timeout":        directive.Duration(&f.StreamIdleTimeout),
-		"stream_require_end":         directive.Flag(&f.StreamRequireEnd),
+		"request_buffers":            directive.Size(&p.RequestBuffers),
+		"response_header_timeout":    directive.Duration(&p.ResponseHeaderTimeout),
+		"stream_first_event_timeout": directive.Duration(&p.StreamFirstEventTimeout),
+		"stream_idle_timeout":        directive.Duration(&p.StreamIdleTimeout),
+		"stream_require_end":         directive.Flag(&p.StreamRequireEnd),
 	}
 }
 
-func (f *Failover) addUnhealthyStatus(args []string) error {
+func (p *PassiveHealth) addUnhealthyStatus(args []string) error {
 	for _, arg := range args {
 		status, err := parseStatus(arg)
 		if err != nil {
 			return fmt.Errorf("unhealthy_status %w", err)
 		}
-		f.UnhealthyStatus = append(f.UnhealthyStatus, status)
+		p.UnhealthyStatus = append(p.UnhealthyStatus, status)
 	}
 	return nil
 }
@@ -285,8 +287,8 @@ func policyOption(into *json.RawMessage) directive.Option {
 		Check(func() error { return checkPolicy(*into) })
 }
 
-// checkPolicy refuses the selection policies that cannot choose within a
-// priority.
+// checkPolicy refuses selection policies that cannot choose among the backends
+// of a priority.
 func checkPolicy(raw json.RawMessage) error {
 	var policy struct {
 		Name string `json:"policy"`
@@ -296,10 +298,10 @@ func checkPolicy(raw json.RawMessage) error {
 	}
 	switch policy.Name {
 	case "openai_lb":
-		return errors.New("lb_policy 'openai_lb' is not available here: expected a selection policy that reverse_proxy brings with it")
+		return errors.New("lb_policy 'openai_lb' is not available here: expected one of reverse_proxy's own selection policies")
 	case "weighted_round_robin":
-		// Its weights go by position, and the policy sees only those that are
-		// available now.
+		// Its weights belong to positions, which change: it sees only the
+		// backends that are available now.
 		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
 	}
 	return nil

@@ -92,9 +92,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a scheme and more", "backend http://a {\nauth none really\n}", []string{"Caddyfile:4", "auth none does not take another argument"}},
 		{"a backend without a URL", "backend", []string{"Caddyfile:3", "backend requires an argument"}},
 		{"a backend with two URLs", "backend http://a http://b", []string{"Caddyfile:3", "'http://b'"}},
-		{"a URL without a scheme", "backend a.example", []string{"Caddyfile:3", `"a.example"`, "http:// or https://"}},
-		{"a URL with another scheme", "backend ftp://a", []string{"Caddyfile:3", `"ftp://a"`, "http:// or https://"}},
-		{"a URL without a host", "backend https:///v1", []string{"Caddyfile:3", "expected a host"}},
+		{"a URL without a scheme", "backend a.example", []string{"Caddyfile:3", "'a.example' must begin with http:// or https://"}},
+		{"a URL with another scheme", "backend ftp://a", []string{"Caddyfile:3", "'ftp://a' must begin with http:// or https://"}},
+		{"a URL without a host", "backend https:///v1", []string{"Caddyfile:3", "has no host"}},
 		{"a URL with a query", "backend https://a/?x=1", []string{"Caddyfile:3", "query"}},
 		{"a priority of 0", "backend http://a {\npriority 0\n}", []string{"Caddyfile:4", "priority '0'", "1 or more"}},
 		{"a priority that is no number", "backend http://a {\npriority high\n}", []string{"Caddyfile:4", "priority 'high'", "whole number"}},
@@ -105,16 +105,16 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an option given twice", "backend http://a\nmax_fails 1\nmax_fails 2", []string{"Caddyfile:5", "max_fails is given twice"}},
 		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
 		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "a name and a value"}},
-		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "end before /openai/deployments/"}},
+		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must end before /openai/deployments/"}},
 		{"no duration", "backend http://a\nfail_duration 10", []string{"Caddyfile:4", "fail_duration '10'", "such as 500ms"}},
 		{"a negative duration", "backend http://a\nretry_after_max -1s", []string{"Caddyfile:4", "retry_after_max '-1s' is not a duration above 0"}},
 		{"a bound below the other", "backend http://a\nretry_after_min 10s\nretry_after_max 5s", []string{"retry_after_min 10s", "retry_after_max, which is 5s"}},
-		{"a status that is none", "backend http://a\nunhealthy_status 429 99", []string{"Caddyfile:4", `"99"`, "400 to 599"}},
+		{"a status that is none", "backend http://a\nunhealthy_status 429 99", []string{"Caddyfile:4", "unhealthy_status '99' is not a status from 400 to 599, 4xx or 5xx"}},
 		{"a size of nothing", "backend http://a\nrequest_buffers 0", []string{"Caddyfile:4", "request_buffers '0'", "32MiB"}},
 		{"negative retries", "backend http://a\nlb_retries -1", []string{"Caddyfile:4", "lb_retries '-1'", "0 or more"}},
 		{"another answer for all throttled", "backend http://a\nall_throttled wait", []string{"Caddyfile:4", "all_throttled 'wait'", "respond, forward"}},
 		{"an end that takes no argument", "backend http://a\nstream_require_end on", []string{"Caddyfile:4", "'on'"}},
-		{"a ready_path that is no path", "backend http://a\nready_path readyz", []string{"Caddyfile:4", "ready_path 'readyz'", "begins with /"}},
+		{"a ready_path that is no path", "backend http://a\nready_path readyz", []string{"Caddyfile:4", "ready_path 'readyz' is not a path that begins with /"}},
 		{"a ready_path that is a matcher", "backend http://a\nready_path /ready*", []string{"Caddyfile:4", "ready_path '/ready*'"}},
 		{"a ready_path without a path", "backend http://a\nready_path", []string{"Caddyfile:4", "ready_path requires an argument"}},
 		{"a model without a name", "backend http://a {\nmodel\n}", []string{"Caddyfile:4", "model requires a name and an optional deployment, and has 0 arguments"}},
@@ -128,11 +128,11 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a block where none belongs", "backend http://a {\nweight 1 {\nx\n}\n}", []string{"weight does not take a block"}},
 		{"an upstream for reverse_proxy", "backend http://a\nreverse_proxy {\nto b:80\n}", []string{"Caddyfile:", "upstreams", "openai_lb's own"}},
 		{"a policy for reverse_proxy", "backend http://a\nreverse_proxy {\nlb_policy first\n}", []string{"load_balancing"}},
-		{"another transport", "backend http://a\nreverse_proxy {\ntransport fastcgi\n}", []string{`"fastcgi"`, `expected "http"`}},
-		{"two backends of one name", "backend http://a {\nname x\n}\nbackend http://b {\nname x\n}", []string{`backend 2 "x"`, "taken"}},
-		{"a key for nobody", "backend http://a {\nauth none\napi_key sk-secret\n}", []string{"backend 1", "auth none takes no api_key"}},
-		{"no key for Azure", "backend https://x.openai.azure.com", []string{"backend 1", "auth api_key needs an api_key"}},
-		{"no key for OpenAI", "backend https://api.openai.com/v1", []string{"backend 1", "auth bearer needs an api_key"}},
+		{"another transport", "backend http://a\nreverse_proxy {\ntransport fastcgi\n}", []string{`protocol "fastcgi" is not allowed: expected "http"`}},
+		{"two backends of one name", "backend http://a {\nname x\n}\nbackend http://b {\nname x\n}", []string{`backend 2 "x": another backend has this name`}},
+		{"a key for nobody", "backend http://a {\nauth none\napi_key sk-secret\n}", []string{"backend 1", "auth none does not take an api_key"}},
+		{"no key for Azure", "backend https://x.openai.azure.com", []string{"backend 1", "auth api_key requires an api_key"}},
+		{"no key for OpenAI", "backend https://api.openai.com/v1", []string{"backend 1", "auth bearer requires an api_key"}},
 		{"a key from a variable that is not set", "backend http://a {\napi_key {env.OPENAI_LB_TEST_UNSET}\n}", []string{"backend 1", "api_key", "{env.OPENAI_LB_TEST_UNSET}", "empty"}},
 		{"a key of white space", "backend http://a {\napi_key \"  \"\n}", []string{"backend 1", "api_key", "empty"}},
 		{"a URL from a variable that is not set", "backend {env.OPENAI_LB_TEST_UNSET}", []string{"backend 1", "{env.OPENAI_LB_TEST_UNSET}"}},
@@ -161,13 +161,13 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		`{"backends":[{"url":"http://a"}],"request_buffers":9223372036854775807}`: "request_buffers",
 		`{"backends":[]}`: "no backend",
 		`{"backends":[{"url":"http://a","weights":1}]}`:                           "weights",
-		`{"backends":[{"url":"http://a","weight":-1}]}`:                           "weight -1: expected 0 (drained) to 1000000",
-		`{"backends":[{"url":"http://a","priority":-1}]}`:                         "priority -1: expected 1 or more",
-		`{"backends":[{"url":"http://a","max_requests":-1}]}`:                     "max_requests -1",
-		`{"backends":[{"url":"http://a","auth":"basic"}]}`:                        `auth 'basic': expected one of api_key, bearer, passthrough, none`,
-		`{"backends":[{"url":"http://a","auth":"none","auth_options":{}}]}`:       `auth none takes no auth_options`,
+		`{"backends":[{"url":"http://a","weight":-1}]}`:                           "weight '-1' is not a whole number from 0 to 1000000",
+		`{"backends":[{"url":"http://a","priority":-1}]}`:                         "priority '-1' is not a whole number of 1 or more",
+		`{"backends":[{"url":"http://a","max_requests":-1}]}`:                     "max_requests '-1' is not a whole number of 1 or more",
+		`{"backends":[{"url":"http://a","auth":"basic"}]}`:                        `auth 'basic' is not one of api_key, bearer, passthrough, none`,
+		`{"backends":[{"url":"http://a","auth":"none","auth_options":{}}]}`:       `auth none does not take auth_options`,
 		`{"backends":[{"url":"a"}]}`:                                              "http:// or https://",
-		`{"backends":[{"url":"http://a"}],"lb_retries":-1}`:                       "lb_retries -1",
+		`{"backends":[{"url":"http://a"}],"lb_retries":-1}`:                       "lb_retries '-1' is not a whole number of 0 or more",
 		`{"backends":[{"url":"http://a"}],"fail_duration":-1}`:                    "fail_duration",
 		`{"backends":[{"url":"http://a"}],"all_throttled":"x"}`:                   `all_throttled "x"`,
 		`{"backends":[{"url":"http://a"}],"unhealthy_status":[200]}`:              "unhealthy_status 200",
@@ -230,15 +230,4 @@ func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
 			t.Errorf("named %s", got)
 		}
 	})
-}
-
-func TestAURLWithASecretIsNotEchoed(t *testing.T) {
-	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x"} {
-		if _, err := parseBackendURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
-			t.Errorf("%s gives %v", raw, err)
-		}
-	}
-	if _, err := parseBackendURL("https://h:65536"); err == nil {
-		t.Error("a port of 65536 was accepted")
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"path/filepath"
@@ -13,7 +14,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func hexDigest(key string) string {
@@ -163,6 +165,35 @@ func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
 	})
 }
 
+func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
+	config := "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n%s\n}\n}"
+	for _, auth := range []string{"auth passthrough", "api_key " + backendKey} {
+		inBubble(t, fmt.Sprintf(config, auth), func(t *testing.T, w *world) {
+			for query, protocols := range map[string]string{
+				"api-key=own-key&api-key=key-of-alice":          "realtime",
+				"api-key=&Api%2DKey=key-of-alice":               "realtime, OpenAI-Insecure-Api-Key.key-of-alice",
+				"subscription-key=key-of-alice&x=1&api-key=own": "openai-insecure-api-key.own-key, openai-insecure-api-key.key-of-alice",
+			} {
+				r := w.request(http.MethodPost, "/v1/chat/completions?"+query, io.MultiReader(strings.NewReader(`{}`)))
+				r.Header["Authorization"] = []string{"Bearer own-key", "bearer\tkey-of-alice", "Basic cGFzc3dvcmQ6b2YtY2FkZHk="}
+				r.Header["Api-Key"] = []string{"key-of-alice", " key-of-alice "}
+				r.Header.Set("Sec-WebSocket-Protocol", protocols)
+				r.Trailer = http.Header{"Authorization": {"Bearer key-of-alice"}, "Api-Key": {"own-key"}, "Cookie": {"c=1"}}
+				w.send(r).wantServed(t, "a")
+			}
+			for _, c := range w.backends["a"].received() {
+				text := fmt.Sprint(c.request.Header, c.request.URL, c.request.Trailer)
+				if strings.Contains(text, "key-of-alice") || strings.Contains(text, "Basic") || len(c.request.Trailer) > 0 {
+					t.Errorf("with %s, a got %s", auth, text)
+				}
+				if auth != "auth passthrough" && strings.Contains(text, "own") {
+					t.Errorf("with %s, a got %s", auth, text)
+				}
+			}
+		})
+	}
+}
+
 func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
 	writeFile(t, file, "alice first\n")
@@ -172,16 +203,25 @@ func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 			{"alice first\nbob second", "second"},
 			{"bob third", "third"},
 			{"a line that is broken", "third"},
-			{"", "third"},
 			{"josé\xe9 fourth", "third"},
 			{"bob fourth", "fourth"},
 		} {
 			writeFile(t, file, c.text)
-			time.Sleep(secretFilesInterval)
+			time.Sleep(secret.ReloadInterval)
 			w.send(w.requestWithKey(c.key)).wantServed(t, "a")
 		}
 		if reply := w.send(w.requestWithKey("third")); reply.status != 401 {
 			t.Errorf("a key that was taken away got %d", reply.status)
+		}
+		for _, emptied := range []string{"# bob fourth\n", ""} {
+			writeFile(t, file, "bob fourth")
+			time.Sleep(secret.ReloadInterval)
+			w.send(w.requestWithKey("fourth")).wantServed(t, "a")
+			writeFile(t, file, emptied)
+			time.Sleep(secret.ReloadInterval)
+			if reply := w.send(w.requestWithKey("fourth")); reply.status != 401 {
+				t.Errorf("with the file %q, a key that was there got %d", emptied, reply.status)
+			}
 		}
 	})
 }
@@ -205,11 +245,10 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a key of two lines", "client_key x {env.OPENAI_LB_TEST_SECRET}", []string{`client_key "x"`, "white space"}},
 		{"a key from nowhere", "client_key x {env.OPENAI_LB_TEST_UNSET}", []string{`client_key "x"`, "OPENAI_LB_TEST_UNSET"}},
 		{"a digest that is none", "client_key x sha256:sk-secret", []string{`client_key "x"`, "64 hexadecimal digits"}},
-		{"a key of two callers", "client_key x sk-secret\nclient_key y sha256:" + hexDigest("sk-secret"), []string{`client_key "y"`, `the key of "x"`}},
+		{"a key of two callers", "client_key x sk-secret\nclient_key y sha256:" + hexDigest("sk-secret"), []string{`client_key "y"`, `also the key of "x"`}},
 		{"no such file", "client_keys_file /nowhere", []string{"client_keys_file", "/nowhere"}},
-		{"an empty file", "client_keys_file " + file("# none\n"), []string{"at least one line"}},
 		{"a name that cannot be printed", "client_keys_file " + file("x\x07 sk-secret\n"), []string{"line 1", "printable"}},
-		{"a placeholder without its end", "client_key x {env.OPENAI_LB_TEST_SECRET", []string{`client_key "x"`, "counterpart"}},
+		{"a placeholder without its end", "client_key x {env.OPENAI_LB_TEST_SECRET", []string{`client_key "x"`, "unpaired brace"}},
 		{"a key from no file", "client_key x {file./nowhere}", []string{`client_key "x"`, "/nowhere: no such file"}},
 		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "found 1 words"}},
 		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
@@ -244,26 +283,5 @@ func TestMetricsTellSoManyCallersApart(t *testing.T) {
 		if got := l.of("one more"); got != otherCallers {
 			t.Errorf("the next one is %s, want %s", got, otherCallers)
 		}
-	}
-}
-
-func BenchmarkIdentifyACaller(b *testing.B) {
-	for _, n := range []int{1, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			var keys []ClientKey
-			for i := range n {
-				keys = append(keys, ClientKey{Name: fmt.Sprint("caller-", i), Key: fmt.Sprint("key-", i)})
-			}
-			c, err := newCallers(keys, "", zap.NewNop())
-			if err != nil {
-				b.Fatal(err)
-			}
-			for b.Loop() {
-				presented := credentials{header: http.Header{"Authorization": {"Bearer key-0"}}}
-				if _, _, ok := c.identify(&presented); !ok {
-					b.Fatal("key-0 is not known")
-				}
-			}
-		})
 	}
 }

@@ -4,19 +4,20 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
 )
 
 // setEnv sets variables for the test, and no others that backends_from_env reads.
 func setEnv(t *testing.T, pairs ...string) {
 	t.Helper()
 	for _, pair := range os.Environ() {
-		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") || name == envTimeout {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") || name == acaenv.TimeoutVariable {
 			t.Setenv(name, "") // sets it back in the end
 			os.Unsetenv(name)
 		}
@@ -27,54 +28,18 @@ func setEnv(t *testing.T, pairs ...string) {
 	}
 }
 
-func TestTheEnvironmentDescribesBackends(t *testing.T) {
-	one := []string{"BACKEND_1_URL=https://a.openai.azure.com", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key"}
-	const wantOne = "https://a.openai.azure.com 1 api_key {env.BACKEND_1_APIKEY}"
-	for _, c := range []struct {
-		name   string
-		prefix string
-		env    []string
-		want   []string
-	}{
-		{"nothing", "BACKEND", nil, nil},
-		{"one", "BACKEND", one, []string{wantOne}},
-		{"white space around values", "BACKEND", []string{"BACKEND_1_URL= https://a.example/\t\n", "BACKEND_1_PRIORITY= 7 ", "BACKEND_1_APIKEY=key\r\n", "BACKEND_1_DEPLOYMENT_NAME= gpt-4o \n"},
-			[]string{"https://a.example/ 7 api_key {env.BACKEND_1_APIKEY} gpt-4o"}},
-		{"no key, and a blank one", "BACKEND", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_2_URL=https://b", "BACKEND_2_PRIORITY=2", "BACKEND_2_APIKEY= "},
-			[]string{"https://a 1 azure_identity", "https://b 2 azure_identity"}},
-		{"a blank deployment", "BACKEND", append([]string{"BACKEND_1_DEPLOYMENT_NAME= "}, one...), []string{wantOne}},
-		{"numbers by their value, then words", "BACKEND",
-			[]string{"BACKEND_10_URL=http://ten", "BACKEND_10_PRIORITY=1", "BACKEND_WEST_URL=http://west", "BACKEND_WEST_PRIORITY=1", "BACKEND_2_URL=http://two", "BACKEND_2_PRIORITY=1",
-				"BACKEND_007_URL=http://seven", "BACKEND_007_PRIORITY=1", "BACKEND_0_URL=http://zero", "BACKEND_0_PRIORITY=1", "BACKEND_EAST1_URL=http://east", "BACKEND_EAST1_PRIORITY=1"},
-			[]string{"http://zero 1 azure_identity", "http://two 1 azure_identity", "http://seven 1 azure_identity", "http://ten 1 azure_identity", "http://east 1 azure_identity", "http://west 1 azure_identity"}},
-		{"names in another case", "BACKEND", []string{"backend_1_url=https://a", "Backend_1_Priority=3", "backend_1_ApiKey=key"},
-			[]string{"https://a 3 api_key {env.backend_1_ApiKey}"}},
-		{"names that differ in case alone", "BACKEND", append([]string{"backend_1_url=https://other", "backend_1_apikey=other"}, one...), []string{wantOne}},
-		{"another prefix", "TEAM_A", append([]string{"TEAM_A_1_URL=https://t", "TEAM_A_1_PRIORITY=1", "TEAM_B_1_URL=https://b"}, one...),
-			[]string{"https://t 1 azure_identity"}},
-		{"a longer prefix beside it", "BACKEND", append([]string{"BACKEND_EU_1_URL=https://t", "BACKEND_EU_1_PRIORITY=1"}, one...), []string{wantOne}},
-		{"the variables of a Kubernetes service called backend", "BACKEND", append([]string{"BACKEND_SERVICE_HOST=10.0.0.1", "BACKEND_SERVICE_PORT=8080", "BACKEND_SERVICE_PORT_URL=8081", "BACKEND_PORT=tcp://10.0.0.1:8080",
-			"BACKEND_PORT_8080_TCP=tcp://10.0.0.1:8080", "BACKEND_PORT_8080_TCP_PROTO=tcp", "BACKEND_PORT_8080_TCP_PORT=8080", "BACKEND_PORT_8080_TCP_ADDR=10.0.0.1"}, one...), []string{wantOne}},
-		{"the variables of Kubernetes services called backend-1 and backend-db", "BACKEND", append([]string{"BACKEND_1_SERVICE_HOST=10.0.0.1", "BACKEND_1_PORT=tcp://10.0.0.1:80", "BACKEND_DB_SERVICE_HOST=10.0.0.2",
-			"BACKEND_DB_PORT_5432_TCP_ADDR=10.0.0.2"}, one...), []string{wantOne}},
-		{"a URL with braces, which is no placeholder", "BACKEND", []string{"BACKEND_1_URL=https://a/{env.HOME}", "BACKEND_1_PRIORITY=1"},
-			[]string{"https://a/%7Benv.HOME%7D 1 azure_identity"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			setEnv(t, c.env...)
-			env := newEnvironment(c.env)
-			var got []string
-			for _, name := range env.backendNames(c.prefix) {
-				b, err := env.backend(name, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				got = append(got, strings.Join(strings.Fields(fmt.Sprint(b.URL, " ", b.Priority, " ", b.Auth, " ", b.APIKey, " ", b.Deployment)), " "))
-			}
-			if !slices.Equal(got, c.want) {
-				t.Errorf("got  %q\nwant %q", got, c.want)
-			}
-		})
+func TestABackendOfTheEnvironmentIsAzures(t *testing.T) {
+	t.Setenv("BACKEND_1_APIKEY", "key")
+	b, err := backendFromEnv(acaenv.Backend{
+		URL:    acaenv.Variable{Name: "BACKEND_1_URL", Value: "https://a/{env.HOME}"},
+		APIKey: acaenv.Variable{Name: "BACKEND_1_APIKEY", Value: "key"}, Priority: 7, Deployment: "gpt-4o",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// the braces of a variable's value are no placeholder
+	if got := fmt.Sprint(b.URL, b.Priority, b.Auth, b.APIKey, b.Deployment); got != "https://a/%7Benv.HOME%7D7api_key{env.BACKEND_1_APIKEY}gpt-4o" {
+		t.Errorf("got %s", got)
 	}
 }
 
@@ -87,26 +52,26 @@ func TestAWrongEnvironmentIsRefusedByNameAndValue(t *testing.T) {
 		env   []string
 		want  []string
 	}{
-		{"no variable at all", "", nil, []string{"backends_from_env: found no backend", "BACKEND_1_URL, BACKEND_1_PRIORITY and BACKEND_1_APIKEY"}},
+		{"no variable at all", "", nil, []string{"backends_from_env found no backend", "BACKEND_1_URL, BACKEND_1_PRIORITY and BACKEND_1_APIKEY"}},
 		{"no variable with this prefix", "backends_from_env TEAM", one, []string{"found no backend", "TEAM_1_URL"}},
-		{"no URL", "", []string{"BACKEND_2_PRIORITY=1", "BACKEND_2_APIKEY=" + secret}, []string{"BACKEND_2_URL: expected the URL", "found none"}},
-		{"a blank URL", "", []string{"BACKEND_1_URL= ", "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL: expected the URL", "found none"}},
-		{"a URL without a scheme", "", append([]string{"BACKEND_2_URL=b.openai.azure.com", "BACKEND_2_PRIORITY=1", "BACKEND_2_APIKEY=x"}, one...), []string{`BACKEND_2_URL: url "b.openai.azure.com"`, "http:// or https://"}},
+		{"no URL", "", []string{"BACKEND_2_PRIORITY=1", "BACKEND_2_APIKEY=" + secret}, []string{"BACKEND_2_URL is required: expected the URL"}},
+		{"a blank URL", "", []string{"BACKEND_1_URL= ", "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL is required: expected the URL"}},
+		{"a URL without a scheme", "", append([]string{"BACKEND_2_URL=b.openai.azure.com", "BACKEND_2_PRIORITY=1", "BACKEND_2_APIKEY=x"}, one...), []string{`BACKEND_2_URL: url 'b.openai.azure.com'`, "http:// or https://"}},
 		{"a URL with a key", "", []string{"BACKEND_1_URL=https://a/?api-key=" + secret, "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL: ", "query"}},
 		{"a URL with a password", "", []string{"BACKEND_1_URL=https://x:" + secret + "@a", "BACKEND_1_PRIORITY=1"}, []string{"BACKEND_1_URL: ", "password"}},
-		{"no priority", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_APIKEY=" + secret}, []string{"BACKEND_1_PRIORITY: expected a whole number of 1 or more, found none"}},
-		{"a priority that is no number", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=x"}, []string{"BACKEND_2_PRIORITY: expected a whole number of 1 or more, found 'x'"}},
-		{"a priority of 0", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=0"}, []string{"BACKEND_2_PRIORITY: expected a whole number of 1 or more, found '0'"}},
+		{"no priority", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_APIKEY=" + secret}, []string{"BACKEND_1_PRIORITY is required: expected a whole number of 1 or more"}},
+		{"a priority that is no number", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=x"}, []string{"BACKEND_2_PRIORITY 'x' is not a whole number of 1 or more"}},
+		{"a priority of 0", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=0"}, []string{"BACKEND_2_PRIORITY '0' is not a whole number of 1 or more"}},
 		{"a priority that is no whole number", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=1.5"}, []string{"BACKEND_2_PRIORITY", "'1.5'"}},
 		{"a priority out of all bounds", "", []string{"BACKEND_2_URL=https://a", "BACKEND_2_PRIORITY=99999999999"}, []string{"BACKEND_2_PRIORITY", "'99999999999'"}},
-		{"a key with white space in it", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret + " x"}, []string{"BACKEND_1_APIKEY: it holds white space"}},
-		{"a key of two lines", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret + "\nx"}, []string{"BACKEND_1_APIKEY: it holds white space or control"}},
+		{"a key with white space in it", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret + " x"}, []string{"BACKEND_1_APIKEY: it must not contain white space"}},
+		{"a key of two lines", "", []string{"BACKEND_1_URL=https://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=" + secret + "\nx"}, []string{"BACKEND_1_APIKEY: it must not contain white space or control"}},
 		{"no key, and a build without Azure's identities", "", append([]string{"BACKEND_2_URL=https://b", "BACKEND_2_PRIORITY=1"}, one...),
-			[]string{"BACKEND_2_APIKEY: expected a key, found none, and auth azure_identity is not in this build", "xcaddy build --with github.com/openai-lb/caddy-openai-lb/azure"}},
-		{"a timeout that is no number", "", append([]string{"HTTP_TIMEOUT_SECONDS=100s"}, one...), []string{"HTTP_TIMEOUT_SECONDS: expected a whole number of 1 or more, found '100s'"}},
+			[]string{"BACKEND_2_APIKEY is not set, and auth azure_identity is not in this build", "xcaddy build --with github.com/openai-lb/caddy-openai-lb/azure"}},
+		{"a timeout that is no number", "", append([]string{"HTTP_TIMEOUT_SECONDS=100s"}, one...), []string{"HTTP_TIMEOUT_SECONDS '100s' is not a whole number of 1 or more"}},
 		{"a timeout of 0", "", append([]string{"HTTP_TIMEOUT_SECONDS=0"}, one...), []string{"HTTP_TIMEOUT_SECONDS", "'0'"}},
 		{"a wrong variable beside a backend of the block", "backends_from_env\nbackend http://x", []string{"BACKEND_1_URL=https://a"}, []string{"BACKEND_1_PRIORITY"}},
-		{"a prefix that begins no name", "backends_from_env 1-2", nil, []string{"Caddyfile:3", "backends_from_env '1-2'", "like BACKEND"}},
+		{"a prefix that begins no name", "backends_from_env 1-2", nil, []string{"Caddyfile:3", "backends_from_env '1-2'", "such as BACKEND"}},
 		{"a prefix with the underscore", "backends_from_env BACKEND_", nil, []string{"Caddyfile:3", "'BACKEND_'", "no _ at the end"}},
 		{"two prefixes", "backends_from_env A B", nil, []string{"Caddyfile:3", "'B'"}},
 		{"prefixes on two lines", "backends_from_env A\nbackends_from_env B", nil, []string{"Caddyfile:4", "given twice"}},
@@ -190,12 +155,12 @@ func TestATimeoutOfTheEnvironmentGivesWayToTheConfig(t *testing.T) {
 		{name: "a blank variable", env: " ", block: "backends_from_env", header: 100 * time.Second, first: 100 * time.Second, idle: 100 * time.Second},
 		{name: "a variable", env: " 30 ", block: "backends_from_env", header: 30 * time.Second, first: 30 * time.Second, idle: 30 * time.Second},
 		{name: "the config", env: "30", block: "backends_from_env\nresponse_header_timeout 5m\nstream_idle_timeout 1m", header: 5 * time.Minute, first: 30 * time.Second, idle: time.Minute},
-		{name: "no backends from there", env: "30", block: "backend http://a", header: 10 * time.Minute, first: time.Minute, idle: 2 * time.Minute},
+		{name: "no backends from there", env: "30", block: "backend http://a", header: 10 * time.Minute, first: 2 * time.Minute, idle: 5 * time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key", "HTTP_TIMEOUT_SECONDS="+c.env)
 			inBubble(t, "openai_lb {\n"+c.block+"\n}", func(t *testing.T, w *world) {
-				got := w.handler.transport.Failover
+				got := w.handler.transport.PassiveHealth
 				if got.ResponseHeaderTimeout != caddy.Duration(c.header) || got.StreamFirstEventTimeout != caddy.Duration(c.first) || got.StreamIdleTimeout != caddy.Duration(c.idle) {
 					t.Errorf("the timeouts are %s, %s and %s", time.Duration(got.ResponseHeaderTimeout), time.Duration(got.StreamFirstEventTimeout), time.Duration(got.StreamIdleTimeout))
 				}

@@ -4,71 +4,158 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strings"
+	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// exchange is the state of one request: what it asks for, its body, and which
-// members it tried. It belongs to the goroutine that serves the request.
-type exchange struct {
-	pool      *pool
-	transport *Transport // the one whose attempts these are, if it is ours
-	request   *http.Request
-	writer    http.ResponseWriter
+// balancer is what all requests of a handler, or of a plain reverse_proxy, have
+// in common: a pool, and the backends that its members stand for.
+type balancer struct {
+	pool    *pool.Pool
+	targets []*target // by the index of their members
+	// transport makes the attempts. It is nil in a plain reverse_proxy with
+	// another transport.
+	transport *Transport
+	// forward sends a request that all backends throttle to the one that
+	// returns soonest, in place of refusing it.
+	forward bool
+	// plain tells that this is a plain reverse_proxy. It directs requests and
+	// decides on headers by itself.
+	plain  bool
+	logger *zap.Logger
+}
 
-	// maxAttempts is how many members the request may try. 0: all of them.
+// target is a backend as reverse_proxy and the pool see it.
+type target struct {
+	*pool.Member
+	backend  *Backend
+	upstream *reverseproxy.Upstream
+	// servedAt is when it last served a request: Unix time in nanoseconds.
+	servedAt atomic.Int64
+}
+
+func newBalancer(targets []*target, policy reverseproxy.Selector, logger *zap.Logger) *balancer {
+	members := make([]*pool.Member, len(targets))
+	for i, t := range targets {
+		t.Checks = t.upstream
+		members[i] = t.Member
+	}
+	b := &balancer{targets: targets, logger: logger}
+	b.pool = pool.New(members, &benchLog{balancer: b})
+	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
+	if policy != nil {
+		b.pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
+			return b.chooseByPolicy(policy, r.(*exchange), tier)
+		}
+	}
+	return b
+}
+
+// chooseByPolicy asks a policy of reverse_proxy's to choose.
+func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, tier []*pool.Member) *pool.Member {
+	upstreams := make(reverseproxy.UpstreamPool, len(tier))
+	for i, m := range tier {
+		upstreams[i] = b.targets[m.Index].upstream
+	}
+	// the cookie of a backend that did not serve is not the client's to keep
+	header := ex.writer.Header()
+	if ex.cookies == nil {
+		ex.cookies = &savedCookies{header["Set-Cookie"]}
+	}
+	if delete(header, "Set-Cookie"); len(ex.cookies.values) > 0 {
+		header["Set-Cookie"] = slices.Clone(ex.cookies.values)
+	}
+	upstream := policy.Select(upstreams, ex.request, ex.writer)
+	for i, m := range tier {
+		if upstream != nil && upstreams[i] == upstream {
+			return m
+		}
+	}
+	return nil
+}
+
+// savedCookies are those that were set before any backend was chosen.
+type savedCookies struct{ values []string }
+
+// exchange is the state of one request: what it asks for, its body, and which
+// backends it tried. It belongs to the goroutine that serves the request.
+type exchange struct {
+	balancer *balancer
+	request  *http.Request
+	writer   http.ResponseWriter
+
+	// maxAttempts is how many backends the request may try. 0: all of them.
 	maxAttempts int
 	// deadline is when the last attempt may begin. Zero: any time.
 	deadline time.Time
 
 	asked asked
-	body  body
-	// bodyPending tells that body has not been read yet.
-	bodyPending bool
+	body  replay.Body
 	// caller is who sent the request, if callers need a key.
-	caller caller
-	// refused tells that it came with no such key.
-	refused bool
+	caller clientkeys.Caller
+	// unauthenticated tells that it came without such a key.
+	unauthenticated bool
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
-	credentials credentials
+	credentials callerkeys.Presented
+	// cookies are set once a policy was asked, which may set more.
+	cookies *savedCookies
 
-	// current is the member that is attempted next or right now.
-	current *member
-	// chosen tells that current was not yet handed out to reverse_proxy.
-	chosen bool
-	// done tells that the client has its reply.
-	done     bool
+	// own is an answer of ours, for which no backend is asked.
+	own *http.Response
+	// current is the backend that is attempted right now, if any is.
+	current *target
+	// attempts are those made, the current one included.
 	attempts []attempt
+	// room is where the first attempts are.
+	room [2]attempt
 
 	// last is the latest reply that says more than that a backend throttles.
 	last *http.Response
-	// suspected tells that a backend was benched for a fault that may be the
-	// request's, so that it benches no other.
-	suspected bool
-	// refusedOnce tells that a backend was benched for refusing its credential.
-	refusedOnce bool
-	// forwarded tells that the request went to a member that throttles.
+	// blame is what the request has to answer for.
+	blame blame
+	// exceeded are the names of models whose context is too short for the request.
+	exceeded []string
+	// forwarded tells that the request went to a backend that throttles.
 	forwarded bool
 
 	cancels []context.CancelCauseFunc
 }
 
-// attempt is one member's answer to an exchange.
+// attempt is one backend's answer to an exchange.
 type attempt struct {
-	member  *member
+	target  *target
 	class   verdict.Class
 	status  int
 	started time.Time
+	// benched is when a throttle began by this attempt, if one did.
+	benched time.Time
 }
 
-func newExchange(p *pool, w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
-	ex := &exchange{pool: p, request: r, writer: w, maxAttempts: maxAttempts}
+// blame is for faults that may be the request's own: what fails everywhere is
+// the request's doing, so one request benches one backend for it at most.
+type blame struct{ spent bool }
+
+// take reports whether this is the first such fault.
+func (b *blame) take() bool {
+	first := !b.spent
+	b.spent = true
+	return first
+}
+
+func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
+	ex := &exchange{balancer: b, request: r, writer: w, maxAttempts: maxAttempts}
+	ex.attempts = ex.room[:0]
 	if tryDuration > 0 {
 		ex.deadline = time.Now().Add(tryDuration)
 	}
@@ -84,92 +171,88 @@ const exchangeVar = "openai_lb.exchange"
 // exchangeOf returns the exchange that t makes attempts for. A request may
 // pass several handlers, each with an exchange of its own.
 func exchangeOf(ctx context.Context, t *Transport) *exchange {
-	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok && ex.transport == t {
+	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok && ex.balancer.transport == t {
 		return ex
 	}
-	if ex, ok := caddyhttp.GetVar(ctx, exchangeVar).(*exchange); ok && ex.transport == t {
+	if ex, ok := caddyhttp.GetVar(ctx, exchangeVar).(*exchange); ok && ex.balancer.transport == t {
 		return ex
 	}
 	return nil
 }
 
-// proxied is the request as reverse_proxy gets it: with the exchange, and
-// without the caller's credentials, which the exchange takes.
-func (ex *exchange) proxied() *http.Request {
-	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
-	r.URL = cloneURL(r.URL)
-	r.URL.Opaque = ""
-	r.Header = r.Header.Clone()
-	r.Trailer = nil // no operation has any, and they may hold whatever headers may
-	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		// of all upgrades, these APIs have only this one; a client that offers
-		// another, like h2c, must not make a request that no backend can take
-		r.Header.Del("Upgrade")
-	}
-	ex.credentials = takeCredentials(r)
-	return r
-}
-
-// readBody takes in the request's body, of which up to limit bytes are kept.
-func (ex *exchange) readBody(r *http.Request, limit int64) error {
-	if !ex.bodyPending {
-		return nil
-	}
-	ex.bodyPending = false
-	return ex.body.read(r, limit)
-}
-
-// model is what m calls the model that is asked for.
-func (ex *exchange) model(m *member) string {
-	if m.backend == nil {
-		return ""
-	}
-	return m.backend.nameOf(ex.asked.model)
-}
-
-// mayTry reports whether the exchange may send its request to m: once, and
-// after a backend that took the caller's own credential only to another such
-// one, for what the caller's account is refused is not for ours to pay.
-func (ex *exchange) mayTry(m *member) bool {
-	return m.takes(&ex.asked) && !m.full() && !slices.ContainsFunc(ex.attempts, func(a attempt) bool {
-		return a.member == m || a.member.passesThrough() && !m.passesThrough()
-	})
-}
-
-// next moves on to another member, or returns nil if there is none, or none
-// may be tried any more.
-func (ex *exchange) next() *member {
-	if ex.current != nil {
-		ex.current.release()
-		ex.current = nil
-	}
-	if ex.maxAttempts > 0 && len(ex.attempts) >= ex.maxAttempts ||
-		!ex.deadline.IsZero() && len(ex.attempts) > 0 && time.Now().After(ex.deadline) {
-		return nil
-	}
-	ex.current = ex.pool.pick(ex)
-	ex.chosen = true
-	return ex.current
-}
-
-// take hands out the member to attempt. If reverse_proxy comes again of its
-// own accord, as it does with another transport, that is a further one.
-func (ex *exchange) take() *member {
-	if ex.done {
-		return nil
-	}
-	if !ex.chosen {
-		if ex.current != nil {
-			ex.attempts = append(ex.attempts, attempt{member: ex.current})
+// choose moves on to the backend that is attempted next. If there is none, it
+// hands out any upstream, and the transport answers in its place.
+func (ex *exchange) choose() *reverseproxy.Upstream {
+	ex.release()
+	now := time.Now()
+	if ex.own == nil && ex.mayGoOn(now) {
+		m := ex.balancer.pool.Pick(ex, now)
+		if m == nil && ex.balancer.forward && !ex.forwarded {
+			m = ex.balancer.pool.PickThrottled(ex, now)
+			ex.forwarded = m != nil
 		}
-		if ex.next() == nil && ex.transport == nil {
-			// without our transport, whether to go on is for reverse_proxy to say
-			ex.attempts = ex.attempts[:0]
-			ex.next()
+		if m != nil {
+			ex.current = ex.balancer.targets[m.Index]
+			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now})
+			return ex.current.upstream
 		}
 	}
-	ex.chosen = false
-	return ex.current
+	return ex.balancer.targets[0].upstream
+}
+
+// mayGoOn reports whether a further backend may be tried.
+func (ex *exchange) mayGoOn(now time.Time) bool {
+	if len(ex.attempts) == 0 {
+		return true
+	}
+	return (ex.maxAttempts == 0 || len(ex.attempts) < ex.maxAttempts) &&
+		(ex.deadline.IsZero() || !now.After(ex.deadline))
+}
+
+// ModelAt implements pool.Request.
+func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
+	b := ex.balancer.targets[m.Index].backend
+	return b.nameOf(ex.asked.model), b.takes(&ex.asked)
+}
+
+// MayTry implements pool.Request: a request may go to each backend once. After
+// one that took the caller's own credential it goes only to another such one,
+// because nobody else pays for what the caller's account was refused. After
+// one whose model has too short a context it goes only where the model has
+// another name.
+func (ex *exchange) MayTry(m *pool.Member) bool {
+	t := ex.balancer.targets[m.Index]
+	for i := range ex.attempts {
+		tried := ex.attempts[i].target
+		if tried == t || tried.backend.passesThrough() && !t.backend.passesThrough() {
+			return false
+		}
+	}
+	return len(ex.exceeded) == 0 || !slices.Contains(ex.exceeded, t.backend.nameOf(ex.asked.model))
+}
+
+// Cost implements pool.Request.
+func (ex *exchange) Cost() int64 { return ex.asked.cost }
+
+// attempted is the attempt that is made right now.
+func (ex *exchange) attempted() *attempt { return &ex.attempts[len(ex.attempts)-1] }
+
+// model is what the current backend calls the model that is asked for.
+func (ex *exchange) model() string { return ex.current.backend.nameOf(ex.asked.model) }
+
+// doubtThrottles puts the throttles in doubt that the request began, if it met
+// nothing but throttles: perhaps it was only too large.
+func (ex *exchange) doubtThrottles() {
+	for _, a := range ex.attempts {
+		if a.class != verdict.Throttled {
+			return
+		}
+	}
+	for _, a := range ex.attempts {
+		if !a.benched.IsZero() {
+			a.target.Doubt(a.target.backend.nameOf(ex.asked.model), a.benched)
+		}
+	}
 }
 
 // keep holds on to a reply, in case nobody has a better one.
@@ -188,39 +271,57 @@ func (ex *exchange) dropLast() {
 // committed lets go of what only another attempt would need. A reply may
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
-	ex.done = true
 	ex.dropLast()
-	ex.body.release()
-	ex.credentials = credentials{}
+	ex.body.Release()
+	ex.credentials = callerkeys.Presented{}
 }
 
-// finish ends every attempt and gives back what the exchange holds.
+// release gives back the place at the current backend.
+func (ex *exchange) release() {
+	if ex.current != nil {
+		ex.current.Release()
+		ex.current = nil
+	}
+}
+
+// finish ends every attempt, gives back what the exchange holds and counts it.
 func (ex *exchange) finish() {
 	ex.dropLast()
 	for _, cancel := range ex.cancels {
 		cancel(context.Canceled)
 	}
-	if ex.current != nil {
-		ex.current.release()
-		ex.current = nil
-	}
+	ex.release()
+	backend, class := ex.outcome()
+	requestsTotal.WithLabelValues(ex.caller.Label, backend, class).Inc()
 }
 
-// report leaves what became of the exchange for logs, headers and metrics.
-func (ex *exchange) report() {
-	var backend, class string
+// outcome tells which backend answered, and what its reply was taken for.
+func (ex *exchange) outcome() (backend, class string) {
 	if len(ex.attempts) > 0 {
-		last := ex.attempts[len(ex.attempts)-1]
-		backend, class = last.member.name, string(last.class)
-	} else if ex.refused {
+		last := ex.attempted()
+		return last.target.Name, string(last.class)
+	}
+	if ex.unauthenticated {
 		class = "unauthenticated"
 	}
-	requestsTotal.WithLabelValues(ex.caller.label, backend, class).Inc()
-	if repl, ok := ex.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Set("http.openai_lb.caller", ex.caller.name)
-		repl.Set("http.openai_lb.attempts", len(ex.attempts))
-		repl.Set("http.openai_lb.model", modelKey(ex.asked.model))
-		repl.Set("http.openai_lb.backend", backend)
-		repl.Set("http.openai_lb.class", class)
+	return "", class
+}
+
+// placeholder returns the value of one of Handler's placeholders.
+func (ex *exchange) placeholder(key string) (value any, ok bool) {
+	switch key {
+	case "http.openai_lb.caller":
+		return ex.caller.Name, true
+	case "http.openai_lb.attempts":
+		return len(ex.attempts), true
+	case "http.openai_lb.model":
+		return pool.ModelKey(ex.asked.model), true
+	case "http.openai_lb.backend":
+		backend, _ := ex.outcome()
+		return backend, true
+	case "http.openai_lb.class":
+		_, class := ex.outcome()
+		return class, true
 	}
+	return nil, false
 }

@@ -1,19 +1,19 @@
 package openailb
 
 import (
-	"cmp"
-	"maps"
+	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -22,330 +22,257 @@ import (
 // fingerprint of its credential, or a bare dial address.
 var healths = caddy.NewUsagePool()
 
-// health is what is known of one backend. Reading it takes no lock.
-type health struct {
-	// whole is what counts for every model: the account, the way there.
-	whole benches
-	// models is what counts for one model, by its name at the backend. Only
-	// those are in it that were benched once. The map itself never changes.
-	models atomic.Pointer[map[string]*benches]
-
-	// inFlight counts requests, by the name of the backend with max_requests.
-	inFlight sync.Map
-
-	// key is the digest of the API key that all of this is about.
-	key string
-
-	// mu guards the writing of all of it.
-	mu sync.Mutex
-}
-
-// benches are those of one model, or of a whole backend.
-type benches struct {
-	// promise is a bench the backend asked for: nobody calls it before its time.
-	promise benchSlot
-	// suspicion is a bench of our own making: it is called when nobody else is left.
-	suspicion benchSlot
-	// fails are the failures that count towards a bench.
-	fails []time.Time
-}
-
-// noBenches stands for those of a model that was never benched.
-var noBenches = new(benches)
-
-// maxModels is how many models of a backend are remembered, whatever clients
-// name, and maxModelName how many bytes of a name tell them apart.
-const (
-	maxModels    = 256
-	maxModelName = 256
-)
-
-// of returns the benches that count for a model.
-func (h *health) of(model string) [2]*benches {
-	known := [2]*benches{&h.whole, noBenches}
-	if models := h.models.Load(); models != nil {
-		if b, ok := (*models)[modelKey(model)]; ok {
-			known[1] = b
-		}
-	}
-	return known
-}
-
-// remember returns the benches of a model, to be written to. h.mu is held.
-// If there are too many, it forgets the one whose benches end first, and a
-// suspicion before a promise.
-func (h *health) remember(model string, now time.Time) *benches {
-	key := modelKey(model)
-	models := make(map[string]*benches)
-	if known := h.models.Load(); known != nil {
-		if b, ok := (*known)[key]; ok {
-			return b
-		}
-		maps.Copy(models, *known)
-	}
-	if len(models) >= maxModels {
-		delete(models, slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
-			return models[a].compareEnds(models[b], now)
-		}))
-	}
-	b := new(benches)
-	models[key] = b
-	h.models.Store(&models)
-	return b
-}
-
-// modelKey bounds what a client can make us remember.
-func modelKey(model string) string {
-	if len(model) <= maxModelName {
-		return model
-	}
-	return strings.Clone(model[:maxModelName])
-}
-
-// Destruct implements caddy.Destructor.
-func (*health) Destruct() error { return nil }
-
 // loadHealth returns the health of the backend with this key and counts one
 // more user of it; the user gives it back with healths.Delete.
-func loadHealth(key string) *health {
-	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(health), nil })
-	return value.(*health)
+func loadHealth(key string) *pool.Health {
+	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pool.Health), nil })
+	return value.(*pool.Health)
 }
 
-// startFresh forgets what is known of another API key than the one with this
-// digest.
-func (h *health) startFresh(key string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.key != "" && h.key != key {
-		h.whole.promise.Store(nil)
-		h.whole.suspicion.Store(nil)
-		h.whole.fails = nil
-		h.models.Store(nil)
-	}
-	h.key = key
+// PassiveHealth configures what the balancer learns from replies: for which ones
+// a backend is benched, and for how long.
+type PassiveHealth struct {
+	// UnhealthyStatus lists the statuses that are judged. A reply with any
+	// other status is passed on to the client and benches no backend. 4 and 5
+	// stand for all of 4xx and 5xx. A status that is listed and has no meaning
+	// of its own counts as a failure. Default: every status that has one.
+	UnhealthyStatus []int `json:"unhealthy_status,omitempty"`
+
+	// FailDuration is how long a backend is benched after a failure, and how
+	// long a failure counts towards max_fails. A backend that is benched for a
+	// failure is used when no other is left. Default: 10s.
+	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
+
+	// MaxFails is how many failures within fail_duration bench a backend.
+	// Default: 1.
+	MaxFails int `json:"max_fails,omitempty"`
+
+	// RetryAfterDefault is how long a backend rests that throttles without
+	// saying for how long. Default: 10s.
+	RetryAfterDefault caddy.Duration `json:"retry_after_default,omitempty"`
+
+	// RetryAfterMin is the shortest rest of a backend that throttles.
+	// Default: 50ms.
+	RetryAfterMin caddy.Duration `json:"retry_after_min,omitempty"`
+
+	// RetryAfterMax is the longest rest of a backend that throttles, however
+	// long it asks for, and the rest of one whose quota is used up.
+	// Default: 5m.
+	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
+
+	// AllThrottled says what becomes of a request while all backends
+	// throttle: `respond` answers 429 with the soonest return, `forward`
+	// sends it to the backend that returns soonest and passes the reply on.
+	// Default: respond.
+	AllThrottled string `json:"all_throttled,omitempty"`
+
+	// RequestBuffers is how many bytes of a request body are kept in memory
+	// to be sent to another backend if need be. A longer body is streamed to
+	// one backend. If backends name their models, and the model is not in what
+	// is kept, the request is refused with 413. Default: 32 MiB.
+	RequestBuffers int64 `json:"request_buffers,omitempty"`
+
+	// ResponseHeaderTimeout is how long a backend may take to begin a reply
+	// that is not streamed. Such a reply begins when it is complete.
+	// Default: 10m.
+	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
+
+	// StreamFirstEventTimeout is how long a backend may take until the first
+	// byte of the body of a reply that is streamed. Default: 2m.
+	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
+
+	// StreamIdleTimeout is how long a reply may stall between two reads,
+	// before it is broken off. A model may think for minutes without a byte.
+	// Default: 5m.
+	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
+
+	// StreamRequireEnd treats a stream that ends without [DONE] or
+	// response.completed as a broken one: some backends that fail end their
+	// streams like that. Default: false.
+	StreamRequireEnd bool `json:"stream_require_end,omitempty"`
 }
 
-func (h *health) inFlightOf(backend string) *atomic.Int64 {
-	count, _ := h.inFlight.LoadOrStore(backend, new(atomic.Int64))
-	return count.(*atomic.Int64)
-}
-
-// bench keeps a backend out of use for a time. Only its probe ever changes.
-type bench struct {
-	class        verdict.Class
-	model        string // empty: all of the backend, or no model
-	since, until time.Time
-
-	// probe is when the first request after the bench was sent: 1 plus the
-	// nanoseconds since until, or 0 if none was.
-	probe atomic.Int64
-}
-
-// grace is how long the probe may stay unanswered before the rest follow: a
-// backend that still throttles refuses at once.
-func (b *bench) grace() time.Duration {
-	return min(time.Second, b.until.Sub(b.since)/10)
-}
-
-// benchState is what a bench means for a request.
-type benchState int
-
+// The values of all_throttled.
 const (
-	// open: no bench, or one whose time has passed and whose probe is due.
-	open benchState = iota
-	// probing: the time has passed, and the one request that went first is
-	// not yet answered.
-	probing
-	// benched: not before its time.
-	benched
+	respondThrottled = "respond"
+	forwardThrottled = "forward"
 )
 
-type benchSlot struct{ atomic.Pointer[bench] }
+// misconfigured is how long a backend is benched whose configuration is wrong:
+// it refuses its credential, or does not have the model.
+const misconfigured = time.Minute
 
-// state tells what the slot means at now, and until when.
-func (s *benchSlot) state(now time.Time) (benchState, time.Time) {
-	b := s.Load()
-	if b == nil {
-		return open, time.Time{}
-	}
-	if now.Before(b.until) {
-		return benched, b.until
-	}
-	if probe := b.probe.Load(); probe != 0 && now.Before(b.until.Add(time.Duration(probe-1)+b.grace())) {
-		return probing, b.until
-	}
-	return open, time.Time{}
-}
+const defaultRequestBuffers = 32 << 20
 
-// claim takes the right to send a request at now: to be the probe of a bench
-// that has passed, or one of many. It fails if another request is the probe.
-// over is the bench that ended by it, if one did: the probe was not refused.
-func (s *benchSlot) claim(now time.Time) (ok bool, over *bench) {
-	b := s.Load()
-	if b == nil {
-		return true, nil
-	}
-	if now.Before(b.until) {
-		return false, nil
-	}
-	if b.probe.CompareAndSwap(0, int64(now.Sub(b.until))+1) {
-		return true, nil
-	}
-	if state, _ := s.state(now); state != open {
-		return false, nil
-	}
-	if s.CompareAndSwap(b, nil) {
-		over = b
-	}
-	return true, over
-}
-
-// clear ends a bench that began before an attempt which has now succeeded.
-func (s *benchSlot) clear(started time.Time) (over *bench) {
-	if b := s.Load(); b != nil && started.After(b.since) && s.CompareAndSwap(b, nil) {
-		return b
-	}
-	return nil
-}
-
-// put starts or extends a bench and reports which. A bench only grows: a
-// shorter one leaves it as it is.
-func (s *benchSlot) put(b *bench) (started bool) {
-	current := s.Load()
-	running := current != nil && b.since.Before(current.until)
-	if running {
-		if !b.until.After(current.until) {
-			return false
+func (p *PassiveHealth) provision() error {
+	for _, d := range []struct {
+		name     string
+		value    *caddy.Duration
+		fallback time.Duration
+	}{
+		{"fail_duration", &p.FailDuration, 10 * time.Second},
+		{"retry_after_default", &p.RetryAfterDefault, 10 * time.Second},
+		{"retry_after_min", &p.RetryAfterMin, 50 * time.Millisecond},
+		{"retry_after_max", &p.RetryAfterMax, 5 * time.Minute},
+		{"response_header_timeout", &p.ResponseHeaderTimeout, 10 * time.Minute},
+		{"stream_first_event_timeout", &p.StreamFirstEventTimeout, 2 * time.Minute},
+		{"stream_idle_timeout", &p.StreamIdleTimeout, 5 * time.Minute},
+	} {
+		if *d.value < 0 {
+			return fmt.Errorf("%s %s: expected a duration above 0", d.name, time.Duration(*d.value))
 		}
-		b.since = current.since
-	}
-	s.Store(b)
-	return !running
-}
-
-// slot is where a bench of this class belongs.
-func (b *benches) slot(class verdict.Class) *benchSlot {
-	if class.Promise() {
-		return &b.promise
-	}
-	return &b.suspicion
-}
-
-// returns tells when the benches end.
-func (b *benches) returns(now time.Time) time.Time {
-	_, promised := b.promise.state(now)
-	_, suspected := b.suspicion.state(now)
-	if promised.After(suspected) {
-		return promised
-	}
-	return suspected
-}
-
-func (b *benches) compareEnds(other *benches, now time.Time) int {
-	_, promised := b.promise.state(now)
-	_, othersPromise := other.promise.state(now)
-	return cmp.Or(promised.Compare(othersPromise), b.returns(now).Compare(other.returns(now)))
-}
-
-// scope returns the benches that a class speaks for. h.mu is held.
-func (h *health) scope(class verdict.Class, model string, now time.Time) *benches {
-	if class.WholeBackend() {
-		return &h.whole
-	}
-	return h.remember(model, now)
-}
-
-// failed counts a failure at now and reports whether it is one too many:
-// maxFails within duration.
-func (h *health) failed(class verdict.Class, model string, now time.Time, maxFails int, duration time.Duration) bool {
-	if maxFails == 1 {
-		return true
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	b := h.scope(class, model, now)
-	recent := slices.DeleteFunc(b.fails, func(at time.Time) bool { return now.Sub(at) >= duration })
-	if len(recent)+1 < maxFails {
-		b.fails = append(recent, now)
-		return false
-	}
-	b.fails = nil
-	return true
-}
-
-// claim takes the right to send a request for a model to a member whose
-// benches, if any, have passed.
-func (m *member) claim(model string, now time.Time) bool {
-	for _, b := range m.health.of(model) {
-		for _, slot := range []*benchSlot{&b.promise, &b.suspicion} {
-			ok, over := slot.claim(now)
-			m.logBack(over)
-			if !ok {
-				return false
-			}
+		if *d.value == 0 {
+			*d.value = caddy.Duration(d.fallback)
 		}
 	}
-	return true
+	if p.RetryAfterMin > p.RetryAfterMax {
+		return fmt.Errorf("retry_after_min %s: expected no more than retry_after_max, which is %s",
+			time.Duration(p.RetryAfterMin), time.Duration(p.RetryAfterMax))
+	}
+	if p.MaxFails < 0 {
+		return fmt.Errorf("max_fails %d: expected 1 or more", p.MaxFails)
+	}
+	if p.MaxFails == 0 {
+		p.MaxFails = 1
+	}
+	if p.RequestBuffers < 0 || p.RequestBuffers > maxInt {
+		return fmt.Errorf("request_buffers %d: expected 1 to %d bytes", p.RequestBuffers, maxInt)
+	}
+	if p.RequestBuffers == 0 {
+		p.RequestBuffers = defaultRequestBuffers
+	}
+	for _, status := range p.UnhealthyStatus {
+		if !validStatusOrClass(status) {
+			return fmt.Errorf("unhealthy_status %d: expected 400 to 599, or 4 or 5 for a class", status)
+		}
+	}
+	switch p.AllThrottled {
+	case "", respondThrottled, forwardThrottled:
+		return nil
+	}
+	return fmt.Errorf("all_throttled %q: expected %s or %s", p.AllThrottled, respondThrottled, forwardThrottled)
 }
 
-// served ends the benches that an attempt, begun at started, has disproved.
-func (m *member) served(model string, started time.Time) {
-	for _, b := range m.health.of(model) {
-		m.logBack(b.promise.clear(started))
-		m.logBack(b.suspicion.clear(started))
+func validStatusOrClass(status int) bool {
+	return status == 4 || status == 5 || status >= 400 && status <= 599
+}
+
+// parseStatus reads a status like 503 or a class like 5xx.
+func parseStatus(word string) (int, error) {
+	status, err := strconv.Atoi(strings.TrimSuffix(word, "xx"))
+	if err != nil || !validStatusOrClass(status) || (status < 10) != strings.HasSuffix(word, "xx") {
+		return 0, fmt.Errorf("'%s' is not a status from 400 to 599, 4xx or 5xx", word)
+	}
+	return status, nil
+}
+
+// listed reports whether the status is in unhealthy_status.
+func (p *PassiveHealth) listed(status int) bool {
+	return slices.ContainsFunc(p.UnhealthyStatus, func(s int) bool { return caddyhttp.StatusCodeMatches(status, s) })
+}
+
+// remember takes in what a reply means for the current backend, and logs the
+// attempt.
+func (p *PassiveHealth) remember(ex *exchange, r *reply) {
+	now, t, a := time.Now(), ex.current, ex.attempted()
+	a.class, a.status = r.class, r.status
+	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
+		c.Write(zap.String("backend", t.Name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.source)), errorField(r.secrets, r.err))
+	}
+	if !r.class.Failover() {
+		t.Served(ex.model(), a.started)
+		t.servedAt.Store(now.UnixNano())
+	}
+	if t.backend.outdated(r.credential) {
+		return // it says nothing of the key that there is now
+	}
+	if wait, benches := p.bench(ex, r, now); benches {
+		began := t.Bench(pool.Refusal{
+			Reason:   pool.Reason{Class: string(r.class), Status: r.status, Hint: string(r.source)},
+			Throttle: r.class.Promise(),
+			Whole:    r.class.WholeBackend(),
+			Model:    ex.model(),
+			Cost:     ex.asked.cost,
+			Wait:     wait,
+		}, now)
+		if began && r.class == verdict.Throttled {
+			a.benched = now
+		}
 	}
 }
 
-// bench keeps the member out of use from now on, for what a reply means.
-func (m *member) bench(class verdict.Class, model string, status int, now time.Time, wait time.Duration, source hint.Source) {
-	b := &bench{class: class, since: now, until: now.Add(wait)}
-	if !class.WholeBackend() {
-		b.model = modelKey(model)
+// bench tells for how long a reply benches the current backend, if it does.
+func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.Duration, benches bool) {
+	hinted := min(max(r.wait, time.Duration(p.RetryAfterMin)), time.Duration(p.RetryAfterMax))
+	switch r.class {
+	case verdict.Throttled:
+		if !r.hinted {
+			hinted = time.Duration(p.RetryAfterDefault)
+		}
+		return hinted, true
+	case verdict.Overloaded:
+		if !r.hinted {
+			hinted = time.Duration(p.FailDuration)
+		}
+		return hinted, true
+	case verdict.Quota:
+		return time.Duration(p.RetryAfterMax), true
+	case verdict.NoModel:
+		return misconfigured, true
+	case verdict.Credential, verdict.NotPermitted:
+		switch {
+		case r.status == 0 && r.wait > 0: // there was no credential to be had
+			return min(r.wait, misconfigured), true
+		case r.status == 0:
+			return misconfigured, true
+		}
+		// a credential for inference may lack every other permission
+		return misconfigured, ex.asked.infers && ex.blame.take()
+	case verdict.Failed, verdict.Timeout:
+		if errors.Is(r.err, errLostAgain) && ex.current.servesOthers(ex.attempted().started) || !ex.blame.take() {
+			return 0, false
+		}
+		return p.countFailure(ex, r.class, now)
+	case verdict.Unreachable:
+		return p.countFailure(ex, r.class, now)
 	}
-	m.health.mu.Lock()
-	started := m.health.scope(class, model, now).slot(class).put(b)
-	m.health.mu.Unlock()
-	if !started {
-		return
+	return 0, false
+}
+
+// servesOthers reports whether the backend serves other requests, or has done so
+// since then. If it does, and accepts no more, it only has too many streams.
+func (t *target) servesOthers(since time.Time) bool {
+	return t.upstream.Host.NumRequests() > 1 || t.servedAt.Load() >= since.UnixNano()
+}
+
+func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time.Time) (wait time.Duration, benches bool) {
+	wait = time.Duration(p.FailDuration)
+	return wait, ex.current.CountFailure(class.WholeBackend(), ex.model(), now, p.MaxFails, wait)
+}
+
+// rememberBroken takes in that a reply broke off, or told of an error, after
+// its beginning went to the client.
+func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
+	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || errors.Is(reason, errIdleStream) && r.upload.Stalled() {
+		return // the client left, or did not send all of its body
 	}
-	if c := m.logger.Check(b.level(), "backend benched"); c != nil {
-		c.Write(zap.String("backend", m.name), b.modelField(), zap.String("class", string(class)), zap.Int("status", status),
-			zap.Float64("seconds", wait.Seconds()), zap.String("hint", string(source)))
+	now, t, a := time.Now(), ex.current, ex.attempted()
+	a.class = verdict.BrokenStream
+	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
+		c.Write(zap.String("backend", t.Name), zap.String("model", pool.ModelKey(ex.model())),
+			zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
+	}
+	if wait, benches := p.countFailure(ex, a.class, now); benches {
+		t.Bench(pool.Refusal{Reason: pool.Reason{Class: string(a.class), Status: a.status}, Model: ex.model(), Wait: wait}, now)
 	}
 }
 
-func (m *member) logBack(over *bench) {
-	if over == nil {
-		return
-	}
-	if c := m.logger.Check(min(over.level(), zap.InfoLevel), "backend back"); c != nil {
-		c.Write(zap.String("backend", m.name), over.modelField(), zap.String("class", string(over.class)),
-			zap.Float64("seconds", over.until.Sub(over.since).Seconds()))
-	}
-}
-
-// modelField names the model that a bench is about, unless it is about all.
-func (b *bench) modelField() zap.Field {
-	if b.model == "" {
+// errorField is an error for a log. One of net/http's may repeat what the
+// backend sent.
+func errorField(secrets redact.Secrets, err error) zap.Field {
+	if err == nil {
 		return zap.Skip()
 	}
-	return zap.String("model", b.model)
-}
-
-// level is the log level for a bench: what a person must mend is an error,
-// what failed by itself a warning. A provisioned deployment under full load
-// throttles many times a second for some milliseconds, so a throttle of less
-// than a second is only for debugging.
-func (b *bench) level() zapcore.Level {
-	switch b.class {
-	case verdict.Credential, verdict.NotPermitted, verdict.NoModel, verdict.Quota:
-		return zap.ErrorLevel
-	case verdict.Throttled, verdict.Overloaded:
-		if b.until.Sub(b.since) < time.Second {
-			return zap.DebugLevel
-		}
-		return zap.InfoLevel
-	}
-	return zap.WarnLevel
+	return zap.String("error", secrets.Text(err.Error()))
 }

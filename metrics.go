@@ -7,17 +7,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// requestsTotal counts on through config reloads, each of which has a registry
-// of its own.
+// requestsTotal keeps counting through config reloads. Each config has a
+// registry of its own, with which it is registered again.
 var requestsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Namespace: "caddy",
 	Subsystem: "openai_lb",
 	Name:      "requests_total",
-	Help:      "Requests that were answered, by caller, the backend that answered, and what its reply was taken for.",
+	Help:      "Requests that were answered, by caller, backend that answered, and class of its reply.",
 }, []string{"caller", "backend", "class"})
 
-// registerMetrics makes the metrics part of a registry. Several handlers share
-// them.
+// registerMetrics registers the metrics, which all handlers share.
 func registerMetrics(registry *prometheus.Registry) error {
 	err := registry.Register(requestsTotal)
 	if errors.As(err, new(prometheus.AlreadyRegisteredError)) {
@@ -26,13 +25,14 @@ func registerMetrics(registry *prometheus.Registry) error {
 	return err
 }
 
-// callerLabels are those that requestsTotal has, which forgets none.
+// callerLabels are the labels of callers in requestsTotal, which keeps every
+// label it ever had.
 var callerLabels labels
 
 const (
-	// maxCallerLabels is how many callers metrics tell apart.
+	// maxCallerLabels is how many callers have a label of their own.
 	maxCallerLabels = 1000
-	// otherCallers is the label of those beyond.
+	// otherCallers is the label of all other callers.
 	otherCallers = "other"
 )
 

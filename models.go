@@ -9,9 +9,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// served lists the models that the backends name, in the order of the config,
-// or nothing if one of them serves any.
-func served(backends []*Backend) []string {
+// modelsOf lists the models of all backends, in the order of the config. It is
+// nil if a backend serves any model.
+func modelsOf(backends []*Backend) []string {
 	var models []string
 	for _, b := range backends {
 		if b.models == nil {
@@ -26,7 +26,7 @@ func served(backends []*Backend) []string {
 	return models
 }
 
-// modelObject is a model as OpenAI's API describes it.
+// modelObject describes a model in the format of OpenAI's API.
 type modelObject struct {
 	ID      string `json:"id"`
 	Object  string `json:"object"`
@@ -34,9 +34,8 @@ type modelObject struct {
 	OwnedBy string `json:"owned_by"`
 }
 
-// answerModels answers GET /v1/models and GET /v1/models/{model}, in Azure's
-// forms as well, with what the pool serves. It returns nil for any other
-// request.
+// answerModels answers GET /v1/models and GET /v1/models/{model}, and the same
+// requests at Azure's paths. It returns nil for any other request.
 func answerModels(r *http.Request, models []string) *http.Response {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return nil

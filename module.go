@@ -1,15 +1,16 @@
 // Package openailb is a load balancer for OpenAI and Azure OpenAI endpoints,
-// as modules for Caddy: one address for clients, many backends behind it, each
-// with its own key, priority and weight. A backend that throttles rests for as
-// long as it asked to, and the request that met the 429 goes to another one.
+// as modules for Caddy. Clients have one address. Behind it are many backends,
+// each with its own key, priority and weight. A backend that throttles gets no
+// request for as long as it asked for, and the request that it refused goes to
+// another backend.
 package openailb
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -18,22 +19,36 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func init() {
 	caddy.RegisterModule(new(Handler))
 }
 
-// Handler balances requests for OpenAI's API over backends.
+// Handler balances requests for OpenAI's API over several backends. It is a
+// reverse_proxy with a selection policy and a transport of its own.
 //
-// It is a reverse_proxy with a selection policy and a transport of its own,
-// and sets these placeholders:
+// In JSON it has the options of the Caddyfile. Options that can be repeated are
+// lists:
+//
+//	{
+//		"handler": "openai_lb",
+//		"backends": [
+//			{"url": "https://contoso-ptu.openai.azure.com", "priority": 1, "api_key": "{env.PTU_KEY}"},
+//			{"url": "https://api.openai.com/v1", "priority": 2, "api_key": "{env.OPENAI_KEY}", "model": [{"name": "gpt-4o"}]}
+//		],
+//		"client_keys": [{"name": "alice", "key": "{env.ALICE_KEY}"}]
+//	}
+//
+// It sets these placeholders, for access logs, header_down and deferred headers:
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.openai_lb.backend}` | The name of the last backend tried, which is the one that answered
-// `{http.openai_lb.class}` | What its reply was taken for: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout, broken_stream; unauthenticated if it had no client key, and nothing if no backend was tried
+// `{http.openai_lb.backend}` | The name of the backend that answered, which is the last one that was tried
+// `{http.openai_lb.class}` | What its reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout or broken_stream. It is unauthenticated if the request had no client key, and empty if no backend was tried
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
@@ -42,71 +57,83 @@ type Handler struct {
 	// here or by backends_from_env.
 	Backends []*Backend `json:"backends,omitempty"`
 
-	// BackendsFromEnv adds the Azure backends that environment variables
-	// describe whose names begin with this, `BACKEND` for those of Microsoft's
-	// sample openai-aca-lb: `BACKEND_<n>_URL`, `BACKEND_<n>_PRIORITY`,
+	// BackendsFromEnv is the prefix of environment variables that describe
+	// Azure backends. The variables of Microsoft's sample openai-aca-lb have
+	// the prefix `BACKEND`: `BACKEND_<n>_URL`, `BACKEND_<n>_PRIORITY`,
 	// `BACKEND_<n>_APIKEY` (without it, auth is `azure_identity`) and
-	// `BACKEND_<n>_DEPLOYMENT_NAME`, where `<n>` is a number or any word
-	// without an underscore. It also makes HTTP_TIMEOUT_SECONDS (100 if it is
-	// not set) the default of response_header_timeout,
-	// stream_first_event_timeout and stream_idle_timeout. The variables are
-	// read at load and stand in no config. Default: none are read.
+	// `BACKEND_<n>_DEPLOYMENT_NAME`. `<n>` is a number, or a word without an
+	// underscore. HTTP_TIMEOUT_SECONDS (100 if it is not set) becomes the
+	// default of response_header_timeout, stream_first_event_timeout and
+	// stream_idle_timeout. The variables are read at load and never appear in
+	// the config. Default: none are read.
 	BackendsFromEnv string `json:"backends_from_env,omitempty"`
 
 	// ReadyPath is a path at which GET tells whether requests can be served:
-	// 200 if any backend can be used, 503 if all are unreachable, refuse their
-	// credential, have no budget left, or fail active health checks. A model
-	// that is throttled everywhere does not count: the 429 its clients get is
-	// the right answer, and another replica would have no better one. A
-	// matcher before the handler must let the path through. Default: none.
+	// 200 if any backend can be used, 503 if each one cannot be reached,
+	// refuses its credential, has no budget left, or fails active health
+	// checks. A model that every backend throttles does not count: another
+	// replica could not serve it either. A matcher before the handler must let
+	// the path through. Default: none.
 	ReadyPath string `json:"ready_path,omitempty"`
 
-	// LBPolicyRaw chooses among the backends of a priority: any selection
-	// policy of reverse_proxy's. Default: at random, by weight.
+	// LBPolicyRaw chooses among the backends of a priority. It is any selection
+	// policy of reverse_proxy's except weighted_round_robin, which knows
+	// backends by their position. Default: at random, by weight.
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
 	// LBRetries is how many further backends a request may try. Default: all.
 	LBRetries *int `json:"lb_retries,omitempty"`
 
-	// LBTryDuration is how long after its arrival a request may still be sent
-	// to a further backend. Default: without end.
+	// LBTryDuration is how long after the request's arrival a further attempt
+	// may begin. Default: no limit.
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	Failover
+	PassiveHealth
 
-	// ClientKeys are the keys of those who may use the balancer. They are
-	// accepted wherever SDKs put a key, and go to no backend. Default: none,
-	// and without a ClientKeysFile everybody may.
+	// ClientKeys are the keys with which callers may use the balancer. They are
+	// accepted wherever SDKs put a key, and no backend gets them. Without these
+	// and a ClientKeysFile, everybody may use the balancer. An empty list is an
+	// error. Default: none.
 	ClientKeys []ClientKey `json:"client_keys,omitempty"`
 
-	// ClientKeysFile is a file with more of them: on each line a name, white
-	// space and a key, plain or as a digest; empty lines and those that begin
-	// with # mean nothing. It is read again when it changes. Default: none.
-	ClientKeysFile string `json:"client_keys_file,omitempty"`
+	// ClientKeysFile is the path of a file with more client keys. Each line has
+	// a name, white space and a key, plain or as a digest. Empty lines and
+	// lines that begin with # are ignored. The file is read again when it
+	// changes. If it is gone or malformed, the keys from before stay and an
+	// error is logged. A file without keys lets nobody in. An empty path is an
+	// error. Default: none.
+	ClientKeysFile *string `json:"client_keys_file,omitempty"`
 
-	// ReverseProxy holds options of the reverse_proxy handler, which are
-	// passed on to it. A transport there must be `http` and configures the
-	// connections to the backends. Upstreams, load balancing, passive health
-	// checks and request buffers are openai_lb's own. Default: none.
+	// ReverseProxy holds options that are passed on to the reverse_proxy
+	// handler. Its transport must be `http`, and configures the connections to
+	// the backends. Upstreams, load balancing, passive health checks and
+	// request buffers are not allowed, because openai_lb has options of its own
+	// for them. All replies pass through it, also openai_lb's own errors.
+	// Default: none.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	pool      *pool
+	balancer  *balancer
 	proxy     *reverseproxy.Handler
 	transport *Transport
 	logger    *zap.Logger
 
-	// callers are those who may use the balancer. nil: everybody.
-	callers *callers
+	// clientKeys knows the callers. If it is nil, everybody may use the
+	// balancer.
+	clientKeys *clientkeys.Store
 
-	// secretFiles are those that the keys come from.
-	secretFiles secretFiles
+	// keyFiles reads keys again that come from files.
+	keyFiles secret.Reloader
 
 	// passesThrough tells that a backend wants the callers' own credentials.
 	passesThrough bool
 
-	// models are all models there are. It is nil unless every backend names
-	// its own.
+	// models are all models that the backends have. It is nil unless every
+	// backend lists its models.
 	models []string
+
+	// tellsModels tells that the model matters to a backend: it lists its
+	// models, or has its own name for one.
+	tellsModels bool
 }
 
 // CaddyModule returns the Caddy module information.
@@ -117,12 +144,11 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision sets up the handler. It makes no request and starts no goroutine
-// of its own.
+// Provision sets up the handler. It makes no request and starts no goroutine.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	h.secretFiles.logger = h.logger
-	if err := h.provisionCallers(); err != nil {
+	h.keyFiles.Logger = h.logger
+	if err := h.provisionClientKeys(); err != nil {
 		return err
 	}
 	if h.ReadyPath != "" {
@@ -137,38 +163,63 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if h.LBRetries != nil && *h.LBRetries < 0 {
-		return fmt.Errorf("lb_retries %d: expected 0 or more", *h.LBRetries)
+		return fmt.Errorf("lb_retries '%d' is not a whole number of 0 or more", *h.LBRetries)
 	}
 	if h.LBTryDuration < 0 {
-		return fmt.Errorf("lb_try_duration %s: expected a duration above 0", time.Duration(h.LBTryDuration))
+		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
 	}
-	var policy reverseproxy.Selector
-	if h.LBPolicyRaw != nil {
-		module, err := ctx.LoadModule(h, "LBPolicyRaw")
-		if err != nil {
-			return fmt.Errorf("lb_policy: %w", err)
-		}
-		policy = module.(reverseproxy.Selector)
+	policy, err := loadPolicy(ctx, h, h.LBPolicyRaw)
+	if err != nil {
+		return err
 	}
 	if err := h.provisionTransport(ctx); err != nil {
 		return err
 	}
-	members := make([]*member, len(h.Backends))
-	for i, b := range h.Backends {
-		members[i] = b.member(h.logger)
-		h.passesThrough = h.passesThrough || members[i].passesThrough()
-	}
-	for _, b := range h.Backends {
-		if key, ok := b.source.(*apiKey); ok && key.inFile {
-			h.secretFiles.add("api_key of backend "+b.Name, key.read)
-		}
-	}
-	h.models = served(h.Backends)
-	h.pool = newPool(members, policy, h.AllThrottled == forwardThrottled)
+	h.provisionBalancer(policy)
 	if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}
 	return h.provisionProxy(ctx)
+}
+
+// loadPolicy loads the selection policy in the field LBPolicyRaw of module. It
+// returns nil if there is none.
+func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseproxy.Selector, error) {
+	if raw == nil {
+		return nil, nil
+	}
+	if err := checkPolicy(raw); err != nil {
+		return nil, err
+	}
+	value, err := ctx.LoadModule(module, "LBPolicyRaw")
+	if err != nil {
+		return nil, fmt.Errorf("lb_policy: %w", err)
+	}
+	return value.(reverseproxy.Selector), nil
+}
+
+func (h *Handler) provisionBalancer(policy reverseproxy.Selector) {
+	targets := make([]*target, len(h.Backends))
+	for i, b := range h.Backends {
+		targets[i] = b.target(h.logger)
+		h.passesThrough = h.passesThrough || b.passesThrough()
+		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
+		if key, ok := b.source.(apiKey); ok && key.InFile() {
+			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
+		}
+	}
+	h.models = modelsOf(h.Backends)
+	h.balancer = newBalancer(targets, policy, h.logger)
+	h.balancer.transport = h.transport
+	h.balancer.forward = h.AllThrottled == forwardThrottled
+}
+
+// checkReadyPath says what is wrong with ready_path, if anything is.
+func checkReadyPath(path string) error {
+	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
+		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)
+	}
+	return nil
 }
 
 func (h *Handler) provisionBackends(ctx caddy.Context) error {
@@ -184,7 +235,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 			return fmt.Errorf("%s: %w", b.label(i), err)
 		}
 		if b.Name != "" && names[b.Name] {
-			return fmt.Errorf("%s: the name is taken by another backend", b.label(i))
+			return fmt.Errorf("%s: another backend has this name", b.label(i))
 		}
 		names[b.Name] = true
 	}
@@ -203,101 +254,17 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	return nil
 }
 
-// provisionTransport sets up the transport, and with it what Failover says.
-func (h *Handler) provisionTransport(ctx caddy.Context) error {
-	h.transport = &Transport{Failover: h.Failover, schemes: make(map[string]string)}
-	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
-		h.transport.HTTP = new(reverseproxy.HTTPTransport)
-		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.transport.HTTP); err != nil {
-			return fmt.Errorf("reverse_proxy: transport: %w", err)
-		}
-	}
-	for _, b := range h.Backends {
-		h.transport.schemes[b.dial()] = b.url.Scheme
-	}
-	return h.transport.Provision(ctx)
-}
-
-// decodeHTTPTransport reads the config of reverse_proxy's http transport.
-func decodeHTTPTransport(raw json.RawMessage, into *reverseproxy.HTTPTransport) error {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &fields); err != nil {
-		return err
-	}
-	if string(fields["protocol"]) != `"http"` {
-		return fmt.Errorf("protocol %s: expected \"http\"", fields["protocol"])
-	}
-	delete(fields, "protocol")
-	rest, err := json.Marshal(fields)
-	if err != nil {
-		return err
-	}
-	return caddy.StrictUnmarshalJSON(rest, into)
-}
-
-// provisionProxy sets up the reverse_proxy that carries the requests.
-func (h *Handler) provisionProxy(ctx caddy.Context) error {
-	proxy := new(reverseproxy.Handler)
-	if h.ReverseProxy != nil {
-		*proxy = *h.ReverseProxy
-		if err := refuseOwnOptions(proxy); err != nil {
-			return err
-		}
-	}
-	proxy.TransportRaw = nil
-	proxy.Transport = h.transport
-	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
-		SelectionPolicy: chosen{},
-		Retries:         len(h.Backends),
-	}
-	for _, m := range h.pool.members {
-		proxy.Upstreams = append(proxy.Upstreams, m.upstream)
-	}
-	h.proxy = proxy
-	return proxy.Provision(ctx)
-}
-
-// chosen hands out the member that the handler or the transport has chosen.
-type chosen struct{}
-
-// Select implements reverseproxy.Selector.
-func (chosen) Select(_ reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
-	if m := r.Context().Value(exchangeCtxKey{}).(*exchange).take(); m != nil {
-		return m.upstream
-	}
-	return nil
-}
-
-// refuseOwnOptions refuses options of reverse_proxy's that openai_lb sets itself.
-func refuseOwnOptions(proxy *reverseproxy.Handler) error {
-	for _, option := range []struct {
-		name string
-		used bool
-	}{
-		{"upstreams (to)", len(proxy.Upstreams) > 0},
-		{"dynamic_upstreams (dynamic)", proxy.DynamicUpstreamsRaw != nil},
-		{"load_balancing (lb_…)", proxy.LoadBalancing != nil},
-		{"passive health checks", proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil},
-		{"request_buffers", proxy.RequestBuffers != 0},
-	} {
-		if option.used {
-			return fmt.Errorf("reverse_proxy: %s is not allowed there: use openai_lb's own options", option.name)
-		}
-	}
-	return nil
-}
-
-// Cleanup gives back what Provision took. It runs after a Provision that
-// failed halfway, too.
+// Cleanup gives back what Provision took. It also runs after a Provision that
+// failed halfway.
 func (h *Handler) Cleanup() error {
 	var errs []error
-	if h.pool != nil {
-		for _, m := range h.pool.members {
-			_, err := healths.Delete(m.backend.health)
+	if h.balancer != nil {
+		for _, t := range h.balancer.targets {
+			_, err := healths.Delete(t.backend.health)
 			errs = append(errs, err)
 		}
 	}
-	// a reverse_proxy that did not come to its upstreams has nothing to give back
+	// a reverse_proxy that failed before its upstreams has nothing to clean up
 	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
 		errs = append(errs, h.proxy.Cleanup())
 	}
@@ -305,71 +272,6 @@ func (h *Handler) Cleanup() error {
 		errs = append(errs, h.transport.Cleanup())
 	}
 	return errors.Join(errs...)
-}
-
-// ServeHTTP reads the request once and has reverse_proxy send it to the
-// backends, one after the other, until one serves it.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	h.secretFiles.refresh(time.Now())
-	if h.asksReady(r) {
-		return writeResponse(w, h.answerReady(r))
-	}
-	ex := newExchange(h.pool, w, r, h.maxAttempts(), h.tryDuration(r))
-	ex.transport = h.transport
-	defer ex.finish()
-	defer ex.report()
-
-	proxied := ex.proxied()
-	if refusal, refused := h.admit(ex); refused {
-		return refusal.write(w, r)
-	}
-	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
-		return apiError{http.StatusBadRequest, problem,
-			"invalid_request_error", "invalid_path"}.write(w, r)
-	}
-	// the body of an extended CONNECT is a WebSocket's stream (RFC 8441)
-	if r.Method != http.MethodConnect {
-		if err := ex.body.read(r, h.transport.RequestBuffers); err != nil {
-			return writeResponse(w, ex.refuseBody(r, err))
-		}
-		proxied.Body, proxied.ContentLength = http.NoBody, 0
-		if ex.body.length != 0 {
-			proxied.Body, proxied.ContentLength = goneBody{}, ex.body.length
-		}
-	}
-	ex.asked = readAsked(r, ex.body.prefix)
-	ex.asked.anonymous = h.passesThrough && ex.credentials.none()
-	if h.models != nil {
-		if res := answerModels(r, h.models); res != nil {
-			return writeResponse(w, res)
-		}
-	}
-	if ex.next() == nil {
-		return writeResponse(w, ex.answer(r))
-	}
-	return h.proxy.ServeHTTP(w, proxied, next)
-}
-
-func (h *Handler) maxAttempts() int {
-	if h.LBRetries == nil {
-		return 0
-	}
-	return *h.LBRetries + 1
-}
-
-// tryDuration is how long further backends may be tried for a request: no
-// longer than lb_try_duration, nor than its caller waits. OpenAI's SDK for
-// Python says how long that is, in seconds.
-func (h *Handler) tryDuration(r *http.Request) time.Duration {
-	duration := time.Duration(h.LBTryDuration)
-	seconds, err := strconv.ParseFloat(r.Header.Get("X-Stainless-Read-Timeout"), 64)
-	if err != nil || !(seconds > 0 && seconds < time.Hour.Seconds()) {
-		return duration
-	}
-	if patience := time.Duration(seconds * float64(time.Second)); duration == 0 || patience < duration {
-		return patience
-	}
-	return duration
 }
 
 // Interface guards

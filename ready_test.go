@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 // ready asks at the ready_path.
@@ -128,7 +130,7 @@ func TestReadyPathNoticesAKeyThatWasMended(t *testing.T) {
 		w.post(`{}`)
 		w.wantNotReady("60")
 		writeFile(t, file, "right")
-		time.Sleep(secretFilesInterval)
+		time.Sleep(secret.ReloadInterval)
 		w.wantReady()
 	})
 }

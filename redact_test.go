@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"bufio"
-	"bytes"
 	"compress/gzip"
 	"fmt"
 	"io"
@@ -12,76 +11,10 @@ import (
 	"net/textproto"
 	"strings"
 	"testing"
-	"testing/iotest"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 )
-
-func TestASecretInABodyIsStarredHoweverItArrives(t *testing.T) {
-	const secret, other = "sk-secret-secret", "secret-of-another"
-	for body, want := range map[string]string{
-		"":                               "",
-		"nothing in it":                  "nothing in it",
-		secret:                           "****************",
-		"a " + secret + " and " + secret: "a **************** and ****************",
-		"sk-secret-" + secret + "!":      "sk-secret-****************!",
-		"it ends with a part: sk-secret": "it ends with a part: sk-secret",
-		other + secret[:5] + other:       "*****************sk-se*****************",
-	} {
-		for name, reader := range map[string]io.Reader{
-			"at once":        strings.NewReader(body),
-			"byte by byte":   iotest.OneByteReader(strings.NewReader(body)),
-			"halves":         iotest.HalfReader(strings.NewReader(body)),
-			"data with EOF":  iotest.DataErrReader(strings.NewReader(body)),
-			"in two by five": io.MultiReader(strings.NewReader(body[:min(5, len(body))]), strings.NewReader(body[min(5, len(body)):])),
-		} {
-			got, err := io.ReadAll(&starredBody{ReadCloser: io.NopCloser(reader), secrets: secrets{secret, other}})
-			if err != nil || string(got) != want {
-				t.Errorf("%q, %s: got %q (%v), want %q", body, name, got, err, want)
-			}
-		}
-	}
-}
-
-func TestABodyWithoutASecretIsNotHeldBack(t *testing.T) {
-	r, w := io.Pipe()
-	body := &starredBody{ReadCloser: r, secrets: secrets{"sk-secret-secret"}}
-	defer body.Close()
-	for _, piece := range []string{"one", "two", "three"} {
-		go io.WriteString(w, piece)
-		got := make([]byte, 10)
-		if n, err := body.Read(got); err != nil || string(got[:n]) != piece {
-			t.Errorf("got %q (%v), want %q", got[:n], err, piece)
-		}
-	}
-}
-
-func FuzzStarredBody(f *testing.F) {
-	f.Add([]byte("a sk-secret-secret b"), "sk-secret-secret", 3)
-	f.Add([]byte("aaaaaaaaaaaaaaaaaaab"), "aaaaaaaab", 1)
-	f.Fuzz(func(t *testing.T, text []byte, secret string, size int) {
-		if len(secret) < minSecret || size < 1 || strings.Trim(secret, "*") == "" {
-			t.Skip()
-		}
-		body := &starredBody{ReadCloser: io.NopCloser(bytes.NewReader(text)), secrets: secrets{secret}}
-		var got []byte
-		buf := make([]byte, min(size, 1<<10))
-		for {
-			n, err := body.Read(buf)
-			got = append(got, buf[:n]...)
-			if err == io.EOF {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-		}
-		want := text
-		for bytes.Contains(want, []byte(secret)) {
-			want = bytes.Replace(want, []byte(secret), bytes.Repeat([]byte("*"), len(secret)), 1)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	})
-}
 
 // echo answers with the request's credentials in every place there is.
 func echo(code int, encoding string) http.HandlerFunc {
@@ -90,7 +23,7 @@ func echo(code int, encoding string) http.HandlerFunc {
 		w.Header().Set("X-Debug", key)
 		w.Header().Add("X-Many", "harmless")
 		w.Header().Add("X-Many", key)
-		w.Header().Set("Location", "https://elsewhere.example/?api-key="+keyIn(key))
+		w.Header().Set("Location", "https://elsewhere.example/?api-key="+callerkeys.KeyIn(key))
 		w.Header().Set("X-Request-Id", "req-1")
 		w.Header().Set("Content-Type", "application/json")
 		text := fmt.Sprintf(`{"error":{"message":"no good: %s","code":"x"}}`, key)
@@ -162,8 +95,8 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 			t.Errorf("client got %d %s", reply.status, reply.body)
 		}
 		attempts := w.logged("attempt")
-		if len(attempts) != 1 || !strings.Contains(fmt.Sprint(attempts[0].ContextMap()["error"]), redacted) {
-			t.Errorf("logged %v, want the error with %s in it", attempts, redacted)
+		if len(attempts) != 1 || !strings.Contains(fmt.Sprint(attempts[0].ContextMap()["error"]), redact.Mark) {
+			t.Errorf("logged %v, want the error with %s in it", attempts, redact.Mark)
 		}
 		if text := fmt.Sprint(w.logs.All()); strings.Contains(text, key) {
 			t.Errorf("the log holds the key: %s", text)
@@ -186,7 +119,7 @@ func TestAKeyOfStarsEndsNothing(t *testing.T) {
 func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
 	overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
 		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
-			rw.Header().Set("Link", "</x?key="+keyIn(r.Header.Get("Authorization"))+">")
+			rw.Header().Set("Link", "</x?key="+callerkeys.KeyIn(r.Header.Get("Authorization"))+">")
 			rw.Header().Set("Set-Cookie", "a=b")
 			rw.WriteHeader(http.StatusEarlyHints)
 			rw.Header().Del("Link")

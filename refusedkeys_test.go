@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
@@ -61,7 +63,7 @@ func TestARequestRefusedEverywhereBenchesOneBackend(t *testing.T) {
 		if n := len(w.logged("backend benched")); n != 1 {
 			t.Errorf("%d benches, want 1", n)
 		}
-		if usable, _ := w.handler.pool.usable(time.Now()); !usable {
+		if usable, _ := w.handler.balancer.pool.Usable(time.Now()); !usable {
 			t.Error("no backend is usable any more")
 		}
 	})
@@ -83,7 +85,7 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 			})
 			done := make(chan clientReply)
 			go func() { done <- w.post(`{}`) }()
-			time.Sleep(2 * secretFilesInterval)
+			time.Sleep(2 * secret.ReloadInterval)
 			writeFile(t, file, "second-key")
 			w.post(`{}`).wantServed(t, "a")
 			close(release)

@@ -2,21 +2,19 @@ package openailb
 
 import (
 	"bytes"
-	"compress/gzip"
-	"compress/zlib"
-	"context"
 	"errors"
 	"io"
 	"net/http"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
-
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// reply is what came of an attempt: a response, or an error in place of one.
+// reply is the result of an attempt: a response, or an error.
 type reply struct {
 	res    *http.Response
 	err    error
@@ -25,14 +23,19 @@ type reply struct {
 	wait   time.Duration
 	source hint.Source
 	hinted bool
-	// whole tells that all of an error's body is there, and cut that it broke off.
+	// whole tells that all of an error's body was read, and cut that the
+	// connection broke before its end.
 	whole, cut bool
-	// credential is ours that the request went with, if one did.
+	// connected tells that the backend may have got the request.
+	connected bool
+	// refusal is the answer to a request that net/http refuses to send.
+	refusal apiError
+	// credential is the backend's credential with which the request was sent.
 	credential Credential
-	// secrets are the keys that the request went with.
-	secrets secrets
+	// secrets are the keys that were sent with the request.
+	secrets redact.Secrets
 	// upload is the request's body on its way.
-	upload *bodyReader
+	upload *replay.Upload
 	// body is that of a response that may become the client's.
 	body *replyBody
 }
@@ -48,8 +51,8 @@ func (r *reply) presentable() bool {
 	return r.res != nil && !r.cut && r.class != verdict.Credential && r.class != verdict.NotPermitted
 }
 
-// tellsMore reports whether the reply tells the client more than that nobody
-// could serve. With forward, a throttle does.
+// tellsMore reports whether the reply tells the client more than an error of
+// our own would. With forward, that is also true of a throttle.
 func (r *reply) tellsMore(forward bool) bool {
 	if !r.presentable() {
 		return false
@@ -61,8 +64,20 @@ func (r *reply) tellsMore(forward bool) bool {
 	return forward && r.class == verdict.Throttled
 }
 
+// perhapsExecuted reports whether the backend may have executed the request.
+// With a 503 it says that it did not.
+func (r *reply) perhapsExecuted() bool {
+	switch r.status {
+	case 0:
+		return r.connected
+	case http.StatusServiceUnavailable:
+		return false
+	}
+	return r.status >= 500 || r.class == verdict.Failed || r.class == verdict.Timeout
+}
+
 const (
-	// errorBodyLimit is how much of an error's body is read for what it says.
+	// errorBodyLimit is how much of an error's body is read to judge it.
 	errorBodyLimit = 64 << 10
 	// errorBodyTimeout is how long that may take.
 	errorBodyTimeout = 2 * time.Second
@@ -70,85 +85,68 @@ const (
 
 var errSlowBody = errors.New("the body of an error did not arrive in time")
 
-// judge tells what a response means by its status and, if that is an error,
-// its body.
-func (t *Transport) judge(r *reply, cancel context.CancelCauseFunc) {
+// judge finds out what a response means: by its status, its headers and, if it
+// is an error, its body.
+func (t *Transport) judge(r *reply, cost int64, rt *roundTrip) {
 	listed := t.listed(r.status)
-	counts := listed || len(t.UnhealthyStatus) == 0
+	judged := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
 	decoded := false
-	if counts && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && encoded(r.res.Header) {
-		text, r.whole, r.cut, decoded = peek(r.res, cancel)
+	if judged && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && contentcoding.Compressed(r.res.Header) {
+		text, decoded = r.peek(rt)
 	}
-	if !counts {
-		r.class = verdict.Served // whatever it is
-	} else if r.class = judged(verdict.Reply{Status: r.status, Header: r.res.Header, Body: text}); listed && !r.class.Failover() {
+	if !judged {
+		r.class = verdict.Served // the client gets it as it is
+	} else if r.class = verdict.Judge(verdict.Reply{Status: r.status, Header: r.res.Header, Body: text, Cost: cost}); listed && !r.class.Failover() {
 		r.class = verdict.Failed
 	}
-	r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
-	r.secrets.guard(r.res, text, decoded)
-}
-
-// judged is the class of a reply. A request that is too long for the model is the client's own, as
-// long as nobody looks for a backend with another model.
-func judged(reply verdict.Reply) verdict.Class {
-	if class := verdict.Judge(reply); !class.ContextLength(reply.Status) {
-		return class
+	if r.status >= 300 {
+		r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
 	}
-	return verdict.ClientError
+	r.guard(text, decoded)
 }
 
-// peek reads the first part of an error's body, decoded, and puts it back in
-// front of the rest. whole tells that it is all of the body, cut that the body
-// broke off, or did not come in time, and decoded that the text is all of it.
-func peek(res *http.Response, cancel context.CancelCauseFunc) (text []byte, whole, cut, decoded bool) {
-	body := res.Body
-	timer := time.AfterFunc(errorBodyTimeout, func() { cancel(errSlowBody) })
-	raw, err := io.ReadAll(io.LimitReader(body, errorBodyLimit))
-	cut = err != nil || !timer.Stop()
-	whole = len(raw) < errorBodyLimit && !cut
-	res.Body = struct {
+// guard keeps the secrets out of the response. It removes headers that hold
+// one, and puts stars in its place in the body of an error or a redirect. A
+// compressed body cannot be changed: it is replaced by an error of our own,
+// unless text is the whole body and holds no secret.
+func (r *reply) guard(text []byte, whole bool) {
+	if len(r.secrets) == 0 {
+		return
+	}
+	r.secrets.DropFrom(r.res.Header)
+	switch {
+	case r.res.StatusCode < 300:
+	case !contentcoding.Compressed(r.res.Header):
+		r.res.Body = r.secrets.Body(r.res.Body)
+	case !whole || r.secrets.In(string(text)):
+		r.res.Body.Close()
+		e := upstreamError
+		e.status = r.res.StatusCode
+		*r.res = *e.response(r.res.Request)
+	}
+}
+
+// peek returns the beginning of an error's body, decoded. The client can still
+// read the body from its beginning. all tells that the text is complete.
+func (r *reply) peek(rt *roundTrip) (text []byte, all bool) {
+	body := r.res.Body
+	rt.deadline.start(errorBodyTimeout, errSlowBody)
+	raw, err := io.ReadAll(io.LimitReader(r.raw(), errorBodyLimit))
+	r.cut = !rt.deadline.stop() || err != nil
+	r.whole = len(raw) < errorBodyLimit && !r.cut
+	r.res.Body = struct {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	text, decoded = decode(raw, res.Header.Get("Content-Encoding"))
-	return text, whole, cut, whole && decoded
+	text, all = contentcoding.Decode(raw, r.res.Header.Get("Content-Encoding"), errorBodyLimit)
+	return text, r.whole && all
 }
 
-// decodable are the codings that backends may use: those that decode knows, but
-// for zstd, of which it reads no windows as large as usual.
-var decodable = []string{"gzip", "deflate", "identity"}
-
-// decode undoes the compression of an error's body, as far as it gets: the
-// body may be only the first part, and that may be enough. It reports whether
-// the text is all there is.
-func decode(raw []byte, encoding string) (text []byte, all bool) {
-	if len(raw) == 0 {
-		return nil, true
+// raw is the response's body without the time limit for each read.
+func (r *reply) raw() io.Reader {
+	if r.body != nil {
+		return r.body.body
 	}
-	var decoder io.Reader
-	var err error
-	switch encoding {
-	case "gzip":
-		decoder, err = gzip.NewReader(bytes.NewReader(raw))
-	case "deflate":
-		decoder, err = zlib.NewReader(bytes.NewReader(raw))
-	case "zstd":
-		var z *zstd.Decoder
-		z, err = zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
-			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(1<<20))
-		if err == nil {
-			defer z.Close()
-			decoder = z
-		}
-	case "", "identity":
-		return raw, true
-	default:
-		return raw, false
-	}
-	if err != nil {
-		return raw, false
-	}
-	text, err = io.ReadAll(io.LimitReader(decoder, errorBodyLimit))
-	return text, err == nil && len(text) < errorBodyLimit
+	return r.res.Body
 }

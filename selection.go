@@ -14,20 +14,24 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 func init() {
 	caddy.RegisterModule(new(Selection))
 }
 
-// Selection is a policy for a plain reverse_proxy: it chooses among upstreams
-// by priority and weight. Together with the openai_lb transport it leaves out
-// those that throttle, for as long as they asked to, and moves a request that
-// meets one to the next. lb_retries and lb_try_duration limit that; without
-// them, a request may try every upstream.
+// Selection is a selection policy for a plain reverse_proxy. It chooses among
+// the upstreams by priority and weight.
+//
+// Together with the openai_lb transport, it leaves out upstreams that throttle
+// for as long as they asked for. A request that is throttled goes on to another
+// upstream. lb_retries and lb_try_duration limit that. Without them, a request
+// may try every upstream.
 type Selection struct {
-	// Upstreams gives priorities and weights to upstreams, by their dial
-	// address. Default: priority 1 and weight 1 for all.
+	// Upstreams gives upstreams a priority and a weight, by their dial address.
+	// Default: priority 1 and weight 1 for all.
 	Upstreams []SelectionUpstream `json:"upstreams,omitempty"`
 
 	// LBPolicyRaw chooses among the upstreams of a priority. Default: at
@@ -38,34 +42,36 @@ type Selection struct {
 	logger      *zap.Logger
 	maxAttempts int
 	tryDuration time.Duration
-	// transport is the one of the same reverse_proxy, if it is an openai_lb.
+	// transport is the openai_lb transport of the same reverse_proxy. It is nil
+	// if that has another transport.
 	transport *Transport
 
-	// cached is the pool of the upstreams seen last.
-	cached atomic.Pointer[cachedPool]
+	// current is the balancer of the upstreams that were seen last.
+	current atomic.Pointer[upstreamsBalancer]
 
 	mu      sync.Mutex
-	healths map[string]*health // by dial address
+	healths map[string]*pool.Health // by dial address
 }
 
-// SelectionUpstream is what an upstream means to the selection.
+// SelectionUpstream is the priority and the weight of an upstream.
 type SelectionUpstream struct {
 	// Dial is the upstream's address, as in reverse_proxy. Required.
 	Dial string `json:"dial"`
 
-	// Priority ranks the upstream: those with the lowest number that can
-	// serve get the requests. 1 or more. Default: 1.
+	// Priority ranks the upstream. Requests go to the upstreams with the lowest
+	// number of those that can serve. It is 1 or more. Default: 1.
 	Priority int `json:"priority,omitempty"`
 
-	// Weight is the upstream's share of the requests within its priority. 0
-	// drains it. Default: 1.
+	// Weight is the upstream's share of the requests within its priority. With
+	// 0 the upstream is drained: it is used only when no other is left.
+	// Default: 1.
 	Weight *int `json:"weight,omitempty"`
 }
 
-// cachedPool is the pool made of upstreams.
-type cachedPool struct {
+// upstreamsBalancer is the balancer of upstreams.
+type upstreamsBalancer struct {
 	upstreams reverseproxy.UpstreamPool
-	pool      *pool
+	balancer  *balancer
 }
 
 // CaddyModule returns the Caddy module information.
@@ -79,7 +85,7 @@ func (*Selection) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the policy.
 func (s *Selection) Provision(ctx caddy.Context) error {
 	s.logger = ctx.Logger()
-	s.healths = make(map[string]*health)
+	s.healths = make(map[string]*pool.Health)
 	seen := make(map[string]bool)
 	for i := range s.Upstreams {
 		u := &s.Upstreams[i]
@@ -91,32 +97,30 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		}
 		switch {
 		case u.Dial == "":
-			return fmt.Errorf("upstream %d: expected a dial address", i+1)
+			return fmt.Errorf("upstream %d has no dial address", i+1)
 		case seen[u.Dial]:
-			return fmt.Errorf("upstream %s is there twice", u.Dial)
+			return fmt.Errorf("upstream %s is given twice", u.Dial)
 		}
 		seen[u.Dial] = true
 		if err := checkRank(u.Priority, *u.Weight); err != nil {
 			return fmt.Errorf("upstream %s: %w", u.Dial, err)
 		}
 	}
-	if s.LBPolicyRaw != nil {
-		module, err := ctx.LoadModule(s, "LBPolicyRaw")
-		if err != nil {
-			return fmt.Errorf("lb_policy: %w", err)
-		}
-		s.policy = module.(reverseproxy.Selector)
+	var err error
+	if s.policy, err = loadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
+		return err
 	}
 	return s.takeOver(ctx.Modules())
 }
 
-// maxAttemptsElsewhere limits the attempts at upstreams that come and go.
+// maxAttemptsElsewhere limits the attempts if upstreams are dynamic, so that
+// nobody knows how many there are.
 const maxAttemptsElsewhere = 64
 
-// takeOver makes the retries of the reverse_proxy that this policy and an
-// openai_lb transport are part of their own: it would end them with an error
-// of its own, where they know the backend's reply, and without lb_retries it
-// would make none.
+// takeOver makes this policy count the retries, if the reverse_proxy that it is
+// part of has an openai_lb transport. Otherwise reverse_proxy would end them
+// with an error of its own, although we have a backend's reply, and would make
+// no retry without lb_retries.
 func (s *Selection) takeOver(modules []caddy.Module) error {
 	if len(modules) < 2 {
 		return nil
@@ -142,7 +146,7 @@ func (s *Selection) takeOver(modules []caddy.Module) error {
 	return nil
 }
 
-// Cleanup gives back what is known of the upstreams.
+// Cleanup gives back the health of the upstreams.
 func (s *Selection) Cleanup() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,60 +165,70 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 		return nil
 	}
 	ex := s.exchange(upstreams, r, w)
-	if m := ex.take(); m != nil {
-		return m.upstream
+	upstream := ex.choose()
+	if s.transport == nil && ex.current == nil {
+		// with another transport, reverse_proxy decides whether to go on
+		ex.attempts = ex.attempts[:0]
+		if upstream = ex.choose(); ex.current == nil {
+			return nil
+		}
 	}
-	if s.transport != nil && len(ex.attempts) == 0 {
-		return upstreams[0] // the transport calls nobody, and says why
-	}
-	return nil
+	return upstream
 }
 
-// exchange returns the exchange of the request, which it opens if need be.
+// exchange returns the exchange of the request. On the first attempt, it opens
+// one and reads the body. That happens before an upstream is chosen, because
+// the body may take long to arrive.
 func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *exchange {
 	if ex, ok := caddyhttp.GetVar(r.Context(), exchangeVar).(*exchange); ok && ex.request == r {
 		return ex
 	}
-	ex := newExchange(s.poolOf(upstreams), w, r, s.maxAttempts, s.tryDuration)
-	ex.transport, ex.bodyPending = s.transport, true
-	// set once, before the first attempt: net/http may still read the
-	// request's variables, in a dial of its own, while another attempt begins
+	ex := s.balancerOf(upstreams).newExchange(w, r, s.maxAttempts, s.tryDuration)
+	// This is set once, before the first attempt: while a later attempt begins,
+	// net/http may still dial for an earlier one and read the variables.
 	caddyhttp.SetVar(r.Context(), exchangeVar, ex)
-	ex.next()
+	if s.transport != nil {
+		if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
+			ex.own = unreadableBody(err).response(r)
+		}
+		ex.asked = readAsked(r, &ex.body)
+		ex.asked.model = "" // here, a bench is for the address and not for a model
+	}
 	return ex
 }
 
-// poolOf returns the pool of the upstreams, which reverse_proxy passes as the
-// same slice every time, unless they are dynamic.
-func (s *Selection) poolOf(upstreams reverseproxy.UpstreamPool) *pool {
-	cached := s.cached.Load()
-	if cached != nil && len(cached.upstreams) == len(upstreams) && &cached.upstreams[0] == &upstreams[0] {
-		return cached.pool
+// balancerOf returns the balancer of the upstreams. reverse_proxy passes the
+// same slice every time, unless the upstreams are dynamic.
+func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
+	current := s.current.Load()
+	if current != nil && len(current.upstreams) == len(upstreams) && &current.upstreams[0] == &upstreams[0] {
+		return current.balancer
 	}
-	members := make([]*member, len(upstreams))
+	targets := make([]*target, len(upstreams))
 	for i, upstream := range upstreams {
-		members[i] = &member{name: upstream.Dial, priority: 1, weight: 1,
-			upstream: upstream, health: s.healthOf(upstream.Dial), logger: s.logger}
+		m := pool.NewMember(upstream.Dial, s.healthOf(upstream.Dial))
 		for _, u := range s.Upstreams {
 			if u.Dial == upstream.Dial {
-				members[i].priority, members[i].weight = u.Priority, *u.Weight
+				m.Priority, m.Weight = u.Priority, *u.Weight
 			}
 		}
+		targets[i] = &target{Member: m, backend: new(Backend), upstream: upstream}
 	}
-	forward := s.transport != nil && s.transport.AllThrottled == forwardThrottled
-	p := newPool(members, s.policy, forward)
-	s.cached.Store(&cachedPool{upstreams: upstreams, pool: p})
-	return p
+	b := newBalancer(targets, s.policy, s.logger)
+	b.transport, b.plain = s.transport, true
+	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
+	s.current.Store(&upstreamsBalancer{upstreams: upstreams, balancer: b})
+	return b
 }
 
-// healthOf returns what is known of the upstream at a dial address.
-func (s *Selection) healthOf(dial string) *health {
+// healthOf returns the health of the upstream at a dial address.
+func (s *Selection) healthOf(dial string) *pool.Health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h, ok := s.healths[dial]
 	if s.healths == nil {
-		return new(health) // a late request: the config is gone already
+		return new(pool.Health) // the config was unloaded during the request
 	}
+	h, ok := s.healths[dial]
 	if !ok {
 		h = loadHealth(dial)
 		s.healths[dial] = h

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 func TestADrainedBackendIsUsedWhenNoOtherIsLeft(t *testing.T) {
@@ -199,35 +197,4 @@ func TestWeightsCountAmongTheBackendsThatAreLeft(t *testing.T) {
 		w.backends["a"].replies(func(http.ResponseWriter, *http.Request) { t.Error("a was called before its time") })
 		ratios(map[string]float64{"b": 0.75, "c": 0.25})
 	})
-}
-
-// BenchmarkPick stands beside the promise that a pick allocates nothing.
-func BenchmarkPick(b *testing.B) {
-	members := make([]*member, 8)
-	for i := range members {
-		members[i] = &member{priority: 1 + i/4, weight: 1 + i, upstream: new(reverseproxy.Upstream), health: new(health)}
-	}
-	p := newPool(members, nil, false)
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		ex := newExchange(p, nil, nil, 0, 0)
-		for pb.Next() {
-			if p.pick(ex) == nil {
-				b.Fatal("nobody was picked")
-			}
-		}
-	})
-}
-
-func TestAPickAllocatesNothing(t *testing.T) {
-	members := []*member{
-		{priority: 1, weight: 1, upstream: new(reverseproxy.Upstream), health: new(health)},
-		{priority: 1, weight: 3, upstream: new(reverseproxy.Upstream), health: new(health)},
-		{priority: 2, weight: 1, upstream: new(reverseproxy.Upstream), health: new(health)},
-	}
-	p := newPool(members, nil, false)
-	ex := newExchange(p, nil, nil, 0, 0)
-	if n := testing.AllocsPerRun(1000, func() { p.pick(ex) }); n != 0 {
-		t.Errorf("a pick allocates %v times", n)
-	}
 }

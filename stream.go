@@ -2,24 +2,24 @@ package openailb
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"maps"
-	"mime"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 const (
-	// openingLimit and openingTimeout are how much of a reply, and how long
-	// after its headers, is held back to see whether it brings an error.
+	// openingLimit is how much of a reply is held back to see whether it
+	// brings an error, and openingTimeout for how long after its first byte.
 	openingLimit   = 64 << 10
 	openingTimeout = 2 * time.Second
 	// openingRead is how much of it is read at first. Each read is for as much
@@ -34,28 +34,28 @@ var (
 	errStreamError      = errors.New("the stream told of an error")
 )
 
-// replyBody is the body of a reply that may become the client's: what was held
-// back of it, and then the rest. It ends an attempt that stalls, and tells how
-// the reply ended.
+// replyBody is the body of a reply that may become the client's. Its beginning
+// may have been read ahead, to see whether it brings an error: then it gives the
+// client that first, and the rest after it. It also ends a reply that stalls, and
+// tells how the reply ended.
 type replyBody struct {
 	body io.ReadCloser
-	// backend is the response that it is of, and secrets what must not be in
-	// the trailers that come with its end.
+	// backend is the response that the body belongs to. secrets must not be in
+	// the trailers that come with the end of the body.
 	backend *http.Response
-	secrets secrets
+	secrets redact.Secrets
 	// held is what was read ahead, and heldErr how that ended.
 	held    []byte
 	heldErr error
 	// pending brings what is being read ahead.
 	pending chan readAhead
-	// late are the reply that the client gets while a read is pending, and the
-	// one that this read may still add trailers to.
+	// late is set if the client gets its reply while a read is pending, which
+	// may still add trailers to the backend's reply.
 	late *lateReply
 
-	// idle is how long one read may take, and cancel what ends it.
-	idle   time.Duration
-	timer  *time.Timer
-	cancel context.CancelCauseFunc
+	// deadline ends a read that takes longer than idle.
+	deadline *deadline
+	idle     time.Duration
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
@@ -73,15 +73,19 @@ type readAhead struct {
 	err  error
 }
 
+// nextRead is a buffer for the next read ahead.
+func (b *replyBody) nextRead() []byte {
+	return make([]byte, min(max(openingRead, len(b.held)), openingLimit-len(b.held)))
+}
+
 // readMore reads ahead until some of the body is there. It reports false if
 // the time was up before.
 func (b *replyBody) readMore(timeout <-chan time.Time) bool {
 	b.pending = make(chan readAhead, 1)
-	go func(pending chan<- readAhead, held int) {
-		buf := make([]byte, min(max(openingRead, held), openingLimit-held))
+	go func(pending chan<- readAhead, buf []byte) {
 		n, err := b.body.Read(buf)
 		pending <- readAhead{buf[:n], err}
-	}(b.pending, len(b.held))
+	}(b.pending, b.nextRead())
 	select {
 	case more := <-b.pending:
 		b.take(more)
@@ -94,64 +98,61 @@ func (b *replyBody) readMore(timeout <-chan time.Time) bool {
 func (b *replyBody) take(more readAhead) {
 	b.pending = nil
 	if b.late != nil && more.err != nil {
-		// the trailers came with the end; nobody else reads or writes them now
+		// the trailers came with the end, and nobody reads or writes them now
 		b.late.client.Trailer = b.late.backend.Trailer
 		b.late = nil
 	}
-	b.held = append(b.held, more.data...)
+	if b.held == nil {
+		b.held = more.data
+	} else {
+		b.held = append(b.held, more.data...)
+	}
 	b.heldErr = more.err
+	if b.watch != nil {
+		b.watch.Watch(more.data)
+		if errors.Is(more.err, io.EOF) {
+			b.watch.Finish()
+		}
+	}
 }
 
 // Read implements io.Reader.
-func (b *replyBody) Read(p []byte) (int, error) {
-	n, err := b.read(p)
-	if b.watch != nil {
-		b.watch.Watch(p[:n])
-	}
-	if err != nil {
-		b.secrets.dropFrom(b.backend.Trailer)
-		err = b.finish(err)
-	}
-	return n, err
-}
-
-func (b *replyBody) read(p []byte) (n int, err error) {
-	if len(b.held) == 0 && b.heldErr == nil && b.idle > 0 {
-		b.startTimer()
-		defer b.stopTimer(&err)
-	}
-	if b.pending != nil && len(b.held) == 0 {
-		b.take(<-b.pending)
-	}
-	if len(b.held) > 0 {
+func (b *replyBody) Read(p []byte) (n int, err error) {
+	switch {
+	case len(b.held) > 0:
 		n = copy(p, b.held)
 		if b.held = b.held[n:]; len(b.held) == 0 {
 			b.held = nil
 		}
 		return n, nil
+	case b.heldErr != nil:
+		err = b.heldErr
+	default:
+		b.deadline.start(b.idle, errIdleStream)
+		if b.pending != nil {
+			b.take(<-b.pending)
+		} else {
+			n, err = b.body.Read(p)
+			if b.watch != nil {
+				b.watch.Watch(p[:n])
+			}
+		}
+		if !b.deadline.stop() && err != nil && !errors.Is(err, io.EOF) {
+			err = errIdleStream
+		}
+		if b.held != nil || b.heldErr != nil {
+			return b.Read(p)
+		}
 	}
-	if b.heldErr != nil {
-		return 0, b.heldErr
+	if err != nil {
+		b.secrets.DropFrom(b.backend.Trailer)
+		err = b.finish(err)
 	}
-	return b.body.Read(p)
+	return n, err
 }
 
-func (b *replyBody) startTimer() {
-	if b.timer == nil {
-		b.timer = time.AfterFunc(b.idle, func() { b.cancel(errIdleStream) })
-	} else {
-		b.timer.Reset(b.idle)
-	}
-}
-
-func (b *replyBody) stopTimer(err *error) {
-	if !b.timer.Stop() && *err != nil && !errors.Is(*err, io.EOF) {
-		*err = errIdleStream
-	}
-}
-
-// finish tells how the reply ended, and makes sure that a broken one does not
-// end cleanly for the client.
+// finish tells how the reply ended. For the client, a broken reply must not end
+// as if it were whole.
 func (b *replyBody) finish(err error) error {
 	if b.broken == nil {
 		return err
@@ -164,7 +165,7 @@ func (b *replyBody) finish(err error) error {
 			if b.mustEnd && !b.watch.Ended {
 				reason, err = errUnfinishedStream, errUnfinishedStream
 			} else if e := b.watch.Failure; e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body}).Blames() {
-				reason = errStreamError // but for the client's own error
+				reason = errStreamError
 			}
 		}
 	}
@@ -182,33 +183,40 @@ func (b *replyBody) Close() error {
 	return b.body.Close()
 }
 
-// watchOver puts a response under the timeouts of a reply. It returns nil for
-// one without a body, or with a connection for it.
-func (t *Transport) watchOver(res *http.Response, sent secrets, cancel context.CancelCauseFunc) *replyBody {
-	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
+// watchOver puts a limit on the time of each read of a reply's body. It returns
+// nil for a reply without a body, and for one whose body is a connection.
+func (t *Transport) watchOver(r *reply, rt *roundTrip) *replyBody {
+	if r.res.Body == http.NoBody || r.res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}
-	body := &replyBody{body: res.Body, backend: res, secrets: sent, idle: time.Duration(t.StreamIdleTimeout), cancel: cancel, mustEnd: t.StreamRequireEnd}
-	res.Body = body
+	body := &replyBody{body: r.res.Body, backend: r.res, secrets: r.secrets,
+		deadline: &rt.deadline, idle: time.Duration(t.StreamIdleTimeout), mustEnd: t.StreamRequireEnd}
+	r.res.Body = body
 	return body
 }
 
-// open holds a reply of status 200 back until it is certain that it is one. A
-// stream that brings an error in place of content, or nothing at all, becomes
-// the error that it stands for.
-func (t *Transport) open(ex *exchange, r *reply) {
-	// what is only looked up, like a stored response that failed, is no failure
-	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || encoded(r.res.Header) {
+func isEventStream(res *http.Response) bool {
+	mediaType, _ := parseMediaType(res.Header.Get("Content-Type"))
+	return mediaType == "text/event-stream"
+}
+
+// open holds a reply of status 200 back until it is certain that the request
+// was served. A stream that brings an error in place of content, or nothing at
+// all, becomes the error that it stands for. The reply to a request that must
+// not be sent again is passed on at once. So is the reply to a GET: a stored
+// response that failed long ago is not a failure.
+func (t *Transport) open(ex *exchange, r *reply, rt *roundTrip) {
+	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || !ex.asked.repeatable || contentcoding.Compressed(r.res.Header) {
 		return
 	}
-	switch mediaType, _, _ := mime.ParseMediaType(r.res.Header.Get("Content-Type")); {
+	switch mediaType, _ := parseMediaType(r.res.Header.Get("Content-Type")); {
 	case mediaType == "text/event-stream" && r.body == nil:
 		r.breakOff(errEmptyStream)
 	case mediaType == "text/event-stream":
 		r.body.watch = new(sse.Watcher)
-		t.openStream(r)
+		t.openStream(r, rt)
 	case mediaType == "application/json" && r.body != nil && r.res.ContentLength <= openingLimit:
-		t.openJSON(r, strings.HasSuffix(ex.request.URL.Path, "/responses"))
+		t.openJSON(r, rt, strings.HasSuffix(ex.request.URL.Path, "/responses"))
 	}
 	if r.body != nil && r.body.pending != nil {
 		client := *r.res
@@ -218,47 +226,55 @@ func (t *Transport) open(ex *exchange, r *reply) {
 	}
 }
 
-// encoded reports whether a body is compressed.
-func encoded(header http.Header) bool {
-	encoding := header.Get("Content-Encoding")
-	return encoding != "" && !strings.EqualFold(encoding, "identity")
-}
-
-// breakOff makes the reply one that is no use to anybody.
+// breakOff makes the reply a failure that no client may see.
 func (r *reply) breakOff(reason error) {
 	r.class, r.err, r.cut = verdict.Failed, reason, true
 }
 
-func (t *Transport) openStream(r *reply) {
-	timeout := time.NewTimer(openingTimeout)
-	defer timeout.Stop()
-	for len(r.body.held) < openingLimit {
-		if !r.body.readMore(timeout.C) {
-			return
-		}
-		opening, failure := sse.Open(r.body.held, errors.Is(r.body.heldErr, io.EOF))
-		switch {
+// openStream waits for the first byte as long as for the headers, and after it
+// for a short time for content. It cannot wait for content longer: a model that
+// thinks may send none for minutes.
+func (t *Transport) openStream(r *reply, rt *roundTrip) {
+	buf := r.body.nextRead()
+	n, err := r.body.body.Read(buf)
+	inTime := rt.deadline.stop()
+	r.body.take(readAhead{buf[:n], err})
+	if err != nil && !inTime {
+		r.breakOff(errNoReply)
+		r.class = verdict.Timeout
+		return
+	}
+	var timeout *time.Timer
+	for {
+		switch opening := r.body.watch.Opening; {
 		case opening == sse.Content:
 			return
 		case opening == sse.Failure:
-			t.fail(r, failure)
+			t.fail(r, r.body.watch.Failure)
 			return
 		case opening == sse.End, r.body.heldErr != nil:
 			r.breakOff(errEmptyStream)
+			return
+		case len(r.body.held) >= openingLimit:
+			return
+		}
+		if timeout == nil {
+			timeout = time.NewTimer(openingTimeout)
+			defer timeout.Stop()
+		}
+		if !r.body.readMore(timeout.C) {
 			return
 		}
 	}
 }
 
 // openJSON looks for an error in a reply that is not streamed. creates tells
-// that a failed response in it was made just now.
-func (t *Transport) openJSON(r *reply, creates bool) {
-	timeout := time.NewTimer(openingTimeout)
-	defer timeout.Stop()
-	for r.body.heldErr == nil && len(r.body.held) < openingLimit {
-		if !r.body.readMore(timeout.C) {
-			return
-		}
+// that a response object in it was created by this request.
+func (t *Transport) openJSON(r *reply, rt *roundTrip, creates bool) {
+	if r.res.ContentLength >= 0 {
+		r.body.readWhole(rt, int(r.res.ContentLength))
+	} else if !r.body.readUntil(openingTimeout) {
+		return
 	}
 	switch {
 	case errors.Is(r.body.heldErr, io.EOF):
@@ -270,12 +286,42 @@ func (t *Transport) openJSON(r *reply, creates bool) {
 	}
 }
 
-// fail makes the reply the error that it brought, unless that is the client's
-// own: then it stays what it is.
+// readWhole reads ahead all of a body that is of this length.
+func (b *replyBody) readWhole(rt *roundTrip, length int) {
+	buf := make([]byte, length+1) // one more, to meet the end
+	n := 0
+	var err error
+	for err == nil && n < len(buf) {
+		var more int
+		rt.deadline.start(b.idle, errIdleStream)
+		more, err = b.body.Read(buf[n:])
+		n += more
+	}
+	if !rt.deadline.stop() && !errors.Is(err, io.EOF) {
+		err = errIdleStream
+	}
+	b.take(readAhead{buf[:n:n], err})
+}
+
+// readUntil reads ahead until the end of the body or openingLimit. It reports
+// false if the time was up before.
+func (b *replyBody) readUntil(limit time.Duration) bool {
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
+	for b.heldErr == nil && len(b.held) < openingLimit {
+		if !b.readMore(timeout.C) {
+			return false
+		}
+	}
+	return true
+}
+
+// fail makes the reply the error that it brought. If the error is the client's
+// own, the reply stays as it is.
 func (t *Transport) fail(r *reply, failure *sse.Error) {
-	class := judged(verdict.Reply{Status: failure.Status, Body: failure.Body})
+	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
 	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
-		r.body.watch = nil // nor is it the backend's fault when it comes by again
+		r.body.watch = nil // the error is not the backend's fault later either
 		return
 	}
 	original := r.res
@@ -296,7 +342,7 @@ func (t *Transport) fail(r *reply, failure *sse.Error) {
 		ContentLength: int64(len(failure.Body)),
 		Request:       original.Request,
 	}
-	r.secrets.guard(r.res, nil, true)
 	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
+	r.guard(nil, true)
 	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

@@ -182,7 +182,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &replyBody{backend: new(http.Response), body: backend, idle: 10 * time.Second, cancel: cancel}
+		b := &replyBody{backend: new(http.Response), body: backend, idle: 10 * time.Second, deadline: &deadline{cancel: cancel}}
 		go func() {
 			for range 3 {
 				io.WriteString(wire, "x")

@@ -12,9 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -23,26 +21,25 @@ func init() {
 }
 
 // Transport makes one attempt at a backend, judges the reply and remembers
-// what it means. A reply after which another backend may do better never
-// reaches the client while there is one: the transport has the selection
-// choose it and lets reverse_proxy come again.
+// what it means. If another backend may do better, the client does not get the
+// reply: reverse_proxy asks the selection again, which chooses the next backend.
 //
 // In a plain reverse_proxy it works together with the openai_lb selection
 // policy, and does nothing without it.
 type Transport struct {
-	Failover
+	PassiveHealth
 
 	// HTTP configures the connections to the backends, as reverse_proxy's
 	// http transport does. Default: that transport's defaults, but no
-	// compression of its own, buffers of 2 KiB, more idle connections, kept for
-	// less long than providers keep theirs, and pings that find dead HTTP/2
-	// connections.
+	// compression of its own, a read buffer of 2 KiB, more idle connections,
+	// kept for less long than providers keep theirs, and pings that find dead
+	// HTTP/2 connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
 	roundTripper http.RoundTripper
-	// schemes of the backends by dial address, for active health checks.
+	// schemes are those of the backends by dial address, for active health
+	// checks. In a plain reverse_proxy it is nil.
 	schemes map[string]string
-	logger  *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -59,19 +56,22 @@ const (
 	idleConnTimeout = 90 * time.Second
 	// idleConnsPerHost keeps connections for hundreds of parallel streams.
 	idleConnsPerHost = 512
-	// handshakeTimeout limits what a backend that accepts and stays silent costs.
+	// handshakeTimeout is how long a backend may stay silent once it accepted
+	// a connection.
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second
-	// bufferSize has room for headers and for an event. What is longer
-	// bypasses the buffers, of which a stream over HTTP/1.1 keeps two.
-	bufferSize = 2 << 10
+	// readBufferSize has room for headers and for an event. What is longer
+	// bypasses the buffer, which a stream over HTTP/1.1 keeps.
+	readBufferSize = 2 << 10
+	// maxReceiveBuffer is how much of a reply over HTTP/2 waits for a client
+	// that does not read. Go's default is 4 MiB.
+	maxReceiveBuffer = 256 << 10
 )
 
 // Provision sets up the transport.
 func (t *Transport) Provision(ctx caddy.Context) error {
-	t.logger = ctx.Logger()
-	if err := t.Failover.provision(); err != nil {
+	if err := t.PassiveHealth.provision(); err != nil {
 		return err
 	}
 	if t.HTTP == nil {
@@ -80,11 +80,10 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.HTTP.ProxyProtocol != "" {
 		return errors.New("http: proxy_protocol is not supported")
 	}
-	// what the client did not ask to be compressed must not be, and what it
-	// did ask for is its own to decode
+	// net/http must not ask for compression that the client did not ask for,
+	// nor decompress what the client asked for
 	t.HTTP.Compression = new(false)
-	t.HTTP.ReadBufferSize = cmp.Or(t.HTTP.ReadBufferSize, bufferSize)
-	t.HTTP.WriteBufferSize = cmp.Or(t.HTTP.WriteBufferSize, bufferSize)
+	t.HTTP.ReadBufferSize = cmp.Or(t.HTTP.ReadBufferSize, readBufferSize)
 	if t.HTTP.KeepAlive == nil {
 		t.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
 	}
@@ -100,7 +99,11 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.HTTP.Transport.TLSHandshakeTimeout == 0 {
 		t.HTTP.Transport.TLSHandshakeTimeout = handshakeTimeout
 	}
-	t.HTTP.Transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout}
+	t.HTTP.Transport.HTTP2 = &http.HTTP2Config{
+		SendPingTimeout:           pingInterval,
+		PingTimeout:               pingTimeout,
+		MaxReceiveBufferPerStream: maxReceiveBuffer,
+	}
 	t.roundTripper = t.HTTP
 	return nil
 }
@@ -116,101 +119,93 @@ func (t *Transport) Cleanup() error {
 // errNextBackend makes reverse_proxy ask the selection again.
 var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backend"))
 
-// RoundTrip implements http.RoundTripper. It makes one attempt at the member
-// that the selection has chosen for the request.
+// RoundTrip implements http.RoundTripper. It makes one attempt at the backend
+// that the selection chose for the request, or answers if there is none.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ex := exchangeOf(req.Context(), t)
 	if ex == nil {
 		return t.roundTripper.RoundTrip(req)
 	}
-	m := ex.current
-	if m == nil {
+	if ex.current == nil {
 		return ex.answer(req), nil
 	}
-	if err := ex.readBody(req, t.RequestBuffers); err != nil {
-		return ex.refuseBody(req, err), nil
-	}
-	started := time.Now()
-	r := t.attempt(ex, m, req)
-	failure := ex.body.failure()
-	// an HTTP/1.1 server takes a client that is late for one that left
-	if err := req.Context().Err(); err != nil && !errors.Is(failure, os.ErrDeadlineExceeded) {
+	r := t.attempt(ex, req)
+	if err := req.Context().Err(); err != nil && !ex.bodyLate() {
 		r.discard()
-		return nil, err // nobody is to blame
+		return nil, err // the client left, and nobody is to blame
 	}
-	if failure != nil && r.err != nil {
+	if refusal, ok := ex.clientsFault(r); ok {
 		r.discard()
-		return ex.refuseBody(req, failure), nil
+		ex.own = refusal.response(req)
+		return ex.answer(req), nil
 	}
-	t.record(ex, m, r, started)
-
+	t.remember(ex, r)
 	if !r.class.Failover() || ex.forwarded && r.presentable() {
-		return t.commit(ex, m, r), nil
+		return t.commit(ex, r), nil
 	}
-	again := r.upload.abandon()
-	// what is left of a long error body goes down with the upload it interrupts
-	if r.tellsMore(ex.pool.forward) && (r.whole || !again || ex.body.tail == nil) {
-		ex.keep(r.res)
-	} else {
-		r.discard()
-	}
-	if again && ex.next() != nil {
+	if ex.mayRepeat(r) {
 		return nil, errNextBackend
 	}
 	return ex.answer(req), nil
 }
 
-// record remembers what a reply means for the member, and logs the attempt.
-func (t *Transport) record(ex *exchange, m *member, r *reply, started time.Time) {
-	now := time.Now()
-	ex.attempts = append(ex.attempts, attempt{member: m, class: r.class, status: r.status, started: started})
-	if c := m.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", m.name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
-			zap.Duration("duration", now.Sub(started)), zap.String("hint", string(r.source)), r.secrets.errorField(r.err))
+// bodyLate reports whether the client was too slow with its body. net/http's
+// server then cancels the request, as if the client had left.
+func (ex *exchange) bodyLate() bool { return errors.Is(ex.body.Failure(), os.ErrDeadlineExceeded) }
+
+// clientsFault returns the error for a request that could not be sent because of
+// the client.
+func (ex *exchange) clientsFault(r *reply) (apiError, bool) {
+	failure := ex.body.Failure()
+	switch {
+	case r.refusal.status != 0:
+		ex.attempted().class = r.class
+		return r.refusal, true
+	case failure != nil && r.err != nil:
+		return unreadableBody(failure), true
+	case r.class == verdict.Timeout && r.upload.Stalled():
+		return unreadableBody(os.ErrDeadlineExceeded), true
 	}
-	model := ex.model(m)
-	if !r.class.Failover() {
-		m.served(model, started)
+	return apiError{}, false
+}
+
+// mayRepeat reports whether the request may be sent to another backend. It also
+// keeps what the client gets if no other backend has a better reply.
+func (ex *exchange) mayRepeat(r *reply) bool {
+	sendable := r.upload.Abandon()
+	repeatable := ex.asked.repeatable || !r.perhapsExecuted()
+	switch {
+	case !repeatable && !r.presentable():
+		r.discard()
+		ex.own = perhapsExecuted.response(ex.request)
+		if r.class == verdict.Timeout {
+			ex.own = perhapsStillExecuted.response(ex.request)
+		}
+	// an upload that is ended takes the rest of a long error with it
+	case r.tellsMore(ex.balancer.forward) && (r.whole || !sendable || ex.body.Whole()):
+		ex.keep(r.res)
+	default:
+		r.discard()
 	}
-	if m.outdated(r.credential) {
-		return // it says nothing of the key that there is now
+	if r.class.ContextLength(r.status) {
+		ex.exceeded = append(ex.exceeded, ex.model())
 	}
-	if wait, benches := t.wait(ex, m, r, now); benches {
-		m.bench(r.class, model, r.status, now, wait, r.source)
-	}
+	return sendable && repeatable
 }
 
 // commit makes the response the client's.
-func (t *Transport) commit(ex *exchange, m *member, r *reply) *http.Response {
+func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	ex.committed()
 	if r.body != nil {
-		r.body.broken = func(err error) { t.recordBroken(ex, m, r.secrets, err) }
+		r.body.broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}
-	ex.removeProviderHeaders(r.res.Header)
+	ex.balancer.removeProviderHeaders(r.res.Header)
 	return r.res
 }
 
-// recordBroken remembers that a reply broke off, or told of an error, after
-// its beginning went to the client.
-func (t *Transport) recordBroken(ex *exchange, m *member, sent secrets, reason error) {
-	if ex.request.Context().Err() != nil {
-		return // the client left
-	}
-	now, model := time.Now(), ex.model(m)
-	last := &ex.attempts[len(ex.attempts)-1]
-	last.class = verdict.BrokenStream
-	if c := m.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
-		c.Write(zap.String("backend", m.name), zap.String("model", modelKey(model)),
-			zap.Duration("duration", now.Sub(last.started)), sent.errorField(reason))
-	}
-	if m.health.failed(verdict.BrokenStream, model, now, t.MaxFails, time.Duration(t.FailDuration)) {
-		m.bench(verdict.BrokenStream, model, last.status, now, time.Duration(t.FailDuration), hint.None)
-	}
-}
-
-// providerHeaders are between the backend and us: Alt-Svc would lead clients
-// past the balancer, a cookie or HSTS is not ours to set for another host, and
-// reports about the balancer are not for the backend.
+// providerHeaders must not reach clients. Alt-Svc would lead them past the
+// balancer, cookies and HSTS would be those of the balancer's host, and reports
+// about the balancer would go to the provider.
 var providerHeaders = []string{
 	"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Public-Key-Pins",
 	"Clear-Site-Data", "Nel", "Report-To", "Reporting-Endpoints", "Proxy-Authenticate",
@@ -218,8 +213,8 @@ var providerHeaders = []string{
 
 // removeProviderHeaders removes them, unless a plain reverse_proxy decides on
 // its headers itself.
-func (ex *exchange) removeProviderHeaders(header http.Header) {
-	if ex.pool.members[0].backend == nil {
+func (b *balancer) removeProviderHeaders(header http.Header) {
+	if b.plain {
 		return
 	}
 	for _, name := range providerHeaders {
@@ -227,13 +222,13 @@ func (ex *exchange) removeProviderHeaders(header http.Header) {
 	}
 }
 
-func cloneURL(u *url.URL) *url.URL {
-	clone := *u
-	return &clone
-}
-
 // RequestHeaderOps sets the Host of a plain reverse_proxy's requests.
-func (t *Transport) RequestHeaderOps() *headers.HeaderOps { return t.HTTP.RequestHeaderOps() }
+func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
+	if t.schemes != nil {
+		return nil // each backend has its own
+	}
+	return t.HTTP.RequestHeaderOps()
+}
 
 // TLSEnabled reports whether a plain reverse_proxy reaches its upstreams by TLS.
 func (t *Transport) TLSEnabled() bool { return t.HTTP != nil && t.HTTP.TLSEnabled() }

@@ -1,4 +1,5 @@
-package openailb
+// Package logformat is Caddy's log encoder openai_lb, which hides keys.
+package logformat
 
 import (
 	"encoding/json"
@@ -15,8 +16,9 @@ import (
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 )
 
 func init() {
@@ -93,6 +95,10 @@ func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*
 			f.Interface = redactArray(f.Key, f.Interface.(zapcore.ArrayMarshaler))
 		case zapcore.ObjectMarshalerType, zapcore.InlineMarshalerType:
 			f.Interface = redactedObject{f.Interface.(zapcore.ObjectMarshaler)}
+		case zapcore.ReflectType:
+			if entry.Message == configMessage {
+				f.Interface = redactConfig(f.Interface)
+			}
 		}
 	}
 	return e.Encoder.EncodeEntry(entry, fields)
@@ -170,14 +176,11 @@ func (r valueRedactor) AppendString(value string) {
 	r.ArrayEncoder.AppendString(redactValue(r.key, value))
 }
 
-// redacted stands for a secret. It is Caddy's own word.
-const redacted = "REDACTED"
-
 // redactValue hides the key in a value, which may be that of a header.
 func redactValue(name, value string) string {
 	switch name = http.CanonicalHeaderKey(name); {
-	case slices.Contains(keyHeaders, name):
-		return redacted
+	case slices.Contains(callerkeys.Headers, name):
+		return redact.Mark
 	case name == "Sec-Websocket-Protocol":
 		return redactProtocols(value)
 	}
@@ -187,9 +190,9 @@ func redactValue(name, value string) string {
 func redactProtocols(value string) string {
 	protocols := strings.Split(value, ",")
 	for i, protocol := range protocols {
-		if key := strings.TrimSpace(protocol); isKeyProtocol(key) {
+		if key := strings.TrimSpace(protocol); callerkeys.IsCredentialProtocol(key) {
 			prefix, _, _ := strings.Cut(key, ".")
-			protocols[i] = strings.Replace(protocol, key, prefix+"."+redacted, 1)
+			protocols[i] = strings.Replace(protocol, key, prefix+"."+redact.Mark, 1)
 		}
 	}
 	return strings.Join(protocols, ",")
@@ -201,15 +204,54 @@ func redactURI(uri string) string {
 	if !ok {
 		path, query = "", uri
 	}
-	for _, param := range credentialParams {
-		if _, ok := openaiapi.Param(query, param); ok {
-			query = openaiapi.SetParam(query, param, redacted)
-		}
-	}
+	query = callerkeys.MaskQuery(query, redact.Mark)
 	if !ok {
 		return query
 	}
 	return path + "?" + query
+}
+
+// configMessage is that of Caddy's debug line with the config of all servers.
+const configMessage = "adjusted config"
+
+// secretFields are those of a config that hold a key. Their placeholders hold
+// none.
+var secretFields = []string{"api_key", "key"}
+
+// redactConfig hides the keys that are written in a config.
+func redactConfig(config any) any {
+	text, err := json.Marshal(config)
+	if err != nil {
+		return redact.Mark
+	}
+	var copied any
+	if json.Unmarshal(text, &copied) != nil {
+		return redact.Mark
+	}
+	redactFields(copied)
+	return copied
+}
+
+func redactFields(value any) {
+	switch value := value.(type) {
+	case []any:
+		for _, element := range value {
+			redactFields(element)
+		}
+	case map[string]any:
+		for name, field := range value {
+			text, ok := field.(string)
+			switch {
+			case ok && slices.Contains(secretFields, name) && !strings.HasPrefix(text, "{"):
+				value[name] = redact.Mark
+			case name == "header" || name == "auth_options":
+				// of a backend: any of them may hold a key
+				value[name] = redact.Mark
+			default:
+				redactFields(field)
+			}
+		}
+	}
 }
 
 // unsolicited begins what net/http logs, through the standard logger, of a

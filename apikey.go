@@ -1,0 +1,253 @@
+package openailb
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+)
+
+// The schemes of auth that are built in, and the one that the module azure
+// adds. Every other scheme is the name of a module, too.
+const (
+	authAPIKey        = "api_key"
+	authBearer        = "bearer"
+	authPassthrough   = "passthrough"
+	authNone          = "none"
+	authAzureIdentity = "azure_identity"
+)
+
+var builtInSchemes = []string{authAPIKey, authBearer, authPassthrough, authNone}
+
+// credentialsNamespace is the namespace of modules that are a CredentialSource.
+const credentialsNamespace = "http.openai_lb.credentials"
+
+// authSchemes lists what auth may be.
+func authSchemes() []string {
+	schemes := slices.Clone(builtInSchemes)
+	for _, module := range caddy.GetModules(credentialsNamespace) {
+		schemes = append(schemes, module.ID.Name())
+	}
+	return schemes
+}
+
+// checkAuth says what is wrong with a scheme, if anything is.
+func checkAuth(scheme string) error {
+	schemes := authSchemes()
+	switch {
+	case slices.Contains(schemes, scheme):
+		return nil
+	case scheme == authAzureIdentity:
+		return errors.New("auth azure_identity is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/azure")
+	}
+	if strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz_") != "" {
+		scheme = "…" // it may be a key
+	}
+	return fmt.Errorf("auth '%s' is not one of %s", scheme, strings.Join(schemes, ", "))
+}
+
+// CredentialSource supplies the credentials that authenticate requests to a
+// backend. Caddy modules in the namespace http.openai_lb.credentials implement
+// it: `auth <name>` uses the module of that name. Many requests use a source at
+// once.
+type CredentialSource interface {
+	// Credential returns the credential for one attempt. It must not wait
+	// while it has a valid one. After an error, the request goes to another
+	// backend, and this one is benched for a minute, or for as long as the
+	// error's method RetryAfter() time.Duration says. The error must not hold
+	// a secret.
+	Credential(ctx context.Context) (Credential, error)
+
+	// Renew returns another credential after the backend refused one with
+	// status 401. It returns the same one if there is no other.
+	Renew(ctx context.Context, refused Credential) (Credential, error)
+
+	// Identity tells accounts apart, and holds no secret. As long as a
+	// backend's URL and this stay the same, what is known of the backend
+	// survives a reload.
+	Identity() string
+}
+
+// Credential authenticates a request: a header and its value.
+type Credential struct {
+	Header string
+	Value  string
+}
+
+// apiKey is the CredentialSource of a key in the config.
+type apiKey struct {
+	*secret.Key
+	header string
+}
+
+// Credential implements CredentialSource.
+func (k apiKey) Credential(context.Context) (Credential, error) {
+	return Credential{Header: k.header, Value: k.Value()}, nil
+}
+
+// Renew implements CredentialSource.
+func (k apiKey) Renew(_ context.Context, refused Credential) (Credential, error) {
+	if k.InFile() {
+		if err := k.Read(); err != nil {
+			return refused, err
+		}
+	}
+	return Credential{Header: k.header, Value: k.Value()}, nil
+}
+
+// provisionAuth decides on the scheme and sets up the source of credentials.
+func (b *Backend) provisionAuth(ctx caddy.Context, host string) error {
+	b.auth = b.Auth
+	azure := endpoint.IsAzure(host)
+	if b.auth == "" {
+		switch {
+		case azure:
+			b.auth = authAPIKey
+		case b.APIKey != "" || endpoint.IsOpenAI(host):
+			b.auth = authBearer
+		default:
+			b.auth = authNone
+		}
+	}
+	b.azure = azure || b.auth == authAPIKey || b.auth == authAzureIdentity
+	if err := checkAuth(b.auth); err != nil {
+		return err
+	}
+	switch {
+	case (b.auth == authAPIKey || b.auth == authBearer) && b.APIKey == "":
+		return fmt.Errorf("auth %s requires an api_key", b.auth)
+	case b.auth != authAPIKey && b.auth != authBearer && b.APIKey != "":
+		return fmt.Errorf("auth %s does not take an api_key", b.auth)
+	}
+	header, prefix := "Authorization", "Bearer "
+	switch b.auth {
+	case authAPIKey:
+		header, prefix = "Api-Key", ""
+		fallthrough
+	case authBearer:
+		key, err := secret.NewKey(b.APIKey, prefix)
+		if err != nil {
+			return fmt.Errorf("api_key: %w", err)
+		}
+		b.source = apiKey{key, header}
+		return b.refuseAuthOptions()
+	case authPassthrough, authNone:
+		return b.refuseAuthOptions()
+	}
+	module, err := ctx.LoadModuleByID(credentialsNamespace+"."+b.auth, b.AuthOptions)
+	if err != nil {
+		return fmt.Errorf("auth %s: %w", b.auth, err)
+	}
+	source, ok := module.(CredentialSource)
+	if !ok {
+		return fmt.Errorf("auth %s: a module of type %T is not a source of credentials", b.auth, module)
+	}
+	b.source = source
+	return nil
+}
+
+func (b *Backend) refuseAuthOptions() error {
+	if len(b.AuthOptions) > 0 {
+		return fmt.Errorf("auth %s does not take auth_options", b.auth)
+	}
+	return nil
+}
+
+// fingerprint tells credentials apart without holding them. A header of the
+// backend may be a part of one, for example a gateway's key.
+func (b *Backend) fingerprint() string {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%q", b.auth)
+	if b.source != nil {
+		fmt.Fprintf(sum, " %q", b.source.Identity())
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.header)) {
+		if tellsAccounts(name) {
+			fmt.Fprintf(sum, " %q %q", name, b.header[name])
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:16])
+}
+
+// credential returns the credential for an attempt. It is empty with
+// passthrough and none.
+func (b *Backend) credential(ctx context.Context) (Credential, error) {
+	if b.source == nil {
+		return Credential{}, nil
+	}
+	return b.source.Credential(ctx)
+}
+
+// renew returns another credential after one was refused. It reports false if
+// there is no other.
+func (b *Backend) renew(ctx context.Context, refused Credential) (Credential, bool) {
+	if b.source == nil {
+		return refused, false
+	}
+	renewed, err := b.source.Renew(ctx, refused)
+	return renewed, err == nil && renewed != refused
+}
+
+// outdated reports whether an attempt's credential is an API key that has
+// changed in the meantime.
+func (b *Backend) outdated(credential Credential) bool {
+	key, ok := b.source.(apiKey)
+	return ok && key.Value() != credential.Value
+}
+
+// secretsOf are the keys that go with an attempt at the backend.
+func (b *Backend) secretsOf(credential Credential, caller callerkeys.Presented) redact.Secrets {
+	if b.auth != authPassthrough {
+		if known := b.secrets.Load(); known != nil && known.credential == credential {
+			return known.secrets
+		}
+	}
+	var s redact.Secrets
+	s.Add(callerkeys.KeyIn(credential.Value))
+	for _, value := range b.secretHeaders {
+		s.Add(callerkeys.KeyIn(value))
+	}
+	if b.auth == authPassthrough {
+		caller.Each(s.Add)
+	} else {
+		b.secrets.Store(&knownSecrets{credential, s})
+	}
+	return s
+}
+
+// knownSecrets are the secrets of attempts with a credential.
+type knownSecrets struct {
+	credential Credential
+	secrets    redact.Secrets
+}
+
+// authorize puts the credential on an outgoing request that has none, or the
+// caller's own one with passthrough.
+func (b *Backend) authorize(out *http.Request, credential Credential, caller callerkeys.Presented) {
+	if credential.Header != "" {
+		out.Header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
+	}
+	if b.auth == authPassthrough {
+		for name, values := range caller.Header {
+			out.Header[name] = values
+		}
+		if caller.Protocols != nil {
+			// reverse_proxy writes a handshake's headers as RFC 6455 spells them
+			delete(out.Header, "Sec-Websocket-Protocol")
+			out.Header["Sec-WebSocket-Protocol"] = caller.Protocols
+		}
+		out.URL.RawQuery = caller.RawQuery
+	}
+}

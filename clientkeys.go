@@ -1,0 +1,86 @@
+package openailb
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+)
+
+// ClientKey is a key with which a caller may use the balancer. A caller may
+// have several keys.
+type ClientKey struct {
+	// Name stands for the caller in logs, metrics and placeholders. It has at
+	// most 64 bytes. Required.
+	Name string `json:"name"`
+
+	// Key is the key itself, or `sha256:` and its SHA-256 digest in hex, which
+	// `printf %s "$KEY" | sha256sum` prints. {env.X} and {file.X} are resolved
+	// at load. A file is read again when it changes. Required.
+	Key string `json:"key"`
+}
+
+// provisionClientKeys reads the client keys, if there are any.
+func (h *Handler) provisionClientKeys() error {
+	if h.ClientKeys == nil && h.ClientKeysFile == nil {
+		return nil
+	}
+	if h.ClientKeys != nil && len(h.ClientKeys) == 0 {
+		return errors.New("client_keys is an empty list: expected at least one key")
+	}
+	var file string
+	if h.ClientKeysFile != nil {
+		var err error
+		if file, err = caddy.NewReplacer().ReplaceOrErr(*h.ClientKeysFile, true, true); err != nil {
+			return fmt.Errorf("client_keys_file: %w", err)
+		}
+		if strings.TrimSpace(file) == "" {
+			return errors.New("client_keys_file is empty: expected the path of a file")
+		}
+	}
+	config := clientkeys.Config{File: file, Label: callerLabels.of, Logger: h.logger}
+	for _, k := range h.ClientKeys {
+		config.Keys = append(config.Keys, clientkeys.Key(k))
+	}
+	store, err := clientkeys.New(config)
+	if err != nil {
+		return err
+	}
+	if h.clientKeys = store; store.InFiles() {
+		h.keyFiles.Add("client keys", store.Read)
+	}
+	return nil
+}
+
+// admit finds out who sent the request. It refuses a caller without a valid
+// key.
+func (h *Handler) admit(ex *exchange) (refusal apiError, refused bool) {
+	if h.clientKeys == nil {
+		return apiError{}, false
+	}
+	who, sent, ok := h.clientKeys.Identify(&ex.credentials)
+	switch ex.unauthenticated = !ok; {
+	case !sent:
+		return missingKey, true
+	case !ok:
+		return wrongKey, true
+	}
+	ex.caller = who
+	if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+		extra.Set(ex.callerField())
+	}
+	return apiError{}, false
+}
+
+// callerField names the caller in a log. It is empty if callers need no key.
+func (ex *exchange) callerField() zap.Field {
+	if ex.caller.Name == "" {
+		return zap.Skip()
+	}
+	return zap.String("caller", ex.caller.Name)
+}

@@ -1,0 +1,170 @@
+package openailb
+
+import (
+	"context"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+)
+
+// ServeHTTP reads the request once and has reverse_proxy send it to the
+// backends, one after the other, until one serves it. What needs no backend
+// takes the same way, so that all replies look alike.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h.keyFiles.Refresh()
+	ex := h.balancer.newExchange(w, r, h.maxAttempts(), h.tryDuration(r))
+	defer ex.finish()
+	ex.fillPlaceholders()
+	proxied := h.proxied(ex)
+	ex.own = h.read(ex)
+	return h.proxy.ServeHTTP(w, proxied, next)
+}
+
+// proxied is the request as reverse_proxy gets it: with the exchange in its
+// context, and without the caller's credentials and the body, which are the
+// exchange's.
+func (h *Handler) proxied(ex *exchange) *http.Request {
+	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
+	r.URL = cloneURL(r.URL)
+	r.URL.Opaque = ""
+	ex.credentials, r.Header, r.URL.RawQuery = callerkeys.Take(r.Header, r.URL.RawQuery)
+	r.Trailer = nil // no operation has any, and they may hold whatever headers may
+	if r.Header["Upgrade"] != nil && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		// of all upgrades, these APIs have only this one; a client that offers
+		// another, like h2c, must not make a request that no backend can take
+		r.Header.Del("Upgrade")
+	}
+	if !isTunnel(r) {
+		r.Body, r.ContentLength = nil, 0
+		if len(h.proxy.HandleResponse) > 0 {
+			r.Body, r.ContentLength = replay.Gone{}, -1
+		}
+	}
+	return r
+}
+
+// isTunnel reports whether the body is the stream of a WebSocket (RFC 8441).
+func isTunnel(r *http.Request) bool { return r.Method == http.MethodConnect }
+
+// read finds out what the request asks for. It returns the answer if that
+// needs no backend.
+func (h *Handler) read(ex *exchange) *http.Response {
+	r := ex.request
+	if h.asksReady(r) {
+		return h.answerReady(r)
+	}
+	if refusal, refused := h.admit(ex); refused {
+		return refusal.response(r)
+	}
+	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
+		return invalidPath(problem).response(r)
+	}
+	if !isTunnel(r) {
+		if err := ex.body.Buffer(r, h.transport.RequestBuffers); err != nil {
+			return unreadableBody(err).response(r)
+		}
+	}
+	ex.asked = readAsked(r, &ex.body)
+	ex.asked.anonymous = h.passesThrough && ex.credentials.None()
+	if h.models != nil {
+		if res := answerModels(r, h.models); res != nil {
+			return res
+		}
+	}
+	if h.tellsModels && ex.asked.cutOff && ex.asked.model == "" {
+		return modelBeyondBuffer(h.transport.RequestBuffers).response(r)
+	}
+	return nil
+}
+
+// nextBackend is the selection policy of the handler's reverse_proxy.
+type nextBackend struct{}
+
+// Select implements reverseproxy.Selector.
+func (nextBackend) Select(_ reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+	return r.Context().Value(exchangeCtxKey{}).(*exchange).choose()
+}
+
+func (h *Handler) maxAttempts() int {
+	if h.LBRetries == nil {
+		return 0
+	}
+	return *h.LBRetries + 1
+}
+
+// tryDuration is how long further backends may be tried for a request: no
+// longer than lb_try_duration, nor than its caller waits. OpenAI's SDK for
+// Python says how long that is, in seconds.
+func (h *Handler) tryDuration(r *http.Request) time.Duration {
+	duration := time.Duration(h.LBTryDuration)
+	values := r.Header["X-Stainless-Read-Timeout"]
+	if len(values) == 0 {
+		return duration
+	}
+	seconds, err := strconv.ParseFloat(values[0], 64)
+	if err != nil || !(seconds > 0 && seconds < time.Hour.Seconds()) {
+		return duration
+	}
+	if patience := time.Duration(seconds * float64(time.Second)); duration == 0 || patience < duration {
+		return patience
+	}
+	return duration
+}
+
+// asksReady reports whether the request asks whether there is a backend to use.
+func (h *Handler) asksReady(r *http.Request) bool {
+	return h.ReadyPath != "" && r.URL.Path == h.ReadyPath &&
+		(r.Method == http.MethodGet || r.Method == http.MethodHead)
+}
+
+// answerReady says whether there is a backend to use, and if not, when the
+// first one may be. It calls none.
+func (h *Handler) answerReady(r *http.Request) *http.Response {
+	usable, wait := h.balancer.pool.Usable(time.Now())
+	var res *http.Response
+	if usable {
+		res = jsonResponse(r, http.StatusOK, map[string]string{"status": "ready"})
+	} else {
+		res = notReady.response(r)
+		if wait > 0 {
+			res.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
+		}
+	}
+	res.Header.Set("Cache-Control", "no-store")
+	return res
+}
+
+// shownVar is where the request's handlers leave whose placeholders are shown.
+const shownVar = "openai_lb.shown"
+
+// fillPlaceholders makes the placeholders of the request those of the exchange.
+// A request may pass several handlers, of which the last one counts.
+func (ex *exchange) fillPlaceholders() {
+	ctx := ex.request.Context()
+	if shown, ok := caddyhttp.GetVar(ctx, shownVar).(**exchange); ok {
+		*shown = ex
+		return
+	}
+	repl, ok := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !ok {
+		return
+	}
+	shown := &ex
+	caddyhttp.SetVar(ctx, shownVar, shown)
+	repl.Map(func(key string) (any, bool) {
+		if !strings.HasPrefix(key, "http.openai_lb.") {
+			return nil, false
+		}
+		return (*shown).placeholder(key)
+	})
+}

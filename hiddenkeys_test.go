@@ -1,0 +1,147 @@
+package openailb
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// escapedAll is a text with all of its bytes percent-encoded.
+func escapedAll(text, format string) string {
+	var b strings.Builder
+	for i := range len(text) {
+		fmt.Fprintf(&b, format, text[i])
+	}
+	return b.String()
+}
+
+func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
+	const key = "sk/key+of=the&backend"
+	for name, encoded := range map[string]string{
+		"for a query":            url.QueryEscape(key),
+		"for a path":             url.PathEscape(key),
+		"in lower case":          strings.ToLower(url.QueryEscape("sk/key+of=the&backend")),
+		"all of it":              escapedAll(key, "%%%02X"),
+		"all of it in lowercase": escapedAll(key, "%%%02x"),
+		"a letter of it":         strings.Replace(key, "k", "%6B", 1),
+		"as it is":               key,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *world) {
+				w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+				for _, code := range []int{201, 302, 307, 400, 404, 422} {
+					w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+						rw.Header().Set("Location", "https://elsewhere.example/?x=1&api-key="+encoded)
+						rw.Header().Set("Operation-Location", "/openai/operations/"+encoded)
+						rw.Header().Set("Link", "<https://elsewhere.example/"+encoded+">; rel=next")
+						rw.Header().Set("X-Kept", "100% of it, a%2Fb")
+						rw.WriteHeader(code)
+						if code >= 300 {
+							fmt.Fprintf(rw, `{"error":{"message":"see https://elsewhere.example/?api-key=%s for 100%% of it"}}`, encoded)
+						}
+					})
+					reply := w.post(`{}`)
+					text := fmt.Sprint(reply.header, reply.body)
+					decoded, err := url.PathUnescape(strings.ReplaceAll(strings.ReplaceAll(text, "100% of it", ""), "%!", ""))
+					if err != nil {
+						decoded = text
+					}
+					if strings.Contains(decoded, key) || strings.Contains(strings.ToLower(text), strings.ToLower(encoded)) {
+						t.Errorf("%d: client got %s", code, text)
+					}
+					if reply.status != code || reply.header.Get("X-Kept") != "100% of it, a%2Fb" {
+						t.Errorf("client got %d %v, want %d with X-Kept", reply.status, reply.header, code)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAKeyBehindASemicolonIsFound puts keys where servers of other times find
+// the parameters of a query.
+func TestAKeyBehindASemicolonIsFound(t *testing.T) {
+	for _, auth := range []string{"api_key " + backendKey, "auth api_key\napi_key " + backendKey, "auth none", "auth passthrough"} {
+		inBubble(t, "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *world) {
+			for _, format := range []string{
+				"x=1;api-key=%s", ";api-key=%s", "x=1&y=2;subscription-key=%s;z", "api-key=;api-key=%s", "x=1;API-Key=%s", "x=1;api%%2Dkey=%s", "x=1;;api-key=%s&y=2",
+			} {
+				for _, key := range []string{"key-of-alice", "own-key-of-hers"} {
+					r := w.request(http.MethodPost, "/v1/chat/completions?"+fmt.Sprintf(format, key), strings.NewReader(`{}`))
+					r.Header.Set("Api-Key", "key-of-alice")
+					r.Header.Set("Authorization", "Bearer the-callers-credential")
+					w.backends["a"].forget()
+					if reply := w.send(r); reply.status != 200 && reply.status != 400 {
+						t.Errorf("%s: client got %d %s", r.URL.RawQuery, reply.status, reply.body)
+					}
+					for _, c := range w.backends["a"].received() {
+						query := c.request.URL.RawQuery
+						if strings.Contains(query, "key-of-alice") || auth != "auth passthrough" && strings.Contains(query, key) {
+							t.Errorf("with %q, %s reached a as %s", auth, r.URL.RawQuery, query)
+						}
+					}
+				}
+			}
+			r := w.requestWithKey("key-of-alice")
+			r.Header.Set("Api-Key", "the-callers-credential")
+			r.URL.RawQuery = "x=a%3Bb&y=c"
+			w.send(r).wantServed(t, "a")
+			calls := w.backends["a"].received()
+			if got := calls[len(calls)-1].request.URL.RawQuery; got != "x=a%3Bb&y=c" {
+				t.Errorf("a query without a key reached a as %s", got)
+			}
+		})
+	}
+}
+
+// TestALiteralKeyIsNotInTheLogOfItsConfig looks at the line in which Caddy
+// tells, at level DEBUG, of a config that automatic HTTPS has changed.
+func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
+	for name, format := range map[string]string{"alone": "openai_lb", "around json": "openai_lb {\nwrap json\n}", "around console": "openai_lb {\nwrap console\n}"} {
+		t.Run(name, func(t *testing.T) {
+			logs := filepath.Join(t.TempDir(), "log")
+			_, server := listen(t, "a")
+			run(t, fmt.Sprintf(`{
+				admin off
+				debug
+				log {
+					output file %s
+					format %s
+				}
+			}
+			http://127.0.0.1:%d {
+				bind 127.0.0.1
+				openai_lb {
+					client_key alice sk-literal-key-of-alice
+					backend %s {
+						name backend-of-the-test
+						api_key sk-literal-key-of-a
+						header X-Secret-Token sk-literal-token
+						header Authorization "Bearer sk-literal-bearer"
+					}
+				}
+			}`, logs, format, freePort(t), server.URL))
+			if err := caddy.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(logs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(string(text), "adjusted config") || !strings.Contains(string(text), "backend-of-the-test") {
+				t.Error("Caddy does not log the config: the test looks at the wrong thing")
+			}
+			for line := range strings.Lines(string(text)) {
+				if strings.Contains(line, "sk-literal") {
+					t.Errorf("the log holds a key: %.2000s", line)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package openailb
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const tooLong = `{"error":{"message":"This model's maximum context length is 8192 tokens.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`
+
+// named writes backends in order that each know gpt-4o by a name of their own.
+func named(names ...string) string {
+	var block strings.Builder
+	block.WriteString("openai_lb {\n")
+	for i, name := range names {
+		fmt.Fprintf(&block, "backend http://%c {\npriority %d\n%s\n}\n", 'a'+i, i+1, name)
+	}
+	return block.String() + "ready_path /readyz\n}"
+}
+
+func TestARequestTooLongForAModelGoesToOtherModels(t *testing.T) {
+	small, big := "deployment small", "deployment big"
+	for _, c := range []struct {
+		name   string
+		config string
+		long   []string // who refuses
+		called []string // who is asked
+		served string
+	}{
+		{"to another model", named(small, big), []string{"a"}, []string{"a", "b"}, "b"},
+		{"past the same model", named(small, small, big), []string{"a", "b"}, []string{"a", "c"}, "c"},
+		{"by the names of models", named("model gpt-4o small", "model gpt-4o small", "model gpt-4o big"), []string{"a", "b"}, []string{"a", "c"}, "c"},
+		{"to the client's own name", named(small, ""), []string{"a"}, []string{"a", "b"}, "b"},
+		{"not where all have the same", named("", "", ""), []string{"a", "b", "c"}, []string{"a"}, ""},
+		{"not where all call it the same", named(small, small), []string{"a", "b"}, []string{"a"}, ""},
+		{"until all models refuse", named(small, big, small, big), []string{"a", "b", "c", "d"}, []string{"a", "b"}, ""},
+		{"alone", named(small), []string{"a"}, []string{"a"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, c.config, func(t *testing.T, w *world) {
+				for _, name := range c.long {
+					w.backends[name].replies(says(400, tooLong))
+				}
+				for range 2 { // nobody is benched: the second is as the first
+					for _, b := range w.backends {
+						b.forget()
+					}
+					reply := w.post(`{"model":"gpt-4o"}`)
+					if c.served != "" {
+						reply.wantServed(t, c.served)
+					} else if reply.status != 400 || !strings.Contains(reply.body, "context_length_exceeded") {
+						t.Errorf("client got %d %s, want the 400", reply.status, reply.body)
+					}
+					for name, b := range w.backends {
+						if want := slices.Contains(c.called, name); want != (len(b.received()) == 1) {
+							t.Errorf("%s was called %d times, want it called: %v", name, len(b.received()), want)
+						}
+					}
+				}
+				w.wantNobodyBlamed()
+			})
+		})
+	}
+}
+
+func TestOther400sAreTheClientsOwnWhateverTheModelsNames(t *testing.T) {
+	for _, code := range []string{"content_filter", "invalid_value", "string_above_max_length"} {
+		inBubble(t, named("deployment small", "deployment big"), func(t *testing.T, w *world) {
+			w.backends["a"].replies(says(400, fmt.Sprintf(`{"error":{"message":"context","code":%q}}`, code)))
+			if reply := w.post(`{"model":"gpt-4o"}`); reply.status != 400 || reply.backend != "a" {
+				t.Errorf("%s: client got %d of %q", code, reply.status, reply.backend)
+			}
+			w.wantCalls(map[string]int{"b": 0})
+			w.wantNobodyBlamed()
+		})
+	}
+}
+
+func TestAThrottleCountsAmongRequestsTooLong(t *testing.T) {
+	inBubble(t, named("deployment small", "deployment big"), func(t *testing.T, w *world) {
+		w.backends["a"].replies(says(400, tooLong))
+		w.backends["b"].replies(throttled("60"))
+		if reply := w.post(`{"model":"gpt-4o"}`); reply.status != 400 && reply.status != 429 {
+			t.Errorf("client got %d %s", reply.status, reply.body)
+		}
+		w.wantCalls(map[string]int{"a": 1, "b": 1})
+	})
+}
+
+func TestAStatusThatIsNoneFailsTheBackend(t *testing.T) {
+	for _, code := range []string{"000", "001", "042", "099"} {
+		for _, body := range []string{`{}`, `{"stream":true}`} {
+			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+				w.backends["a"].replies(raw("HTTP/1.1 " + code + " Odd\r\nContent-Length: 0\r\n\r\n"))
+				w.post(body).wantServed(t, "b")
+				if benches := w.logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "failed" {
+					t.Errorf("%s: benches %v, want one, for failed", code, benches)
+				}
+				w.stop("b")
+				w.stop("c")
+				if reply := w.post(body); reply.status != 502 {
+					t.Errorf("%s: with nobody left, client got %d %s (%v)", code, reply.status, reply.body, reply.err)
+				}
+			})
+		}
+	}
+}
+
+func TestAnUpgradeThatNobodyAskedForFailsTheBackend(t *testing.T) {
+	for _, headers := range []string{"Connection: Upgrade\r\nUpgrade: websocket\r\n", "Connection: Upgrade\r\nUpgrade: x\r\n", ""} {
+		for _, op := range [][2]string{{"POST", "/v1/chat/completions"}, {"GET", "/v1/models"}} {
+			inBubble(t, threeInOrder, func(t *testing.T, w *world) {
+				w.backends["a"].replies(raw("HTTP/1.1 101 Switching Protocols\r\n" + headers + "\r\n"))
+				w.send(w.operation(op)).wantServed(t, "b")
+				if benches := w.logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "failed" {
+					t.Errorf("%q: benches %v, want one, for failed", headers, benches)
+				}
+				w.stop("b")
+				w.stop("c")
+				if reply := w.send(w.operation(op)); reply.status != http.StatusBadGateway {
+					t.Errorf("%q: with nobody left, client got %d %q (%v)", headers, reply.status, reply.body, reply.err)
+				}
+			})
+		}
+	}
+}

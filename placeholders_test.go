@@ -1,0 +1,124 @@
+package openailb
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+func TestPlaceholdersReachTheClientsHeaders(t *testing.T) {
+	a, serverA := listen(t, "a")
+	b, serverB := listen(t, "b")
+	address := serveAt(t, fmt.Sprintf(`
+		header >X-Served-By {http.openai_lb.backend}
+		header >X-Served-As "{http.openai_lb.class} {http.openai_lb.attempts} {http.openai_lb.model} {http.openai_lb.caller}"
+		openai_lb {
+			client_key alice key-of-alice
+			backend %s {
+				name first
+			}
+			backend %s {
+				name second
+				priority 2
+			}
+			reverse_proxy {
+				header_down X-Down {http.openai_lb.backend}
+				header_down X-Down-As "{http.openai_lb.class} {http.openai_lb.attempts} {http.openai_lb.model} {http.openai_lb.caller}"
+			}
+		}`, serverA.URL, serverB.URL))
+	for _, c := range []struct {
+		name             string
+		a, b             http.HandlerFunc
+		key, body        string
+		status           int
+		backend, details string
+	}{
+		{"the first serves", nil, nil, "key-of-alice", `{"model":"gpt-4o"}`, 200, "first", "served 1 gpt-4o alice"},
+		{"a stream", streams(streamContent, streamEnd), nil, "key-of-alice", `{"model":"gpt-4o","stream":true}`, 200, "first", "served 1 gpt-4o alice"},
+		{"the client's error", status(400), nil, "key-of-alice", `{"model":"gpt-4o"}`, 400, "first", "client_error 1 gpt-4o alice"},
+		{"the second serves", throttled("1"), nil, "key-of-alice", `{"model":"m"}`, 200, "second", "served 2 m alice"},
+		{"nobody serves", throttled("60"), throttled("60"), "key-of-alice", `{"model":"n"}`, 429, "second", "throttled 2 n alice"},
+		{"a failure is passed on", status(500), status(500), "key-of-alice", `{"model":"o"}`, 500, "second", "failed 2 o alice"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a.replies(c.a)
+			b.replies(c.b)
+			reply := post(newClient(t), "http://"+address+"/v1/chat/completions", c.body, "Api-Key", c.key)
+			if reply.status != c.status {
+				t.Errorf("client got %d %s (%v), want %d", reply.status, reply.body, reply.err, c.status)
+			}
+			for header, want := range map[string]string{"X-Served-By": c.backend, "X-Down": c.backend, "X-Served-As": c.details, "X-Down-As": c.details} {
+				if got := reply.header.Get(header); got != want {
+					t.Errorf("%s is %q, want %q", header, got, want)
+				}
+			}
+		})
+	}
+	t.Run("without a key", func(t *testing.T) {
+		reply := ask(newClient(t), "http://"+address+"/v1/chat/completions")
+		if got := reply.header.Get("X-Served-By") + "," + reply.header.Get("X-Served-As"); reply.status != 401 || strings.Contains(got, "{") || !strings.Contains(got, "unauthenticated") {
+			t.Errorf("client got %d with %q", reply.status, got)
+		}
+	})
+}
+
+func TestNamesFromPlaceholdersAreResolvedOrRefused(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_NAME", "resolved")
+	for _, option := range []string{"deployment {env.OPENAI_LB_TEST_NAME}", "name {env.OPENAI_LB_TEST_NAME}", "model gpt-4o {env.OPENAI_LB_TEST_NAME}", "model {env.OPENAI_LB_TEST_NAME}"} {
+		block := "openai_lb {\nbackend http://a {\n" + option + "\n}\n}"
+		config, err := adapt(":0 {\n" + block + "\n}\n")
+		if err == nil {
+			err = validate(t, config)
+		}
+		if err != nil {
+			if !strings.Contains(err.Error(), "OPENAI_LB_TEST_NAME") {
+				t.Errorf("%s gives %v", option, err)
+			}
+			continue
+		}
+		inBubble(t, block, func(t *testing.T, w *world) {
+			model := "gpt-4o"
+			if strings.HasPrefix(option, "model {") {
+				model = "resolved"
+			}
+			if reply := w.post(`{"model":"` + model + `"}`); reply.status != 200 {
+				t.Errorf("%s: client got %d %s", option, reply.status, reply.body)
+				return
+			}
+			got := w.backends["a"].received()[0]
+			switch attempt := w.logged("attempt")[0].ContextMap()["backend"]; {
+			case strings.HasPrefix(option, "name"):
+				if attempt != "resolved" {
+					t.Errorf("%s: the backend is called %v", option, attempt)
+				}
+			case got.bodyHash != sha([]byte(`{"model":"resolved"}`)):
+				t.Errorf("%s: a got another body, of %d bytes", option, got.bodyBytes)
+			}
+		})
+	}
+	for _, option := range []string{"deployment {env.OPENAI_LB_TEST_UNSET}", "name {env.OPENAI_LB_TEST_UNSET}", "model gpt-4o {env.OPENAI_LB_TEST_UNSET}"} {
+		config, err := adapt(":0 {\nopenai_lb {\nbackend http://a {\n" + option + "\n}\n}\n}\n")
+		if err == nil {
+			err = validate(t, config)
+		}
+		if err == nil || !strings.Contains(err.Error(), "OPENAI_LB_TEST_UNSET") {
+			t.Errorf("%s gives %v", option, err)
+		}
+	}
+}
+
+func TestPoliciesThatWouldMisleadAreRefusedInJSON(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"handler":"openai_lb","backends":[{"url":"http://a"}],"lb_policy":{"policy":"openai_lb"}}`:                                                                                                         "lb_policy",
+		`{"handler":"openai_lb","backends":[{"url":"http://a"},{"url":"http://b"},{"url":"http://c"}],"lb_policy":{"policy":"weighted_round_robin","weights":[8,1,1]}}`:                                      "weight",
+		`{"handler":"openai_lb","backends":[{"url":"http://a"},{"url":"http://b"},{"url":"http://c"}],"lb_policy":{"policy":"weighted_round_robin","weights":[8,0,1]}}`:                                      "weight",
+		`{"handler":"reverse_proxy","upstreams":[{"dial":"a:1"},{"dial":"b:1"}],"load_balancing":{"selection_policy":{"policy":"openai_lb","lb_policy":{"policy":"openai_lb"}}}}`:                            "lb_policy",
+		`{"handler":"reverse_proxy","upstreams":[{"dial":"a:1"},{"dial":"b:1"}],"load_balancing":{"selection_policy":{"policy":"openai_lb","lb_policy":{"policy":"weighted_round_robin","weights":[8,1]}}}}`: "weight",
+	} {
+		err := validate(t, handlerJSON(config))
+		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), "weighted_round_robin", ""), want) {
+			t.Errorf("%s gives %v, want it to speak of %s", config, err, want)
+		}
+	}
+}

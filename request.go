@@ -1,0 +1,79 @@
+package openailb
+
+import (
+	"mime"
+	"net/http"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+)
+
+// asked is what a request asks for.
+type asked struct {
+	// model is what the client named, in the path, the body or the query. It
+	// is empty if the request needs none, or it cannot be found.
+	model string
+	// inPath tells that the path names the model, as Azure's classic paths do.
+	inPath bool
+	// body is what the body says.
+	body openaiapi.Request
+	// opaque tells that the body is compressed, so that no model in it can be
+	// found or replaced.
+	opaque bool
+	// cutOff tells that the body is too long to be buffered and no model was
+	// found in its beginning, so that none can be replaced.
+	cutOff bool
+	// cost is how many tokens the request counts for in a rate limit.
+	cost int64
+	// infers tells that the request is for inference, and not about files,
+	// fine-tuning and the like.
+	infers bool
+	// repeatable tells that the request may be sent again when nobody knows
+	// whether it was executed.
+	repeatable bool
+	// anonymous tells that the caller brought no credential for a backend.
+	anonymous bool
+}
+
+// readAsked finds what a request asks for.
+func readAsked(r *http.Request, b *replay.Body) asked {
+	var a asked
+	switch mediaType, params := parseMediaType(r.Header.Get("Content-Type")); {
+	case contentcoding.Compressed(r.Header):
+		a.opaque = len(b.Buffered()) > 0
+	case mediaType == "multipart/form-data":
+		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
+		a.cost = a.body.Cost(0) // a file's size tells nothing of its tokens
+	default:
+		a.body = openaiapi.ParseJSON(b.Buffered())
+	}
+	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	a.infers = openaiapi.Inference(r.Method, route.Operation)
+	a.repeatable = openaiapi.Repeatable(r.Method, route.Operation)
+	if a.cost == 0 {
+		a.cost = a.body.Cost(max(b.Length(), int64(len(b.Buffered()))))
+	}
+	a.model = route.Name()
+	a.inPath = a.model != ""
+	if a.model == "" {
+		a.model = a.body.Model
+	}
+	for _, param := range []string{"model", "deployment"} {
+		if a.model == "" && r.URL.RawQuery != "" {
+			a.model, _ = openaiapi.Param(r.URL.RawQuery, param)
+		}
+	}
+	a.cutOff = !b.Whole() && !a.body.Whole && !a.body.HasModel
+	return a
+}
+
+// parseMediaType reads a Content-Type. Nearly all requests and replies have the
+// one that needs no parsing.
+func parseMediaType(value string) (mediaType string, params map[string]string) {
+	if value == "application/json" {
+		return value, nil
+	}
+	mediaType, params, _ = mime.ParseMediaType(value)
+	return mediaType, params
+}

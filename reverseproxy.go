@@ -1,0 +1,83 @@
+package openailb
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// provisionTransport sets up the transport, and with it passive health.
+func (h *Handler) provisionTransport(ctx caddy.Context) error {
+	h.transport = &Transport{PassiveHealth: h.PassiveHealth, schemes: make(map[string]string)}
+	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
+		h.transport.HTTP = new(reverseproxy.HTTPTransport)
+		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.transport.HTTP); err != nil {
+			return fmt.Errorf("reverse_proxy: transport: %w", err)
+		}
+	}
+	for _, b := range h.Backends {
+		h.transport.schemes[b.dial()] = b.url.Scheme
+	}
+	return h.transport.Provision(ctx)
+}
+
+// decodeHTTPTransport reads the config of reverse_proxy's http transport.
+func decodeHTTPTransport(raw json.RawMessage, into *reverseproxy.HTTPTransport) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return err
+	}
+	if string(fields["protocol"]) != `"http"` {
+		return fmt.Errorf("protocol %s is not allowed: expected \"http\"", fields["protocol"])
+	}
+	delete(fields, "protocol")
+	rest, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	return caddy.StrictUnmarshalJSON(rest, into)
+}
+
+// provisionProxy sets up the reverse_proxy that carries the requests.
+func (h *Handler) provisionProxy(ctx caddy.Context) error {
+	proxy := new(reverseproxy.Handler)
+	if h.ReverseProxy != nil {
+		*proxy = *h.ReverseProxy
+		if err := refuseOwnOptions(proxy); err != nil {
+			return err
+		}
+	}
+	proxy.TransportRaw = nil
+	proxy.Transport = h.transport
+	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
+		SelectionPolicy: nextBackend{},
+		Retries:         len(h.Backends),
+	}
+	for _, t := range h.balancer.targets {
+		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
+	}
+	h.proxy = proxy
+	return proxy.Provision(ctx)
+}
+
+// refuseOwnOptions refuses the options of reverse_proxy that openai_lb sets
+// itself.
+func refuseOwnOptions(proxy *reverseproxy.Handler) error {
+	for _, option := range []struct {
+		name string
+		used bool
+	}{
+		{"upstreams (to)", len(proxy.Upstreams) > 0},
+		{"dynamic_upstreams (dynamic)", proxy.DynamicUpstreamsRaw != nil},
+		{"load_balancing (lb_…)", proxy.LoadBalancing != nil},
+		{"passive health checks", proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil},
+		{"request_buffers", proxy.RequestBuffers != 0},
+	} {
+		if option.used {
+			return fmt.Errorf("reverse_proxy: %s is not allowed here: use openai_lb's own options", option.name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package openailb
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/textproto"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestAChangedHeaderKeepsWhatIsKnown compares two sites that reach one backend
+// with other headers, as a config before and after a reload does.
+func TestAChangedHeaderKeepsWhatIsKnown(t *testing.T) {
+	for _, c := range []struct {
+		name, before, after string
+		keeps               bool
+	}{
+		{"another team", "header X-Team red", "header X-Team blue", true},
+		{"a new header", "", "header OpenAI-Beta assistants=v2", true},
+		{"no header any more", "header X-Team red", "", true},
+		{"another account", "header Ocp-Apim-Subscription-Key key-of-one", "header Ocp-Apim-Subscription-Key key-of-another", false},
+		{"another gateway token", "header Cf-Aig-Authorization \"Bearer one\"", "header Cf-Aig-Authorization \"Bearer another\"", false},
+		{"the first secret", "", "header X-Api-Key key-of-another", false},
+		{"the same secret, and another team", "header X-Api-Key key-of-one\nheader X-Team red", "header X-Api-Key key-of-one\nheader X-Team blue", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSites(t, "http")
+			a, serverA := listen(t, "a")
+			_, serverB := listen(t, "b")
+			var urls []string
+			for _, header := range []string{c.before, c.after} {
+				urls = append(urls, s.add(fmt.Sprintf("openai_lb {\nbackend %s {\nname a\napi_key key-of-a\nmax_requests 1\n%s\n}\nbackend %s {\nname b\npriority 2\n}\n}", serverA.URL, header, serverB.URL)))
+			}
+			s.serve(t)
+			client := s.newClient(t, 1)
+			want := "a"
+			if c.keeps {
+				want = "b"
+			}
+			// a request that is on its way takes its place at a
+			arrived, leave := make(chan struct{}), make(chan struct{})
+			letGo := sync.OnceFunc(func() { close(leave) })
+			t.Cleanup(letGo)
+			a.replies(func(http.ResponseWriter, *http.Request) {
+				close(arrived)
+				<-leave
+			})
+			done := make(chan clientReply, 1)
+			go func() { done <- ask(client, urls[0]) }()
+			<-arrived
+			a.recovers()
+			ask(client, urls[1]).wantServed(t, want)
+			letGo()
+			(<-done).wantServed(t, "a")
+			// a promise holds
+			a.replies(throttled("120"))
+			ask(client, urls[0]).wantServed(t, "b")
+			a.recovers()
+			ask(client, urls[1]).wantServed(t, want)
+		})
+	}
+}
+
+func TestABenchOutlivesAReloadThatChangesAHeader(t *testing.T) {
+	a, serverA := listen(t, "a")
+	_, serverB := listen(t, "b")
+	port := freePort(t)
+	config := func(headers string) string {
+		return fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\nbackend %s {\napi_key key-of-a\n%s\n}\nbackend %s {\npriority 2\n}\n}\n}", port, serverA.URL, headers, serverB.URL)
+	}
+	a.replies(throttled("120"))
+	run(t, config("header X-Team red"))
+	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
+	ask(newClient(t), url).wantServed(t, "b")
+	a.recovers()
+	for _, headers := range []string{"header X-Team blue", "", "header X-Team red\nheader X-Other 1"} {
+		reload(t, config(headers))
+		ask(newClient(t), url).wantServed(t, "b")
+	}
+	reload(t, config("header Api-Key of-another-account"))
+	ask(newClient(t), url).wantServed(t, "a")
+}
+
+func TestACookieOfThePolicyIsSetOnceAndNamesWhoServed(t *testing.T) {
+	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b\nbackend http://c\nlb_policy cookie lb secret\nfail_duration 1s\n}", func(t *testing.T, w *world) {
+		w.backends["a"].replies(status(503))
+		w.backends["b"].replies(status(500))
+		failovers := 0
+		for range 40 {
+			before := w.totalCalls()
+			reply := w.post(`{}`)
+			reply.wantServed(t, "c")
+			if w.totalCalls() > before+1 {
+				failovers++
+			}
+			cookies := reply.header.Values("Set-Cookie")
+			if len(cookies) != 1 {
+				t.Fatalf("client got the cookies %q, want one", cookies)
+			}
+			// it leads to the one who served, when all serve
+			time.Sleep(2 * time.Second)
+			w.backends["a"].recovers()
+			w.backends["b"].recovers()
+			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			cookie, _, _ := strings.Cut(cookies[0], ";")
+			r.Header.Set("Cookie", cookie)
+			again := w.send(r)
+			again.wantServed(t, "c")
+			if more := again.header.Values("Set-Cookie"); len(more) > 0 {
+				t.Errorf("a client with the cookie got %q", more)
+			}
+			w.backends["a"].replies(status(503))
+			w.backends["b"].replies(status(500))
+		}
+		if failovers == 0 {
+			t.Error("nothing was failed over: the test does not show what it is to show")
+		}
+	})
+}
+
+// TestAPlainReverseProxyChoosesWhenTheBodyIsThere has a backend throttle while
+// the body of a request is still on its way.
+func TestAPlainReverseProxyChoosesWhenTheBodyIsThere(t *testing.T) {
+	a, serverA := listen(t, "a")
+	b, serverB := listen(t, "b")
+	address := serveAt(t, fmt.Sprintf("reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}", serverA.Listener.Addr(), serverB.Listener.Addr()))
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: lb\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n")
+	replies := bufio.NewReader(conn)
+	// who asks for the body waits for it now
+	if line, err := textproto.NewReader(replies).ReadLine(); err != nil || !strings.Contains(line, " 100 ") {
+		t.Fatalf("got %q (%v)", line, err)
+	}
+	textproto.NewReader(replies).ReadMIMEHeader()
+	a.replies(throttled("120"))
+	client := newClient(t)
+	ask(client, "http://"+address+"/x").wantServed(t, "b")
+	a.recovers()
+	io.WriteString(conn, "0123456789")
+	res, err := http.ReadResponse(replies, nil)
+	for err == nil && res.StatusCode == http.StatusContinue { // that is the backend's
+		res, err = http.ReadResponse(replies, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if got := res.Header.Get("X-Backend"); res.StatusCode != 200 || got != "b" {
+		t.Errorf("the late body was answered with %d by %q, want b: a rests", res.StatusCode, got)
+	}
+	ask(client, "http://"+address+"/x").wantServed(t, "b")
+	if n, m := len(a.received()), len(b.received()); n != 1 || m != 3 {
+		t.Errorf("a was called %d times and b %d, want 1 and 3", n, m)
+	}
+}
