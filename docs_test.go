@@ -1,0 +1,322 @@
+package openailb
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	_ "github.com/openai-lb/caddy-openai-lb/simulator"
+)
+
+// TestEveryConfigurationInTheDocsIsValid takes each block of the docs that is
+// marked as caddyfile or json, checks that it is formatted as `caddy fmt` does
+// it, and loads it as `caddy validate` does. Synopses and configurations that
+// are wrong on purpose are marked as text.
+func TestEveryConfigurationInTheDocsIsValid(t *testing.T) {
+	surroundings := newSurroundings(t)
+	caddyfiles := 0
+	for _, b := range docsBlocks(t) {
+		if b.language == "caddyfile" {
+			caddyfiles++
+		}
+		t.Run(b.where, func(t *testing.T) {
+			switch b.language {
+			case "caddyfile":
+				if formatted := string(caddyfile.Format([]byte(b.text))); formatted != b.text {
+					t.Errorf("not formatted, `caddy fmt` makes of it:\n%s", formatted)
+				}
+				surroundings.validate(t, adaptBlock(t, surroundings.fill(b.text)))
+			case "json":
+				if config := wholeJSON(t, b.text); config != nil {
+					surroundings.validate(t, surroundings.fill(string(config)))
+				}
+			}
+		})
+	}
+	if caddyfiles < 10 {
+		t.Errorf("found %d blocks marked as caddyfile in the docs, expected many more", caddyfiles)
+	}
+}
+
+// TestCellsOfTablesInTheDocsAreShort keeps tables readable.
+func TestCellsOfTablesInTheDocsAreShort(t *testing.T) {
+	const longest = 25
+	for _, file := range []string{"README.md", "docs/reference.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if !strings.HasPrefix(line, "|") {
+				continue
+			}
+			for _, cell := range strings.Split(strings.ReplaceAll(line, `\|`, " "), "|") {
+				if words := len(strings.Fields(cell)); words > longest {
+					t.Errorf("%s:%d: a cell of %d words, expected %d at most: %s", file, i+1, words, longest, cell)
+				}
+			}
+		}
+	}
+}
+
+// TestTheREADMEIsShort keeps it to what a stranger reads: the rest is in docs/.
+func TestTheREADMEIsShort(t *testing.T) {
+	const longest = 1000
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if words := len(strings.Fields(string(text))); words > longest {
+		t.Errorf("README.md has %d words, expected %d at most", words, longest)
+	}
+}
+
+// docsBlock is a fenced block of a page.
+type docsBlock struct{ where, language, text string }
+
+// docsBlocks returns the fenced blocks of the pages at the top and in docs/.
+// Those of azure/ need a module that is not in this build.
+func docsBlocks(t *testing.T) []docsBlock {
+	t.Helper()
+	var blocks []docsBlock
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no pages in %s: %v", pattern, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			blocks = append(blocks, fencedBlocks(file, string(text))...)
+		}
+	}
+	return blocks
+}
+
+func fencedBlocks(file, text string) []docsBlock {
+	var blocks []docsBlock
+	var b *docsBlock
+	indent := ""
+	for i, line := range strings.SplitAfter(text, "\n") {
+		fence := strings.TrimSpace(line)
+		switch {
+		case b == nil && strings.HasPrefix(fence, "```"):
+			indent, _, _ = strings.Cut(line, "`")
+			b = &docsBlock{where: fmt.Sprintf("%s:%d", file, i+1), language: strings.TrimPrefix(fence, "```")}
+		case b != nil && fence == "```":
+			blocks = append(blocks, *b)
+			b = nil
+		case b != nil:
+			b.text += strings.TrimPrefix(line, indent)
+		}
+	}
+	return blocks
+}
+
+// adaptBlock makes a block of a page a whole Caddyfile, and that JSON.
+func adaptBlock(t *testing.T, text string) string {
+	t.Helper()
+	const backend = "backend http://backend.example"
+	word := firstWord(text)
+	switch {
+	case slices.Contains([]string{"name", "priority", "weight", "api_key", "auth", "header", "deployment", "model", "max_requests"}, word):
+		text = ":8080 {\nopenai_lb {\n" + backend + " {\n" + text + "}\n}\n}\n"
+	case word == "backend", word == "backends_from_env", isHandlerOption(word):
+		if !strings.Contains(text, "backend ") && word != "backends_from_env" {
+			text = backend + "\n" + text
+		}
+		text = ":8080 {\nopenai_lb {\n" + text + "}\n}\n"
+	case regexp.MustCompile(`^(openai_lb|reverse_proxy|log_append|log|header|handle|handle_errors|request_body|@\w+)$`).MatchString(word):
+		text = ":8080 {\n" + text + "}\n"
+	}
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		t.Fatalf("%v in:\n%s", err, text)
+	}
+	return string(config)
+}
+
+// firstWord is the first of a Caddyfile that is no comment.
+func firstWord(text string) string {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 0 && !strings.HasPrefix(fields[0], "#") {
+			return fields[0]
+		}
+	}
+	return ""
+}
+
+// isHandlerOption reports whether openai_lb has an option of this name, in a
+// block of which nothing else tells where it belongs.
+func isHandlerOption(word string) bool {
+	return slices.Contains([]string{
+		"lb_policy", "lb_retries", "lb_try_duration", "unhealthy_status", "fail_duration", "max_fails", "retry_after_default",
+		"retry_after_min", "retry_after_max", "all_throttled", "request_buffers", "response_header_timeout",
+		"stream_first_event_timeout", "stream_idle_timeout", "stream_require_end", "ready_path", "client_key", "client_keys_file",
+	}, word)
+}
+
+// wholeJSON makes a JSON block a whole configuration. Lines of a log are none.
+func wholeJSON(t *testing.T, text string) []byte {
+	t.Helper()
+	var fields map[string]json.RawMessage
+	decoder := json.NewDecoder(strings.NewReader(text))
+	for decoder.More() {
+		if err := decoder.Decode(&fields); err != nil {
+			t.Fatal(err)
+		}
+	}
+	switch {
+	case fields["apps"] != nil:
+		return []byte(text)
+	case fields["handler"] != nil:
+		return fmt.Appendf(nil, `{"apps":{"http":{"servers":{"docs":{"listen":[":8080"],"routes":[{"handle":[%s]}]}}}}}`, text)
+	}
+	return nil
+}
+
+// surroundings are what the configurations of the docs expect of a machine:
+// variables, files, and a place for what Caddy stores.
+type surroundings struct{ storage, secret, clientKeys, ca string }
+
+func newSurroundings(t *testing.T) surroundings {
+	t.Helper()
+	folder := t.TempDir()
+	s := surroundings{
+		storage:    filepath.Join(folder, "storage"),
+		secret:     filepath.Join(folder, "secret"),
+		clientKeys: filepath.Join(folder, "client-keys"),
+		ca:         filepath.Join(folder, "ca.pem"),
+	}
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	defer server.Close()
+	for file, text := range map[string][]byte{
+		s.secret:     []byte("key-of-a-file\n"),
+		s.clientKeys: []byte("dave key-of-dave\n"),
+		s.ca:         pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+	} {
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("BACKEND_1_URL", "https://contoso.openai.azure.com")
+	t.Setenv("BACKEND_1_PRIORITY", "1")
+	t.Setenv("BACKEND_1_APIKEY", "key-of-backend-1")
+	return s
+}
+
+var (
+	envPlaceholder  = regexp.MustCompile(`\{env\.(\w+)\}`)
+	filePlaceholder = regexp.MustCompile(`\{file\.[^}]+\}`)
+	clientKeysPath  = regexp.MustCompile(`(client_keys_file"?:? *"?)/[^\s"]+`)
+)
+
+// fill puts into a configuration what is there on the machine that it is for.
+func (s surroundings) fill(config string) string {
+	config = envPlaceholder.ReplaceAllString(config, "value-of-$1")
+	config = filePlaceholder.ReplaceAllLiteralString(config, "{file."+s.secret+"}")
+	config = strings.ReplaceAll(config, "/etc/ssl/private-ca.pem", s.ca)
+	config = clientKeysPath.ReplaceAllString(config, "${1}"+s.clientKeys)
+	// a module of its own, which its own tests load
+	return strings.ReplaceAll(config, "auth azure_identity", "auth none")
+}
+
+// validate loads a configuration without starting it. It writes to the
+// temporary folder alone, and logs nothing.
+func (s surroundings) validate(t *testing.T, config string) {
+	t.Helper()
+	var whole map[string]any
+	if err := json.Unmarshal([]byte(config), &whole); err != nil {
+		t.Fatal(err)
+	}
+	whole["storage"] = map[string]any{"module": "file_system", "root": s.storage}
+	logging, _ := whole["logging"].(map[string]any)
+	logs, _ := logging["logs"].(map[string]any)
+	if logs == nil {
+		logs = make(map[string]any)
+	}
+	if logs["default"] == nil {
+		logs["default"] = make(map[string]any)
+	}
+	for _, log := range logs {
+		log.(map[string]any)["writer"] = map[string]any{"output": "discard"}
+	}
+	whole["logging"] = map[string]any{"logs": logs}
+	text, err := json.Marshal(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cfg caddy.Config
+	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(text), &cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Validate(&cfg); err != nil {
+		t.Errorf("%v in:\n%s", err, config)
+	}
+}
+
+// TestEachPromiseOfSecurityNamesItsTests keeps the promises of SECURITY.md tied
+// to tests: each row of their table names at least one, and each name in the
+// page is that of a test.
+func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
+	text, err := os.ReadFile("SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := testNames(t)
+	name := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
+	for _, match := range name.FindAllStringSubmatch(string(text), -1) {
+		if !slices.Contains(tests, match[1]) {
+			t.Errorf("SECURITY.md names %s, and there is no such test", match[1])
+		}
+	}
+	_, table, _ := strings.Cut(string(text), "| promise | test |\n|---|---|\n")
+	promises := 0
+	for line := range strings.Lines(table) {
+		if !strings.HasPrefix(line, "|") {
+			break
+		}
+		promises++
+		if cells := strings.Split(line, "|"); len(cells) < 3 || !name.MatchString(cells[2]) {
+			t.Errorf("SECURITY.md names no test for its promise: %s", line)
+		}
+	}
+	if promises < 20 {
+		t.Errorf("found %d promises in SECURITY.md, expected many more", promises)
+	}
+}
+
+// testNames are those of all tests of the repository.
+func testNames(t *testing.T) (names []string) {
+	t.Helper()
+	test := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range test.FindAllSubmatch(text, -1) {
+			names = append(names, string(match[1]))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
