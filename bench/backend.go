@@ -1,0 +1,205 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// What a backend of the cost and failover scenarios answers. It takes no time
+// and has no limits, for what is measured is what stands in front of it.
+const (
+	replyChat   = "chat"   // a chat completion of 1 KB
+	replyStream = "stream" // as many events as Events says, and the end
+	replyIdle   = "idle"   // one event, and then nothing until Hold is over
+)
+
+// Why a backend refuses a request.
+const (
+	// refuseLarge is about this request alone: whoever remembers nothing else
+	// of a 429 is asked again with the next one.
+	refuseLarge = "too_large"
+	// refuseThrottle asks everybody to stay away for a moment.
+	refuseThrottle = "throttle"
+)
+
+// behaviour is what all backends of a process do.
+type behaviour struct {
+	Reply  string
+	Events int
+	Hold   time.Duration
+	// Refusing is how many backends refuse, from the first one on, and Refusal
+	// how they do it.
+	Refusing int
+	Refusal  string
+}
+
+// observed is what the backends saw since they were told how to behave.
+type observed struct {
+	Calls int64
+	// Gaps are the times from a refusal until the next request came, which is
+	// the same one if clients send one at a time.
+	Gaps []time.Duration
+}
+
+// backends is the program that answers as told. It listens on one port of
+// several addresses, and is told on another.
+type backends struct {
+	behaviour atomic.Pointer[behaviour]
+	calls     atomic.Int64
+
+	mu      sync.Mutex
+	refused time.Time
+	gaps    []time.Duration
+}
+
+var (
+	chatReply = []byte(`{"id":"chatcmpl-123","object":"chat.completion","created":1677652288,"model":"gpt-4o","choices":[{"index":0,"message":{"role":"assistant","content":"` +
+		strings.Repeat("Hello there, how may I assist you today? ", 20) + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":12,"total_tokens":21}}`)
+	streamEvent = []byte(`data: {"id":"chatcmpl-123","object":"chat.completion.chunk","created":1677652288,"model":"gpt-4o","choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}` + "\n\n")
+	streamEnd   = []byte("data: [DONE]\n\n")
+	tooLarge    = []byte(`{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 30601.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`)
+	throttled   = []byte(`{"error":{"message":"Too many requests","type":"too_many_requests","param":null,"code":"rate_limit_exceeded"}}`)
+)
+
+// serveBackends runs the program: at port of all hosts, and at control.
+func serveBackends(control string, port string, hosts []string) error {
+	b := new(backends)
+	b.behaviour.Store(&behaviour{Reply: replyChat})
+	failed := make(chan error)
+	for n, host := range hosts {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+		if err != nil {
+			return err
+		}
+		go func() {
+			failed <- http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { b.answer(n, w, r) }))
+		}()
+	}
+	go func() { failed <- http.ListenAndServe(control, http.HandlerFunc(b.control)) }()
+	return <-failed
+}
+
+func (b *backends) answer(n int, w http.ResponseWriter, r *http.Request) {
+	arrived := time.Now()
+	_, _ = io.Copy(io.Discard, r.Body)
+	b.calls.Add(1)
+	does := b.behaviour.Load()
+	if does.Refusing > 0 {
+		b.came(arrived)
+	}
+	if n < does.Refusing {
+		b.refuse(w, does.Refusal)
+		return
+	}
+	if does.Reply == replyChat {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(chatReply)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	flush := http.NewResponseController(w).Flush
+	if does.Reply == replyIdle {
+		_, _ = w.Write(streamEvent)
+		_ = flush()
+		select {
+		case <-time.After(does.Hold):
+		case <-r.Context().Done():
+		}
+	}
+	for range does.Events {
+		_, _ = w.Write(streamEvent)
+		_ = flush()
+	}
+	_, _ = w.Write(streamEnd)
+}
+
+func (b *backends) refuse(w http.ResponseWriter, how string) {
+	body := tooLarge
+	if how == refuseThrottle {
+		body = throttled
+		w.Header().Set("retry-after-ms", "10")
+	}
+	w.Header().Set("retry-after", "0")
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusTooManyRequests)
+	_, _ = w.Write(body)
+	_ = http.NewResponseController(w).Flush()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refused = time.Now()
+}
+
+func (b *backends) came(arrived time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.refused.IsZero() {
+		b.gaps = append(b.gaps, max(0, arrived.Sub(b.refused)))
+		b.refused = time.Time{}
+	}
+}
+
+// control takes a behaviour, or tells what was observed.
+func (b *backends) control(w http.ResponseWriter, r *http.Request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.Method == http.MethodGet {
+		_ = json.NewEncoder(w).Encode(observed{b.calls.Load(), b.gaps})
+		return
+	}
+	does := new(behaviour)
+	if err := json.NewDecoder(r.Body).Decode(does); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	b.behaviour.Store(does)
+	b.calls.Store(0)
+	b.refused, b.gaps = time.Time{}, nil
+}
+
+// told is the program with the backends, from outside.
+type told struct {
+	*process
+	control   string
+	upstreams []upstream
+}
+
+// startBackends starts three of them.
+func startBackends(t tools, priorities ...int) (*told, error) {
+	b := &told{control: "127.0.0.1:" + itoa(freePort())}
+	port := freePort()
+	argv := []string{t.self, "-serve-backends", b.control, itoa(port)}
+	for n, priority := range priorities {
+		host := "127.0.1." + itoa(n+1)
+		argv = append(argv, host)
+		b.upstreams = append(b.upstreams, newUpstream(host, port, priority))
+	}
+	var err error
+	if b.process, err = start("backends", t.dir, nil, argv...); err != nil {
+		return nil, err
+	}
+	return b, b.listening(b.control)
+}
+
+func (b *told) behave(does behaviour) error {
+	body, _ := json.Marshal(does)
+	res, err := http.Post("http://"+b.control, "application/json", strings.NewReader(string(body)))
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+func (b *told) observed() (o observed, err error) {
+	res, err := http.Get("http://" + b.control)
+	if err != nil {
+		return o, err
+	}
+	defer res.Body.Close()
+	return o, json.NewDecoder(res.Body).Decode(&o)
+}

@@ -1,0 +1,399 @@
+package main
+
+import (
+	"cmp"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+)
+
+//go:embed contenders
+var configs embed.FS
+
+const (
+	backendKey = "backend-key"
+	clientKey  = "sk-client-key"
+	model      = "gpt-4o"
+)
+
+// contender is something that people put between clients and deployments.
+type contender struct {
+	name  string
+	about string
+	// ready finds what it needs and tells its version, or what is missing.
+	ready func(t tools) (version string, err error)
+	// argv is the command that runs it, and env what that finds in its
+	// environment, besides the configuration in contenders/<name>.
+	argv func(t tools, s setup) []string
+	env  func(s setup) []string
+	// isGo, hasTLS and streams say what can be measured of it. One that does
+	// not fail over sends a 429 on to the client.
+	isGo, hasTLS, streams, failsOver bool
+	// perRequest says that its configuration comes with each request.
+	perRequest bool
+}
+
+// The balancer that this is about, and what all are compared with.
+const (
+	ours     = "openai_lb"
+	plain    = "caddy"
+	bestRest = "caddy_best"
+)
+
+var contenders = []contender{
+	{
+		name: ours, about: "this module", ready: caddyReady, argv: caddyRun, env: caddyEnv,
+		isGo: true, hasTLS: true, streams: true, failsOver: true,
+	},
+	{
+		name: plain, about: "Caddy's reverse_proxy: random, request_buffers, one header_up",
+		ready: caddyReady, argv: caddyRun, env: caddyEnv, isGo: true, hasTLS: true, streams: true,
+	},
+	{
+		name: bestRest, about: "the best that Caddy's reverse_proxy can do: passive health and lb_retry_match besides",
+		ready: caddyReady, argv: caddyRun, env: caddyEnv, isGo: true, hasTLS: true, streams: true, failsOver: true,
+	},
+	{
+		name: "httputil", about: "a bare httputil.ReverseProxy of Go's, random",
+		ready: func(t tools) (string, error) { return output(`go(\S+)`, "go", "version") },
+		argv: func(t tools, s setup) []string {
+			return []string{
+				t.httputil, "-address", s.Address, "-tls-address", s.TLSAddress, "-admin", s.Admin,
+				"-cert", s.Cert, "-cert-key", s.CertKey, "-key", s.Key, "-backends", s.addresses(","),
+			}
+		},
+		isGo: true, hasTLS: true, streams: true,
+	},
+	{
+		name: "nginx", about: "Debian's nginx: passive health, proxy_next_upstream",
+		ready: func(tools) (string, error) { return output(`nginx/(\S+)`, "nginx", "-v") },
+		argv: func(_ tools, s setup) []string {
+			return []string{"nginx", "-p", s.Dir, "-c", s.Dir + "/nginx.conf"}
+		},
+		hasTLS: true, streams: true, failsOver: true,
+	},
+	{
+		name: "haproxy", about: "Debian's HAProxy: passive health, retry-on (5xx and timeouts; this version knows no 429 there)",
+		ready:  func(tools) (string, error) { return output(`version (\S+)`, "haproxy", "-v") },
+		argv:   func(_ tools, s setup) []string { return []string{"haproxy", "-db", "-f", s.Dir + "/haproxy.cfg"} },
+		hasTLS: true, streams: true,
+	},
+	{
+		name: "portkey", about: "Portkey's gateway: fallback over load-balanced targets",
+		ready: func(t tools) (string, error) {
+			return t.install("portkey", "node_modules/@portkey-ai/gateway/package.json", `"version": "(.*)"`,
+				"npm", "install", "--silent", "--no-audit", "--no-fund", "@portkey-ai/gateway@1.15.2")
+		},
+		argv: func(t tools, s setup) []string {
+			return []string{"node", t.cache + "/portkey/node_modules/@portkey-ai/gateway/build/start-server.js", "--headless", "--port=" + s.port()}
+		},
+		env: func(s setup) []string {
+			var hosts []string
+			for _, b := range s.Backends {
+				hosts = append(hosts, b.Host)
+			}
+			return []string{"NODE_ENV=production", "TRUSTED_CUSTOM_HOSTS=" + strings.Join(hosts, ",")}
+		},
+		streams: true, failsOver: true, perRequest: true,
+	},
+	{
+		name: "litellm", about: "LiteLLM's proxy: simple-shuffle, order, retries, cooldowns, production mode",
+		ready: func(t tools) (string, error) {
+			return t.installPython("litellm", "litellm", "litellm[proxy]==1.106.2")
+		},
+		argv: func(t tools, s setup) []string {
+			return []string{t.cache + "/litellm/bin/litellm", "--config", s.Dir + "/config.yaml", "--host", "127.0.0.1", "--port", s.port()}
+		},
+		env: func(setup) []string {
+			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True"}
+		},
+		streams: true, failsOver: true,
+	},
+	{
+		name: "microsoft", about: "Microsoft's openai-priority-loadbalancer, with uvicorn before it",
+		ready: func(t tools) (string, error) {
+			return t.installPython("microsoft", "openai_priority_loadbalancer",
+				"openai_priority_loadbalancer==1.1.1", "uvicorn==0.54.0", "uvloop", "httptools", "httpx==0.28.1")
+		},
+		argv: func(t tools, s setup) []string {
+			return []string{t.cache + "/microsoft/bin/uvicorn", "app:app", "--no-access-log", "--log-level", "error", "--port", s.port()}
+		},
+		env: func(s setup) []string {
+			var backends []string
+			for _, b := range s.Backends {
+				backends = append(backends, fmt.Sprintf("%s=%d", b.Host, b.Priority))
+			}
+			return []string{
+				"BACKENDS=" + strings.Join(backends, " "), "BACKEND_PORT=" + s.Backends[0].Port, "BACKEND_KEY=" + s.Key,
+				"TIMEOUT=" + strconv.Itoa(s.HeaderTimeout),
+			}
+		},
+		failsOver: true,
+	},
+}
+
+func caddyReady(t tools) (string, error) {
+	return output(`(?s)github.com/caddyserver/caddy/v2\s+(\S+)`, "go", "version", "-m", t.caddy)
+}
+
+func caddyRun(t tools, s setup) []string {
+	return []string{t.caddy, "run", "--adapter", "caddyfile", "--config", s.Dir + "/Caddyfile"}
+}
+
+func caddyEnv(s setup) []string {
+	return []string{"XDG_DATA_HOME=" + s.Dir, "XDG_CONFIG_HOME=" + s.Dir}
+}
+
+// setup is what a contender is told. Its fields fill in the configurations.
+type setup struct {
+	Dir                 string // for its files
+	Address, TLSAddress string // where it listens
+	Admin               string // where a Go program tells of itself
+	Cert, CertKey       string
+	Key                 string // what the backends ask for
+	ClientKey           string
+	Model               string
+	Backends            []upstream
+	// Cooldown is for how many seconds it leaves a backend alone that does not
+	// say for how long: what the operator of these backends would choose. With
+	// 0, it forgets at once.
+	Cooldown int
+	// Window is the longest wait that these backends can need, in seconds.
+	Window int
+	// HeaderTimeout is how many seconds a backend has to begin its reply.
+	HeaderTimeout int
+}
+
+// upstream is a backend as contenders are told of it. All backends of a setup
+// have one port, each on an address of its own, for Microsoft's balancer takes
+// no ports.
+type upstream struct {
+	Address, Host, Port string
+	Priority            int
+}
+
+func newUpstream(host string, port, priority int) upstream {
+	p := strconv.Itoa(port)
+	return upstream{Address: net.JoinHostPort(host, p), Host: host, Port: p, Priority: priority}
+}
+
+// Retries is how often a request may be sent again: once to every backend.
+func (s setup) Retries() int { return max(1, len(s.Backends)-1) }
+
+// Tiers says whether some backends are to be preferred to others.
+func (s setup) Tiers() bool {
+	return slices.MaxFunc(s.Backends, byPriority).Priority > s.Backends[0].Priority
+}
+
+func byPriority(a, b upstream) int { return cmp.Compare(a.Priority, b.Priority) }
+
+// Attempts is where each attempt of a request may go.
+func (s setup) Attempts() (attempts [][]upstream) {
+	for _, b := range s.Backends {
+		attempts = append(attempts, slices.DeleteFunc(slices.Clone(s.Backends), func(other upstream) bool {
+			return other.Priority != b.Priority
+		}))
+	}
+	return attempts
+}
+
+func (s setup) port() string {
+	_, port, _ := net.SplitHostPort(s.Address)
+	return port
+}
+
+func (s setup) addresses(separator string) string {
+	var all []string
+	for _, b := range s.Backends {
+		all = append(all, b.Address)
+	}
+	return strings.Join(all, separator)
+}
+
+// running is a contender that runs.
+type running struct {
+	contender
+	*process
+	setup   setup
+	headers map[string]string // what its clients send
+}
+
+// run starts a contender, and waits until it is there.
+func (c contender) run(t tools, s setup) (*running, error) {
+	s.Dir = filepath.Join(t.dir, c.name)
+	s.Address, s.TLSAddress = fmt.Sprintf("127.0.0.1:%d", freePort()), fmt.Sprintf("127.0.0.1:%d", freePort())
+	s.Key, s.ClientKey, s.Model = backendKey, clientKey, model
+	s.Cert, s.CertKey = t.cert, t.cert+".key"
+	if c.isGo {
+		s.Admin = fmt.Sprintf("127.0.0.1:%d", freePort())
+	}
+	if err := c.configure(s); err != nil {
+		return nil, err
+	}
+	var env []string
+	if c.env != nil {
+		env = c.env(s)
+	}
+	p, err := start(c.name, s.Dir, env, c.argv(t, s)...)
+	if err != nil {
+		return nil, err
+	}
+	p.admin = s.Admin
+	if err := p.listening(s.Address); err != nil {
+		return nil, err
+	}
+	r := &running{contender: c, process: p, setup: s, headers: map[string]string{
+		"Authorization": "Bearer " + clientKey, "Content-Type": "application/json",
+	}}
+	if c.perRequest {
+		config, err := os.ReadFile(filepath.Join(s.Dir, "config.json"))
+		if err != nil {
+			return nil, err
+		}
+		var compact any
+		if err := json.Unmarshal(config, &compact); err != nil {
+			return nil, err
+		}
+		config, _ = json.Marshal(compact)
+		r.headers["x-portkey-config"] = string(config)
+	}
+	return r, nil
+}
+
+// configure writes a contender's files, filled in.
+func (c contender) configure(s setup) error {
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+		return err
+	}
+	files, err := template.ParseFS(configs, "contenders/"+c.name+"/*")
+	if err != nil {
+		return err
+	}
+	for _, f := range files.Templates() {
+		out, err := os.Create(filepath.Join(s.Dir, f.Name()))
+		if err != nil {
+			return err
+		}
+		if err := f.Execute(out, s); err != nil {
+			return err
+		}
+		if err := out.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runAll starts contenders at the same time, each with its own setup, and says
+// which of them do not start.
+func runAll(t tools, which []contender, setupOf func(n int) setup) (all []*running) {
+	started := make([]*running, len(which))
+	done := make(chan struct{})
+	for n, c := range which {
+		go func() {
+			r, err := c.run(t, setupOf(n))
+			if err != nil {
+				fmt.Printf("%s is left out: %s\n", c.name, err)
+			}
+			started[n] = r
+			done <- struct{}{}
+		}()
+	}
+	for range which {
+		<-done
+	}
+	return slices.DeleteFunc(started, func(r *running) bool { return r == nil })
+}
+
+func stopAll(all []*running) {
+	for _, r := range all {
+		r.stop()
+	}
+}
+
+// tools are what this command builds, and where the rest is installed.
+type tools struct {
+	self     string // this command
+	caddy    string // Caddy with the module and the simulator
+	httputil string
+	cert     string // a certificate, and its key beside it
+	dir      string // scratch
+	cache    string // what npm and pip install
+}
+
+// build makes what is made of the code here. The command runs in bench/.
+func build(dir string) (t tools, err error) {
+	t = tools{caddy: dir + "/bin/caddy", httputil: dir + "/bin/httputil", cert: dir + "/cert.pem", dir: dir}
+	if t.self, err = os.Executable(); err != nil {
+		return t, err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return t, err
+	}
+	t.cache = filepath.Join(cache, "openai-lb-bench")
+	for _, b := range []struct{ in, what, to string }{{"..", "./cmd/caddy", t.caddy}, {".", "./contenders/httputil", t.httputil}} {
+		command := exec.Command("go", "build", "-o", b.to, b.what)
+		command.Dir = b.in
+		if out, err := command.CombinedOutput(); err != nil {
+			return t, fmt.Errorf("go build %s: %w\n%s", b.what, err, out)
+		}
+	}
+	return t, writeCertificate(t.cert)
+}
+
+// install has npm or pip install into the cache what is not there yet, and
+// reads the version of it from a file.
+func (t tools) install(name, file, pattern string, argv ...string) (version string, err error) {
+	dir := filepath.Join(t.cache, name)
+	if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+		fmt.Printf("installing %s into %s\n", name, dir)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return "", err
+		}
+		command := exec.Command(argv[0], argv[1:]...)
+		command.Dir = dir
+		if out, err := command.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
+		}
+	}
+	return output(pattern, "cat", filepath.Join(dir, file))
+}
+
+// installPython does so with a virtual environment.
+func (t tools) installPython(name, module string, packages ...string) (version string, err error) {
+	dir := filepath.Join(t.cache, name)
+	if _, err := t.install(name, "bin/pip", "", "python3", "-m", "venv", dir); err != nil {
+		return "", err
+	}
+	found := []string{dir + "/bin/python", "-c", "import importlib.metadata as m; print(m.version('" + module + "'))"}
+	if version, err := output(`(\S+)`, found...); err == nil {
+		return version, nil
+	}
+	fmt.Printf("installing %s into %s\n", name, dir)
+	if out, err := exec.Command(dir+"/bin/pip", append([]string{"install", "-q"}, packages...)...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("pip install %s: %w\n%s", strings.Join(packages, " "), err, out)
+	}
+	return output(`(\S+)`, found...)
+}
+
+// output is what a pattern finds in the output of a command.
+func output(pattern string, argv ...string) (string, error) {
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
+	}
+	if found := regexp.MustCompile(pattern).FindSubmatch(out); len(found) > 1 {
+		return string(found[1]), nil
+	}
+	return "", nil
+}

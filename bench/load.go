@@ -1,0 +1,315 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// chatRequest is the body of a chat whose prompt has so many characters.
+func chatRequest(prompt int, stream bool) string {
+	text := strings.Repeat("What is the first letter of the alphabet? ", prompt/42+1)[:prompt]
+	return fmt.Sprintf(`{"model":"%s","messages":[{"role":"user","content":"%s"}],"max_tokens":%d,"stream":%t}`, model, text, maxTokens, stream)
+}
+
+const maxTokens = 16
+
+// closedLoop is a number of clients of which each sends its next request when
+// the last one is answered. It writes the same bytes each time and reads no
+// more than it must, so that it takes little from those it measures.
+type closedLoop struct {
+	address string
+	tls     bool
+	headers map[string]string
+	body    string
+	clients int
+	pause   time.Duration // between a reply and the next request
+}
+
+// loopResult is what the clients saw.
+type loopResult struct {
+	elapsed time.Duration
+	took    []time.Duration // of each request that was answered, sorted
+	failed  int
+	failure error // one of them
+}
+
+func (l closedLoop) run(length time.Duration) loopResult {
+	var request bytes.Buffer
+	fmt.Fprintf(&request, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n", l.address, len(l.body))
+	for name, value := range l.headers {
+		fmt.Fprintf(&request, "%s: %s\r\n", name, value)
+	}
+	fmt.Fprintf(&request, "\r\n%s", l.body)
+
+	var result loopResult
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	begun := time.Now()
+	for range l.clients {
+		all.Go(func() {
+			took, failed, failure := l.client(request.Bytes(), begun.Add(length))
+			mu.Lock()
+			defer mu.Unlock()
+			result.took = append(result.took, took...)
+			result.failed += failed
+			if failure != nil {
+				result.failure = failure
+			}
+		})
+	}
+	all.Wait()
+	result.elapsed = time.Since(begun)
+	slices.Sort(result.took)
+	return result
+}
+
+func (l closedLoop) client(request []byte, until time.Time) (took []time.Duration, failed int, failure error) {
+	var conn net.Conn
+	var reader *bufio.Reader
+	for time.Now().Before(until) {
+		begun := time.Now()
+		err := func() (err error) {
+			if conn == nil {
+				if conn, err = l.dial(); err != nil {
+					return err
+				}
+				reader = bufio.NewReaderSize(conn, 16<<10)
+			}
+			return exchange(conn, reader, request)
+		}()
+		if err == nil {
+			took = append(took, time.Since(begun))
+		} else {
+			failed, failure = failed+1, err
+			if conn != nil && !errors.Is(err, errStatus) {
+				conn.Close()
+				conn = nil
+			}
+		}
+		if l.pause > 0 {
+			time.Sleep(l.pause)
+		}
+	}
+	if conn != nil {
+		conn.Close()
+	}
+	return took, failed, failure
+}
+
+func (l closedLoop) dial() (net.Conn, error) {
+	conn, err := net.Dial("tcp", l.address)
+	if err == nil && l.tls {
+		conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+	}
+	return conn, err
+}
+
+var (
+	errStatus = errors.New("not a 200")
+	errCut    = errors.New("the reply is not whole")
+)
+
+// exchange sends a request and reads its reply, which must be whole.
+func exchange(conn net.Conn, reader *bufio.Reader, request []byte) error {
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	res, err := http.ReadResponse(reader, nil)
+	if err != nil {
+		return err
+	}
+	var end tail
+	if _, err := io.Copy(&end, res.Body); err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%w: %s, …%s", errStatus, res.Status, end.last)
+	}
+	if !end.whole(strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")) {
+		return fmt.Errorf("%w: …%s", errCut, end.last)
+	}
+	return nil
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ last []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	const kept = 64
+	if len(p) >= kept {
+		t.last = append(t.last[:0], p[len(p)-kept:]...)
+		return len(p), nil
+	}
+	t.last = append(t.last, p...)
+	t.last = t.last[max(0, len(t.last)-kept):]
+	return len(p), nil
+}
+
+func (t *tail) whole(stream bool) bool {
+	end := bytes.TrimSpace(t.last)
+	if stream {
+		return bytes.HasSuffix(end, []byte("[DONE]"))
+	}
+	return bytes.HasSuffix(end, []byte("}"))
+}
+
+// idleStreams opens a number of streams and reads the first event of each.
+func (l closedLoop) idleStreams(n int) (open []net.Conn, err error) {
+	request := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n", l.address, len(l.body))
+	for name, value := range l.headers {
+		request += name + ": " + value + "\r\n"
+	}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	each := make(chan struct{}, n)
+	for range n {
+		each <- struct{}{}
+	}
+	close(each)
+	for range l.clients {
+		all.Go(func() {
+			for range each {
+				conn, failure := l.dial()
+				if failure == nil {
+					failure = firstEvent(conn, request+"\r\n"+l.body)
+				}
+				mu.Lock()
+				if conn != nil {
+					open = append(open, conn)
+				}
+				err = cmp.Or(err, failure)
+				mu.Unlock()
+				if failure != nil {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return open, err
+}
+
+func firstEvent(conn net.Conn, request string) error {
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(conn, request); err != nil {
+		return err
+	}
+	reader := bufio.NewReader(conn)
+	res, err := http.ReadResponse(reader, nil)
+	if err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%w: %s", errStatus, res.Status)
+	}
+	_, err = res.Body.Read(make([]byte, 1))
+	return err
+}
+
+// What became of a request of the worth scenarios.
+type outcome int
+
+const (
+	served   outcome = iota
+	refused          // 429
+	failed           // any other error, or a reply that is not whole
+	timedOut         // the client gave up
+)
+
+// arrival is one request of an open loop: it comes when it comes, however slow
+// the ones before it are.
+type arrival struct {
+	at   time.Duration // from the beginning
+	came outcome
+	took time.Duration
+}
+
+// arrivals are those of independent clients, in bursts of a size.
+func arrivals(rate float64, burst int, length time.Duration) (all []arrival) {
+	random := rand.New(rand.NewPCG(1, uint64(rate*1000)))
+	for at := 0.0; ; at += -math.Log(1-random.Float64()) * float64(burst) / rate {
+		when := time.Duration(at * float64(time.Second))
+		if when >= length {
+			return all
+		}
+		for range burst {
+			all = append(all, arrival{at: when})
+		}
+	}
+}
+
+// openLoop sends the requests of a schedule to a contender, all clients with
+// the same patience, and fills in what became of them.
+func openLoop(r *running, body string, schedule []arrival, patience time.Duration) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true}}
+	defer client.CloseIdleConnections()
+	var all sync.WaitGroup
+	begun := time.Now()
+	for n := range schedule {
+		a := &schedule[n]
+		time.Sleep(a.at - time.Since(begun))
+		all.Go(func() {
+			sent := time.Now()
+			a.came = ask(client, r, body, patience)
+			a.took = time.Since(sent)
+		})
+	}
+	all.Wait()
+}
+
+func ask(client *http.Client, r *running, body string, patience time.Duration) outcome {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		return failed
+	}
+	for name, value := range r.headers {
+		req.Header.Set(name, value)
+	}
+	res, err := client.Do(req)
+	var reply []byte
+	if err == nil {
+		reply, err = io.ReadAll(res.Body)
+		res.Body.Close()
+	}
+	end := tail{reply}
+	switch {
+	case ctx.Err() != nil:
+		return timedOut
+	case err != nil:
+		return failed
+	case res.StatusCode == http.StatusTooManyRequests:
+		return refused
+	case res.StatusCode != http.StatusOK, bytes.Contains(reply, []byte(`"error"`)),
+		!end.whole(strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")):
+		return failed
+	}
+	return served
+}
+
+// percentile is that of sorted values, or NaN if there are none.
+func percentile(sorted []time.Duration, share float64) float64 {
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	return float64(sorted[min(len(sorted)-1, int(share*float64(len(sorted))))])
+}

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// table is the outcome of one scenario: a row for each contender, in which
+// each cell is the median of its runs.
+type table struct {
+	Title string
+	About string
+	// Base is the contender that the ratios refer to.
+	Base    string
+	Columns []column
+	Rows    []row
+}
+
+// column is something that was measured.
+type column struct {
+	Name   string
+	Unit   string
+	Digits int
+	// Ratio says whether a cell also has its ratio to the base.
+	Ratio bool
+	// Better says what is: "lower" or "higher", or neither.
+	Better string
+}
+
+type row struct {
+	Contender string
+	Cells     []cell
+}
+
+// cell has what each run measured. No runs: it cannot be measured.
+type cell struct {
+	Runs  []float64 `json:",omitempty"`
+	Value float64
+	// Ratio is the median of each run's ratio to the same run of the base.
+	Ratio float64 `json:",omitempty"`
+}
+
+// add takes one run of a contender, a value for each column. NaN: it cannot be
+// measured.
+func (t *table) add(contender string, values ...float64) {
+	n := slices.IndexFunc(t.Rows, func(r row) bool { return r.Contender == contender })
+	if n < 0 {
+		n = len(t.Rows)
+		t.Rows = append(t.Rows, row{contender, make([]cell, len(t.Columns))})
+	}
+	for i, v := range values {
+		if c := &t.Rows[n].Cells[i]; !math.IsNaN(v) && !math.IsInf(v, 0) {
+			c.Runs = append(c.Runs, v)
+		}
+	}
+}
+
+// finish computes the medians and the ratios.
+func (t *table) finish() {
+	base := slices.IndexFunc(t.Rows, func(r row) bool { return r.Contender == t.Base })
+	for _, r := range t.Rows {
+		for i := range r.Cells {
+			c := &r.Cells[i]
+			if len(c.Runs) == 0 {
+				continue
+			}
+			c.Value = median(c.Runs)
+			if base < 0 || !t.Columns[i].Ratio {
+				continue
+			}
+			var ratios []float64
+			for n, of := range t.Rows[base].Cells[i].Runs[:min(len(c.Runs), len(t.Rows[base].Cells[i].Runs))] {
+				if of != 0 {
+					ratios = append(ratios, c.Runs[n]/of)
+				}
+			}
+			if len(ratios) > 0 {
+				c.Ratio = median(ratios)
+			}
+		}
+	}
+}
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// markdown is the table as it stands in the README, and on the terminal.
+func (t *table) markdown() string {
+	lines := [][]string{{"contender"}, {"---"}}
+	for _, c := range t.Columns {
+		name := c.Name
+		if c.Unit != "" {
+			name += ", " + c.Unit
+		}
+		lines[0], lines[1] = append(lines[0], name), append(lines[1], "---:")
+	}
+	for _, r := range t.Rows {
+		line := []string{r.Contender}
+		for i, c := range r.Cells {
+			line = append(line, c.text(t.Columns[i]))
+		}
+		lines = append(lines, line)
+	}
+	width := make([]int, len(lines[0]))
+	for _, line := range lines {
+		for i, text := range line {
+			width[i] = max(width[i], len([]rune(text)))
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "### %s\n\n%s", t.Title, t.About)
+	if slices.ContainsFunc(t.Columns, func(c column) bool { return c.Ratio }) {
+		fmt.Fprintf(&b, " In brackets: the ratio to `%s`.", t.Base)
+	}
+	b.WriteString("\n\n")
+	for _, line := range lines {
+		for i, text := range line {
+			pad := strings.Repeat(" ", width[i]-len([]rune(text)))
+			if i == 0 {
+				text += pad
+			} else {
+				text = pad + text
+			}
+			b.WriteString("| " + text + " ")
+		}
+		b.WriteString("|\n")
+	}
+	if lost := t.lost(); lost != "" {
+		fmt.Fprintf(&b, "\nNot the best here is `%s` in %s.\n", ours, lost)
+	}
+	return b.String()
+}
+
+func (c cell) text(of column) string {
+	if len(c.Runs) == 0 {
+		return "–"
+	}
+	text := fmt.Sprintf("%.*f", of.Digits, c.Value)
+	if of.Ratio && c.Ratio > 0 {
+		text += fmt.Sprintf(" (%.2f)", c.Ratio)
+	}
+	return text
+}
+
+// lost says in which columns ours is not the best, and who is. What reads the
+// same is the same.
+func (t *table) lost() string {
+	n := slices.IndexFunc(t.Rows, func(r row) bool { return r.Contender == ours })
+	if n < 0 {
+		return ""
+	}
+	var all []string
+	for i, c := range t.Columns {
+		mine := t.Rows[n].Cells[i]
+		if c.Better == "" || len(mine.Runs) == 0 {
+			continue
+		}
+		best := t.Rows[n]
+		for _, r := range t.Rows {
+			theirs := r.Cells[i]
+			if r.Contender != direct && len(theirs.Runs) > 0 && (theirs.Value < best.Cells[i].Value) == (c.Better == "lower") {
+				best = r
+			}
+		}
+		plainNumbers := column{Digits: c.Digits}
+		if theirs := best.Cells[i].text(plainNumbers); theirs != mine.text(plainNumbers) {
+			all = append(all, fmt.Sprintf("%s (%s: %s)", c.Name, best.Contender, theirs))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// report is a whole run.
+type report struct {
+	Command  string
+	Date     string
+	Machine  string
+	Took     string
+	Versions map[string]string
+	// LeftOut says which contenders could not take part, and why.
+	LeftOut map[string]string `json:",omitempty"`
+	// Problems are what the reader of the figures must know.
+	Problems []string `json:",omitempty"`
+	Tables   []*table
+}
+
+// print shows a table as soon as it is there, and keeps it.
+func (r *report) print(t *table) {
+	t.finish()
+	fmt.Printf("\n%s", t.markdown())
+	r.Tables = append(r.Tables, t)
+}
+
+func (r *report) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "`%s`, %s, took %s, on %s.\n\n", r.Command, r.Date, r.Took, r.Machine)
+	for _, c := range contenders {
+		if version, ok := r.Versions[c.name]; ok {
+			fmt.Fprintf(&b, "- `%s` %s: %s\n", c.name, version, c.about)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.LeftOut)) {
+		fmt.Fprintf(&b, "- `%s` did not take part: %s\n", name, r.LeftOut[name])
+	}
+	for _, problem := range r.Problems {
+		fmt.Fprintf(&b, "- Note: %s\n", problem)
+	}
+	for _, t := range r.Tables {
+		b.WriteString("\n" + t.markdown())
+	}
+	return b.String()
+}
+
+// write puts the report into a folder, as Markdown and as JSON.
+func (r *report) write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "results.json"), data, 0o644); err != nil {
+		return err
+	}
+	fmt.Printf("\nwritten to %s\n", dir)
+	return os.WriteFile(filepath.Join(dir, "results.md"), []byte(r.markdown()), 0o644)
+}
+
+// The README has the tables between these.
+const (
+	resultsBegin = "<!-- results: written by -readme -->\n"
+	resultsEnd   = "<!-- end of results -->"
+)
+
+// writeInto puts the report into a README, in place of the last one.
+func (r *report) writeInto(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	before, rest, begins := strings.Cut(string(text), resultsBegin)
+	_, after, ends := strings.Cut(rest, resultsEnd)
+	if !begins || !ends {
+		return fmt.Errorf("%s must have a line %q and, after it, %q", file, resultsBegin, resultsEnd)
+	}
+	return os.WriteFile(file, []byte(before+resultsBegin+"\n"+r.markdown()+"\n"+resultsEnd+after), 0o644)
+}
+
+// machine describes what this runs on.
+func machine() string {
+	name := runtime.GOARCH
+	text, _ := os.ReadFile("/proc/cpuinfo")
+	if _, rest, ok := strings.Cut(string(text), "model name\t: "); ok {
+		name, _, _ = strings.Cut(rest, "\n")
+	}
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	return fmt.Sprintf("%d × %s, Linux %s, %s", runtime.NumCPU(), name, strings.TrimSpace(string(kernel)), runtime.Version())
+}
+
+func newReport() *report {
+	return &report{
+		Command: strings.Join(append([]string{"go run ."}, os.Args[1:]...), " "),
+		Date:    time.Now().UTC().Format("2006-01-02 15:04 MST"),
+		Machine: machine(), Versions: make(map[string]string), LeftOut: make(map[string]string),
+	}
+}
