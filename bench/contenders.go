@@ -35,8 +35,8 @@ type contender struct {
 	// environment, besides the configuration in contenders/<name>.
 	argv func(t tools, s setup) []string
 	env  func(s setup) []string
-	// isGo, hasTLS and streams say what can be measured of it. One that does
-	// not fail over sends a 429 on to the client.
+	// isGo, hasTLS and streams say what can be measured of it. It fails over if
+	// it sends a request again after a 429.
 	isGo, hasTLS, streams, failsOver bool
 	// perRequest says that its configuration comes with each request.
 	perRequest bool
@@ -88,7 +88,7 @@ var contenders = []contender{
 		hasTLS: true, streams: true,
 	},
 	{
-		name: "portkey", about: "Portkey's gateway: fallback over load-balanced targets",
+		name: "portkey", about: "Portkey's gateway: fallback over load-balanced targets (streams end in a 500 with this package, under Node 20 and 24)",
 		ready: func(t tools) (string, error) {
 			return t.install("portkey", "node_modules/@portkey-ai/gateway/package.json", `"version": "(.*)"`,
 				"npm", "install", "--silent", "--no-audit", "--no-fund", "@portkey-ai/gateway@1.15.2")
@@ -103,7 +103,7 @@ var contenders = []contender{
 			}
 			return []string{"NODE_ENV=production", "TRUSTED_CUSTOM_HOSTS=" + strings.Join(hosts, ",")}
 		},
-		streams: true, failsOver: true, perRequest: true,
+		failsOver: true, perRequest: true,
 	},
 	{
 		name: "litellm", about: "LiteLLM's proxy: simple-shuffle, order, retries, cooldowns, production mode",
@@ -332,16 +332,13 @@ type tools struct {
 
 // build makes what is made of the code here. The command runs in bench/.
 func build(dir string) (t tools, err error) {
-	t = tools{caddy: dir + "/bin/caddy", httputil: dir + "/bin/httputil", cert: dir + "/cert.pem", dir: dir}
-	if t.self, err = os.Executable(); err != nil {
-		return t, err
-	}
+	t = tools{self: dir + "/bin/bench", caddy: dir + "/bin/caddy", httputil: dir + "/bin/httputil", cert: dir + "/cert.pem", dir: dir}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return t, err
 	}
 	t.cache = filepath.Join(cache, "openai-lb-bench")
-	for _, b := range []struct{ in, what, to string }{{"..", "./cmd/caddy", t.caddy}, {".", "./contenders/httputil", t.httputil}} {
+	for _, b := range []struct{ in, what, to string }{{"..", "./cmd/caddy", t.caddy}, {".", "./contenders/httputil", t.httputil}, {".", ".", t.self}} {
 		command := exec.Command("go", "build", "-o", b.to, b.what)
 		command.Dir = b.in
 		if out, err := command.CombinedOutput(); err != nil {

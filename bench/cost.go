@@ -267,6 +267,7 @@ func (b *bench) failover(refusing int, times string, backends *told, all []*runn
 	for round := range b.rounds {
 		for _, r := range rotated(all, round) {
 			load.address, load.headers = r.setup.Address, r.headers
+			time.Sleep(refusalPause) // the last refusals are forgotten
 			if err := backends.behave(behaviour{Reply: replyChat, Refusing: refusing, Refusal: refuseLarge}); err != nil {
 				return err
 			}

@@ -24,6 +24,7 @@ func main() {
 		names   = flag.String("contenders", "", "a list of those to compare (all)")
 		rounds  = flag.Int("rounds", 5, "how often each contender is measured in each cost and failover scenario")
 		slice   = flag.Duration("slice", 1500*time.Millisecond, "for how long each time")
+		parts   = flag.Int("worth-rounds", 3, "how many rounds a worth scenario has")
 		results = flag.String("results", "results", "the folder for the results")
 		readme  = flag.Bool("readme", false, "put the results into README.md as well")
 		serve   = flag.String("serve-backends", "", "be the backends, told what to do at this address")
@@ -35,7 +36,7 @@ func main() {
 
 	b := &bench{
 		only: regexp.MustCompile("(?i)" + *only), rounds: *rounds, slice: *slice,
-		streams: []int{1000, 3000}, worthRounds: 3,
+		streams: []int{1000, 3000}, worthRounds: *parts,
 	}
 	if *quick {
 		b.rounds, b.slice, b.streams = 1, 200*time.Millisecond, []int{20, 50}

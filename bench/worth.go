@@ -75,14 +75,14 @@ func three(d deployment) []deployment { return []deployment{d, d, d} }
 var behind = deployment{options: "requests_per_minute 60000", priority: 2}
 
 var (
-	uneven    = []deployment{payg(50), payg(50), payg(100)}
+	uneven    = []deployment{payg(20), payg(60), payg(120)}
 	unlimited = deployment{priority: 1}
 )
 
 var worthScenarios = []worthScenario{
-	{name: "uneven quotas, 0.8 times what they allow", deployments: uneven, rate: 16, cooldown: 10, about: "Quotas of 50, 50 and 100 requests in 10 s."},
-	{name: "uneven quotas, all that they allow", deployments: uneven, rate: 20, cooldown: 10, about: "Quotas of 50, 50 and 100 requests in 10 s."},
-	{name: "uneven quotas, twice what they allow", deployments: uneven, rate: 40, cooldown: 10, about: "Quotas of 50, 50 and 100 requests in 10 s."},
+	{name: "uneven quotas, 0.8 times what they allow", deployments: uneven, rate: 16, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	{name: "uneven quotas, all that they allow", deployments: uneven, rate: 20, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	{name: "uneven quotas, twice what they allow", deployments: uneven, rate: 40, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
 	{name: "PTU with a bucket of 0.5 s", deployments: []deployment{provisioned(20, .5), behind}, rate: 40, cooldown: 1, about: "A PTU for 20 requests a second, with a pay-as-you-go deployment behind it, and 40 requests a second."},
 	{name: "PTU with a bucket of 2 s", deployments: []deployment{provisioned(20, 2), behind}, rate: 40, cooldown: 1, about: "The same."},
 	{name: "PTU with a bucket of 10 s", deployments: []deployment{provisioned(20, 10), behind}, rate: 40, cooldown: 1, about: "The same."},
@@ -217,16 +217,21 @@ func (b *bench) worth(s worthScenario) error {
 	all := runAll(b.tools, b.contenders, func(n int) setup {
 		return setup{Backends: sims.upstreams[n], Cooldown: s.cooldown, Window: int(window.Seconds()), HeaderTimeout: timeout}
 	})
-	defer stopAll(all)
+	defer func() { stopAll(all) }()
 	body := chatRequest(worthPrompt, s.stream)
+	all = slices.DeleteFunc(all, func(r *running) bool {
+		for range warmUp {
+			if ask(http.DefaultClient, r, body, patience) != served {
+				b.problem("%s does not serve the requests of %q, and is left out", r.name, s.name)
+				r.stop()
+				return true
+			}
+		}
+		return false
+	})
 	number := make([]int, len(all)) // of each one's simulators
 	for n, r := range all {
 		number[n] = slices.IndexFunc(b.contenders, func(c contender) bool { return c.name == r.name })
-		for range warmUp {
-			if came := ask(http.DefaultClient, r, body, patience); came != served {
-				b.problem("%s did not serve a first request of %q", r.name, s.name)
-			}
-		}
 		if err := sims.reset(number[n]); err != nil {
 			return err
 		}
@@ -263,7 +268,7 @@ func (b *bench) worth(s worthScenario) error {
 	}
 
 	t := &table{Title: "Worth: " + s.name, Base: plain, Columns: worthColumns}
-	t.About = fmt.Sprintf("%s %d rounds of %s; the machine was idle for %.0f %% of the time.", s.about, b.worthRounds, round, 100*idle)
+	t.About = fmt.Sprintf("%s %d rounds of %s; the processors were idle for %.0f %% of the time.", s.about, b.worthRounds, round, 100*idle)
 	if s.silentTo > 0 {
 		t.Columns = slices.Concat(worthColumns, brownOutColumns)
 	}

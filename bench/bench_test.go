@@ -1,0 +1,180 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSmoke runs a scenario of each kind, as -quick does, with the contenders
+// that need nothing but Go. Its counts must be right; its times mean nothing.
+func TestSmoke(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts many processes")
+	}
+	b := &bench{
+		only:   regexp.MustCompile(`prompt of 2 KB|stream of 50|idle|failover|twice|PTU.*0.5|brown-out|first event`),
+		rounds: 1, slice: 200 * time.Millisecond, streams: []int{10, 20},
+		worthRounds: 1, worthRound: time.Second,
+	}
+	names := []string{ours, plain, bestRest, "httputil"}
+	if err := b.run(names); err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range b.report.Problems {
+		if strings.HasPrefix(problem, ours) {
+			t.Error(problem)
+		}
+	}
+
+	var titles []string
+	for _, table := range b.report.Tables {
+		titles = append(titles, table.Title)
+		for _, r := range table.Rows {
+			checkRow(t, table, r)
+		}
+	}
+	want := []string{
+		"Cost: chat, prompt of 2 KB", "Cost: stream of 50 events", "Cost: chat over TLS, prompt of 2 KB", "Cost: idle streams",
+		"Failover: not at all", "Failover: once", "Failover: twice",
+		"Worth: uneven quotas, twice what they allow", "Worth: PTU with a bucket of 0.5 s", "Worth: brown-out", "Worth: errors as first event",
+	}
+	if got, want := fmt.Sprint(titles), fmt.Sprint(want); got != want {
+		t.Errorf("got the tables\n%s\nwant\n%s", got, want)
+	}
+	for _, name := range names {
+		if b.report.Versions[name] == "" {
+			t.Errorf("no version of %s", name)
+		}
+	}
+}
+
+// checkRow checks what must hold of a row however fast the machine is.
+func checkRow(t *testing.T, table *table, r row) {
+	value := func(column string) float64 {
+		for i, c := range table.Columns {
+			if c.Name == column && len(r.Cells[i].Runs) > 0 {
+				return r.Cells[i].Value
+			}
+		}
+		t.Errorf("%s: %s has no %s", table.Title, r.Contender, column)
+		return math.NaN()
+	}
+	wants := func(column string, want float64) {
+		if got := value(column); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %s of %s is %v, want %v", table.Title, column, r.Contender, got, want)
+		}
+	}
+	kind, what, _ := strings.Cut(table.Title, ": ")
+	switch {
+	case kind == "Failover" && r.Contender == ours:
+		wants("served", 100)
+		// Fewer: who comes while another one asks whether a bench is over.
+		most := map[string]float64{"not at all": 1, "once": 2, "twice": 3}[what]
+		if calls := value("calls a request"); calls > most || calls < most-0.5 {
+			t.Errorf("%s: %v calls a request, want %v", table.Title, calls, most)
+		}
+	case kind == "Worth":
+		all := value("served") + value("429") + value("other errors") + value("gave up")
+		if math.Abs(all-100) > 1e-9 {
+			t.Errorf("%s: of %s's requests became something: %v %%", table.Title, r.Contender, all)
+		}
+		if r.Contender == plain || r.Contender == "httputil" {
+			wants("calls a request", 1)
+		}
+		if r.Contender == ours && what != "errors as first event" {
+			wants("served", 100)
+		}
+	case kind == "Cost" && what != "idle streams" && r.Contender != direct:
+		if value("requests a second") <= 0 || value("CPU a request") < 0 || value("allocations") <= 0 {
+			t.Errorf("%s: %s was not measured: %+v", table.Title, r.Contender, r.Cells)
+		}
+	}
+}
+
+func TestATableHasMediansAndRatiosOfTheSameRun(t *testing.T) {
+	table := &table{
+		Title: "Cost: nothing", Base: plain,
+		Columns: []column{{Name: "CPU", Unit: "µs", Ratio: true, Better: "lower"}, {Name: "memory", Unit: "MB"}},
+	}
+	// The machine was slow in the second run.
+	for _, cpu := range []float64{100, 300, 110} {
+		table.add(plain, cpu, 5)
+		table.add(ours, cpu*1.5, math.NaN())
+	}
+	table.finish()
+	got := table.markdown()
+	for _, want := range []string{"| caddy     | 110 (1.00) |", "| openai_lb | 165 (1.50) |          – |", "Not the best here is `openai_lb` in CPU (caddy: 110)."} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+func TestTheReadmeKeepsWhatIsAroundTheResults(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "README.md")
+	for _, command := range []string{"first", "second"} {
+		if command == "first" {
+			if err := os.WriteFile(file, []byte("before\n"+resultsBegin+resultsEnd+"\nafter\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := (&report{Command: command}).writeInto(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, _ := os.ReadFile(file)
+	got := string(text)
+	if !strings.HasPrefix(got, "before\n"+resultsBegin) || !strings.HasSuffix(got, resultsEnd+"\nafter\n") ||
+		!strings.Contains(got, "`second`") || strings.Contains(got, "`first`") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
+func TestTheIdealServesWhatIsPaidForAndNoMore(t *testing.T) {
+	every := func(step, length time.Duration) (all []arrival) {
+		for at := time.Duration(0); at < length; at += step {
+			all = append(all, arrival{at: at})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name        string
+		deployments []deployment
+		schedule    []arrival
+		want        int
+	}{
+		{"three windows of 20 requests", []deployment{payg(15), payg(5)}, every(100*time.Millisecond, 30*time.Second), 60},
+		{"fewer than the quota", []deployment{payg(15)}, every(time.Second, 10*time.Second), 10},
+		// A bucket of two requests that is not full takes another one.
+		{"a bucket and what leaks", []deployment{provisioned(1, 2), behind}, every(500*time.Millisecond, 10*time.Second), 12},
+	} {
+		got := 0
+		for _, could := range (worthScenario{deployments: c.deployments}).ideal(c.schedule) {
+			if could {
+				got++
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestArrivalsAreTheSameForAll(t *testing.T) {
+	one, other := arrivals(40, 1, time.Minute), arrivals(40, 1, time.Minute)
+	if len(one) < 2200 || len(one) > 2600 {
+		t.Errorf("got %d arrivals in a minute, want about 2400", len(one))
+	}
+	if fmt.Sprint(one) != fmt.Sprint(other) {
+		t.Error("the second schedule differs from the first")
+	}
+	if bursts := arrivals(10, 25, time.Minute); len(bursts)%25 != 0 || bursts[0].at != bursts[24].at {
+		t.Errorf("got %d arrivals, want bursts of 25", len(bursts))
+	}
+}
