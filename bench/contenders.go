@@ -114,7 +114,7 @@ var contenders = []contender{
 			return []string{t.cache + "/litellm/bin/litellm", "--config", s.Dir + "/config.yaml", "--host", "127.0.0.1", "--port", s.port()}
 		},
 		env: func(setup) []string {
-			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True"}
+			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True", "AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
 		},
 		streams: true, failsOver: true,
 	},
