@@ -61,11 +61,18 @@ type backends struct {
 var (
 	chatReply = []byte(`{"id":"chatcmpl-123","object":"chat.completion","created":1677652288,"model":"gpt-4o","choices":[{"index":0,"message":{"role":"assistant","content":"` +
 		strings.Repeat("Hello there, how may I assist you today? ", 20) + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":12,"total_tokens":21}}`)
-	streamEvent = []byte(`data: {"id":"chatcmpl-123","object":"chat.completion.chunk","created":1677652288,"model":"gpt-4o","choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}` + "\n\n")
-	streamEnd   = []byte("data: [DONE]\n\n")
-	tooLarge    = []byte(`{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 30601.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`)
-	throttled   = []byte(`{"error":{"message":"Too many requests","type":"too_many_requests","param":null,"code":"rate_limit_exceeded"}}`)
+	// No two events in a row are the same: LiteLLM takes that for a model that
+	// repeats itself.
+	streamEvents = [2][]byte{streamEvent("Hello"), streamEvent("there")}
+	streamEnd    = []byte("data: [DONE]\n\n")
+	tooLarge     = []byte(`{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 30601.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`)
+	throttled    = []byte(`{"error":{"message":"Too many requests","type":"too_many_requests","param":null,"code":"rate_limit_exceeded"}}`)
 )
+
+func streamEvent(content string) []byte {
+	return []byte(`data: {"id":"chatcmpl-123","object":"chat.completion.chunk","created":1677652288,"model":"gpt-4o","choices":[{"index":0,"delta":{"content":"` +
+		content + `"},"finish_reason":null}]}` + "\n\n")
+}
 
 // serveBackends runs the program: at port of all hosts, and at control.
 func serveBackends(control string, port string, hosts []string) error {
@@ -105,15 +112,15 @@ func (b *backends) answer(n int, w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	flush := http.NewResponseController(w).Flush
 	if does.Reply == replyIdle {
-		_, _ = w.Write(streamEvent)
+		_, _ = w.Write(streamEvents[0])
 		_ = flush()
 		select {
 		case <-time.After(does.Hold):
 		case <-r.Context().Done():
 		}
 	}
-	for range does.Events {
-		_, _ = w.Write(streamEvent)
+	for n := range does.Events {
+		_, _ = w.Write(streamEvents[n%2])
 		_ = flush()
 	}
 	_, _ = w.Write(streamEnd)

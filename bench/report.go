@@ -73,12 +73,12 @@ func (t *table) finish() {
 				continue
 			}
 			c.Value = median(c.Runs)
-			if base < 0 || !t.Columns[i].Ratio {
+			if base < 0 || !t.Columns[i].Ratio || r.Contender == direct {
 				continue
 			}
 			var ratios []float64
 			for n, of := range t.Rows[base].Cells[i].Runs[:min(len(c.Runs), len(t.Rows[base].Cells[i].Runs))] {
-				if of != 0 {
+				if of > 0 {
 					ratios = append(ratios, c.Runs[n]/of)
 				}
 			}
