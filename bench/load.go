@@ -257,22 +257,28 @@ func arrivals(rate float64, burst int, length time.Duration) (all []arrival) {
 }
 
 // openLoop sends the requests of a schedule to a contender, all clients with
-// the same patience, and fills in what became of them.
-func openLoop(r *running, body string, schedule []arrival, patience time.Duration) {
+// the same patience, and fills in what became of them. It goes on until enough
+// is closed or the schedule ends, and calls done for each request that is over.
+func openLoop(r *running, body string, schedule []arrival, patience time.Duration, enough <-chan struct{}, done func(arrival)) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true}}
 	defer client.CloseIdleConnections()
 	var all sync.WaitGroup
+	defer all.Wait()
 	begun := time.Now()
 	for n := range schedule {
 		a := &schedule[n]
-		time.Sleep(a.at - time.Since(begun))
+		select {
+		case <-time.After(a.at - time.Since(begun)):
+		case <-enough:
+			return
+		}
 		all.Go(func() {
 			sent := time.Now()
 			a.came = ask(client, r, body, patience)
 			a.took = time.Since(sent)
+			done(*a)
 		})
 	}
-	all.Wait()
 }
 
 func ask(client *http.Client, r *running, body string, patience time.Duration) outcome {

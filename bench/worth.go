@@ -238,31 +238,44 @@ func (b *bench) worth(s worthScenario) error {
 	}
 
 	round := cmp.Or(b.worthRound, s.round, 20*time.Second)
-	plan := arrivals(s.rate, max(1, s.burst), round*time.Duration(b.worthRounds))
+	// The load goes on until all that is measured is over: who makes clients
+	// wait must not get the quota of a time in which nobody else asks for it.
+	measured := round * time.Duration(b.worthRounds)
+	plan := arrivals(s.rate, max(1, s.burst), measured+patience)
 	schedules := make([][]arrival, len(all))
 	counted := make([][]status, len(all)) // at the end of each round
+	var running, pending sync.WaitGroup
+	enough := make(chan struct{})
 	begun, idle := time.Now(), idleTime()
-	var running sync.WaitGroup
 	for n, r := range all {
 		schedules[n] = slices.Clone(plan)
-		running.Go(func() { openLoop(r, body, schedules[n], patience) })
+		for _, a := range plan {
+			if a.at < measured {
+				pending.Add(1)
+			}
+		}
+		running.Go(func() {
+			openLoop(r, body, schedules[n], patience, enough, func(a arrival) {
+				if a.at < measured {
+					pending.Done()
+				}
+			})
+		})
 	}
 	var failure error
 	for i := range b.worthRounds {
 		b.beSilent(s, sims, begun.Add(time.Duration(i)*round), round)
 		time.Sleep(time.Until(begun.Add(time.Duration(i+1) * round)))
-		if i == b.worthRounds-1 {
-			idle = (idleTime() - idle) / time.Since(begun).Seconds()
-			running.Wait()
-		}
 		for n := range all {
 			now, err := sims.status(number[n], s.deployments)
-			if err != nil {
-				failure = err
-			}
+			failure = cmp.Or(failure, err)
 			counted[n] = append(counted[n], now)
 		}
 	}
+	idle = (idleTime() - idle) / time.Since(begun).Seconds()
+	pending.Wait()
+	close(enough)
+	running.Wait()
 	if failure != nil {
 		return failure
 	}
@@ -281,7 +294,7 @@ func (b *bench) worth(s worthScenario) error {
 				before := counted[n][i-1]
 				delta = status{delta.requests - before.requests, delta.early - before.early, delta.admittedPaid - before.admittedPaid}
 			}
-			t.add(r.name, s.measured(schedules[n], could, from, to, delta, time.Duration(timeout)*time.Second)...)
+			t.add(r.name, s.values(schedules[n], could, from, to, delta, time.Duration(timeout)*time.Second)...)
 		}
 	}
 	b.report.print(t)
@@ -300,8 +313,8 @@ func (b *bench) beSilent(s worthScenario, sims *simulators, from time.Time, roun
 	sims.processes[0].signal(syscall.SIGCONT)
 }
 
-// measured makes the values of a round's row.
-func (s worthScenario) measured(schedule []arrival, could []bool, from, to time.Duration, counted status, timeout time.Duration) []float64 {
+// values makes the values of a round's row.
+func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Duration, counted status, timeout time.Duration) []float64 {
 	var came [4]float64
 	var offered, possible, waited, longest float64
 	var took []time.Duration
