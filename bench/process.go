@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -179,12 +181,21 @@ func (p *process) goMemory() (m goMemory, err error) {
 	return vars.Memory, err
 }
 
-// freePort is a port that nobody listens at.
+// lastPort is the latest that freePort gave away. It begins anywhere, in case
+// another run gives away ports at this time, and stays below those that the
+// kernel gives to connections.
+var lastPort atomic.Int64
+
+func init() { lastPort.Store(10_000 + rand.Int64N(10_000)) }
+
+// freePort is a port that nobody listens at. None is given away twice, for it
+// takes a program a while to listen at its own.
 func freePort() int {
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		panic(err)
+	for {
+		port := int(lastPort.Add(1))
+		if l, err := net.Listen("tcp", ":"+itoa(port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
