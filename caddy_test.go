@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,6 +62,7 @@ func TestMain(m *testing.M) {
 	if err := caddy.Stop(); err != nil {
 		log.Fatal(err)
 	}
+	debug.SetGCPercent(400) // the tests make much garbage, and little else
 	code := m.Run()
 	os.Stderr = stderr
 	if !given {

@@ -169,7 +169,7 @@ func TestWeightsCountAmongTheBackendsThatAreLeft(t *testing.T) {
 	}`, func(t *testing.T, w *world) {
 		ratios := func(want map[string]float64) {
 			t.Helper()
-			const n = 1000
+			const n = 600
 			for _, b := range w.backends {
 				b.forget()
 			}

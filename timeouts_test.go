@@ -204,7 +204,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 }
 
 func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
-	const size = 32 << 20 // more than the buffers of all sockets on the way
+	const size = 16 << 20 // more than the buffers of all sockets on the way
 	s := newSites(t, "https")
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + noise(64<<10) + "\"}}]}\n\n"
 	var rows []subtest
