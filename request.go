@@ -39,21 +39,20 @@ type asked struct {
 // readAsked finds what a request asks for.
 func readAsked(r *http.Request, b *replay.Body) asked {
 	var a asked
+	prompt := max(b.Length(), int64(len(b.Buffered())))
 	switch mediaType, params := parseMediaType(r.Header.Get("Content-Type")); {
 	case contentcoding.Compressed(r.Header):
 		a.opaque = len(b.Buffered()) > 0
 	case mediaType == "multipart/form-data":
 		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
-		a.cost = a.body.Cost(0) // a file's size tells nothing of its tokens
+		prompt = 0 // a file's size tells nothing of its tokens
 	default:
 		a.body = openaiapi.ParseJSON(b.Buffered())
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	a.infers = openaiapi.Inference(r.Method, route.Operation)
 	a.repeatable = openaiapi.Repeatable(r.Method, route.Operation)
-	if a.cost == 0 {
-		a.cost = a.body.Cost(max(b.Length(), int64(len(b.Buffered()))))
-	}
+	a.cost = a.body.Cost(prompt)
 	a.model = route.Name()
 	a.inPath = a.model != ""
 	if a.model == "" {
