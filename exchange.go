@@ -31,7 +31,9 @@ type balancer struct {
 	forward bool
 	// plain tells that this is a plain reverse_proxy. It directs requests and
 	// decides on headers by itself.
-	plain  bool
+	plain bool
+	// debugs tells that reverse_proxy's debug log is written.
+	debugs bool
 	logger *zap.Logger
 }
 

@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"slices"
@@ -125,4 +126,17 @@ func TestAnUpgradeThatNobodyAskedForFailsTheBackend(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestTheSizeOfAFileIsNotTakenForTokens(t *testing.T) {
+	contentType, body := formOf("whisper", 100<<10, true)
+	inBubble(t, poolOf("a b", "lb_policy first"), func(t *testing.T, w *world) {
+		w.backends["a"].replies(status(429, "Retry-After", "9", "X-Ratelimit-Limit-Tokens", "20000"))
+		r := w.request(http.MethodPost, "/v1/audio/transcriptions", bytes.NewReader(body))
+		r.Header.Set("Content-Type", contentType)
+		w.send(r).wantServed(t, "b")
+		if benched := w.logged("backend benched"); len(benched) != 1 || benched[0].ContextMap()["class"] != "throttled" {
+			t.Errorf("benches %v, want a throttle", benched)
+		}
+	})
 }

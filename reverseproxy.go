@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
 )
 
 // provisionTransport sets up the transport, and with it passive health.
@@ -59,6 +60,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
 	}
 	h.proxy = proxy
+	h.balancer.debugs = ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
 	return proxy.Provision(ctx)
 }
 

@@ -126,6 +126,10 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if ex == nil {
 		return t.roundTripper.RoundTrip(req)
 	}
+	if !ex.balancer.plain && !ex.balancer.debugs && req.Header["Upgrade"] == nil {
+		// reverse_proxy encodes them for its debug log, even if nobody writes that
+		defer func() { req.Header = nil }()
+	}
 	if ex.current == nil {
 		return ex.answer(req), nil
 	}
