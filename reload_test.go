@@ -19,7 +19,10 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-const caddyfileVariable = "OPENAI_LB_TEST_CADDYFILE"
+const (
+	caddyfileVariable = "OPENAI_LB_TEST_CADDYFILE"
+	startedSuffix     = ".started"
+)
 
 // TestCaddyAsAProcess is no test but what startProcess runs: Caddy, until a
 // signal stops it.
@@ -34,12 +37,15 @@ func TestCaddyAsAProcess(t *testing.T) {
 	}
 	caddy.TrapSignals()
 	reload(t, string(caddyfile))
+	// Caddy accepts connections before it has started, and then has a data race
+	// between a TLS handshake and its own start
+	writeFile(t, file+startedSuffix, "")
 	select {}
 }
 
 // startProcess starts Caddy as a process of its own: what cuts the connections
 // that are open after the grace period is the end of the process.
-func startProcess(t *testing.T, s *sites, caddyfile string) *exec.Cmd {
+func startProcess(t *testing.T, caddyfile string) *exec.Cmd {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
@@ -51,7 +57,10 @@ func startProcess(t *testing.T, s *sites, caddyfile string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { process.Process.Kill(); process.Wait() })
-	waitFor(t, s.accepts)
+	waitFor(t, func() bool {
+		_, err := os.Stat(file + startedSuffix)
+		return err == nil
+	})
 	return process
 }
 
@@ -124,7 +133,7 @@ func (h *halfway) wantRest(t *testing.T, want string, clean bool) {
 func TestAStopLetsOpenStreamsFinishAndCutsThemAfterTheGracePeriod(t *testing.T) {
 	t.Run("within it", func(t *testing.T) {
 		h := newHalfway(t)
-		process := startProcess(t, h.sites, h.caddyfile(t, "grace_period 30s"))
+		process := startProcess(t, h.caddyfile(t, "grace_period 30s"))
 		h.open(t)
 		process.Process.Signal(syscall.SIGTERM)
 		waitFor(t, func() bool { return !h.accepts() })
@@ -136,7 +145,7 @@ func TestAStopLetsOpenStreamsFinishAndCutsThemAfterTheGracePeriod(t *testing.T) 
 	})
 	t.Run("after it", func(t *testing.T) {
 		h := newHalfway(t)
-		process := startProcess(t, h.sites, h.caddyfile(t, "grace_period 300ms"))
+		process := startProcess(t, h.caddyfile(t, "grace_period 300ms"))
 		h.open(t)
 		process.Process.Signal(syscall.SIGTERM)
 		h.wantRest(t, "", false)
