@@ -347,7 +347,7 @@ func mixedPool(clients []string, chat, transcription string) scenario {
 			{name: "chat", model: "llama-3.3-70b", from: "third"},
 			{name: "embeddings", model: "text-embedding-3-small", from: "third"},
 			{name: "chat", model: "gpt-9", fails: apiError{Class: "NotFoundError", Status: 404, Code: "model_not_found",
-				Type: "invalid_request_error", Message: "'gpt-9' does not exist here. There are: " + union + "."}},
+				Type: "invalid_request_error", Message: "'gpt-9' is not available. Available models: " + union + "."}},
 		},
 	}
 }
