@@ -70,19 +70,29 @@ func TestABenchOutlivesAReloadThatChangesAHeader(t *testing.T) {
 	a, serverA := listen(t, "a")
 	_, serverB := listen(t, "b")
 	port := freePort(t)
+	n := 0
 	config := func(headers string) string {
-		return fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\nbackend %s {\napi_key key-of-a\n%s\n}\nbackend %s {\npriority 2\n}\n}\n}", port, serverA.URL, headers, serverB.URL)
+		n++
+		return fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\nbackend %s {\napi_key key-of-a\n%s\n}\nbackend %s {\npriority 2\n}\n}\n}", port, n, serverA.URL, headers, serverB.URL)
 	}
 	a.replies(throttled("120"))
 	run(t, config("header X-Team red"))
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
 	ask(newClient(t), url).wantServed(t, "b")
 	a.recovers()
-	for _, headers := range []string{"header X-Team blue", "", "header X-Team red\nheader X-Other 1"} {
+	reloadWith := func(headers string) {
 		reload(t, config(headers))
+		// the old config may answer for a while, and Linux resets what waits for it
+		waitFor(t, func() bool {
+			reply := ask(newClient(t), url)
+			return reply.err == nil && reply.header.Get("X-Config") == fmt.Sprint(n)
+		})
+	}
+	for _, headers := range []string{"header X-Team blue", "", "header X-Team red\nheader X-Other 1"} {
+		reloadWith(headers)
 		ask(newClient(t), url).wantServed(t, "b")
 	}
-	reload(t, config("header Api-Key of-another-account"))
+	reloadWith("header Api-Key of-another-account")
 	ask(newClient(t), url).wantServed(t, "a")
 }
 
