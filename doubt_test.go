@@ -330,3 +330,16 @@ func TestALimitBelowTheCostBenchesNobody(t *testing.T) {
 		})
 	}
 }
+
+func TestDoubtHoldsWhereThrottlesAreForwarded(t *testing.T) {
+	inBubble(t, poolOf("a b", "lb_policy first\nall_throttled forward"), func(t *testing.T, w *world) {
+		w.backends["a"].replies(throttled("60"))
+		w.send(w.costs(100)).wantServed(t, "b") // a keeps its promise
+		w.backends["b"].replies(limits("3600"))
+		if reply := w.send(w.hugeRequest(hugeBodies["max_tokens"])); reply.status != 429 || reply.backend != "a" {
+			t.Errorf("client got %d of %q, want the 429 of a, which returns soonest", reply.status, reply.backend)
+		}
+		w.send(w.costs(100)).wantServed(t, "b")
+		w.wantCalls(map[string]int{"a": 2})
+	})
+}

@@ -109,7 +109,6 @@ func unreadableBody(err error) apiError {
 func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
 	wait := ex.balancer.pool.Wait(ex, now)
-	ex.doubtThrottles()
 	res := ex.own
 	if res == nil {
 		res, ex.last = ex.last, nil

@@ -273,6 +273,7 @@ func (ex *exchange) dropLast() {
 // committed lets go of what only another attempt would need. A reply may
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
+	ex.doubtThrottles()
 	ex.dropLast()
 	ex.body.Release()
 	ex.credentials = callerkeys.Presented{}

@@ -103,6 +103,7 @@ func TestAKeyBehindASemicolonIsFound(t *testing.T) {
 // TestALiteralKeyIsNotInTheLogOfItsConfig looks at the line in which Caddy
 // tells, at level DEBUG, of a config that automatic HTTPS has changed.
 func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_PREFIX", "of-the-test-")
 	for name, format := range map[string]string{"alone": "openai_lb", "around json": "openai_lb {\nwrap json\n}", "around console": "openai_lb {\nwrap console\n}"} {
 		t.Run(name, func(t *testing.T) {
 			logs := filepath.Join(t.TempDir(), "log")
@@ -119,6 +120,7 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 				bind 127.0.0.1
 				openai_lb {
 					client_key alice sk-literal-key-of-alice
+					client_key bob {env.OPENAI_LB_TEST_PREFIX}sk-literal-key-of-bob
 					backend %s {
 						name backend-of-the-test
 						api_key sk-literal-key-of-a

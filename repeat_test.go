@@ -181,14 +181,20 @@ func TestARequestStopsWhereItMayHaveRun(t *testing.T) {
 func TestNetHTTPDoesNothingTwice(t *testing.T) {
 	for _, op := range notRepeatable {
 		inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-			w.send(w.request("GET", "/v1/models", nil)).wantServed(t, "a")
-			w.backends["a"].replies(aborts)
-			r := w.operation(op)
-			r.Header.Set("Idempotency-Key", "stainless-python-retry-1")
-			if reply := w.send(r); reply.status != 502 {
-				t.Errorf("%v: client got %d %s", op, reply.status, reply.body)
+			for _, r := range []*http.Request{w.operation(op), w.request(op[0], op[1], nil)} {
+				w.afterARest(t, fmt.Sprint(op, " with ", r.ContentLength, " bytes"), func() {
+					w.send(w.request("GET", "/v1/models", nil)).wantServed(t, "a")
+					w.backends["a"].replies(aborts)
+					r.Header.Set("Idempotency-Key", "stainless-python-retry-1")
+					if reply := w.send(r); reply.status != 502 {
+						t.Errorf("%v: client got %d %s", op, reply.status, reply.body)
+					}
+					w.wantCalls(map[string]int{"a": 2, "b": 0, "c": 0})
+					if got := w.backends["a"].received()[1].request.Header.Get("Idempotency-Key"); got != "stainless-python-retry-1" {
+						t.Errorf("%v: a got the key %q", op, got)
+					}
+				})
 			}
-			w.wantCalls(map[string]int{"a": 2, "b": 0, "c": 0})
 		})
 	}
 }

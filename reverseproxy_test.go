@@ -190,3 +190,17 @@ func TestAPlainReverseProxyPassesInterimRepliesAsTheyAre(t *testing.T) {
 		t.Errorf("client got the links %q", links)
 	}
 }
+
+func TestAPlainReverseProxyPassesOnWhatItNeedNotRead(t *testing.T) {
+	a, serverA := listen(t, "a")
+	address := serveAt(t, "reverse_proxy "+serverA.Listener.Addr().String()+" {\nlb_policy openai_lb\ntransport openai_lb {\nrequest_buffers 1KiB\n}\n}")
+	url := "http://" + address + "/openai/deployments/whisper/audio/transcriptions?api-version=1"
+	for name, headers := range map[string][]string{"compressed": {"Content-Encoding", "gzip"}, "longer than what is kept": nil} {
+		body := strings.Repeat(`{"x":"y"`, 1000)
+		a.forget()
+		post(newClient(t), url, body, headers...).wantServed(t, "a")
+		if got := a.received()[0]; got.bodyHash != sha([]byte(body)) {
+			t.Errorf("%s: a got another body, of %d bytes", name, got.bodyBytes)
+		}
+	}
+}

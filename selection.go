@@ -191,8 +191,9 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 		if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
 			ex.own = unreadableBody(err).response(r)
 		}
-		ex.asked = readAsked(r, &ex.body)
-		ex.asked.model = "" // here, a bench is for the address and not for a model
+		// the rest is for backends that rewrite requests, and have benches for models
+		a := readAsked(r, &ex.body)
+		ex.asked = asked{body: a.body, cost: a.cost, infers: a.infers, repeatable: a.repeatable}
 	}
 	return ex
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -218,6 +219,9 @@ const configMessage = "adjusted config"
 // none.
 var secretFields = []string{"api_key", "key"}
 
+// placeholder is what stands for a key in a config, and is none itself.
+var placeholder = regexp.MustCompile(`^\{(env|file)\.[^{}]*\}$`)
+
 // redactConfig hides the keys that are written in a config.
 func redactConfig(config any) any {
 	text, err := json.Marshal(config)
@@ -242,7 +246,7 @@ func redactFields(value any) {
 		for name, field := range value {
 			text, ok := field.(string)
 			switch {
-			case ok && slices.Contains(secretFields, name) && !strings.HasPrefix(text, "{"):
+			case ok && slices.Contains(secretFields, name) && !placeholder.MatchString(text):
 				value[name] = redact.Mark
 			case name == "header" || name == "auth_options":
 				// of a backend: any of them may hold a key

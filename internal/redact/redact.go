@@ -28,22 +28,23 @@ func (s *Secrets) Add(key string) {
 	}
 }
 
+// maxEncodings is how many times a secret may be percent-encoded to be found.
+// Each time costs a pass over the text, which may be long.
+const maxEncodings = 3
+
 // In reports whether a text holds a secret, as it is or percent-encoded, be it
-// more than once.
+// up to maxEncodings times.
 func (s Secrets) In(text string) bool {
-	for {
+	for range maxEncodings + 1 {
 		if slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) }) {
 			return true
 		}
 		if strings.IndexByte(text, '%') < 0 {
 			return false
 		}
-		decoded := decode(text)
-		if decoded == text {
-			return false
-		}
-		text = decoded
+		text = decode(text)
 	}
+	return false
 }
 
 // decode undoes percent-encoding wherever there is some.

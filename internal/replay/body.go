@@ -12,6 +12,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -103,9 +104,12 @@ type Options struct {
 	Progress func()
 }
 
-// Attach makes the body that of an outgoing request.
+// Attach makes the body that of an outgoing request, whose header it may change.
 func (b *Body) Attach(out *http.Request, o Options) *Upload {
 	out.GetBody, out.TransferEncoding = nil, nil
+	if !o.Repeatable {
+		hideIdempotenceKeys(out.Header)
+	}
 	trailers := len(out.Trailer) > 0
 	if b.length == 0 && b.tail == nil && !trailers {
 		out.Body, out.ContentLength = http.NoBody, 0
@@ -116,7 +120,7 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 	if trailers {
 		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
 	}
-	if b.tail == nil && (o.Repeatable || !claimsIdempotence(out.Header)) {
+	if b.tail == nil {
 		// lets net/http recover by itself from an idle connection that died
 		out.GetBody = func() (io.ReadCloser, error) {
 			if again := b.upload(o); again != nil {
@@ -128,10 +132,16 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 	return up
 }
 
-// claimsIdempotence reports whether net/http would send the request again
-// after the backend may have executed it.
-func claimsIdempotence(header http.Header) bool {
-	return header["Idempotency-Key"] != nil || header["X-Idempotency-Key"] != nil
+// hideIdempotenceKeys writes the headers in another case for which net/http
+// would send a request again after the backend may have executed it. To the
+// backend, the case of a header's name means nothing (RFC 9110 section 5.1).
+func hideIdempotenceKeys(header http.Header) {
+	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		if values, ok := header[name]; ok {
+			delete(header, name)
+			header[strings.ToLower(name)] = values
+		}
+	}
 }
 
 // upload makes the body ready to be sent from its beginning. It returns nil if
