@@ -96,7 +96,7 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	t.Cleanup(cancel)
 	w.handler = loadHandler(t, ctx, config)
 	w.handler.transport.HTTP.Transport.DialContext = w.dial
-	w.handler.balancer.pool.Random = seeded()
+	w.handler.balancer.Pool.Random = seeded()
 	core, logs := observer.New(zap.DebugLevel)
 	w.logs = logs
 	t.Cleanup(func() {

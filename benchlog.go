@@ -33,11 +33,11 @@ func (l *benchLog) Happened(e pool.Event) {
 			return
 		}
 		if c := l.balancer.logger.Check(level, "backend benched"); c != nil {
-			c.Write(append(benchFields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint))...)
+			c.Write(append(l.fields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint))...)
 		}
 	case pool.Ended:
 		if c := l.balancer.logger.Check(min(level, zap.InfoLevel), "backend back"); c != nil {
-			c.Write(benchFields(e)...)
+			c.Write(l.fields(e)...)
 		}
 	}
 }
@@ -56,12 +56,12 @@ func (l *benchLog) dueNoModel(e pool.Event) bool {
 	return true
 }
 
-func benchFields(e pool.Event) []zap.Field {
+func (l *benchLog) fields(e pool.Event) []zap.Field {
 	model := zap.Skip()
 	if e.Bench.Model != "" {
 		model = zap.String("model", e.Bench.Model)
 	}
-	return []zap.Field{zap.String("backend", e.Member.Name), model, zap.String("class", e.Bench.Class),
+	return []zap.Field{zap.String("pool", l.balancer.Name), zap.String("backend", e.Member.Name), model, zap.String("class", e.Bench.Class),
 		zap.Float64("seconds", e.Bench.Until.Sub(e.Bench.Since).Seconds())}
 }
 

@@ -40,6 +40,8 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
 //
 //	openai_lb [<matcher>] {
+//	    pool <name>
+//
 //	    backend <url> {
 //	        name         <name>
 //	        priority     <n>
@@ -84,6 +86,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 // Every option but backend, header, model and client_key may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, h.PassiveHealth.options(), directive.Options{
+		"pool": directive.String(&h.Pool),
 		"backend": directive.Func(func(d *caddyfile.Dispenser) error {
 			b := new(Backend)
 			h.Backends = append(h.Backends, b)
@@ -223,6 +226,7 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
 //
 //	lb_policy openai_lb {
+//	    pool <name>
 //	    upstream <dial> {
 //	        priority <n>
 //	        weight   <n>
@@ -231,6 +235,7 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //	}
 func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Unmarshal(d, directive.Options{
+		"pool": directive.String(&s.Pool),
 		"upstream": directive.Func(func(d *caddyfile.Dispenser) error {
 			var u SelectionUpstream
 			if err := directive.Argument(d, &u.Dial); err != nil {

@@ -108,7 +108,7 @@ func unreadableBody(err error) apiError {
 // we could, or an error of our own.
 func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
-	wait := ex.balancer.pool.Wait(ex, now)
+	wait := ex.balancer.Pool.Wait(ex, now)
 	res := ex.own
 	if res == nil {
 		res, ex.last = ex.last, nil
@@ -137,7 +137,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apiError {
 	if e, ok := ex.whyNobodyTakes(); ok {
 		return e
 	}
-	throttled := ex.balancer.pool.Throttled(ex, now)
+	throttled := ex.balancer.Pool.Throttled(ex, now)
 	var last verdict.Class
 	for _, a := range ex.attempts {
 		throttled = throttled || a.class.Promise()

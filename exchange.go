@@ -7,12 +7,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -21,7 +23,7 @@ import (
 // balancer is what all requests of a handler, or of a plain reverse_proxy, have
 // in common: a pool, and the backends that its members stand for.
 type balancer struct {
-	pool    *pool.Pool
+	fleet.Entry
 	targets []*target // by the index of their members
 	// transport makes the attempts. It is nil in a plain reverse_proxy with
 	// another transport.
@@ -46,21 +48,36 @@ type target struct {
 	servedAt atomic.Int64
 }
 
-func newBalancer(targets []*target, policy reverseproxy.Selector, logger *zap.Logger) *balancer {
+func newBalancer(name string, targets []*target, policy reverseproxy.Selector, logger *zap.Logger) *balancer {
 	members := make([]*pool.Member, len(targets))
 	for i, t := range targets {
 		t.Checks = t.upstream
 		members[i] = t.Member
 	}
 	b := &balancer{targets: targets, logger: logger}
-	b.pool = pool.New(members, &benchLog{balancer: b})
+	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, &benchLog{balancer: b})}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
-		b.pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
+		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
 			return b.chooseByPolicy(policy, r.(*exchange), tier)
 		}
 	}
 	return b
+}
+
+// open makes the balancer's pool part of the fleet until close.
+func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
+
+func (b *balancer) close() {
+	fleet.Default.Remove(&b.Entry)
+	b.Pool.Close()
+}
+
+// poolName names a pool of the config that ctx belongs to.
+func poolName(ctx caddy.Context, name, fallback string) (string, error) {
+	config := ctx.GetMetricsRegistry() // each config has its own
+	ctx.OnCancel(func() { fleet.Default.GiveBack(config) })
+	return fleet.Default.Name(config, name, fallback)
 }
 
 // chooseByPolicy asks a policy of reverse_proxy's to choose.
@@ -188,9 +205,9 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 	ex.release()
 	now := time.Now()
 	if ex.own == nil && ex.mayGoOn(now) {
-		m := ex.balancer.pool.Pick(ex, now)
+		m := ex.balancer.Pool.Pick(ex, now)
 		if m == nil && ex.balancer.forward && !ex.forwarded {
-			m = ex.balancer.pool.PickThrottled(ex, now)
+			m = ex.balancer.Pool.PickThrottled(ex, now)
 			ex.forwarded = m != nil
 		}
 		if m != nil {

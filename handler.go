@@ -130,7 +130,7 @@ func (h *Handler) asksReady(r *http.Request) bool {
 // answerReady says whether there is a backend to use, and if not, when the
 // first one may be. It calls none.
 func (h *Handler) answerReady(r *http.Request) *http.Response {
-	usable, wait := h.balancer.pool.Usable(time.Now())
+	usable, wait := h.balancer.Pool.Usable(time.Now())
 	var res *http.Response
 	if usable {
 		res = jsonResponse(r, http.StatusOK, map[string]string{"status": "ready"})

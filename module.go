@@ -53,6 +53,11 @@ func init() {
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 type Handler struct {
+	// Pool names the pool of backends in logs, metrics and the admin API. No two
+	// pools have the same name. Default: openai_lb; further pools of a config
+	// are openai_lb_2, openai_lb_3 and so on.
+	Pool string `json:"pool,omitempty"`
+
 	// Backends are the endpoints to choose from. At least one is required,
 	// here or by backends_from_env.
 	Backends []*Backend `json:"backends,omitempty"`
@@ -175,7 +180,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.provisionTransport(ctx); err != nil {
 		return err
 	}
-	h.provisionBalancer(policy)
+	if err := h.provisionBalancer(ctx, policy); err != nil {
+		return err
+	}
 	if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}
@@ -198,7 +205,11 @@ func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 	return value.(reverseproxy.Selector), nil
 }
 
-func (h *Handler) provisionBalancer(policy reverseproxy.Selector) {
+func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
+	var err error
+	if h.Pool, err = poolName(ctx, h.Pool, "openai_lb"); err != nil {
+		return err
+	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = b.target(h.logger)
@@ -209,9 +220,11 @@ func (h *Handler) provisionBalancer(policy reverseproxy.Selector) {
 		}
 	}
 	h.models = modelsOf(h.Backends)
-	h.balancer = newBalancer(targets, policy, h.logger)
+	h.balancer = newBalancer(h.Pool, targets, policy, h.logger)
 	h.balancer.transport = h.transport
 	h.balancer.forward = h.AllThrottled == forwardThrottled
+	h.balancer.open()
+	return nil
 }
 
 // checkReadyPath says what is wrong with ready_path, if anything is.
@@ -259,6 +272,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 func (h *Handler) Cleanup() error {
 	var errs []error
 	if h.balancer != nil {
+		h.balancer.close()
 		for _, t := range h.balancer.targets {
 			_, err := healths.Delete(t.backend.health)
 			errs = append(errs, err)

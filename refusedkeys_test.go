@@ -63,7 +63,7 @@ func TestARequestRefusedEverywhereBenchesOneBackend(t *testing.T) {
 		if n := len(w.logged("backend benched")); n != 1 {
 			t.Errorf("%d benches, want 1", n)
 		}
-		if usable, _ := w.handler.balancer.pool.Usable(time.Now()); !usable {
+		if usable, _ := w.handler.balancer.Pool.Usable(time.Now()); !usable {
 			t.Error("no backend is usable any more")
 		}
 	})

@@ -30,6 +30,11 @@ func init() {
 // upstream. lb_retries and lb_try_duration limit that. Without them, a request
 // may try every upstream.
 type Selection struct {
+	// Pool names the pool of upstreams in logs, metrics and the admin API. No
+	// two pools have the same name. Default: reverse_proxy; further pools of a
+	// config are reverse_proxy_2, reverse_proxy_3 and so on.
+	Pool string `json:"pool,omitempty"`
+
 	// Upstreams gives upstreams a priority and a weight, by their dial address.
 	// Default: priority 1 and weight 1 for all.
 	Upstreams []SelectionUpstream `json:"upstreams,omitempty"`
@@ -107,6 +112,9 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		}
 	}
 	var err error
+	if s.Pool, err = poolName(ctx, s.Pool, "reverse_proxy"); err != nil {
+		return err
+	}
 	if s.policy, err = loadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
 		return err
 	}
@@ -150,6 +158,9 @@ func (s *Selection) takeOver(modules []caddy.Module) error {
 func (s *Selection) Cleanup() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if current := s.current.Load(); current != nil {
+		current.balancer.close()
+	}
 	var errs []error
 	for dial := range s.healths {
 		_, err := healths.Delete(dial)
@@ -215,11 +226,26 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 		}
 		targets[i] = &target{Member: m, backend: new(Backend), upstream: upstream}
 	}
-	b := newBalancer(targets, s.policy, s.logger)
+	b := newBalancer(s.Pool, targets, s.policy, s.logger)
 	b.transport, b.plain = s.transport, true
 	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
-	s.current.Store(&upstreamsBalancer{upstreams: upstreams, balancer: b})
+	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})
 	return b
+}
+
+// replace makes the balancer the current one. If it comes after Cleanup, it
+// serves only the request that it was made for.
+func (s *Selection) replace(by *upstreamsBalancer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.healths == nil {
+		by.balancer.close()
+		return
+	}
+	by.balancer.open()
+	if current := s.current.Swap(by); current != nil {
+		current.balancer.close()
+	}
 }
 
 // healthOf returns the health of the upstream at a dial address.

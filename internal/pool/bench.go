@@ -12,6 +12,8 @@ type Bench struct {
 	// about every model, or about requests that name none.
 	Model        string
 	Since, Until time.Time
+	// Throttle tells that the backend asked for it. Otherwise it is for a failure.
+	Throttle bool
 }
 
 // Reason is why a backend is benched. The pool only tells it to listeners.
@@ -37,6 +39,10 @@ type bench struct {
 	check trial
 	// doubt is one of noDoubt, inDoubt and doubtOver.
 	doubt atomic.Int32
+	// pool is the one that tells its listeners of the bench.
+	pool *Pool
+	// told tells that they know that the bench is over.
+	told atomic.Bool
 }
 
 const (
@@ -152,12 +158,13 @@ func (s *slot) clear(started time.Time) (over *bench) {
 }
 
 // put starts or extends a bench. A bench only grows: a shorter one changes
-// nothing but the cost that the bench speaks for. The caller holds the lock.
-func (s *slot) put(b *bench) (happened Happening) {
+// nothing but the cost that the bench speaks for. over is the bench before it,
+// if there was one and its time has passed. The caller holds the lock.
+func (s *slot) put(b *bench) (happened Happening, over *bench) {
 	current := s.Load()
 	if current == nil || !b.Since.Before(current.Until) {
 		s.Store(b)
-		return Began
+		return Began, current
 	}
 	b.doubt.Store(current.doubt.Load())
 	b.check.Store(current.check.Load())
@@ -165,13 +172,13 @@ func (s *slot) put(b *bench) (happened Happening) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
 	b.cost = min(b.cost, current.cost)
-	b.Since = current.Since
+	b.Since, b.pool = current.Since, current.pool
 	happened = Grew
 	if !b.Until.After(current.Until) {
 		b.Until, b.extended, happened = current.Until, current.extended, nothing
 	}
 	s.Store(b)
-	return happened
+	return happened, nil
 }
 
 // cast puts a bench in doubt that began at since, unless it was checked. The

@@ -19,8 +19,8 @@ type Health struct {
 	models atomic.Pointer[map[string]*benches]
 	// served are models that the backend has served. The map never changes.
 	served atomic.Pointer[map[string]bool]
-	// inFlight counts requests by the name of the member.
-	inFlight sync.Map
+	// names is what is known of members, by their names.
+	names sync.Map
 
 	mu sync.Mutex // guards the writing of all of it
 	// identity tells apart what the backend is called with.
@@ -72,9 +72,17 @@ func (h *Health) StartFresh(identity string) {
 	h.identity = identity
 }
 
-func (h *Health) inFlightOf(member string) *atomic.Int64 {
-	count, _ := h.inFlight.LoadOrStore(member, new(atomic.Int64))
-	return count.(*atomic.Int64)
+// shared is what members of one name and one backend have in common.
+type shared struct {
+	// inFlight is how many requests they serve.
+	inFlight atomic.Int64
+	// drained tells that an operator took them out of use.
+	drained atomic.Bool
+}
+
+func (h *Health) sharedBy(name string) *shared {
+	value, _ := h.names.LoadOrStore(name, new(shared))
+	return value.(*shared)
 }
 
 // of returns the benches that count for a model besides those of the whole.
@@ -192,9 +200,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 	cost := r.Cost()
 	for _, s := range m.slots(model) {
 		ok, over := s.claim(cost, now)
-		if over != nil {
-			m.tell(Ended, over)
-		}
+		m.tellEnd(over)
 		if !ok {
 			return false
 		}
@@ -207,9 +213,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 func (m *Member) Served(model string, started time.Time) {
 	if !m.unbenched(model) {
 		for _, s := range m.slots(model) {
-			if over := s.clear(started); over != nil {
-				m.tell(Ended, over)
-			}
+			m.tellEnd(s.clear(started))
 		}
 	}
 	if !m.health.hasServed(model) {
@@ -236,7 +240,7 @@ type Refusal struct {
 // Bench keeps the member out of use from now on. It reports whether the bench
 // began with this refusal.
 func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
-	b := &bench{Bench: Bench{Reason: r.Reason, Since: now, Until: now.Add(r.Wait)}, extended: now, cost: r.Cost}
+	b := &bench{Bench: Bench{Reason: r.Reason, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle}, extended: now, cost: r.Cost, pool: m.pool}
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
@@ -246,10 +250,12 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if r.Throttle {
 		s = &benches.throttle
 	}
-	happened := s.put(b)
+	happened, over := s.put(b)
 	m.health.mu.Unlock()
+	m.tellEnd(over)
 	if happened != nothing {
-		m.tell(happened, b)
+		m.tell(happened, b.Bench)
+		m.pool.wakeAt(b.Until, now)
 	}
 	return happened == Began
 }

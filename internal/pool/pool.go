@@ -24,7 +24,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 )
 
@@ -37,6 +36,9 @@ type Pool struct {
 	Policy func(Request, []*Member) *Member
 	// Random returns a random number from 0 up to but not including 1.
 	Random func() float64
+
+	listeners []Listener
+	returns   returns
 }
 
 // Member is a backend as one pool sees it.
@@ -53,9 +55,9 @@ type Member struct {
 	// Checks are what others know of the member. It may be nil.
 	Checks Checks
 
-	health    *Health
-	listeners []Listener
-	inFlight  *atomic.Int64
+	pool   *Pool
+	health *Health
+	shared *shared
 }
 
 // Checks are what others know of a member.
@@ -79,19 +81,20 @@ type Request interface {
 }
 
 // New returns a pool of the members, which it sorts by priority. What happens
-// to them is told to the listeners.
+// to them is told to the listeners until the pool is closed.
 func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
+	p := &Pool{Members: members, Random: rand.Float64, listeners: listeners}
 	for i, m := range members {
-		m.Index = i
-		m.listeners = listeners
+		m.Index, m.pool = i, p
 	}
-	return &Pool{Members: members, Random: rand.Float64}
+	p.watchReturns()
+	return p
 }
 
 // NewMember returns a member with this name and health, of priority and weight 1.
 func NewMember(name string, health *Health) *Member {
-	return &Member{Name: name, Priority: 1, Weight: 1, health: health, inFlight: health.inFlightOf(name)}
+	return &Member{Name: name, Priority: 1, Weight: 1, health: health, shared: health.sharedBy(name)}
 }
 
 // Pick chooses the member that gets the request next, and reserves a place at
@@ -138,7 +141,7 @@ type rank int
 
 const (
 	open       rank = iota
-	drained         // open, but of weight 0
+	drained         // open, but drained
 	suspect         // benched for a failure, or waiting for a probe
 	suspectToo      // both drained and suspect
 	nobody          // must not be called
@@ -243,7 +246,7 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	case standing != ready || !m.healthy():
 		rank = suspect
 	}
-	if m.Weight == 0 {
+	if m.Drained() {
 		rank++
 	}
 	return rank
@@ -252,12 +255,15 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 func (m *Member) healthy() bool { return m.Checks == nil || m.Checks.Healthy() }
 
 func (m *Member) full() bool {
-	return m.MaxRequests > 0 && m.inFlight.Load() >= m.MaxRequests || m.Checks != nil && m.Checks.Full()
+	return m.MaxRequests > 0 && m.InFlight() >= m.MaxRequests || m.Checks != nil && m.Checks.Full()
 }
+
+// InFlight is how many requests the member serves, and others of its name.
+func (m *Member) InFlight() int64 { return m.shared.inFlight.Load() }
 
 // reserve takes one of the member's places.
 func (m *Member) reserve() bool {
-	if m.MaxRequests > 0 && m.inFlight.Add(1) > m.MaxRequests {
+	if n := m.shared.inFlight.Add(1); m.MaxRequests > 0 && n > m.MaxRequests {
 		m.Release()
 		return false
 	}
@@ -265,8 +271,4 @@ func (m *Member) reserve() bool {
 }
 
 // Release gives back the place that Pick reserved.
-func (m *Member) Release() {
-	if m.MaxRequests > 0 {
-		m.inFlight.Add(-1)
-	}
-}
+func (m *Member) Release() { m.shared.inFlight.Add(-1) }

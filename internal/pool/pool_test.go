@@ -25,7 +25,11 @@ func (a *asks) Cost() int64                    { return a.cost }
 type events []string
 
 func (e *events) Happened(event Event) {
-	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended"}[event.Happening]
+	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended", Drained: "drained", Resumed: "resumed"}[event.Happening]
+	if event.Bench.Until.IsZero() {
+		*e = append(*e, event.Member.Name+" "+word)
+		return
+	}
 	*e = append(*e, fmt.Sprint(event.Member.Name, " ", word, " ", event.Bench.Class, " ", event.Bench.Until.Sub(start)))
 }
 

@@ -1,0 +1,91 @@
+package pool
+
+import "time"
+
+// Drained reports whether the member is used only when no other is left: its
+// weight is 0, or an operator took it out of use.
+func (m *Member) Drained() bool { return m.Weight == 0 || m.shared.drained.Load() }
+
+// Drain takes the member out of use, and others of its name, until Resume. That
+// outlives the pool.
+func (m *Member) Drain() {
+	if m.shared.drained.CompareAndSwap(false, true) {
+		m.tell(Drained, Bench{})
+	}
+}
+
+// Resume puts a member back into use that Drain took out. A weight of 0 stays.
+func (m *Member) Resume() {
+	if m.shared.drained.CompareAndSwap(true, false) {
+		m.tell(Resumed, Bench{})
+	}
+}
+
+// Reset ends all benches of the member, and forgets the failures that count
+// towards one.
+func (m *Member) Reset() {
+	m.health.mu.Lock()
+	var over []*bench
+	for _, benches := range m.health.all() {
+		over = append(over, benches.throttle.Swap(nil), benches.failure.Swap(nil))
+		benches.failures = nil
+	}
+	m.health.mu.Unlock()
+	for _, b := range over {
+		m.tellEnd(b)
+	}
+}
+
+// State is what operators see of a member.
+type State struct {
+	Member   *Member
+	Drained  bool
+	InFlight int64
+	// Healthy tells that the member passes active health checks.
+	Healthy bool
+	// Benches are those in force.
+	Benches []Bench
+	// Probing tells that the time of a bench has passed, and that it is not
+	// known yet whether the member is back: after a failure until a request was
+	// served, after a throttle while its probe may still be refused.
+	Probing bool
+}
+
+// Snapshot tells the state of every member, in the order of their priorities.
+func (p *Pool) Snapshot(now time.Time) []State {
+	states := make([]State, len(p.Members))
+	for i, m := range p.Members {
+		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy()}
+		for _, b := range m.health.benches() {
+			if now.Before(b.Until) {
+				states[i].Benches = append(states[i].Benches, b.Bench)
+			} else if !b.Throttle || b.probe.pending(b, now) {
+				states[i].Probing = true
+			}
+		}
+	}
+	return states
+}
+
+// all returns the benches of the whole backend, and those of each model.
+func (h *Health) all() []*benches {
+	all := []*benches{&h.whole}
+	if models := h.models.Load(); models != nil {
+		for _, b := range *models {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// benches returns those that there are, in force or due.
+func (h *Health) benches() (there []*bench) {
+	for _, benches := range h.all() {
+		for _, s := range []*slot{&benches.throttle, &benches.failure} {
+			if b := s.Load(); b != nil {
+				there = append(there, b)
+			}
+		}
+	}
+	return there
+}

@@ -1,0 +1,149 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestADrainedMemberIsTheLastChoice(t *testing.T) {
+	p, members, heard := poolOf(t, "a", "b:2:1")
+	members["a"].Drain()
+	members["a"].Drain()
+	wantPick(t, p, 1, start, "b")
+	members["b"].Bench(throttle(10, 1), start)
+	wantPick(t, p, 1, start, "a")
+	members["a"].Resume()
+	members["a"].Resume()
+	wantPick(t, p, 1, at(11), "a")
+	if want := []string{"a drained", "b began throttled 10s", "a resumed"}; !slices.Equal(*heard, want) {
+		t.Errorf("heard %q, want %q", *heard, want)
+	}
+}
+
+func TestADrainOutlivesThePool(t *testing.T) {
+	health := new(Health)
+	old := New([]*Member{NewMember("a", health)})
+	old.Members[0].Drain()
+	old.Close()
+	if next := New([]*Member{NewMember("a", health), NewMember("b", health)}); !next.Members[0].Drained() || next.Members[1].Drained() {
+		t.Error("a member is drained by its name")
+	}
+}
+
+func TestAResetEndsEveryBenchAndForgetsFailures(t *testing.T) {
+	p, members, heard := poolOf(t, "a")
+	a := members["a"]
+	a.CountFailure(false, "m", start, 2, time.Minute)
+	a.Bench(throttle(10, 1), start)
+	a.Bench(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, start)
+	a.Reset()
+	wantPick(t, p, 1, at(1), "a")
+	if a.CountFailure(false, "m", at(1), 2, time.Minute) {
+		t.Error("a failure from before the reset counted")
+	}
+	want := []string{"a began throttled 10s", "a began credential 1m0s", "a ended credential 1m0s", "a ended throttled 10s"}
+	if !slices.Equal(*heard, want) {
+		t.Errorf("heard %q, want %q", *heard, want)
+	}
+}
+
+func TestASnapshotTellsTheStateOfEveryMember(t *testing.T) {
+	p, members, _ := poolOf(t, "a", "b", "c")
+	members["a"].Bench(throttle(10, 1), start)
+	members["b"].Bench(failure(10), start)
+	members["c"].Drain()
+	p.Pick(&asks{model: "other"}, start)
+	states := func(seconds float64) (text []string) {
+		for _, s := range p.Snapshot(at(seconds)) {
+			text = append(text, fmt.Sprint(s.Member.Name, " benches ", len(s.Benches), " probing ", s.Probing, " drained ", s.Drained))
+		}
+		return text
+	}
+	for _, c := range []struct {
+		seconds float64
+		want    []string
+	}{
+		{9, []string{"a benches 1 probing false drained false", "b benches 1 probing false drained false", "c benches 0 probing false drained true"}},
+		{11, []string{"a benches 0 probing false drained false", "b benches 0 probing true drained false", "c benches 0 probing false drained true"}},
+	} {
+		if got := states(c.seconds); !slices.Equal(got, c.want) {
+			t.Errorf("after %v s: %q, want %q", c.seconds, got, c.want)
+		}
+	}
+	var total int64
+	for _, s := range p.Snapshot(start) {
+		total += s.InFlight
+	}
+	if total != 1 {
+		t.Errorf("%d requests are in flight, want 1", total)
+	}
+}
+
+// told is a Listener that may be called by timers.
+type told chan string
+
+func (c told) Happened(e Event) {
+	if e.Happening == Ended {
+		c <- fmt.Sprint(e.Member.Name, " ", time.Since(start))
+	}
+}
+
+func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		heard := make(told, 10)
+		a, b := NewMember("a", new(Health)), NewMember("b", new(Health))
+		p := New([]*Member{a, b}, heard)
+		bench := func(m *Member, seconds float64) { m.Bench(throttle(seconds, 1), time.Now()) }
+		wantEnd := func(name string, after time.Duration) {
+			t.Helper()
+			got := <-heard
+			if want := fmt.Sprint(name, " ", began.Add(after).Sub(start)); got != want {
+				t.Errorf("heard %s, want %s", got, want)
+			}
+		}
+		bench(a, 10)
+		bench(b, 3)
+		time.Sleep(time.Second)
+		bench(a, 19) // it grows
+		wantEnd("b", 3*time.Second)
+		wantEnd("a", 20*time.Second)
+		p.Pick(&asks{model: "m"}, time.Now())
+		p.Pick(&asks{model: "m"}, time.Now())
+		a.Served("m", time.Now())
+
+		// the next pool with the same backends tells of what the closed one began
+		bench(a, 5)
+		p.Close()
+		next := New([]*Member{NewMember("a", a.health)}, heard)
+		wantEnd("a", 25*time.Second)
+
+		// a bench that begins at the very end of another one
+		next.Members[0].Bench(throttle(5, 1), time.Now())
+		time.Sleep(5 * time.Second)
+		next.Members[0].Bench(throttle(5, 1), time.Now())
+		wantEnd("a", 30*time.Second)
+		wantEnd("a", 35*time.Second)
+		next.Close()
+		if len(heard) > 0 {
+			t.Errorf("an end was told twice: %s", <-heard)
+		}
+	})
+}
+
+func TestAClosedPoolLeavesNoTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		heard := make(told, 1)
+		a := NewMember("a", new(Health))
+		p := New([]*Member{a}, heard)
+		a.Bench(throttle(10, 1), time.Now())
+		p.Close()
+		time.Sleep(time.Minute)
+		if len(heard) > 0 {
+			t.Error("a closed pool told of a bench's end")
+		}
+	})
+}
