@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -126,9 +127,9 @@ func (r *reply) fail(err, cause error) {
 		// both connections refused it before it was executed
 		r.err, r.class, r.connected = errLostAgain, verdict.Failed, false
 	case strings.Contains(err.Error(), headerListTooLarge):
-		r.class, r.refusal = verdict.ClientError, headersTooLarge
+		r.class, r.refusal = verdict.ClientError, apierror.HeadersTooLarge
 	case strings.HasPrefix(err.Error(), invalidHeader):
-		r.class, r.refusal = verdict.ClientError, invalidHeaders
+		r.class, r.refusal = verdict.ClientError, apierror.InvalidHeaders
 	case r.connected:
 		r.class = verdict.Failed
 	}

@@ -277,3 +277,20 @@ func (b *Backend) target(logger *zap.Logger) *target {
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
 	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.dial()}}
 }
+
+// modelsOf lists the models of all backends, in the order of the config. It is
+// nil if a backend serves any model.
+func modelsOf(backends []*Backend) []string {
+	var models []string
+	for _, b := range backends {
+		if b.models == nil {
+			return nil
+		}
+		for _, m := range b.Model {
+			if !slices.Contains(models, m.Name) {
+				models = append(models, m.Name)
+			}
+		}
+	}
+	return models
+}

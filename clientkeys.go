@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 )
 
@@ -59,22 +60,22 @@ func (h *Handler) provisionClientKeys() error {
 
 // admit finds out who sent the request. It refuses a caller without a valid
 // key.
-func (h *Handler) admit(ex *exchange) (refusal apiError, refused bool) {
+func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	if h.clientKeys == nil {
-		return apiError{}, false
+		return apierror.Error{}, false
 	}
 	who, sent, ok := h.clientKeys.Identify(&ex.credentials)
 	switch ex.unauthenticated = !ok; {
 	case !sent:
-		return missingKey, true
+		return apierror.MissingKey, true
 	case !ok:
-		return wrongKey, true
+		return apierror.WrongKey, true
 	}
 	ex.caller = who
 	if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(ex.callerField())
 	}
-	return apiError{}, false
+	return apierror.Error{}, false
 }
 
 // callerField names the caller in a log. It is empty if callers need no key.

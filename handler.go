@@ -12,7 +12,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 )
@@ -64,25 +66,25 @@ func (h *Handler) read(ex *exchange) *http.Response {
 		return h.answerReady(r)
 	}
 	if refusal, refused := h.admit(ex); refused {
-		return refusal.response(r)
+		return refusal.Response(r)
 	}
 	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
-		return invalidPath(problem).response(r)
+		return apierror.InvalidPath(problem).Response(r)
 	}
 	if !isTunnel(r) {
 		if err := ex.body.Buffer(r, h.transport.RequestBuffers); err != nil {
-			return unreadableBody(err).response(r)
+			return apierror.UnreadableBody(err).Response(r)
 		}
 	}
 	ex.asked = readAsked(r, &ex.body)
 	ex.asked.anonymous = h.passesThrough && ex.credentials.None()
 	if h.models != nil {
-		if res := answerModels(r, h.models); res != nil {
+		if res := modellist.Answer(r, h.models); res != nil {
 			return res
 		}
 	}
 	if h.tellsModels && ex.asked.cutOff && ex.asked.model == "" {
-		return modelBeyondBuffer(h.transport.RequestBuffers).response(r)
+		return apierror.ModelBeyondBuffer(h.transport.RequestBuffers).Response(r)
 	}
 	return nil
 }
@@ -133,9 +135,9 @@ func (h *Handler) answerReady(r *http.Request) *http.Response {
 	usable, wait := h.balancer.Pool.Usable(time.Now())
 	var res *http.Response
 	if usable {
-		res = jsonResponse(r, http.StatusOK, map[string]string{"status": "ready"})
+		res = apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"})
 	} else {
-		res = notReady.response(r)
+		res = apierror.NotReady.Response(r)
 		if wait > 0 {
 			res.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
 		}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
@@ -29,7 +30,7 @@ type reply struct {
 	// connected tells that the backend may have got the request.
 	connected bool
 	// refusal is the answer to a request that net/http refuses to send.
-	refusal apiError
+	refusal apierror.Error
 	// credential is the backend's credential with which the request was sent.
 	credential Credential
 	// secrets are the keys that were sent with the request.
@@ -121,9 +122,9 @@ func (r *reply) guard(text []byte, whole bool) {
 		r.res.Body = r.secrets.Body(r.res.Body)
 	case !whole || r.secrets.In(string(text)):
 		r.res.Body.Close()
-		e := upstreamError
-		e.status = r.res.StatusCode
-		*r.res = *e.response(r.res.Request)
+		e := apierror.UpstreamError
+		e.Status = r.res.StatusCode
+		*r.res = *e.Response(r.res.Request)
 	}
 }
 

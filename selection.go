@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -200,7 +201,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 	caddyhttp.SetVar(r.Context(), exchangeVar, ex)
 	if s.transport != nil {
 		if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
-			ex.own = unreadableBody(err).response(r)
+			ex.own = apierror.UnreadableBody(err).Response(r)
 		}
 		// the rest is for backends that rewrite requests, and have benches for models
 		a := readAsked(r, &ex.body)

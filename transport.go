@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -140,7 +141,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if refusal, ok := ex.clientsFault(r); ok {
 		r.discard()
-		ex.own = refusal.response(req)
+		ex.own = refusal.Response(req)
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)
@@ -159,18 +160,18 @@ func (ex *exchange) bodyLate() bool { return errors.Is(ex.body.Failure(), os.Err
 
 // clientsFault returns the error for a request that could not be sent because of
 // the client.
-func (ex *exchange) clientsFault(r *reply) (apiError, bool) {
+func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 	failure := ex.body.Failure()
 	switch {
-	case r.refusal.status != 0:
+	case r.refusal.Status != 0:
 		ex.attempted().class = r.class
 		return r.refusal, true
 	case failure != nil && r.err != nil:
-		return unreadableBody(failure), true
+		return apierror.UnreadableBody(failure), true
 	case r.class == verdict.Timeout && r.upload.Stalled():
-		return unreadableBody(os.ErrDeadlineExceeded), true
+		return apierror.UnreadableBody(os.ErrDeadlineExceeded), true
 	}
-	return apiError{}, false
+	return apierror.Error{}, false
 }
 
 // mayRepeat reports whether the request may be sent to another backend. It also
@@ -181,9 +182,9 @@ func (ex *exchange) mayRepeat(r *reply) bool {
 	switch {
 	case !repeatable && !r.presentable():
 		r.discard()
-		ex.own = perhapsExecuted.response(ex.request)
+		ex.own = apierror.PerhapsExecuted.Response(ex.request)
 		if r.class == verdict.Timeout {
-			ex.own = perhapsStillExecuted.response(ex.request)
+			ex.own = apierror.PerhapsStillExecuted.Response(ex.request)
 		}
 	// an upload that is ended takes the rest of a long error with it
 	case r.tellsMore(ex.balancer.forward) && (r.whole || !sendable || ex.body.Whole()):

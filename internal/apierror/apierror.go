@@ -1,0 +1,138 @@
+// Package apierror has the errors that the balancer itself answers with.
+package apierror
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// Error is an error in the format of OpenAI's API, so that SDKs turn it into
+// the right exception.
+type Error struct {
+	Status  int
+	Message string
+	// Kind is the "type" of the error.
+	Kind string
+	Code string
+}
+
+// The errors with a fixed text.
+var (
+	MissingKey = Error{http.StatusUnauthorized,
+		"You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.",
+		"invalid_request_error", "invalid_api_key"}
+	WrongKey = Error{http.StatusUnauthorized,
+		"Incorrect API key provided.", "invalid_request_error", "invalid_api_key"}
+	CompressedBody = Error{http.StatusUnsupportedMediaType,
+		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.",
+		"invalid_request_error", "unsupported_content_encoding"}
+	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
+		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large"}
+	InvalidHeaders = Error{http.StatusBadRequest,
+		"The request has an invalid header.", "invalid_request_error", "invalid_headers"}
+	UpstreamError = Error{http.StatusBadGateway,
+		"The backend's error cannot be shown.", "server_error", "upstream_error"}
+	CredentialsRejected = Error{http.StatusBadGateway,
+		"No backend accepts the credentials of the load balancer.", "server_error", "upstream_credentials_rejected"}
+	Unreachable = Error{http.StatusBadGateway,
+		"No backend could be reached.", "server_error", "upstream_unreachable"}
+	BrokenOff = Error{http.StatusBadGateway,
+		"Every backend closed the connection before it answered.", "server_error", "upstream_unreachable"}
+	TimedOut = Error{http.StatusGatewayTimeout,
+		"No backend answered in time.", "server_error", "upstream_timeout"}
+	PerhapsExecuted = Error{http.StatusBadGateway,
+		"The backend closed the connection before it answered. The request may have been executed, and was not sent again.",
+		"server_error", "upstream_unreachable"}
+	PerhapsStillExecuted = Error{http.StatusGatewayTimeout,
+		"The backend did not answer in time. The request may have been executed, and was not sent again.",
+		"server_error", "upstream_timeout"}
+	NotReady = Error{http.StatusServiceUnavailable,
+		"No backend can be used: they cannot be reached, refuse their keys, or have no budget left.",
+		"server_error", "no_backend_usable"}
+)
+
+func RateLimited(what string, wait time.Duration) Error {
+	return Error{http.StatusTooManyRequests,
+		"All backends are " + what + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
+		"rate_limit_error", "rate_limit_exceeded"}
+}
+
+func UnknownModel(name string, models []string) Error {
+	return Error{http.StatusNotFound,
+		"The model '" + pool.ModelKey(name) + "' is not available. Available models: " + strings.Join(models, ", ") + ".",
+		"invalid_request_error", "model_not_found"}
+}
+
+func InvalidPath(problem string) Error {
+	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path"}
+}
+
+func ModelBeyondBuffer(limit int64) Error {
+	return Error{http.StatusRequestEntityTooLarge,
+		"The model is not in the first " + strconv.FormatInt(limit, 10) +
+			" bytes of the request body. Send 'model' before the long parts of the body, or send a shorter body.",
+		"invalid_request_error", "request_too_large"}
+}
+
+// UnreadableBody is the error for a request body that could not be read: it is
+// over a limit, or malformed, or the client left.
+func UnreadableBody(err error) Error {
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return Error{http.StatusRequestEntityTooLarge,
+			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
+			"invalid_request_error", "request_too_large"}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return Error{http.StatusRequestTimeout, "The request body did not arrive in time.",
+			"invalid_request_error", "request_timeout"}
+	}
+	return Error{http.StatusBadRequest, "The request body could not be read.",
+		"invalid_request_error", "invalid_body"}
+}
+
+// Response makes the error a reply to req.
+func (e Error) Response(req *http.Request) *http.Response {
+	res := JSONResponse(req, e.Status, map[string]any{"error": struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    string  `json:"code"`
+	}{e.Message, e.Kind, nil, e.Code}})
+	if e.Status == http.StatusUnauthorized {
+		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2
+	}
+	return res
+}
+
+// JSONResponse is a reply of our own to req.
+func JSONResponse(req *http.Request, status int, value any) *http.Response {
+	text, _ := json.Marshal(value) // only strings and numbers: it cannot fail
+	return &http.Response{
+		Status:     strconv.Itoa(status) + " " + http.StatusText(status),
+		StatusCode: status,
+		Proto:      "HTTP/1.1",
+		ProtoMajor: 1,
+		ProtoMinor: 1,
+		Header: http.Header{
+			"Content-Type":   {"application/json"},
+			"Content-Length": {strconv.Itoa(len(text))},
+			"X-Request-Id":   {"req_" + uuid.NewString()},
+		},
+		Body:          io.NopCloser(bytes.NewReader(text)),
+		ContentLength: int64(len(text)),
+		Request:       req,
+	}
+}
