@@ -8,12 +8,18 @@ import (
 // Bench is a time in which a backend gets no requests.
 type Bench struct {
 	Reason
+	// ID tells benches apart, also between replicas. One that grew has a new ID.
+	ID uint64
+	// Whole tells that the bench is about every model.
+	Whole bool
 	// Model is the one that the bench is about. It is empty if the bench is
 	// about every model, or about requests that name none.
 	Model        string
 	Since, Until time.Time
 	// Throttle tells that the backend asked for it. Otherwise it is for a failure.
 	Throttle bool
+	// Cost is that of the smallest request that was refused.
+	Cost int64
 }
 
 // Reason is why a backend is benched. The pool only tells it to listeners.
@@ -31,8 +37,6 @@ type bench struct {
 	Bench
 	// extended is when the backend last asked for more.
 	extended time.Time
-	// cost is that of the smallest request that was refused.
-	cost int64
 	// probe is when the bench's probe was sent.
 	probe trial
 	// check is when a request was sent to check a bench that is in doubt.
@@ -119,7 +123,7 @@ func (b *bench) checkableBy(cost int64) bool {
 
 // muchLarger reports whether the bench speaks for requests that are so much
 // larger than one of this cost that it may not hold for that one.
-func (b *bench) muchLarger(cost int64) bool { return cost < b.cost && cost <= b.cost/checkShare }
+func (b *bench) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
 
 // claim takes the right to send a request: the trial, or one of many. It fails
 // if another request is the trial. over is the bench that ended by it, if one
@@ -168,25 +172,26 @@ func (s *slot) put(b *bench) (happened Happening, over *bench) {
 	}
 	b.doubt.Store(current.doubt.Load())
 	b.check.Store(current.check.Load())
-	if current.muchLarger(b.cost) {
+	if current.muchLarger(b.Cost) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
-	b.cost = min(b.cost, current.cost)
+	b.Cost = min(b.Cost, current.Cost)
 	b.Since, b.pool = current.Since, current.pool
 	happened = Grew
 	if !b.Until.After(current.Until) {
-		b.Until, b.extended, happened = current.Until, current.extended, nothing
+		b.ID, b.Until, b.extended, happened = current.ID, current.Until, current.extended, nothing
 	}
 	s.Store(b)
 	return happened, nil
 }
 
-// cast puts a bench in doubt that began at since, unless it was checked. The
-// caller holds the lock.
-func (s *slot) cast(since time.Time) {
-	if b := s.Load(); b != nil && b.Since.Equal(since) {
-		b.doubt.CompareAndSwap(noDoubt, inDoubt)
+// cast puts a bench in doubt that began at since, unless it was checked. It
+// returns the bench if it is in doubt now. The caller holds the lock.
+func (s *slot) cast(since time.Time) *bench {
+	if b := s.Load(); b != nil && b.Since.Equal(since) && b.doubt.CompareAndSwap(noDoubt, inDoubt) {
+		return b
 	}
+	return nil
 }
 
 // until tells when the bench ends, or returns the zero time if it has ended.

@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -200,7 +201,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 	cost := r.Cost()
 	for _, s := range m.slots(model) {
 		ok, over := s.claim(cost, now)
-		m.tellEnd(over)
+		m.tellEnd(over, false)
 		if !ok {
 			return false
 		}
@@ -213,7 +214,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 func (m *Member) Served(model string, started time.Time) {
 	if !m.unbenched(model) {
 		for _, s := range m.slots(model) {
-			m.tellEnd(s.clear(started))
+			m.tellDisproved(s.clear(started), false)
 		}
 	}
 	if !m.health.hasServed(model) {
@@ -240,24 +241,33 @@ type Refusal struct {
 // Bench keeps the member out of use from now on. It reports whether the bench
 // began with this refusal.
 func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
-	b := &bench{Bench: Bench{Reason: r.Reason, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle}, extended: now, cost: r.Cost, pool: m.pool}
+	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Cost: r.Cost}
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
+	return m.put(b, now, false) == Began
+}
+
+// put starts or extends a bench, and tells of it.
+func (m *Member) put(next Bench, now time.Time, elsewhere bool) Happening {
+	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
-	benches := m.health.scope(r.Whole, r.Model, now)
-	s := &benches.failure
-	if r.Throttle {
-		s = &benches.throttle
-	}
-	happened, over := s.put(b)
+	happened, over := m.health.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b)
 	m.health.mu.Unlock()
-	m.tellEnd(over)
+	m.tellEnd(over, elsewhere)
 	if happened != nothing {
-		m.tell(happened, b.Bench)
+		m.tell(Event{Happening: happened, Bench: b.Bench, Elsewhere: elsewhere})
 		m.pool.wakeAt(b.Until, now)
 	}
-	return happened == Began
+	return happened
+}
+
+// slot is the one for throttles, or for failures.
+func (b *benches) slot(throttle bool) *slot {
+	if throttle {
+		return &b.throttle
+	}
+	return &b.failure
 }
 
 // scope returns the benches that a refusal belongs to. The caller holds the lock.
@@ -271,8 +281,11 @@ func (h *Health) scope(whole bool, model string, now time.Time) *benches {
 // Doubt puts the throttle of a model in doubt that began at since.
 func (m *Member) Doubt(model string, since time.Time) {
 	m.health.mu.Lock()
-	defer m.health.mu.Unlock()
-	m.health.of(model).throttle.cast(since)
+	b := m.health.of(model).throttle.cast(since)
+	m.health.mu.Unlock()
+	if b != nil {
+		m.tell(Event{Happening: Doubted, Bench: b.Bench})
+	}
 }
 
 // CountFailure counts a failure and reports whether it is one too many: the

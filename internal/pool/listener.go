@@ -10,8 +10,10 @@ type Listener interface {
 type Event struct {
 	Happening Happening
 	Member    *Member
-	// Bench is the one that began, grew or ended.
+	// Bench is the one that it happened to, if it happened to one.
 	Bench Bench
+	// Elsewhere tells that another replica told of it.
+	Elsewhere bool
 }
 
 // Happening is a kind of event.
@@ -26,21 +28,35 @@ const (
 	// Ended: the bench is over. Its time has passed, a request was served before
 	// that, or an operator ended it.
 	Ended
+	// Doubted: the bench is in doubt.
+	Doubted
+	// Disproved: a request was served in spite of the bench, or after its time,
+	// or an operator ended it. If the bench was not over before, Ended follows.
+	Disproved
 	// Drained: an operator took the member out of use.
 	Drained
 	// Resumed: an operator put it back into use.
 	Resumed
 )
 
-func (m *Member) tell(h Happening, b Bench) {
+func (m *Member) tell(e Event) {
+	e.Member = m
 	for _, l := range m.pool.listeners {
-		l.Happened(Event{h, m, b})
+		l.Happened(e)
 	}
 }
 
 // tellEnd tells that a bench is over, unless it is nil or that was told before.
-func (m *Member) tellEnd(b *bench) {
+func (m *Member) tellEnd(b *bench, elsewhere bool) {
 	if b != nil && b.told.CompareAndSwap(false, true) {
-		m.tell(Ended, b.Bench)
+		m.tell(Event{Happening: Ended, Bench: b.Bench, Elsewhere: elsewhere})
+	}
+}
+
+// tellDisproved tells that a bench was disproved, unless it is nil.
+func (m *Member) tellDisproved(b *bench, elsewhere bool) {
+	if b != nil {
+		m.tell(Event{Happening: Disproved, Bench: b.Bench, Elsewhere: elsewhere})
+		m.tellEnd(b, elsewhere)
 	}
 }

@@ -8,17 +8,20 @@ func (m *Member) Drained() bool { return m.Weight == 0 || m.shared.drained.Load(
 
 // Drain takes the member out of use, and others of its name, until Resume. That
 // outlives the pool.
-func (m *Member) Drain() {
-	if m.shared.drained.CompareAndSwap(false, true) {
-		m.tell(Drained, Bench{})
-	}
-}
+func (m *Member) Drain() { m.setDrained(true, false) }
 
 // Resume puts a member back into use that Drain took out. A weight of 0 stays.
-func (m *Member) Resume() {
-	if m.shared.drained.CompareAndSwap(true, false) {
-		m.tell(Resumed, Bench{})
+func (m *Member) Resume() { m.setDrained(false, false) }
+
+func (m *Member) setDrained(drained, elsewhere bool) {
+	if !m.shared.drained.CompareAndSwap(!drained, drained) {
+		return
 	}
+	happening := Resumed
+	if drained {
+		happening = Drained
+	}
+	m.tell(Event{Happening: happening, Elsewhere: elsewhere})
 }
 
 // Reset ends all benches of the member, and forgets the failures that count
@@ -32,7 +35,7 @@ func (m *Member) Reset() {
 	}
 	m.health.mu.Unlock()
 	for _, b := range over {
-		m.tellEnd(b)
+		m.tellDisproved(b, false)
 	}
 }
 

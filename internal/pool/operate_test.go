@@ -44,7 +44,8 @@ func TestAResetEndsEveryBenchAndForgetsFailures(t *testing.T) {
 	if a.CountFailure(false, "m", at(1), 2, time.Minute) {
 		t.Error("a failure from before the reset counted")
 	}
-	want := []string{"a began throttled 10s", "a began credential 1m0s", "a ended credential 1m0s", "a ended throttled 10s"}
+	want := []string{"a began throttled 10s", "a began credential 1m0s",
+		"a disproved credential 1m0s", "a ended credential 1m0s", "a disproved throttled 10s", "a ended throttled 10s"}
 	if !slices.Equal(*heard, want) {
 		t.Errorf("heard %q, want %q", *heard, want)
 	}

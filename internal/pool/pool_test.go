@@ -25,7 +25,10 @@ func (a *asks) Cost() int64                    { return a.cost }
 type events []string
 
 func (e *events) Happened(event Event) {
-	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended", Drained: "drained", Resumed: "resumed"}[event.Happening]
+	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended", Drained: "drained", Resumed: "resumed", Doubted: "doubted", Disproved: "disproved"}[event.Happening]
+	if event.Elsewhere {
+		word += " elsewhere"
+	}
 	if event.Bench.Until.IsZero() {
 		*e = append(*e, event.Member.Name+" "+word)
 		return
@@ -162,7 +165,7 @@ func TestABenchOnlyGrows(t *testing.T) {
 	wantPick(t, p, 1, at(3), "nobody")
 	a.Served("m", at(2.5))
 	wantPick(t, p, 1, at(4), "a")
-	if want := []string{"a began throttled 10s", "a grew throttled 17s", "a ended throttled 17s"}; !slices.Equal(*heard, want) {
+	if want := []string{"a began throttled 10s", "a grew throttled 17s", "a disproved throttled 17s", "a ended throttled 17s"}; !slices.Equal(*heard, want) {
 		t.Errorf("heard %q, want %q", *heard, want)
 	}
 }

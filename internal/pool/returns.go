@@ -63,7 +63,7 @@ func (p *Pool) tellReturns() {
 			case now.Before(b.Until):
 				p.wakeAt(b.Until, now)
 			case b.pool == p || b.pool.isClosed():
-				m.tellEnd(b)
+				m.tellEnd(b, false)
 			}
 		}
 	}

@@ -1,0 +1,68 @@
+package pool
+
+import "time"
+
+// What other replicas tell is taken in as if it had happened here, but told to
+// listeners as an event from elsewhere, so that nobody tells it back.
+
+// Hear takes in a bench of another replica that lasts for so long from now on.
+func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
+	if m.find(b) != nil || wait <= 0 {
+		return // it was heard before
+	}
+	length := b.Until.Sub(b.Since)
+	b.Until = now.Add(wait)
+	b.Since = b.Until.Add(-max(length, wait))
+	if !b.Whole {
+		b.Model = ModelKey(b.Model)
+	}
+	m.put(b, now, true)
+}
+
+// HearDoubt takes in that a bench is in doubt.
+func (m *Member) HearDoubt(b Bench) {
+	m.health.mu.Lock()
+	defer m.health.mu.Unlock()
+	if known := m.find(b); known != nil {
+		known.doubt.CompareAndSwap(noDoubt, inDoubt)
+	}
+}
+
+// HearDisproved takes in that a bench was disproved. One that has grown here in
+// the meantime stays.
+func (m *Member) HearDisproved(b Bench) {
+	m.health.mu.Lock()
+	known := m.find(b)
+	if known == nil || !m.health.known(b).slot(b.Throttle).CompareAndSwap(known, nil) {
+		known = nil
+	}
+	m.health.mu.Unlock()
+	m.tellDisproved(known, true)
+}
+
+// HearProbe takes in that another replica sends the probe of a bench.
+func (m *Member) HearProbe(b Bench, now time.Time) {
+	if known := m.find(b); known != nil {
+		known.probe.claim(known, now)
+	}
+}
+
+// HearDrained takes in that an operator took the member out of use, or put it
+// back.
+func (m *Member) HearDrained(drained bool) { m.setDrained(drained, true) }
+
+// find returns the bench here that has the same ID, or nil.
+func (m *Member) find(b Bench) *bench {
+	if known := m.health.known(b).slot(b.Throttle).Load(); known != nil && known.ID == b.ID {
+		return known
+	}
+	return nil
+}
+
+// known returns the benches that b would be one of, not to be written to.
+func (h *Health) known(b Bench) *benches {
+	if b.Whole {
+		return &h.whole
+	}
+	return h.of(b.Model)
+}
