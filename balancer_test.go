@@ -24,6 +24,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // world is a balancer, its clients and its backends, real but for the wires:
@@ -95,8 +97,8 @@ func newWorld(t *testing.T, cfg caddy.Context, config string) *world {
 	ctx, cancel := caddy.NewContext(cfg)
 	t.Cleanup(cancel)
 	w.handler = loadHandler(t, ctx, config)
-	w.handler.transport.HTTP.Transport.DialContext = w.dial
-	w.handler.balancer.Pool.Random = seeded()
+	w.handler.Transport.HTTP.Transport.DialContext = w.dial
+	pool.Random = seeded()
 	core, logs := observer.New(zap.DebugLevel)
 	w.logs = logs
 	t.Cleanup(func() {

@@ -192,8 +192,8 @@ func TestAnEarlyRefusalThatIsTheCallersComesWhole(t *testing.T) {
 
 func TestACommittedStreamHoldsNeitherPromptNorEarlierReply(t *testing.T) {
 	inBubble(t, threeInOrder, func(t *testing.T, w *world) {
-		recorder := &recordingTransport{next: w.handler.transport.roundTripper}
-		w.handler.transport.roundTripper = recorder
+		recorder := &recordingTransport{next: w.handler.Transport.roundTripper}
+		w.handler.Transport.roundTripper = recorder
 		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
 			rw.WriteHeader(500)
 			io.WriteString(rw, strings.Repeat("x", 1<<20)) // does not end within what is read ahead

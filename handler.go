@@ -72,7 +72,7 @@ func (h *Handler) read(ex *exchange) *http.Response {
 		return apierror.InvalidPath(problem).Response(r)
 	}
 	if !isTunnel(r) {
-		if err := ex.body.Buffer(r, h.transport.RequestBuffers); err != nil {
+		if err := ex.body.Buffer(r, h.Transport.RequestBuffers); err != nil {
 			return apierror.UnreadableBody(err).Response(r)
 		}
 	}
@@ -84,7 +84,7 @@ func (h *Handler) read(ex *exchange) *http.Response {
 		}
 	}
 	if h.tellsModels && ex.asked.cutOff && ex.asked.model == "" {
-		return apierror.ModelBeyondBuffer(h.transport.RequestBuffers).Response(r)
+		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Response(r)
 	}
 	return nil
 }

@@ -117,10 +117,13 @@ type Handler struct {
 	// Default: none.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	balancer  *balancer
-	proxy     *reverseproxy.Handler
-	transport *Transport
-	logger    *zap.Logger
+	// Transport makes the attempts at the backends. Provision makes it, of
+	// PassiveHealth and the transport of ReverseProxy.
+	Transport *Transport `json:"-"`
+
+	balancer *balancer
+	proxy    *reverseproxy.Handler
+	logger   *zap.Logger
 
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
@@ -221,7 +224,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	h.models = modelsOf(h.Backends)
 	h.balancer = newBalancer(h.Pool, targets, policy, h.logger)
-	h.balancer.transport = h.transport
+	h.balancer.transport = h.Transport
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	h.balancer.open()
 	return nil
@@ -282,8 +285,8 @@ func (h *Handler) Cleanup() error {
 	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
 		errs = append(errs, h.proxy.Cleanup())
 	}
-	if h.transport != nil {
-		errs = append(errs, h.transport.Cleanup())
+	if h.Transport != nil {
+		errs = append(errs, h.Transport.Cleanup())
 	}
 	return errors.Join(errs...)
 }

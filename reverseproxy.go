@@ -11,17 +11,17 @@ import (
 
 // provisionTransport sets up the transport, and with it passive health.
 func (h *Handler) provisionTransport(ctx caddy.Context) error {
-	h.transport = &Transport{PassiveHealth: h.PassiveHealth, schemes: make(map[string]string)}
+	h.Transport = &Transport{PassiveHealth: h.PassiveHealth, schemes: make(map[string]string)}
 	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
-		h.transport.HTTP = new(reverseproxy.HTTPTransport)
-		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.transport.HTTP); err != nil {
+		h.Transport.HTTP = new(reverseproxy.HTTPTransport)
+		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.Transport.HTTP); err != nil {
 			return fmt.Errorf("reverse_proxy: transport: %w", err)
 		}
 	}
 	for _, b := range h.Backends {
-		h.transport.schemes[b.dial()] = b.url.Scheme
+		h.Transport.schemes[b.dial()] = b.url.Scheme
 	}
-	return h.transport.Provision(ctx)
+	return h.Transport.Provision(ctx)
 }
 
 // decodeHTTPTransport reads the config of reverse_proxy's http transport.
@@ -51,7 +51,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		}
 	}
 	proxy.TransportRaw = nil
-	proxy.Transport = h.transport
+	proxy.Transport = h.Transport
 	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
 		SelectionPolicy: nextBackend{},
 		Retries:         len(h.Backends),

@@ -71,7 +71,7 @@ func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
 	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
 		const connections = 8
 		dead := new(atomic.Bool)
-		w.handler.transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		w.handler.Transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := w.dial(ctx, network, addr)
 			return silentlyDead{conn, dead}, err
 		}

@@ -27,6 +27,10 @@ import (
 	"time"
 )
 
+// Random returns a random number from 0 up to but not including 1. Tests put one
+// with a seed in its place.
+var Random = rand.Float64
+
 // Pool is a set of members to choose from.
 type Pool struct {
 	// Members are in the order of their priorities.
@@ -34,8 +38,6 @@ type Pool struct {
 	// Policy, if it is set, chooses among members of one priority, which it
 	// must not keep. It may return nil for no choice.
 	Policy func(Request, []*Member) *Member
-	// Random returns a random number from 0 up to but not including 1.
-	Random func() float64
 
 	listeners []Listener
 	returns   returns
@@ -84,7 +86,7 @@ type Request interface {
 // to them is told to the listeners until the pool is closed.
 func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
-	p := &Pool{Members: members, Random: rand.Float64, listeners: listeners}
+	p := &Pool{Members: members, listeners: listeners}
 	for i, m := range members {
 		m.Index, m.pool = i, p
 	}
@@ -170,7 +172,7 @@ func (p *Pool) choose(r Request, now time.Time) (chosen *Member, best rank) {
 		total += weight
 		switch share := weight / total; {
 		case share == 1:
-			chosen, random = m, p.Random()
+			chosen, random = m, Random()
 		case random < share:
 			chosen, random = m, random/share
 		default:

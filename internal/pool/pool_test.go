@@ -56,7 +56,7 @@ func poolOf(t testing.TB, members ...string) (*Pool, map[string]*Member, *events
 		all[i], byName[name] = m, m
 	}
 	p := New(all, heard)
-	p.Random = rand.New(rand.NewPCG(1, 2)).Float64
+	Random = rand.New(rand.NewPCG(1, 2)).Float64
 	return p, byName, heard
 }
 
@@ -329,7 +329,7 @@ func sixteen(t testing.TB) *Pool {
 		members[i] = fmt.Sprintf("%c:%d:%d", 'a'+i, 1+i/6, 1+i)
 	}
 	p, byName, _ := poolOf(t, members...)
-	p.Random = rand.Float64
+	Random = rand.Float64
 	for _, m := range byName {
 		m.Served("m", start)
 	}
