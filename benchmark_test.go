@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"fmt"
@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // BenchmarkOverhead compares openai_lb with a plain reverse_proxy, in one run
@@ -62,11 +64,11 @@ func BenchmarkStream(b *testing.B) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, streamPreamble)
+		io.WriteString(w, lbtest.StreamPreamble)
 		w.(http.Flusher).Flush()
 		time.Sleep(thinks)
 		for range events {
-			io.WriteString(w, streamContent)
+			io.WriteString(w, lbtest.StreamContent)
 			w.(http.Flusher).Flush()
 			select {
 			case <-got:
@@ -74,7 +76,7 @@ func BenchmarkStream(b *testing.B) {
 				return
 			}
 		}
-		io.WriteString(w, streamEnd)
+		io.WriteString(w, lbtest.StreamEnd)
 	}))
 	defer server.Close()
 	addresses := startSites(b, "reverse_proxy "+server.URL, "openai_lb {\nbackend "+server.URL+"\n}")
@@ -90,16 +92,16 @@ func BenchmarkStream(b *testing.B) {
 				for i, address := range addresses {
 					start := time.Now()
 					stream := openAt(b, address, prompt)
-					stream.next(b, len(streamPreamble+streamContent))
+					stream.Next(b, len(lbtest.StreamPreamble+lbtest.StreamContent))
 					begun := time.Now()
 					for range events - 1 {
 						got <- struct{}{}
-						stream.next(b, len(streamContent))
+						stream.Next(b, len(lbtest.StreamContent))
 					}
 					ended := time.Now()
 					got <- struct{}{}
-					io.Copy(io.Discard, stream.res.Body)
-					stream.res.Body.Close()
+					io.Copy(io.Discard, stream.Response.Body)
+					stream.Response.Body.Close()
 					first[i] = append(first[i], begun.Sub(start))
 					following[i] = append(following[i], ended.Sub(begun)/(events-1))
 				}
@@ -117,7 +119,7 @@ func BenchmarkLeave(b *testing.B) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, streamContent)
+		io.WriteString(w, lbtest.StreamContent)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 		felt <- time.Now()
@@ -128,9 +130,9 @@ func BenchmarkLeave(b *testing.B) {
 	for b.Loop() {
 		for i, address := range addresses {
 			stream := openAt(b, address, promptOf(100, true))
-			stream.next(b, len(streamContent))
+			stream.Next(b, len(lbtest.StreamContent))
 			left := time.Now()
-			stream.res.Body.Close()
+			stream.Response.Body.Close()
 			until[i] = append(until[i], (<-felt).Sub(left))
 		}
 	}
@@ -142,11 +144,11 @@ func startSites(b *testing.B, directives ...string) (addresses []string) {
 	b.Helper()
 	caddyfile := "{\nadmin off\ndefault_bind 127.0.0.1\nlog {\noutput discard\n}\n}\n"
 	for _, directive := range directives {
-		address := fmt.Sprintf("http://127.0.0.1:%d", freePort(b))
+		address := fmt.Sprintf("http://127.0.0.1:%d", lbtest.FreePort(b))
 		caddyfile += address + " {\n" + directive + "\n}\n"
 		addresses = append(addresses, address)
 	}
-	run(b, caddyfile)
+	lbtest.Run(b, caddyfile)
 	return addresses
 }
 
@@ -156,7 +158,7 @@ func promptOf(size int, stream bool) string {
 }
 
 // openAt asks a site for a stream.
-func openAt(b *testing.B, address, body string) openStream {
+func openAt(b *testing.B, address, body string) lbtest.Stream {
 	b.Helper()
 	res, err := http.Post(address+"/v1/chat/completions", "application/json", strings.NewReader(body))
 	if err != nil {
@@ -165,7 +167,7 @@ func openAt(b *testing.B, address, body string) openStream {
 	if res.StatusCode != 200 {
 		b.Fatal(res.Status)
 	}
-	return openStream{res: res}
+	return lbtest.Stream{Response: res}
 }
 
 // report reports the medians of what a plain reverse_proxy and openai_lb took,

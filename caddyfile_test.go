@@ -1,35 +1,15 @@
-package openailb
+package openailb_test
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	_ "github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-)
 
-// adapt turns a Caddyfile into JSON as `caddy adapt` does.
-func adapt(caddyfile string) (string, error) {
-	text, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), map[string]any{"filename": "Caddyfile"})
-	if err != nil {
-		return "", err
-	}
-	for _, w := range warnings {
-		if !strings.Contains(w.Message, "not formatted") {
-			return "", os.ErrInvalid
-		}
-	}
-	var indented any
-	if err := json.Unmarshal(text, &indented); err != nil {
-		return "", err
-	}
-	pretty, err := json.MarshalIndent(indented, "", "\t")
-	return string(pretty) + "\n", err
-}
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
 
 // TestCaddyfilesAdaptToTheirJSON compares testdata/adapt/*.caddyfile with the
 // JSON beside it. UPDATE_GOLDEN=1 writes that anew.
@@ -44,7 +24,7 @@ func TestCaddyfilesAdaptToTheirJSON(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := adapt(string(text))
+			got, err := lbtest.Adapt(string(text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,21 +41,11 @@ func TestCaddyfilesAdaptToTheirJSON(t *testing.T) {
 			if got != string(want) {
 				t.Errorf("%s adapts to\n%s\nwant\n%s", file, got, want)
 			}
-			if err := validate(t, got); err != nil {
+			if err := lbtest.Validate(t, got); err != nil {
 				t.Errorf("the JSON does not load: %v", err)
 			}
 		})
 	}
-}
-
-// validate loads a config as `caddy validate` does.
-func validate(t *testing.T, config string) error {
-	t.Helper()
-	var cfg caddy.Config
-	if err := caddy.StrictUnmarshalJSON([]byte(config), &cfg); err != nil {
-		return err
-	}
-	return caddy.Validate(&cfg)
 }
 
 func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
@@ -139,9 +109,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a header name with a blank", "backend http://a {\nheader \"X Y\" z\n}", []string{"backend 1", `"X Y"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			config, err := adapt(":0 {\nopenai_lb {\n" + c.block + "\n}\n}\n")
+			config, err := lbtest.Adapt(":0 {\nopenai_lb {\n" + c.block + "\n}\n}\n")
 			if err == nil {
-				err = validate(t, config)
+				err = lbtest.Validate(t, config)
 			}
 			if err == nil {
 				t.Fatal("it was accepted")
@@ -178,7 +148,7 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		`{"backends":[{"url":"http://a"}],"ready_path":"readyz"}`:                 "ready_path 'readyz'",
 	} {
 		handler = `{"handler":"openai_lb",` + strings.TrimPrefix(handler, "{")
-		err := validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[`+handler+`]}]}}}}}`)
+		err := lbtest.Validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[`+handler+`]}]}}}}}`)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s gives %v, want %q", handler, err, want)
 		}
@@ -203,9 +173,9 @@ func TestAnErrorNeverHoldsASecret(t *testing.T) {
 		"backend http://user:" + secret + "@a",
 		"backend http://user:" + secret + "@a:port",
 	} {
-		config, err := adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
+		config, err := lbtest.Adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
 		if err == nil {
-			err = validate(t, config)
+			err = lbtest.Validate(t, config)
 		}
 		if err == nil || strings.Contains(err.Error(), secret) {
 			t.Errorf("%q gives %v", block, err)
@@ -214,16 +184,16 @@ func TestAnErrorNeverHoldsASecret(t *testing.T) {
 }
 
 func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
-	inBubble(t, `openai_lb {
+	lbtest.InBubble(t, `openai_lb {
 		backend http://a
 		backend http://a {
 			name a-2
 		}
 		backend http://a
 		backend http://b
-	}`, func(t *testing.T, w *world) {
+	}`, func(t *testing.T, w *lbtest.World) {
 		var names []string
-		for _, b := range w.handler.Backends {
+		for _, b := range w.Handler.Backends {
 			names = append(names, b.Name)
 		}
 		if got := strings.Join(names, " "); got != "a a-2 a-3 b" {

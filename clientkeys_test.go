@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"crypto/sha256"
@@ -15,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	openailb "github.com/openai-lb/caddy-openai-lb"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
@@ -41,45 +43,45 @@ var waysToSend = map[string]func(r *http.Request, key string){
 func TestOnlyCallersWithAKeyGetIn(t *testing.T) {
 	t.Setenv("OPENAI_LB_TEST_KEY", " key-of-bob\n")
 	file := filepath.Join(t.TempDir(), "keys")
-	writeFile(t, file, "\xef\xbb\xbf# callers\n\n  carol\tkey-of-carol\r\ndave sha256:"+strings.ToUpper(hexDigest("key-of-dave"))+"\n")
-	inBubble(t, `openai_lb {
+	lbtest.WriteFile(t, file, "\xef\xbb\xbf# callers\n\n  carol\tkey-of-carol\r\ndave sha256:"+strings.ToUpper(hexDigest("key-of-dave"))+"\n")
+	lbtest.InBubble(t, `openai_lb {
 		backend http://a
 		client_key alice key-of-alice
 		client_key alice another-of-alice
 		client_key bob {env.OPENAI_LB_TEST_KEY}
 		client_key erin sha256:`+hexDigest("key-of-erin")+`
 		client_keys_file `+file+`
-	}`, func(t *testing.T, w *world) {
+	}`, func(t *testing.T, w *lbtest.World) {
 		for _, caller := range []string{"alice", "bob", "carol", "dave", "erin"} {
 			for way, send := range waysToSend {
-				r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+				r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 				send(r, "key-of-"+caller)
-				if reply := w.send(r); reply.status != 200 {
-					t.Errorf("%s with the key in %s got %d %s", caller, way, reply.status, reply.body)
+				if reply := w.Send(r); reply.Status != 200 {
+					t.Errorf("%s with the key in %s got %d %s", caller, way, reply.Status, reply.Body)
 				}
 			}
 		}
-		served := len(w.backends["a"].received())
+		served := len(w.Backends["a"].Received())
 		for way, send := range waysToSend {
 			for _, key := range []string{"wrong", "key-of-alicf", "key-of-alice-and-more", "sha256:" + hexDigest("key-of-erin"), "key-of-", "alice"} {
-				r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+				r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 				send(r, key)
-				reply := w.send(r)
-				if reply.status != 401 || !strings.Contains(reply.body, `"code":"invalid_api_key"`) || !strings.Contains(reply.body, "Incorrect API key") {
-					t.Errorf("%s in %s got %d %s", key, way, reply.status, reply.body)
+				reply := w.Send(r)
+				if reply.Status != 401 || !strings.Contains(reply.Body, `"code":"invalid_api_key"`) || !strings.Contains(reply.Body, "Incorrect API key") {
+					t.Errorf("%s in %s got %d %s", key, way, reply.Status, reply.Body)
 				}
-				if strings.Contains(reply.body, key) && key != "key-of-" {
-					t.Errorf("the answer holds the key: %s", reply.body)
+				if strings.Contains(reply.Body, key) && key != "key-of-" {
+					t.Errorf("the answer holds the key: %s", reply.Body)
 				}
 			}
 		}
-		reply := w.post(`{}`)
-		if reply.status != 401 || !strings.Contains(reply.body, "did not provide an API key") || reply.header.Get("Www-Authenticate") != "Bearer" {
-			t.Errorf("without a key: %d %v %s", reply.status, reply.header, reply.body)
+		reply := w.Post(`{}`)
+		if reply.Status != 401 || !strings.Contains(reply.Body, "did not provide an API key") || reply.Header.Get("Www-Authenticate") != "Bearer" {
+			t.Errorf("without a key: %d %v %s", reply.Status, reply.Header, reply.Body)
 		}
-		w.wantCalls(map[string]int{"a": served})
-		for _, c := range w.backends["a"].received() {
-			text := fmt.Sprint(c.request.Header, c.request.URL)
+		w.WantCalls(map[string]int{"a": served})
+		for _, c := range w.Backends["a"].Received() {
+			text := fmt.Sprint(c.Request.Header, c.Request.URL)
 			if strings.Contains(text, "key-of") {
 				t.Errorf("a got a client key: %s", text)
 			}
@@ -91,7 +93,7 @@ func TestOnlyCallersWithAKeyGetIn(t *testing.T) {
 func counted(t *testing.T, caller, backend, class string) float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	if err := registerMetrics(registry); err != nil {
+	if err := openailb.RegisterMetrics(registry); err != nil {
 		t.Fatal(err)
 	}
 	families, err := registry.Gather()
@@ -113,21 +115,21 @@ func counted(t *testing.T, caller, backend, class string) float64 {
 }
 
 func TestACallersNameGoesToLogsAndMetricsAndItsKeyNowhere(t *testing.T) {
-	inBubble(t, `openai_lb {
+	lbtest.InBubble(t, `openai_lb {
 		backend http://a
 		client_key alice key-of-alice
-	}`, func(t *testing.T, w *world) {
+	}`, func(t *testing.T, w *lbtest.World) {
 		before := counted(t, "alice", "a", "served")
 		refused := counted(t, "", "", "unauthenticated")
-		w.send(w.requestWithKey("key-of-alice")).wantServed(t, "a")
-		w.send(w.requestWithKey("key-of-mallory"))
+		w.Send(w.RequestWithKey("key-of-alice")).WantServed(t, "a")
+		w.Send(w.RequestWithKey("key-of-mallory"))
 		if n := counted(t, "alice", "a", "served"); n != before+1 {
 			t.Errorf("alice's requests went from %v to %v", before, n)
 		}
 		if n := counted(t, "", "", "unauthenticated"); n != refused+1 {
 			t.Errorf("refused requests went from %v to %v", refused, n)
 		}
-		attempts := w.logged("attempt")
+		attempts := w.Logged("attempt")
 		if len(attempts) != 1 || attempts[0].ContextMap()["caller"] != "alice" {
 			t.Errorf("attempts are logged as %v", attempts)
 		}
@@ -135,7 +137,7 @@ func TestACallersNameGoesToLogsAndMetricsAndItsKeyNowhere(t *testing.T) {
 }
 
 func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
-	inBubble(t, `openai_lb {
+	lbtest.InBubble(t, `openai_lb {
 		backend http://a {
 			auth passthrough
 		}
@@ -143,19 +145,19 @@ func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
 			priority 2
 		}
 		client_key alice key-of-alice
-	}`, func(t *testing.T, w *world) {
+	}`, func(t *testing.T, w *lbtest.World) {
 		for way, send := range waysToSend {
-			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 			send(r, "key-of-alice")
-			if reply := w.send(r); reply.backend != "b" {
-				t.Errorf("with no more than a client key in %s: served by %q", way, reply.backend)
+			if reply := w.Send(r); reply.Backend != "b" {
+				t.Errorf("with no more than a client key in %s: served by %q", way, reply.Backend)
 			}
 		}
-		r := w.requestWithKey("alices-own")
+		r := w.RequestWithKey("alices-own")
 		r.Header.Set("api-key", "key-of-alice")
 		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-alice")
-		w.send(r).wantServed(t, "a")
-		got := w.backends["a"].received()[0].request
+		w.Send(r).WantServed(t, "a")
+		got := w.Backends["a"].Received()[0].Request
 		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, "key-of-alice") || got.Header.Get("Authorization") != "Bearer alices-own" {
 			t.Errorf("a got %s", text)
 		}
@@ -167,23 +169,23 @@ func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
 
 func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
 	config := "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n%s\n}\n}"
-	for _, auth := range []string{"auth passthrough", "api_key " + backendKey} {
-		inBubble(t, fmt.Sprintf(config, auth), func(t *testing.T, w *world) {
+	for _, auth := range []string{"auth passthrough", "api_key " + lbtest.BackendKey} {
+		lbtest.InBubble(t, fmt.Sprintf(config, auth), func(t *testing.T, w *lbtest.World) {
 			for query, protocols := range map[string]string{
 				"api-key=own-key&api-key=key-of-alice":          "realtime",
 				"api-key=&Api%2DKey=key-of-alice":               "realtime, OpenAI-Insecure-Api-Key.key-of-alice",
 				"subscription-key=key-of-alice&x=1&api-key=own": "openai-insecure-api-key.own-key, openai-insecure-api-key.key-of-alice",
 			} {
-				r := w.request(http.MethodPost, "/v1/chat/completions?"+query, io.MultiReader(strings.NewReader(`{}`)))
+				r := w.Request(http.MethodPost, "/v1/chat/completions?"+query, io.MultiReader(strings.NewReader(`{}`)))
 				r.Header["Authorization"] = []string{"Bearer own-key", "bearer\tkey-of-alice", "Basic cGFzc3dvcmQ6b2YtY2FkZHk="}
 				r.Header["Api-Key"] = []string{"key-of-alice", " key-of-alice "}
 				r.Header.Set("Sec-WebSocket-Protocol", protocols)
 				r.Trailer = http.Header{"Authorization": {"Bearer key-of-alice"}, "Api-Key": {"own-key"}, "Cookie": {"c=1"}}
-				w.send(r).wantServed(t, "a")
+				w.Send(r).WantServed(t, "a")
 			}
-			for _, c := range w.backends["a"].received() {
-				text := fmt.Sprint(c.request.Header, c.request.URL, c.request.Trailer)
-				if strings.Contains(text, "key-of-alice") || strings.Contains(text, "Basic") || len(c.request.Trailer) > 0 {
+			for _, c := range w.Backends["a"].Received() {
+				text := fmt.Sprint(c.Request.Header, c.Request.URL, c.Request.Trailer)
+				if strings.Contains(text, "key-of-alice") || strings.Contains(text, "Basic") || len(c.Request.Trailer) > 0 {
 					t.Errorf("with %s, a got %s", auth, text)
 				}
 				if auth != "auth passthrough" && strings.Contains(text, "own") {
@@ -196,9 +198,9 @@ func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
 
 func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
-	writeFile(t, file, "alice first\n")
-	inBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *world) {
-		w.send(w.requestWithKey("first")).wantServed(t, "a")
+	lbtest.WriteFile(t, file, "alice first\n")
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
+		w.Send(w.RequestWithKey("first")).WantServed(t, "a")
 		for _, c := range []struct{ text, key string }{
 			{"alice first\nbob second", "second"},
 			{"bob third", "third"},
@@ -206,21 +208,21 @@ func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 			{"josé\xe9 fourth", "third"},
 			{"bob fourth", "fourth"},
 		} {
-			writeFile(t, file, c.text)
+			lbtest.WriteFile(t, file, c.text)
 			time.Sleep(secret.ReloadInterval)
-			w.send(w.requestWithKey(c.key)).wantServed(t, "a")
+			w.Send(w.RequestWithKey(c.key)).WantServed(t, "a")
 		}
-		if reply := w.send(w.requestWithKey("third")); reply.status != 401 {
-			t.Errorf("a key that was taken away got %d", reply.status)
+		if reply := w.Send(w.RequestWithKey("third")); reply.Status != 401 {
+			t.Errorf("a key that was taken away got %d", reply.Status)
 		}
 		for _, emptied := range []string{"# bob fourth\n", ""} {
-			writeFile(t, file, "bob fourth")
+			lbtest.WriteFile(t, file, "bob fourth")
 			time.Sleep(secret.ReloadInterval)
-			w.send(w.requestWithKey("fourth")).wantServed(t, "a")
-			writeFile(t, file, emptied)
+			w.Send(w.RequestWithKey("fourth")).WantServed(t, "a")
+			lbtest.WriteFile(t, file, emptied)
 			time.Sleep(secret.ReloadInterval)
-			if reply := w.send(w.requestWithKey("fourth")); reply.status != 401 {
-				t.Errorf("with the file %q, a key that was there got %d", emptied, reply.status)
+			if reply := w.Send(w.RequestWithKey("fourth")); reply.Status != 401 {
+				t.Errorf("with the file %q, a key that was there got %d", emptied, reply.Status)
 			}
 		}
 	})
@@ -230,7 +232,7 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 	dir := t.TempDir()
 	file := func(text string) string {
 		path := filepath.Join(dir, hexDigest(text))
-		writeFile(t, path, text)
+		lbtest.WriteFile(t, path, text)
 		return path
 	}
 	t.Setenv("OPENAI_LB_TEST_SECRET", "sk-secret\nand more")
@@ -253,9 +255,9 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "found 1 words"}},
 		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
 	} {
-		config, err := adapt(":0 {\nopenai_lb {\nbackend http://a\n" + c.line + "\n}\n}\n")
+		config, err := lbtest.Adapt(":0 {\nopenai_lb {\nbackend http://a\n" + c.line + "\n}\n}\n")
 		if err == nil {
-			err = validate(t, config)
+			err = lbtest.Validate(t, config)
 		}
 		if err == nil {
 			t.Errorf("%s: it was accepted", c.name)
@@ -268,20 +270,6 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		}
 		if strings.Contains(err.Error(), "sk-secret") {
 			t.Errorf("%s: the error holds the key: %v", c.name, err)
-		}
-	}
-}
-
-func TestMetricsTellSoManyCallersApart(t *testing.T) {
-	var l labels
-	for range 2 {
-		for i := range maxCallerLabels {
-			if name := fmt.Sprint("caller-", i); l.of(name) != name {
-				t.Fatalf("%s is %s", name, l.of(name))
-			}
-		}
-		if got := l.of("one more"); got != otherCallers {
-			t.Errorf("the next one is %s, want %s", got, otherCallers)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"fmt"
@@ -10,7 +10,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // setEnv sets variables for the test, and no others that backends_from_env reads.
@@ -30,7 +32,7 @@ func setEnv(t *testing.T, pairs ...string) {
 
 func TestABackendOfTheEnvironmentIsAzures(t *testing.T) {
 	t.Setenv("BACKEND_1_APIKEY", "key")
-	b, err := backendFromEnv(acaenv.Backend{
+	b, err := openailb.BackendFromEnv(acaenv.Backend{
 		URL:    acaenv.Variable{Name: "BACKEND_1_URL", Value: "https://a/{env.HOME}"},
 		APIKey: acaenv.Variable{Name: "BACKEND_1_APIKEY", Value: "key"}, Priority: 7, Deployment: "gpt-4o",
 	})
@@ -82,12 +84,12 @@ func TestAWrongEnvironmentIsRefusedByNameAndValue(t *testing.T) {
 			if block == "" {
 				block = "backends_from_env"
 			}
-			config, err := adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
+			config, err := lbtest.Adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
 			if strings.Contains(config, secret) {
 				t.Error("the config holds the key")
 			}
 			if err == nil {
-				err = validate(t, config)
+				err = lbtest.Validate(t, config)
 			}
 			if err == nil {
 				t.Fatal("it was accepted")
@@ -105,7 +107,7 @@ func TestAWrongEnvironmentIsRefusedByNameAndValue(t *testing.T) {
 }
 
 func TestAWrongPrefixInJSONIsRefused(t *testing.T) {
-	err := validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[{"handler":"openai_lb","backends_from_env":"a-b"}]}]}}}}}`)
+	err := lbtest.Validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[{"handler":"openai_lb","backends_from_env":"a-b"}]}]}}}}}`)
 	if err == nil || !strings.Contains(err.Error(), "backends_from_env 'a-b'") {
 		t.Error(err)
 	}
@@ -115,34 +117,34 @@ func TestBackendsOfTheEnvironmentServeLikeOthers(t *testing.T) {
 	setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY= key-of-a\n",
 		"BACKEND_2_URL=http://b/", "BACKEND_2_PRIORITY=2", "BACKEND_2_APIKEY=key-of-b", "BACKEND_2_DEPLOYMENT_NAME=gpt-4o-b",
 		"BACKEND_3_URL=http://b", "BACKEND_3_PRIORITY=3", "BACKEND_3_APIKEY=key-of-b")
-	inBubble(t, `openai_lb {
+	lbtest.InBubble(t, `openai_lb {
 		backend http://c {
 			priority 4
 		}
 		backends_from_env
-	}`, func(t *testing.T, w *world) {
+	}`, func(t *testing.T, w *lbtest.World) {
 		var names []string
-		for _, b := range w.handler.Backends {
+		for _, b := range w.Handler.Backends {
 			names = append(names, b.Name)
 		}
 		if got := strings.Join(names, " "); got != "c a b b-2" {
 			t.Errorf("the backends are called %s", got)
 		}
-		ask := func() clientReply {
-			r := w.request(http.MethodPost, "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", strings.NewReader(`{}`))
+		ask := func() lbtest.Reply {
+			r := w.Request(http.MethodPost, "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", strings.NewReader(`{}`))
 			r.Header.Set("Api-Key", "does-not-matter")
-			return w.send(r)
+			return w.Send(r)
 		}
-		ask().wantServed(t, "a")
-		w.backends["a"].replies(throttled("30"))
-		ask().wantServed(t, "b")
+		ask().WantServed(t, "a")
+		w.Backends["a"].Replies(lbtest.Throttled("30"))
+		ask().WantServed(t, "b")
 		for name, want := range map[string]string{"a": "key-of-a /openai/deployments/gpt-4o/chat/completions", "b": "key-of-b /openai/deployments/gpt-4o-b/chat/completions"} {
-			got := w.backends[name].received()[0].request
+			got := w.Backends[name].Received()[0].Request
 			if got := got.Header.Get("Api-Key") + " " + got.URL.Path; got != want {
 				t.Errorf("%s got %q, want %q", name, got, want)
 			}
 		}
-		w.wantCalls(map[string]int{"a": 2, "b": 1, "c": 0})
+		w.WantCalls(map[string]int{"a": 2, "b": 1, "c": 0})
 	})
 }
 
@@ -159,8 +161,8 @@ func TestATimeoutOfTheEnvironmentGivesWayToTheConfig(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key", "HTTP_TIMEOUT_SECONDS="+c.env)
-			inBubble(t, "openai_lb {\n"+c.block+"\n}", func(t *testing.T, w *world) {
-				got := w.handler.Transport.PassiveHealth
+			lbtest.InBubble(t, "openai_lb {\n"+c.block+"\n}", func(t *testing.T, w *lbtest.World) {
+				got := w.Handler.Transport.PassiveHealth
 				if got.ResponseHeaderTimeout != caddy.Duration(c.header) || got.StreamFirstEventTimeout != caddy.Duration(c.first) || got.StreamIdleTimeout != caddy.Duration(c.idle) {
 					t.Errorf("the timeouts are %s, %s and %s", time.Duration(got.ResponseHeaderTimeout), time.Duration(got.StreamFirstEventTimeout), time.Duration(got.StreamIdleTimeout))
 				}

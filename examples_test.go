@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"context"
@@ -20,13 +20,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // TestTheExampleOfCallersLetsInWhomItSays sends requests to each of its sites.
 func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 	t.Setenv("EAST_KEY", "key-of-east")
 	t.Setenv("TEAM_KEY", "key-of-team")
-	_, backend := listen(t, "east")
+	_, backend := lbtest.Listen(t, "east")
 	checks := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/check" || r.Header.Get("Cookie") != "session=1" {
 			w.WriteHeader(http.StatusForbidden)
@@ -38,7 +40,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	hash := regexp.MustCompile(`\$2a\$\S+`).FindString(string(text))
-	port := freePort(t)
+	port := lbtest.FreePort(t)
 	config := strings.NewReplacer(
 		"https://contoso-east.openai.azure.com {", backend.URL+" {\nauth api_key",
 		"auth.example.com:8080", checks.Listener.Addr().String(),
@@ -47,7 +49,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		".example.com {", fmt.Sprintf(".localhost:%d {", port),
 	).Replace(string(text))
 	storage := t.TempDir()
-	run(t, "{\nadmin off\ndefault_bind 127.0.0.1\nskip_install_trust\nauto_https disable_redirects\nstorage file_system "+storage+"\n}\n"+config)
+	lbtest.Run(t, "{\nadmin off\ndefault_bind 127.0.0.1\nskip_install_trust\nauto_https disable_redirects\nstorage file_system "+storage+"\n}\n"+config)
 
 	certificate := clientCertificate(t, filepath.Join(storage, "pki/authorities/local"))
 	dial := func(site string, certificates ...tls.Certificate) (net.Conn, error) {
@@ -56,7 +58,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		})
 	}
 	for _, site := range []string{"keys", "internal", "mtls", "password", "sso"} {
-		waitFor(t, func() bool {
+		lbtest.WaitFor(t, func() bool {
 			conn, err := dial(site, certificate)
 			if err == nil {
 				conn.Close()

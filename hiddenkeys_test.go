@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // escapedAll is a text with all of its bytes percent-encoded.
@@ -33,10 +35,10 @@ func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
 		"as it is":               key,
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *world) {
-				w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+				w.Client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 				for _, code := range []int{201, 302, 307, 400, 404, 422} {
-					w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+					w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
 						rw.Header().Set("Location", "https://elsewhere.example/?x=1&api-key="+encoded)
 						rw.Header().Set("Operation-Location", "/openai/operations/"+encoded)
 						rw.Header().Set("Link", "<https://elsewhere.example/"+encoded+">; rel=next")
@@ -46,8 +48,8 @@ func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
 							fmt.Fprintf(rw, `{"error":{"message":"see https://elsewhere.example/?api-key=%s for 100%% of it"}}`, encoded)
 						}
 					})
-					reply := w.post(`{}`)
-					text := fmt.Sprint(reply.header, reply.body)
+					reply := w.Post(`{}`)
+					text := fmt.Sprint(reply.Header, reply.Body)
 					decoded, err := url.PathUnescape(strings.ReplaceAll(strings.ReplaceAll(text, "100% of it", ""), "%!", ""))
 					if err != nil {
 						decoded = text
@@ -55,8 +57,8 @@ func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
 					if strings.Contains(decoded, key) || strings.Contains(strings.ToLower(text), strings.ToLower(encoded)) {
 						t.Errorf("%d: client got %s", code, text)
 					}
-					if reply.status != code || reply.header.Get("X-Kept") != "100% of it, a%2Fb" {
-						t.Errorf("client got %d %v, want %d with X-Kept", reply.status, reply.header, code)
+					if reply.Status != code || reply.Header.Get("X-Kept") != "100% of it, a%2Fb" {
+						t.Errorf("client got %d %v, want %d with X-Kept", reply.Status, reply.Header, code)
 					}
 				}
 			})
@@ -67,33 +69,33 @@ func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
 // TestAKeyBehindASemicolonIsFound puts keys where servers of other times find
 // the parameters of a query.
 func TestAKeyBehindASemicolonIsFound(t *testing.T) {
-	for _, auth := range []string{"api_key " + backendKey, "auth api_key\napi_key " + backendKey, "auth none", "auth passthrough"} {
-		inBubble(t, "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *world) {
+	for _, auth := range []string{"api_key " + lbtest.BackendKey, "auth api_key\napi_key " + lbtest.BackendKey, "auth none", "auth passthrough"} {
+		lbtest.InBubble(t, "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {
 			for _, format := range []string{
 				"x=1;api-key=%s", ";api-key=%s", "x=1&y=2;subscription-key=%s;z", "api-key=;api-key=%s", "x=1;API-Key=%s", "x=1;api%%2Dkey=%s", "x=1;;api-key=%s&y=2",
 			} {
 				for _, key := range []string{"key-of-alice", "own-key-of-hers"} {
-					r := w.request(http.MethodPost, "/v1/chat/completions?"+fmt.Sprintf(format, key), strings.NewReader(`{}`))
+					r := w.Request(http.MethodPost, "/v1/chat/completions?"+fmt.Sprintf(format, key), strings.NewReader(`{}`))
 					r.Header.Set("Api-Key", "key-of-alice")
 					r.Header.Set("Authorization", "Bearer the-callers-credential")
-					w.backends["a"].forget()
-					if reply := w.send(r); reply.status != 200 && reply.status != 400 {
-						t.Errorf("%s: client got %d %s", r.URL.RawQuery, reply.status, reply.body)
+					w.Backends["a"].Forget()
+					if reply := w.Send(r); reply.Status != 200 && reply.Status != 400 {
+						t.Errorf("%s: client got %d %s", r.URL.RawQuery, reply.Status, reply.Body)
 					}
-					for _, c := range w.backends["a"].received() {
-						query := c.request.URL.RawQuery
+					for _, c := range w.Backends["a"].Received() {
+						query := c.Request.URL.RawQuery
 						if strings.Contains(query, "key-of-alice") || auth != "auth passthrough" && strings.Contains(query, key) {
 							t.Errorf("with %q, %s reached a as %s", auth, r.URL.RawQuery, query)
 						}
 					}
 				}
 			}
-			r := w.requestWithKey("key-of-alice")
+			r := w.RequestWithKey("key-of-alice")
 			r.Header.Set("Api-Key", "the-callers-credential")
 			r.URL.RawQuery = "x=a%3Bb&y=c"
-			w.send(r).wantServed(t, "a")
-			calls := w.backends["a"].received()
-			if got := calls[len(calls)-1].request.URL.RawQuery; got != "x=a%3Bb&y=c" {
+			w.Send(r).WantServed(t, "a")
+			calls := w.Backends["a"].Received()
+			if got := calls[len(calls)-1].Request.URL.RawQuery; got != "x=a%3Bb&y=c" {
 				t.Errorf("a query without a key reached a as %s", got)
 			}
 		})
@@ -107,8 +109,8 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 	for name, format := range map[string]string{"alone": "openai_lb", "around json": "openai_lb {\nwrap json\n}", "around console": "openai_lb {\nwrap console\n}"} {
 		t.Run(name, func(t *testing.T) {
 			logs := filepath.Join(t.TempDir(), "log")
-			_, server := listen(t, "a")
-			run(t, fmt.Sprintf(`{
+			_, server := lbtest.Listen(t, "a")
+			lbtest.Run(t, fmt.Sprintf(`{
 				admin off
 				debug
 				log {
@@ -128,7 +130,7 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 						header Authorization "Bearer sk-literal-bearer"
 					}
 				}
-			}`, logs, format, freePort(t), server.URL))
+			}`, logs, format, lbtest.FreePort(t), server.URL))
 			if err := caddy.Stop(); err != nil {
 				t.Fatal(err)
 			}

@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // repeats answers with all credentials of a request, wherever they may stand.
@@ -47,19 +48,19 @@ func TestNoKeyIsEverShown(t *testing.T) {
 	t.Setenv("OPENAI_LB_ENV_1_APIKEY", "secret-key-of-f")
 	dir := t.TempDir()
 	keyFile, callersFile, logs := filepath.Join(dir, "key"), filepath.Join(dir, "callers"), filepath.Join(dir, "log")
-	writeFile(t, keyFile, "secret-key-of-c\n")
-	writeFile(t, callersFile, "bob secret-key-of-bob\n")
+	lbtest.WriteFile(t, keyFile, "secret-key-of-c\n")
+	lbtest.WriteFile(t, callersFile, "bob secret-key-of-bob\n")
 	names := []string{"a", "b", "c", "d", "e", "p", "f"}
-	backends := make(map[string]*fakeBackend)
+	backends := make(map[string]*lbtest.Backend)
 	var urls []any
 	for _, name := range names {
-		backend, server := listen(t, name)
+		backend, server := lbtest.Listen(t, name)
 		backends[name] = backend
 		urls = append(urls, server.URL)
 	}
 	t.Setenv("OPENAI_LB_ENV_1_URL", urls[6].(string))
-	port, admin := freePort(t), freePort(t)
-	run(t, fmt.Sprintf(`{
+	port, admin := lbtest.FreePort(t), lbtest.FreePort(t)
+	lbtest.Run(t, fmt.Sprintf(`{
 		admin 127.0.0.1:%d
 		default_bind 127.0.0.1
 		debug
@@ -114,25 +115,25 @@ func TestNoKeyIsEverShown(t *testing.T) {
 	}`, append([]any{admin, logs, port, callersFile, urls[0], urls[1], urls[2], keyFile}, urls[3:6]...)...))
 
 	var shown bytes.Buffer
-	client := newClient(t)
+	client := lbtest.NewClient(t)
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	request := func(key string) {
-		reply := ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions?api-key=secret-own&x=1", port),
+		reply := lbtest.Ask(client, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions?api-key=secret-own&x=1", port),
 			"Api-Key", "secret-key-of-"+key, "Authorization", "Bearer secret-own", "Ocp-Apim-Subscription-Key", "secret-own",
 			"Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.secret-own", "Referer", "https://x/?api-key=secret-own")
-		fmt.Fprintln(&shown, reply.status, reply.header, reply.body, reply.err)
+		fmt.Fprintln(&shown, reply.Status, reply.Header, reply.Body, reply.Err)
 	}
 	for _, caller := range []string{"alice", "bob", "nobody"} {
 		request(caller)
 	}
 	for _, reply := range []http.HandlerFunc{repeats(302), repeats(400), repeats(401), repeats(403), repeats(429), repeats(500), repeats(404), breaksOff} {
 		for _, b := range backends {
-			b.replies(reply)
+			b.Replies(reply)
 		}
 		request("alice")
 		// those that are left, one after the other
 		for _, name := range names {
-			backends[name].recovers()
+			backends[name].Recovers()
 			request("bob")
 		}
 	}
@@ -140,7 +141,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 	impatient, leave := context.WithCancel(t.Context())
 	defer leave()
 	for _, b := range backends {
-		b.replies(func(_ http.ResponseWriter, r *http.Request) {
+		b.Replies(func(_ http.ResponseWriter, r *http.Request) {
 			leave()
 			<-r.Context().Done()
 		})
@@ -188,15 +189,15 @@ func TestNoKeyIsEverShown(t *testing.T) {
 		}
 	}
 	for _, name := range names {
-		if len(backends[name].received()) == 0 {
+		if len(backends[name].Received()) == 0 {
 			t.Errorf("%s was never called", name)
 		}
-		for _, c := range backends[name].received() {
+		for _, c := range backends[name].Received() {
 			own := map[string]string{"a": "secret-key-of-a", "b": "Bearer secret-key-of-b", "c": "Bearer secret-key-of-c",
 				"d": "Bearer secret-key-of-d", "e": "secret-key-of-e", "p": "Bearer secret-own", "f": "secret-key-of-f"}[name]
-			got := c.request.Header.Get("Api-Key") + c.request.Header.Get("Authorization")
+			got := c.Request.Header.Get("Api-Key") + c.Request.Header.Get("Authorization")
 			if name == "e" {
-				got += c.request.Header.Get("Ocp-Apim-Subscription-Key")
+				got += c.Request.Header.Get("Ocp-Apim-Subscription-Key")
 			}
 			if got != own && (name != "d" || got != "Bearer fresh") {
 				t.Errorf("%s got %q, want %q", name, got, own)
@@ -206,7 +207,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 }
 
 func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
-	inBubble(t, `openai_lb {
+	lbtest.InBubble(t, `openai_lb {
 		backend http://a {
 			auth api_key
 			api_key key-of-a
@@ -223,11 +224,11 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 			priority 4
 			auth passthrough
 		}
-	}`, func(t *testing.T, w *world) {
-		for _, b := range w.backends {
-			b.replies(throttled("9"))
+	}`, func(t *testing.T, w *lbtest.World) {
+		for _, b := range w.Backends {
+			b.Replies(lbtest.Throttled("9"))
 		}
-		r := w.request(http.MethodPost, "/v1/chat/completions?api-key=callers&x=%2F1&subscription-key=callers&API-KEY=callers", strings.NewReader(`{}`))
+		r := w.Request(http.MethodPost, "/v1/chat/completions?api-key=callers&x=%2F1&subscription-key=callers&API-KEY=callers", strings.NewReader(`{}`))
 		for name, value := range map[string]string{
 			"Authorization": "Bearer callers", "Api-Key": "callers", "X-Api-Key": "callers",
 			"Ocp-Apim-Subscription-Key": "callers", "Cookie": "session=callers",
@@ -239,8 +240,8 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 		} {
 			r.Header.Set(name, value)
 		}
-		if reply := w.send(r); reply.status != 429 || reply.backend != "c" {
-			t.Errorf("client got %d of %q, want c's 429: it is about the caller's own key", reply.status, reply.backend)
+		if reply := w.Send(r); reply.Status != 429 || reply.Backend != "c" {
+			t.Errorf("client got %d of %q, want c's 429: it is about the caller's own key", reply.Status, reply.Backend)
 		}
 
 		want := map[string]http.Header{
@@ -251,7 +252,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 			"d": {},
 		}
 		for name, credentials := range want {
-			got := w.backends[name].received()[0].request
+			got := w.Backends[name].Received()[0].Request
 			for _, header := range callerkeys.CredentialHeaders {
 				if g, w := got.Header.Get(header), credentials.Get(header); g != w {
 					t.Errorf("%s got %s %q, want %q", name, header, g, w)
@@ -277,7 +278,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 				t.Errorf("%s was addressed as %q", name, got.Host)
 			}
 		}
-		if got := w.backends["c"].received()[0].request.URL.Query().Get("api-key"); got != "callers" {
+		if got := w.Backends["c"].Received()[0].Request.URL.Query().Get("api-key"); got != "callers" {
 			t.Errorf("c got the caller's api-key parameter as %q", got)
 		}
 	})
@@ -325,25 +326,25 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 		for i, name := range order {
 			config += fmt.Sprintf("backend http://%s {\npriority %d\n%s\n}\n", name, i+1, options[name])
 		}
-		inBubble(t, config+"}", func(t *testing.T, w *world) {
-			for _, b := range w.backends {
-				b.replies(status(503))
+		lbtest.InBubble(t, config+"}", func(t *testing.T, w *lbtest.World) {
+			for _, b := range w.Backends {
+				b.Replies(lbtest.Status(503))
 			}
-			r := w.request(http.MethodPost, "/v1/chat/completions?x=1&api-key=key-of-caller&subscription-key=key-of-caller", strings.NewReader(`{}`))
+			r := w.Request(http.MethodPost, "/v1/chat/completions?x=1&api-key=key-of-caller&subscription-key=key-of-caller", strings.NewReader(`{}`))
 			r.Header.Set("Authorization", "Bearer key-of-caller")
 			r.Header.Set("Api-Key", "key-of-caller")
 			r.Header.Set("X-Api-Key", "key-of-alice")
 			r.Header.Set("Cookie", "key-of-caller")
 			r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-caller")
-			w.send(r)
+			w.Send(r)
 			reached := order[:slices.Index(order, "passthrough")+1]
 			for _, name := range order {
-				calls := w.backends[name].received()
+				calls := w.Backends[name].Received()
 				if want := slices.Contains(reached, name); want != (len(calls) == 1) {
 					t.Errorf("in the order %v, %s was called %d times", order, name, len(calls))
 				}
 				for _, c := range calls {
-					wantOnly(t, name, own[name], c.request)
+					wantOnly(t, name, own[name], c.Request)
 				}
 			}
 		})

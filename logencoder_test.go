@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"encoding/json"
@@ -10,12 +10,14 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // encoderOf takes the Caddyfile's words for a log's format the way Caddy does.
 func encoderOf(t *testing.T, format string) zapcore.Encoder {
 	t.Helper()
-	config, err := adapt("{\nlog {\nformat " + format + "\n}\n}")
+	config, err := lbtest.Adapt("{\nlog {\nformat " + format + "\n}\n}")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +104,7 @@ func TestAWrongLogFormatIsRefused(t *testing.T) {
 		"openai_lb {\nfields\n}":             "expected one of wrap",
 		"openai_lb {\nwrap json\nwrap json}": "",
 	} {
-		if _, err := adapt("{\nlog {\nformat " + format + "\n}\n}"); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := lbtest.Adapt("{\nlog {\nformat " + format + "\n}\n}"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("format %s gives %v, want %q", format, err, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package openailb
+package openailb_test
 
 import (
 	"go/ast"
@@ -6,6 +6,8 @@ import (
 	"go/token"
 	"strings"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // The comment of Handler becomes the page of the module at caddyserver.com.
@@ -32,7 +34,7 @@ func TestTheExampleInTheDocsOfTheHandlerLoads(t *testing.T) {
 	if example.Len() == 0 {
 		t.Fatal("there is no example")
 	}
-	if err := validate(t, handlerJSON(example.String())); err != nil {
+	if err := lbtest.Validate(t, handlerJSON(example.String())); err != nil {
 		t.Errorf("%v in\n%s", err, &example)
 	}
 }

@@ -1,11 +1,9 @@
-package openailb
+package openailb_test
 
 import (
-	"bufio"
 	"compress/gzip"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -13,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 )
 
@@ -48,27 +47,27 @@ func TestABackendThatRepeatsItsKeyDoesNotGiveItAway(t *testing.T) {
 			if code < 300 && encoding != "" {
 				continue
 			}
-			inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *world) {
-				w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-				w.backends["a"].replies(echo(code, encoding))
-				r := w.request(http.MethodGet, "/v1/responses/1", http.NoBody)
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+				w.Client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+				w.Backends["a"].Replies(echo(code, encoding))
+				r := w.Request(http.MethodGet, "/v1/responses/1", http.NoBody)
 				r.Header.Set("Accept-Encoding", "gzip")
-				reply := w.send(r)
-				body := reply.body
+				reply := w.Send(r)
+				body := reply.Body
 				if z, err := gzip.NewReader(strings.NewReader(body)); err == nil {
 					text, _ := io.ReadAll(z)
 					body = string(text)
 				}
-				if code >= 300 && strings.Contains(body, key) || strings.Contains(fmt.Sprint(reply.header), key) {
-					t.Errorf("%d %s: client got %v %s", code, encoding, reply.header, body)
+				if code >= 300 && strings.Contains(body, key) || strings.Contains(fmt.Sprint(reply.Header), key) {
+					t.Errorf("%d %s: client got %v %s", code, encoding, reply.Header, body)
 				}
-				if reply.err != nil || code != 401 && reply.status != code {
-					t.Errorf("%d %s: client got %d (%v)", code, encoding, reply.status, reply.err)
+				if reply.Err != nil || code != 401 && reply.Status != code {
+					t.Errorf("%d %s: client got %d (%v)", code, encoding, reply.Status, reply.Err)
 				}
-				if code == 400 && encoding == "" && (reply.header.Get("X-Request-Id") != "req-1" || !strings.Contains(body, `no good: Bearer *****`)) {
-					t.Errorf("a 400 came as %v %s", reply.header, body)
+				if code == 400 && encoding == "" && (reply.Header.Get("X-Request-Id") != "req-1" || !strings.Contains(body, `no good: Bearer *****`)) {
+					t.Errorf("a 400 came as %v %s", reply.Header, body)
 				}
-				if text := fmt.Sprint(w.logs.All()); strings.Contains(text, key) {
+				if text := fmt.Sprint(w.Logs.All()); strings.Contains(text, key) {
 					t.Errorf("%d: the log holds the key: %s", code, text)
 				}
 			})
@@ -78,47 +77,36 @@ func TestABackendThatRepeatsItsKeyDoesNotGiveItAway(t *testing.T) {
 
 func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	const key = "sk-key-of-the-backend"
-	inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *world) {
-		w.stop("a")
-		l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{}), server: new(http.Server)}
-		w.mu.Lock()
-		w.listeners["a:80"] = l
-		w.mu.Unlock()
-		go func() {
-			conn := <-l.conns
-			if r, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
-				io.Copy(io.Discard, r.Body)
-			}
-			fmt.Fprintf(conn, "HTTP/1.1 %s\r\n\r\n", key)
-		}()
-		if reply := w.post(`{}`); reply.status != 502 || strings.Contains(reply.body, key) {
-			t.Errorf("client got %d %s", reply.status, reply.body)
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Raw("HTTP/1.1 " + key + "\r\n\r\n"))
+		if reply := w.Post(`{}`); reply.Status != 502 || strings.Contains(reply.Body, key) {
+			t.Errorf("client got %d %s", reply.Status, reply.Body)
 		}
-		attempts := w.logged("attempt")
+		attempts := w.Logged("attempt")
 		if len(attempts) != 1 || !strings.Contains(fmt.Sprint(attempts[0].ContextMap()["error"]), redact.Mark) {
 			t.Errorf("logged %v, want the error with %s in it", attempts, redact.Mark)
 		}
-		if text := fmt.Sprint(w.logs.All()); strings.Contains(text, key) {
+		if text := fmt.Sprint(w.Logs.All()); strings.Contains(text, key) {
 			t.Errorf("the log holds the key: %s", text)
 		}
 	})
 }
 
 func TestAKeyOfStarsEndsNothing(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\n}", func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
 			rw.WriteHeader(401)
 			io.WriteString(rw, `{"error":{"message":"Incorrect API key provided: sk-****************mnop."}}`)
 		})
-		if reply := w.send(w.requestWithKey("********")); reply.status != 401 || !strings.Contains(reply.body, "mnop") {
-			t.Errorf("client got %d %s (%v)", reply.status, reply.body, reply.err)
+		if reply := w.Send(w.RequestWithKey("********")); reply.Status != 401 || !strings.Contains(reply.Body, "mnop") {
+			t.Errorf("client got %d %s (%v)", reply.Status, reply.Body, reply.Err)
 		}
 	})
 }
 
 func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
-	overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+	lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			rw.Header().Set("Link", "</x?key="+callerkeys.KeyIn(r.Header.Get("Authorization"))+">")
 			rw.Header().Set("Set-Cookie", "a=b")
 			rw.WriteHeader(http.StatusEarlyHints)
@@ -130,14 +118,14 @@ func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
 			rw.Header().Set("X-Sum", "abc")
 		})
 		var interim []string
-		r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 		r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 			Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
 				interim = append(interim, fmt.Sprint(code, header))
 				return nil
 			},
 		}))
-		res, err := w.client.Do(r)
+		res, err := w.Client.Do(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,37 +134,37 @@ func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
 		if len(interim) != 1 || interim[0] != "103 map[]" {
 			t.Errorf("client got the interim replies %q", interim)
 		}
-		if got := fmt.Sprint(res.Trailer); strings.Contains(got, backendKey) || res.Trailer.Get("X-Sum") != "abc" {
+		if got := fmt.Sprint(res.Trailer); strings.Contains(got, lbtest.BackendKey) || res.Trailer.Get("X-Sum") != "abc" {
 			t.Errorf("client got the trailers %s", got)
 		}
 	})
 }
 
 func TestACompressedErrorGivesNoKeyAway(t *testing.T) {
-	long := "<html>" + strings.Repeat("<p>a page of a gateway</p>", 3000) + "authorization: Bearer " + backendKey
+	long := "<html>" + strings.Repeat("<p>a page of a gateway</p>", 3000) + "authorization: Bearer " + lbtest.BackendKey
 	for name, c := range map[string]struct {
 		coding string
 		body   string
 	}{
-		"gzip":                     {"gzip", gzipped("no good: " + backendKey)},
-		"gzip, the key at its end": {"gzip", gzipped(long)},
-		"a coding not asked for":   {"br", "no good: " + backendKey},
-		"two codings":              {"gzip, gzip", gzipped(gzipped(backendKey))},
-		"gzip that is none":        {"gzip", backendKey},
+		"gzip":                     {"gzip", lbtest.Gzipped("no good: " + lbtest.BackendKey)},
+		"gzip, the key at its end": {"gzip", lbtest.Gzipped(long)},
+		"a coding not asked for":   {"br", "no good: " + lbtest.BackendKey},
+		"two codings":              {"gzip, gzip", lbtest.Gzipped(lbtest.Gzipped(lbtest.BackendKey))},
+		"gzip that is none":        {"gzip", lbtest.BackendKey},
 	} {
-		inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
-			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
 				rw.Header().Set("Content-Encoding", c.coding)
 				rw.WriteHeader(400)
 				io.WriteString(rw, c.body)
 			})
-			r := w.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 			r.Header.Set("Accept-Encoding", "br;q=1.0, gzip;q=0.8, *;q=0.1, zstd")
-			reply := w.send(r)
-			if reply.status != 400 || !strings.Contains(reply.body, "upstream_error") || strings.Contains(reply.body, backendKey) {
-				t.Errorf("%s: client got %d %q", name, reply.status, reply.body)
+			reply := w.Send(r)
+			if reply.Status != 400 || !strings.Contains(reply.Body, "upstream_error") || strings.Contains(reply.Body, lbtest.BackendKey) {
+				t.Errorf("%s: client got %d %q", name, reply.Status, reply.Body)
 			}
-			if got := w.backends["a"].received()[0].request.Header.Get("Accept-Encoding"); got != "gzip;q=0.8" {
+			if got := w.Backends["a"].Received()[0].Request.Header.Get("Accept-Encoding"); got != "gzip;q=0.8" {
 				t.Errorf("a was told that %q is accepted", got)
 			}
 		})
@@ -184,15 +172,15 @@ func TestACompressedErrorGivesNoKeyAway(t *testing.T) {
 }
 
 func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
 			rw.Header().Set("Content-Encoding", "gzip")
 			rw.Header().Set("Retry-After", "60")
 			rw.WriteHeader(429)
-			io.WriteString(rw, gzipped("rate limit for "+backendKey))
+			io.WriteString(rw, lbtest.Gzipped("rate limit for "+lbtest.BackendKey))
 		})
-		w.post(`{}`).wantServed(t, "b")
-		if got := w.logged("backend benched")[0].ContextMap()["seconds"]; got != 60.0 {
+		w.Post(`{}`).WantServed(t, "b")
+		if got := w.Logged("backend benched")[0].ContextMap()["seconds"]; got != 60.0 {
 			t.Errorf("a rests %v s, want 60", got)
 		}
 	})
@@ -200,14 +188,14 @@ func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
 
 func TestAGatewaysKeyInAHeaderIsASecretToo(t *testing.T) {
 	t.Setenv("OPENAI_LB_TEST_GATEWAY", "gateway-secret-123")
-	inBubble(t, "openai_lb {\nbackend http://a {\nheader Cf-Aig-Authorization \"Bearer {env.OPENAI_LB_TEST_GATEWAY}\"\nheader X-Team harmless-name\n}\n}", func(t *testing.T, w *world) {
-		w.backends["a"].replies(func(rw http.ResponseWriter, r *http.Request) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nheader Cf-Aig-Authorization \"Bearer {env.OPENAI_LB_TEST_GATEWAY}\"\nheader X-Team harmless-name\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			rw.Header().Set("X-Echo", r.Header.Get("Cf-Aig-Authorization"))
 			rw.WriteHeader(400)
 			fmt.Fprintf(rw, "bad %s of %s", r.Header.Get("Cf-Aig-Authorization"), r.Header.Get("X-Team"))
 		})
-		reply := w.post(`{}`)
-		if strings.Contains(fmt.Sprint(reply), "gateway-secret") || !strings.Contains(reply.body, "harmless-name") {
+		reply := w.Post(`{}`)
+		if strings.Contains(fmt.Sprint(reply), "gateway-secret") || !strings.Contains(reply.Body, "harmless-name") {
 			t.Errorf("client got %v", reply)
 		}
 	})
@@ -215,18 +203,18 @@ func TestAGatewaysKeyInAHeaderIsASecretToo(t *testing.T) {
 
 func TestAnEmptyCompressedReplyPasses(t *testing.T) {
 	for code, method := range map[int]string{304: http.MethodGet, 307: http.MethodPost, 404: http.MethodHead, 400: http.MethodPost} {
-		overBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+backendKey+"\n}\n}", func(t *testing.T, w *world) {
-			w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-			w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+		lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+			w.Client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
 				rw.Header().Set("Content-Encoding", "gzip")
 				rw.Header().Set("Location", "/elsewhere")
 				rw.Header().Set("Etag", `"1"`)
 				rw.WriteHeader(code)
 			})
-			r := w.request(method, "/v1/files/f/content", http.NoBody)
+			r := w.Request(method, "/v1/files/f/content", http.NoBody)
 			r.Header.Set("Accept-Encoding", "gzip")
-			reply := w.send(r)
-			if reply.err != nil || reply.status != code || reply.body != "" || reply.header.Get("Etag") != `"1"` || reply.header.Get("Location") != "/elsewhere" {
+			reply := w.Send(r)
+			if reply.Err != nil || reply.Status != code || reply.Body != "" || reply.Header.Get("Etag") != `"1"` || reply.Header.Get("Location") != "/elsewhere" {
 				t.Errorf("a %d to %s came as %+v", code, method, reply)
 			}
 		})
@@ -235,13 +223,13 @@ func TestAnEmptyCompressedReplyPasses(t *testing.T) {
 
 func TestAHeaderOfNoSecretIsNoSecret(t *testing.T) {
 	t.Setenv("OPENAI_LB_TEST_HOST", "contoso.openai.azure.com")
-	inBubble(t, "openai_lb {\nbackend http://a {\nheader Host {env.OPENAI_LB_TEST_HOST}\n}\n}", func(t *testing.T, w *world) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nheader Host {env.OPENAI_LB_TEST_HOST}\n}\n}", func(t *testing.T, w *lbtest.World) {
 		const location = "https://contoso.openai.azure.com/openai/operations/1"
-		w.backends["a"].replies(func(rw http.ResponseWriter, _ *http.Request) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
 			rw.Header().Set("Operation-Location", location)
 			rw.WriteHeader(202)
 		})
-		if got := w.post(`{}`).header.Get("Operation-Location"); got != location {
+		if got := w.Post(`{}`).Header.Get("Operation-Location"); got != location {
 			t.Errorf("client got Operation-Location %q", got)
 		}
 	})

@@ -1,22 +1,29 @@
-package openailb
+package openailb_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 func TestBackendsAreReachedByTLSAndHTTP2(t *testing.T) {
-	a, server, trust := listenTLS(t, "a", true)
-	b, refusing := listen(t, "b")
-	b.replies(throttled("60"))
-	address := serveAt(t, fmt.Sprintf(`openai_lb {
+	a, server, trust := lbtest.ListenTLS(t, "a", true)
+	b, refusing := lbtest.Listen(t, "b")
+	b.Replies(lbtest.Throttled("60"))
+	address := lbtest.ServeAt(t, fmt.Sprintf(`openai_lb {
 		backend %s {
 			name b
 		}
@@ -26,29 +33,29 @@ func TestBackendsAreReachedByTLSAndHTTP2(t *testing.T) {
 		}
 		%s
 	}`, refusing.URL, server.URL, trust))
-	ask(newClient(t), "http://"+address+"/v1/chat/completions").wantServed(t, "a")
-	got := a.received()[0].request
+	lbtest.Ask(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions").WantServed(t, "a")
+	got := a.Received()[0].Request
 	if got.ProtoMajor != 2 || got.Host != server.Listener.Addr().String() {
 		t.Errorf("a was reached by %s as %q", got.Proto, got.Host)
 	}
 }
 
 func TestABackendThatRefusesConnectionsIsUnreachable(t *testing.T) {
-	closed := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	_, server := listen(t, "b")
-	address := serveAt(t, "openai_lb {\nbackend http://"+closed+"\nbackend "+server.URL+" {\npriority 2\n}\n}")
+	closed := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+	_, server := lbtest.Listen(t, "b")
+	address := lbtest.ServeAt(t, "openai_lb {\nbackend http://"+closed+"\nbackend "+server.URL+" {\npriority 2\n}\n}")
 	for range 3 {
-		ask(newClient(t), "http://"+address+"/v1/chat/completions").wantServed(t, "b")
+		lbtest.Ask(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions").WantServed(t, "b")
 	}
 }
 
 func TestAStaleIdleConnectionCostsNothing(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
-		w.post(`{}`).wantServed(t, "a")
-		w.backends["a"].replies(nil)
-		w.restart("a")
-		w.post(`{"after":"restart"}`).wantServed(t, "a")
-		if n := len(w.logged("backend benched")); n != 0 {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		w.Post(`{}`).WantServed(t, "a")
+		w.Backends["a"].Replies(nil)
+		w.Restart("a")
+		w.Post(`{"after":"restart"}`).WantServed(t, "a")
+		if n := len(w.Logged("backend benched")); n != 0 {
 			t.Errorf("%d backends were benched", n)
 		}
 	})
@@ -68,26 +75,74 @@ func (c silentlyDead) Write(p []byte) (int, error) {
 }
 
 func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *world) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		const connections = 8
 		dead := new(atomic.Bool)
-		w.handler.Transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := w.dial(ctx, network, addr)
+		w.Handler.Transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := w.Dial(ctx, network, addr)
 			return silentlyDead{conn, dead}, err
 		}
-		w.backends["a"].replies(func(http.ResponseWriter, *http.Request) { time.Sleep(time.Second) })
+		w.Backends["a"].Replies(func(http.ResponseWriter, *http.Request) { time.Sleep(time.Second) })
 		var wg sync.WaitGroup
 		for range connections {
-			wg.Go(func() { w.post(`{}`) })
+			wg.Go(func() { w.Post(`{}`) })
 		}
 		wg.Wait()
 		dead.Store(true)
 		dead = new(atomic.Bool) // what is dialed from now on lives
-		w.backends["a"].recovers()
-		w.post(`{"after":"death"}`).wantServed(t, "a")
-		w.wantCalls(map[string]int{"a": connections + 1})
-		if n := len(w.logged("backend benched")); n != 0 {
+		w.Backends["a"].Recovers()
+		w.Post(`{"after":"death"}`).WantServed(t, "a")
+		w.WantCalls(map[string]int{"a": connections + 1})
+		if n := len(w.Logged("backend benched")); n != 0 {
 			t.Errorf("%d backends were benched", n)
 		}
 	})
+}
+
+func TestACommittedStreamHoldsNeitherPromptNorEarlierReply(t *testing.T) {
+	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+		recorder := new(recordingTransport)
+		recorder.next = w.Handler.Transport.Replace(recorder)
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.WriteHeader(500)
+			io.WriteString(rw, strings.Repeat("x", 1<<20)) // does not end within what is read ahead
+		})
+		more := make(chan struct{})
+		w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(rw, "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
+			rw.(http.Flusher).Flush()
+			<-more
+		})
+		done := make(chan lbtest.Reply)
+		go func() { done <- w.Post(`{"stream":true,"messages":[]}`) }()
+		synctest.Wait()
+		// what io.NopCloser wraps
+		upload := reflect.ValueOf(recorder.requests[1].Body).Field(0).Interface().(*bytes.Reader)
+		if upload.Size() != 0 {
+			t.Error("the prompt is still held")
+		}
+		if _, err := recorder.requests[1].GetBody(); err == nil {
+			t.Error("the prompt could be sent again")
+		}
+		if _, err := io.Copy(io.Discard, recorder.responses[0].Body); err == nil {
+			t.Error("a's reply is still open")
+		}
+		close(more)
+		if reply := <-done; reply.Status != 200 || reply.Err != nil {
+			t.Errorf("client got %d: %v", reply.Status, reply.Err)
+		}
+	})
+}
+
+type recordingTransport struct {
+	next      http.RoundTripper
+	requests  []*http.Request
+	responses []*http.Response
+}
+
+func (r *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := r.next.RoundTrip(req)
+	r.requests, r.responses = append(r.requests, req), append(r.responses, res)
+	return res, err
 }

@@ -1,0 +1,108 @@
+package openailb_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	openailb "github.com/openai-lb/caddy-openai-lb"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+)
+
+// testSource is a credential source of another module.
+type testSource struct {
+	Start string `json:"start,omitempty"`
+
+	mu      sync.Mutex
+	value   string
+	err     error
+	renewed int
+}
+
+func init() { caddy.RegisterModule(new(testSource)) }
+
+func (*testSource) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.openai_lb.credentials.test", New: func() caddy.Module { return new(testSource) }}
+}
+
+func (s *testSource) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d, directive.Options{"start": directive.String(&s.Start)})
+}
+
+func (s *testSource) Provision(caddy.Context) (err error) {
+	if s.Start != "" {
+		s.value, err = secret.Resolve(s.Start)
+	}
+	return err
+}
+
+func (s *testSource) Credential(context.Context) (openailb.Credential, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return openailb.Credential{Header: "Authorization", Value: "Bearer " + s.value}, s.err
+}
+
+func (s *testSource) Renew(context.Context, openailb.Credential) (openailb.Credential, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renewed++
+	s.value = "fresh"
+	return openailb.Credential{Header: "Authorization", Value: "Bearer " + s.value}, s.err
+}
+
+func (s *testSource) Identity() string { return s.Start }
+
+func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		source := &testSource{value: "stale"}
+		w.Handler.UseSource("a", source)
+
+		w.Backends["a"].Replies(lbtest.WantsKey("fresh"))
+		w.Post(`{"seed":1}`).WantServed(t, "a")
+		w.WantCalls(map[string]int{"a": 2, "b": 0})
+		for _, r := range w.Backends["a"].Received() {
+			if r.BodyHash != lbtest.Hash([]byte(`{"seed":1}`)) {
+				t.Error("a got another body")
+			}
+		}
+
+		// no credential helps: it is renewed once, and then the backend is benched
+		w.Backends["a"].Replies(lbtest.Status(401))
+		source.value = "stale"
+		w.Post(`{}`).WantServed(t, "b")
+		w.WantCalls(map[string]int{"a": 4, "b": 1})
+		w.Post(`{}`).WantServed(t, "b")
+		w.WantCalls(map[string]int{"a": 4, "b": 2})
+		if source.renewed != 2 {
+			t.Errorf("it was renewed %d times, want 2", source.renewed)
+		}
+	})
+}
+
+func TestABackendWithoutACredentialIsBenchedAlone(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		source := &testSource{err: errors.New("the token endpoint is dead")}
+		w.Handler.UseSource("a", source)
+		w.Post(`{}`).WantServed(t, "b")
+		w.WantCalls(map[string]int{"a": 0, "b": 1})
+		if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "credential" {
+			t.Errorf("logged %v, want a bench of class credential", benches)
+		}
+
+		w.Stop("b")
+		if reply := w.Post(`{}`); reply.Status != 502 || !strings.Contains(reply.Body, "upstream_") {
+			t.Errorf("client got %d %s, want a 502", reply.Status, reply.Body)
+		}
+		source.err = nil
+		time.Sleep(time.Minute)
+		w.Post(`{}`).WantServed(t, "a")
+	})
+}

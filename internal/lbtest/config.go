@@ -1,0 +1,88 @@
+package lbtest
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+)
+
+// ThreeBackends is a pool of two priorities.
+const ThreeBackends = `openai_lb {
+	backend http://a {
+		priority 1
+	}
+	backend http://b {
+		priority 2
+		weight 3
+	}
+	backend http://c {
+		priority 2
+		weight 1
+	}
+}`
+
+// ThreeInOrder is a pool of three priorities.
+const ThreeInOrder = `openai_lb {
+	backend http://a
+	backend http://b {
+		priority 2
+	}
+	backend http://c {
+		priority 3
+	}
+}`
+
+// Adapt turns a Caddyfile into JSON as `caddy adapt` does.
+func Adapt(caddyfile string) (string, error) {
+	text, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		return "", err
+	}
+	for _, w := range warnings {
+		if !strings.Contains(w.Message, "not formatted") {
+			return "", os.ErrInvalid
+		}
+	}
+	var indented any
+	if err := json.Unmarshal(text, &indented); err != nil {
+		return "", err
+	}
+	pretty, err := json.MarshalIndent(indented, "", "\t")
+	return string(pretty) + "\n", err
+}
+
+// Validate loads a config as `caddy validate` does.
+func Validate(t *testing.T, config string) error {
+	t.Helper()
+	var cfg caddy.Config
+	if err := caddy.StrictUnmarshalJSON([]byte(config), &cfg); err != nil {
+		return err
+	}
+	return caddy.Validate(&cfg)
+}
+
+// PoolOf writes an openai_lb block with these backends, in one priority, and
+// these options.
+func PoolOf(names, options string) string {
+	var block strings.Builder
+	block.WriteString("openai_lb {\n")
+	for name := range strings.FieldsSeq(names) {
+		block.WriteString("backend http://" + name + "\n")
+	}
+	return block.String() + options + "\nready_path /readyz\n}"
+}
+
+// BackendKey is the key of a backend whose key matters.
+const BackendKey = "sk-key-of-the-backend"
+
+// WriteFile writes a file that only we may read.
+func WriteFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,228 @@
+package failover
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// clientsOwnFaults are the codes with which the Responses API says that the
+// request is at fault, of those that openai-python's ResponseError knows.
+var clientsOwnFaults = []string{
+	"invalid_prompt", "invalid_image", "invalid_image_format", "invalid_base64_image", "invalid_image_url", "image_too_large", "image_too_small",
+	"image_parse_error", "image_content_policy_violation", "invalid_image_mode", "image_file_too_large", "unsupported_image_media_type",
+	"empty_image_file", "failed_to_download_image", "image_file_not_found",
+}
+
+func failedResponse(code, padding string) string {
+	return fmt.Sprintf(`{"id":"resp_1","object":"response","instructions":%q,"status":"failed","error":{"code":%q,"message":"no"},"metadata":{"x":%q}}`, padding, code, padding)
+}
+
+func failedEvent(code, padding string) string {
+	return "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":3,\"response\":" + failedResponse(code, padding) + "}\n\n"
+}
+
+const (
+	responsesPreamble = "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent: response.in_progress\ndata: {\"type\":\"response.in_progress\"}\n\n"
+	responsesContent  = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"Hello\"}\n\n"
+)
+
+func responses(w *lbtest.World, body string) lbtest.Reply {
+	return w.Send(w.Request(http.MethodPost, "/v1/responses", strings.NewReader(body)))
+}
+
+func TestTheClientsOwnFaultInA200IsPassedOn(t *testing.T) {
+	long := strings.Repeat("x", 10_000)
+	for _, code := range clientsOwnFaults {
+		for name, c := range map[string]struct{ contentType, body string }{
+			"whole":                     {"application/json", failedResponse(code, "")},
+			"whole and long":            {"application/json", failedResponse(code, long)},
+			"first in a stream":         {"text/event-stream", failedEvent(code, "")},
+			"after the preamble":        {"text/event-stream", responsesPreamble + failedEvent(code, "")},
+			"after the preamble, long":  {"text/event-stream", responsesPreamble + failedEvent(code, long)},
+			"after content":             {"text/event-stream", responsesPreamble + responsesContent + failedEvent(code, "")},
+			"after content, long":       {"text/event-stream", responsesPreamble + responsesContent + failedEvent(code, long)},
+			"after content, and longer": {"text/event-stream", responsesContent + failedEvent(code, strings.Repeat(long, 10))},
+		} {
+			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(lbtest.Says(200, c.body, "Content-Type", c.contentType))
+				for range 2 {
+					reply := responses(w, fmt.Sprintf(`{"model":"gpt-4o","stream":%v}`, c.contentType != "application/json"))
+					if reply.Err != nil || reply.Status != 200 || reply.Body != c.body {
+						t.Errorf("%s %s: client got %d %.200s (%v), want the reply as it was", code, name, reply.Status, reply.Body, reply.Err)
+					}
+				}
+				w.WantCalls(map[string]int{"a": 2, "b": 0, "c": 0})
+				w.WantNobodyBlamed()
+			})
+		}
+	}
+}
+
+func TestTheBackendsFaultInA200StaysItsOwn(t *testing.T) {
+	for _, code := range []string{"server_error", "rate_limit_exceeded", "vector_store_timeout"} {
+		lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(lbtest.Says(200, failedResponse(code, "")))
+			responses(w, `{"model":"gpt-4o"}`).WantServed(t, "b")
+			if n := len(w.Logged("backend benched")); n != 1 {
+				t.Errorf("%s: %d benches, want 1", code, n)
+			}
+		})
+	}
+}
+
+func TestAnErrorThatIsNoneBlamesNobody(t *testing.T) {
+	chunk := func(value string) string {
+		return strings.Replace(lbtest.StreamContent, `{"choices"`, `{"error":`+value+`,"choices"`, 1)
+	}
+	for _, value := range []string{`""`, `false`, `{}`, `null`, `0`, `[]`, ` {} `, `" "`} {
+		last := strings.Replace(lbtest.StreamContent, `}]}`, `}],"error":`+value+`}`, 1)
+		for name, stream := range map[string]string{
+			"first":                   chunk(value) + chunk(value) + lbtest.StreamEnd,
+			"first, after a preamble": lbtest.StreamPreamble + chunk(value) + chunk(value) + lbtest.StreamEnd,
+			"last":                    last + last + lbtest.StreamEnd,
+			"without content":         "data: {\"error\":" + value + "}\n\n" + lbtest.StreamContent + "data: {\"error\":" + value + "}\n\n" + lbtest.StreamEnd,
+		} {
+			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(lbtest.Streams(stream))
+				if reply := w.PostStream(); reply.Body != stream || reply.Err != nil || reply.Backend != "a" {
+					t.Errorf("%s, %s: client got %q of %q (%v)", value, name, reply.Body, reply.Backend, reply.Err)
+				}
+				w.WantNobodyBlamed()
+			})
+		}
+		lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+			whole := `{"id":"chatcmpl-1","error":` + value + `,"choices":[{"message":{"content":"Hello"}}]}`
+			w.Backends["a"].Replies(lbtest.Says(200, whole))
+			if reply := w.Post(`{}`); reply.Body != whole || reply.Backend != "a" {
+				t.Errorf("%s: client got %q of %q", value, reply.Body, reply.Backend)
+			}
+			w.WantNobodyBlamed()
+		})
+	}
+}
+
+func TestAnErrorAfterContentIsSeenWhereverItStands(t *testing.T) {
+	const failure = `"error":{"message":"busy","type":"server_error","code":"server_is_overloaded"}`
+	for event, blames := range map[string]bool{
+		"data: {" + failure + "}\n\n":                                                                 true,
+		"data: {\"id\":\"x\",\"choices\":[]," + failure + "}\n\n":                                     true,
+		"data:{\"id\":\"x\",\"object\":\"chat.completion.chunk\"," + failure + ",\"usage\":null}\n\n": true,
+		"data: { \"id\" : \"x\" , " + strings.Replace(failure, ":", " : ", 1) + "}\r\n\r\n":           true,
+		"data: {\"user\":\"" + strings.Repeat("x", 3000) + "\"," + failure + "}\n\n":                  true,
+		// it is another's error, or only told of
+		"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}," + failure + "}]}\n\n":                                false,
+		"data: {\"choices\":[{\"delta\":{\"content\":\"{" + strings.ReplaceAll(failure, `"`, `\"`) + "}\"}}]}\n\n": false,
+		": {" + failure + "}\n\n": false,
+		"data: {\"id\":\"x\",\"error\":{\"type\":\"invalid_request_error\",\"code\":\"content_filter\"}}\n\n": false,
+	} {
+		lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+			stream := lbtest.StreamPreamble + lbtest.StreamContent + event + lbtest.StreamEnd
+			w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamPreamble+lbtest.StreamContent, time.Second, event, lbtest.StreamEnd))
+			if reply := w.PostStream(); reply.Body != stream {
+				t.Errorf("%q: client got %q (%v)", event, reply.Body, reply.Err)
+			}
+			if n := len(w.Logged("backend benched")); blames != (n == 1) {
+				t.Errorf("%.150q: %d benches, want one: %v", event, n, blames)
+			}
+			w.WantCalls(map[string]int{"b": 0, "c": 0})
+		})
+	}
+}
+
+// sendsHeaders begins a stream without a byte of it.
+func sendsHeaders(after, silence time.Duration, then ...any) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-time.After(after):
+			lbtest.Streams(append([]any{silence}, then...)...)(w, r)
+		case <-r.Context().Done():
+		}
+	}
+}
+
+func TestAStreamWithoutAByteInTimeIsFailedOver(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		options        string
+		after, silence time.Duration
+		want           time.Duration // when b is asked; 0: never
+	}{
+		{"headers and then nothing", "", 0, time.Hour, 2 * time.Minute},
+		{"late headers and then nothing", "", 90 * time.Second, time.Hour, 2 * time.Minute},
+		{"nothing at all", "", time.Hour, 0, 2 * time.Minute},
+		{"late headers, and a byte in time", "", 100 * time.Second, 19 * time.Second, 0},
+		{"a byte just in time", "", 0, 119 * time.Second, 0},
+		{"a limit of its own", "stream_first_event_timeout 30s", 10 * time.Second, time.Hour, 30 * time.Second},
+		{"a longer limit", "stream_first_event_timeout 10m\nstream_idle_timeout 1m", 0, 9 * time.Minute, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\n"+c.options), func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(sendsHeaders(c.after, c.silence, lbtest.StreamContent, lbtest.StreamEnd))
+				w.Backends["b"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
+				start := time.Now()
+				reply := w.PostStream()
+				if c.want == 0 {
+					reply.WantServed(t, "a")
+					w.WantNobodyBlamed()
+					return
+				}
+				reply.WantServed(t, "b")
+				if waited := time.Since(start); waited != c.want {
+					t.Errorf("b was asked after %s, want %s", waited, c.want)
+				}
+				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "timeout" || benches[0].ContextMap()["model"] != "gpt-4o" {
+					t.Errorf("benches %v, want one of a's model, for timeout", benches)
+				}
+				w.WantReady()
+			})
+		})
+	}
+}
+
+func TestAPoolWithoutAByteInTimeIsATimeout(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
+		w.AllReply(sendsHeaders(0, time.Hour))
+		w.PostStream().WantError(t, 504, "upstream_timeout")
+	})
+}
+
+func TestAModelThatThinksIsNotFailedOver(t *testing.T) {
+	for name, pieces := range map[string][]any{
+		"after a comment":       {": thinking\n\n", 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
+		"after a byte":          {":", 299 * time.Second, " x\n\n", lbtest.StreamContent, lbtest.StreamEnd},
+		"after the preamble":    {lbtest.StreamPreamble, 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
+		"with a sign of life":   {119 * time.Second, ": x\n\n", 4 * time.Minute, ": x\n\n", 4 * time.Minute, ": x\n\n", 4 * time.Minute, lbtest.StreamContent, lbtest.StreamEnd},
+		"in the middle":         {lbtest.StreamContent, 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
+		"after a long preamble": {strings.Repeat(lbtest.StreamPreamble, 1000), 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(lbtest.Streams(pieces...))
+				reply := w.PostStream()
+				reply.WantServed(t, "a")
+				if !strings.HasSuffix(reply.Body, lbtest.StreamContent+lbtest.StreamEnd) {
+					t.Errorf("client got %.100q", reply.Body)
+				}
+				w.WantCalls(map[string]int{"a": 1, "b": 0})
+				w.WantNobodyBlamed()
+			})
+		})
+	}
+}
+
+func TestAStreamThatStallsForFiveMinutesIsBroken(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a", ""), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, time.Hour))
+		start := time.Now()
+		events := w.Open(t)
+		if _, err := io.ReadAll(events.Response.Body); err == nil || time.Since(start) != 5*time.Minute {
+			t.Errorf("after %s the client got %v, want a broken stream after 5m", time.Since(start), err)
+		}
+	})
+}

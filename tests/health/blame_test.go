@@ -1,0 +1,296 @@
+package health
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// mayBeTheRequest are failures that a request may cause at every backend.
+var mayBeTheRequest = map[string]http.HandlerFunc{
+	"a reset after the request":       lbtest.Aborts,
+	"what is not HTTP":                lbtest.Raw("SSH-2.0-OpenSSH_9.2p1\r\n"),
+	"half a status line":              lbtest.Raw("HTTP/1.1 20"),
+	"half the headers":                lbtest.Raw("HTTP/1.1 200 OK\r\nContent-Type: te"),
+	"an interim reply alone":          lbtest.Raw("HTTP/1.1 103 Early Hints\r\n\r\n"),
+	"no answer in time":               lbtest.Hangs,
+	"an internal error":               lbtest.Status(500),
+	"a status under 100":              lbtest.Raw("HTTP/1.1 042 Odd\r\nContent-Length: 0\r\n\r\n"),
+	"an upgrade that nobody asked":    lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"),
+	"a reply that is cut":             lbtest.Raw("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"),
+	"a stream that ends at its start": lbtest.Raw("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"),
+}
+
+func TestWhatARequestMayCauseBenchesOneBackendForItsModel(t *testing.T) {
+	for name, fault := range mayBeTheRequest {
+		for _, names := range []string{"a", "a b c"} {
+			t.Run(name+", "+names, func(t *testing.T) {
+				lbtest.InBubble(t, lbtest.PoolOf(names, "lb_policy first\nfail_duration 5m"), func(t *testing.T, w *lbtest.World) {
+					w.AllReply(fault)
+					if reply := w.Post(`{"model":"poison"}`); reply.Status < 500 {
+						t.Errorf("client got %d %s (%v)", reply.Status, reply.Body, reply.Err)
+					}
+					w.WantReady()
+					benches := w.Logged("backend benched")
+					if len(benches) != 1 {
+						t.Errorf("%d benches, want 1: what fails everywhere is the request's own fault", len(benches))
+					}
+					for _, b := range benches {
+						if fields := b.ContextMap(); fields["model"] != "poison" || fields["class"] != "failed" && fields["class"] != "timeout" {
+							t.Errorf("benched %v, want the model alone, for failed or timeout", fields)
+						}
+					}
+					for _, b := range w.Backends {
+						b.Recovers()
+						b.Forget()
+					}
+					// another model is as it was, at the first backend
+					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "a")
+					w.Post(`{}`).WantServed(t, "a")
+				})
+			})
+		}
+	}
+}
+
+func TestAsManyRequestsAsItTakesLeaveTheReplicaReady(t *testing.T) {
+	for name, fault := range mayBeTheRequest {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b c", "fail_duration 5m\nresponse_header_timeout 1s\nstream_first_event_timeout 1s"), func(t *testing.T, w *lbtest.World) {
+				w.AllReply(fault)
+				for range 5 {
+					w.Post(`{}`)
+					w.WantReady()
+				}
+				w.AllReply(nil)
+				for range 5 {
+					w.Post(`{}`).WantServed(t, "a", "b", "c")
+				}
+			})
+		})
+	}
+}
+
+func TestFailuresOfEveryKindInOneRequestBenchOneBackend(t *testing.T) {
+	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Aborts)
+		w.Backends["b"].Replies(lbtest.Hangs)
+		w.Backends["c"].Replies(lbtest.Status(401))
+		w.Post(`{}`)
+		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
+		if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["backend"] != "a" {
+			t.Errorf("benches %v, want a's alone", benches)
+		}
+	})
+}
+
+func TestABackendThatCannotBeReachedIsBenchedAsAWhole(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b c", ""), func(t *testing.T, w *lbtest.World) {
+		for _, name := range []string{"a", "b", "c"} {
+			w.Stop(name)
+		}
+		w.Post(`{"model":"gpt-4o"}`).WantError(t, 502, "upstream_unreachable")
+		benches := w.Logged("backend benched")
+		if len(benches) != 3 {
+			t.Errorf("%d benches, want 3: no request can cause that", len(benches))
+		}
+		for _, b := range benches {
+			if fields := b.ContextMap(); fields["model"] != nil || fields["class"] != "unreachable" {
+				t.Errorf("benched %v, want the whole backend", fields)
+			}
+		}
+		w.WantNotReady("10")
+	})
+}
+
+// listenWithLimits serves a backend by HTTP/2 and TLS that takes headers of so
+// many bytes, and so many requests on a connection.
+func listenWithLimits(t *testing.T, name string, headers, streams int) (b *lbtest.Backend, url string) {
+	t.Helper()
+	b = &lbtest.Backend{Name: name}
+	server := httptest.NewUnstartedServer(b)
+	server.EnableHTTP2 = true
+	server.Config.MaxHeaderBytes = headers
+	server.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: streams}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return b, server.URL
+}
+
+// manyHeaders is a request whose headers are few bytes in HTTP/1.1, and many in
+// the way that HTTP/2 counts them (RFC 9113 section 6.5.2).
+func manyHeaders(method string) string {
+	return method + " /v1/chat/completions HTTP/1.1\r\nHost: lb\r\nContent-Type: application/json\r\nContent-Length: 2\r\n" +
+		strings.Repeat("a:\r\n", 3000) + "\r\n{}"
+}
+
+func TestAHeaderListThatBackendsRefuseIsItsClientsFault(t *testing.T) {
+	s := lbtest.NewSites(t, "http")
+	_, _, trust := lbtest.ListenTLS(t, "unused", true) // all of them show the same certificate
+	a, urlA := listenWithLimits(t, "a", 40_000, 0)
+	b, urlB := listenWithLimits(t, "b", 40_000, 0)
+	url := s.Add(fmt.Sprintf("openai_lb {\nready_path /readyz\nbackend %s {\nname a\n}\nbackend %s {\nname b\npriority 2\n}\n%s\n}", urlA, urlB, trust))
+	s.Serve(t)
+	client := s.NewClient(t, 1)
+	lbtest.Ask(client, url).WantServed(t, "a")
+	a.Replies(lbtest.Throttled("1"))
+	lbtest.Ask(client, url).WantServed(t, "b") // both have told their limits
+	a.Recovers()
+	lbtest.WaitFor(t, func() bool { return lbtest.Ask(client, url).Backend == "a" })
+	before := len(a.Received()) + len(b.Received())
+	for range 3 {
+		conn, err := net.Dial("tcp", s.Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, strings.Replace(manyHeaders(http.MethodPost), "Host: lb", "Host: row-0.example.com", 1))
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		conn.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != http.StatusRequestHeaderFieldsTooLarge && res.StatusCode != http.StatusBadRequest {
+			t.Errorf("client got %d, want 431 or 400", res.StatusCode)
+		}
+	}
+	if n := len(a.Received()) + len(b.Received()); n != before {
+		t.Errorf("backends got %d of these requests: the test does not show what it is to show", n-before)
+	}
+	for _, entry := range s.Logged(t) {
+		if entry.Msg == "backend benched" && entry.Class != "throttled" {
+			t.Errorf("benched %+v", entry)
+		}
+	}
+	res, err := client.Get(strings.Replace(url, "/v1/chat/completions", "/readyz", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != 200 {
+		t.Errorf("ready_path answers %d", res.StatusCode)
+	}
+	lbtest.Ask(client, url).WantServed(t, "a")
+}
+
+var notInference = [][2]string{
+	{"GET", "/v1/files"}, {"POST", "/v1/files"}, {"DELETE", "/v1/files/file-1"}, {"GET", "/v1/models"},
+	{"POST", "/v1/batches"}, {"GET", "/v1/batches/b"}, {"POST", "/v1/fine_tuning/jobs"}, {"POST", "/v1/uploads"},
+	{"POST", "/v1/vector_stores"}, {"GET", "/v1/responses/resp_1"}, {"GET", "/openai/files?api-version=1"},
+	{"GET", "/"}, {"POST", "/admin"}, {"PUT", "/v1/anything"},
+}
+
+func TestARefusedKeyForWhatIsNotInferenceBenchesNobody(t *testing.T) {
+	for _, code := range []int{401, 403} {
+		for _, op := range notInference {
+			t.Run(fmt.Sprint(code, op), func(t *testing.T) {
+				lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+					w.AllReply(lbtest.Status(code))
+					for range 3 {
+						if reply := w.Send(w.Request(op[0], op[1], strings.NewReader(`{}`))); reply.Status != 502 || !strings.Contains(reply.Body, "upstream_credentials_rejected") {
+							t.Errorf("client got %d %s", reply.Status, reply.Body)
+						}
+					}
+					if benches := w.Logged("backend benched"); len(benches) > 0 {
+						t.Errorf("benched %v", benches[0].ContextMap())
+					}
+					w.WantReady()
+					w.AllReply(nil)
+					w.Post(`{}`).WantServed(t, "a")
+				})
+			})
+		}
+	}
+}
+
+func TestARefusedKeyForInferenceBenchesOneBackendWhateverIsInferred(t *testing.T) {
+	for _, path := range []string{
+		"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/audio/speech",
+		"/v1/images/generations", "/v1/messages", "/v1/rerank", "/openai/v1/chat/completions", "/openai/deployments/x/chat/completions?api-version=1",
+	} {
+		lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			w.AllReply(lbtest.Status(401))
+			w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{}`))).WantError(t, 502, "upstream_credentials_rejected")
+			benches := w.Logged("backend benched")
+			if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["class"] != "credential" {
+				t.Errorf("%s: benches %v, want one", path, benches)
+			}
+		})
+	}
+}
+
+// lostAgain is the error of an attempt that net/http lost twice before the
+// backend took it.
+const lostAgain = "the backend accepted the request on neither of two connections"
+
+func TestABackendWithFewStreamsIsNotBenchedForIt(t *testing.T) {
+	s := lbtest.NewSites(t, "http")
+	_, _, trust := lbtest.ListenTLS(t, "unused", true) // all of them show the same certificate
+	a, urlA := listenWithLimits(t, "a", 0, 20)
+	a.Replies(func(http.ResponseWriter, *http.Request) { time.Sleep(20 * time.Millisecond) })
+	b, serverB := lbtest.Listen(t, "b")
+	url := s.Add(fmt.Sprintf("openai_lb {\nbackend %s {\nname a\n}\nbackend %s {\nname b\npriority 2\n}\n%s\n}", urlA, serverB.URL, trust))
+	s.Serve(t)
+	client := s.NewClient(t, 1)
+	replies := make(chan lbtest.Reply, 120)
+	for range cap(replies) {
+		go func() { replies <- lbtest.Ask(client, url) }()
+	}
+	for range cap(replies) {
+		if reply := <-replies; reply.Status != 200 {
+			t.Errorf("client got %d of %q (%v)", reply.Status, reply.Backend, reply.Err)
+		}
+	}
+	for _, entry := range s.Logged(t) {
+		// on a busy machine, a connection may fail for other reasons
+		if entry.Msg == "attempt" && entry.Class != "served" && entry.Error != lostAgain {
+			t.Log("a failed otherwise:", entry.Error)
+			return
+		}
+	}
+	if _, benched := s.LoggedOf(t, "a"); benched != nil {
+		t.Errorf("a is benched: %+v", benched)
+	}
+	if len(a.Received()) == 0 || len(a.Received())+len(b.Received()) != cap(replies) {
+		t.Errorf("a served %d and b %d of %d", len(a.Received()), len(b.Received()), cap(replies))
+	}
+	lbtest.Ask(client, url).WantServed(t, "a")
+}
+
+func TestACallerThatStallsItsUploadBlamesNobody(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "request_buffers 1KiB\nlb_policy first"), func(t *testing.T, w *lbtest.World) {
+		w.UseHTTP2()
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			control := http.NewResponseController(rw)
+			control.EnableFullDuplex()
+			rw.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(rw, lbtest.StreamContent)
+			control.Flush()
+			if _, err := io.Copy(io.Discard, r.Body); err == nil {
+				io.WriteString(rw, lbtest.StreamEnd)
+			}
+		})
+		upload, feed := io.Pipe()
+		r := w.Request(http.MethodPost, "/v1/chat/completions", upload)
+		r.Header.Set("X-Early", "a")
+		defer feed.Close()
+		go io.WriteString(feed, `{"stream":true,"user":"`+strings.Repeat("x", 4096))
+		leave := time.AfterFunc(20*time.Minute, func() { feed.CloseWithError(io.ErrUnexpectedEOF) })
+		defer leave.Stop()
+		w.Send(r)
+		if n := len(w.Logged("backend benched")) + len(w.Logged("reply broken")); n > 0 {
+			t.Errorf("%d log entries blame a backend", n)
+		}
+		w.Backends["a"].Recovers()
+		w.Post(`{}`).WantServed(t, "a")
+	})
+}

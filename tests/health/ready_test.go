@@ -1,0 +1,156 @@
+package health
+
+import (
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+)
+
+const twoBackends = `openai_lb {
+	backend http://a
+	backend http://b {
+		priority 2
+	}
+	ready_path /readyz
+}`
+
+func TestReadyPathTellsWhetherAnyBackendCanBeUsed(t *testing.T) {
+	lbtest.InBubble(t, twoBackends, func(t *testing.T, w *lbtest.World) {
+		w.WantReady()
+		w.Stop("a")
+		w.Post(`{}`).WantServed(t, "b")
+		w.WantReady()
+
+		// b refuses its key for a minute; a, tried again, is unreachable for 10 s
+		time.Sleep(4500 * time.Millisecond)
+		w.Backends["b"].Replies(lbtest.Status(401))
+		w.Post(`{}`)
+		time.Sleep(4500 * time.Millisecond)
+		w.WantNotReady("6")
+		if got := w.Ready(http.MethodHead); got.Status != http.StatusServiceUnavailable || got.Body != "" || got.Header.Get("Retry-After") != "6" {
+			t.Errorf("HEAD gets %d %v %q", got.Status, got.Header, got.Body)
+		}
+
+		// the time of a has come, and it is as it was
+		time.Sleep(5500 * time.Millisecond)
+		w.WantReady()
+		w.Post(`{}`)
+		w.WantNotReady("10")
+
+		// it is back
+		w.Serve("a:80", w.Backends["a"])
+		time.Sleep(10 * time.Second)
+		w.WantReady()
+		w.Post(`{}`).WantServed(t, "a")
+		w.WantReady()
+	})
+}
+
+func TestReadyPathCallsNoBackend(t *testing.T) {
+	lbtest.InBubble(t, twoBackends, func(_ *testing.T, w *lbtest.World) {
+		w.WantReady()
+		w.Ready(http.MethodHead)
+		w.WantCalls(map[string]int{"a": 0, "b": 0})
+		for _, other := range []*http.Request{
+			w.Request(http.MethodPost, "/readyz", nil), w.Request(http.MethodGet, "/readyz/", nil),
+			w.Request(http.MethodGet, "/READYZ", nil), w.Request(http.MethodGet, "/v1/readyz", nil),
+		} {
+			w.Send(other).WantServed(w.T, "a")
+		}
+	})
+}
+
+func TestReadyPathMindsNotWhatConcernsAModel(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"throttled":     lbtest.Throttled("300"),
+		"failing":       lbtest.Status(500),
+		"without it":    lbtest.Status(404),
+		"overloaded":    lbtest.Status(503, "Retry-After", "60"),
+		"a bad request": lbtest.Status(400),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, twoBackends, func(_ *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(reply)
+				w.Backends["b"].Replies(reply)
+				w.Post(`{"model":"gpt-4o"}`)
+				w.WantReady()
+			})
+		})
+	}
+}
+
+func TestReadyPathMindsAnAccountWithoutBudget(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nready_path /readyz\n}", func(_ *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Content-Type", "application/json")
+			rw.WriteHeader(429)
+			rw.Write([]byte(`{"error":{"message":"You exceeded your current quota.","type":"insufficient_quota","code":"insufficient_quota"}}`))
+		})
+		w.Post(`{}`)
+		w.WantNotReady("300")
+	})
+}
+
+func TestReadyPathNoticesAKeyThatWasMended(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	lbtest.WriteFile(t, file, "wrong")
+	lbtest.InBubble(t, `openai_lb {
+		backend http://a {
+			api_key {file.`+file+`}
+		}
+		ready_path /readyz
+	}`, func(_ *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.WantsKey("right"))
+		w.Post(`{}`)
+		w.WantNotReady("60")
+		lbtest.WriteFile(t, file, "right")
+		time.Sleep(secret.ReloadInterval)
+		w.WantReady()
+	})
+}
+
+func TestReadyPathAsksForNoKey(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_key alice sk-alice\nready_path /readyz\n}", func(t *testing.T, w *lbtest.World) {
+		w.WantReady()
+		w.Post(`{}`).WantError(t, http.StatusUnauthorized, "invalid_api_key")
+	})
+}
+
+func TestWithoutReadyPathNothingIsAnswered(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		w.Ready(http.MethodGet).WantServed(t, "a")
+	})
+}
+
+func TestReadyPathMindsActiveHealthChecks(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	address := lbtest.ServeAt(t, `openai_lb {
+		backend `+server.URL+`
+		ready_path /readyz
+		reverse_proxy {
+			health_uri /health
+			health_interval 10ms
+		}
+	}`)
+	client := lbtest.NewClient(t)
+	answers := func(status int, retryAfter string) func() bool {
+		return func() bool {
+			res, err := client.Get("http://" + address + "/readyz")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			return res.StatusCode == status && res.Header.Get("Retry-After") == retryAfter
+		}
+	}
+	lbtest.WaitFor(t, answers(http.StatusOK, ""))
+	a.Replies(lbtest.Status(500))
+	// health checks do not say when a backend will be well
+	lbtest.WaitFor(t, answers(http.StatusServiceUnavailable, ""))
+	a.Recovers()
+	lbtest.WaitFor(t, answers(http.StatusOK, ""))
+}

@@ -1,0 +1,119 @@
+package health
+
+import (
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+)
+
+func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
+	for _, code := range []int{401, 403} {
+		for _, body := range []string{
+			`{"error":{"message":"You have insufficient permissions for this operation. Missing scopes: api.fine_tuning.jobs.read.","type":"invalid_request_error","param":null,"code":"missing_scope"}}`,
+			`{"error":{"code":"PermissionDenied","message":"The principal lacks the required data action Microsoft.CognitiveServices/accounts/OpenAI/fine-tunes/write to perform this operation."}}`,
+			`{"error":{"message":"You have insufficient permissions for this operation.","type":"invalid_request_error","param":null,"code":null}}`,
+		} {
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+				for _, b := range w.Backends {
+					b.Replies(func(rw http.ResponseWriter, _ *http.Request) {
+						rw.WriteHeader(code)
+						io.WriteString(rw, body)
+					})
+				}
+				jobs := func() lbtest.Reply {
+					return w.Send(w.Request(http.MethodPost, "/v1/fine_tuning/jobs", strings.NewReader(`{"model":"gpt-4o"}`)))
+				}
+				jobs().WantError(t, 502, "upstream_credentials_rejected")
+				w.WantCalls(map[string]int{"a": 1, "b": 1})
+				if n := len(w.Logged("backend benched")); n > 0 {
+					t.Errorf("%d %s: %d benches for an operation of its own", code, body, n)
+				}
+				w.Backends["b"].Recovers()
+				jobs().WantServed(t, "b")
+				w.WantCalls(map[string]int{"a": 2, "b": 2})
+
+				// a role that lacks inference is for a person to mend
+				for range 5 {
+					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
+				}
+				w.WantCalls(map[string]int{"a": 3, "b": 7})
+				benches := w.Logged("backend benched")
+				if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["model"] != "gpt-4o" {
+					t.Errorf("%d %s: benches %v", code, body, benches)
+				}
+			})
+		}
+	}
+}
+
+func TestARequestRefusedEverywhereBenchesOneBackend(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nready_path /readyz\nbackend http://a\nbackend http://b {\npriority 2\n}\nbackend http://c {\npriority 3\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Status(401))
+		w.Post(`{}`).WantError(t, 502, "upstream_credentials_rejected")
+		if n := len(w.Logged("backend benched")); n != 1 {
+			t.Errorf("%d benches, want 1", n)
+		}
+		w.WantReady()
+	})
+}
+
+func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
+	for _, code := range []int{401, 402, 403, 429, 500} {
+		file := filepath.Join(t.TempDir(), "key")
+		lbtest.WriteFile(t, file, "first-key")
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key {file."+file+"}\n}\n}", func(t *testing.T, w *lbtest.World) {
+			release := make(chan struct{})
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") == "Bearer first-key" {
+					<-release
+					lbtest.Status(code)(rw, r)
+					return
+				}
+				lbtest.WantsKey("second-key")(rw, r)
+			})
+			done := make(chan lbtest.Reply)
+			go func() { done <- w.Post(`{}`) }()
+			time.Sleep(2 * secret.ReloadInterval)
+			lbtest.WriteFile(t, file, "second-key")
+			w.Post(`{}`).WantServed(t, "a")
+			close(release)
+			<-done
+			if n := len(w.Logged("backend benched")); n > 0 {
+				t.Errorf("a late %d for the old key benched the new one", code)
+			}
+			w.Post(`{}`).WantServed(t, "a")
+		})
+	}
+}
+
+func TestAKeyIsRenewedWhateverUnhealthyStatusSays(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	lbtest.WriteFile(t, file, "first-key")
+	lbtest.InBubble(t, "openai_lb {\nunhealthy_status 429 5xx\nbackend http://a {\napi_key {file."+file+"}\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.WantsKey("first-key"))
+		w.Post(`{}`).WantServed(t, "a")
+		lbtest.WriteFile(t, file, "second-key")
+		w.Backends["a"].Replies(lbtest.WantsKey("second-key"))
+		w.Post(`{}`).WantServed(t, "a")
+	})
+}
+
+func TestForwardNeverPassesARefusedKeyOn(t *testing.T) {
+	lbtest.InBubble(t, `openai_lb {
+		backend http://a
+		all_throttled forward
+	}`, func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Throttled("60"))
+		w.Post(`{}`)
+		w.Backends["a"].Replies(lbtest.Status(401))
+		w.Post(`{}`).WantError(t, 429, "rate_limit_exceeded")
+	})
+}

@@ -1,0 +1,177 @@
+package health
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/textproto"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// TestAChangedHeaderKeepsWhatIsKnown compares two sites that reach one backend
+// with other headers, as a config before and after a reload does.
+func TestAChangedHeaderKeepsWhatIsKnown(t *testing.T) {
+	for _, c := range []struct {
+		name, before, after string
+		keeps               bool
+	}{
+		{"another team", "header X-Team red", "header X-Team blue", true},
+		{"a new header", "", "header OpenAI-Beta assistants=v2", true},
+		{"no header any more", "header X-Team red", "", true},
+		{"another account", "header Ocp-Apim-Subscription-Key key-of-one", "header Ocp-Apim-Subscription-Key key-of-another", false},
+		{"another gateway token", "header Cf-Aig-Authorization \"Bearer one\"", "header Cf-Aig-Authorization \"Bearer another\"", false},
+		{"the first secret", "", "header X-Api-Key key-of-another", false},
+		{"the same secret, and another team", "header X-Api-Key key-of-one\nheader X-Team red", "header X-Api-Key key-of-one\nheader X-Team blue", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := lbtest.NewSites(t, "http")
+			a, serverA := lbtest.Listen(t, "a")
+			_, serverB := lbtest.Listen(t, "b")
+			var urls []string
+			for _, header := range []string{c.before, c.after} {
+				urls = append(urls, s.Add(fmt.Sprintf("openai_lb {\nbackend %s {\nname a\napi_key key-of-a\nmax_requests 1\n%s\n}\nbackend %s {\nname b\npriority 2\n}\n}", serverA.URL, header, serverB.URL)))
+			}
+			s.Serve(t)
+			client := s.NewClient(t, 1)
+			want := "a"
+			if c.keeps {
+				want = "b"
+			}
+			// a request that is on its way takes its place at a
+			arrived, leave := make(chan struct{}), make(chan struct{})
+			letGo := sync.OnceFunc(func() { close(leave) })
+			t.Cleanup(letGo)
+			a.Replies(func(http.ResponseWriter, *http.Request) {
+				close(arrived)
+				<-leave
+			})
+			done := make(chan lbtest.Reply, 1)
+			go func() { done <- lbtest.Ask(client, urls[0]) }()
+			<-arrived
+			a.Recovers()
+			lbtest.Ask(client, urls[1]).WantServed(t, want)
+			letGo()
+			(<-done).WantServed(t, "a")
+			// a promise holds
+			a.Replies(lbtest.Throttled("120"))
+			lbtest.Ask(client, urls[0]).WantServed(t, "b")
+			a.Recovers()
+			lbtest.Ask(client, urls[1]).WantServed(t, want)
+		})
+	}
+}
+
+func TestABenchOutlivesAReloadThatChangesAHeader(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	_, serverB := lbtest.Listen(t, "b")
+	port := lbtest.FreePort(t)
+	n := 0
+	config := func(headers string) string {
+		n++
+		return fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\nbackend %s {\napi_key key-of-a\n%s\n}\nbackend %s {\npriority 2\n}\n}\n}", port, n, serverA.URL, headers, serverB.URL)
+	}
+	a.Replies(lbtest.Throttled("120"))
+	lbtest.Run(t, config("header X-Team red"))
+	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
+	lbtest.Ask(lbtest.NewClient(t), url).WantServed(t, "b")
+	a.Recovers()
+	reloadWith := func(headers string) {
+		lbtest.Reload(t, config(headers))
+		// the old config may answer for a while, and Linux resets what waits for it
+		lbtest.WaitFor(t, func() bool {
+			reply := lbtest.Ask(lbtest.NewClient(t), url)
+			return reply.Err == nil && reply.Header.Get("X-Config") == fmt.Sprint(n)
+		})
+	}
+	for _, headers := range []string{"header X-Team blue", "", "header X-Team red\nheader X-Other 1"} {
+		reloadWith(headers)
+		lbtest.Ask(lbtest.NewClient(t), url).WantServed(t, "b")
+	}
+	reloadWith("header Api-Key of-another-account")
+	lbtest.Ask(lbtest.NewClient(t), url).WantServed(t, "a")
+}
+
+func TestACookieOfThePolicyIsSetOnceAndNamesWhoServed(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b\nbackend http://c\nlb_policy cookie lb secret\nfail_duration 1s\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Status(503))
+		w.Backends["b"].Replies(lbtest.Status(500))
+		failovers := 0
+		for range 40 {
+			before := w.TotalCalls()
+			reply := w.Post(`{}`)
+			reply.WantServed(t, "c")
+			if w.TotalCalls() > before+1 {
+				failovers++
+			}
+			cookies := reply.Header.Values("Set-Cookie")
+			if len(cookies) != 1 {
+				t.Fatalf("client got the cookies %q, want one", cookies)
+			}
+			// it leads to the one who served, when all serve
+			time.Sleep(2 * time.Second)
+			w.Backends["a"].Recovers()
+			w.Backends["b"].Recovers()
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			cookie, _, _ := strings.Cut(cookies[0], ";")
+			r.Header.Set("Cookie", cookie)
+			again := w.Send(r)
+			again.WantServed(t, "c")
+			if more := again.Header.Values("Set-Cookie"); len(more) > 0 {
+				t.Errorf("a client with the cookie got %q", more)
+			}
+			w.Backends["a"].Replies(lbtest.Status(503))
+			w.Backends["b"].Replies(lbtest.Status(500))
+		}
+		if failovers == 0 {
+			t.Error("nothing was failed over: the test does not show what it is to show")
+		}
+	})
+}
+
+// TestAPlainReverseProxyChoosesWhenTheBodyIsThere has a backend throttle while
+// the body of a request is still on its way.
+func TestAPlainReverseProxyChoosesWhenTheBodyIsThere(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	b, serverB := lbtest.Listen(t, "b")
+	address := lbtest.ServeAt(t, fmt.Sprintf("reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}", serverA.Listener.Addr(), serverB.Listener.Addr()))
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: lb\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n")
+	replies := bufio.NewReader(conn)
+	// who asks for the body waits for it now
+	if line, err := textproto.NewReader(replies).ReadLine(); err != nil || !strings.Contains(line, " 100 ") {
+		t.Fatalf("got %q (%v)", line, err)
+	}
+	textproto.NewReader(replies).ReadMIMEHeader()
+	a.Replies(lbtest.Throttled("120"))
+	client := lbtest.NewClient(t)
+	lbtest.Ask(client, "http://"+address+"/x").WantServed(t, "b")
+	a.Recovers()
+	io.WriteString(conn, "0123456789")
+	res, err := http.ReadResponse(replies, nil)
+	for err == nil && res.StatusCode == http.StatusContinue { // that is the backend's
+		res, err = http.ReadResponse(replies, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if got := res.Header.Get("X-Backend"); res.StatusCode != 200 || got != "b" {
+		t.Errorf("the late body was answered with %d by %q, want b: a rests", res.StatusCode, got)
+	}
+	lbtest.Ask(client, "http://"+address+"/x").WantServed(t, "b")
+	if n, m := len(a.Received()), len(b.Received()); n != 1 || m != 3 {
+		t.Errorf("a was called %d times and b %d, want 1 and 3", n, m)
+	}
+}

@@ -1,0 +1,176 @@
+package streams
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// upgrades accepts a WebSocket handshake and sends back what it gets.
+func upgrades(w http.ResponseWriter, r *http.Request) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	// RFC 6455 section 1.3: the accept key of this test's handshake
+	fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+		"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: realtime\r\nX-Backend: %s\r\n\r\n", w.Header().Get("X-Backend"))
+	rw.Flush()
+	io.Copy(conn, rw)
+}
+
+func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
+	for _, path := range []string{
+		"/v1/realtime?model=gpt-realtime",
+		"/openai/v1/realtime?model=gpt-realtime",
+		"/openai/realtime?api-version=2024-10-01-preview&deployment=gpt-realtime&api-key=secret",
+	} {
+		t.Run(path, func(t *testing.T) {
+			a, serverA := lbtest.Listen(t, "a")
+			a.Replies(lbtest.Throttled("300"))
+			b, serverB := lbtest.Listen(t, "b")
+			b.Replies(upgrades)
+			address := lbtest.ServeAt(t, fmt.Sprintf(`openai_lb {
+				backend %s {
+					auth api_key
+					api_key key-of-a
+				}
+				backend %s {
+					priority 2
+					auth api_key
+					api_key key-of-b
+				}
+			}`, serverA.URL, serverB.URL))
+			for range 2 {
+				conn, err := net.Dial("tcp", address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(20 * time.Second))
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: lb\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+					"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"+
+					"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.secret, openai-beta.realtime-v1\r\n\r\n", path)
+				r := bufio.NewReader(conn)
+				res, err := http.ReadResponse(r, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res.StatusCode != 101 || res.Header.Get("X-Backend") != "b" || res.Header.Get("Sec-WebSocket-Protocol") != "realtime" {
+					t.Fatalf("the handshake gives %d %v", res.StatusCode, res.Header)
+				}
+				for _, message := range []string{"ping", strings.Repeat("x", 100_000)} {
+					go io.WriteString(conn, message)
+					got := make([]byte, len(message))
+					if _, err := io.ReadFull(r, got); err != nil || string(got) != message {
+						t.Fatalf("the echo of %d bytes is %d bytes: %v", len(message), len(got), err)
+					}
+				}
+			}
+			if n := len(a.Received()); n != 1 {
+				t.Errorf("a was asked %d times, want once: its bench holds", n)
+			}
+			for _, call := range append(a.Received(), b.Received()...) {
+				if text := fmt.Sprint(call.Request.Header, call.Request.URL); strings.Contains(text, "secret") {
+					t.Errorf("a backend got the caller's key: %s", text)
+				}
+				if got := call.Request.Header.Get("Sec-WebSocket-Protocol"); got != "realtime, openai-beta.realtime-v1" {
+					t.Errorf("a backend got the subprotocols %q", got)
+				}
+			}
+		})
+	}
+}
+
+// net/http's HTTP/2 server offers extended CONNECT (RFC 8441) only if GODEBUG
+// says so when the process starts, so that this test starts itself anew.
+func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
+	const setting = "http2xconnect=1"
+	if !strings.Contains(os.Getenv("GODEBUG"), setting) {
+		again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
+		again.Env = append(os.Environ(), "GODEBUG="+setting)
+		out, err := again.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	a, serverA := lbtest.Listen(t, "a")
+	a.Replies(lbtest.Throttled("300"))
+	b, serverB := lbtest.Listen(t, "b")
+	b.Replies(upgrades)
+	certificate, client := lbtest.ServerCertificate(t)
+	port := lbtest.FreePort(t)
+	lbtest.Run(t, fmt.Sprintf(`{
+		admin off
+		auto_https off
+		default_bind 127.0.0.1
+	}
+	https://127.0.0.1:%d {
+		%s
+		openai_lb {
+			backend %s {
+				api_key key-of-a
+			}
+			backend %s {
+				priority 2
+				api_key key-of-b
+			}
+		}
+	}`, port, certificate, serverA.URL, serverB.URL))
+	// net/http's own client refuses the pseudo-header
+	transport := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
+	defer transport.CloseIdleConnections()                                                             //nolint:staticcheck
+	before := runtime.NumGoroutine()
+	for range 2 {
+		frames, upload := io.Pipe()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=gpt-realtime", port), frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header[":protocol"] = []string{"websocket"}
+		r.Header.Set("Sec-WebSocket-Version", "13")
+		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.secret")
+		res, err := transport.RoundTrip(r) //nolint:staticcheck
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != 200 || res.ProtoMajor != 2 || res.Header.Get("X-Backend") != "b" || res.Header.Get("Sec-WebSocket-Protocol") != "realtime" {
+			t.Fatalf("the handshake gives %s %d %v", res.Proto, res.StatusCode, res.Header)
+		}
+		for _, message := range []string{"ping", strings.Repeat("x", 100_000)} {
+			go io.WriteString(upload, message)
+			got := make([]byte, len(message))
+			if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != message {
+				t.Fatalf("the echo of %d bytes is %d bytes: %v", len(message), len(got), err)
+			}
+		}
+		upload.Close()
+		res.Body.Close()
+	}
+	// Caddy is not to stop while a tunnel is open: it would write a close frame
+	// to the HTTP/2 stream, with the data race that is its own
+	transport.CloseIdleConnections() //nolint:staticcheck
+	lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
+	if n := len(a.Received()); n != 1 {
+		t.Errorf("a was asked %d times, want once: its bench holds", n)
+	}
+	for _, call := range b.Received() {
+		if got := call.Request.Header.Get("Sec-WebSocket-Protocol"); got != "realtime" {
+			t.Errorf("b got the subprotocols %q", got)
+		}
+	}
+}
