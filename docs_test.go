@@ -5,19 +5,19 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io/fs"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	_ "github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
@@ -203,12 +203,14 @@ func newSurroundings(t *testing.T) surroundings {
 		clientKeys: filepath.Join(folder, "client-keys"),
 		ca:         filepath.Join(folder, "ca.pem"),
 	}
-	server := httptest.NewTLSServer(http.NotFoundHandler())
-	defer server.Close()
+	certificate, err := lbtest.NewCertificate(time.Now().Add(time.Hour), "ca.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for file, text := range map[string][]byte{
 		s.secret:     []byte("key-of-a-file\n"),
 		s.clientKeys: []byte("dave key-of-dave\n"),
-		s.ca:         pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		s.ca:         pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			t.Fatal(err)

@@ -80,7 +80,7 @@ func PoolOf(names, options string) string {
 const BackendKey = "sk-key-of-the-backend"
 
 // WriteFile writes a file that only we may read.
-func WriteFile(t *testing.T, path, text string) {
+func WriteFile(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

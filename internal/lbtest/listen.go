@@ -1,14 +1,20 @@
 package lbtest
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
-	"fmt"
+	"math/big"
+	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 )
 
 // Listen serves a backend on a real socket.
@@ -20,31 +26,78 @@ func Listen(t *testing.T, name string) (*Backend, *httptest.Server) {
 	return b, s
 }
 
-// ServerCertificate returns the tls line of a site at example.com, and an HTTP/2
-// client that trusts it.
-func ServerCertificate(t *testing.T) (line string, client *http.Client) {
+// NewCertificate makes a certificate that signs itself. Its key is of ECDSA: RSA
+// takes seconds under the race detector.
+func NewCertificate(until time.Time, hosts ...string) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: until, IsCA: true, BasicConstraintsValid: true}
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
+}
+
+// certificate is what all servers of a process show.
+var certificate = sync.OnceValues(func() (tls.Certificate, error) {
+	return NewCertificate(time.Now().Add(24*time.Hour), "127.0.0.1", "example.com", "*.example.com")
+})
+
+// StartTLS starts a server by TLS. All servers show the same certificate.
+func StartTLS(t testing.TB, server *httptest.Server) {
 	t.Helper()
-	server := httptest.NewUnstartedServer(nil)
-	server.EnableHTTP2 = true
+	shown, err := certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{shown}}
 	server.StartTLS()
-	defer server.Close()
-	certificate := server.TLS.Certificates[0]
-	key, err := x509.MarshalPKCS8PrivateKey(certificate.PrivateKey)
+	t.Cleanup(server.Close)
+}
+
+// WriteCertificate writes the certificate of all servers into a file, and its
+// key into another.
+func WriteCertificate(t testing.TB) (file, keyFile string) {
+	t.Helper()
+	shown, err := certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(shown.PrivateKey)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for name, block := range map[string]*pem.Block{
-		"cert.pem": {Type: "CERTIFICATE", Bytes: certificate.Certificate[0]},
-		"key.pem":  {Type: "PRIVATE KEY", Bytes: key},
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	file, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	WritePEM(t, file, "CERTIFICATE", shown.Certificate[0])
+	WritePEM(t, keyFile, "PRIVATE KEY", key)
+	return file, keyFile
+}
+
+// WritePEM writes a file with one block.
+func WritePEM(t testing.TB, path, kind string, der []byte) {
+	t.Helper()
+	WriteFile(t, path, string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})))
+}
+
+// ServerCertificate returns the tls line of a site at example.com, and an HTTP/2
+// client that trusts it.
+func ServerCertificate(t *testing.T) (line string, client *http.Client) {
+	t.Helper()
+	file, keyFile := WriteCertificate(t)
+	server := httptest.NewUnstartedServer(nil)
+	server.EnableHTTP2 = true
+	StartTLS(t, server)
 	client = server.Client()
 	t.Cleanup(client.CloseIdleConnections)
-	return fmt.Sprintf("tls %s/cert.pem %s/key.pem", dir, dir), client
+	return "tls " + file + " " + keyFile, client
 }
 
 // ListenTLS serves a backend by TLS, and returns the options that make a
@@ -54,12 +107,8 @@ func ListenTLS(t *testing.T, name string, http2 bool) (b *Backend, server *httpt
 	b = &Backend{Name: name}
 	server = httptest.NewUnstartedServer(b)
 	server.EnableHTTP2 = http2
-	server.StartTLS()
-	t.Cleanup(server.Close)
-	root := filepath.Join(t.TempDir(), "root.pem")
-	if err := os.WriteFile(root, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	StartTLS(t, server)
+	root, _ := WriteCertificate(t)
 	return b, server, "reverse_proxy {\ntransport http {\ntls_trust_pool file " + root + "\n}\n}"
 }
 

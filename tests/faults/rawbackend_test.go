@@ -3,18 +3,11 @@ package faults
 import (
 	"bufio"
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,25 +94,13 @@ const (
 // certificateFor makes a certificate that signs itself, and a file of it.
 func certificateFor(t *testing.T, host string, until time.Time) (certificate tls.Certificate, file string) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: until, IsCA: true, BasicConstraintsValid: true}
-	if ip := net.ParseIP(host); ip != nil {
-		template.IPAddresses = []net.IP{ip}
-	} else {
-		template.DNSNames = []string{host}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	certificate, err := lbtest.NewCertificate(until, host)
 	if err != nil {
 		t.Fatal(err)
 	}
 	file = filepath.Join(t.TempDir(), "root.pem")
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
+	lbtest.WritePEM(t, file, "CERTIFICATE", certificate.Certificate[0])
+	return certificate, file
 }
 
 // afterHello takes in what the balancer says first, and then does what follows.
@@ -146,14 +127,13 @@ func cuts(text string) func(net.Conn) {
 // options that make a balancer trust it.
 func backendTLS(t *testing.T) (config *tls.Config, options string) {
 	t.Helper()
-	line, _ := lbtest.ServerCertificate(t)
-	files := strings.Fields(line)
-	certificate, err := tls.LoadX509KeyPair(files[1], files[2])
+	file, keyFile := lbtest.WriteCertificate(t)
+	certificate, err := tls.LoadX509KeyPair(file, keyFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}},
-		"reverse_proxy {\ntransport http {\ntls_trust_pool file " + files[1] + "\n}\n}"
+		"reverse_proxy {\ntransport http {\ntls_trust_pool file " + file + "\n}\n}"
 }
 
 // overTLS does what follows once TLS is there.

@@ -122,8 +122,7 @@ func listenWithLimits(t *testing.T, name string, headers, streams int) (b *lbtes
 	server.EnableHTTP2 = true
 	server.Config.MaxHeaderBytes = headers
 	server.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: streams}
-	server.StartTLS()
-	t.Cleanup(server.Close)
+	lbtest.StartTLS(t, server)
 	return b, server.URL
 }
 
