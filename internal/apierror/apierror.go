@@ -63,22 +63,28 @@ var (
 		"server_error", "no_backend_usable"}
 )
 
+// RateLimited is the error while all backends are rate limited, or busy, for
+// so long.
 func RateLimited(what string, wait time.Duration) Error {
 	return Error{http.StatusTooManyRequests,
 		"All backends are " + what + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
 		"rate_limit_error", "rate_limit_exceeded"}
 }
 
+// UnknownModel is the error for a model that no backend serves.
 func UnknownModel(name string, models []string) Error {
 	return Error{http.StatusNotFound,
 		"The model '" + pool.ModelKey(name) + "' is not available. Available models: " + strings.Join(models, ", ") + ".",
 		"invalid_request_error", "model_not_found"}
 }
 
+// InvalidPath is the error for a path with this problem.
 func InvalidPath(problem string) Error {
 	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path"}
 }
 
+// ModelBeyondBuffer is the error for a body whose model is not in its beginning
+// of so many bytes.
 func ModelBeyondBuffer(limit int64) Error {
 	return Error{http.StatusRequestEntityTooLarge,
 		"The model is not in the first " + strconv.FormatInt(limit, 10) +
