@@ -22,7 +22,8 @@ type Event struct {
 	Name []byte
 	// Data are the values of the "data" lines, with a line feed between two.
 	Data []byte
-	// TooLong tells that Data is only the first MaxEvent bytes of the data.
+	// TooLong tells that Data is only the first MaxEvent bytes of the data. Whoever needs the rest
+	// has got it from [Splitter.Long].
 	TooLong bool
 }
 
@@ -37,11 +38,16 @@ type Event struct {
 // its Data is a part of that piece. What begins in one piece and goes on in the next is kept in
 // buffers of limited size.
 type Splitter struct {
+	// Long, if it is set, is called with the data of an event that is longer than MaxEvent: first
+	// with the beginning that is kept, then with all the rest, in pieces, as they come.
+	Long func(data []byte)
+
 	begun bool // the first line was read, and with it the byte order mark
 	gotCR bool // a line feed that comes next is the rest of a line's end
 
 	partial []byte // the beginning of a line whose end did not come yet
-	cut     bool   // partial is not all of it
+	within  bool   // the beginning of a line was taken already, because it is so long
+	inData  bool   // that is a data line
 
 	name   [maxName]byte
 	named  int    // how much of name is used
@@ -79,14 +85,12 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 		if end == len(piece) {
 			break
 		}
-		line, cut := piece[at:end], false
-		if len(s.partial) > 0 {
+		if line := piece[at:end]; len(s.partial) > 0 || s.within {
 			s.keep(line)
-			line, cut = s.partial, s.cut
-			s.partial, s.cut = s.partial[:0], false
-		}
-		if len(line) > 0 {
-			s.takeLine(line, cut)
+			s.takePartial()
+			s.within = false
+		} else if len(line) > 0 {
+			s.takeLine(line)
 		} else {
 			s.endEvent(each)
 		}
@@ -108,10 +112,8 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 // End calls each with the last event, if the stream ended without the empty line after it. SDKs
 // read such an event as well.
 func (s *Splitter) End(each func(Event)) {
-	if len(s.partial) > 0 {
-		s.takeLine(s.partial, s.cut)
-		s.partial, s.cut = s.partial[:0], false
-	}
+	s.takePartial()
+	s.within = false
 	s.endEvent(each)
 }
 
@@ -122,21 +124,41 @@ func indexFrom(b []byte, at int, c byte) int {
 	return len(b)
 }
 
-// keep adds to the line whose end did not come yet.
+// keep adds to the line whose end did not come yet. Of a line that is too long to be kept, it takes
+// in the beginning, and then what comes of the rest.
 func (s *Splitter) keep(b []byte) {
-	n := min(len(b), maxLine-len(s.partial))
-	s.partial = append(s.partial, b[:n]...)
-	s.cut = s.cut || n < len(b)
+	if !s.within {
+		n := min(len(b), maxLine-len(s.partial))
+		s.partial = append(s.partial, b[:n]...)
+		if b = b[n:]; len(b) == 0 {
+			return
+		}
+		s.inData = false
+		s.takePartial()
+		s.within = true
+	}
+	if s.inData && len(b) > 0 {
+		s.exceed(b)
+	}
 }
 
-// takeLine takes in one line of the event. cut tells that its end is missing.
-func (s *Splitter) takeLine(line []byte, cut bool) {
+// takePartial takes in the line that came in several pieces, or the beginning of it.
+func (s *Splitter) takePartial() {
+	if len(s.partial) > 0 {
+		s.takeLine(s.partial)
+		s.partial = s.partial[:0]
+	}
+}
+
+// takeLine takes in one line of the event.
+func (s *Splitter) takeLine(line []byte) {
 	if !s.begun {
 		s.begun = true
 		line = bytes.TrimPrefix(line, []byte(bom))
 	}
 	if value, ok := cutField(line, "data"); ok {
-		s.takeData(value, cut)
+		s.inData = true
+		s.takeData(value)
 	} else if value, ok := cutField(line, "event"); ok {
 		s.named = copy(s.name[:], value)
 	}
@@ -161,22 +183,41 @@ func cutField(line []byte, field string) (value []byte, ok bool) {
 	return line[n:], true
 }
 
-func (s *Splitter) takeData(value []byte, cut bool) {
-	s.long = s.long || cut
+func (s *Splitter) takeData(value []byte) {
 	if !s.hasAny {
 		s.hasAny = true
-		s.data = value
-	} else {
-		s.own()
-		if s.long = s.long || len(s.joined)+1+len(value) > MaxEvent; len(s.joined) < MaxEvent {
-			s.joined = append(s.joined, '\n')
-			s.joined = append(s.joined, value[:min(len(value), MaxEvent-len(s.joined))]...)
+		s.data = value[:min(len(value), MaxEvent)]
+		if len(value) > MaxEvent {
+			s.exceed(value[MaxEvent:])
 		}
-		s.data = s.joined
+		return
 	}
-	if len(s.data) > MaxEvent {
-		s.data, s.long = s.data[:MaxEvent], true
+	s.own()
+	s.join(lineFeed)
+	s.join(value)
+}
+
+var lineFeed = []byte("\n")
+
+// join adds to the data that lies in joined.
+func (s *Splitter) join(b []byte) {
+	n := min(len(b), MaxEvent-len(s.joined))
+	s.joined = append(s.joined, b[:n]...)
+	s.data = s.joined
+	if n < len(b) {
+		s.exceed(b[n:])
 	}
+}
+
+// exceed passes on data that is not kept.
+func (s *Splitter) exceed(b []byte) {
+	if s.Long != nil {
+		if !s.long {
+			s.Long(s.data)
+		}
+		s.Long(b)
+	}
+	s.long = true
 }
 
 // own makes sure that the data lies in joined.

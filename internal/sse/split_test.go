@@ -73,6 +73,26 @@ func TestEventsOfAStream(t *testing.T) {
 	}
 }
 
+func TestAllOfALongEventsDataIsShown(t *testing.T) {
+	full := strings.Repeat("x", MaxEvent)
+	stream := bom + "data: a\n\ndata: " + full + "y" + full + "\n\n" + ": " + full + "z\nevent: " + full + "\n\n" +
+		"data:" + full + "bcd\r\ndata: e" + full + "\r\n\r\ndata\ndata: " + full + "\n\ndata: " + full + "f"
+	want := full + "y" + full + full + "bcd\ne" + full + "\n" + full + full + "f"
+	for _, size := range []int{1 << 30, 100 << 10, 4096, 100, 3, 2, 1} {
+		var shown []byte
+		events := 0
+		s := Splitter{Long: func(data []byte) { shown = append(shown, data...) }}
+		for piece := range slices.Chunk([]byte(stream), size) {
+			s.Split(piece, func(Event) { events++ })
+			clear(piece)
+		}
+		s.End(func(Event) { events++ })
+		if string(shown) != want || events != 5 {
+			t.Errorf("%d bytes at a time: of %d bytes in %d events it showed %d", size, len(want), events, len(shown))
+		}
+	}
+}
+
 func TestASplitterKeepsOnlySoMuch(t *testing.T) {
 	var s Splitter
 	each := func(Event) {}

@@ -29,6 +29,10 @@ type Watcher struct {
 	// of stored objects. The event is valid during the call only.
 	Each func(Event)
 
+	// Long, if it is set, is called with all data of events that are longer than MaxEvent, as
+	// [Splitter.Long] is.
+	Long func(data []byte)
+
 	// Opening is what the stream amounts to so far. Once it is more than a Preamble, it stays.
 	Opening Opening
 
@@ -45,6 +49,7 @@ type Watcher struct {
 
 // Watch takes in the next bytes of the stream.
 func (w *Watcher) Watch(p []byte) {
+	w.splitter.Long = w.Long
 	w.splitter.Split(p, w.take)
 }
 
