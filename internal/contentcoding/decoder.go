@@ -1,0 +1,159 @@
+package contentcoding
+
+import (
+	"compress/gzip"
+	"compress/zlib"
+	"io"
+	"iter"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// Decoder undoes the compression of a body while it passes by. It is given the body in pieces, and
+// calls its sink with what they decode to. Where it cannot go on, it stops without a word.
+//
+// The decoders that exist want to read, and wait for more. So they run as a coroutine, which goes on
+// in each Write until it has used up what it got. Nothing runs at the same time, and Close ends it.
+type Decoder struct {
+	encoding string
+	sink     func([]byte)
+	next     func() (struct{}, bool)
+	stop     func()
+
+	wait    func(struct{}) bool
+	piece   []byte
+	atEnd   bool
+	closed  bool
+	in, out int64
+}
+
+// A body that grows more than this is a bomb: JSON that is full of repetitions grows to thirty times
+// its size.
+const (
+	maxGrowth  = 64
+	freeGrowth = 256 << 10
+)
+
+// stepSize is how much is decoded at a time.
+const stepSize = 8 << 10
+
+// NewDecoder returns a decoder for this Content-Encoding. It is nil if the coding is not known.
+func NewDecoder(encoding string, sink func([]byte)) *Decoder {
+	d := &Decoder{encoding: strings.ToLower(encoding), sink: sink}
+	switch d.encoding {
+	case "gzip", "x-gzip", "deflate", "zstd":
+		return d
+	}
+	return nil
+}
+
+// Write takes in the next bytes of the body.
+func (d *Decoder) Write(p []byte) {
+	if d.closed {
+		return
+	}
+	if d.next == nil {
+		d.next, d.stop = iter.Pull(d.run)
+	}
+	d.piece = p
+	d.in += int64(len(p))
+	d.next()
+	d.piece = nil
+}
+
+// Close ends the decoding, wherever the body is. The sink gets what is left.
+func (d *Decoder) Close() {
+	d.closed = true
+	if d.stop != nil {
+		d.stop()
+	}
+}
+
+// Read implements io.Reader, for the decoder of the coding.
+func (d *Decoder) Read(p []byte) (int, error) {
+	if !d.more() {
+		return 0, io.EOF
+	}
+	n := copy(p, d.piece)
+	d.piece = d.piece[n:]
+	return n, nil
+}
+
+// ReadByte implements io.ByteReader. Without it, the decoder would get a buffer.
+func (d *Decoder) ReadByte() (byte, error) {
+	if !d.more() {
+		return 0, io.EOF
+	}
+	b := d.piece[0]
+	d.piece = d.piece[1:]
+	return b, nil
+}
+
+// more waits for the next piece, unless there is some left of the last one.
+func (d *Decoder) more() bool {
+	for len(d.piece) == 0 && !d.atEnd {
+		d.atEnd = !d.wait(struct{}{})
+	}
+	return len(d.piece) > 0
+}
+
+func (d *Decoder) run(wait func(struct{}) bool) {
+	d.wait = wait
+	decoder, release := d.open()
+	if decoder == nil {
+		return
+	}
+	defer release()
+	buf := buffers.Get().(*[stepSize]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := decoder.Read(buf[:])
+		if d.out += int64(n); d.out > freeGrowth+maxGrowth*d.in {
+			return
+		}
+		d.sink(buf[:n])
+		if err != nil {
+			return
+		}
+	}
+}
+
+// These are large enough to be used again.
+var (
+	buffers = sync.Pool{New: func() any { return new([stepSize]byte) }}
+	gzips   = sync.Pool{New: func() any { return new(gzip.Reader) }}
+	zlibs   sync.Pool
+)
+
+// open returns what decodes the body, or nil if this is not the beginning of one, and how to give it
+// back.
+func (d *Decoder) open() (decoder io.Reader, release func()) {
+	switch d.encoding {
+	case "zstd":
+		z, err := zstd.NewReader(d, zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, nil
+		}
+		return z, z.Close
+	case "deflate":
+		if z, ok := zlibs.Get().(io.ReadCloser); ok {
+			if z.(zlib.Resetter).Reset(d, nil) != nil {
+				return nil, nil
+			}
+			return z, func() { zlibs.Put(z) }
+		}
+		z, err := zlib.NewReader(d)
+		if err != nil {
+			return nil, nil
+		}
+		return z, func() { zlibs.Put(z) }
+	}
+	z := gzips.Get().(*gzip.Reader)
+	if z.Reset(d) != nil {
+		return nil, nil
+	}
+	return z, func() { gzips.Put(z) }
+}
