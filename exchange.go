@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -147,6 +148,11 @@ type exchange struct {
 	exceeded []string
 	// forwarded tells that the request went to a backend that throttles.
 	forwarded bool
+
+	// usage reads the tokens of the reply that is the client's. tokens are those
+	// that it told of, and set when the exchange is finished.
+	usage  *usage.Reader
+	tokens usage.Tokens
 
 	cancels []context.CancelCauseFunc
 }
@@ -306,6 +312,8 @@ func (ex *exchange) release() {
 
 // finish ends every attempt, gives back what the exchange holds and counts it.
 func (ex *exchange) finish() {
+	ex.usage.Close()
+	ex.tokens = ex.usage.Tokens()
 	ex.dropLast()
 	for _, cancel := range ex.cancels {
 		cancel(context.Canceled)

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -59,6 +60,8 @@ type replyBody struct {
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
+	// usage reads how many tokens the reply cost. It is nil if nobody asks.
+	usage *usage.Reader
 	// mustEnd makes a stream that ends without saying so a broken one.
 	mustEnd bool
 	// broken is called, once at most, if the reply broke off or told of an
@@ -108,11 +111,20 @@ func (b *replyBody) take(more readAhead) {
 		b.held = append(b.held, more.data...)
 	}
 	b.heldErr = more.err
+	b.see(more.data)
 	if b.watch != nil {
-		b.watch.Watch(more.data)
 		if errors.Is(more.err, io.EOF) {
 			b.watch.Finish()
 		}
+	}
+}
+
+// see looks at the next bytes of the body.
+func (b *replyBody) see(data []byte) {
+	if b.watch != nil {
+		b.watch.Watch(data)
+	} else {
+		b.usage.Write(data)
 	}
 }
 
@@ -133,9 +145,7 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 			b.take(<-b.pending)
 		} else {
 			n, err = b.body.Read(p)
-			if b.watch != nil {
-				b.watch.Watch(p[:n])
-			}
+			b.see(p[:n])
 		}
 		if !b.deadline.stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = errIdleStream
@@ -206,6 +216,9 @@ func isEventStream(res *http.Response) bool {
 // not be sent again is passed on at once. So is the reply to a GET: a stored
 // response that failed long ago is not a failure.
 func (t *Transport) open(ex *exchange, r *reply, rt *roundTrip) {
+	if r.status == http.StatusOK && r.body != nil && ex.asked.infers && !ex.balancer.plain {
+		r.body.usage = usage.NewReader(r.res.Header)
+	}
 	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || !ex.asked.repeatable || contentcoding.Compressed(r.res.Header) {
 		return
 	}
@@ -214,6 +227,7 @@ func (t *Transport) open(ex *exchange, r *reply, rt *roundTrip) {
 		r.breakOff(errEmptyStream)
 	case mediaType == "text/event-stream":
 		r.body.watch = new(sse.Watcher)
+		r.body.usage.Watch(r.body.watch)
 		t.openStream(r, rt)
 	case mediaType == "application/json" && r.body != nil && r.res.ContentLength <= openingLimit:
 		t.openJSON(r, rt, strings.HasSuffix(ex.request.URL.Path, "/responses"))

@@ -202,6 +202,7 @@ func (ex *exchange) mayRepeat(r *reply) bool {
 func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	ex.committed()
 	if r.body != nil {
+		ex.usage = r.body.usage
 		r.body.broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}
 	ex.balancer.removeProviderHeaders(r.res.Header)

@@ -1,0 +1,129 @@
+package usage
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
+
+// Reader reads the tokens of one reply. Its methods can be called on nil, which is the reader of a
+// reply that says nothing of tokens.
+type Reader struct {
+	scanner  scanner
+	long     bool // an event that is longer than what is kept is being read
+	streams  bool
+	splitter sse.Splitter
+	decoder  *contentcoding.Decoder
+}
+
+// NewReader returns a reader for the reply with this header. It is nil if the reply is neither JSON
+// nor a stream of events, or is compressed in a way that nobody here can undo.
+func NewReader(header http.Header) *Reader {
+	r := new(Reader)
+	mediaType, _, _ := strings.Cut(header.Get("Content-Type"), ";")
+	switch mediaType = strings.TrimSpace(mediaType); {
+	case strings.EqualFold(mediaType, "application/json"):
+	case strings.EqualFold(mediaType, "text/event-stream"):
+		r.streams, r.scanner.inEvent = true, true
+		r.splitter.Long = r.more
+	default:
+		return nil
+	}
+	if contentcoding.Compressed(header) {
+		r.decoder = contentcoding.NewDecoder(header.Get("Content-Encoding"), r.read)
+		if r.decoder == nil {
+			return nil
+		}
+	}
+	return r
+}
+
+// Write takes in the next bytes of the reply.
+func (r *Reader) Write(p []byte) {
+	switch {
+	case r == nil:
+	case r.decoder != nil:
+		r.decoder.Write(p)
+	default:
+		r.read(p)
+	}
+}
+
+func (r *Reader) read(p []byte) {
+	if r.streams {
+		r.splitter.Split(p, r.event)
+	} else {
+		r.scanner.scan(p)
+	}
+}
+
+func (r *Reader) event(e sse.Event) {
+	if e.TooLong {
+		r.long = false // more was called with all of it
+		return
+	}
+	if mayHoldUsage(e.Data) {
+		r.scanner.begin()
+		r.scanner.scan(e.Data)
+	}
+}
+
+// more takes in the next part of an event that is too long to be kept.
+func (r *Reader) more(data []byte) {
+	if !r.long {
+		r.long = true
+		r.scanner.begin()
+	}
+	r.scanner.scan(data)
+}
+
+// Watch makes the watcher of a stream show its events to the reader, in place of Write.
+func (r *Reader) Watch(w *sse.Watcher) {
+	if r == nil {
+		return
+	}
+	w.Each, w.Long = r.event, r.more
+}
+
+// mayHoldUsage reports whether there is an object in the data that some member "usage" may be. It is a
+// quick look: hardly any event has one, though many have a null.
+func mayHoldUsage(data []byte) bool {
+	const key = `usage"` // many more quotes than letters u would have to be looked at
+	for {
+		i := bytes.Index(data, []byte(key))
+		if i < 0 {
+			return false
+		}
+		data = bytes.TrimLeft(data[i+len(key):], whiteSpace)
+		if len(data) == 0 || data[0] != ':' {
+			continue
+		}
+		if data = bytes.TrimLeft(data[1:], whiteSpace); len(data) > 0 && data[0] == '{' {
+			return true
+		}
+	}
+}
+
+const whiteSpace = " \t\r\n"
+
+// Close takes in the end of the reply, wherever that is. It must be called, and may be called again.
+func (r *Reader) Close() {
+	if r == nil {
+		return
+	}
+	if r.decoder != nil {
+		r.decoder.Close()
+	}
+	r.splitter.End(r.event)
+}
+
+// Tokens are those that the reply told of so far.
+func (r *Reader) Tokens() Tokens {
+	if r == nil {
+		return Tokens{}
+	}
+	return r.scanner.found.tokens()
+}

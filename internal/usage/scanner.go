@@ -1,0 +1,247 @@
+package usage
+
+import (
+	"bytes"
+	"encoding/binary"
+)
+
+// maxName is as long as a member's name that matters.
+const maxName = len("cache_creation_input_tokens")
+
+// maxDigits is how many digits a count may have, so that no sum of two overflows.
+const maxDigits = 15
+
+// scanner reads the usage of one JSON text, which comes in pieces of any size. It remembers where it
+// is and what it has found. Of a text that is not JSON, it finds what it can until it cannot go on.
+type scanner struct {
+	inEvent bool
+	// found is what was found in this text and those before it.
+	found counts
+
+	// path leads from the root to the object whose members are read. What is beside the path is
+	// skipped.
+	path   [4]node
+	level  int // how much of path is used
+	member node
+	state  state
+	depth  int  // of what is skipped
+	slash  bool // an escape is not complete
+
+	current counts // of the usage that is read
+	name    [maxName]byte
+	named   int // how long the name is, which may be longer than what is kept
+	number  int64
+	digits  int // -1 if it is not a number of nothing but digits
+}
+
+type state uint8
+
+const (
+	begins state = iota
+	wantsMember
+	inName
+	wantsColon
+	wantsValue
+	inScalar
+	inString
+	skips
+	ended
+)
+
+// begin makes the scanner ready for the next text.
+func (s *scanner) begin() {
+	s.level, s.depth, s.slash, s.state = 0, 0, false, begins
+}
+
+// scan takes in the next piece of the text.
+func (s *scanner) scan(p []byte) {
+	for len(p) > 0 && s.state != ended {
+		switch s.state {
+		case inString:
+			p = s.skipString(p)
+		case skips:
+			p = s.skip(p)
+		case inName:
+			p = s.readName(p)
+		case inScalar:
+			p = s.readScalar(p)
+		default:
+			if c := p[0]; c != ' ' && c != '\n' && c != '\r' && c != '\t' {
+				s.structure(c)
+			}
+			p = p[1:]
+		}
+	}
+}
+
+// structure takes in a byte between names and values. After a scalar, it gets the byte that ends it.
+func (s *scanner) structure(c byte) {
+	switch {
+	case s.state == begins && c == '{':
+		s.enter(root)
+	case s.state == begins && (c == 0xef || c == 0xbb || c == 0xbf): // a byte order mark
+	case s.state == wantsMember && c == '"':
+		s.state, s.named = inName, 0
+	case s.state == wantsMember && c == ',':
+	case s.state == wantsMember && c == '}':
+		s.leave()
+	case s.state == wantsColon && c == ':':
+		s.state = wantsValue
+	case s.state == wantsValue:
+		s.beginValue(c)
+	default:
+		s.state = ended
+	}
+}
+
+func (s *scanner) beginValue(c byte) {
+	switch {
+	case c == '{' && s.member != nowhere && s.member < firstCount:
+		s.enter(s.member)
+	case c == '{' || c == '[':
+		s.state, s.depth = skips, 1
+	case c == '"':
+		s.state = inString
+	default:
+		s.state, s.number, s.digits = inScalar, 0, 0
+		s.takeDigit(c)
+	}
+}
+
+func (s *scanner) enter(n node) {
+	if n == object {
+		s.current = counts{}
+	}
+	s.path[s.level] = n
+	s.level++
+	s.state = wantsMember
+}
+
+func (s *scanner) leave() {
+	s.level--
+	if s.path[s.level] == object {
+		s.found.add(&s.current)
+	}
+	if s.level == 0 {
+		s.state = ended
+	}
+}
+
+// readName reads a member's name, up to the quote after it.
+func (s *scanner) readName(p []byte) []byte {
+	rest := s.skipString(p)
+	name := p[:len(p)-len(rest)]
+	ends := s.state != inName
+	if ends {
+		name = name[:len(name)-1]
+	}
+	if s.named < maxName {
+		copy(s.name[s.named:], name)
+	}
+	s.named = min(s.named+len(name), maxName+1)
+	if ends {
+		s.member = nowhere
+		if s.named <= maxName {
+			s.member = s.path[s.level-1].child(s.name[:s.named], s.inEvent)
+		}
+		s.state = wantsColon
+	}
+	return rest
+}
+
+// readScalar reads a number or a word, up to what ends it.
+func (s *scanner) readScalar(p []byte) []byte {
+	for i, c := range p {
+		switch c {
+		case ',', '}', ']', ' ', '\n', '\r', '\t':
+			if s.member >= firstCount && s.digits > 0 && s.digits <= maxDigits {
+				s.current.set(s.member, s.number)
+			}
+			s.state = wantsMember
+			return p[i:]
+		}
+		s.takeDigit(c)
+	}
+	return nil
+}
+
+func (s *scanner) takeDigit(c byte) {
+	if s.digits < 0 || c < '0' || c > '9' {
+		s.digits = -1
+		return
+	}
+	if s.digits <= maxDigits {
+		s.digits++
+		s.number = s.number*10 + int64(c-'0')
+	}
+}
+
+// skipString goes to the end of a string, and changes the state there.
+func (s *scanner) skipString(p []byte) []byte {
+	start := 0
+	if s.slash {
+		start, s.slash = 1, false
+	}
+	for at := start; ; {
+		n := bytes.IndexByte(p[at:], '"')
+		end := at + n
+		if n < 0 {
+			end = len(p)
+		}
+		// A quote is escaped if an odd number of backslashes stands before it.
+		slash := end
+		for slash > start && p[slash-1] == '\\' {
+			slash--
+		}
+		escaped := (end-slash)%2 != 0
+		switch {
+		case n < 0:
+			s.slash = escaped
+			return nil
+		case !escaped:
+			s.state = wantsMember
+			if s.depth > 0 {
+				s.state = skips
+			}
+			return p[end+1:]
+		}
+		start, at = end+1, end+1
+	}
+}
+
+// skip goes to the next string or to the end of what is skipped. It counts braces and brackets
+// alike, and does not check that they match.
+func (s *scanner) skip(p []byte) []byte {
+	for i := 0; i < len(p); i++ {
+		switch p[i] {
+		case '"':
+			s.state = inString
+			return p[i+1:]
+		case '{', '[':
+			s.depth++
+		case '}', ']':
+			if s.depth--; s.depth == 0 {
+				s.state = wantsMember
+				return p[i+1:]
+			}
+		case ',':
+			i += plain(p[i+1:])
+		}
+	}
+	return nil
+}
+
+// plain returns how many of the bytes can be passed over at once, because there is no string, no
+// brace and no bracket among them. An embedding is a list of thousands of numbers.
+func plain(p []byte) (n int) {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	for ; len(p)-n >= 8; n += 8 {
+		x := binary.LittleEndian.Uint64(p[n:])
+		quotes := x ^ ones*'"'              // a zero byte for each quote
+		braces := x&(ones*0xd9) ^ ones*0x59 // the bits that {}[] have in common, and hardly any other
+		if ((quotes-ones)&^quotes|(braces-ones)&^braces)&highs != 0 {
+			break
+		}
+	}
+	return n
+}

@@ -1,0 +1,117 @@
+// Package usage reads from a reply how many tokens it says that it cost. It looks at the bytes as
+// they pass, keeps none of them, and changes none.
+package usage
+
+// Tokens are those of one reply, as OpenAI counts them.
+type Tokens struct {
+	// Input are those of the prompt. Cached of them came from the backend's cache.
+	Input, Cached int64
+	// Output are those of the answer. Reasoning of them were thought and not shown.
+	Output, Reasoning int64
+
+	known bool
+}
+
+// Known reports whether the reply said how many tokens it cost.
+func (t Tokens) Known() bool { return t.known }
+
+// node is a place in a reply: an object on the way to the counts, or a count.
+type node int8
+
+const (
+	nowhere node = iota
+
+	root    // the reply, or the data of an event
+	wrapper // the object of which an event tells
+	object  // the usage
+	inputDetails
+	outputDetails
+
+	prompt     // of chat, completions and embeddings
+	completion // of chat and completions
+	input      // of all others
+	output
+	cacheRead  // of Anthropic's messages
+	cacheWrite // of Anthropic's messages
+	cached
+	reasoning
+)
+
+const firstCount, lastCount = prompt, reasoning
+
+// child is the member of that name of an object. Names are compared as they are written: no backend
+// writes their letters as escapes.
+func (n node) child(name []byte, inEvent bool) node {
+	switch n {
+	case root, wrapper:
+		switch string(name) {
+		case "usage":
+			return object
+		case "response", "message": // of OpenAI's responses and of Anthropic's messages
+			if n == root && inEvent {
+				return wrapper
+			}
+		}
+	case object:
+		switch string(name) {
+		case "prompt_tokens":
+			return prompt
+		case "completion_tokens":
+			return completion
+		case "input_tokens":
+			return input
+		case "output_tokens":
+			return output
+		case "cache_read_input_tokens":
+			return cacheRead
+		case "cache_creation_input_tokens":
+			return cacheWrite
+		case "prompt_tokens_details", "input_tokens_details":
+			return inputDetails
+		case "completion_tokens_details", "output_tokens_details":
+			return outputDetails
+		}
+	case inputDetails:
+		if string(name) == "cached_tokens" {
+			return cached
+		}
+	case outputDetails:
+		if string(name) == "reasoning_tokens" {
+			return reasoning
+		}
+	}
+	return nowhere
+}
+
+// counts are what a usage says.
+type counts struct {
+	of  [lastCount + 1]int64
+	has [lastCount + 1]bool
+}
+
+func (c *counts) set(n node, count int64) { c.of[n], c.has[n] = count, true }
+
+// add takes in a later usage of the same reply, of which each count is the better one.
+func (c *counts) add(later *counts) {
+	for n := firstCount; n <= lastCount; n++ {
+		if later.has[n] {
+			c.set(n, later.of[n])
+		}
+	}
+}
+
+func (c *counts) tokens() Tokens {
+	t := Tokens{Input: c.of[prompt], Cached: c.of[cached], Output: c.of[completion], Reasoning: c.of[reasoning]}
+	if !c.has[completion] {
+		t.Output = c.of[output]
+	}
+	if !c.has[prompt] {
+		t.Input = c.of[input]
+		if !c.has[cached] { // Anthropic does not count as input what its cache has to do with
+			t.Cached = c.of[cacheRead]
+			t.Input += c.of[cacheRead] + c.of[cacheWrite]
+		}
+	}
+	t.known = c.has[prompt] || c.has[input] || c.has[completion] || c.has[output]
+	return t
+}

@@ -1,0 +1,315 @@
+package usage
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
+
+const (
+	jsonType   = "application/json"
+	streamType = "text/event-stream; charset=utf-8"
+)
+
+// read reads a reply in pieces of the size.
+func read(contentType, encoding, body string, size int) Tokens {
+	header := http.Header{"Content-Type": {contentType}}
+	if encoding != "" {
+		header.Set("Content-Encoding", encoding)
+	}
+	r := NewReader(header)
+	for piece := range slices.Chunk([]byte(body), size) {
+		r.Write(piece)
+		clear(piece)
+	}
+	r.Close()
+	return r.Tokens()
+}
+
+var unknown = Tokens{}
+
+func known(input, cached, output, reasoning int64) Tokens {
+	return Tokens{input, cached, output, reasoning, true}
+}
+
+const chatUsage = `"usage":{"prompt_tokens":2006,"completion_tokens":300,"total_tokens":2306,"prompt_tokens_details":{"cached_tokens":1920,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":256,"audio_tokens":0,"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}`
+
+const responseUsage = `"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":7},"output_tokens":87,"output_tokens_details":{"reasoning_tokens":64},"total_tokens":123}`
+
+var replies = []struct {
+	name        string
+	contentType string
+	body        string
+	want        Tokens
+}{
+	{"chat", jsonType, `{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],` + chatUsage + `,"system_fingerprint":null}`, known(2006, 1920, 300, 256)},
+	{"completion", "application/json; charset=utf-8", "\xef\xbb\xbf {\n  \"usage\" : {\n    \"prompt_tokens\" : 5 ,\n \"completion_tokens\":\t7\n}\n}\n", known(5, 0, 7, 0)},
+	{"embeddings", jsonType, `{"object":"list","data":[{"object":"embedding","index":0,"embedding":[-0.0123,1e-05,0.5,0.25,0.125,1,2,3,4,5,6,7,8]}],"model":"m","usage":{"prompt_tokens":8,"total_tokens":8}}`, known(8, 0, 0, 0)},
+	{"response", jsonType, `{"id":"resp_1","object":"response","error":null,"output":[{"type":"message","content":[{"type":"output_text","text":"\"usage\":{\"input_tokens\":99}"}]}],` + responseUsage + `,"metadata":{"usage":{"input_tokens":99}}}`, known(36, 7, 87, 64)},
+	{"transcription", jsonType, `{"text":"Hi","usage":{"type":"tokens","input_tokens":14,"input_token_details":{"text_tokens":0,"audio_tokens":14},"output_tokens":45,"total_tokens":59}}`, known(14, 0, 45, 0)},
+	{"transcription by the second", jsonType, `{"text":"Hi","usage":{"type":"duration","seconds":9}}`, unknown},
+	{"images", jsonType, `{"created":1,"data":[{"b64_json":"AAAA"}],"usage":{"total_tokens":100,"input_tokens":50,"output_tokens":50,"input_tokens_details":{"text_tokens":10,"image_tokens":40}}}`, known(50, 0, 50, 0)},
+	{"message", jsonType, `{"id":"msg_1","type":"message","content":[{"type":"text","text":"Hi"}],"usage":{"input_tokens":10,"cache_creation_input_tokens":200,"cache_read_input_tokens":3000,"output_tokens":12}}`, known(3210, 3000, 12, 0)},
+	{"chat with Anthropic's counts besides", jsonType, `{"usage":{"prompt_tokens":3210,"completion_tokens":12,"prompt_tokens_details":{"cached_tokens":3000},"cache_read_input_tokens":3000}}`, known(3210, 3000, 12, 0)},
+
+	{"no usage", jsonType, `{"id":"chatcmpl-1","choices":[]}`, unknown},
+	{"a null", jsonType, `{"usage":null}`, unknown},
+	{"an empty one", jsonType, `{"usage":{}}`, unknown},
+	{"nulls in it", jsonType, `{"usage":{"prompt_tokens":5,"completion_tokens":null,"prompt_tokens_details":null,"completion_tokens_details":{"reasoning_tokens":null}}}`, known(5, 0, 0, 0)},
+	{"no whole numbers", jsonType, `{"usage":{"prompt_tokens":"5","completion_tokens":-1,"input_tokens":1.5,"output_tokens":1e3}}`, unknown},
+	{"a number beyond belief", jsonType, `{"usage":{"prompt_tokens":99999999999999999999,"completion_tokens":1}}`, known(0, 0, 1, 0)},
+	{"usage in other members", jsonType, `{"choices":[{"usage":{"prompt_tokens":1}}],"response":{"usage":{"input_tokens":1}},"message":{"usage":{"input_tokens":1}},"x":{"usage":{"prompt_tokens":1}}}`, unknown},
+	{"usage as text", jsonType, `{"content":"\\\"usage\":{\"prompt_tokens\":1}","usage\"":{"prompt_tokens":1},"\\":"\\\\","x":"\\"}`, unknown},
+	{"deeper than what matters", jsonType, `{"usage":{"prompt_tokens_details":{"cached_tokens":{"cached_tokens":9},"x":{"cached_tokens":9}},"x":[{"prompt_tokens":9}],"prompt_tokens":[9],"completion_tokens":3}}`, known(0, 0, 3, 0)},
+	{"two, of which the last one counts", jsonType, `{"usage":{"prompt_tokens":1,"completion_tokens":1},"usage":{"prompt_tokens":2,"completion_tokens":3}}`, known(2, 0, 3, 0)},
+	{"cut off within", jsonType, `{"usage":{"prompt_tokens":1,"completion_tokens":1`, unknown},
+	{"cut off after it", jsonType, `{"usage":{"prompt_tokens":1,"completion_tokens":1},"x":"`, known(1, 0, 1, 0)},
+	{"an array", jsonType, `[{"usage":{"prompt_tokens":1}}]`, unknown},
+	{"not JSON", jsonType, `}]"{"usage":{"prompt_tokens":1}}`, unknown},
+	{"a text", "text/plain", `{"usage":{"prompt_tokens":1}}`, unknown},
+
+	{"a stream of chat", streamType, chunk("null") + chunk("null") + "data: {\"choices\":[]," + chatUsage + "}\n\ndata: [DONE]\n\n", known(2006, 1920, 300, 256)},
+	{"a stream of chat that did not ask", streamType, chunk("") + chunk("") + "data: [DONE]\n\n", unknown},
+	{"a running usage", streamType, chunk(`{"prompt_tokens":9,"completion_tokens":1}`) + chunk(`{"prompt_tokens":9,"completion_tokens":2}`) + "data: [DONE]\n\n", known(9, 0, 2, 0)},
+	{"a running usage, cut off", streamType, chunk(`{"prompt_tokens":9,"completion_tokens":1}`) + `data: {"usage":{"prompt_tokens":9,"completion_tokens":2`, known(9, 0, 1, 0)},
+	{"a word", streamType, "data: {\"choices\":[{\"delta\":{\"content\":\"usage\"}},{\"usage\":{\"prompt_tokens\":1}}]}\n\n", unknown},
+	{"a stream of a response", streamType, "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"output\":[]," + responseUsage + "}}\n\n", known(36, 7, 87, 64)},
+	{"a long response", streamType, "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"output\":\"" + strings.Repeat(`\"`, sse.MaxEvent) + "\"," + responseUsage + "}}\n\n", known(36, 7, 87, 64)},
+	{"a long response, cut off", streamType, "data: {\"response\":{\"output\":\"" + strings.Repeat("x", 2*sse.MaxEvent) + "\",\"usage\":{\"input_tokens\":1", unknown},
+	{"two long ones", streamType, strings.Repeat("data: {\"x\":\""+strings.Repeat("x", 2*sse.MaxEvent)+"\",\"usage\":{\"prompt_tokens\":1}\n\n", 2) + chunk(`{"prompt_tokens":2}`), known(2, 0, 0, 0)},
+	{"a response in lines", streamType, "data: {\"response\":\r\ndata: {" + responseUsage + "\r\ndata: }}\r\n\r\n", known(36, 7, 87, 64)},
+	{"a transcription", streamType, "data: {\"type\":\"transcript.text.done\",\"text\":\"Hi\",\"usage\":{\"type\":\"tokens\",\"input_tokens\":14,\"output_tokens\":3}}", known(14, 0, 3, 0)},
+	{"a message", streamType, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"usage\":{\"input_tokens\":25,\"cache_read_input_tokens\":5,\"output_tokens\":1}}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":15}}\n\n", known(30, 5, 15, 0)},
+}
+
+// chunk is a part of a stream of chat, with that usage.
+func chunk(usage string) string {
+	if usage != "" {
+		usage = `,"usage":` + usage
+	}
+	return `data: {"id":"chatcmpl-9abcdefghijklmnop","object":"chat.completion.chunk","created":1700000000,"model":"gpt-4o-2024-11-20","system_fingerprint":"fp_1","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]` + usage + "}\n\n"
+}
+
+func TestTheTokensOfAReply(t *testing.T) {
+	for _, c := range replies {
+		for _, size := range []int{1 << 30, 4096, 100, 3, 2, 1} {
+			if got := read(c.contentType, "", c.body, size); got != c.want {
+				t.Errorf("%s, %d bytes at a time: got %+v, want %+v", c.name, size, got, c.want)
+			}
+			if got := read(c.contentType, "gzip", compressed(c.body), size); got != c.want {
+				t.Errorf("%s, compressed, %d bytes at a time: got %+v, want %+v", c.name, size, got, c.want)
+			}
+		}
+	}
+}
+
+func compressed(text string) string {
+	var b strings.Builder
+	z := gzip.NewWriter(&b)
+	io.WriteString(z, text)
+	z.Close()
+	return b.String()
+}
+
+func TestAWatcherShowsTheTokens(t *testing.T) {
+	for _, c := range replies {
+		if c.contentType != streamType {
+			continue
+		}
+		for _, size := range []int{1 << 30, 100, 1} {
+			r := NewReader(http.Header{"Content-Type": {streamType}})
+			var w sse.Watcher
+			r.Watch(&w)
+			for piece := range slices.Chunk([]byte(c.body), size) {
+				w.Watch(piece)
+			}
+			w.Finish()
+			r.Close()
+			if got := r.Tokens(); got != c.want {
+				t.Errorf("%s, %d bytes at a time: got %+v, want %+v", c.name, size, got, c.want)
+			}
+		}
+	}
+}
+
+func TestWhatNobodyCanUndoIsUnknown(t *testing.T) {
+	const body = `{"usage":{"prompt_tokens":1}}`
+	for _, encoding := range []string{"br", "gzip, gzip", "gzip", "deflate", "zstd"} {
+		if got := read(jsonType, encoding, body, 10); got.Known() {
+			t.Errorf("%s: got %+v", encoding, got)
+		}
+	}
+	if got := read(jsonType, "identity", body, 10); !got.Known() {
+		t.Error("a body that is not compressed is unknown")
+	}
+	if half := compressed(body); read(jsonType, "gzip", half[:20], 10).Known() {
+		t.Error("a body that is cut off is known")
+	}
+}
+
+// plainly reads the tokens of a JSON text by encoding/json.
+func plainly(text []byte, inEvent bool, found *counts) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	var value func(at node) error
+	value = func(at node) error {
+		token, err := decoder.Token()
+		if err != nil {
+			return err
+		}
+		if at == object {
+			found = &counts{}
+		}
+		switch token := token.(type) {
+		case json.Number:
+			var n int64
+			if _, err := fmt.Sscanf(token.String(), "%d", &n); err == nil && at >= firstCount && fmt.Sprint(n) == token.String() && n >= 0 && n < 1e15 {
+				found.set(at, n)
+			}
+		case json.Delim:
+			for decoder.More() {
+				child := nowhere
+				if token == '{' {
+					name, err := decoder.Token()
+					if err != nil {
+						return err
+					}
+					child = at.child([]byte(name.(string)), inEvent)
+				}
+				total := found
+				if err := value(child); err != nil {
+					return err
+				}
+				if child == object {
+					total.add(found)
+					found = total
+				}
+			}
+			_, err := decoder.Token()
+			return err
+		}
+		return nil
+	}
+	if err := value(root); err != nil {
+		return err
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
+func FuzzScan(f *testing.F) {
+	for i, c := range replies {
+		if len(c.body) < 4096 {
+			f.Add([]byte(c.body), 1+i%5, i%2 == 0)
+			f.Add([]byte(strings.TrimSuffix(strings.TrimPrefix(c.body, "data: "), "\n\n")), 1+i%5, true)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte, size int, inEvent bool) {
+		if size < 1 {
+			return
+		}
+		whole, cut := scanner{inEvent: inEvent}, scanner{inEvent: inEvent}
+		whole.scan(text)
+		for piece := range slices.Chunk(text, size) {
+			cut.scan(piece)
+		}
+		if cut.found != whole.found {
+			t.Fatalf("%q, %d bytes at a time: %+v, and at once: %+v", text, size, cut.found, whole.found)
+		}
+		var want counts
+		if bytes.Contains(text, []byte(`\u`)) || bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("[")) || plainly(text, inEvent, &want) != nil {
+			return
+		}
+		if whole.found != want {
+			t.Fatalf("%q: %+v, and by encoding/json: %+v", text, whole.found, want)
+		}
+		if want != (counts{}) && !mayHoldUsage(text) {
+			t.Fatalf("%q is passed over", text)
+		}
+	})
+}
+
+func FuzzReader(f *testing.F) {
+	for i, c := range replies {
+		if len(c.body) < 4096 {
+			f.Add(c.body, 1+i%5, c.contentType == streamType)
+		}
+	}
+	f.Fuzz(func(t *testing.T, body string, size int, streams bool) {
+		contentType := jsonType
+		if streams {
+			contentType = streamType
+		}
+		if size < 1 {
+			return
+		}
+		whole := read(contentType, "", body, 1<<30)
+		if cut := read(contentType, "", body, size); cut != whole {
+			t.Errorf("%q, %d bytes at a time: %+v, and at once: %+v", body, size, cut, whole)
+		}
+		if packed := read(contentType, "gzip", compressed(body), size); packed != whole {
+			t.Errorf("%q, compressed: %+v, and not: %+v", body, packed, whole)
+		}
+		read(contentType, "gzip", body, size)
+		read(contentType, "zstd", body, size)
+	})
+}
+
+func TestAStreamsEventsAllocateNothing(t *testing.T) {
+	for name, stream := range map[string]string{
+		"no usage":        chunk(""),
+		"a null":          chunk("null"),
+		"a running usage": chunk(`{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}`),
+	} {
+		r := NewReader(http.Header{"Content-Type": {streamType}})
+		piece := []byte(stream)
+		if n := testing.AllocsPerRun(100, func() { r.Write(piece) }); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+func BenchmarkReader(b *testing.B) {
+	chat := `{"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"gpt-4o-2024-11-20","choices":[{"index":0,"message":{"role":"assistant","content":"` + strings.Repeat("A sentence of words. ", 20) + `","refusal":null,"annotations":[]},"logprobs":null,"finish_reason":"stop"}],` + chatUsage + `,"service_tier":"default","system_fingerprint":"fp_1"}`
+	embedding := `{"object":"list","data":[{"object":"embedding","index":0,"embedding":[` + strings.Repeat("-0.012345678,", 1535) + `0.5]}],"usage":{"prompt_tokens":8,"total_tokens":8}}`
+	for _, bb := range []struct{ name, contentType, encoding, piece string }{
+		{"chat of 1 KB", jsonType, "", chat},
+		{"chat of 1 KB, compressed", jsonType, "gzip", compressed(chat)},
+		{"embedding of 1536 numbers", jsonType, "", embedding},
+		{"embedding of 1536 numbers, compressed", jsonType, "gzip", compressed(embedding)},
+		{"200 events", streamType, "", chunk("")},
+		{"200 events with a null", streamType, "", chunk("null")},
+		{"200 events with a running usage", streamType, "", chunk(`{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}`)},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			header := http.Header{"Content-Type": {bb.contentType}}
+			if bb.encoding != "" {
+				header.Set("Content-Encoding", bb.encoding)
+			}
+			piece, times := []byte(bb.piece), 1
+			if bb.contentType == streamType {
+				times = 200
+			}
+			b.SetBytes(int64(len(piece) * times))
+			b.ReportAllocs()
+			for b.Loop() {
+				r := NewReader(header)
+				for range times {
+					r.Write(piece)
+				}
+				r.Close()
+			}
+		})
+	}
+}
