@@ -93,7 +93,7 @@ func TestModelInAForm(t *testing.T) {
 				added = strings.ReplaceAll(added, "\r\n", "\n")
 			}
 			want := replaceMarked(strings.ReplaceAll(tt.form, "¦", added), "ü <&>")
-			if result := string(bytes.Join(got.WithModel(body, "ü <&>"), nil)); result != want {
+			if result := string(bytes.Join(got.With(body, "ü <&>", false), nil)); result != want {
 				t.Errorf("got %q, want %q", result, want)
 			}
 		})
@@ -155,7 +155,7 @@ func TestABoundaryHasAtLeastOneAndAtMost70Characters(t *testing.T) {
 		boundary := strings.Repeat("b", length)
 		body := []byte("--" + boundary + "\r\n" + modelField + "m\r\n--" + boundary + "--")
 		r := ParseForm(body, boundary)
-		if replaced := len(r.WithModel(body, "x")) > 1; r.HasModel != want || replaced != want {
+		if replaced := len(r.With(body, "x", false)) > 1; r.HasModel != want || replaced != want {
 			t.Errorf("%d: got %+v", length, r)
 		}
 	}
@@ -169,12 +169,12 @@ func TestAModelCannotAddPartsToAForm(t *testing.T) {
 	} {
 		body := []byte(form)
 		for _, model := range []string{"a\r\n--XX\r\n" + textField + "b", "a\nb", "a\r", "--XX", "--XX--", "a--XXb"} {
-			pieces := ParseForm(body, "XX").WithModel(body, model)
+			pieces := ParseForm(body, "XX").With(body, model, false)
 			if len(pieces) != 1 || string(pieces[0]) != form {
 				t.Errorf("%q: got %q", model, pieces)
 			}
 		}
-		if pieces := ParseForm(body, "XX").WithModel(body, "--X: a\x00\"b"); len(pieces) != 3 {
+		if pieces := ParseForm(body, "XX").With(body, "--X: a\x00\"b", false); len(pieces) != 3 {
 			t.Errorf("got %q", pieces)
 		}
 	}
@@ -182,7 +182,7 @@ func TestAModelCannotAddPartsToAForm(t *testing.T) {
 
 func TestAFormThatAlreadySaysSoStaysWhole(t *testing.T) {
 	body := []byte("--XX\r\n" + modelField + "m\r\n--XX--")
-	if pieces := ParseForm(body, "XX").WithModel(body, "m"); len(pieces) != 1 {
+	if pieces := ParseForm(body, "XX").With(body, "m", false); len(pieces) != 1 {
 		t.Errorf("got %q", pieces)
 	}
 }
@@ -200,7 +200,7 @@ func FuzzParseForm(f *testing.F) {
 		checkPlaces(t, r, body)
 		checkCost(t, r, body)
 		if strings.ContainsAny(model, "\r\n") || strings.Contains(model, "--"+boundary) {
-			if pieces := r.WithModel(body, model); len(pieces) != 1 || !bytes.Equal(pieces[0], body) {
+			if pieces := r.With(body, model, false); len(pieces) != 1 || !bytes.Equal(pieces[0], body) {
 				t.Errorf("%q: got %q", body, pieces)
 			}
 			return
@@ -293,13 +293,13 @@ func FuzzWithModelForm(f *testing.F) {
 		if r.HasModel != (len(models) > 0) || r.HasModel && r.Model != models[len(models)-1] || r.Stream != stream {
 			t.Fatalf("%q: got %+v, want %q, %v", form.Bytes(), r, models, stream)
 		}
-		if strings.ContainsAny(model, "\r\n") || strings.Contains(model, "--"+boundary) {
+		if model == "" || strings.ContainsAny(model, "\r\n") || strings.Contains(model, "--"+boundary) {
 			return
 		}
 		if len(models) == 0 {
 			want = append([]part{{"model", "", model}}, want...)
 		}
-		result := bytes.Join(r.WithModel(form.Bytes(), model), nil)
+		result := bytes.Join(r.With(form.Bytes(), model, false), nil)
 		if got := readForm(t, result, boundary); !slices.Equal(got, want) {
 			t.Errorf("%q: got %q, want %q", result, got, want)
 		}

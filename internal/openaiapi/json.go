@@ -28,8 +28,9 @@ func ParseJSON(body []byte) Request {
 		return r
 	}
 	first := i + 1
-	named := false // there is a "model", whatever its value
-	last := span{} // of the last one's value, unless that is no string
+	named := false    // there is a "model", whatever its value
+	optioned := false // there are "stream_options"
+	last := span{}    // of the last one's value, unless that is no string
 	for {
 		key := skipSpace(body, i+1) // past the brace or the comma
 		if key >= len(body) || body[key] != '"' {
@@ -58,7 +59,14 @@ func ParseJSON(body []byte) Request {
 				last = span{value, end}
 				r.addModel(last)
 			}
-		case memberNone:
+		case memberStreamOptions:
+			r.StreamUsage, r.askUsage = readStreamOptions(body[value:end])
+			r.askUsage.start, r.askUsage.end = r.askUsage.start+value, r.askUsage.end+value
+			if optioned {
+				r.askUsage = edit{}
+			}
+			optioned = true
+		case memberNone, memberIncludeUsage:
 		default:
 			if end < len(body) || m == memberStream { // otherwise more digits may follow
 				r.take(m, body[value:end])
@@ -79,6 +87,9 @@ func ParseJSON(body []byte) Request {
 	if !named {
 		r.addFirst(body, first)
 	}
+	if next := skipSpace(body, first); !optioned && next < len(body) && body[next] == '"' {
+		r.askUsage = edit{span{first, first}, `"stream_options":{"include_usage":true},`}
+	}
 	return r
 }
 
@@ -97,6 +108,50 @@ func (r *Request) addFirst(body []byte, i int) {
 		r.addAt, r.before, r.after = i, `"model":`, ","
 	case '}':
 		r.addAt, r.before = i, `"model":`
+	}
+}
+
+// readStreamOptions reads the value of "stream_options": whether the stream is to tell its usage, and
+// if it is not, how it can be asked for. Without text, it cannot be.
+func readStreamOptions(value []byte) (usage bool, ask edit) {
+	switch {
+	case string(value) == "null":
+		return false, edit{span{0, len(value)}, `{"include_usage":true}`}
+	case value[0] != '{':
+		return false, edit{}
+	}
+	ask = edit{span{1, 1}, `"include_usage":true`}
+	named := false
+	for i := 0; ; {
+		key := skipSpace(value, i+1) // past the brace or the comma
+		if key < len(value) && value[key] == '}' {
+			return usage, ask
+		}
+		if key >= len(value) || value[key] != '"' {
+			return usage, edit{}
+		}
+		keyEnd := skipString(value, key)
+		if keyEnd < 0 {
+			return usage, edit{}
+		}
+		colon := skipSpace(value, keyEnd)
+		start := skipSpace(value, colon+1)
+		end := skipValue(value, start)
+		if end < 0 || value[colon] != ':' {
+			return usage, edit{}
+		}
+		if memberOf(value[key+1:keyEnd-1]) == memberIncludeUsage {
+			usage = string(value[start:end]) == "true"
+			if ask = (edit{span{start, end}, "true"}); named {
+				ask.text = "" // nobody can tell which of them a backend reads
+			}
+			named = true
+		} else if ask.start == 1 {
+			ask.text = `"include_usage":true,`
+		}
+		if i = skipSpace(value, end); i < len(value) && value[i] == '}' {
+			return usage, ask
+		}
 	}
 }
 

@@ -26,6 +26,12 @@ func Inference(method, operation string) bool {
 	return false
 }
 
+// TellsUsageIfAsked reports whether a stream of the operation tells its usage only to who asks for it.
+func TellsUsageIfAsked(operation string) bool {
+	operation = strings.TrimSuffix(operation, "/")
+	return operation == "/chat/completions" || operation == "/completions"
+}
+
 // Repeatable reports whether a request may be sent again when nobody knows whether it was executed
 // already: it is inference, or its method is safe (RFC 9110 section 9.2.1).
 func Repeatable(method, operation string) bool {

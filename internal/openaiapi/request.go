@@ -37,6 +37,13 @@ type Request struct {
 	// white space, after which an object may begin.
 	Whole bool
 
+	// StreamUsage tells whether the stream is to tell its usage: the last "include_usage" of the
+	// last "stream_options" is true.
+	StreamUsage bool
+
+	// askUsage is what asks for the usage of the stream. Without text, it cannot be asked for.
+	askUsage edit
+
 	// model is the place of the first value of "model", if there is one, and models are the
 	// places of all others, which hardly any body has. There are none without HasModel.
 	model  span
@@ -50,6 +57,12 @@ type Request struct {
 	// dashBoundary is what begins a form's delimiters: two dashes and the boundary. Only a form
 	// has it.
 	dashBoundary []byte
+}
+
+// edit puts a text in the place of some bytes, which may be none.
+type edit struct {
+	span
+	text string
 }
 
 // span is a range of bytes, from start up to but not including end. The end is never 0.
@@ -80,6 +93,8 @@ const (
 	memberStream
 	memberMaxOutput
 	memberN
+	memberStreamOptions
+	memberIncludeUsage // of the stream options
 )
 
 func memberNamed[T []byte | string](name T) member {
@@ -92,6 +107,10 @@ func memberNamed[T []byte | string](name T) member {
 		return memberMaxOutput
 	case "n":
 		return memberN
+	case "stream_options":
+		return memberStreamOptions
+	case "include_usage":
+		return memberIncludeUsage
 	}
 	return memberNone
 }
@@ -165,39 +184,68 @@ func (r *Request) lastModel() (last span, ok bool) {
 	return r.model, r.model.end > 0
 }
 
-// WithModel returns the body in pieces, with the model in place of each that it names. A JSON
-// object or a form that names none gets it as its first member or part. Of a body that was cut
-// off, only what came is known: if a model follows, both will be there.
+// CanAskUsage reports whether With can make a stream tell its usage. It cannot if the body was cut
+// off, or names the stream's options twice.
+func (r Request) CanAskUsage() bool { return r.Whole && !r.StreamUsage && r.askUsage.text != "" }
+
+// With returns the body in pieces, with the model in place of each that it names. A JSON object or a
+// form that names none gets it as its first member or part. Of a body that was cut off, only what came
+// is known: if a model follows, both will be there. With askUsage, the usage of a stream is asked for,
+// if it can be.
 //
-// The body stays as it is, the only piece, if
-//   - it names this model already, and no other,
+// An empty model changes nothing. The model stays as well if
+//   - the body names this model already, and no other,
 //   - it is neither object nor form,
 //   - its "model" could not be read (it is null, say, or cut off), or
 //   - it is a form, and the model has a line break or the boundary in it. Written there, it could
 //     end its part and begin another.
 //
-// The body must be the one that was parsed. The pieces share its memory, so that a prompt of
-// megabytes is not copied for each backend that is tried.
-func (r Request) WithModel(body []byte, model string) [][]byte {
-	if !r.HasModel && r.before == "" || r.says(body, model) {
+// The body must be the one that was parsed. If it stays as it is, it is the only piece. The pieces
+// share its memory, so that a prompt of megabytes is not copied for each backend that is tried.
+func (r Request) With(body []byte, model string, askUsage bool) [][]byte {
+	value := r.newModel(body, model)
+	if askUsage = askUsage && r.CanAskUsage(); !askUsage && value == nil {
 		return [][]byte{body}
+	}
+	pieces := make([][]byte, 0, 2*len(r.models)+5)
+	at := 0
+	put := func(place span, text []byte) {
+		pieces = append(pieces, piece(body, at, place.start), text)
+		at = place.end
+	}
+	for i := -1; i < len(r.models) && value != nil; i++ {
+		place := r.model
+		if i >= 0 {
+			place = r.models[i]
+		} else if !r.HasModel {
+			place = span{r.addAt, r.addAt}
+		}
+		if askUsage && r.askUsage.start <= place.start {
+			put(r.askUsage.span, []byte(r.askUsage.text))
+			askUsage = false
+		}
+		put(place, value)
+	}
+	if askUsage {
+		put(r.askUsage.span, []byte(r.askUsage.text))
+	}
+	return append(pieces, piece(body, at, len(body)))
+}
+
+// newModel is what is written in the place of each model, or as a first member or part. It is nil if
+// the model stays as it is.
+func (r Request) newModel(body []byte, model string) []byte {
+	if model == "" || !r.HasModel && r.before == "" || r.says(body, model) {
+		return nil
 	}
 	value, ok := r.encode(model)
 	if !ok {
-		return [][]byte{body}
+		return nil
 	}
 	if !r.HasModel {
-		added := slices.Concat([]byte(r.before), value, []byte(r.after))
-		return [][]byte{piece(body, 0, r.addAt), added, piece(body, r.addAt, len(body))}
+		return slices.Concat([]byte(r.before), value, []byte(r.after))
 	}
-	pieces := make([][]byte, 0, 2*len(r.models)+3)
-	pieces = append(pieces, piece(body, 0, r.model.start), value)
-	at := r.model.end
-	for _, s := range r.models {
-		pieces = append(pieces, piece(body, at, s.start), value)
-		at = s.end
-	}
-	return append(pieces, piece(body, at, len(body)))
+	return value
 }
 
 // says reports whether the body names this model already, letter by letter, and no other.

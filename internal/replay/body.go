@@ -96,6 +96,8 @@ const wholeBodySize = 64 << 10
 type Options struct {
 	// Model takes the place of the model in the body, unless it is empty.
 	Model string
+	// AskUsage makes a stream tell its usage.
+	AskUsage bool
 	// Request is what the body asks for, and where it names the model.
 	Request *openaiapi.Request
 	// Repeatable tells that the backend may execute the request twice.
@@ -154,8 +156,8 @@ func (b *Body) upload(o Options) *Upload {
 	}
 	up := &Upload{body: b, length: b.length}
 	segments := [][]byte{b.prefix}
-	if o.Model != "" {
-		segments = o.Request.WithModel(b.prefix, o.Model)
+	if o.Model != "" || o.AskUsage {
+		segments = o.Request.With(b.prefix, o.Model, o.AskUsage)
 		if up.length >= 0 {
 			for _, segment := range segments {
 				up.length += int64(len(segment))
