@@ -63,8 +63,11 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	} else {
 		model = b.direct(out, ex, credential)
 	}
+	if r.asksUsage = ex.asksUsage(); r.asksUsage {
+		out.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
+	}
 	r.upload = ex.body.Attach(out, replay.Options{
-		Model: model, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: rt.deadline.extend,
+		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: rt.deadline.extend,
 	})
 	rt.upload = r.upload
 

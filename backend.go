@@ -79,6 +79,11 @@ type Backend struct {
 	// limit.
 	MaxRequests int `json:"max_requests,omitempty"`
 
+	// StreamUsage, if it is false, makes an exception to the handler's: streams
+	// of this backend are not asked for their usage. Use it for a backend that
+	// refuses stream_options. Default: as the handler's.
+	StreamUsage *bool `json:"stream_usage,omitempty"`
+
 	url    *url.URL // without a path
 	paths  endpoint.Paths
 	models map[string]string // its names by the clients', nil: it serves any

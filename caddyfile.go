@@ -52,6 +52,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	        deployment   <name>
 //	        model        <name> [<deployment>]
 //	        max_requests <n>
+//	        stream_usage off
 //	    }
 //	    backends_from_env [<prefix>]
 //
@@ -74,6 +75,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    stream_first_event_timeout <duration>
 //	    stream_idle_timeout        <duration>
 //	    stream_require_end
+//	    stream_usage
 //
 //	    client_key       <name> <key>
 //	    client_keys_file <path>
@@ -103,6 +105,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"lb_policy":        policyOption(&h.LBPolicyRaw),
 		"lb_retries":       directive.IntPointer(&h.LBRetries, 0, maxInt),
 		"lb_try_duration":  directive.Duration(&h.LBTryDuration),
+		"stream_usage":     directive.Flag(&h.StreamUsage),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
 		"client_keys_file": directive.StringPointer(&h.ClientKeysFile),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
@@ -145,6 +148,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"deployment":   directive.String(&b.Deployment),
 		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, maxInt),
+		"stream_usage": directive.Off(&b.StreamUsage),
 	})
 }
 

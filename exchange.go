@@ -37,7 +37,9 @@ type balancer struct {
 	plain bool
 	// debugs tells that reverse_proxy's debug log is written.
 	debugs bool
-	logger *zap.Logger
+	// streamUsage makes streams tell their usage to us.
+	streamUsage bool
+	logger      *zap.Logger
 }
 
 // target is a backend as reverse_proxy and the pool see it.
@@ -149,8 +151,7 @@ type exchange struct {
 	// forwarded tells that the request went to a backend that throttles.
 	forwarded bool
 
-	// usage reads the tokens of the reply that is the client's. tokens are those
-	// that it told of, and set when the exchange is finished.
+	// usage reads the client's reply. tokens are what it found, once that is over.
 	usage  *usage.Reader
 	tokens usage.Tokens
 
@@ -165,17 +166,6 @@ type attempt struct {
 	started time.Time
 	// benched is when a throttle began by this attempt, if one did.
 	benched time.Time
-}
-
-// blame is for faults that may be the request's own: what fails everywhere is
-// the request's doing, so one request benches one backend for it at most.
-type blame struct{ spent bool }
-
-// take reports whether this is the first such fault.
-func (b *blame) take() bool {
-	first := !b.spent
-	b.spent = true
-	return first
 }
 
 func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {

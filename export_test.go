@@ -1,6 +1,12 @@
 package openailb
 
-import "net/http"
+import (
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
+)
 
 // What tests outside of the package need of its inside.
 var (
@@ -21,4 +27,11 @@ func (h *Handler) UseSource(backend string, source CredentialSource) {
 func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
 	before, t.roundTripper = t.roundTripper, next
 	return before
+}
+
+// TokensOf returns the tokens of a request that is over, and whether they are not
+// known because nobody asked for them.
+func TokensOf(r *http.Request) (tokens usage.Tokens, notAsked bool) {
+	ex := *caddyhttp.GetVar(r.Context(), shownVar).(**exchange)
+	return ex.tokens, ex.tokensNotAsked()
 }

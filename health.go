@@ -276,3 +276,14 @@ func errorField(secrets redact.Secrets, err error) zap.Field {
 	}
 	return zap.String("error", secrets.Text(err.Error()))
 }
+
+// blame is for faults that may be the request's own: what fails everywhere is
+// the request's doing, so one request benches one backend for it at most.
+type blame struct{ spent bool }
+
+// take reports whether this is the first such fault.
+func (b *blame) take() bool {
+	first := !b.spent
+	b.spent = true
+	return first
+}

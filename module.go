@@ -95,6 +95,12 @@ type Handler struct {
 
 	PassiveHealth
 
+	// StreamUsage asks for the usage of streams of chat and completions whose
+	// client did not, so that their tokens are counted too. The backend then
+	// sends one chunk more, which is taken out before the client gets it.
+	// Default: false, the bytes of requests and streams stay as they are.
+	StreamUsage bool `json:"stream_usage,omitempty"`
+
 	// ClientKeys are the keys with which callers may use the balancer. They are
 	// accepted wherever SDKs put a key, and no backend gets them. Without these
 	// and a ClientKeysFile, everybody may use the balancer. An empty list is an
@@ -225,6 +231,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.models = modelsOf(h.Backends)
 	h.balancer = newBalancer(h.Pool, targets, policy, h.logger)
 	h.balancer.transport = h.Transport
+	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	h.balancer.open()
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -12,6 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -35,6 +37,8 @@ type reply struct {
 	credential Credential
 	// secrets are the keys that were sent with the request.
 	secrets redact.Secrets
+	// asksUsage tells that we asked for the usage of the stream, and not the client.
+	asksUsage bool
 	// upload is the request's body on its way.
 	upload *replay.Upload
 	// body is that of a response that may become the client's.
@@ -150,4 +154,35 @@ func (r *reply) raw() io.Reader {
 		return r.body.body
 	}
 	return r.res.Body
+}
+
+// fail makes the reply the error that it brought. If the error is the client's
+// own, the reply stays as it is.
+func (t *Transport) fail(r *reply, failure *sse.Error) {
+	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
+	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
+		r.body.watch = nil // the error is not the backend's fault later either
+		return
+	}
+	original := r.res
+	header := original.Header.Clone()
+	for _, name := range []string{"Content-Length", "Cache-Control", "Transfer-Encoding"} {
+		header.Del(name)
+	}
+	header.Set("Content-Type", "application/json")
+	original.Body.Close()
+	r.res = &http.Response{
+		Status:        strconv.Itoa(failure.Status) + " " + http.StatusText(failure.Status),
+		StatusCode:    failure.Status,
+		Proto:         original.Proto,
+		ProtoMajor:    original.ProtoMajor,
+		ProtoMinor:    original.ProtoMinor,
+		Header:        header,
+		Body:          io.NopCloser(bytes.NewReader(failure.Body)),
+		ContentLength: int64(len(failure.Body)),
+		Request:       original.Request,
+	}
+	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
+	r.guard(nil, true)
+	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

@@ -29,6 +29,9 @@ type asked struct {
 	// infers tells that the request is for inference, and not about files,
 	// fine-tuning and the like.
 	infers bool
+	// withoutUsage tells that the request is for a stream that does not tell its
+	// usage, because nobody asked for that: neither the client nor we.
+	withoutUsage bool
 	// repeatable tells that the request may be sent again when nobody knows
 	// whether it was executed.
 	repeatable bool
@@ -51,6 +54,7 @@ func readAsked(r *http.Request, b *replay.Body) asked {
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	a.infers = openaiapi.Inference(r.Method, route.Operation)
+	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)
 	a.repeatable = openaiapi.Repeatable(r.Method, route.Operation)
 	a.cost = a.body.Cost(prompt)
 	a.model = route.Name()
@@ -65,6 +69,18 @@ func readAsked(r *http.Request, b *replay.Body) asked {
 	}
 	a.cutOff = !b.Whole() && !a.body.Whole && !a.body.HasModel
 	return a
+}
+
+// asksUsage reports whether the usage of a stream is asked for in the client's place.
+func (ex *exchange) asksUsage() bool {
+	b := ex.current.backend
+	return ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && ex.asked.withoutUsage && ex.asked.body.CanAskUsage() && ex.body.Whole()
+}
+
+// tokensNotAsked reports whether the tokens of a reply are not known because
+// nobody asked for the usage of the stream.
+func (ex *exchange) tokensNotAsked() bool {
+	return ex.usage != nil && ex.asked.withoutUsage && !ex.tokens.Known()
 }
 
 // parseMediaType reads a Content-Type. Nearly all requests and replies have the

@@ -1,17 +1,14 @@
 package openailb
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"maps"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -328,35 +325,4 @@ func (b *replyBody) readUntil(limit time.Duration) bool {
 		}
 	}
 	return true
-}
-
-// fail makes the reply the error that it brought. If the error is the client's
-// own, the reply stays as it is.
-func (t *Transport) fail(r *reply, failure *sse.Error) {
-	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
-	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
-		r.body.watch = nil // the error is not the backend's fault later either
-		return
-	}
-	original := r.res
-	header := original.Header.Clone()
-	for _, name := range []string{"Content-Length", "Cache-Control", "Transfer-Encoding"} {
-		header.Del(name)
-	}
-	header.Set("Content-Type", "application/json")
-	original.Body.Close()
-	r.res = &http.Response{
-		Status:        strconv.Itoa(failure.Status) + " " + http.StatusText(failure.Status),
-		StatusCode:    failure.Status,
-		Proto:         original.Proto,
-		ProtoMajor:    original.ProtoMajor,
-		ProtoMinor:    original.ProtoMinor,
-		Header:        header,
-		Body:          io.NopCloser(bytes.NewReader(failure.Body)),
-		ContentLength: int64(len(failure.Body)),
-		Request:       original.Request,
-	}
-	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
-	r.guard(nil, true)
-	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -204,6 +206,13 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	if r.body != nil {
 		ex.usage = r.body.usage
 		r.body.broken = func(err error) { t.rememberBroken(ex, r, err) }
+	}
+	if r.asksUsage {
+		ex.asked.withoutUsage = false
+		if isEventStream(r.res) && !contentcoding.Compressed(r.res.Header) {
+			r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
+			delete(r.res.Header, "Content-Length")
+		}
 	}
 	ex.balancer.removeProviderHeaders(r.res.Header)
 	return r.res

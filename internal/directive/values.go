@@ -89,6 +89,12 @@ func Flag(into *bool) Option {
 	})
 }
 
+// Off makes an option whose argument is the word off, and which is not set
+// otherwise.
+func Off(into **bool) Option {
+	return value(into, "off", func(word string) (*bool, bool) { return new(false), word == "off" })
+}
+
 // MaxInt is the highest number that Int allows. It is the same on every
 // platform.
 const MaxInt = math.MaxInt32
