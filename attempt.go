@@ -11,13 +11,13 @@ import (
 	"net/textproto"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -67,7 +67,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		out.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
 	r.upload = ex.body.Attach(out, replay.Options{
-		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: rt.deadline.extend,
+		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: rt.deadline.Extend,
 	})
 	rt.upload = r.upload
 
@@ -75,7 +75,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	if ex.asked.body.Stream {
 		timeout = t.StreamFirstEventTimeout
 	}
-	rt.deadline.start(time.Duration(timeout), errNoReply)
+	rt.deadline.Start(time.Duration(timeout), errNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
 	r.connected = rt.connections.Load() > 0
 	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "") {
@@ -84,11 +84,11 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		err = errNoHTTP
 	}
 	if err != nil {
-		rt.deadline.stop()
+		rt.deadline.End()
 		r.fail(err, context.Cause(rt))
 		return r
 	}
-	if !isEventStream(res) && !rt.deadline.stop() {
+	if !isEventStream(res) && !rt.deadline.Stop() {
 		res.Body.Close()
 		r.fail(errNoReply, errNoReply)
 		return r
@@ -99,7 +99,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	if r.class == verdict.Served {
 		t.open(ex, r, rt)
 	}
-	rt.deadline.stop()
+	rt.deadline.End()
 	if b.passesThrough() && r.class.OfCredential() {
 		r.class = verdict.ClientError // the credential is the caller's
 	}
@@ -149,7 +149,7 @@ func isHeaderTimeout(err error) bool {
 type roundTrip struct {
 	context.Context
 	cancel   context.CancelCauseFunc
-	deadline deadline
+	deadline deadline.Deadline
 	upload   *replay.Upload
 
 	trace       httptrace.ClientTrace
@@ -161,7 +161,7 @@ type roundTrip struct {
 func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {
 	rt := &roundTrip{plain: ex.balancer.plain, outer: httptrace.ContextClientTrace(req.Context())}
 	rt.Context, rt.cancel = context.WithCancelCause(req.Context())
-	rt.deadline.cancel = rt.cancel
+	rt.deadline.Cancel = rt.cancel
 	ex.cancels = append(ex.cancels, rt.cancel)
 	if rt.outer != nil {
 		rt.trace = *rt.outer
@@ -226,55 +226,6 @@ func (rt *roundTrip) got1xxResponse(code int, header textproto.MIMEHeader) error
 		return nil
 	}
 	return rt.outer.Got1xxResponse(code, header)
-}
-
-// deadline ends a round trip that does not go on in time, first with its reply and
-// then with each read of it.
-type deadline struct {
-	cancel context.CancelCauseFunc
-
-	mu     sync.Mutex
-	timer  *time.Timer
-	limit  time.Duration
-	reason error // nil: the deadline was stopped
-}
-
-// start gives the round trip so long from now.
-func (d *deadline) start(limit time.Duration, reason error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.limit, d.reason = limit, reason
-	if d.timer == nil {
-		d.timer = time.AfterFunc(limit, d.expire)
-	} else {
-		d.timer.Reset(limit)
-	}
-}
-
-// extend gives the round trip as long again, because more of the request was sent.
-func (d *deadline) extend() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.reason != nil && d.timer.Stop() {
-		d.timer.Reset(d.limit)
-	}
-}
-
-func (d *deadline) expire() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.reason != nil {
-		d.cancel(d.reason)
-	}
-}
-
-// stop reports whether the round trip was in time.
-func (d *deadline) stop() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	stopped := d.reason == nil
-	d.reason = nil
-	return d.timer == nil || d.timer.Stop() || stopped
 }
 
 func cloneURL(u *url.URL) *url.URL {

@@ -305,6 +305,7 @@ func (ex *exchange) finish() {
 	ex.usage.Close()
 	ex.tokens = ex.usage.Tokens()
 	ex.dropLast()
+	ex.body.Release()
 	for _, cancel := range ex.cancels {
 		cancel(context.Canceled)
 	}

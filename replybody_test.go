@@ -7,13 +7,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 )
 
 func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &replyBody{backend: new(http.Response), body: backend, idle: 10 * time.Second, deadline: &deadline{cancel: cancel}}
+		b := &replyBody{backend: new(http.Response), body: backend, idle: 10 * time.Second, deadline: &deadline.Deadline{Cancel: cancel}}
 		go func() {
 			for range 3 {
 				io.WriteString(wire, "x")

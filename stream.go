@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -45,6 +47,8 @@ type replyBody struct {
 	// held is what was read ahead, and heldErr how that ended.
 	held    []byte
 	heldErr error
+	// buffer has what is held, unless it is empty or more than was expected.
+	buffer *bufpool.Buffer
 	// pending brings what is being read ahead.
 	pending chan readAhead
 	// late is set if the client gets its reply while a read is pending, which
@@ -52,7 +56,7 @@ type replyBody struct {
 	late *lateReply
 
 	// deadline ends a read that takes longer than idle.
-	deadline *deadline
+	deadline *deadline.Deadline
 	idle     time.Duration
 
 	// watch looks at a stream of events. It is nil for other replies.
@@ -131,20 +135,21 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 	case len(b.held) > 0:
 		n = copy(p, b.held)
 		if b.held = b.held[n:]; len(b.held) == 0 {
-			b.held = nil
+			b.buffer.Put() // nobody but Read reads it by now
+			b.held, b.buffer = nil, nil
 		}
 		return n, nil
 	case b.heldErr != nil:
 		err = b.heldErr
 	default:
-		b.deadline.start(b.idle, errIdleStream)
+		b.deadline.Start(b.idle, errIdleStream)
 		if b.pending != nil {
 			b.take(<-b.pending)
 		} else {
 			n, err = b.body.Read(p)
 			b.see(p[:n])
 		}
-		if !b.deadline.stop() && err != nil && !errors.Is(err, io.EOF) {
+		if !b.deadline.Stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = errIdleStream
 		}
 		if b.held != nil || b.heldErr != nil {
@@ -152,6 +157,7 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 		}
 	}
 	if err != nil {
+		b.deadline.End()
 		b.secrets.DropFrom(b.backend.Trailer)
 		err = b.finish(err)
 	}
@@ -187,6 +193,7 @@ func (b *replyBody) finish(err error) error {
 // broken: its client left.
 func (b *replyBody) Close() error {
 	b.held, b.broken = nil, nil
+	b.deadline.End()
 	return b.body.Close()
 }
 
@@ -246,9 +253,10 @@ func (r *reply) breakOff(reason error) {
 // for a short time for content. It cannot wait for content longer: a model that
 // thinks may send none for minutes.
 func (t *Transport) openStream(r *reply, rt *roundTrip) {
-	buf := r.body.nextRead()
+	r.body.buffer = bufpool.Get(openingRead)
+	buf := r.body.buffer.Bytes[:openingRead]
 	n, err := r.body.body.Read(buf)
-	inTime := rt.deadline.stop()
+	inTime := rt.deadline.Stop()
 	r.body.take(readAhead{buf[:n], err})
 	if err != nil && !inTime {
 		r.breakOff(errNoReply)
@@ -299,16 +307,17 @@ func (t *Transport) openJSON(r *reply, rt *roundTrip, creates bool) {
 
 // readWhole reads ahead all of a body that is of this length.
 func (b *replyBody) readWhole(rt *roundTrip, length int) {
-	buf := make([]byte, length+1) // one more, to meet the end
+	b.buffer = bufpool.Get(length + 1) // one more, to meet the end
+	buf := b.buffer.Bytes[:length+1]
 	n := 0
 	var err error
 	for err == nil && n < len(buf) {
 		var more int
-		rt.deadline.start(b.idle, errIdleStream)
+		rt.deadline.Start(b.idle, errIdleStream)
 		more, err = b.body.Read(buf[n:])
 		n += more
 	}
-	if !rt.deadline.stop() && !errors.Is(err, io.EOF) {
+	if !rt.deadline.Stop() && !errors.Is(err, io.EOF) {
 		err = errIdleStream
 	}
 	b.take(readAhead{buf[:n:n], err})

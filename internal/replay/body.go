@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -27,11 +28,13 @@ type Body struct {
 	// attempt when the next one begins.
 	mu      sync.Mutex
 	prefix  []byte
-	tail    io.ReadCloser // nil: prefix is all of it
-	touched bool          // tail is being read
-	tailErr error         // why the reading of tail failed
-	gone    bool          // prefix was released
-	length  int64         // -1: unknown
+	buffer  *bufpool.Buffer // has the prefix
+	readers int             // that may still read the prefix
+	tail    io.ReadCloser   // nil: prefix is all of it
+	touched bool            // tail is being read
+	tailErr error           // why the reading of tail failed
+	gone    bool            // prefix was released
+	length  int64           // -1: unknown
 }
 
 const (
@@ -39,6 +42,8 @@ const (
 	initialBufferSize = 1 << 20
 	// spareBuffer is how much of a buffer may stay unused.
 	spareBuffer = 4 << 10
+	// firstBuffer is for a body of unknown length.
+	firstBuffer = 4 << 10
 )
 
 // Buffer reads the body of r, and keeps up to limit bytes of it in memory.
@@ -48,38 +53,49 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 	}
 	// one more byte tells whether the body is longer than the limit
 	most := int(limit) + 1
-	size := 512
+	size := firstBuffer
 	if r.ContentLength >= 0 {
 		size = int(min(r.ContentLength+1, int64(most), initialBufferSize))
 	}
-	buf := make([]byte, 0, size)
-	for len(buf) < most {
-		n, err := r.Body.Read(buf[len(buf):cap(buf)])
+	buffer := bufpool.Get(size)
+	for buf := buffer.Bytes; len(buf) < most; {
+		n, err := r.Body.Read(buf[len(buf):min(cap(buf), most)])
 		buf = buf[:len(buf)+n]
 		if errors.Is(err, io.EOF) && len(buf) < most {
-			b.prefix, b.length = fitted(buf), int64(len(buf))
+			b.hold(buffer, buf)
+			b.length = int64(len(buf))
 			return nil
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		if len(buf) == cap(buf) {
-			buf = append(make([]byte, 0, min(2*cap(buf), most)), buf...)
+		if len(buf) == cap(buf) && len(buf) < most {
+			buffer, buf = moved(buffer, buf, min(2*cap(buf), most))
 		}
+		buffer.Bytes = buf
 	}
-	b.prefix, b.tail, b.length = buf, r.Body, r.ContentLength
+	b.prefix, b.buffer, b.tail, b.length = buffer.Bytes, buffer, r.Body, r.ContentLength
 	return nil
 }
 
-// fitted returns the bytes in a buffer of about their size.
-func fitted(buf []byte) []byte {
-	if cap(buf)-len(buf) <= max(spareBuffer, len(buf)/4) {
-		return buf
+// hold keeps all of a body, in a buffer of about its size.
+func (b *Body) hold(buffer *bufpool.Buffer, body []byte) {
+	if cap(body)-len(body) > max(spareBuffer, len(body)/4) {
+		buffer, body = moved(buffer, body, len(body))
 	}
-	return bytes.Clone(buf)
+	b.prefix, b.buffer = body, buffer
 }
 
-// Buffered is what is in memory, which is the beginning of the body.
+// moved copies the bytes into a buffer with room for size.
+func moved(from *bufpool.Buffer, buf []byte, size int) (*bufpool.Buffer, []byte) {
+	to := bufpool.Get(size)
+	buf = append(to.Bytes, buf...)
+	from.Put()
+	return to, buf
+}
+
+// Buffered is what is in memory, which is the beginning of the body. It must
+// not be used after Release.
 func (b *Body) Buffered() []byte { return b.prefix }
 
 // Whole reports whether all of the body was in memory.
@@ -126,6 +142,7 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 		// lets net/http recover by itself from an idle connection that died
 		out.GetBody = func() (io.ReadCloser, error) {
 			if again := b.upload(o); again != nil {
+				up.settled.Store(true)
 				return again.reader(), nil
 			}
 			return nil, ErrGone
@@ -165,14 +182,20 @@ func (b *Body) upload(o Options) *Upload {
 			up.length -= int64(len(b.prefix))
 		}
 	}
-	if b.tail == nil && up.length <= wholeBodySize {
-		if len(segments) > 1 {
-			segments = [][]byte{bytes.Join(segments, nil)}
+	if b.tail == nil && up.length <= wholeBodySize && len(segments) > 1 {
+		up.joined = bufpool.Get(int(up.length))
+		for _, segment := range segments {
+			up.joined.Bytes = append(up.joined.Bytes, segment...)
 		}
-		up.small = bytes.NewReader(segments[0])
+		up.small = bytes.NewReader(up.joined.Bytes)
 		return up
 	}
-	up.long = &reader{body: b, progress: o.Progress, segments: segments}
+	b.readers++
+	if b.tail == nil && up.length <= wholeBodySize {
+		up.small = bytes.NewReader(segments[0])
+	} else {
+		up.long = &reader{body: b, progress: o.Progress, segments: segments}
+	}
 	return up
 }
 
@@ -182,6 +205,31 @@ func (b *Body) Release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.prefix, b.gone = nil, true
+	b.recycle()
+}
+
+// left takes in that one of the readers will not read the prefix any more.
+func (b *Body) left() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.readers--
+	b.recycle()
+}
+
+// recycle gives the buffer back once nobody can read it any more. A reader of
+// which that is not certain, because net/http failed to send all of it, keeps
+// it from the pool forever.
+func (b *Body) recycle() {
+	if b.gone && b.readers == 0 {
+		b.buffer.Put()
+		b.buffer = nil
+	}
+}
+
+func (b *Body) wasTouched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.touched
 }
 
 func (b *Body) touch() {

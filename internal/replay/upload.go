@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"io"
 	"sync"
+	"sync/atomic"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 )
 
 // Upload is a body on its way to one backend. Its methods can be called on nil,
@@ -14,6 +17,11 @@ type Upload struct {
 	// small is a body in one piece, and long is any other.
 	small *bytes.Reader
 	long  *reader
+	// joined has the bytes of a small body that is not sent as it came.
+	joined *bufpool.Buffer
+	// settled tells that small was let go, or must not be: if net/http sends
+	// the body once more, nobody knows which of the two it sent.
+	settled atomic.Bool
 }
 
 func (u *Upload) reader() io.ReadCloser {
@@ -23,11 +31,16 @@ func (u *Upload) reader() io.ReadCloser {
 	return u.long
 }
 
-// Sent lets go of a body that net/http has sent. The request would hold it for
-// as long as the reply streams.
+// Sent lets go of a body of which net/http has sent all. The request would hold
+// it for as long as the reply streams. net/http does not read the body again.
 func (u *Upload) Sent() {
-	if u != nil && u.small != nil {
-		u.small.Reset(nil)
+	if u == nil || u.small == nil || u.settled.Swap(true) {
+		return
+	}
+	if u.small.Reset(nil); u.joined == nil {
+		u.body.left()
+	} else {
+		u.joined.Put()
 	}
 }
 
@@ -88,7 +101,7 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 		r.segments[0] = nil
 		r.segments = r.segments[1:]
 	}
-	r.segments = nil
+	r.drop()
 	if r.body.tail == nil {
 		return 0, io.EOF
 	}
@@ -106,12 +119,11 @@ func (r *reader) inTail() bool {
 func (r *reader) abandon() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.body.mu.Lock()
-	defer r.body.mu.Unlock()
-	if r.body.touched {
+	if r.body.wasTouched() {
 		return false
 	}
-	r.closed, r.segments = true, nil
+	r.closed = true
+	r.drop()
 	return true
 }
 
@@ -120,6 +132,15 @@ func (r *reader) abandon() bool {
 func (r *reader) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closed, r.segments = true, nil
+	r.closed = true
+	r.drop()
 	return nil
+}
+
+// drop lets go of what is in memory.
+func (r *reader) drop() {
+	if r.segments != nil {
+		r.segments = nil
+		r.body.left()
+	}
 }
