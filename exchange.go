@@ -130,6 +130,9 @@ type exchange struct {
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
 	credentials callerkeys.Presented
+	// keepsHeader tells that the attempts take the header from request, and not
+	// from what reverse_proxy made of it.
+	keepsHeader bool
 	// cookies are set once a policy was asked, which may set more.
 	cookies *savedCookies
 

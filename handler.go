@@ -39,7 +39,7 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
 	r.URL = cloneURL(r.URL)
 	r.URL.Opaque = ""
-	ex.credentials, r.Header, r.URL.RawQuery = callerkeys.Take(r.Header, r.URL.RawQuery)
+	h.takeKeys(ex, r)
 	r.Trailer = nil // no operation has any, and they may hold whatever headers may
 	if r.Header["Upgrade"] != nil && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		// of all upgrades, these APIs have only this one; a client that offers
@@ -53,6 +53,19 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 		}
 	}
 	return r
+}
+
+// takeKeys takes the caller's keys out of the request. It takes out all of the
+// header if reverse_proxy has no use for it, which would copy it again and again.
+func (h *Handler) takeKeys(ex *exchange, r *http.Request) {
+	if h.keepsHeaders && !isTunnel(r) {
+		var query string
+		if ex.credentials, query, ex.keepsHeader = callerkeys.TakeFrom(r.Header, r.URL.RawQuery); ex.keepsHeader {
+			r.Header, r.URL.RawQuery = make(http.Header), query
+			return
+		}
+	}
+	ex.credentials, r.Header, r.URL.RawQuery = callerkeys.Take(r.Header, r.URL.RawQuery)
 }
 
 // isTunnel reports whether the body is the stream of a WebSocket (RFC 8441).

@@ -138,6 +138,10 @@ type Handler struct {
 	// keyFiles reads keys again that come from files.
 	keyFiles secret.Reloader
 
+	// keepsHeaders tells that reverse_proxy has no use for the headers of most
+	// requests.
+	keepsHeaders bool
+
 	// passesThrough tells that a backend wants the callers' own credentials.
 	passesThrough bool
 

@@ -13,7 +13,11 @@ import (
 // returns the model that the body must name, or nothing if the body stays as it
 // is.
 func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential) (model string) {
-	out.Header = callerkeys.Public(out.Header)
+	if ex.keepsHeader {
+		out.Header = keptHeader(ex.request.Header, out.Header)
+	} else {
+		out.Header = callerkeys.Public(out.Header)
+	}
 	b.authorize(out, credential, ex.credentials)
 	// the body was read, so the client was told to continue already
 	delete(out.Header, "Expect")
@@ -34,4 +38,18 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential)
 		return model
 	}
 	return ""
+}
+
+// keptHeader is the header of a client's request, as it may go to a backend. What
+// reverse_proxy has to say is in another one.
+func keptHeader(clients, proxys http.Header) http.Header {
+	header := callerkeys.Public(clients)
+	delete(header, "Connection")
+	if early := proxys["Early-Data"]; early != nil {
+		header["Early-Data"] = early
+	}
+	if header["User-Agent"] == nil {
+		header["User-Agent"] = []string{""} // so that net/http sends no name of its own
+	}
+	return header
 }

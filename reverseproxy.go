@@ -61,6 +61,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	}
 	h.proxy = proxy
 	h.balancer.debugs = ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
+	h.keepsHeaders = !h.balancer.debugs && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
 	return proxy.Provision(ctx)
 }
 

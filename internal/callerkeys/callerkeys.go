@@ -52,6 +52,7 @@ const (
 	credential
 	private
 	protocol
+	connection // which only reverse_proxy reads
 )
 
 // kindOf tells by its canonical name what may become of a header. It is asked
@@ -64,6 +65,9 @@ func kindOf(name string) kind {
 		return private
 	case "Sec-Websocket-Protocol":
 		return protocol
+	case "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
+		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization":
+		return connection
 	}
 	if strings.HasPrefix(name, "X-Forwarded-") {
 		return private
@@ -78,7 +82,7 @@ func Take(header http.Header, rawQuery string) (presented Presented, goesOn http
 	goesOn = make(http.Header, len(header))
 	for name, values := range header {
 		switch kindOf(name) {
-		case public:
+		case public, connection:
 			goesOn[name] = values
 		case protocol:
 			presented.Protocols = values
@@ -86,18 +90,48 @@ func Take(header http.Header, rawQuery string) (presented Presented, goesOn http
 				goesOn[name] = kept
 			}
 		case credential:
-			if slices.ContainsFunc(values, isBasic) {
-				values = slices.DeleteFunc(slices.Clone(values), isBasic)
-			}
-			if len(values) > 0 {
-				if presented.Header == nil {
-					presented.Header = make(http.Header)
-				}
-				presented.Header[name] = values
-			}
+			presented.add(name, values)
 		}
 	}
-	return presented, goesOn, withoutKeys(rawQuery, func(string) bool { return true })
+	return presented, goesOn, withoutKeys(rawQuery, anyKey)
+}
+
+// TakeFrom is Take for a header that stays where it is, and of which Public
+// tells what goes on. It reports false if more than keys is to be taken out,
+// because a part of the header is about the connection.
+func TakeFrom(header http.Header, rawQuery string) (presented Presented, goesOnQuery string, ok bool) {
+	presented.RawQuery = rawQuery
+	for name, values := range header {
+		switch kind := kindOf(name); {
+		case kind == credential:
+			presented.add(name, values)
+		case kind == protocol, kind == connection && !(name == "Connection" && len(values) == 1 && persists(values[0])):
+			return Presented{}, "", false
+		}
+	}
+	return presented, withoutKeys(rawQuery, anyKey), true
+}
+
+// persists reports whether the value of a Connection header says no more than
+// what happens to the connection afterwards (RFC 9112 section 9.3).
+func persists(value string) bool {
+	return strings.EqualFold(value, "keep-alive") || strings.EqualFold(value, "close")
+}
+
+func anyKey(string) bool { return true }
+
+// add takes in a header that identifies the caller.
+func (p *Presented) add(name string, values []string) {
+	if slices.ContainsFunc(values, isBasic) {
+		values = slices.DeleteFunc(slices.Clone(values), isBasic)
+	}
+	if len(values) == 0 {
+		return
+	}
+	if p.Header == nil {
+		p.Header = make(http.Header)
+	}
+	p.Header[name] = values
 }
 
 // withoutKeys returns the query without the parameters whose key matches, and
@@ -176,7 +210,7 @@ func replaceKey(pair string, replace func(name, key string) (with string, keep b
 func Public(header http.Header) http.Header {
 	kept := make(http.Header, len(header)+1) // and a credential
 	for name, values := range header {
-		if kind := kindOf(name); kind == public || kind == protocol {
+		if kind := kindOf(name); kind == public || kind == protocol || kind == connection {
 			kept[name] = values
 		}
 	}
