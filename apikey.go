@@ -240,8 +240,8 @@ func (b *Backend) authorize(out *http.Request, credential Credential, caller cal
 		out.Header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
 	}
 	if b.auth == authPassthrough {
-		for name, values := range caller.Header {
-			out.Header[name] = values
+		for _, line := range caller.Header {
+			out.Header[line.Name] = line.Values
 		}
 		if caller.Protocols != nil {
 			// reverse_proxy writes a handshake's headers as RFC 6455 spells them

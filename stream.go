@@ -134,11 +134,14 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 	switch {
 	case len(b.held) > 0:
 		n = copy(p, b.held)
-		if b.held = b.held[n:]; len(b.held) == 0 {
-			b.buffer.Put() // nobody but Read reads it by now
-			b.held, b.buffer = nil, nil
+		if b.held = b.held[n:]; len(b.held) > 0 {
+			return n, nil
 		}
-		return n, nil
+		b.buffer.Put() // nobody but Read reads it by now
+		b.held, b.buffer = nil, nil
+		if err = b.heldErr; err == nil {
+			return n, nil
+		}
 	case b.heldErr != nil:
 		err = b.heldErr
 	default:

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -107,6 +108,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		PingTimeout:               pingTimeout,
 		MaxReceiveBufferPerStream: maxReceiveBuffer,
 	}
+	t.HTTP.Transport.DialContext = bulk.Over(t.HTTP.Transport.DialContext)
 	t.roundTripper = t.HTTP
 	return nil
 }

@@ -3,7 +3,6 @@
 package callerkeys
 
 import (
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -38,10 +37,16 @@ var PrivateHeaders = []string{
 // Presented is what a caller identified itself with. Its methods that change it
 // leave the request that it was taken from as it is.
 type Presented struct {
-	Header http.Header
+	Header []Line
 	// Protocols are the values of Sec-WebSocket-Protocol, which may hold keys.
 	Protocols []string
 	RawQuery  string
+}
+
+// Line is a header with all its values.
+type Line struct {
+	Name   string
+	Values []string
 }
 
 // kind is what may become of a header.
@@ -125,13 +130,9 @@ func (p *Presented) add(name string, values []string) {
 	if slices.ContainsFunc(values, isBasic) {
 		values = slices.DeleteFunc(slices.Clone(values), isBasic)
 	}
-	if len(values) == 0 {
-		return
+	if len(values) > 0 {
+		p.Header = append(p.Header, Line{name, values})
 	}
-	if p.Header == nil {
-		p.Header = make(http.Header)
-	}
-	p.Header[name] = values
 }
 
 // withoutKeys returns the query without the parameters whose key matches, and
@@ -251,20 +252,19 @@ func protocolsWithout(values []string, leaveOut func(protocol string) bool) []st
 // Remove takes out every key for which match returns true, wherever it is. It
 // asks about each key that there is.
 func (p *Presented) Remove(match func(key string) bool) {
-	p.Header = maps.Clone(p.Header)
-	for _, name := range Headers {
-		values, ok := p.Header[name]
-		if !ok {
-			continue
+	var kept []Line
+	for _, line := range p.Header {
+		if slices.Contains(Headers, line.Name) {
+			line.Values = slices.DeleteFunc(slices.Clone(line.Values), func(value string) bool {
+				key := KeyIn(value)
+				return key != "" && match(key)
+			})
 		}
-		values = slices.DeleteFunc(slices.Clone(values), func(value string) bool {
-			key := KeyIn(value)
-			return key != "" && match(key)
-		})
-		if delete(p.Header, name); len(values) > 0 {
-			p.Header[name] = values
+		if len(line.Values) > 0 {
+			kept = append(kept, line)
 		}
 	}
+	p.Header = kept
 	p.RawQuery = withoutKeys(p.RawQuery, func(key string) bool { return key != "" && match(key) })
 	p.Protocols = protocolsWithout(p.Protocols, func(protocol string) bool {
 		if !hasPrefixFold(protocol, keyProtocol) {

@@ -1,0 +1,82 @@
+package bulk
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func client(t testing.TB) *http.Client {
+	transport := &http.Transport{DialContext: Over(new(net.Dialer).DialContext)}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func TestABodyArrivesAsItIs(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Write(body)
+	}))
+	defer server.Close()
+	c := client(t)
+	for _, size := range []int{1, 3900, 4096, 5000, 64 << 10, 3 << 20} {
+		text := strings.Repeat("0123456789abcdef", size/16+1)[:size]
+		for name, body := range map[string]io.Reader{
+			"in memory": bytes.NewReader([]byte(text)), "in pieces": io.MultiReader(strings.NewReader(text)),
+		} {
+			r, _ := http.NewRequest(http.MethodPost, server.URL, io.NopCloser(body))
+			r.ContentLength = int64(size)
+			res, err := c.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(res.Body)
+			if res.Body.Close(); string(got) != text || err != nil {
+				t.Errorf("of %d bytes %s, %d came back, %v", size, name, len(got), err)
+			}
+		}
+	}
+}
+
+func TestNoMoreIsWrittenThanAnnounced(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	c, err := Over(new(net.Dialer).DialContext)(t.Context(), "tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	body := bytes.NewReader(make([]byte, 100))
+	if n, err := c.(io.ReaderFrom).ReadFrom(&io.LimitedReader{R: body, N: 60}); n != 60 || err == nil {
+		t.Errorf("%d bytes were written, %v, want 60 and an error", n, err)
+	}
+	c.Close()
+	if got, err := io.ReadAll(peer); len(got) != 60 || err != nil {
+		t.Errorf("%d bytes arrived, %v, want 60", len(got), err)
+	}
+}
+
+func BenchmarkPost(b *testing.B) {
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }))
+	defer server.Close()
+	c, body := client(b), make([]byte, 8000)
+	b.ReportAllocs()
+	for b.Loop() {
+		res, err := c.Post(server.URL, "application/json", bytes.NewReader(body))
+		if err != nil {
+			b.Fatal(err)
+		}
+		res.Body.Close()
+	}
+}
