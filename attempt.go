@@ -53,10 +53,12 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
 // send sends the request to the current backend and judges what comes back.
 func (t *Transport) send(ex *exchange, req *http.Request, credential Credential) *reply {
 	b := ex.current.backend
-	r := &reply{credential: credential, secrets: b.secretsOf(credential, ex.credentials)}
 	rt := ex.newRoundTrip(req)
+	r := &rt.reply
+	r.credential, r.secrets = credential, b.secretsOf(credential, ex.credentials)
 	out := req.WithContext(rt)
-	out.URL = cloneURL(req.URL)
+	rt.url = *req.URL
+	out.URL = &rt.url
 	var model string
 	if ex.balancer.plain {
 		out.Header = maps.Clone(req.Header) // nobody changes the values in place
@@ -67,7 +69,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		out.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
 	r.upload = ex.body.Attach(out, replay.Options{
-		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: rt.deadline.Extend,
+		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: &rt.deadline,
 	})
 	rt.upload = r.upload
 
@@ -151,6 +153,11 @@ type roundTrip struct {
 	cancel   context.CancelCauseFunc
 	deadline deadline.Deadline
 	upload   *replay.Upload
+
+	// These are here, and not on their own, to spare the garbage collector.
+	url   url.URL
+	reply reply
+	body  replyBody
 
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace

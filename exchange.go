@@ -159,6 +159,8 @@ type exchange struct {
 	tokens usage.Tokens
 
 	cancels []context.CancelCauseFunc
+	// cancelRoom is where the first of them is.
+	cancelRoom [1]context.CancelCauseFunc
 }
 
 // attempt is one backend's answer to an exchange.
@@ -173,7 +175,7 @@ type attempt struct {
 
 func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
 	ex := &exchange{balancer: b, request: r, writer: w, maxAttempts: maxAttempts}
-	ex.attempts = ex.room[:0]
+	ex.attempts, ex.cancels = ex.room[:0], ex.cancelRoom[:0]
 	if tryDuration > 0 {
 		ex.deadline = time.Now().Add(tryDuration)
 	}

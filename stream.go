@@ -206,10 +206,10 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replyBody {
 	if r.res.Body == http.NoBody || r.res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}
-	body := &replyBody{body: r.res.Body, backend: r.res, secrets: r.secrets,
+	rt.body = replyBody{body: r.res.Body, backend: r.res, secrets: r.secrets,
 		deadline: &rt.deadline, idle: time.Duration(t.StreamIdleTimeout), mustEnd: t.StreamRequireEnd}
-	r.res.Body = body
-	return body
+	r.res.Body = &rt.body
+	return &rt.body
 }
 
 func isEventStream(res *http.Response) bool {

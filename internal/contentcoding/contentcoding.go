@@ -27,7 +27,7 @@ var readable = []string{"gzip", "deflate", "identity"}
 // AcceptReadable removes from Accept-Encoding the codings that Decode may not
 // be able to undo.
 func AcceptReadable(header http.Header) {
-	if header["Accept-Encoding"] == nil {
+	if values := header["Accept-Encoding"]; values == nil || len(values) == 1 && values[0] == "gzip" {
 		return
 	}
 	var kept []string

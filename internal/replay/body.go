@@ -8,7 +8,6 @@
 package replay
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -118,8 +117,8 @@ type Options struct {
 	Request *openaiapi.Request
 	// Repeatable tells that the backend may execute the request twice.
 	Repeatable bool
-	// Progress is called whenever more of a long body is about to be sent.
-	Progress func()
+	// Progress is told whenever more of a long body is about to be sent.
+	Progress interface{ Extend() }
 }
 
 // Attach makes the body that of an outgoing request, whose header it may change.
@@ -172,6 +171,11 @@ func (b *Body) upload(o Options) *Upload {
 		return nil
 	}
 	up := &Upload{body: b, length: b.length}
+	if b.tail == nil && o.Model == "" && !o.AskUsage && up.length <= wholeBodySize {
+		b.readers++
+		up.setSmall(b.prefix)
+		return up
+	}
 	segments := [][]byte{b.prefix}
 	if o.Model != "" || o.AskUsage {
 		segments = o.Request.With(b.prefix, o.Model, o.AskUsage)
@@ -182,20 +186,16 @@ func (b *Body) upload(o Options) *Upload {
 			up.length -= int64(len(b.prefix))
 		}
 	}
-	if b.tail == nil && up.length <= wholeBodySize && len(segments) > 1 {
+	if b.tail == nil && up.length <= wholeBodySize {
 		up.joined = bufpool.Get(int(up.length))
 		for _, segment := range segments {
 			up.joined.Bytes = append(up.joined.Bytes, segment...)
 		}
-		up.small = bytes.NewReader(up.joined.Bytes)
+		up.setSmall(up.joined.Bytes)
 		return up
 	}
 	b.readers++
-	if b.tail == nil && up.length <= wholeBodySize {
-		up.small = bytes.NewReader(segments[0])
-	} else {
-		up.long = &reader{body: b, progress: o.Progress, segments: segments}
-	}
+	up.long = &reader{body: b, progress: o.Progress, segments: segments}
 	return up
 }
 

@@ -33,7 +33,11 @@ func buffered(t *testing.T, body io.Reader, limit int64) *Body {
 	return b
 }
 
-var quiet = Options{Request: new(openaiapi.Request), Progress: func() {}}
+type noProgress struct{}
+
+func (noProgress) Extend() {}
+
+var quiet = Options{Request: new(openaiapi.Request), Progress: noProgress{}}
 
 func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 	b := buffered(t, strings.NewReader(strings.Repeat("x", 100_000)), 200_000)
@@ -63,7 +67,7 @@ func TestASmallBodyIsAReaderThatNetHTTPKnows(t *testing.T) {
 	parsed := openaiapi.ParseJSON(b.Buffered())
 	for model, want := range map[string]string{"": `{"model":"a"}`, "bcd": `{"model":"bcd"}`} {
 		out := request(t, nil)
-		up := b.Attach(out, Options{Model: model, Request: &parsed, Progress: func() {}})
+		up := b.Attach(out, Options{Model: model, Request: &parsed, Progress: noProgress{}})
 		if got, want := reflect.TypeOf(out.Body), reflect.TypeOf(io.NopCloser(new(bytes.Reader))); got != want {
 			t.Fatalf("the body is a %s, want a %s", got, want)
 		}

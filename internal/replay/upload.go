@@ -14,9 +14,11 @@ import (
 type Upload struct {
 	body   *Body
 	length int64
-	// small is a body in one piece, and long is any other.
-	small *bytes.Reader
-	long  *reader
+	// small is a body in one piece, and long is any other. isSmall tells which
+	// of them it is.
+	small   bytes.Reader
+	isSmall bool
+	long    *reader
 	// joined has the bytes of a small body that is not sent as it came.
 	joined *bufpool.Buffer
 	// settled tells that small was let go, or must not be: if net/http sends
@@ -24,9 +26,14 @@ type Upload struct {
 	settled atomic.Bool
 }
 
+func (u *Upload) setSmall(body []byte) {
+	u.isSmall = true
+	u.small.Reset(body)
+}
+
 func (u *Upload) reader() io.ReadCloser {
-	if u.small != nil {
-		return io.NopCloser(u.small) // which net/http knows to be in memory
+	if u.isSmall {
+		return io.NopCloser(&u.small) // which net/http knows to be in memory
 	}
 	return u.long
 }
@@ -34,7 +41,7 @@ func (u *Upload) reader() io.ReadCloser {
 // Sent lets go of a body of which net/http has sent all. The request would hold
 // it for as long as the reply streams. net/http does not read the body again.
 func (u *Upload) Sent() {
-	if u == nil || u.small == nil || u.settled.Swap(true) {
+	if u == nil || !u.isSmall || u.settled.Swap(true) {
 		return
 	}
 	if u.small.Reset(nil); u.joined == nil {
@@ -59,7 +66,7 @@ func (u *Upload) Stalled() bool { return u != nil && u.long != nil && u.long.inT
 // reader reads the body for one attempt.
 type reader struct {
 	body     *Body
-	progress func()
+	progress interface{ Extend() }
 
 	mu       sync.Mutex
 	segments [][]byte
@@ -69,7 +76,7 @@ type reader struct {
 
 // Read implements io.Reader.
 func (r *reader) Read(p []byte) (int, error) {
-	r.progress()
+	r.progress.Extend()
 	n, err := r.readBuffered(p)
 	if n > 0 || err != nil || len(p) == 0 {
 		return n, err
