@@ -125,3 +125,62 @@ func TestAnAttemptThatNeverBeganHasNoUpload(t *testing.T) {
 		t.Error("it holds a body")
 	}
 }
+
+// A buffer may be used again only when nobody reads it any more.
+func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
+	sent := func(up *Upload, out *http.Request) { io.Copy(io.Discard, out.Body); up.Sent() }
+	for name, c := range map[string]struct {
+		size int
+		use  func(b *Body)
+		kept bool
+	}{
+		"nobody":       {100, func(*Body) {}, false},
+		"sent":         {100, func(b *Body) { out := request(t, nil); sent(b.Attach(out, quiet), out) }, false},
+		"being sent":   {100, func(b *Body) { b.Attach(request(t, nil), quiet) }, true},
+		"long, sent":   {100_000, func(b *Body) { out := request(t, nil); sent(b.Attach(out, quiet), out) }, false},
+		"long, closed": {100_000, func(b *Body) { out := request(t, nil); b.Attach(out, quiet); out.Body.Close() }, false},
+		"long, begun": {100_000, func(b *Body) {
+			out := request(t, nil)
+			b.Attach(out, quiet)
+			io.CopyN(io.Discard, out.Body, 10)
+		}, true},
+		"the second one is being sent": {100, func(b *Body) {
+			out, late := request(t, nil), request(t, nil)
+			up := b.Attach(out, quiet)
+			b.Attach(late, quiet)
+			sent(up, out)
+		}, true},
+		"sent twice over": {100, func(b *Body) {
+			out, late := request(t, nil), request(t, nil)
+			up := b.Attach(out, quiet)
+			b.Attach(late, quiet)
+			sent(up, out)
+			up.Sent()
+		}, true},
+		"sent anew, and nobody knows which": {100, func(b *Body) {
+			out := request(t, nil)
+			up := b.Attach(out, quiet)
+			if _, err := out.GetBody(); err != nil {
+				t.Error(err)
+			}
+			sent(up, out)
+		}, true},
+		"sent, and then anew": {100, func(b *Body) {
+			out := request(t, nil)
+			sent(b.Attach(out, quiet), out)
+			if _, err := out.GetBody(); err != nil {
+				t.Error(err)
+			}
+		}, true},
+	} {
+		b := buffered(t, strings.NewReader(strings.Repeat("x", c.size)), 1<<20)
+		c.use(b)
+		if b.buffer == nil {
+			t.Errorf("%s: the buffer is gone before the body was released", name)
+		}
+		b.Release()
+		if kept := b.buffer != nil; kept != c.kept {
+			t.Errorf("%s: the buffer is kept: %t, want %t", name, kept, c.kept)
+		}
+	}
+}
