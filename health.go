@@ -195,6 +195,8 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 			Model:    ex.model(),
 			Cost:     ex.asked.cost,
 			Wait:     wait,
+			Longest:  p.longest(r, wait),
+			Started:  a.started,
 		}, now)
 		if began && r.class == verdict.Throttled {
 			a.benched = now
@@ -238,6 +240,15 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 		return p.countFailure(ex, r.class, now)
 	}
 	return 0, false
+}
+
+// longest tells how long a bench may become that a backend keeps asking for
+// without naming a time: a hint of 0, again and again, is as good as none.
+func (p *PassiveHealth) longest(r *reply, wait time.Duration) time.Duration {
+	if r.class != verdict.Throttled || !r.hinted || r.wait > 0 {
+		return 0
+	}
+	return max(wait, time.Duration(p.RetryAfterDefault))
 }
 
 // servesOthers reports whether the backend serves other requests, or has done so

@@ -32,6 +32,7 @@ type Health struct {
 type benches struct {
 	throttle slot
 	failure  slot
+	rests    rests
 	// failures are those that count towards a bench.
 	failures []time.Time
 }
@@ -217,6 +218,7 @@ func (m *Member) Served(model string, started time.Time) {
 			m.tellDisproved(s.clear(started), false)
 		}
 	}
+	m.health.of(model).rests.served(started)
 	if !m.health.hasServed(model) {
 		m.health.rememberServed(model)
 	}
@@ -236,16 +238,31 @@ type Refusal struct {
 	Cost int64
 	// Wait is how long the bench lasts.
 	Wait time.Duration
+	// Longest is set if the backend asked to be called again at once: it is how
+	// long the bench may become if it does so again and again.
+	Longest time.Duration
+	// Started is when the request was sent.
+	Started time.Time
 }
 
 // Bench keeps the member out of use from now on. It reports whether the bench
 // began with this refusal.
 func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
+	if r.Longest > 0 {
+		r.Wait = m.rest(&r, now)
+	}
 	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Cost: r.Cost}
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
 	return m.put(b, now, false) == Began
+}
+
+// rest tells how long the member rests that asked to be called again at once.
+func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
+	m.health.mu.Lock()
+	defer m.health.mu.Unlock()
+	return m.health.scope(r.Whole, r.Model, now).rests.next(r, now)
 }
 
 // put starts or extends a bench, and tells of it.

@@ -368,3 +368,19 @@ func TestAStormOfThrottlesLeavesNothingBehind(t *testing.T) {
 	serverB.Close()
 	lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before })
 }
+
+func TestAHintOfZeroAgainAndAgainIsAsGoodAsNone(t *testing.T) {
+	for hint, calls := range map[string]int{
+		"0":    9, // at 0, 0.05, 0.15, 0.35, 0.75, 1.55, 3.15, 6.35 and 12.75 s
+		"0.04": 400,
+	} {
+		lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(lbtest.Throttled(hint))
+			for range 2000 {
+				w.Post(`{}`).WantServed(t, "b", "c")
+				time.Sleep(10 * time.Millisecond)
+			}
+			w.WantCalls(map[string]int{"a": calls})
+		})
+	}
+}
