@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -181,6 +182,33 @@ func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
 		b.Release()
 		if kept := b.buffer != nil; kept != c.kept {
 			t.Errorf("%s: the buffer is kept: %t, want %t", name, kept, c.kept)
+		}
+	}
+}
+
+// BenchmarkBody measures what keeping a body costs, sending it, and letting it go.
+func BenchmarkBody(b *testing.B) {
+	for _, size := range []int{300, 8000, 200_000} {
+		prompt := []byte(`{"model":"a","text":"` + strings.Repeat("x", size) + `"}`)
+		parsed := openaiapi.ParseJSON(prompt)
+		for name, model := range map[string]string{"as it came": "", "another model": "bcd"} {
+			b.Run(fmt.Sprintf("%d/%s", size, name), func(b *testing.B) {
+				from := bytes.NewReader(prompt)
+				in, out := &http.Request{Body: io.NopCloser(from), ContentLength: int64(len(prompt))}, new(http.Request)
+				b.ReportAllocs()
+				for b.Loop() {
+					from.Reset(prompt)
+					var body Body
+					if err := body.Buffer(in, 1<<20); err != nil {
+						b.Fatal(err)
+					}
+					up := body.Attach(out, Options{Model: model, Request: &parsed, Repeatable: true, Progress: noProgress{}})
+					io.Copy(io.Discard, out.Body)
+					up.Sent()
+					out.Body.Close()
+					body.Release()
+				}
+			})
 		}
 	}
 }
