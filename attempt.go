@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -109,9 +110,9 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 }
 
 var (
-	errNoReply   = errors.New("no reply in time")
-	errNoHTTP    = errors.New("the reply is not a valid HTTP response")
-	errLostAgain = errors.New("the backend accepted the request on neither of two connections")
+	errNoReply   = &cause.Error{Word: "no_reply", Text: "no reply in time"}
+	errNoHTTP    = &cause.Error{Word: "malformed", Text: "the reply is not a valid HTTP response"}
+	errLostAgain = &cause.Error{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 
 // What net/http says of a request that it refuses to send. It has no exported

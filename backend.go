@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -228,6 +229,14 @@ func (b *Backend) serves(model string) bool {
 	return ok || model == "" || b.models == nil
 }
 
+// modelNames are the backend's names of the models that the config names.
+func (b *Backend) modelNames() []string {
+	if b.models == nil && b.Deployment != "" {
+		return []string{b.Deployment}
+	}
+	return slices.Compact(slices.Sorted(maps.Values(b.models)))
+}
+
 // nameOf is the backend's name for the model that a client named.
 func (b *Backend) nameOf(model string) string {
 	if model == "" {
@@ -280,6 +289,7 @@ func (b *Backend) target(logger *zap.Logger) *target {
 	}
 	m := pool.NewMember(b.Name, health)
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
+	m.Models, m.AnyModel = b.modelNames(), b.models == nil && b.Deployment == ""
 	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.dial()}}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
 
 // ClientKey is a key with which a caller may use the balancer. A caller may
@@ -44,7 +45,7 @@ func (h *Handler) provisionClientKeys() error {
 			return errors.New("client_keys_file is empty: expected the path of a file")
 		}
 	}
-	config := clientkeys.Config{File: file, Label: callerLabels.of, Logger: h.logger}
+	config := clientkeys.Config{File: file, Label: metrics.Caller, Logger: h.logger}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, clientkeys.Key(k))
 	}
@@ -65,7 +66,7 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 		return apierror.Error{}, false
 	}
 	who, sent, ok := h.clientKeys.Identify(&ex.credentials)
-	switch ex.unauthenticated = !ok; {
+	switch {
 	case !sent:
 		return apierror.MissingKey, true
 	case !ok:

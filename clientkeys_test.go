@@ -8,14 +8,10 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
@@ -92,26 +88,7 @@ func TestOnlyCallersWithAKeyGetIn(t *testing.T) {
 // counted is how many requests metrics tell of.
 func counted(t *testing.T, caller, backend, class string) float64 {
 	t.Helper()
-	registry := prometheus.NewRegistry()
-	if err := openailb.RegisterMetrics(registry); err != nil {
-		t.Fatal(err)
-	}
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, family := range families {
-		for _, metric := range family.GetMetric() {
-			var labels []string // in the order of their names
-			for _, label := range metric.GetLabel() {
-				labels = append(labels, label.GetValue())
-			}
-			if slices.Equal(labels, []string{backend, caller, class}) {
-				return metric.GetCounter().GetValue()
-			}
-		}
-	}
-	return 0
+	return lbtest.SumOf(t, "requests_total", map[string]string{"caller": caller, "backend": backend, "class": class})
 }
 
 func TestACallersNameGoesToLogsAndMetricsAndItsKeyNowhere(t *testing.T) {

@@ -24,18 +24,20 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	switch res {
 	case nil:
 		e := ex.whyNobody(now, wait)
-		res = e.Response(req)
+		res, ex.ownClass = e.Answer(req)
 		if e.Status == http.StatusTooManyRequests {
 			hint.Set(res.Header, wait)
 		}
 	case ex.own:
 		res.Request = req
 	default:
+		ex.from = &ex.attempts[ex.lastFrom]
 		if !ex.balancer.forward || res.StatusCode != http.StatusTooManyRequests {
 			hint.Rewrite(res.Header, wait)
 		}
 		ex.balancer.removeProviderHeaders(res.Header)
 	}
+	ex.status = res.StatusCode
 	return res
 }
 
@@ -52,7 +54,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	}
 	switch {
 	case throttled:
-		return apierror.RateLimited("rate limited", wait)
+		return apierror.RateLimited(wait)
 	case last == verdict.Credential, last == verdict.NotPermitted:
 		return apierror.CredentialsRejected
 	case last == verdict.Timeout:
@@ -60,7 +62,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	case last == verdict.Failed:
 		return apierror.BrokenOff
 	case last == "":
-		return apierror.RateLimited("busy", wait)
+		return apierror.Busy(wait)
 	}
 	return apierror.Unreachable
 }

@@ -12,9 +12,11 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -39,7 +41,11 @@ type balancer struct {
 	debugs bool
 	// streamUsage makes streams tell their usage to us.
 	streamUsage bool
-	logger      *zap.Logger
+	logger      *announce.Log
+	// metrics are those of the pool, and ownMetrics those of what no backend
+	// answers.
+	metrics    *metrics.Pool
+	ownMetrics *metrics.Backend
 }
 
 // target is a backend as reverse_proxy and the pool see it.
@@ -49,16 +55,21 @@ type target struct {
 	upstream *reverseproxy.Upstream
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
+	metrics  *metrics.Backend
 }
 
 func newBalancer(name string, targets []*target, policy reverseproxy.Selector, logger *zap.Logger) *balancer {
+	b := &balancer{targets: targets, logger: &announce.Log{Logger: logger, Pool: name}, metrics: metrics.Of(name)}
+	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
 	for i, t := range targets {
-		t.Checks = t.upstream
+		if t.Checks == nil {
+			t.Checks = t.upstream
+		}
+		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
 	}
-	b := &balancer{targets: targets, logger: logger}
-	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, &benchLog{balancer: b})}
+	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, b.logger, b.metrics)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
@@ -125,8 +136,6 @@ type exchange struct {
 	body  replay.Body
 	// caller is who sent the request, if callers need a key.
 	caller clientkeys.Caller
-	// unauthenticated tells that it came without such a key.
-	unauthenticated bool
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
 	credentials callerkeys.Presented
@@ -136,8 +145,10 @@ type exchange struct {
 	// cookies are set once a policy was asked, which may set more.
 	cookies *savedCookies
 
-	// own is an answer of ours, for which no backend is asked.
-	own *http.Response
+	// own is an answer of ours, for which no backend is asked, and ownClass its
+	// class, if it is not that of the last attempt.
+	own      *http.Response
+	ownClass string
 	// current is the backend that is attempted right now, if any is.
 	current *target
 	// attempts are those made, the current one included.
@@ -147,6 +158,10 @@ type exchange struct {
 
 	// last is the latest reply that says more than that a backend throttles.
 	last *http.Response
+	// lastFrom is the number of the attempt that brought it, and from the attempt
+	// whose reply the client gets, if that is not the last one.
+	lastFrom int
+	from     *attempt
 	// blame is what the request has to answer for.
 	blame blame
 	// exceeded are the names of models whose context is too short for the request.
@@ -161,6 +176,13 @@ type exchange struct {
 	cancels []context.CancelCauseFunc
 	// cancelRoom is where the first of them is.
 	cancelRoom [1]context.CancelCauseFunc
+
+	// started is when the request came, and firstByte how long after that the
+	// first byte of the reply's body went to the client.
+	started   time.Time
+	firstByte time.Duration
+	// status is that of the answer.
+	status int
 }
 
 // attempt is one backend's answer to an exchange.
@@ -171,13 +193,15 @@ type attempt struct {
 	started time.Time
 	// benched is when a throttle began by this attempt, if one did.
 	benched time.Time
+	// counted tells that metrics know of it.
+	counted bool
 }
 
 func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
-	ex := &exchange{balancer: b, request: r, writer: w, maxAttempts: maxAttempts}
+	ex := &exchange{balancer: b, request: r, writer: w, maxAttempts: maxAttempts, started: time.Now()}
 	ex.attempts, ex.cancels = ex.room[:0], ex.cancelRoom[:0]
 	if tryDuration > 0 {
-		ex.deadline = time.Now().Add(tryDuration)
+		ex.deadline = ex.started.Add(tryDuration)
 	}
 	return ex
 }
@@ -212,6 +236,9 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 			ex.forwarded = m != nil
 		}
 		if m != nil {
+			if n := len(ex.attempts); n > 0 && ex.attempts[n-1].counted {
+				ex.attempts[n-1].target.metrics.FailedOver(string(ex.attempts[n-1].class))
+			}
 			ex.current = ex.balancer.targets[m.Index]
 			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now})
 			return ex.current.upstream
@@ -278,7 +305,7 @@ func (ex *exchange) doubtThrottles() {
 // keep holds on to a reply, in case nobody has a better one.
 func (ex *exchange) keep(res *http.Response) {
 	ex.dropLast()
-	ex.last = res
+	ex.last, ex.lastFrom = res, len(ex.attempts)-1
 }
 
 func (ex *exchange) dropLast() {
@@ -306,7 +333,7 @@ func (ex *exchange) release() {
 }
 
 // finish ends every attempt, gives back what the exchange holds and counts it.
-func (ex *exchange) finish() {
+func (ex *exchange) finish(err error) {
 	ex.usage.Close()
 	ex.tokens = ex.usage.Tokens()
 	ex.dropLast()
@@ -315,37 +342,5 @@ func (ex *exchange) finish() {
 		cancel(context.Canceled)
 	}
 	ex.release()
-	backend, class := ex.outcome()
-	requestsTotal.WithLabelValues(ex.caller.Label, backend, class).Inc()
-}
-
-// outcome tells which backend answered, and what its reply was taken for.
-func (ex *exchange) outcome() (backend, class string) {
-	if len(ex.attempts) > 0 {
-		last := ex.attempted()
-		return last.target.Name, string(last.class)
-	}
-	if ex.unauthenticated {
-		class = "unauthenticated"
-	}
-	return "", class
-}
-
-// placeholder returns the value of one of Handler's placeholders.
-func (ex *exchange) placeholder(key string) (value any, ok bool) {
-	switch key {
-	case "http.openai_lb.caller":
-		return ex.caller.Name, true
-	case "http.openai_lb.attempts":
-		return len(ex.attempts), true
-	case "http.openai_lb.model":
-		return pool.ModelKey(ex.asked.model), true
-	case "http.openai_lb.backend":
-		backend, _ := ex.outcome()
-		return backend, true
-	case "http.openai_lb.class":
-		_, class := ex.outcome()
-		return class, true
-	}
-	return nil, false
+	ex.observe(err)
 }

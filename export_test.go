@@ -9,10 +9,7 @@ import (
 )
 
 // What tests outside of the package need of its inside.
-var (
-	BackendFromEnv  = backendFromEnv
-	RegisterMetrics = registerMetrics
-)
+var BackendFromEnv = backendFromEnv
 
 // UseSource makes a source that of a backend.
 func (h *Handler) UseSource(backend string, source CredentialSource) {

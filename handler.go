@@ -17,18 +17,19 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 )
 
 // ServeHTTP reads the request once and has reverse_proxy send it to the
 // backends, one after the other, until one serves it. What needs no backend
 // takes the same way, so that all replies look alike.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	h.keyFiles.Refresh()
 	ex := h.balancer.newExchange(w, r, h.maxAttempts(), h.tryDuration(r))
-	defer ex.finish()
+	defer func() { ex.finish(err) }()
 	ex.fillPlaceholders()
 	proxied := h.proxied(ex)
-	ex.own = h.read(ex)
+	ex.own, ex.ownClass = h.read(ex)
 	return h.proxy.ServeHTTP(w, proxied, next)
 }
 
@@ -71,35 +72,35 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) {
 // isTunnel reports whether the body is the stream of a WebSocket (RFC 8441).
 func isTunnel(r *http.Request) bool { return r.Method == http.MethodConnect }
 
-// read finds out what the request asks for. It returns the answer if that
-// needs no backend.
-func (h *Handler) read(ex *exchange) *http.Response {
+// read finds out what the request asks for. It returns the answer and its class
+// if that needs no backend.
+func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	r := ex.request
 	if h.asksReady(r) {
 		return h.answerReady(r)
 	}
 	if refusal, refused := h.admit(ex); refused {
-		return refusal.Response(r)
+		return refusal.Answer(r)
 	}
 	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
-		return apierror.InvalidPath(problem).Response(r)
+		return apierror.InvalidPath(problem).Answer(r)
 	}
 	if !isTunnel(r) {
 		if err := ex.body.Buffer(r, h.Transport.RequestBuffers); err != nil {
-			return apierror.UnreadableBody(err).Response(r)
+			return apierror.UnreadableBody(err).Answer(r)
 		}
 	}
 	ex.asked = readAsked(r, &ex.body)
 	ex.asked.anonymous = h.passesThrough && ex.credentials.None()
 	if h.models != nil {
-		if res := modellist.Answer(r, h.models); res != nil {
-			return res
+		if own, class = modellist.Answer(r, h.models); own != nil {
+			return own, class
 		}
 	}
 	if h.tellsModels && ex.asked.cutOff && ex.asked.model == "" {
-		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Response(r)
+		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
 	}
-	return nil
+	return nil, ""
 }
 
 // nextBackend is the selection policy of the handler's reverse_proxy.
@@ -144,19 +145,18 @@ func (h *Handler) asksReady(r *http.Request) bool {
 
 // answerReady says whether there is a backend to use, and if not, when the
 // first one may be. It calls none.
-func (h *Handler) answerReady(r *http.Request) *http.Response {
+func (h *Handler) answerReady(r *http.Request) (res *http.Response, class string) {
 	usable, wait := h.balancer.Pool.Usable(time.Now())
-	var res *http.Response
 	if usable {
-		res = apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"})
+		res, class = apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), apierror.Ready
 	} else {
-		res = apierror.NotReady.Response(r)
+		res, class = apierror.NotReady.Answer(r)
 		if wait > 0 {
 			res.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
 		}
 	}
 	res.Header.Set("Cache-Control", "no-store")
-	return res
+	return res, class
 }
 
 // shownVar is where the request's handlers leave whose placeholders are shown.
@@ -177,9 +177,9 @@ func (ex *exchange) fillPlaceholders() {
 	shown := &ex
 	caddyhttp.SetVar(ctx, shownVar, shown)
 	repl.Map(func(key string) (any, bool) {
-		if !strings.HasPrefix(key, "http.openai_lb.") {
+		if !strings.HasPrefix(key, summary.Prefix) {
 			return nil, false
 		}
-		return (*shown).placeholder(key)
+		return (*shown).summary().Placeholder(key)
 	})
 }

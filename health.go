@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -176,6 +177,7 @@ func (p *PassiveHealth) listed(status int) bool {
 func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 	now, t, a := time.Now(), ex.current, ex.attempted()
 	a.class, a.status = r.class, r.status
+	ex.observeAttempt(a, r)
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", t.Name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
 			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.source)), errorField(r.secrets, r.err))
@@ -189,7 +191,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 	}
 	if wait, benches := p.bench(ex, r, now); benches {
 		began := t.Bench(pool.Refusal{
-			Reason:   pool.Reason{Class: string(r.class), Status: r.status, Hint: string(r.source)},
+			Reason:   r.reason(),
 			Throttle: r.class.Promise(),
 			Whole:    r.class.WholeBackend(),
 			Model:    ex.model(),
@@ -275,17 +277,19 @@ func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
 			zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
 	}
 	if wait, benches := p.countFailure(ex, a.class, now); benches {
-		t.Bench(pool.Refusal{Reason: pool.Reason{Class: string(a.class), Status: a.status}, Model: ex.model(), Wait: wait}, now)
+		t.Bench(pool.Refusal{
+			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: cause.Of(reason), Error: boundedText(r.secrets, reason)},
+			Model:  ex.model(), Wait: wait,
+		}, now)
 	}
 }
 
-// errorField is an error for a log. One of net/http's may repeat what the
-// backend sent.
+// errorField is an error for a log.
 func errorField(secrets redact.Secrets, err error) zap.Field {
 	if err == nil {
 		return zap.Skip()
 	}
-	return zap.String("error", secrets.Text(err.Error()))
+	return zap.String("error", boundedText(secrets, err))
 }
 
 // blame is for faults that may be the request's own: what fails everywhere is

@@ -21,6 +21,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
@@ -47,11 +48,14 @@ func init() {
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.openai_lb.backend}` | The name of the backend that answered, which is the last one that was tried
-// `{http.openai_lb.class}` | What its reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout or broken_stream. It is unauthenticated if the request had no client key, and empty if no backend was tried
-// `{http.openai_lb.caller}` | The name of the caller, by its client key
+// `{http.openai_lb.backend}` | The name of the backend whose reply it is, or of the last one that was tried. It is empty if the answer is not about one backend
+// `{http.openai_lb.class}` | What the reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout, broken_stream or client_left. An answer of the balancer's own is all_throttled, all_busy, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
+// `{http.openai_lb.outcomes}` | What came of each attempt, like `ptu=throttled,east=served`
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
+// `{http.openai_lb.caller}` | The name of the caller, by its client key
+// `{http.openai_lb.pool}` | The name of the pool
+// `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
 type Handler struct {
 	// Pool names the pool of backends in logs, metrics and the admin API. No two
 	// pools have the same name. Default: openai_lb; further pools of a config
@@ -196,7 +200,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.provisionBalancer(ctx, policy); err != nil {
 		return err
 	}
-	if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}
 	return h.provisionProxy(ctx)

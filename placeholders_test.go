@@ -40,7 +40,7 @@ func TestPlaceholdersReachTheClientsHeaders(t *testing.T) {
 		{"a stream", lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd), nil, "key-of-alice", `{"model":"gpt-4o","stream":true}`, 200, "first", "served 1 gpt-4o alice"},
 		{"the client's error", lbtest.Status(400), nil, "key-of-alice", `{"model":"gpt-4o"}`, 400, "first", "client_error 1 gpt-4o alice"},
 		{"the second serves", lbtest.Throttled("1"), nil, "key-of-alice", `{"model":"m"}`, 200, "second", "served 2 m alice"},
-		{"nobody serves", lbtest.Throttled("60"), lbtest.Throttled("60"), "key-of-alice", `{"model":"n"}`, 429, "second", "throttled 2 n alice"},
+		{"nobody serves", lbtest.Throttled("60"), lbtest.Throttled("60"), "key-of-alice", `{"model":"n"}`, 429, "", "all_throttled 2 n alice"},
 		{"a failure is passed on", lbtest.Status(500), lbtest.Status(500), "key-of-alice", `{"model":"o"}`, 500, "second", "failed 2 o alice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -6,11 +6,14 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -31,6 +34,8 @@ type reply struct {
 	whole, cut bool
 	// connected tells that the backend may have got the request.
 	connected bool
+	// code is the code of the error, if it may need somebody to act.
+	code string
 	// refusal is the answer to a request that net/http refuses to send.
 	refusal apierror.Error
 	// credential is the backend's credential with which the request was sent.
@@ -108,7 +113,33 @@ func (t *Transport) judge(r *reply, cost int64, rt *roundTrip) {
 	if r.status >= 300 {
 		r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
 	}
+	r.readCode(text)
 	r.guard(text, decoded)
+}
+
+// readCode reads the code of an error, but not of a throttle: there are many.
+func (r *reply) readCode(text []byte) {
+	if r.class.Failover() && r.class != verdict.Throttled {
+		r.code = verdict.Code(text)
+	}
+}
+
+// reason says why the reply benches a backend.
+func (r *reply) reason() pool.Reason {
+	reason := pool.Reason{Class: string(r.class), Status: r.status, Hint: string(r.source), Cause: r.code}
+	if r.err != nil {
+		reason.Cause, reason.Error = cause.Of(r.err), boundedText(r.secrets, r.err)
+	}
+	if r.secrets.In(reason.Cause) {
+		reason.Cause = redact.Mark
+	}
+	return reason
+}
+
+// boundedText is an error for a log. One of net/http's may repeat what the
+// backend sent.
+func boundedText(secrets redact.Secrets, err error) string {
+	return strings.ToValidUTF8(pool.ModelKey(secrets.Text(err.Error())), "")
 }
 
 // guard keeps the secrets out of the response. It removes headers that hold
@@ -183,6 +214,7 @@ func (t *Transport) fail(r *reply, failure *sse.Error) {
 		Request:       original.Request,
 	}
 	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
+	r.readCode(failure.Body)
 	r.guard(nil, true)
 	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
 }

@@ -201,7 +201,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 	caddyhttp.SetVar(r.Context(), exchangeVar, ex)
 	if s.transport != nil {
 		if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
-			ex.own = apierror.UnreadableBody(err).Response(r)
+			ex.own, ex.ownClass = apierror.UnreadableBody(err).Answer(r)
 		}
 		// the rest is for backends that rewrite requests, and have benches for models
 		a := readAsked(r, &ex.body)
@@ -225,6 +225,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 				m.Priority, m.Weight = u.Priority, *u.Weight
 			}
 		}
+		m.Checks = plainUpstream{upstream}
 		targets[i] = &target{Member: m, backend: new(Backend), upstream: upstream}
 	}
 	b := newBalancer(s.Pool, targets, s.policy, s.logger)
@@ -233,6 +234,13 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})
 	return b
 }
+
+// plainUpstream is an upstream of a plain reverse_proxy, which does not tell when
+// a request is over, but counts them.
+type plainUpstream struct{ *reverseproxy.Upstream }
+
+// InFlight is how many requests the upstream serves.
+func (u plainUpstream) InFlight() int64 { return int64(u.Host.NumRequests()) }
 
 // replace makes the balancer the current one. If it comes after Cleanup, it
 // serves only the request that it was made for.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
@@ -28,10 +29,10 @@ const (
 )
 
 var (
-	errIdleStream       = errors.New("nothing came from the backend in time")
-	errEmptyStream      = errors.New("the stream ended before any content")
-	errUnfinishedStream = errors.New("the stream ended without saying that it is over")
-	errStreamError      = errors.New("the stream told of an error")
+	errIdleStream       = &cause.Error{Word: "stalled", Text: "nothing came from the backend in time"}
+	errEmptyStream      = &cause.Error{Word: "empty", Text: "the stream ended before any content"}
+	errUnfinishedStream = &cause.Error{Word: "unfinished", Text: "the stream ended without saying that it is over"}
+	errStreamError      = &cause.Error{Word: "stream_error", Text: "the stream told of an error"}
 )
 
 // replyBody is the body of a reply that may become the client's. Its beginning
@@ -65,6 +66,10 @@ type replyBody struct {
 	usage *usage.Reader
 	// mustEnd makes a stream that ends without saying so a broken one.
 	mustEnd bool
+	// started is when the request came. Once the reply is the client's,
+	// firstByte is where it is said how long after that its first byte was there.
+	started   time.Time
+	firstByte *time.Duration
 	// broken is called, once at most, if the reply broke off or told of an
 	// error. Until the reply is the client's, it is nil.
 	broken func(reason error)
@@ -75,6 +80,13 @@ type lateReply struct{ client, backend *http.Response }
 type readAhead struct {
 	data []byte
 	err  error
+}
+
+// begin makes the body the client's, whose first byte may be there already.
+func (b *replyBody) begin(ex *exchange) {
+	if len(b.held) == 0 && b.heldErr == nil {
+		b.started, b.firstByte = ex.started, &ex.firstByte
+	}
 }
 
 // nextRead is a buffer for the next read ahead.
@@ -150,6 +162,9 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 			b.take(<-b.pending)
 		} else {
 			n, err = b.body.Read(p)
+			if b.firstByte != nil && n > 0 {
+				*b.firstByte, b.firstByte = time.Since(b.started), nil
+			}
 			b.see(p[:n])
 		}
 		if !b.deadline.Stop() && err != nil && !errors.Is(err, io.EOF) {

@@ -141,11 +141,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	r := t.attempt(ex, req)
 	if err := req.Context().Err(); err != nil && !ex.bodyLate() {
 		r.discard()
+		ex.attempted().class = verdict.ClientLeft
+		ex.countAttempt(ex.attempted())
 		return nil, err // the client left, and nobody is to blame
 	}
 	if refusal, ok := ex.clientsFault(r); ok {
 		r.discard()
-		ex.own = refusal.Response(req)
+		ex.own, ex.ownClass = refusal.Answer(req)
+		ex.attempted().class = verdict.ClientError
+		ex.countAttempt(ex.attempted())
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)
@@ -168,7 +172,6 @@ func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 	failure := ex.body.Failure()
 	switch {
 	case r.refusal.Status != 0:
-		ex.attempted().class = r.class
 		return r.refusal, true
 	case failure != nil && r.err != nil:
 		return apierror.UnreadableBody(failure), true
@@ -205,7 +208,9 @@ func (ex *exchange) mayRepeat(r *reply) bool {
 // commit makes the response the client's.
 func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	ex.committed()
-	if r.body != nil {
+	ex.status = r.res.StatusCode
+	if ex.firstByte = time.Since(ex.started); r.body != nil {
+		r.body.begin(ex)
 		ex.usage = r.body.usage
 		r.body.broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}

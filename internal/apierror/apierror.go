@@ -3,6 +3,7 @@ package apierror
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // Error is an error in the format of OpenAI's API, so that SDKs turn it into
@@ -26,61 +28,80 @@ type Error struct {
 	// Kind is the "type" of the error.
 	Kind string
 	Code string
+	// Class is that of the answer in metrics and logs. Without one, the answer
+	// has the class of the last attempt.
+	Class string
 }
+
+// The classes of answers that are not a backend's.
+const (
+	Unauthenticated = "unauthenticated"
+	InvalidRequest  = "invalid_request"
+	NoSuchModel     = "no_such_model"
+	AllThrottled    = "all_throttled"
+	AllBusy         = "all_busy"
+	Ready           = "ready"
+	Unready         = "not_ready"
+	Models          = "models"
+)
 
 // The errors with a fixed text.
 var (
 	MissingKey = Error{http.StatusUnauthorized,
 		"You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.",
-		"invalid_request_error", "invalid_api_key"}
+		"invalid_request_error", "invalid_api_key", Unauthenticated}
 	WrongKey = Error{http.StatusUnauthorized,
-		"Incorrect API key provided.", "invalid_request_error", "invalid_api_key"}
+		"Incorrect API key provided.", "invalid_request_error", "invalid_api_key", Unauthenticated}
 	CompressedBody = Error{http.StatusUnsupportedMediaType,
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.",
-		"invalid_request_error", "unsupported_content_encoding"}
+		"invalid_request_error", "unsupported_content_encoding", InvalidRequest}
 	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
-		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large"}
+		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}
 	InvalidHeaders = Error{http.StatusBadRequest,
-		"The request has an invalid header.", "invalid_request_error", "invalid_headers"}
+		"The request has an invalid header.", "invalid_request_error", "invalid_headers", InvalidRequest}
 	UpstreamError = Error{http.StatusBadGateway,
-		"The backend's error cannot be shown.", "server_error", "upstream_error"}
+		"The backend's error cannot be shown.", "server_error", "upstream_error", ""}
 	CredentialsRejected = Error{http.StatusBadGateway,
-		"No backend accepts the credentials of the load balancer.", "server_error", "upstream_credentials_rejected"}
+		"No backend accepts the credentials of the load balancer.", "server_error", "upstream_credentials_rejected", ""}
 	Unreachable = Error{http.StatusBadGateway,
-		"No backend could be reached.", "server_error", "upstream_unreachable"}
+		"No backend could be reached.", "server_error", "upstream_unreachable", ""}
 	BrokenOff = Error{http.StatusBadGateway,
-		"Every backend closed the connection before it answered.", "server_error", "upstream_unreachable"}
+		"Every backend closed the connection before it answered.", "server_error", "upstream_unreachable", ""}
 	TimedOut = Error{http.StatusGatewayTimeout,
-		"No backend answered in time.", "server_error", "upstream_timeout"}
+		"No backend answered in time.", "server_error", "upstream_timeout", ""}
 	PerhapsExecuted = Error{http.StatusBadGateway,
 		"The backend closed the connection before it answered. The request may have been executed, and was not sent again.",
-		"server_error", "upstream_unreachable"}
+		"server_error", "upstream_unreachable", ""}
 	PerhapsStillExecuted = Error{http.StatusGatewayTimeout,
 		"The backend did not answer in time. The request may have been executed, and was not sent again.",
-		"server_error", "upstream_timeout"}
+		"server_error", "upstream_timeout", ""}
 	NotReady = Error{http.StatusServiceUnavailable,
 		"No backend can be used: they cannot be reached, refuse their keys, or have no budget left.",
-		"server_error", "no_backend_usable"}
+		"server_error", "no_backend_usable", Unready}
 )
 
-// RateLimited is the error while all backends are rate limited, or busy, for
-// so long.
-func RateLimited(what string, wait time.Duration) Error {
+// RateLimited is the error while every backend throttles.
+func RateLimited(wait time.Duration) Error { return retryLater("rate limited", wait, AllThrottled) }
+
+// Busy is the error while every backend has as many requests as it may get.
+func Busy(wait time.Duration) Error { return retryLater("busy", wait, AllBusy) }
+
+func retryLater(what string, wait time.Duration, class string) Error {
 	return Error{http.StatusTooManyRequests,
 		"All backends are " + what + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
-		"rate_limit_error", "rate_limit_exceeded"}
+		"rate_limit_error", "rate_limit_exceeded", class}
 }
 
 // UnknownModel is the error for a model that no backend serves.
 func UnknownModel(name string, models []string) Error {
 	return Error{http.StatusNotFound,
 		"The model '" + pool.ModelKey(name) + "' is not available. Available models: " + strings.Join(models, ", ") + ".",
-		"invalid_request_error", "model_not_found"}
+		"invalid_request_error", "model_not_found", NoSuchModel}
 }
 
 // InvalidPath is the error for a path with this problem.
 func InvalidPath(problem string) Error {
-	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path"}
+	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path", InvalidRequest}
 }
 
 // ModelBeyondBuffer is the error for a body whose model is not in its beginning
@@ -89,8 +110,12 @@ func ModelBeyondBuffer(limit int64) Error {
 	return Error{http.StatusRequestEntityTooLarge,
 		"The model is not in the first " + strconv.FormatInt(limit, 10) +
 			" bytes of the request body. Send 'model' before the long parts of the body, or send a shorter body.",
-		"invalid_request_error", "request_too_large"}
+		"invalid_request_error", "request_too_large", InvalidRequest}
 }
+
+// http2Left is what net/http says of a client that left while its body was read
+// over HTTP/2. It has no exported error for that.
+const http2Left = "client disconnected"
 
 // UnreadableBody is the error for a request body that could not be read: it is
 // over a limit, or malformed, or the client left.
@@ -99,14 +124,18 @@ func UnreadableBody(err error) Error {
 	if errors.As(err, &tooLarge) {
 		return Error{http.StatusRequestEntityTooLarge,
 			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
-			"invalid_request_error", "request_too_large"}
+			"invalid_request_error", "request_too_large", InvalidRequest}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return Error{http.StatusRequestTimeout, "The request body did not arrive in time.",
-			"invalid_request_error", "request_timeout"}
+			"invalid_request_error", "request_timeout", InvalidRequest}
+	}
+	class := InvalidRequest
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled) || strings.Contains(err.Error(), http2Left) {
+		class = string(verdict.ClientLeft)
 	}
 	return Error{http.StatusBadRequest, "The request body could not be read.",
-		"invalid_request_error", "invalid_body"}
+		"invalid_request_error", "invalid_body", class}
 }
 
 // Response makes the error a reply to req.
@@ -121,6 +150,11 @@ func (e Error) Response(req *http.Request) *http.Response {
 		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2
 	}
 	return res
+}
+
+// Answer returns the reply, and the class of the answer.
+func (e Error) Answer(req *http.Request) (res *http.Response, class string) {
+	return e.Response(req), e.Class
 }
 
 // JSONResponse is a reply of our own to req.

@@ -20,20 +20,21 @@ type object struct {
 }
 
 // Answer answers GET /v1/models and GET /v1/models/{model}, and the same
-// requests at Azure's paths. It returns nil for any other request.
-func Answer(r *http.Request, models []string) *http.Response {
+// requests at Azure's paths. It returns nil for any other request. The answer
+// has a class in metrics.
+func Answer(r *http.Request, models []string) (res *http.Response, class string) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return nil
+		return nil, ""
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	rest, ok := strings.CutPrefix(route.Operation, "/models")
 	if !ok || route.Dialect == openaiapi.Other || route.Deployment != "" || rest != "" && rest[0] != '/' {
-		return nil
+		return nil, ""
 	}
 	name, err := url.PathUnescape(strings.Trim(rest, "/"))
 	switch {
 	case err != nil:
-		return nil
+		return nil, ""
 	case name == "":
 		list := struct {
 			Object string   `json:"object"`
@@ -42,11 +43,11 @@ func Answer(r *http.Request, models []string) *http.Response {
 		for _, model := range models {
 			list.Data = append(list.Data, describe(model))
 		}
-		return apierror.JSONResponse(r, http.StatusOK, list)
+		return apierror.JSONResponse(r, http.StatusOK, list), apierror.Models
 	case slices.Contains(models, name):
-		return apierror.JSONResponse(r, http.StatusOK, describe(name))
+		return apierror.JSONResponse(r, http.StatusOK, describe(name)), apierror.Models
 	}
-	return apierror.UnknownModel(name, models).Response(r)
+	return apierror.UnknownModel(name, models).Answer(r)
 }
 
 func describe(name string) object {

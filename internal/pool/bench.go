@@ -30,6 +30,11 @@ type Reason struct {
 	Status int
 	// Hint is where the backend said how long the bench lasts, if it did.
 	Hint string
+	// Cause says more than the class, in a word: dns, refused or certificate of a
+	// backend that is unreachable, or the code of the backend's error.
+	Cause string
+	// Error is the error in full if there was no reply. It holds no secret.
+	Error string
 }
 
 // bench is a Bench in force. Only the times of its probe and its check change.

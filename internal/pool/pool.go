@@ -54,6 +54,10 @@ type Member struct {
 	Weight int
 	// MaxRequests is how many requests it gets at a time. 0: no limit.
 	MaxRequests int64
+	// Models are those that the config names, by their names at the member. With
+	// AnyModel, it takes any other one as well.
+	Models   []string
+	AnyModel bool
 	// Checks are what others know of the member. It may be nil.
 	Checks Checks
 
@@ -62,7 +66,8 @@ type Member struct {
 	shared *shared
 }
 
-// Checks are what others know of a member.
+// Checks are what others know of a member. With a method InFlight() int64, they
+// also count its requests, which are then not given back with Release.
 type Checks interface {
 	// Healthy reports whether the member passes active health checks.
 	Healthy() bool
@@ -261,7 +266,12 @@ func (m *Member) full() bool {
 }
 
 // InFlight is how many requests the member serves, and others of its name.
-func (m *Member) InFlight() int64 { return m.shared.inFlight.Load() }
+func (m *Member) InFlight() int64 {
+	if others, ok := m.Checks.(interface{ InFlight() int64 }); ok {
+		return others.InFlight()
+	}
+	return m.shared.inFlight.Load()
+}
 
 // reserve takes one of the member's places.
 func (m *Member) reserve() bool {

@@ -43,12 +43,14 @@ const (
 	// BrokenStream: the reply broke off, or told of an error, after its beginning had gone to the
 	// client.
 	BrokenStream Class = "broken_stream"
+	// ClientLeft: the client went away before there was a reply.
+	ClientLeft Class = "client_left"
 )
 
 // Failover reports whether the same request may succeed on another backend. For the limit of a
 // model that is only one that calls the model something else: see ContextLength.
 func (c Class) Failover() bool {
-	return c != Served && c != ClientError && c != BrokenStream
+	return c != Served && c != ClientError && c != BrokenStream && c != ClientLeft
 }
 
 // Promise reports whether the backend itself said when it is back, so that it is not called before.
@@ -60,7 +62,7 @@ func (c Class) Promise() bool {
 // Blames reports whether a reply of this class speaks against the backend: it may be benched for it,
 // or the reply counted as one that failed.
 func (c Class) Blames() bool {
-	return c != Served && c != ClientError && c != TooLarge
+	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft
 }
 
 // OncePerRequest reports whether the request itself may be the cause. If every backend fails at the
@@ -226,6 +228,22 @@ func parseReport(body []byte) report {
 	}
 	return report{code: code, kind: f.Type, message: f.Message}
 }
+
+// maxCode is how long a code is at most.
+const maxCode = 64
+
+// Code returns the code of an error, or else its type. Codes are words: what is none is left out.
+func Code(body []byte) string {
+	r := parseReport(body)
+	for _, code := range []string{r.code, r.kind} {
+		if code != "" && len(code) <= maxCode && strings.Trim(code, codeLetters) == "" {
+			return code
+		}
+	}
+	return ""
+}
+
+const codeLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 
 func (r report) has(words ...string) bool {
 	for _, word := range words {

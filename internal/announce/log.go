@@ -1,0 +1,99 @@
+// Package announce tells people and programs outside what happens to the backends of a pool: by log
+// lines and by Caddy's events.
+package announce
+
+import (
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/summary"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// Log is the log of a pool. It tells when a backend is benched and when it is
+// back.
+type Log struct {
+	*zap.Logger
+	// Pool is the name of the pool.
+	Pool string
+
+	noModel limiter
+}
+
+// Happened implements pool.Listener.
+func (l *Log) Happened(e pool.Event) {
+	switch level := levelOf(e.Bench); e.Happening {
+	case pool.Began:
+		if !l.noModel.due(e) {
+			return
+		}
+		if c := l.Check(level, "backend benched"); c != nil {
+			c.Write(append(l.fields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint),
+				optional("cause", e.Bench.Cause), optional("error", e.Bench.Error))...)
+		}
+	case pool.Ended:
+		if c := l.Check(min(level, zap.InfoLevel), "backend back"); c != nil {
+			c.Write(l.fields(e)...)
+		}
+	}
+}
+
+func (l *Log) fields(e pool.Event) []zap.Field {
+	return []zap.Field{zap.String("pool", l.Pool), zap.String("backend", e.Member.Name), optional("model", e.Bench.Model),
+		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since)))}
+}
+
+func optional(key, value string) zap.Field {
+	if value == "" {
+		return zap.Skip()
+	}
+	return zap.String(key, value)
+}
+
+// levelOf is the log level for a bench. It is an error if somebody has to
+// change a configuration, and a warning if the backend failed. A throttle of
+// less than a second is only for debugging: a provisioned deployment under full
+// load throttles for some milliseconds, many times a second.
+func levelOf(b pool.Bench) zapcore.Level {
+	switch verdict.Class(b.Class) {
+	case verdict.Credential, verdict.NotPermitted, verdict.NoModel, verdict.Quota:
+		return zap.ErrorLevel
+	case verdict.Throttled, verdict.Overloaded:
+		if b.Until.Sub(b.Since) < time.Second {
+			return zap.DebugLevel
+		}
+		return zap.InfoLevel
+	}
+	return zap.WarnLevel
+}
+
+// limiter limits how often it is told that a backend lacks a model: clients can
+// make up any number of models.
+type limiter struct {
+	mu   sync.Mutex
+	last map[*pool.Member]time.Time
+}
+
+// noModelInterval is how often that is told of a backend.
+const noModelInterval = time.Minute
+
+// due reports whether a bench may be told of.
+func (l *limiter) due(e pool.Event) bool {
+	if e.Bench.Class != string(verdict.NoModel) {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last, ok := l.last[e.Member]; ok && e.Bench.Since.Sub(last) < noModelInterval {
+		return false
+	}
+	if l.last == nil {
+		l.last = make(map[*pool.Member]time.Time)
+	}
+	l.last[e.Member] = e.Bench.Since
+	return true
+}

@@ -1,0 +1,108 @@
+package cause
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+// TestAWordForWhatTheNetworkDoes meets real errors, as net/http wraps them.
+func TestAWordForWhatTheNetworkDoes(t *testing.T) {
+	secured := httptest.NewTLSServer(http.NotFoundHandler())
+	defer secured.Close()
+	secured.Config.ErrorLog = nil
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	for want, c := range map[string]struct {
+		url  string
+		dial func(context.Context, string, string) (net.Conn, error)
+	}{
+		"dns":         {url: "http://backend.invalid", dial: withoutResolver},
+		"refused":     {url: "http://" + closedPort(t)},
+		"certificate": {url: secured.URL},
+		"tls":         {url: "https" + plain.URL[len("http"):]},
+		"timeout":     {url: "http://backend", dial: neverConnects},
+		"reset":       {url: "http://" + replies(t, func(c *net.TCPConn) { c.SetLinger(0) })},
+		"closed":      {url: "http://" + replies(t, func(*net.TCPConn) {})},
+		"malformed":   {url: "http://" + replies(t, func(c *net.TCPConn) { io.WriteString(c, "SSH-2.0-OpenSSH_9.9\r\n\r\n") })},
+	} {
+		t.Run(want, func(t *testing.T) {
+			transport := &http.Transport{DialContext: c.dial}
+			defer transport.CloseIdleConnections()
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.url, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := transport.RoundTrip(req)
+			if err == nil {
+				res.Body.Close()
+				t.Fatal("there was a reply")
+			}
+			if got := Of(fmt.Errorf("attempt: %w", err)); got != want {
+				t.Errorf("%q is %s", err, got)
+			}
+		})
+	}
+}
+
+func withoutResolver(_ context.Context, _, address string) (net.Conn, error) {
+	return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: address, IsNotFound: true}}
+}
+
+func neverConnects(ctx context.Context, _, _ string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: time.Nanosecond}).DialContext(ctx, "tcp", "127.0.0.1:9")
+}
+
+// closedPort is an address where nobody listens.
+func closedPort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// replies is the address of a server that reads a request, and then does this.
+func replies(t *testing.T, reply func(*net.TCPConn)) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+				reply(conn.(*net.TCPConn))
+			}
+			conn.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
+func TestAWordForOtherErrors(t *testing.T) {
+	for want, err := range map[string]error{
+		"":        nil,
+		"stalled": fmt.Errorf("reading: %w", &Error{"stalled", "nothing came"}),
+		"tls":     fmt.Errorf("remote: %w", tls.AlertError(40)),
+		"closed":  io.ErrUnexpectedEOF,
+		"other":   errors.New("something else"),
+	} {
+		if got := Of(err); got != want {
+			t.Errorf("%v is %q, want %q", err, got, want)
+		}
+	}
+}

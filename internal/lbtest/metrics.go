@@ -1,0 +1,75 @@
+package lbtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+)
+
+// Registry is a registry with the metrics, as each config has one.
+func Registry(t testing.TB) *prometheus.Registry {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	if err := metrics.Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	return registry
+}
+
+// SumOf adds up the series of a metric that have these labels, among others. Of
+// a histogram, it adds up how often something was observed.
+func SumOf(t testing.TB, name string, labels map[string]string) (sum float64) {
+	t.Helper()
+	families, err := Registry(t).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != "caddy_openai_lb_"+name {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			if HasLabels(metric, labels) {
+				sum += metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
+
+// HasLabels reports whether a series has these labels, among others.
+func HasLabels(metric *dto.Metric, labels map[string]string) bool {
+	missing := len(labels)
+	for _, label := range metric.GetLabel() {
+		if want, ok := labels[label.GetName()]; ok {
+			if want != label.GetValue() {
+				return false
+			}
+			missing--
+		}
+	}
+	return missing == 0
+}
+
+// WantSums takes lines of a metric with labels of this pool and their sum:
+// `attempts_total backend=a outcome=served 3`. A * is any number above 0.
+func WantSums(t testing.TB, pool string, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		fields := strings.Fields(line)
+		labels := map[string]string{"pool": pool}
+		for _, field := range fields[1 : len(fields)-1] {
+			name, value, _ := strings.Cut(field, "=")
+			labels[name] = value
+		}
+		got := SumOf(t, fields[0], labels)
+		if want := fields[len(fields)-1]; want == "*" && got <= 0 || want != "*" && fmt.Sprint(got) != want {
+			t.Errorf("%s is %v", line, got)
+		}
+	}
+}

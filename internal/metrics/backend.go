@@ -1,0 +1,173 @@
+package metrics
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Pool has the metrics of a pool.
+type Pool struct {
+	name         string
+	allThrottled prometheus.Counter
+	attempts     prometheus.Observer
+	callerTokens series[string, tokenCounters]
+
+	mu       sync.Mutex
+	backends map[string]*Backend
+	labels   labels
+}
+
+var (
+	poolsMu sync.Mutex
+	pools   = make(map[string]*Pool)
+	// poolLabels bounds how many pools there are, whatever a dynamic config does.
+	poolLabels labels
+)
+
+// Of returns the metrics of the pool of this name, which are the same for every
+// config that has it.
+func Of(pool string) *Pool {
+	name := poolLabels.of(clean(pool))
+	poolsMu.Lock()
+	defer poolsMu.Unlock()
+	p, ok := pools[name]
+	if !ok {
+		p = &Pool{
+			name:         name,
+			allThrottled: allThrottledTotal.WithLabelValues(name),
+			attempts:     attemptsPerRequest.WithLabelValues(name),
+			backends:     make(map[string]*Backend),
+		}
+		p.callerTokens.find = func(caller string) tokenCounters {
+			return countersOf(callerTokensTotal.MustCurryWith(prometheus.Labels{"pool": name, "caller": caller}))
+		}
+		pools[name] = p
+	}
+	return p
+}
+
+// AllThrottled counts a request that was refused because every backend throttles.
+func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
+
+// Attempts takes in how many backends were tried for a request.
+func (p *Pool) Attempts(n int) { p.attempts.Observe(float64(n)) }
+
+// Backend has the metrics of one backend of a pool.
+type Backend struct {
+	pool      *Pool
+	name      string
+	requests  series[answer, prometheus.Counter]
+	attempts  series[attempt, prometheus.Counter]
+	failovers series[string, prometheus.Counter]
+	hints     series[string, prometheus.Counter]
+	tokens    series[string, tokenCounters]
+	unknown   series[string, prometheus.Counter]
+	duration  prometheus.Observer
+	firstByte prometheus.Observer
+	last      series[string, *lastSeen]
+}
+
+// answer is what tells the answers of a backend apart.
+type answer struct {
+	caller, class string
+	code          int
+}
+
+// attempt is what tells the attempts at a backend apart.
+type attempt struct{ model, outcome string }
+
+// Backend returns the metrics of the backend of this name. That without a name
+// stands for what the balancer answers by itself.
+func (p *Pool) Backend(backend string) *Backend {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	name := p.labels.of(clean(backend))
+	b, ok := p.backends[name]
+	if !ok {
+		b = newBackend(p, name)
+		p.backends[name] = b
+	}
+	return b
+}
+
+func newBackend(p *Pool, name string) *Backend {
+	its := prometheus.Labels{"pool": p.name, "backend": name}
+	b := &Backend{pool: p, name: name, duration: requestDuration.With(its)}
+	requests, attempts := requestsTotal.MustCurryWith(its), attemptsTotal.MustCurryWith(its)
+	failovers, hints := failoversTotal.MustCurryWith(its), hintsTotal.MustCurryWith(its)
+	tokens, unknown := tokensTotal.MustCurryWith(its), tokensUnknownTotal.MustCurryWith(its)
+	b.requests.find = func(a answer) prometheus.Counter {
+		return requests.WithLabelValues(a.caller, a.class, strconv.Itoa(a.code))
+	}
+	b.attempts.find = func(a attempt) prometheus.Counter { return attempts.WithLabelValues(a.model, a.outcome) }
+	b.failovers.find = func(reason string) prometheus.Counter { return failovers.WithLabelValues(reason) }
+	b.hints.find = func(source string) prometheus.Counter { return hints.WithLabelValues(source) }
+	b.tokens.find = func(model string) tokenCounters {
+		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": model}))
+	}
+	b.unknown.find = func(model string) prometheus.Counter { return unknown.WithLabelValues(model) }
+	b.last.find = func(string) *lastSeen { return new(lastSeen) }
+	if name != "" {
+		b.firstByte = timeToFirstByte.With(its)
+	}
+	return b
+}
+
+// Attempted counts an attempt. The model is a label, see Model.
+func (b *Backend) Attempted(model, outcome string) { b.attempts.of(attempt{model, outcome}).Inc() }
+
+// FailedOver counts a request that went on to another backend.
+func (b *Backend) FailedOver(reason string) { b.failovers.of(reason).Inc() }
+
+// Throttled counts a throttle by the source of its hint.
+func (b *Backend) Throttled(source string) {
+	if source == "" {
+		source = "none"
+	}
+	b.hints.of(source).Inc()
+}
+
+// Answered counts a request that got this backend's reply. firstByte is 0 if
+// there was none.
+func (b *Backend) Answered(caller, class string, code int, duration, firstByte time.Duration) {
+	b.requests.of(answer{caller, class, code}).Inc()
+	b.duration.Observe(duration.Seconds())
+	if firstByte > 0 && b.firstByte != nil {
+		b.firstByte.Observe(firstByte.Seconds())
+	}
+}
+
+// Tokens are those of a reply.
+type Tokens struct{ Input, Cached, Output, Reasoning int64 }
+
+// tokenCounters are the counters of the fields of Tokens.
+type tokenCounters [4]prometheus.Counter
+
+func countersOf(vec *prometheus.CounterVec) (c tokenCounters) {
+	for i, kind := range [...]string{"input", "cached", "output", "reasoning"} {
+		c[i] = vec.WithLabelValues(kind)
+	}
+	return c
+}
+
+func (c *tokenCounters) add(t Tokens) {
+	for i, n := range [...]int64{t.Input, t.Cached, t.Output, t.Reasoning} {
+		c[i].Add(float64(max(0, n)))
+	}
+}
+
+// Used counts the tokens that a reply to the caller reported.
+func (b *Backend) Used(caller, model string, t Tokens) {
+	of := b.tokens.of(model)
+	of.add(t)
+	if caller != "" {
+		of = b.pool.callerTokens.of(caller)
+		of.add(t)
+	}
+}
+
+// UsedUnknown counts a reply that did not report its tokens.
+func (b *Backend) UsedUnknown(model string) { b.unknown.of(model).Inc() }

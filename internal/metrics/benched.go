@@ -1,0 +1,134 @@
+package metrics
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// Happened implements pool.Listener. It counts benches.
+func (p *Pool) Happened(e pool.Event) {
+	its := benchLabels{p.name, clean(e.Member.Name), Model(e.Member, e.Bench.Model), e.Bench.Class}
+	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, whole(e.Bench)}
+	switch now := time.Now(); e.Happening {
+	case pool.Began:
+		benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
+		benched.begin(which, its, e.Bench, now)
+	case pool.Grew:
+		benched.grow(which, its, e.Bench, now)
+	case pool.Ended:
+		benched.end(which, now)
+	}
+}
+
+// whole reports whether a bench is about every model.
+func whole(b pool.Bench) bool { return b.Model == "" && verdict.Class(b.Class).WholeBackend() }
+
+// benched counts the seconds in which backends were benched.
+var benched benchedSeconds
+
+// benchedSeconds counts a bench as it goes on, and not only when it ends: a rate
+// of it is the share of the time in which a backend is benched. It listens to
+// benches in place of asking the pools at a scrape, because a counter must never
+// go back: not when a bench ends early, nor when its pool is gone.
+type benchedSeconds struct {
+	mu      sync.Mutex
+	settled map[benchLabels]float64
+	open    map[benchKey]openBench
+}
+
+type benchLabels struct{ pool, backend, model, class string }
+
+// benchKey is what tells benches in force apart.
+type benchKey struct {
+	pool, backend, model string
+	throttle, whole      bool
+}
+
+type openBench struct {
+	benchLabels
+	since, until time.Time
+}
+
+// seconds is how much of the bench has passed.
+func (b openBench) seconds(now time.Time) float64 {
+	if now.After(b.until) {
+		now = b.until
+	}
+	return max(0, now.Sub(b.since).Seconds())
+}
+
+func (s *benchedSeconds) begin(which benchKey, its benchLabels, b pool.Bench, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(which, now)
+	s.put(which, openBench{its, b.Since, b.Until})
+}
+
+// grow lets a bench last longer. Its class may be another one from now on.
+func (s *benchedSeconds) grow(which benchKey, its benchLabels, b pool.Bench, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open, ok := s.open[which]
+	if !ok || open.benchLabels != its {
+		s.settle(which, now)
+		open = openBench{its, now, b.Until}
+	}
+	open.until = b.Until
+	s.put(which, open)
+}
+
+func (s *benchedSeconds) put(which benchKey, b openBench) {
+	if s.open == nil {
+		s.open, s.settled = make(map[benchKey]openBench), make(map[benchLabels]float64)
+	}
+	s.open[which] = b
+}
+
+func (s *benchedSeconds) end(which benchKey, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(which, now)
+}
+
+func (s *benchedSeconds) settle(which benchKey, now time.Time) {
+	if b, ok := s.open[which]; ok {
+		s.settled[b.benchLabels] += b.seconds(now)
+		delete(s.open, which)
+	}
+}
+
+var benchedDesc = desc("benched_seconds_total",
+	"Time in which a backend was benched, the benches in force included.", "pool", "backend", "model", "class")
+
+// Describe implements prometheus.Collector.
+func (s *benchedSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- benchedDesc }
+
+// Collect implements prometheus.Collector.
+func (s *benchedSeconds) Collect(metrics chan<- prometheus.Metric) {
+	for its, seconds := range s.sums(time.Now()) {
+		metrics <- prometheus.MustNewConstMetric(benchedDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.model, its.class)
+	}
+}
+
+// sums settles what has passed, and adds what is in force.
+func (s *benchedSeconds) sums(now time.Time) map[benchLabels]float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sums := make(map[benchLabels]float64, len(s.settled)+len(s.open))
+	for which, b := range s.open {
+		if !now.Before(b.until) {
+			s.settle(which, now) // nobody told of its end
+			continue
+		}
+		sums[b.benchLabels] += b.seconds(now)
+	}
+	for its, seconds := range s.settled {
+		sums[its] += seconds
+	}
+	return sums
+}

@@ -1,0 +1,70 @@
+package metrics
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+)
+
+// lastSeen is what a backend last said of its limits.
+type lastSeen struct{ requests, tokens, utilization number }
+
+// number is one that may not be known yet.
+type number struct {
+	bits  atomic.Uint64
+	known atomic.Bool
+}
+
+func (n *number) set(value float64) {
+	n.bits.Store(math.Float64bits(value))
+	n.known.Store(true)
+}
+
+func (n *number) value() float64 { return math.Float64frombits(n.bits.Load()) }
+
+// Headers in which backends tell what is left of their limits: OpenAI's and
+// Azure's, and Anthropic's. Azure has spelled its own in two ways.
+var (
+	remainingRequests = []string{"X-Ratelimit-Remaining-Requests", "X-Rate-Limit-Remaining-Requests", "Anthropic-Ratelimit-Requests-Remaining"}
+	remainingTokens   = []string{"X-Ratelimit-Remaining-Tokens", "X-Rate-Limit-Remaining-Tokens", "Anthropic-Ratelimit-Tokens-Remaining"}
+)
+
+// utilization is Azure's header for provisioned throughput: `89.3%`, which may
+// be over 100.
+const utilization = "Azure-Openai-Deployment-Utilization"
+
+// Saw takes in what a reply says of the backend's limits.
+func (b *Backend) Saw(model string, header http.Header) {
+	requests, hasRequests := read(header, remainingRequests...)
+	tokens, hasTokens := read(header, remainingTokens...)
+	used, hasUsed := read(header, utilization)
+	if !hasRequests && !hasTokens && !hasUsed {
+		return
+	}
+	last := b.last.of(model)
+	if hasRequests {
+		last.requests.set(requests)
+	}
+	if hasTokens {
+		last.tokens.set(tokens)
+	}
+	if hasUsed {
+		last.utilization.set(used / 100)
+	}
+}
+
+// read returns the first number in the headers. Azure writes -1 where it does
+// not track a limit.
+func read(header http.Header, names ...string) (n float64, ok bool) {
+	for _, name := range names {
+		for _, value := range header[name] {
+			n, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), "%"), 64)
+			if err == nil && n >= 0 && !math.IsInf(n, 1) {
+				return n, true
+			}
+		}
+	}
+	return 0, false
+}

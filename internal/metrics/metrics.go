@@ -1,0 +1,111 @@
+// Package metrics counts what the balancer does, for Prometheus.
+//
+// Counters and histograms are of the process: they go on through config reloads. Each config has a
+// registry of its own, with which they are registered again. A [Backend] keeps those of one backend
+// of a pool at hand, so that a request neither hashes labels nor allocates. Gauges of state are
+// those of the pools in use at the time of a scrape, and nothing keeps them in between.
+//
+// Labels are bounded: names of pools, backends and models come from configs, and callers after the
+// first thousand share a label.
+package metrics
+
+import (
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const (
+	namespace = "caddy"
+	subsystem = "openai_lb"
+)
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+}
+
+func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+var (
+	requestsTotal = counter("requests_total",
+		"Requests that were answered, by the backend whose reply it was, its class and its status.",
+		"pool", "caller", "backend", "class", "code")
+	attemptsTotal = counter("attempts_total",
+		"Attempts at a backend, by the class of what came back.", "pool", "backend", "model", "outcome")
+	failoversTotal = counter("failovers_total",
+		"Requests that went on to another backend, by the backend that did not serve and the class of its reply.",
+		"pool", "backend", "reason")
+	allThrottledTotal = counter("all_throttled_total",
+		"Requests that were answered with a 429 because every backend throttles.", "pool")
+	benchesTotal = counter("benches_total", "Benches that began.", "pool", "backend", "model", "class")
+	hintsTotal   = counter("hints_total",
+		"Throttles, by where the reply said how long.", "pool", "backend", "source")
+	tokensTotal       = counter("tokens_total", "Tokens that replies reported.", "pool", "backend", "model", "type")
+	callerTokensTotal = counter("caller_tokens_total",
+		"Tokens that replies reported, by who asked.", "pool", "caller", "type")
+	tokensUnknownTotal = counter("tokens_unknown_total",
+		"Requests for inference that were served without a report of tokens.", "pool", "backend", "model")
+
+	requestDuration = histogram("request_duration_seconds",
+		"Time from the arrival of a request to the end of its reply.",
+		[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600}, "pool", "backend")
+	timeToFirstByte = histogram("time_to_first_byte_seconds",
+		"Time from the arrival of a request to the first byte of the body of a backend's reply.",
+		[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120}, "pool", "backend")
+	attemptsPerRequest = histogram("attempts_per_request",
+		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
+)
+
+// Register registers the metrics.
+func Register(registry prometheus.Registerer) error {
+	for _, c := range []prometheus.Collector{
+		requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, benchesTotal, hintsTotal,
+		tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
+		&benched, state{},
+	} {
+		if err := registry.Register(c); err != nil && !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	// maxLabels is how many callers, or backends, have a label of their own.
+	maxLabels = 1000
+	// Other is the label of all the others, and of models that no config names.
+	Other = "other"
+)
+
+// labels gives out a limited number of labels.
+type labels struct {
+	mu    sync.Mutex
+	given map[string]bool
+}
+
+// of is the label for a name.
+func (l *labels) of(name string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.given == nil {
+		l.given = make(map[string]bool)
+	}
+	if !l.given[name] && len(l.given) >= maxLabels {
+		return Other
+	}
+	l.given[name] = true
+	return name
+}
+
+var callers labels
+
+// Caller is the label of a caller.
+func Caller(name string) string { return callers.of(clean(name)) }
+
+// clean makes a name a valid value of a label.
+func clean(name string) string { return strings.ToValidUTF8(name, "\uFFFD") }

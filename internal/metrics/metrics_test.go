@@ -1,0 +1,273 @@
+package metrics
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// gather returns the series of a pool: the values by the names and the labels
+// that follow it, in the order of the labels' names.
+func gather(t testing.TB, pool string) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	if err := Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	if err := Register(registry); err != nil {
+		t.Fatalf("the second handler of a config: %v", err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string]float64)
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			if key, ok := keyOf(family.GetName(), metric, pool); ok {
+				values[key] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return values
+}
+
+func keyOf(name string, metric *dto.Metric, pool string) (key string, ok bool) {
+	key = strings.TrimPrefix(name, "caddy_openai_lb_")
+	for _, label := range metric.GetLabel() {
+		if label.GetName() != "pool" {
+			key += " " + label.GetValue()
+		}
+		ok = ok || label.GetName() == "pool" && label.GetValue() == pool
+	}
+	return key, ok
+}
+
+func wantValues(t *testing.T, pool string, want map[string]float64) {
+	t.Helper()
+	got := gather(t, pool)
+	for key, value := range want {
+		if n, ok := got[key]; math.IsNaN(value) == ok || !math.IsNaN(value) && math.Abs(n-value) > 1e-9 {
+			t.Errorf("%s is %v (there: %t), want %v; there are %v", key, n, ok, value, got)
+		}
+	}
+}
+
+// none is the value of a series that must not be there.
+var none = math.NaN()
+
+// inUse makes members the pool of this name until the test is over.
+func inUse(t *testing.T, name string, members ...*pool.Member) *pool.Pool {
+	p := pool.New(members, Of(name))
+	entry := &fleet.Entry{Name: name, Pool: p}
+	fleet.Default.Add(entry)
+	t.Cleanup(func() {
+		fleet.Default.Remove(entry)
+		p.Close()
+	})
+	return p
+}
+
+func refusal(class verdict.Class, model string, wait time.Duration) pool.Refusal {
+	return pool.Refusal{Reason: pool.Reason{Class: string(class)}, Throttle: class.Promise(), Whole: class.WholeBackend(), Model: model, Wait: wait}
+}
+
+func TestSoManyCallersAreToldApart(t *testing.T) {
+	var l labels
+	for range 2 {
+		for i := range maxLabels {
+			if name := fmt.Sprint("caller-", i); l.of(name) != name {
+				t.Fatalf("%s is %s", name, l.of(name))
+			}
+		}
+		if got := l.of("one more"); got != Other {
+			t.Errorf("the next one is %s, want %s", got, Other)
+		}
+	}
+}
+
+func TestABenchCountsAsItGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := pool.NewMember("a", new(pool.Health))
+		m.Models = []string{"gpt"}
+		inUse(t, "goes-on", m)
+		began := time.Now()
+		m.Bench(refusal(verdict.Throttled, "gpt", 10*time.Second), began)
+		time.Sleep(4 * time.Second)
+		wantValues(t, "goes-on", map[string]float64{
+			"benched_seconds_total a throttled gpt": 4, "benches_total a throttled gpt": 1,
+			"backend_available a gpt": 0, "bench_remaining_seconds a gpt": 6, "backend_available a ": 1, "bench_remaining_seconds a ": 0,
+			"backend_available a other": none,
+		})
+		m.Bench(refusal(verdict.Throttled, "gpt", 26*time.Second), time.Now())
+		time.Sleep(4 * time.Second)
+		wantValues(t, "goes-on", map[string]float64{"benched_seconds_total a throttled gpt": 8, "benches_total a throttled gpt": 1, "bench_remaining_seconds a gpt": 22})
+		time.Sleep(time.Minute)
+		wantValues(t, "goes-on", map[string]float64{"benched_seconds_total a throttled gpt": 30, "backend_available a gpt": 1})
+		m.Bench(refusal(verdict.Failed, "gpt", 10*time.Second), time.Now())
+		time.Sleep(3 * time.Second)
+		m.Served("gpt", time.Now())
+		time.Sleep(time.Minute)
+		wantValues(t, "goes-on", map[string]float64{"benched_seconds_total a failed gpt": 3, "benched_seconds_total a throttled gpt": 30})
+	})
+}
+
+func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		health := new(pool.Health)
+		mine, theirs := pool.NewMember("a", health), pool.NewMember("a", health)
+		p := inUse(t, "never-back", mine)
+		inUse(t, "never-back-2", theirs)
+		mine.Bench(refusal(verdict.Failed, "", 10*time.Second), time.Now())
+		last := 0.0
+		for i := range 40 {
+			switch i {
+			case 5: // another pool with the same backend finds out, which nobody tells this one
+				theirs.Served("", time.Now())
+			case 15: // a reload takes the pool away
+				mine.Bench(refusal(verdict.Quota, "", 10*time.Second), time.Now())
+				p.Close()
+			}
+			now := gather(t, "never-back")
+			sum := now["benched_seconds_total a failed "] + now["benched_seconds_total a quota "]
+			if sum < last {
+				t.Errorf("after %d s it went from %v to %v", i, last, sum)
+			}
+			last = sum
+			time.Sleep(time.Second)
+		}
+		if last > 20 {
+			t.Errorf("two benches of 10 s were counted as %v s", last)
+		}
+	})
+}
+
+func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := pool.NewMember("a", new(pool.Health))
+		m.Models = []string{"gpt", "embed"}
+		any := pool.NewMember("b", new(pool.Health))
+		any.AnyModel = true
+		inUse(t, "whole", m, any)
+		m.Bench(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
+		any.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
+		any.Drain()
+		wantValues(t, "whole", map[string]float64{
+			"backend_available a ": 0, "backend_available a gpt": 0, "backend_available a embed": 0,
+			"backend_available b ": 1, "backend_available b other": 0, "bench_remaining_seconds b other": 10, "backend_available b made-up": none,
+			"backend_drained a": 0, "backend_drained b": 1, "requests_in_flight a": 0,
+		})
+	})
+}
+
+func TestGaugesGoWithTheirBackends(t *testing.T) {
+	header := http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "X-Ratelimit-Remaining-Requests": {"-1"}, utilization: {" 89.3% "}}
+	m := pool.NewMember("a", new(pool.Health))
+	m.Models = []string{"gpt"}
+	p := pool.New([]*pool.Member{m}, Of("gauges"))
+	entry := &fleet.Entry{Name: "gauges", Pool: p}
+	fleet.Default.Add(entry)
+	Of("gauges").Backend("a").Saw("gpt", header)
+	Of("gauges").Backend("a").Attempted("gpt", "served")
+	wantValues(t, "gauges", map[string]float64{
+		"ratelimit_remaining a gpt tokens": 1200, "ratelimit_remaining a gpt requests": none, "deployment_utilization_ratio a gpt": 0.893,
+		"attempts_total a gpt served": 1,
+	})
+	fleet.Default.Remove(entry)
+	wantValues(t, "gauges", map[string]float64{
+		"ratelimit_remaining a gpt tokens": none, "deployment_utilization_ratio a gpt": none, "backend_available a gpt": none, "backend_drained a": none,
+		"attempts_total a gpt served": 1,
+	})
+}
+
+func TestNamesThatWouldBreakAScrapeDoNot(t *testing.T) {
+	twice := new(pool.Health)
+	odd := pool.NewMember("odd\xff", new(pool.Health))
+	odd.Models = []string{"m\xfe", "m\xfd", "other"}
+	inUse(t, "odd\xff", pool.NewMember("a:80", twice), pool.NewMember("a:80", twice), odd)
+	Of("odd\xff").Backend("odd\xff").Answered(Caller("al\xffice"), "served", 200, time.Second, time.Second)
+	wantValues(t, "odd\uFFFD", map[string]float64{
+		"backend_available a:80 ": 1, "backend_available odd\uFFFD m\uFFFD": 1, "requests_total odd\uFFFD al\uFFFDice served 200": 1,
+		"request_duration_seconds odd\uFFFD": 1,
+	})
+}
+
+func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
+	b := Of("tokens").Backend("a")
+	b.Used("alice", "gpt", Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
+	b.Used("alice", "gpt", Tokens{Input: 1, Output: -5})
+	b.Used("", "gpt", Tokens{Input: 1000})
+	b.UsedUnknown("gpt")
+	wantValues(t, "tokens", map[string]float64{
+		"tokens_total a gpt input": 1101, "tokens_total a gpt cached": 40, "tokens_total a gpt output": 7, "tokens_total a gpt reasoning": 3,
+		"caller_tokens_total alice input": 101, "caller_tokens_total alice output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total  input": none,
+	})
+}
+
+func TestCountingAllocatesNothing(t *testing.T) {
+	b, header := Of("allocates").Backend("a"), http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}}
+	count := func() {
+		b.Attempted("gpt", "throttled")
+		b.FailedOver("throttled")
+		b.Throttled("retry-after-ms")
+		b.Saw("gpt", header)
+		b.Answered("alice", "served", 200, time.Second, time.Second)
+		b.Used("alice", "gpt", Tokens{Input: 100, Output: 7})
+		Of("allocates").Attempts(2)
+	}
+	count()
+	if n := testing.AllocsPerRun(100, count); n > 0 {
+		t.Errorf("counting a request allocates %v times", n)
+	}
+}
+
+func TestMoreSeriesThanAreKeptAtHandAreCountedToo(t *testing.T) {
+	b := Of("many").Backend("a")
+	for i := range 2 * maxSeries {
+		b.Answered(fmt.Sprint("caller-", i), "served", 200, 0, 0)
+		b.Answered(fmt.Sprint("caller-", i), "served", 200, 0, 0)
+	}
+	n := 0
+	for key, value := range gather(t, "many") {
+		if strings.HasPrefix(key, "requests_total") {
+			if n++; value != 2 {
+				t.Errorf("%s is %v", key, value)
+			}
+		}
+	}
+	if n != 2*maxSeries {
+		t.Errorf("%d callers were counted", n)
+	}
+}
+
+// BenchmarkCount is what counting a request costs that one backend refused and
+// another one served.
+func BenchmarkCount(b *testing.B) {
+	first, second := Of("benchmark").Backend("a"), Of("benchmark").Backend("b")
+	header := http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "X-Ratelimit-Remaining-Requests": {"12"}}
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			first.Attempted("gpt", "throttled")
+			first.Throttled("retry-after-ms")
+			first.Saw("gpt", header)
+			first.FailedOver("throttled")
+			second.Attempted("gpt", "served")
+			second.Saw("gpt", header)
+			second.Answered("alice", "served", 200, time.Second, time.Second)
+			second.Used("alice", "gpt", Tokens{Input: 100, Output: 7})
+			first.pool.Attempts(2)
+		}
+	})
+}

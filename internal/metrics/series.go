@@ -1,0 +1,45 @@
+package metrics
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+)
+
+// series keeps at hand those series of a metric that were used, by what tells
+// them apart. Reading takes no lock and allocates nothing.
+type series[K comparable, M any] struct {
+	find func(K) M
+
+	known atomic.Pointer[map[K]M] // the map itself never changes
+	mu    sync.Mutex              // guards the writing
+}
+
+// maxSeries is how many series are kept at hand. The others have to be found
+// each time.
+const maxSeries = 512
+
+func (s *series[K, M]) of(key K) M {
+	known := s.known.Load()
+	if known != nil {
+		if m, ok := (*known)[key]; ok {
+			return m
+		}
+		if len(*known) >= maxSeries {
+			return s.find(key)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more := make(map[K]M)
+	if known = s.known.Load(); known != nil {
+		if m, ok := (*known)[key]; ok {
+			return m
+		}
+		maps.Copy(more, *known)
+	}
+	m := s.find(key)
+	more[key] = m
+	s.known.Store(&more)
+	return m
+}

@@ -1,0 +1,93 @@
+// Package summary says what became of a request, in placeholders and in the access log. Both have
+// the same names.
+package summary
+
+import (
+	"math"
+	"strings"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+)
+
+// Summary is what is known of a request.
+type Summary struct {
+	Pool, Caller, Model string
+	// Backend is the one that answered, or the last one that was tried.
+	Backend string
+	// Class is what the answer was taken for.
+	Class string
+	// Attempts are those made, in their order.
+	Attempts []Attempt
+	// FirstByte is the time to the first byte of the reply's body. 0: there is
+	// none yet.
+	FirstByte time.Duration
+}
+
+// Attempt is one backend that was tried, and what came of it.
+type Attempt struct{ Backend, Outcome string }
+
+// Prefix is that of every placeholder.
+const Prefix = "http.openai_lb."
+
+// Placeholder returns the value of a placeholder.
+func (s *Summary) Placeholder(key string) (value any, ok bool) {
+	switch strings.TrimPrefix(key, Prefix) {
+	case "pool":
+		return s.Pool, true
+	case "caller":
+		return s.Caller, true
+	case "model":
+		return s.Model, true
+	case "backend":
+		return s.Backend, true
+	case "class":
+		return s.Class, true
+	case "attempts":
+		return len(s.Attempts), true
+	case "outcomes":
+		return s.outcomes(), true
+	case "time_to_first_byte":
+		if s.FirstByte == 0 {
+			return "", true
+		}
+		return Seconds(s.FirstByte), true
+	}
+	return nil, false
+}
+
+// outcomes lists what came of each attempt: ptu=throttled,east=served.
+func (s *Summary) outcomes() string {
+	var b strings.Builder
+	for i, a := range s.Attempts {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(a.Backend)
+		b.WriteByte('=')
+		b.WriteString(a.Outcome)
+	}
+	return b.String()
+}
+
+// MarshalLogObject implements zapcore.ObjectMarshaler. What is empty is left out.
+func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	for _, field := range []struct{ name, value string }{
+		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class},
+	} {
+		if field.value != "" {
+			enc.AddString(field.name, field.value)
+		}
+	}
+	enc.AddInt("attempts", len(s.Attempts))
+	if len(s.Attempts) > 0 {
+		enc.AddString("outcomes", s.outcomes())
+	}
+	if s.FirstByte > 0 {
+		enc.AddFloat64("time_to_first_byte", Seconds(s.FirstByte))
+	}
+	return nil
+}
+
+// Seconds is a duration as logs have it: in seconds, to the millisecond.
+func Seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }

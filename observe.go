@@ -1,0 +1,132 @@
+package openailb
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/summary"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// outcome tells whose reply the client got, and what it was taken for. t is nil
+// if that was an answer of our own that is not about one backend.
+func (ex *exchange) outcome() (t *target, class string) {
+	switch {
+	case ex.ownClass != "":
+		return nil, ex.ownClass
+	case len(ex.attempts) == 0:
+		return nil, ""
+	}
+	a := ex.attempted()
+	if ex.from != nil {
+		a = ex.from
+	}
+	return a.target, string(a.class)
+}
+
+// clientClosedRequest is what Caddy logs as the status of a request whose
+// client left.
+const clientClosedRequest = 499
+
+// observe counts a request that is over, and tells the access log of it. err is
+// the error with which reverse_proxy ended, if it did.
+func (ex *exchange) observe(err error) {
+	if ex.status == 0 {
+		ex.unanswered(err)
+	}
+	for i := range ex.attempts {
+		ex.countAttempt(&ex.attempts[i])
+	}
+	if server, ok := ex.request.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
+		if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+			extra.Set(zap.Object("openai_lb", ex.summary()))
+		}
+	}
+	m := ex.balancer.metrics
+	if m == nil {
+		return
+	}
+	t, class := ex.outcome()
+	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy {
+		m.Attempts(len(ex.attempts))
+	}
+	if class == apierror.AllThrottled || ex.forwarded && verdict.Class(class).Promise() {
+		m.AllThrottled()
+	}
+	whose := ex.balancer.ownMetrics
+	if t != nil {
+		whose = t.metrics
+	}
+	whose.Answered(ex.caller.Label, class, ex.status, time.Since(ex.started), ex.firstByte)
+}
+
+// unanswered says what became of a request that got no answer of a backend's or
+// of ours.
+func (ex *exchange) unanswered(err error) {
+	class := "error"
+	var failure caddyhttp.HandlerError
+	switch ex.status = http.StatusInternalServerError; {
+	case ex.request.Context().Err() != nil:
+		class, ex.status = string(verdict.ClientLeft), clientClosedRequest
+	case errors.As(err, &failure) && failure.StatusCode != 0:
+		ex.status = failure.StatusCode
+	}
+	if len(ex.attempts) == 0 {
+		ex.ownClass = class
+	} else if a := ex.attempted(); a.class == "" {
+		a.class = verdict.Class(class)
+	}
+}
+
+// observeAttempt takes in what a reply to the current attempt says, and counts
+// the attempt if it is over. The reply of any other may still break off.
+func (ex *exchange) observeAttempt(a *attempt, r *reply) {
+	m := a.target.metrics
+	if m == nil {
+		return
+	}
+	if r.class.Failover() || ex.balancer.plain {
+		ex.countAttempt(a)
+	}
+	if r.class == verdict.Throttled {
+		m.Throttled(string(r.source))
+	}
+	if r.res != nil && !a.target.backend.passesThrough() { // the limits would be the caller's
+		m.Saw(ex.modelLabel(a.target), r.res.Header)
+	}
+}
+
+// countAttempt counts an attempt of which it is known what came of it.
+func (ex *exchange) countAttempt(a *attempt) {
+	if m := a.target.metrics; m != nil && !a.counted && a.class != "" {
+		a.counted = true
+		m.Attempted(ex.modelLabel(a.target), string(a.class))
+	}
+}
+
+// modelLabel is the label in metrics of the model that is asked for.
+func (ex *exchange) modelLabel(t *target) string {
+	return metrics.Model(t.Member, t.backend.nameOf(ex.asked.model))
+}
+
+// summary is what placeholders and the access log say of the request.
+func (ex *exchange) summary() *summary.Summary {
+	s := &summary.Summary{
+		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte,
+	}
+	t, class := ex.outcome()
+	if s.Class = class; t != nil {
+		s.Backend = t.Name
+	}
+	for _, a := range ex.attempts {
+		s.Attempts = append(s.Attempts, summary.Attempt{Backend: a.target.Name, Outcome: string(a.class)})
+	}
+	return s
+}
