@@ -28,6 +28,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		if e.Status == http.StatusTooManyRequests {
 			hint.Set(res.Header, wait)
 		}
+		if e.Class == apierror.AllThrottled {
+			ex.observeAllThrottled()
+		}
 	case ex.own:
 		res.Request = req
 	default:

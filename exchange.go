@@ -10,7 +10,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
@@ -42,6 +41,7 @@ type balancer struct {
 	// streamUsage makes streams tell their usage to us.
 	streamUsage bool
 	logger      *announce.Log
+	events      *announce.Events
 	// metrics are those of the pool, and ownMetrics those of what no backend
 	// answers.
 	metrics    *metrics.Pool
@@ -58,8 +58,8 @@ type target struct {
 	metrics  *metrics.Backend
 }
 
-func newBalancer(name string, targets []*target, policy reverseproxy.Selector, logger *zap.Logger) *balancer {
-	b := &balancer{targets: targets, logger: &announce.Log{Logger: logger, Pool: name}, metrics: metrics.Of(name)}
+func newBalancer(name string, targets []*target, policy reverseproxy.Selector, events *announce.Events) *balancer {
+	b := &balancer{targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
 	for i, t := range targets {
@@ -69,7 +69,7 @@ func newBalancer(name string, targets []*target, policy reverseproxy.Selector, l
 		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
 	}
-	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, b.logger, b.metrics)}
+	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, b.logger, b.metrics, b.events)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {

@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
@@ -227,6 +228,10 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	if h.Pool, err = poolName(ctx, h.Pool, "openai_lb"); err != nil {
 		return err
 	}
+	events, err := announce.NewEvents(ctx, h.Pool)
+	if err != nil {
+		return err
+	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = b.target(h.logger)
@@ -237,7 +242,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		}
 	}
 	h.models = modelsOf(h.Backends)
-	h.balancer = newBalancer(h.Pool, targets, policy, h.logger)
+	h.balancer = newBalancer(h.Pool, targets, policy, events)
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled

@@ -57,14 +57,20 @@ func (ex *exchange) observe(err error) {
 	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy {
 		m.Attempts(len(ex.attempts))
 	}
-	if class == apierror.AllThrottled || ex.forwarded && verdict.Class(class).Promise() {
-		m.AllThrottled()
-	}
 	whose := ex.balancer.ownMetrics
 	if t != nil {
 		whose = t.metrics
 	}
 	whose.Answered(ex.caller.Label, class, ex.status, time.Since(ex.started), ex.firstByte)
+}
+
+// observeAllThrottled takes in that the client gets a 429 because every backend
+// throttles.
+func (ex *exchange) observeAllThrottled() {
+	if ex.balancer.metrics != nil {
+		ex.balancer.metrics.AllThrottled()
+	}
+	ex.balancer.events.AllThrottled()
 }
 
 // unanswered says what became of a request that got no answer of a backend's or

@@ -13,9 +13,10 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -45,7 +46,7 @@ type Selection struct {
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
 	policy      reverseproxy.Selector
-	logger      *zap.Logger
+	events      *announce.Events
 	maxAttempts int
 	tryDuration time.Duration
 	// transport is the openai_lb transport of the same reverse_proxy. It is nil
@@ -90,7 +91,6 @@ func (*Selection) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the policy.
 func (s *Selection) Provision(ctx caddy.Context) error {
-	s.logger = ctx.Logger()
 	s.healths = make(map[string]*pool.Health)
 	seen := make(map[string]bool)
 	for i := range s.Upstreams {
@@ -114,6 +114,12 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	}
 	var err error
 	if s.Pool, err = poolName(ctx, s.Pool, "reverse_proxy"); err != nil {
+		return err
+	}
+	if s.events, err = announce.NewEvents(ctx, s.Pool); err != nil {
+		return err
+	}
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}
 	if s.policy, err = loadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
@@ -228,7 +234,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 		m.Checks = plainUpstream{upstream}
 		targets[i] = &target{Member: m, backend: new(Backend), upstream: upstream}
 	}
-	b := newBalancer(s.Pool, targets, s.policy, s.logger)
+	b := newBalancer(s.Pool, targets, s.policy, s.events)
 	b.transport, b.plain = s.transport, true
 	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
 	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})

@@ -209,6 +209,9 @@ func (ex *exchange) mayRepeat(r *reply) bool {
 func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	ex.committed()
 	ex.status = r.res.StatusCode
+	if ex.forwarded && r.class.Promise() {
+		ex.observeAllThrottled()
+	}
 	if ex.firstByte = time.Since(ex.started); r.body != nil {
 		r.body.begin(ex)
 		ex.usage = r.body.usage

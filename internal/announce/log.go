@@ -43,8 +43,12 @@ func (l *Log) Happened(e pool.Event) {
 }
 
 func (l *Log) fields(e pool.Event) []zap.Field {
+	elsewhere := zap.Skip()
+	if e.Elsewhere {
+		elsewhere = zap.Bool("elsewhere", true)
+	}
 	return []zap.Field{zap.String("pool", l.Pool), zap.String("backend", e.Member.Name), optional("model", e.Bench.Model),
-		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since)))}
+		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere}
 }
 
 func optional(key, value string) zap.Field {
@@ -75,7 +79,7 @@ func levelOf(b pool.Bench) zapcore.Level {
 // make up any number of models.
 type limiter struct {
 	mu   sync.Mutex
-	last map[*pool.Member]time.Time
+	last map[string]time.Time // by the name of the backend
 }
 
 // noModelInterval is how often that is told of a backend.
@@ -88,12 +92,12 @@ func (l *limiter) due(e pool.Event) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if last, ok := l.last[e.Member]; ok && e.Bench.Since.Sub(last) < noModelInterval {
+	if last, ok := l.last[e.Member.Name]; ok && e.Bench.Since.Sub(last) < noModelInterval {
 		return false
 	}
 	if l.last == nil {
-		l.last = make(map[*pool.Member]time.Time)
+		l.last = make(map[string]time.Time)
 	}
-	l.last[e.Member] = e.Bench.Since
+	l.last[e.Member.Name] = e.Bench.Since
 	return true
 }

@@ -7,16 +7,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // Happened implements pool.Listener. It counts benches.
 func (p *Pool) Happened(e pool.Event) {
 	its := benchLabels{p.name, clean(e.Member.Name), Model(e.Member, e.Bench.Model), e.Bench.Class}
-	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, whole(e.Bench)}
+	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole}
 	switch now := time.Now(); e.Happening {
 	case pool.Began:
-		benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
+		if !e.Elsewhere { // a sum over replicas has each bench once
+			benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
+		}
 		benched.begin(which, its, e.Bench, now)
 	case pool.Grew:
 		benched.grow(which, its, e.Bench, now)
@@ -24,9 +25,6 @@ func (p *Pool) Happened(e pool.Event) {
 		benched.end(which, now)
 	}
 }
-
-// whole reports whether a bench is about every model.
-func whole(b pool.Bench) bool { return b.Model == "" && verdict.Class(b.Class).WholeBackend() }
 
 // benched counts the seconds in which backends were benched.
 var benched benchedSeconds
@@ -66,7 +64,7 @@ func (s *benchedSeconds) begin(which benchKey, its benchLabels, b pool.Bench, no
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle(which, now)
-	s.put(which, openBench{its, b.Since, b.Until})
+	s.put(which, openBench{its, now, b.Until})
 }
 
 // grow lets a bench last longer. Its class may be another one from now on.

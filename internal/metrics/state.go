@@ -116,7 +116,7 @@ func Model(m *pool.Member, name string) string {
 // remaining is how long the member is still benched for a model.
 func remaining(s pool.State, model string, now time.Time) (left time.Duration) {
 	for _, b := range s.Benches {
-		if whole(b) || Model(s.Member, b.Model) == model {
+		if b.Whole || Model(s.Member, b.Model) == model {
 			left = max(left, b.Until.Sub(now))
 		}
 	}
