@@ -27,6 +27,7 @@ import (
 // refuses a credential of which the source has a newer one.
 func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
 	b := ex.current.backend
+	ex.startSpan(req.Context())
 	credential, err := b.credential(req.Context())
 	if err != nil {
 		r := &reply{err: err, class: verdict.Credential}

@@ -85,6 +85,12 @@ type Backend struct {
 	// refuses stream_options. Default: as the handler's.
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
+	// TraceContext sends the backend the context of the request's trace
+	// (`traceparent`, `tracestate`, `baggage` and their like). With Caddy's
+	// tracing, the attempt is then the parent of what the backend traces.
+	// Default: false.
+	TraceContext bool `json:"trace_context,omitempty"`
+
 	url    *url.URL // without a path
 	paths  endpoint.Paths
 	models map[string]string // its names by the clients', nil: it serves any

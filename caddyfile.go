@@ -53,6 +53,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	        model        <name> [<deployment>]
 //	        max_requests <n>
 //	        stream_usage off
+//	        trace_context
 //	    }
 //	    backends_from_env [<prefix>]
 //
@@ -149,6 +150,8 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, maxInt),
 		"stream_usage": directive.Off(&b.StreamUsage),
+
+		"trace_context": directive.Flag(&b.TraceContext),
 	})
 }
 

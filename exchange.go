@@ -18,6 +18,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -193,8 +194,9 @@ type attempt struct {
 	started time.Time
 	// benched is when a throttle began by this attempt, if one did.
 	benched time.Time
-	// counted tells that metrics know of it.
-	counted bool
+	// over tells that metrics know what came of it, and span is over.
+	over bool
+	span *tracing.Span
 }
 
 func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
@@ -236,7 +238,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 			ex.forwarded = m != nil
 		}
 		if m != nil {
-			if n := len(ex.attempts); n > 0 && ex.attempts[n-1].counted {
+			if n := len(ex.attempts); n > 0 && ex.attempts[n-1].over {
 				ex.attempts[n-1].target.metrics.FailedOver(string(ex.attempts[n-1].class))
 			}
 			ex.current = ex.balancer.targets[m.Index]

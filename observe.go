@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -10,8 +11,10 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
+	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -42,7 +45,7 @@ func (ex *exchange) observe(err error) {
 		ex.unanswered(err)
 	}
 	for i := range ex.attempts {
-		ex.countAttempt(&ex.attempts[i])
+		ex.endAttempt(&ex.attempts[i])
 	}
 	if server, ok := ex.request.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
 		if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
@@ -94,12 +97,12 @@ func (ex *exchange) unanswered(err error) {
 // observeAttempt takes in what a reply to the current attempt says, and counts
 // the attempt if it is over. The reply of any other may still break off.
 func (ex *exchange) observeAttempt(a *attempt, r *reply) {
+	if r.class.Failover() || ex.balancer.plain {
+		ex.endAttempt(a)
+	}
 	m := a.target.metrics
 	if m == nil {
 		return
-	}
-	if r.class.Failover() || ex.balancer.plain {
-		ex.countAttempt(a)
 	}
 	if r.class == verdict.Throttled {
 		m.Throttled(string(r.source))
@@ -109,12 +112,29 @@ func (ex *exchange) observeAttempt(a *attempt, r *reply) {
 	}
 }
 
-// countAttempt counts an attempt of which it is known what came of it.
-func (ex *exchange) countAttempt(a *attempt) {
-	if m := a.target.metrics; m != nil && !a.counted && a.class != "" {
-		a.counted = true
+// endAttempt counts an attempt of which it is known what came of it, and ends
+// its span.
+func (ex *exchange) endAttempt(a *attempt) {
+	if a.over || a.class == "" {
+		return
+	}
+	a.over = true
+	a.span.End(a.status, string(a.class), a.class == verdict.Served)
+	if m := a.target.metrics; m != nil {
 		m.Attempted(ex.modelLabel(a.target), string(a.class))
 	}
+}
+
+// startSpan begins the span of the current attempt, if requests are traced.
+func (ex *exchange) startSpan(ctx context.Context) {
+	ex.attempted().span = tracing.Start(ctx, func() tracing.Attempt {
+		b := ex.current.backend
+		return tracing.Attempt{
+			Method: ex.request.Method, Operation: openaiapi.ParsePath(ex.request.URL.EscapedPath()).Operation,
+			Model: ex.model(), Stream: ex.asked.body.Stream,
+			Pool: ex.balancer.Name, Backend: ex.current.Name, Azure: b.azure, Address: ex.current.upstream.Dial,
+		}
+	})
 }
 
 // modelLabel is the label in metrics of the model that is asked for.

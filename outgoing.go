@@ -6,6 +6,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 )
 
 // direct turns an outgoing request, which is a clone of the client's, into one
@@ -17,6 +18,11 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential)
 		out.Header = keptHeader(ex.request.Header, out.Header)
 	} else {
 		out.Header = callerkeys.Public(out.Header)
+	}
+	if b.TraceContext {
+		ex.attempted().span.Inject(out.Header)
+	} else {
+		tracing.Remove(out.Header)
 	}
 	b.authorize(out, credential, ex.credentials)
 	// the body was read, so the client was told to continue already

@@ -142,14 +142,14 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := req.Context().Err(); err != nil && !ex.bodyLate() {
 		r.discard()
 		ex.attempted().class = verdict.ClientLeft
-		ex.countAttempt(ex.attempted())
+		ex.endAttempt(ex.attempted())
 		return nil, err // the client left, and nobody is to blame
 	}
 	if refusal, ok := ex.clientsFault(r); ok {
 		r.discard()
 		ex.own, ex.ownClass = refusal.Answer(req)
 		ex.attempted().class = verdict.ClientError
-		ex.countAttempt(ex.attempted())
+		ex.endAttempt(ex.attempted())
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)

@@ -1,0 +1,166 @@
+// Package tracing makes a span of OpenTelemetry for each attempt at a backend, with the attributes of
+// its semantic conventions 1.41 for generative AI. A request without a span that is recorded has none
+// either, and costs nothing.
+package tracing
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// scope names what makes the spans.
+const scope = "github.com/openai-lb/caddy-openai-lb"
+
+// Attempt is an attempt that begins.
+type Attempt struct {
+	// Method and Operation are those of the request, the latter as
+	// openaiapi.Route has it.
+	Method, Operation string
+	// Model is what the backend calls the model.
+	Model  string
+	Stream bool
+	// Pool and Backend are their names.
+	Pool, Backend string
+	// Azure tells that the backend is one of Azure's.
+	Azure bool
+	// Address is the host and port of the backend.
+	Address string
+}
+
+// Span is the span of an attempt. Its methods can be called on nil, which is the
+// span of an attempt that is not traced.
+type Span struct {
+	span trace.Span
+	ctx  context.Context
+}
+
+// Start begins the span of an attempt, if the request that ctx belongs to has
+// one that is recorded. Otherwise describe is not called.
+func Start(ctx context.Context, describe func() Attempt) *Span {
+	parent := trace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
+		return nil
+	}
+	a := describe()
+	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, a.name(),
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(a.attributes()...))
+	return &Span{span, ctx}
+}
+
+// name is that of the span: the operation and the model, or the method.
+func (a *Attempt) name() string {
+	operation := a.genAI()
+	switch {
+	case operation == "":
+		return a.Method
+	case a.Model == "":
+		return operation
+	}
+	return operation + " " + pool.ModelKey(a.Model)
+}
+
+// genAI is the name of the operation in the conventions. It is empty for what is
+// not inference, and one of our own for inference that they have no name for.
+func (a *Attempt) genAI() string {
+	if !openaiapi.Inference(a.Method, a.Operation) {
+		return ""
+	}
+	switch operation := strings.Trim(a.Operation, "/"); operation {
+	case "chat/completions", "responses", "messages":
+		return "chat"
+	case "completions":
+		return "text_completion"
+	default:
+		return strings.ReplaceAll(operation, "/", "_")
+	}
+}
+
+func (a *Attempt) attributes() []attribute.KeyValue {
+	provider := "openai"
+	if a.Azure {
+		provider = "azure.ai.openai"
+	}
+	attributes := []attribute.KeyValue{
+		attribute.String("gen_ai.provider.name", provider),
+		attribute.String("http.request.method", a.Method),
+		attribute.String("openai_lb.pool", a.Pool),
+		attribute.String("openai_lb.backend", a.Backend),
+	}
+	if operation := a.genAI(); operation != "" {
+		attributes = append(attributes, attribute.String("gen_ai.operation.name", operation))
+	}
+	if a.Model != "" {
+		attributes = append(attributes, attribute.String("gen_ai.request.model", pool.ModelKey(a.Model)))
+	}
+	if a.Stream {
+		attributes = append(attributes, attribute.Bool("gen_ai.request.stream", true))
+	}
+	host := a.Address
+	if i := strings.LastIndexByte(a.Address, ':'); i >= 0 {
+		if port, err := strconv.Atoi(a.Address[i+1:]); err == nil {
+			host = a.Address[:i]
+			attributes = append(attributes, attribute.Int("server.port", port))
+		}
+	}
+	return append(attributes, attribute.String("server.address", strings.Trim(host, "[]")))
+}
+
+// End ends the span. status is that of the reply, or 0. class is what the reply
+// was taken for, and served whether that is a success.
+func (s *Span) End(status int, class string, served bool) {
+	if s == nil {
+		return
+	}
+	if status != 0 {
+		s.span.SetAttributes(attribute.Int("http.response.status_code", status))
+	}
+	if !served {
+		s.span.SetAttributes(attribute.String("error.type", class))
+		s.span.SetStatus(codes.Error, "")
+	}
+	s.span.End()
+}
+
+// Used takes in the tokens that the reply reported.
+func (s *Span) Used(input, output int64) {
+	if s != nil {
+		s.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", input), attribute.Int64("gen_ai.usage.output_tokens", output))
+	}
+}
+
+// isContext reports whether a header, by its canonical name, carries the context
+// of a trace, in any of the formats that Caddy's tracing knows.
+func isContext(name string) bool {
+	switch name {
+	case "Traceparent", "Tracestate", "Baggage", "B3", "Uber-Trace-Id", "X-Amzn-Trace-Id":
+		return true
+	}
+	return strings.HasPrefix(name, "X-B3-") || strings.HasPrefix(name, "Ot-") || strings.HasPrefix(name, "Uberctx-")
+}
+
+// Remove takes the context of a trace out of the headers for a backend: it may
+// say more of its client than a provider need know.
+func Remove(header http.Header) {
+	for name := range header {
+		if isContext(name) {
+			delete(header, name)
+		}
+	}
+}
+
+// Inject makes the span the parent of what the backend traces.
+func (s *Span) Inject(header http.Header) {
+	if s != nil {
+		propagation.TraceContext{}.Inject(s.ctx, propagation.HeaderCarrier(header))
+	}
+}
