@@ -66,6 +66,14 @@ func (r Reply) WantServed(t *testing.T, backends ...string) {
 	}
 }
 
+// WantStatus expects this status.
+func (r Reply) WantStatus(t *testing.T, want int) {
+	t.Helper()
+	if r.Status != want {
+		t.Errorf("client got %d %s (%v), want %d", r.Status, r.Body, r.Err, want)
+	}
+}
+
 // WantError checks for an error as OpenAI words it.
 func (r Reply) WantError(t *testing.T, status int, code string) {
 	t.Helper()

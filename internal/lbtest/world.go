@@ -35,6 +35,8 @@ type World struct {
 	// Logs is what the handler has logged since the world began.
 	Logs     *observer.ObservedLogs
 	Backends map[string]*Backend // by host
+	// Prepares, if it is set, changes a request before the handler gets it.
+	Prepares func(*http.Request) *http.Request
 
 	mu        sync.Mutex
 	listeners map[string]*pipeListener
@@ -120,6 +122,9 @@ func newWorld(t *testing.T, config string) *World {
 	server := new(caddyhttp.Server)
 	w.Serve("lb:80", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), rw, server)
+		if w.Prepares != nil {
+			r = w.Prepares(r)
+		}
 		err := w.Handler.ServeHTTP(rw, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
 		var failure caddyhttp.HandlerError
 		if errors.As(err, &failure) {

@@ -1,0 +1,67 @@
+package observe
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
+	for _, format := range []string{"", "format openai_lb", "format json"} {
+		t.Run(format, func(t *testing.T) {
+			a, serverA := lbtest.Listen(t, "a")
+			_, serverB := lbtest.Listen(t, "b")
+			a.Replies(lbtest.Throttled("60"))
+			file := filepath.Join(t.TempDir(), "access.log")
+			address := lbtest.ServeAt(t, fmt.Sprintf(`
+				log {
+					output file %s
+					%s
+				}
+				log_append outcomes {http.openai_lb.outcomes}
+				log_append first_byte {http.openai_lb.time_to_first_byte}
+				openai_lb {
+					pool logged
+					client_key alice key-of-alice
+					backend %s {
+						name ptu
+					}
+					backend %s {
+						name east
+						priority 2
+					}
+				}`, file, format, serverA.URL, serverB.URL))
+			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o"}`, "Api-Key", "key-of-alice").WantServed(t, "b")
+			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o"}`)
+			var lines []map[string]any
+			lbtest.WaitFor(t, func() bool {
+				text, _ := os.ReadFile(file)
+				lines = nil
+				for line := range strings.Lines(string(text)) {
+					var fields map[string]any
+					if json.Unmarshal([]byte(line), &fields) == nil {
+						lines = append(lines, fields)
+					}
+				}
+				return len(lines) == 2
+			})
+			its, _ := lines[0]["openai_lb"].(map[string]any)
+			first, _ := its["time_to_first_byte"].(float64)
+			delete(its, "time_to_first_byte")
+			if got, want := fmt.Sprint(its), "map[attempts:2 backend:east class:served model:gpt-4o outcomes:ptu=throttled,east=served pool:logged]"; got != want {
+				t.Errorf("it says %s, want %s", got, want)
+			}
+			if lines[0]["outcomes"] != "ptu=throttled,east=served" || lines[0]["caller"] != "alice" || lines[0]["first_byte"] != first {
+				t.Errorf("it says %v", lines[0])
+			}
+			if got := fmt.Sprint(lines[1]["openai_lb"]); got != "map[attempts:0 class:unauthenticated pool:logged]" {
+				t.Errorf("of a request without a key it says %s", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,330 @@
+package observe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/simulator"
+)
+
+// statusOf is what a simulator counted.
+func statusOf(t *testing.T, address string) (status simulator.Status) {
+	t.Helper()
+	res, err := http.Get("http://" + address + "/simulator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(res.Body).Decode(&status); err != nil {
+		t.Fatal(err)
+	}
+	return status
+}
+
+// simulators are sites that simulate backends with these options, by name.
+func simulators(t *testing.T, options map[string]string) (addresses map[string]string, config string) {
+	t.Helper()
+	addresses = make(map[string]string)
+	for name, its := range options {
+		addresses[name] = fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+		config += fmt.Sprintf("http://%s {\nbind 127.0.0.1\nopenai_simulator {\nname %s\nstatus_path /simulator\nfirst_token_latency 0\ntoken_latency 0\noutput_tokens 3\n%s\n}\n}\n",
+			addresses[name], name, its)
+	}
+	return addresses, config
+}
+
+func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
+	at, sites := simulators(t, map[string]string{
+		"ptu":    "ptu 15\nbucket_seconds 1",
+		"east":   "fault status:500 7",
+		"west":   "fault reset 5",
+		"closed": "api_key key-of-closed",
+	})
+	port := lbtest.FreePort(t)
+	lbtest.Run(t, fmt.Sprintf("{\nadmin off\n}\n%shttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\npool agrees\nfail_duration 1ms\nretry_after_min 1ms\n"+
+		"backend http://%s {\nname ptu\nmodel gpt-4o gpt-4o-ptu\n}\nbackend http://%s {\nname closed\nauth bearer\napi_key another-key\npriority 2\n}\n"+
+		"backend http://%s {\nname east\npriority 2\n}\nbackend http://%s {\nname west\npriority 2\nmodel gpt-4o\n}\n}\n}\n",
+		sites, port, at["ptu"], at["closed"], at["east"], at["west"]))
+	statuses := make(map[int]int)
+	for i := range 150 {
+		body := fmt.Sprintf(`{"model":"gpt-4o","stream":%t,"messages":[{"role":"user","content":"%s"}]}`, i%3 == 0, strings.Repeat("word ", 60))
+		res, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, res.Body) // a stream may be cut
+		res.Body.Close()
+		statuses[res.StatusCode]++
+	}
+	attempts, failovers := 0.0, 0.0
+	for name := range at {
+		s := statusOf(t, at[name])
+		its := map[string]string{"pool": "agrees", "backend": name}
+		outcomes := func(outcome string) float64 {
+			return lbtest.SumOf(t, "attempts_total", map[string]string{"pool": "agrees", "backend": name, "outcome": outcome})
+		}
+		if got := lbtest.SumOf(t, "attempts_total", its); got != float64(s.Requests) || got == 0 {
+			t.Errorf("%s got %d requests, and %v attempts were counted", name, s.Requests, got)
+		}
+		refused := s.Throttled.PTU + s.Throttled.Requests + s.Throttled.Tokens
+		if got := outcomes("throttled"); got != float64(refused) || lbtest.SumOf(t, "hints_total", its) != got {
+			t.Errorf("%s refused %d, and %v throttles were counted, %v hints", name, refused, got, lbtest.SumOf(t, "hints_total", its))
+		}
+		if got := outcomes("credential"); got != float64(s.Unauthorized) {
+			t.Errorf("%s refused %d keys, and %v were counted", name, s.Unauthorized, got)
+		}
+		if got := outcomes("failed") + outcomes("broken_stream"); got != float64(s.Faults) {
+			t.Errorf("%s had %d faults, and %v were counted", name, s.Faults, got)
+		}
+		if served := outcomes("served"); served != lbtest.SumOf(t, "requests_total", map[string]string{"pool": "agrees", "backend": name, "class": "served", "code": "200"}) {
+			t.Errorf("%s served %v attempts, and another number of requests", name, served)
+		}
+		attempts += lbtest.SumOf(t, "attempts_total", its)
+		failovers += lbtest.SumOf(t, "failovers_total", its)
+	}
+	for _, must := range []string{
+		"attempts_total backend=ptu model=gpt-4o-ptu outcome=throttled *", "attempts_total backend=ptu model=gpt-4o-ptu outcome=served *",
+		"attempts_total backend=east model=other outcome=failed *", "attempts_total backend=closed model=other outcome=credential *",
+		"attempts_total backend=west model=gpt-4o outcome=failed *", "benches_total backend=ptu model=gpt-4o-ptu class=throttled *",
+		"benched_seconds_total backend=ptu *", "benches_total backend=closed model= class=credential *", "hints_total backend=ptu source=retry-after-ms *",
+		"deployment_utilization_ratio backend=ptu model=gpt-4o-ptu *", "failovers_total backend=ptu reason=throttled *",
+		"time_to_first_byte_seconds backend=ptu *", "requests_total 150", "request_duration_seconds 150", "attempts_per_request 150", "requests_in_flight 0",
+	} {
+		lbtest.WantSums(t, "agrees", must)
+	}
+	if requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "agrees"}); attempts-failovers != requests {
+		t.Errorf("%v attempts without the %v of failovers should be %v requests: %v", attempts, failovers, requests, statuses)
+	}
+	for code, n := range statuses {
+		lbtest.WantSums(t, "agrees", fmt.Sprintf("requests_total code=%d %d", code, n))
+	}
+	t.Run("promtool", func(t *testing.T) { checkByPromtool(t, lbtest.Registry(t)) })
+}
+
+// checkByPromtool lints what a scrape of the registry brings.
+func checkByPromtool(t *testing.T, registry *prometheus.Registry) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is not here: it is in Debian's package prometheus")
+	}
+	recorder := newRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(recorder, &http.Request{Header: http.Header{}})
+	check := exec.Command(promtool, "check", "metrics")
+	check.Stdin = &recorder.body
+	if found, err := check.CombinedOutput(); err != nil || len(found) > 0 {
+		t.Errorf("%v: %s", err, found)
+	}
+}
+
+// recorder takes a response.
+type recorder struct {
+	header http.Header
+	body   bytes.Buffer
+}
+
+func newRecorder() *recorder { return &recorder{header: make(http.Header)} }
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) WriteHeader(int)             {}
+func (r *recorder) Write(p []byte) (int, error) { return r.body.Write(p) }
+
+// as is a request with a client key.
+func as(w *lbtest.World, key, method, path, body string) *http.Request {
+	r := w.Request(method, path, strings.NewReader(body))
+	r.Header.Set("Api-Key", key)
+	return r
+}
+
+func asAlice(w *lbtest.World, method, path, body string) *http.Request {
+	return as(w, "key-of-alice", method, path, body)
+}
+
+func TestEveryAnswerHasAClass(t *testing.T) {
+	const options = `
+		pool classes
+		client_key alice key-of-alice
+		ready_path /readyz
+		request_buffers 1KiB
+		backend http://a {
+			model gpt-4o
+			max_requests 1
+		}
+		backend http://b {
+			model gpt-4o
+			priority 2
+			max_requests 1
+		}`
+	lbtest.InBubble(t, "openai_lb {"+options+"\n}", func(t *testing.T, w *lbtest.World) {
+		chat := func(body string) lbtest.Reply {
+			return w.Send(asAlice(w, http.MethodPost, "/v1/chat/completions", body))
+		}
+		for _, c := range []struct {
+			name string
+			ask  func() lbtest.Reply
+			want string
+		}{
+			{"served", func() lbtest.Reply { return chat(`{"model":"gpt-4o"}`) }, "backend=a caller=alice class=served code=200"},
+			{"the client's error", func() lbtest.Reply {
+				w.Backends["a"].Replies(lbtest.Status(400))
+				return chat(`{"model":"gpt-4o"}`)
+			}, "backend=a caller=alice class=client_error code=400"},
+			{"ready", func() lbtest.Reply { return w.Ready(http.MethodGet) }, "backend= caller= class=ready code=200"},
+			{"no key", func() lbtest.Reply { return w.Post(`{"model":"gpt-4o"}`) }, "backend= caller= class=unauthenticated code=401"},
+			{"another model", func() lbtest.Reply { return chat(`{"model":"made-up"}`) }, "backend= caller=alice class=no_such_model code=404"},
+			{"the models", func() lbtest.Reply {
+				return w.Send(asAlice(w, http.MethodGet, "/v1/models", ""))
+			}, "backend= caller=alice class=models code=200"},
+			{"no model of theirs", func() lbtest.Reply {
+				return w.Send(asAlice(w, http.MethodGet, "/v1/models/made-up", ""))
+			}, "backend= caller=alice class=no_such_model code=404"},
+			{"a path", func() lbtest.Reply {
+				return w.Send(asAlice(w, http.MethodPost, "/v1//x", "{}"))
+			}, "backend= caller=alice class=invalid_request code=400"},
+			{"no model in the beginning", func() lbtest.Reply {
+				return chat(`{"input":"` + strings.Repeat("x", 2000) + `","model":"gpt-4o"}`)
+			}, "backend= caller=alice class=invalid_request code=413"},
+			{"a broken stream", func() lbtest.Reply {
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					lbtest.Streams(lbtest.StreamContent)(rw, r)
+					panic(http.ErrAbortHandler)
+				})
+				return chat(`{"model":"gpt-4o","stream":true}`)
+			}, "backend=a caller=alice class=broken_stream code=200"},
+			{"failed everywhere", func() lbtest.Reply {
+				time.Sleep(time.Minute)
+				w.Backends["a"].Replies(lbtest.Status(500))
+				w.Backends["b"].Replies(lbtest.Status(502))
+				return chat(`{"model":"gpt-4o"}`)
+			}, "backend=b caller=alice class=failed code=502"},
+			{"throttled everywhere", func() lbtest.Reply {
+				time.Sleep(time.Minute)
+				w.Backends["a"].Replies(lbtest.Throttled("60"))
+				w.Backends["b"].Replies(lbtest.Throttled("60"))
+				return chat(`{"model":"gpt-4o"}`)
+			}, "backend= caller=alice class=all_throttled code=429"},
+			{"nobody reached", func() lbtest.Reply {
+				time.Sleep(2 * time.Minute)
+				w.Stop("a")
+				w.Stop("b")
+				return chat(`{"model":"gpt-4o"}`)
+			}, "backend=b caller=alice class=unreachable code=502"},
+			{"not ready", func() lbtest.Reply { return w.Ready(http.MethodGet) }, "backend= caller= class=not_ready code=503"},
+		} {
+			before := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "classes"})
+			labels := map[string]string{"pool": "classes"}
+			for _, field := range strings.Fields(c.want) {
+				name, value, _ := strings.Cut(field, "=")
+				labels[name] = value
+			}
+			same := lbtest.SumOf(t, "requests_total", labels)
+			reply := c.ask()
+			if got := lbtest.SumOf(t, "requests_total", labels); got != same+1 {
+				t.Errorf("%s (%d %s): %s is %v, and was %v", c.name, reply.Status, reply.Body, c.want, got, same)
+			}
+			if got := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "classes"}); got != before+1 {
+				t.Errorf("%s was counted %v times", c.name, got-before)
+			}
+		}
+		lbtest.WantSums(t, "classes", "requests_total class= 0", "attempts_total outcome= 0", "all_throttled_total 1")
+	})
+}
+
+func TestAClientThatLeavesIsCountedAsThat(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\npool leaves\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
+		time.Sleep(time.Second)
+		lbtest.WantSums(t, "leaves", "requests_total backend=a class=client_left code=499 1", "attempts_total backend=a outcome=client_left 1", "benches_total 0", "requests_total 1")
+	})
+}
+
+func TestMadeUpNamesAddNoSeries(t *testing.T) {
+	const n = 10_000
+	var keys strings.Builder
+	for i := range n {
+		fmt.Fprintf(&keys, "caller-%d key-of-caller-%d\n", i, i)
+	}
+	file := filepath.Join(t.TempDir(), "keys")
+	lbtest.WriteFile(t, file, keys.String())
+	lbtest.InBubble(t, "openai_lb {\npool made-up\nclient_keys_file "+file+"\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b\nbackend http://c {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["b"].Replies(lbtest.Throttled("60"))
+		for i := range n {
+			if i == 300 {
+				w.Backends["b"].Recovers()
+			}
+			reply := w.Send(as(w, fmt.Sprintf("key-of-caller-%d", i), http.MethodPost, "/v1/chat/completions", fmt.Sprintf(`{"model":"made-up-%d"}`, i)))
+			reply.WantServed(t, "b", "c")
+		}
+		series := 0
+		families, err := lbtest.Registry(t).Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				if lbtest.HasLabels(metric, map[string]string{"pool": "made-up"}) {
+					series++
+				}
+			}
+		}
+		if series > 1200 {
+			t.Errorf("there are %d series of 1000 callers", series)
+		}
+		lbtest.WantSums(t, "made-up", "requests_total 10000", "attempts_total backend=c model=other 300", "attempts_total backend=b model=other outcome=throttled 300", "attempts_total backend=b model=other outcome=served 9700",
+			"backend_available backend=b model=other 0", "backend_available backend=a model=other 0", "requests_total caller=other *")
+	})
+}
+
+func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	_, serverB := lbtest.Listen(t, "b")
+	ports := []int{lbtest.FreePort(t), lbtest.FreePort(t)}
+	config := func(comment string) string {
+		text := "{\nadmin off\n}\n"
+		for i, port := range ports {
+			text += fmt.Sprintf("http://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %s\nopenai_lb {\npool mix-%d\nbackend %s {\nname a\n}\nbackend %s {\nname b\npriority 2\n}\n}\n}\n",
+				port, comment, i, serverA.URL, serverB.URL)
+		}
+		return text
+	}
+	ask := func(site, n int) {
+		for range n {
+			lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", ports[site]), `{}`)
+		}
+	}
+	lbtest.Run(t, config("1"))
+	ask(0, 3)
+	ask(1, 5)
+	lbtest.WantSums(t, "mix-0", "requests_total 3", "attempts_total backend=a 3", "request_duration_seconds 3")
+	lbtest.WantSums(t, "mix-1", "requests_total 5", "attempts_total backend=a 5", "attempts_per_request 5")
+	lbtest.Reload(t, config("2"))
+	lbtest.WaitFor(t, func() bool {
+		reply := lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", ports[0]), `{}`)
+		return reply.Header.Get("X-Config") == "2"
+	})
+	requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "mix-0"})
+	if requests < 4 {
+		t.Errorf("after a reload, %v requests are counted", requests)
+	}
+	a.Replies(lbtest.Throttled("60"))
+	ask(0, 2)
+	lbtest.WantSums(t, "mix-0", fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a outcome=throttled 1")
+	lbtest.WantSums(t, "mix-1", "requests_total 5", "benches_total 0", "attempts_total backend=b 0")
+	// the backend is one, and so is its limit
+	lbtest.WantSums(t, "mix-1", "backend_available backend=a model= 0", "backend_available backend=b model= 1")
+}
