@@ -238,9 +238,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 			ex.forwarded = m != nil
 		}
 		if m != nil {
-			if n := len(ex.attempts); n > 0 && ex.attempts[n-1].over {
-				ex.attempts[n-1].target.metrics.FailedOver(string(ex.attempts[n-1].class))
-			}
+			ex.observeFailover()
 			ex.current = ex.balancer.targets[m.Index]
 			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now})
 			return ex.current.upstream

@@ -112,6 +112,17 @@ func (ex *exchange) observeAttempt(a *attempt, r *reply) {
 	}
 }
 
+// observeFailover counts that the request goes on to another backend, if it was
+// at one before.
+func (ex *exchange) observeFailover() {
+	if len(ex.attempts) == 0 {
+		return
+	}
+	if last := ex.attempted(); last.over && last.target.metrics != nil {
+		last.target.metrics.FailedOver(string(last.class))
+	}
+}
+
 // endAttempt counts an attempt of which it is known what came of it, and ends
 // its span.
 func (ex *exchange) endAttempt(a *attempt) {
