@@ -57,6 +57,8 @@ func init() {
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.pool}` | The name of the pool
 // `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
+// `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
+// `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
 type Handler struct {
 	// Pool names the pool of backends in logs, metrics and the admin API. No two
 	// pools have the same name. Default: openai_lb; further pools of a config

@@ -44,6 +44,10 @@ func (ex *exchange) observe(err error) {
 	if ex.status == 0 {
 		ex.unanswered(err)
 	}
+	t, class := ex.outcome()
+	if t != nil {
+		ex.observeTokens(t, verdict.Class(class))
+	}
 	for i := range ex.attempts {
 		ex.endAttempt(&ex.attempts[i])
 	}
@@ -56,7 +60,6 @@ func (ex *exchange) observe(err error) {
 	if m == nil {
 		return
 	}
-	t, class := ex.outcome()
 	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy {
 		m.Attempts(len(ex.attempts))
 	}
@@ -65,6 +68,22 @@ func (ex *exchange) observe(err error) {
 		whose = t.metrics
 	}
 	whose.Answered(ex.caller.Label, class, ex.status, time.Since(ex.started), ex.firstByte)
+}
+
+// observeTokens counts the tokens of the reply, of which the last attempt is
+// the one that the client got, if it has any.
+func (ex *exchange) observeTokens(t *target, class verdict.Class) {
+	known := ex.tokens.Known()
+	if known {
+		ex.attempted().span.Used(ex.tokens.Input, ex.tokens.Output)
+	}
+	switch {
+	case t.metrics == nil:
+	case known:
+		t.metrics.Used(ex.caller.Label, ex.modelLabel(t), ex.tokens)
+	case class == verdict.Served && ex.status == http.StatusOK && ex.asked.infers:
+		t.metrics.UsedUnknown(ex.modelLabel(t))
+	}
 }
 
 // observeAllThrottled takes in that the client gets a 429 because every backend
@@ -156,7 +175,7 @@ func (ex *exchange) modelLabel(t *target) string {
 // summary is what placeholders and the access log say of the request.
 func (ex *exchange) summary() *summary.Summary {
 	s := &summary.Summary{
-		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte,
+		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte, Tokens: ex.tokens,
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
 // Pool has the metrics of a pool.
@@ -140,10 +142,7 @@ func (b *Backend) Answered(caller, class string, code int, duration, firstByte t
 	}
 }
 
-// Tokens are those of a reply.
-type Tokens struct{ Input, Cached, Output, Reasoning int64 }
-
-// tokenCounters are the counters of the fields of Tokens.
+// tokenCounters are the counters of the fields of usage.Tokens.
 type tokenCounters [4]prometheus.Counter
 
 func countersOf(vec *prometheus.CounterVec) (c tokenCounters) {
@@ -153,14 +152,14 @@ func countersOf(vec *prometheus.CounterVec) (c tokenCounters) {
 	return c
 }
 
-func (c *tokenCounters) add(t Tokens) {
+func (c *tokenCounters) add(t usage.Tokens) {
 	for i, n := range [...]int64{t.Input, t.Cached, t.Output, t.Reasoning} {
 		c[i].Add(float64(max(0, n)))
 	}
 }
 
 // Used counts the tokens that a reply to the caller reported.
-func (b *Backend) Used(caller, model string, t Tokens) {
+func (b *Backend) Used(caller, model string, t usage.Tokens) {
 	of := b.tokens.of(model)
 	of.add(t)
 	if caller != "" {

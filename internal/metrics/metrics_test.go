@@ -14,6 +14,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -205,9 +206,9 @@ func TestNamesThatWouldBreakAScrapeDoNot(t *testing.T) {
 
 func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
 	b := Of("tokens").Backend("a")
-	b.Used("alice", "gpt", Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
-	b.Used("alice", "gpt", Tokens{Input: 1, Output: -5})
-	b.Used("", "gpt", Tokens{Input: 1000})
+	b.Used("alice", "gpt", usage.Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
+	b.Used("alice", "gpt", usage.Tokens{Input: 1, Output: -5})
+	b.Used("", "gpt", usage.Tokens{Input: 1000})
 	b.UsedUnknown("gpt")
 	wantValues(t, "tokens", map[string]float64{
 		"tokens_total a gpt input": 1101, "tokens_total a gpt cached": 40, "tokens_total a gpt output": 7, "tokens_total a gpt reasoning": 3,
@@ -223,7 +224,7 @@ func TestCountingAllocatesNothing(t *testing.T) {
 		b.Throttled("retry-after-ms")
 		b.Saw("gpt", header)
 		b.Answered("alice", "served", 200, time.Second, time.Second)
-		b.Used("alice", "gpt", Tokens{Input: 100, Output: 7})
+		b.Used("alice", "gpt", usage.Tokens{Input: 100, Output: 7})
 		Of("allocates").Attempts(2)
 	}
 	count()
@@ -266,7 +267,7 @@ func BenchmarkCount(b *testing.B) {
 			second.Attempted("gpt", "served")
 			second.Saw("gpt", header)
 			second.Answered("alice", "served", 200, time.Second, time.Second)
-			second.Used("alice", "gpt", Tokens{Input: 100, Output: 7})
+			second.Used("alice", "gpt", usage.Tokens{Input: 100, Output: 7})
 			first.pool.Attempts(2)
 		}
 	})

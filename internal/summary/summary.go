@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
 // Summary is what is known of a request.
@@ -22,6 +24,8 @@ type Summary struct {
 	// FirstByte is the time to the first byte of the reply's body. 0: there is
 	// none yet.
 	FirstByte time.Duration
+	// Tokens are known once the reply is over, if it reported them.
+	Tokens usage.Tokens
 }
 
 // Attempt is one backend that was tried, and what came of it.
@@ -52,8 +56,24 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 			return "", true
 		}
 		return Seconds(s.FirstByte), true
+	case "tokens_input":
+		return s.count(s.Tokens.Input), true
+	case "tokens_cached":
+		return s.count(s.Tokens.Cached), true
+	case "tokens_output":
+		return s.count(s.Tokens.Output), true
+	case "tokens_reasoning":
+		return s.count(s.Tokens.Reasoning), true
 	}
 	return nil, false
+}
+
+// count is a number of tokens, or nothing if they are not known.
+func (s *Summary) count(tokens int64) any {
+	if !s.Tokens.Known() {
+		return ""
+	}
+	return tokens
 }
 
 // outcomes lists what came of each attempt: ptu=throttled,east=served.
@@ -85,6 +105,12 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	}
 	if s.FirstByte > 0 {
 		enc.AddFloat64("time_to_first_byte", Seconds(s.FirstByte))
+	}
+	if t := s.Tokens; t.Known() {
+		enc.AddInt64("tokens_input", t.Input)
+		enc.AddInt64("tokens_cached", t.Cached)
+		enc.AddInt64("tokens_output", t.Output)
+		enc.AddInt64("tokens_reasoning", t.Reasoning)
 	}
 	return nil
 }

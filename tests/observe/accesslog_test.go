@@ -15,8 +15,9 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 	for _, format := range []string{"", "format openai_lb", "format json"} {
 		t.Run(format, func(t *testing.T) {
 			a, serverA := lbtest.Listen(t, "a")
-			_, serverB := lbtest.Listen(t, "b")
+			b, serverB := lbtest.Listen(t, "b")
 			a.Replies(lbtest.Throttled("60"))
+			b.Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":12,"completion_tokens":3}}`))
 			file := filepath.Join(t.TempDir(), "access.log")
 			address := lbtest.ServeAt(t, fmt.Sprintf(`
 				log {
@@ -24,6 +25,7 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 					%s
 				}
 				log_append outcomes {http.openai_lb.outcomes}
+				log_append input {http.openai_lb.tokens_input}
 				log_append first_byte {http.openai_lb.time_to_first_byte}
 				openai_lb {
 					pool logged
@@ -53,10 +55,10 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 			its, _ := lines[0]["openai_lb"].(map[string]any)
 			first, _ := its["time_to_first_byte"].(float64)
 			delete(its, "time_to_first_byte")
-			if got, want := fmt.Sprint(its), "map[attempts:2 backend:east class:served model:gpt-4o outcomes:ptu=throttled,east=served pool:logged]"; got != want {
+			if got, want := fmt.Sprint(its), "map[attempts:2 backend:east class:served model:gpt-4o outcomes:ptu=throttled,east=served pool:logged tokens_cached:0 tokens_input:12 tokens_output:3 tokens_reasoning:0]"; got != want {
 				t.Errorf("it says %s, want %s", got, want)
 			}
-			if lines[0]["outcomes"] != "ptu=throttled,east=served" || lines[0]["caller"] != "alice" || lines[0]["first_byte"] != first {
+			if lines[0]["outcomes"] != "ptu=throttled,east=served" || lines[0]["caller"] != "alice" || lines[0]["input"] != 12.0 || lines[0]["first_byte"] != first {
 				t.Errorf("it says %v", lines[0])
 			}
 			if got := fmt.Sprint(lines[1]["openai_lb"]); got != "map[attempts:0 class:unauthenticated pool:logged]" {

@@ -47,6 +47,13 @@ func simulators(t *testing.T, options map[string]string) (addresses map[string]s
 }
 
 func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
+	t.Run("streams are not asked for their usage", func(t *testing.T) { compareWithSimulators(t, "agrees", "") })
+	t.Run("streams are asked", func(t *testing.T) { compareWithSimulators(t, "agrees-asked", "stream_usage") })
+}
+
+// compareWithSimulators holds the metrics of a pool with an option against what
+// its backends counted.
+func compareWithSimulators(t *testing.T, pool, option string) {
 	at, sites := simulators(t, map[string]string{
 		"ptu":    "ptu 15\nbucket_seconds 1",
 		"east":   "fault status:500 7",
@@ -54,11 +61,12 @@ func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
 		"closed": "api_key key-of-closed",
 	})
 	port := lbtest.FreePort(t)
-	lbtest.Run(t, fmt.Sprintf("{\nadmin off\n}\n%shttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\npool agrees\nfail_duration 1ms\nretry_after_min 1ms\n"+
+	lbtest.Run(t, fmt.Sprintf("{\nadmin off\n}\n%shttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\npool %s\n%s\nfail_duration 1ms\nretry_after_min 1ms\n"+
 		"backend http://%s {\nname ptu\nmodel gpt-4o gpt-4o-ptu\n}\nbackend http://%s {\nname closed\nauth bearer\napi_key another-key\npriority 2\n}\n"+
 		"backend http://%s {\nname east\npriority 2\n}\nbackend http://%s {\nname west\npriority 2\nmodel gpt-4o\n}\n}\n}\n",
-		sites, port, at["ptu"], at["closed"], at["east"], at["west"]))
+		sites, port, pool, option, at["ptu"], at["closed"], at["east"], at["west"]))
 	statuses := make(map[int]int)
+	streams := 0.0
 	for i := range 150 {
 		body := fmt.Sprintf(`{"model":"gpt-4o","stream":%t,"messages":[{"role":"user","content":"%s"}]}`, i%3 == 0, strings.Repeat("word ", 60))
 		res, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "application/json", strings.NewReader(body))
@@ -67,14 +75,16 @@ func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
 		}
 		io.Copy(io.Discard, res.Body) // a stream may be cut
 		res.Body.Close()
-		statuses[res.StatusCode]++
+		if statuses[res.StatusCode]++; i%3 == 0 && res.StatusCode == 200 && option == "" {
+			streams++
+		}
 	}
-	attempts, failovers := 0.0, 0.0
+	attempts, failovers, output := 0.0, 0.0, 0.0
 	for name := range at {
 		s := statusOf(t, at[name])
-		its := map[string]string{"pool": "agrees", "backend": name}
+		its := map[string]string{"pool": pool, "backend": name}
 		outcomes := func(outcome string) float64 {
-			return lbtest.SumOf(t, "attempts_total", map[string]string{"pool": "agrees", "backend": name, "outcome": outcome})
+			return lbtest.SumOf(t, "attempts_total", map[string]string{"pool": pool, "backend": name, "outcome": outcome})
 		}
 		if got := lbtest.SumOf(t, "attempts_total", its); got != float64(s.Requests) || got == 0 {
 			t.Errorf("%s got %d requests, and %v attempts were counted", name, s.Requests, got)
@@ -89,9 +99,10 @@ func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
 		if got := outcomes("failed") + outcomes("broken_stream"); got != float64(s.Faults) {
 			t.Errorf("%s had %d faults, and %v were counted", name, s.Faults, got)
 		}
-		if served := outcomes("served"); served != lbtest.SumOf(t, "requests_total", map[string]string{"pool": "agrees", "backend": name, "class": "served", "code": "200"}) {
+		if served := outcomes("served"); served != lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool, "backend": name, "class": "served", "code": "200"}) {
 			t.Errorf("%s served %v attempts, and another number of requests", name, served)
 		}
+		output += float64(s.Tokens.Output)
 		attempts += lbtest.SumOf(t, "attempts_total", its)
 		failovers += lbtest.SumOf(t, "failovers_total", its)
 	}
@@ -103,13 +114,18 @@ func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
 		"deployment_utilization_ratio backend=ptu model=gpt-4o-ptu *", "failovers_total backend=ptu reason=throttled *",
 		"time_to_first_byte_seconds backend=ptu *", "requests_total 150", "request_duration_seconds 150", "attempts_per_request 150", "requests_in_flight 0",
 	} {
-		lbtest.WantSums(t, "agrees", must)
+		lbtest.WantSums(t, pool, must)
 	}
-	if requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "agrees"}); attempts-failovers != requests {
+	if requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool}); attempts-failovers != requests {
 		t.Errorf("%v attempts without the %v of failovers should be %v requests: %v", attempts, failovers, requests, statuses)
 	}
+	// whole replies tell their tokens, and streams whose client does not ask do not
+	unknown := lbtest.SumOf(t, "tokens_unknown_total", map[string]string{"pool": pool})
+	if got := lbtest.SumOf(t, "tokens_total", map[string]string{"pool": pool, "type": "output"}); got+3*unknown != output || unknown != streams || got == 0 {
+		t.Errorf("%v tokens of answers were counted and %v streams unknown; there were %v tokens and %v streams", got, unknown, output, streams)
+	}
 	for code, n := range statuses {
-		lbtest.WantSums(t, "agrees", fmt.Sprintf("requests_total code=%d %d", code, n))
+		lbtest.WantSums(t, pool, fmt.Sprintf("requests_total code=%d %d", code, n))
 	}
 	t.Run("promtool", func(t *testing.T) { checkByPromtool(t, lbtest.Registry(t)) })
 }

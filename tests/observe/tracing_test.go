@@ -57,7 +57,7 @@ func TestEachAttemptHasASpan(t *testing.T) {
 		exporter := traced(w, sdktrace.AlwaysSample())
 		w.Backends["ptu"].Replies(lbtest.Throttled("60"))
 		w.Backends["east"].Replies(lbtest.Aborts)
-		w.Backends["west"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
+		w.Backends["west"].Replies(lbtest.Streams(lbtest.StreamContent, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":3}}\n\n", lbtest.StreamEnd))
 		w.Post(`{"model":"gpt-4o","stream":true}`).WantStatus(t, 200)
 		spans := exporter.GetSpans()
 		if len(spans) != 3 {
@@ -72,7 +72,7 @@ func TestEachAttemptHasASpan(t *testing.T) {
 				"openai_lb.pool": "traced", "openai_lb.backend": "east"},
 			{"gen_ai.provider.name": "openai", "gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-4o", "gen_ai.request.stream": "true",
 				"server.address": "west", "server.port": "80", "http.request.method": "POST", "http.response.status_code": "200",
-				"openai_lb.pool": "traced", "openai_lb.backend": "west"},
+				"openai_lb.pool": "traced", "openai_lb.backend": "west", "gen_ai.usage.input_tokens": "12", "gen_ai.usage.output_tokens": "3"},
 		} {
 			span := spans[i]
 			if got := attributesOf(span); fmt.Sprint(got) != fmt.Sprint(want) {
