@@ -110,7 +110,8 @@ func TakeFrom(header http.Header, rawQuery string) (presented Presented, goesOnQ
 		switch kind := kindOf(name); {
 		case kind == credential:
 			presented.add(name, values)
-		case kind == protocol, kind == connection && !(name == "Connection" && len(values) == 1 && persists(values[0])):
+		case name == "Connection" && len(values) == 1 && persists(values[0]):
+		case kind == protocol, kind == connection:
 			return Presented{}, "", false
 		}
 	}
