@@ -6,6 +6,8 @@ import (
 	"context"
 	"io"
 	"net"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 )
 
 // Dialer is the function that opens the connections of an http.Transport.
@@ -22,6 +24,9 @@ func Over(dial Dialer) Dialer {
 	}
 }
 
+// copySize is how much is copied at a time of what is not in one piece.
+const copySize = 32 << 10
+
 type conn struct{ *net.TCPConn }
 
 // ReadFrom implements io.ReaderFrom. net/http calls it with what is left of a request's body
@@ -33,6 +38,9 @@ func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 			limited.N -= n
 			return n, err
 		}
+		buffer := bufpool.Get(copySize)
+		defer buffer.Put()
+		return io.CopyBuffer(struct{ io.Writer }{c.TCPConn}, limited, buffer.Bytes[:copySize])
 	}
 	return c.TCPConn.ReadFrom(r)
 }
