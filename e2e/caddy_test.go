@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -103,19 +104,26 @@ func tryStart(t *testing.T, backends []backend, options []string) (*site, error)
 	return s, p.await(s.connect)
 }
 
-// process is a Caddy that runs until the test ends.
+// process runs until the test ends.
 type process struct {
-	exited chan struct{}
-	log    bytes.Buffer // to be read after that
+	command *exec.Cmd
+	exited  chan struct{}
+	log     bytes.Buffer // to be read after that
 }
 
 // launch runs Caddy with a Caddyfile and these variables.
 func launch(t *testing.T, config string, env ...string) (*process, error) {
 	t.Helper()
-	p := &process{exited: make(chan struct{})}
 	cmd := exec.Command(caddy, "run", "--adapter", "caddyfile", "--config", config)
-	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), env...)
+	return begin(t, cmd, config)
+}
+
+// begin runs a program with a file that says what it is to do.
+func begin(t *testing.T, cmd *exec.Cmd, config string) (*process, error) {
+	t.Helper()
+	p := &process{command: cmd, exited: make(chan struct{})}
+	cmd.Dir = t.TempDir()
 	cmd.Stdout, cmd.Stderr = &p.log, &p.log
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -135,6 +143,14 @@ func launch(t *testing.T, config string, env ...string) (*process, error) {
 	return p, nil
 }
 
+// stop tells it to stop, as Kubernetes and Docker do.
+func (p *process) stop(t *testing.T) {
+	t.Helper()
+	if err := p.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // await waits until it can be connected to.
 func (p *process) await(connect func() error) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -144,11 +160,11 @@ func (p *process) await(connect func() error) error {
 		}
 		select {
 		case <-p.exited:
-			return fmt.Errorf("caddy exited:\n%s", &p.log)
+			return fmt.Errorf("%s exited:\n%s", p.command.Path, &p.log)
 		default:
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("caddy is not ready: %w", err)
+			return fmt.Errorf("%s is not ready: %w", p.command.Path, err)
 		}
 	}
 }
