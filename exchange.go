@@ -194,6 +194,8 @@ type attempt struct {
 	started time.Time
 	// benched is when a throttle began by this attempt, if one did.
 	benched time.Time
+	// model is the label in metrics of the model that is asked for.
+	model string
 	// over tells that metrics know what came of it, and span is over.
 	over bool
 	span *tracing.Span
@@ -240,7 +242,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 		if m != nil {
 			ex.observeFailover()
 			ex.current = ex.balancer.targets[m.Index]
-			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now})
+			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now, model: ex.modelLabel(ex.current)})
 			return ex.current.upstream
 		}
 	}

@@ -80,9 +80,9 @@ func (ex *exchange) observeTokens(t *target, class verdict.Class) {
 	switch {
 	case t.metrics == nil:
 	case known:
-		t.metrics.Used(ex.caller.Label, ex.modelLabel(t), ex.tokens)
+		t.metrics.Used(ex.caller.Label, ex.attempted().model, ex.tokens)
 	case class == verdict.Served && ex.status == http.StatusOK && ex.asked.infers:
-		t.metrics.UsedUnknown(ex.modelLabel(t))
+		t.metrics.UsedUnknown(ex.attempted().model)
 	}
 }
 
@@ -127,7 +127,7 @@ func (ex *exchange) observeAttempt(a *attempt, r *reply) {
 		m.Throttled(string(r.source))
 	}
 	if r.res != nil && !a.target.backend.passesThrough() { // the limits would be the caller's
-		m.Saw(ex.modelLabel(a.target), r.res.Header)
+		m.Saw(a.model, r.res.Header)
 	}
 }
 
@@ -151,7 +151,7 @@ func (ex *exchange) endAttempt(a *attempt) {
 	a.over = true
 	a.span.End(a.status, string(a.class), a.class == verdict.Served)
 	if m := a.target.metrics; m != nil {
-		m.Attempted(ex.modelLabel(a.target), string(a.class))
+		m.Attempted(a.model, string(a.class))
 	}
 }
 

@@ -158,12 +158,12 @@ func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt", "embed"}
-		any := pool.NewMember("b", new(pool.Health))
-		any.AnyModel = true
-		inUse(t, "whole", m, any)
+		takesAny := pool.NewMember("b", new(pool.Health))
+		takesAny.AnyModel = true
+		inUse(t, "whole", m, takesAny)
 		m.Bench(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
-		any.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
-		any.Drain()
+		takesAny.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
+		takesAny.Drain()
 		wantValues(t, "whole", map[string]float64{
 			"backend_available a ": 0, "backend_available a gpt": 0, "backend_available a embed": 0,
 			"backend_available b ": 1, "backend_available b other": 0, "bench_remaining_seconds b other": 10, "backend_available b made-up": none,
