@@ -66,10 +66,9 @@ type replyBody struct {
 	usage *usage.Reader
 	// mustEnd makes a stream that ends without saying so a broken one.
 	mustEnd bool
-	// started is when the request came. Once the reply is the client's,
-	// firstByte is where it is said how long after that its first byte was there.
-	started   time.Time
-	firstByte *time.Duration
+	// begun is called when the first byte comes, if it was not there when the reply
+	// became the client's.
+	begun func()
 	// broken is called, once at most, if the reply broke off or told of an
 	// error. Until the reply is the client's, it is nil.
 	broken func(reason error)
@@ -80,13 +79,6 @@ type lateReply struct{ client, backend *http.Response }
 type readAhead struct {
 	data []byte
 	err  error
-}
-
-// begin makes the body the client's, whose first byte may be there already.
-func (b *replyBody) begin(ex *exchange) {
-	if len(b.held) == 0 && b.heldErr == nil {
-		b.started, b.firstByte = ex.started, &ex.firstByte
-	}
 }
 
 // nextRead is a buffer for the next read ahead.
@@ -162,8 +154,9 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 			b.take(<-b.pending)
 		} else {
 			n, err = b.body.Read(p)
-			if b.firstByte != nil && n > 0 {
-				*b.firstByte, b.firstByte = time.Since(b.started), nil
+			if b.begun != nil && n > 0 {
+				b.begun()
+				b.begun = nil
 			}
 			b.see(p[:n])
 		}

@@ -213,7 +213,9 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		ex.observeAllThrottled()
 	}
 	if ex.firstByte = time.Since(ex.started); r.body != nil {
-		r.body.begin(ex)
+		if len(r.body.held) == 0 && r.body.heldErr == nil {
+			r.body.begun = func() { ex.firstByte = time.Since(ex.started) }
+		}
 		ex.usage = r.body.usage
 		r.body.broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}

@@ -344,3 +344,42 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	// the backend is one, and so is its limit
 	lbtest.WantSums(t, "mix-1", "backend_available backend=a model= 0", "backend_available backend=b model= 1")
 }
+
+func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"a stream": lbtest.Streams(3*time.Second, lbtest.StreamContent, time.Minute, lbtest.StreamEnd),
+		"a whole one": func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(3 * time.Second)
+			lbtest.Says(200, "{}")(w, r)
+		},
+		"no inference": lbtest.Streams(3*time.Second, "a part", time.Minute, "the rest"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := "first-byte-" + strings.ReplaceAll(name, " ", "-")
+			lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(reply)
+				path := "/v1/chat/completions"
+				if name == "no inference" {
+					path = "/v1/files"
+				}
+				w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{"stream":true}`))).WantStatus(t, 200)
+				families, err := lbtest.Registry(t).Gather()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, family := range families {
+					for _, metric := range family.GetMetric() {
+						if family.GetName() != "caddy_openai_lb_time_to_first_byte_seconds" || !lbtest.HasLabels(metric, map[string]string{"pool": pool}) {
+							continue
+						}
+						if h := metric.GetHistogram(); h.GetSampleCount() != 1 || h.GetSampleSum() < 2.99 || h.GetSampleSum() > 3.01 {
+							t.Errorf("the first byte came after %v s", h.GetSampleSum())
+						}
+						return
+					}
+				}
+				t.Error("it was not timed")
+			})
+		})
+	}
+}
