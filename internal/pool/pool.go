@@ -36,8 +36,11 @@ type Pool struct {
 	// Members are in the order of their priorities.
 	Members []*Member
 	// Policy, if it is set, chooses among members of one priority, which it
-	// must not keep. It may return nil for no choice.
+	// must not keep. It may return nil for no choice. It is not asked about
+	// requests with a key of [Affinity].
 	Policy func(Request, []*Member) *Member
+	// Moves, if it is set, keeps requests of one key together: see [Affinity].
+	Moves *Moves
 
 	listeners []Listener
 	returns   returns
@@ -64,6 +67,8 @@ type Member struct {
 	pool   *Pool
 	health *Health
 	shared *shared
+	// seed and tag stand for the name.
+	seed, tag uint64
 }
 
 // Checks are what others know of a member. With a method InFlight() int64, they
@@ -85,6 +90,9 @@ type Request interface {
 	MayTry(*Member) bool
 	// Cost tells how much of a rate limit the request takes, in tokens.
 	Cost() int64
+	// Affinity tells which requests it belongs together with. Pick sets the
+	// result.
+	Affinity() *Affinity
 }
 
 // New returns a pool of the members, which it sorts by priority. What happens
@@ -94,6 +102,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	p := &Pool{Members: members, listeners: listeners}
 	for i, m := range members {
 		m.Index, m.pool = i, p
+		m.identify()
 	}
 	p.watchReturns()
 	return p
@@ -109,7 +118,7 @@ func NewMember(name string, health *Health) *Member {
 func (p *Pool) Pick(r Request, now time.Time) *Member {
 	for {
 		m, rank := p.choose(r, now)
-		if m == nil {
+		if m.Member == nil {
 			return nil
 		}
 		if !m.reserve() {
@@ -119,7 +128,7 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 			m.Release()
 			continue // another request became the probe
 		}
-		return m
+		return m.Member
 	}
 }
 
@@ -136,7 +145,7 @@ func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
 			soonest, back = m, returns
 		}
 	}
-	if soonest == nil || !soonest.reserve() {
+	if soonest == nil || !(place{soonest, soonest.MaxRequests}).reserve() {
 		return nil
 	}
 	return soonest
@@ -158,9 +167,10 @@ const (
 // of the best rank and priority, each replaces the one chosen so far with the
 // probability of its share of the weights seen. One random number is enough:
 // what is left of it after each decision is as random as before.
-func (p *Pool) choose(r Request, now time.Time) (chosen *Member, best rank) {
+func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
 	best = nobody
 	cost := r.Cost()
+	var chosen *Member
 	var total, random float64
 	for _, m := range p.Members {
 		if best == open && m.Priority > chosen.Priority {
@@ -184,10 +194,18 @@ func (p *Pool) choose(r Request, now time.Time) (chosen *Member, best rank) {
 			random = (random - share) / (1 - share)
 		}
 	}
-	if chosen != nil && p.Policy != nil {
-		return p.chooseByPolicy(r, cost, now, chosen, best), best
+	if chosen == nil {
+		return place{}, nobody
 	}
-	return chosen, best
+	if p.Moves != nil {
+		if a := r.Affinity(); a.Key != 0 {
+			return p.chooseByKey(r, a, now, chosen, best), best
+		}
+	}
+	if p.Policy != nil {
+		chosen = p.chooseByPolicy(r, cost, now, chosen, best)
+	}
+	return place{chosen, chosen.MaxRequests}, best
 }
 
 // chooseByPolicy asks the policy to choose among the members that are as good
@@ -273,14 +291,23 @@ func (m *Member) InFlight() int64 {
 	return m.shared.inFlight.Load()
 }
 
-// reserve takes one of the member's places.
-func (m *Member) reserve() bool {
-	if n := m.shared.inFlight.Add(1); m.MaxRequests > 0 && n > m.MaxRequests {
-		m.Release()
+// place is a member with the room that it has for a request.
+type place struct {
+	*Member
+	// limit is how many requests it may have at a time. 0: no limit.
+	limit int64
+}
+
+func (p place) hasRoom() bool { return p.limit == 0 || p.InFlight() < p.limit }
+
+// reserve takes a part of the room.
+func (p place) reserve() bool {
+	if n := p.shared.inFlight.Add(1); p.limit > 0 && n > p.limit {
+		p.Release()
 		return false
 	}
 	return true
 }
 
-// Release gives back the place that Pick reserved.
+// Release gives back what Pick reserved.
 func (m *Member) Release() { m.shared.inFlight.Add(-1) }

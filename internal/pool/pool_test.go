@@ -15,11 +15,14 @@ type asks struct {
 	model string
 	cost  int64
 	tried []*Member
+	// affinity is that of the request.
+	affinity Affinity
 }
 
 func (a *asks) ModelAt(*Member) (string, bool) { return a.model, true }
 func (a *asks) MayTry(m *Member) bool          { return !slices.Contains(a.tried, m) }
 func (a *asks) Cost() int64                    { return a.cost }
+func (a *asks) Affinity() *Affinity            { return &a.affinity }
 
 // events is a Listener that keeps what it is told.
 type events []string

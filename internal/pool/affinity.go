@@ -1,0 +1,172 @@
+package pool
+
+import (
+	"hash/fnv"
+	"math"
+	"time"
+)
+
+// Affinity keeps requests of one key at one member, whose cache knows the
+// beginning of their prompts. It only reorders: priorities, benches and limits
+// come first. The zero Affinity is that of a request without a key.
+//
+// Each key has a home: the member that has the highest random weight for it
+// (rendezvous hashing) among all that could serve it in the best priority,
+// whatever their state. If the home is out, the key moves to the next in this
+// order, and stays there until it was idle for ten minutes, or a better
+// priority is back. Where a key moved is all that is remembered: see Moves.
+type Affinity struct {
+	// Key tells what belongs together. 0: the request belongs to nothing.
+	Key uint64
+	// Result is what the latest pick came to.
+	Result Result
+}
+
+// Result tells whether a request of a key got where its prompt is cached.
+type Result string
+
+const (
+	// Hit: it went where the key lives.
+	Hit Result = "hit"
+	// Move: that one was out, or a better priority is back. The key lives now
+	// where the request went.
+	Move Result = "move"
+	// Miss: that one had too many requests. The request went to the next one,
+	// and the key still lives where it did.
+	Miss Result = "miss"
+)
+
+// maxOverload bounds what keys do to the balance: a member takes this much more
+// than its fair share of what its tier has in flight, rounded up, and one more
+// request. Without that one, hardly any member could take a second request
+// while there are few.
+const maxOverload = 1.25
+
+// tier is what members that are as good as each other have in common.
+type tier struct {
+	weights  float64
+	inFlight int64
+}
+
+// place returns the place that a member of the tier has for requests with a key.
+func (t *tier) place(m *Member) place {
+	share := m.share() / t.weights * float64(t.inFlight+1)
+	limit := int64(math.Ceil(maxOverload*share)) + 1
+	if m.MaxRequests > 0 {
+		limit = min(limit, m.MaxRequests)
+	}
+	return place{m, limit}
+}
+
+// chooseByKey chooses among the members that are as good as the one chosen: the
+// one where the key lives, or else the next in the order of the key that has room.
+func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best rank) place {
+	cost, moved := r.Cost(), p.Moves.get(a.Key, now)
+	var t tier
+	var home, there, first *Member
+	var homeScore, firstScore float64
+	for _, m := range p.Members {
+		if m.Priority > chosen.Priority {
+			break
+		}
+		score := m.score(a.Key)
+		if _, serves := r.ModelAt(m); serves {
+			if m.tag == moved {
+				there = m
+			}
+			if !m.Drained() && (home == nil || m.Priority == home.Priority && score < homeScore) {
+				home, homeScore = m, score
+			}
+		}
+		if m.Priority < chosen.Priority || m.rank(r, cost, now) != best {
+			continue
+		}
+		t.weights += m.share()
+		t.inFlight += m.InFlight()
+		if first == nil || score < firstScore {
+			first, firstScore = m, score
+		}
+	}
+	if first == nil { // another request just took the last place
+		return place{chosen, chosen.MaxRequests}
+	}
+	if home == nil { // all are drained
+		home = first
+	}
+	lives := home
+	if there != nil {
+		lives = there
+	}
+	in := lives.Priority == chosen.Priority && lives.rank(r, cost, now) == best
+	if in && t.place(lives).hasRoom() {
+		first = lives
+	}
+	to := t.place(first)
+	if !to.hasRoom() {
+		to = p.nextWithRoom(r, a, now, to, &t, best)
+	}
+	switch {
+	case to.Member == lives && (moved == 0 || there != nil):
+		a.Result = Hit
+	case to.Member != lives && (in || lives.full()):
+		a.Result = Miss
+	default:
+		a.Result = Move
+		lives = to.Member
+	}
+	if lives != home {
+		p.Moves.put(a.Key, lives.tag, now)
+	} else if moved != 0 {
+		p.Moves.forget(a.Key)
+	}
+	return to
+}
+
+// nextWithRoom returns the place of the next member in the order of the key. If
+// requests that were faster took all the room, it is the place that there was.
+func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t *tier, best rank) place {
+	var next place
+	var nextScore float64
+	for _, m := range p.Members {
+		if m.Priority != full.Priority || m.rank(r, r.Cost(), now) != best {
+			continue
+		}
+		score, to := m.score(a.Key), t.place(m)
+		if to.hasRoom() && (next.Member == nil || score < nextScore) {
+			next, nextScore = to, score
+		}
+	}
+	if next.Member == nil {
+		return place{full.Member, full.MaxRequests}
+	}
+	return next
+}
+
+// share is the member's weight. Drained ones share alike.
+func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
+
+// score is the member's place in the order of a key: the lowest comes first. It
+// is a random number of an exponential distribution whose rate is the weight, so
+// each member is first for its share of the keys, and a member that comes or
+// goes changes nothing for the keys of others.
+func (m *Member) score(key uint64) float64 {
+	random := (float64(mix(key^m.seed)>>11) + 0.5) / (1 << 53)
+	return -math.Log(random) / m.share()
+}
+
+// mix makes a number of which each bit depends on all bits of x (the finalizer
+// of SplitMix64).
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// identify makes the numbers that stand for the member's name. They are the same
+// in each process, so that replicas agree where a key lives.
+func (m *Member) identify() {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(m.Name)) // it never fails
+	m.seed = mix(h.Sum64())
+	m.tag = max(1, m.seed>>(64-tagBits))
+}

@@ -1,0 +1,329 @@
+package pool
+
+import (
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// withKeys makes a pool that keeps keys together.
+func withKeys(t testing.TB, members ...string) (*Pool, map[string]*Member) {
+	p, byName, _ := poolOf(t, members...)
+	t.Cleanup(p.Close)
+	p.Moves = new(Moves)
+	return p, byName
+}
+
+// pickKey tells whom a request of this key gets at a time, and the result. The
+// request is over at once.
+func pickKey(p *Pool, key uint64, now time.Time) (string, Result) {
+	r := &asks{model: "m", cost: 1, affinity: Affinity{Key: key}}
+	m := p.Pick(r, now)
+	if m == nil {
+		return "nobody", ""
+	}
+	m.Release()
+	return m.Name, r.affinity.Result
+}
+
+func wantKeyAt(t *testing.T, p *Pool, key uint64, now time.Time, want string, result Result) {
+	t.Helper()
+	if got, came := pickKey(p, key, now); got != want || came != result {
+		t.Errorf("after %v the key got %s (%s), want %s (%s)", now.Sub(start), got, came, want, result)
+	}
+}
+
+// keysOf returns keys that live at this member, in the state that the pool has.
+func keysOf(p *Pool, name string, n int) (keys []uint64) {
+	for key := uint64(1); len(keys) < n; key++ {
+		if got, _ := pickKey(p, mix(key), start); got == name {
+			keys = append(keys, mix(key))
+		}
+	}
+	return keys
+}
+
+func TestKeysAreSharedByWeightAndStayWhenMembersComeAndGo(t *testing.T) {
+	const keys = 20_000
+	three, _ := withKeys(t, "a:1:1", "b:1:2", "c:1:3")
+	two, _ := withKeys(t, "c:1:3", "a:1:1") // in another order
+	counts := make(map[string]int)
+	for i := range uint64(keys) {
+		got, _ := pickKey(three, mix(i+1), start)
+		counts[got]++
+		if after, _ := pickKey(two, mix(i+1), start); got != "b" && after != got {
+			t.Fatalf("a key of %s went to %s because b is gone", got, after)
+		}
+		if again, result := pickKey(three, mix(i+1), at(60)); again != got || result != Hit {
+			t.Fatalf("a key of %s went to %s (%s)", got, again, result)
+		}
+	}
+	for name, share := range map[string]float64{"a": 1. / 6, "b": 2. / 6, "c": 3. / 6} {
+		if part := float64(counts[name]) / keys; math.Abs(part-share) > 0.01 {
+			t.Errorf("%s has %.3f of the keys, want %.3f", name, part, share)
+		}
+	}
+}
+
+func TestAKeyStaysWhereItMovedForTenIdleMinutes(t *testing.T) {
+	p, members := withKeys(t, "a", "b", "c")
+	key := keysOf(p, "a", 1)[0]
+	members["a"].Bench(throttle(5, 1), start)
+	second, result := pickKey(p, key, at(1))
+	if second == "a" || result != Move {
+		t.Fatalf("the key got %s (%s)", second, result)
+	}
+	minutes := func(n float64) time.Time { return at(60 * n) }
+	for _, now := range []time.Time{at(2), at(10), minutes(10), minutes(19.9), minutes(29.8)} {
+		wantKeyAt(t, p, key, now, second, Hit)
+	}
+	wantKeyAt(t, p, key, minutes(40), "a", Hit) // it was idle
+	// home is not forgotten if the second one is out, too
+	members["a"].Bench(throttle(5, 1), minutes(40))
+	wantKeyAt(t, p, key, minutes(40), second, Move)
+	members[second].Bench(throttle(60, 1), minutes(41))
+	wantKeyAt(t, p, key, minutes(41), "a", Move)
+	wantKeyAt(t, p, key, minutes(43), "a", Hit)
+}
+
+func TestAKeyGoesBackToABetterPriority(t *testing.T) {
+	p, members := withKeys(t, "a:1:1", "b:1:1", "c:2:1", "d:2:1")
+	keys := keysOf(p, "a", 20)
+	for _, name := range []string{"a", "b"} {
+		members[name].Bench(throttle(5, 1), start)
+	}
+	there := make(map[uint64]string)
+	for _, key := range keys {
+		name, result := pickKey(p, key, at(1))
+		if there[key] = name; result != Move || name != "c" && name != "d" {
+			t.Fatalf("the key got %s (%s)", name, result)
+		}
+		wantKeyAt(t, p, key, at(2), name, Hit)
+	}
+	if names := slices.Compact(slices.Sorted(maps.Values(there))); len(names) != 2 {
+		t.Errorf("all keys went to %v, want them at both", names)
+	}
+	for _, key := range keys {
+		name, result := pickKey(p, key, at(6))
+		if result != Move || name != "a" {
+			t.Errorf("with the better priority back the key got %s (%s), want its home a", name, result)
+		}
+		wantKeyAt(t, p, key, at(7), "a", Hit)
+	}
+}
+
+func TestARequestThatFailedOverTakesItsKeyWithIt(t *testing.T) {
+	p, members := withKeys(t, "a", "b", "c")
+	key := keysOf(p, "a", 1)[0]
+	r := &asks{model: "m", affinity: Affinity{Key: key}, tried: []*Member{members["a"]}}
+	second := p.Pick(r, start) // a failed, and is not benched yet
+	if second == nil || r.affinity.Result != Move {
+		t.Fatalf("got %v (%s)", second, r.affinity.Result)
+	}
+	second.Release()
+	wantKeyAt(t, p, key, at(1), second.Name, Hit)
+}
+
+func TestAHotKeyPutsNobodyOverItsBound(t *testing.T) {
+	for _, weights := range [][]int{{1, 1, 1}, {1, 2, 5}, {100, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}} {
+		names := make([]string, len(weights))
+		for i := range names {
+			names[i] = string(rune('a' + i))
+		}
+		p, _ := withKeys(t, names...)
+		Random = rand.Float64
+		sum := 0
+		for i, m := range p.Members {
+			m.Weight = weights[i]
+			sum += m.Weight
+		}
+		var wait sync.WaitGroup
+		const requests = 600
+		for range 30 {
+			wait.Go(func() {
+				for range requests / 30 {
+					p.Pick(&asks{model: "m", affinity: Affinity{Key: 7}}, start)
+				}
+			})
+		}
+		wait.Wait()
+		var total int64
+		for _, m := range p.Members {
+			bound := int64(math.Ceil(1.25*requests*float64(m.Weight)/float64(sum))) + 1
+			if m.InFlight() > bound {
+				t.Errorf("weights %v: weight %d has %d in flight, over its bound of %d", weights, m.Weight, m.InFlight(), bound)
+			}
+			total += m.InFlight()
+		}
+		if total != requests {
+			t.Errorf("weights %v: %d in flight, want %d", weights, total, requests)
+		}
+	}
+}
+
+func TestWhatOverflowsGoesToTheNextAndMovesNoKey(t *testing.T) {
+	p, members := withKeys(t, "a", "b", "c")
+	key := keysOf(p, "a", 1)[0]
+	var got []Result
+	var names []string
+	for range 5 {
+		r := &asks{model: "m", affinity: Affinity{Key: key}}
+		names = append(names, p.Pick(r, start).Name)
+		got = append(got, r.affinity.Result)
+	}
+	// of 4 in flight, each of three may have ceil(1.25 * 4 / 3) + 1 = 3, and of 5 one more
+	for i, want := range []Result{Hit, Hit, Hit, Miss, Hit} {
+		if got[i] != want || (names[i] == "a") != (want == Hit) {
+			t.Fatalf("got %v at %v", got, names)
+		}
+	}
+	for _, m := range members {
+		for m.InFlight() > 0 {
+			m.Release()
+		}
+	}
+	wantKeyAt(t, p, key, at(1), "a", Hit)
+	members["a"].MaxRequests = 1
+	if m := p.Pick(&asks{model: "m", affinity: Affinity{Key: key}}, at(2)); m.Name != "a" {
+		t.Fatal("it is not at home")
+	}
+	if name, result := pickKey(p, key, at(2)); name == "a" || result != Miss {
+		t.Errorf("got %s (%s), want a miss elsewhere: a is full", name, result)
+	}
+	members["a"].Release()
+	wantKeyAt(t, p, key, at(3), "a", Hit)
+}
+
+func TestAKeyIsTheChoiceBeforeAnyPolicy(t *testing.T) {
+	p, members := withKeys(t, "a", "b")
+	asked := 0
+	p.Policy = func(Request, []*Member) *Member {
+		asked++
+		return members["b"]
+	}
+	key := keysOf(p, "a", 1)[0]
+	asked = 0
+	wantKeyAt(t, p, key, start, "a", Hit)
+	if asked > 0 {
+		t.Error("the policy chose for a request with a key")
+	}
+	wantPick(t, p, 1, start, "b")
+	p.Moves = nil
+	if name, result := pickKey(p, key, start); name != "b" || result != "" {
+		t.Errorf("without the option the key got %s (%s)", name, result)
+	}
+}
+
+// TestAKeyReordersAndNeverFilters compares, in random states of a pool, a
+// request with a key to the same request without.
+func TestAKeyReordersAndNeverFilters(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	served := 0
+	for range 500 {
+		p, members := withKeys(t, "a:1:1", "b:1:2", "c:2:1", "d:2:3", "e:3:1", "f:3:0")
+		var tried []*Member
+		for _, m := range members {
+			switch random.IntN(7) {
+			case 0:
+				m.Bench(throttle(10, 1), start)
+			case 1:
+				m.Bench(failure(10), start)
+			case 2:
+				m.Bench(throttle(0.5, 1), start) // due
+			case 3:
+				tried = append(tried, m)
+			case 4:
+				m.MaxRequests = 1
+				place{m, 0}.reserve()
+			case 5:
+				m.Drain()
+			}
+		}
+		now := at(1)
+		for range 3 {
+			plain := &asks{model: "m", cost: 1, tried: tried}
+			_, best := p.choose(plain, now)
+			keyed := &asks{model: "m", cost: 1, tried: tried, affinity: Affinity{Key: random.Uint64()}}
+			to, rank := p.choose(keyed, now)
+			other, _ := p.choose(plain, now)
+			if rank != best || (to.Member == nil) != (other.Member == nil) {
+				t.Fatalf("with a key the rank is %v, without %v", rank, best)
+			}
+			if to.Member == nil {
+				break
+			}
+			served++
+			if to.Priority != other.Priority || to.Member.rank(keyed, 1, now) != best {
+				t.Fatalf("with a key the priority is %d, without %d", to.Priority, other.Priority)
+			}
+			if m := p.Pick(keyed, now); m == nil {
+				t.Fatal("nobody takes a request that somebody could serve")
+			}
+		}
+		p.Close()
+	}
+	if served < 500 {
+		t.Errorf("%d requests were served: the test shows little", served)
+	}
+}
+
+func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
+	v := new(Moves)
+	if size := unsafe.Sizeof(*v); size > 1<<19 {
+		t.Errorf("moves take %d bytes", size)
+	}
+	sameSet := func(i uint64) uint64 { return i<<40 | 5 }
+	for i := range uint64(9) {
+		v.put(sameSet(i+1), i+1, at(float64(60*i)))
+	}
+	now := at(60 * 9)
+	if tag := v.get(sameSet(1), now); tag != 0 {
+		t.Errorf("the oldest is at %d, want it forgotten", tag)
+	}
+	for i := range uint64(8) {
+		if tag := v.get(sameSet(i+2), now); tag != i+2 {
+			t.Errorf("key %d is at %d, want %d", i+2, tag, i+2)
+		}
+	}
+	v.forget(sameSet(4))
+	v.put(sameSet(20), 20, now)
+	for key, want := range map[uint64]uint64{4: 0, 20: 20, 2: 2, 9: 9} {
+		if tag := v.get(sameSet(key), now); tag != want {
+			t.Errorf("key %d is at %d, want %d", key, tag, want)
+		}
+	}
+	if tag := v.get(sameSet(20), now.Add(10*time.Minute)); tag != 20 {
+		t.Error("a key was forgotten before its ten minutes")
+	}
+	if tag := v.get(sameSet(20), now.Add(10*time.Minute+2*tick)); tag != 0 {
+		t.Error("a key is remembered for too long")
+	}
+}
+
+func TestAPickByKeyAllocatesNothing(t *testing.T) {
+	p := sixteen(t)
+	p.Moves = new(Moves)
+	r := &asks{model: "m", cost: 1}
+	if n := testing.AllocsPerRun(1000, func() {
+		r.affinity.Key = mix(r.affinity.Key + 1)
+		p.Pick(r, start).Release()
+	}); n != 0 {
+		t.Errorf("a pick by key allocates %v times", n)
+	}
+}
+
+func BenchmarkPickByKey(b *testing.B) {
+	p := sixteen(b)
+	p.Moves = new(Moves)
+	b.ReportAllocs()
+	r := &asks{model: "m", cost: 1}
+	for b.Loop() {
+		r.affinity.Key = mix(r.affinity.Key + 1)
+		p.Pick(r, start).Release()
+	}
+}

@@ -1,0 +1,87 @@
+package pool
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Moves remembers which keys live elsewhere than at home. Its size is fixed, at
+// half a megabyte for 65,536 keys, and nobody waits for a lock: a key has one
+// set of eight entries, of which the one goes first that was not used for the
+// longest time. What two requests do at the same moment may be lost. Then a key
+// moves once more.
+type Moves struct {
+	sets [1 << 13][8]atomic.Uint64
+}
+
+// An entry has, from the top: bits of its key, the tag of its member, and when it
+// was last used, in ticks of four seconds. 0 is no entry.
+const (
+	tagBits  = 16
+	tickBits = 22 // they begin anew after half a year
+	tick     = 4 * time.Second
+	// stays is for how many ticks a key stays at a member without a request.
+	stays = uint64(10 * time.Minute / tick)
+
+	tagMask  = 1<<tagBits - 1
+	tickMask = 1<<tickBits - 1
+)
+
+// Destruct implements caddy.Destructor, so that a usage pool can hold Moves.
+func (*Moves) Destruct() error { return nil }
+
+func ticks(now time.Time) uint64 { return uint64(now.Unix()/int64(tick/time.Second)) & tickMask } //nolint:gosec // only the lowest bits count
+
+// entryOf is what is remembered of a key's move to the member with the tag.
+func entryOf(key, tag uint64, now time.Time) uint64 {
+	return key>>(tagBits+tickBits)<<(tagBits+tickBits) | tag<<tickBits | ticks(now)
+}
+
+// isOf reports whether the entry is that of the key.
+func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>(tagBits+tickBits) == 0 }
+
+// idle is for how many ticks the entry was not used.
+func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & tickMask }
+
+func (v *Moves) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }
+
+// get returns the tag of the member that the key moved to, or 0.
+func (v *Moves) get(key uint64, now time.Time) (tag uint64) {
+	set := v.set(key)
+	for i := range set {
+		if e := set[i].Load(); isOf(e, key) && idle(e, now) <= stays {
+			return e >> tickBits & tagMask
+		}
+	}
+	return 0
+}
+
+// put takes in that the key lives at the member with the tag.
+func (v *Moves) put(key, tag uint64, now time.Time) {
+	set, entry := v.set(key), entryOf(key, tag, now)
+	place := &set[0]
+	for i := range set {
+		e := set[i].Load()
+		if e == entry {
+			return
+		}
+		if isOf(e, key) {
+			place = &set[i]
+			break
+		}
+		if oldest := place.Load(); oldest != 0 && (e == 0 || idle(e, now) > idle(oldest, now)) {
+			place = &set[i]
+		}
+	}
+	place.Store(entry)
+}
+
+// forget takes in that the key lives at home.
+func (v *Moves) forget(key uint64) {
+	set := v.set(key)
+	for i := range set {
+		if e := set[i].Load(); isOf(e, key) {
+			set[i].CompareAndSwap(e, 0)
+		}
+	}
+}
