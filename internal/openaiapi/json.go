@@ -15,7 +15,9 @@ import (
 // refuse it. Where the scanner cannot go on, it returns what it has found so far. Of a body that
 // was cut off, these are the members that came whole. For a body that is valid JSON the result is
 // the same as from encoding/json, if keys are compared exactly.
-func ParseJSON(body []byte) Request {
+func ParseJSON(body []byte) Request { return parseJSON(body, nil) }
+
+func parseJSON(body []byte, p *Prompt) Request {
 	r := Request{N: 1}
 	i := 0
 	if bytes.HasPrefix(body, bom) {
@@ -67,6 +69,9 @@ func ParseJSON(body []byte) Request {
 			}
 			optioned = true
 		case memberNone, memberIncludeUsage:
+			if p != nil {
+				p.take(body[key+1:keyEnd-1], body[value:end])
+			}
 		default:
 			if end < len(body) || m == memberStream { // otherwise more digits may follow
 				r.take(m, body[value:end])
