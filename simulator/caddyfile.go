@@ -49,6 +49,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    first_token_latency <duration>
 //	    token_latency       <duration>
 //	    output_tokens       <n>
+//	    prompt_cache        <n>
 //
 //	    fault               <action> [<every>] # repeatable
 //	    allow_fault_header
@@ -79,6 +80,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"first_token_latency": directive.DurationOrZero(&h.FirstTokenLatency),
 		"token_latency":       directive.DurationOrZero(&h.TokenLatency),
 		"output_tokens":       directive.Int(&h.OutputTokens, 1, directive.MaxInt),
+		"prompt_cache":        directive.Int(&h.PromptCache, 1, directive.MaxInt),
 
 		"fault":              directive.Args("an action and, optionally, a number", 1, 2, h.addFault).Repeatable(),
 		"allow_fault_header": directive.Flag(&h.AllowFaultHeader),

@@ -3,7 +3,6 @@ package simulator
 import (
 	"crypto/rand"
 	"encoding/json"
-	"time"
 )
 
 // usage is what a reply cost, in the words of chat and completions.
@@ -65,9 +64,10 @@ var (
 
 func (x *exchange) usage() json.RawMessage {
 	u, _ := json.Marshal(usage{
-		PromptTokens:     x.cost.prompt,
-		CompletionTokens: x.produced,
-		TotalTokens:      x.cost.prompt + x.produced,
+		PromptTokens:        x.cost.prompt,
+		CompletionTokens:    x.produced,
+		TotalTokens:         x.cost.prompt + x.produced,
+		PromptTokensDetails: promptDetails{CachedTokens: x.cached},
 	})
 	return u
 }
@@ -104,7 +104,7 @@ func (x *exchange) completion() any {
 // neither id nor choices, a role, the tokens, the finish, the usage if asked
 // for, and the end.
 func (x *exchange) streamCompletion() {
-	if !x.wait(time.Duration(x.h.FirstTokenLatency)) {
+	if !x.wait(x.firstTokenLatency()) {
 		x.abort()
 	}
 	s := x.startStream()

@@ -35,6 +35,7 @@ type exchange struct {
 
 	limiter  *limiter // nil while the deployment is not known
 	cost     cost
+	cached   int64 // tokens of the prompt that were in the cache
 	admitted bool
 	settled  bool
 	produced int64 // tokens generated so far
@@ -192,10 +193,12 @@ func (x *exchange) admit() *reply {
 		return x.throttle(refused)
 	}
 	x.admitted = true
+	x.useCache()
 	x.h.state.count(func(s *Status) {
 		s.Admitted++
 		s.Tokens.Estimated += x.cost.tokens()
 		s.Tokens.Input += x.cost.prompt
+		s.Tokens.Cached += x.cached
 	})
 	return nil
 }

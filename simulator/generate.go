@@ -49,7 +49,7 @@ func (x *exchange) finishReason() string {
 // whole generates n tokens and sends them in one piece. If the client leaves
 // before the end, the tokens generated until then count.
 func (x *exchange) whole(n int64, build func() any) {
-	first, each := time.Duration(x.h.FirstTokenLatency), time.Duration(x.h.TokenLatency)
+	first, each := x.firstTokenLatency(), time.Duration(x.h.TokenLatency)
 	start := x.h.now()
 	if !x.wait(generationTime(first, each, n)) {
 		if each > 0 {

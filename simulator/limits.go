@@ -71,6 +71,7 @@ func (w *window) roll(now time.Time, length time.Duration) {
 // limiter keeps the limits of one deployment. It never looks at the clock.
 type limiter struct {
 	rules
+	prompts promptCache
 
 	mu       sync.Mutex
 	requests window

@@ -29,6 +29,7 @@ type request struct {
 	Prompt       any `json:"prompt"`
 	Input        any `json:"input"`
 	Instructions any `json:"instructions"`
+	Tools        any `json:"tools"`
 }
 
 type streamOptions struct {

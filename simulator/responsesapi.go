@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"time"
 )
 
 // response is an answer of the Responses API, as far as it goes.
@@ -161,9 +160,10 @@ func (x *exchange) finish(resp *response, item outputItem) {
 	item.Content = []contentPart{outputText(text(x.produced))}
 	resp.Output = []outputItem{item}
 	resp.Usage = &responseUsage{
-		InputTokens:  x.cost.prompt,
-		OutputTokens: x.produced,
-		TotalTokens:  x.cost.prompt + x.produced,
+		InputTokens:        x.cost.prompt,
+		InputTokensDetails: inputDetails{CachedTokens: x.cached},
+		OutputTokens:       x.produced,
+		TotalTokens:        x.cost.prompt + x.produced,
 	}
 	if resp.Store {
 		body, _ := json.Marshal(resp)
@@ -182,7 +182,7 @@ func (x *exchange) streamResponse(resp *response) {
 	}
 	send(responseEvent{Type: "response.created", Response: resp})
 	send(responseEvent{Type: "response.in_progress", Response: resp})
-	if !s.ended && !x.wait(time.Duration(x.h.FirstTokenLatency)) {
+	if !s.ended && !x.wait(x.firstTokenLatency()) {
 		x.abort()
 	}
 

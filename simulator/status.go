@@ -59,11 +59,12 @@ func (t *Throttled) add(limit string) {
 	}
 }
 
-// Tokens are the tokens of admitted requests: charged on arrival, in prompts, and
-// generated.
+// Tokens are the tokens of admitted requests: charged on arrival, in prompts, in
+// the beginnings of prompts that were cached, and generated.
 type Tokens struct {
 	Estimated int64 `json:"estimated"`
 	Input     int64 `json:"input"`
+	Cached    int64 `json:"cached"`
 	Output    int64 `json:"output"`
 }
 

@@ -1,0 +1,79 @@
+package simulator
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// cachedTokens asks for a chat, or for a response if the body has an input, and
+// returns what was cached.
+func cachedTokens(t *testing.T, h *Handler, body string) (cached int64, took time.Duration) {
+	t.Helper()
+	path := "/v1/chat/completions"
+	if strings.Contains(body, `"input"`) {
+		path = "/v1/responses"
+	}
+	w, _ := run(h, path, body, "", 0)
+	var reply struct {
+		Usage struct {
+			PromptTokensDetails promptDetails `json:"prompt_tokens_details"`
+			InputTokensDetails  inputDetails  `json:"input_tokens_details"`
+		} `json:"usage"`
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &reply); err != nil || w.Code != 200 {
+		t.Fatalf("%d %s: %v", w.Code, w.Body, err)
+	}
+	return reply.Usage.PromptTokensDetails.CachedTokens + reply.Usage.InputTokensDetails.CachedTokens, w.header
+}
+
+// chatOf is a chat with these messages, each of so many tokens.
+func chatOf(model, system string, tokens ...int) string {
+	var messages []string
+	for i, n := range tokens {
+		messages = append(messages, fmt.Sprintf(`{"role":"user","content":"%s"}`, strings.Repeat(fmt.Sprintf("%-4d", i), n)))
+	}
+	return fmt.Sprintf(`{"model":%q,"messages":[{"role":"system","content":%q},%s]}`, model, system, strings.Join(messages, ","))
+}
+
+func TestAPromptThatBeginsWithAnEarlierOneIsCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := provision(t, &Handler{PromptCache: 4, FirstTokenLatency: 1000 * ms})
+		for _, step := range []struct {
+			what, body string
+			want       int64
+			took       time.Duration
+		}{
+			{"a first turn", chatOf("m", "a", 1300), 0, time.Second},
+			{"the same once more", chatOf("m", "a", 1300), 1280, 213 * time.Millisecond},
+			{"the second turn", chatOf("m", "a", 1300, 1300), 1280, 606 * time.Millisecond},
+			{"the third turn", chatOf("m", "a", 1300, 1300, 10), 2560, 216 * time.Millisecond},
+			{"another system message", chatOf("m", "b", 1300), 0, time.Second},
+			{"another model", chatOf("n", "a", 1300), 0, time.Second},
+			{"too short", chatOf("m", "a", 1000), 0, time.Second},
+			{"too short once more", chatOf("m", "a", 1000), 0, time.Second},
+			{"other tools", `{"tools":[{}],` + chatOf("m", "a", 1300)[1:], 0, time.Second},
+			{"one more", chatOf("m", "c", 1300), 0, time.Second},
+			{"the fourth of those used last", chatOf("m", "a", 1300, 1300, 10), 2560, 216 * time.Millisecond},
+			{"the fifth", chatOf("m", "a", 1300, 1300), 0, time.Second},
+			{"a response", `{"model":"m","input":"` + strings.Repeat("abcd", 1024) + `"}`, 0, time.Second},
+			{"it once more", `{"model":"m","input":"` + strings.Repeat("abcd", 1024) + `"}`, 1024, 200 * time.Millisecond},
+			{"it with instructions", `{"model":"m","instructions":"x","input":"` + strings.Repeat("abcd", 1024) + `"}`, 0, time.Second},
+		} {
+			cached, took := cachedTokens(t, h, step.body)
+			if cached != step.want || took.Round(time.Millisecond) != step.took {
+				t.Errorf("%s: %d cached after %s, want %d after %s", step.what, cached, took, step.want, step.took)
+			}
+		}
+		if got := h.state.snapshot(time.Now()).Tokens.Cached; got != 1280+1280+2560+2560+1024 {
+			t.Errorf("the status counts %d cached tokens", got)
+		}
+		h.PromptCache = 0
+		if cached, _ := cachedTokens(t, h, chatOf("m", "a", 1300, 1300)); cached != 0 {
+			t.Errorf("%d cached without a cache", cached)
+		}
+	})
+}
