@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 )
@@ -63,6 +64,10 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    lb_retries      <n>
 //	    lb_try_duration <duration>
 //
+//	    affinity {
+//	        prompt_cache [<header...>]
+//	    }
+//
 //	    unhealthy_status    <code...>
 //	    fail_duration       <duration>
 //	    max_fails           <n>
@@ -102,6 +107,10 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			}
 			return nil
 		}).Check(h.checkEnvPrefix),
+		"affinity": directive.Func(func(d *caddyfile.Dispenser) error {
+			h.Affinity = new(affinity.Options)
+			return h.Affinity.UnmarshalCaddyfile(d)
+		}),
 		"ready_path":       directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
 		"lb_policy":        policyOption(&h.LBPolicyRaw),
 		"lb_retries":       directive.IntPointer(&h.LBRetries, 0, maxInt),

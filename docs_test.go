@@ -165,7 +165,7 @@ func firstWord(text string) string {
 // block of which nothing else tells where it belongs.
 func isHandlerOption(word string) bool {
 	return slices.Contains([]string{
-		"lb_policy", "lb_retries", "lb_try_duration", "unhealthy_status", "fail_duration", "max_fails", "retry_after_default",
+		"lb_policy", "lb_retries", "lb_try_duration", "affinity", "unhealthy_status", "fail_duration", "max_fails", "retry_after_default",
 		"retry_after_min", "retry_after_max", "all_throttled", "request_buffers", "response_header_timeout",
 		"stream_first_event_timeout", "stream_idle_timeout", "stream_require_end", "stream_usage", "ready_path", "client_key", "client_keys_file",
 	}, word)

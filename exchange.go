@@ -135,8 +135,6 @@ type exchange struct {
 
 	asked asked
 	body  replay.Body
-	// cache is what the pool knows of the request's prompt cache.
-	cache pool.Affinity
 	// caller is who sent the request, if callers need a key.
 	caller clientkeys.Caller
 	// credentials are what the caller identified itself with, for a backend
@@ -284,9 +282,6 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 
 // Cost implements pool.Request.
 func (ex *exchange) Cost() int64 { return ex.asked.cost }
-
-// Affinity implements pool.Request.
-func (ex *exchange) Affinity() *pool.Affinity { return &ex.cache }
 
 // attempted is the attempt that is made right now.
 func (ex *exchange) attempted() *attempt { return &ex.attempts[len(ex.attempts)-1] }

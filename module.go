@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
@@ -53,6 +54,7 @@ func init() {
 // `{http.openai_lb.class}` | What the reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout, broken_stream or client_left. An answer of the balancer's own is all_throttled, all_busy, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.outcomes}` | What came of each attempt, like `ptu=throttled,east=served`
+// `{http.openai_lb.affinity}` | Why that backend was chosen: cache (where the session's prompt is cached) or none
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.pool}` | The name of the pool
@@ -90,7 +92,8 @@ type Handler struct {
 
 	// LBPolicyRaw chooses among the backends of a priority. It is any selection
 	// policy of reverse_proxy's except weighted_round_robin, which knows
-	// backends by their position. Default: at random, by weight.
+	// backends by their position. The prompt_cache of affinity comes first.
+	// Default: at random, by weight.
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
 	// LBRetries is how many further backends a request may try. Default: all.
@@ -99,6 +102,9 @@ type Handler struct {
 	// LBTryDuration is how long after the request's arrival a further attempt
 	// may begin. Default: no limit.
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
+
+	// Affinity keeps requests together that belong together. Default: none.
+	Affinity *affinity.Options `json:"affinity,omitempty"`
 
 	PassiveHealth
 
@@ -137,6 +143,9 @@ type Handler struct {
 	balancer *balancer
 	proxy    *reverseproxy.Handler
 	logger   *zap.Logger
+
+	// promptCache is nil if it is off.
+	promptCache *affinity.PromptCache
 
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
@@ -248,8 +257,9 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
+	h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool)
 	h.balancer.open()
-	return nil
+	return err
 }
 
 // checkReadyPath says what is wrong with ready_path, if anything is.
@@ -303,6 +313,7 @@ func (h *Handler) Cleanup() error {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, h.promptCache.Close())
 	// a reverse_proxy that failed before its upstreams has nothing to clean up
 	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
 		errs = append(errs, h.proxy.Cleanup())

@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -63,6 +64,7 @@ func (ex *exchange) observe(err error) {
 	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy {
 		m.Attempts(len(ex.attempts))
 	}
+	m.Affinity(affinity.Why(ex.asked.affinity), string(ex.asked.affinity.Result))
 	whose := ex.balancer.ownMetrics
 	if t != nil {
 		whose = t.metrics
@@ -176,6 +178,7 @@ func (ex *exchange) modelLabel(t *target) string {
 func (ex *exchange) summary() *summary.Summary {
 	s := &summary.Summary{
 		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte, Tokens: ex.tokens,
+		Affinity: affinity.Why(ex.asked.affinity),
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {

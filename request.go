@@ -4,8 +4,10 @@ import (
 	"mime"
 	"net/http"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 )
 
@@ -35,13 +37,19 @@ type asked struct {
 	// repeatable tells that the request may be sent again when nobody knows
 	// whether it was executed.
 	repeatable bool
+	// affinity tells which requests it belongs together with.
+	affinity pool.Affinity
 	// anonymous tells that the caller brought no credential for a backend.
 	anonymous bool
 }
 
+// Affinity implements pool.Request.
+func (ex *exchange) Affinity() *pool.Affinity { return &ex.asked.affinity }
+
 // readAsked finds what a request asks for.
-func readAsked(r *http.Request, b *replay.Body) asked {
+func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) asked {
 	var a asked
+	beginning := cache.Prompt()
 	prompt := max(b.Length(), int64(len(b.Buffered())))
 	switch mediaType, params := parseMediaType(r.Header.Get("Content-Type")); {
 	case contentcoding.Compressed(r.Header):
@@ -50,7 +58,7 @@ func readAsked(r *http.Request, b *replay.Body) asked {
 		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
 		prompt = 0 // a file's size tells nothing of its tokens
 	default:
-		a.body = openaiapi.ParseJSON(b.Buffered())
+		a.body = openaiapi.ParsePrompt(b.Buffered(), beginning)
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	a.infers = openaiapi.Inference(r.Method, route.Operation)
@@ -66,6 +74,9 @@ func readAsked(r *http.Request, b *replay.Body) asked {
 		if a.model == "" && r.URL.RawQuery != "" {
 			a.model, _ = openaiapi.Param(r.URL.RawQuery, param)
 		}
+	}
+	if a.infers {
+		a.affinity.Key = cache.Key(r.Header, route.Operation, a.model, beginning, prompt)
 	}
 	a.cutOff = !b.Whole() && !a.body.Whole && !a.body.HasModel
 	return a

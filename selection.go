@@ -210,7 +210,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 			ex.own, ex.ownClass = apierror.UnreadableBody(err).Answer(r)
 		}
 		// the rest is for backends that rewrite requests, and have benches for models
-		a := readAsked(r, &ex.body)
+		a := readAsked(r, &ex.body, nil)
 		ex.asked = asked{body: a.body, cost: a.cost, infers: a.infers, repeatable: a.repeatable}
 	}
 	return ex

@@ -54,6 +54,14 @@ func Of(pool string) *Pool {
 // AllThrottled counts a request that was refused because every backend throttles.
 func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 
+// Affinity counts a request that belongs together with others by a kind of
+// affinity, and what that came to. Without a result there is nothing to count.
+func (p *Pool) Affinity(kind, result string) {
+	if result != "" {
+		affinityTotal.WithLabelValues(p.name, kind, result).Inc()
+	}
+}
+
 // Attempts takes in how many backends were tried for a request.
 func (p *Pool) Attempts(n int) { p.attempts.Observe(float64(n)) }
 

@@ -42,6 +42,8 @@ var (
 		"pool", "backend", "reason")
 	allThrottledTotal = counter("all_throttled_total",
 		"Requests that were answered with a 429 because every backend throttles.", "pool")
+	affinityTotal = counter("affinity_total",
+		"Requests that belong together, by kind of affinity, and whether they got where they belong.", "pool", "kind", "result")
 	benchesTotal = counter("benches_total", "Benches that began.", "pool", "backend", "model", "class")
 	hintsTotal   = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
@@ -64,7 +66,7 @@ var (
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, benchesTotal, hintsTotal,
+		requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
 		tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
 		&benched, state{},
 	} {

@@ -32,6 +32,15 @@ func TellsUsageIfAsked(operation string) bool {
 	return operation == "/chat/completions" || operation == "/completions"
 }
 
+// CachesPrompts reports whether providers cache the prompts of an operation of [Inference].
+func CachesPrompts(operation string) bool {
+	switch strings.TrimSuffix(operation, "/") {
+	case "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages":
+		return true
+	}
+	return false
+}
+
 // Repeatable reports whether a request may be sent again when nobody knows whether it was executed
 // already: it is inference, or its method is safe (RFC 9110 section 9.2.1).
 func Repeatable(method, operation string) bool {

@@ -23,7 +23,7 @@ type Prompt struct {
 // nothing of less than 1024 tokens.
 const shortestPrompt = 1024 * charsPerToken
 
-// ParsePrompt is ParseJSON, and takes the prompt in on the way.
+// ParsePrompt is ParseJSON, and takes the prompt in on the way, unless p is nil.
 func ParsePrompt(body []byte, p *Prompt) Request { return parseJSON(body, p) }
 
 // Key is the same for requests of one session. It is the prompt_cache_key if there is one, else the

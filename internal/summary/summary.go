@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
@@ -19,6 +20,8 @@ type Summary struct {
 	Backend string
 	// Class is what the answer was taken for.
 	Class string
+	// Affinity is why the backend was chosen.
+	Affinity string
 	// Attempts are those made, in their order.
 	Attempts []Attempt
 	// FirstByte is the time to the first byte of the reply's body. 0: there is
@@ -47,6 +50,8 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return s.Backend, true
 	case "class":
 		return s.Class, true
+	case "affinity":
+		return s.Affinity, true
 	case "attempts":
 		return len(s.Attempts), true
 	case "outcomes":
@@ -98,6 +103,9 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		if field.value != "" {
 			enc.AddString(field.name, field.value)
 		}
+	}
+	if s.Affinity != affinity.None && s.Affinity != "" {
+		enc.AddString("affinity", s.Affinity)
 	}
 	enc.AddInt("attempts", len(s.Attempts))
 	if len(s.Attempts) > 0 {

@@ -70,6 +70,9 @@ func (f *fuzzed) config(c *choices) string {
 	if c.one(4) {
 		block.WriteString("stream_require_end\n")
 	}
+	if c.one(2) {
+		block.WriteString("affinity {\nprompt_cache\n}\n")
+	}
 	block.WriteString("response_header_timeout 20s\nstream_first_event_timeout 10s\nstream_idle_timeout 30s\n}")
 	for _, b := range f.backends {
 		for range c.of(6) {
@@ -99,6 +102,9 @@ func (f *fuzzed) newRequest(c *choices, id int) (*fuzzRequest, bool) {
 	}
 	if c.one(4) {
 		fields = append(fields, `"user":"`+strings.Repeat("x", 1000)+`"`)
+	}
+	if c.one(2) {
+		fields = append(fields, fmt.Sprintf(`"prompt_cache_key":"%d"`, c.of(3)))
 	}
 	if r.body = "{" + strings.Join(fields, ",") + "}"; r.method == "GET" || r.method == "HEAD" {
 		r.body, r.model, r.stream = "", "", false

@@ -1,0 +1,119 @@
+package affinity
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// PromptCache sends requests of one key to one backend, within the priority and
+// the weights that the other options give. Backends that are out, are full or do
+// not have the model stay so: keys only change the order of the others. No
+// backend gets more than 1.25 times its fair share of the requests in flight
+// (rounded up, and one more). If a session has to go elsewhere, it stays there
+// until it was idle for 10 minutes, or a better priority is back.
+//
+// The key is the first that a request has of: a header named here, the body's
+// prompt_cache_key, its conversation, and a digest of what stays from turn to
+// turn, which is the model, the instructions, the tools and the messages up to
+// the first one of the user's. The last one counts for requests of 4 KiB or
+// more: providers cache nothing of less than 1,024 tokens. A request without a
+// key goes where the lb_policy says.
+type PromptCache struct {
+	// Headers are the names of headers whose value is a key, such as a session's
+	// id. The first one that a request has counts. Default: none.
+	Headers []string `json:"headers,omitempty"`
+
+	// moves are kept under this name.
+	name  string
+	moves *pool.Moves
+}
+
+func (o *Options) unmarshalPromptCache(d *caddyfile.Dispenser) error {
+	c := &PromptCache{Headers: d.RemainingArgs()}
+	o.PromptCache = c
+	if err := c.check(); err != nil {
+		return d.WrapErr(err)
+	}
+	return nil
+}
+
+func (c *PromptCache) check() error {
+	for i, name := range c.Headers {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return fmt.Errorf("prompt_cache '%s' is not the name of a header, such as X-Session-Id", name)
+		}
+		if slices.ContainsFunc(c.Headers[:i], func(other string) bool {
+			return http.CanonicalHeaderKey(other) == http.CanonicalHeaderKey(name)
+		}) {
+			return fmt.Errorf("prompt_cache: header '%s' is given twice", name)
+		}
+	}
+	return nil
+}
+
+// moves has where keys moved, by pool, through config reloads.
+var moves = caddy.NewUsagePool()
+
+// OpenPromptCache makes the pool of this name keep keys together, if the options
+// say so. The caller closes what it returns, which may be nil.
+func (o *Options) OpenPromptCache(name string, p *pool.Pool) (*PromptCache, error) {
+	if o == nil || o.PromptCache == nil {
+		return nil, nil
+	}
+	c := &PromptCache{name: name}
+	if err := o.PromptCache.check(); err != nil {
+		return nil, fmt.Errorf("affinity: %w", err)
+	}
+	for _, header := range o.PromptCache.Headers {
+		c.Headers = append(c.Headers, http.CanonicalHeaderKey(header))
+	}
+	value, _, _ := moves.LoadOrNew(name, func() (caddy.Destructor, error) { return new(pool.Moves), nil })
+	c.moves = value.(*pool.Moves)
+	p.Moves = c.moves
+	return c, nil
+}
+
+// Close gives back what OpenPromptCache took.
+func (c *PromptCache) Close() error {
+	if c == nil {
+		return nil
+	}
+	_, err := moves.Delete(c.name)
+	return err
+}
+
+// Prompt returns a prompt to be filled in when the body is read, or nil if there
+// is no cache to care for.
+func (c *PromptCache) Prompt() *openaiapi.Prompt {
+	if c == nil {
+		return nil
+	}
+	return new(openaiapi.Prompt)
+}
+
+// Key returns the key of a request for a model. It is 0 if there is none.
+func (c *PromptCache) Key(header http.Header, operation, model string, p *openaiapi.Prompt, bodyLength int64) uint64 {
+	if c == nil || !openaiapi.CachesPrompts(operation) {
+		return 0
+	}
+	key := p.Key(bodyLength)
+	for _, name := range c.Headers {
+		if values := header[name]; len(values) > 0 && values[0] != "" {
+			key = xxhash.Sum64String(values[0])
+			break
+		}
+	}
+	if key == 0 {
+		return 0
+	}
+	return max(1, key^xxhash.Sum64String(model)) // no model knows what another one has cached
+}

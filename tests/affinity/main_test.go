@@ -1,0 +1,10 @@
+// Package affinity tests what keeps requests together that belong together.
+package affinity
+
+import (
+	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+func TestMain(m *testing.M) { lbtest.Main(m) }
