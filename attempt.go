@@ -1,25 +1,16 @@
 package openailb
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"maps"
-	"net"
 	"net/http"
-	"net/http/httptrace"
-	"net/textproto"
 	"net/url"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
-	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -71,30 +62,30 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		out.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
 	r.upload = ex.body.Attach(out, replay.Options{
-		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: &rt.deadline,
+		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: &rt.Timeout,
 	})
-	rt.upload = r.upload
+	rt.Upload = r.upload
 
 	timeout := t.ResponseHeaderTimeout
 	if ex.asked.body.Stream {
 		timeout = t.StreamFirstEventTimeout
 	}
-	rt.deadline.Start(time.Duration(timeout), errNoReply)
+	rt.Timeout.Start(time.Duration(timeout), roundtrip.ErrNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
-	r.connected = rt.connections.Load() > 0
+	r.connected = rt.Connected()
 	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "") {
 		// the first would make net/http's server panic, the second would be empty
 		res.Body.Close()
-		err = errNoHTTP
+		err = roundtrip.ErrNoHTTP
 	}
 	if err != nil {
-		rt.deadline.End()
-		r.fail(err, context.Cause(rt))
+		rt.Timeout.End()
+		r.fail(rt.Why(err))
 		return r
 	}
-	if !isEventStream(res) && !rt.deadline.Stop() {
+	if !isEventStream(res) && !rt.Timeout.Stop() {
 		res.Body.Close()
-		r.fail(errNoReply, errNoReply)
+		r.fail(rt.Why(roundtrip.ErrNoReply))
 		return r
 	}
 	r.res, r.status = res, res.StatusCode
@@ -103,138 +94,33 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	if r.class == verdict.Served {
 		t.open(ex, r, rt)
 	}
-	rt.deadline.End()
+	rt.Timeout.End()
 	if b.passesThrough() && r.class.OfCredential() {
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
 }
 
-var (
-	errNoReply   = &cause.Error{Word: "no_reply", Text: "no reply in time"}
-	errNoHTTP    = &cause.Error{Word: "malformed", Text: "the reply is not a valid HTTP response"}
-	errLostAgain = &cause.Error{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
-)
-
-// What net/http says of a request that it refuses to send. It has no exported
-// errors for that.
-const (
-	headerListTooLarge = "request header list larger than peer's advertised limit"
-	invalidHeader      = "net/http: invalid header field"
-)
-
-// fail takes in why there is no reply. cause is why the attempt was ended, if
-// it was.
-func (r *reply) fail(err, cause error) {
-	r.err, r.class = err, verdict.Unreachable
-	switch {
-	case errors.Is(cause, errNoReply), isHeaderTimeout(err):
-		r.err, r.class = errNoReply, verdict.Timeout
-	case errors.Is(cause, errLostAgain):
-		// both connections refused it before it was executed
-		r.err, r.class, r.connected = errLostAgain, verdict.Failed, false
-	case strings.Contains(err.Error(), headerListTooLarge):
-		r.class, r.refusal = verdict.ClientError, apierror.HeadersTooLarge
-	case strings.HasPrefix(err.Error(), invalidHeader):
-		r.class, r.refusal = verdict.ClientError, apierror.InvalidHeaders
-	case r.connected:
-		r.class = verdict.Failed
-	}
+// fail takes in why there is no reply.
+func (r *reply) fail(why roundtrip.Failure) {
+	r.err, r.class, r.connected, r.refusal = why.Err, why.Class, why.Connected, why.Refusal
 }
 
-// isHeaderTimeout recognizes the http transport's own response_header_timeout,
-// for which net/http has no exported error, as opposed to one of dialing or TLS.
-func isHeaderTimeout(err error) bool {
-	return strings.Contains(err.Error(), "timeout awaiting response headers")
-}
-
-// roundTrip is one request to one backend: the context that ends it, and what
-// net/http reports of it.
+// roundTrip is an attempt on its way. The parts of it that are not pointers are
+// so to spare the garbage collector.
 type roundTrip struct {
-	context.Context
-	cancel   context.CancelCauseFunc
-	deadline deadline.Deadline
-	upload   *replay.Upload
-
-	// These are here, and not on their own, to spare the garbage collector.
+	roundtrip.Trip
 	url   url.URL
 	reply reply
 	body  replyBody
-
-	trace       httptrace.ClientTrace
-	outer       *httptrace.ClientTrace
-	plain       bool
-	connections atomic.Int32
 }
 
 func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {
-	rt := &roundTrip{plain: ex.balancer.plain, outer: httptrace.ContextClientTrace(req.Context())}
-	rt.Context, rt.cancel = context.WithCancelCause(req.Context())
-	rt.deadline.Cancel = rt.cancel
-	ex.cancels = append(ex.cancels, rt.cancel)
-	if rt.outer != nil {
-		rt.trace = *rt.outer
-	} else {
-		rt.Context = httptrace.WithClientTrace(rt.Context, &rt.trace)
-	}
-	rt.trace.GotConn = rt.gotConn
-	rt.trace.WroteRequest = rt.wroteRequest
-	rt.trace.Got1xxResponse = rt.got1xxResponse
+	rt := new(roundTrip)
+	rt.KeepInterimHeader = ex.balancer.plain // which decides on its headers itself
+	rt.Begin(req.Context())
+	ex.cancels = append(ex.cancels, rt.Cancel)
 	return rt
-}
-
-// Value implements context.Context. It puts our trace in place of the outer
-// one: net/http/httptrace would join the two by reflection, for each request.
-func (rt *roundTrip) Value(key any) any {
-	value := rt.Context.Value(key)
-	if _, ok := value.(*httptrace.ClientTrace); ok {
-		return &rt.trace
-	}
-	return value
-}
-
-// gotConn ends an attempt for which net/http takes one connection after the
-// other. It does so without end, or with growing pauses, while a backend sends
-// GOAWAY or REFUSED_STREAM, where another backend could serve. Idle HTTP/1.1
-// connections that turn out dead are not counted: there are only so many.
-func (rt *roundTrip) gotConn(got httptrace.GotConnInfo) {
-	if rt.outer != nil && rt.outer.GotConn != nil {
-		rt.outer.GotConn(got)
-	}
-	if got.Reused && !isHTTP2(got.Conn) {
-		rt.connections.CompareAndSwap(0, 1)
-		return
-	}
-	if rt.connections.Add(1) > 2 {
-		rt.cancel(errLostAgain)
-	}
-}
-
-func isHTTP2(conn net.Conn) bool {
-	secured, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
-	return ok && secured.ConnectionState().NegotiatedProtocol == "h2"
-}
-
-func (rt *roundTrip) wroteRequest(info httptrace.WroteRequestInfo) {
-	if rt.outer != nil && rt.outer.WroteRequest != nil {
-		rt.outer.WroteRequest(info)
-	}
-	if info.Err == nil {
-		rt.upload.Sent()
-	}
-}
-
-// got1xxResponse takes the headers out of an interim response (RFC 9110 section
-// 15.2), which reverse_proxy passes on at once, before anybody knows what comes
-// of the attempt.
-func (rt *roundTrip) got1xxResponse(code int, header textproto.MIMEHeader) error {
-	if !rt.plain { // a plain reverse_proxy decides on its headers itself
-		clear(header)
-	}
-	if rt.outer == nil || rt.outer.Got1xxResponse == nil {
-		return nil
-	}
-	return rt.outer.Got1xxResponse(code, header)
 }
 
 func cloneURL(u *url.URL) *url.URL {

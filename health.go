@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -235,7 +236,7 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 		// a credential for inference may lack every other permission
 		return misconfigured, ex.asked.infers && ex.blame.take()
 	case verdict.Failed, verdict.Timeout:
-		if errors.Is(r.err, errLostAgain) && ex.current.servesOthers(ex.attempted().started) || !ex.blame.take() {
+		if errors.Is(r.err, roundtrip.ErrLostAgain) && ex.current.servesOthers(ex.attempted().started) || !ex.blame.take() {
 			return 0, false
 		}
 		return p.countFailure(ex, r.class, now)

@@ -167,9 +167,9 @@ func (r *reply) guard(text []byte, whole bool) {
 // read the body from its beginning. all tells that the text is complete.
 func (r *reply) peek(rt *roundTrip) (text []byte, all bool) {
 	body := r.res.Body
-	rt.deadline.Start(errorBodyTimeout, errSlowBody)
+	rt.Timeout.Start(errorBodyTimeout, errSlowBody)
 	raw, err := io.ReadAll(io.LimitReader(r.raw(), errorBodyLimit))
-	r.cut = !rt.deadline.Stop() || err != nil
+	r.cut = !rt.Timeout.Stop() || err != nil
 	r.whole = len(raw) < errorBodyLimit && !r.cut
 	r.res.Body = struct {
 		io.Reader

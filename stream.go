@@ -13,6 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -215,7 +216,7 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replyBody {
 		return nil
 	}
 	rt.body = replyBody{body: r.res.Body, backend: r.res, secrets: r.secrets,
-		deadline: &rt.deadline, idle: time.Duration(t.StreamIdleTimeout), mustEnd: t.StreamRequireEnd}
+		deadline: &rt.Timeout, idle: time.Duration(t.StreamIdleTimeout), mustEnd: t.StreamRequireEnd}
 	r.res.Body = &rt.body
 	return &rt.body
 }
@@ -267,10 +268,10 @@ func (t *Transport) openStream(r *reply, rt *roundTrip) {
 	r.body.buffer = bufpool.Get(openingRead)
 	buf := r.body.buffer.Bytes[:openingRead]
 	n, err := r.body.body.Read(buf)
-	inTime := rt.deadline.Stop()
+	inTime := rt.Timeout.Stop()
 	r.body.take(readAhead{buf[:n], err})
 	if err != nil && !inTime {
-		r.breakOff(errNoReply)
+		r.breakOff(roundtrip.ErrNoReply)
 		r.class = verdict.Timeout
 		return
 	}
@@ -324,11 +325,11 @@ func (b *replyBody) readWhole(rt *roundTrip, length int) {
 	var err error
 	for err == nil && n < len(buf) {
 		var more int
-		rt.deadline.Start(b.idle, errIdleStream)
+		rt.Timeout.Start(b.idle, errIdleStream)
 		more, err = b.body.Read(buf[n:])
 		n += more
 	}
-	if !rt.deadline.Stop() && !errors.Is(err, io.EOF) {
+	if !rt.Timeout.Stop() && !errors.Is(err, io.EOF) {
 		err = errIdleStream
 	}
 	b.take(readAhead{buf[:n:n], err})
