@@ -21,6 +21,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
+	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"

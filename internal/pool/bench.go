@@ -13,7 +13,7 @@ type Bench struct {
 	// Whole tells that the bench is about every model.
 	Whole bool
 	// Model is the one that the bench is about. It is empty if the bench is
-	// about every model, or about requests that name none.
+	// about the whole backend, or about requests that name no model.
 	Model        string
 	Since, Until time.Time
 	// Throttle tells that the backend asked for it. Otherwise it is for a failure.

@@ -20,6 +20,8 @@ type Health struct {
 	models atomic.Pointer[map[string]*benches]
 	// served are models that the backend has served. The map never changes.
 	served atomic.Pointer[map[string]bool]
+	// last is the latest refusal for which the backend was benched.
+	last atomic.Pointer[Bench]
 	// names is what is known of members, by their names.
 	names sync.Map
 
@@ -70,6 +72,7 @@ func (h *Health) StartFresh(identity string) {
 		h.whole.failures = nil
 		h.models.Store(nil)
 		h.served.Store(nil)
+		h.last.Store(nil)
 	}
 	h.identity = identity
 }
@@ -255,6 +258,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
+	m.health.last.Store(&b)
 	return m.put(b, now, false) == Began
 }
 

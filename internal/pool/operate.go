@@ -52,13 +52,16 @@ type State struct {
 	// known yet whether the member is back: after a failure until a request was
 	// served, after a throttle while its probe may still be refused.
 	Probing bool
+	// Last is the latest refusal for which the member was benched, and for how
+	// long it was meant. It is nil if there was none.
+	Last *Bench
 }
 
 // Snapshot tells the state of every member, in the order of their priorities.
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
-		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy()}
+		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Last: m.health.last.Load()}
 		for _, b := range m.health.benches() {
 			if now.Before(b.Until) {
 				states[i].Benches = append(states[i].Benches, b.Bench)

@@ -1,0 +1,144 @@
+// Package adminapi shows operators the backends and takes their orders: by
+// Caddy's admin API, and by a command that calls it.
+package adminapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+)
+
+func init() {
+	caddy.RegisterModule(API{})
+}
+
+// API adds these routes to Caddy's admin API:
+//
+//   - `GET /openai_lb/backends` lists the backends of all pools.
+//   - `POST /openai_lb/backends/{name}/drain` takes a backend out of use: it gets
+//     requests only when no other backend is left.
+//   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
+//   - `POST /openai_lb/backends/{name}/reset` ends its benches.
+//
+// `?pool=` limits each of them to a pool.
+type API struct{}
+
+// CaddyModule returns the Caddy module information.
+func (API) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "admin.api.openai_lb",
+		New: func() caddy.Module { return new(API) },
+	}
+}
+
+// backendsPath lists the backends. Below it are their orders.
+const backendsPath = "/openai_lb/backends"
+
+// Routes implements caddy.AdminRouter.
+func (a API) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{
+		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
+		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
+	}
+}
+
+// list tells how the backends are.
+func (API) list(w http.ResponseWriter, r *http.Request) error {
+	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
+		return err
+	}
+	inPool, err := poolOf(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, overview.Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
+}
+
+// order has something done to the backends of a name, and tells how they are
+// then.
+func (API) order(w http.ResponseWriter, r *http.Request) error {
+	execute, known := overview.Orders[r.PathValue("order")]
+	if !known {
+		return refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
+	}
+	if err := allowMethods(w, r, http.MethodPost); err != nil {
+		return err
+	}
+	inPool, err := poolOf(r)
+	if err != nil {
+		return err
+	}
+	meant := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
+	backends := overview.Backends(time.Now(), meant)
+	if len(backends) == 0 {
+		return refuse(http.StatusNotFound, "no backend is called '%s'%s", r.PathValue("name"), inWhich(r))
+	}
+	for _, b := range backends {
+		execute(b)
+	}
+	return writeJSON(w, overview.Backends(time.Now(), meant))
+}
+
+// allowMethods refuses other methods.
+func allowMethods(w http.ResponseWriter, r *http.Request, methods ...string) error {
+	for _, method := range methods {
+		if r.Method == method {
+			return nil
+		}
+	}
+	allowed := strings.Join(methods, ", ")
+	w.Header().Set("Allow", allowed)
+	return refuse(http.StatusMethodNotAllowed, "method %s is not allowed here, only %s", r.Method, allowed)
+}
+
+// poolOf returns a function that tells whether a pool is meant. Without `?pool=`
+// every pool is.
+func poolOf(r *http.Request) (func(pool string) bool, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, refuse(http.StatusBadRequest, "the query cannot be read: %v", err)
+	}
+	for name, values := range query {
+		if name != "pool" || len(values) > 1 {
+			return nil, refuse(http.StatusBadRequest, "query parameter '%s': only one `pool` is allowed", name)
+		}
+	}
+	return func(pool string) bool { return !query.Has("pool") || pool == query.Get("pool") }, nil
+}
+
+// inWhich names the pool that is meant.
+func inWhich(r *http.Request) string {
+	if !r.URL.Query().Has("pool") {
+		return ""
+	}
+	return fmt.Sprintf(" in the pool '%s'", r.URL.Query().Get("pool"))
+}
+
+// refuse makes an error that Caddy's admin API tells its client.
+func refuse(status int, format string, args ...any) error {
+	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
+}
+
+func writeJSON(w http.ResponseWriter, backends []overview.Backend) error {
+	body, err := json.Marshal(backends)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.Module      = API{}
+	_ caddy.AdminRouter = API{}
+)

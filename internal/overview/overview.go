@@ -1,0 +1,180 @@
+// Package overview says how each backend of each pool is, in the words that the
+// admin API, the command line and the status page have in common.
+package overview
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+)
+
+// The states of a backend. If several of them hold, the first one of these does.
+const (
+	// Drained: an operator took it out of use, or its weight is 0.
+	Drained = "drained"
+	// Benched: a bench is in force, for the whole backend or for a model.
+	Benched = "benched"
+	// Probing: the time of a bench has passed, and it is not known yet whether
+	// the backend is back.
+	Probing = "probing"
+	// Available: it gets requests.
+	Available = "available"
+)
+
+// Backend is how a backend of a pool is.
+type Backend struct {
+	Pool     string `json:"pool"`
+	Name     string `json:"name"`
+	Priority int    `json:"priority"`
+	Weight   int    `json:"weight"`
+	State    string `json:"state"`
+
+	// Class, Model, Until and RemainingMs are those of the bench that matters
+	// most: one of the whole backend before one of a model, and among these the
+	// one that ends last.
+	Class       string     `json:"class"`
+	Model       string     `json:"model"`
+	Until       *time.Time `json:"until"`
+	RemainingMs int64      `json:"remaining_ms"`
+
+	InFlight    int64 `json:"in_flight"`
+	MaxRequests int64 `json:"max_requests"`
+	// Healthy is false if active health checks fail.
+	Healthy bool `json:"healthy"`
+
+	// Requests, Attempts, Failures, Failovers and Tokens are counted since the
+	// process started.
+	Requests  int64 `json:"requests"`
+	Attempts  int64 `json:"attempts"`
+	Failures  int64 `json:"failures"`
+	Failovers int64 `json:"failovers"`
+	Tokens    int64 `json:"tokens"`
+
+	// LastError is the latest reply for which the backend was benched.
+	LastError *Error `json:"last_error"`
+	// Benches are those in force.
+	Benches []Bench `json:"benches"`
+
+	member *pool.Member
+}
+
+// Bench is a bench in force.
+type Bench struct {
+	// Scope is backend or model.
+	Scope       string    `json:"scope"`
+	Model       string    `json:"model"`
+	Class       string    `json:"class"`
+	Status      int       `json:"status"`
+	Hint        string    `json:"hint"`
+	Since       time.Time `json:"since"`
+	Until       time.Time `json:"until"`
+	RemainingMs int64     `json:"remaining_ms"`
+}
+
+// Error is a reply that speaks against a backend. Status is 0 if there was none.
+type Error struct {
+	Class  string    `json:"class"`
+	Status int       `json:"status"`
+	Model  string    `json:"model"`
+	Time   time.Time `json:"time"`
+}
+
+// Pool is how the backends of a pool are, in the order of their priorities.
+type Pool struct {
+	Name     string
+	Backends []Backend
+}
+
+// Pools tells how the pools in use are.
+func Pools(now time.Time) []Pool {
+	counts, _ := traffic.Read(traffic.Registry) // what cannot be read shows as 0
+	var pools []Pool
+	for _, entry := range fleet.Default.Entries() {
+		p := Pool{Name: entry.Name}
+		for _, s := range entry.Pool.Snapshot(now) {
+			b := backendOf(s, now)
+			b.Pool = p.Name
+			b.count(counts[traffic.Key{Pool: p.Name, Backend: b.Name}])
+			p.Backends = append(p.Backends, b)
+		}
+		pools = append(pools, p)
+	}
+	return pools
+}
+
+// Backends tells how the backends are for which keep returns true.
+func Backends(now time.Time, keep func(pool, backend string) bool) []Backend {
+	backends := []Backend{} // in JSON, none is an empty list
+	for _, p := range Pools(now) {
+		for _, b := range p.Backends {
+			if keep(p.Name, b.Name) {
+				backends = append(backends, b)
+			}
+		}
+	}
+	return backends
+}
+
+func backendOf(s pool.State, now time.Time) Backend {
+	m := s.Member
+	b := Backend{
+		Name: m.Name, Priority: m.Priority, Weight: m.Weight, MaxRequests: m.MaxRequests,
+		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, member: m,
+	}
+	for _, bench := range s.Benches {
+		b.Benches = append(b.Benches, benchOf(bench, now))
+	}
+	slices.SortFunc(b.Benches, func(x, y Bench) int {
+		// backend comes before model
+		return cmp.Or(cmp.Compare(x.Scope, y.Scope), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
+	})
+	if len(b.Benches) > 0 {
+		worst := &b.Benches[0]
+		b.Class, b.Model, b.Until, b.RemainingMs = worst.Class, worst.Model, &worst.Until, worst.RemainingMs
+	}
+	if last := s.Last; last != nil {
+		b.LastError = &Error{last.Class, last.Status, last.Model, moment(last.Since)}
+	}
+	return b
+}
+
+func stateOf(s pool.State) string {
+	switch {
+	case s.Drained:
+		return Drained
+	case len(s.Benches) > 0:
+		return Benched
+	case s.Probing:
+		return Probing
+	}
+	return Available
+}
+
+func benchOf(b pool.Bench, now time.Time) Bench {
+	scope := "model"
+	if b.Whole {
+		scope = "backend"
+	}
+	// a bench that is in force has some time left
+	left := (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds()
+	return Bench{scope, b.Model, b.Class, b.Status, b.Hint, moment(b.Since), moment(b.Until), left}
+}
+
+// moment is a point in time as it is shown.
+func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
+
+func (b *Backend) count(c traffic.Counts) {
+	b.Requests, b.Attempts, b.Failures = int64(c.Requests), int64(c.Attempts), int64(c.Failures)
+	b.Failovers, b.Tokens = int64(c.Failovers), int64(c.Tokens)
+}
+
+// Orders are what an operator can have done to a backend, by their names.
+var Orders = map[string]func(Backend){
+	"drain":  func(b Backend) { b.member.Drain() },
+	"resume": func(b Backend) { b.member.Resume() },
+	"reset":  func(b Backend) { b.member.Reset() },
+}
