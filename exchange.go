@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
@@ -70,7 +71,7 @@ func newBalancer(name string, targets []*target, policy reverseproxy.Selector, e
 		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
 	}
-	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, b.logger, b.metrics, b.events)}
+	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, b.logger, b.metrics, b.events, overview.Recorder(name))}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {

@@ -19,13 +19,14 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
-	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 )
 
 func init() {

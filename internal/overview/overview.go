@@ -89,9 +89,8 @@ type Pool struct {
 	Backends []Backend
 }
 
-// Pools tells how the pools in use are.
-func Pools(now time.Time) []Pool {
-	counts, _ := traffic.Read(traffic.Registry) // what cannot be read shows as 0
+// Pools tells how the pools in use are, of whose backends so much was counted.
+func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) []Pool {
 	var pools []Pool
 	for _, entry := range fleet.Default.Entries() {
 		p := Pool{Name: entry.Name}
@@ -108,8 +107,9 @@ func Pools(now time.Time) []Pool {
 
 // Backends tells how the backends are for which keep returns true.
 func Backends(now time.Time, keep func(pool, backend string) bool) []Backend {
-	backends := []Backend{} // in JSON, none is an empty list
-	for _, p := range Pools(now) {
+	backends := []Backend{}                     // in JSON, none is an empty list
+	counts, _ := traffic.Read(traffic.Registry) // what cannot be read shows as 0
+	for _, p := range Pools(now, counts) {
 		for _, b := range p.Backends {
 			if keep(p.Name, b.Name) {
 				backends = append(backends, b)

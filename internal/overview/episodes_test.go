@@ -1,0 +1,77 @@
+package overview
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// episodesOf are those of a pool as text, with seconds since the start.
+func episodesOf(name string, start time.Time) (text []string) {
+	for _, e := range Episodes(name, 10) {
+		text = append(text, fmt.Sprintf("%s %s %s ×%d %v-%v", e.Backend, e.Class, e.Model, e.Times, e.Since.Sub(start).Seconds(), e.Until.Sub(start).Seconds()))
+	}
+	return text
+}
+
+func refusal(class, model string, wait time.Duration) pool.Refusal {
+	return pool.Refusal{Reason: pool.Reason{Class: class}, Throttle: class == "throttled", Model: model, Wait: wait}
+}
+
+func TestBenchesInARowAreOneEpisode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		a, b := pool.NewMember("a", new(pool.Health)), pool.NewMember("b", new(pool.Health))
+		p := pool.New([]*pool.Member{a, b}, Recorder(t.Name()))
+		defer p.Close()
+		wants := func(want ...string) {
+			t.Helper()
+			if got := episodesOf(t.Name(), start); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		for range 3 {
+			a.Bench(refusal("throttled", "m", 2*time.Second), time.Now())
+			time.Sleep(3 * time.Second)
+		}
+		wants("a throttled m ×3 0-8")
+		b.Bench(refusal("failed", "m", 10*time.Second), time.Now())
+		time.Sleep(time.Second)
+		b.Bench(refusal("failed", "m", 10*time.Second), time.Now()) // it grows
+		wants("b failed m ×1 9-20", "a throttled m ×3 0-8")
+		time.Sleep(time.Second)
+		b.Reset()
+		wants("b failed m ×1 9-11", "a throttled m ×3 0-8")
+		time.Sleep(2 * time.Minute)
+		a.Bench(refusal("throttled", "other", 2*time.Second), time.Now())
+		wants("a throttled other ×1 131-133", "b failed m ×1 9-11", "a throttled m ×3 0-8")
+		if got := Episodes("another pool", 10); got != nil {
+			t.Errorf("another pool has %v", got)
+		}
+	})
+}
+
+func TestEpisodesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := pool.NewMember("a", new(pool.Health))
+		p := pool.New([]*pool.Member{a}, Recorder(t.Name()))
+		defer p.Close()
+		for n := range 1000 { // a client makes up models
+			a.Bench(refusal("no_model", fmt.Sprint(n), time.Minute), time.Now())
+		}
+		if got := Episodes(t.Name(), 10); len(got) != 1 || got[0].Times != 1000 {
+			t.Errorf("got %v", got)
+		}
+		for range 200 {
+			a.Bench(refusal("failed", "m", time.Second), time.Now())
+			time.Sleep(2 * pause)
+		}
+		if got := len(Episodes(t.Name(), 1000)); got != maxEpisodes {
+			t.Errorf("got %d episodes", got)
+		}
+	})
+}

@@ -1,0 +1,142 @@
+// Package statuspage is a page that shows operators the backends of all pools.
+package statuspage
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+)
+
+func init() {
+	caddy.RegisterModule(new(Handler))
+	httpcaddyfile.RegisterHandlerDirective("openai_lb_status", parseCaddyfile)
+	httpcaddyfile.RegisterDirectiveOrder("openai_lb_status", httpcaddyfile.Before, "reverse_proxy")
+}
+
+// Handler answers GET with a page that shows the pools of all openai_lb
+// handlers: the state of each backend, how long a bench still lasts, the traffic
+// of the last five minutes, and recent benches. The page is read-only, and
+// updates itself. It shows no key and no URL, but the names of pools, backends
+// and models: let only those reach it who may know them.
+type Handler struct {
+	// MaxWatchers is how many browsers may watch the page at a time. Others see
+	// it too, but it does not update itself for them. Default: 32.
+	MaxWatchers int `json:"max_watchers,omitempty"`
+
+	watchers atomic.Int64
+	unloaded <-chan struct{}
+	leave    func()
+
+	mu       sync.Mutex
+	fragment []byte
+	rendered time.Time
+}
+
+const defaultMaxWatchers = 32
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.openai_lb_status",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	if h.MaxWatchers < 0 {
+		return fmt.Errorf("max_watchers '%d' is not a whole number of 1 or more", h.MaxWatchers)
+	}
+	if h.MaxWatchers == 0 {
+		h.MaxWatchers = defaultMaxWatchers
+	}
+	h.unloaded = ctx.Done()
+	traffic.Recent.Use()
+	h.leave = sync.OnceFunc(traffic.Recent.Leave)
+	return nil
+}
+
+// Cleanup gives back what Provision took.
+func (h *Handler) Cleanup() error {
+	if h.leave != nil {
+		h.leave()
+	}
+	return nil
+}
+
+func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	h := new(Handler)
+	return h, h.UnmarshalCaddyfile(helper.Dispenser)
+}
+
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
+//
+//	openai_lb_status [<matcher>] {
+//	    max_watchers <n>
+//	}
+func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d, directive.Options{"max_watchers": directive.Int(&h.MaxWatchers, 1, directive.MaxInt)})
+}
+
+// ServeHTTP implements caddyhttp.MiddlewareHandler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Content-Type-Options", "nosniff")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		header.Set("Allow", "GET, HEAD")
+		return caddyhttp.Error(http.StatusMethodNotAllowed, fmt.Errorf("method %s is not allowed", r.Method))
+	}
+	if r.URL.Query().Has("events") {
+		return h.stream(w, r)
+	}
+	now := time.Now()
+	fragment, err := h.render(now)
+	if err != nil {
+		return err
+	}
+	page := assemble(fragment, now)
+	header.Set("Content-Type", "text/html; charset=utf-8")
+	header.Set("Content-Length", strconv.Itoa(len(page)))
+	header.Set("Content-Security-Policy", contentSecurityPolicy)
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if r.Method == http.MethodGet {
+		_, err = w.Write(page)
+	}
+	return err
+}
+
+// render returns the part of the page that changes. However many watchers there
+// are, it is made once in a while only.
+func (h *Handler) render(now time.Time) ([]byte, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fragment != nil && now.Sub(h.rendered) < interval/2 {
+		return h.fragment, nil
+	}
+	fragment, err := renderState(now)
+	if err == nil {
+		h.fragment, h.rendered = fragment, now
+	}
+	return fragment, err
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+	_ caddyfile.Unmarshaler       = (*Handler)(nil)
+)

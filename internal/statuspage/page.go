@@ -1,0 +1,69 @@
+package statuspage
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"strconv"
+	"strings"
+	"time"
+)
+
+//go:embed page
+var files embed.FS
+
+// templates have the part of the page that changes. The rest is put together
+// without a template, because html/template changes scripts and styles, of which
+// the Content-Security-Policy has the digests.
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"clock":  func(t time.Time) string { return t.UTC().Format("15:04:05") },
+	"iso":    func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+	"millis": func(t time.Time) int64 { return t.UnixMilli() },
+	"title":  func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
+	"words":  func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+	"cut":    cut,
+}).ParseFS(files, "page/state.html"))
+
+var (
+	style, script         = mustRead("page/style.css"), mustRead("page/script.js")
+	shell                 = strings.NewReplacer("{style}", style, "{script}", script).Replace(mustRead("page/shell.html"))
+	contentSecurityPolicy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(style), digest(script))
+)
+
+func mustRead(name string) string {
+	text, err := files.ReadFile(name)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// digest is how a Content-Security-Policy names what it allows.
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// assemble puts the part of the page that changes into the rest.
+func assemble(fragment []byte, now time.Time) []byte {
+	var page bytes.Buffer
+	_, _ = strings.NewReplacer(
+		"{state}", string(fragment), "{now}", strconv.FormatInt(now.UnixMilli(), 10), "{time}", now.UTC().Format("15:04:05"),
+	).WriteString(&page, shell)
+	return page.Bytes()
+}
+
+// maxName is how many letters of a name are shown.
+const maxName = 64
+
+// cut shortens a name, such as that of a model, which clients can make up.
+func cut(name string) string {
+	if letters := []rune(name); len(letters) > maxName {
+		return string(letters[:maxName-1]) + "…"
+	}
+	return name
+}
