@@ -144,12 +144,14 @@ func (h *Handler) asksReady(r *http.Request) bool {
 }
 
 // answerReady says whether there is a backend to use, and if not, when the
-// first one may be. It calls none.
+// first one may be. It calls none, but has those looked for that are lost.
 func (h *Handler) answerReady(r *http.Request) (res *http.Response, class string) {
-	usable, wait := h.balancer.Pool.Usable(time.Now())
+	now := time.Now()
+	usable, wait := h.balancer.Pool.Usable(now)
 	if usable {
 		res, class = apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), apierror.Ready
 	} else {
+		h.seeker.Seek(now)
 		res, class = apierror.NotReady.Answer(r)
 		if wait > 0 {
 			res.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))

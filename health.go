@@ -188,6 +188,9 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 		t.Served(ex.model(), a.started)
 		t.servedAt.Store(now.UnixNano())
 	}
+	if r.connected || r.status > 0 {
+		t.Reached()
+	}
 	if t.backend.outdated(r.credential) {
 		return // it says nothing of the key that there is now
 	}
@@ -196,6 +199,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 			Reason:   r.reason(),
 			Throttle: r.class.Promise(),
 			Whole:    r.class.WholeBackend(),
+			Lost:     r.class == verdict.Unreachable,
 			Model:    ex.model(),
 			Cost:     ex.asked.cost,
 			Wait:     wait,

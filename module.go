@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -25,8 +26,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/reach"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 func init() {
@@ -87,7 +91,8 @@ type Handler struct {
 	// ReadyPath is a path at which GET tells whether requests can be served:
 	// 200 if any backend can be used, 503 if each one cannot be reached,
 	// refuses its credential, has no budget left, or fails active health
-	// checks. A model that every backend throttles does not count: another
+	// checks. What cannot be reached counts as such until it was reached, which
+	// the balancer tries in the background. A model that every backend throttles does not count: another
 	// replica could not serve it either. A matcher before the handler must let
 	// the path through. Default: none.
 	ReadyPath string `json:"ready_path,omitempty"`
@@ -148,6 +153,9 @@ type Handler struct {
 
 	// promptCache is nil if it is off.
 	promptCache *affinity.PromptCache
+
+	// seeker looks for backends that could not be reached.
+	seeker reach.Seeker
 
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
@@ -261,6 +269,11 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool)
 	h.balancer.open()
+	h.seeker = reach.Seeker{
+		Context: ctx, Pool: h.balancer.Pool, Transport: h.Transport.roundTripper,
+		URL:     func(m *pool.Member) *url.URL { return h.balancer.targets[m.Index].backend.url },
+		Refusal: pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable)}, Whole: true, Lost: true, Wait: time.Duration(h.Transport.FailDuration)},
+	}
 	return err
 }
 

@@ -22,6 +22,8 @@ type Health struct {
 	served atomic.Pointer[map[string]bool]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
+	// lost tells whether it can be reached at all.
+	lost lost
 	// names is what is known of members, by their names.
 	names sync.Map
 
@@ -235,6 +237,8 @@ type Refusal struct {
 	Throttle bool
 	// Whole tells that it concerns every model.
 	Whole bool
+	// Lost tells that the backend could not be reached.
+	Lost bool
 	// Model is what the member calls the model that was asked for.
 	Model string
 	// Cost is that of the request.
@@ -259,6 +263,9 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 		b.Model = ModelKey(r.Model)
 	}
 	m.health.last.Store(&b)
+	if r.Lost {
+		m.health.lost.is.Store(true)
+	}
 	return m.put(b, now, false) == Began
 }
 

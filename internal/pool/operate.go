@@ -25,8 +25,9 @@ func (m *Member) setDrained(drained, elsewhere bool) {
 }
 
 // Reset ends all benches of the member, and forgets the failures that count
-// towards one.
+// towards one, and that it is lost.
 func (m *Member) Reset() {
+	m.Reached()
 	m.health.mu.Lock()
 	var over []*bench
 	for _, benches := range m.health.all() {
@@ -50,7 +51,8 @@ type State struct {
 	Benches []Bench
 	// Probing tells that the time of a bench has passed, and that it is not
 	// known yet whether the member is back: after a failure until a request was
-	// served, after a throttle while its probe may still be refused.
+	// served, after a throttle while its probe may still be refused. A member
+	// that is lost is probed until it was reached.
 	Probing bool
 	// Last is the latest refusal for which the member was benched, and for how
 	// long it was meant. It is nil if there was none.
@@ -61,7 +63,7 @@ type State struct {
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
-		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Last: m.health.last.Load()}
+		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.health.lost.is.Load(), Last: m.health.last.Load()}
 		for _, b := range m.health.benches() {
 			if now.Before(b.Until) {
 				states[i].Benches = append(states[i].Benches, b.Bench)

@@ -10,6 +10,7 @@
 //     for every model if it concerns the whole backend.
 //   - A throttle is a bench that the backend asked for, and so a promise: the
 //     backend is not called before the throttle ends.
+//   - A member is lost if it could not be reached, until it was reached again.
 //   - A failure is every other reason for a bench. It is only a suspicion: its
 //     backend is a suspect, which is called when nobody else is left.
 //   - A probe is the one request that goes first when a bench has ended. The
@@ -240,22 +241,6 @@ func (p *Pool) Throttled(r Request, now time.Time) bool {
 		model, ok := r.ModelAt(m)
 		return ok && m.standing(model, r.Cost(), now) == throttled
 	})
-}
-
-// Usable reports whether any member may be used, whatever the model. If none
-// may, wait is until the first may again, or 0 if nobody knows.
-func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
-	for _, m := range p.Members {
-		back := m.health.whole.returns(now).Sub(now)
-		if back <= 0 && m.healthy() {
-			return true, 0
-		}
-		// a member that fails active health checks does not say when it returns
-		if back > 0 && (wait == 0 || back < wait) {
-			wait = back
-		}
-	}
-	return false, wait
 }
 
 // rank tells how good a choice the member is for the request.

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
@@ -37,16 +38,81 @@ func TestReadyPathTellsWhetherAnyBackendCanBeUsed(t *testing.T) {
 
 		// the time of a has come, and it is as it was
 		time.Sleep(5500 * time.Millisecond)
-		w.WantReady()
-		w.Post(`{}`)
+		w.WantNotReady("1")
+		synctest.Wait()
 		w.WantNotReady("10")
 
-		// it is back
+		// it is back, and serves a request before anybody looks
 		w.Serve("a:80", w.Backends["a"])
 		time.Sleep(10 * time.Second)
-		w.WantReady()
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantReady()
+	})
+}
+
+func TestWhatWasUnreachableStaysSoUntilItWasReached(t *testing.T) {
+	lbtest.InBubble(t, `openai_lb {
+		backend http://a {
+			api_key sk-of-a
+			header X-Gateway-Key secret
+		}
+		ready_path /readyz
+	}`, func(t *testing.T, w *lbtest.World) {
+		w.Stop("a")
+		w.Post(`{}`)
+		// probes find it unreachable for a quarter of an hour, and it is never ready in between
+		for range 900 {
+			time.Sleep(time.Second)
+			if got := w.Ready(http.MethodGet); got.Status != http.StatusServiceUnavailable {
+				t.Fatalf("got %d", got.Status)
+			}
+		}
+		time.Sleep(time.Second)
+		w.Serve("a:80", w.Backends["a"])
+		time.Sleep(10 * time.Second)
+		w.WantNotReady("1")
+		synctest.Wait()
+		w.WantReady()
+		calls := w.Backends["a"].Received()
+		if len(calls) != 1 || calls[0].Request.Method != http.MethodHead || calls[0].Request.URL.Path != "/" {
+			t.Fatalf("a got %v", calls)
+		}
+		for name := range calls[0].Request.Header {
+			if name != "User-Agent" {
+				t.Errorf("a got the header %s", name)
+			}
+		}
+	})
+}
+
+func TestABackendIsReachedWhateverItAnswers(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"an error": lbtest.Status(500), "no key": lbtest.Status(401), "nothing": lbtest.Hangs, "a broken reply": lbtest.Aborts,
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a\nready_path /readyz\n}", func(_ *testing.T, w *lbtest.World) {
+				w.Stop("a")
+				w.Post(`{}`)
+				time.Sleep(10 * time.Second)
+				w.Backends["a"].Replies(reply)
+				w.Serve("a:80", w.Backends["a"])
+				w.WantNotReady("1")
+				synctest.Wait()
+				w.WantReady()
+			})
+		})
+	}
+}
+
+func TestARequestThatReachesABackendMakesTheReplicaReady(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nready_path /readyz\n}", func(_ *testing.T, w *lbtest.World) {
+		w.Stop("a")
+		w.Post(`{}`)
+		time.Sleep(10 * time.Second)
+		w.Backends["a"].Replies(lbtest.Status(500))
+		w.Serve("a:80", w.Backends["a"])
+		w.Post(`{}`)
+		w.WantReady() // a failure of its model is not the whole backend's
 	})
 }
 
