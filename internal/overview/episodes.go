@@ -13,9 +13,9 @@ import (
 // times a second, which is one thing for who looks at it.
 type Episode struct {
 	Pool, Backend, Class string
-	// Model and Status are those of the latest bench.
-	Model  string
-	Status int
+	// Model, Cause and Status are those of the latest bench.
+	Model, Cause string
+	Status       int
 	// Times is how many benches there were.
 	Times int
 	// Since is when the first one began, and Until when the latest one ends.
@@ -60,7 +60,7 @@ func (r Recorder) Happened(e pool.Event) {
 		if e.Happening == pool.Began {
 			episode.Times++
 		}
-		episode.Model, episode.Status, episode.Until = e.Bench.Model, e.Bench.Status, e.Bench.Until
+		episode.Model, episode.Cause, episode.Status, episode.Until = e.Bench.Model, e.Bench.Cause, e.Bench.Status, e.Bench.Until
 		episodes.all = append(episodes.all, episode)
 		if surplus := len(episodes.all) - maxEpisodes; surplus > 0 {
 			episodes.all = slices.Delete(episodes.all, 0, surplus)

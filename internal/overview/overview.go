@@ -62,7 +62,8 @@ type Backend struct {
 	member *pool.Member
 }
 
-// Bench is a bench in force.
+// Bench is a bench in force. Cause says more than the class: why a backend is
+// unreachable, or the code of its error.
 type Bench struct {
 	// Scope is backend or model.
 	Scope       string    `json:"scope"`
@@ -70,6 +71,7 @@ type Bench struct {
 	Class       string    `json:"class"`
 	Status      int       `json:"status"`
 	Hint        string    `json:"hint"`
+	Cause       string    `json:"cause"`
 	Since       time.Time `json:"since"`
 	Until       time.Time `json:"until"`
 	RemainingMs int64     `json:"remaining_ms"`
@@ -79,6 +81,7 @@ type Bench struct {
 type Error struct {
 	Class  string    `json:"class"`
 	Status int       `json:"status"`
+	Cause  string    `json:"cause"`
 	Model  string    `json:"model"`
 	Time   time.Time `json:"time"`
 }
@@ -137,7 +140,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 		b.Class, b.Model, b.Until, b.RemainingMs = worst.Class, worst.Model, &worst.Until, worst.RemainingMs
 	}
 	if last := s.Last; last != nil {
-		b.LastError = &Error{last.Class, last.Status, last.Model, moment(last.Since)}
+		b.LastError = &Error{last.Class, last.Status, last.Cause, last.Model, moment(last.Since)}
 	}
 	return b
 }
@@ -161,7 +164,7 @@ func benchOf(b pool.Bench, now time.Time) Bench {
 	}
 	// a bench that is in force has some time left
 	left := (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds()
-	return Bench{scope, b.Model, b.Class, b.Status, b.Hint, moment(b.Since), moment(b.Until), left}
+	return Bench{scope, b.Model, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left}
 }
 
 // moment is a point in time as it is shown.

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -40,15 +41,19 @@ func (s *Seeker) Seek(now time.Time) {
 
 func (s *Seeker) look(m *pool.Member) {
 	defer m.Sought()
-	if !s.reach(m) && s.Context.Err() == nil {
-		m.Bench(s.Refusal, time.Now())
+	err := s.reach(m)
+	if err == nil || s.Context.Err() != nil {
+		return
 	}
+	refusal := s.Refusal
+	refusal.Cause, refusal.Error = cause.Of(err), err.Error()
+	m.Bench(refusal, time.Now())
 }
 
-// reach reports whether there is a connection to be had to the member, which it
-// tells as soon as there is one. The request has no credential, so whatever the
-// answer is, nobody pays for it.
-func (s *Seeker) reach(m *pool.Member) (reached bool) {
+// reach connects to the member, which it tells as soon as that is so, or returns
+// why it could not. The request has no credential, so whatever the answer is,
+// nobody pays for it.
+func (s *Seeker) reach(m *pool.Member) error {
 	ctx, cancel := context.WithTimeout(s.Context, timeout)
 	defer cancel()
 	var connected atomic.Bool
@@ -61,13 +66,15 @@ func (s *Seeker) reach(m *pool.Member) (reached bool) {
 	url := url.URL{Scheme: s.URL(m).Scheme, Host: s.URL(m).Host, Path: "/"}
 	r, err := http.NewRequestWithContext(ctx, http.MethodHead, url.String(), http.NoBody)
 	if err != nil {
-		return false
+		return err
 	}
 	res, err := s.Transport.RoundTrip(r)
-	if err != nil {
-		return connected.Load()
+	switch {
+	case err == nil:
+		res.Body.Close()
+		m.Reached()
+	case connected.Load():
+		return nil
 	}
-	res.Body.Close()
-	m.Reached()
-	return true
+	return err
 }

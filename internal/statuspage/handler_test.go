@@ -63,7 +63,7 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		members := usePool(t, evil, evil+"1", "b", "c", "d")
 		members[evil+"1"].Bench(throttle(evil+strings.Repeat("long", 50), 90*time.Second), time.Now())
-		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "not_permitted", Status: 403}, Whole: true, Wait: time.Minute}, time.Now())
+		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "not_permitted", Status: 403, Cause: "missing_role"}, Whole: true, Wait: time.Minute}, time.Now())
 		members["c"].Drain()
 		h, _ := newHandler(t, 1)
 		got, err := ask(t, h, http.MethodGet, "/status")
@@ -73,7 +73,7 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		page := got.Body.String()
 		for _, want := range []string{
 			"&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;1", "Benched", "throttled (429), ", "…</span>", "until 00:01:30 UTC",
-			"not permitted (403)</span>", "Drained", "Available", "1 of 4 backends available, 2 benched, 1 drained.",
+			"not permitted (403): missing role</span>", "Drained", "Available", "1 of 4 backends available, 2 benched, 1 drained.",
 			"Priority 4", `aria-label="Requests per second: 0 now, at most 0 in the last five minutes"`, "no traffic", "as of",
 		} {
 			if !strings.Contains(page, want) {
