@@ -75,6 +75,23 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 	})
 }
 
+func TestOperatorsSeeWhatTheMetricsHaveCounted(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\npool counted\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Throttled("7"))
+		w.Backends["b"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":12,"completion_tokens":3}}`))
+		for range 2 {
+			w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
+		}
+		var got []string
+		for _, b := range everyBackend() {
+			got = append(got, fmt.Sprint(b.Name, b.Requests, b.Attempts, b.Failures, b.Failovers, b.Tokens))
+		}
+		if want := []string{"a0 1 1 1 0", "b2 2 0 0 30"}; !reflect.DeepEqual(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+}
+
 func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		want := func(state string) {

@@ -6,6 +6,7 @@
 	const news = document.getElementById('news');
 	const words = {yes: 'Live', wait: 'Connecting', lost: 'No live updates'};
 	let ahead = main.dataset.now - Date.now(); // how much the server's clock is
+	const still = matchMedia('(prefers-reduced-motion: reduce)').matches; // the bars then move once a second
 	let heard = 0;
 	let told = '', toldAt = 0;
 	let source = null, again = 0;
@@ -102,7 +103,7 @@
 	}
 
 	document.addEventListener('visibilitychange', () => (document.hidden ? disconnect() : connect()));
-	setInterval(tick, 500);
+	setInterval(tick, still ? 1000 : 100);
 	show('wait');
 	tick();
 	if (!document.hidden) connect();
