@@ -1,0 +1,200 @@
+package owners
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Memory is a Store in memory. It holds a limited number of ids, and forgets
+// those first that it was told of longest ago. It has many parts with a lock
+// each, so that requests hardly ever wait for each other.
+type Memory struct {
+	parts [partCount]part
+	// limit is how many ids a part holds.
+	limit atomic.Int64
+	// changes counts what was put.
+	changes atomic.Uint64
+
+	mu sync.Mutex // guards the writing of accounts
+	// accounts are all that were ever named. An id has the index of its own.
+	accounts atomic.Pointer[[]string]
+}
+
+const partCount = 64
+
+// Fewest is the smallest limit that a Memory can keep.
+const Fewest = partCount
+
+// part holds the ids whose keys begin with the same bits.
+type part struct {
+	mu     sync.Mutex
+	places map[Key]uint32
+	// entries are linked from the oldest to the newest. The first one only
+	// holds the ends of that list.
+	entries []entry
+	// free is the first of the entries that are not in use, linked by newer.
+	free uint32
+}
+
+type entry struct {
+	key    Key
+	caller Caller
+	// account is an index.
+	account uint32
+	// until is when the id is forgotten: Unix time in seconds.
+	until        uint32
+	older, newer uint32
+}
+
+// NewMemory returns a store for so many ids.
+func NewMemory(limit int) *Memory {
+	m := new(Memory)
+	m.accounts.Store(new([]string))
+	m.Limit(limit)
+	return m
+}
+
+// Limit changes how many ids are held.
+func (m *Memory) Limit(limit int) {
+	m.limit.Store(int64(max(limit, Fewest) / partCount))
+	for i := range m.parts {
+		p := &m.parts[i]
+		p.mu.Lock()
+		for int64(len(p.places)) > m.limit.Load() {
+			p.forget(p.entries[0].newer)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// Len is how many ids are held.
+func (m *Memory) Len() (n int) {
+	for i := range m.parts {
+		p := &m.parts[i]
+		p.mu.Lock()
+		n += len(p.places)
+		p.mu.Unlock()
+	}
+	return n
+}
+
+// Changes tells how often something was put.
+func (m *Memory) Changes() uint64 { return m.changes.Load() }
+
+func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
+
+// Put implements Store.
+func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) {
+	e := entry{key: id, caller: o.Caller, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
+	p := m.partOf(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at, ok := p.places[id]; ok {
+		if known := &p.entries[at]; known.until > seconds(now) && known.caller != 0 {
+			if e.caller != 0 && e.caller != known.caller {
+				return
+			}
+			e.caller = known.caller
+		}
+		p.forget(at)
+	}
+	for int64(len(p.places)) >= m.limit.Load() {
+		p.forget(p.entries[0].newer)
+	}
+	p.add(e)
+	m.changes.Add(1)
+}
+
+// Get implements Store.
+func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
+	p := m.partOf(id)
+	p.mu.Lock()
+	at, ok := p.places[id]
+	if !ok || p.entries[at].until <= seconds(now) {
+		p.mu.Unlock()
+		return Owner{}, false
+	}
+	account, caller := p.entries[at].account, p.entries[at].caller
+	p.mu.Unlock()
+	return Owner{(*m.accounts.Load())[account], caller}, true
+}
+
+// Each implements Store.
+func (m *Memory) Each(account string, now time.Time, f func(id Key, o Owner, ttl time.Duration)) {
+	for i := range m.parts {
+		m.parts[i].each(func(e entry) {
+			o := Owner{(*m.accounts.Load())[e.account], e.caller}
+			if ttl := time.Unix(int64(e.until), 0).Sub(now); ttl > 0 && (account == "" || account == o.Account) {
+				f(e.key, o, ttl)
+			}
+		})
+	}
+}
+
+func (p *part) each(f func(entry)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.entries) == 0 {
+		return
+	}
+	for at := p.entries[0].newer; at != 0; at = p.entries[at].newer {
+		f(p.entries[at])
+	}
+}
+
+// add makes the entry the newest. The caller holds the lock.
+func (p *part) add(e entry) {
+	if p.places == nil {
+		p.places = make(map[Key]uint32)
+		p.entries = make([]entry, 1)
+	}
+	at := p.free
+	if at != 0 {
+		p.free = p.entries[at].newer
+	} else {
+		at = uint32(len(p.entries)) //nolint:gosec // far fewer than its limit
+		p.entries = append(p.entries, entry{})
+	}
+	e.older, e.newer = p.entries[0].older, 0
+	p.entries[at] = e
+	p.entries[e.older].newer = at
+	p.entries[0].older = at
+	p.places[e.key] = at
+}
+
+// forget removes an entry. The caller holds the lock.
+func (p *part) forget(at uint32) {
+	e := &p.entries[at]
+	delete(p.places, e.key)
+	p.entries[e.older].newer = e.newer
+	p.entries[e.newer].older = e.older
+	*e = entry{newer: p.free}
+	p.free = at
+}
+
+// indexOf returns the index of an account.
+func (m *Memory) indexOf(account string) uint32 {
+	if i := slices.Index(*m.accounts.Load(), account); i >= 0 {
+		return uint32(i) //nolint:gosec // there are as many as configs name
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	accounts := *m.accounts.Load()
+	i := slices.Index(accounts, account)
+	if i < 0 {
+		i = len(accounts)
+		accounts = append(slices.Clone(accounts), account)
+		m.accounts.Store(&accounts)
+	}
+	return uint32(i) //nolint:gosec // there are as many as configs name
+}
+
+// seconds is a time as an entry has it. It ends in the year 2106.
+func seconds(t time.Time) uint32 {
+	return uint32(min(max(t.Unix(), 0), 1<<32-1)) //nolint:gosec // within bounds
+}
+
+// Interface guard
+var _ Store = (*Memory)(nil)

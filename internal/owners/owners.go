@@ -1,0 +1,85 @@
+// Package owners remembers which account stores which object, and which caller
+// made it. Only the owner of a stored response, a file or a batch can serve
+// requests for it.
+//
+// Its words, which the rest of the project uses in the same sense:
+//
+//   - An id is the name of a stored object, such as resp_… or file-…. A Key
+//     stands for it here, so that neither memory nor storage holds any id.
+//   - An account is what shares stored objects: a host and a credential, or a
+//     name that several backends were given.
+//   - The owner of an id is the account that stores the object.
+//   - A caller is who sends requests. A caller's ids are that caller's.
+//
+// The package knows time only from its arguments.
+package owners
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"time"
+)
+
+// Store remembers owners. Many requests use it at once, and none of them waits
+// for the network.
+type Store interface {
+	// Put remembers the owner of an id for ttl. An id that is known to be one
+	// caller's does not become another's, nor that of nobody.
+	Put(id Key, o Owner, now time.Time, ttl time.Duration)
+	// Get returns the owner of an id, if it is known.
+	Get(id Key, now time.Time) (Owner, bool)
+	// Each calls f with every id of an account, or of all accounts if the
+	// account is empty, the oldest of a part of the store first. f must not call
+	// the store.
+	Each(account string, now time.Time, f func(id Key, o Owner, ttl time.Duration))
+}
+
+// Owner tells whose an id is.
+type Owner struct {
+	// Account stores the object.
+	Account string
+	// Caller made it. The zero Caller stands for everybody: the object was made
+	// without a name, or nobody saw who made it.
+	Caller Caller
+}
+
+// MayUse reports whether a caller may use the id.
+func (o Owner) MayUse(c Caller) bool { return o.Caller == 0 || o.Caller == c }
+
+// Caller is a digest of a caller's name. It is 0 for callers without a name.
+type Caller uint64
+
+// CallerNamed returns the Caller with this name.
+func CallerNamed(name string) Caller {
+	if name == "" {
+		return 0
+	}
+	sum := sha256.Sum256([]byte("caller " + name))
+	return Caller(max(1, binary.LittleEndian.Uint64(sum[:])))
+}
+
+// Key is the digest of an id, or of a content that only its owner can read.
+type Key [16]byte
+
+// sample is how many bytes of a long text are looked at, half of them at its
+// beginning and half at its end.
+const sample = 96
+
+// KeyOf returns the key of an id or of an encrypted content. Of a long content,
+// only the beginning, the end and the length count: encrypted texts begin with
+// a random number and end with a digest, so no two of them share both.
+func KeyOf[T string | []byte](text T) (k Key) {
+	var buf [sample + 8]byte
+	n := len(text)
+	if n <= sample {
+		copy(buf[:], text)
+	} else {
+		copy(buf[:], text[:sample/2])
+		copy(buf[sample/2:], text[n-sample/2:])
+		binary.LittleEndian.PutUint64(buf[sample:], uint64(n))
+		n = len(buf) // longer than that of any short text
+	}
+	sum := sha256.Sum256(buf[:n])
+	copy(k[:], sum[:])
+	return k
+}

@@ -1,0 +1,136 @@
+package owners
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+)
+
+// The format of a saved store, whose numbers are little-endian:
+//
+//	magic
+//	number of accounts, 4 bytes; for each: length, 2 bytes; text
+//	number of ids, 4 bytes; for each:
+//	    key, 16 bytes; caller, 8; index of the account, 4; forgotten at, 4: Unix time in seconds
+//	CRC-32 of all of that, 4 bytes
+const magic = "openai_lb ids 1\n"
+
+const (
+	savedID = 16 + 8 + 4 + 4
+	// maxAccounts and maxAccount limit the accounts of a saved store.
+	maxAccounts = 1 << 16
+	maxAccount  = 1 << 10
+)
+
+// Save returns what the store knows, to be read by Load. It holds neither ids,
+// nor names of callers, nor keys.
+func (m *Memory) Save(now time.Time) []byte {
+	ids := make([]byte, 0, m.Len()*savedID)
+	count := uint32(0)
+	for i := range m.parts {
+		m.parts[i].each(func(e entry) {
+			if e.until <= seconds(now) {
+				return
+			}
+			count++
+			ids = append(ids, e.key[:]...)
+			ids = binary.LittleEndian.AppendUint64(ids, uint64(e.caller))
+			ids = binary.LittleEndian.AppendUint32(ids, e.account)
+			ids = binary.LittleEndian.AppendUint32(ids, e.until)
+		})
+	}
+	accounts := *m.accounts.Load() // all that the ids name, because it only grows
+	saved := make([]byte, 0, len(magic)+len(ids)+64*len(accounts)+12)
+	saved = append(saved, magic...)
+	saved = binary.LittleEndian.AppendUint32(saved, uint32(len(accounts))) //nolint:gosec // there are as many as configs name
+	for _, account := range accounts {
+		account = account[:min(len(account), maxAccount)]
+		saved = binary.LittleEndian.AppendUint16(saved, uint16(len(account))) //nolint:gosec // within bounds
+		saved = append(saved, account...)
+	}
+	saved = binary.LittleEndian.AppendUint32(saved, count)
+	saved = append(saved, ids...)
+	return binary.LittleEndian.AppendUint32(saved, crc32.ChecksumIEEE(saved))
+}
+
+var errDamaged = errors.New("the saved ids are damaged")
+
+// Load adds what was saved, and reports how many ids that were. It adds nothing
+// if the data is not what Save returned.
+func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
+	if !bytes.HasPrefix(saved, []byte(magic)) {
+		return 0, fmt.Errorf("the saved ids are not in the format %q", magic[:len(magic)-1])
+	}
+	body, sum, ok := cutLast(saved, 4)
+	if !ok || crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(sum) {
+		return 0, errDamaged
+	}
+	r := reader{body[len(magic):]}
+	accounts := make([]string, 0, 16)
+	for n := r.uint32(); n > 0; n-- {
+		text, ok := r.cut(int(binary.LittleEndian.Uint16(r.must(2))))
+		if !ok || len(text) > maxAccount || len(accounts) == maxAccounts {
+			return 0, errDamaged
+		}
+		accounts = append(accounts, string(text))
+	}
+	count := int(r.uint32())
+	if len(r.left) != count*savedID {
+		return 0, errDamaged
+	}
+	// all is checked before anything is added
+	for at := 24; at < len(r.left); at += savedID {
+		if int(binary.LittleEndian.Uint32(r.left[at:])) >= len(accounts) {
+			return 0, errDamaged
+		}
+	}
+	for ; len(r.left) > 0; r.left = r.left[savedID:] {
+		owner := Owner{
+			Account: accounts[binary.LittleEndian.Uint32(r.left[24:])],
+			Caller:  Caller(binary.LittleEndian.Uint64(r.left[16:])),
+		}
+		ttl := time.Unix(int64(binary.LittleEndian.Uint32(r.left[28:])), 0).Sub(now)
+		if id := Key(r.left[:16]); ttl > 0 && !m.knows(id, now) {
+			m.Put(id, owner, now, ttl)
+			ids++
+		}
+	}
+	return ids, nil
+}
+
+// knows reports whether the owner of an id is known.
+func (m *Memory) knows(id Key, now time.Time) bool {
+	_, ok := m.Get(id, now)
+	return ok
+}
+
+// reader reads saved data. What is beyond its end reads as zeros.
+type reader struct{ left []byte }
+
+func (r *reader) cut(n int) (data []byte, ok bool) {
+	if n > len(r.left) {
+		r.left = nil
+		return nil, false
+	}
+	data, r.left = r.left[:n], r.left[n:]
+	return data, true
+}
+
+func (r *reader) must(n int) []byte {
+	if data, ok := r.cut(n); ok {
+		return data
+	}
+	return make([]byte, n)
+}
+
+func (r *reader) uint32() uint32 { return binary.LittleEndian.Uint32(r.must(4)) }
+
+func cutLast(b []byte, n int) (rest, last []byte, ok bool) {
+	if len(b) < n {
+		return nil, nil, false
+	}
+	return b[:len(b)-n], b[len(b)-n:], true
+}
