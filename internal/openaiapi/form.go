@@ -64,6 +64,8 @@ func ParseForm(body []byte, boundary string) Request {
 			if whole {
 				r.addModel(value)
 			}
+		case whole && field == "file_id" && isID(body[value.start:value.end]):
+			r.ids = append(r.ids, ID{Object, value})
 		case whole:
 			r.take(m, body[value.start:value.end])
 		}

@@ -29,6 +29,7 @@ func parseJSON(body []byte, p *Prompt) Request {
 		r.Whole = i < len(body) && !bytes.HasPrefix(bom, body)
 		return r
 	}
+	w := walker{body: body, places: placesInRequest}
 	first := i + 1
 	named := false    // there is a "model", whatever its value
 	optioned := false // there are "stream_options"
@@ -50,7 +51,17 @@ func parseJSON(body []byte, p *Prompt) Request {
 			break
 		}
 		value := skipSpace(body, colon+1)
-		end := skipValue(body, value)
+		end := -1
+		at := elsewhere
+		if m == memberNone {
+			at = w.under(top, body[key+1:keyEnd-1])
+		}
+		if at != elsewhere {
+			end = w.value(value, at, 1)
+		}
+		if end < 0 { // it is not quite JSON if it did not go well
+			end = skipValue(body, value)
+		}
 		if end < 0 {
 			break
 		}
@@ -73,7 +84,7 @@ func parseJSON(body []byte, p *Prompt) Request {
 				p.take(body[key+1:keyEnd-1], body[value:end])
 			}
 		default:
-			if end < len(body) || m == memberStream { // otherwise more digits may follow
+			if end < len(body) || m == memberStream || m == memberStore { // otherwise more digits may follow
 				r.take(m, body[value:end])
 			}
 		}
@@ -83,6 +94,7 @@ func parseJSON(body []byte, p *Prompt) Request {
 			break
 		}
 	}
+	r.ids = w.ids
 	if last.end > 0 {
 		r.Model, r.HasModel = unquote(body[last.start:last.end])
 	}
@@ -160,32 +172,42 @@ func readStreamOptions(value []byte) (usage bool, ask edit) {
 	}
 }
 
-// longestMember is the length of the longest name that memberOf knows, in escapes of six bytes.
+// longestMember is the length of the longest name that is known, in escapes of six bytes.
 const longestMember = 6 * len("max_completion_tokens")
 
 // memberOf tells which member an object's key names, of which quoted is what stands between the
-// quotes. The names consist of ASCII letters and underscores. JSON has one escape for each of
-// these, \u00XX, so hardly anything is to be decoded, and nothing allocated.
+// quotes.
 func memberOf(quoted []byte) member {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return memberNamed(quoted)
 	}
-	if len(quoted) > longestMember {
+	var decoded [longestMember]byte
+	key, ok := decodeKey(quoted, &decoded)
+	if !ok {
 		return memberNone
 	}
-	var decoded [longestMember]byte
+	return memberNamed(key)
+}
+
+// decodeKey decodes a key that has escapes, unless it is none of those that we know. These consist
+// of ASCII letters and underscores. JSON has one escape for each of them, \u00XX, so hardly
+// anything is to be decoded, and nothing allocated.
+func decodeKey(quoted []byte, into *[longestMember]byte) (key []byte, ok bool) {
+	if len(quoted) > longestMember {
+		return nil, false
+	}
 	n := 0
 	for ; len(quoted) > 0; n++ {
 		if quoted[0] != '\\' {
-			decoded[n], quoted = quoted[0], quoted[1:]
+			into[n], quoted = quoted[0], quoted[1:]
 			continue
 		}
 		if len(quoted) < 6 || string(quoted[:4]) != `\u00` || unhex(quoted[4]) < 0 || unhex(quoted[5]) < 0 {
-			return memberNone
+			return nil, false
 		}
-		decoded[n], quoted = byte(unhex(quoted[4])<<4|unhex(quoted[5])), quoted[6:]
+		into[n], quoted = byte(unhex(quoted[4])<<4|unhex(quoted[5])), quoted[6:]
 	}
-	return memberNamed(decoded[:n])
+	return into[:n], true
 }
 
 func skipSpace(b []byte, i int) int {

@@ -26,6 +26,9 @@ type Request struct {
 	// not count, and a fraction is cut off. It is 0 if the body does not say.
 	MaxOutput int64
 
+	// Stores tells whether the last "store" is true.
+	Stores bool
+
 	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
 	// whole number.
 	N int64
@@ -48,6 +51,9 @@ type Request struct {
 	// places of all others, which hardly any body has. There are none without HasModel.
 	model  span
 	models []span
+
+	// ids are the places of those that the body names.
+	ids []ID
 
 	// before and after go around the value of a model that is added at addAt. Without before,
 	// none can be added.
@@ -95,6 +101,7 @@ const (
 	memberN
 	memberStreamOptions
 	memberIncludeUsage // of the stream options
+	memberStore
 )
 
 func memberNamed[T []byte | string](name T) member {
@@ -111,6 +118,8 @@ func memberNamed[T []byte | string](name T) member {
 		return memberStreamOptions
 	case "include_usage":
 		return memberIncludeUsage
+	case "store":
+		return memberStore
 	}
 	return memberNone
 }
@@ -120,6 +129,8 @@ func (r *Request) take(m member, value []byte) {
 	switch m {
 	case memberStream:
 		r.Stream = string(value) == "true"
+	case memberStore:
+		r.Stores = string(value) == "true"
 	case memberMaxOutput:
 		if f, ok := parseNumber(value); ok {
 			r.MaxOutput = max(r.MaxOutput, saturate(f))

@@ -1,0 +1,97 @@
+package openaiapi
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Stored tells what a request has to do with objects that are stored, by its method, path and
+// query.
+type Stored struct {
+	// IDs are those in the path and the query.
+	IDs []string
+	// List tells that the request asks for a list of objects, which each account answers from what
+	// is its own.
+	List bool
+	// Teaches tells that the reply names objects. The reply to a chat completion does so only if
+	// the request asks to store it.
+	Teaches, TeachesIfStored bool
+}
+
+// collections are the paths below which objects have their ids.
+var collections = map[string][]string{
+	"responses": nil, "conversations": nil, "files": nil, "uploads": nil, "batches": nil, "vector_stores": nil,
+	"containers": nil, "assistants": nil, "threads": nil, "evals": nil, "videos": nil, "skills": nil,
+	"fine_tuning": {"jobs", "checkpoints"},
+	"chat":        {"completions"},
+	"realtime":    {"calls", "client_secrets", "sessions", "transcription_sessions"},
+	"chatkit":     {"sessions", "threads"},
+}
+
+// notIDs are segments that stand where ids do.
+var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters"}
+
+// ReadStored takes a method, an operation as Route has it, and a query.
+func ReadStored(method, operation, rawQuery string) (s Stored) {
+	first, rest, _ := strings.Cut(strings.Trim(operation, "/"), "/")
+	seconds, ok := collections[first]
+	if !ok {
+		if first == "realtime" || operation == "/realtime" {
+			s.addParams(rawQuery)
+		}
+		return s
+	}
+	if seconds != nil {
+		var second string
+		second, rest, _ = strings.Cut(rest, "/")
+		if !slices.Contains(seconds, second) {
+			if first == "realtime" {
+				s.addParams(rawQuery)
+			}
+			return s
+		}
+	}
+	s.Teaches = !strings.HasSuffix(rest, "/content") // that may be anything
+	if s.TeachesIfStored = first == "chat" && method == http.MethodPost && rest == ""; s.TeachesIfStored {
+		s.Teaches = false
+		return s
+	}
+	// names of collections and ids take turns, and some of the latter are verbs
+	for i := 0; rest != ""; i++ {
+		var segment string
+		segment, rest, _ = strings.Cut(rest, "/")
+		if segment = unescapeOr(segment, url.PathUnescape); i%2 == 0 && isID(segment) && !slices.Contains(notIDs, segment) {
+			s.IDs = append(s.IDs, segment)
+		}
+	}
+	s.addParams(rawQuery)
+	s.List = len(s.IDs) == 0 && (method == http.MethodGet || method == http.MethodHead)
+	return s
+}
+
+// addParams adds the ids in a query: after and before of lists, and that of a realtime call.
+func (s *Stored) addParams(rawQuery string) {
+	if rawQuery == "" {
+		return
+	}
+	for _, name := range []string{"after", "before", "call_id"} {
+		if id, ok := Param(rawQuery, name); ok && isID(id) {
+			s.IDs = append(s.IDs, id)
+		}
+	}
+}
+
+// IDInLocation returns the id at the end of a Location header, or nothing. A realtime call has its
+// id only there.
+func IDInLocation(location string) string {
+	u, err := url.Parse(location)
+	if err != nil {
+		return ""
+	}
+	if ids := ReadStored(http.MethodPost, ParsePath(u.EscapedPath()).Operation, "").IDs; len(ids) > 0 {
+		return ids[len(ids)-1]
+	}
+	return ""
+}
