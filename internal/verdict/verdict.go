@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -159,6 +160,23 @@ func Judge(reply Reply) Class {
 		return Failed
 	}
 	return ClientError
+}
+
+// Missing reports whether a reply says that an object which the request names is not there, so that
+// it may be elsewhere. Nothing was executed then. OpenAI's words for it are many: a code such as
+// previous_response_not_found or invalid_encrypted_content, "Item with id '…' not found.", "No such
+// File object: …", "Files [file-…] were not found", "The encrypted content … could not be verified."
+func Missing(status int, body []byte) bool {
+	switch r := parseReport(body); status {
+	case http.StatusNotFound:
+		return !r.has("DeploymentNotFound", "model_not_found")
+	case http.StatusBadRequest:
+		return strings.HasSuffix(r.code, "_not_found") && r.code != "model_not_found" || r.has("invalid_encrypted_content") ||
+			slices.ContainsFunc([]string{"not found", "No such ", "does not exist", "could not be verified"}, func(words string) bool {
+				return strings.Contains(r.message, words)
+			})
+	}
+	return false
 }
 
 func judgeTooManyRequests(r report, reply Reply) Class {

@@ -219,3 +219,32 @@ func BenchmarkJudge(b *testing.B) {
 		})
 	}
 }
+
+func TestWhetherAnObjectIsMissing(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		status int
+		body   string
+		want   bool
+	}{
+		{"a response before", 400, `{"error":{"message":"Previous response with id 'resp_1' not found.","type":"invalid_request_error","param":"previous_response_id","code":"previous_response_not_found"}}`, true},
+		{"an encrypted content", 400, `{"error":{"message":"The encrypted content gAAA could not be verified.","type":"invalid_request_error","param":null,"code":"invalid_encrypted_content"}}`, true},
+		{"the same without a code", 400, `{"error":{"message":"The encrypted content gAAA could not be verified.","code":null}}`, true},
+		{"an item", 404, `{"error":{"message":"Item with id 'rs_1' not found. Items are not persisted when store is set to false.","type":"invalid_request_error","param":"input","code":null}}`, true},
+		{"an item behind a 400", 400, `{"error":{"message":"Item with id 'rs_1' not found.","code":null}}`, true},
+		{"a file", 404, `{"error":{"message":"No such File object: file-1","type":"invalid_request_error","param":"id","code":null}}`, true},
+		{"a file behind a 400", 400, `{"error":{"message":"No such File object: file-1","param":"file_id"}}`, true},
+		{"files of a vector store", 404, `{"error":{"message":"Files [file-1] were not found","type":"invalid_request_error"}}`, true},
+		{"anything without a word", 404, ``, true},
+		{"a deployment", 404, `{"error":{"code":"DeploymentNotFound","message":"The API deployment for this resource does not exist."}}`, false},
+		{"a model", 404, `{"error":{"code":"model_not_found","message":"The model 'm' does not exist"}}`, false},
+		{"a model behind a 400", 400, `{"error":{"code":"model_not_found","message":"no"}}`, false},
+		{"another error of the client's", 400, `{"error":{"message":"Unsupported parameter: 'x'.","code":"unsupported_parameter"}}`, false},
+		{"a throttle", 429, `{"error":{"message":"not found"}}`, false},
+		{"a failure", 500, `{"error":{"message":"not found"}}`, false},
+	} {
+		if got := Missing(tt.status, []byte(tt.body)); got != tt.want {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+	}
+}
