@@ -92,6 +92,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	r.body = t.watchOver(r, rt)
 	t.judge(r, ex.asked.cost, rt)
 	if r.class == verdict.Served {
+		ex.learnFrom(r)
 		t.open(ex, r, rt)
 	}
 	rt.Timeout.End()

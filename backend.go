@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -71,6 +72,12 @@ type Backend struct {
 	// resolved at load. Default: the client's is kept.
 	Deployment string `json:"deployment,omitempty"`
 
+	// Account names what shares stored objects with other backends of this name,
+	// such as two keys of one organization. Placeholders like {env.X} are
+	// resolved at load. Default: the URL's host together with the credential, or
+	// the host alone if it is Azure's.
+	Account string `json:"account,omitempty"`
+
 	// Model lists the models that the backend serves. Requests for others go
 	// to other backends. Default: it serves any.
 	Model []Model `json:"model,omitempty"`
@@ -102,6 +109,7 @@ type Backend struct {
 	secretHeaders []string
 	secrets       atomic.Pointer[knownSecrets]
 	health        string // the key of its health in healths
+	account       string // what shares its stored objects
 }
 
 // Model is a model that a backend serves.
@@ -142,7 +150,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	for _, field := range []struct {
 		name  string
 		value *string
-	}{{"name", &b.Name}, {"deployment", &b.Deployment}} {
+	}{{"name", &b.Name}, {"deployment", &b.Deployment}, {"account", &b.Account}} {
 		if *field.value, err = repl.ReplaceOrErr(*field.value, true, true); err != nil {
 			return fmt.Errorf("%s: %w", field.name, err)
 		}
@@ -187,6 +195,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		}
 	}
 	b.health = b.url.String() + base + " " + b.fingerprint()
+	b.account = affinity.Account(b.Account, b.url, b.fingerprint())
 	return nil
 }
 

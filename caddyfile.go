@@ -55,6 +55,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	        max_requests <n>
 //	        stream_usage off
 //	        trace_context
+//	        account      <name>
 //	    }
 //	    backends_from_env [<prefix>]
 //
@@ -65,6 +66,9 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    lb_try_duration <duration>
 //
 //	    affinity {
+//	        ids          <n>
+//	        ids_ttl      <duration>
+//	        save
 //	        prompt_cache [<header...>]
 //	    }
 //
@@ -159,6 +163,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, maxInt),
 		"stream_usage": directive.Off(&b.StreamUsage),
+		"account":      directive.String(&b.Account),
 
 		"trace_context": directive.Flag(&b.TraceContext),
 	})

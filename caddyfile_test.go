@@ -73,6 +73,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a weight with two values", "backend http://a {\nweight 1 2\n}", []string{"Caddyfile:4", "unexpected argument '2' after weight"}},
 		{"an option of a backend given twice", "backend http://a {\nweight 1\nweight 2\n}", []string{"Caddyfile:5", "weight is given twice"}},
 		{"an option given twice", "backend http://a\nmax_fails 1\nmax_fails 2", []string{"Caddyfile:5", "max_fails is given twice"}},
+		{"an account without a name", "backend http://a {\naccount\n}", []string{"Caddyfile:4", "account requires an argument"}},
+		{"too few ids", "backend http://a\naffinity {\nids 5\n}", []string{"Caddyfile:5", "ids '5'", "from 64"}},
+		{"an unknown word of affinity", "backend http://a\naffinity {\nsticky\n}", []string{"Caddyfile:5", "'sticky'", "ids, ids_ttl, save"}},
 		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
 		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "a name and a value"}},
 		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must end before /openai/deployments/"}},
@@ -153,6 +156,8 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		`{"backends":[{"url":"http://a"}],"request_buffers":-1}`:                         "request_buffers -1",
 		`{"backends":[{"url":"http://a"}],"lb_try_duration":-1}`:                         "lb_try_duration",
 		`{"backends":[{"url":"http://a"}],"ready_path":"readyz"}`:                        "ready_path 'readyz'",
+		`{"backends":[{"url":"http://a"}],"affinity":{"ids":5}}`:                         `affinity: ids '5' is not 0, or a whole number from 64 to 100000000`,
+		`{"backends":[{"url":"http://a","account":"{env.OPENAI_LB_UNSET}"}]}`:            "account: ",
 	} {
 		handler = `{"handler":"openai_lb",` + strings.TrimPrefix(handler, "{")
 		err := lbtest.Validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[`+handler+`]}]}}}}}`)

@@ -134,7 +134,7 @@ func adaptBlock(t *testing.T, text string) string {
 	const backend = "backend http://backend.example"
 	word := firstWord(text)
 	switch {
-	case slices.Contains([]string{"name", "priority", "weight", "api_key", "auth", "header", "deployment", "model", "max_requests"}, word):
+	case slices.Contains([]string{"name", "priority", "weight", "api_key", "auth", "header", "deployment", "model", "max_requests", "account"}, word):
 		text = ":8080 {\nopenai_lb {\n" + backend + " {\n" + text + "}\n}\n}\n"
 	case word == "backend", word == "backends_from_env", isHandlerOption(word):
 		if !strings.Contains(text, "backend ") && word != "backends_from_env" {
@@ -167,7 +167,7 @@ func isHandlerOption(word string) bool {
 	return slices.Contains([]string{
 		"lb_policy", "lb_retries", "lb_try_duration", "affinity", "unhealthy_status", "fail_duration", "max_fails", "retry_after_default",
 		"retry_after_min", "retry_after_max", "all_throttled", "request_buffers", "response_header_timeout",
-		"stream_first_event_timeout", "stream_idle_timeout", "stream_require_end", "stream_usage", "ready_path", "client_key", "client_keys_file",
+		"stream_first_event_timeout", "stream_idle_timeout", "stream_require_end", "stream_usage", "ready_path", "affinity", "client_key", "client_keys_file",
 	}, word)
 }
 

@@ -16,6 +16,9 @@ import (
 func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
 	wait := ex.balancer.Pool.Wait(ex, now)
+	if ex.undecided() {
+		ex.dropLast()
+	}
 	res := ex.own
 	if res == nil {
 		res, ex.last = ex.last, nil
@@ -53,7 +56,9 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	var last verdict.Class
 	for _, a := range ex.attempts {
 		throttled = throttled || a.class.Promise()
-		last = a.class
+		if a.class.Failover() {
+			last = a.class
+		}
 	}
 	switch {
 	case throttled:
@@ -78,6 +83,9 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	withKey.anonymous = false
 	lacksKey := false
 	for _, t := range ex.balancer.targets {
+		if !ex.home.Allows(t.backend.account) {
+			continue
+		}
 		if t.backend.takes(&ex.asked) {
 			return apierror.Error{}, false
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
@@ -136,6 +137,8 @@ type exchange struct {
 
 	asked asked
 	body  replay.Body
+	// home tells which accounts may get the request.
+	home affinity.Home
 	// caller is who sent the request, if callers need a key.
 	caller clientkeys.Caller
 	// credentials are what the caller identified itself with, for a backend
@@ -164,6 +167,9 @@ type exchange struct {
 	// whose reply the client gets, if that is not the last one.
 	lastFrom int
 	from     *attempt
+	// lastMissing tells that it only says that an account does not have what the
+	// request names.
+	lastMissing bool
 	// blame is what the request has to answer for.
 	blame blame
 	// exceeded are the names of models whose context is too short for the request.
@@ -255,14 +261,14 @@ func (ex *exchange) mayGoOn(now time.Time) bool {
 	if len(ex.attempts) == 0 {
 		return true
 	}
-	return (ex.maxAttempts == 0 || len(ex.attempts) < ex.maxAttempts) &&
+	return (ex.maxAttempts == 0 || len(ex.attempts)-ex.home.Asked() < ex.maxAttempts) &&
 		(ex.deadline.IsZero() || !now.After(ex.deadline))
 }
 
 // ModelAt implements pool.Request.
 func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 	b := ex.balancer.targets[m.Index].backend
-	return b.nameOf(ex.asked.model), b.takes(&ex.asked)
+	return b.nameOf(ex.asked.model), ex.home.Allows(b.account) && b.takes(&ex.asked)
 }
 
 // MayTry implements pool.Request: a request may go to each backend once. After
@@ -308,7 +314,7 @@ func (ex *exchange) doubtThrottles() {
 // keep holds on to a reply, in case nobody has a better one.
 func (ex *exchange) keep(res *http.Response) {
 	ex.dropLast()
-	ex.last, ex.lastFrom = res, len(ex.attempts)-1
+	ex.last, ex.lastFrom, ex.lastMissing = res, len(ex.attempts)-1, false
 }
 
 func (ex *exchange) dropLast() {

@@ -100,7 +100,7 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	if h.tellsModels && ex.asked.cutOff && ex.asked.model == "" {
 		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
 	}
-	return nil, ""
+	return ex.findHome(h.affinity)
 }
 
 // nextBackend is the selection policy of the handler's reverse_proxy.

@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
@@ -182,7 +181,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 	ex.observeAttempt(a, r)
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", t.Name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
-			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.source)), zap.String("affinity", affinity.Why(ex.asked.affinity)), errorField(r.secrets, r.err))
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.source)), zap.String("affinity", ex.home.Why(ex.asked.affinity)), errorField(r.secrets, r.err))
 	}
 	if !r.class.Failover() {
 		t.Served(ex.model(), a.started)

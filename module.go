@@ -60,7 +60,7 @@ func init() {
 // `{http.openai_lb.class}` | What the reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_model, unreachable, timeout, broken_stream or client_left. An answer of the balancer's own is all_throttled, all_busy, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.outcomes}` | What came of each attempt, like `ptu=throttled,east=served`
-// `{http.openai_lb.affinity}` | Why that backend was chosen: cache (where the session's prompt is cached) or none
+// `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it has what the request names), asked (it was asked whether it has), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.pool}` | The name of the pool
@@ -110,7 +110,9 @@ type Handler struct {
 	// may begin. Default: no limit.
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	// Affinity keeps requests together that belong together. Default: none.
+	// Affinity keeps requests together that belong together, and with the stored
+	// objects that they name: responses, conversations, files and the like.
+	// Default: its own defaults.
 	Affinity *affinity.Options `json:"affinity,omitempty"`
 
 	PassiveHealth
@@ -148,6 +150,7 @@ type Handler struct {
 	Transport *Transport `json:"-"`
 
 	balancer *balancer
+	affinity *affinity.Affinity
 	proxy    *reverseproxy.Handler
 	logger   *zap.Logger
 
@@ -274,7 +277,10 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		URL:     func(m *pool.Member) *url.URL { return h.balancer.targets[m.Index].backend.url },
 		Refusal: pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable)}, Whole: true, Lost: true, Wait: time.Duration(h.Transport.FailDuration)},
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return h.provisionAffinity(ctx)
 }
 
 // checkReadyPath says what is wrong with ready_path, if anything is.
@@ -321,6 +327,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 // failed halfway.
 func (h *Handler) Cleanup() error {
 	var errs []error
+	errs = append(errs, h.affinity.Close())
 	if h.balancer != nil {
 		h.balancer.close()
 		for _, t := range h.balancer.targets {

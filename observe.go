@@ -64,7 +64,8 @@ func (ex *exchange) observe(err error) {
 	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy {
 		m.Attempts(len(ex.attempts))
 	}
-	m.Affinity(affinity.Why(ex.asked.affinity), string(ex.asked.affinity.Result))
+	m.Affinity(affinity.Cache, string(ex.asked.affinity.Result))
+	m.Affinity(ex.home.Result())
 	whose := ex.balancer.ownMetrics
 	if t != nil {
 		whose = t.metrics
@@ -178,7 +179,7 @@ func (ex *exchange) modelLabel(t *target) string {
 func (ex *exchange) summary() *summary.Summary {
 	s := &summary.Summary{
 		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte, Tokens: ex.tokens,
-		Affinity: affinity.Why(ex.asked.affinity),
+		Affinity: ex.home.Why(ex.asked.affinity),
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {

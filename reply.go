@@ -29,6 +29,9 @@ type reply struct {
 	wait   time.Duration
 	source hint.Source
 	hinted bool
+	// missing tells that the backend does not have an object that the request
+	// names.
+	missing bool
 	// whole tells that all of an error's body was read, and cut that the
 	// connection broke before its end.
 	whole, cut bool
@@ -102,8 +105,10 @@ func (t *Transport) judge(r *reply, cost int64, rt *roundTrip) {
 	judged := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
 	decoded := false
-	if judged && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && contentcoding.Compressed(r.res.Header) {
+	mayMiss := r.status == http.StatusNotFound || r.status == http.StatusBadRequest
+	if mayMiss || judged && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && contentcoding.Compressed(r.res.Header) {
 		text, decoded = r.peek(rt)
+		r.missing = verdict.Missing(r.status, text)
 	}
 	if !judged {
 		r.class = verdict.Served // the client gets it as it is

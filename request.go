@@ -18,6 +18,8 @@ type asked struct {
 	model string
 	// inPath tells that the path names the model, as Azure's classic paths do.
 	inPath bool
+	// operation is the path without what tells its dialect.
+	operation string
 	// body is what the body says.
 	body openaiapi.Request
 	// opaque tells that the body is compressed, so that no model in it can be
@@ -61,6 +63,7 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 		a.body = openaiapi.ParsePrompt(b.Buffered(), beginning)
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	a.operation = route.Operation
 	a.infers = openaiapi.Inference(r.Method, route.Operation)
 	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)
 	a.repeatable = openaiapi.Repeatable(r.Method, route.Operation)

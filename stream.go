@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
@@ -65,6 +66,9 @@ type replyBody struct {
 	watch *sse.Watcher
 	// usage reads how many tokens the reply cost. It is nil if nobody asks.
 	usage *usage.Reader
+	// lesson learns which objects the backend has. It is nil if there is nothing
+	// to learn, and if watch tells it of the events.
+	lesson *affinity.Lesson
 	// mustEnd makes a stream that ends without saying so a broken one.
 	mustEnd bool
 	// begun is called when the first byte comes, if it was not there when the reply
@@ -117,21 +121,18 @@ func (b *replyBody) take(more readAhead) {
 		b.held = append(b.held, more.data...)
 	}
 	b.heldErr = more.err
-	b.see(more.data)
-	if b.watch != nil {
-		if errors.Is(more.err, io.EOF) {
-			b.watch.Finish()
-		}
-	}
+	b.see(more.data, more.err)
 }
 
-// see looks at the next bytes of the body.
-func (b *replyBody) see(data []byte) {
-	if b.watch != nil {
-		b.watch.Watch(data)
-	} else {
+// see looks at the next bytes of the body. err is how the reading ended.
+func (b *replyBody) see(data []byte, err error) {
+	end := errors.Is(err, io.EOF)
+	if b.watch == nil {
 		b.usage.Write(data)
+	} else if b.watch.Watch(data); end {
+		b.watch.Finish()
 	}
+	b.lesson.Watch(data, end)
 }
 
 // Read implements io.Reader.
@@ -159,7 +160,7 @@ func (b *replyBody) Read(p []byte) (n int, err error) {
 				b.begun()
 				b.begun = nil
 			}
-			b.see(p[:n])
+			b.see(p[:n], err)
 		}
 		if !b.deadline.Stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = errIdleStream
@@ -244,6 +245,7 @@ func (t *Transport) open(ex *exchange, r *reply, rt *roundTrip) {
 	case mediaType == "text/event-stream":
 		r.body.watch = new(sse.Watcher)
 		r.body.usage.Watch(r.body.watch)
+		r.body.lesson = r.body.lesson.Join(r.body.watch)
 		t.openStream(r, rt)
 	case mediaType == "application/json" && r.body != nil && r.res.ContentLength <= openingLimit:
 		t.openJSON(r, rt, strings.HasSuffix(ex.request.URL.Path, "/responses"))

@@ -153,6 +153,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)
+	if ex.mayBeElsewhere(r) {
+		return nil, errNextBackend
+	}
 	if !r.class.Failover() || ex.forwarded && r.presentable() {
 		return t.commit(ex, r), nil
 	}
@@ -208,6 +211,7 @@ func (ex *exchange) mayRepeat(r *reply) bool {
 // commit makes the response the client's.
 func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	ex.committed()
+	ex.home.Served(ex.current.backend.account, r.res)
 	ex.status = r.res.StatusCode
 	if ex.forwarded && r.class.Promise() {
 		ex.observeAllThrottled()

@@ -1,26 +1,94 @@
-// Package affinity keeps together what belongs together.
+// Package affinity keeps what belongs together at one account. A stored
+// response, a conversation, a file or a batch exists where it was made, and
+// only that account can serve requests for it.
+//
+// An [Affinity] belongs to a pool. It learns the ids of objects from replies as
+// they pass, and remembers their owners in a store that outlives a reload. A
+// [Home] belongs to one request: it tells which accounts may get the request,
+// and reads the reply. Bytes to and from clients stay as they are.
+//
+// Apart from that, a [PromptCache] keeps requests of one session together, where
+// the choice is free.
+//
+// The words are those of package owners.
 package affinity
 
 import (
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// Options say which requests are kept together.
+// Options say how requests are kept together with the objects that they name.
 type Options struct {
+	// IDs is how many ids of stored objects are remembered. The oldest ones are
+	// forgotten first. An id takes about 100 bytes. It is 64 to 100000000, or 0
+	// to remember none: then any backend may get any request. Default: 1000000.
+	IDs *int `json:"ids,omitempty"`
+
+	// IDsTTL is how long an id is remembered after it was last seen in a reply.
+	// Default: 720h.
+	IDsTTL caddy.Duration `json:"ids_ttl,omitempty"`
+
+	// Save keeps the ids in Caddy's storage, so that they are still known after
+	// a restart. They are written every five minutes and at the end. What is
+	// written has no keys and no names of callers, and of ids only digests.
+	// Default: false.
+	Save bool `json:"save,omitempty"`
+
 	// PromptCache sends the requests of a session to the backend whose cache has
 	// the beginning of their prompts. Default: off.
 	PromptCache *PromptCache `json:"prompt_cache,omitempty"`
 }
 
+const (
+	defaultIDs = 1_000_000
+	maxIDs     = 100_000_000
+	defaultTTL = 720 * time.Hour
+)
+
 // UnmarshalCaddyfile reads the block of the option affinity. Syntax:
 //
 //	affinity {
+//	    ids          <n>
+//	    ids_ttl      <duration>
+//	    save
 //	    prompt_cache [<header...>]
 //	}
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Block(d, directive.Options{
+		"ids":     directive.IntPointer(&o.IDs, 0, maxIDs).Check(o.checkIDs),
+		"ids_ttl": directive.Duration(&o.IDsTTL),
+		"save":    directive.Flag(&o.Save),
+
 		"prompt_cache": directive.Func(o.unmarshalPromptCache),
 	})
+}
+
+func (o *Options) checkIDs() error {
+	if n := *o.IDs; n != 0 && n < owners.Fewest || n > maxIDs {
+		return fmt.Errorf("ids '%d' is not 0, or a whole number from %d to %d", n, owners.Fewest, maxIDs)
+	}
+	return nil
+}
+
+func (o *Options) provision() error {
+	if o.IDs == nil {
+		o.IDs = new(defaultIDs)
+	}
+	if o.IDsTTL < 0 {
+		return fmt.Errorf("ids_ttl '%s' is not a duration above 0", time.Duration(o.IDsTTL))
+	}
+	if o.IDsTTL == 0 {
+		o.IDsTTL = caddy.Duration(defaultTTL)
+	}
+	if o.Save && *o.IDs == 0 {
+		return fmt.Errorf("save is of no use with ids 0")
+	}
+	return o.checkIDs()
 }

@@ -302,8 +302,9 @@ func (r Request) HasIDs() bool { return len(r.ids) > 0 }
 
 // EachIDInReply calls f with every id in a JSON reply, or an event of a stream: those of objects
 // that exist where it comes from. text is a part of reply. Of a reply that was cut off, it finds
-// those that came whole. Of a response that is not stored, only encrypted contents count.
-func EachIDInReply(reply []byte, f func(kind Kind, text []byte)) {
+// those that came whole. Of a response that says that it is not stored, only encrypted contents
+// count.
+func EachIDInReply(reply []byte, f func(kind Kind, text []byte)) (notStored bool) {
 	w := walker{body: reply, places: placesInReply}
 	w.value(skipSpace(reply, 0), top, 0)
 	for _, id := range w.ids {
@@ -311,4 +312,5 @@ func EachIDInReply(reply []byte, f func(kind Kind, text []byte)) {
 			f(id.Kind, unquoteBytes(reply[id.span.start:id.span.end]))
 		}
 	}
+	return w.notStored
 }

@@ -58,6 +58,7 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 		s.Teaches = false
 		return s
 	}
+	isCollection := rest == ""
 	// names of collections and ids take turns, and some of the latter are verbs
 	for i := 0; rest != ""; i++ {
 		var segment string
@@ -67,7 +68,8 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 		}
 	}
 	s.addParams(rawQuery)
-	s.List = len(s.IDs) == 0 && (method == http.MethodGet || method == http.MethodHead)
+	// there is no list of responses: a WebSocket is opened there
+	s.List = isCollection && first != "responses" && len(s.IDs) == 0 && (method == http.MethodGet || method == http.MethodHead)
 	return s
 }
 

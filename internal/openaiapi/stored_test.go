@@ -23,6 +23,8 @@ func TestStoredObjectsInAPath(t *testing.T) {
 		{"GET", "/responses/resp_12345", "stream=true&starting_after=3"}:        teaches("resp_12345"),
 		{"POST", "/responses/resp_12345/cancel", ""}:                            teaches("resp_12345"),
 		{"GET", "/responses/resp%5F12345/input_items", "after=msg_12345"}:       teaches("resp_12345", "msg_12345"),
+		{"GET", "/responses", ""}:                                               teaches(),
+		{"GET", "/files/f", ""}:                                                 teaches(),
 		{"GET", "/files", "limit=10"}:                                           list,
 		{"HEAD", "/files", ""}:                                                  list,
 		{"GET", "/files", "after=file-12345"}:                                   teaches("file-12345"),

@@ -43,8 +43,9 @@ type Owner struct {
 	Caller Caller
 }
 
-// MayUse reports whether a caller may use the id.
-func (o Owner) MayUse(c Caller) bool { return o.Caller == 0 || o.Caller == c }
+// MayUse reports whether a caller may use the id. If callers have no names,
+// nobody is kept apart.
+func (o Owner) MayUse(c Caller) bool { return o.Caller == 0 || c == 0 || o.Caller == c }
 
 // Caller is a digest of a caller's name. It is 0 for callers without a name.
 type Caller uint64

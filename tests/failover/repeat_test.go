@@ -32,7 +32,7 @@ var mayRepeat = [][2]string{
 	{"POST", "/v1/audio/speech"}, {"POST", "/v1/audio/transcriptions"}, {"POST", "/v1/images/generations"}, {"POST", "/v1/images/edits"},
 	{"POST", "/v1/messages"}, {"POST", "/v1/rerank"}, {"POST", "/openai/v1/chat/completions"},
 	{"POST", "/openai/deployments/x/chat/completions?api-version=1"}, {"POST", "/openai/deployments/x/embeddings?api-version=1"},
-	{"GET", "/v1/files"}, {"GET", "/v1/batches/b"}, {"GET", "/v1/anything"}, {"HEAD", "/v1/files"}, {"OPTIONS", "/v1/batches"},
+	{"GET", "/v1/files/f"}, {"GET", "/v1/batches/b"}, {"GET", "/v1/anything"}, {"HEAD", "/v1/files/f"}, {"OPTIONS", "/v1/batches"},
 }
 
 // mayHaveRun are failures after which a request may have been executed, and

@@ -1,0 +1,87 @@
+package affinity
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+)
+
+// Affinity knows which account owns what, for the requests of one pool. A nil
+// Affinity knows nothing and learns nothing.
+type Affinity struct {
+	keeper   *keeper
+	name     any // of the keeper
+	ttl      time.Duration
+	accounts []string
+}
+
+// Config is what an Affinity is made of.
+type Config struct {
+	*Options
+	// Pool is the name of the pool. What is known survives a reload under it.
+	Pool string
+	// Accounts are those of the pool's backends, the best priority first. One
+	// may be there several times.
+	Accounts []string
+	Logger   *zap.Logger
+}
+
+// Account returns the account of a backend: the one that it was given, or else
+// what its URL and the fingerprint of its credential tell. All keys of an Azure
+// resource share its objects.
+func Account(name string, u *url.URL, fingerprint string) string {
+	switch {
+	case name != "":
+		return "account " + name
+	case endpoint.IsAzure(u.Hostname()):
+		return strings.ToLower(u.Host)
+	}
+	return strings.ToLower(u.Host) + " " + fingerprint
+}
+
+// keepers have what is known through config reloads.
+var keepers = caddy.NewUsagePool()
+
+// New returns the Affinity of a pool, or nil if the options turn it off. The
+// caller closes it.
+func New(ctx caddy.Context, c Config) (*Affinity, error) {
+	if c.Options == nil {
+		c.Options = new(Options)
+	}
+	if err := c.Options.provision(); err != nil {
+		return nil, fmt.Errorf("affinity: %w", err)
+	}
+	if *c.IDs == 0 {
+		return nil, nil
+	}
+	a := &Affinity{name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL)}
+	for _, account := range c.Accounts {
+		if !slices.Contains(a.accounts, account) {
+			a.accounts = append(a.accounts, account)
+		}
+	}
+	kept, _, _ := keepers.LoadOrNew(a.name, func() (caddy.Destructor, error) {
+		return &keeper{memory: owners.NewMemory(*c.IDs)}, nil
+	})
+	a.keeper = kept.(*keeper)
+	a.keeper.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
+	return a, nil
+}
+
+// Close gives back what New took.
+func (a *Affinity) Close() error {
+	if a == nil {
+		return nil
+	}
+	a.keeper.save()
+	_, err := keepers.Delete(a.name)
+	return err
+}

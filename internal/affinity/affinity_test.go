@@ -1,0 +1,269 @@
+package affinity
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// storage is a config of Caddy's with its storage in a folder.
+func storage(t *testing.T, folder string) caddy.Context {
+	t.Helper()
+	raw, _ := json.Marshal(map[string]string{"module": "file_system", "root": folder})
+	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: raw, Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ctx
+}
+
+func open(t *testing.T, ctx caddy.Context, options Options, logger *zap.Logger) *Affinity {
+	t.Helper()
+	a, err := New(ctx, Config{Options: &options, Pool: "a pool", Accounts: []string{"a", "b", "a"}, Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func (a *Affinity) of(t *testing.T, caller, id string) Home {
+	t.Helper()
+	h, refusal, refused := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+	if refused {
+		t.Fatalf("%s may not have %s: %+v", caller, id, refusal)
+	}
+	return h
+}
+
+// learn has the caller make these ids at the account.
+func (a *Affinity) learn(account, caller string, ids ...string) {
+	h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request), Caller: caller})
+	for _, id := range ids {
+		h.learn(account, []byte(id))
+	}
+}
+
+func TestIDsOutliveARestartIfTheyAreSaved(t *testing.T) {
+	folder := t.TempDir()
+	for _, save := range []bool{true, false} {
+		a := open(t, storage(t, folder), Options{Save: save}, zap.NewNop())
+		a.learn("b", "alice", "resp_12345678", "resp_23456789")
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		a = open(t, storage(t, folder), Options{Save: save}, zap.NewNop())
+		if h := a.of(t, "alice", "resp_12345678"); h.owns != save || h.Allows("a") == save || !h.Allows("b") || h.Asks() == save {
+			t.Errorf("with save %v: %+v", save, h)
+		}
+		if _, _, refused := a.Home(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Request), Caller: "bob"}); refused != save {
+			t.Errorf("with save %v, another caller is refused: %v", save, refused)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found := 0
+	_ = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			found++
+			text, _ := os.ReadFile(path)
+			if bytes.Contains(text, []byte("resp_")) || bytes.Contains(text, []byte("alice")) {
+				t.Errorf("%s holds an id or a caller", path)
+			}
+			if info, _ := d.Info(); info.Mode().Perm() != 0o600 {
+				t.Errorf("%s has mode %v", path, info.Mode())
+			}
+		}
+		return err
+	})
+	if found != 1 {
+		t.Errorf("%d files were saved", found)
+	}
+}
+
+func TestAReloadKeepsWhatIsKnown(t *testing.T) {
+	ctx := storage(t, t.TempDir())
+	a := open(t, ctx, Options{}, zap.NewNop())
+	a.learn("b", "", "resp_12345678")
+	next := open(t, ctx, Options{IDs: new(1000)}, zap.NewNop())
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if h := next.of(t, "", "resp_12345678"); !h.owns {
+		t.Errorf("it is forgotten: %+v", h)
+	}
+	if err := next.Close(); err != nil {
+		t.Fatal(err)
+	}
+	fresh := open(t, ctx, Options{}, zap.NewNop())
+	defer fresh.Close()
+	if h := fresh.of(t, "", "resp_12345678"); h.owns {
+		t.Errorf("it is known without a reload: %+v", h)
+	}
+}
+
+// TestNothingIsReadOrWrittenUntilARequestComes because caddy validate does the
+// same up to there.
+func TestNothingIsReadOrWrittenUntilARequestComes(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "not made yet")
+	core, logs := observer.New(zapcore.DebugLevel)
+	if err := open(t, storage(t, folder), Options{Save: true}, zap.New(core)).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(folder); !os.IsNotExist(err) || logs.Len() > 0 {
+		t.Errorf("there is a folder (%v) and a log %v", err, logs.All())
+	}
+}
+
+func TestIDsAreSavedEveryFewMinutes(t *testing.T) {
+	folder := t.TempDir()
+	ctx := storage(t, folder)
+	synctest.Test(t, func(t *testing.T) {
+		a := open(t, ctx, Options{Save: true}, zap.NewNop())
+		saved := func() int64 {
+			synctest.Wait()
+			info, err := os.Stat(filepath.Join(folder, "openai_lb", "ids_a%20pool"))
+			if err != nil {
+				return 0
+			}
+			return info.Size()
+		}
+		a.learn("a", "", "resp_00000000")
+		if n := saved(); n > 0 {
+			t.Errorf("%d bytes were saved at once", n)
+		}
+		time.Sleep(saveInterval)
+		a.learn("a", "", "resp_11111111", "resp_22222222")
+		first := saved()
+		a.learn("a", "", "resp_33333333")
+		if second := saved(); first == 0 || second != first {
+			t.Errorf("%d bytes were saved, then %d", first, second)
+		}
+		if err := a.Close(); err != nil || saved() <= first {
+			t.Errorf("%d bytes were saved at the end, %v", saved(), err)
+		}
+	})
+}
+
+func TestDamagedIDsAreLoggedAndLeftBehind(t *testing.T) {
+	folder := t.TempDir()
+	ctx := storage(t, folder)
+	if err := ctx.Storage().Store(ctx, "openai_lb/ids_a%20pool", []byte("what is this?")); err != nil {
+		t.Fatal(err)
+	}
+	core, logs := observer.New(zapcore.ErrorLevel)
+	a := open(t, ctx, Options{Save: true}, zap.New(core))
+	a.learn("a", "", "resp_12345678")
+	if h := a.of(t, "", "resp_12345678"); !h.owns || logs.FilterMessage("saved ids not read").Len() != 1 {
+		t.Errorf("%+v, %v", h, logs.All())
+	}
+	_ = a.Close()
+	a = open(t, ctx, Options{Save: true}, zap.New(core))
+	defer a.Close()
+	if h := a.of(t, "", "resp_12345678"); !h.owns || logs.Len() != 1 {
+		t.Errorf("%+v, %v", h, logs.All())
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for text, want := range map[string]string{
+		"affinity":             "",
+		"affinity {\nids 0\n}": "",
+		"affinity {\nids 64\nids_ttl 1h\nsave\n}": "",
+		"affinity {\nids 63\n}":                   "ids '63' is not 0, or a whole number from 64 to 100000000",
+		"affinity {\nids -1\n}":                   "ids '-1' is not a whole number from 0 to 100000000",
+		"affinity {\nids 200000000\n}":            "ids '200000000' is not",
+		"affinity {\nids\n}":                      "ids requires an argument",
+		"affinity {\nids_ttl 0s\n}":               "ids_ttl '0s' is not a duration above 0",
+		"affinity {\nsave yes\n}":                 "unexpected argument 'yes'",
+		"affinity {\nprompt_cache\n}":             "unrecognized option 'prompt_cache': expected one of ids, ids_ttl, save",
+		"affinity on":                             "unexpected argument",
+		"affinity {\nids 0\nsave\n}":              "save is of no use with ids 0",
+		"affinity {\nids_ttl 1h\n ids_ttl 2h\n}":  "ids_ttl is given twice",
+		"affinity {\nids 1000 {\nids 2000\n}\n}":  "does not take a block",
+	} {
+		d := caddyfile.NewTestDispenser(text)
+		d.Next()
+		var o Options
+		err := o.UnmarshalCaddyfile(d)
+		if err == nil && d.NextArg() {
+			err = fmt.Errorf("unexpected argument %s", d.Val())
+		}
+		if err == nil {
+			err = o.provision()
+		}
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	for _, o := range []Options{{IDs: new(-1)}, {IDs: new(5)}, {IDsTTL: -1}} {
+		if _, err := New(caddy.Context{}, Config{Options: &o}); err == nil || !strings.HasPrefix(err.Error(), "affinity: ") {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	if a, err := New(caddy.Context{}, Config{Options: &Options{IDs: new(0)}}); a != nil || err != nil || a.Close() != nil {
+		t.Errorf("ids 0: %v, %v", a, err)
+	}
+}
+
+// TestARequestWithoutIDsCostsNothing but a look at its path.
+func TestARequestWithoutIDsCostsNothing(t *testing.T) {
+	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
+	defer a.Close()
+	body := openaiapi.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`))
+	res := new(http.Response)
+	var h Home
+	if n := testing.AllocsPerRun(100, func() {
+		h, _, _ = a.Home(Request{Method: "POST", Operation: "/chat/completions", Body: &body, Caller: "alice"})
+		if !h.Allows("a") || h.Asks() || h.Lesson("a", res) != nil {
+			t.Error("it has a home")
+		}
+	}); n != 0 {
+		t.Errorf("it allocates %v times", n)
+	}
+}
+
+func BenchmarkHome(b *testing.B) {
+	ctx, err := caddy.ProvisionContext(&caddy.Config{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	a, err := New(ctx, Config{Pool: "benchmark", Accounts: []string{"a", "b"}, Logger: zap.NewNop()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer a.Close()
+	a.learn("a", "alice", "resp_0123456789abcdef0123456789abcdef0123456789abcdef")
+	for name, text := range map[string]string{
+		"without an id": `{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`,
+		"with one":      `{"model":"gpt-4o","previous_response_id":"resp_0123456789abcdef0123456789abcdef0123456789abcdef"}`,
+	} {
+		body := openaiapi.ParseJSON([]byte(text))
+		operation := map[bool]string{true: "/responses", false: "/chat/completions"}[body.HasIDs()]
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				a.Home(Request{Method: "POST", Operation: operation, Body: &body, Text: []byte(text), Caller: "alice"})
+			}
+		})
+	}
+}

@@ -1,0 +1,205 @@
+package affinity
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+)
+
+// Home tells which accounts may get a request. It belongs to the goroutine that
+// serves the request. The zero Home lets any account have it.
+type Home struct {
+	affinity *Affinity
+	caller   owners.Caller
+	method   string
+	// account is the only one that may get the request, if it is known.
+	account string
+	// list tells that it was chosen because the request asks for a list, and
+	// owns that it was because of an id. mine tells that the id is the caller's.
+	list, owns, mine bool
+	// named are all ids of the request, and unknown those without an owner.
+	named, unknown []id
+	// missing are the accounts that do not have what the request names.
+	missing []string
+	// teaches tells that the reply names objects, and learned that it did.
+	teaches, learned bool
+}
+
+type id struct {
+	owners.Key
+	kind openaiapi.Kind
+}
+
+// Request is what a Home is found by.
+type Request struct {
+	Method, Operation, RawQuery string
+	// Body is what the body says, and Text the body itself.
+	Body *openaiapi.Request
+	Text []byte
+	// Caller is the name of who sent it, if callers have names.
+	Caller string
+}
+
+// Home finds the home of a request. refused tells that no account may get it,
+// and refusal why.
+func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool) {
+	if a == nil {
+		return h, refusal, false
+	}
+	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
+	stored.Teaches = stored.Teaches || stored.TeachesIfStored && r.Body.Stores
+	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
+		return h, refusal, false
+	}
+	return a.find(r, stored)
+}
+
+func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Error, bool) {
+	h := Home{affinity: a, method: r.Method, caller: owners.CallerNamed(r.Caller), list: stored.List, teaches: stored.Teaches}
+	f := finder{Home: &h, store: a.keeper.store(), now: time.Now()}
+	for _, text := range stored.IDs {
+		f.take(openaiapi.Object, []byte(text))
+	}
+	r.Body.EachID(r.Text, f.take)
+	if h.owns && !slices.Contains(a.accounts, h.account) {
+		f.refuse(notFound(f.first.kind, f.firstText))
+	}
+	h.list = h.list && !h.owns
+	return h, f.refusal, f.refused
+}
+
+// finder finds the owner of a request's ids.
+type finder struct {
+	*Home
+	store     owners.Store
+	now       time.Time
+	first     id // that has an owner
+	firstText string
+	refusal   apierror.Error
+	refused   bool
+}
+
+func (f *finder) refuse(e apierror.Error) {
+	if !f.refused {
+		f.refusal, f.refused = e, true
+	}
+}
+
+func (f *finder) take(kind openaiapi.Kind, text []byte) {
+	it := id{owners.KeyOf(text), kind}
+	f.named = append(f.named, it)
+	o, known := f.store.Get(it.Key, f.now)
+	switch {
+	case !known:
+		f.unknown = append(f.unknown, it)
+	case !o.MayUse(f.caller):
+		f.refuse(notFound(kind, string(text)))
+	case !f.owns:
+		f.owns, f.account, f.mine = true, o.Account, o.Caller == f.caller
+		f.first, f.firstText = it, string(text)
+	case f.account != o.Account:
+		f.refuse(apart(f.firstText, string(text)))
+	}
+}
+
+// Allows reports whether the account may get the request.
+func (h *Home) Allows(account string) bool {
+	return (h.account == "" || h.account == account) && !slices.Contains(h.missing, account)
+}
+
+// IsList reports whether the request asks for a list. Any account could answer,
+// but each with what is its own, so it has to be the same one every time.
+func (h *Home) IsList() bool { return h.list }
+
+// Settle makes the account the only one that may get the request.
+func (h *Home) Settle(account string) { h.account = account }
+
+// Asks reports whether the owner is to be found by asking one account after the
+// other.
+func (h *Home) Asks() bool {
+	return h.affinity != nil && h.account == "" && len(h.unknown) > 0 && len(h.affinity.accounts) > 1
+}
+
+// Missing takes in that the account does not have what the request names.
+func (h *Home) Missing(account string) { h.missing = append(h.missing, account) }
+
+// Asked is how many accounts do not have it.
+func (h *Home) Asked() int { return len(h.missing) }
+
+// Served takes in that the account served the request, with this reply. The
+// account then has what the request names. Only an input item's id proves
+// nothing, unless another account did not know it.
+func (h *Home) Served(account string, res *http.Response) {
+	if h.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
+		return
+	}
+	for _, it := range h.unknown {
+		if it.kind != openaiapi.Item || len(h.missing) > 0 {
+			h.put(it.Key, account, 0)
+		}
+	}
+	if h.unknown = nil; h.teaches && len(res.Header["Location"]) > 0 {
+		if text := openaiapi.IDInLocation(res.Header.Get("Location")); text != "" {
+			h.learn(account, []byte(text))
+		}
+	}
+}
+
+// learn takes in the id of an object that the account has. What the request
+// made is the caller's, and so is what belongs to an object of the caller's.
+// What the request names is not made by it.
+func (h *Home) learn(account string, text []byte) {
+	caller := h.caller
+	key := owners.KeyOf(text)
+	if h.method != http.MethodPost && !h.mine || h.names(key) {
+		caller = 0
+	}
+	h.learned = true
+	h.put(key, account, caller)
+}
+
+// manyIDs is how many ids a request may name that are compared with those of
+// its reply.
+const manyIDs = 1000
+
+func (h *Home) names(key owners.Key) bool {
+	return len(h.named) > manyIDs || slices.ContainsFunc(h.named, func(it id) bool { return it.Key == key })
+}
+
+func (h *Home) put(key owners.Key, account string, caller owners.Caller) {
+	now := time.Now()
+	h.affinity.keeper.store().Put(key, owners.Owner{Account: account, Caller: caller}, now, h.affinity.ttl)
+	h.affinity.keeper.saveIfDue(now)
+}
+
+// longestShown is how much of an id an error shows.
+const longestShown = 80
+
+// notFound is the error for an object that the caller may not use, or whose
+// account is gone, in the words that OpenAI's API has for it.
+func notFound(kind openaiapi.Kind, text string) apierror.Error {
+	text = text[:min(len(text), longestShown)]
+	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}
+	switch kind {
+	case openaiapi.PreviousResponse:
+		e.Message, e.Code = "Previous response with id '"+text+"' not found.", "previous_response_not_found"
+	case openaiapi.Item:
+		e.Message = "Item with id '" + text + "' not found."
+	case openaiapi.Encrypted:
+		e.Message, e.Code = "The encrypted content "+text+" could not be verified.", "invalid_encrypted_content"
+	default:
+		e.Message = "No such object: " + text
+	}
+	return e
+}
+
+// apart is the error for a request whose objects are in different accounts.
+func apart(one, other string) apierror.Error {
+	return apierror.Error{Status: http.StatusBadRequest, Kind: "invalid_request_error", Code: "objects_in_different_accounts", Class: apierror.InvalidRequest,
+		Message: "The request names objects that are stored in different accounts: " + one[:min(len(one), longestShown)] +
+			" and " + other[:min(len(other), longestShown)] + ". No account has both."}
+}

@@ -1,0 +1,133 @@
+package affinity
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
+
+// maxReply is how much of a JSON reply is looked at. A reply names what was made
+// at its beginning.
+const maxReply = 1 << 20
+
+// Lesson learns the ids that a reply names while the reply passes, before its
+// end reaches the client: the next request may come at once.
+type Lesson struct {
+	home    *Home
+	account string
+	// events takes apart a stream that nobody else watches.
+	events *sse.Watcher
+	// text is what came of a reply of this length and coding.
+	text   []byte
+	length int64
+	coding string
+	// unstored tells that a streamed response is not stored.
+	unstored bool
+}
+
+// Lesson returns the lesson of a reply, or nil if the reply teaches nothing.
+func (h *Home) Lesson(account string, res *http.Response) *Lesson {
+	if !h.teaches || res.StatusCode < 200 || res.StatusCode >= 300 {
+		return nil
+	}
+	l := &Lesson{home: h, account: account, length: res.ContentLength}
+	switch mediaType, _, _ := strings.Cut(res.Header.Get("Content-Type"), ";"); strings.TrimSpace(mediaType) {
+	case "application/json":
+		if contentcoding.Compressed(res.Header) {
+			l.coding = res.Header.Get("Content-Encoding")
+		}
+		return l
+	case "text/event-stream":
+		l.events = new(sse.Watcher)
+		l.Join(l.events)
+		return l
+	}
+	return nil
+}
+
+// Join makes the watcher of a stream tell the lesson of its events, besides
+// those whom it tells already. It returns nil: the lesson needs no bytes then.
+func (l *Lesson) Join(w *sse.Watcher) *Lesson {
+	if l == nil {
+		return nil
+	}
+	each, long := w.Each, w.Long
+	w.Each = func(e sse.Event) {
+		if each != nil {
+			each(e)
+		}
+		l.event(e)
+	}
+	w.Long = func(data []byte) {
+		if long != nil {
+			long(data)
+		}
+		l.long(data)
+	}
+	return nil
+}
+
+// Watch takes in the next bytes of the reply. end tells that they are the last.
+func (l *Lesson) Watch(p []byte, end bool) {
+	if l == nil {
+		return
+	}
+	if l.events != nil {
+		if l.events.Watch(p); end {
+			l.events.Finish()
+		}
+		return
+	}
+	if l.home == nil {
+		return // it is over
+	}
+	l.keep(p)
+	if end || len(l.text) == maxReply || int64(len(l.text)) == l.length {
+		text := l.text
+		if l.coding != "" {
+			text, _ = contentcoding.Decode(text, l.coding, maxReply)
+		}
+		l.learn(text)
+		l.home, l.text = nil, nil
+	}
+}
+
+func (l *Lesson) keep(p []byte) {
+	l.text = append(l.text, p[:min(len(p), maxReply-len(l.text))]...)
+}
+
+// long takes in a part of an event that is too long to come in one piece. The
+// event itself comes after all of them.
+func (l *Lesson) long(data []byte) { l.keep(data) }
+
+// event takes in an event of a stream. Those that bring a part of a text are
+// passed over.
+func (l *Lesson) event(e sse.Event) {
+	data := e.Data
+	if e.TooLong {
+		data, l.text = l.text, nil
+	}
+	switch kind := e.Kind(); {
+	case bytes.HasPrefix(kind, []byte("thread.")) && bytes.HasSuffix(kind, []byte(".created")):
+	default:
+		switch string(kind) {
+		case "response.created", "response.output_item.done", "response.completed", "response.incomplete", "response.failed":
+		default:
+			return
+		}
+	}
+	l.learn(data)
+}
+
+func (l *Lesson) learn(text []byte) {
+	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.Kind, text []byte) {
+		if kind == openaiapi.Encrypted || !l.unstored {
+			l.home.learn(l.account, text)
+		}
+	})
+	l.unstored = l.unstored || unstored
+}

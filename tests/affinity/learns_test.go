@@ -1,0 +1,179 @@
+package affinity
+
+import (
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap/zapcore"
+)
+
+// TestIDsAreLearnedFromAnyReply whatever its form is.
+func TestIDsAreLearnedFromAnyReply(t *testing.T) {
+	for name, prepare := range map[string]func(*fakeAccount){
+		"plain":                      func(*fakeAccount) {},
+		"with a long field before":   func(a *fakeAccount) { a.inserts = `"instructions":"` + strings.Repeat("x", 300<<10) + `",` },
+		"with a long field after it": func(a *fakeAccount) { a.changes = func(s string) string { return s + strings.Repeat(" ", 3<<20) } },
+		"compressed": func(a *fakeAccount) {
+			a.headers, a.changes = map[string]string{"Content-Encoding": "gzip"}, lbtest.Gzipped
+		},
+		"with a charset": func(a *fakeAccount) { a.headers = map[string]string{"Content-Type": "application/json; charset=utf-8"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.OverBothVersions(t, threeAccounts, func(t *testing.T, in *lbtest.World) {
+				w := &world{in}
+				all := w.accounts("a", "b", "c")
+				for _, a := range all {
+					prepare(a)
+				}
+				for _, path := range []string{"/v1/responses", "/v1/files", "/v1/conversations"} {
+					r := w.Request("POST", path, strings.NewReader("{}"))
+					r.Header.Set("Authorization", "Bearer "+alice)
+					r.Header.Set("Accept-Encoding", "gzip")
+					made := w.Send(r)
+					if made.Status != 200 {
+						t.Fatalf("client got %d", made.Status)
+					}
+					a := all[made.Backend]
+					for id := range a.stored {
+						w.call(bob, "GET", path+"/"+id, "").WantError(t, 404, "not_found")
+					}
+					clear(a.stored)
+				}
+			})
+		})
+	}
+}
+
+// TestAnIDIsKnownBeforeTheReplyEnds has a client ask for what it was told of
+// before the stream is over.
+func TestAnIDIsKnownBeforeTheReplyEnds(t *testing.T) {
+	inBubble(t, threeAccounts, func(t *testing.T, w *world) {
+		proceed := make(chan bool)
+		all := w.accounts("a", "b", "c")
+		for name, a := range all {
+			a.stored["resp_of_"+name] = true
+			a.fails = nil
+		}
+		all["a"].does(lbtest.Throttled("60"))
+		all["c"].does(lbtest.Throttled("60"))
+		w.Serve("b:80", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if r.Method == "GET" {
+				all["b"].ServeHTTP(rw, r)
+				return
+			}
+			rw.Header().Set("X-Backend", "b")
+			lbtest.Streams("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_of_b\"}}\n\n",
+				"event: response.output_text.delta\ndata: {\"delta\":\"hi\"}\n\n", func() { <-proceed })(rw, r)
+		}))
+		r := w.Request("POST", "/v1/responses", strings.NewReader(`{"stream":true}`))
+		r.Header.Set("Authorization", "Bearer "+alice)
+		res, err := w.Client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		w.call(bob, "GET", "/v1/responses/resp_of_b", "").WantError(t, 404, "not_found")
+		w.call(alice, "GET", "/v1/responses/resp_of_b", "").WantServed(t, "b")
+		close(proceed)
+	})
+}
+
+func TestSomeRepliesTeachNothing(t *testing.T) {
+	for name, ask := range map[string]struct{ method, path, body, reply string }{
+		"the content of a file":         {"GET", "/v1/files/file-12345678/content", "", `{"id":"resp_12345678"}`},
+		"a chat that is not stored":     {"POST", "/v1/chat/completions", "{}", `{"id":"resp_12345678"}`},
+		"an embedding":                  {"POST", "/v1/embeddings", "{}", `{"id":"resp_12345678"}`},
+		"an error":                      {"POST", "/v1/responses", "{}", `{"error":{"message":"x"},"id":"resp_12345678"}`},
+		"a response that is not stored": {"POST", "/v1/responses", "{}", `{"id":"resp_12345678","store":false}`},
+		"text":                          {"POST", "/v1/responses", "{}", `"id":"resp_12345678"`},
+		"metadata":                      {"POST", "/v1/responses", "{}", `{"metadata":{"id":"resp_12345678"}}`},
+		"what the request named itself": {"POST", "/v1/responses", `{"input":[{"id":"resp_12345678"}]}`, `{"id":"resp_12345678"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a\n}", func(t *testing.T, w *world) {
+				code := 200
+				if name == "an error" {
+					code = 400
+				}
+				w.Backends["a"].Replies(lbtest.Says(code, ask.reply))
+				w.call(alice, ask.method, ask.path, ask.body)
+				w.Backends["a"].Recovers()
+				w.call(bob, "GET", "/v1/responses/resp_12345678", "").WantServed(t, "a")
+			})
+		})
+	}
+	inBubble(t, "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a\n}", func(t *testing.T, w *world) {
+		w.Backends["a"].Replies(lbtest.Says(200, `{"id":"chatcmpl-12345678"}`))
+		w.call(alice, "POST", "/v1/chat/completions", `{"store":true}`).WantServed(t, "a")
+		w.call(bob, "GET", "/v1/chat/completions/chatcmpl-12345678", "").WantError(t, 404, "not_found")
+		w.Backends["a"].Replies(lbtest.Says(201, "v=0", "Content-Type", "application/sdp", "Location", "/v1/realtime/calls/rtc_12345678"))
+		w.call(alice, "POST", "/v1/realtime/calls", "v=0")
+		w.call(bob, "POST", "/v1/realtime/calls/rtc_12345678/hangup", "").WantError(t, 404, "not_found")
+	})
+}
+
+// TestItIsToldWhyAnAccountWasChosen in placeholders and in the log.
+func TestItIsToldWhyAnAccountWasChosen(t *testing.T) {
+	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"reverse_proxy {\nheader_down X-Why {http.openai_lb.affinity}\n}\n}", func(t *testing.T, w *world) {
+		all := w.accounts("a", "b", "c")
+		elsewhere := all["b"].put("resp")
+		for _, c := range []struct {
+			path, body string
+			want       string
+		}{
+			{"/v1/chat/completions", "{}", "none"},
+			{"/v1/files", "", "none"},
+			{"/v1/responses/" + elsewhere, "", "asked"},
+			{"/v1/responses/" + elsewhere, "", "owner"},
+			{"/v1/responses", fmt.Sprintf(`{"previous_response_id":%q}`, elsewhere), "owner"},
+			{"/v1/conversations", "{}", "learned"},
+		} {
+			method := "POST"
+			if c.body == "" {
+				method = "GET"
+			}
+			w.Logs.TakeAll()
+			reply := w.call(alice, method, c.path, c.body)
+			if got := reply.Header.Get("X-Why"); got != c.want && (c.want != "learned" || got != "none") {
+				t.Errorf("%s: %q, want %q", c.path, got, c.want)
+			}
+			for _, entry := range w.Logs.FilterLevelExact(zapcore.DebugLevel).FilterMessage("attempt").All() {
+				if got := entry.ContextMap()["affinity"]; got != c.want && c.want != "learned" {
+					t.Errorf("%s: %q is logged, want %q", c.path, got, c.want)
+				}
+			}
+		}
+	})
+}
+
+// TestWhatOnlyTheLastEventTellsIsLearned however long that event is.
+func TestWhatOnlyTheLastEventTellsIsLearned(t *testing.T) {
+	for _, length := range []int{10, 500_000} {
+		for _, stored := range []bool{true, false} {
+			inBubble(t, threeAccounts, func(t *testing.T, w *world) {
+				event := func(name, data string) string { return fmt.Sprintf("event: %s\ndata: %s\n\n", name, data) }
+				stream := lbtest.Streams(
+					event("response.created", fmt.Sprintf(`{"response":{"id":"resp_in_a_stream","store":%v}}`, stored)),
+					event("response.output_item.done", `{"item":{"id":"rs_in_a_stream","encrypted_content":null}}`),
+					event("response.completed", fmt.Sprintf(`{"response":{"id":"resp_in_a_stream","instructions":%q,"output":[{"id":"rs_in_a_stream","encrypted_content":"gAAAAABcontent"}],"store":%v}}`, strings.Repeat("x", length), stored)))
+				for _, b := range w.Backends {
+					b.Replies(stream)
+				}
+				w.call(alice, "POST", "/v1/responses", `{"stream":true}`).WantServed(t, "a", "b", "c")
+				for _, b := range w.Backends {
+					b.Recovers()
+				}
+				w.call(bob, "POST", "/v1/responses", `{"input":[{"encrypted_content":"gAAAAABcontent"}]}`).WantError(t, 404, "invalid_encrypted_content")
+				for _, body := range []string{`{"previous_response_id":"resp_in_a_stream"}`, `{"input":[{"id":"rs_in_a_stream"}]}`} {
+					if got := w.call(bob, "POST", "/v1/responses", body); got.Status != map[bool]int{true: 404, false: 200}[stored] {
+						t.Errorf("stored %v, %s: client got %d %s", stored, body, got.Status, got.Body)
+					}
+				}
+			})
+		}
+	}
+}
