@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
@@ -27,7 +28,11 @@ type exchange struct {
 
 	route   route
 	request request
-	fault   action
+	// body is what was kept of it, and fields what it says, if the request is
+	// about responses or objects.
+	body   []byte
+	fields map[string]any
+	fault  action
 
 	bodyRead  bool
 	bodyBytes int64
@@ -133,6 +138,10 @@ func (x *exchange) readBody() *reply {
 	}
 	x.bodyRead = true
 	x.bodySum = hex.EncodeToString(sum.Sum(nil))
+	if op := x.route.op; op == opResponse || op == opObject {
+		x.body = kept.Bytes()
+		_ = json.Unmarshal(x.body, &x.fields) // a form has none
+	}
 	if !x.route.op.generates() {
 		return nil
 	}

@@ -13,7 +13,9 @@ func (x *exchange) generate() {
 	case op == opModels:
 		x.reply(jsonReply(http.StatusOK, x.models()))
 	case op == opStoredResponse:
-		x.reply(x.storedResponse())
+		x.storedResponse()
+	case op == opObject:
+		x.reply(x.object())
 	case op == opResponse:
 		x.respond()
 	case op == opEmbedding:

@@ -23,6 +23,8 @@ type request struct {
 	MaxOutputTokens     *int64         `json:"max_output_tokens"`
 	EncodingFormat      string         `json:"encoding_format"`
 	Store               *bool          `json:"store"`
+	Background          bool           `json:"background"`
+	Include             []string       `json:"include"`
 	PreviousResponseID  string         `json:"previous_response_id"`
 
 	Messages     any `json:"messages"`

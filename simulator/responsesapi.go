@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
+	"strconv"
 )
 
 // response is an answer of the Responses API, as far as it goes.
@@ -55,9 +57,12 @@ type textFormat struct {
 type outputItem struct {
 	ID      string        `json:"id"`
 	Type    string        `json:"type"`
-	Status  string        `json:"status"`
-	Content []contentPart `json:"content"`
-	Role    string        `json:"role"`
+	Status  string        `json:"status,omitempty"`
+	Content []contentPart `json:"content,omitzero"`
+	Role    string        `json:"role,omitempty"`
+	// Of reasoning.
+	Summary          *[]struct{} `json:"summary,omitempty"`
+	EncryptedContent string      `json:"encrypted_content,omitempty"`
 }
 
 type contentPart struct {
@@ -106,15 +111,38 @@ func (x *exchange) respond() {
 			fmt.Sprintf("Previous response with id '%s' not found.", previous)))
 		return
 	}
+	if missing := x.missing(x.fields); missing != nil {
+		x.reply(missing)
+		return
+	}
 	resp := x.newResponse()
+	item := outputItem{ID: newMessageID(), Type: "message", Role: "assistant"}
+	if resp.Background {
+		x.respondInBackground(resp, item)
+		return
+	}
 	if x.request.Stream {
-		x.streamResponse(resp)
+		x.streamResponse(resp, item, -1)
 		return
 	}
 	x.whole(x.outputTokens(), func() any {
-		x.finish(resp, outputItem{ID: newMessageID(), Type: "message", Role: "assistant"})
+		x.finish(resp, item)
 		return resp
 	})
+}
+
+// respondInBackground stores the whole response at once, so that its client may
+// leave and come back. A client that reads it finds it finished.
+func (x *exchange) respondInBackground(resp *response, item outputItem) {
+	begun := *resp
+	x.produced = x.outputTokens()
+	x.finish(resp, item)
+	if x.request.Stream {
+		x.streamResponse(&begun, item, -1)
+		return
+	}
+	begun.Status = "queued"
+	x.reply(jsonReply(http.StatusOK, begun))
 }
 
 func (x *exchange) newResponse() *response {
@@ -123,6 +151,7 @@ func (x *exchange) newResponse() *response {
 		Object:            "response",
 		CreatedAt:         x.h.now().Unix(),
 		Status:            "in_progress",
+		Background:        x.request.Background,
 		Instructions:      x.request.Instructions,
 		MaxOutputTokens:   x.request.MaxOutputTokens,
 		Model:             x.model(),
@@ -158,7 +187,8 @@ func (x *exchange) finish(resp *response, item outputItem) {
 	}
 	item.Status = resp.Status
 	item.Content = []contentPart{outputText(text(x.produced))}
-	resp.Output = []outputItem{item}
+	resp.Output = x.reasoning()
+	resp.Output = append(resp.Output, item)
 	resp.Usage = &responseUsage{
 		InputTokens:        x.cost.prompt,
 		InputTokensDetails: inputDetails{CachedTokens: x.cached},
@@ -168,17 +198,34 @@ func (x *exchange) finish(resp *response, item outputItem) {
 	if resp.Store {
 		body, _ := json.Marshal(resp)
 		x.h.state.store(resp.ID, body)
+		for _, item := range resp.Output {
+			x.h.state.store(item.ID, []byte("{}"))
+		}
 	}
 }
 
+// reasoning is the output that comes before the message if the request asks for
+// its encrypted content, which only this simulator can read.
+func (x *exchange) reasoning() []outputItem {
+	if !slices.Contains(x.request.Include, "reasoning.encrypted_content") {
+		return nil
+	}
+	content := "gAAAAA" + rand.Text() + rand.Text()
+	x.h.state.store(content, []byte("{}"))
+	return []outputItem{{ID: "rs_" + rand.Text(), Type: "reasoning", Summary: &[]struct{}{}, EncryptedContent: content}}
+}
+
 // streamResponse sends the first events at once and the text after the latency
-// of the first token. Chat sends nothing before that latency.
-func (x *exchange) streamResponse(resp *response) {
+// of the first token. Chat sends nothing before that latency. It leaves out the
+// events up to the number after.
+func (x *exchange) streamResponse(resp *response, item outputItem, after int) {
 	s := x.startStream()
-	index, none := 0, []struct{}{}
+	index, none, number := 0, []struct{}{}, 0
 	send := func(e responseEvent) {
-		e.SequenceNumber = s.sent
-		s.send(e.Type, e)
+		e.SequenceNumber = number
+		if number++; e.SequenceNumber > after {
+			s.send(e.Type, e)
+		}
 	}
 	send(responseEvent{Type: "response.created", Response: resp})
 	send(responseEvent{Type: "response.in_progress", Response: resp})
@@ -186,10 +233,11 @@ func (x *exchange) streamResponse(resp *response) {
 		x.abort()
 	}
 
-	item := outputItem{ID: newMessageID(), Type: "message", Status: "in_progress", Content: []contentPart{}, Role: "assistant"}
+	item.Status, item.Content = "in_progress", []contentPart{}
 	part := outputText("")
 	send(responseEvent{Type: "response.output_item.added", OutputIndex: &index, Item: &item})
 	send(responseEvent{Type: "response.content_part.added", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Part: &part})
+	x.produced = 0
 	for i := range x.outputTokens() {
 		if i > 0 {
 			s.pause()
@@ -203,11 +251,13 @@ func (x *exchange) streamResponse(resp *response) {
 	}
 
 	x.finish(resp, item)
-	item = resp.Output[0]
+	item = resp.Output[len(resp.Output)-1]
 	part = item.Content[0]
 	send(responseEvent{Type: "response.output_text.done", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Text: &part.Text, Logprobs: &none})
 	send(responseEvent{Type: "response.content_part.done", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Part: &part})
-	send(responseEvent{Type: "response.output_item.done", OutputIndex: &index, Item: &item})
+	for i := range resp.Output {
+		send(responseEvent{Type: "response.output_item.done", OutputIndex: &i, Item: &resp.Output[i]})
+	}
 	if s.ended || s.unfinished() {
 		return
 	}
@@ -220,16 +270,50 @@ type deletedResponse struct {
 	Deleted bool   `json:"deleted"`
 }
 
-// storedResponse returns or deletes a response that was stored before.
-func (x *exchange) storedResponse() *reply {
+// storedResponse answers requests about a response that was stored before.
+func (x *exchange) storedResponse() {
 	id := x.route.id
 	body := x.h.state.stored(id)
-	if body == nil {
-		return openaiError(http.StatusNotFound, "invalid_request_error", nil, fmt.Sprintf("Response with id '%s' not found.", id))
+	var resp response
+	if body == nil || json.Unmarshal(body, &resp) != nil || resp.ID != id {
+		x.reply(openaiError(http.StatusNotFound, "invalid_request_error", nil, fmt.Sprintf("Response with id '%s' not found.", id)))
+		return
 	}
-	if x.r.Method == http.MethodDelete {
+	query := x.r.URL.Query()
+	switch {
+	case x.r.Method == http.MethodDelete:
 		x.h.state.forget(id)
-		return jsonReply(http.StatusOK, deletedResponse{ID: id, Object: "response", Deleted: true})
+		x.reply(jsonReply(http.StatusOK, deletedResponse{ID: id, Object: "response", Deleted: true}))
+	case x.route.about == "input_items":
+		x.reply(jsonReply(http.StatusOK, object{"object": "list", "data": []object{}, "has_more": false, "first_id": nil, "last_id": nil}))
+	case x.route.about == "cancel" && !resp.Background:
+		x.reply(openaiError(http.StatusBadRequest, "invalid_request_error", nil, "Only background responses can be cancelled."))
+	case x.route.about == "cancel":
+		resp.Status = "cancelled"
+		body, _ = json.Marshal(resp)
+		x.h.state.store(id, body)
+		x.reply(jsonReply(http.StatusOK, resp))
+	case query.Get("stream") == "true":
+		x.resume(&resp, query.Get("starting_after"))
+	default:
+		x.reply(&reply{status: http.StatusOK, contentType: jsonType, body: body})
 	}
-	return &reply{status: http.StatusOK, contentType: jsonType, body: body}
+}
+
+// resume streams a stored response from the event after a number on.
+func (x *exchange) resume(resp *response, after string) {
+	number := -1
+	if after != "" {
+		var err error
+		if number, err = strconv.Atoi(after); err != nil || number < 0 {
+			x.reply(openaiError(http.StatusBadRequest, "invalid_request_error", nil, "Invalid value for 'starting_after': expected an integer."))
+			return
+		}
+	}
+	limit := resp.Usage.OutputTokens
+	x.request.MaxOutputTokens = &limit
+	x.cost.prompt = resp.Usage.InputTokens
+	begun := *resp
+	begun.Status, begun.Output, begun.Usage = "in_progress", []outputItem{}, nil
+	x.streamResponse(&begun, resp.Output[len(resp.Output)-1], number)
 }

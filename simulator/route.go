@@ -17,6 +17,7 @@ const (
 	opTranscription
 	opResponse
 	opStoredResponse
+	opObject
 	opModels
 )
 
@@ -56,6 +57,8 @@ type route struct {
 	classic    bool // under /openai/deployments/
 	deployment string
 	id         string // of a stored response
+	about      string // what of the stored response is asked for; empty: all of it
+	object     objectPath
 	apiVersion string
 }
 
@@ -89,12 +92,18 @@ func parseRoute(r *http.Request) route {
 		return rt
 	}
 	id, isStored := strings.CutPrefix(rest, "responses/")
+	id, about, _ := strings.Cut(id, "/")
+	object, isObject := parseObjectPath(rest)
 	switch {
+	case isObject:
+		rt.op, rt.object = opObject, object
+	case isStored && r.Method == http.MethodPost && about == "cancel", isStored && r.Method == http.MethodGet && about == "input_items":
+		rt.op, rt.id, rt.about = opStoredResponse, id, about
 	case r.Method == http.MethodPost:
 		rt.op = operations[rest]
 	case r.Method == http.MethodGet && rest == "models":
 		rt.op = opModels
-	case isStored && id != "" && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
+	case isStored && id != "" && about == "" && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
 		rt.op, rt.id = opStoredResponse, id
 	}
 	return rt

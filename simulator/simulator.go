@@ -32,10 +32,12 @@ func init() {
 //     `audio/transcriptions`,
 //   - `POST responses`, `GET` and `DELETE responses/{id}` and `GET models`
 //     under both v1 roots,
+//   - files, batches, vector stores and conversations there as well: it stores
+//     what it makes, and refuses to know of what another simulator has,
 //
 // and anything else with 404.
 //
-// Its limits, counters and stored responses live in the memory of this module
+// Its limits, counters and stored objects live in the memory of this module
 // instance: a config reload starts fresh.
 type Handler struct {
 	// Name tells simulators apart: it is sent as `x-simulator` on every reply

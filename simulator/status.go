@@ -12,8 +12,9 @@ import (
 const (
 	// keptRequests is how many requests the status shows.
 	keptRequests = 100
-	// keptResponses bounds the stored responses; the oldest go first.
-	keptResponses = 1000
+	// keptResponses bounds the stored responses and other objects; the oldest go
+	// first.
+	keptResponses = 10_000
 	// keptLimiters bounds the deployments that have limits of their own. All
 	// further ones share one set of limits.
 	keptLimiters = 1000
@@ -177,6 +178,10 @@ func (s *state) snapshot(now time.Time) Status {
 func (s *state) store(id string, body []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.responses[id] != nil {
+		s.responses[id] = body
+		return
+	}
 	if len(s.order) == keptResponses {
 		delete(s.responses, s.order[0])
 		s.order = s.order[1:]
@@ -189,6 +194,17 @@ func (s *state) stored(id string) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.responses[id]
+}
+
+// all returns everything that is stored, the oldest first.
+func (s *state) all() [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([][]byte, len(s.order))
+	for i, id := range s.order {
+		all[i] = s.responses[id]
+	}
+	return all
 }
 
 func (s *state) forget(id string) {
