@@ -28,6 +28,7 @@ type order struct {
 	APIVersion string        `json:"api_version"`
 	Calls      []orderedCall `json:"calls"`
 	Retries    *int          `json:"retries,omitempty"` // nil: the SDK's default
+	Pause      string        `json:"pause,omitempty"`   // a URL to ask in the middle of a call
 }
 
 type orderedCall struct {
@@ -166,13 +167,19 @@ func runGo(t *testing.T, s *site, o order) []outcome {
 		"streamed responses": goClient.streamedResponses,
 		"transcription":      goClient.transcription,
 		"models":             goClient.models,
+		"conversation":       goClient.conversation,
+		"stored response":    goClient.storedResponse,
+		"resumed stream":     goClient.resumedStream,
+		"file":               goClient.file,
+		"batch":              goClient.batch,
+		"vector store":       goClient.vectorStore,
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	var results []outcome
 	for _, call := range o.Calls {
 		var res *http.Response
-		got, err := calls[call.Name](goClient{client, call.Model}, ctx, option.WithResponseInto(&res))
+		got, err := calls[call.Name](goClient{client, call.Model, o.Pause}, ctx, option.WithResponseInto(&res))
 		var refused *openai.Error
 		switch {
 		case errors.As(err, &refused):
@@ -182,7 +189,9 @@ func runGo(t *testing.T, s *site, o order) []outcome {
 		case err != nil:
 			t.Fatalf("%s: %v", call.Name, err)
 		default:
-			got.Backend = res.Header.Get("x-simulator")
+			if res != nil {
+				got.Backend = res.Header.Get("x-simulator")
+			}
 		}
 		results = append(results, got)
 	}
@@ -193,6 +202,7 @@ func runGo(t *testing.T, s *site, o order) []outcome {
 type goClient struct {
 	openai.Client
 	model string
+	pause string
 }
 
 func (c goClient) question() openai.ChatCompletionNewParams {

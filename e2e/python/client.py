@@ -3,6 +3,7 @@ what came of each as one line of JSON."""
 
 import json
 import sys
+import urllib.request
 
 import openai
 
@@ -85,6 +86,90 @@ def transcription(model):
 def models(_):
     raw = client.models.with_raw_response.list()
     return {"backend": raw.headers.get("x-simulator"), "models": ", ".join(m.id for m in raw.parse().data)}
+
+
+def pause():
+    """Lets what is in the middle of a call happen: a restart of the balancer."""
+    if order.get("pause"):
+        urllib.request.urlopen(order["pause"]).read()
+
+
+jsonl = ("input.jsonl", b"{}\n")
+
+
+def conversation(model):
+    previous = openai.omit
+    for turn in range(10):
+        if turn == 5:
+            pause()
+        if turn % 2:
+            for event in client.responses.create(model=model, input=question, previous_response_id=previous, stream=True):
+                if event.type == "response.completed":
+                    previous = event.response.id
+        else:
+            previous = client.responses.create(model=model, input=question, previous_response_id=previous).id
+    return {"deltas": 10}
+
+
+def stored_response(model):
+    response = client.responses.create(model=model, input=question, background=True)
+    pause()
+    read = client.responses.retrieve(response.id)
+    items = client.responses.input_items.list(response.id)
+    cancelled = client.responses.cancel(response.id)
+    client.responses.delete(response.id)
+    return {"text": read.output_text, "finish": cancelled.status, "dimensions": len(items.data)}
+
+
+def resumed_stream(model):
+    got = {"text": "", "deltas": 0}
+    with client.responses.create(model=model, input=question, background=True, stream=True) as stream:
+        for event in stream:
+            if event.type == "response.created":
+                response = event.response.id
+            if event.type == "response.output_text.delta":
+                got["text"] += event.delta
+            last = event.sequence_number
+            if got["text"]:
+                got["deltas"] += 1
+            if got["deltas"] == 2:
+                break
+    pause()
+    for event in client.responses.retrieve(response, stream=True, starting_after=last):
+        if event.type == "response.output_text.delta":
+            got["text"] += event.delta
+        if event.type == "response.completed":
+            got["finish"] = event.response.status
+    return got
+
+
+def file(model):
+    made = client.files.create(file=jsonl, purpose="user_data")
+    pause()
+    content = [{"type": "input_file", "file_id": made.id}]
+    response = client.responses.create(model=model, input=[{"role": "user", "content": content}])
+    text = client.files.content(made.id).text
+    client.files.delete(made.id)
+    return {"text": text, "finish": response.status}
+
+
+def batch(_):
+    made = client.files.create(file=jsonl, purpose="batch")
+    job = client.batches.create(input_file_id=made.id, endpoint="/v1/responses", completion_window="24h")
+    pause()
+    job = client.batches.retrieve(job.id)
+    return {"text": client.files.content(job.output_file_id).text, "finish": job.status}
+
+
+def vector_store(model):
+    made = client.files.create(file=jsonl, purpose="assistants")
+    store = client.vector_stores.create(name="docs", file_ids=[made.id])
+    pause()
+    added = client.vector_stores.files.create(store.id, file_id=made.id)
+    tools = [{"type": "file_search", "vector_store_ids": [store.id]}]
+    response = client.responses.create(model=model, input=question, tools=tools)
+    client.vector_stores.delete(store.id)
+    return {"text": response.output_text, "finish": added.status}
 
 
 def outcome(call):
