@@ -137,8 +137,7 @@ type exchange struct {
 
 	asked asked
 	body  replay.Body
-	// home tells which accounts may get the request.
-	home affinity.Home
+	home  affinity.Home // which accounts may get the request
 	// caller is who sent the request, if callers need a key.
 	caller clientkeys.Caller
 	// credentials are what the caller identified itself with, for a backend
@@ -167,8 +166,7 @@ type exchange struct {
 	// whose reply the client gets, if that is not the last one.
 	lastFrom int
 	from     *attempt
-	// lastMissing tells that it only says that an account does not have what the
-	// request names.
+	// lastMissing tells that it only says that an object is not there.
 	lastMissing bool
 	// blame is what the request has to answer for.
 	blame blame

@@ -106,3 +106,8 @@ func parseMediaType(value string) (mediaType string, params map[string]string) {
 	mediaType, params, _ = mime.ParseMediaType(value)
 	return mediaType, params
 }
+
+func isEventStream(res *http.Response) bool {
+	mediaType, _ := parseMediaType(res.Header.Get("Content-Type"))
+	return mediaType == "text/event-stream"
+}

@@ -66,9 +66,7 @@ type replyBody struct {
 	watch *sse.Watcher
 	// usage reads how many tokens the reply cost. It is nil if nobody asks.
 	usage *usage.Reader
-	// lesson learns which objects the backend has. It is nil if there is nothing
-	// to learn, and if watch tells it of the events.
-	lesson *affinity.Lesson
+	lesson *affinity.Lesson // learns which objects the backend has
 	// mustEnd makes a stream that ends without saying so a broken one.
 	mustEnd bool
 	// begun is called when the first byte comes, if it was not there when the reply
@@ -220,11 +218,6 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replyBody {
 		deadline: &rt.Timeout, idle: time.Duration(t.StreamIdleTimeout), mustEnd: t.StreamRequireEnd}
 	r.res.Body = &rt.body
 	return &rt.body
-}
-
-func isEventStream(res *http.Response) bool {
-	mediaType, _ := parseMediaType(res.Header.Get("Content-Type"))
-	return mediaType == "text/event-stream"
 }
 
 // open holds a reply of status 200 back until it is certain that the request

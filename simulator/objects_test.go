@@ -123,7 +123,8 @@ func TestConversationsAndItemsAreKept(t *testing.T) {
 func TestABackgroundResponseCanBeResumedAndCancelled(t *testing.T) {
 	srv := listen(t, &Handler{OutputTokens: 5})
 	_, whole := call(t, srv, "POST", "/v1/responses", `{"model":"m","background":true,"stream":true}`)
-	id := strings.SplitN(whole[strings.Index(whole, "resp_"):], `"`, 2)[0]
+	_, id, _ := strings.Cut(whole, `"id":"`)
+	id, _, _ = strings.Cut(id, `"`)
 	events := strings.SplitAfter(whole, "\n\n")
 	for after := range len(events) - 1 {
 		_, rest := call(t, srv, "GET", fmt.Sprintf("/v1/responses/%s?stream=true&starting_after=%d", id, after), "")
