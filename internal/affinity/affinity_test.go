@@ -195,7 +195,7 @@ func TestOptions(t *testing.T) {
 		"affinity {\nids\n}":                      "ids requires an argument",
 		"affinity {\nids_ttl 0s\n}":               "ids_ttl '0s' is not a duration above 0",
 		"affinity {\nsave yes\n}":                 "unexpected argument 'yes'",
-		"affinity {\nprompt_cache\n}":             "unrecognized option 'prompt_cache': expected one of ids, ids_ttl, save",
+		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of ids, ids_ttl, prompt_cache, save",
 		"affinity on":                             "unexpected argument",
 		"affinity {\nids 0\nsave\n}":              "save is of no use with ids 0",
 		"affinity {\nids_ttl 1h\n ids_ttl 2h\n}":  "ids_ttl is given twice",
