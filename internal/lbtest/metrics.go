@@ -3,6 +3,7 @@ package lbtest
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,3 +74,8 @@ func WantSums(t testing.TB, pool string, lines ...string) {
 		}
 	}
 }
+
+var runs atomic.Int64
+
+// Unique makes a name that no other run of a test has: what is counted stays.
+func Unique(name string) string { return fmt.Sprint(name, "-", runs.Add(1)) }

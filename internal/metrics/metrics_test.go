@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,6 +66,11 @@ func wantValues(t *testing.T, pool string, want map[string]float64) {
 	}
 }
 
+var runs atomic.Int64
+
+// unique makes a name that no other run of a test has: what is counted stays.
+func unique(name string) string { return fmt.Sprint(name, "-", runs.Add(1)) }
+
 // none is the value of a series that must not be there.
 var none = math.NaN()
 
@@ -99,37 +105,40 @@ func TestSoManyCallersAreToldApart(t *testing.T) {
 }
 
 func TestABenchCountsAsItGoesOn(t *testing.T) {
+	name := unique("goes-on")
 	synctest.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt"}
-		inUse(t, "goes-on", m)
+		inUse(t, name, m)
 		began := time.Now()
 		m.Bench(refusal(verdict.Throttled, "gpt", 10*time.Second), began)
 		time.Sleep(4 * time.Second)
-		wantValues(t, "goes-on", map[string]float64{
+		wantValues(t, name, map[string]float64{
 			"benched_seconds_total a throttled gpt": 4, "benches_total a throttled gpt": 1,
 			"backend_available a gpt": 0, "bench_remaining_seconds a gpt": 6, "backend_available a ": 1, "bench_remaining_seconds a ": 0,
 			"backend_available a other": none,
 		})
 		m.Bench(refusal(verdict.Throttled, "gpt", 26*time.Second), time.Now())
 		time.Sleep(4 * time.Second)
-		wantValues(t, "goes-on", map[string]float64{"benched_seconds_total a throttled gpt": 8, "benches_total a throttled gpt": 1, "bench_remaining_seconds a gpt": 22})
+		wantValues(t, name, map[string]float64{"benched_seconds_total a throttled gpt": 8, "benches_total a throttled gpt": 1, "bench_remaining_seconds a gpt": 22})
 		time.Sleep(time.Minute)
-		wantValues(t, "goes-on", map[string]float64{"benched_seconds_total a throttled gpt": 30, "backend_available a gpt": 1})
+		wantValues(t, name, map[string]float64{"benched_seconds_total a throttled gpt": 30, "backend_available a gpt": 1})
 		m.Bench(refusal(verdict.Failed, "gpt", 10*time.Second), time.Now())
 		time.Sleep(3 * time.Second)
 		m.Served("gpt", time.Now())
 		time.Sleep(time.Minute)
-		wantValues(t, "goes-on", map[string]float64{"benched_seconds_total a failed gpt": 3, "benched_seconds_total a throttled gpt": 30})
+		wantValues(t, name, map[string]float64{"benched_seconds_total a failed gpt": 3, "benched_seconds_total a throttled gpt": 30})
 	})
 }
 
 func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
+	name := unique("never-back")
+	other := unique("never-back-2")
 	synctest.Test(t, func(t *testing.T) {
 		health := new(pool.Health)
 		mine, theirs := pool.NewMember("a", health), pool.NewMember("a", health)
-		p := inUse(t, "never-back", mine)
-		inUse(t, "never-back-2", theirs)
+		p := inUse(t, name, mine)
+		inUse(t, other, theirs)
 		mine.Bench(refusal(verdict.Failed, "", 10*time.Second), time.Now())
 		last := 0.0
 		for i := range 40 {
@@ -140,7 +149,7 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 				mine.Bench(refusal(verdict.Quota, "", 10*time.Second), time.Now())
 				p.Close()
 			}
-			now := gather(t, "never-back")
+			now := gather(t, name)
 			sum := now["benched_seconds_total a failed "] + now["benched_seconds_total a quota "]
 			if sum < last {
 				t.Errorf("after %d s it went from %v to %v", i, last, sum)
@@ -155,16 +164,17 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 }
 
 func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
+	name := unique("whole")
 	synctest.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt", "embed"}
 		takesAny := pool.NewMember("b", new(pool.Health))
 		takesAny.AnyModel = true
-		inUse(t, "whole", m, takesAny)
+		inUse(t, name, m, takesAny)
 		m.Bench(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
 		takesAny.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
 		takesAny.Drain()
-		wantValues(t, "whole", map[string]float64{
+		wantValues(t, name, map[string]float64{
 			"backend_available a ": 0, "backend_available a gpt": 0, "backend_available a embed": 0,
 			"backend_available b ": 1, "backend_available b other": 0, "bench_remaining_seconds b other": 10, "backend_available b made-up": none,
 			"backend_drained a": 0, "backend_drained b": 1, "requests_in_flight a": 0,
@@ -173,44 +183,47 @@ func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 }
 
 func TestGaugesGoWithTheirBackends(t *testing.T) {
+	name := unique("gauges")
 	header := http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "X-Ratelimit-Remaining-Requests": {"-1"}, utilization: {" 89.3% "}}
 	m := pool.NewMember("a", new(pool.Health))
 	m.Models = []string{"gpt"}
-	p := pool.New([]*pool.Member{m}, Of("gauges"))
-	entry := &fleet.Entry{Name: "gauges", Pool: p}
+	p := pool.New([]*pool.Member{m}, Of(name))
+	entry := &fleet.Entry{Name: name, Pool: p}
 	fleet.Default.Add(entry)
-	Of("gauges").Backend("a").Saw("gpt", header)
-	Of("gauges").Backend("a").Attempted("gpt", "served")
-	wantValues(t, "gauges", map[string]float64{
+	Of(name).Backend("a").Saw("gpt", header)
+	Of(name).Backend("a").Attempted("gpt", "served")
+	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": 1200, "ratelimit_remaining a gpt requests": none, "deployment_utilization_ratio a gpt": 0.893,
 		"attempts_total a gpt served": 1,
 	})
 	fleet.Default.Remove(entry)
-	wantValues(t, "gauges", map[string]float64{
+	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": none, "deployment_utilization_ratio a gpt": none, "backend_available a gpt": none, "backend_drained a": none,
 		"attempts_total a gpt served": 1,
 	})
 }
 
 func TestNamesThatWouldBreakAScrapeDoNot(t *testing.T) {
+	name := unique("odd\xff")
 	twice := new(pool.Health)
 	odd := pool.NewMember("odd\xff", new(pool.Health))
 	odd.Models = []string{"m\xfe", "m\xfd", "other"}
-	inUse(t, "odd\xff", pool.NewMember("a:80", twice), pool.NewMember("a:80", twice), odd)
-	Of("odd\xff").Backend("odd\xff").Answered(Caller("al\xffice"), "served", 200, time.Second, time.Second)
-	wantValues(t, "odd\uFFFD", map[string]float64{
+	inUse(t, name, pool.NewMember("a:80", twice), pool.NewMember("a:80", twice), odd)
+	Of(name).Backend("odd\xff").Answered(Caller("al\xffice"), "served", 200, time.Second, time.Second)
+	wantValues(t, strings.ToValidUTF8(name, "\uFFFD"), map[string]float64{
 		"backend_available a:80 ": 1, "backend_available odd\uFFFD m\uFFFD": 1, "requests_total odd\uFFFD al\uFFFDice served 200": 1,
 		"request_duration_seconds odd\uFFFD": 1,
 	})
 }
 
 func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
-	b := Of("tokens").Backend("a")
+	name := unique("tokens")
+	b := Of(name).Backend("a")
 	b.Used("alice", "gpt", usage.Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
 	b.Used("alice", "gpt", usage.Tokens{Input: 1, Output: -5})
 	b.Used("", "gpt", usage.Tokens{Input: 1000})
 	b.UsedUnknown("gpt")
-	wantValues(t, "tokens", map[string]float64{
+	wantValues(t, name, map[string]float64{
 		"tokens_total a gpt input": 1101, "tokens_total a gpt cached": 40, "tokens_total a gpt output": 7, "tokens_total a gpt reasoning": 3,
 		"caller_tokens_total alice input": 101, "caller_tokens_total alice output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total  input": none,
 	})
@@ -234,13 +247,14 @@ func TestCountingAllocatesNothing(t *testing.T) {
 }
 
 func TestMoreSeriesThanAreKeptAtHandAreCountedToo(t *testing.T) {
-	b := Of("many").Backend("a")
+	name := unique("many")
+	b := Of(name).Backend("a")
 	for i := range 2 * maxSeries {
 		b.Answered(fmt.Sprint("caller-", i), "served", 200, 0, 0)
 		b.Answered(fmt.Sprint("caller-", i), "served", 200, 0, 0)
 	}
 	n := 0
-	for key, value := range gather(t, "many") {
+	for key, value := range gather(t, name) {
 		if strings.HasPrefix(key, "requests_total") {
 			if n++; value != 2 {
 				t.Errorf("%s is %v", key, value)

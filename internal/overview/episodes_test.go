@@ -56,21 +56,22 @@ func TestBenchesInARowAreOneEpisode(t *testing.T) {
 }
 
 func TestEpisodesAreBounded(t *testing.T) {
+	name := fmt.Sprint(t.Name(), time.Now()) // what was recorded stays
 	synctest.Test(t, func(t *testing.T) {
 		a := pool.NewMember("a", new(pool.Health))
-		p := pool.New([]*pool.Member{a}, Recorder(t.Name()))
+		p := pool.New([]*pool.Member{a}, Recorder(name))
 		defer p.Close()
 		for n := range 1000 { // a client makes up models
 			a.Bench(refusal("no_model", fmt.Sprint(n), time.Minute), time.Now())
 		}
-		if got := Episodes(t.Name(), 10); len(got) != 1 || got[0].Times != 1000 {
+		if got := Episodes(name, 10); len(got) != 1 || got[0].Times != 1000 {
 			t.Errorf("got %v", got)
 		}
 		for range 200 {
 			a.Bench(refusal("failed", "m", time.Second), time.Now())
 			time.Sleep(2 * pause)
 		}
-		if got := len(Episodes(t.Name(), 1000)); got != maxEpisodes {
+		if got := len(Episodes(name, 1000)); got != maxEpisodes {
 			t.Errorf("got %d episodes", got)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -86,7 +87,10 @@ func (s *sessions) hitRate() float64 {
 // TestSessionsComeBackToTheirPromptCache has 300 sessions at three backends of
 // which each remembers the latest 256 prompts.
 func TestSessionsComeBackToTheirPromptCache(t *testing.T) {
-	const count = 300
+	count, prefixes := 300, 256
+	if lbtest.Race {
+		count, prefixes = 60, 51
+	}
 	config := "{\nadmin off\ndefault_bind 127.0.0.1\n}\n"
 	site := func(directive string) (url string) {
 		port := lbtest.FreePort(t)
@@ -96,7 +100,7 @@ func TestSessionsComeBackToTheirPromptCache(t *testing.T) {
 	balancer := func(options string) (url string) {
 		backends := ""
 		for _, name := range []string{"a", "b", "c"} {
-			backends += fmt.Sprintf("backend %s {\nname %s\n}\n", site("openai_simulator {\nname "+name+"\nprompt_cache 256\noutput_tokens 1\n}"), name)
+			backends += fmt.Sprintf("backend %s {\nname %s\n}\n", site("openai_simulator {\nname "+name+"\nprompt_cache "+strconv.Itoa(prefixes)+"\noutput_tokens 1\n}"), name)
 		}
 		return site("openai_lb {\n"+backends+options+"\n}") + "/v1/chat/completions"
 	}
@@ -114,7 +118,7 @@ func TestSessionsComeBackToTheirPromptCache(t *testing.T) {
 		t.Errorf("the hit rate is %.2f, want 0.85", got)
 	}
 	for name, n := range kept.requests {
-		if share := float64(n) / (count * 10 / 3); share > 1.3 {
+		if share := float64(n) / float64(count*10/3); share > 1.3 {
 			t.Errorf("%s has %.2f times its share", name, share)
 		}
 	}
@@ -294,9 +298,10 @@ func TestMovedSessionsSurviveAReloadAndAreCounted(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
 	port, metrics := lbtest.FreePort(t), lbtest.FreePort(t)
+	pool := lbtest.Unique("moves")
 	config := func(n int) string {
-		return fmt.Sprintf("{\nadmin off\nmetrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nmetrics /metrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\npool moves\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\naffinity {\nprompt_cache\n}\nretry_after_min 10ms\n}\n}",
-			metrics, port, n, serverA.URL, serverB.URL)
+		return fmt.Sprintf("{\nadmin off\nmetrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nmetrics /metrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\npool %s\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\naffinity {\nprompt_cache\n}\nretry_after_min 10ms\n}\n}",
+			metrics, port, n, pool, serverA.URL, serverB.URL)
 	}
 	lbtest.Run(t, config(1))
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
@@ -318,8 +323,8 @@ func TestMovedSessionsSurviveAReloadAndAreCounted(t *testing.T) {
 	}
 	text := lbtest.Get(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics)).Body
 	for _, want := range []string{
-		`caddy_openai_lb_affinity_total{kind="cache",pool="moves",result="hit"} 4`,
-		`caddy_openai_lb_affinity_total{kind="cache",pool="moves",result="move"} 1`,
+		`caddy_openai_lb_affinity_total{kind="cache",pool="` + pool + `",result="hit"} 4`,
+		`caddy_openai_lb_affinity_total{kind="cache",pool="` + pool + `",result="move"} 1`,
 	} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("the metrics have no %s", want)

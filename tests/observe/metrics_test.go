@@ -54,6 +54,7 @@ func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
 // compareWithSimulators holds the metrics of a pool with an option against what
 // its backends counted.
 func compareWithSimulators(t *testing.T, pool, option string) {
+	pool = lbtest.Unique(pool)
 	at, sites := simulators(t, map[string]string{
 		"ptu":    "ptu 15\nbucket_seconds 1",
 		"east":   "fault status:500 7",
@@ -169,8 +170,9 @@ func asAlice(w *lbtest.World, method, path, body string) *http.Request {
 }
 
 func TestEveryAnswerHasAClass(t *testing.T) {
-	const options = `
-		pool classes
+	pool := lbtest.Unique("classes")
+	options := `
+		pool ` + pool + `
 		client_key alice key-of-alice
 		ready_path /readyz
 		request_buffers 1KiB
@@ -239,8 +241,8 @@ func TestEveryAnswerHasAClass(t *testing.T) {
 			}, "backend=b caller=alice class=unreachable code=502"},
 			{"not ready", func() lbtest.Reply { return w.Ready(http.MethodGet) }, "backend= caller= class=not_ready code=503"},
 		} {
-			before := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "classes"})
-			labels := map[string]string{"pool": "classes"}
+			before := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool})
+			labels := map[string]string{"pool": pool}
 			for _, field := range strings.Fields(c.want) {
 				name, value, _ := strings.Cut(field, "=")
 				labels[name] = value
@@ -250,34 +252,39 @@ func TestEveryAnswerHasAClass(t *testing.T) {
 			if got := lbtest.SumOf(t, "requests_total", labels); got != same+1 {
 				t.Errorf("%s (%d %s): %s is %v, and was %v", c.name, reply.Status, reply.Body, c.want, got, same)
 			}
-			if got := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "classes"}); got != before+1 {
+			if got := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool}); got != before+1 {
 				t.Errorf("%s was counted %v times", c.name, got-before)
 			}
 		}
-		lbtest.WantSums(t, "classes", "requests_total class= 0", "attempts_total outcome= 0", "all_throttled_total 1")
+		lbtest.WantSums(t, pool, "requests_total class= 0", "attempts_total outcome= 0", "all_throttled_total 1")
 	})
 }
 
 func TestAClientThatLeavesIsCountedAsThat(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\npool leaves\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+	pool := lbtest.Unique("leaves")
+	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		ctx, leave := context.WithTimeout(t.Context(), time.Second)
 		defer leave()
 		w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
 		time.Sleep(time.Second)
-		lbtest.WantSums(t, "leaves", "requests_total backend=a class=client_left code=499 1", "attempts_total backend=a outcome=client_left 1", "benches_total 0", "requests_total 1")
+		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left code=499 1", "attempts_total backend=a outcome=client_left 1", "benches_total 0", "requests_total 1")
 	})
 }
 
 func TestMadeUpNamesAddNoSeries(t *testing.T) {
-	const n = 10_000
+	n := 10_000
+	if lbtest.Race {
+		n = 2000
+	}
 	var keys strings.Builder
 	for i := range n {
 		fmt.Fprintf(&keys, "caller-%d key-of-caller-%d\n", i, i)
 	}
 	file := filepath.Join(t.TempDir(), "keys")
 	lbtest.WriteFile(t, file, keys.String())
-	lbtest.InBubble(t, "openai_lb {\npool made-up\nclient_keys_file "+file+"\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b\nbackend http://c {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+	pool := lbtest.Unique("made-up")
+	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nclient_keys_file "+file+"\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b\nbackend http://c {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["b"].Replies(lbtest.Throttled("60"))
 		for i := range n {
 			if i == 300 {
@@ -293,7 +300,7 @@ func TestMadeUpNamesAddNoSeries(t *testing.T) {
 		}
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
-				if lbtest.HasLabels(metric, map[string]string{"pool": "made-up"}) {
+				if lbtest.HasLabels(metric, map[string]string{"pool": pool}) {
 					series++
 				}
 			}
@@ -301,7 +308,7 @@ func TestMadeUpNamesAddNoSeries(t *testing.T) {
 		if series > 1200 {
 			t.Errorf("there are %d series of 1000 callers", series)
 		}
-		lbtest.WantSums(t, "made-up", "requests_total 10000", "attempts_total backend=c model=other 300", "attempts_total backend=b model=other outcome=throttled 300", "attempts_total backend=b model=other outcome=served 9700",
+		lbtest.WantSums(t, pool, fmt.Sprint("requests_total ", n), "attempts_total backend=c model=other 300", "attempts_total backend=b model=other outcome=throttled 300", fmt.Sprint("attempts_total backend=b model=other outcome=served ", n-300),
 			"backend_available backend=b model=other 0", "backend_available backend=a model=other 0", "requests_total caller=other *")
 	})
 }
@@ -310,11 +317,12 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	ports := []int{lbtest.FreePort(t), lbtest.FreePort(t)}
+	pools := []string{lbtest.Unique("mix"), lbtest.Unique("mix")}
 	config := func(comment string) string {
 		text := "{\nadmin off\n}\n"
 		for i, port := range ports {
-			text += fmt.Sprintf("http://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %s\nopenai_lb {\npool mix-%d\nbackend %s {\nname a\n}\nbackend %s {\nname b\npriority 2\n}\n}\n}\n",
-				port, comment, i, serverA.URL, serverB.URL)
+			text += fmt.Sprintf("http://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %s\nopenai_lb {\npool %s\nbackend %s {\nname a\n}\nbackend %s {\nname b\npriority 2\n}\n}\n}\n",
+				port, comment, pools[i], serverA.URL, serverB.URL)
 		}
 		return text
 	}
@@ -326,23 +334,23 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	lbtest.Run(t, config("1"))
 	ask(0, 3)
 	ask(1, 5)
-	lbtest.WantSums(t, "mix-0", "requests_total 3", "attempts_total backend=a 3", "request_duration_seconds 3")
-	lbtest.WantSums(t, "mix-1", "requests_total 5", "attempts_total backend=a 5", "attempts_per_request 5")
+	lbtest.WantSums(t, pools[0], "requests_total 3", "attempts_total backend=a 3", "request_duration_seconds 3")
+	lbtest.WantSums(t, pools[1], "requests_total 5", "attempts_total backend=a 5", "attempts_per_request 5")
 	lbtest.Reload(t, config("2"))
 	lbtest.WaitFor(t, func() bool {
 		reply := lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", ports[0]), `{}`)
 		return reply.Header.Get("X-Config") == "2"
 	})
-	requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": "mix-0"})
+	requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pools[0]})
 	if requests < 4 {
 		t.Errorf("after a reload, %v requests are counted", requests)
 	}
 	a.Replies(lbtest.Throttled("60"))
 	ask(0, 2)
-	lbtest.WantSums(t, "mix-0", fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a outcome=throttled 1")
-	lbtest.WantSums(t, "mix-1", "requests_total 5", "benches_total 0", "attempts_total backend=b 0")
+	lbtest.WantSums(t, pools[0], fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a outcome=throttled 1")
+	lbtest.WantSums(t, pools[1], "requests_total 5", "benches_total 0", "attempts_total backend=b 0")
 	// the backend is one, and so is its limit
-	lbtest.WantSums(t, "mix-1", "backend_available backend=a model= 0", "backend_available backend=b model= 1")
+	lbtest.WantSums(t, pools[1], "backend_available backend=a model= 0", "backend_available backend=b model= 1")
 }
 
 func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {
@@ -355,7 +363,7 @@ func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {
 		"no inference": lbtest.Streams(3*time.Second, "a part", time.Minute, "the rest"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			pool := "first-byte-" + strings.ReplaceAll(name, " ", "-")
+			pool := lbtest.Unique("first-byte-" + strings.ReplaceAll(name, " ", "-"))
 			lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(reply)
 				path := "/v1/chat/completions"

@@ -76,7 +76,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 }
 
 func TestOperatorsSeeWhatTheMetricsHaveCounted(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\npool counted\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, "openai_lb {\npool "+lbtest.Unique("counted")+"\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("7"))
 		w.Backends["b"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":12,"completion_tokens":3}}`))
 		for range 2 {
