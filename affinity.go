@@ -68,6 +68,6 @@ func (ex *exchange) undecided() bool {
 // learnFrom has the reply teach which objects the current account has.
 func (ex *exchange) learnFrom(r *reply) {
 	if r.body != nil {
-		r.body.lesson = ex.home.Lesson(ex.current.backend.account, r.res)
+		r.body.Lesson = ex.home.Lesson(ex.current.backend.account, r.res)
 	}
 }

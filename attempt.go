@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -113,7 +114,7 @@ type roundTrip struct {
 	roundtrip.Trip
 	url   url.URL
 	reply reply
-	body  replyBody
+	body  replybody.Body
 }
 
 func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {

@@ -15,6 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -272,7 +273,7 @@ func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time
 // rememberBroken takes in that a reply broke off, or told of an error, after
 // its beginning went to the client.
 func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
-	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || errors.Is(reason, errIdleStream) && r.upload.Stalled() {
+	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || errors.Is(reason, replybody.ErrIdle) && r.upload.Stalled() {
 		return // the client left, or did not send all of its body
 	}
 	now, t, a := time.Now(), ex.current, ex.attempted()

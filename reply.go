@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -50,7 +51,7 @@ type reply struct {
 	// upload is the request's body on its way.
 	upload *replay.Upload
 	// body is that of a response that may become the client's.
-	body *replyBody
+	body *replybody.Body
 }
 
 func (r *reply) discard() {
@@ -187,7 +188,7 @@ func (r *reply) peek(rt *roundTrip) (text []byte, all bool) {
 // raw is the response's body without the time limit for each read.
 func (r *reply) raw() io.Reader {
 	if r.body != nil {
-		return r.body.body
+		return r.body.Source
 	}
 	return r.res.Body
 }
@@ -197,7 +198,7 @@ func (r *reply) raw() io.Reader {
 func (t *Transport) fail(r *reply, failure *sse.Error) {
 	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
 	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
-		r.body.watch = nil // the error is not the backend's fault later either
+		r.body.Forgive()
 		return
 	}
 	original := r.res

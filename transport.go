@@ -217,11 +217,11 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		ex.observeAllThrottled()
 	}
 	if ex.firstByte = time.Since(ex.started); r.body != nil {
-		if len(r.body.held) == 0 && r.body.heldErr == nil {
-			r.body.begun = func() { ex.firstByte = time.Since(ex.started) }
+		if r.body.Waits() {
+			r.body.Begun = func() { ex.firstByte = time.Since(ex.started) }
 		}
-		ex.usage = r.body.usage
-		r.body.broken = func(err error) { t.rememberBroken(ex, r, err) }
+		ex.usage = r.body.Usage
+		r.body.Broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}
 	if r.asksUsage {
 		ex.asked.withoutUsage = false

@@ -1,4 +1,4 @@
-package openailb
+package replybody
 
 import (
 	"context"
@@ -15,7 +15,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &replyBody{backend: new(http.Response), body: backend, idle: 10 * time.Second, deadline: &deadline.Deadline{Cancel: cancel}}
+		b := &Body{Response: new(http.Response), Source: backend, Idle: 10 * time.Second, Deadline: &deadline.Deadline{Cancel: cancel}}
 		go func() {
 			for range 3 {
 				io.WriteString(wire, "x")
@@ -30,7 +30,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 			time.Sleep(time.Hour) // the client's pause
 		}
 		start := time.Now()
-		if _, err := b.Read(make([]byte, 1)); err != errIdleStream || time.Since(start) != 10*time.Second {
+		if _, err := b.Read(make([]byte, 1)); err != ErrIdle || time.Since(start) != 10*time.Second {
 			t.Errorf("a backend that stalls gives %v after %s", err, time.Since(start))
 		}
 	})
