@@ -4,7 +4,7 @@ import "time"
 
 // Drained reports whether the member is used only when no other is left: its
 // weight is 0, or an operator took it out of use.
-func (m *Member) Drained() bool { return m.Weight == 0 || m.shared.drained.Load() }
+func (m *Member) Drained() bool { return m.Weight == 0 || m.TakenOut() }
 
 // Drain takes the member out of use, and others of its name, until Resume. That
 // outlives the pool.
@@ -12,6 +12,9 @@ func (m *Member) Drain() { m.setDrained(true, false) }
 
 // Resume puts a member back into use that Drain took out. A weight of 0 stays.
 func (m *Member) Resume() { m.setDrained(false, false) }
+
+// TakenOut reports whether an operator took the member out of use.
+func (m *Member) TakenOut() bool { return m.shared.drained.Load() }
 
 func (m *Member) setDrained(drained, elsewhere bool) {
 	if !m.shared.drained.CompareAndSwap(!drained, drained) {

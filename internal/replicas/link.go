@@ -1,0 +1,183 @@
+package replicas
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// Link connects a pool with the other replicas. It is a listener of the pool.
+// The methods of a nil Link do nothing.
+type Link struct {
+	replica *Replica
+	pool    *pool.Pool
+	// names are the digests of the backends that the members are.
+	names map[*pool.Member]string
+}
+
+// NewLink returns a link for the members of one pool.
+func (r *Replica) NewLink() *Link {
+	return &Link{replica: r, names: make(map[*pool.Member]string)}
+}
+
+// Add names what a member's health is about. Only a digest of the name leaves
+// the process.
+func (l *Link) Add(m *pool.Member, name string) {
+	if l != nil {
+		l.names[m] = digest(name)
+	}
+}
+
+// Open lets the members of the pool hear what happens elsewhere.
+func (l *Link) Open(p *pool.Pool) {
+	if l == nil {
+		return
+	}
+	l.pool = p
+	r := l.replica
+	r.mu.Lock()
+	r.links = append(r.links, l)
+	r.mu.Unlock()
+	r.compareSoon()
+}
+
+// Close ends that.
+func (l *Link) Close() {
+	if l == nil {
+		return
+	}
+	r := l.replica
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.links = slices.DeleteFunc(r.links, func(other *Link) bool { return other == l })
+}
+
+// Happened implements pool.Listener.
+func (l *Link) Happened(e pool.Event) {
+	if l == nil {
+		return
+	}
+	r, i := l.replica, item{backend: l.names[e.Member], bench: e.Bench, at: time.Now()}
+	switch e.Happening {
+	case pool.Began, pool.Grew:
+		i.kind = benched
+		r.claims.plan(i.backend, e.Bench)
+	case pool.Doubted:
+		i.kind = doubted
+	case pool.Disproved:
+		i.kind = disproved
+		r.claims.drop(i.backend, e.Bench)
+		r.end(e.Bench, true, i.at)
+	case pool.Ended:
+		r.end(e.Bench, false, i.at)
+		return
+	case pool.Drained, pool.Resumed:
+		if i.kind, i.member = resumed, digest(e.Member.Name); e.Happening == pool.Drained {
+			i.kind = drained
+		}
+		if !e.Elsewhere {
+			r.mu.Lock()
+			r.unsent[drainKey{i.backend, i.member}] = i.kind == drained
+			r.mu.Unlock()
+		}
+	}
+	if !e.Elsewhere && (i.member != "" || shared(e.Bench)) {
+		r.enqueue(i)
+	}
+}
+
+func (r *Replica) enqueue(i item) {
+	if lost := r.queue.add(i); lost > 0 {
+		droppedTotal.WithLabelValues("full").Add(float64(lost))
+	}
+}
+
+// end remembers for a while that a bench is over, so that nobody who did not
+// hear of its end makes it begin once more.
+func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ended) >= maxEnded {
+		maps.DeleteFunc(r.ended, func(_ uint64, e ending) bool { return now.After(e.until) })
+	}
+	if len(r.ended) >= maxEnded {
+		clear(r.ended) // somebody makes up models
+	}
+	if e := r.ended[b.ID]; !e.disproved {
+		until := now
+		if b.Until.After(until) {
+			until = b.Until
+		}
+		r.ended[b.ID] = ending{disproved, until.Add(lifetime)}
+	}
+}
+
+// maxEnded is how many benches are remembered that are over.
+const maxEnded = 4096
+
+// hear takes in what another replica tells, or what the store keeps.
+func (r *Replica) hear(m message, now time.Time) {
+	switch m.Kind {
+	case alive:
+		r.hearAlive(m, now)
+	case drained, resumed:
+		r.hearDrain(m)
+	case benched, doubted, disproved:
+		if member := r.memberOf(m.Backend); member != nil {
+			r.hearBench(m, member, now)
+		}
+	}
+}
+
+func (r *Replica) hearAlive(m message, heard time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, known := r.peers[m.From]; known && p.Heard.After(heard) || !known && len(r.peers) >= maxPeers {
+		return
+	}
+	r.peers[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard}
+}
+
+// maxPeers is how many replicas are counted.
+const maxPeers = 1024
+
+func (r *Replica) hearBench(m message, member *pool.Member, now time.Time) {
+	b, left := m.Bench.pool(now)
+	r.mu.Lock()
+	ended, isOver := r.ended[b.ID]
+	r.mu.Unlock()
+	switch {
+	case m.Kind == disproved:
+		if !ended.disproved {
+			r.end(b, true, now)
+			member.HearDisproved(b)
+		}
+	case isOver && ended.disproved:
+		r.enqueue(item{kind: disproved, backend: m.Backend, bench: b, at: now})
+	case isOver:
+		// its time has passed here
+	default:
+		member.Hear(b, left, now)
+		if m.Kind == doubted {
+			member.HearDoubt(b)
+		}
+	}
+}
+
+func (r *Replica) hearDrain(m message) {
+	r.mu.Lock()
+	_, mine := r.unsent[drainKey{m.Backend, m.Member}]
+	r.mu.Unlock()
+	if mine {
+		return // it is older than what we have to tell
+	}
+	for _, l := range r.openLinks() {
+		for member, backend := range l.names {
+			if backend == m.Backend && digest(member.Name) == m.Member {
+				member.HearDrained(m.Kind == drained)
+			}
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package replicas
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// message is what replicas tell each other. It holds no key and no name of a
+// backend, a caller or an object.
+type message struct {
+	// Version is that of this format. Others are ignored.
+	Version int  `json:"v"`
+	Kind    kind `json:"kind"`
+	// From is the replica that tells it, and Sent its time, in milliseconds
+	// since 1970.
+	From string `json:"from"`
+	Sent int64  `json:"sent"`
+	// Backend is a digest, as is Member, which tells members of a backend apart.
+	Backend string `json:"backend,omitempty"`
+	Member  string `json:"member,omitempty"`
+	Bench   *bench `json:"bench,omitempty"`
+	// Host is where the replica runs, and Since when it began.
+	Host  string `json:"host,omitempty"`
+	Since int64  `json:"since,omitempty"`
+}
+
+const version = 1
+
+type kind string
+
+const (
+	// alive: the replica is there.
+	alive kind = "alive"
+	// benched: a bench began, or grew.
+	benched kind = "bench"
+	// doubted: the bench is in doubt.
+	doubted kind = "doubt"
+	// disproved: the bench is over before its time.
+	disproved kind = "over"
+	// drained and resumed are about a member.
+	drained kind = "drain"
+	resumed kind = "resume"
+)
+
+// bench is a pool.Bench, with lengths in place of times.
+type bench struct {
+	ID       string `json:"id"`
+	Model    string `json:"model,omitempty"`
+	Whole    bool   `json:"whole,omitempty"`
+	Throttle bool   `json:"throttle,omitempty"`
+	Class    string `json:"class"`
+	Status   int    `json:"status,omitempty"`
+	Hint     string `json:"hint,omitempty"`
+	Cost     int64  `json:"cost,omitempty"`
+	// Length is that of the whole bench, and Left what is left of it, both in
+	// milliseconds.
+	Length int64 `json:"length"`
+	Left   int64 `json:"left"`
+}
+
+// maxLength is how long a bench of another replica lasts at most, whatever the
+// store holds.
+const maxLength = 24 * time.Hour
+
+// classes are what others may bench a backend for. What a backend thinks of its
+// credential is no news: a replica may have a newer one.
+var classes = []verdict.Class{verdict.Throttled, verdict.Quota, verdict.Overloaded, verdict.Failed, verdict.NotPermitted,
+	verdict.NoModel, verdict.Unreachable, verdict.Timeout, verdict.BrokenStream}
+
+var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
+
+// shared reports whether other replicas are told of the bench.
+func shared(b pool.Bench) bool {
+	return slices.Contains(classes, verdict.Class(b.Class)) && utf8.ValidString(b.Model)
+}
+
+// benchOf is how a bench is told of.
+func benchOf(b pool.Bench, now time.Time) *bench {
+	return &bench{
+		ID: idOf(b), Model: b.Model, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint,
+		Cost: b.Cost, Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
+	}
+}
+
+// milliseconds rounds up: nobody calls a backend before its bench is over.
+func milliseconds(d time.Duration) int64 {
+	return int64((min(max(d, 0), maxLength) + time.Millisecond - 1) / time.Millisecond)
+}
+
+func idOf(b pool.Bench) string { return strconv.FormatUint(b.ID, 16) }
+
+// pool returns the bench as a pool knows it, and what is left of it.
+func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
+	id, _ := strconv.ParseUint(b.ID, 16, 64)
+	left = time.Duration(b.Left) * time.Millisecond
+	until := now.Add(left)
+	return pool.Bench{
+		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint}, ID: id, Whole: b.Whole, Model: b.Model,
+		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
+	}, left
+}
+
+// key names what the bench is about: no backend has two benches of one name.
+func (b *bench) key() string {
+	key := "failure"
+	if b.Throttle {
+		key = "throttle"
+	}
+	if !b.Whole {
+		key += " " + b.Model
+	}
+	return key
+}
+
+// parse reads a message, whoever wrote it.
+func parse(text []byte) (m message, err error) {
+	if len(text) > state.MaxMessage {
+		return m, fmt.Errorf("it has %d bytes", len(text))
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, err
+	}
+	if m.Version != version {
+		return m, fmt.Errorf("it is of version %d", m.Version)
+	}
+	if !isDigest(m.From) || m.Sent < 0 {
+		return m, errors.New("it does not say whom it is from")
+	}
+	return m, m.check()
+}
+
+func (m *message) check() error {
+	switch m.Kind {
+	case alive:
+		if len(m.Host) > maxHost || m.Since < 0 {
+			return errors.New("it is not of a replica")
+		}
+		return nil
+	case drained, resumed:
+		if !isDigest(m.Backend) || !isDigest(m.Member) {
+			return errors.New("it names no backend")
+		}
+		return nil
+	case benched, doubted, disproved:
+		if !isDigest(m.Backend) || m.Bench == nil {
+			return errors.New("it names no bench")
+		}
+		return m.Bench.check()
+	}
+	return fmt.Errorf("it is of an unknown kind")
+}
+
+func (b *bench) check() error {
+	if _, err := strconv.ParseUint(b.ID, 16, 64); err != nil {
+		return err
+	}
+	switch {
+	case !slices.Contains(classes, verdict.Class(b.Class)), !slices.Contains(hints, hint.Source(b.Hint)),
+		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "":
+		return errors.New("no backend is benched like that")
+	case b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
+		return errors.New("no bench lasts as long")
+	}
+	return nil
+}
+
+// maxHost is how many bytes the name of a host has at most.
+const maxHost = 255
+
+// digest stands for a name that others need not know.
+func digest(name string) string {
+	sum := sha256.Sum256([]byte("openai_lb " + name))
+	return hex.EncodeToString(sum[:digestSize/2])
+}
+
+const digestSize = 32
+
+func isDigest(word string) bool {
+	if len(word) != digestSize {
+		return false
+	}
+	for _, c := range []byte(word) {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,89 @@
+package replicas
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+var someTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func TestABenchArrivesAsItWas(t *testing.T) {
+	b := pool.Bench{
+		Reason: pool.Reason{Class: "throttled", Status: 429, Hint: "retry-after-ms"}, ID: 1<<64 - 1, Model: "gpt-4o {}\"\n",
+		Since: someTime, Until: someTime.Add(10 * time.Second), Throttle: true, Cost: 12345,
+	}
+	m := message{Version: version, Kind: benched, From: digest("r"), Sent: 1, Backend: digest("a"), Bench: benchOf(b, someTime.Add(3*time.Second))}
+	got, err := parse(m.text())
+	if err != nil || !reflect.DeepEqual(got, m) {
+		t.Fatalf("got %+v, %v, want %+v", got, err, m)
+	}
+	heard, left := got.Bench.pool(someTime.Add(3 * time.Second))
+	if heard != b || left != 7*time.Second {
+		t.Errorf("got %+v, %v, want %+v", heard, left, b)
+	}
+}
+
+func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
+	me, backend := digest("r"), digest("a")
+	const whole = `{"v":1,"kind":"bench","from":"ME","sent":1,"backend":"BACKEND","bench":{"id":"f","class":"throttled","length":10,"left":10}}`
+	complete := strings.NewReplacer("ME", me, "BACKEND", backend)
+	if _, err := parse([]byte(complete.Replace(whole))); err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range [][2]string{
+		{`"v":1`, `"v":2`}, {`"kind":"bench"`, `"kind":"ban"`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`},
+		{`"id":"f"`, `"id":"g"`}, {"throttled", "made_up"}, {"throttled", "credential"}, {`"length":10`, `"length":9`}, {`"left":10`, `"left":-1`},
+		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`},
+		{`"class"`, `"hint":"made up","class"`}, {`"class"`, `"whole":true,"model":"m","class"`}, {`"class"`, `"model":"` + strings.Repeat("m", 300) + `","class"`},
+		{whole, ""}, {whole, "null"}, {whole, `{"v":1}`}, {whole, whole[:50]}, {whole, whole + " x"}, {`{"id":"f","class":"throttled","length":10,"left":10}`, "null"},
+		{`"kind":"bench"`, `"kind":"drain"`}, {`"kind":"bench"`, `"kind":"drain","member":"x"`}, {`"kind":"bench"`, `"kind":"alive","since":-1`},
+		{`"kind":"bench"`, `"kind":"alive","host":"` + strings.Repeat("h", 300) + `"`}, {whole, whole + strings.Repeat(" ", state.MaxMessage)},
+	} {
+		text := complete.Replace(strings.Replace(whole, change[0], change[1], 1))
+		if m, err := parse([]byte(text)); err == nil {
+			t.Errorf("%s is taken for %+v", text, m)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	b := pool.Bench{ID: 7, Model: "m", Reason: pool.Reason{Class: "throttled"}, Since: someTime, Until: someTime.Add(time.Minute)}
+	for _, m := range []message{
+		{Version: version, Kind: benched, From: digest("r"), Backend: digest("https://a key"), Bench: benchOf(b, someTime)},
+		{Version: version, Kind: disproved, From: digest("r"), Backend: digest("https://a key"), Bench: benchOf(b, someTime)},
+		{Version: version, Kind: drained, From: digest("r"), Backend: digest("https://a key"), Member: digest("a")},
+		{Version: version, Kind: alive, From: digest("r"), Host: "h", Since: 1},
+	} {
+		f.Add(m.text())
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := parse(text)
+		if err != nil {
+			return
+		}
+		again, err := parse(m.text())
+		if err != nil || !reflect.DeepEqual(again, m) {
+			t.Fatalf("%+v becomes %+v, %v", m, again, err)
+		}
+		r := New(nil, nil)
+		a := pool.NewMember("a", new(pool.Health))
+		l := r.NewLink()
+		l.Add(a, "https://a key")
+		p := pool.New([]*pool.Member{a}, l)
+		defer p.Close()
+		l.Open(p)
+		r.hear(m, someTime)
+		for _, s := range p.Snapshot(someTime) {
+			for _, b := range s.Benches {
+				if !b.Until.After(someTime) || b.Until.Sub(b.Since) > maxLength || !shared(b) {
+					t.Fatalf("%s benches with %+v", text, b)
+				}
+			}
+		}
+	})
+}

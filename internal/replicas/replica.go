@@ -1,0 +1,312 @@
+// Package replicas lets the replicas of a balancer share what they know. It
+// tells other replicas what happens to the members of pools here, and tells
+// these members what happened elsewhere. A [state.Store] moves the messages.
+//
+// What happens is told at once. Once a second, and whenever the store can be
+// reached again, a replica also compares what is kept in the store with what it
+// knows, and makes up for the difference on either side. So a message that is
+// lost costs a second, and a store that lost its data gets it back.
+//
+// No request waits for any of that. While the store cannot be reached, replicas
+// go on by themselves.
+package replicas
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	mathrand "math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+const (
+	// interval is how often a replica compares what it knows with the store.
+	interval = time.Second
+	// retry is how long it waits after it could not be reached.
+	retry = 400 * time.Millisecond
+	// patience is how long any use of the store may take.
+	patience = time.Second
+	// lifetime is how long a replica counts after it was last heard.
+	lifetime = 10 * time.Second
+)
+
+// Groups of records besides those of each backend.
+const (
+	replicaGroup = "replicas"
+	drainGroup   = "drains"
+)
+
+// Replica is one of those that share a store.
+type Replica struct {
+	id     string
+	host   string
+	store  state.Store
+	queue  *queue
+	claims *claims
+	// due wakes who compares.
+	due    chan struct{}
+	logger atomic.Pointer[zap.Logger]
+	touch  touch
+
+	mu    sync.Mutex
+	began time.Time
+	links []*Link
+	ended map[uint64]ending
+	// unsent are drains of ours that the store may not know.
+	unsent map[drainKey]bool
+	peers  map[string]Peer
+}
+
+// ending is what is known of a bench that is over.
+type ending struct {
+	disproved bool
+	// until is when nobody can tell of the bench any more.
+	until time.Time
+}
+
+type drainKey struct{ backend, member string }
+
+// Peer is a replica, this one included.
+type Peer struct {
+	ID, Host string
+	// Since is when it began, and Heard when it was last heard of.
+	Since, Heard time.Time
+}
+
+// New returns a replica, which does nothing until Run.
+func New(store state.Store, logger *zap.Logger) *Replica {
+	id := make([]byte, digestSize/2)
+	rand.Read(id)
+	r := &Replica{
+		id: hex.EncodeToString(id), store: store, queue: newQueue(), claims: newClaims(), due: make(chan struct{}, 1),
+		ended: make(map[uint64]ending), unsent: make(map[drainKey]bool), peers: make(map[string]Peer),
+	}
+	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
+		r.host = host
+	}
+	r.SetLogger(logger)
+	return r
+}
+
+// SetLogger has the replica log there from now on.
+func (r *Replica) SetLogger(l *zap.Logger) { r.logger.Store(l) }
+
+// Run shares until the context is done. When it returns, the store is not in
+// use any more.
+func (r *Replica) Run(ctx context.Context) {
+	r.mu.Lock()
+	r.began = time.Now()
+	r.mu.Unlock()
+	inUse(r, true)
+	defer inUse(r, false)
+	var tasks sync.WaitGroup
+	for _, task := range []func(context.Context){r.tell, r.listen, r.compareAgain, r.claim} {
+		tasks.Go(func() { task(ctx) })
+	}
+	tasks.Wait()
+}
+
+// tell tells others what happens here.
+func (r *Replica) tell(ctx context.Context) {
+	for {
+		items := r.queue.take(ctx)
+		if items == nil {
+			return
+		}
+		var records []state.Record
+		for _, i := range items {
+			if record, ok := r.record(i, time.Now()); ok {
+				records = append(records, record)
+			}
+		}
+		if len(records) == 0 {
+			continue
+		}
+		if err := r.put(ctx, records); err != nil {
+			droppedTotal.WithLabelValues("failed").Add(float64(len(records)))
+			continue
+		}
+		r.sent(items)
+	}
+}
+
+func (r *Replica) put(ctx context.Context, records []state.Record) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := r.store.Put(ctx, records)
+	if err == nil {
+		messagesOut.Add(float64(len(records)))
+	}
+	return err
+}
+
+// record is what the store keeps of an item. It returns false if there is
+// nothing to tell any more.
+func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
+	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMilli(), Backend: i.backend}
+	switch i.kind {
+	case drained:
+		m.Member = i.member
+		record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Replace}
+	case resumed:
+		m.Member = i.member
+		record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Replace, TTL: maxLength}
+	case disproved:
+		m.Bench = benchOf(i.bench, now)
+		record = state.Record{Group: i.backend, Mode: state.Finish, TTL: time.Second}
+	default:
+		m.Bench = benchOf(i.bench, now)
+		record = state.Record{Group: i.backend, Mode: state.Extend, TTL: time.Duration(m.Bench.Left) * time.Millisecond}
+		if record.TTL <= 0 {
+			return record, false
+		}
+	}
+	if m.Bench != nil {
+		record.Key, record.Version = m.Bench.key(), m.Bench.ID
+	}
+	record.Message = m.text()
+	return record, true
+}
+
+func (m *message) text() []byte {
+	text, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // it has only strings and numbers
+	}
+	return text
+}
+
+// sent takes in that the store knows these.
+func (r *Replica) sent(items []item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, i := range items {
+		key := drainKey{i.backend, i.member}
+		if want, ok := r.unsent[key]; ok && want == (i.kind == drained) {
+			delete(r.unsent, key)
+		}
+	}
+}
+
+// listen hears what happens elsewhere.
+func (r *Replica) listen(ctx context.Context) {
+	for {
+		err := r.store.Listen(ctx, r.compareSoon, func(text []byte) {
+			r.touch.heard(r)
+			m, err := parse(text)
+			if err != nil {
+				messagesIn.WithLabelValues("invalid").Inc()
+				return
+			}
+			messagesIn.WithLabelValues(string(m.Kind)).Inc()
+			now := time.Now()
+			if m.From == r.id && m.Kind != alive {
+				return
+			}
+			if m.Kind == benched {
+				benchDelay.Observe(max(0, now.Sub(time.UnixMilli(m.Sent)).Seconds()))
+			}
+			r.hear(m, now)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		r.touch.lost(r, err)
+		reconnectsTotal.Inc()
+		if !pause(ctx, retry) {
+			return
+		}
+	}
+}
+
+// pause waits for about so long. It returns false if the context is done first.
+// No two replicas wait for equally long, so that they do not all come back at
+// once.
+func pause(ctx context.Context, about time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(about*4/5 + mathrand.N(about*2/5)):
+		return true
+	}
+}
+
+// compareAgain compares what is known here with what the store keeps, again and
+// again.
+func (r *Replica) compareAgain(ctx context.Context) {
+	for {
+		err := r.compare(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.touch.compared(r, err)
+		wait := interval
+		if err != nil {
+			wait = retry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.due:
+		case <-time.After(wait*4/5 + mathrand.N(wait*2/5)):
+		}
+	}
+}
+
+func (r *Replica) compareSoon() {
+	select {
+	case r.due <- struct{}{}:
+	default:
+	}
+}
+
+// Peers returns the replicas that share the store, in the order of their ids.
+func (r *Replica) Peers(now time.Time) (peers []Peer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, p := range r.peers {
+		if now.Sub(p.Heard) >= lifetime {
+			delete(r.peers, id)
+			continue
+		}
+		peers = append(peers, p)
+	}
+	slices.SortFunc(peers, func(a, b Peer) int { return a.Since.Compare(b.Since) })
+	return peers
+}
+
+// alive is the record that says that this replica is there.
+func (r *Replica) alive(now time.Time) state.Record {
+	m := message{Version: version, Kind: alive, From: r.id, Sent: now.UnixMilli(), Host: r.host, Since: r.began.UnixMilli()}
+	return state.Record{Group: replicaGroup, Key: r.id, Mode: state.Replace, TTL: lifetime, Message: m.text()}
+}
+
+// memberOf returns a member of the backend, or nil.
+func (r *Replica) memberOf(backend string) *pool.Member {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range slices.Backward(r.links) {
+		for m, name := range l.names {
+			if name == backend {
+				return m
+			}
+		}
+	}
+	return nil
+}
+
+func (r *Replica) openLinks() []*Link {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.links)
+}

@@ -1,0 +1,378 @@
+package replicas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// world is some replicas with the same backends, in virtual time.
+type world struct {
+	*testing.T
+	hub      *statetest.Hub
+	replicas []*testReplica
+}
+
+type testReplica struct {
+	*Replica
+	link    *Link
+	members map[string]*pool.Member
+	pool    *pool.Pool
+	logs    *observer.ObservedLogs
+	stop    func()
+}
+
+// share runs a test with n replicas that are in touch.
+func share(t *testing.T, n int, test func(*world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, hub: statetest.NewHub()}
+		for range n {
+			w.start()
+		}
+		time.Sleep(2 * time.Second)
+		test(w)
+	})
+}
+
+// start adds a replica with the backend a and its spare b.
+func (w *world) start() *testReplica {
+	core, logs := observer.New(zapcore.DebugLevel)
+	r := &testReplica{Replica: New(w.hub.Store(), zap.New(core)), members: make(map[string]*pool.Member), logs: logs}
+	var members []*pool.Member
+	r.link = r.NewLink()
+	for i, name := range []string{"a", "b"} {
+		m := pool.NewMember(name, new(pool.Health))
+		m.Priority = i + 1
+		r.members[name] = m
+		r.link.Add(m, "https://"+name+" key")
+		members = append(members, m)
+	}
+	r.pool = pool.New(members, r.link)
+	r.link.Open(r.pool)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		r.Run(ctx)
+		close(done)
+	}()
+	stopped := false
+	r.stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			<-done
+			r.link.Close()
+			r.pool.Close()
+		}
+	}
+	w.Cleanup(r.stop)
+	w.replicas = append(w.replicas, r)
+	return r
+}
+
+func throttle(wait time.Duration) pool.Refusal {
+	return pool.Refusal{Reason: pool.Reason{Class: string(verdict.Throttled), Status: 429, Hint: "retry-after"}, Throttle: true, Model: "m", Cost: 100, Wait: wait}
+}
+
+// wantBenched checks for how long a backend is benched at every replica.
+func (w *world) wantBenched(backend string, want time.Duration) {
+	w.Helper()
+	for i, r := range w.replicas {
+		if got := r.benched(backend); got < want || got > want+10*time.Millisecond {
+			w.Errorf("at replica %d, %s is benched for %v, want %v", i, backend, got, want)
+		}
+	}
+}
+
+func (r *testReplica) benched(backend string) (left time.Duration) {
+	now := time.Now()
+	for _, s := range r.pool.Snapshot(now) {
+		for _, b := range s.Benches {
+			if s.Member.Name == backend {
+				left = max(left, b.Until.Sub(now))
+			}
+		}
+	}
+	return left
+}
+
+func (w *world) at(i int, backend string) *pool.Member { return w.replicas[i].members[backend] }
+
+func TestABenchHoldsAtAllReplicasAtOnce(t *testing.T) {
+	share(t, 3, func(w *world) {
+		w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+		synctest.Wait()
+		w.wantBenched("a", 10*time.Second)
+		w.wantBenched("b", 0)
+		time.Sleep(2 * time.Second)
+		w.at(2, "a").Bench(throttle(20*time.Second), time.Now())
+		synctest.Wait()
+		w.wantBenched("a", 20*time.Second)
+		w.at(1, "a").Bench(throttle(time.Second), time.Now())
+		synctest.Wait()
+		w.wantBenched("a", 20*time.Second)
+		time.Sleep(20 * time.Second)
+		w.wantBenched("a", 0)
+	})
+}
+
+func TestAReplicaThatStartsKnowsWhatTheOthersKnow(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
+		w.at(0, "b").Drain()
+		time.Sleep(5 * time.Second)
+		w.start()
+		synctest.Wait()
+		w.wantBenched("a", 25*time.Second)
+		if !w.at(2, "b").Drained() {
+			t.Error("the drain does not hold at the new replica")
+		}
+	})
+}
+
+func TestABenchThatIsDisprovedIsOverForAll(t *testing.T) {
+	share(t, 3, func(w *world) {
+		began := time.Now()
+		w.at(0, "a").Bench(throttle(30*time.Second), began)
+		time.Sleep(5 * time.Second)
+		w.at(1, "a").Served("m", began.Add(time.Second))
+		synctest.Wait()
+		w.wantBenched("a", 0)
+		for range 5 { // nor does it begin again by what the store keeps
+			time.Sleep(time.Second)
+			w.wantBenched("a", 0)
+		}
+		w.at(2, "a").Bench(throttle(7*time.Second), time.Now())
+		synctest.Wait()
+		w.wantBenched("a", 7*time.Second)
+	})
+}
+
+func TestADoubtIsHeard(t *testing.T) {
+	share(t, 2, func(w *world) {
+		began := time.Now()
+		w.at(0, "a").Bench(throttle(30*time.Second), began)
+		synctest.Wait()
+		w.at(0, "a").Doubt("m", began)
+		synctest.Wait()
+		for i, r := range w.replicas {
+			if m := r.pool.Pick(asks{100, "a"}, time.Now()); m != nil {
+				t.Errorf("replica %d sends a large request to a", i)
+			}
+		}
+		if m := w.replicas[1].pool.Pick(asks{10, "a"}, time.Now()); m == nil {
+			t.Error("a small request may not check the bench that is in doubt")
+		}
+	})
+}
+
+// asks is a request of some cost, which one member can serve, or any.
+type asks struct {
+	cost int64
+	only string
+}
+
+func (a asks) ModelAt(m *pool.Member) (string, bool) { return "m", a.only == "" || m.Name == a.only }
+func (a asks) MayTry(*pool.Member) bool              { return true }
+func (a asks) Cost() int64                           { return a.cost }
+
+func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
+	share(t, 3, func(w *world) {
+		want := func(drained bool) {
+			t.Helper()
+			for i := range w.replicas {
+				if w.at(i, "a").Drained() != drained || w.at(i, "b").Drained() {
+					t.Errorf("at replica %d, a is drained: %v, want %v", i, !drained, drained)
+				}
+			}
+		}
+		w.at(0, "a").Drain()
+		synctest.Wait()
+		want(true)
+		time.Sleep(time.Minute)
+		want(true)
+		w.hub.Flush()
+		time.Sleep(2 * time.Second)
+		want(true)
+		w.hub.Fail(errors.New("down"))
+		w.at(1, "a").Resume() // while the store is down
+		time.Sleep(time.Minute)
+		w.hub.Fail(nil)
+		time.Sleep(2 * time.Second)
+		want(false)
+		time.Sleep(time.Minute)
+		want(false)
+	})
+}
+
+func TestOneReplicaSendsTheProbe(t *testing.T) {
+	share(t, 5, func(w *world) {
+		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())
+		time.Sleep(20 * time.Second)
+		if n := w.picks("a"); n != 1 {
+			t.Errorf("%d replicas send the probe, want 1", n)
+		}
+		time.Sleep(500 * time.Millisecond)
+		if n := w.picks("a"); n != 0 {
+			t.Errorf("%d replicas do not wait for what becomes of the probe", n)
+		}
+		time.Sleep(500 * time.Millisecond) // it was not refused
+		if n := w.picks("a"); n != 5 {
+			t.Errorf("after that, %d replicas call a, want 5", n)
+		}
+	})
+}
+
+func TestWithoutTheStoreEachReplicaSendsAProbe(t *testing.T) {
+	share(t, 5, func(w *world) {
+		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())
+		time.Sleep(10 * time.Second)
+		w.hub.Fail(errors.New("down"))
+		time.Sleep(10 * time.Second)
+		if n := w.picks("a"); n != 5 {
+			t.Errorf("%d replicas send a probe, want 5", n)
+		}
+	})
+}
+
+// picks is how many replicas choose the member for a request.
+func (w *world) picks(name string) (n int) {
+	for _, r := range w.replicas {
+		if m := r.pool.Pick(asks{cost: 1}, time.Now()); m != nil && m.Name == name {
+			n++
+		}
+	}
+	return n
+}
+
+func TestWhatWasLostIsMadeUpFor(t *testing.T) {
+	for name, fault := range map[string]struct{ begin, end func(*statetest.Hub) }{
+		"messages":      {func(h *statetest.Hub) { h.LoseMessages(true) }, func(*statetest.Hub) {}},
+		"the store":     {func(h *statetest.Hub) { h.Fail(errors.New("down")) }, func(h *statetest.Hub) { h.Fail(nil) }},
+		"store and all": {func(h *statetest.Hub) { h.Fail(errors.New("down")) }, func(h *statetest.Hub) { h.Flush(); h.Fail(nil) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			share(t, 3, func(w *world) {
+				before := time.Now()
+				w.at(0, "b").Bench(throttle(50*time.Second), before)
+				synctest.Wait()
+				fault.begin(w.hub)
+				w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
+				w.at(1, "b").Served("m", before.Add(time.Second/2))
+				w.at(1, "b").Reset()
+				fault.end(w.hub)
+				time.Sleep(2 * time.Second)
+				w.wantBenched("a", 28*time.Second)
+				if name != "store and all" { // that keeps no trace of what is over
+					w.wantBenched("b", 0)
+				}
+			})
+		})
+	}
+}
+
+func TestAStoreThatLostItsDataGetsItBack(t *testing.T) {
+	share(t, 3, func(w *world) {
+		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
+		synctest.Wait()
+		w.hub.Flush()
+		time.Sleep(2 * time.Second)
+		if n := w.hub.Len(digest("https://a key")); n != 1 {
+			t.Errorf("%d records are kept of a, want 1", n)
+		}
+		w.start()
+		synctest.Wait()
+		w.wantBenched("a", 28*time.Second)
+	})
+}
+
+func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
+		bad := throttle(time.Minute)
+		bad.Model = "\xff"
+		w.at(0, "b").Bench(bad, time.Now())
+		time.Sleep(3 * time.Second)
+		if got := w.replicas[1].benched("a") + w.replicas[1].benched("b"); got != 0 {
+			t.Errorf("another replica benches for %v", got)
+		}
+	})
+}
+
+func TestReplicasAreCounted(t *testing.T) {
+	share(t, 3, func(w *world) {
+		for i, r := range w.replicas {
+			if peers := r.Peers(time.Now()); len(peers) != 3 || time.Since(peers[0].Heard) > 2*time.Second {
+				t.Errorf("replica %d knows of %v, want 3", i, peers)
+			}
+		}
+		w.replicas[0].stop()
+		time.Sleep(12 * time.Second)
+		if peers := w.replicas[1].Peers(time.Now()); len(peers) != 2 {
+			t.Errorf("after one has left, %d are known, want 2", len(peers))
+		}
+		if s := Statuses(); len(s) != 2 || !s[0].InTouch || s[0].Queue != 0 {
+			t.Errorf("the status is %+v", s)
+		}
+	})
+}
+
+func TestAnOutageIsLoggedOnce(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.hub.Fail(errors.New("down, " + strings.Repeat("and out ", 100)))
+		for i := range 100 {
+			w.at(0, "a").Bench(throttle(time.Duration(i)*time.Minute), time.Now())
+			time.Sleep(time.Second)
+		}
+		w.hub.Fail(nil)
+		time.Sleep(3 * time.Second)
+		var got []string
+		for _, entry := range w.replicas[0].logs.All() {
+			got = append(got, entry.Level.String()+" "+entry.Message)
+			if text := fmt.Sprint(entry.ContextMap()); len(text) > 400 {
+				t.Errorf("the log has %s", text)
+			}
+		}
+		if want := []string{"info in touch with other replicas", "warn out of touch with other replicas", "info in touch with other replicas"}; fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("logged %q, want %q", got, want)
+		}
+	})
+}
+
+func TestTheQueueIsBoundedAndLosesTheOldest(t *testing.T) {
+	q := newQueue()
+	lost := 0
+	for i := range 3 * maxQueue {
+		lost += q.add(item{kind: benched, bench: pool.Bench{ID: uint64(i)}})
+	}
+	if q.len() != maxQueue || lost != 2*maxQueue {
+		t.Errorf("it holds %d and lost %d", q.len(), lost)
+	}
+	want := uint64(2 * maxQueue)
+	for q.len() > 0 {
+		for _, i := range q.take(t.Context()) {
+			if i.bench.ID != want {
+				t.Fatalf("got %d, want %d", i.bench.ID, want)
+			}
+			want++
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := q.take(ctx); len(got) != 0 {
+		t.Errorf("got %v from an empty queue", got)
+	}
+}

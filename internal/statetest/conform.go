@@ -1,0 +1,176 @@
+package statetest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// Conform tests what every store has to do. open returns stores of one engine
+// that keeps nothing yet.
+func Conform(t *testing.T, open func(t *testing.T) state.Store) {
+	t.Run("records are kept as their mode says", func(t *testing.T) { testModes(t, open(t)) })
+	t.Run("records go when their time has passed", func(t *testing.T) { testExpiry(t, open(t)) })
+	t.Run("groups are bounded", func(t *testing.T) { testBounds(t, open(t)) })
+	t.Run("all listeners hear all messages", func(t *testing.T) { testMessages(t, open(t), open(t)) })
+	t.Run("one claims a name", func(t *testing.T) { testClaims(t, open(t), open(t)) })
+	t.Run("a use ends with its context", func(t *testing.T) { testContext(t, open(t)) })
+}
+
+// odd has all that a key and a message may consist of.
+const odd = "failure m \x00\xff\r\n{}*$ 1 2"
+
+func testModes(t *testing.T, s state.Store) {
+	rec := func(mode state.Mode, version string, minutes int, message string) state.Record {
+		return state.Record{Group: "g", Key: odd, Mode: mode, Version: version, TTL: time.Duration(minutes) * time.Minute, Message: []byte(message)}
+	}
+	for i, step := range []struct {
+		put     state.Record
+		message string
+		minutes int
+	}{
+		{rec(state.Finish, "1", 5, "nothing to finish"), "", 0},
+		{rec(state.Extend, "1", 5, "first"), "first", 5},
+		{rec(state.Extend, "2", 3, "shorter"), "first", 5},
+		{rec(state.Extend, "1", 9, "the same, said otherwise"), "the same, said otherwise", 5},
+		{rec(state.Extend, "3", 8, "longer" + odd), "longer" + odd, 8},
+		{rec(state.Finish, "2", 1, "another is over"), "longer" + odd, 8},
+		{rec(state.Finish, "3", 1, "over"), "over", 8},
+		{rec(state.Extend, "3", 8, "an echo"), "over", 8},
+		{rec(state.Extend, "4", 2, "new"), "new", 2},
+		{rec(state.Replace, "", 1, "replaced"), "replaced", 1},
+		{rec(state.Replace, "", 0, "for good"), "for good", 0},
+		{rec(state.Replace, "", 4, "replaced again"), "replaced again", 4},
+	} {
+		put(t, s, step.put)
+		got := load(t, s, "other", "g")
+		if step.message == "" {
+			if len(got) != 0 {
+				t.Fatalf("step %d: %q is kept, want nothing", i, got)
+			}
+			continue
+		}
+		if len(got) != 1 || string(got[0].Message) != step.message || got[0].Key != odd || got[0].Group != "g" {
+			t.Fatalf("step %d: %q is kept, want %q", i, got, step.message)
+		}
+		if want := time.Duration(step.minutes) * time.Minute; got[0].TTL > want || got[0].TTL < want-30*time.Second {
+			t.Errorf("step %d: it is kept for %v, want %v", i, got[0].TTL, want)
+		}
+	}
+}
+
+func testExpiry(t *testing.T, s state.Store) {
+	put(t, s,
+		state.Record{Group: "g", Key: "short", Mode: state.Extend, Version: "1", TTL: 300 * time.Millisecond, Message: []byte("short")},
+		state.Record{Group: "g", Key: "long", Mode: state.Extend, Version: "2", TTL: time.Hour, Message: []byte("long")},
+		state.Record{Group: "h", Key: "good", Mode: state.Replace, Message: []byte("for good")},
+		state.Record{Group: "h", Key: "short", Mode: state.Replace, TTL: 300 * time.Millisecond, Message: []byte("short")})
+	for len(load(t, s, "g", "h")) > 2 {
+		time.Sleep(20 * time.Millisecond)
+	}
+	for _, k := range load(t, s, "g", "h") {
+		if k.Key == "short" {
+			t.Error("a record outlives its time")
+		}
+	}
+	put(t, s, state.Record{Group: "g", Key: "short", Mode: state.Extend, Version: "3", TTL: time.Minute, Message: []byte("again")})
+	if n := len(load(t, s, "g")); n != 2 {
+		t.Errorf("%d records are kept, want 2", n)
+	}
+}
+
+func testBounds(t *testing.T, s state.Store) {
+	var records []state.Record
+	for i := range state.MaxRecords {
+		records = append(records, state.Record{Group: "g", Key: fmt.Sprint(i), Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte("m")})
+	}
+	put(t, s, records...)
+	one := state.Record{Group: "g", Key: "more", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte("m")}
+	two := state.Record{Group: "h", Key: "other", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte("m")}
+	if err := s.Put(t.Context(), []state.Record{one, two}); err == nil || !strings.Contains(err.Error(), state.ErrFull.Error()) {
+		t.Errorf("the error is %v, want %v", err, state.ErrFull)
+	}
+	if n := len(load(t, s, "g")); n != state.MaxRecords {
+		t.Errorf("%d records are kept, want %d", n, state.MaxRecords)
+	}
+	if n := len(load(t, s, "h")); n != 1 {
+		t.Error("a record of another group is not kept")
+	}
+}
+
+func testMessages(t *testing.T, stores ...state.Store) {
+	heard := make([]chan string, len(stores))
+	for i, s := range stores {
+		heard[i] = make(chan string, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		ready, done := make(chan struct{}), make(chan error, 1)
+		go func() {
+			done <- s.Listen(ctx, func() { close(ready) }, func(message []byte) { heard[i] <- string(message) })
+		}()
+		<-ready
+		t.Cleanup(func() {
+			cancel()
+			if err := <-done; err == nil {
+				t.Error("Listen returned no error")
+			}
+		})
+	}
+	put(t, stores[0],
+		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("first")},
+		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "2", TTL: time.Second, Message: []byte("not kept " + odd)},
+		state.Record{Group: "g", Key: "k", Mode: state.Finish, Version: "3", TTL: time.Second, Message: []byte("not kept either")})
+	for i := range stores {
+		for _, want := range []string{"first", "not kept " + odd, "not kept either"} {
+			if got := <-heard[i]; got != want {
+				t.Errorf("%d heard %q, want %q", i, got, want)
+			}
+		}
+	}
+}
+
+func testClaims(t *testing.T, a, b state.Store) {
+	claim := func(s state.Store, name string, ttl time.Duration) bool {
+		ok, err := s.Claim(t.Context(), name, ttl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	if !claim(a, "x", time.Minute) || claim(b, "x", time.Minute) || claim(a, "x", time.Minute) {
+		t.Error("a name was not claimed once")
+	}
+	if !claim(b, "y", 100*time.Millisecond) {
+		t.Error("another name was not claimed")
+	}
+	for !claim(a, "y", time.Minute) {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func testContext(t *testing.T, s state.Store) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s.Listen(ctx, func() {}, func([]byte) {}) == nil {
+		t.Error("Listen goes on without its context")
+	}
+}
+
+func put(t *testing.T, s state.Store, records ...state.Record) {
+	t.Helper()
+	if err := s.Put(t.Context(), records); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func load(t *testing.T, s state.Store, groups ...string) []state.Kept {
+	t.Helper()
+	kept, err := s.Load(t.Context(), groups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kept
+}

@@ -1,0 +1,104 @@
+// Package state is for engines by which replicas of the balancer tell each
+// other what they learn: which backend throttles, and which one an operator
+// took out of use. An engine is a Caddy module in the namespace
+// http.openai_lb.state. It only moves bytes. What they mean, when they are
+// sent, and what happens while the engine cannot be reached is not its concern.
+//
+// Nothing here is on the way of a request.
+package state
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Engine is what a module in the namespace http.openai_lb.state implements.
+type Engine interface {
+	// Identity tells engines apart. Handlers whose engines have the same one
+	// share a Store, also through a reload of the config. It may hold secrets,
+	// and is never shown.
+	Identity() string
+
+	// Open returns the engine's store. It connects to nothing yet.
+	Open() (Store, error)
+}
+
+// Store keeps records for all replicas, and passes messages between them. Its
+// methods are called from several goroutines. Each returns an error when its
+// context is done, at the latest.
+//
+// Times to live pass by the store's own clock, so that the clocks of the
+// replicas do not matter.
+type Store interface {
+	// Put sends the message of each record to all who listen, and keeps the
+	// record as its Mode says. A record that cannot be kept does not keep the
+	// others from it, nor its own message from being sent.
+	Put(ctx context.Context, records []Record) error
+
+	// Load returns the records of these groups whose time has not passed.
+	Load(ctx context.Context, groups []string) ([]Kept, error)
+
+	// Claim reports whether nobody else has claimed the name within the time to
+	// live of that claim.
+	Claim(ctx context.Context, name string, ttl time.Duration) (bool, error)
+
+	// Listen calls hear with every message that is sent, those of this replica
+	// included, until that is no longer possible. It calls ready when it has
+	// begun. Messages come at least once a second, so that a connection on which
+	// none comes for some seconds is lost. hear does not keep the message.
+	Listen(ctx context.Context, ready func(), hear func(message []byte)) error
+
+	// Close ends the store. No other method is called after it.
+	Close() error
+}
+
+// Record is what a store keeps.
+type Record struct {
+	// Group and Key name the record. Group is of letters, digits and '-', and
+	// Key of any bytes. The records of a group are loaded together.
+	Group, Key string
+	// Version tells records of the same name apart, as Mode says.
+	Version string
+	// Mode says what becomes of a record of the same name that is kept already.
+	Mode Mode
+	// TTL is how long the record is kept. 0: forever.
+	TTL time.Duration
+	// Message is the record's content.
+	Message []byte
+}
+
+// Mode says when a record is kept if there is one of the same name whose time
+// has not passed.
+type Mode int
+
+const (
+	// Extend keeps whichever of the two lasts longer. If both have the same
+	// version, the message is replaced, and the time to live stays.
+	Extend Mode = iota
+	// Finish replaces the message, and the time to live stays. From then on,
+	// Extend does nothing with the same version, and replaces the record with
+	// any other. Finish does nothing if there is no record of the same version.
+	Finish
+	// Replace replaces the record.
+	Replace
+)
+
+// Kept is a record that a store has kept.
+type Kept struct {
+	Group, Key string
+	// TTL is what is left of its time. 0: it is kept forever.
+	TTL     time.Duration
+	Message []byte
+}
+
+// MaxMessage is how many bytes a message has at most. Longer ones are not for
+// us, and need not be passed on.
+const MaxMessage = 4096
+
+// MaxRecords is how many records of a group a store keeps at most. There are
+// that many only if somebody makes up names of models.
+const MaxRecords = 1024
+
+// ErrFull tells that a group has MaxRecords records already.
+var ErrFull = errors.New("too many records")
