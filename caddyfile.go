@@ -18,6 +18,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 func init() {
@@ -90,6 +91,8 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    client_key       <name> <key>
 //	    client_keys_file <path>
 //
+//	    state <engine> [{...}]
+//
 //	    reverse_proxy {
 //	        <options of reverse_proxy...>
 //	    }
@@ -122,6 +125,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"stream_usage":     directive.Flag(&h.StreamUsage),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
 		"client_keys_file": directive.StringPointer(&h.ClientKeysFile),
+		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())

@@ -61,7 +61,7 @@ type target struct {
 	metrics  *metrics.Backend
 }
 
-func newBalancer(name string, targets []*target, policy reverseproxy.Selector, events *announce.Events) *balancer {
+func newBalancer(name string, targets []*target, policy reverseproxy.Selector, events *announce.Events, listeners ...pool.Listener) *balancer {
 	b := &balancer{targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
@@ -72,7 +72,7 @@ func newBalancer(name string, targets []*target, policy reverseproxy.Selector, e
 		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
 	}
-	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, b.logger, b.metrics, b.events, overview.Recorder(name))}
+	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {

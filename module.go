@@ -29,6 +29,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/reach"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+	"github.com/openai-lb/caddy-openai-lb/internal/sharing"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -145,12 +146,19 @@ type Handler struct {
 	// Default: none.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
+	// StateRaw is the engine by which replicas of the balancer tell each other
+	// which backends are benched or drained. It is a module in the namespace
+	// http.openai_lb.state, such as `redis`. Default: each replica has to find
+	// out by itself.
+	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
+
 	// Transport makes the attempts at the backends. Provision makes it, of
 	// PassiveHealth and the transport of ReverseProxy.
 	Transport *Transport `json:"-"`
 
 	balancer *balancer
 	affinity *affinity.Affinity
+	shared   *sharing.Membership
 	proxy    *reverseproxy.Handler
 	logger   *zap.Logger
 
@@ -256,9 +264,15 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	if err != nil {
 		return err
 	}
+	if h.StateRaw != nil {
+		if h.shared, err = sharing.Join(ctx, h, "StateRaw"); err != nil {
+			return err
+		}
+	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = b.target(h.logger)
+		h.shared.Link().Add(targets[i].Member, b.health)
 		h.passesThrough = h.passesThrough || b.passesThrough()
 		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
 		if key, ok := b.source.(apiKey); ok && key.InFile() {
@@ -266,12 +280,13 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		}
 	}
 	h.models = modelsOf(h.Backends)
-	h.balancer = newBalancer(h.Pool, targets, policy, events)
+	h.balancer = newBalancer(h.Pool, targets, policy, events, h.shared.Link())
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool)
 	h.balancer.open()
+	h.shared.Link().Open(h.balancer.Pool)
 	h.seeker = reach.Seeker{
 		Context: ctx, Pool: h.balancer.Pool, Transport: h.Transport.roundTripper,
 		URL:     func(m *pool.Member) *url.URL { return h.balancer.targets[m.Index].backend.url },
@@ -326,8 +341,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 // Cleanup gives back what Provision took. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
-	var errs []error
-	errs = append(errs, h.affinity.Close())
+	errs := []error{h.affinity.Close(), h.shared.Leave()}
 	if h.balancer != nil {
 		h.balancer.close()
 		for _, t := range h.balancer.targets {

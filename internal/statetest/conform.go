@@ -37,7 +37,7 @@ func testModes(t *testing.T, s state.Store) {
 		{rec(state.Extend, "1", 5, "first"), "first", 5},
 		{rec(state.Extend, "2", 3, "shorter"), "first", 5},
 		{rec(state.Extend, "1", 9, "the same, said otherwise"), "the same, said otherwise", 5},
-		{rec(state.Extend, "3", 8, "longer" + odd), "longer" + odd, 8},
+		{rec(state.Extend, "3", 8, "longer"+odd), "longer" + odd, 8},
 		{rec(state.Finish, "2", 1, "another is over"), "longer" + odd, 8},
 		{rec(state.Finish, "3", 1, "over"), "over", 8},
 		{rec(state.Extend, "3", 8, "an echo"), "over", 8},

@@ -30,6 +30,10 @@ type kept struct {
 
 func (k kept) over(now time.Time) bool { return !k.until.IsZero() && !now.Before(k.until) }
 
+func (k kept) outlasts(other kept) bool {
+	return !other.until.IsZero() && (k.until.IsZero() || k.until.After(other.until))
+}
+
 // NewHub returns a hub that works.
 func NewHub() *Hub {
 	h := &Hub{listeners: make(map[chan []byte]bool)}
@@ -114,7 +118,7 @@ func (m memory) keep(r state.Record, now time.Time) error {
 		if before.finished {
 			return nil
 		}
-	case r.Mode == state.Finish, known && !before.finished && !before.until.IsZero() && !next.until.After(before.until):
+	case r.Mode == state.Finish, known && !before.finished && !next.outlasts(before):
 		return nil
 	}
 	if !known && len(group) >= state.MaxRecords {

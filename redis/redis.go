@@ -1,0 +1,237 @@
+// Package redis lets replicas of openai_lb tell each other by Redis, or by
+// Valkey, what they learn of backends.
+package redis
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	client "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+func init() {
+	caddy.RegisterModule(new(Engine))
+	client.SetLogger(quiet{}) // it would write a line for each failure
+}
+
+// quiet logs nothing: who uses the client gets every error.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// Engine shares what replicas know by Redis: one server, servers with Sentinel,
+// or Redis Cluster. Every value may have placeholders, which are resolved at
+// load.
+type Engine struct {
+	// Address lists servers, sentinels or nodes of a cluster, as host:port.
+	// Without Sentinel and Cluster it is one server. Required.
+	Address []string `json:"address,omitempty"`
+
+	// Sentinel is the name of the master whose address the sentinels tell.
+	// Default: no Sentinel.
+	Sentinel string `json:"sentinel,omitempty"`
+
+	// SentinelPassword is the password of the sentinels, if they want one. Use
+	// {env.X} or {file.X}. Default: none.
+	SentinelPassword string `json:"sentinel_password,omitempty"`
+
+	// Cluster tells that the servers are a Redis Cluster. Default: false.
+	Cluster bool `json:"cluster,omitempty"`
+
+	// Username is that of an ACL. Default: the default user.
+	Username string `json:"username,omitempty"`
+
+	// Password is the user's. Use {env.X} or {file.X}: they are resolved at
+	// load and never shown. A file is read again for each connection. Default:
+	// none.
+	Password string `json:"password,omitempty"`
+
+	// DB is the number of the database. A cluster has only 0. Default: 0.
+	DB int `json:"db,omitempty"`
+
+	// TLS tells that connections are encrypted. The server's certificate is
+	// checked against the system's certificates, or those of SSL_CERT_FILE.
+	// Default: false.
+	TLS bool `json:"tls,omitempty"`
+
+	// ServerName is the name in the server's certificate. Default: its host.
+	ServerName string `json:"server_name,omitempty"`
+
+	// KeyPrefix begins every key and every channel. Balancers with different
+	// prefixes share nothing. Default: `openai_lb:`.
+	KeyPrefix string `json:"key_prefix,omitempty"`
+
+	// resolved has no placeholders, but for those of a password in a file.
+	resolved settings
+}
+
+// settings are the options without placeholders.
+type settings struct {
+	Address            []string
+	Master, MasterPass string
+	Cluster            bool
+	User, Pass         string
+	PassFile           string
+	DB                 int
+	TLS                bool
+	ServerName, Prefix string
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Engine) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.openai_lb.state.redis",
+		New: func() caddy.Module { return new(Engine) },
+	}
+}
+
+// Provision resolves the options. It connects to nobody.
+func (e *Engine) Provision(caddy.Context) error {
+	s := settings{Cluster: e.Cluster, DB: e.DB, TLS: e.TLS}
+	repl := caddy.NewReplacer()
+	for _, option := range []struct {
+		name, raw string
+		into      *string
+	}{
+		{"sentinel", e.Sentinel, &s.Master}, {"username", e.Username, &s.User},
+		{"server_name", e.ServerName, &s.ServerName}, {"key_prefix", cmp.Or(e.KeyPrefix, "openai_lb:"), &s.Prefix},
+	} {
+		var err error
+		if *option.into, err = repl.ReplaceOrErr(option.raw, true, true); err != nil {
+			return fmt.Errorf("%s: %w", option.name, err)
+		}
+	}
+	for _, raw := range e.Address {
+		address, err := repl.ReplaceOrErr(raw, true, true)
+		if err != nil {
+			return fmt.Errorf("address: %w", err)
+		}
+		s.Address = append(s.Address, strings.Fields(address)...) // {env.X} may have several
+	}
+	for _, option := range []struct {
+		name, raw string
+		into      *string
+	}{{"password", e.Password, &s.Pass}, {"sentinel_password", e.SentinelPassword, &s.MasterPass}} {
+		if option.raw == "" {
+			continue
+		}
+		var err error
+		if *option.into, err = secret.Resolve(option.raw); err != nil {
+			return fmt.Errorf("%s: %w", option.name, err)
+		}
+	}
+	if secret.InFile(e.Password) {
+		s.Pass, s.PassFile = "", e.Password
+	}
+	e.resolved = s
+	return s.check()
+}
+
+// check says what is wrong with the options. It shows none that may be secret.
+func (s *settings) check() error {
+	if len(s.Address) == 0 {
+		return errors.New("address requires a host:port")
+	}
+	for _, address := range s.Address {
+		if strings.ContainsAny(address, "@/") {
+			return errors.New("address must be a host:port, without a scheme, a user or a password") // which is not shown
+		}
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+			return fmt.Errorf("address '%s' is not a host:port, such as redis.internal:6379", address)
+		}
+	}
+	switch {
+	case s.Cluster && s.Master != "":
+		return errors.New("sentinel and cluster exclude each other")
+	case !s.Cluster && s.Master == "" && len(s.Address) > 1:
+		return fmt.Errorf("address names %d servers: expected one, or sentinel or cluster", len(s.Address))
+	case s.MasterPass != "" && s.Master == "":
+		return errors.New("sentinel_password is not used without sentinel")
+	case s.User != "" && s.Pass == "" && s.PassFile == "":
+		return errors.New("username requires a password")
+	case s.DB < 0:
+		return fmt.Errorf("db '%d' is not a whole number of 0 or more", s.DB)
+	case s.Cluster && s.DB != 0:
+		return fmt.Errorf("db '%d' is not available: a cluster has only 0", s.DB)
+	case s.ServerName != "" && !s.TLS:
+		return errors.New("server_name is not used without tls")
+	case strings.ContainsAny(s.Prefix, " \t\r\n*?[]") || len(s.Prefix) > 128:
+		return fmt.Errorf("key_prefix '%s' must not contain white space or any of *?[], nor be longer than 128 bytes", s.Prefix)
+	}
+	return nil
+}
+
+// Identity implements state.Engine.
+func (e *Engine) Identity() string {
+	text, err := json.Marshal(e.resolved)
+	if err != nil {
+		panic(err) // it has only strings, numbers and flags
+	}
+	return string(text)
+}
+
+// Limits on how long anything may take, and on how many connections there are.
+const (
+	dialTimeout = time.Second
+	ioTimeout   = 500 * time.Millisecond
+	// silence is after which time without a message a connection is lost. There
+	// is one each second.
+	silence     = 3 * time.Second
+	connections = 4
+)
+
+// roots are the certificates that are trusted. nil: those of the system.
+var roots *x509.CertPool
+
+// Open implements state.Engine.
+func (e *Engine) Open() (state.Store, error) {
+	s := e.resolved
+	options := &client.UniversalOptions{
+		Addrs: s.Address, MasterName: s.Master, IsClusterMode: s.Cluster, DB: s.DB,
+		Username: s.User, Password: s.Pass, SentinelPassword: s.MasterPass,
+		Protocol:        2, // all servers know it
+		DisableIdentity: true,
+		// the server need not tell of its maintenance
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		DialTimeout:              dialTimeout,
+		ReadTimeout:              ioTimeout,
+		WriteTimeout:             ioTimeout,
+		PoolTimeout:              ioTimeout,
+		ContextTimeoutEnabled:    true,
+		DialerRetries:            1,
+		MaxRetries:               1,
+		PoolSize:                 connections,
+		ConnMaxIdleTime:          time.Minute,
+	}
+	if s.PassFile != "" {
+		options.CredentialsProviderContext = func(context.Context) (string, string, error) {
+			password, err := secret.Resolve(s.PassFile)
+			return s.User, password, err
+		}
+	}
+	if s.TLS {
+		options.TLSConfig = &tls.Config{ServerName: s.ServerName, RootCAs: roots, MinVersion: tls.VersionTLS12}
+	}
+	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix}, nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner     = (*Engine)(nil)
+	_ caddyfile.Unmarshaler = (*Engine)(nil)
+	_ state.Engine          = (*Engine)(nil)
+)

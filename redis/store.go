@@ -1,0 +1,119 @@
+package redis
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	client "github.com/redis/go-redis/v9"
+
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// store keeps each group of records in a hash of its own, so that a script has
+// to do with one key only, wherever a cluster has it. Redis forgets keys by its
+// own clock, but not the fields of a hash, so the scripts do that.
+type store struct {
+	client client.UniversalClient
+	prefix string
+}
+
+// The scripts are sent as they are: the server knows them again by their text,
+// and one that has restarted or become the master lacks nothing.
+var (
+	//go:embed put.lua
+	putScript string
+	//go:embed load.lua
+	loadScript string
+)
+
+var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace"}
+
+func (s *store) channel() string         { return s.prefix + "messages" }
+func (s *store) key(group string) string { return s.prefix + "group:" + group }
+
+// Put implements state.Store.
+func (s *store) Put(ctx context.Context, records []state.Record) error {
+	pipe := s.client.Pipeline()
+	for _, r := range records {
+		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel(), r.Message, modes[r.Mode], r.Key, r.Version,
+			r.TTL.Milliseconds(), state.MaxRecords)
+	}
+	done, err := pipe.Exec(ctx)
+	for _, command := range done {
+		if command.Err() != nil && strings.HasPrefix(command.Err().Error(), "FULL ") {
+			return state.ErrFull
+		}
+	}
+	return err
+}
+
+// Load implements state.Store.
+func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, err error) {
+	pipe := s.client.Pipeline()
+	replies := make([]*client.Cmd, len(groups))
+	for i, group := range groups {
+		replies[i] = pipe.Eval(ctx, loadScript, []string{s.key(group)})
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	for i, group := range groups {
+		values, err := replies[i].StringSlice()
+		if err != nil {
+			return nil, err
+		}
+		if len(values)%3 != 0 {
+			return nil, fmt.Errorf("a group has %d values", len(values))
+		}
+		for ; len(values) > 0; values = values[3:] {
+			left, err := strconv.ParseInt(values[1], 10, 64)
+			if err != nil {
+				return nil, err
+			}
+			kept = append(kept, state.Kept{Group: group, Key: values[0], TTL: time.Duration(left) * time.Millisecond, Message: []byte(values[2])})
+		}
+	}
+	return kept, nil
+}
+
+// Claim implements state.Store.
+func (s *store) Claim(ctx context.Context, name string, ttl time.Duration) (bool, error) {
+	err := s.client.SetArgs(ctx, s.prefix+"claim:"+name, "1", client.SetArgs{Mode: "NX", TTL: ttl}).Err()
+	if errors.Is(err, client.Nil) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Listen implements state.Store.
+func (s *store) Listen(ctx context.Context, ready func(), hear func([]byte)) error {
+	messages := s.client.Subscribe(ctx)
+	defer messages.Close()
+	// a read does not end with its context
+	defer context.AfterFunc(ctx, func() { messages.Close() })()
+	if err := messages.Subscribe(ctx, s.channel()); err != nil {
+		return err
+	}
+	for {
+		received, err := messages.ReceiveTimeout(ctx, silence)
+		if err != nil {
+			return err
+		}
+		switch m := received.(type) {
+		case *client.Subscription:
+			ready()
+		case *client.Message:
+			if len(m.Payload) <= state.MaxMessage {
+				hear([]byte(m.Payload))
+			}
+		}
+	}
+}
+
+// Close implements state.Store.
+func (s *store) Close() error { return s.client.Close() }

@@ -1,0 +1,130 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+func caddyContext(t testing.TB) caddy.Context {
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestEveryServerIsAStore(t *testing.T) {
+	for _, name := range programs(t) {
+		t.Run(name, func(t *testing.T) {
+			s := startProgram(t, name)
+			conforms(t, s.engine(), s)
+		})
+	}
+}
+
+// conforms tests the stores of an engine, whose servers hold nothing else.
+func conforms(t *testing.T, e *Engine, servers ...*server) {
+	t.Helper()
+	statetest.Conform(t, func(t *testing.T) state.Store {
+		for _, s := range servers {
+			s.do("flushall")
+		}
+		return open(t, e)
+	})
+}
+
+func TestAClusterIsAStore(t *testing.T) {
+	nodes := startCluster(t)
+	conforms(t, &Engine{Address: []string{nodes[0].address, nodes[1].address}, Cluster: true}, nodes...)
+}
+
+func TestAMasterThatSentinelsTellIsAStore(t *testing.T) {
+	master := startServer(t)
+	sentinel := startSentinel(t, master)
+	conforms(t, &Engine{Address: []string{sentinel.address}, Sentinel: "mymaster"}, master)
+}
+
+func TestAUserOfAnACLIsEnough(t *testing.T) {
+	s := startServer(t)
+	s.do("acl", "setuser", "lb", "on", ">s3cret", "~openai_lb:*", "&openai_lb:*", "+@connection",
+		"+eval", "+publish", "+subscribe", "+set", "+time", "+hget", "+hset", "+hdel", "+hlen", "+hgetall", "+pttl", "+pexpire", "+persist")
+	t.Setenv("THE_PASSWORD", "s3cret")
+	e := s.engine()
+	e.Username, e.Password = "lb", "{env.THE_PASSWORD}"
+	conforms(t, e, s)
+	e.Password = t.TempDir() + "/password"
+	if err := os.WriteFile(e.Password, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e.Password = "{file." + e.Password + "}"
+	load(t, open(t, e))
+}
+
+func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
+	cert, key := certificate(t)
+	s := startServer(t)
+	port := s.args[3]
+	s.kill()
+	s.args = append(s.args, "--port", "0", "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
+	s.start()
+	e := s.engine()
+	e.TLS, e.ServerName = true, "redis.test"
+	load(t, open(t, e))
+	e.ServerName = ""
+	if _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil || !strings.Contains(err.Error(), "x509") {
+		t.Errorf("a server that proves to be another: %v", err)
+	}
+	e.TLS = false
+	if _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil {
+		t.Error("a server that wants TLS is used without")
+	}
+}
+
+func load(t testing.TB, s state.Store) {
+	t.Helper()
+	if _, err := s.Load(t.Context(), []string{"g"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNothingOutlivesItsUse(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	for i := range 500 {
+		record := state.Record{Group: "g", Key: fmt.Sprint(i), Mode: state.Extend, Version: "1", TTL: 200 * time.Millisecond, Message: []byte("m")}
+		if err := st.Put(t.Context(), []state.Record{record}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Claim(t.Context(), fmt.Sprint(i), 200*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for s.do("dbsize") != int64(0) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the server still holds %v", s.do("keys", "*"))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestPrefixesKeepBalancersApart(t *testing.T) {
+	s := startServer(t)
+	one, other := s.engine(), s.engine()
+	other.KeyPrefix = "other:"
+	record := state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("m")}
+	if err := open(t, one).Put(t.Context(), []state.Record{record}); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := open(t, other).Load(t.Context(), []string{"g"})
+	if err != nil || len(kept) != 0 {
+		t.Errorf("got %v, %v from another balancer", kept, err)
+	}
+}
