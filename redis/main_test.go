@@ -14,6 +14,10 @@ import (
 // user's, and a file to log to, which showLog reads.
 func TestMain(m *testing.M) {
 	flag.Parse() // while errors of usage are still seen
+	if config := os.Getenv(replicaVariable); config != "" {
+		runReplica(config)
+		return
+	}
 	folder, err := os.MkdirTemp("", "openai-lb-test-")
 	if err != nil {
 		log.Fatal(err)

@@ -64,7 +64,7 @@ func TestAUserOfAnACLIsEnough(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Password = "{file." + e.Password + "}"
-	load(t, open(t, e))
+	wantUsable(t, open(t, e))
 }
 
 func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
@@ -76,7 +76,7 @@ func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
 	s.start()
 	e := s.engine()
 	e.TLS, e.ServerName = true, "redis.test"
-	load(t, open(t, e))
+	wantUsable(t, open(t, e))
 	e.ServerName = ""
 	if _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil || !strings.Contains(err.Error(), "x509") {
 		t.Errorf("a server that proves to be another: %v", err)
@@ -87,7 +87,7 @@ func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
 	}
 }
 
-func load(t testing.TB, s state.Store) {
+func wantUsable(t testing.TB, s state.Store) {
 	t.Helper()
 	if _, err := s.Load(t.Context(), []string{"g"}); err != nil {
 		t.Error(err)

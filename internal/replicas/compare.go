@@ -1,8 +1,8 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -27,7 +27,7 @@ func (r *Replica) compare(ctx context.Context) error {
 	failed := r.store.Put(ctx, []state.Record{r.alive(time.Now())})
 	kept, err := r.store.Load(ctx, groups)
 	if err != nil {
-		return errors.Join(failed, err)
+		return cmp.Or(failed, err)
 	}
 	now := time.Now()
 	known := make(map[recordKey]record)
