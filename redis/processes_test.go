@@ -77,6 +77,17 @@ func startReplicas(t testing.TB, n int, options string) (replicas []*replica) {
 
 func startReplica(t testing.TB, options string) *replica {
 	t.Helper()
+	ready := "go_goroutines"
+	if strings.Contains(options, "state ") {
+		ready = "caddy_openai_lb_state_queue_length"
+	}
+	return startCaddy(t, "handle {\nopenai_lb {\n"+options+"\n}\n}", ready)
+}
+
+// startCaddy runs a Caddy with these directives until the end of the test. It
+// has started when it has the metric.
+func startCaddy(t testing.TB, directives, ready string) *replica {
+	t.Helper()
 	port := lbtest.FreePort(t)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "Caddyfile")
@@ -91,15 +102,11 @@ http://:%d {
 	handle /metrics {
 		metrics
 	}
-	handle {
-		openai_lb {
-			%s
-		}
-	}
-}`, dir, port, options))
+	%s
+}`, dir, port, directives))
 	r := &replica{t: t, address: fmt.Sprintf("http://127.0.0.1:%d", port), process: exec.Command(os.Args[0])}
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
-	r.process.Env = append(os.Environ(), replicaVariable+"="+config, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir, "GOMAXPROCS=2")
+	r.process.Env = append(os.Environ(), replicaVariable+"="+config, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
 	stderr, err := r.process.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +129,7 @@ http://:%d {
 		r.process.Wait()
 	})
 	deadline := time.Now().Add(20 * time.Second)
-	for r.metric("caddy_openai_lb_state_queue_length") < 0 && strings.Contains(options, "state ") || r.metric("go_goroutines") < 0 {
+	for r.metric(ready) < 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("a replica does not start")
 		}

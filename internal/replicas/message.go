@@ -63,7 +63,9 @@ type bench struct {
 	Class    string `json:"class"`
 	Status   int    `json:"status,omitempty"`
 	Hint     string `json:"hint,omitempty"`
-	Cost     int64  `json:"cost,omitempty"`
+	// Cause is a word, which may come from a backend.
+	Cause string `json:"cause,omitempty"`
+	Cost  int64  `json:"cost,omitempty"`
 	// Length is that of the whole bench, and Left what is left of it, both in
 	// milliseconds.
 	Length int64 `json:"length"`
@@ -88,8 +90,12 @@ func shared(b pool.Bench) bool {
 
 // benchOf is how a bench is told of.
 func benchOf(b pool.Bench, now time.Time) *bench {
+	cause := b.Cause
+	if !isWord(cause) {
+		cause = ""
+	}
 	return &bench{
-		ID: idOf(b), Model: b.Model, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint,
+		ID: idOf(b), Model: b.Model, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
 		Cost: b.Cost, Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
 	}
 }
@@ -107,7 +113,7 @@ func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
 	left = time.Duration(b.Left) * time.Millisecond
 	until := now.Add(left)
 	return pool.Bench{
-		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint}, ID: id, Whole: b.Whole, Model: b.Model,
+		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model,
 		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
 	}, left
 }
@@ -168,7 +174,7 @@ func (b *bench) check() error {
 	}
 	switch {
 	case !slices.Contains(classes, verdict.Class(b.Class)), !slices.Contains(hints, hint.Source(b.Hint)),
-		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "":
+		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", !isWord(b.Cause):
 		return errors.New("no backend is benched like that")
 	case b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
 		return errors.New("no bench lasts as long")
@@ -186,6 +192,19 @@ func digest(name string) string {
 }
 
 const digestSize = 32
+
+// isWord reports whether the text may be a code of an error.
+func isWord(text string) bool {
+	for _, c := range []byte(text) {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return len(text) <= maxWord
+}
+
+// maxWord is how many bytes a word has at most.
+const maxWord = 64
 
 func isDigest(word string) bool {
 	if len(word) != digestSize {

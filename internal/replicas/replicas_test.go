@@ -188,6 +188,7 @@ type asks struct {
 func (a asks) ModelAt(m *pool.Member) (string, bool) { return "m", a.only == "" || m.Name == a.only }
 func (a asks) MayTry(*pool.Member) bool              { return true }
 func (a asks) Cost() int64                           { return a.cost }
+func (a asks) Affinity() *pool.Affinity              { return new(pool.Affinity) }
 
 func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
 	share(t, 3, func(w *world) {

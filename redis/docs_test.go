@@ -1,0 +1,48 @@
+package redis
+
+import (
+	"os"
+	"regexp"
+	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+var (
+	stateBlock  = regexp.MustCompile(`(?ms)^\s*state redis \{.*?^\s*\}$`)
+	stateObject = regexp.MustCompile(`"state": (\{.*\})`)
+	synopsis    = regexp.MustCompile("(?ms)^```text\n.*?^```")
+)
+
+func TestEveryEngineInTheDocsIsValid(t *testing.T) {
+	t.Setenv("REDIS_PASSWORD", "s3cret")
+	t.Setenv("REDIS_NODES", "a.internal:6379 b.internal:6379")
+	found := 0
+	for _, file := range []string{"../docs/replicas.md", "../docs/reference.md", "../examples/redis/Caddyfile", "README.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = synopsis.ReplaceAll(text, nil)
+		for _, block := range stateBlock.FindAllString(string(text), -1) {
+			found++
+			config, err := lbtest.Adapt("http://lb {\nopenai_lb {\nbackend http://a\n" + block + "\n}\n}")
+			if err != nil {
+				t.Fatalf("%s: %v in %s", file, err, block)
+			}
+			if err := lbtest.Validate(t, config); err != nil {
+				t.Errorf("%s: %v in %s", file, err, block)
+			}
+		}
+		for _, object := range stateObject.FindAllStringSubmatch(string(text), -1) {
+			found++
+			config := `{"apps":{"http":{"servers":{"lb":{"routes":[{"handle":[{"handler":"openai_lb","backends":[{"url":"http://a"}],"state":` + object[1] + `}]}]}}}}}`
+			if err := lbtest.Validate(t, config); err != nil {
+				t.Errorf("%s: %v in %s", file, err, object[1])
+			}
+		}
+	}
+	if found < 6 {
+		t.Errorf("found %d engines in the docs, expected more", found)
+	}
+}
