@@ -92,7 +92,8 @@ func TestEnginesOfOtherOptionsAreOthers(t *testing.T) {
 		}
 		return e.Identity()
 	}
-	if identity("one") != identity("one") || identity("one") == identity("two") {
+	one, again, two := identity("one"), identity("one"), identity("two")
+	if one != again || one == two {
 		t.Error("passwords do not tell engines apart")
 	}
 }

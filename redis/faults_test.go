@@ -127,7 +127,7 @@ func testFault(t *testing.T, f fault) {
 	}
 	a := newAccount(t)
 	replicas := startReplicas(t, 3, a.backends(40)+option)
-	length := 3 * time.Second
+	length := 2 * time.Second
 	if *measure {
 		length = 10 * time.Second
 	}

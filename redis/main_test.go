@@ -11,7 +11,7 @@ import (
 )
 
 // TestMain gives Caddy folders of its own, so that tests write nothing to the
-// user's, and a file to log to, which showLog reads.
+// user's, and a file to log to.
 func TestMain(m *testing.M) {
 	flag.Parse() // while errors of usage are still seen
 	if config := os.Getenv(replicaVariable); config != "" {
@@ -46,24 +46,4 @@ func TestMain(m *testing.M) {
 	os.Stderr = stderr
 	os.RemoveAll(folder)
 	os.Exit(code)
-}
-
-// showLog shows what Caddy logs until the end of the test, if it fails.
-func showLog(t *testing.T) {
-	t.Helper()
-	begin, err := os.Stderr.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if !t.Failed() {
-			return
-		}
-		text, err := os.ReadFile(os.Stderr.Name())
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		t.Logf("Caddy logged:\n%s", text[begin.Size():])
-	})
 }

@@ -179,6 +179,9 @@ func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
 		if err := Argument(d, &name); err != nil {
 			return err
 		}
+		if _, err := caddy.GetModule(namespace + "." + name); err != nil {
+			return d.Errf("%s '%s' is not in this build: there is no module %s.%s", option, name, namespace, name)
+		}
 		module, err := caddyfile.UnmarshalModule(d, namespace+"."+name)
 		if err != nil {
 			return err
