@@ -1,7 +1,10 @@
 package redis
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -80,4 +83,24 @@ func received(stats string) (n int) {
 		fmt.Sscanf(line, "total_connections_received:%d", &n)
 	}
 	return n
+}
+
+func TestTheAdminAPITellsWhoShares(t *testing.T) {
+	s := startServer(t)
+	admin := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+	lbtest.Run(t, strings.Replace(site(s, lbtest.FreePort(t), ""), "admin off", "admin "+admin, 1))
+	lbtest.WaitFor(t, inTouchHere)
+	res, err := http.Get("http://" + admin + "/openai_lb/replicas")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var got []replicas.Status
+	if err := json.NewDecoder(res.Body).Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	host, _ := os.Hostname()
+	if len(got) != 1 || !got[0].InTouch || len(got[0].Peers) != 1 || got[0].Peers[0].Host != host {
+		t.Errorf("got %+v, want one replica at %s", got, host)
+	}
 }

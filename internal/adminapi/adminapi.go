@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 func init() {
@@ -26,8 +27,9 @@ func init() {
 //     requests only when no other backend is left.
 //   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
+//   - `GET /openai_lb/replicas` lists the replicas that share what they know.
 //
-// `?pool=` limits each of them to a pool.
+// `?pool=` limits each of the others to a pool.
 type API struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -46,6 +48,7 @@ func (a API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
+		{Pattern: "/openai_lb/replicas", Handler: caddy.AdminHandlerFunc(a.replicas)},
 	}
 }
 
@@ -59,6 +62,14 @@ func (API) list(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, overview.Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
+}
+
+// replicas tells who shares what is known, by each engine of the option state.
+func (API) replicas(w http.ResponseWriter, r *http.Request) error {
+	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
+		return err
+	}
+	return writeJSON(w, replicas.Statuses())
 }
 
 // order has something done to the backends of a name, and tells how they are
@@ -126,8 +137,8 @@ func refuse(status int, format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
 }
 
-func writeJSON(w http.ResponseWriter, backends []overview.Backend) error {
-	body, err := json.Marshal(backends)
+func writeJSON(w http.ResponseWriter, value any) error {
+	body, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}

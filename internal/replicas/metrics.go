@@ -59,16 +59,18 @@ func inUse(r *Replica, is bool) {
 // Status is what operators see of a store.
 type Status struct {
 	// InTouch tells that the store can be reached.
-	InTouch bool
+	InTouch bool `json:"in_touch"`
 	// Queue is how many messages wait to be sent.
-	Queue int
-	Peers []Peer
+	Queue int `json:"queue"`
+	// Peers are the replicas that share it, this one included.
+	Peers []Peer `json:"replicas"`
 }
 
 // Statuses returns that of every store in use.
-func Statuses() (statuses []Status) {
+func Statuses() []Status {
 	runningMu.Lock()
 	defer runningMu.Unlock()
+	statuses := make([]Status, 0, len(running))
 	for r := range running {
 		statuses = append(statuses, Status{InTouch: r.touch.is(), Queue: r.queue.len(), Peers: r.Peers(time.Now())})
 	}

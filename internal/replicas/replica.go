@@ -78,9 +78,11 @@ type drainKey struct{ backend, member string }
 
 // Peer is a replica, this one included.
 type Peer struct {
-	ID, Host string
+	ID   string `json:"id"`
+	Host string `json:"host"`
 	// Since is when it began, and Heard when it was last heard of.
-	Since, Heard time.Time
+	Since time.Time `json:"since"`
+	Heard time.Time `json:"heard"`
 }
 
 // New returns a replica, which does nothing until Run.
@@ -270,10 +272,11 @@ func (r *Replica) compareSoon() {
 	}
 }
 
-// Peers returns the replicas that share the store, in the order of their ids.
-func (r *Replica) Peers(now time.Time) (peers []Peer) {
+// Peers returns the replicas that share the store, the oldest first.
+func (r *Replica) Peers(now time.Time) []Peer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	peers := make([]Peer, 0, len(r.peers))
 	for id, p := range r.peers {
 		if now.Sub(p.Heard) >= lifetime {
 			delete(r.peers, id)
