@@ -53,9 +53,9 @@ func newAccount(t testing.TB) *account {
 func (a *account) backends(n int) string {
 	var options strings.Builder
 	for i := range n {
-		fmt.Fprintf(&options, "backend %s/r%d/v1 {\nname r%d\nmodel r%d\napi_key key\n}\n", a.URL, i, i, i)
+		fmt.Fprintf(&options, "backend %s/r%d/v1 {\nname r%d\nmodel r%d\napi_key s3cret-of-the-backend\n}\n", a.URL, i, i, i)
 	}
-	fmt.Fprintf(&options, "backend %s/spare/v1 {\nname spare\npriority 2\napi_key key\n}\n", a.URL)
+	fmt.Fprintf(&options, "backend %s/spare/v1 {\nname spare\npriority 2\napi_key s3cret-of-the-backend\n}\n", a.URL)
 	return options.String()
 }
 

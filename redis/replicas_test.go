@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -37,6 +38,15 @@ func TestNeighboursDoNotCallABackendThatThrottlesOne(t *testing.T) {
 		}
 		if n := len(a.refusals(name)); n != 1 {
 			t.Errorf("%s was called %d times while it throttled, want once", name, n)
+		}
+	}
+	for _, key := range s.do("keys", "*").([]any) {
+		text := fmt.Sprint(key, s.do("type", key))
+		if s.do("type", key) == "hash" {
+			text += fmt.Sprint(s.do("hgetall", key))
+		}
+		if strings.Contains(text, "s3cret") || strings.Contains(text, a.Listener.Addr().String()) || strings.Contains(text, "spare") {
+			t.Errorf("Redis knows a key, a URL or a name: %s", text)
 		}
 	}
 	late := startReplica(t, a.backends(5)+s.option())
