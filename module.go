@@ -146,11 +146,7 @@ type Handler struct {
 	// Default: none.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	// StateRaw is the engine by which replicas of the balancer tell each other
-	// which backends are benched or drained. It is a module in the namespace
-	// http.openai_lb.state, such as `redis`. Default: each replica has to find
-	// out by itself.
-	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
+	sharing.State
 
 	// Transport makes the attempts at the backends. Provision makes it, of
 	// PassiveHealth and the transport of ReverseProxy.
@@ -264,10 +260,8 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	if err != nil {
 		return err
 	}
-	if h.StateRaw != nil {
-		if h.shared, err = sharing.Join(ctx, h, "StateRaw"); err != nil {
-			return err
-		}
+	if h.shared, err = h.State.Join(ctx); err != nil {
+		return err
 	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {

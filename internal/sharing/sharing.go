@@ -6,6 +6,7 @@ package sharing
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"sync"
 
@@ -65,11 +66,23 @@ type Membership struct {
 	key  string
 }
 
-// Join makes a module that is being provisioned part of the share of the engine
-// in its field. The replica runs from when Caddy has started on: who only
-// validates a config connects to nobody.
-func Join(ctx caddy.Context, module any, field string) (*Membership, error) {
-	loaded, err := ctx.LoadModule(module, field)
+// State is the option that names the engine.
+type State struct {
+	// StateRaw is the engine by which replicas of the balancer tell each other
+	// which backends are benched or drained. It is a module in the namespace
+	// http.openai_lb.state, such as `redis`. Default: each replica has to find
+	// out by itself.
+	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
+}
+
+// Join makes a handler that is being provisioned part of the share of its
+// engine, if it has one. The replica runs from when Caddy has started on: who
+// only validates a config connects to nobody.
+func (o *State) Join(ctx caddy.Context) (*Membership, error) {
+	if o.StateRaw == nil {
+		return nil, nil
+	}
+	loaded, err := ctx.LoadModule(o, "StateRaw")
 	if err != nil {
 		return nil, fmt.Errorf("state: %w", err)
 	}
