@@ -94,7 +94,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	t.judge(r, ex.asked.cost, rt)
 	if r.class == verdict.Served {
 		ex.learnFrom(r)
-		t.open(ex, r, rt)
+		t.open(ex, r)
 	}
 	rt.Timeout.End()
 	if b.passesThrough() && r.class.OfCredential() {

@@ -1,8 +1,6 @@
 package openailb
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -309,30 +307,3 @@ func (p *PassiveHealth) addUnhealthyStatus(args []string) error {
 
 // maxInt is the highest number that an option allows.
 const maxInt = directive.MaxInt
-
-// policyOption reads a selection policy of reverse_proxy.
-func policyOption(into *json.RawMessage) directive.Option {
-	const namespace = "http.reverse_proxy.selection_policies"
-	return directive.Module[reverseproxy.Selector](into, namespace, "policy").
-		Check(func() error { return checkPolicy(*into) })
-}
-
-// checkPolicy refuses selection policies that cannot choose among the backends
-// of a priority.
-func checkPolicy(raw json.RawMessage) error {
-	var policy struct {
-		Name string `json:"policy"`
-	}
-	if err := json.Unmarshal(raw, &policy); err != nil {
-		return fmt.Errorf("lb_policy: %w", err)
-	}
-	switch policy.Name {
-	case "openai_lb":
-		return errors.New("lb_policy 'openai_lb' is not available here: expected one of reverse_proxy's own selection policies")
-	case "weighted_round_robin":
-		// Its weights belong to positions, which change: it sees only the
-		// backends that are available now.
-		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
-	}
-	return nil
-}

@@ -97,32 +97,6 @@ func poolName(ctx caddy.Context, name, fallback string) (string, error) {
 	return fleet.Default.Name(config, name, fallback)
 }
 
-// chooseByPolicy asks a policy of reverse_proxy's to choose.
-func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, tier []*pool.Member) *pool.Member {
-	upstreams := make(reverseproxy.UpstreamPool, len(tier))
-	for i, m := range tier {
-		upstreams[i] = b.targets[m.Index].upstream
-	}
-	// the cookie of a backend that did not serve is not the client's to keep
-	header := ex.writer.Header()
-	if ex.cookies == nil {
-		ex.cookies = &savedCookies{header["Set-Cookie"]}
-	}
-	if delete(header, "Set-Cookie"); len(ex.cookies.values) > 0 {
-		header["Set-Cookie"] = slices.Clone(ex.cookies.values)
-	}
-	upstream := policy.Select(upstreams, ex.request, ex.writer)
-	for i, m := range tier {
-		if upstream != nil && upstreams[i] == upstream {
-			return m
-		}
-	}
-	return nil
-}
-
-// savedCookies are those that were set before any backend was chosen.
-type savedCookies struct{ values []string }
-
 // exchange is the state of one request: what it asks for, its body, and which
 // backends it tried. It belongs to the goroutine that serves the request.
 type exchange struct {

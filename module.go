@@ -235,22 +235,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return h.provisionProxy(ctx)
 }
 
-// loadPolicy loads the selection policy in the field LBPolicyRaw of module. It
-// returns nil if there is none.
-func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseproxy.Selector, error) {
-	if raw == nil {
-		return nil, nil
-	}
-	if err := checkPolicy(raw); err != nil {
-		return nil, err
-	}
-	value, err := ctx.LoadModule(module, "LBPolicyRaw")
-	if err != nil {
-		return nil, fmt.Errorf("lb_policy: %w", err)
-	}
-	return value.(reverseproxy.Selector), nil
-}
-
 func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
 	var err error
 	if h.Pool, err = poolName(ctx, h.Pool, "openai_lb"); err != nil {

@@ -31,7 +31,7 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 // all, becomes the error that it stands for. The reply to a request that must
 // not be sent again is passed on at once. So is the reply to a GET: a stored
 // response that failed long ago is not a failure.
-func (t *Transport) open(ex *exchange, r *reply, rt *roundTrip) {
+func (t *Transport) open(ex *exchange, r *reply) {
 	if r.status == http.StatusOK && r.body != nil && ex.asked.infers && !ex.balancer.plain {
 		r.body.Usage = usage.NewReader(r.res.Header)
 	}

@@ -59,6 +59,7 @@ func poolOf(t testing.TB, members ...string) (*Pool, map[string]*Member, *events
 		all[i], byName[name] = m, m
 	}
 	p := New(all, heard)
+	t.Cleanup(p.Close) // or its timer goes off in another test
 	Random = rand.New(rand.NewPCG(1, 2)).Float64
 	return p, byName, heard
 }
