@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	github.com/caddyserver/caddy/v2 v2.11.9
-	github.com/openai-lb/caddy-openai-lb v0.0.0-20261120160329-1d56e77bd70b
+	github.com/openai-lb/caddy-openai-lb v0.0.0-20261121190608-2d3b1a22bf92
 )
 
 require (
