@@ -40,7 +40,7 @@ func simulators(t *testing.T, options map[string]string) (addresses map[string]s
 	addresses = make(map[string]string)
 	for name, its := range options {
 		addresses[name] = fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
-		config += fmt.Sprintf("http://%s {\nbind 127.0.0.1\nopenai_simulator {\nname %s\nstatus_path /simulator\nfirst_token_latency 0\ntoken_latency 0\noutput_tokens 3\n%s\n}\n}\n",
+		config += fmt.Sprintf("http://%s {\nbind 127.0.0.1\nencode {\ngzip\nminimum_length 1\n}\nopenai_simulator {\nname %s\nstatus_path /simulator\nfirst_token_latency 0\ntoken_latency 0\noutput_tokens 3\n%s\n}\n}\n",
 			addresses[name], name, its)
 	}
 	return addresses, config
@@ -67,7 +67,7 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		"backend http://%s {\nname east\npriority 2\n}\nbackend http://%s {\nname west\npriority 2\nmodel gpt-4o\n}\n}\n}\n",
 		sites, port, pool, option, at["ptu"], at["closed"], at["east"], at["west"]))
 	statuses := make(map[int]int)
-	streams := 0.0
+	streams, compressed := 0.0, 0
 	for i := range 150 {
 		body := fmt.Sprintf(`{"model":"gpt-4o","stream":%t,"messages":[{"role":"user","content":"%s"}]}`, i%3 == 0, strings.Repeat("word ", 60))
 		res, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "application/json", strings.NewReader(body))
@@ -76,11 +76,17 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		}
 		io.Copy(io.Discard, res.Body) // a stream may be cut
 		res.Body.Close()
+		if res.Uncompressed { // net/http asks for that, and undoes it
+			compressed++
+		}
 		if statuses[res.StatusCode]++; i%3 == 0 && res.StatusCode == 200 && option == "" {
 			streams++
 		}
 	}
-	attempts, failovers, output := 0.0, 0.0, 0.0
+	if compressed == 0 {
+		t.Error("no reply was compressed")
+	}
+	attempts, failovers, input, output := 0.0, 0.0, 0.0, 0.0
 	for name := range at {
 		s := statusOf(t, at[name])
 		its := map[string]string{"pool": pool, "backend": name}
@@ -103,6 +109,7 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		if served := outcomes("served"); served != lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool, "backend": name, "class": "served", "code": "200"}) {
 			t.Errorf("%s served %v attempts, and another number of requests", name, served)
 		}
+		input += float64(s.Tokens.Input)
 		output += float64(s.Tokens.Output)
 		attempts += lbtest.SumOf(t, "attempts_total", its)
 		failovers += lbtest.SumOf(t, "failovers_total", its)
@@ -124,6 +131,9 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	unknown := lbtest.SumOf(t, "tokens_unknown_total", map[string]string{"pool": pool})
 	if got := lbtest.SumOf(t, "tokens_total", map[string]string{"pool": pool, "type": "output"}); got+3*unknown != output || unknown != streams || got == 0 {
 		t.Errorf("%v tokens of answers were counted and %v streams unknown; there were %v tokens and %v streams", got, unknown, output, streams)
+	}
+	if got := lbtest.SumOf(t, "tokens_total", map[string]string{"pool": pool, "type": "input"}); option != "" && got != input {
+		t.Errorf("%v tokens of prompts were counted, and there were %v", got, input)
 	}
 	for code, n := range statuses {
 		lbtest.WantSums(t, pool, fmt.Sprintf("requests_total code=%d %d", code, n))
