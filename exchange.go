@@ -82,7 +82,8 @@ func newBalancer(name string, targets []*target, policy reverseproxy.Selector, e
 	return b
 }
 
-// open makes the balancer's pool part of the fleet until close.
+// open makes the balancer's pool part of the fleet until close. Its upstreams must
+// be set up: whoever shows the fleet looks at them.
 func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
 
 func (b *balancer) close() {

@@ -232,7 +232,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}
-	return h.provisionProxy(ctx)
+	if err := h.provisionProxy(ctx); err != nil {
+		return err
+	}
+	h.balancer.open()
+	h.shared.Link().Open(h.balancer.Pool)
+	return nil
 }
 
 func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
@@ -263,8 +268,6 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool)
-	h.balancer.open()
-	h.shared.Link().Open(h.balancer.Pool)
 	h.seeker = reach.Seeker{
 		Context: ctx, Pool: h.balancer.Pool, Transport: h.Transport.roundTripper,
 		URL:     func(m *pool.Member) *url.URL { return h.balancer.targets[m.Index].backend.url },

@@ -107,6 +107,20 @@ func NewClient(t *testing.T) *http.Client {
 	return &http.Client{Transport: transport, Timeout: time.Minute}
 }
 
+// ClientOf waits until the config answers that sets X-Config to this, and returns
+// a client that is connected to it. Another connection may still meet the config
+// before: Linux resets what waits at a socket that Caddy closes.
+func ClientOf(t *testing.T, config, url string) *http.Client {
+	t.Helper()
+	var client *http.Client
+	WaitFor(t, func() bool {
+		client = NewClient(t)
+		reply := Post(client, url, `{"model":"gpt-4o"}`)
+		return reply.Err == nil && reply.Header.Get("X-Config") == config
+	})
+	return client
+}
+
 // Ask sends a request to a balancer on a real socket.
 func Ask(client *http.Client, url string, headers ...string) Reply {
 	return Post(client, url, `{"model":"gpt-4o"}`, headers...)

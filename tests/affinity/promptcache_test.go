@@ -300,8 +300,8 @@ func TestMovedSessionsSurviveAReloadAndAreCounted(t *testing.T) {
 	port, metrics := lbtest.FreePort(t), lbtest.FreePort(t)
 	pool := lbtest.Unique("moves")
 	config := func(n int) string {
-		return fmt.Sprintf("{\nadmin off\nmetrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nmetrics /metrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\npool %s\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\naffinity {\nprompt_cache\n}\nretry_after_min 10ms\n}\n}",
-			metrics, port, n, pool, serverA.URL, serverB.URL)
+		return fmt.Sprintf("{\nadmin off\nmetrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nmetrics /metrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\npool %s\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\naffinity {\nprompt_cache\n}\nretry_after_min 10ms\n}\n}",
+			metrics, n, port, n, pool, serverA.URL, serverB.URL)
 	}
 	lbtest.Run(t, config(1))
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
@@ -314,14 +314,11 @@ func TestMovedSessionsSurviveAReloadAndAreCounted(t *testing.T) {
 		t.Fatalf("the session is at %q, and was at %q", moved, home)
 	}
 	lbtest.Reload(t, config(2))
-	lbtest.WaitFor(t, func() bool {
-		reply := lbtest.Post(lbtest.NewClient(t), url, `{}`)
-		return reply.Err == nil && reply.Header.Get("X-Config") == "2"
-	})
+	client := lbtest.ClientOf(t, "2", url)
 	for range 3 {
-		lbtest.Post(lbtest.NewClient(t), url, prompted).WantServed(t, moved)
+		lbtest.Post(client, url, prompted).WantServed(t, moved)
 	}
-	text := lbtest.Get(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics)).Body
+	text := lbtest.Get(lbtest.ClientOf(t, "2", fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics)), fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics)).Body
 	for _, want := range []string{
 		`caddy_openai_lb_affinity_total{kind="cache",pool="` + pool + `",result="hit"} 4`,
 		`caddy_openai_lb_affinity_total{kind="cache",pool="` + pool + `",result="move"} 1`,

@@ -336,9 +336,11 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 		}
 		return text
 	}
+	url := func(site int) string { return fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", ports[site]) }
+	client := lbtest.NewClient(t)
 	ask := func(site, n int) {
 		for range n {
-			lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", ports[site]), `{}`)
+			lbtest.Post(client, url(site), `{}`)
 		}
 	}
 	lbtest.Run(t, config("1"))
@@ -347,10 +349,7 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	lbtest.WantSums(t, pools[0], "requests_total 3", "attempts_total backend=a 3", "request_duration_seconds 3")
 	lbtest.WantSums(t, pools[1], "requests_total 5", "attempts_total backend=a 5", "attempts_per_request 5")
 	lbtest.Reload(t, config("2"))
-	lbtest.WaitFor(t, func() bool {
-		reply := lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", ports[0]), `{}`)
-		return reply.Header.Get("X-Config") == "2"
-	})
+	client = lbtest.ClientOf(t, "2", url(0))
 	requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pools[0]})
 	if requests < 4 {
 		t.Errorf("after a reload, %v requests are counted", requests)
