@@ -22,15 +22,23 @@ func Registry(t testing.TB) *prometheus.Registry {
 	return registry
 }
 
-// SumOf adds up the series of a metric that have these labels, among others. Of
-// a histogram, it adds up how often something was observed.
-func SumOf(t testing.TB, name string, labels map[string]string) (sum float64) {
+// Metrics are what a scrape brings.
+type Metrics []*dto.MetricFamily
+
+// Scrape reads all metrics.
+func Scrape(t testing.TB) Metrics {
 	t.Helper()
 	families, err := Registry(t).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, family := range families {
+	return families
+}
+
+// Sum adds up the series of a metric that have these labels, among others. Of
+// a histogram, it adds up how often something was observed.
+func (m Metrics) Sum(name string, labels map[string]string) (sum float64) {
+	for _, family := range m {
 		if family.GetName() != "caddy_openai_lb_"+name {
 			continue
 		}
@@ -41,6 +49,12 @@ func SumOf(t testing.TB, name string, labels map[string]string) (sum float64) {
 		}
 	}
 	return sum
+}
+
+// SumOf is the sum of one scrape.
+func SumOf(t testing.TB, name string, labels map[string]string) float64 {
+	t.Helper()
+	return Scrape(t).Sum(name, labels)
 }
 
 // HasLabels reports whether a series has these labels, among others.
@@ -61,6 +75,7 @@ func HasLabels(metric *dto.Metric, labels map[string]string) bool {
 // `attempts_total backend=a outcome=served 3`. A * is any number above 0.
 func WantSums(t testing.TB, pool string, lines ...string) {
 	t.Helper()
+	scraped := Scrape(t)
 	for _, line := range lines {
 		fields := strings.Fields(line)
 		labels := map[string]string{"pool": pool}
@@ -68,7 +83,7 @@ func WantSums(t testing.TB, pool string, lines ...string) {
 			name, value, _ := strings.Cut(field, "=")
 			labels[name] = value
 		}
-		got := SumOf(t, fields[0], labels)
+		got := scraped.Sum(fields[0], labels)
 		if want := fields[len(fields)-1]; want == "*" && got <= 0 || want != "*" && fmt.Sprint(got) != want {
 			t.Errorf("%s is %v", line, got)
 		}

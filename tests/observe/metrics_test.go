@@ -86,19 +86,20 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	if compressed == 0 {
 		t.Error("no reply was compressed")
 	}
+	scraped := lbtest.Scrape(t)
 	attempts, failovers, input, output := 0.0, 0.0, 0.0, 0.0
 	for name := range at {
 		s := statusOf(t, at[name])
 		its := map[string]string{"pool": pool, "backend": name}
 		outcomes := func(outcome string) float64 {
-			return lbtest.SumOf(t, "attempts_total", map[string]string{"pool": pool, "backend": name, "outcome": outcome})
+			return scraped.Sum("attempts_total", map[string]string{"pool": pool, "backend": name, "outcome": outcome})
 		}
-		if got := lbtest.SumOf(t, "attempts_total", its); got != float64(s.Requests) || got == 0 {
+		if got := scraped.Sum("attempts_total", its); got != float64(s.Requests) || got == 0 {
 			t.Errorf("%s got %d requests, and %v attempts were counted", name, s.Requests, got)
 		}
 		refused := s.Throttled.PTU + s.Throttled.Requests + s.Throttled.Tokens
-		if got := outcomes("throttled"); got != float64(refused) || lbtest.SumOf(t, "hints_total", its) != got {
-			t.Errorf("%s refused %d, and %v throttles were counted, %v hints", name, refused, got, lbtest.SumOf(t, "hints_total", its))
+		if got := outcomes("throttled"); got != float64(refused) || scraped.Sum("hints_total", its) != got {
+			t.Errorf("%s refused %d, and %v throttles were counted, %v hints", name, refused, got, scraped.Sum("hints_total", its))
 		}
 		if got := outcomes("credential"); got != float64(s.Unauthorized) {
 			t.Errorf("%s refused %d keys, and %v were counted", name, s.Unauthorized, got)
@@ -106,33 +107,30 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		if got := outcomes("failed") + outcomes("broken_stream"); got != float64(s.Faults) {
 			t.Errorf("%s had %d faults, and %v were counted", name, s.Faults, got)
 		}
-		if served := outcomes("served"); served != lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool, "backend": name, "class": "served", "code": "200"}) {
+		if served := outcomes("served"); served != scraped.Sum("requests_total", map[string]string{"pool": pool, "backend": name, "class": "served", "code": "200"}) {
 			t.Errorf("%s served %v attempts, and another number of requests", name, served)
 		}
 		input += float64(s.Tokens.Input)
 		output += float64(s.Tokens.Output)
-		attempts += lbtest.SumOf(t, "attempts_total", its)
-		failovers += lbtest.SumOf(t, "failovers_total", its)
+		attempts += scraped.Sum("attempts_total", its)
+		failovers += scraped.Sum("failovers_total", its)
 	}
-	for _, must := range []string{
+	lbtest.WantSums(t, pool,
 		"attempts_total backend=ptu model=gpt-4o-ptu outcome=throttled *", "attempts_total backend=ptu model=gpt-4o-ptu outcome=served *",
 		"attempts_total backend=east model=other outcome=failed *", "attempts_total backend=closed model=other outcome=credential *",
 		"attempts_total backend=west model=gpt-4o outcome=failed *", "benches_total backend=ptu model=gpt-4o-ptu class=throttled *",
 		"benched_seconds_total backend=ptu *", "benches_total backend=closed model= class=credential *", "hints_total backend=ptu source=retry-after-ms *",
 		"deployment_utilization_ratio backend=ptu model=gpt-4o-ptu *", "failovers_total backend=ptu reason=throttled *",
-		"time_to_first_byte_seconds backend=ptu *", "requests_total 150", "request_duration_seconds 150", "attempts_per_request 150", "requests_in_flight 0",
-	} {
-		lbtest.WantSums(t, pool, must)
-	}
-	if requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool}); attempts-failovers != requests {
+		"time_to_first_byte_seconds backend=ptu *", "requests_total 150", "request_duration_seconds 150", "attempts_per_request 150", "requests_in_flight 0")
+	if requests := scraped.Sum("requests_total", map[string]string{"pool": pool}); attempts-failovers != requests {
 		t.Errorf("%v attempts without the %v of failovers should be %v requests: %v", attempts, failovers, requests, statuses)
 	}
 	// whole replies tell their tokens, and streams whose client does not ask do not
-	unknown := lbtest.SumOf(t, "tokens_unknown_total", map[string]string{"pool": pool})
-	if got := lbtest.SumOf(t, "tokens_total", map[string]string{"pool": pool, "type": "output"}); got+3*unknown != output || unknown != streams || got == 0 {
+	unknown := scraped.Sum("tokens_unknown_total", map[string]string{"pool": pool})
+	if got := scraped.Sum("tokens_total", map[string]string{"pool": pool, "type": "output"}); got+3*unknown != output || unknown != streams || got == 0 {
 		t.Errorf("%v tokens of answers were counted and %v streams unknown; there were %v tokens and %v streams", got, unknown, output, streams)
 	}
-	if got := lbtest.SumOf(t, "tokens_total", map[string]string{"pool": pool, "type": "input"}); option != "" && got != input {
+	if got := scraped.Sum("tokens_total", map[string]string{"pool": pool, "type": "input"}); option != "" && got != input {
 		t.Errorf("%v tokens of prompts were counted, and there were %v", got, input)
 	}
 	for code, n := range statuses {
@@ -251,19 +249,20 @@ func TestEveryAnswerHasAClass(t *testing.T) {
 			}, "backend=b caller=alice class=unreachable code=502"},
 			{"not ready", func() lbtest.Reply { return w.Ready(http.MethodGet) }, "backend= caller= class=not_ready code=503"},
 		} {
-			before := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool})
 			labels := map[string]string{"pool": pool}
 			for _, field := range strings.Fields(c.want) {
 				name, value, _ := strings.Cut(field, "=")
 				labels[name] = value
 			}
-			same := lbtest.SumOf(t, "requests_total", labels)
+			before := lbtest.Scrape(t)
 			reply := c.ask()
-			if got := lbtest.SumOf(t, "requests_total", labels); got != same+1 {
+			after := lbtest.Scrape(t)
+			if got, same := after.Sum("requests_total", labels), before.Sum("requests_total", labels); got != same+1 {
 				t.Errorf("%s (%d %s): %s is %v, and was %v", c.name, reply.Status, reply.Body, c.want, got, same)
 			}
-			if got := lbtest.SumOf(t, "requests_total", map[string]string{"pool": pool}); got != before+1 {
-				t.Errorf("%s was counted %v times", c.name, got-before)
+			all := map[string]string{"pool": pool}
+			if n := after.Sum("requests_total", all) - before.Sum("requests_total", all); n != 1 {
+				t.Errorf("%s was counted %v times", c.name, n)
 			}
 		}
 		lbtest.WantSums(t, pool, "requests_total class= 0", "attempts_total outcome= 0", "all_throttled_total 1")
