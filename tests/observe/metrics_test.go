@@ -284,7 +284,7 @@ func TestAClientThatLeavesIsCountedAsThat(t *testing.T) {
 func TestMadeUpNamesAddNoSeries(t *testing.T) {
 	n := 10_000
 	if lbtest.Race {
-		n = 2000
+		n = 1200
 	}
 	var keys strings.Builder
 	for i := range n {
