@@ -204,7 +204,6 @@ func (r *Replica) sent(items []item) {
 func (r *Replica) listen(ctx context.Context) {
 	for {
 		err := r.store.Listen(ctx, r.compareSoon, func(text []byte) {
-			r.touch.heard(r)
 			m, err := parse(text)
 			if err != nil {
 				messagesIn.WithLabelValues("invalid").Inc()
@@ -212,6 +211,9 @@ func (r *Replica) listen(ctx context.Context) {
 			}
 			messagesIn.WithLabelValues(string(m.Kind)).Inc()
 			now := time.Now()
+			if m.From == r.id && m.Kind == alive && now.Sub(time.UnixMilli(m.Sent)) < interval {
+				r.touch.heard(r)
+			}
 			if m.From == r.id && m.Kind != alive {
 				return
 			}

@@ -25,7 +25,7 @@ const (
 	outOfTouch
 )
 
-// heard takes in that a message came.
+// heard takes in that our own heartbeat came back in time.
 func (t *touch) heard(r *Replica) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,6 +54,7 @@ func (t *touch) settle(r *Replica, err error) {
 	switch {
 	case err != nil && t.now != outOfTouch:
 		t.now, t.lostAt = outOfTouch, time.Now()
+		t.hears, t.compares = false, false // both have to be seen again
 		logger.Warn("out of touch with other replicas", zap.String("error", bounded(err.Error())))
 	case t.hears && t.compares && t.now != inTouch:
 		seconds := zap.Skip()
