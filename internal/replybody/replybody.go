@@ -126,10 +126,15 @@ func (b *Body) take(more readAhead) {
 // see looks at the next bytes of the body. err is how the reading ended.
 func (b *Body) see(data []byte, err error) {
 	end := errors.Is(err, io.EOF)
-	if b.watch == nil {
+	switch {
+	case b.watch != nil:
+		if b.watch.Watch(data); end {
+			b.watch.Finish()
+		}
+	case end && len(data) == len(b.held):
+		b.Usage.Whole(data)
+	default:
 		b.Usage.Write(data)
-	} else if b.watch.Watch(data); end {
-		b.watch.Finish()
 	}
 	b.Lesson.Watch(data, end)
 }

@@ -13,9 +13,8 @@ import (
 // reply that says nothing of tokens.
 type Reader struct {
 	scanner  scanner
-	long     bool // an event that is longer than what is kept is being read
-	streams  bool
-	splitter sse.Splitter
+	long     bool          // an event that is longer than what is kept is being read
+	splitter *sse.Splitter // nil: the reply is one JSON text
 	decoder  *contentcoding.Decoder
 }
 
@@ -27,8 +26,8 @@ func NewReader(header http.Header) *Reader {
 	switch mediaType = strings.TrimSpace(mediaType); {
 	case strings.EqualFold(mediaType, "application/json"):
 	case strings.EqualFold(mediaType, "text/event-stream"):
-		r.streams, r.scanner.inEvent = true, true
-		r.splitter.Long = r.more
+		r.scanner.inEvent = true
+		r.splitter = &sse.Splitter{Long: r.more}
 	default:
 		return nil
 	}
@@ -52,8 +51,15 @@ func (r *Reader) Write(p []byte) {
 	}
 }
 
+// Whole takes in all of the reply.
+func (r *Reader) Whole(p []byte) {
+	if r == nil || r.decoder != nil || r.splitter != nil || !r.scanner.scanFrom(p) {
+		r.Write(p)
+	}
+}
+
 func (r *Reader) read(p []byte) {
-	if r.streams {
+	if r.splitter != nil {
 		r.splitter.Split(p, r.event)
 	} else {
 		r.scanner.scan(p)
@@ -117,7 +123,9 @@ func (r *Reader) Close() {
 	if r.decoder != nil {
 		r.decoder.Close()
 	}
-	r.splitter.End(r.event)
+	if r.splitter != nil {
+		r.splitter.End(r.event)
+	}
 }
 
 // Tokens are those that the reply told of so far.

@@ -53,8 +53,35 @@ func (s *scanner) begin() {
 	s.level, s.depth, s.slash, s.state = 0, 0, false, begins
 }
 
-// scan takes in the next piece of the text.
-func (s *scanner) scan(p []byte) {
+// scanFrom takes in a whole text, of which it reads only what comes from its usage on: that is nearly
+// the last that a reply has. It reports whether this was to be found without reading all.
+func (s *scanner) scanFrom(text []byte) bool {
+	const end = `usage"` // many more quotes than letters u would have to be looked at
+	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
+		return false
+	}
+	for at := 0; ; at += len(end) {
+		n := bytes.Index(text[at:], []byte(end))
+		if n < 0 {
+			return false
+		}
+		// A quote within a string has a backslash before it. So this one begins a string, and
+		// the one at the end ends it.
+		if at += n; at < 2 || text[at-1] != '"' || text[at-2] == '\\' {
+			continue
+		}
+		s.enter(root)
+		rest := s.scan(text[at-1:])
+		if s.level == 0 && len(bytes.TrimLeft(rest, whiteSpace)) == 0 {
+			return true // no other object was open
+		}
+		*s = scanner{inEvent: s.inEvent}
+		return false
+	}
+}
+
+// scan takes in the next piece of the text. It returns what comes after the text.
+func (s *scanner) scan(p []byte) (rest []byte) {
 	for len(p) > 0 && s.state != ended {
 		switch s.state {
 		case inString:
@@ -72,6 +99,7 @@ func (s *scanner) scan(p []byte) {
 			p = p[1:]
 		}
 	}
+	return p
 }
 
 // structure takes in a byte between names and values. After a scalar, it gets the byte that ends it.

@@ -85,33 +85,40 @@ func (n node) child(name []byte, inEvent bool) node {
 
 // counts are what a usage says.
 type counts struct {
-	of  [lastCount + 1]int64
-	has [lastCount + 1]bool
+	values [lastCount - firstCount + 1]int64
+	known  uint16 // a bit for each
 }
 
-func (c *counts) set(n node, count int64) { c.of[n], c.has[n] = count, true }
+func (c *counts) of(n node) int64 { return c.values[n-firstCount] }
+
+func (c *counts) has(n node) bool { return c.known>>(n-firstCount)&1 != 0 }
+
+func (c *counts) set(n node, count int64) {
+	c.values[n-firstCount] = count
+	c.known |= 1 << (n - firstCount)
+}
 
 // add takes in a later usage of the same reply, of which each count is the better one.
 func (c *counts) add(later *counts) {
 	for n := firstCount; n <= lastCount; n++ {
-		if later.has[n] {
-			c.set(n, later.of[n])
+		if later.has(n) {
+			c.set(n, later.of(n))
 		}
 	}
 }
 
 func (c *counts) tokens() Tokens {
-	t := Tokens{Input: c.of[prompt], Cached: c.of[cached], Output: c.of[completion], Reasoning: c.of[reasoning]}
-	if !c.has[completion] {
-		t.Output = c.of[output]
+	t := Tokens{Input: c.of(prompt), Cached: c.of(cached), Output: c.of(completion), Reasoning: c.of(reasoning)}
+	if !c.has(completion) {
+		t.Output = c.of(output)
 	}
-	if !c.has[prompt] {
-		t.Input = c.of[input]
-		if !c.has[cached] { // Anthropic does not count as input what its cache has to do with
-			t.Cached = c.of[cacheRead]
-			t.Input += c.of[cacheRead] + c.of[cacheWrite]
+	if !c.has(prompt) {
+		t.Input = c.of(input)
+		if !c.has(cached) { // Anthropic does not count as input what its cache has to do with
+			t.Cached = c.of(cacheRead)
+			t.Input += c.of(cacheRead) + c.of(cacheWrite)
 		}
 	}
-	t.known = c.has[prompt] || c.has[input] || c.has[completion] || c.has[output]
+	t.known = c.has(prompt) || c.has(input) || c.has(completion) || c.has(output)
 	return t
 }

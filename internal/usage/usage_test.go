@@ -20,16 +20,20 @@ const (
 	streamType = "text/event-stream; charset=utf-8"
 )
 
-// read reads a reply in pieces of the size.
+// read reads a reply in pieces of the size, or as a whole if that is its size.
 func read(contentType, encoding, body string, size int) Tokens {
 	header := http.Header{"Content-Type": {contentType}}
 	if encoding != "" {
 		header.Set("Content-Encoding", encoding)
 	}
 	r := NewReader(header)
-	for piece := range slices.Chunk([]byte(body), size) {
-		r.Write(piece)
-		clear(piece)
+	if size == len(body) {
+		r.Whole([]byte(body))
+	} else {
+		for piece := range slices.Chunk([]byte(body), size) {
+			r.Write(piece)
+			clear(piece)
+		}
 	}
 	r.Close()
 	return r.Tokens()
@@ -55,6 +59,10 @@ var replies = []struct {
 	{"completion", "application/json; charset=utf-8", "\xef\xbb\xbf {\n  \"usage\" : {\n    \"prompt_tokens\" : 5 ,\n \"completion_tokens\":\t7\n}\n}\n", known(5, 0, 7, 0)},
 	{"embeddings", jsonType, `{"object":"list","data":[{"object":"embedding","index":0,"embedding":[-0.0123,1e-05,0.5,0.25,0.125,1,2,3,4,5,6,7,8]}],"model":"m","usage":{"prompt_tokens":8,"total_tokens":8}}`, known(8, 0, 0, 0)},
 	{"response", jsonType, `{"id":"resp_1","object":"response","error":null,"output":[{"type":"message","content":[{"type":"output_text","text":"\"usage\":{\"input_tokens\":99}"}]}],` + responseUsage + `,"metadata":{"usage":{"input_tokens":99}}}`, known(36, 7, 87, 64)},
+	{"a text that ends like its name", jsonType, `{"a":"of usage","b":"\"usage","c":"usage","d":["usage"],` + chatUsage + `}`, known(2006, 1920, 300, 256)},
+	{"others before", jsonType, `{"metadata":{"usage":{"input_tokens":99}},` + responseUsage + `}`, known(36, 7, 87, 64)},
+	{"only another's", jsonType, `{"data":[{"id":"1",` + responseUsage + `}]}`, unknown},
+	{"two of them", jsonType, `{"usage":{"prompt_tokens":1,"completion_tokens":2},"usage":{"prompt_tokens":3}}`, known(3, 0, 2, 0)},
 	{"transcription", jsonType, `{"text":"Hi","usage":{"type":"tokens","input_tokens":14,"input_token_details":{"text_tokens":0,"audio_tokens":14},"output_tokens":45,"total_tokens":59}}`, known(14, 0, 45, 0)},
 	{"transcription by the second", jsonType, `{"text":"Hi","usage":{"type":"duration","seconds":9}}`, unknown},
 	{"images", jsonType, `{"created":1,"data":[{"b64_json":"AAAA"}],"usage":{"total_tokens":100,"input_tokens":50,"output_tokens":50,"input_tokens_details":{"text_tokens":10,"image_tokens":40}}}`, known(50, 0, 50, 0)},
@@ -101,7 +109,7 @@ func chunk(usage string) string {
 
 func TestTheTokensOfAReply(t *testing.T) {
 	for _, c := range replies {
-		for _, size := range []int{1 << 30, 4096, 100, 3, 2, 1} {
+		for _, size := range []int{len(c.body), 1 << 30, 4096, 100, 3, 2, 1} {
 			if got := read(c.contentType, "", c.body, size); got != c.want {
 				t.Errorf("%s, %d bytes at a time: got %+v, want %+v", c.name, size, got, c.want)
 			}
@@ -255,6 +263,9 @@ func FuzzReader(f *testing.F) {
 			return
 		}
 		whole := read(contentType, "", body, 1<<30)
+		if at := read(contentType, "", body, len(body)); at != whole && json.Valid([]byte(body)) {
+			t.Errorf("%q, known to be whole: %+v, and not: %+v", body, at, whole)
+		}
 		if cut := read(contentType, "", body, size); cut != whole {
 			t.Errorf("%q, %d bytes at a time: %+v, and at once: %+v", body, size, cut, whole)
 		}
@@ -305,8 +316,12 @@ func BenchmarkReader(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				r := NewReader(header)
-				for range times {
-					r.Write(piece)
+				if times == 1 {
+					r.Whole(piece)
+				} else {
+					for range times {
+						r.Write(piece)
+					}
 				}
 				r.Close()
 			}
