@@ -49,9 +49,10 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	b := ex.current.backend
 	rt := ex.newRoundTrip(req)
 	r := &rt.reply
+	r.trip = &rt.Trip
 	r.credential, r.secrets = credential, b.secretsOf(credential, ex.credentials)
-	out := req.WithContext(rt)
-	rt.url = *req.URL
+	rt.request, rt.url = *req.WithContext(rt), *req.URL
+	out := &rt.request
 	out.URL = &rt.url
 	var model string
 	if ex.balancer.plain {
@@ -112,9 +113,10 @@ func (r *reply) fail(why roundtrip.Failure) {
 // so to spare the garbage collector.
 type roundTrip struct {
 	roundtrip.Trip
-	url   url.URL
-	reply reply
-	body  replybody.Body
+	request http.Request
+	url     url.URL
+	reply   reply
+	body    replybody.Body
 }
 
 func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {
@@ -123,9 +125,4 @@ func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {
 	rt.Begin(req.Context())
 	ex.cancels = append(ex.cancels, rt.Cancel)
 	return rt
-}
-
-func cloneURL(u *url.URL) *url.URL {
-	clone := *u
-	return &clone
 }

@@ -3,6 +3,7 @@ package openailb
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -104,6 +105,11 @@ type exchange struct {
 	balancer *balancer
 	request  *http.Request
 	writer   http.ResponseWriter
+	// proxied is the request as reverse_proxy gets it, and url its URL.
+	proxied http.Request
+	url     url.URL
+	// shown is whose placeholders are shown, if this is the request's first exchange.
+	shown *exchange
 
 	// maxAttempts is how many backends the request may try. 0: all of them.
 	maxAttempts int
@@ -132,8 +138,8 @@ type exchange struct {
 	current *target
 	// attempts are those made, the current one included.
 	attempts []attempt
-	// room is where the first attempts are.
-	room [2]attempt
+	// room is where the first attempt is.
+	room [1]attempt
 
 	// last is the latest reply that says more than that a backend throttles.
 	last *http.Response

@@ -37,6 +37,6 @@ func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
 // TokensOf returns the tokens of a request that is over, and whether they are not
 // known because nobody asked for them.
 func TokensOf(r *http.Request) (tokens usage.Tokens, notAsked bool) {
-	ex := *caddyhttp.GetVar(r.Context(), shownVar).(**exchange)
+	ex := caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown
 	return ex.tokens, ex.tokensNotAsked()
 }

@@ -37,8 +37,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // context, and without the caller's credentials and the body, which are the
 // exchange's.
 func (h *Handler) proxied(ex *exchange) *http.Request {
-	r := ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
-	r.URL = cloneURL(r.URL)
+	ex.proxied, ex.url = *ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex)), *ex.request.URL
+	r := &ex.proxied
+	r.URL = &ex.url
 	r.URL.Opaque = ""
 	h.takeKeys(ex, r)
 	r.Trailer = nil // no operation has any, and they may hold whatever headers may
@@ -161,27 +162,31 @@ func (h *Handler) answerReady(r *http.Request) (res *http.Response, class string
 	return res, class
 }
 
-// shownVar is where the request's handlers leave whose placeholders are shown.
+// shownVar is where the request's first handler leaves its exchange, which knows
+// whose placeholders are shown.
 const shownVar = "openai_lb.shown"
 
 // fillPlaceholders makes the placeholders of the request those of the exchange.
 // A request may pass several handlers, of which the last one counts.
 func (ex *exchange) fillPlaceholders() {
 	ctx := ex.request.Context()
-	if shown, ok := caddyhttp.GetVar(ctx, shownVar).(**exchange); ok {
-		*shown = ex
+	if first, ok := caddyhttp.GetVar(ctx, shownVar).(*exchange); ok {
+		first.shown = ex
 		return
 	}
 	repl, ok := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if !ok {
 		return
 	}
-	shown := &ex
-	caddyhttp.SetVar(ctx, shownVar, shown)
-	repl.Map(func(key string) (any, bool) {
-		if !strings.HasPrefix(key, summary.Prefix) {
-			return nil, false
-		}
-		return (*shown).summary().Placeholder(key)
-	})
+	ex.shown = ex
+	caddyhttp.SetVar(ctx, shownVar, ex)
+	repl.Map(ex.shownPlaceholder)
+}
+
+// shownPlaceholder is a caddy.ReplacerFunc.
+func (ex *exchange) shownPlaceholder(key string) (any, bool) {
+	if !strings.HasPrefix(key, summary.Prefix) {
+		return nil, false
+	}
+	return ex.shown.summary().Placeholder(key)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
+	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -38,6 +39,8 @@ type reply struct {
 	whole, cut bool
 	// connected tells that the backend may have got the request.
 	connected bool
+	// asksUsage tells that we asked for the usage of the stream, and not the client.
+	asksUsage bool
 	// code is the code of the error, if it may need somebody to act.
 	code string
 	// refusal is the answer to a request that net/http refuses to send.
@@ -46,12 +49,21 @@ type reply struct {
 	credential Credential
 	// secrets are the keys that were sent with the request.
 	secrets redact.Secrets
-	// asksUsage tells that we asked for the usage of the stream, and not the client.
-	asksUsage bool
+	// trip is the attempt's. It is nil if there was no credential for one.
+	trip *roundtrip.Trip
 	// upload is the request's body on its way.
 	upload *replay.Upload
 	// body is that of a response that may become the client's.
 	body *replybody.Body
+}
+
+// ended tells why the client's request is over, if it is. The context of the
+// attempt, which ends with it, is asked first: it is nearer.
+func (r *reply) ended(req *http.Request) error {
+	if r.trip != nil && !r.trip.Ended() {
+		return nil
+	}
+	return req.Context().Err()
 }
 
 func (r *reply) discard() {

@@ -139,7 +139,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return ex.answer(req), nil
 	}
 	r := t.attempt(ex, req)
-	if err := req.Context().Err(); err != nil && !ex.bodyLate() {
+	if err := r.ended(req); err != nil && !ex.bodyLate() {
 		r.discard()
 		ex.attempted().class = verdict.ClientLeft
 		ex.endAttempt(ex.attempted())

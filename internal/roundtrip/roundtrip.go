@@ -55,6 +55,9 @@ func (t *Trip) Begin(ctx context.Context) {
 	t.trace.Got1xxResponse = t.got1xxResponse
 }
 
+// Ended reports whether the trip is cancelled, by us or with the context that it began with.
+func (t *Trip) Ended() bool { return t.Err() != nil }
+
 // Connected reports whether the backend may have got the request.
 func (t *Trip) Connected() bool { return t.connections.Load() > 0 }
 
