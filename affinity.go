@@ -41,7 +41,7 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 // because the current one does not have what the request names, and nobody
 // knows who does.
 func (ex *exchange) mayBeElsewhere(r *reply) bool {
-	if r.class.Failover() || !r.missing || !ex.home.Asks() || !r.whole && !ex.body.Whole() || !r.upload.Abandon() {
+	if r.class.Failover() || !r.missing || !ex.home.Asks() || !r.whole && !ex.body.Whole() || !r.upload().Abandon() {
 		return false
 	}
 	ex.home.Missing(ex.current.backend.account)

@@ -34,7 +34,7 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
 		return r
 	}
 	renewed, ok := b.renew(req.Context(), credential)
-	if !ok || !r.upload.Abandon() {
+	if !ok || !r.upload().Abandon() {
 		return r
 	}
 	r.discard()
@@ -63,15 +63,15 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	if r.asksUsage = ex.asksUsage(); r.asksUsage {
 		out.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
-	r.upload = ex.body.Attach(out, replay.Options{
+	rt.Upload = ex.body.Attach(out, replay.Options{
 		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: &rt.Timeout,
 	})
-	rt.Upload = r.upload
 
 	timeout := t.ResponseHeaderTimeout
 	if ex.asked.body.Stream {
 		timeout = t.StreamFirstEventTimeout
 	}
+	rt.Timeout.Shortest = time.Duration(t.StreamIdleTimeout)
 	rt.Timeout.Start(time.Duration(timeout), roundtrip.ErrNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
 	r.connected = rt.Connected()

@@ -273,7 +273,7 @@ func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time
 // rememberBroken takes in that a reply broke off, or told of an error, after
 // its beginning went to the client.
 func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
-	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || errors.Is(reason, replybody.ErrIdle) && r.upload.Stalled() {
+	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || errors.Is(reason, replybody.ErrIdle) && r.upload().Stalled() {
 		return // the client left, or did not send all of its body
 	}
 	now, t, a := time.Now(), ex.current, ex.attempted()

@@ -51,8 +51,6 @@ type reply struct {
 	secrets redact.Secrets
 	// trip is the attempt's. It is nil if there was no credential for one.
 	trip *roundtrip.Trip
-	// upload is the request's body on its way.
-	upload *replay.Upload
 	// body is that of a response that may become the client's.
 	body *replybody.Body
 }
@@ -64,6 +62,14 @@ func (r *reply) ended(req *http.Request) error {
 		return nil
 	}
 	return req.Context().Err()
+}
+
+// upload is the request's body on its way.
+func (r *reply) upload() *replay.Upload {
+	if r.trip == nil {
+		return nil
+	}
+	return r.trip.Upload
 }
 
 func (r *reply) discard() {

@@ -178,7 +178,7 @@ func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 		return r.refusal, true
 	case failure != nil && r.err != nil:
 		return apierror.UnreadableBody(failure), true
-	case r.class == verdict.Timeout && r.upload.Stalled():
+	case r.class == verdict.Timeout && r.upload().Stalled():
 		return apierror.UnreadableBody(os.ErrDeadlineExceeded), true
 	}
 	return apierror.Error{}, false
@@ -187,7 +187,7 @@ func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 // mayRepeat reports whether the request may be sent to another backend. It also
 // keeps what the client gets if no other backend has a better reply.
 func (ex *exchange) mayRepeat(r *reply) bool {
-	sendable := r.upload.Abandon()
+	sendable := r.upload().Abandon()
 	repeatable := ex.asked.repeatable || !r.perhapsExecuted()
 	switch {
 	case !repeatable && !r.presentable():

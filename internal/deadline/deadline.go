@@ -14,6 +14,9 @@ import (
 type Deadline struct {
 	// Cancel ends what is not in time.
 	Cancel context.CancelCauseFunc
+	// Shortest is the limit of the shortest step to come, so that the timer need not be set again for
+	// it. 0: nobody knows.
+	Shortest time.Duration
 
 	mu      sync.Mutex
 	born    time.Time
@@ -33,7 +36,10 @@ func (d *Deadline) Start(limit time.Duration, reason error) {
 	if d.timer == nil {
 		d.born = time.Now()
 		d.until, d.goesOff = limit, limit
-		d.timer = time.AfterFunc(limit, d.expire)
+		if d.Shortest > 0 {
+			d.goesOff = min(limit, d.Shortest)
+		}
+		d.timer = time.AfterFunc(d.goesOff, d.expire)
 		return
 	}
 	d.until = time.Since(d.born) + limit

@@ -46,6 +46,17 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			d.End()
 			d.Start(6*s, errLater)
 		}, 6 * s, errLater},
+		"a step longer than the shortest": {func(d *Deadline) {
+			d.Shortest = 3 * s
+			d.Start(10*s, errFirst)
+		}, 10 * s, errFirst},
+		"the shortest step": {func(d *Deadline) {
+			d.Shortest = 3 * s
+			d.Start(10*s, errFirst)
+			time.Sleep(2 * s)
+			d.Stop()
+			d.Start(3*s, errLater)
+		}, 5 * s, errLater},
 		"a step that is extended": {func(d *Deadline) {
 			d.Start(5*s, errFirst)
 			time.Sleep(4 * s)
