@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -16,7 +17,8 @@ import (
 
 // store keeps each group of records in a hash of its own, so that a script has
 // to do with one key only, wherever a cluster has it. Redis forgets keys by its
-// own clock, but not the fields of a hash, so the scripts do that.
+// own clock, but not the fields of a hash, so the scripts do that. An entry has a
+// key of its own: '+' if it is firm, else '-', and its value.
 type store struct {
 	client client.UniversalClient
 	prefix string
@@ -29,12 +31,15 @@ var (
 	putScript string
 	//go:embed load.lua
 	loadScript string
+	//go:embed keep.lua
+	keepScript string
 )
 
 var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace"}
 
 func (s *store) channel() string         { return s.prefix + "messages" }
 func (s *store) key(group string) string { return s.prefix + "group:" + group }
+func (s *store) entry(key string) string { return s.prefix + "id:" + key }
 
 // Put implements state.Store.
 func (s *store) Put(ctx context.Context, records []state.Record) error {
@@ -79,6 +84,47 @@ func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, e
 		}
 	}
 	return kept, nil
+}
+
+// Keep implements state.Store.
+func (s *store) Keep(ctx context.Context, entries []state.Entry) error {
+	pipe := s.client.Pipeline()
+	for _, e := range entries {
+		mark := "-"
+		if e.Firm {
+			mark = "+"
+		}
+		pipe.Eval(ctx, keepScript, []string{s.entry(e.Key)}, mark+string(e.Value), e.TTL.Milliseconds())
+	}
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
+// Find implements state.Store.
+func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) {
+	pipe := s.client.Pipeline()
+	values, ttls := make([]*client.StringCmd, len(keys)), make([]*client.DurationCmd, len(keys))
+	for i, key := range keys {
+		values[i], ttls[i] = pipe.Get(ctx, s.entry(key)), pipe.PTTL(ctx, s.entry(key))
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, client.Nil) {
+		return nil, err
+	}
+	entries := make([]state.Entry, len(keys))
+	for i, key := range keys {
+		entries[i].Key = key
+		value, err := values[i].Result()
+		if errors.Is(err, client.Nil) {
+			continue
+		}
+		if err = cmp.Or(err, ttls[i].Err()); err != nil {
+			return nil, err
+		}
+		if value != "" && len(value) <= 1+state.MaxValue && ttls[i].Val() > 0 {
+			entries[i].Firm, entries[i].Value, entries[i].TTL = value[0] == '+', []byte(value[1:]), ttls[i].Val()
+		}
+	}
+	return entries, nil
 }
 
 // Claim implements state.Store.

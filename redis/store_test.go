@@ -54,7 +54,7 @@ func TestAMasterThatSentinelsTellIsAStore(t *testing.T) {
 func TestAUserOfAnACLIsEnough(t *testing.T) {
 	s := startServer(t)
 	s.do("acl", "setuser", "lb", "on", ">s3cret", "~openai_lb:*", "&openai_lb:*", "+@connection",
-		"+eval", "+publish", "+subscribe", "+set", "+time", "+hget", "+hset", "+hdel", "+hlen", "+hgetall", "+pttl", "+pexpire", "+persist")
+		"+eval", "+publish", "+subscribe", "+get", "+set", "+time", "+hget", "+hset", "+hdel", "+hlen", "+hgetall", "+pttl", "+pexpire", "+persist")
 	t.Setenv("THE_PASSWORD", "s3cret")
 	e := s.engine()
 	e.Username, e.Password = "lb", "{env.THE_PASSWORD}"

@@ -1,10 +1,12 @@
 // Package state is for engines by which replicas of the balancer tell each
-// other what they learn: which backend throttles, and which one an operator
-// took out of use. An engine is a Caddy module in the namespace
-// http.openai_lb.state. It only moves bytes. What they mean, when they are
-// sent, and what happens while the engine cannot be reached is not its concern.
+// other what they learn: which backend throttles, which one an operator took
+// out of use, and which account has a stored object. An engine is a Caddy module
+// in the namespace http.openai_lb.state. It only moves bytes. What they mean,
+// when they are sent, and what happens while the engine cannot be reached is not
+// its concern.
 //
-// Nothing here is on the way of a request.
+// No request waits for anything here, except for Find: a request that names an
+// object of which its replica does not know waits for that, for a short time.
 package state
 
 import (
@@ -49,6 +51,16 @@ type Store interface {
 	// none comes for some seconds is lost. hear does not keep the message.
 	Listen(ctx context.Context, ready func(), hear func(message []byte)) error
 
+	// Keep keeps each entry under its key if there is none whose time has not
+	// passed, or if the one that is there is not firm and the new one is.
+	// Otherwise only the time to live begins anew. Nobody is told. An entry that
+	// cannot be kept does not keep the others from it.
+	Keep(ctx context.Context, entries []Entry) error
+
+	// Find returns the entries with these keys, in the order of the keys. One
+	// that is not there, or whose time has passed, has no value.
+	Find(ctx context.Context, keys []string) ([]Entry, error)
+
 	// Close ends the store. No other method is called after it.
 	Close() error
 }
@@ -91,6 +103,22 @@ type Kept struct {
 	TTL     time.Duration
 	Message []byte
 }
+
+// Entry is what a store keeps by itself, for whoever asks for its key. There may
+// be millions.
+type Entry struct {
+	// Key is of letters, digits, '-' and '_'.
+	Key string
+	// Value is of any bytes, of which there are MaxValue at most.
+	Value []byte
+	// Firm tells that no other entry takes the place of this one.
+	Firm bool
+	// TTL is how long the entry is kept, at least a millisecond.
+	TTL time.Duration
+}
+
+// MaxValue is how many bytes the value of an entry has at most.
+const MaxValue = 64
 
 // MaxMessage is how many bytes a message has at most. Longer ones are not for
 // us, and need not be passed on.

@@ -18,6 +18,8 @@ func Conform(t *testing.T, open func(t *testing.T) state.Store) {
 	t.Run("groups are bounded", func(t *testing.T) { testBounds(t, open(t)) })
 	t.Run("all listeners hear all messages", func(t *testing.T) { testMessages(t, open(t), open(t)) })
 	t.Run("one claims a name", func(t *testing.T) { testClaims(t, open(t), open(t)) })
+	t.Run("an entry is kept unless a firm one is there", func(t *testing.T) { testEntries(t, open(t), open(t)) })
+	t.Run("entries go when their time has passed", func(t *testing.T) { testEntriesExpire(t, open(t)) })
 	t.Run("a use ends with its context", func(t *testing.T) { testContext(t, open(t)) })
 }
 
@@ -151,11 +153,85 @@ func testClaims(t *testing.T, a, b state.Store) {
 	}
 }
 
+func testEntries(t *testing.T, a, b state.Store) {
+	soft := func(value string) state.Entry { return state.Entry{Key: "k", Value: []byte(value), TTL: time.Hour} }
+	firm := func(value string) state.Entry {
+		e := soft(value)
+		e.Firm = true
+		return e
+	}
+	longest := strings.Repeat("\xff", state.MaxValue-len(odd)) + odd
+	for i, step := range []struct {
+		keep state.Entry
+		want state.Entry
+	}{
+		{soft(longest), soft(longest)},
+		{soft("another"), soft(longest)},
+		{firm("alice's"), firm("alice's")},
+		{firm("bob's"), firm("alice's")},
+		{soft("nobody's"), firm("alice's")},
+	} {
+		other := state.Entry{Key: fmt.Sprintf("Other-%d_", i), Value: []byte{0}, Firm: true, TTL: time.Minute}
+		keep(t, a, step.keep, other)
+		got := find(t, b, "none", "k", other.Key, "k")
+		if len(got[0].Value) > 0 || got[0].TTL != 0 {
+			t.Errorf("step %d: got %+v, which nobody kept", i, got[0])
+		}
+		for _, at := range []int{1, 3} {
+			if e := got[at]; string(e.Value) != string(step.want.Value) || e.Firm != step.want.Firm || e.TTL > time.Hour || e.TTL < 59*time.Minute {
+				t.Errorf("step %d: got %+v, want %+v", i, e, step.want)
+			}
+		}
+		if e := got[2]; string(e.Value) != "\x00" || !e.Firm || e.TTL > time.Minute || e.TTL < time.Minute/2 {
+			t.Errorf("step %d: got %+v, want %+v", i, e, other)
+		}
+	}
+}
+
+func testEntriesExpire(t *testing.T, s state.Store) {
+	keep(t, s, state.Entry{Key: "gone", Value: []byte("1"), Firm: true, TTL: 100 * time.Millisecond}, state.Entry{Key: "stays", Value: []byte("1"), TTL: 100 * time.Millisecond})
+	keep(t, s, state.Entry{Key: "stays", Value: []byte("2"), TTL: time.Hour})
+	for len(find(t, s, "gone")[0].Value) > 0 {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if e := find(t, s, "stays")[0]; len(e.Value) != 1 || e.TTL < 59*time.Minute {
+		t.Errorf("got %+v, whose time began anew", e)
+	}
+	keep(t, s, state.Entry{Key: "gone", Value: []byte("2"), TTL: time.Hour})
+	if e := find(t, s, "gone")[0]; string(e.Value) != "2" || e.Firm {
+		t.Errorf("got %+v in place of one whose time had passed", e)
+	}
+}
+
+func keep(t *testing.T, s state.Store, entries ...state.Entry) {
+	t.Helper()
+	if err := s.Keep(t.Context(), entries); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func find(t *testing.T, s state.Store, keys ...string) []state.Entry {
+	t.Helper()
+	found, err := s.Find(t.Context(), keys)
+	if err != nil || len(found) != len(keys) {
+		t.Fatalf("found %v for %q: %v", found, keys, err)
+	}
+	for i, e := range found {
+		if e.Key != keys[i] {
+			t.Errorf("found %q in place of %q", e.Key, keys[i])
+		}
+	}
+	return found
+}
+
 func testContext(t *testing.T, s state.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if s.Listen(ctx, func() {}, func([]byte) {}) == nil {
 		t.Error("Listen goes on without its context")
+	}
+	if _, err := s.Find(ctx, []string{"k"}); err == nil {
+		t.Error("Find goes on without its context")
 	}
 }
 

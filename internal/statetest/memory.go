@@ -3,6 +3,7 @@
 package statetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -19,6 +20,10 @@ type Hub struct {
 	deaf      bool
 	groups    map[string]map[string]kept
 	claims    map[string]time.Time
+	entries   map[string]entry
+	finds     int
+	slow      time.Duration
+	refuses   error
 	listeners map[chan []byte]bool
 }
 
@@ -34,6 +39,11 @@ func (k kept) outlasts(other kept) bool {
 	return !other.until.IsZero() && (k.until.IsZero() || k.until.After(other.until))
 }
 
+type entry struct {
+	state.Entry
+	until time.Time
+}
+
 // NewHub returns a hub that works.
 func NewHub() *Hub {
 	h := &Hub{listeners: make(map[chan []byte]bool)}
@@ -45,7 +55,7 @@ func NewHub() *Hub {
 func (h *Hub) Flush() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.groups, h.claims = make(map[string]map[string]kept), make(map[string]time.Time)
+	h.groups, h.claims, h.entries = make(map[string]map[string]kept), make(map[string]time.Time), make(map[string]entry)
 }
 
 // Fail makes all uses fail, and ends those that go on, until the error is nil.
@@ -73,6 +83,37 @@ func (h *Hub) Len(group string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.groups[group])
+}
+
+// SlowDown has every answer to Find take so long.
+func (h *Hub) SlowDown(by time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.slow = by
+}
+
+// Refuse makes Keep fail, and nothing else, until the error is nil.
+func (h *Hub) Refuse(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refuses = err
+}
+
+// Finds is how often Find was called.
+func (h *Hub) Finds() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.finds
+}
+
+// Entries are those that are kept.
+func (h *Hub) Entries() (entries []state.Entry) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.entries {
+		entries = append(entries, e.Entry)
+	}
+	return entries
 }
 
 // Store returns a store of the hub.
@@ -146,6 +187,52 @@ func (m memory) Load(_ context.Context, groups []string) (loaded []state.Kept, e
 		}
 	}
 	return loaded, m.down
+}
+
+// Keep implements state.Store.
+func (m memory) Keep(_ context.Context, entries []state.Entry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := cmp.Or(m.down, m.refuses); err != nil {
+		return err
+	}
+	now := time.Now()
+	for _, e := range entries {
+		next := entry{e, now.Add(e.TTL)}
+		next.Value = slices.Clone(e.Value)
+		if before, ok := m.entries[e.Key]; ok && now.Before(before.until) && (before.Firm || !e.Firm) {
+			next.Entry = before.Entry
+		}
+		m.entries[e.Key] = next
+	}
+	return nil
+}
+
+// Find implements state.Store.
+func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) {
+	m.mu.Lock()
+	m.finds++
+	slow := m.slow
+	m.mu.Unlock()
+	select {
+	case <-ctx.Done():
+	case <-time.After(slow):
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	found := make([]state.Entry, len(keys))
+	for i, key := range keys {
+		found[i].Key = key
+		if e, ok := m.entries[key]; ok && now.Before(e.until) {
+			found[i] = e.Entry
+			found[i].TTL = e.until.Sub(now)
+		}
+	}
+	return found, m.down
 }
 
 // Claim implements state.Store.
