@@ -9,7 +9,7 @@ import (
 )
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Logger: h.logger}
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.shared.Link(), Logger: h.logger}
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.account)
 	}

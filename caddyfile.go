@@ -65,10 +65,11 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    lb_try_duration <duration>
 //
 //	    affinity {
-//	        ids          <n>
-//	        ids_ttl      <duration>
+//	        ids            <n>
+//	        ids_ttl        <duration>
+//	        lookup_timeout <duration>
 //	        save
-//	        prompt_cache [<header...>]
+//	        prompt_cache   [<header...>]
 //	    }
 //
 //	    unhealthy_status    <code...>

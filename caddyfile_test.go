@@ -75,7 +75,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an option given twice", "backend http://a\nmax_fails 1\nmax_fails 2", []string{"Caddyfile:5", "max_fails is given twice"}},
 		{"an account without a name", "backend http://a {\naccount\n}", []string{"Caddyfile:4", "account requires an argument"}},
 		{"too few ids", "backend http://a\naffinity {\nids 5\n}", []string{"Caddyfile:5", "ids '5'", "from 64"}},
-		{"an unknown word of affinity", "backend http://a\naffinity {\nsticky\n}", []string{"Caddyfile:5", "'sticky'", "ids, ids_ttl, prompt_cache, save"}},
+		{"an unknown word of affinity", "backend http://a\naffinity {\nsticky\n}", []string{"Caddyfile:5", "'sticky'", "ids, ids_ttl, lookup_timeout, prompt_cache, save"}},
 		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
 		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "a name and a value"}},
 		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must end before /openai/deployments/"}},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // Affinity knows which account owns what, for the requests of one pool. A nil
@@ -21,6 +22,10 @@ type Affinity struct {
 	name     any // of the keeper
 	ttl      time.Duration
 	accounts []string
+	// shared is what other replicas know, and patience how long a request waits
+	// for that.
+	shared   *replicas.Owners
+	patience time.Duration
 }
 
 // Config is what an Affinity is made of.
@@ -31,7 +36,9 @@ type Config struct {
 	// Accounts are those of the pool's backends, the best priority first. One
 	// may be there several times.
 	Accounts []string
-	Logger   *zap.Logger
+	// Link connects the pool with other replicas. It is nil without any.
+	Link   *replicas.Link
+	Logger *zap.Logger
 }
 
 // Account returns the account of a backend: the one that it was given, or else
@@ -62,12 +69,13 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	if *c.IDs == 0 {
 		return nil, nil
 	}
-	a := &Affinity{name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL)}
+	a := &Affinity{name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL), patience: time.Duration(c.LookupTimeout)}
 	for _, account := range c.Accounts {
 		if !slices.Contains(a.accounts, account) {
 			a.accounts = append(a.accounts, account)
 		}
 	}
+	a.shared = c.Link.Owners(c.Pool, a.accounts)
 	kept, _, _ := keepers.LoadOrNew(a.name, func() (caddy.Destructor, error) {
 		return &keeper{memory: owners.NewMemory(*c.IDs)}, nil
 	})

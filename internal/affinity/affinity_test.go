@@ -194,8 +194,11 @@ func TestOptions(t *testing.T) {
 		"affinity {\nids 200000000\n}":            "ids '200000000' is not",
 		"affinity {\nids\n}":                      "ids requires an argument",
 		"affinity {\nids_ttl 0s\n}":               "ids_ttl '0s' is not a duration above 0",
+		"affinity {\nlookup_timeout 1s\n}":        "",
+		"affinity {\nlookup_timeout 0s\n}":        "lookup_timeout '0s' is not a duration above 0",
+		"affinity {\nlookup_timeout 2s\n}":        "lookup_timeout '2s' is longer than 1s",
 		"affinity {\nsave yes\n}":                 "unexpected argument 'yes'",
-		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of ids, ids_ttl, prompt_cache, save",
+		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of ids, ids_ttl, lookup_timeout, prompt_cache, save",
 		"affinity on":                             "unexpected argument",
 		"affinity {\nids 0\nsave\n}":              "save is of no use with ids 0",
 		"affinity {\nids_ttl 1h\n ids_ttl 2h\n}":  "ids_ttl is given twice",
@@ -215,7 +218,7 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	for _, o := range []Options{{IDs: new(-1)}, {IDs: new(5)}, {IDsTTL: -1}} {
+	for _, o := range []Options{{IDs: new(-1)}, {IDs: new(5)}, {IDsTTL: -1}, {LookupTimeout: -1}, {LookupTimeout: caddy.Duration(time.Minute)}} {
 		if _, err := New(caddy.Context{}, Config{Options: &o}); err == nil || !strings.HasPrefix(err.Error(), "affinity: ") {
 			t.Errorf("%+v: %v", o, err)
 		}

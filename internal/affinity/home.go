@@ -65,6 +65,7 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 		f.take(openaiapi.Object, []byte(text))
 	}
 	r.Body.EachID(r.Text, f.take)
+	f.askReplicas()
 	if h.owns && !slices.Contains(a.accounts, h.account) {
 		f.refuse(notFound(f.first.kind, f.firstText))
 	}
@@ -81,6 +82,8 @@ type finder struct {
 	firstText string
 	refusal   apierror.Error
 	refused   bool
+	// texts are those of the unknown ids.
+	texts [][]byte
 }
 
 func (f *finder) refuse(e apierror.Error) {
@@ -92,17 +95,55 @@ func (f *finder) refuse(e apierror.Error) {
 func (f *finder) take(kind openaiapi.Kind, text []byte) {
 	it := id{owners.KeyOf(text), kind}
 	f.named = append(f.named, it)
-	o, known := f.store.Get(it.Key, f.now)
+	if o, known := f.store.Get(it.Key, f.now); known {
+		f.heed(it, text, o)
+	} else {
+		f.unknown, f.texts = append(f.unknown, it), append(f.texts, text)
+	}
+}
+
+// heed takes in whose an id is.
+func (f *finder) heed(it id, text []byte, o owners.Owner) {
 	switch {
-	case !known:
-		f.unknown = append(f.unknown, it)
 	case !o.MayUse(f.caller):
-		f.refuse(notFound(kind, string(text)))
+		f.refuse(notFound(it.kind, string(text)))
 	case !f.owns:
 		f.owns, f.account, f.mine = true, o.Account, o.Caller == f.caller
 		f.first, f.firstText = it, string(text)
 	case f.account != o.Account:
 		f.refuse(apart(f.firstText, string(text)))
+	}
+}
+
+// manyIDs is how many ids a request may name of which other replicas are asked,
+// and that are compared with those of its reply.
+const manyIDs = 1000
+
+// askReplicas asks what other replicas know of the ids that this one does not
+// know, and remembers it. Whoever has one account, and callers without names,
+// need not know.
+func (f *finder) askReplicas() {
+	a := f.affinity
+	if a.shared == nil || f.refused || len(f.unknown) == 0 || len(a.accounts) == 1 && f.caller == 0 {
+		return
+	}
+	keys := make([]owners.Key, min(len(f.unknown), manyIDs))
+	for i := range keys {
+		keys[i] = f.unknown[i].Key
+	}
+	unknown := f.unknown
+	f.unknown = nil
+	found := a.shared.Ask(keys, a.patience)
+	for i, it := range unknown {
+		if i >= len(found) || found[i].TTL == 0 {
+			f.unknown = append(f.unknown, it)
+			continue
+		}
+		o := found[i].Owner
+		if slices.Contains(a.accounts, o.Account) {
+			o, _ = f.store.Put(it.Key, o, f.now, min(found[i].TTL, a.ttl))
+		}
+		f.heed(it, f.texts[i], o)
 	}
 }
 
@@ -162,18 +203,17 @@ func (h *Home) learn(account string, text []byte) {
 	h.put(key, account, caller)
 }
 
-// manyIDs is how many ids a request may name that are compared with those of
-// its reply.
-const manyIDs = 1000
-
 func (h *Home) names(key owners.Key) bool {
 	return len(h.named) > manyIDs || slices.ContainsFunc(h.named, func(it id) bool { return it.Key == key })
 }
 
 func (h *Home) put(key owners.Key, account string, caller owners.Caller) {
-	now := time.Now()
-	h.affinity.keeper.store().Put(key, owners.Owner{Account: account, Caller: caller}, now, h.affinity.ttl)
-	h.affinity.keeper.saveIfDue(now)
+	a, now := h.affinity, time.Now()
+	o, news := a.keeper.store().Put(key, owners.Owner{Account: account, Caller: caller}, now, a.ttl)
+	if news && (len(a.accounts) > 1 || o.Caller != 0) {
+		a.shared.Tell(key, o, a.ttl)
+	}
+	a.keeper.saveIfDue(now)
 }
 
 // longestShown is how much of an id an error shows.

@@ -35,6 +35,11 @@ type Options struct {
 	// Default: 720h.
 	IDsTTL caddy.Duration `json:"ids_ttl,omitempty"`
 
+	// LookupTimeout is how long a request waits at most for what other replicas
+	// know, if it names an id that this one does not know. Only a pool with
+	// `state` asks. It is 1s at most. Default: 50ms.
+	LookupTimeout caddy.Duration `json:"lookup_timeout,omitempty"`
+
 	// Save keeps the ids in Caddy's storage, so that they are still known after
 	// a restart. They are written every five minutes and at the end. What is
 	// written has no keys and no names of callers, and of ids only digests.
@@ -50,21 +55,28 @@ const (
 	defaultIDs = 1_000_000
 	maxIDs     = 100_000_000
 	defaultTTL = 720 * time.Hour
+
+	defaultLookupTimeout = 50 * time.Millisecond
+	maxLookupTimeout     = time.Second
 )
 
 // UnmarshalCaddyfile reads the block of the option affinity. Syntax:
 //
 //	affinity {
-//	    ids          <n>
-//	    ids_ttl      <duration>
+//	    ids            <n>
+//	    ids_ttl        <duration>
+//	    lookup_timeout <duration>
 //	    save
-//	    prompt_cache [<header...>]
+//	    prompt_cache   [<header...>]
 //	}
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Block(d, directive.Options{
 		"ids":     directive.IntPointer(&o.IDs, 0, maxIDs).Check(o.checkIDs),
 		"ids_ttl": directive.Duration(&o.IDsTTL),
-		"save":    directive.Flag(&o.Save),
+
+		"lookup_timeout": directive.Duration(&o.LookupTimeout),
+
+		"save": directive.Flag(&o.Save),
 
 		"prompt_cache": directive.Func(o.unmarshalPromptCache),
 	})
@@ -86,6 +98,15 @@ func (o *Options) provision() error {
 	}
 	if o.IDsTTL == 0 {
 		o.IDsTTL = caddy.Duration(defaultTTL)
+	}
+	if o.LookupTimeout < 0 {
+		return fmt.Errorf("lookup_timeout '%s' is not a duration above 0", time.Duration(o.LookupTimeout))
+	}
+	if time.Duration(o.LookupTimeout) > maxLookupTimeout {
+		return fmt.Errorf("lookup_timeout '%s' is longer than %s", time.Duration(o.LookupTimeout), maxLookupTimeout)
+	}
+	if o.LookupTimeout == 0 {
+		o.LookupTimeout = caddy.Duration(defaultLookupTimeout)
 	}
 	if o.Save && *o.IDs == 0 {
 		return fmt.Errorf("save is of no use with ids 0")

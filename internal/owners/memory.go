@@ -85,18 +85,24 @@ func (m *Memory) Changes() uint64 { return m.changes.Load() }
 
 func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
 
+// aWhile is the part of its time to live after which it is news that an id was
+// put again.
+const aWhile = 100
+
 // Put implements Store.
-func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) {
+func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
 	e := entry{key: id, caller: o.Caller, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
 	p := m.partOf(id)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	news = true
 	if at, ok := p.places[id]; ok {
-		if known := &p.entries[at]; known.until > seconds(now) && known.caller != 0 {
-			if e.caller != 0 && e.caller != known.caller {
-				return
+		if known := &p.entries[at]; known.until > seconds(now) {
+			if known.caller != 0 && e.caller != 0 && e.caller != known.caller {
+				return Owner{(*m.accounts.Load())[known.account], known.caller}, false
 			}
-			e.caller = known.caller
+			e.caller = max(e.caller, known.caller) // the other is 0, or the same
+			news = e.account != known.account || e.caller != known.caller || e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
 		}
 		p.forget(at)
 	}
@@ -105,6 +111,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) {
 	}
 	p.add(e)
 	m.changes.Add(1)
+	return Owner{o.Account, e.caller}, news
 }
 
 // Get implements Store.

@@ -24,8 +24,10 @@ import (
 // for the network.
 type Store interface {
 	// Put remembers the owner of an id for ttl. An id that is known to be one
-	// caller's does not become another's, nor that of nobody.
-	Put(id Key, o Owner, now time.Time, ttl time.Duration)
+	// caller's does not become another's, nor that of nobody. Put returns the
+	// owner that is remembered, and whether that is news to others: anything
+	// about it is new, or the id was last put a while ago.
+	Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool)
 	// Get returns the owner of an id, if it is known.
 	Get(id Key, now time.Time) (Owner, bool)
 	// Each calls f with every id of an account, or of all accounts if the

@@ -60,6 +60,31 @@ func TestACallersIDStaysThatCallers(t *testing.T) {
 	}
 }
 
+func TestOnlyNewsIsWorthTelling(t *testing.T) {
+	alice, bob := CallerNamed("alice"), CallerNamed("bob")
+	m := NewMemory(1000)
+	for i, step := range []struct {
+		put   Owner
+		after time.Duration
+		kept  Owner
+		news  bool
+	}{
+		{Owner{Account: "a"}, 0, Owner{Account: "a"}, true},
+		{Owner{Account: "a"}, time.Hour, Owner{Account: "a"}, false},
+		{Owner{"a", alice}, time.Hour, Owner{"a", alice}, true},
+		{Owner{Account: "a"}, time.Hour, Owner{"a", alice}, false},
+		{Owner{"b", bob}, month / 2, Owner{"a", alice}, false},
+		{Owner{Account: "b"}, time.Hour, Owner{"b", alice}, true},
+		{Owner{"b", alice}, time.Minute, Owner{"b", alice}, false}, // sooner than before
+		{Owner{"b", alice}, month / 2, Owner{"b", alice}, true},
+		{Owner{"a", bob}, 2 * month, Owner{"a", bob}, true},
+	} {
+		if kept, news := m.Put(id(1), step.put, start.Add(step.after), month); kept != step.kept || news != step.news {
+			t.Errorf("step %d: kept is %+v, which is news: %v", i, kept, news)
+		}
+	}
+}
+
 func TestTheOldestIDsGoFirst(t *testing.T) {
 	const limit = 64 * 100
 	m := NewMemory(limit)

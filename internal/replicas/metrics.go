@@ -32,7 +32,7 @@ var (
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, benchDelay, gauges{}} {
+	for _, c := range []prometheus.Collector{messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, benchDelay, ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{}} {
 		if err := registry.Register(c); err != nil && !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
 			return err
 		}

@@ -2,7 +2,6 @@ package replicas
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -10,11 +9,12 @@ import (
 )
 
 // queue holds what is to be told. It is bounded: the oldest goes first, for what
-// is newer says more. What was lost is found again when replicas compare what
-// they know.
-type queue struct {
+// is newer says more. What was lost is found again: benches when replicas compare
+// what they know, owners by asking the accounts.
+type queue[T any] struct {
 	mu    sync.Mutex
-	items []item
+	items []T
+	limit int
 	// more has an element while there are items, or were.
 	more chan struct{}
 }
@@ -34,13 +34,15 @@ const (
 	maxBatch = 128
 )
 
-func newQueue() *queue { return &queue{more: make(chan struct{}, 1)} }
+func newQueue[T any](limit int) *queue[T] {
+	return &queue[T]{limit: limit, more: make(chan struct{}, 1)}
+}
 
 // add never waits. It reports how many items are lost by it.
-func (q *queue) add(i item) (lost int) {
+func (q *queue[T]) add(i T) (lost int) {
 	q.mu.Lock()
-	if len(q.items) == maxQueue {
-		q.items = slices.Delete(q.items, 0, 1)
+	if len(q.items) == q.limit {
+		q.items = q.items[1:]
 		lost = 1
 	}
 	q.items = append(q.items, i)
@@ -49,7 +51,7 @@ func (q *queue) add(i item) (lost int) {
 	return lost
 }
 
-func (q *queue) wake() {
+func (q *queue[T]) wake() {
 	select {
 	case q.more <- struct{}{}:
 	default:
@@ -57,24 +59,34 @@ func (q *queue) wake() {
 }
 
 // take waits for items. It returns nil when the context is done.
-func (q *queue) take(ctx context.Context) []item {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-q.more:
+func (q *queue[T]) take(ctx context.Context) []T {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-q.more:
+			if items := q.next(); len(items) > 0 {
+				return items
+			}
+		}
 	}
+}
+
+// next returns the items that are next, if there are any.
+func (q *queue[T]) next() []T {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := min(len(q.items), maxBatch)
-	taken := slices.Clone(q.items[:n])
-	q.items = slices.Delete(q.items, 0, n)
-	if len(q.items) > 0 {
+	taken := q.items[:n:n]
+	if q.items = q.items[n:]; len(q.items) > 0 {
 		q.wake()
+	} else {
+		q.items = nil
 	}
 	return taken
 }
 
-func (q *queue) len() int {
+func (q *queue[T]) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.items)

@@ -51,12 +51,17 @@ type Replica struct {
 	id     string
 	host   string
 	store  state.Store
-	queue  *queue
+	queue  *queue[item]
 	claims *claims
 	// due wakes who compares.
 	due    chan struct{}
 	logger atomic.Pointer[zap.Logger]
 	touch  touch
+	// owned are owners that the store is to keep.
+	owned *queue[owned]
+	// late tells that a request has waited in vain, since the store was last seen
+	// to work.
+	late atomic.Bool
 
 	mu    sync.Mutex
 	began time.Time
@@ -90,7 +95,7 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	id := make([]byte, digestSize/2)
 	rand.Read(id)
 	r := &Replica{
-		id: hex.EncodeToString(id), store: store, queue: newQueue(), claims: newClaims(), due: make(chan struct{}, 1),
+		id: hex.EncodeToString(id), store: store, queue: newQueue[item](maxQueue), owned: newQueue[owned](maxOwned), claims: newClaims(), due: make(chan struct{}, 1),
 		ended: make(map[uint64]ending), unsent: make(map[drainKey]bool), peers: make(map[string]Peer),
 	}
 	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
@@ -112,7 +117,7 @@ func (r *Replica) Run(ctx context.Context) {
 	inUse(r, true)
 	defer inUse(r, false)
 	var tasks sync.WaitGroup
-	for _, task := range []func(context.Context){r.tell, r.listen, r.compareAgain, r.claim} {
+	for _, task := range []func(context.Context){r.tell, r.listen, r.compareAgain, r.claim, r.tellOwners} {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()
@@ -257,6 +262,8 @@ func (r *Replica) compareAgain(ctx context.Context) {
 		wait := interval
 		if err != nil {
 			wait = retry
+		} else {
+			r.late.Store(false)
 		}
 		select {
 		case <-ctx.Done():

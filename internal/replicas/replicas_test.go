@@ -354,7 +354,7 @@ func TestAnOutageIsLoggedOnce(t *testing.T) {
 }
 
 func TestTheQueueIsBoundedAndLosesTheOldest(t *testing.T) {
-	q := newQueue()
+	q := newQueue[item](maxQueue)
 	lost := 0
 	for i := range 3 * maxQueue {
 		lost += q.add(item{kind: benched, bench: pool.Bench{ID: uint64(i)}})

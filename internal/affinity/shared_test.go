@@ -1,0 +1,220 @@
+package affinity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
+)
+
+// shared is replicas of a pool that share what they know.
+type shared struct {
+	*testing.T
+	hub *statetest.Hub
+}
+
+// inTouch runs a test in virtual time.
+func inTouch(t *testing.T, test func(*shared)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(&shared{t, statetest.NewHub()}) })
+}
+
+// replica returns what a replica knows whose pool has these accounts.
+func (s *shared) replica(accounts ...string) *Affinity {
+	s.Helper()
+	r := replicas.New(s.hub.Store(), zap.NewNop())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(ctx)
+	}()
+	s.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	a, err := New(storage(s.T, s.TempDir()), Config{Pool: "a pool", Accounts: accounts, Link: r.NewLink(), Logger: zap.NewNop()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = a.Close() })
+	a.keeper = &keeper{memory: owners.NewMemory(1000)} // not that of the other replicas in this process
+	time.Sleep(2 * time.Second)
+	return a
+}
+
+// names is a request that names these ids.
+func (a *Affinity) names(caller string, ids ...string) (Home, apierror.Error, bool) {
+	text := []byte(`{"input":[{"id":"` + strings.Join(ids, `"},{"id":"`) + `"}]}`)
+	body := openaiapi.ParseJSON(text)
+	return a.Home(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
+}
+
+func (s *shared) wantFinds(want int) {
+	s.Helper()
+	if n := s.hub.Finds(); n != want {
+		s.Errorf("replicas asked %d times, want %d", n, want)
+	}
+}
+
+func TestWhatAnotherReplicaLearnedIsLookedUpOnce(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		one.learn("b", "alice", "resp_12345678", "rs_12345678")
+		synctest.Wait()
+		for range 3 {
+			h, _, refused := other.names("alice", "resp_12345678", "rs_12345678")
+			if refused || !h.owns || h.Asks() || h.Allows("a") || !h.Allows("b") || !h.mine {
+				t.Errorf("it has the home %+v", h)
+			}
+		}
+		s.wantFinds(1)
+		one.learn("b", "alice", "resp_12345678")
+		other.learn("a", "bob", "resp_23456789")
+		synctest.Wait()
+		if h, _, _ := one.names("alice", "resp_12345678"); !h.owns {
+			t.Errorf("it has the home %+v", h)
+		}
+		body := openaiapi.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`))
+		other.Home(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
+		s.wantFinds(1) // for nothing that a replica knows, nor for what names nothing
+	})
+}
+
+func TestAnothersIDIsNotFoundAtAnyReplica(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		for _, accounts := range [][]string{{"a", "b"}, {"a"}} {
+			one, other := s.replica(accounts...), s.replica(accounts...)
+			id := fmt.Sprint("resp_1234567_", len(accounts))
+			one.learn("a", "alice", id)
+			synctest.Wait()
+			for range 2 {
+				if _, refusal, refused := other.names("bob", "rs_unknown", id); !refused || refusal.Status != 404 || !strings.Contains(refusal.Message, id) {
+					t.Errorf("bob may have it: %+v", refusal)
+				}
+			}
+			if h, _, refused := other.names("alice", id); refused || !h.owns {
+				t.Error("alice may not have it")
+			}
+		}
+		s.wantFinds(2) // who is refused by what the replica knows does not ask
+	})
+}
+
+func TestAnAccountThatAnotherConfigHasIsGone(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b", "c"), s.replica("a", "b")
+		one.learn("c", "", "resp_12345678")
+		one.learn("a", "", "resp_23456789")
+		synctest.Wait()
+		if _, refusal, refused := other.names("", "resp_12345678"); !refused || refusal.Status != 404 || refusal.Message != "Item with id 'resp_12345678' not found." {
+			t.Errorf("the refusal is %+v", refusal)
+		}
+		if _, refusal, refused := other.names("", "resp_23456789", "resp_12345678"); !refused || refusal.Code != "objects_in_different_accounts" {
+			t.Errorf("the refusal is %+v", refusal)
+		}
+		other.accounts = append(other.accounts, "c")
+		if h, _, refused := other.names("", "resp_23456789"); refused || !h.owns {
+			t.Errorf("it has the home %+v", h)
+		}
+		// with the next config the account is there
+		next := s.replica("a", "b", "c")
+		next.keeper = other.keeper
+		if h, _, refused := next.names("", "resp_12345678"); refused || !h.Allows("c") || h.Allows("a") {
+			t.Errorf("it has the home %+v", h)
+		}
+	})
+}
+
+func TestWhatWasFoundByAskingIsShared(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		h, _, _ := one.names("alice", "resp_12345678")
+		if !h.Asks() {
+			t.Errorf("it has the home %+v", h)
+		}
+		h.Missing("a")
+		h.Served("b", &http.Response{StatusCode: 200})
+		synctest.Wait()
+		if h, _, refused := other.names("bob", "resp_12345678"); refused || !h.owns || h.Allows("a") {
+			t.Errorf("it has the home %+v", h)
+		}
+	})
+}
+
+func TestWithoutTheStoreAccountsAreAsked(t *testing.T) {
+	for name, fault := range map[string]func(*statetest.Hub){
+		"down": func(h *statetest.Hub) { h.Fail(errors.New("down")) },
+		"slow": func(h *statetest.Hub) { h.SlowDown(time.Minute) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inTouch(t, func(s *shared) {
+				one, other := s.replica("a", "b"), s.replica("a", "b")
+				one.learn("b", "alice", "resp_12345678")
+				synctest.Wait()
+				fault(s.hub)
+				for i := range 10 {
+					began := time.Now()
+					if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.Asks() {
+						t.Errorf("it has the home %+v", h)
+					}
+					if took := time.Since(began); took > defaultLookupTimeout || took > 0 && i > 0 {
+						t.Errorf("request %d waited for %v", i, took)
+					}
+				}
+				s.wantFinds(1)
+			})
+		})
+	}
+}
+
+func TestWhatNobodyNeedsIsNotShared(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one := s.replica("a")
+		one.learn("a", "", "resp_12345678")
+		one.names("", "resp_unknown")
+		synctest.Wait()
+		s.wantFinds(0)
+		two := s.replica("a", "b")
+		for range 1000 {
+			two.learn("b", "", "resp_12345678")
+		}
+		synctest.Wait()
+		if n := len(s.hub.Entries()); n != 1 {
+			t.Errorf("%d ids are shared, want 1", n)
+		}
+	})
+}
+
+func TestARequestMayNameMoreIDsThanAreLookedUp(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		ids := make([]string, 3*manyIDs)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("rs_%08d", i)
+		}
+		one.learn("b", "", ids[manyIDs:]...)
+		synctest.Wait()
+		h, _, refused := other.names("", ids...)
+		if refused || !h.Asks() || len(h.unknown) != len(ids) {
+			t.Errorf("%d are unknown (%v)", len(h.unknown), refused)
+		}
+		h, _, refused = other.names("", ids[manyIDs:]...)
+		if refused || h.Allows("a") || !h.Allows("b") || len(h.unknown) != manyIDs {
+			t.Errorf("%d are unknown (%v)", len(h.unknown), refused)
+		}
+		s.wantFinds(2)
+	})
+}

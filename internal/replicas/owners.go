@@ -1,0 +1,226 @@
+package replicas
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// Owners is what replicas know together of the ids of one pool. Each replica
+// tells the store what it learns, in the background, and asks the store only for
+// ids that it does not know. The methods of a nil Owners do nothing.
+//
+// In the store, an id is a digest of its key and of the pool's name. Its value
+// is a digest of the account, and one of the caller's name if it is a caller's.
+type Owners struct {
+	replica  *Replica
+	pool     string
+	accounts map[accountDigest]string
+}
+
+// accountDigest stands for an account, whose own name may tell a host.
+type accountDigest [8]byte
+
+func digestOf(account string) accountDigest {
+	sum := sha256.Sum256([]byte("account " + account))
+	return accountDigest(sum[:])
+}
+
+// Owners returns what the replicas know of the ids of a pool with these
+// accounts. Pools of one name are the same pool to all replicas.
+func (l *Link) Owners(pool string, accounts []string) *Owners {
+	if l == nil {
+		return nil
+	}
+	o := &Owners{replica: l.replica, pool: pool, accounts: make(map[accountDigest]string, len(accounts))}
+	for _, account := range accounts {
+		o.accounts[digestOf(account)] = account
+	}
+	return o
+}
+
+// owned is an id whose owner the store is to keep.
+type owned struct {
+	pool  string
+	id    owners.Key
+	owner owners.Owner
+	ttl   time.Duration
+}
+
+// maxOwned is how many ids wait to be told of at most.
+const maxOwned = 16_384
+
+// Tell has the store keep the owner of an id for the other replicas. It never
+// waits.
+func (o *Owners) Tell(id owners.Key, owner owners.Owner, ttl time.Duration) {
+	if o == nil {
+		return
+	}
+	if lost := o.replica.owned.add(owned{o.pool, id, owner, ttl}); lost > 0 {
+		ownersDropped.Add(float64(lost))
+	}
+}
+
+func entryKey(pool string, id owners.Key) string {
+	sum := sha256.Sum256(append([]byte("id "+pool+"\x00"), id[:]...))
+	return base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+// entry is what the store keeps of it. Who made an object never changes. Who
+// found it by asking proves nothing about that.
+func (i owned) entry() state.Entry {
+	account := digestOf(i.owner.Account)
+	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller != 0}
+	if e.Firm {
+		e.Value = binary.LittleEndian.AppendUint64(e.Value, uint64(i.owner.Caller))
+	}
+	return e
+}
+
+func entriesOf(items []owned) (entries []state.Entry) {
+	for _, i := range items {
+		entries = append(entries, i.entry())
+	}
+	return entries
+}
+
+// tellOwners has the store keep owners, as they are learned. What the store does
+// not keep now waits until it does, or until it is the oldest in a full queue.
+func (r *Replica) tellOwners(ctx context.Context) {
+	var entries []state.Entry
+	for failures := 0; ctx.Err() == nil; {
+		if len(entries) == 0 {
+			entries = entriesOf(r.owned.take(ctx))
+			continue
+		}
+		err := r.keep(ctx, entries)
+		if err != nil {
+			failures++
+			r.logKeeping(failures, err)
+			pause(ctx, retry)
+			continue
+		}
+		r.logKept(failures)
+		entries, failures = nil, 0
+	}
+	if r.touch.is() {
+		r.keepLast(context.WithoutCancel(ctx), append(entries, entriesOf(r.owned.next())...))
+	}
+}
+
+// keepLast has the store keep what the last requests taught.
+func (r *Replica) keepLast(ctx context.Context, entries []state.Entry) {
+	for until := time.Now().Add(patience); len(entries) > 0 && time.Now().Before(until); entries = entriesOf(r.owned.next()) {
+		if r.keep(ctx, entries) != nil {
+			return
+		}
+	}
+}
+
+func (r *Replica) keep(ctx context.Context, entries []state.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := r.store.Keep(ctx, entries)
+	if err == nil {
+		ownersOut.Add(float64(len(entries)))
+	}
+	return err
+}
+
+// loggedFailure is the failure that is logged, if nothing else fails: then the
+// replica is not out of touch, which has a line of its own.
+const loggedFailure = 8
+
+func (r *Replica) logKeeping(failures int, err error) {
+	if failures == loggedFailure && r.touch.is() {
+		r.logger.Load().Warn("owners not shared", zap.String("error", bounded(err.Error())))
+	}
+}
+
+func (r *Replica) logKept(failures int) {
+	if failures >= loggedFailure && r.touch.is() {
+		r.logger.Load().Info("owners shared again")
+	}
+}
+
+// Found is the owner of an id. TTL is for how long, and 0 if nobody knows.
+type Found struct {
+	owners.Owner
+	TTL time.Duration
+}
+
+// Gone is in place of an account that the pool does not have.
+const Gone = "gone"
+
+// Ask asks for the owners of these ids, and waits for the answer for some time
+// at most. It returns nil if there is none in time. While the store cannot be
+// reached, and after an answer was late, it does not even ask, until the store
+// is seen to work.
+func (o *Owners) Ask(ids []owners.Key, timeout time.Duration) []Found {
+	if o == nil || len(ids) == 0 {
+		return nil
+	}
+	r := o.replica
+	if r.late.Load() || !r.touch.is() {
+		lookupsTotal.WithLabelValues("skipped").Inc()
+		return nil
+	}
+	keys := make([]string, len(ids))
+	for i, id := range ids {
+		keys[i] = entryKey(o.pool, id)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	began := time.Now()
+	entries, err := r.store.Find(ctx, keys)
+	lookupDuration.Observe(time.Since(began).Seconds())
+	if err != nil || len(entries) != len(ids) {
+		r.late.Store(true)
+		outcome := "failed"
+		if ctx.Err() != nil {
+			outcome = "late"
+		}
+		lookupsTotal.WithLabelValues(outcome).Inc()
+		return nil
+	}
+	return o.found(entries)
+}
+
+// found reads what the store has, whoever wrote it.
+func (o *Owners) found(entries []state.Entry) []Found {
+	found, outcome := make([]Found, len(entries)), "unknown"
+	for i, e := range entries {
+		const short, long = len(accountDigest{}), len(accountDigest{}) + 8
+		if e.TTL <= 0 || len(e.Value) != short && len(e.Value) != long {
+			continue
+		}
+		account, ok := o.accounts[accountDigest(e.Value[:short])]
+		if !ok {
+			account = Gone
+		}
+		found[i] = Found{owners.Owner{Account: account}, e.TTL}
+		if len(e.Value) == long {
+			found[i].Caller = owners.Caller(binary.LittleEndian.Uint64(e.Value[short:]))
+		}
+		outcome = "found"
+	}
+	lookupsTotal.WithLabelValues(outcome).Inc()
+	return found
+}
+
+var (
+	ownersOut      = counter("owners_sent_total", "Owners of ids that the other replicas can ask for since.").WithLabelValues()
+	ownersDropped  = counter("owners_dropped_total", "Owners of ids that were not sent, because the queue was full.").WithLabelValues()
+	lookupsTotal   = counter("lookups_total", "Times that a request named ids which the replica does not know, by what the engine knew: found, unknown, late, failed or skipped.", "outcome")
+	lookupDuration = prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
+		Name: "lookup_duration_seconds", Help: "Time that a request waited for owners that the engine keeps.",
+		Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}})
+)

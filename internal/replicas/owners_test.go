@@ -1,0 +1,220 @@
+package replicas
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+const (
+	minutes = 10 * time.Minute // how long owners are kept
+	waiting = 50 * time.Millisecond
+)
+
+var alice, bob = owners.CallerNamed("alice"), owners.CallerNamed("bob")
+
+// owners are those of the pool that all replicas have, with the accounts a and b.
+func (r *testReplica) owners() *Owners { return r.link.Owners("a pool", []string{"a", "b"}) }
+
+func (o *Owners) ask(ids ...string) []Found {
+	keys := make([]owners.Key, len(ids))
+	for i, id := range ids {
+		keys[i] = owners.KeyOf(id)
+	}
+	return o.Ask(keys, waiting)
+}
+
+func (o *Owners) tell(id, account string, caller owners.Caller) {
+	o.Tell(owners.KeyOf(id), owners.Owner{Account: account, Caller: caller}, minutes)
+}
+
+func (w *world) wantOwner(at int, id, account string, caller owners.Caller) {
+	w.Helper()
+	got := w.replicas[at].owners().ask("resp_unknown", id)
+	want := owners.Owner{Account: account, Caller: caller}
+	if len(got) != 2 || got[0].TTL != 0 || got[1].Owner != want || got[1].TTL > minutes || got[1].TTL < minutes/2 {
+		w.Errorf("replica %d found %+v of %s, want %+v", at, got, id, want)
+	}
+}
+
+func TestWhatOneReplicaLearnsTheOthersCanAskFor(t *testing.T) {
+	share(t, 3, func(w *world) {
+		w.replicas[0].owners().tell("resp_1", "b", alice)
+		w.replicas[0].owners().tell("resp_2", "a", 0)
+		w.replicas[0].link.Owners("another pool", nil).tell("resp_3", "a", 0)
+		w.replicas[0].owners().tell("resp_4", "c", alice)
+		synctest.Wait()
+		for i := range w.replicas {
+			w.wantOwner(i, "resp_1", "b", alice)
+			w.wantOwner(i, "resp_2", "a", 0)
+			w.wantOwner(i, "resp_4", Gone, alice)
+			if got := w.replicas[i].owners().ask("resp_3"); len(got) != 1 || got[0].TTL != 0 {
+				t.Errorf("replica %d found %+v of another pool", i, got)
+			}
+		}
+		// who found it by asking, or in a list, does not take it from its caller
+		w.replicas[1].owners().tell("resp_1", "b", 0)
+		w.replicas[1].owners().tell("resp_1", "a", bob)
+		w.replicas[1].owners().tell("resp_2", "a", bob)
+		synctest.Wait()
+		w.wantOwner(2, "resp_1", "b", alice)
+		w.wantOwner(2, "resp_2", "a", bob)
+		time.Sleep(minutes)
+		if got := w.replicas[2].owners().ask("resp_1"); got[0].TTL != 0 {
+			t.Errorf("after its time, %+v is found", got)
+		}
+	})
+}
+
+func TestTheStoreLearnsNoNames(t *testing.T) {
+	share(t, 1, func(w *world) {
+		account := "contoso.openai.azure.com fingerprint"
+		w.replicas[0].link.Owners("a pool", []string{account}).tell("resp_1", account, alice)
+		synctest.Wait()
+		for _, e := range w.hub.Entries() {
+			for _, text := range [][]byte{[]byte(e.Key), e.Value} {
+				key := owners.KeyOf("resp_1")
+				for _, secret := range []string{"pool", "contoso", "finger", "alice", "resp", string(key[:])} {
+					if bytes.Contains(text, []byte(secret)) {
+						t.Errorf("%q shows %q", text, secret)
+					}
+				}
+			}
+			if len(e.Key) != 22 || len(e.Value) != 16 || !e.Firm {
+				t.Errorf("kept is %+v", e)
+			}
+		}
+	})
+}
+
+func TestNobodyWaitsLongForAnOwner(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.replicas[0].owners().tell("resp_1", "a", 0)
+		synctest.Wait()
+		o := w.replicas[1].owners()
+		took := func(want time.Duration, finds int) {
+			t.Helper()
+			before, began := w.hub.Finds(), time.Now()
+			if got := o.ask("resp_1"); got != nil {
+				t.Errorf("found %+v", got)
+			}
+			if took := time.Since(began); took != want || w.hub.Finds()-before != finds {
+				t.Errorf("it took %v and asked %d times, want %v and %d", took, w.hub.Finds()-before, want, finds)
+			}
+		}
+		w.hub.SlowDown(10 * time.Second)
+		took(waiting, 1)
+		took(0, 0) // after one was late, the others do not wait for the same
+		time.Sleep(2 * time.Second)
+		took(waiting, 1) // unless the store was seen to work
+		w.hub.SlowDown(waiting - 1)
+		time.Sleep(2 * time.Second)
+		w.wantOwner(1, "resp_1", "a", 0)
+		w.hub.SlowDown(0)
+
+		w.hub.Fail(errors.New("down"))
+		took(0, 1) // it fails at once, and nobody has noticed yet
+		time.Sleep(2 * time.Second)
+		took(0, 0)
+		w.hub.Fail(nil)
+		time.Sleep(2 * time.Second)
+		w.wantOwner(1, "resp_1", "a", 0)
+	})
+}
+
+func TestAReplicaThatDoesNotRunYetAsksNobody(t *testing.T) {
+	share(t, 0, func(w *world) {
+		r := New(w.hub.Store(), nil)
+		if got := r.NewLink().Owners("a pool", nil).ask("resp_1"); got != nil || w.hub.Finds() != 0 {
+			t.Errorf("found %+v", got)
+		}
+		var none *Link
+		none.Owners("a pool", nil).tell("resp_1", "a", 0)
+		if got := none.Owners("a pool", nil).ask("resp_1"); got != nil {
+			t.Errorf("found %+v without others", got)
+		}
+	})
+}
+
+func TestOwnersWaitUntilTheStoreIsBackAndTheOldestGoFirst(t *testing.T) {
+	share(t, 1, func(w *world) {
+		o := w.replicas[0].owners()
+		w.hub.Fail(errors.New("down"))
+		const told = 2 * maxOwned
+		for i := range told {
+			o.tell(fmt.Sprint("resp_", i), "a", 0)
+			if i == maxBatch-1 {
+				time.Sleep(time.Second) // so that the first ones are on their way
+			}
+		}
+		if n := o.replica.owned.len(); n != maxOwned {
+			t.Errorf("%d wait, want %d", n, maxOwned)
+		}
+		time.Sleep(time.Minute)
+		w.hub.Fail(nil)
+		time.Sleep(2 * time.Second)
+		for i, f := range o.ask("resp_0", fmt.Sprint("resp_", maxBatch), fmt.Sprint("resp_", told-maxOwned-1), fmt.Sprint("resp_", told-maxOwned), fmt.Sprint("resp_", told-1)) {
+			if known := f.TTL != 0; known != (i == 0 || i > 2) {
+				t.Errorf("%d is known: %v", i, known)
+			}
+		}
+		if n := len(w.hub.Entries()); n != maxOwned+maxBatch {
+			t.Errorf("%d are kept, want %d", n, maxOwned+maxBatch)
+		}
+	})
+}
+
+func TestTheLastOwnersAreToldWhenAReplicaEnds(t *testing.T) {
+	share(t, 2, func(w *world) {
+		for i := range 3 * maxBatch {
+			w.replicas[0].owners().tell(fmt.Sprint("resp_", i), "a", 0)
+		}
+		w.replicas[0].stop()
+		if n := len(w.hub.Entries()); n != 3*maxBatch {
+			t.Errorf("%d are kept, want %d", n, 3*maxBatch)
+		}
+	})
+}
+
+func TestAStoreThatKeepsNoOwnersIsLoggedOnce(t *testing.T) {
+	share(t, 1, func(w *world) {
+		r := w.replicas[0]
+		w.hub.Refuse(errors.New("NOPERM"))
+		r.owners().tell("resp_1", "a", 0)
+		time.Sleep(minutes / 2)
+		w.hub.Refuse(nil)
+		time.Sleep(time.Second)
+		r.owners().tell("resp_2", "a", 0)
+		time.Sleep(time.Second)
+		warned, told := r.logs.FilterMessage("owners not shared"), r.logs.FilterMessage("owners shared again").Len()
+		if warned.Len() != 1 || told != 1 || warned.All()[0].Level != zapcore.WarnLevel || warned.All()[0].ContextMap()["error"] != "NOPERM" {
+			t.Errorf("logged %v", r.logs.All())
+		}
+		w.wantOwner(0, "resp_1", "a", 0)
+	})
+}
+
+func TestWhatNoReplicaWouldWriteIsUnknown(t *testing.T) {
+	share(t, 1, func(w *world) {
+		o := w.replicas[0].owners()
+		for i, value := range []string{"", "short", "somewhat longer", "much longer than anything is that replicas write"} {
+			id := fmt.Sprint("resp_", i)
+			e := state.Entry{Key: entryKey("a pool", owners.KeyOf(id)), Value: []byte(value), TTL: time.Hour}
+			if err := w.hub.Store().Keep(context.Background(), []state.Entry{e}); err != nil {
+				t.Fatal(err)
+			}
+			if got := o.ask(id); len(got) != 1 || got[0].TTL != 0 {
+				t.Errorf("found %+v in %q", got, value)
+			}
+		}
+	})
+}
