@@ -1,6 +1,3 @@
--- Keeps a value, ARGV[1], as KEYS[1] for ARGV[2] milliseconds. If a firm one is
--- there (its first byte is '+'), or one is there and the new one is not firm,
--- only its time begins anew.
 local kept = redis.call('GET', KEYS[1])
 if kept and (string.sub(kept, 1, 1) == '+' or string.sub(ARGV[1], 1, 1) ~= '+') then
 	return redis.call('PEXPIRE', KEYS[1], ARGV[2])

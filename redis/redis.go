@@ -1,5 +1,5 @@
 // Package redis lets replicas of openai_lb tell each other by Redis, or by
-// Valkey, what they learn of backends.
+// Valkey, what they learn of backends and of stored objects.
 package redis
 
 import (

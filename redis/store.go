@@ -31,6 +31,9 @@ var (
 	putScript string
 	//go:embed load.lua
 	loadScript string
+	// It keeps the value ARGV[1] as KEYS[1] for ARGV[2] milliseconds. If a firm
+	// one is there, or any and the new one is not firm, only its time begins anew.
+	// It has no comment in it, because it is sent with every entry.
 	//go:embed keep.lua
 	keepScript string
 )

@@ -7,8 +7,10 @@
 // knows, and makes up for the difference on either side. So a message that is
 // lost costs a second, and a store that lost its data gets it back.
 //
-// No request waits for any of that. While the store cannot be reached, replicas
-// go on by themselves.
+// They also share which account has which stored object: [Owners].
+//
+// No request waits for any of that, except for an answer about an owner. While
+// the store cannot be reached, replicas go on by themselves.
 package replicas
 
 import (

@@ -69,9 +69,9 @@ type Membership struct {
 // State is the option that names the engine.
 type State struct {
 	// StateRaw is the engine by which replicas of the balancer tell each other
-	// which backends are benched or drained. It is a module in the namespace
-	// http.openai_lb.state, such as `redis`. Default: each replica has to find
-	// out by itself.
+	// which backends are benched or drained, and which account has a stored
+	// object. It is a module in the namespace http.openai_lb.state, such as
+	// `redis`. Default: each replica has to find out by itself.
 	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
 }
 
