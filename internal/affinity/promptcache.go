@@ -18,8 +18,9 @@ import (
 // the weights that the other options give. Backends that are out, are full or do
 // not have the model stay so: keys only change the order of the others. No
 // backend gets more than 1.25 times its fair share of the requests in flight
-// (rounded up, and one more). If a session has to go elsewhere, it stays there
-// until it was idle for 10 minutes, or a better priority is back.
+// (rounded up, and one more; while there are few, three more than its share). If
+// a session has to go elsewhere, it stays there until it was idle for 10
+// minutes, or a better priority is back.
 //
 // The key is the first that a request has of: a header named here, the body's
 // prompt_cache_key, its conversation, and a digest of what stays from turn to

@@ -12,9 +12,11 @@ import (
 //
 // Each key has a home: the member that has the highest random weight for it
 // (rendezvous hashing) among all that could serve it in the best priority,
-// whatever their state. If the home is out, the key moves to the next in this
-// order, and stays there until it was idle for ten minutes, or a better
-// priority is back. Where a key moved is all that is remembered: see Moves.
+// whatever their state. If the home is out, or has too many requests, the key
+// moves to the next in this order, and stays there until it was idle for ten
+// minutes, or a better priority is back. It does not go back before: the next
+// one has read the prompt by then. Where a key moved is all that is remembered:
+// see Moves.
 type Affinity struct {
 	// Key tells what belongs together. 0: the request belongs to nothing.
 	Key uint64
@@ -31,16 +33,18 @@ const (
 	// Move: that one was out, or a better priority is back. The key lives now
 	// where the request went.
 	Move Result = "move"
-	// Miss: that one had too many requests. The request went to the next one,
-	// and the key still lives where it did.
+	// Miss: that one had too many requests. The key lives now at the next one.
 	Miss Result = "miss"
 )
 
-// maxOverload bounds what keys do to the balance: a member takes this much more
-// than its fair share of what its tier has in flight, rounded up, and one more
-// request. Without that one, hardly any member could take a second request
-// while there are few.
-const maxOverload = 1.25
+// These bound what keys do to the balance: of what its tier has in flight, a
+// member takes 1.25 times its fair share, rounded up, and one more. While there
+// are few, it takes three more than its share. Otherwise sessions would lose
+// their caches only because some requests of a member come at the same moment.
+const (
+	maxOverload = 1.25
+	fewMore     = 2
+)
 
 // tier is what members that are as good as each other have in common.
 type tier struct {
@@ -51,7 +55,7 @@ type tier struct {
 // place returns the place that a member of the tier has for requests with a key.
 func (t *tier) place(m *Member) place {
 	share := m.share() / t.weights * float64(t.inFlight+1)
-	limit := int64(math.Ceil(maxOverload*share)) + 1
+	limit := int64(math.Ceil(max(maxOverload*share, share+fewMore))) + 1
 	if m.MaxRequests > 0 {
 		limit = min(limit, m.MaxRequests)
 	}
@@ -112,10 +116,9 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		a.Result = Miss
 	default:
 		a.Result = Move
-		lives = to.Member
 	}
-	if lives != home {
-		p.Moves.put(a.Key, lives.tag, now)
+	if to.Member != home {
+		p.Moves.put(a.Key, to.tag, now)
 	} else if moved != 0 {
 		p.Moves.forget(a.Key)
 	}

@@ -154,7 +154,8 @@ func TestAHotKeyPutsNobodyOverItsBound(t *testing.T) {
 		wait.Wait()
 		var total int64
 		for _, m := range p.Members {
-			bound := int64(math.Ceil(1.25*requests*float64(m.Weight)/float64(sum))) + 1
+			share := requests * float64(m.Weight) / float64(sum)
+			bound := int64(math.Ceil(max(1.25*share, share+2))) + 1
 			if m.InFlight() > bound {
 				t.Errorf("weights %v: weight %d has %d in flight, over its bound of %d", weights, m.Weight, m.InFlight(), bound)
 			}
@@ -166,37 +167,39 @@ func TestAHotKeyPutsNobodyOverItsBound(t *testing.T) {
 	}
 }
 
-func TestWhatOverflowsGoesToTheNextAndMovesNoKey(t *testing.T) {
+// TestAKeyThatOverflowedStaysWhereItWent because its prompt is cached there now.
+func TestAKeyThatOverflowedStaysWhereItWent(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
-	key := keysOf(p, "a", 1)[0]
-	var got []Result
-	var names []string
-	for range 5 {
+	keys := keysOf(p, "a", 6)
+	second := ""
+	for i, key := range keys {
 		r := &asks{model: "m", affinity: Affinity{Key: key}}
-		names = append(names, p.Pick(r, start).Name)
-		got = append(got, r.affinity.Result)
-	}
-	// of 4 in flight, each of three may have ceil(1.25 * 4 / 3) + 1 = 3, and of 5 one more
-	for i, want := range []Result{Hit, Hit, Hit, Miss, Hit} {
-		if got[i] != want || (names[i] == "a") != (want == Hit) {
-			t.Fatalf("got %v at %v", got, names)
+		m := p.Pick(r, start)
+		// of 6 in flight, each of three may have a share of 2, and 3 more
+		if home := i < 5; home != (m.Name == "a") || home != (r.affinity.Result == Hit) {
+			t.Fatalf("key %d got %s (%s)", i+1, m.Name, r.affinity.Result)
 		}
+		second = m.Name
 	}
 	for _, m := range members {
 		for m.InFlight() > 0 {
 			m.Release()
 		}
 	}
-	wantKeyAt(t, p, key, at(1), "a", Hit)
+	wantKeyAt(t, p, keys[4], at(1), "a", Hit)
+	wantKeyAt(t, p, keys[5], at(1), second, Hit)
+	wantKeyAt(t, p, keys[5], at(601), second, Hit)
+	wantKeyAt(t, p, keys[5], at(1300), "a", Hit) // it was idle
 	members["a"].MaxRequests = 1
-	if m := p.Pick(&asks{model: "m", affinity: Affinity{Key: key}}, at(2)); m.Name != "a" {
+	if m := p.Pick(&asks{model: "m", affinity: Affinity{Key: keys[0]}}, at(1301)); m.Name != "a" {
 		t.Fatal("it is not at home")
 	}
-	if name, result := pickKey(p, key, at(2)); name == "a" || result != Miss {
+	name, result := pickKey(p, keys[0], at(1302))
+	if name == "a" || result != Miss {
 		t.Errorf("got %s (%s), want a miss elsewhere: a is full", name, result)
 	}
 	members["a"].Release()
-	wantKeyAt(t, p, key, at(3), "a", Hit)
+	wantKeyAt(t, p, keys[0], at(1303), name, Hit)
 }
 
 func TestAKeyIsTheChoiceBeforeAnyPolicy(t *testing.T) {

@@ -26,14 +26,13 @@ type sessions struct {
 	tokens   [2]int64       // input, and of these cached
 }
 
-// talk has sessions of ten turns, which take turns. Three ask at a time, so that
-// no backend is ever over its bound.
+// talk has sessions of ten turns, which take turns. Eight ask at a time.
 func (s *sessions) talk(t *testing.T, count int) {
 	s.requests = make(map[string]int)
 	for turn := range 10 {
 		next := make(chan int)
 		var workers sync.WaitGroup
-		for range 3 {
+		for range 8 {
 			workers.Go(func() {
 				for session := range next {
 					s.ask(t, session, turn)
@@ -221,16 +220,10 @@ func TestAHotSessionPutsNoBackendOverItsBound(t *testing.T) {
 	}
 	clients.Wait()
 	bound := int(math.Ceil(1.25*requests/3)) + 1
-	most := 0
 	for name, b := range backends {
-		n := len(b.Received())
-		most = max(most, n)
-		if n > bound {
+		if n := len(b.Received()); n > bound {
 			t.Errorf("%s got %d of %d requests in flight, over its bound of %d", name, n, requests, bound)
 		}
-	}
-	if most < bound-1 {
-		t.Errorf("the home of the session got %d requests, and has room for %d", most, bound)
 	}
 }
 
