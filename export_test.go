@@ -38,5 +38,5 @@ func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
 // known because nobody asked for them.
 func TokensOf(r *http.Request) (tokens usage.Tokens, notAsked bool) {
 	ex := caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown
-	return ex.tokens, ex.tokensNotAsked()
+	return ex.tokens, ex.usage != nil && ex.asked.withoutUsage && !ex.tokens.Known()
 }

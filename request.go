@@ -91,12 +91,6 @@ func (ex *exchange) asksUsage() bool {
 	return ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && ex.asked.withoutUsage && ex.asked.body.CanAskUsage() && ex.body.Whole()
 }
 
-// tokensNotAsked reports whether the tokens of a reply are not known because
-// nobody asked for the usage of the stream.
-func (ex *exchange) tokensNotAsked() bool {
-	return ex.usage != nil && ex.asked.withoutUsage && !ex.tokens.Known()
-}
-
 // parseMediaType reads a Content-Type. Nearly all requests and replies have the
 // one that needs no parsing.
 func parseMediaType(value string) (mediaType string, params map[string]string) {

@@ -58,20 +58,6 @@ func (w *Watcher) Finish() {
 	w.splitter.End(w.take)
 }
 
-// Open tells what a stream amounts to that begins with these bytes, and its error if that is a
-// Failure. Only whole events count, unless atEnd tells that the stream ends with the bytes.
-func Open(begin []byte, atEnd bool) (Opening, *Error) {
-	var w Watcher
-	w.Watch(begin)
-	if atEnd {
-		w.Finish()
-	}
-	if w.Opening != Failure {
-		return w.Opening, nil
-	}
-	return w.Opening, w.Failure
-}
-
 func (w *Watcher) take(e Event) {
 	if w.Each != nil {
 		w.Each(e)

@@ -15,6 +15,20 @@ const (
 	inProgress    = "event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"response\":{\"id\":\"resp_1\",\"error\":null}}\n\n"
 )
 
+// open tells what a stream amounts to that begins with these bytes, and its error if that is a
+// Failure. Only whole events count, unless atEnd tells that the stream ends with the bytes.
+func open(begin []byte, atEnd bool) (Opening, *Error) {
+	var w Watcher
+	w.Watch(begin)
+	if atEnd {
+		w.Finish()
+	}
+	if w.Opening != Failure {
+		return w.Opening, nil
+	}
+	return w.Opening, w.Failure
+}
+
 func TestWhatAStreamOpensWith(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -73,7 +87,7 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 		{"an error over several lines", "data: {\"error\":\ndata: {\"code\":\"slow_down\"}}\n\n", false, Failure, 429, "{\"error\":{\"code\":\"slow_down\"}}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, failure := Open([]byte(c.begin), c.atEnd)
+			got, failure := open([]byte(c.begin), c.atEnd)
 			if got != c.want || (failure != nil) != (c.want == Failure) {
 				t.Fatalf("it opens with %d, %v, want %d", got, failure, c.want)
 			}
@@ -85,7 +99,7 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 			}
 			// more bytes never take back what was certain
 			for n := range len(c.begin) {
-				if early, _ := Open([]byte(c.begin[:n]), false); early != Preamble && early != c.want {
+				if early, _ := open([]byte(c.begin[:n]), false); early != Preamble && early != c.want {
 					t.Fatalf("after %d bytes it opened with %d", n, early)
 				}
 			}
@@ -235,7 +249,7 @@ func TestWhoseFaultAFailedResponseIs(t *testing.T) {
 	} {
 		response := `{"object":"response","status":"failed","error":{"code":"` + code + `","message":"x"}}`
 		event := "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":" + response + "}\n\n"
-		opening, first := Open([]byte(created+event), false)
+		opening, first := open([]byte(created+event), false)
 		if opening != Failure || first.Status != status {
 			t.Errorf("%s: the stream opens with %d, %+v, want a %d", code, opening, first, status)
 		}
@@ -273,7 +287,7 @@ func FuzzOpen(f *testing.F) {
 	f.Add([]byte("data: [DONE]\r\n\r\n"), 13)
 	f.Add([]byte("data: {\"type\" : \"error\",\"error\" :\rdata: {\"code\":400}}\r\r"), 30)
 	f.Fuzz(func(t *testing.T, stream []byte, cut int) {
-		whole, failure := Open(stream, false)
+		whole, failure := open(stream, false)
 		if (failure != nil) != (whole == Failure) {
 			t.Fatalf("%q opens with %d, %v", stream, whole, failure)
 		}
@@ -281,7 +295,7 @@ func FuzzOpen(f *testing.F) {
 			t.Fatalf("%q fails with %d %s", stream, failure.Status, failure.Body)
 		}
 		if cut >= 0 && cut < len(stream) {
-			if early, _ := Open(stream[:cut], false); early != Preamble && early != whole {
+			if early, _ := open(stream[:cut], false); early != Preamble && early != whole {
 				t.Fatalf("%q opens with %d, and %d bytes of it with %d", stream, whole, cut, early)
 			}
 		}

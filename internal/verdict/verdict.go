@@ -66,16 +66,6 @@ func (c Class) Blames() bool {
 	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft
 }
 
-// OncePerRequest reports whether the request itself may be the cause. If every backend fails at the
-// same request, the request is at fault, so it benches one backend at most for all of these together.
-func (c Class) OncePerRequest() bool {
-	switch c {
-	case Failed, Timeout, Credential, NotPermitted, BrokenStream:
-		return true
-	}
-	return false
-}
-
 // WholeBackend reports whether the class holds for all of the backend, not only for the model that
 // was asked for.
 func (c Class) WholeBackend() bool {

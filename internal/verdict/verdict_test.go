@@ -127,7 +127,7 @@ func TestA429ThatNoWaitWouldHelp(t *testing.T) {
 
 func TestWhatAClassImplies(t *testing.T) {
 	// The letters stand for: f, another backend may serve; p, a promise; b, the backend is to
-	// blame; o, once per request at most; w, the whole backend; c, of the credential.
+	// blame; w, the whole backend; c, of the credential.
 	for class, want := range map[Class]string{
 		Served:       "",
 		ClientError:  "",
@@ -135,13 +135,13 @@ func TestWhatAClassImplies(t *testing.T) {
 		Quota:        "fpbwc",
 		TooLarge:     "fc",
 		Overloaded:   "fb",
-		Failed:       "fbo",
-		Credential:   "fbowc",
-		NotPermitted: "fboc",
+		Failed:       "fb",
+		Credential:   "fbwc",
+		NotPermitted: "fbc",
 		NoModel:      "fbc",
 		Unreachable:  "fbw",
-		Timeout:      "fbo",
-		BrokenStream: "bo",
+		Timeout:      "fb",
+		BrokenStream: "b",
 	} {
 		got := ""
 		for _, implied := range []struct {
@@ -151,7 +151,6 @@ func TestWhatAClassImplies(t *testing.T) {
 			{"f", class.Failover()},
 			{"p", class.Promise()},
 			{"b", class.Blames()},
-			{"o", class.OncePerRequest()},
 			{"w", class.WholeBackend()},
 			{"c", class.OfCredential()},
 		} {
