@@ -51,7 +51,7 @@ func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool
 		return h, refusal, false
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
-	stored.Teaches = stored.Teaches || stored.TeachesIfStored && r.Body.Stores
+	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
 	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
 		return h, refusal, false
 	}

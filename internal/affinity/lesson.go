@@ -25,8 +25,9 @@ type Lesson struct {
 	text   []byte
 	length int64
 	coding string
-	// unstored tells that a streamed response is not stored.
-	unstored bool
+	// unstored tells that a streamed response is not stored, and chats that the
+	// beginning of a streamed chat was there.
+	unstored, chats bool
 }
 
 // Lesson returns the lesson of a reply, or nil if the reply teaches nothing.
@@ -113,6 +114,11 @@ func (l *Lesson) event(e sse.Event) {
 	}
 	switch kind := e.Kind(); {
 	case bytes.HasPrefix(kind, []byte("thread.")) && bytes.HasSuffix(kind, []byte(".created")):
+	case len(kind) == 0: // a chat, of which each event has the id, and one that of what is said
+		if l.chats && !bytes.Contains(data, []byte(`"audio":{"id":`)) {
+			return
+		}
+		l.chats = true
 	default:
 		switch string(kind) {
 		case "response.created", "response.output_item.done", "response.completed", "response.incomplete", "response.failed":

@@ -47,7 +47,7 @@ func ParseForm(body []byte, boundary string) Request {
 		newline, delimiter = "\n", delimiter[1:]
 	}
 
-	named := false
+	namesModel := false
 	for more {
 		start := at
 		var end int
@@ -58,22 +58,22 @@ func ParseForm(body []byte, boundary string) Request {
 		}
 		field, headers := fieldName(body[start:end])
 		value := span{start + headers, end}
-		switch m := memberNamed(field); {
-		case m == memberModel:
-			named = true
+		switch at := inRequest.place(top, []byte(field)); {
+		case at == memberModel:
+			namesModel = true
 			if whole {
 				r.addModel(value)
 			}
-		case whole && field == "file_id" && isID(body[value.start:value.end]):
+		case whole && at == named && isID(body[value.start:value.end]):
 			r.ids = append(r.ids, ID{Object, value})
 		case whole:
-			r.take(m, body[value.start:value.end])
+			r.take(at, body[value.start:value.end])
 		}
 	}
 	r.Whole = at >= 0 // the last delimiter is there, and it is the closing one
 	if last, ok := r.lastModel(); ok {
 		r.Model, r.HasModel = string(body[last.start:last.end]), true
-	} else if !named {
+	} else if !namesModel {
 		r.before = "--" + boundary + newline + `Content-Disposition: form-data; name="model"` + newline + newline
 		r.after = newline
 	}

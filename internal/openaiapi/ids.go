@@ -50,109 +50,16 @@ func isID[T string | []byte](text T) bool {
 	return separated
 }
 
-// place tells what a value in a body is.
-type place uint8
-
-const (
-	elsewhere place = iota // nothing in it is an id of ours
-
-	// Objects, or lists of them, in which only some members are looked at.
-	top        // the body
-	inside     // an object whose members may name objects
-	item       // an object that has an id itself
-	annotation // a note of the model's on where its text comes from
-	named      // an id, a list of ids, or an object that has one
-
-	// Texts, or lists of them.
-	previous
-	itemID
-	encrypted
-
-	stored // tells whether a response is stored
-)
-
-// grammar tells what stands under a key of an object that is at a place itself.
-type grammar func(at place, key []byte) place
-
-// placesInRequest are those where the API's requests name objects. All others are passed over: ids
-// in prompts, metadata and schemas are text of the user's.
-func placesInRequest(at place, key []byte) place {
-	switch string(key) {
-	case "id":
-		switch at {
-		case item:
-			return itemID
-		case named:
-			return named
-		}
-	case "file_id", "file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "input_file_id",
-		"training_file", "validation_file", "assistant_id", "thread_id", "part_ids", "skill_id":
-		return named
-	case "encrypted_content":
-		return encrypted
-	case "content", "output", "tools", "tool_resources", "file_search", "code_interpreter", "vector_stores", "file",
-		"image_file", "input_image_mask", "attachments", "messages", "additional_messages", "thread", "files", "image", "images",
-		"mask", "input_reference", "environment", "skills", "data_source":
-		return inside
-	case "source", "video":
-		return item
-	}
-	if at == top {
-		switch string(key) {
-		case "previous_response_id":
-			return previous
-		case "conversation":
-			return named
-		case "input", "items":
-			return item
-		}
-	}
-	return elsewhere
-}
-
-// placesInReply are those where replies name objects that exist where the reply comes from.
-func placesInReply(at place, key []byte) place {
-	switch string(key) {
-	case "id":
-		if at == top || at == item || at == named {
-			return named
-		}
-	case "conversation", "thread_id", "container_id", "output_file_id", "error_file_id", "result_files":
-		return named
-	case "file_id":
-		if at == annotation {
-			return named
-		}
-	case "encrypted_content":
-		return encrypted
-	case "content":
-		return inside
-	case "annotations":
-		return annotation
-	case "data", "output", "item":
-		if at == top {
-			return item
-		}
-	case "response":
-		if at == top {
-			return top
-		}
-	case "store":
-		if at == top {
-			return stored
-		}
-	}
-	return elsewhere
-}
-
 // walker goes over JSON and notes the ids in it. Like ParseJSON it is a scanner. What it need not
 // look into, it steps over.
 type walker struct {
-	body   []byte
-	places grammar
-	ids    []ID
+	body    []byte
+	grammar grammar
+	ids     []ID
 	// notStored tells that a response says that it is not stored.
 	notStored bool
+	// prompt takes in the messages that the walker is among, if it is.
+	prompt *Prompt
 }
 
 // value returns the end of the value at i, or -1 if it is missing, incomplete or malformed.
@@ -162,7 +69,7 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 	}
 	switch c := w.body[i]; {
 	case c == '"':
-		if end = skipString(w.body, i); end > 0 && named <= at && at <= encrypted {
+		if end = skipString(w.body, i); end > 0 && at.isText() {
 			w.note(at, span{i, end})
 		}
 		return end
@@ -173,89 +80,65 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 		return w.array(i, at, depth+1)
 	}
 	end = skipValue(w.body, i)
-	if at == stored && end > 0 && string(w.body[i:end]) == "false" {
+	if at == memberStore && end > 0 && string(w.body[i:end]) == "false" {
 		w.notStored = true
 	}
 	return end
 }
 
+// messageDepth is where the messages of a body are, in their list.
+const messageDepth = 3
+
 func (w *walker) object(i int, at place, depth int) (end int) {
 	b := w.body
+	var role, content []byte
 	for {
-		key := skipSpace(b, i+1) // past the brace or the comma
-		if key < len(b) && b[key] == '}' {
-			return key + 1
+		name, value := memberAt(b, i)
+		if value < 0 {
+			return endOf(b, i+1, '}')
 		}
-		if key >= len(b) || b[key] != '"' {
+		within := w.grammar.under(at, name)
+		if value < len(b) && b[value] == '"' && !within.isText() { // as most are
+			end = skipString(b, value)
+		} else {
+			end = w.value(value, within, depth)
+		}
+		if end < 0 {
 			return -1
 		}
-		keyEnd := skipString(b, key)
-		if keyEnd < 0 {
-			return -1
-		}
-		colon := skipSpace(b, keyEnd)
-		if colon >= len(b) || b[colon] != ':' {
-			return -1
-		}
-		if i = w.value(skipSpace(b, colon+1), w.under(at, b[key+1:keyEnd-1]), depth); i < 0 {
-			return -1
-		}
-		i = skipSpace(b, i)
-		switch {
-		case i >= len(b):
-			return -1
-		case b[i] == '}':
-			return i + 1
-		case b[i] != ',':
-			return -1
-		}
-	}
-}
-
-// array looks at objects and strings. Numbers, of which a prompt of tokens has thousands, and lists
-// of them are stepped over.
-func (w *walker) array(i int, at place, depth int) (end int) {
-	b := w.body
-	start := i
-	for {
-		value := skipSpace(b, i+1) // past the bracket or the comma
-		within := at
-		if value < len(b) {
-			switch c := b[value]; {
-			case c == ']':
-				return value + 1
-			case c == '[':
-				within = elsewhere
-			case c != '{' && c != '"':
-				return skipValue(b, start)
+		if w.prompt != nil && depth == messageDepth {
+			switch string(name) {
+			case "role":
+				role = b[value:end]
+			case "content":
+				content = b[value:end]
 			}
 		}
-		if i = w.value(value, within, depth); i < 0 {
-			return -1
-		}
-		i = skipSpace(b, i)
-		switch {
-		case i >= len(b):
-			return -1
-		case b[i] == ']':
-			return i + 1
-		case b[i] != ',':
-			return -1
+		if i = skipSpace(b, end); i >= len(b) || b[i] != ',' {
+			break
 		}
 	}
+	if w.prompt != nil && depth == messageDepth {
+		w.prompt.takeMessage(role, content)
+	}
+	return endOf(b, i, '}')
 }
 
-// under is the grammar for a key as it is written.
-func (w *walker) under(at place, quoted []byte) place {
-	if bytes.IndexByte(quoted, '\\') < 0 {
-		return w.places(at, quoted)
+// array looks at objects and strings. Numbers, of which a prompt of tokens has thousands, lists of
+// them, and what comes behind are stepped over.
+func (w *walker) array(i int, at place, depth int) (end int) {
+	for b := w.body; ; {
+		value := skipSpace(b, i+1) // past the bracket or the comma
+		if value < len(b) && b[value] != '{' && b[value] != '"' {
+			return skipOut(b, value)
+		}
+		if i = w.value(value, at, depth); i < 0 {
+			return -1
+		}
+		if i = skipSpace(b, i); i >= len(b) || b[i] != ',' {
+			return endOf(b, i, ']')
+		}
 	}
-	var decoded [longestMember]byte
-	key, ok := decodeKey(quoted, &decoded)
-	if !ok {
-		return elsewhere
-	}
-	return w.places(at, key)
 }
 
 func (w *walker) note(at place, s span) {
@@ -279,7 +162,7 @@ func unquoteBytes(quoted []byte) []byte {
 		return quoted[1 : len(quoted)-1]
 	}
 	var s string
-	if json.Unmarshal(quoted, &s) != nil {
+	if json.Unmarshal(bytes.Clone(quoted), &s) != nil {
 		return quoted[1 : len(quoted)-1]
 	}
 	return []byte(s)
@@ -305,7 +188,7 @@ func (r Request) HasIDs() bool { return len(r.ids) > 0 }
 // those that came whole. Of a response that says that it is not stored, only encrypted contents
 // count.
 func EachIDInReply(reply []byte, f func(kind Kind, text []byte)) (notStored bool) {
-	w := walker{body: reply, places: placesInReply}
+	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)
 	for _, id := range w.ids {
 		if id.Kind == Encrypted || !w.notStored {

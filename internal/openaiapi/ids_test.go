@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func idsIn(body string) (found []string) {
@@ -42,8 +43,25 @@ func TestIDsInABody(t *testing.T) {
 		{"files of a vector store", `{"file_ids":["file-12345"],"files":[{"file_id":"file-67890"}]}`, []string{"0 file-12345", "0 file-67890"}},
 		{"an upload's parts", `{"part_ids":["part_12345"]}`, []string{"0 part_12345"}},
 		{"a run", `{"assistant_id":"asst_12345","thread":{"messages":[{"attachments":[{"file_id":"file-12345"}]}]}}`, []string{"0 asst_12345", "0 file-12345"}},
-		{"an eval", `{"data_source":{"type":"jsonl","source":{"type":"file_id","id":"file-12345"}}}`, []string{"2 file-12345"}},
+		{"an eval", `{"data_source":{"type":"jsonl","source":{"type":"file_id","id":"file-12345"}}}`, []string{"0 file-12345"}},
 		{"a call of code in a history", `{"input":[{"type":"code_interpreter_call","id":"ci_123456","container_id":"cntr_12345","code":"x"}]}`, []string{"2 ci_123456", "0 cntr_12345"}},
+		{"a video", `{"video":{"id":"video_12345"},"characters":[{"id":"char_12345"}]}`, []string{"0 video_12345", "0 char_12345"}},
+		{"what an assistant said in a chat", `{"messages":[{"role":"assistant","audio":{"id":"audio_12345"}}],"audio":{"voice":"alloy-or-id","format":"wav"}}`, []string{"0 audio_12345"}},
+		{"a prompt and its variables", `{"prompt":{"id":"pmpt_12345","version":"2","variables":{"id":"user-12345","file":{"type":"input_file","file_id":"file-12345"}}}}`,
+			[]string{"0 pmpt_12345", "0 file-12345"}},
+		{"a prompt that is a text", `{"prompt":"pmpt_12345"}`, nil},
+		{"prompts that are texts", `{"prompt":["pmpt_12345"]}`, nil},
+		{"a session", `{"session":{"type":"realtime","prompt":{"id":"pmpt_12345"},"audio":{"output":{"voice":"alloy-or-id"}}}}`, []string{"0 pmpt_12345"}},
+		{"a workflow", `{"workflow":{"id":"wf_12345"}}`, []string{"0 wf_12345"}},
+		{"an approval", `{"input":[{"type":"mcp_approval_response","approval_request_id":"mcpr_12345","approve":true}]}`, []string{"2 mcpr_12345"}},
+		{"a shell", `{"tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"cntr_12345","skills":[{"skill_id":"skill_12345"}]}}]}`,
+			[]string{"0 cntr_12345", "0 skill_12345"}},
+		{"a mask", `{"tools":[{"type":"image_generation","input_image_mask":{"file_id":"file-12345"}}]}`, []string{"0 file-12345"}},
+		{"pictures", `{"images":[{"file_id":"file-12345"}],"mask":{"file_id":"file-67890"}}`, []string{"0 file-12345", "0 file-67890"}},
+		{"a reference of a video", `{"input_reference":{"file_id":"file-12345"}}`, []string{"0 file-12345"}},
+		{"a message of a thread", `{"thread_id":"thread_12345","additional_messages":[{"attachments":[{"file_id":"file-12345"}]}]}`, []string{"0 thread_12345", "0 file-12345"}},
+		{"a search for vectors", `{"vector_store_id":"vs_12345"}`, []string{"0 vs_12345"}},
+		{"compaction", `{"input":[{"type":"compaction","id":"cmp_12345","encrypted_content":"gAAAAABx"}]}`, []string{"2 cmp_12345", "3 gAAAAABx"}},
 		{"an escaped key and an escaped id", `{"previous\u005fresponse\u005Fid":"resp\u005f123456"}`, []string{"1 resp_123456"}},
 		{"white space everywhere", "{ \"input\" :\n[ { \"id\" : \"msg_12345\" } , { \"id\":\"msg_67890\" } ] }", []string{"2 msg_12345", "2 msg_67890"}},
 		{"each of two that contradict", `{"previous_response_id":"resp_123456","previous_response_id":"resp_67890"}`, []string{"1 resp_123456", "1 resp_67890"}},
@@ -56,6 +74,7 @@ func TestIDsInABody(t *testing.T) {
 		{"words are no ids", `{"conversation":"none","tools":[{"container":"auto"}],"input":[{"id":"1"},{"id":"msg_1"},{"id":"no separator"}]}`, nil},
 		{"neither is what is too long", `{"previous_response_id":"resp_` + strings.Repeat("x", 600) + `"}`, nil},
 		{"numbers and null are none", `{"previous_response_id":null,"input":[1,2],"file_ids":[null],"conversation":12345678}`, nil},
+		{"what comes behind a number", `{"input":[1,{"id":"msg_12345"}],"conversation":"conv_12345"}`, []string{"0 conv_12345"}},
 		{"a list in a list is none", `{"input":[["msg_12345"],[{"id":"msg_12345"}]]}`, nil},
 
 		{"what came before the cut", `{"previous_response_id":"resp_123456","input":[{"id":"msg_12345"},{"id":"msg_67`, []string{"1 resp_123456", "2 msg_12345"}},
@@ -90,8 +109,8 @@ func TestDeepBodiesCostNoStack(t *testing.T) {
 
 // reference finds ids with encoding/json.
 type idReference struct {
-	places grammar
-	found  []string
+	grammar grammar
+	found   []string
 }
 
 func (r *idReference) value(dec *json.Decoder, at place, depth int) {
@@ -113,7 +132,7 @@ func (r *idReference) value(dec *json.Decoder, at place, depth int) {
 			key, _ := dec.Token()
 			within := elsewhere
 			if at != elsewhere {
-				within = r.places(at, []byte(key.(string)))
+				within = r.grammar.place(at, []byte(key.(string)))
 			}
 			r.value(dec, within, depth+1)
 		}
@@ -125,15 +144,10 @@ func (r *idReference) array(dec *json.Decoder, at place, depth int) {
 	for dec.More() {
 		var raw json.RawMessage
 		_ = dec.Decode(&raw)
-		within := at
-		switch raw[0] {
-		case '{', '"':
-		case '[':
-			within = elsewhere
-		default:
-			at = elsewhere
+		if raw[0] != '{' && raw[0] != '"' {
+			at = elsewhere // from here on
 		}
-		r.value(json.NewDecoder(strings.NewReader(string(raw))), within, depth)
+		r.value(json.NewDecoder(strings.NewReader(string(raw))), at, depth)
 	}
 	_, _ = dec.Token()
 }
@@ -143,7 +157,7 @@ func FuzzIDs(f *testing.F) {
 	for _, body := range []string{
 		`{"previous_response_id":"resp_123456","input":[{"id":"msg_12345","content":[{"file_id":"file-12345"}]}]}`,
 		`{"conversation":{"id":"conv_123456"},"tools":[{"container":{"file_ids":["file-12345",1,"file-12345"]}}]}`,
-		`{"input":[[{"id":"msg_12345"}],{"id":"msg\u005f12345","encrypted_content":"gAAAAABxyz"}],"store":false}`,
+		`{"input":[{"id":"msg\u005f12345","encrypted_content":"gAAAAABxyz"},[{"id":"msg_12345"}],{"id":"msg_12345"}],"store":false}`,
 		`{"id":"resp_123456","output":[{"id":"msg_12345","content":[{"annotations":[{"file_id":"cfile_12345"}]}]}],"store":true}`,
 		`{"data":[{"id":"file-12345"}],"response":{"id":"resp_123456"},"item":{"id":"rs_123456"},"result_files":["file-12345"]}`,
 	} {
@@ -151,23 +165,23 @@ func FuzzIDs(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		idsIn(string(body))
-		w := walker{body: body, places: placesInReply}
+		w := walker{body: body, grammar: inReply}
 		end := w.value(skipSpace(body, 0), top, 0)
 		if end > len(body) {
 			t.Fatalf("%q ends at %d", body, end)
 		}
-		if !json.Valid(body) || body[skipSpace(body, 0)] != '{' || strings.Contains(string(body), `\`) && strings.Contains(string(body), `\ud`) {
-			return // lone surrogates have no text
+		if !json.Valid(body) || !utf8.Valid(body) || body[skipSpace(body, 0)] != '{' || strings.Contains(string(body), `\ud`) {
+			return // what is no UTF-8 and lone surrogates have no text
 		}
-		for name, places := range map[string]grammar{"request": placesInRequest, "reply": placesInReply} {
-			want := idReference{places: places}
+		for name, g := range map[string]grammar{"request": inRequest, "reply": inReply} {
+			want := idReference{grammar: g}
 			want.value(json.NewDecoder(strings.NewReader(string(body))), top, 0)
-			w := walker{body: body, places: places}
+			w := walker{body: body, grammar: g}
 			w.value(skipSpace(body, 0), top, 0)
 			var got []string
 			for _, id := range w.ids {
 				text := unquoteBytes(body[id.span.start:id.span.end])
-				got = append(got, fmt.Sprint(id.Kind, " ", strings.ToValidUTF8(string(text), "\ufffd")))
+				got = append(got, fmt.Sprint(id.Kind, " ", string(text)))
 			}
 			if len(got) != len(want.found) {
 				t.Errorf("%s %q: got %q, want %q", name, body, got, want.found)
@@ -195,6 +209,9 @@ func TestIDsInAReply(t *testing.T) {
 		{"a list", `{"object":"list","data":[{"id":"file-12345"},{"id":"file-67890"}],"first_id":"file-00000"}`, []string{"file-12345", "file-67890"}},
 		{"a batch", `{"id":"batch_123456","input_file_id":"file-12345","output_file_id":"file-67890","error_file_id":null}`, []string{"batch_123456", "file-67890"}},
 		{"a job", `{"id":"ftjob-12345","result_files":["file-12345"]}`, []string{"ftjob-12345", "file-12345"}},
+		{"what an upload becomes", `{"id":"upload_123456","file":{"id":"file-12345","object":"file"}}`, []string{"upload_123456", "file-12345"}},
+		{"what is said in a chat", `{"id":"chatcmpl-12345","choices":[{"message":{"content":"x","audio":{"id":"audio_12345","data":"AAAA"}}}]}`, []string{"chatcmpl-12345", "audio_12345"}},
+		{"what is said in a stream", `{"id":"chatcmpl-12345","choices":[{"delta":{"audio":{"id":"audio_12345"}}}]}`, []string{"chatcmpl-12345", "audio_12345"}},
 		{"what is cut off", `{"id":"resp_123456","output":[{"id":"rs_123456"},{"id":"msg_`, []string{"resp_123456", "rs_123456"}},
 		{"nothing", ``, nil},
 		{"no object", `"resp_123456"`, nil},

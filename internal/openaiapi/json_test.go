@@ -506,12 +506,12 @@ func TestWhetherMoreMayFollowAnObject(t *testing.T) {
 	}
 }
 
-// Of a plain chat body nothing is allocated but the model's name, and of a replacement nothing but
-// the new name and the list of pieces.
+// Of a plain chat body nothing is allocated, and of a replacement nothing but the new name and the
+// list of pieces.
 func TestAPlainBodyAllocatesHardlyAnything(t *testing.T) {
 	body := []byte(`{"model":"gpt-4o","max_tokens":1000,"n":2,"stream":true,"messages":[{"role":"user","content":"hi"}]}`)
-	if n := testing.AllocsPerRun(100, func() { ParseJSON(body) }); n > 1 {
-		t.Errorf("parsing took %v allocations, want 1", n)
+	if n := testing.AllocsPerRun(100, func() { ParseJSON(body) }); n > 0 {
+		t.Errorf("parsing took %v allocations", n)
 	}
 	r := ParseJSON(body)
 	for model, want := range map[string]float64{"gpt-4o": 1, "my-deployment": 2} {

@@ -23,9 +23,6 @@ type Prompt struct {
 // nothing of less than 1024 tokens.
 const shortestPrompt = 1024 * charsPerToken
 
-// ParsePrompt is ParseJSON, and takes the prompt in on the way, unless p is nil.
-func ParsePrompt(body []byte, p *Prompt) Request { return parseJSON(body, p) }
-
 // Key is the same for requests of one session. It is the prompt_cache_key if there is one, else the
 // conversation, else the beginning of the prompt. That is 0, which is no key, if the body is too
 // short for a cache, or does not have the beginning.
@@ -57,76 +54,34 @@ func (p *Prompt) take(name, value []byte) {
 	case "tools":
 		p.tools = hash(value)
 	case "messages", "input":
-		p.takeMessages(value)
+		if value[0] != '[' {
+			p.messages = hashText(value)
+			p.begins = p.messages != 0
+		}
 	}
 }
 
-// takeMessages goes over a list of messages to the first one of the user's, and no further. A text
-// in place of the list is that message.
-func (p *Prompt) takeMessages(b []byte) {
+// begin begins a member of the body. It returns who takes in the messages in it, if there are any.
+func (p *Prompt) begin(name []byte) *Prompt {
+	if string(name) != "messages" && string(name) != "input" {
+		return nil
+	}
 	p.messages, p.begins = 0, false
-	if b[0] != '[' {
-		p.messages = hashText(b)
-		p.begins = p.messages != 0
+	return p
+}
+
+// takeMessage takes in one of the messages, up to the first one of the user's, and no further. A
+// text in place of the list is that message.
+func (p *Prompt) takeMessage(role, content []byte) {
+	if p.begins {
 		return
 	}
-	for i := 0; i < len(b) && b[i] != ']' && !p.begins; {
-		var role, content []byte
-		i = eachMember(b, skipSpace(b, i+1), func(name, value []byte) {
-			switch string(name) {
-			case "role":
-				role = value
-			case "content":
-				content = value
-			}
-		})
-		if i < 0 {
-			return
-		}
-		switch string(role) {
-		case `"user"`:
-			p.begins = len(content) > 0
-			fallthrough
-		case `"system"`, `"developer"`:
-			p.messages = join(p.messages, hash(content))
-		}
-		i = skipSpace(b, i)
-	}
-}
-
-// eachMember calls f for the members of the object at b[i]. It returns the end of the object, or -1
-// if it has none.
-func eachMember(b []byte, i int, f func(name, value []byte)) (end int) {
-	if i >= len(b) || b[i] != '{' {
-		return -1
-	}
-	for {
-		key := skipSpace(b, i+1) // past the brace or the comma
-		if key < len(b) && b[key] == '}' {
-			return key + 1
-		}
-		if key >= len(b) || b[key] != '"' {
-			return -1
-		}
-		keyEnd := skipString(b, key)
-		if keyEnd < 0 {
-			return -1
-		}
-		colon := skipSpace(b, keyEnd)
-		if colon >= len(b) || b[colon] != ':' {
-			return -1
-		}
-		value := skipSpace(b, colon+1)
-		if end = skipValue(b, value); end < 0 {
-			return -1
-		}
-		f(b[key+1:keyEnd-1], b[value:end])
-		if i = skipSpace(b, end); i >= len(b) || b[i] != ',' && b[i] != '}' {
-			return -1
-		}
-		if b[i] == '}' {
-			return i + 1
-		}
+	switch string(role) {
+	case `"user"`:
+		p.begins = len(content) > 0
+		fallthrough
+	case `"system"`, `"developer"`:
+		p.messages = join(p.messages, hash(content))
 	}
 }
 

@@ -52,6 +52,7 @@ func TestTheKeyIsThatOfTheSessionAndStaysFromTurnToTurn(t *testing.T) {
 	}
 	// a text is the one message of the user's, and its own members are in any order
 	sessions["a text"] = []string{`{"input":` + text("t") + `}`, `{"max_output_tokens":5,"input":` + text("t") + `,"model":"m"}`}
+	sessions["cut behind it"] = []string{`{"messages":[{"role":"user","content":` + text("cut") + `},{"role":"assi`, `{"messages":[{"role":"user","content":` + text("cut") + `}]}`}
 	of := make(map[uint64]string)
 	for name, bodies := range sessions {
 		first := keyOf(bodies[0])
@@ -78,7 +79,6 @@ func TestWhatHasNoBeginningHasNoKey(t *testing.T) {
 		"role within":               `{"messages":[{"content":{"role":"user","content":"x"}}],"x":"` + long + `"}`,
 		"texts to embed":            `{"input":["` + long + `","x"]}`,
 		"an empty text":             `{"input":"","x":"` + long + `"}`,
-		"cut behind its end":        `{"messages":[{"role":"user","content":"` + long + `"}`,
 		"cut before its end":        `{"messages":[{"role":"user","content":"` + long,
 		"cut text":                  `{"input":"` + long,
 		"goes on with a response":   `{"previous_response_id":"resp_1","input":"` + long + `"}`,
@@ -154,23 +154,32 @@ func rejoined(messages []json.RawMessage) string {
 	return b.String()
 }
 
-func BenchmarkParsePrompt(b *testing.B) {
-	for _, bb := range []struct {
-		name string
-		body []byte
-	}{
-		{"first turn", []byte(turns(`"model":"gpt-4o"`, "messages", `"`+strings.Repeat(long, 25)+`"`, 1)[0])},
-		{"tenth turn", []byte(turns(`"model":"gpt-4o"`, "messages", `"`+long+`"`, 1000)[999])},
-	} {
-		for name, parse := range map[string]func(){
-			"without": func() { ParseJSON(bb.body) },
-			"with":    func() { ParsePrompt(bb.body, new(Prompt)) },
-		} {
-			b.Run(bb.name+"/"+name, func(b *testing.B) {
-				b.SetBytes(int64(len(bb.body)))
+// chatOf is a chat of about so many bytes that names no object: questions and answers of a few
+// paragraphs each.
+func chatOf(size int) []byte {
+	const paragraph = `The quick brown fox jumps over the lazy dog, and \"nobody\" minds.\nPack my box with five dozen liquor jugs; the rest is for tomorrow.\n\n`
+	var b strings.Builder
+	b.WriteString(`{"model":"gpt-4o","stream":true,"stream_options":{"include_usage":true},"temperature":0.7,"max_tokens":1000,"messages":[{"role":"system","content":"Be brief."}`)
+	for turn := 0; b.Len() < size; turn++ {
+		fmt.Fprintf(&b, `,{"role":"%s","content":"%s"}`, [2]string{"user", "assistant"}[turn%2], strings.Repeat(paragraph, 1+turn%8))
+	}
+	b.WriteString(`]}`)
+	return []byte(b.String())
+}
+
+func BenchmarkParseChat(b *testing.B) {
+	for _, size := range []int{300, 2 << 10, 8 << 10, 200 << 10} {
+		body := chatOf(size)
+		for _, with := range []string{"ids", "ids and prompt"} {
+			b.Run(fmt.Sprintf("%d/%s", len(body), with), func(b *testing.B) {
+				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				for b.Loop() {
-					parse()
+					if with == "ids" {
+						ParseJSON(body)
+					} else {
+						ParsePrompt(body, new(Prompt))
+					}
 				}
 			})
 		}

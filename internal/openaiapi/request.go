@@ -29,6 +29,9 @@ type Request struct {
 	// Stores tells whether the last "store" is true.
 	Stores bool
 
+	// Speaks tells whether the last "audio" asks for a reply that can be heard, which has an id.
+	Speaks bool
+
 	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
 	// whole number.
 	N int64
@@ -90,47 +93,15 @@ func (r Request) Cost(bodyLength int64) int64 {
 	return prompt + output*n
 }
 
-// member is one of the members of an object, or fields of a form, that are read.
-type member int
-
-const (
-	memberNone member = iota
-	memberModel
-	memberStream
-	memberMaxOutput
-	memberN
-	memberStreamOptions
-	memberIncludeUsage // of the stream options
-	memberStore
-)
-
-func memberNamed[T []byte | string](name T) member {
-	switch string(name) {
-	case "model":
-		return memberModel
-	case "stream":
-		return memberStream
-	case "max_tokens", "max_completion_tokens", "max_output_tokens":
-		return memberMaxOutput
-	case "n":
-		return memberN
-	case "stream_options":
-		return memberStreamOptions
-	case "include_usage":
-		return memberIncludeUsage
-	case "store":
-		return memberStore
-	}
-	return memberNone
-}
-
 // take takes in the value of any member but the model.
-func (r *Request) take(m member, value []byte) {
-	switch m {
+func (r *Request) take(at place, value []byte) {
+	switch at {
 	case memberStream:
 		r.Stream = string(value) == "true"
 	case memberStore:
 		r.Stores = string(value) == "true"
+	case memberAudio:
+		r.Speaks = bytes.HasPrefix(value, []byte("{"))
 	case memberMaxOutput:
 		if f, ok := parseNumber(value); ok {
 			r.MaxOutput = max(r.MaxOutput, saturate(f))

@@ -16,7 +16,7 @@ type Stored struct {
 	// is its own.
 	List bool
 	// Teaches tells that the reply names objects. The reply to a chat completion does so only if
-	// the request asks to store it.
+	// the request asks to store it, or to hear it.
 	Teaches, TeachesIfStored bool
 }
 
@@ -63,7 +63,10 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 	for i := 0; rest != ""; i++ {
 		var segment string
 		segment, rest, _ = strings.Cut(rest, "/")
-		if segment = unescapeOr(segment, url.PathUnescape); i%2 == 0 && isID(segment) && !slices.Contains(notIDs, segment) {
+		switch segment = unescapeOr(segment, url.PathUnescape); {
+		case i%2 == 0 && slices.Contains(notIDs, segment):
+			i-- // what follows may be one
+		case i%2 == 0 && isID(segment):
 			s.IDs = append(s.IDs, segment)
 		}
 	}

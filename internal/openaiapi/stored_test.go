@@ -40,6 +40,9 @@ func TestStoredObjectsInAPath(t *testing.T) {
 		{"GET", "/realtime", "call_id=rtc_12345"}:                               {IDs: []string{"rtc_12345"}},
 		{"POST", "/realtime/calls", ""}:                                         teaches(),
 		{"POST", "/realtime/calls/rtc_12345/hangup", ""}:                        teaches("rtc_12345"),
+		{"GET", "/videos/characters/char_12345", ""}:                            teaches("char_12345"),
+		{"GET", "/videos/video_12345/content", "variant=video"}:                 {IDs: []string{"video_12345"}},
+		{"POST", "/videos/edits", ""}:                                           teaches(),
 		{"GET", "/skills/skill_12345/versions/1", ""}:                           teaches("skill_12345"),
 		{"GET", "/evals/eval_12345/runs/evalrun_12345/output_items/item_1", ""}: teaches("eval_12345", "evalrun_12345"), // too short for an id
 	} {

@@ -17,12 +17,14 @@ var (
 		`"tools":[{"type":"file_search","vector_store_ids":["vs_NEW",ID]}]`, `"tools":[{"container":{"type":"auto","file_ids":[ID]}}]`,
 		`"tools":[{"container":ID}]`, `"tool_resources":{"code_interpreter":{"file_ids":[ID]}}`, `"tool_resources":{"file_search":{"vector_store_ids":[ID]}}`,
 		`"input_file_id":ID`, `"training_file":ID`, `"file_ids":[ID]`, `"thread":{"messages":[{"attachments":[{"file_id":ID}]}]}`, `"items":[{"id":ID}]`,
+		`"prompt":{"id":ID}`, `"prompt":{"variables":{"id":{"file_id":ID}}}`, `"session":{"prompt":{"id":ID}}`, `"messages":[{"audio":{"id":ID}}]`, `"video":{"id":ID}`,
+		`"tools":[{"environment":{"container_id":ID}}]`, `"input":[{"approval_request_id":ID}]`,
 	}
 	placesOfText = []string{
 		`"metadata":{"file_id":ID,"previous_response_id":ID}`, `"instructions":ID`, `"input":ID`, `"input":[{"content":[{"text":ID}]}]`,
 		`"tools":[{"parameters":{"file_id":ID,"properties":{"id":{"enum":[ID]}}}}]`, `"input":[{"arguments":ID,"name":"file_id"}]`, `"user":ID`,
 		`"messages":[{"content":ID,"name":"file_id"}]`, `"text":{"format":{"schema":{"file_ids":[ID]}}}`, `"input":"\"previous_response_id\":RAW"`,
-		`"input":[[{"id":ID}]]`, `"prompt":{"variables":{"file_id":ID}}`, `"unheard_of":{"file_id":ID}`,
+		`"input":[[{"id":ID}]]`, `"prompt":{"variables":{"file_id":ID}}`, `"unheard_of":{"file_id":ID}`, `"prompt":ID`, `"audio":{"id":ID}`,
 	}
 	pathsOfIDs = []string{"/v1/responses/ID", "/v1/files/ID/content", "/openai/v1/vector_stores/vs_NEW/files/ID", "/v1/files?after=ID", "/openai/threads/ID/runs?api-version=1"}
 )

@@ -1,0 +1,189 @@
+package openaiapi
+
+import "bytes"
+
+// place tells what a value in a body is.
+type place uint8
+
+const (
+	elsewhere place = iota // nothing in it matters
+
+	// Objects, or lists of them, in which only some members are looked at.
+	top        // the body, or what is like one
+	inside     // an object whose members may name objects
+	turn       // a message of a chat
+	item       // an object that has an id itself
+	holder     // an object whose id is that of another object
+	variables  // an object whose members may all name objects
+	annotation // a note of the model's on where its text comes from
+	named      // an id, a list of ids, or an object that has one
+
+	// Texts, or lists of them.
+	previous
+	itemID
+	encrypted
+
+	// Other members of a body that are read.
+	memberModel
+	memberStream
+	memberMaxOutput
+	memberN
+	memberStreamOptions
+	memberIncludeUsage // of the stream options
+	memberStore
+	memberAudio
+)
+
+// isText reports whether a text at the place is an id, or encrypted content.
+func (at place) isText() bool { return named <= at && at <= encrypted }
+
+// grammar tells what stands under a name in an object that is at a place itself.
+type grammar uint8
+
+const (
+	inRequest grammar = iota
+	inReply
+)
+
+// under takes a name as it is written.
+func (g grammar) under(at place, quoted []byte) place {
+	found := g.place(at, quoted)
+	if found != elsewhere || len(quoted) < len(`\u0000`) || bytes.IndexByte(quoted, '\\') < 0 {
+		return found
+	}
+	var decoded [longestMember]byte
+	key, ok := decodeKey(quoted, &decoded)
+	if !ok {
+		return elsewhere
+	}
+	return g.place(at, key)
+}
+
+// place knows where the API's requests name objects. All others are passed over: ids in prompts,
+// metadata and schemas are text of the user's.
+func (g grammar) place(at place, key []byte) place {
+	if g == inReply {
+		return placeInReply(at, key)
+	}
+	switch at {
+	case variables:
+		return inside
+	case top:
+		switch string(key) {
+		case "model":
+			return memberModel
+		case "stream":
+			return memberStream
+		case "max_tokens", "max_completion_tokens", "max_output_tokens":
+			return memberMaxOutput
+		case "n":
+			return memberN
+		case "stream_options":
+			return memberStreamOptions
+		case "store":
+			return memberStore
+		case "audio":
+			return memberAudio
+		case "messages":
+			return turn
+		case "previous_response_id":
+			return previous
+		case "conversation":
+			return named
+		case "input", "items":
+			return item
+		case "prompt", "workflow":
+			return holder
+		case "session":
+			return top
+		}
+	}
+	switch string(key) {
+	case "id":
+		switch at {
+		case item:
+			return itemID
+		case named, holder:
+			return named
+		}
+	case "approval_request_id":
+		if at == item {
+			return itemID
+		}
+	case "audio":
+		if at == turn {
+			return holder
+		}
+	case "include_usage":
+		if at == memberStreamOptions {
+			return memberIncludeUsage
+		}
+	case "variables":
+		if at == holder {
+			return variables
+		}
+	case "file_id", "file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "input_file_id",
+		"training_file", "validation_file", "assistant_id", "thread_id", "part_ids", "skill_id":
+		return named
+	case "encrypted_content":
+		return encrypted
+	case "content", "output", "tools", "tool_resources", "file_search", "code_interpreter", "vector_stores", "file",
+		"image_file", "input_image_mask", "attachments", "messages", "additional_messages", "thread", "files", "image", "images",
+		"mask", "input_reference", "environment", "skills", "data_source":
+		return inside
+	case "source", "video", "characters":
+		return holder
+	}
+	return elsewhere
+}
+
+// placeInReply knows where replies name objects that exist where the reply comes from.
+func placeInReply(at place, key []byte) place {
+	switch string(key) {
+	case "id":
+		if at == top || at == item || at == named {
+			return named
+		}
+	case "conversation", "thread_id", "container_id", "output_file_id", "error_file_id", "result_files":
+		return named
+	case "file_id":
+		if at == annotation {
+			return named
+		}
+	case "encrypted_content":
+		return encrypted
+	case "content":
+		return inside
+	case "annotations":
+		return annotation
+	case "data", "output", "item":
+		if at == top {
+			return item
+		}
+	case "file":
+		if at == top { // that an upload becomes
+			return named
+		}
+	case "choices":
+		if at == top {
+			return inside
+		}
+	case "message", "delta":
+		if at == inside {
+			return turn
+		}
+	case "audio":
+		if at == turn {
+			return named
+		}
+	case "response":
+		if at == top {
+			return top
+		}
+	case "store":
+		if at == top {
+			return memberStore
+		}
+	}
+	return elsewhere
+}
