@@ -62,6 +62,7 @@ func init() {
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.outcomes}` | What came of each attempt, like `ptu=throttled,east=served`
 // `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it has what the request names), asked (it was asked whether it has), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
+// `{http.openai_lb.affinity_result}` | What came of that: hit, move or miss, as in metrics. It is empty if the choice was free
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.pool}` | The name of the pool

@@ -179,7 +179,7 @@ func (ex *exchange) modelLabel(t *target) string {
 func (ex *exchange) summary() *summary.Summary {
 	s := &summary.Summary{
 		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte, Tokens: ex.tokens,
-		Affinity: ex.home.Why(ex.asked.affinity),
+		Affinity: ex.home.Why(ex.asked.affinity), AffinityResult: ex.home.CameTo(ex.asked.affinity),
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {

@@ -42,3 +42,12 @@ func (h *Home) Result() (kind, result string) {
 	}
 	return "", ""
 }
+
+// CameTo tells of the affinity that Why tells whether the backend was the one
+// where the request belongs. It is empty if the choice was free.
+func (h *Home) CameTo(a pool.Affinity) string {
+	if _, result := h.Result(); result != "" {
+		return result
+	}
+	return string(a.Result)
+}

@@ -20,8 +20,9 @@ type Summary struct {
 	Backend string
 	// Class is what the answer was taken for.
 	Class string
-	// Affinity is why the backend was chosen.
-	Affinity string
+	// Affinity is why the backend was chosen, and AffinityResult whether that
+	// was where the request belongs: hit, move or miss.
+	Affinity, AffinityResult string
 	// Attempts are those made, in their order.
 	Attempts []Attempt
 	// FirstByte is the time to the first byte of the reply's body. 0: there is
@@ -52,6 +53,8 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return s.Class, true
 	case "affinity":
 		return s.Affinity, true
+	case "affinity_result":
+		return s.AffinityResult, true
 	case "attempts":
 		return len(s.Attempts), true
 	case "outcomes":
@@ -97,15 +100,16 @@ func (s *Summary) outcomes() string {
 
 // MarshalLogObject implements zapcore.ObjectMarshaler. What is empty is left out.
 func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	why := s.Affinity
+	if why == affinity.None {
+		why = ""
+	}
 	for _, field := range []struct{ name, value string }{
-		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class},
+		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class}, {"affinity", why}, {"affinity_result", s.AffinityResult},
 	} {
 		if field.value != "" {
 			enc.AddString(field.name, field.value)
 		}
-	}
-	if s.Affinity != affinity.None && s.Affinity != "" {
-		enc.AddString("affinity", s.Affinity)
 	}
 	enc.AddInt("attempts", len(s.Attempts))
 	if len(s.Attempts) > 0 {

@@ -94,7 +94,7 @@ func TestSomeRepliesTeachNothing(t *testing.T) {
 		"what the request named itself": {"POST", "/v1/responses", `{"input":[{"id":"resp_12345678"}]}`, `{"id":"resp_12345678"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a\n}", func(t *testing.T, w *world) {
+			inBubble(t, oneAccount, func(t *testing.T, w *world) {
 				code := 200
 				if name == "an error" {
 					code = 400
@@ -106,10 +106,50 @@ func TestSomeRepliesTeachNothing(t *testing.T) {
 			})
 		})
 	}
-	inBubble(t, "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a\n}", func(t *testing.T, w *world) {
-		w.Backends["a"].Replies(lbtest.Says(200, `{"id":"chatcmpl-12345678"}`))
-		w.call(alice, "POST", "/v1/chat/completions", `{"store":true}`).WantServed(t, "a")
-		w.call(bob, "GET", "/v1/chat/completions/chatcmpl-12345678", "").WantError(t, 404, "not_found")
+}
+
+const oneAccount = "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a\n}"
+
+// TestWhatAChatNamesIsLearned if it is stored, or can be heard.
+func TestWhatAChatNamesIsLearned(t *testing.T) {
+	stream := func(chunks ...string) http.HandlerFunc {
+		return lbtest.Streams("data: " + strings.Join(chunks, "\n\ndata: ") + "\n\ndata: [DONE]\n\n")
+	}
+	const role = `{"id":"chatcmpl-12345678","choices":[{"delta":{"role":"assistant","content":""}}]}`
+	const read, speak = "GET /v1/chat/completions/chatcmpl-12345678", `POST /v1/chat/completions {"messages":[{"role":"assistant","audio":{"id":"audio_12345678"}}]}`
+	for name, c := range map[string]struct {
+		ask    string
+		reply  http.HandlerFunc
+		follow string
+		known  bool
+	}{
+		"stored":              {`{"store":true}`, lbtest.Says(200, `{"id":"chatcmpl-12345678"}`), read, true},
+		"stored and streamed": {`{"store":true,"stream":true}`, stream(role, `{"id":"chatcmpl-12345678","choices":[{"delta":{"content":"x"}}]}`), read, true},
+		"not stored":          {`{"stream":true}`, stream(role), read, false},
+		"heard": {`{"audio":{"voice":"alloy","format":"wav"}}`, lbtest.Says(200, `{"id":"chatcmpl-12345678","choices":[{"message":{"audio":{"id":"audio_12345678","data":"AA=="}}}]}`),
+			speak, true},
+		"heard and streamed": {`{"audio":{"voice":"alloy","format":"pcm16"},"stream":true}`, stream(role, `{"id":"chatcmpl-12345678","choices":[{"delta":{"content":"x"}}]}`,
+			`{"id":"chatcmpl-12345678","choices":[{"delta":{"audio":{"id":"audio_12345678"}}}]}`), speak, true},
+		"not heard": {`{"audio":null}`, lbtest.Says(200, `{"choices":[{"message":{"audio":{"id":"audio_12345678"}}}]}`), speak, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, oneAccount, func(t *testing.T, w *world) {
+				w.Backends["a"].Replies(c.reply)
+				w.call(alice, "POST", "/v1/chat/completions", c.ask)
+				w.Backends["a"].Recovers()
+				method, rest, _ := strings.Cut(c.follow, " ")
+				path, body, _ := strings.Cut(rest, " ")
+				if reply := w.call(bob, method, path, body); (reply.Status == 404) != c.known {
+					t.Errorf("another caller got %d", reply.Status)
+				}
+				w.call(alice, method, path, body).WantServed(t, "a")
+			})
+		})
+	}
+}
+
+func TestTheIDOfACallIsLearned(t *testing.T) {
+	inBubble(t, oneAccount, func(t *testing.T, w *world) {
 		w.Backends["a"].Replies(lbtest.Says(201, "v=0", "Content-Type", "application/sdp", "Location", "/v1/realtime/calls/rtc_12345678"))
 		w.call(alice, "POST", "/v1/realtime/calls", "v=0")
 		w.call(bob, "POST", "/v1/realtime/calls/rtc_12345678/hangup", "").WantError(t, 404, "not_found")
@@ -118,7 +158,7 @@ func TestSomeRepliesTeachNothing(t *testing.T) {
 
 // TestItIsToldWhyAnAccountWasChosen in placeholders and in the log.
 func TestItIsToldWhyAnAccountWasChosen(t *testing.T) {
-	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"reverse_proxy {\nheader_down X-Why {http.openai_lb.affinity}\n}\n}", func(t *testing.T, w *world) {
+	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"affinity {\nprompt_cache\n}\nreverse_proxy {\nheader_down X-Why \"{http.openai_lb.affinity} {http.openai_lb.affinity_result}\"\n}\n}", func(t *testing.T, w *world) {
 		all := w.accounts("a", "b", "c")
 		elsewhere := all["b"].put("resp")
 		for _, c := range []struct {
@@ -126,10 +166,11 @@ func TestItIsToldWhyAnAccountWasChosen(t *testing.T) {
 			want       string
 		}{
 			{"/v1/chat/completions", "{}", "none"},
+			{"/v1/chat/completions", `{"prompt_cache_key":"x"}`, "cache hit"},
 			{"/v1/files", "", "none"},
-			{"/v1/responses/" + elsewhere, "", "asked"},
-			{"/v1/responses/" + elsewhere, "", "owner"},
-			{"/v1/responses", fmt.Sprintf(`{"previous_response_id":%q}`, elsewhere), "owner"},
+			{"/v1/responses/" + elsewhere, "", "asked miss"},
+			{"/v1/responses/" + elsewhere, "", "owner hit"},
+			{"/v1/responses", fmt.Sprintf(`{"previous_response_id":%q}`, elsewhere), "owner hit"},
 			{"/v1/conversations", "{}", "learned"},
 		} {
 			method := "POST"
@@ -138,12 +179,13 @@ func TestItIsToldWhyAnAccountWasChosen(t *testing.T) {
 			}
 			w.Logs.TakeAll()
 			reply := w.call(alice, method, c.path, c.body)
-			if got := reply.Header.Get("X-Why"); got != c.want && (c.want != "learned" || got != "none") {
+			why, _, _ := strings.Cut(c.want, " ")
+			if got := reply.Header.Get("X-Why"); got != c.want && (why != "learned" || got != "none") {
 				t.Errorf("%s: %q, want %q", c.path, got, c.want)
 			}
 			for _, entry := range w.Logs.FilterLevelExact(zapcore.DebugLevel).FilterMessage("attempt").All() {
-				if got := entry.ContextMap()["affinity"]; got != c.want && c.want != "learned" {
-					t.Errorf("%s: %q is logged, want %q", c.path, got, c.want)
+				if got := entry.ContextMap()["affinity"]; got != why && why != "learned" {
+					t.Errorf("%s: %q is logged, want %q", c.path, got, why)
 				}
 			}
 		}

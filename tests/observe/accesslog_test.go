@@ -37,8 +37,11 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 						name east
 						priority 2
 					}
+					affinity {
+						prompt_cache
+					}
 				}`, file, format, serverA.URL, serverB.URL))
-			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o"}`, "Api-Key", "key-of-alice").WantServed(t, "b")
+			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o","prompt_cache_key":"x"}`, "Api-Key", "key-of-alice").WantServed(t, "b")
 			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o"}`)
 			var lines []map[string]any
 			lbtest.WaitFor(t, func() bool {
@@ -55,7 +58,7 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 			its, _ := lines[0]["openai_lb"].(map[string]any)
 			first, _ := its["time_to_first_byte"].(float64)
 			delete(its, "time_to_first_byte")
-			if got, want := fmt.Sprint(its), "map[attempts:2 backend:east class:served model:gpt-4o outcomes:ptu=throttled,east=served pool:logged tokens_cached:0 tokens_input:12 tokens_output:3 tokens_reasoning:0]"; got != want {
+			if got, want := fmt.Sprint(its), "map[affinity:cache affinity_result:move attempts:2 backend:east class:served model:gpt-4o outcomes:ptu=throttled,east=served pool:logged tokens_cached:0 tokens_input:12 tokens_output:3 tokens_reasoning:0]"; got != want {
 				t.Errorf("it says %s, want %s", got, want)
 			}
 			if lines[0]["outcomes"] != "ptu=throttled,east=served" || lines[0]["caller"] != "alice" || lines[0]["input"] != 12.0 || lines[0]["first_byte"] != first {
