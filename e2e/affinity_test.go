@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -29,6 +30,12 @@ var objectCalls = []struct {
 // three accounts, of which two throttle every third request. Not one reply is a
 // 400 or a 404, also if the balancer is started anew in the middle of each call.
 func TestWhatBelongsTogetherStaysTogether(t *testing.T) {
+	var throttledInAll atomic.Int64 // by chance, one client may only meet the third account
+	t.Cleanup(func() {
+		if !t.Failed() && !t.Skipped() && throttledInAll.Load() == 0 {
+			t.Error("no request was throttled")
+		}
+	})
 	for _, restart := range []struct{ name, options string }{
 		{"no restart", ""}, {"restarts", ""}, {"restarts with save", "affinity {\n save\n}"},
 	} {
@@ -66,8 +73,9 @@ func TestWhatBelongsTogetherStaysTogether(t *testing.T) {
 					}
 				}
 				t.Logf("%d requests reached the accounts, %d throttled, %d asked in vain", calls, throttled, missing)
-				if throttled == 0 || restart.name != "restarts" && missing > 0 {
-					t.Errorf("%d requests were throttled, and %d named what was elsewhere", throttled, missing)
+				throttledInAll.Add(int64(throttled))
+				if restart.name != "restarts" && missing > 0 {
+					t.Errorf("%d requests named what was elsewhere", missing)
 				}
 			})
 		}
