@@ -1,24 +1,26 @@
 -- Sends a message to all who listen, and keeps it as a field of the hash
 -- KEYS[1]. ARGV: channel, message, mode, field, version, time to live in
--- milliseconds (0: forever), how many fields there are at most.
+-- milliseconds (0: forever), how many fields there are at most, within which time
+-- two records end that are one.
 --
 -- A field is: when it ends (0: never), whether it is finished, the length of its
 -- version, its version, its message.
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 
 local key, message, mode, field, version = KEYS[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local ttl, most = tonumber(ARGV[6]), tonumber(ARGV[7])
+local ttl, most, near = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ends = ttl > 0 and now + ttl or 0
 local finished = mode == 'finish' and 1 or 0
 
 local kept = redis.call('HGET', key, field)
-local alive, keptEnds, keptFinished, keptVersion = false, 0, 0, ''
+local alive, keptEnds, keptFinished, keptVersion, keptMessage = false, 0, 0, '', ''
 if kept then
 	local e, f, n, from = string.match(kept, '^(%d+) (%d) (%d+) ()')
 	if e then
 		keptEnds, keptFinished, keptVersion = tonumber(e), tonumber(f), string.sub(kept, from, from + n - 1)
+		keptMessage = string.sub(kept, from + n)
 		alive = keptEnds == 0 or keptEnds > now
 	end
 end
@@ -31,6 +33,11 @@ if mode ~= 'replace' then
 		ends = keptEnds
 	elseif mode == 'finish' then
 		return 0
+	elseif alive and keptFinished == 0 and ends ~= 0 and keptEnds ~= 0 and math.abs(ends - keptEnds) < near then
+		if keptVersion < version then
+			version, message = keptVersion, keptMessage
+		end
+		ends = math.max(ends, keptEnds)
 	elseif alive and keptFinished == 0 and (keptEnds == 0 or ends ~= 0 and ends <= keptEnds) then
 		return 0
 	end

@@ -5,6 +5,7 @@ package redis
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -226,7 +227,7 @@ func (e *Engine) Open() (state.Store, error) {
 	if s.TLS {
 		options.TLSConfig = &tls.Config{ServerName: s.ServerName, RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
-	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix}, nil
+	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix, id: rand.Text()}, nil
 }
 
 // Interface guards

@@ -22,6 +22,8 @@ import (
 type store struct {
 	client client.UniversalClient
 	prefix string
+	// id tells who has claimed a name.
+	id string
 }
 
 // The scripts are sent as they are: the server knows them again by their text,
@@ -49,7 +51,7 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 	pipe := s.client.Pipeline()
 	for _, r := range records {
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel(), r.Message, modes[r.Mode], r.Key, r.Version,
-			r.TTL.Milliseconds(), state.MaxRecords)
+			r.TTL.Milliseconds(), state.MaxRecords, r.Near.Milliseconds())
 	}
 	done, err := pipe.Exec(ctx)
 	for _, command := range done {
@@ -132,11 +134,13 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 
 // Claim implements state.Store.
 func (s *store) Claim(ctx context.Context, name string, ttl time.Duration) (bool, error) {
-	err := s.client.SetArgs(ctx, s.prefix+"claim:"+name, "1", client.SetArgs{Mode: "NX", TTL: ttl}).Err()
-	if errors.Is(err, client.Nil) {
-		return false, nil
+	pipe := s.client.Pipeline()
+	pipe.SetArgs(ctx, s.prefix+"claim:"+name, s.id, client.SetArgs{Mode: "NX", TTL: ttl})
+	owner := pipe.Get(ctx, s.prefix+"claim:"+name)
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, client.Nil) {
+		return false, err
 	}
-	return err == nil, err
+	return owner.Val() == s.id, owner.Err()
 }
 
 // Listen implements state.Store.

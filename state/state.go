@@ -41,8 +41,8 @@ type Store interface {
 	// Load returns the records of these groups whose time has not passed.
 	Load(ctx context.Context, groups []string) ([]Kept, error)
 
-	// Claim reports whether nobody else has claimed the name within the time to
-	// live of that claim.
+	// Claim reports whether this store has the name, or gets it because no other
+	// has claimed it within the time to live of that claim.
 	Claim(ctx context.Context, name string, ttl time.Duration) (bool, error)
 
 	// Listen calls hear with every message that is sent, those of this replica
@@ -74,6 +74,9 @@ type Record struct {
 	Version string
 	// Mode says what becomes of a record of the same name that is kept already.
 	Mode Mode
+	// Near is within which time two records of different versions end that Extend
+	// takes for one.
+	Near time.Duration
 	// TTL is how long the record is kept. 0: forever.
 	TTL time.Duration
 	// Message is the record's content.
@@ -86,7 +89,8 @@ type Mode int
 
 const (
 	// Extend keeps whichever of the two lasts longer. If both have the same
-	// version, the message is replaced, and the time to live stays.
+	// version, the message is replaced, and the time to live stays. If they are
+	// one by Near, the one of the smaller version is kept as long as the longer.
 	Extend Mode = iota
 	// Finish replaces the message, and the time to live stays. From then on,
 	// Extend does nothing with the same version, and replaces the record with

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 )
@@ -8,7 +9,8 @@ import (
 // Bench is a time in which a backend gets no requests.
 type Bench struct {
 	Reason
-	// ID tells benches apart, also between replicas. One that grew has a new ID.
+	// ID tells benches apart, also between replicas. One that grew has a new ID,
+	// which is smaller than before.
 	ID uint64
 	// Whole tells that the bench is about every model.
 	Whole bool
@@ -21,6 +23,9 @@ type Bench struct {
 	// Cost is that of the smallest request that was refused.
 	Cost int64
 }
+
+// Grace is for how long after its end all wait for what becomes of the probe.
+func (b *Bench) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
 
 // Reason is why a backend is benched. The pool only tells it to listeners.
 type Reason struct {
@@ -77,8 +82,7 @@ func (t *trial) claim(b *bench, now time.Time) bool {
 // pending reports whether the trial is too young for its silence to mean that
 // it was not refused. A throttled backend refuses at once.
 func (t *trial) pending(b *bench, now time.Time) bool {
-	grace := min(time.Second, b.Until.Sub(b.Since)/10)
-	return t.Load() != 0 && now.Before(t.at(b).Add(grace))
+	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
 }
 
 // standing is what benches mean for a request. The worse, the greater.
@@ -169,7 +173,7 @@ func (s *slot) clear(started time.Time) (over *bench) {
 // put starts or extends a bench. A bench only grows: a shorter one changes
 // nothing but the cost that the bench speaks for. over is the bench before it,
 // if there was one and its time has passed. The caller holds the lock.
-func (s *slot) put(b *bench) (happened Happening, over *bench) {
+func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 	current := s.Load()
 	if current == nil || !b.Since.Before(current.Until) {
 		s.Store(b)
@@ -182,13 +186,38 @@ func (s *slot) put(b *bench) (happened Happening, over *bench) {
 	}
 	b.Cost = min(b.Cost, current.Cost)
 	b.Since, b.pool = current.Since, current.pool
-	happened = Grew
-	if !b.Until.After(current.Until) {
-		b.ID, b.Until, b.extended, happened = current.ID, current.Until, current.extended, nothing
-	}
+	happened = b.follow(current, elsewhere)
 	s.Store(b)
 	return happened, nil
 }
+
+// follow gives b the end and the ID that it has after a bench that is still in
+// force. If replicas are refused at the same time, each tells the others of a
+// bench of its own. They are one bench to all, and the smallest of the IDs is
+// its ID, in whichever order a replica hears of them. So one replica sends the
+// probe, and what becomes of it counts for all.
+func (b *bench) follow(current *bench, elsewhere bool) Happening {
+	longer := b.Until.After(current.Until)
+	switch same := elsewhere && b.Until.Sub(current.Until).Abs() < b.Grace(); {
+	case same:
+		b.ID = min(b.ID, current.ID)
+	case !longer:
+		b.ID = current.ID
+	case !elsewhere:
+		b.ID = current.ID - 1 - rand.Uint64N(idStep)
+	}
+	if !longer {
+		b.Until, b.extended = current.Until, current.extended
+		if b.ID == current.ID {
+			return nothing
+		}
+	}
+	return Grew
+}
+
+// idStep is by how much the ID of a bench that grows gets smaller at most. So
+// two replicas hardly choose the same, and a bench can grow millions of times.
+const idStep = 1 << 40
 
 // cast puts a bench in doubt that began at since, unless it was checked. It
 // returns the bench if it is in doubt now. The caller holds the lock.

@@ -108,3 +108,54 @@ func TestABenchOfTheWholeBackendIsHeardAsSuch(t *testing.T) {
 		t.Error("the bench of a whole backend holds for one model only")
 	}
 }
+
+func TestBenchesThatReplicasBeginAtOnceAreOne(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		// waits are those of two refusals at the first replica, and one at the
+		// second, in seconds; 0: there was none.
+		first, again, second float64
+	}{
+		{"of the same length", 10, 0, 10},
+		{"of about the same length", 10, 0, 10.3},
+		{"of about the same length, one of which grew", 10, 10.1, 10.05},
+		{"of another length", 10, 0, 15},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for range 20 { // IDs are random
+				here, there := NewMember("a", new(Health)), NewMember("a", new(Health))
+				ofHere, ofThere := new(benchesTold), new(benchesTold)
+				New([]*Member{here}, ofHere)
+				New([]*Member{there}, ofThere)
+				here.Bench(throttle(tt.first, 1), start)
+				if tt.again > 0 {
+					here.Bench(throttle(tt.again, 1), start)
+				}
+				there.Bench(throttle(tt.second, 1), start)
+				const delay = 10 * time.Millisecond
+				for _, b := range *ofHere {
+					there.Hear(b, b.Until.Sub(start), start.Add(delay))
+				}
+				for _, b := range *ofThere {
+					here.Hear(b, b.Until.Sub(start), start.Add(delay))
+				}
+				a, b := here.pool.Snapshot(at(1))[0].Benches[0], there.pool.Snapshot(at(1))[0].Benches[0]
+				if a.ID != b.ID {
+					t.Errorf("the benches are %x and %x", a.ID, b.ID)
+				}
+				if longest := at(max(tt.first, tt.again, tt.second)); a.Until.Before(longest) || b.Until.Before(longest) || a.Until.After(longest.Add(delay)) || b.Until.After(longest.Add(delay)) {
+					t.Errorf("they end at %v and %v, want %v", a.Until, b.Until, longest)
+				}
+			}
+		})
+	}
+}
+
+// benchesTold is a Listener that keeps benches that other replicas are told of.
+type benchesTold []Bench
+
+func (l *benchesTold) Happened(e Event) {
+	if !e.Elsewhere && (e.Happening == Began || e.Happening == Grew) {
+		*l = append(*l, e.Bench)
+	}
+}

@@ -280,7 +280,7 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 func (m *Member) put(next Bench, now time.Time, elsewhere bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
-	happened, over := m.health.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b)
+	happened, over := m.health.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b, elsewhere)
 	m.health.mu.Unlock()
 	m.tellEnd(over, elsewhere)
 	if happened != nothing {

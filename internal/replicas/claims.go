@@ -100,10 +100,9 @@ func (r *Replica) claim(ctx context.Context) {
 // it, requests here wait for what becomes of that probe. Without an answer each
 // replica sends a probe.
 func (r *Replica) claimProbe(ctx context.Context, backend string, b pool.Bench) {
-	grace := min(time.Second, b.Until.Sub(b.Since)/10)
-	ctx, cancel := context.WithTimeout(ctx, lead+grace)
+	ctx, cancel := context.WithTimeout(ctx, lead+b.Grace())
 	defer cancel()
-	won, err := r.store.Claim(ctx, idOf(b), lead+grace)
+	won, err := r.store.Claim(ctx, idOf(b), lead+b.Grace())
 	switch {
 	case err != nil:
 		claimsTotal.WithLabelValues("failed").Inc()

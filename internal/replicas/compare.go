@@ -58,7 +58,8 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time
 	heard := now
 	switch {
 	case m.Bench != nil:
-		m.Bench.Left = min(milliseconds(k.TTL), m.Bench.Length)
+		m.Bench.Left = milliseconds(k.TTL)
+		m.Bench.Length = max(m.Bench.Length, m.Bench.Left)
 	case m.Kind == alive:
 		heard = now.Add(k.TTL - lifetime)
 	}

@@ -105,7 +105,8 @@ func milliseconds(d time.Duration) int64 {
 	return int64((min(max(d, 0), maxLength) + time.Millisecond - 1) / time.Millisecond)
 }
 
-func idOf(b pool.Bench) string { return strconv.FormatUint(b.ID, 16) }
+// idOf is the ID as text. Texts compare as IDs do.
+func idOf(b pool.Bench) string { return fmt.Sprintf("%016x", b.ID) }
 
 // pool returns the bench as a pool knows it, and what is left of it.
 func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {

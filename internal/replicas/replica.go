@@ -175,7 +175,7 @@ func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 		record = state.Record{Group: i.backend, Mode: state.Finish, TTL: time.Second}
 	default:
 		m.Bench = benchOf(i.bench, now)
-		record = state.Record{Group: i.backend, Mode: state.Extend, TTL: time.Duration(m.Bench.Left) * time.Millisecond}
+		record = state.Record{Group: i.backend, Mode: state.Extend, TTL: time.Duration(m.Bench.Left) * time.Millisecond, Near: i.bench.Grace()}
 		if record.TTL <= 0 {
 			return record, false
 		}

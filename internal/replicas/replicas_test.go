@@ -219,6 +219,32 @@ func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
 	})
 }
 
+func TestReplicasThatAreRefusedAtOnceSendOneProbe(t *testing.T) {
+	share(t, 5, func(w *world) {
+		const delay = 5 * time.Millisecond
+		w.hub.Delay(delay, delay)
+		for i := range w.replicas {
+			w.at(i, "a").Bench(throttle(time.Second+time.Duration(i%2)*time.Millisecond), time.Now())
+		}
+		time.Sleep(time.Second + 3*delay)
+		var probes []*testReplica
+		for _, r := range w.replicas {
+			if m := r.pool.Pick(asks{cost: 1}, time.Now()); m != nil && m.Name == "a" {
+				probes = append(probes, r)
+			}
+		}
+		if len(probes) != 1 {
+			w.Fatalf("%d replicas send the probe, want 1", len(probes))
+		}
+		time.Sleep(time.Millisecond)
+		probes[0].members["a"].Served("m", time.Now())
+		time.Sleep(2 * delay)
+		if n := w.picks("a"); n != 5 {
+			t.Errorf("after it was served, %d replicas call a, want 5", n)
+		}
+	})
+}
+
 func TestOneReplicaSendsTheProbe(t *testing.T) {
 	share(t, 5, func(w *world) {
 		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())

@@ -14,6 +14,7 @@ import (
 // that keeps nothing yet.
 func Conform(t *testing.T, open func(t *testing.T) state.Store) {
 	t.Run("records are kept as their mode says", func(t *testing.T) { testModes(t, open(t)) })
+	t.Run("records that are one are merged", func(t *testing.T) { testNear(t, open(t)) })
 	t.Run("records go when their time has passed", func(t *testing.T) { testExpiry(t, open(t)) })
 	t.Run("groups are bounded", func(t *testing.T) { testBounds(t, open(t)) })
 	t.Run("all listeners hear all messages", func(t *testing.T) { testMessages(t, open(t), open(t)) })
@@ -61,6 +62,46 @@ func testModes(t *testing.T, s state.Store) {
 		}
 		if want := time.Duration(step.minutes) * time.Minute; got[0].TTL > want || got[0].TTL < want-30*time.Second {
 			t.Errorf("step %d: it is kept for %v, want %v", i, got[0].TTL, want)
+		}
+	}
+}
+
+func testNear(t *testing.T, s state.Store) {
+	for _, tt := range []struct {
+		name           string
+		first, second  string // versions
+		minutes, later int
+		want           string
+		wantMinutes    int
+	}{
+		{"the smaller version came first", "1", "2", 60, 2, "1", 62},
+		{"the smaller version came second", "2", "1", 60, 2, "1", 62},
+		{"the smaller version came second and ends first", "2", "1", 60, -2, "1", 60},
+		{"the smaller version came first and ends last", "1", "2", 60, -2, "1", 60},
+		{"one ends much later", "1", "2", 60, 20, "2", 80},
+		{"one ends much earlier", "2", "1", 60, -20, "2", 60},
+	} {
+		rec := func(version string, minutes int) state.Record {
+			return state.Record{Group: "g", Key: tt.name, Mode: state.Extend, Version: version, TTL: time.Duration(minutes) * time.Minute,
+				Near: 10 * time.Minute, Message: []byte(version)}
+		}
+		put(t, s, rec(tt.first, tt.minutes))
+		put(t, s, rec(tt.second, tt.minutes+tt.later))
+		for _, k := range load(t, s, "g") {
+			if k.Key != tt.name {
+				continue
+			}
+			if want := time.Duration(tt.wantMinutes) * time.Minute; string(k.Message) != tt.want || k.TTL > want || k.TTL < want-30*time.Second {
+				t.Errorf("%s: %q is kept for %v, want %q for %v", tt.name, k.Message, k.TTL, tt.want, want)
+			}
+		}
+		finish := rec(tt.want, 1)
+		finish.Mode, finish.Message = state.Finish, []byte("over")
+		put(t, s, finish, rec(tt.want, 1))
+		for _, k := range load(t, s, "g") {
+			if k.Key == tt.name && string(k.Message) != "over" {
+				t.Errorf("%s: %q is kept of what is finished", tt.name, k.Message)
+			}
 		}
 	}
 }
@@ -142,8 +183,8 @@ func testClaims(t *testing.T, a, b state.Store) {
 		}
 		return ok
 	}
-	if !claim(a, "x", time.Minute) || claim(b, "x", time.Minute) || claim(a, "x", time.Minute) {
-		t.Error("a name was not claimed once")
+	if !claim(a, "x", time.Minute) || claim(b, "x", time.Minute) || !claim(a, "x", time.Minute) {
+		t.Error("a name does not belong to the one who claimed it")
 	}
 	if !claim(b, "y", 100*time.Millisecond) {
 		t.Error("another name was not claimed")

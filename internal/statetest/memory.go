@@ -18,13 +18,20 @@ type Hub struct {
 	mu        sync.Mutex
 	down      error
 	deaf      bool
+	putDelay  time.Duration
+	loadDelay time.Duration
 	groups    map[string]map[string]kept
-	claims    map[string]time.Time
 	entries   map[string]entry
 	finds     int
 	slow      time.Duration
 	refuses   error
+	claims    map[string]claim
 	listeners map[chan []byte]bool
+}
+
+type claim struct {
+	by    *byte
+	until time.Time
 }
 
 type kept struct {
@@ -44,6 +51,11 @@ type entry struct {
 	until time.Time
 }
 
+// near reports whether another record is taken for this one.
+func (k kept) near(other kept) bool {
+	return k.Version != other.Version && !k.finished && !k.until.IsZero() && !other.until.IsZero() && k.until.Sub(other.until).Abs() < other.Near
+}
+
 // NewHub returns a hub that works.
 func NewHub() *Hub {
 	h := &Hub{listeners: make(map[chan []byte]bool)}
@@ -55,7 +67,7 @@ func NewHub() *Hub {
 func (h *Hub) Flush() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.groups, h.claims, h.entries = make(map[string]map[string]kept), make(map[string]time.Time), make(map[string]entry)
+	h.groups, h.claims, h.entries = make(map[string]map[string]kept), make(map[string]claim), make(map[string]entry)
 }
 
 // Fail makes all uses fail, and ends those that go on, until the error is nil.
@@ -76,6 +88,14 @@ func (h *Hub) LoseMessages(lose bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.deaf = lose
+}
+
+// Delay is how long records need to the store, and how long what is loaded from
+// it needs to those who asked.
+func (h *Hub) Delay(put, load time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.putDelay, h.loadDelay = put, load
 }
 
 // Len is how many records are kept of a group.
@@ -117,12 +137,21 @@ func (h *Hub) Entries() (entries []state.Entry) {
 }
 
 // Store returns a store of the hub.
-func (h *Hub) Store() state.Store { return memory{h} }
+func (h *Hub) Store() state.Store { return memory{h, new(byte)} }
 
-type memory struct{ *Hub }
+type memory struct {
+	*Hub
+	id *byte
+}
 
 // Put implements state.Store.
-func (m memory) Put(_ context.Context, records []state.Record) error {
+func (m memory) Put(ctx context.Context, records []state.Record) error {
+	m.mu.Lock()
+	delay := m.putDelay
+	m.mu.Unlock()
+	if err := wait(ctx, delay); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.down != nil {
@@ -153,6 +182,13 @@ func (m memory) keep(r state.Record, now time.Time) error {
 	before, known := group[r.Key]
 	known = known && !before.over(now)
 	switch {
+	case known && r.Mode == state.Extend && before.near(next):
+		if before.Version < r.Version {
+			next.Record = before.Record
+		}
+		if before.until.After(next.until) {
+			next.until = before.until
+		}
 	case r.Mode == state.Replace:
 	case known && before.Version == r.Version:
 		next.until, next.finished = before.until, next.finished || before.finished
@@ -170,7 +206,27 @@ func (m memory) keep(r state.Record, now time.Time) error {
 }
 
 // Load implements state.Store.
-func (m memory) Load(_ context.Context, groups []string) (loaded []state.Kept, err error) {
+func (m memory) Load(ctx context.Context, groups []string) ([]state.Kept, error) {
+	loaded, delay, err := m.load(groups)
+	if err := wait(ctx, delay); err != nil {
+		return nil, err
+	}
+	return loaded, err
+}
+
+func wait(ctx context.Context, delay time.Duration) error {
+	if delay == 0 {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(delay):
+		return nil
+	}
+}
+
+func (m memory) load(groups []string) (loaded []state.Kept, delay time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -186,7 +242,7 @@ func (m memory) Load(_ context.Context, groups []string) (loaded []state.Kept, e
 			loaded = append(loaded, one)
 		}
 	}
-	return loaded, m.down
+	return loaded, m.loadDelay, m.down
 }
 
 // Keep implements state.Store.
@@ -243,10 +299,10 @@ func (m memory) Claim(_ context.Context, name string, ttl time.Duration) (bool, 
 		return false, m.down
 	}
 	now := time.Now()
-	if until, ok := m.claims[name]; ok && now.Before(until) {
-		return false, nil
+	if c, ok := m.claims[name]; ok && now.Before(c.until) {
+		return c.by == m.id, nil
 	}
-	m.claims[name] = now.Add(ttl)
+	m.claims[name] = claim{m.id, now.Add(ttl)}
 	return true, nil
 }
 
