@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -25,6 +24,7 @@ func (r *Replica) compare(ctx context.Context) error {
 		}
 	}
 	failed := r.store.Put(ctx, []state.Record{r.alive(time.Now())})
+	orders := r.drains.now()
 	kept, err := r.store.Load(ctx, groups)
 	if err != nil {
 		return cmp.Or(failed, err)
@@ -32,10 +32,10 @@ func (r *Replica) compare(ctx context.Context) error {
 	now := time.Now()
 	known := make(map[recordKey]record)
 	for _, k := range kept {
-		r.takeIn(k, known, now)
+		r.takeIn(k, known, orders, now)
 	}
 	for _, l := range links {
-		r.tellMissing(l, known, now)
+		r.tellMissing(l, known, orders, now)
 	}
 	r.tellUnsent(now)
 	return failed
@@ -49,22 +49,25 @@ type record struct {
 	ttl time.Duration
 }
 
-func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time) {
+// takeIn takes in a record that was kept when the latest order to drain a member
+// was that of the number.
+func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, orders uint64, now time.Time) {
 	m, err := parse(k.Message)
 	if err != nil {
 		messagesIn.WithLabelValues("invalid").Inc()
 		return
 	}
-	heard := now
-	switch {
-	case m.Bench != nil:
+	known[recordKey{k.Group, k.Key}] = record{m, k.TTL}
+	switch m.Kind {
+	case drained, resumed:
+		r.takeInDrain(m, orders)
+	case alive:
+		r.hearAlive(m, now.Add(k.TTL-lifetime))
+	default:
 		m.Bench.Left = milliseconds(k.TTL)
 		m.Bench.Length = max(m.Bench.Length, m.Bench.Left)
-	case m.Kind == alive:
-		heard = now.Add(k.TTL - lifetime)
+		r.hear(m, now)
 	}
-	known[recordKey{k.Group, k.Key}] = record{m, k.TTL}
-	r.hear(m, heard)
 }
 
 // lag is by how much what is left of a bench may differ between replicas, and
@@ -73,7 +76,7 @@ const lag = 200 * time.Millisecond
 
 // tellMissing tells of what is known here and not kept by the store: because it
 // could not be reached, or lost its data.
-func (r *Replica) tellMissing(l *Link, known map[recordKey]record, now time.Time) {
+func (r *Replica) tellMissing(l *Link, known map[recordKey]record, orders uint64, now time.Time) {
 	for _, s := range l.pool.Snapshot(now) {
 		backend := l.names[s.Member]
 		for _, b := range s.Benches {
@@ -84,26 +87,6 @@ func (r *Replica) tellMissing(l *Link, known map[recordKey]record, now time.Time
 				r.enqueue(item{kind: benched, backend: backend, bench: b, at: now})
 			}
 		}
-		r.tellMissingDrain(s.Member, backend, known, now)
-	}
-}
-
-func (r *Replica) tellMissingDrain(m *pool.Member, backend string, known map[recordKey]record, now time.Time) {
-	member := digest(m.Name)
-	if _, ok := known[recordKey{drainGroup, backend + member}]; !ok && m.TakenOut() {
-		r.enqueue(item{kind: drained, backend: backend, member: member, at: now})
-	}
-}
-
-// tellUnsent tells once more of drains that did not arrive.
-func (r *Replica) tellUnsent(now time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for key, out := range r.unsent {
-		i := item{kind: resumed, backend: key.backend, member: key.member, at: now}
-		if out {
-			i.kind = drained
-		}
-		r.enqueue(i)
+		r.tellMissingDrain(s.Member, backend, known, orders, now)
 	}
 }

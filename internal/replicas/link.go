@@ -78,9 +78,7 @@ func (l *Link) Happened(e pool.Event) {
 			i.kind = drained
 		}
 		if !e.Elsewhere {
-			r.mu.Lock()
-			r.unsent[drainKey{i.backend, i.member}] = i.kind == drained
-			r.mu.Unlock()
+			r.drains.ordered(e.Member, i)
 		}
 	}
 	if !e.Elsewhere && (i.member != "" || shared(e.Bench)) {
@@ -162,22 +160,6 @@ func (r *Replica) hearBench(m message, member *pool.Member, now time.Time) {
 		member.Hear(b, left, now)
 		if m.Kind == doubted {
 			member.HearDoubt(b)
-		}
-	}
-}
-
-func (r *Replica) hearDrain(m message) {
-	r.mu.Lock()
-	_, mine := r.unsent[drainKey{m.Backend, m.Member}]
-	r.mu.Unlock()
-	if mine {
-		return // it is older than what we have to tell
-	}
-	for _, l := range r.openLinks() {
-		for member, backend := range l.names {
-			if backend == m.Backend && digest(member.Name) == m.Member {
-				member.HearDrained(m.Kind == drained)
-			}
 		}
 	}
 }

@@ -55,6 +55,7 @@ type Replica struct {
 	store  state.Store
 	queue  *queue[item]
 	claims *claims
+	drains drains
 	// due wakes who compares.
 	due    chan struct{}
 	logger atomic.Pointer[zap.Logger]
@@ -69,9 +70,7 @@ type Replica struct {
 	began time.Time
 	links []*Link
 	ended map[uint64]ending
-	// unsent are drains of ours that the store may not know.
-	unsent map[drainKey]bool
-	peers  map[string]Peer
+	peers map[string]Peer
 }
 
 // ending is what is known of a bench that is over.
@@ -80,8 +79,6 @@ type ending struct {
 	// until is when nobody can tell of the bench any more.
 	until time.Time
 }
-
-type drainKey struct{ backend, member string }
 
 // Peer is a replica, this one included.
 type Peer struct {
@@ -98,7 +95,7 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	rand.Read(id)
 	r := &Replica{
 		id: hex.EncodeToString(id), store: store, queue: newQueue[item](maxQueue), owned: newQueue[owned](maxOwned), claims: newClaims(), due: make(chan struct{}, 1),
-		ended: make(map[uint64]ending), unsent: make(map[drainKey]bool), peers: make(map[string]Peer),
+		drains: drains{known: make(map[drainKey]order)}, ended: make(map[uint64]ending), peers: make(map[string]Peer),
 	}
 	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
 		r.host = host
@@ -145,7 +142,9 @@ func (r *Replica) tell(ctx context.Context) {
 			droppedTotal.WithLabelValues("failed").Add(float64(len(records)))
 			continue
 		}
-		r.sent(items)
+		for _, i := range items {
+			r.drains.sent(i)
+		}
 	}
 }
 
@@ -193,18 +192,6 @@ func (m *message) text() []byte {
 		panic(err) // it has only strings and numbers
 	}
 	return text
-}
-
-// sent takes in that the store knows these.
-func (r *Replica) sent(items []item) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, i := range items {
-		key := drainKey{i.backend, i.member}
-		if want, ok := r.unsent[key]; ok && want == (i.kind == drained) {
-			delete(r.unsent, key)
-		}
-	}
 }
 
 // listen hears what happens elsewhere.

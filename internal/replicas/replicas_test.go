@@ -219,6 +219,32 @@ func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
 	})
 }
 
+// A comparison may read what is kept before an order arrives at the store, and
+// take it in after that.
+func TestWhatTheStoreKeptBeforeDoesNotOverruleADrain(t *testing.T) {
+	share(t, 2, func(w *world) {
+		const delay = 200 * time.Millisecond
+		w.hub.Delay(delay, 300*time.Millisecond)
+		for i := range 50 {
+			time.Sleep(time.Duration(i) * 50 * time.Millisecond) // at any moment of a comparison
+			drain, by := i%2 == 0, i%3%2
+			if drain {
+				w.at(by, "a").Drain()
+			} else {
+				w.at(by, "a").Resume()
+			}
+			for began := time.Now(); time.Since(began) < 2*time.Second; time.Sleep(10 * time.Millisecond) {
+				synctest.Wait()
+				for n := range w.replicas {
+					if knows := n == by || time.Since(began) >= delay; knows && w.at(n, "a").Drained() != drain {
+						w.Fatalf("order %d is overruled at replica %d after %v", i, n, time.Since(began))
+					}
+				}
+			}
+		}
+	})
+}
+
 func TestReplicasThatAreRefusedAtOnceSendOneProbe(t *testing.T) {
 	share(t, 5, func(w *world) {
 		const delay = 5 * time.Millisecond
