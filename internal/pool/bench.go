@@ -22,6 +22,8 @@ type Bench struct {
 	Throttle bool
 	// Cost is that of the smallest request that was refused.
 	Cost int64
+	// InDoubt tells, in a snapshot, that the bench is in doubt.
+	InDoubt bool
 }
 
 // Grace is for how long after its end all wait for what becomes of the probe.

@@ -69,7 +69,9 @@ func (p *Pool) Snapshot(now time.Time) []State {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.health.lost.is.Load(), Last: m.health.last.Load()}
 		for _, b := range m.health.benches() {
 			if now.Before(b.Until) {
-				states[i].Benches = append(states[i].Benches, b.Bench)
+				bench := b.Bench
+				bench.InDoubt = b.doubt.Load() == inDoubt
+				states[i].Benches = append(states[i].Benches, bench)
 			} else if !b.Throttle || b.probe.pending(b, now) {
 				states[i].Probing = true
 			}

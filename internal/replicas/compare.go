@@ -83,8 +83,13 @@ func (r *Replica) tellMissing(l *Link, known map[recordKey]record, orders uint64
 			left := b.Until.Sub(now)
 			kept, ok := known[recordKey{backend, benchOf(b, now).key()}]
 			ok = ok && kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag)
+			i := item{kind: benched, backend: backend, bench: b, at: now}
+			if b.InDoubt {
+				i.kind = doubted
+				ok = ok && (kept.Kind != benched || kept.Bench.ID != idOf(b))
+			}
 			if !ok && left > lag && shared(b) {
-				r.enqueue(item{kind: benched, backend: backend, bench: b, at: now})
+				r.enqueue(i)
 			}
 		}
 		r.tellMissingDrain(s.Member, backend, known, orders, now)

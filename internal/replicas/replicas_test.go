@@ -162,11 +162,34 @@ func TestABenchThatIsDisprovedIsOverForAll(t *testing.T) {
 }
 
 func TestADoubtIsHeard(t *testing.T) {
+	for name, lose := range map[string]func(w *world, doubt func()){
+		"at once": func(_ *world, doubt func()) { doubt() },
+		"after it was lost": func(w *world, doubt func()) {
+			w.hub.Fail(errors.New("down"))
+			doubt()
+			synctest.Wait()
+			w.hub.Fail(nil)
+			time.Sleep(2 * time.Second)
+		},
+		"after the store lost it": func(w *world, doubt func()) {
+			w.hub.LoseMessages(true)
+			doubt()
+			synctest.Wait()
+			w.hub.Flush()
+			w.hub.LoseMessages(false)
+			time.Sleep(2 * time.Second)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { testDoubtIsHeard(t, lose) })
+	}
+}
+
+func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 	share(t, 2, func(w *world) {
 		began := time.Now()
 		w.at(0, "a").Bench(throttle(30*time.Second), began)
 		synctest.Wait()
-		w.at(0, "a").Doubt("m", began)
+		lose(w, func() { w.at(0, "a").Doubt("m", began) })
 		synctest.Wait()
 		for i, r := range w.replicas {
 			if m := r.pool.Pick(asks{100, "a"}, time.Now()); m != nil {
