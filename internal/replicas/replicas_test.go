@@ -3,8 +3,6 @@ package replicas
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -334,47 +332,6 @@ func (w *world) picks(name string) (n int) {
 	return n
 }
 
-func TestWhatWasLostIsMadeUpFor(t *testing.T) {
-	for name, fault := range map[string]struct{ begin, end func(*statetest.Hub) }{
-		"messages":      {func(h *statetest.Hub) { h.LoseMessages(true) }, func(*statetest.Hub) {}},
-		"the store":     {func(h *statetest.Hub) { h.Fail(errors.New("down")) }, func(h *statetest.Hub) { h.Fail(nil) }},
-		"store and all": {func(h *statetest.Hub) { h.Fail(errors.New("down")) }, func(h *statetest.Hub) { h.Flush(); h.Fail(nil) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			share(t, 3, func(w *world) {
-				before := time.Now()
-				w.at(0, "b").Bench(throttle(50*time.Second), before)
-				synctest.Wait()
-				fault.begin(w.hub)
-				w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
-				w.at(1, "b").Served("m", before.Add(time.Second/2))
-				w.at(1, "b").Reset()
-				fault.end(w.hub)
-				time.Sleep(2 * time.Second)
-				w.wantBenched("a", 28*time.Second)
-				if name != "store and all" { // that keeps no trace of what is over
-					w.wantBenched("b", 0)
-				}
-			})
-		})
-	}
-}
-
-func TestAStoreThatLostItsDataGetsItBack(t *testing.T) {
-	share(t, 3, func(w *world) {
-		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
-		synctest.Wait()
-		w.hub.Flush()
-		time.Sleep(2 * time.Second)
-		if n := w.hub.Len(digest("https://a key")); n != 1 {
-			t.Errorf("%d records are kept of a, want 1", n)
-		}
-		w.start()
-		synctest.Wait()
-		w.wantBenched("a", 28*time.Second)
-	})
-}
-
 func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
@@ -404,51 +361,4 @@ func TestReplicasAreCounted(t *testing.T) {
 			t.Errorf("the status is %+v", s)
 		}
 	})
-}
-
-func TestAnOutageIsLoggedOnce(t *testing.T) {
-	share(t, 2, func(w *world) {
-		w.hub.Fail(errors.New("down, " + strings.Repeat("and out ", 100)))
-		for i := range 100 {
-			w.at(0, "a").Bench(throttle(time.Duration(i)*time.Minute), time.Now())
-			time.Sleep(time.Second)
-		}
-		w.hub.Fail(nil)
-		time.Sleep(3 * time.Second)
-		var got []string
-		for _, entry := range w.replicas[0].logs.All() {
-			got = append(got, entry.Level.String()+" "+entry.Message)
-			if text := fmt.Sprint(entry.ContextMap()); len(text) > 400 {
-				t.Errorf("the log has %s", text)
-			}
-		}
-		if want := []string{"info in touch with other replicas", "warn out of touch with other replicas", "info in touch with other replicas"}; fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("logged %q, want %q", got, want)
-		}
-	})
-}
-
-func TestTheQueueIsBoundedAndLosesTheOldest(t *testing.T) {
-	q := newQueue[item](maxQueue)
-	lost := 0
-	for i := range 3 * maxQueue {
-		lost += q.add(item{kind: benched, bench: pool.Bench{ID: uint64(i)}})
-	}
-	if q.len() != maxQueue || lost != 2*maxQueue {
-		t.Errorf("it holds %d and lost %d", q.len(), lost)
-	}
-	want := uint64(2 * maxQueue)
-	for q.len() > 0 {
-		for _, i := range q.take(t.Context()) {
-			if i.bench.ID != want {
-				t.Fatalf("got %d, want %d", i.bench.ID, want)
-			}
-			want++
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if got := q.take(ctx); len(got) != 0 {
-		t.Errorf("got %v from an empty queue", got)
-	}
 }
