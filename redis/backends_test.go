@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,13 +19,19 @@ type account struct {
 
 	mu        sync.Mutex
 	throttles map[string]bool
-	// refused is when a backend refused a request.
-	refused map[string][]time.Time
+	// refused are those requests that a backend refused.
+	refused map[string][]refusal
 	served  int
 }
 
+// refusal is when a backend refused a request, and of whom, if replicas say so.
+type refusal struct {
+	at time.Time
+	by string
+}
+
 func newAccount(t testing.TB) *account {
-	a := &account{throttles: make(map[string]bool), refused: make(map[string][]time.Time)}
+	a := &account{throttles: make(map[string]bool), refused: make(map[string][]refusal)}
 	a.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		name := strings.Split(r.URL.Path, "/")[1]
@@ -32,7 +39,7 @@ func newAccount(t testing.TB) *account {
 		a.mu.Lock()
 		throttled := a.throttles[name]
 		if throttled {
-			a.refused[name] = append(a.refused[name], time.Now())
+			a.refused[name] = append(a.refused[name], refusal{time.Now(), r.Header.Get("X-Replica")})
 		} else {
 			a.served++
 		}
@@ -49,11 +56,12 @@ func newAccount(t testing.TB) *account {
 	return a
 }
 
-// backends are the options for n backends and the spare one.
-func (a *account) backends(n int) string {
+// backends are the options for n backends and the spare one. more are options of
+// each.
+func (a *account) backends(n int, more ...string) string {
 	var options strings.Builder
 	for i := range n {
-		fmt.Fprintf(&options, "backend %s/r%d/v1 {\nname r%d\nmodel r%d\napi_key s3cret-of-the-backend\n}\n", a.URL, i, i, i)
+		fmt.Fprintf(&options, "backend %s/r%d/v1 {\nname r%d\nmodel r%d\napi_key s3cret-of-the-backend\n%s\n}\n", a.URL, i, i, i, strings.Join(more, "\n"))
 	}
 	fmt.Fprintf(&options, "backend %s/spare/v1 {\nname spare\npriority 2\napi_key s3cret-of-the-backend\n}\n", a.URL)
 	return options.String()
@@ -65,11 +73,11 @@ func (a *account) throttle(name string, throttles bool) {
 	a.throttles[name] = throttles
 }
 
-// refusals are when a backend refused requests.
-func (a *account) refusals(name string) []time.Time {
+// refusals are those of a backend.
+func (a *account) refusals(name string) []refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return append([]time.Time(nil), a.refused[name]...)
+	return slices.Clone(a.refused[name])
 }
 
 func (s *server) option() string {

@@ -43,47 +43,128 @@ func status(t testing.TB, r *replica) (s simulator.Status) {
 	return s
 }
 
+// TestHowSoonNeighboursStop prints how long after the first 429 the last one
+// came, and how many there were, with Redis and without.
+func TestHowSoonNeighboursStop(t *testing.T) {
+	if !*measure {
+		t.Skip("it takes minutes: go test -run TestHowSoonNeighboursStop -measure -v")
+	}
+	const rounds = 300
+	s := startServer(t)
+	for _, tt := range []struct{ name, option string }{{"with Redis", s.option()}, {"without", ""}} {
+		a := newAccount(t)
+		var replicas []*replica
+		for i := range 3 {
+			replicas = append(replicas, startReplica(t, a.backends(rounds, fmt.Sprintf("header X-Replica %d", i))+tt.option))
+		}
+		if tt.option != "" {
+			inTouch(t, replicas)
+		}
+		var stopped, toldAfter []time.Duration
+		early, ours := make(map[int]int), 0
+		for round := range rounds {
+			name := fmt.Sprintf("r%d", round)
+			load := startLoad(replicas, pace, func() string { return name })
+			time.Sleep(100 * time.Millisecond)
+			a.throttle(name, true)
+			time.Sleep(300 * time.Millisecond)
+			load.stop()
+			if load.failed() > 0 {
+				t.Errorf("%d requests failed", load.failed())
+			}
+			refusals := a.refusals(name)
+			if len(refusals) == 0 {
+				t.Fatal("nobody called the backend")
+			}
+			first := refusals[0].at
+			stopped = append(stopped, refusals[len(refusals)-1].at.Sub(first))
+			early[len(refusals)-1]++
+			for i, r := range replicas {
+				for _, known := range r.logged("backend benched", name) {
+					if tt.option != "" && refusals[0].by != fmt.Sprint(i) {
+						toldAfter = append(toldAfter, known.at.Sub(first))
+					}
+					for _, refusal := range refusals {
+						if refusal.by == fmt.Sprint(i) && refusal.at.After(known.at) {
+							ours++
+						}
+					}
+				}
+			}
+		}
+		slices.Sort(stopped)
+		slices.Sort(toldAfter)
+		t.Logf("%s: neighbours stopped after %v (median), %v (p99); rounds by how many calls came early: %v; calls by who knew of the bench: %d",
+			tt.name, stopped[rounds/2], stopped[rounds*99/100], early, ours)
+		if n := len(toldAfter); n > 0 {
+			t.Logf("from the refusal at the backend to the bench at a neighbour: %v (median), %v (p99)", toldAfter[n/2], toldAfter[n*99/100])
+		}
+	}
+}
+
 // TestAQuotaIsSharedByManyReplicas prints how many calls came early at a
-// deployment that gets twice of what it serves.
+// deployment that gets twice of what it serves: next door, and as far away as
+// one in another building. How long a 429 takes to the balancer is how long
+// early calls come, with one replica as well.
 func TestAQuotaIsSharedByManyReplicas(t *testing.T) {
 	if !*measure {
 		t.Skip("it takes minutes: go test -run TestAQuotaIsSharedByManyReplicas -measure -v")
 	}
-	const perSecond, clients = 100, 9
-	s := startServer(t)
-	for _, tt := range []struct {
-		name     string
-		replicas int
-		option   string
-	}{{"one replica", 1, ""}, {"nine with Redis", 9, s.option()}, {"nine without", 9, ""}} {
-		t.Run(tt.name, func(t *testing.T) {
-			sim := startSimulator(t, perSecond*60)
-			replicas := startReplicas(t, tt.replicas, fmt.Sprintf(`backend %s/quota/v1 {
-				name quota
-			}
-			backend %s/spare/v1 {
-				name spare
-				priority 2
-			}
-			%s`, sim.address, sim.address, tt.option))
-			if tt.option != "" {
-				inTouch(t, replicas)
-			}
-			targets := replicas
-			for len(targets) < clients {
-				targets = append(targets, replicas[0])
-			}
-			load := startLoad(targets, clients*time.Second/(2*perSecond), func() string { return "gpt-4o" })
-			time.Sleep(time.Minute)
-			load.stop()
-			got := status(t, sim)
-			t.Logf("%d requests, %d failed; served within the quota: %d; refused: %d, of them early: %d",
-				len(load.latencies), load.failed(), got.Admitted, got.Throttled.Requests, got.Early)
-			if load.failed() > 0 {
-				t.Error("requests failed")
-			}
-		})
+	for name, mode := range map[string]int32{"next door": passes, fmt.Sprintf("%v away", distance): isFar} {
+		t.Run(name, func(t *testing.T) { testQuota(t, mode) })
 	}
+}
+
+func testQuota(t *testing.T, mode int32) {
+	// The windows of the quota last a second.
+	const perSecond, clients, rounds, length = 100, 90, 6, 20 * time.Second
+	s := startServer(t)
+	settings := []*quotaSetting{{name: "one replica", n: 1}, {name: "nine with Redis", n: 9, option: s.option()}, {name: "nine without", n: 9}}
+	for _, set := range settings {
+		set.sim = startSimulator(t, perSecond*60)
+		near := newProxy(t, strings.TrimPrefix(set.sim.address, "http://"))
+		near.mode.Store(mode)
+		set.replicas = startReplicas(t, set.n, fmt.Sprintf(`backend http://%s/quota/v1 {
+			name quota
+		}
+		backend http://%[1]s/spare/v1 {
+			name spare
+			priority 2
+		}
+		%s`, near.Addr(), set.option))
+		if set.option != "" {
+			inTouch(t, set.replicas)
+		}
+	}
+	for range rounds { // in turn, so that all meet the same machine
+		for _, set := range settings {
+			load := startLoad(slices.Repeat(set.replicas, clients/set.n), clients*time.Second/(2*perSecond), func() string { return "gpt-4o" })
+			time.Sleep(length)
+			load.stop()
+			set.requests += len(load.latencies)
+			if n := load.failed(); n > 0 {
+				t.Errorf("%s: %d requests failed", set.name, n)
+			}
+		}
+	}
+	for _, set := range settings {
+		got, won := status(t, set.sim), 0.0
+		for _, r := range set.replicas {
+			won += max(0, r.metric(`caddy_openai_lb_state_claims_total{outcome="won"}`))
+		}
+		t.Logf("%s: %d requests; served %.3f of the quota; refused: %d, of them early: %d; claims of probes that were won: %v",
+			set.name, set.requests, float64(got.Admitted)/(perSecond*rounds*length.Seconds()), got.Throttled.Requests, got.Early, won)
+	}
+}
+
+// quotaSetting is some replicas and the deployment that they share.
+type quotaSetting struct {
+	name     string
+	n        int
+	option   string
+	sim      *replica
+	replicas []*replica
+	requests int
 }
 
 // TestRequestsCostTheSameWithRedis prints how much of a processor a request
@@ -92,10 +173,10 @@ func TestRequestsCostTheSameWithRedis(t *testing.T) {
 	if !*measure {
 		t.Skip("it takes minutes: go test -run TestRequestsCostTheSameWithRedis -measure -v")
 	}
-	const perSecond, clients, rounds = 2000, 50, 5
+	const perSecond, clients, rounds, length = 2000, 50, 5, 10 * time.Second
 	s := startServer(t)
 	sim := startSimulator(t, 1_000_000)
-	costs := make([][]float64, 2)
+	costs, requests := make([][]float64, 2), 0
 	var replicas []*replica
 	for _, option := range []string{"", s.option()} {
 		replicas = append(replicas, startReplica(t, fmt.Sprintf("backend %s/spare/v1\n%s", sim.address, option)))
@@ -104,15 +185,17 @@ func TestRequestsCostTheSameWithRedis(t *testing.T) {
 		for i, r := range replicas {
 			before := cpu(t, r)
 			load := startLoad(slices.Repeat([]*replica{r}, clients), clients*time.Second/perSecond, func() string { return "gpt-4o" })
-			time.Sleep(10 * time.Second)
+			time.Sleep(length)
 			load.stop()
+			requests += len(load.latencies)
 			costs[i] = append(costs[i], (cpu(t, r)-before)/float64(len(load.latencies))*1e6)
 		}
 	}
 	for i := range costs {
 		slices.Sort(costs[i])
 	}
-	t.Logf("µs of CPU per request: %.1f without, %.1f with Redis (medians of %v, %v)", costs[0][rounds/2], costs[1][rounds/2], costs[0], costs[1])
+	t.Logf("µs of CPU per request at %.0f a second: %.1f without, %.1f with Redis (medians of %.1f, %.1f)",
+		float64(requests)/(2*rounds*length.Seconds()), costs[0][rounds/2], costs[1][rounds/2], costs[0], costs[1])
 }
 
 // cpu is how many seconds of a processor the process has used.

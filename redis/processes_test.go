@@ -106,7 +106,8 @@ http://:%d {
 }`, dir, port, directives))
 	r := &replica{t: t, address: fmt.Sprintf("http://127.0.0.1:%d", port), process: exec.Command(os.Args[0])}
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
-	r.process.Env = append(os.Environ(), replicaVariable+"="+config, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	r.process.Env = append(os.Environ(), replicaVariable+"="+config, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir,
+		"GORACE=atexit_sleep_ms=0") // or else it takes a second to end
 	stderr, err := r.process.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -141,14 +142,19 @@ http://:%d {
 func (r *replica) readLogs(stderr io.Reader) {
 	lines := bufio.NewScanner(stderr)
 	for lines.Scan() {
-		var e struct{ Msg, Backend, Class, Error, Level string }
+		var e struct {
+			TS                         float64
+			Msg, Backend, Class, Error string
+		}
 		if json.Unmarshal(lines.Bytes(), &e) == nil {
 			r.mu.Lock()
-			r.logs = append(r.logs, logEntry{time.Now(), e.Msg, e.Backend, e.Class, e.Error})
+			r.logs = append(r.logs, logEntry{time.UnixMicro(int64(e.TS * 1e6)), e.Msg, e.Backend, e.Class, e.Error})
 			r.mu.Unlock()
 		}
-		if strings.Contains(lines.Text(), "s3cret") {
-			r.t.Errorf("the log shows a secret: %s", lines.Text())
+		for _, bad := range []string{"s3cret", "WARNING: DATA RACE", "panic: "} {
+			if strings.Contains(lines.Text(), bad) {
+				r.t.Errorf("a replica wrote: %s", lines.Text())
+			}
 		}
 	}
 }

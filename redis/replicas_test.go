@@ -56,52 +56,6 @@ func TestNeighboursDoNotCallABackendThatThrottlesOne(t *testing.T) {
 // pace is how often a replica gets a request, about.
 const pace = 50 * time.Millisecond
 
-// TestHowSoonNeighboursStop prints how long after the first 429 the last one
-// came, and how many there were, with Redis and without.
-func TestHowSoonNeighboursStop(t *testing.T) {
-	if !*measure {
-		t.Skip("it takes a minute: go test -run TestHowSoonNeighboursStop -measure -v")
-	}
-	const rounds = 100
-	s := startServer(t)
-	for _, tt := range []struct{ name, option string }{{"with Redis", s.option()}, {"without", ""}} {
-		a := newAccount(t)
-		replicas := startReplicas(t, 3, a.backends(rounds)+tt.option)
-		if tt.option != "" {
-			inTouch(t, replicas)
-		}
-		var stopped []time.Duration
-		var late []int
-		for round := range rounds {
-			name := fmt.Sprintf("r%d", round)
-			load := startLoad(replicas, pace, func() string { return name })
-			time.Sleep(100 * time.Millisecond)
-			a.throttle(name, true)
-			time.Sleep(300 * time.Millisecond)
-			load.stop()
-			if load.failed() > 0 {
-				t.Errorf("%d requests failed", load.failed())
-			}
-			refusals := a.refusals(name)
-			if len(refusals) == 0 {
-				t.Fatal("nobody called the backend")
-			}
-			stopped = append(stopped, refusals[len(refusals)-1].Sub(refusals[0]))
-			late = append(late, len(refusals)-1)
-		}
-		slices.Sort(stopped)
-		counts := make(map[int]int)
-		for _, n := range late {
-			counts[n]++
-		}
-		t.Logf("%s: neighbours stopped after %v (median), %v (p99); rounds by how many calls came early: %v",
-			tt.name, stopped[rounds/2], stopped[rounds*99/100], counts)
-		if n := replicas[0].metric("caddy_openai_lb_state_bench_delay_seconds_count"); n > 0 {
-			t.Logf("a bench took %.1f ms on average", replicas[0].metric("caddy_openai_lb_state_bench_delay_seconds_sum")/n*1000)
-		}
-	}
-}
-
 // load is clients that send requests to replicas, one each.
 type load struct {
 	done    chan struct{}
@@ -147,10 +101,9 @@ func (l *load) failed() int {
 	return l.failures
 }
 
-// p99 is what 99 of 100 requests took at most.
-func (l *load) p99() time.Duration {
+// taken is how long requests took until now.
+func (l *load) taken() []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	slices.Sort(l.latencies)
-	return l.latencies[len(l.latencies)*99/100]
+	return slices.Clone(l.latencies)
 }

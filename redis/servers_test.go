@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -26,35 +27,31 @@ type server struct {
 	process *exec.Cmd
 }
 
-// program returns the first of these that is installed, or skips the test.
-func program(t testing.TB, names ...string) string {
+// serverVariable names the server to test with, in place of those installed.
+const serverVariable = "OPENAI_LB_TEST_SERVER"
+
+// programs are the servers that are installed. Without any the test is skipped.
+func programs(t testing.TB) (paths []string) {
 	t.Helper()
+	names := []string{"redis-server", "valkey-server"}
+	if own := os.Getenv(serverVariable); own != "" {
+		names = []string{own}
+	}
 	for _, name := range names {
 		if path, err := exec.LookPath(name); err == nil {
-			return path
+			paths = append(paths, path)
 		}
 	}
-	t.Skipf("not tested: %s is not installed (Debian: apt-get install redis-server redis-sentinel)", strings.Join(names, " or "))
-	return ""
-}
-
-// programs are the servers that are installed, of those that there are.
-func programs(t *testing.T) (names []string) {
-	for _, name := range []string{"redis-server", "valkey-server"} {
-		if _, err := exec.LookPath(name); err == nil {
-			names = append(names, name)
-		}
+	if len(paths) == 0 {
+		t.Skipf("not tested: %s is not installed (Debian: apt-get install redis-server)", strings.Join(names, " or "))
 	}
-	if len(names) == 0 {
-		program(t, "redis-server", "valkey-server")
-	}
-	return names
+	return paths
 }
 
 // startServer runs a server with these options until the end of the test.
 func startServer(t testing.TB, args ...string) *server {
 	t.Helper()
-	return startProgram(t, program(t, "redis-server", "valkey-server"), args...)
+	return startProgram(t, programs(t)[0], args...)
 }
 
 func startProgram(t testing.TB, name string, args ...string) *server {
@@ -162,7 +159,6 @@ func startCluster(t *testing.T) []*server {
 // startSentinel runs a sentinel that watches a master called mymaster.
 func startSentinel(t testing.TB, master *server, options ...string) *server {
 	t.Helper()
-	name := program(t, "redis-sentinel", "valkey-sentinel")
 	host, port, _ := net.SplitHostPort(master.address)
 	own := fmt.Sprint(lbtest.FreePort(t))
 	config := filepath.Join(t.TempDir(), "sentinel.conf")
@@ -172,7 +168,7 @@ sentinel monitor mymaster %s %s 1
 sentinel down-after-milliseconds mymaster 1000
 sentinel failover-timeout mymaster 5000
 %s`, own, host, port, strings.Join(options, "\n")))
-	s := &server{t: t, name: name, args: []string{config}, address: "127.0.0.1:" + own}
+	s := &server{t: t, name: programs(t)[0], args: []string{config, "--sentinel"}, address: "127.0.0.1:" + own}
 	s.start()
 	t.Cleanup(s.kill)
 	return s
