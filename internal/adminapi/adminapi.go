@@ -43,12 +43,14 @@ func (API) CaddyModule() caddy.ModuleInfo {
 // backendsPath lists the backends. Below it are their orders.
 const backendsPath = "/openai_lb/backends"
 
+const replicasPath = "/openai_lb/replicas"
+
 // Routes implements caddy.AdminRouter.
 func (a API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
-		{Pattern: "/openai_lb/replicas", Handler: caddy.AdminHandlerFunc(a.replicas)},
+		{Pattern: replicasPath, Handler: caddy.AdminHandlerFunc(a.replicas)},
 	}
 }
 

@@ -18,17 +18,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset",
+		Usage: "status|drain|resume|reset|replicas",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows how the backends of the running Caddy's load balancers are, takes one out
 of use, puts it back, or ends its benches. What a drain began outlives a reload
-of the configuration, and ends with the process.
+of the configuration, and ends with the process. With the option state it holds
+for all replicas, also for those that start later. Shows those replicas, too.
 
 It asks Caddy's admin API, at the --address if that is given. Otherwise the
 address is taken from the --config file, or else it is Caddy's default.
@@ -47,6 +49,7 @@ func addCommands(parent *cobra.Command) {
 	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
+		newCommand("replicas", "Shows the replicas that share what they know, and when each was last heard", cobra.NoArgs),
 		newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other one is left", cobra.ExactArgs(1)),
 		newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1)),
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
@@ -64,11 +67,15 @@ func newCommand(use, short string, args cobra.PositionalArgs) *cobra.Command {
 	return command
 }
 
-// ask asks the admin API for the status, or gives it an order, and prints the
-// backends that it answers with.
+// ask asks the admin API for the status, or gives it an order, and prints what
+// it answers with.
 func ask(what string, flags caddycmd.Flags, to io.Writer) error {
-	method, uri := http.MethodGet, backendsPath
-	if what != "status" {
+	method, uri, show := http.MethodGet, backendsPath, showBackends
+	switch what {
+	case "status":
+	case "replicas":
+		uri, show = replicasPath, showReplicas
+	default:
 		method, uri = http.MethodPost, backendsPath+"/"+escape(flags.Arg(0))+"/"+what
 	}
 	if flags.Changed("pool") {
@@ -94,11 +101,40 @@ func escape(name string) string {
 	return url.PathEscape(name)
 }
 
-// show prints backends as a table.
-func show(to io.Writer, answer io.Reader) error {
-	var backends []overview.Backend
-	if err := json.NewDecoder(answer).Decode(&backends); err != nil {
+// decode reads an answer of the admin API.
+func decode(answer io.Reader, into any) error {
+	if err := json.NewDecoder(answer).Decode(into); err != nil {
 		return fmt.Errorf("the admin API's answer cannot be read: %w", err)
+	}
+	return nil
+}
+
+// showReplicas prints replicas as a table.
+func showReplicas(to io.Writer, answer io.Reader) error {
+	var statuses []replicas.Status
+	if err := decode(answer, &statuses); err != nil {
+		return err
+	}
+	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "HOST\tID\tSINCE\tHEARD")
+	for _, s := range statuses {
+		if !s.InTouch {
+			fmt.Fprintf(table, "out of touch: %d messages wait\n", s.Queue)
+		}
+		for _, p := range s.Peers {
+			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, moment(p.Since), moment(p.Heard)}, "\t"))
+		}
+	}
+	return table.Flush()
+}
+
+func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// showBackends prints backends as a table.
+func showBackends(to io.Writer, answer io.Reader) error {
+	var backends []overview.Backend
+	if err := decode(answer, &backends); err != nil {
+		return err
 	}
 	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "POOL\tNAME\tPRIORITY\tWEIGHT\tSTATE\tCLASS\tMODEL\tREMAINING\tIN FLIGHT\tREQUESTS\tFAILURES")

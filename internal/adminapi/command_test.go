@@ -7,7 +7,7 @@ import (
 
 func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	var out strings.Builder
-	err := show(&out, strings.NewReader(`[
+	err := showBackends(&out, strings.NewReader(`[
 		{"pool": "p", "name": "a", "priority": 1, "weight": 3, "state": "benched", "class": "throttled", "model": "\u001b[2Jgpt\n4o\u202e",
 			"remaining_ms": 61250, "in_flight": 2, "requests": 7, "failures": 1, "healthy": true},
 		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "available", "healthy": false}
@@ -18,7 +18,7 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
-	if err := show(&out, strings.NewReader(`{"error": "no"}`)); err == nil {
+	if err := showBackends(&out, strings.NewReader(`{"error": "no"}`)); err == nil {
 		t.Error("an answer that is no list of backends is not noticed")
 	}
 }
@@ -28,5 +28,23 @@ func TestANameIsOneSegmentOfAPath(t *testing.T) {
 		if got := escape(name); got != want {
 			t.Errorf("%s became %s, want %s", name, got, want)
 		}
+	}
+}
+
+func TestReplicasAreATable(t *testing.T) {
+	var out strings.Builder
+	err := showReplicas(&out, strings.NewReader(`[
+		{"in_touch": true, "queue": 0, "replicas": [
+			{"id": "0f", "host": "pod\u001b-1", "since": "2026-01-02T03:04:05.6Z", "heard": "2026-01-02T05:04:05+01:00"},
+			{"id": "1f", "host": "pod-2", "since": "2026-01-02T03:04:06Z", "heard": "2026-01-02T04:04:04Z"}
+		]},
+		{"in_touch": false, "queue": 7, "replicas": []}
+	]`))
+	want := "HOST    ID  SINCE                 HEARD\n" +
+		"pod�-1  0f  2026-01-02T03:04:05Z  2026-01-02T04:04:05Z\n" +
+		"pod-2   1f  2026-01-02T03:04:06Z  2026-01-02T04:04:04Z\n" +
+		"out of touch: 7 messages wait\n"
+	if err != nil || out.String() != want {
+		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
 }

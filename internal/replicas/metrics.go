@@ -2,6 +2,9 @@ package replicas
 
 import (
 	"errors"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -71,7 +74,7 @@ func Statuses() []Status {
 	runningMu.Lock()
 	defer runningMu.Unlock()
 	statuses := make([]Status, 0, len(running))
-	for r := range running {
+	for _, r := range slices.SortedFunc(maps.Keys(running), func(a, b *Replica) int { return strings.Compare(a.id, b.id) }) {
 		statuses = append(statuses, Status{InTouch: r.touch.is(), Queue: r.queue.len(), Peers: r.Peers(time.Now())})
 	}
 	return statuses

@@ -14,6 +14,7 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -21,6 +22,7 @@ import (
 	mathrand "math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -282,7 +284,7 @@ func (r *Replica) Peers(now time.Time) []Peer {
 		}
 		peers = append(peers, p)
 	}
-	slices.SortFunc(peers, func(a, b Peer) int { return a.Since.Compare(b.Since) })
+	slices.SortFunc(peers, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
 	return peers
 }
 

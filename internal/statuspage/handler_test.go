@@ -16,10 +16,13 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 )
 
 // usePool puts a pool into use until the test ends.
@@ -138,6 +141,45 @@ func TestThePageIsReadOnly(t *testing.T) {
 			t.Errorf("HEAD %s: got %v, %v, %q", target, err, got.Header(), got.Body)
 		}
 	}
+}
+
+func TestThePageShowsWhoShares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		usePool(t, "p", "a")
+		hub := statetest.NewHub()
+		for range 3 {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				replicas.New(hub.Store(), zap.NewNop()).Run(ctx)
+				close(done)
+			}()
+			t.Cleanup(func() { cancel(); <-done })
+		}
+		h, _ := newHandler(t, 1)
+		shows := func(want string) {
+			t.Helper()
+			got, err := ask(t, h, http.MethodGet, "/status")
+			if err != nil || !strings.Contains(got.Body.String(), want) {
+				t.Errorf("got %v and no %s in\n%s", err, want, got.Body)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		shows("3 replicas share what they know, this one included.")
+		shows("since 1 Jan 00:00:00")
+		w := watch(t, h)
+		w.heard(t)
+		time.Sleep(9500 * time.Millisecond)
+		if kinds, _ := w.heard(t); len(kinds) > 0 {
+			t.Errorf("while nothing happens but heartbeats, a watcher heard %q", kinds)
+		}
+		w.leave()
+		<-w.over
+		hub.Fail(errors.New("down"))
+		time.Sleep(5 * time.Second)
+		shows("Out of touch: this one goes on by itself.")
+		shows("last heard 00:00:1")
+	})
 }
 
 // watcher is a browser that watches the page.

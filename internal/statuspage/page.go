@@ -20,7 +20,7 @@ var files embed.FS
 // the Content-Security-Policy has the digests.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"clock":  func(t time.Time) string { return t.UTC().Format("15:04:05") },
-	"iso":    func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+	"day":    func(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05") },
 	"millis": func(t time.Time) int64 { return t.UnixMilli() },
 	"title":  func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
 	"words":  func(s string) string { return strings.ReplaceAll(s, "_", " ") },

@@ -8,8 +8,15 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 )
+
+// stateView is what the page shows.
+type stateView struct {
+	Pools  []poolView
+	Shares []shareView
+}
 
 // poolView is what the page shows of a pool.
 type poolView struct {
@@ -57,7 +64,7 @@ func renderState(now time.Time) ([]byte, error) {
 		pools = append(pools, viewOf(p, spans, now))
 	}
 	var fragment bytes.Buffer
-	err := templates.ExecuteTemplate(&fragment, "state", pools)
+	err := templates.ExecuteTemplate(&fragment, "state", stateView{pools, sharesOf(replicas.Statuses(), now)})
 	return fragment.Bytes(), err
 }
 
