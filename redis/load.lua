@@ -1,15 +1,19 @@
--- Returns the fields of the hash KEYS[1] that have not ended: field, time that
--- is left in milliseconds (0: forever) and message of each.
+-- Returns of each hash in KEYS the fields that have not ended: field, time that is
+-- left in milliseconds (0: forever) and message of each.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local all, alive = redis.call('HGETALL', KEYS[1]), {}
-for i = 1, #all, 2 do
-	local e, n, from = string.match(all[i + 1], '^(%d+) %d (%d+) ()')
-	local ends = tonumber(e or 1)
-	if ends == 0 or ends > now then
-		alive[#alive + 1] = all[i]
-		alive[#alive + 1] = string.format('%.0f', ends == 0 and 0 or ends - now)
-		alive[#alive + 1] = string.sub(all[i + 1], from + n)
+local groups = {}
+for g, key in ipairs(KEYS) do
+	local all, alive = redis.call('HGETALL', key), {}
+	for i = 1, #all, 2 do
+		local e, n, from = string.match(all[i + 1], '^(%d+) %d (%d+) ()')
+		local ends = tonumber(e or 1)
+		if ends == 0 or ends > now then
+			alive[#alive + 1] = all[i]
+			alive[#alive + 1] = string.format('%.0f', ends == 0 and 0 or ends - now)
+			alive[#alive + 1] = string.sub(all[i + 1], from + n)
+		end
 	end
+	groups[g] = alive
 end
-return alive
+return groups

@@ -227,7 +227,11 @@ func (e *Engine) Open() (state.Store, error) {
 	if s.TLS {
 		options.TLSConfig = &tls.Config{ServerName: s.ServerName, RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
-	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix, id: rand.Text()}, nil
+	atOnce := 100
+	if s.Cluster {
+		atOnce = 1 // each group is where its key belongs
+	}
+	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix, id: rand.Text(), atOnce: atOnce}, nil
 }
 
 // Interface guards

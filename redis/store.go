@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +25,8 @@ type store struct {
 	prefix string
 	// id tells who has claimed a name.
 	id string
+	// atOnce is how many groups one command loads.
+	atOnce int
 }
 
 // The scripts are sent as they are: the server knows them again by their text,
@@ -65,28 +68,50 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 // Load implements state.Store.
 func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, err error) {
 	pipe := s.client.Pipeline()
-	replies := make([]*client.Cmd, len(groups))
-	for i, group := range groups {
-		replies[i] = pipe.Eval(ctx, loadScript, []string{s.key(group)})
+	var replies []*client.Cmd
+	for some := range slices.Chunk(groups, s.atOnce) {
+		keys := make([]string, len(some))
+		for i, group := range some {
+			keys[i] = s.key(group)
+		}
+		replies = append(replies, pipe.Eval(ctx, loadScript, keys))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}
-	for i, group := range groups {
-		values, err := replies[i].StringSlice()
+	for i, reply := range replies {
+		lists, err := reply.Slice()
+		some := groups[i*s.atOnce:]
 		if err != nil {
 			return nil, err
 		}
-		if len(values)%3 != 0 {
-			return nil, fmt.Errorf("a group has %d values", len(values))
+		if len(lists) > len(some) {
+			return nil, fmt.Errorf("there are %d groups, want %d", len(lists), len(some))
 		}
-		for ; len(values) > 0; values = values[3:] {
-			left, err := strconv.ParseInt(values[1], 10, 64)
-			if err != nil {
+		for j, list := range lists {
+			if kept, err = appendKept(kept, some[j], list); err != nil {
 				return nil, err
 			}
-			kept = append(kept, state.Kept{Group: group, Key: values[0], TTL: time.Duration(left) * time.Millisecond, Message: []byte(values[2])})
 		}
+	}
+	return kept, nil
+}
+
+// appendKept reads what is kept of a group.
+func appendKept(kept []state.Kept, group string, list any) ([]state.Kept, error) {
+	values, ok := list.([]any)
+	if !ok || len(values)%3 != 0 {
+		return nil, fmt.Errorf("a group has %d values", len(values))
+	}
+	for record := range slices.Chunk(values, 3) {
+		key, isKey := record[0].(string)
+		ttl, isTTL := record[1].(string)
+		message, isMessage := record[2].(string)
+		left, err := strconv.ParseInt(ttl, 10, 64)
+		if !isKey || !isTTL || !isMessage || err != nil {
+			return nil, errors.New("a record is not one of ours")
+		}
+		kept = append(kept, state.Kept{Group: group, Key: key, TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
 	}
 	return kept, nil
 }
