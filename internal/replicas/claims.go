@@ -21,7 +21,9 @@ const (
 type claims struct {
 	mu  sync.Mutex
 	due map[recordKey]pool.Bench
-	// changed tells that there is a new one.
+	// first is when the first of them ends, as next has seen it.
+	first time.Time
+	// changed tells that there is one that ends before that.
 	changed chan struct{}
 }
 
@@ -37,7 +39,11 @@ func (c *claims) plan(backend string, b pool.Bench) {
 	if len(c.due) < maxEnded {
 		c.due[recordKey{backend, benchOf(b, b.Since).key()}] = b
 	}
+	later := !b.Until.Before(c.first)
 	c.mu.Unlock()
+	if later {
+		return
+	}
 	select {
 	case c.changed <- struct{}{}:
 	default:
@@ -59,10 +65,10 @@ func (c *claims) next(now time.Time) (backend string, b pool.Bench, wait time.Du
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var first recordKey
-	wait = maxLength
+	wait, c.first = maxLength, now.Add(maxLength)
 	for key, bench := range c.due {
 		if until := bench.Until.Add(-lead).Sub(now); until < wait {
-			first, b, wait = key, bench, until
+			first, b, wait, c.first = key, bench, until, bench.Until
 		}
 	}
 	if wait <= 0 {

@@ -294,6 +294,10 @@ func TestReplicasThatAreRefusedAtOnceSendOneProbe(t *testing.T) {
 
 func TestOneReplicaSendsTheProbe(t *testing.T) {
 	share(t, 5, func(w *world) {
+		longer := throttle(time.Minute)
+		longer.Model = "other"
+		w.at(0, "a").Bench(longer, time.Now())
+		time.Sleep(time.Second)
 		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())
 		time.Sleep(20 * time.Second)
 		if n := w.picks("a"); n != 1 {
