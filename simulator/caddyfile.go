@@ -53,6 +53,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //
 //	    fault               <action> [<every>] # repeatable
 //	    allow_fault_header
+//	    early_grace         <duration>
 //	    status_path         <path>
 //	}
 //
@@ -84,6 +85,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 		"fault":              directive.Args("an action and, optionally, a number", 1, 2, h.addFault).Repeatable(),
 		"allow_fault_header": directive.Flag(&h.AllowFaultHeader),
+		"early_grace":        directive.DurationOrZero(&h.EarlyGrace),
 		"status_path":        directive.String(&h.StatusPath),
 	})
 }

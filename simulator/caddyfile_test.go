@@ -32,13 +32,14 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 				fault               status:503:30 10
 				fault               sse_error_first:too_many_requests:no_capacity
 				allow_fault_header
+				early_grace         10ms
 				status_path         /status
 			}`,
 			`{"name":"eus","api_key":["{env.KEY_1}","{file./run/key}","plain"],"deployments":["gpt-4o","text-embedding-3-small"],"region":"East US",` +
 				`"requests_per_minute":180,"request_window":1000000000,"tokens_per_minute":30000,"hints":"azure_day","error_body":"mistral_flat",` +
 				`"first_token_latency":300000000,"token_latency":20000000,"output_tokens":100,` +
 				`"fault":[{"action":"status:503:30","every":10},{"action":"sse_error_first:too_many_requests:no_capacity"}],` +
-				`"allow_fault_header":true,"status_path":"/status"}`,
+				`"allow_fault_header":true,"early_grace":10000000,"status_path":"/status"}`,
 		},
 		"provisioned": {
 			`openai_simulator {

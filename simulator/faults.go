@@ -212,7 +212,9 @@ func (x *exchange) throttleEarly() *reply {
 	if x.route.deployment != "" && x.h.serves(x.route.deployment) {
 		x.limiter = x.h.state.limiter(x.route.deployment)
 	}
-	x.promise(earlyWait)
+	if !x.h.rules.unnamed {
+		x.promise(earlyWait)
+	}
 	return x.throttle(refusal{limitRequests, earlyWait})
 }
 

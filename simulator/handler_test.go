@@ -310,6 +310,7 @@ func TestAConfigThatCannotBeSimulatedIsRefused(t *testing.T) {
 		"ptu replaces requests_per_minute and tokens_per_minute":    {PTU: 1, TokensPerMinute: 1},
 		"requests_per_minute must not be negative, got -1":          {RequestsPerMinute: -1},
 		"token_latency must not be negative":                        {TokenLatency: -1},
+		"early_grace must not be negative":                          {EarlyGrace: -1},
 		"request_window '1ns' is not 1s or 10s":                     {RequestWindow: 1},
 		"output_ratio must be from 0.000001 to 1000000, got 1e+300": {OutputRatio: 1e300},
 		"bucket_seconds must be from 0.000001 to 1000000, got -1":   {BucketSeconds: -1},

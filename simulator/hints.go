@@ -3,6 +3,7 @@ package simulator
 import (
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -26,6 +27,18 @@ const (
 var hintStyles = []string{
 	hintsMS, hintsBoth, hintsSeconds, hintsNone, hintsNeg1, hintsDay,
 	hintsDate, hintsOpenAI, hintsGarbage, hintsNegative, hintsZero,
+}
+
+// namesWait reports whether a 429 says for how long its caller is to stay away.
+// A wait of 0 says that it need not.
+func (h *Handler) namesWait() bool {
+	switch h.Hints {
+	case hintsZero:
+		return false
+	case hintsNeg1, hintsGarbage, hintsNegative:
+		return slices.Contains([]string{bodyAzureClassic, bodyAzureNew, bodyOpenAITokens}, h.ErrorBody)
+	}
+	return true
 }
 
 // setLimitHeaders writes how much of each limit is left. Azure sends these

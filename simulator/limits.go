@@ -34,6 +34,9 @@ type rules struct {
 	drain       float64 // what a provisioned deployment works off, in input tokens a second
 	capacity    float64 // what its bucket holds before it refuses
 	outputRatio float64 // input tokens that one output token weighs
+
+	unnamed bool          // a 429 does not say for how long, or says 0
+	grace   time.Duration // how long after a 429 a request may still have been under way
 }
 
 // requestsPerWindow spreads the request limit over its windows: 600 a minute
@@ -88,7 +91,7 @@ func (l *limiter) admit(now time.Time, c cost) (refusal, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r, ok := l.charge(now, c)
-	if !ok {
+	if !ok && !l.unnamed {
 		l.promise(now, r.wait)
 	}
 	return r, ok
@@ -163,11 +166,11 @@ func (l *limiter) promise(now time.Time, wait time.Duration) {
 }
 
 // early reports whether a request arrived before the time that was promised. A
-// request that arrived before the promise was made is not early.
+// request that may have been under way when the promise was made is not early.
 func (l *limiter) early(arrived time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !arrived.Before(l.promised) && arrived.Before(l.opens)
+	return !arrived.Before(l.promised.Add(l.grace)) && arrived.Before(l.opens)
 }
 
 // meter is one dimension of the `x-ratelimit-*` headers.

@@ -218,6 +218,43 @@ func TestARequestIsEarlyUntilThePromisedTime(t *testing.T) {
 	}
 }
 
+func TestARequestThatMayHaveBeenUnderWayIsNotEarly(t *testing.T) {
+	l := &limiter{rules: rules{grace: 10 * time.Millisecond}}
+	l.promise(start, 7*time.Second)
+	l.promise(start.Add(time.Second), 6*time.Second) // whoever is refused again knows of the first one
+	for at, want := range map[time.Duration]bool{
+		10*time.Millisecond - 1:             false,
+		10 * time.Millisecond:               true,
+		time.Second + 5*time.Millisecond:    true,
+		7*time.Second - 10*time.Millisecond: true,
+		7 * time.Second:                     false,
+	} {
+		if got := l.early(start.Add(at)); got != want {
+			t.Errorf("arrived %s after the 429: got %t, want %t", at, got, want)
+		}
+	}
+}
+
+func TestOnlyWhoIsToldToStayAwayCanComeEarly(t *testing.T) {
+	for _, c := range []struct {
+		hints, body string
+		want        int64
+	}{
+		{"azure_both", "empty", 1}, {"azure_none", "empty", 1}, {"azure_day", "empty", 1},
+		{"azure_neg1", "azure_classic", 1}, {"garbage", "azure_new", 1}, {"negative", "openai_tokens", 1}, // which their text tells
+		{"azure_neg1", "string_error", 0}, {"garbage", "html", 0}, {"negative", "azure_ptu", 0},
+		{"zero", "azure_classic", 0},
+	} {
+		srv := listen(t, &Handler{RequestsPerMinute: 6, Hints: c.hints, ErrorBody: c.body})
+		for range 3 {
+			call(t, srv, "POST", chatPath, chatBody)
+		}
+		if got := status(t, srv); got.Early != c.want || got.Throttled.Requests != 2 {
+			t.Errorf("%s, %s: got %d early of %d, want %d", c.hints, c.body, got.Early, got.Throttled.Requests, c.want)
+		}
+	}
+}
+
 func TestAHugeMaxTokensDoesNotOverflow(t *testing.T) {
 	huge := int64(math.MaxInt64)
 	c := request{MaxTokens: &huge, Input: "prompt"}.cost(opChat)

@@ -128,6 +128,10 @@ type Handler struct {
 	// `X-Simulator-Fault: <action>`. Default: `false`
 	AllowFaultHeader bool `json:"allow_fault_header,omitempty"`
 
+	// EarlyGrace is how long after a 429 a request is not counted as an early
+	// one: its sender may not have known of the 429. Default: `0`
+	EarlyGrace caddy.Duration `json:"early_grace,omitempty"`
+
 	// StatusPath is where `GET` shows the counters and the latest requests, and
 	// `DELETE` or `POST` resets counters and limits. It needs no key.
 	// Default: `/_simulator/status`
@@ -186,6 +190,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		drain:             drain,
 		capacity:          drain * h.BucketSeconds,
 		outputRatio:       h.OutputRatio,
+		unnamed:           !h.namesWait(),
+		grace:             time.Duration(h.EarlyGrace),
 	}
 	h.state = newState(h.rules)
 	return nil
@@ -229,6 +235,7 @@ func (h *Handler) Validate() error {
 		{"token_latency", float64(h.TokenLatency)},
 		{"output_tokens", float64(h.OutputTokens)},
 		{"prompt_cache", float64(h.PromptCache)},
+		{"early_grace", float64(h.EarlyGrace)},
 	} {
 		if option.value < 0 {
 			return fmt.Errorf("%s must not be negative, got %v", option.name, option.value)

@@ -31,9 +31,10 @@ type Status struct {
 	Unauthorized int64     `json:"unauthorized"` // without a valid key
 	Cancelled    int64     `json:"cancelled"`    // the client left before the end
 	InFlight     int64     `json:"in_flight"`
-	// Early counts requests that came before the wait of an earlier 429 of
-	// their deployment was over, whatever the style of its hints. A request
-	// that was under way when the 429 was sent is not early.
+	// Early counts requests that came before the wait was over that an earlier
+	// 429 of their deployment named. One that names more than its limit asks
+	// for counts as if it named that. A request is not early that arrived
+	// before the 429 was sent, or less than early_grace after that.
 	Early  int64  `json:"early"`
 	Tokens Tokens `json:"tokens"`
 	// Utilization is that of the fullest provisioned deployment, in percent.
