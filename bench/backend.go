@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net"
@@ -42,8 +43,11 @@ type behaviour struct {
 // observed is what the backends saw since they were told how to behave.
 type observed struct {
 	Calls int64
-	// Gaps are the times from a refusal until the next request came, which is
-	// the same one if clients send one at a time.
+	// Model is the one that the latest request named.
+	Model string
+	// Gaps are the times from the sending of a refusal until the next request
+	// came to another backend, which is the same one if clients send one at a
+	// time.
 	Gaps []time.Duration
 }
 
@@ -53,8 +57,12 @@ type backends struct {
 	behaviour atomic.Pointer[behaviour]
 	calls     atomic.Int64
 
+	// model is the one that the latest request named, if that is all before its prompt.
+	model atomic.Pointer[string]
+
 	mu      sync.Mutex
-	refused time.Time
+	refused time.Time // when the latest refusal was sent that no other backend has made up for
+	refuser int
 	gaps    []time.Duration
 }
 
@@ -94,14 +102,14 @@ func serveBackends(control string, port string, hosts []string) error {
 
 func (b *backends) answer(n int, w http.ResponseWriter, r *http.Request) {
 	arrived := time.Now()
-	_, _ = io.Copy(io.Discard, r.Body)
+	b.read(r.Body)
 	b.calls.Add(1)
 	does := b.behaviour.Load()
 	if does.Refusing > 0 {
-		b.came(arrived)
+		b.came(n, arrived)
 	}
 	if n < does.Refusing {
-		b.refuse(w, does.Refusal)
+		b.refuse(n, w, does.Refusal)
 		return
 	}
 	if does.Reply == replyChat {
@@ -126,7 +134,21 @@ func (b *backends) answer(n int, w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(streamEnd)
 }
 
-func (b *backends) refuse(w http.ResponseWriter, how string) {
+// read reads a body, of which it keeps no more than the model.
+func (b *backends) read(body io.Reader) {
+	var beginning [64]byte
+	n, _ := io.ReadFull(body, beginning[:])
+	_, _ = io.Copy(io.Discard, body)
+	var name []byte
+	if rest, ok := bytes.CutPrefix(beginning[:n], []byte(`{"model":"`)); ok {
+		name, _, _ = bytes.Cut(rest, []byte(`"`))
+	}
+	if known := b.model.Load(); known == nil || *known != string(name) {
+		b.model.Store(new(string(name)))
+	}
+}
+
+func (b *backends) refuse(n int, w http.ResponseWriter, how string) {
 	body := tooLarge
 	if how == refuseThrottle {
 		body = throttled
@@ -136,19 +158,21 @@ func (b *backends) refuse(w http.ResponseWriter, how string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusTooManyRequests)
 	_, _ = w.Write(body)
-	_ = http.NewResponseController(w).Flush()
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.refused = time.Now()
+	b.refused, b.refuser = time.Now(), n
+	b.mu.Unlock()
+	_ = http.NewResponseController(w).Flush() // this sends it
 }
 
-func (b *backends) came(arrived time.Time) {
+// came takes in that the n-th backend has a request. If it is the one that
+// refused the last, nobody went on.
+func (b *backends) came(n int, arrived time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.refused.IsZero() {
-		b.gaps = append(b.gaps, max(0, arrived.Sub(b.refused)))
-		b.refused = time.Time{}
+	if !b.refused.IsZero() && n != b.refuser {
+		b.gaps = append(b.gaps, arrived.Sub(b.refused))
 	}
+	b.refused = time.Time{}
 }
 
 // control takes a behaviour, or tells what was observed.
@@ -156,7 +180,11 @@ func (b *backends) control(w http.ResponseWriter, r *http.Request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r.Method == http.MethodGet {
-		_ = json.NewEncoder(w).Encode(observed{b.calls.Load(), b.gaps})
+		saw := observed{Calls: b.calls.Load(), Gaps: b.gaps}
+		if model := b.model.Load(); model != nil {
+			saw.Model = *model
+		}
+		_ = json.NewEncoder(w).Encode(saw)
 		return
 	}
 	does := new(behaviour)

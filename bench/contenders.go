@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/template"
 )
 
@@ -23,6 +22,8 @@ const (
 	backendKey = "backend-key"
 	clientKey  = "sk-client-key"
 	model      = "gpt-4o"
+	// renamedModel is what backends call it where its name is to be replaced.
+	renamedModel = "gpt-4o-eastus2-large"
 )
 
 // contender is something that people put between clients and deployments.
@@ -157,11 +158,12 @@ func caddyEnv(s setup) []string {
 type setup struct {
 	Dir                 string // for its files
 	Address, TLSAddress string // where it listens
+	RenamingAddress     string // where openai_lb listens and renames the model
 	Admin               string // where a Go program tells of itself
 	Cert, CertKey       string
 	Key                 string // what the backends ask for
 	ClientKey           string
-	Model               string
+	Model, Renamed      string // of the model
 	Backends            []upstream
 	// Cooldown is for how many seconds it leaves a backend alone that does not
 	// say for how long: what the operator of these backends would choose. With
@@ -231,7 +233,8 @@ type running struct {
 func (c contender) run(t tools, s setup) (*running, error) {
 	s.Dir = filepath.Join(t.dir, c.name)
 	s.Address, s.TLSAddress = fmt.Sprintf("127.0.0.1:%d", freePort()), fmt.Sprintf("127.0.0.1:%d", freePort())
-	s.Key, s.ClientKey, s.Model = backendKey, clientKey, model
+	s.RenamingAddress = fmt.Sprintf("127.0.0.1:%d", freePort())
+	s.Key, s.ClientKey, s.Model, s.Renamed = backendKey, clientKey, model, renamedModel
 	s.Cert, s.CertKey = t.cert, t.cert+".key"
 	if c.isGo {
 		s.Admin = fmt.Sprintf("127.0.0.1:%d", freePort())
@@ -295,21 +298,17 @@ func (c contender) configure(s setup) error {
 
 // runAll starts contenders at the same time, each with its own setup, and says
 // which of them do not start.
-func runAll(t tools, which []contender, setupOf func(n int) setup) (all []*running) {
-	started := make([]*running, len(which))
-	done := make(chan struct{})
+func (b *bench) runAll(which []contender, setupOf func(n int) setup) (all []*running) {
+	started, errs := make([]*running, len(which)), make([]error, len(which))
+	var done sync.WaitGroup
 	for n, c := range which {
-		go func() {
-			r, err := c.run(t, setupOf(n))
-			if err != nil {
-				fmt.Printf("%s is left out: %s\n", c.name, err)
-			}
-			started[n] = r
-			done <- struct{}{}
-		}()
+		done.Go(func() { started[n], errs[n] = c.run(b.tools, setupOf(n)) })
 	}
-	for range which {
-		<-done
+	done.Wait()
+	for n, err := range errs {
+		if err != nil {
+			b.problem("%s is left out: %s", which[n].name, err)
+		}
 	}
 	return slices.DeleteFunc(started, func(r *running) bool { return r == nil })
 }
@@ -318,79 +317,4 @@ func stopAll(all []*running) {
 	for _, r := range all {
 		r.stop()
 	}
-}
-
-// tools are what this command builds, and where the rest is installed.
-type tools struct {
-	self     string // this command
-	caddy    string // Caddy with the module and the simulator
-	httputil string
-	cert     string // a certificate, and its key beside it
-	dir      string // scratch
-	cache    string // what npm and pip install
-}
-
-// build makes what is made of the code here. The command runs in bench/.
-func build(dir string) (t tools, err error) {
-	t = tools{self: dir + "/bin/bench", caddy: dir + "/bin/caddy", httputil: dir + "/bin/httputil", cert: dir + "/cert.pem", dir: dir}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return t, err
-	}
-	t.cache = filepath.Join(cache, "openai-lb-bench")
-	for _, b := range []struct{ in, what, to string }{{"..", "./cmd/caddy", t.caddy}, {".", "./contenders/httputil", t.httputil}, {".", ".", t.self}} {
-		command := exec.Command("go", "build", "-o", b.to, b.what)
-		command.Dir = b.in
-		if out, err := command.CombinedOutput(); err != nil {
-			return t, fmt.Errorf("go build %s: %w\n%s", b.what, err, out)
-		}
-	}
-	return t, writeCertificate(t.cert)
-}
-
-// install has npm or pip install into the cache what is not there yet, and
-// reads the version of it from a file.
-func (t tools) install(name, file, pattern string, argv ...string) (version string, err error) {
-	dir := filepath.Join(t.cache, name)
-	if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
-		fmt.Printf("installing %s into %s\n", name, dir)
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", err
-		}
-		command := exec.Command(argv[0], argv[1:]...)
-		command.Dir = dir
-		if out, err := command.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
-		}
-	}
-	return output(pattern, "cat", filepath.Join(dir, file))
-}
-
-// installPython does so with a virtual environment.
-func (t tools) installPython(name, module string, packages ...string) (version string, err error) {
-	dir := filepath.Join(t.cache, name)
-	if _, err := t.install(name, "bin/pip", "", "python3", "-m", "venv", dir); err != nil {
-		return "", err
-	}
-	found := []string{dir + "/bin/python", "-c", "import importlib.metadata as m; print(m.version('" + module + "'))"}
-	if version, err := output(`(\S+)`, found...); err == nil {
-		return version, nil
-	}
-	fmt.Printf("installing %s into %s\n", name, dir)
-	if out, err := exec.Command(dir+"/bin/pip", append([]string{"install", "-q"}, packages...)...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("pip install %s: %w\n%s", strings.Join(packages, " "), err, out)
-	}
-	return output(`(\S+)`, found...)
-}
-
-// output is what a pattern finds in the output of a command.
-func output(pattern string, argv ...string) (string, error) {
-	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
-	}
-	if found := regexp.MustCompile(pattern).FindSubmatch(out); len(found) > 1 {
-		return string(found[1]), nil
-	}
-	return "", nil
 }

@@ -18,13 +18,16 @@ type costScenario struct {
 	prompt int // characters
 	events int // of a stream; 0: a whole reply of 1 KB
 	tls    bool
+	// renames says that openai_lb has another name for the model, which it has
+	// to find and to replace. The others send what they get.
+	renames bool
 }
 
 var costScenarios = []costScenario{
 	{name: "chat, prompt of 0.3 KB", prompt: 300},
 	{name: "chat, prompt of 2 KB", prompt: 2_000},
 	{name: "chat, prompt of 8 KB", prompt: 8_000},
-	{name: "chat, prompt of 200 KB", prompt: 200_000},
+	{name: "chat, prompt of 200 KB", prompt: 200_000, renames: true},
 	{name: "stream of 50 events", prompt: 2_000, events: 50},
 	{name: "stream of 200 events", prompt: 2_000, events: 200},
 	{name: "chat over TLS, prompt of 2 KB", prompt: 2_000, tls: true},
@@ -32,8 +35,10 @@ var costScenarios = []costScenario{
 
 const clients = 32
 
+const cpuColumn = "CPU a request"
+
 var costColumns = []column{
-	{Name: "CPU a request", Unit: "µs", Ratio: true, Better: "lower"},
+	{Name: cpuColumn, Unit: "µs", Ratio: true, Better: "lower"},
 	{Name: "requests a second", Ratio: true, Better: "higher"},
 	{Name: "added p50", Unit: "µs", Ratio: true, Better: "lower"},
 	{Name: "added p99", Unit: "µs", Ratio: true, Better: "lower"},
@@ -52,14 +57,14 @@ func (b *bench) runCost() error {
 	setupOf := func(int) setup {
 		return setup{Backends: backends.upstreams, Cooldown: 10, Window: 10, HeaderTimeout: 600}
 	}
-	all := runAll(b.tools, b.contenders, setupOf)
+	all := b.runAll(b.contenders, setupOf)
 	defer func() { stopAll(all) }()
 	for _, s := range costScenarios {
 		if !b.only.MatchString("cost: " + s.name) {
 			continue
 		}
 		if err := b.cost(s, backends, all); err != nil {
-			return err
+			b.problem("cost: %s: %s", s.name, err)
 		}
 	}
 	stopAll(all)
@@ -73,6 +78,9 @@ func (b *bench) runCost() error {
 func (b *bench) cost(s costScenario, backends *told, all []*running) error {
 	does := behaviour{Reply: replyChat}
 	about := "A reply has 1 KB."
+	if s.renames {
+		about += " `" + ours + "` also replaces the name of the model in each prompt."
+	}
 	if s.events > 0 {
 		does, about = behaviour{Reply: replyStream, Events: s.events}, "Each event is sent by itself."
 	}
@@ -90,11 +98,20 @@ func (b *bench) cost(s costScenario, backends *told, all []*running) error {
 				continue
 			}
 			load.address, load.headers = r.setup.Address, r.headers
-			if s.tls {
+			renames := s.renames && r.name == ours
+			switch {
+			case s.tls:
 				load.address = r.setup.TLSAddress
+			case renames:
+				load.address = r.setup.RenamingAddress
 			}
 			if round == 0 {
 				load.run(b.slice) // connections, caches, compilers
+				if seen, err := backends.observed(); err != nil {
+					return err
+				} else if renames != (seen.Model == renamedModel) {
+					b.problem("%s sends the model %q", r.name, seen.Model)
+				}
 			}
 			cpu, requests, result := b.measure(r, load)
 			one := load
@@ -226,7 +243,7 @@ func (b *bench) runFailover() error {
 			which = append(which, c)
 		}
 	}
-	all := runAll(b.tools, which, func(int) setup {
+	all := b.runAll(which, func(int) setup {
 		return setup{Backends: backends.upstreams, HeaderTimeout: 600}
 	})
 	defer stopAll(all)
@@ -235,7 +252,7 @@ func (b *bench) runFailover() error {
 			continue
 		}
 		if err := b.failover(refusing, times, backends, all); err != nil {
-			return err
+			b.problem("failover: %s: %s", times, err)
 		}
 	}
 	return nil
@@ -252,7 +269,7 @@ func (b *bench) failover(refusing int, times string, backends *told, all []*runn
 		Columns: []column{
 			{Name: "served", Unit: "%", Digits: 1, Better: "higher"},
 			{Name: "calls a request", Digits: 2},
-			{Name: "CPU a request", Unit: "µs", Ratio: true, Better: "lower"},
+			{Name: cpuColumn, Unit: "µs", Ratio: true, Better: "lower"},
 			{Name: "requests a second", Ratio: true, Better: "higher"},
 		},
 	}

@@ -128,7 +128,7 @@ var (
 
 // exchange sends a request and reads its reply, which must be whole.
 func exchange(conn net.Conn, reader *bufio.Reader, request []byte) error {
-	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := conn.Write(request); err != nil {
 		return err
 	}

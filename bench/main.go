@@ -8,7 +8,6 @@ import (
 	"log"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ func main() {
 
 	b := &bench{
 		only: regexp.MustCompile("(?i)" + *only), rounds: *rounds, slice: *slice,
-		streams: []int{1000, 3000}, worthRounds: *parts,
+		streams: []int{1000, 3000}, worthRounds: *parts, results: *results,
 	}
 	if *quick {
 		b.rounds, b.slice, b.streams = 1, 200*time.Millisecond, []int{20, 50}
@@ -45,9 +44,10 @@ func main() {
 	if err := b.run(strings.FieldsFunc(*names, func(r rune) bool { return r == ',' })); err != nil {
 		log.Fatal(err)
 	}
-	if err := b.report.write(filepath.Join(*results, time.Now().UTC().Format("20060102-150405"))); err != nil {
+	if err := b.report.write(); err != nil {
 		log.Fatal(err)
 	}
+	fmt.Printf("\nwritten to %s\n", b.report.dir)
 	if *readme {
 		if err := b.report.writeInto("README.md"); err != nil {
 			log.Fatal(err)
@@ -64,6 +64,7 @@ type bench struct {
 	worthRounds int
 	worthRound  time.Duration // 0: as the scenario says
 
+	results    string // the folder for them; empty: none
 	tools      tools
 	contenders []contender
 	report     *report
@@ -86,8 +87,7 @@ func (b *bench) run(names []string) error {
 	if b.tools, err = build(dir); err != nil {
 		return err
 	}
-	begun := time.Now()
-	b.report = newReport()
+	b.report = newReport(b.results)
 	if err := b.findContenders(names); err != nil {
 		return err
 	}
@@ -100,10 +100,9 @@ func (b *bench) run(names []string) error {
 			continue
 		}
 		if err := section.run(); err != nil {
-			return fmt.Errorf("%s: %w", section.name, err)
+			b.problem("%s: %s", section.name, err) // the others' figures are worth having
 		}
 	}
-	b.report.Took = time.Since(begun).Round(time.Second).String()
 	return nil
 }
 

@@ -136,10 +136,37 @@ func (t *table) markdown() string {
 		}
 		b.WriteString("|\n")
 	}
+	if times := t.timesRequests(); times != "" {
+		fmt.Fprintf(&b, "\nIn the same CPU time, `%s` serves so many times the requests of %s.\n", ours, times)
+	}
 	if lost := t.lost(); lost != "" {
 		fmt.Fprintf(&b, "\nNot the best here is `%s` in %s.\n", ours, lost)
 	}
 	return b.String()
+}
+
+// timesRequests says for each of the others how many times as many requests
+// ours serves in the same CPU time: the median of the ratios within the rounds.
+func (t *table) timesRequests() string {
+	n := slices.IndexFunc(t.Rows, func(r row) bool { return r.Contender == ours })
+	cpu := slices.IndexFunc(t.Columns, func(c column) bool { return c.Name == cpuColumn })
+	if n < 0 || cpu < 0 {
+		return ""
+	}
+	var all []string
+	mine := t.Rows[n].Cells[cpu].Runs
+	for _, r := range t.Rows {
+		var times []float64
+		for i, theirs := range r.Cells[cpu].Runs[:min(len(mine), len(r.Cells[cpu].Runs))] {
+			if mine[i] > 0 {
+				times = append(times, theirs/mine[i])
+			}
+		}
+		if r.Contender != ours && len(times) > 0 {
+			all = append(all, fmt.Sprintf("`%s`: %.3g", r.Contender, median(times)))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 func (c cell) text(of column) string {
@@ -193,13 +220,20 @@ type report struct {
 	// Problems are what the reader of the figures must know.
 	Problems []string `json:",omitempty"`
 	Tables   []*table
+
+	begun time.Time
+	dir   string // where it is written to; empty: nowhere
 }
 
-// print shows a table as soon as it is there, and keeps it.
+// print shows a table as soon as it is there, and writes all that there is: a
+// run takes long, and may not come to its end.
 func (r *report) print(t *table) {
 	t.finish()
 	fmt.Printf("\n%s", t.markdown())
 	r.Tables = append(r.Tables, t)
+	if err := r.write(); err != nil {
+		fmt.Println("!", err)
+	}
 }
 
 func (r *report) markdown() string {
@@ -222,20 +256,23 @@ func (r *report) markdown() string {
 	return b.String()
 }
 
-// write puts the report into a folder, as Markdown and as JSON.
-func (r *report) write(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+// write puts the report into its folder, as Markdown and as JSON.
+func (r *report) write() error {
+	r.Took = time.Since(r.begun).Round(time.Second).String()
+	if r.dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
 	}
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "results.json"), data, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(r.dir, "results.json"), data, 0o644); err != nil {
 		return err
 	}
-	fmt.Printf("\nwritten to %s\n", dir)
-	return os.WriteFile(filepath.Join(dir, "results.md"), []byte(r.markdown()), 0o644)
+	return os.WriteFile(filepath.Join(r.dir, "results.md"), []byte(r.markdown()), 0o644)
 }
 
 // The README has the tables between these.
@@ -269,10 +306,15 @@ func machine() string {
 	return fmt.Sprintf("%d × %s, Linux %s, %s", runtime.NumCPU(), name, strings.TrimSpace(string(kernel)), runtime.Version())
 }
 
-func newReport() *report {
+func newReport(results string) *report {
+	now := time.Now().UTC()
+	if results != "" {
+		results = filepath.Join(results, now.Format("20060102-150405"))
+	}
 	return &report{
+		begun: now, dir: results,
 		Command: strings.Join(append([]string{"go run ."}, os.Args[1:]...), " "),
-		Date:    time.Now().UTC().Format("2006-01-02 15:04 MST"),
+		Date:    now.Format("2006-01-02 15:04 MST"),
 		Machine: machine(), Versions: make(map[string]string), LeftOut: make(map[string]string),
 	}
 }

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// worthScenario is a set of simulated deployments and what clients ask of them.
+// Each contender has such a set for itself, and all of them have the same
+// requests at the same times.
+type worthScenario struct {
+	name, about string
+	deployments []deployment
+	rate        float64 // requests a second, as independent clients send them
+	burst       int     // so many at a time; 0: one
+	stream      bool
+	cooldown    int // seconds; what the operator of such deployments would choose
+	// timeout is how many seconds a deployment has to begin its reply; 0: 30.
+	timeout int
+	// silent is when the first deployment does not answer, in each round.
+	silentFrom, silentTo time.Duration
+	round                time.Duration // 0: 20 s
+}
+
+// deployment is one simulator.
+type deployment struct {
+	options  string // of openai_simulator
+	priority int
+	paid     float64 // requests a second that it can serve; 0: no matter how many
+	bucket   float64 // seconds that a provisioned one holds
+}
+
+const (
+	window   = 10 * time.Second // in which pay-as-you-go deployments count
+	latency  = 20 * time.Millisecond
+	patience = 20 * time.Second // of a client
+	warmUp   = 5                // requests before the others
+	// grace is how long after a 429 a call is not early, for it may have been
+	// under way: more than a round trip takes while the processors are busy.
+	grace       = 10 * time.Millisecond
+	worthPrompt = 544 // characters, 136 tokens
+	// worthTokens is what a provisioned deployment takes a request for: its
+	// prompt, and the tokens it may generate, of which each weighs four.
+	worthTokens = worthPrompt/4 + 4*maxTokens
+)
+
+// lead is for how long the load is on before anything is measured. Who makes
+// clients wait has as many of them waiting then as at the end.
+func (s worthScenario) lead() time.Duration {
+	if slices.ContainsFunc(s.deployments, func(d deployment) bool { return d.paid > 0 }) {
+		return patience
+	}
+	return 0
+}
+
+// payg is a pay-as-you-go deployment for so many requests in 10 seconds.
+func payg(requests int, options ...string) deployment {
+	return deployment{
+		options:  strings.Join(append(options, "requests_per_minute "+itoa(requests*6), "request_window 10s"), "\n"),
+		priority: 1, paid: float64(requests) / window.Seconds(),
+	}
+}
+
+// provisioned is a PTU deployment for so many requests a second.
+func provisioned(requests int, bucket float64) deployment {
+	return deployment{
+		options:  fmt.Sprintf("ptu %d\ninput_tpm_per_ptu %d\nbucket_seconds %g", requests*60, worthTokens, bucket),
+		priority: 1, paid: float64(requests), bucket: bucket,
+	}
+}
+
+// three are three deployments of the same kind.
+func three(d deployment) []deployment { return []deployment{d, d, d} }
+
+// behind is a deployment of the second priority, with plenty of quota.
+var behind = deployment{options: "requests_per_minute 60000", priority: 2}
+
+var (
+	uneven    = []deployment{payg(20), payg(60), payg(120)}
+	unlimited = deployment{priority: 1}
+)
+
+var worthScenarios = []worthScenario{
+	{name: "uneven quotas, 0.8 times what they allow", deployments: uneven, rate: 16, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	{name: "uneven quotas, all that they allow", deployments: uneven, rate: 20, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	{name: "uneven quotas, twice what they allow", deployments: uneven, rate: 40, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	{name: "PTU with a bucket of 0.5 s", deployments: []deployment{provisioned(20, .5), behind}, rate: 40, cooldown: 1, about: "A PTU for 20 requests a second, with a pay-as-you-go deployment behind it, and 40 requests a second."},
+	{name: "PTU with a bucket of 2 s", deployments: []deployment{provisioned(20, 2), behind}, rate: 40, cooldown: 1, about: "The same."},
+	{name: "PTU with a bucket of 10 s", deployments: []deployment{provisioned(20, 10), behind}, rate: 40, cooldown: 1, about: "The same."},
+	{name: "bursts", deployments: three(payg(50)), rate: 12, burst: 25, cooldown: 10, about: "Three quotas of 50 requests in 10 s, 12 requests a second that come 25 at a time."},
+	{name: "no hint", deployments: three(payg(70, "hints azure_neg1", "error_body string_error")), rate: 40, cooldown: 10, about: "Three quotas of 70 requests in 10 s, twice as many requests, and 429s that do not say for how long."},
+	{name: "a wrong hint", deployments: three(payg(70, "hints zero", "error_body string_error")), rate: 40, cooldown: 10, about: "The same, but each 429 asks to come back at once."},
+	{name: "a hint of a day", deployments: three(payg(70, "hints azure_day")), rate: 40, cooldown: 10, about: "The same, but each 429 asks to come back after a day."},
+	{name: "brown-out", deployments: three(unlimited), rate: 20, cooldown: 10, timeout: 2, silentFrom: 5 * time.Second, silentTo: 10 * time.Second, round: 15 * time.Second, about: "One of three deployments without limits is silent for 5 of every 15 s. The contenders give each 2 s to answer."},
+	{name: "errors as first event", deployments: three(deployment{options: "fault sse_error_first:too_many_requests:no_capacity 20", priority: 1}), rate: 20, stream: true, cooldown: 10, about: "Streams, of which each deployment begins every 20th with an error, after a status of 200."},
+	{name: "all exhausted", deployments: three(payg(35)), rate: 50, cooldown: 10, about: "Three quotas of 35 requests in 10 s, and nearly five times as many requests."},
+}
+
+// ideal says which requests a balancer could have served that knows all, by
+// what is paid for: of deployments with quotas those of all of them together,
+// else the bucket of the provisioned one.
+func (s worthScenario) ideal(schedule []arrival) []bool {
+	could := make([]bool, len(schedule))
+	var quota, rate, bucket float64
+	for _, d := range s.deployments {
+		if d.bucket > 0 {
+			rate, bucket = d.paid, d.bucket*d.paid
+		} else {
+			quota += d.paid * window.Seconds()
+		}
+	}
+	var used, level float64
+	var ends, last time.Duration
+	for n, a := range schedule {
+		if bucket > 0 {
+			level = max(0, level-rate*(a.at-last).Seconds())
+			last = a.at
+			if could[n] = level < bucket; could[n] {
+				level++
+			}
+			continue
+		}
+		if a.at >= ends {
+			ends, used = a.at+window, 0
+		}
+		if could[n] = used < quota; could[n] {
+			used++
+		}
+	}
+	return could
+}
