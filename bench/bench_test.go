@@ -44,6 +44,7 @@ func TestSmoke(t *testing.T) {
 	want := []string{
 		"Cost: chat, prompt of 2 KB", "Cost: chat, prompt of 200 KB", "Cost: stream of 50 events", "Cost: chat over TLS, prompt of 2 KB", "Cost: idle streams",
 		"Failover: twice", "Worth: PTU with a bucket of 0.5 s", "Worth: brown-out", "Worth: errors as first event",
+		"Worth: all scenarios",
 	}
 	if got, want := fmt.Sprint(titles), fmt.Sprint(want); got != want {
 		t.Errorf("got the tables\n%s\nwant\n%s", got, want)
@@ -73,6 +74,10 @@ func checkRow(t *testing.T, table *table, r row) {
 	}
 	kind, what, _ := strings.Cut(table.Title, ": ")
 	switch {
+	case what == "all scenarios":
+		if r.Contender != "errors as first event" {
+			wants(ours, 100)
+		}
 	case kind == "Failover" && r.Contender == ours:
 		wants("served", 100)
 		// Fewer: who comes while another one asks whether a bench is over.

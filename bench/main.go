@@ -23,7 +23,7 @@ func main() {
 		names   = flag.String("contenders", "", "a list of those to compare (all)")
 		rounds  = flag.Int("rounds", 5, "how often each contender is measured in each cost and failover scenario")
 		slice   = flag.Duration("slice", time.Second, "for how long each time")
-		parts   = flag.Int("worth-rounds", 2, "how many rounds a worth scenario has")
+		parts   = flag.Int("worth-rounds", 1, "how many rounds a worth scenario has")
 		results = flag.String("results", "results", "the folder for the results")
 		readme  = flag.Bool("readme", false, "put the results into README.md as well")
 		serve   = flag.String("serve-backends", "", "be the backends, told what to do at this address")

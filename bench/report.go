@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -18,6 +19,8 @@ import (
 type table struct {
 	Title string
 	About string
+	// Of is what has the rows, if that is not contenders.
+	Of string `json:",omitempty"`
 	// Base is the contender that the ratios refer to.
 	Base    string
 	Columns []column
@@ -97,7 +100,7 @@ func median(values []float64) float64 {
 
 // markdown is the table as it stands in the README, and on the terminal.
 func (t *table) markdown() string {
-	lines := [][]string{{"contender"}, {"---"}}
+	lines := [][]string{{cmp.Or(t.Of, "contender")}, {"---"}}
 	for _, c := range t.Columns {
 		name := c.Name
 		if c.Unit != "" {

@@ -76,10 +76,6 @@ func (s *simulators) status(contender int, deployments []deployment) (sum status
 	return sum, nil
 }
 
-func (s status) since(before status) status {
-	return status{s.requests - before.requests, s.early - before.early, s.admittedPaid - before.admittedPaid}
-}
-
 // reset forgets all that the simulators of a contender have counted.
 func (s *simulators) reset(contender int) error {
 	for _, u := range s.upstreams[contender] {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -41,7 +42,36 @@ func (b *bench) runWorth() error {
 			b.problem("worth: %s: %s", s.name, err)
 		}
 	}
+	if t := atAGlance(b.report.Tables); len(t.Rows) > 1 {
+		b.report.print(t)
+	}
 	return nil
+}
+
+// atAGlance is a table with a row for each worth scenario and a column for each
+// contender, of what each served.
+func atAGlance(tables []*table) *table {
+	t := &table{Title: "Worth: all scenarios", About: "What each contender served of all requests, in percent.", Of: "scenario"}
+	for _, from := range tables {
+		name, ok := strings.CutPrefix(from.Title, "Worth: ")
+		if !ok {
+			continue
+		}
+		for _, r := range from.Rows {
+			if !slices.ContainsFunc(t.Columns, func(c column) bool { return c.Name == r.Contender }) {
+				t.Columns = append(t.Columns, column{Name: r.Contender, Digits: 1})
+			}
+		}
+		values := make([]float64, len(t.Columns))
+		for i, c := range t.Columns {
+			values[i] = math.NaN()
+			if n := slices.IndexFunc(from.Rows, func(r row) bool { return r.Contender == c.Name }); n >= 0 {
+				values[i] = from.Rows[n].Cells[0].Value
+			}
+		}
+		t.add(name, values...)
+	}
+	return t
 }
 
 // worth sends all contenders the same requests, at the same times and in one
@@ -77,13 +107,16 @@ func (b *bench) worth(s worthScenario) error {
 	}
 
 	round := cmp.Or(b.worthRound, s.round, 20*time.Second)
-	lead := s.lead()
+	rounds, lead := b.worthRounds, s.lead()
+	if lead == 0 {
+		rounds++ // there is time for it
+	}
 	if b.worthRound > 0 {
 		lead = min(lead, b.worthRound)
 	}
 	// The load goes on until all that is measured is over: who makes clients
 	// wait must not get the quota of a time in which nobody else asks for it.
-	measured := lead + round*time.Duration(b.worthRounds)
+	measured := lead + round*time.Duration(rounds)
 	plan := arrivals(s.rate, max(1, s.burst), measured+patience)
 	schedules := make([][]arrival, len(all))
 	counted := make([][]status, len(all)) // at the beginning, and at the end of each round
@@ -116,7 +149,7 @@ func (b *bench) worth(s worthScenario) error {
 	time.Sleep(time.Until(begun.Add(lead)))
 	count()
 	idle := idleTime()
-	for i := range b.worthRounds {
+	for i := range rounds {
 		from := begun.Add(lead + time.Duration(i)*round)
 		b.beSilent(s, sims, from, round)
 		time.Sleep(time.Until(from.Add(round)))
@@ -131,16 +164,15 @@ func (b *bench) worth(s worthScenario) error {
 	}
 
 	t := &table{Title: "Worth: " + s.name, Base: plain, Columns: worthColumns}
-	t.About = fmt.Sprintf("%s Measured: %d × %s; the processors were idle for %.0f %% of the time.", s.about, b.worthRounds, round, 100*idle)
+	t.About = fmt.Sprintf("%s Measured: %d × %s; the processors were idle for %.0f %% of the time.", s.about, rounds, round, 100*idle)
 	if s.silentTo > 0 {
 		t.Columns = slices.Concat(worthColumns, brownOutColumns)
 	}
 	could := s.ideal(plan)
 	for n, r := range all {
-		for i := range b.worthRounds {
+		for i := range rounds {
 			from := lead + time.Duration(i)*round
-			delta := counted[n][i+1].since(counted[n][i])
-			t.add(r.name, s.values(schedules[n], could, from, from+round, delta, time.Duration(timeout)*time.Second)...)
+			t.add(r.name, s.values(schedules[n], could, from, from+round, counted[n][i:i+2], time.Duration(timeout)*time.Second)...)
 		}
 	}
 	b.report.print(t)
@@ -159,20 +191,22 @@ func (b *bench) beSilent(s worthScenario, sims *simulators, from time.Time, roun
 	sims.processes[0].signal(syscall.SIGCONT)
 }
 
-// values makes the values of a round's row.
-func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Duration, counted status, timeout time.Duration) []float64 {
+// values makes the values of a round's row, from what was counted before and
+// after it. The capacity counts from the beginning of the load: who has left
+// some of it unused has more of it later.
+func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Duration, counted []status, timeout time.Duration) []float64 {
 	var came [4]float64
 	var offered, possible, waited, longest float64
 	var took []time.Duration
 	for n, a := range schedule {
+		if could[n] && a.at < to {
+			possible++
+		}
 		if a.at < from || a.at >= to {
 			continue
 		}
 		offered++
 		came[a.came]++
-		if could[n] {
-			possible++
-		}
 		if a.came == served {
 			took = append(took, a.took-latency)
 		}
@@ -184,12 +218,13 @@ func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Du
 	slices.Sort(took)
 	used := math.NaN()
 	if possible > 0 {
-		used = 100 * counted.admittedPaid / possible
+		used = 100 * counted[1].admittedPaid / possible
 	}
+	calls := counted[1].requests - counted[0].requests
 	values := []float64{
 		100 * came[served] / offered, 100 - 100*came[served]/offered,
 		100 * came[refused] / offered, 100 * came[failed] / offered, 100 * came[timedOut] / offered,
-		counted.early, counted.requests / came[served], used, percentile(took, .5) / 1e6, percentile(took, .99) / 1e6,
+		counted[1].early - counted[0].early, calls / came[served], used, percentile(took, .5) / 1e6, percentile(took, .99) / 1e6,
 	}
 	if s.silentTo > 0 {
 		values = append(values, 100*waited/offered, longest)
