@@ -242,18 +242,21 @@ type arrival struct {
 	took time.Duration
 }
 
-// arrivals are those of independent clients, in bursts of a size.
+// arrivals are those of independent clients, in bursts of a size. In each
+// window there are as many of them as the rate says.
 func arrivals(rate float64, burst int, length time.Duration) (all []arrival) {
 	random := rand.New(rand.NewPCG(1, uint64(rate*1000)))
-	for at := 0.0; ; at += -math.Log(1-random.Float64()) * float64(burst) / rate {
-		when := time.Duration(at * float64(time.Second))
-		if when >= length {
-			return all
-		}
-		for range burst {
-			all = append(all, arrival{at: when})
+	perWindow := rate * window.Seconds() / float64(burst)
+	for n := 0.0; time.Duration(n)*window < length; n++ {
+		for range int((n+1)*perWindow) - int(n*perWindow) {
+			when := time.Duration((n + random.Float64()) * float64(window))
+			for range burst {
+				all = append(all, arrival{at: when})
+			}
 		}
 	}
+	slices.SortFunc(all, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
+	return slices.DeleteFunc(all, func(a arrival) bool { return a.at >= length })
 }
 
 // openLoop sends the requests of a schedule to a contender, all clients with
