@@ -174,7 +174,7 @@ func (b *bench) idleStreams(backends *told, s setup) error {
 			column{Name: fmt.Sprintf("resident, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"},
 			column{Name: fmt.Sprintf("in use, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"})
 	}
-	for round := range min(3, b.rounds) { // each takes long, and they differ little
+	for round := range min(2, b.rounds) { // each takes long, and they differ little
 		for _, c := range rotated(b.contenders, round) {
 			if !c.streams {
 				continue

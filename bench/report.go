@@ -237,6 +237,7 @@ func (r *report) print(t *table) {
 	if err := r.write(); err != nil {
 		fmt.Println("!", err)
 	}
+	fmt.Printf("\n(%s so far)\n", r.Took)
 }
 
 func (r *report) markdown() string {

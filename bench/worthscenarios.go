@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -39,17 +38,20 @@ const (
 	warmUp   = 5                // requests before the others
 	// grace is how long after a 429 a call is not early, for it may have been
 	// under way: more than a round trip takes while the processors are busy.
-	grace       = 10 * time.Millisecond
+	grace       = 20 * time.Millisecond
 	worthPrompt = 544 // characters, 136 tokens
 	// worthTokens is what a provisioned deployment takes a request for: its
 	// prompt, and the tokens it may generate, of which each weighs four.
 	worthTokens = worthPrompt/4 + 4*maxTokens
 )
 
-// lead is for how long the load is on before anything is measured. Who makes
-// clients wait has as many of them waiting then as at the end.
+// lead is for how long the load is on before anything is measured. Buckets are
+// full then, and who makes clients wait has as many of them waiting as at the end.
 func (s worthScenario) lead() time.Duration {
-	if slices.ContainsFunc(s.deployments, func(d deployment) bool { return d.paid > 0 }) {
+	switch d := s.deployments[0]; {
+	case d.bucket > 0:
+		return window
+	case d.paid > 0:
 		return patience
 	}
 	return 0
