@@ -18,11 +18,11 @@ import (
 func main() {
 	log.SetFlags(0)
 	var (
-		quick   = flag.Bool("quick", false, "a smoke test of a minute; its figures mean nothing")
+		quick   = flag.Bool("quick", false, "a smoke test of some minutes; its figures mean nothing")
 		only    = flag.String("only", "", "a regular expression for the titles of the scenarios to run")
 		names   = flag.String("contenders", "", "a list of those to compare (all)")
 		rounds  = flag.Int("rounds", 5, "how often each contender is measured in each cost and failover scenario")
-		slice   = flag.Duration("slice", time.Second, "for how long each time")
+		slice   = flag.Duration("slice", 800*time.Millisecond, "for how long each time")
 		parts   = flag.Int("worth-rounds", 1, "how many rounds a worth scenario has")
 		results = flag.String("results", "results", "the folder for the results")
 		readme  = flag.Bool("readme", false, "put the results into README.md as well")

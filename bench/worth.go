@@ -108,8 +108,8 @@ func (b *bench) worth(s worthScenario) error {
 
 	round := cmp.Or(b.worthRound, s.round, 20*time.Second)
 	rounds, lead := b.worthRounds, s.lead()
-	if lead == 0 {
-		rounds++ // there is time for it
+	if s.silentTo > 0 {
+		rounds++ // who is hit by a silence is a matter of luck
 	}
 	if b.worthRound > 0 {
 		lead = min(lead, b.worthRound)
