@@ -169,8 +169,8 @@ type setup struct {
 	// say for how long: what the operator of these backends would choose. With
 	// 0, it forgets at once.
 	Cooldown int
-	// Window is the longest wait that these backends can need, in seconds.
-	Window int
+	// Longest is how long a backend may ask to be left alone, in seconds.
+	Longest int
 	// HeaderTimeout is how many seconds a backend has to begin its reply.
 	HeaderTimeout int
 }

@@ -55,7 +55,7 @@ func (b *bench) runCost() error {
 	}
 	defer backends.stop()
 	setupOf := func(int) setup {
-		return setup{Backends: backends.upstreams, Cooldown: 10, Window: 10, HeaderTimeout: 600}
+		return setup{Backends: backends.upstreams, Cooldown: 10, Longest: 10, HeaderTimeout: 600}
 	}
 	all := b.runAll(b.contenders, setupOf)
 	defer func() { stopAll(all) }()

@@ -84,7 +84,7 @@ func (b *bench) worth(s worthScenario) error {
 	}
 	timeout := cmp.Or(s.timeout, 30)
 	all := b.runAll(b.contenders, func(n int) setup {
-		return setup{Backends: sims.upstreams[n], Cooldown: s.cooldown, Window: int(window.Seconds()), HeaderTimeout: timeout}
+		return setup{Backends: sims.upstreams[n], Cooldown: s.cooldown, Longest: cmp.Or(s.longest, int(window.Seconds())), HeaderTimeout: timeout}
 	})
 	defer func() { stopAll(all) }()
 	body := chatRequest(worthPrompt, s.stream)

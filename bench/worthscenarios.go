@@ -16,6 +16,7 @@ type worthScenario struct {
 	burst       int     // so many at a time; 0: one
 	stream      bool
 	cooldown    int // seconds; what the operator of such deployments would choose
+	longest     int // seconds that a deployment may ask for; 0: those of a window
 	// timeout is how many seconds a deployment has to begin its reply; 0: 30.
 	timeout int
 	// silent is when the first deployment does not answer, in each round.
@@ -92,9 +93,9 @@ var worthScenarios = []worthScenario{
 	{name: "PTU with a bucket of 2 s", deployments: []deployment{provisioned(20, 2), behind}, rate: 40, cooldown: 1, about: "The same."},
 	{name: "PTU with a bucket of 10 s", deployments: []deployment{provisioned(20, 10), behind}, rate: 40, cooldown: 1, about: "The same."},
 	{name: "bursts", deployments: three(payg(50)), rate: 12, burst: 25, cooldown: 10, about: "Three quotas of 50 requests in 10 s, 12 requests a second that come 25 at a time."},
-	{name: "no hint", deployments: three(payg(70, "hints azure_neg1", "error_body string_error")), rate: 40, cooldown: 10, about: "Three quotas of 70 requests in 10 s, twice as many requests, and 429s that do not say for how long."},
-	{name: "a wrong hint", deployments: three(payg(70, "hints zero", "error_body string_error")), rate: 40, cooldown: 10, about: "The same, but each 429 asks to come back at once."},
-	{name: "a hint of a day", deployments: three(payg(70, "hints azure_day")), rate: 40, cooldown: 10, about: "The same, but each 429 asks to come back after a day."},
+	{name: "no hint", deployments: three(payg(70, "hints azure_neg1", "error_body string_error")), rate: 40, cooldown: 1, about: "Three quotas of 70 requests in 10 s, twice as many requests, and 429s that do not say for how long."},
+	{name: "a wrong hint", deployments: three(payg(70, "hints zero", "error_body string_error")), rate: 40, cooldown: 1, about: "The same, but each 429 asks to come back at once."},
+	{name: "a hint of a day", deployments: three(payg(70, "hints azure_day")), rate: 40, cooldown: 1, longest: 1, about: "The same, but each 429 asks to come back after a day."},
 	{name: "brown-out", deployments: three(unlimited), rate: 20, cooldown: 10, timeout: 2, silentFrom: 5 * time.Second, silentTo: 10 * time.Second, round: 15 * time.Second, about: "One of three deployments without limits is silent for 5 of every 15 s. The contenders give each 2 s to answer."},
 	{name: "errors as first event", deployments: three(deployment{options: "fault sse_error_first:too_many_requests:no_capacity 20", priority: 1}), rate: 20, stream: true, cooldown: 10, about: "Streams, of which each deployment begins every 20th with an error, after a status of 200."},
 	{name: "all exhausted", deployments: three(payg(35)), rate: 50, cooldown: 10, about: "Three quotas of 35 requests in 10 s, and nearly five times as many requests."},

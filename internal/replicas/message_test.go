@@ -15,7 +15,7 @@ var someTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 func TestABenchArrivesAsItWas(t *testing.T) {
 	b := pool.Bench{
 		Reason: pool.Reason{Class: "throttled", Status: 429, Hint: "retry-after-ms", Cause: "RateLimit_1.0"}, ID: 1<<64 - 1, Model: "gpt-4o {}\"\n",
-		Since: someTime, Until: someTime.Add(10 * time.Second), Throttle: true, Guess: true, Cost: 12345,
+		Since: someTime, Until: someTime.Add(10 * time.Second), Throttle: true, Cost: 12345,
 	}
 	m := message{Version: version, Kind: benched, From: digest("r"), Sent: 1, Backend: digest("a"), Bench: benchOf(b, someTime.Add(3*time.Second))}
 	got, err := parse(m.text())

@@ -48,6 +48,7 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 		if rest := calls[1].At.Sub(calls[0].At); rest < 3*time.Second {
 			t.Errorf("a was called again after %s, want 3s or more", rest)
 		}
+		synctest.Wait() // for the timer that tells of the end
 		benched, back := w.Logged("backend benched"), w.Logged("backend back")
 		if len(benched) != 1 || len(back) != 1 {
 			t.Fatalf("logged %d benched and %d back, want one each", len(benched), len(back))
