@@ -246,17 +246,18 @@ func TestALostAccountsObjectsAreNotFound(t *testing.T) {
 	b, serverB := lbtest.Listen(t, "b")
 	b.Replies(lbtest.Says(200, `{"id":"resp_of_a_lost_account"}`))
 	port := lbtest.FreePort(t)
-	site := func(backends ...string) string {
-		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\nbackend %s\n}\n}", port, strings.Join(backends, "\nbackend "))
+	site := func(n string, backends ...string) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nheader X-Config %s\nopenai_lb {\nbackend %s\n}\n}", port, n, strings.Join(backends, "\nbackend "))
 	}
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/responses", port)
-	lbtest.Run(t, site(serverB.URL))
+	lbtest.Run(t, site("1", serverB.URL))
 	lbtest.Post(lbtest.NewClient(t), url, "{}").WantServed(t, "b")
-	lbtest.Reload(t, site(a.URL))
-	lbtest.Get(lbtest.NewClient(t), url+"/resp_of_a_lost_account").WantError(t, 404, "not_found")
-	lbtest.Reload(t, site(a.URL, serverB.URL))
+	lbtest.Reload(t, site("2", a.URL))
+	lbtest.Get(lbtest.ClientOf(t, "2", url), url+"/resp_of_a_lost_account").WantError(t, 404, "not_found")
+	lbtest.Reload(t, site("3", a.URL, serverB.URL))
+	client := lbtest.ClientOf(t, "3", url)
 	for range 5 {
-		lbtest.Get(lbtest.NewClient(t), url+"/resp_of_a_lost_account").WantServed(t, "b")
+		lbtest.Get(client, url+"/resp_of_a_lost_account").WantServed(t, "b")
 	}
 }
 
