@@ -118,8 +118,10 @@ func (e Event) opening() (Opening, *Error) {
 	case "response.created", "response.in_progress", "response.queued", "ping":
 		return Preamble, nil
 	}
-	if failure := e.failure(); failure != nil {
-		return Failure, failure
+	if e.mayFail() {
+		if failure := e.failure(); failure != nil {
+			return Failure, failure
+		}
 	}
 	var chunk struct {
 		Type    string          `json:"type"`
@@ -161,6 +163,11 @@ func (c choice) empty() bool {
 		}
 	}
 	return c.Text == "" && !present(c.FinishReason)
+}
+
+// mayFail reports whether failure may find an error. It is a quick look.
+func (e Event) mayFail() bool {
+	return isError(e.Kind()) || hasRR(e.Data) || bytes.Contains(e.Data, []byte("response.failed"))
 }
 
 // failure returns the error that the event tells of, if it does and can be read.
