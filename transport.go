@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"cmp"
 	"errors"
 	"net/http"
 	"net/url"
@@ -35,7 +34,7 @@ type Transport struct {
 
 	// HTTP configures the connections to the backends, as reverse_proxy's
 	// http transport does. Default: that transport's defaults, but no
-	// compression of its own, a read buffer of 2 KiB, more idle connections,
+	// compression of its own, and more idle connections,
 	// kept for less long than providers keep theirs, and pings that find dead
 	// HTTP/2 connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
@@ -65,9 +64,6 @@ const (
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second
-	// readBufferSize has room for headers and for an event. What is longer
-	// bypasses the buffer, which a stream over HTTP/1.1 keeps.
-	readBufferSize = 2 << 10
 	// maxReceiveBuffer is how much of a reply over HTTP/2 waits for a client
 	// that does not read. Go's default is 4 MiB.
 	maxReceiveBuffer = 256 << 10
@@ -87,7 +83,6 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	// net/http must not ask for compression that the client did not ask for,
 	// nor decompress what the client asked for
 	t.HTTP.Compression = new(false)
-	t.HTTP.ReadBufferSize = cmp.Or(t.HTTP.ReadBufferSize, readBufferSize)
 	if t.HTTP.KeepAlive == nil {
 		t.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
 	}
