@@ -118,17 +118,19 @@ func (e Event) opening() (Opening, *Error) {
 	case "response.created", "response.in_progress", "response.queued", "ping":
 		return Preamble, nil
 	}
-	if e.mayFail() {
-		if failure := e.failure(); failure != nil {
-			return Failure, failure
-		}
+	if e.TooLong {
+		return Content, nil
 	}
 	var chunk struct {
-		Type    string          `json:"type"`
+		report
 		Choices *[]choice       `json:"choices"`
 		Usage   json.RawMessage `json:"usage"`
 	}
-	if e.TooLong || json.Unmarshal(e.Data, &chunk) != nil {
+	err := json.Unmarshal(e.Data, &chunk)
+	if failure := e.failureIn(chunk.report); failure != nil {
+		return Failure, failure
+	}
+	if err != nil {
 		return Content, nil
 	}
 	switch chunk.Type { // which need not stand first
@@ -165,9 +167,11 @@ func (c choice) empty() bool {
 	return c.Text == "" && !present(c.FinishReason)
 }
 
-// mayFail reports whether failure may find an error. It is a quick look.
-func (e Event) mayFail() bool {
-	return isError(e.Kind()) || hasRR(e.Data) || bytes.Contains(e.Data, []byte("response.failed"))
+// report is what an event says of an error.
+type report struct {
+	Type     string          `json:"type"`
+	Error    json.RawMessage `json:"error"`
+	Response json.RawMessage `json:"response"`
 }
 
 // failure returns the error that the event tells of, if it does and can be read.
@@ -175,23 +179,25 @@ func (e Event) failure() *Error {
 	if e.TooLong {
 		return nil
 	}
-	var chunk struct {
-		Type     string          `json:"type"`
-		Error    json.RawMessage `json:"error"`
-		Response struct {
-			Error json.RawMessage `json:"error"`
-		} `json:"response"`
-	}
-	_ = json.Unmarshal(e.Data, &chunk) // what is not such an object has none of its members
+	var r report
+	_ = json.Unmarshal(e.Data, &r) // what is not such an object has none of its members
+	return e.failureIn(r)
+}
+
+func (e Event) failureIn(r report) *Error {
 	kind := e.Kind()
 	if len(kind) == 0 {
-		kind = []byte(chunk.Type)
+		kind = []byte(r.Type)
 	}
 	switch {
 	case string(kind) == "response.failed":
-		return newError(chunk.Response.Error)
-	case present(chunk.Error):
-		return newError(chunk.Error)
+		var response struct {
+			Error json.RawMessage `json:"error"`
+		}
+		_ = json.Unmarshal(r.Response, &response)
+		return newError(response.Error)
+	case present(r.Error):
+		return newError(r.Error)
 	case string(kind) == "error":
 		return newError(e.Data) // the Responses API's has its fields at the top
 	}

@@ -94,16 +94,19 @@ func (r *Reader) Watch(w *sse.Watcher) {
 	w.Each, w.Long = r.event, r.more
 }
 
+// nameEnd is searched for in place of the whole name: many more quotes than letters u would have to
+// be looked at.
+const nameEnd = `usage"`
+
 // mayHoldUsage reports whether there is an object in the data that some member "usage" may be. It is a
 // quick look: hardly any event has one, though many have a null.
 func mayHoldUsage(data []byte) bool {
-	const key = `usage"` // many more quotes than letters u would have to be looked at
 	for {
-		i := bytes.Index(data, []byte(key))
+		i := bytes.Index(data, []byte(nameEnd))
 		if i < 0 {
 			return false
 		}
-		data = bytes.TrimLeft(data[i+len(key):], whiteSpace)
+		data = bytes.TrimLeft(data[i+len(nameEnd):], whiteSpace)
 		if len(data) == 0 || data[0] != ':' {
 			continue
 		}

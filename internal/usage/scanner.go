@@ -56,12 +56,11 @@ func (s *scanner) begin() {
 // scanFrom takes in a whole text, of which it reads only what comes from its usage on: that is nearly
 // the last that a reply has. It reports whether this was to be found without reading all.
 func (s *scanner) scanFrom(text []byte) bool {
-	const end = `usage"` // many more quotes than letters u would have to be looked at
 	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
 		return false
 	}
-	for at := 0; ; at += len(end) {
-		n := bytes.Index(text[at:], []byte(end))
+	for at := 0; ; at += len(nameEnd) {
+		n := bytes.Index(text[at:], []byte(nameEnd))
 		if n < 0 {
 			return false
 		}
