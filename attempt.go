@@ -71,7 +71,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	if ex.asked.body.Stream {
 		timeout = t.StreamFirstEventTimeout
 	}
-	rt.Timeout.Shortest = time.Duration(t.StreamIdleTimeout)
+	rt.Timeout.Alarms = &t.alarms
 	rt.Timeout.Start(time.Duration(timeout), roundtrip.ErrNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
 	r.connected = rt.Connected()

@@ -15,6 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -40,6 +41,7 @@ type Transport struct {
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
 	roundTripper http.RoundTripper
+	alarms       deadline.Alarms
 	// schemes are those of the backends by dial address, for active health
 	// checks. In a plain reverse_proxy it is nil.
 	schemes map[string]string
@@ -108,8 +110,9 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup closes idle connections.
+// Cleanup closes idle connections, and stops timers that nobody uses.
 func (t *Transport) Cleanup() error {
+	t.alarms.Close()
 	if t.HTTP == nil {
 		return nil
 	}

@@ -10,19 +10,16 @@ import (
 // Deadline limits the time of one step after the other: of a request until its reply, and then of
 // each read of the reply. A step is over in nearly no time, and there are many, so the timer is not
 // stopped and set again for each. It goes off too early instead, and then sees how long it has to
-// wait. After the last step, End stops it.
+// wait. After the last step, End lets go of it.
 type Deadline struct {
 	// Cancel ends what is not in time.
 	Cancel context.CancelCauseFunc
-	// Shortest is the limit of the shortest step to come, so that the timer need not be set again for
-	// it. 0: nobody knows.
-	Shortest time.Duration
+	// Alarms have the timer.
+	Alarms *Alarms
 
 	mu      sync.Mutex
-	born    time.Time
-	timer   *time.Timer
-	goesOff time.Duration // since born, 0: the timer is not set
-	until   time.Duration // since born
+	alarm   *alarm        // nil: no step has begun since the end
+	until   time.Duration // by the alarm's clock
 	limit   time.Duration
 	reason  error // nil: no step is limited
 	expired bool
@@ -32,21 +29,12 @@ type Deadline struct {
 func (d *Deadline) Start(limit time.Duration, reason error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.alarm == nil {
+		d.alarm = d.Alarms.take(d)
+	}
 	d.limit, d.reason = limit, reason
-	if d.timer == nil {
-		d.born = time.Now()
-		d.until, d.goesOff = limit, limit
-		if d.Shortest > 0 {
-			d.goesOff = min(limit, d.Shortest)
-		}
-		d.timer = time.AfterFunc(d.goesOff, d.expire)
-		return
-	}
-	d.until = time.Since(d.born) + limit
-	if d.goesOff == 0 || d.until < d.goesOff {
-		d.goesOff = d.until
-		d.timer.Reset(limit)
-	}
+	d.until = d.alarm.now() + limit
+	d.alarm.setFor(d.until, limit)
 }
 
 // Extend gives the step as long again.
@@ -54,7 +42,7 @@ func (d *Deadline) Extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.reason != nil {
-		d.until = time.Since(d.born) + d.limit
+		d.until = d.alarm.now() + d.limit
 	}
 }
 
@@ -66,26 +54,25 @@ func (d *Deadline) Stop() bool {
 	return !d.expired
 }
 
-// End ends the step, and stops the timer until another one begins.
+// End ends the step, and lets go of the timer until another one begins.
 func (d *Deadline) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.reason = nil; d.goesOff > 0 {
-		d.goesOff = 0
-		d.timer.Stop()
+	if d.reason = nil; d.alarm != nil {
+		d.Alarms.giveBack(d.alarm)
+		d.alarm = nil
 	}
 }
 
-func (d *Deadline) expire() {
+// wake looks whether the step takes too long.
+func (d *Deadline) wake(by *alarm) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.goesOff = 0
-	if d.reason == nil {
+	if d.alarm != by || d.reason == nil {
 		return
 	}
-	if left := d.until - time.Since(d.born); left > 0 {
-		d.goesOff = d.until
-		d.timer.Reset(left)
+	if left := d.until - by.now(); left > 0 {
+		by.setFor(d.until, left)
 		return
 	}
 	d.expired = true

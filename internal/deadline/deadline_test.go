@@ -46,17 +46,6 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			d.End()
 			d.Start(6*s, errLater)
 		}, 6 * s, errLater},
-		"a step longer than the shortest": {func(d *Deadline) {
-			d.Shortest = 3 * s
-			d.Start(10*s, errFirst)
-		}, 10 * s, errFirst},
-		"the shortest step": {func(d *Deadline) {
-			d.Shortest = 3 * s
-			d.Start(10*s, errFirst)
-			time.Sleep(2 * s)
-			d.Stop()
-			d.Start(3*s, errLater)
-		}, 5 * s, errLater},
 		"a step that is extended": {func(d *Deadline) {
 			d.Start(5*s, errFirst)
 			time.Sleep(4 * s)
@@ -85,7 +74,7 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				begin := time.Now()
-				d := Deadline{Cancel: cancel}
+				d := Deadline{Cancel: cancel, Alarms: new(Alarms)}
 				c.steps(&d)
 				select {
 				case <-ctx.Done():
@@ -110,11 +99,24 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 
 // BenchmarkStep measures what each event of a stream costs.
 func BenchmarkStep(b *testing.B) {
-	d := Deadline{Cancel: func(error) {}}
+	d := Deadline{Cancel: func(error) {}, Alarms: new(Alarms)}
 	defer d.End()
 	b.ReportAllocs()
 	for b.Loop() {
 		d.Start(time.Minute, errFirst)
 		d.Stop()
+	}
+}
+
+// BenchmarkRequest measures what the only step of a request costs.
+func BenchmarkRequest(b *testing.B) {
+	var alarms Alarms
+	defer alarms.Close()
+	b.ReportAllocs()
+	for b.Loop() {
+		d := Deadline{Cancel: func(error) {}, Alarms: &alarms}
+		d.Start(time.Minute, errFirst)
+		d.Stop()
+		d.End()
 	}
 }

@@ -15,7 +15,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &Body{Response: new(http.Response), Source: backend, Idle: 10 * time.Second, Deadline: &deadline.Deadline{Cancel: cancel}}
+		b := &Body{Response: new(http.Response), Source: backend, Idle: 10 * time.Second, Deadline: &deadline.Deadline{Cancel: cancel, Alarms: new(deadline.Alarms)}}
 		go func() {
 			for range 3 {
 				io.WriteString(wire, "x")

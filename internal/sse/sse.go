@@ -118,7 +118,7 @@ func (e Event) opening() (Opening, *Error) {
 	case "response.created", "response.in_progress", "response.queued", "ping":
 		return Preamble, nil
 	}
-	if e.TooLong {
+	if e.TooLong || e.bringsText() {
 		return Content, nil
 	}
 	var chunk struct {
@@ -149,6 +149,13 @@ func (e Event) opening() (Opening, *Error) {
 		return Content, nil
 	}
 	return Preamble, nil
+}
+
+// bringsText reports whether the event plainly brings text of a chat, as nearly all do: then it need
+// not be parsed. What looks like the name of a member is one, for the quotes in a text are escaped.
+func (e Event) bringsText() bool {
+	_, text, ok := bytes.Cut(e.Data, []byte(`"delta":{"content":"`))
+	return ok && len(text) > 0 && text[0] != '"' && !mayHoldError(e.Data)
 }
 
 // choice is one of a chat completion's. The first chunk often says no more of it than the role.

@@ -14,7 +14,7 @@ import (
 type Reader struct {
 	scanner  scanner
 	long     bool          // an event that is longer than what is kept is being read
-	splitter *sse.Splitter // nil: the reply is one JSON text
+	splitter *sse.Splitter // nil: no piece of a stream of events came so far
 	decoder  *contentcoding.Decoder
 }
 
@@ -27,7 +27,6 @@ func NewReader(header http.Header) *Reader {
 	case strings.EqualFold(mediaType, "application/json"):
 	case strings.EqualFold(mediaType, "text/event-stream"):
 		r.scanner.inEvent = true
-		r.splitter = &sse.Splitter{Long: r.more}
 	default:
 		return nil
 	}
@@ -53,17 +52,20 @@ func (r *Reader) Write(p []byte) {
 
 // Whole takes in all of the reply.
 func (r *Reader) Whole(p []byte) {
-	if r == nil || r.decoder != nil || r.splitter != nil || !r.scanner.scanFrom(p) {
+	if r == nil || r.decoder != nil || r.scanner.inEvent || !r.scanner.scanFrom(p) {
 		r.Write(p)
 	}
 }
 
 func (r *Reader) read(p []byte) {
-	if r.splitter != nil {
-		r.splitter.Split(p, r.event)
-	} else {
+	if !r.scanner.inEvent {
 		r.scanner.scan(p)
+		return
 	}
+	if r.splitter == nil {
+		r.splitter = &sse.Splitter{Long: r.more}
+	}
+	r.splitter.Split(p, r.event)
 }
 
 func (r *Reader) event(e sse.Event) {
