@@ -41,7 +41,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		if !ex.balancer.forward || res.StatusCode != http.StatusTooManyRequests {
 			hint.Rewrite(res.Header, wait)
 		}
-		ex.balancer.removeProviderHeaders(res.Header)
+		ex.passHeader(res)
 	}
 	ex.status = res.StatusCode
 	return res

@@ -125,8 +125,10 @@ type exchange struct {
 	// with auth passthrough.
 	credentials callerkeys.Presented
 	// keepsHeader tells that the attempts take the header from request, and not
-	// from what reverse_proxy made of it.
+	// from what reverse_proxy made of it. The client then gets that of the reply,
+	// which is replyHeader, from us as well.
 	keepsHeader bool
+	replyHeader http.Header
 	// cookies are set once a policy was asked, which may set more.
 	cookies *savedCookies
 

@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 )
 
@@ -64,6 +65,7 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) {
 		var query string
 		if ex.credentials, query, ex.keepsHeader = callerkeys.TakeFrom(r.Header, r.URL.RawQuery); ex.keepsHeader {
 			r.Header, r.URL.RawQuery = make(http.Header), query
+			r.RemoteAddr = "@" // nor for where it comes from, which no backend is told
 			return
 		}
 	}
@@ -186,7 +188,7 @@ func (ex *exchange) fillPlaceholders() {
 // shownPlaceholder is a caddy.ReplacerFunc.
 func (ex *exchange) shownPlaceholder(key string) (any, bool) {
 	if !strings.HasPrefix(key, summary.Prefix) {
-		return nil, false
+		return replyheader.Placeholder(key, ex.shown.replyHeader)
 	}
 	return ex.shown.summary().Placeholder(key)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
+	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -131,7 +132,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if !ex.balancer.plain && !ex.balancer.debugs && req.Header["Upgrade"] == nil {
 		// reverse_proxy encodes them for its debug log, even if nobody writes that
-		defer func() { req.Header = nil }()
+		defer func() { req.Header, req.RemoteAddr = nil, ex.request.RemoteAddr }()
 	}
 	if ex.current == nil {
 		return ex.answer(req), nil
@@ -228,26 +229,20 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 			delete(r.res.Header, "Content-Length")
 		}
 	}
-	ex.balancer.removeProviderHeaders(r.res.Header)
+	ex.passHeader(r.res)
 	return r.res
 }
 
-// providerHeaders must not reach clients. Alt-Svc would lead them past the
-// balancer, cookies and HSTS would be those of the balancer's host, and reports
-// about the balancer would go to the provider.
-var providerHeaders = []string{
-	"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Public-Key-Pins",
-	"Clear-Site-Data", "Nel", "Report-To", "Reporting-Endpoints", "Proxy-Authenticate",
-}
-
-// removeProviderHeaders removes them, unless a plain reverse_proxy decides on
-// its headers itself.
-func (b *balancer) removeProviderHeaders(header http.Header) {
-	if b.plain {
+// passHeader has the reply's header reach the client, unless a plain reverse_proxy
+// decides on its headers itself.
+func (ex *exchange) passHeader(res *http.Response) {
+	if ex.balancer.plain {
 		return
 	}
-	for _, name := range providerHeaders {
-		delete(header, name)
+	replyheader.RemoveProviders(res.Header)
+	if ex.keepsHeader && res.StatusCode != http.StatusSwitchingProtocols {
+		ex.replyHeader = res.Header
+		res.Header = replyheader.Pass(ex.writer.Header(), res.Header)
 	}
 }
 
