@@ -3,7 +3,6 @@ package openailb
 import (
 	"context"
 	"net/http"
-	"net/url"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -105,9 +104,8 @@ type exchange struct {
 	balancer *balancer
 	request  *http.Request
 	writer   http.ResponseWriter
-	// proxied is the request as reverse_proxy gets it, and url its URL.
+	// proxied is the request as reverse_proxy gets it.
 	proxied http.Request
-	url     url.URL
 	// shown is whose placeholders are shown, if this is the request's first exchange.
 	shown *exchange
 
@@ -124,10 +122,7 @@ type exchange struct {
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
 	credentials callerkeys.Presented
-	// keepsHeader tells that the attempts take the header from request, and not
-	// from what reverse_proxy made of it. The client then gets that of the reply,
-	// which is replyHeader, from us as well.
-	keepsHeader bool
+	// replyHeader is that of the reply, if the client has it from us.
 	replyHeader http.Header
 	// cookies are set once a policy was asked, which may set more.
 	cookies *savedCookies
@@ -149,14 +144,10 @@ type exchange struct {
 	// whose reply the client gets, if that is not the last one.
 	lastFrom int
 	from     *attempt
-	// lastMissing tells that it only says that an object is not there.
-	lastMissing bool
 	// blame is what the request has to answer for.
 	blame blame
 	// exceeded are the names of models whose context is too short for the request.
 	exceeded []string
-	// forwarded tells that the request went to a backend that throttles.
-	forwarded bool
 
 	// usage reads the client's reply. tokens are what it found, once that is over.
 	usage  *usage.Reader
@@ -172,6 +163,15 @@ type exchange struct {
 	firstByte time.Duration
 	// status is that of the answer.
 	status int
+
+	// keepsHeader tells that the attempts take the header from request, and not
+	// from what reverse_proxy made of it, and that the client has that of the reply
+	// from us.
+	keepsHeader bool
+	// lastMissing tells that last only says that an object is not there.
+	lastMissing bool
+	// forwarded tells that the request went to a backend that throttles.
+	forwarded bool
 }
 
 // attempt is one backend's answer to an exchange.

@@ -38,11 +38,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // context, and without the caller's credentials and the body, which are the
 // exchange's.
 func (h *Handler) proxied(ex *exchange) *http.Request {
-	ex.proxied, ex.url = *ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex)), *ex.request.URL
+	ex.proxied = *ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
 	r := &ex.proxied
-	r.URL = &ex.url
-	r.URL.Opaque = ""
-	h.takeKeys(ex, r)
+	if query := h.takeKeys(ex, r); query != r.URL.RawQuery || r.URL.Opaque != "" {
+		url := *r.URL
+		url.RawQuery, url.Opaque = query, ""
+		r.URL = &url
+	}
 	r.Trailer = nil // no operation has any, and they may hold whatever headers may
 	if r.Header["Upgrade"] != nil && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		// of all upgrades, these APIs have only this one; a client that offers
@@ -58,18 +60,19 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 	return r
 }
 
-// takeKeys takes the caller's keys out of the request. It takes out all of the
-// header if reverse_proxy has no use for it, which would copy it again and again.
-func (h *Handler) takeKeys(ex *exchange, r *http.Request) {
+// takeKeys takes the caller's keys out of the request, and returns the query
+// without them. It takes out all of the header if reverse_proxy has no use for it,
+// which would copy it again and again.
+func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 	if h.keepsHeaders && !isTunnel(r) {
-		var query string
 		if ex.credentials, query, ex.keepsHeader = callerkeys.TakeFrom(r.Header, r.URL.RawQuery); ex.keepsHeader {
-			r.Header, r.URL.RawQuery = make(http.Header), query
+			r.Header = make(http.Header)
 			r.RemoteAddr = "@" // nor for where it comes from, which no backend is told
-			return
+			return query
 		}
 	}
-	ex.credentials, r.Header, r.URL.RawQuery = callerkeys.Take(r.Header, r.URL.RawQuery)
+	ex.credentials, r.Header, query = callerkeys.Take(r.Header, r.URL.RawQuery)
+	return query
 }
 
 // isTunnel reports whether the body is the stream of a WebSocket (RFC 8441).

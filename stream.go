@@ -10,7 +10,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
-	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -33,7 +32,7 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 // response that failed long ago is not a failure.
 func (t *Transport) open(ex *exchange, r *reply) {
 	if r.status == http.StatusOK && r.body != nil && ex.asked.infers && !ex.balancer.plain {
-		r.body.Usage = usage.NewReader(r.res.Header)
+		r.body.ReadUsage()
 	}
 	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || !ex.asked.repeatable || contentcoding.Compressed(r.res.Header) {
 		return

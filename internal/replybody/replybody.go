@@ -52,7 +52,8 @@ type Body struct {
 	// MustEnd makes a stream that ends without saying so a broken one.
 	MustEnd bool
 
-	// Usage reads how many tokens the reply cost. It is nil if nobody asks.
+	// Usage reads how many tokens the reply cost. It is nil if nobody asks, and
+	// else what ReadUsage has made it.
 	Usage *usage.Reader
 	// Lesson learns which objects the backend has. It is nil if it has none.
 	Lesson *affinity.Lesson
@@ -66,6 +67,7 @@ type Body struct {
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
+	usage usage.Reader
 	// held is what was read ahead, and heldErr how that ended.
 	held    []byte
 	heldErr error
@@ -84,6 +86,9 @@ type readAhead struct {
 	data []byte
 	err  error
 }
+
+// ReadUsage has the tokens read that the reply cost.
+func (b *Body) ReadUsage() { b.Usage = b.usage.Begin(b.Response.Header) }
 
 // nextRead is a buffer for the next read ahead.
 func (b *Body) nextRead() []byte {

@@ -9,8 +9,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// Reader reads the tokens of one reply. Its methods can be called on nil, which is the reader of a
-// reply that says nothing of tokens.
+// Reader reads the tokens of one reply, once Begin was called. Its methods can be called on nil, which
+// is the reader of a reply that says nothing of tokens.
 type Reader struct {
 	scanner  scanner
 	long     bool          // an event that is longer than what is kept is being read
@@ -18,10 +18,9 @@ type Reader struct {
 	decoder  *contentcoding.Decoder
 }
 
-// NewReader returns a reader for the reply with this header. It is nil if the reply is neither JSON
-// nor a stream of events, or is compressed in a way that nobody here can undo.
-func NewReader(header http.Header) *Reader {
-	r := new(Reader)
+// Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
+// JSON nor a stream of events, or is compressed in a way that nobody here can undo.
+func (r *Reader) Begin(header http.Header) *Reader {
 	mediaType, _, _ := strings.Cut(header.Get("Content-Type"), ";")
 	switch mediaType = strings.TrimSpace(mediaType); {
 	case strings.EqualFold(mediaType, "application/json"):

@@ -26,7 +26,7 @@ func read(contentType, encoding, body string, size int) Tokens {
 	if encoding != "" {
 		header.Set("Content-Encoding", encoding)
 	}
-	r := NewReader(header)
+	r := new(Reader).Begin(header)
 	if size == len(body) {
 		r.Whole([]byte(body))
 	} else {
@@ -134,7 +134,7 @@ func TestAWatcherShowsTheTokens(t *testing.T) {
 			continue
 		}
 		for _, size := range []int{1 << 30, 100, 1} {
-			r := NewReader(http.Header{"Content-Type": {streamType}})
+			r := new(Reader).Begin(http.Header{"Content-Type": {streamType}})
 			var w sse.Watcher
 			r.Watch(&w)
 			for piece := range slices.Chunk([]byte(c.body), size) {
@@ -283,7 +283,7 @@ func TestAStreamsEventsAllocateNothing(t *testing.T) {
 		"a null":          chunk("null"),
 		"a running usage": chunk(`{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}`),
 	} {
-		r := NewReader(http.Header{"Content-Type": {streamType}})
+		r := new(Reader).Begin(http.Header{"Content-Type": {streamType}})
 		piece := []byte(stream)
 		if n := testing.AllocsPerRun(100, func() { r.Write(piece) }); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
@@ -315,7 +315,7 @@ func BenchmarkReader(b *testing.B) {
 			b.SetBytes(int64(len(piece) * times))
 			b.ReportAllocs()
 			for b.Loop() {
-				r := NewReader(header)
+				r := new(Reader).Begin(header)
 				if times == 1 {
 					r.Whole(piece)
 				} else {
