@@ -47,7 +47,9 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
 // send sends the request to the current backend and judges what comes back.
 func (t *Transport) send(ex *exchange, req *http.Request, credential Credential) *reply {
 	b := ex.current.backend
-	rt := ex.newRoundTrip(req)
+	rt := new(roundTrip)
+	rt.KeepInterimHeader = ex.balancer.plain // which decides on its headers itself
+	rt.Begin(req.Context())
 	r := &rt.reply
 	r.trip = &rt.Trip
 	r.credential, r.secrets = credential, b.secretsOf(credential, ex.credentials)
@@ -117,12 +119,4 @@ type roundTrip struct {
 	url     url.URL
 	reply   reply
 	body    replybody.Body
-}
-
-func (ex *exchange) newRoundTrip(req *http.Request) *roundTrip {
-	rt := new(roundTrip)
-	rt.KeepInterimHeader = ex.balancer.plain // which decides on its headers itself
-	rt.Begin(req.Context())
-	ex.cancels = append(ex.cancels, rt.Cancel)
-	return rt
 }

@@ -153,10 +153,6 @@ type exchange struct {
 	usage  *usage.Reader
 	tokens usage.Tokens
 
-	cancels []context.CancelCauseFunc
-	// cancelRoom is where the first of them is.
-	cancelRoom [1]context.CancelCauseFunc
-
 	// started is when the request came, and firstByte how long after that the
 	// first byte of the reply's body went to the client.
 	started   time.Time
@@ -191,7 +187,7 @@ type attempt struct {
 
 func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
 	ex := &exchange{balancer: b, request: r, writer: w, maxAttempts: maxAttempts, started: time.Now()}
-	ex.attempts, ex.cancels = ex.room[:0], ex.cancelRoom[:0]
+	ex.attempts = ex.room[:0]
 	if tryDuration > 0 {
 		ex.deadline = ex.started.Add(tryDuration)
 	}
@@ -322,15 +318,13 @@ func (ex *exchange) release() {
 	}
 }
 
-// finish ends every attempt, gives back what the exchange holds and counts it.
+// finish gives back what the exchange holds and counts it. net/http's server ends
+// the context of the reply that the client got.
 func (ex *exchange) finish(err error) {
 	ex.usage.Close()
 	ex.tokens = ex.usage.Tokens()
 	ex.dropLast()
 	ex.body.Release()
-	for _, cancel := range ex.cancels {
-		cancel(context.Canceled)
-	}
 	ex.release()
 	ex.observe(err)
 }

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -72,9 +73,13 @@ func (r *reply) upload() *replay.Upload {
 	return r.trip.Upload
 }
 
+// discard ends the attempt.
 func (r *reply) discard() {
 	if r.res != nil {
 		r.res.Body.Close()
+	}
+	if r.trip != nil {
+		r.trip.Cancel(context.Canceled)
 	}
 }
 

@@ -3,6 +3,7 @@ package openailb
 import (
 	"mime"
 	"net/http"
+	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
@@ -53,10 +54,11 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	var a asked
 	beginning := cache.Prompt()
 	prompt := max(b.Length(), int64(len(b.Buffered())))
-	switch mediaType, params := parseMediaType(r.Header.Get("Content-Type")); {
+	switch {
 	case contentcoding.Compressed(r.Header):
 		a.opaque = len(b.Buffered()) > 0
-	case mediaType == "multipart/form-data":
+	case mediaType(r.Header) == "multipart/form-data":
+		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
 		prompt = 0 // a file's size tells nothing of its tokens
 	default:
@@ -91,17 +93,10 @@ func (ex *exchange) asksUsage() bool {
 	return ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && ex.asked.withoutUsage && ex.asked.body.CanAskUsage() && ex.body.Whole()
 }
 
-// parseMediaType reads a Content-Type. Nearly all requests and replies have the
-// one that needs no parsing.
-func parseMediaType(value string) (mediaType string, params map[string]string) {
-	if value == "application/json" {
-		return value, nil
-	}
-	mediaType, params, _ = mime.ParseMediaType(value)
-	return mediaType, params
+// mediaType is that of a body, without its parameters.
+func mediaType(header http.Header) string {
+	value, _, _ := strings.Cut(header.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(value))
 }
 
-func isEventStream(res *http.Response) bool {
-	mediaType, _ := parseMediaType(res.Header.Get("Content-Type"))
-	return mediaType == "text/event-stream"
-}
+func isEventStream(res *http.Response) bool { return mediaType(res.Header) == "text/event-stream" }

@@ -37,7 +37,7 @@ func (t *Transport) open(ex *exchange, r *reply) {
 	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || !ex.asked.repeatable || contentcoding.Compressed(r.res.Header) {
 		return
 	}
-	switch mediaType, _ := parseMediaType(r.res.Header.Get("Content-Type")); {
+	switch mediaType := mediaType(r.res.Header); {
 	case mediaType == "text/event-stream" && r.body == nil:
 		r.breakOff(replybody.ErrEmpty)
 	case mediaType == "text/event-stream":

@@ -242,7 +242,7 @@ func (ex *exchange) passHeader(res *http.Response) {
 	replyheader.RemoveProviders(res.Header)
 	if ex.keepsHeader && res.StatusCode != http.StatusSwitchingProtocols {
 		ex.replyHeader = res.Header
-		res.Header = replyheader.Pass(ex.writer.Header(), res.Header)
+		replyheader.Pass(ex.writer.Header(), res)
 	}
 }
 

@@ -23,16 +23,19 @@ func RemoveProviders(header http.Header) {
 }
 
 // Pass gives the client the fields that reverse_proxy would pass on as they are,
-// and returns the others. For each field, reverse_proxy also sets a placeholder;
-// Placeholder has those of all of them.
-func Pass(client, reply http.Header) (others http.Header) {
-	if connection := reply["Connection"]; len(connection) > 1 || len(connection) == 1 && !strings.EqualFold(connection[0], "keep-alive") {
-		return reply // it may name fields that are not to be passed on
+// and leaves the others to it. For each field, reverse_proxy also sets a
+// placeholder; Placeholder has those of all of them.
+func Pass(client http.Header, reply *http.Response) {
+	if connection := reply.Header["Connection"]; len(connection) > 1 || len(connection) == 1 && !strings.EqualFold(connection[0], "keep-alive") {
+		return // it may name fields that are not to be passed on
 	}
-	others = make(http.Header)
-	for name, values := range reply {
+	var others http.Header // hardly ever are there any
+	for name, values := range reply.Header {
 		switch {
-		case reverseProxys(name, values):
+		case isReverseProxys(name, reply):
+			if others == nil {
+				others = make(http.Header)
+			}
 			others[name] = values
 		case client[name] == nil:
 			client[name] = values
@@ -40,19 +43,19 @@ func Pass(client, reply http.Header) (others http.Header) {
 			client[name] = append(client[name], values...)
 		}
 	}
-	return others
+	reply.Header = others
 }
 
-// reverseProxys reports whether reverse_proxy does something else with a field
-// than to pass it on: those between two hops, those that it sets itself, and those
-// that tell it to flush each write.
-func reverseProxys(name string, values []string) bool {
+// isReverseProxys reports whether reverse_proxy does something else with a field
+// than to pass it on: with those between two hops, those that it sets itself, and
+// those that have it flush each write.
+func isReverseProxys(name string, reply *http.Response) bool {
 	switch name {
 	case "Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 		"Server", "Via", "Incremental":
 		return true
 	case "Content-Type":
-		return len(values) != 1 || values[0] != "application/json"
+		return reply.ContentLength >= 0 && strings.Contains(strings.ToLower(reply.Header.Get(name)), "event-stream")
 	}
 	return false
 }
