@@ -88,6 +88,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		return r
 	}
 	if !isEventStream(res) && !rt.Timeout.Stop() {
+		rt.Timeout.End()
 		res.Body.Close()
 		r.fail(rt.Why(roundtrip.ErrNoReply))
 		return r

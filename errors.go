@@ -7,6 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -41,7 +42,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		if !ex.balancer.forward || res.StatusCode != http.StatusTooManyRequests {
 			hint.Rewrite(res.Header, wait)
 		}
-		ex.passHeader(res)
+		if !ex.balancer.plain {
+			replyheader.RemoveProviders(res.Header)
+		}
 	}
 	ex.status = res.StatusCode
 	return res

@@ -40,7 +40,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 func (h *Handler) proxied(ex *exchange) *http.Request {
 	ex.proxied = *ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
 	r := &ex.proxied
-	if query := h.takeKeys(ex, r); query != r.URL.RawQuery || r.URL.Opaque != "" {
+	if query := h.takeKeys(ex, r); query != r.URL.RawQuery || r.URL.Opaque != "" || h.proxy.HandleResponse != nil {
 		url := *r.URL
 		url.RawQuery, url.Opaque = query, ""
 		r.URL = &url

@@ -24,14 +24,18 @@ func RemoveProviders(header http.Header) {
 
 // Pass gives the client the fields that reverse_proxy would pass on as they are,
 // and leaves the others to it. For each field, reverse_proxy also sets a
-// placeholder; Placeholder has those of all of them.
+// placeholder; Placeholder has those of all of them. Nobody else may use the
+// client's header now, as interim responses do.
 func Pass(client http.Header, reply *http.Response) {
-	if connection := reply.Header["Connection"]; len(connection) > 1 || len(connection) == 1 && !strings.EqualFold(connection[0], "keep-alive") {
-		return // it may name fields that are not to be passed on
+	connection := reply.Header["Connection"]
+	namesFields := len(connection) > 1 || len(connection) == 1 && !strings.EqualFold(connection[0], "keep-alive")
+	if namesFields || reply.Header["Incremental"] != nil { // for which reverse_proxy may refuse the reply
+		return
 	}
 	var others http.Header // hardly ever are there any
 	for name, values := range reply.Header {
 		switch {
+		case len(values) == 0:
 		case isReverseProxys(name, reply):
 			if others == nil {
 				others = make(http.Header)
@@ -48,11 +52,11 @@ func Pass(client http.Header, reply *http.Response) {
 
 // isReverseProxys reports whether reverse_proxy does something else with a field
 // than to pass it on: with those between two hops, those that it sets itself, and
-// those that have it flush each write.
+// the one that has it flush each write.
 func isReverseProxys(name string, reply *http.Response) bool {
 	switch name {
 	case "Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-		"Server", "Via", "Incremental":
+		"Server", "Via":
 		return true
 	case "Content-Type":
 		return reply.ContentLength >= 0 && strings.Contains(strings.ToLower(reply.Header.Get(name)), "event-stream")

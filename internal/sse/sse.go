@@ -155,6 +155,7 @@ func (e Event) opening() (Opening, *Error) {
 // not be parsed. What looks like the name of a member is one, for the quotes in a text are escaped.
 func (e Event) bringsText() bool {
 	_, text, ok := bytes.Cut(e.Data, []byte(`"delta":{"content":"`))
+	text = bytes.TrimLeft(text, whiteSpace) // which alone is none
 	return ok && len(text) > 0 && text[0] != '"' && !mayHoldError(e.Data)
 }
 

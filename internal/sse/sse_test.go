@@ -48,6 +48,8 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 		{"Azure's filter results", azurePreamble, false, Preamble, 0, ""},
 		{"the role", azurePreamble + role, false, Preamble, 0, ""},
 		{"content", azurePreamble + role + content, false, Content, 0, ""},
+		{"content that is white space", `data: {"choices":[{"index":0,"delta":{"content":" "}}]}` + "\n\n", false, Preamble, 0, ""},
+		{"content in a chunk with an error", `data: {"error":{"code":"server_error"},"choices":[{"index":0,"delta":{"content":"so"}}]}` + "\n\n", false, Failure, 500, `{"error":{"code":"server_error"}}`},
 		{"content with CRLF", strings.ReplaceAll(role+content, "\n", "\r\n"), false, Content, 0, ""},
 		{"content with CR", strings.ReplaceAll(role+content, "\n", "\r"), false, Content, 0, ""},
 		{"content without spaces", strings.ReplaceAll(content, "data: ", "data:"), false, Content, 0, ""},
