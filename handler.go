@@ -67,7 +67,9 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 	if h.keepsHeaders && !isTunnel(r) {
 		if ex.credentials, query, ex.keepsHeader = callerkeys.TakeFrom(r.Header, r.URL.RawQuery); ex.keepsHeader {
 			r.Header = make(http.Header)
-			r.RemoteAddr = "@" // nor for where it comes from, which no backend is told
+			// as if it came from a Unix socket: reverse_proxy then makes no headers
+			// of its address, which no backend is told
+			r.RemoteAddr = "@"
 			return query
 		}
 	}

@@ -36,7 +36,7 @@ type Transport struct {
 
 	// HTTP configures the connections to the backends, as reverse_proxy's
 	// http transport does. Default: that transport's defaults, but no
-	// compression of its own, and more idle connections,
+	// compression of its own, more idle connections,
 	// kept for less long than providers keep theirs, and pings that find dead
 	// HTTP/2 connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
@@ -131,7 +131,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.roundTripper.RoundTrip(req)
 	}
 	if !ex.balancer.plain && !ex.balancer.debugs && req.Header["Upgrade"] == nil {
-		// reverse_proxy encodes them for its debug log, even if nobody writes that
+		// reverse_proxy encodes the header for its debug log, even if nobody
+		// writes that, and logs the address with replies that break off
 		defer func() { req.Header, req.RemoteAddr = nil, ex.request.RemoteAddr }()
 	}
 	if ex.current == nil {
