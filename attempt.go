@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
@@ -87,7 +88,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		r.fail(rt.Why(err))
 		return r
 	}
-	if !isEventStream(res) && !rt.Timeout.Stop() {
+	if mediatype.Of(res.Header) != mediatype.EventStream && !rt.Timeout.Stop() {
 		rt.Timeout.End()
 		res.Body.Close()
 		r.fail(rt.Why(roundtrip.ErrNoReply))

@@ -3,10 +3,10 @@ package openailb
 import (
 	"mime"
 	"net/http"
-	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -57,7 +57,7 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	switch {
 	case contentcoding.Compressed(r.Header):
 		a.opaque = len(b.Buffered()) > 0
-	case mediaType(r.Header) == "multipart/form-data":
+	case mediatype.Of(r.Header) == mediatype.Form:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
 		prompt = 0 // a file's size tells nothing of its tokens
@@ -92,11 +92,3 @@ func (ex *exchange) asksUsage() bool {
 	b := ex.current.backend
 	return ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && ex.asked.withoutUsage && ex.asked.body.CanAskUsage() && ex.body.Whole()
 }
-
-// mediaType is that of a body, without its parameters.
-func mediaType(header http.Header) string {
-	value, _, _ := strings.Cut(header.Get("Content-Type"), ";")
-	return strings.ToLower(strings.TrimSpace(value))
-}
-
-func isEventStream(res *http.Response) bool { return mediaType(res.Header) == "text/event-stream" }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -37,12 +38,12 @@ func (t *Transport) open(ex *exchange, r *reply) {
 	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || !ex.asked.repeatable || contentcoding.Compressed(r.res.Header) {
 		return
 	}
-	switch mediaType := mediaType(r.res.Header); {
-	case mediaType == "text/event-stream" && r.body == nil:
+	switch kind := mediatype.Of(r.res.Header); {
+	case kind == mediatype.EventStream && r.body == nil:
 		r.breakOff(replybody.ErrEmpty)
-	case mediaType == "text/event-stream":
+	case kind == mediatype.EventStream:
 		t.judgeOpening(r, r.body.OpenStream)
-	case mediaType == "application/json" && r.body != nil && r.res.ContentLength <= replybody.OpeningLimit:
+	case kind == mediatype.JSON && r.body != nil && r.res.ContentLength <= replybody.OpeningLimit:
 		creates := strings.HasSuffix(ex.request.URL.Path, "/responses")
 		t.judgeOpening(r, func() (*sse.Error, error) { return r.body.OpenJSON(creates) })
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -225,7 +226,7 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	}
 	if r.asksUsage {
 		ex.asked.withoutUsage = false
-		if isEventStream(r.res) && !contentcoding.Compressed(r.res.Header) {
+		if mediatype.Of(r.res.Header) == mediatype.EventStream && !contentcoding.Compressed(r.res.Header) {
 			r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
 			delete(r.res.Header, "Content-Length")
 		}

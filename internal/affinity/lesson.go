@@ -3,9 +3,9 @@ package affinity
 import (
 	"bytes"
 	"net/http"
-	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
@@ -36,13 +36,13 @@ func (h *Home) Lesson(account string, res *http.Response) *Lesson {
 		return nil
 	}
 	l := &Lesson{home: h, account: account, length: res.ContentLength}
-	switch mediaType, _, _ := strings.Cut(res.Header.Get("Content-Type"), ";"); strings.TrimSpace(mediaType) {
-	case "application/json":
+	switch mediatype.Of(res.Header) {
+	case mediatype.JSON:
 		if contentcoding.Compressed(res.Header) {
 			l.coding = res.Header.Get("Content-Encoding")
 		}
 		return l
-	case "text/event-stream":
+	case mediatype.EventStream:
 		l.events = new(sse.Watcher)
 		l.Join(l.events)
 		return l

@@ -3,9 +3,9 @@ package usage
 import (
 	"bytes"
 	"net/http"
-	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -21,10 +21,9 @@ type Reader struct {
 // Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
 // JSON nor a stream of events, or is compressed in a way that nobody here can undo.
 func (r *Reader) Begin(header http.Header) *Reader {
-	mediaType, _, _ := strings.Cut(header.Get("Content-Type"), ";")
-	switch mediaType = strings.TrimSpace(mediaType); {
-	case strings.EqualFold(mediaType, "application/json"):
-	case strings.EqualFold(mediaType, "text/event-stream"):
+	switch mediatype.Of(header) {
+	case mediatype.JSON:
+	case mediatype.EventStream:
 		r.scanner.inEvent = true
 	default:
 		return nil

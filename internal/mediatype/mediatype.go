@@ -1,0 +1,22 @@
+// Package mediatype tells what a body is by its Content-Type (RFC 9110 section
+// 8.3).
+package mediatype
+
+import (
+	"net/http"
+	"strings"
+)
+
+// The types that these APIs have.
+const (
+	JSON        = "application/json"
+	EventStream = "text/event-stream"
+	Form        = "multipart/form-data"
+)
+
+// Of is the type of the body after this header, in small letters and without
+// parameters.
+func Of(header http.Header) string {
+	value, _, _ := strings.Cut(header.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(value))
+}
