@@ -65,6 +65,9 @@ func TestABenchForAKeyEndsWithTheKey(t *testing.T) {
 		time.Sleep(secret.ReloadInterval)
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 2, "b": 2})
+		if back := w.Logged("backend back"); len(back) != 1 {
+			t.Errorf("%d lines say that the backend is back, want 1", len(back))
+		}
 	})
 }
 

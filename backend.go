@@ -293,19 +293,25 @@ func (b *Backend) passesThrough() bool { return b.auth == authPassthrough }
 
 // target makes the backend a member of a pool. The caller gives its health
 // back to healths.
-func (b *Backend) target(logger *zap.Logger) *target {
-	health := loadHealth(b.health)
-	if key, ok := b.source.(apiKey); ok {
-		health.StartFresh(key.Digest())
-		key.Changed = func(digest string) {
-			health.StartFresh(digest)
-			logger.Info("api_key changed", zap.String("backend", b.Name))
-		}
-	}
-	m := pool.NewMember(b.Name, health)
+func (b *Backend) target() *target {
+	m := pool.NewMember(b.Name, loadHealth(b.health))
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
 	m.Models, m.AnyModel = b.modelNames(), b.models == nil && b.Deployment == ""
 	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.dial()}}
+}
+
+// startFresh forgets what was learned with another key, now and whenever the key
+// changes.
+func (t *target) startFresh(logger *zap.Logger) {
+	key, ok := t.backend.source.(apiKey)
+	if !ok {
+		return
+	}
+	t.StartFresh(key.Digest())
+	key.Changed = func(digest string) {
+		t.StartFresh(digest)
+		logger.Info("api_key changed", zap.String("backend", t.Name))
+	}
 }
 
 // modelsOf lists the models of all backends, in the order of the config. It is

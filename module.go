@@ -237,6 +237,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.balancer.open()
+	for _, t := range h.balancer.targets {
+		t.startFresh(h.logger)
+	}
 	h.shared.Link().Open(h.balancer.Pool)
 	return nil
 }
@@ -255,7 +258,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
-		targets[i] = b.target(h.logger)
+		targets[i] = b.target()
 		h.shared.Link().Add(targets[i].Member, b.health)
 		h.passesThrough = h.passesThrough || b.passesThrough()
 		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
@@ -268,14 +271,13 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
-	h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool)
+	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
+		return err
+	}
 	h.seeker = reach.Seeker{
 		Context: ctx, Pool: h.balancer.Pool, Transport: h.Transport.roundTripper,
 		URL:     func(m *pool.Member) *url.URL { return h.balancer.targets[m.Index].backend.url },
 		Refusal: pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable)}, Whole: true, Lost: true, Wait: time.Duration(h.Transport.FailDuration)},
-	}
-	if err != nil {
-		return err
 	}
 	return h.provisionAffinity(ctx)
 }

@@ -64,19 +64,33 @@ func ModelKey(model string) string {
 // Destruct implements caddy.Destructor, so that a usage pool can hold Health.
 func (*Health) Destruct() error { return nil }
 
-// StartFresh forgets what is known if it was learned with another identity.
-func (h *Health) StartFresh(identity string) {
+// StartFresh forgets what is known of the member if it was learned with another
+// identity. Its benches are then over.
+func (m *Member) StartFresh(identity string) {
+	h := m.health
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	var over []*bench
 	if h.identity != "" && h.identity != identity {
-		h.whole.throttle.Store(nil)
-		h.whole.failure.Store(nil)
-		h.whole.failures = nil
+		over = h.endAll()
 		h.models.Store(nil)
 		h.served.Store(nil)
 		h.last.Store(nil)
 	}
 	h.identity = identity
+	h.mu.Unlock()
+	for _, b := range over {
+		m.tellEnd(b, false)
+	}
+}
+
+// endAll ends all benches, which may be nil, and forgets the failures that count
+// towards one. The caller holds the lock.
+func (h *Health) endAll() (over []*bench) {
+	for _, b := range h.all() {
+		over = append(over, b.throttle.Swap(nil), b.failure.Swap(nil))
+		b.failures = nil
+	}
+	return over
 }
 
 // shared is what members of one name and one backend have in common.

@@ -32,11 +32,7 @@ func (m *Member) setDrained(drained, elsewhere bool) {
 func (m *Member) Reset() {
 	m.Reached()
 	m.health.mu.Lock()
-	var over []*bench
-	for _, benches := range m.health.all() {
-		over = append(over, benches.throttle.Swap(nil), benches.failure.Swap(nil))
-		benches.failures = nil
-	}
+	over := m.health.endAll()
 	m.health.mu.Unlock()
 	for _, b := range over {
 		m.tellDisproved(b, false)

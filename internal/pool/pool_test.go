@@ -318,11 +318,11 @@ func TestAPolicyChoosesWithinItsTier(t *testing.T) {
 func TestANewIdentityStartsFresh(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
-	a.health.StartFresh("one")
+	a.StartFresh("one")
 	a.Bench(throttle(60, 1), start)
-	a.health.StartFresh("one")
+	a.StartFresh("one")
 	wantPick(t, p, 1, at(1), "nobody")
-	a.health.StartFresh("two")
+	a.StartFresh("two")
 	wantPick(t, p, 1, at(1), "a")
 }
 

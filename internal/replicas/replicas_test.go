@@ -159,6 +159,23 @@ func TestABenchThatIsDisprovedIsOverForAll(t *testing.T) {
 	})
 }
 
+func TestABenchForAnOldKeyDoesNotComeBack(t *testing.T) {
+	share(t, 2, func(w *world) {
+		a := w.at(0, "a")
+		a.StartFresh("old key")
+		a.Bench(throttle(time.Minute), time.Now())
+		synctest.Wait()
+		a.StartFresh("new key")
+		time.Sleep(10 * time.Second)
+		if left := w.replicas[0].benched("a"); left > 0 {
+			t.Errorf("where the key is new, a is still benched for %v", left)
+		}
+		if left := w.replicas[1].benched("a"); left < 49*time.Second {
+			t.Errorf("where the key is the old one, a is benched for %v", left)
+		}
+	})
+}
+
 func TestADoubtIsHeard(t *testing.T) {
 	for name, lose := range map[string]func(w *world, doubt func()){
 		"at once": func(_ *world, doubt func()) { doubt() },
