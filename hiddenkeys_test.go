@@ -120,6 +120,11 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 			}
 			http://127.0.0.1:%d {
 				bind 127.0.0.1
+				route /simulated/* {
+					openai_simulator {
+						api_key sk-literal-key sk-literal-key-of-a-simulator
+					}
+				}
 				openai_lb {
 					client_key alice sk-literal-key-of-alice
 					client_key bob {env.OPENAI_LB_TEST_PREFIX}sk-literal-key-of-bob
@@ -128,6 +133,9 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 						api_key sk-literal-key-of-a
 						header X-Secret-Token sk-literal-token
 						header Authorization "Bearer sk-literal-bearer"
+					}
+					reverse_proxy {
+						header_up api-key sk-literal-key-in-header-up
 					}
 				}
 			}`, logs, format, lbtest.FreePort(t), server.URL))

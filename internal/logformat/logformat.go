@@ -203,21 +203,31 @@ func redactProtocols(value string) string {
 func redactURI(uri string) string {
 	path, query, ok := strings.Cut(uri, "?")
 	if !ok {
-		path, query = "", uri
+		return callerkeys.MaskQuery(uri, redact.Mark)
 	}
-	query = callerkeys.MaskQuery(query, redact.Mark)
-	if !ok {
-		return query
-	}
-	return path + "?" + query
+	return path + "?" + callerkeys.MaskQuery(query, redact.Mark)
 }
 
 // configMessage is that of Caddy's debug line with the config of all servers.
 const configMessage = "adjusted config"
 
-// secretFields are those of a config that hold a key. Their placeholders hold
-// none.
-var secretFields = []string{"api_key", "key"}
+// secretFields are those of a config that hold a key or a password. A
+// placeholder in its place is none.
+var secretFields = []string{"api_key", "key", "password", "sentinel_password"}
+
+// holdsSecret reports whether what is in such a field of a config is secret.
+func holdsSecret(name string, field any) bool {
+	switch {
+	case name == "header" || name == "auth_options":
+		return true // of a backend: any of them may hold a key
+	case slices.Contains(callerkeys.Headers, http.CanonicalHeaderKey(name)):
+		return true // as reverse_proxy sets it
+	case slices.Contains(secretFields, name):
+		text, ok := field.(string)
+		return !ok || !placeholder.MatchString(text)
+	}
+	return false
+}
 
 // placeholder is what stands for a key in a config, and is none itself.
 var placeholder = regexp.MustCompile(`^\{(env|file)\.[^{}]*\}$`)
@@ -244,14 +254,9 @@ func redactFields(value any) {
 		}
 	case map[string]any:
 		for name, field := range value {
-			text, ok := field.(string)
-			switch {
-			case ok && slices.Contains(secretFields, name) && !placeholder.MatchString(text):
+			if holdsSecret(name, field) {
 				value[name] = redact.Mark
-			case name == "header" || name == "auth_options":
-				// of a backend: any of them may hold a key
-				value[name] = redact.Mark
-			default:
+			} else {
 				redactFields(field)
 			}
 		}
