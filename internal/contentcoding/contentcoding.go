@@ -4,14 +4,10 @@ package contentcoding
 
 import (
 	"bytes"
-	"compress/gzip"
-	"compress/zlib"
 	"io"
 	"net/http"
 	"slices"
 	"strings"
-
-	"github.com/klauspost/compress/zstd"
 )
 
 // Compressed reports whether the body after this header is compressed.
@@ -44,9 +40,6 @@ func AcceptReadable(header http.Header) {
 	}
 }
 
-// maxWindow limits the memory that decoding zstd takes.
-const maxWindow = 1 << 20
-
 // Decode undoes the compression of a body, as far as it can: raw may be only
 // the beginning, which may be enough. It returns at most limit bytes. all tells
 // that the text is complete.
@@ -54,29 +47,14 @@ func Decode(raw []byte, encoding string, limit int64) (text []byte, all bool) {
 	if len(raw) == 0 {
 		return nil, true
 	}
-	var decoder io.Reader
-	var err error
-	switch encoding {
-	case "gzip":
-		decoder, err = gzip.NewReader(bytes.NewReader(raw))
-	case "deflate":
-		decoder, err = zlib.NewReader(bytes.NewReader(raw))
-	case "zstd":
-		var z *zstd.Decoder
-		z, err = zstd.NewReader(bytes.NewReader(raw), zstd.WithDecoderConcurrency(1),
-			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-		if err == nil {
-			defer z.Close()
-			decoder = z
-		}
-	case "", "identity":
+	if encoding == "" || strings.EqualFold(encoding, "identity") {
 		return raw, true
-	default:
+	}
+	decoder, release := open(strings.ToLower(encoding), bytes.NewReader(raw))
+	if decoder == nil {
 		return raw, false
 	}
-	if err != nil {
-		return raw, false
-	}
-	text, err = io.ReadAll(io.LimitReader(decoder, limit))
+	defer release()
+	text, err := io.ReadAll(io.LimitReader(decoder, limit))
 	return text, err == nil && int64(len(text)) < limit
 }

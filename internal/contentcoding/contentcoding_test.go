@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -39,6 +40,9 @@ func TestABodyIsReadInEachCoding(t *testing.T) {
 	for encoding, raw := range coded {
 		if text, all := Decode(raw, encoding, limit); string(text) != want || !all {
 			t.Errorf("%s: got %q, all: %t", encoding, text, all)
+		}
+		if text, all := Decode(raw, strings.ToUpper(encoding), limit); string(text) != want || !all {
+			t.Errorf("%s in capitals: got %q, all: %t", encoding, text, all)
 		}
 		if text, all := Decode(nil, encoding, limit); text != nil || !all {
 			t.Errorf("%s: got %q of nothing, all: %t", encoding, text, all)

@@ -101,7 +101,7 @@ func (d *Decoder) more() bool {
 
 func (d *Decoder) run(wait func(struct{}) bool) {
 	d.wait = wait
-	decoder, release := d.open()
+	decoder, release := open(d.encoding, d)
 	if decoder == nil {
 		return
 	}
@@ -127,12 +127,15 @@ var (
 	zlibs   sync.Pool
 )
 
-// open returns what decodes the body, or nil if this is not the beginning of one, and how to give it
-// back.
-func (d *Decoder) open() (decoder io.Reader, release func()) {
-	switch d.encoding {
+// maxWindow limits the memory that decoding zstd takes.
+const maxWindow = 1 << 20
+
+// open returns what decodes a body, and how to give it back. It returns nil if the coding is not
+// known, or this is not the beginning of such a body.
+func open(encoding string, body io.Reader) (decoder io.Reader, release func()) {
+	switch encoding {
 	case "zstd":
-		z, err := zstd.NewReader(d, zstd.WithDecoderConcurrency(1),
+		z, err := zstd.NewReader(body, zstd.WithDecoderConcurrency(1),
 			zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, nil
@@ -140,20 +143,22 @@ func (d *Decoder) open() (decoder io.Reader, release func()) {
 		return z, z.Close
 	case "deflate":
 		if z, ok := zlibs.Get().(io.ReadCloser); ok {
-			if z.(zlib.Resetter).Reset(d, nil) != nil {
+			if z.(zlib.Resetter).Reset(body, nil) != nil {
 				return nil, nil
 			}
 			return z, func() { zlibs.Put(z) }
 		}
-		z, err := zlib.NewReader(d)
+		z, err := zlib.NewReader(body)
 		if err != nil {
 			return nil, nil
 		}
 		return z, func() { zlibs.Put(z) }
+	case "gzip", "x-gzip":
+		z := gzips.Get().(*gzip.Reader)
+		if z.Reset(body) != nil {
+			return nil, nil
+		}
+		return z, func() { gzips.Put(z) }
 	}
-	z := gzips.Get().(*gzip.Reader)
-	if z.Reset(d) != nil {
-		return nil, nil
-	}
-	return z, func() { gzips.Put(z) }
+	return nil, nil
 }
