@@ -76,7 +76,7 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 // finder finds the owner of a request's ids.
 type finder struct {
 	*Home
-	store     owners.Store
+	store     *owners.Memory
 	now       time.Time
 	first     id // that has an owner
 	firstText string

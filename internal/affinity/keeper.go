@@ -58,7 +58,7 @@ func (k *keeper) configure(limit int, save bool, storage certmagic.Storage, pool
 }
 
 // store returns the store, with what was saved in it.
-func (k *keeper) store() owners.Store {
+func (k *keeper) store() *owners.Memory {
 	if p := k.place.Load(); p != nil {
 		k.loaded.Do(func() { p.load(k.memory) })
 	}
@@ -114,7 +114,7 @@ func (k *keeper) save() {
 	if k.memory.Changes() == k.saved {
 		return
 	}
-	store := k.store().(*owners.Memory) // so that what was saved before stays
+	store := k.store() // so that what was saved before stays
 	changes := store.Changes()
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Memory is a Store in memory. It holds a limited number of ids, and forgets
-// those first that it was told of longest ago. It has many parts with a lock
-// each, so that requests hardly ever wait for each other.
+// Memory remembers owners. It holds a limited number of ids, and forgets those
+// first that it was told of longest ago. It has many parts with a lock each, so
+// that requests hardly ever wait for each other.
 type Memory struct {
 	parts [partCount]part
 	// limit is how many ids a part holds.
@@ -48,7 +48,7 @@ type entry struct {
 	older, newer uint32
 }
 
-// NewMemory returns a store for so many ids.
+// NewMemory returns a memory for so many ids.
 func NewMemory(limit int) *Memory {
 	m := new(Memory)
 	m.accounts.Store(new([]string))
@@ -89,7 +89,10 @@ func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
 // put again.
 const aWhile = 100
 
-// Put implements Store.
+// Put remembers the owner of an id for ttl. An id that is known to be one
+// caller's does not become another's, nor that of nobody. Put returns the owner
+// that is remembered, and whether that is news to others: anything about it is
+// new, or the id was last put a while ago.
 func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
 	e := entry{key: id, caller: o.Caller, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
 	p := m.partOf(id)
@@ -114,7 +117,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 	return Owner{o.Account, e.caller}, news
 }
 
-// Get implements Store.
+// Get returns the owner of an id, if it is known.
 func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
 	p := m.partOf(id)
 	p.mu.Lock()
@@ -126,18 +129,6 @@ func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
 	account, caller := p.entries[at].account, p.entries[at].caller
 	p.mu.Unlock()
 	return Owner{(*m.accounts.Load())[account], caller}, true
-}
-
-// Each implements Store.
-func (m *Memory) Each(account string, now time.Time, f func(id Key, o Owner, ttl time.Duration)) {
-	for i := range m.parts {
-		m.parts[i].each(func(e entry) {
-			o := Owner{(*m.accounts.Load())[e.account], e.caller}
-			if ttl := time.Unix(int64(e.until), 0).Sub(now); ttl > 0 && (account == "" || account == o.Account) {
-				f(e.key, o, ttl)
-			}
-		})
-	}
 }
 
 func (p *part) each(f func(entry)) {
@@ -202,6 +193,3 @@ func (m *Memory) indexOf(account string) uint32 {
 func seconds(t time.Time) uint32 {
 	return uint32(min(max(t.Unix(), 0), 1<<32-1)) //nolint:gosec // within bounds
 }
-
-// Interface guard
-var _ Store = (*Memory)(nil)

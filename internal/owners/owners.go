@@ -17,24 +17,7 @@ package owners
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"time"
 )
-
-// Store remembers owners. Many requests use it at once, and none of them waits
-// for the network.
-type Store interface {
-	// Put remembers the owner of an id for ttl. An id that is known to be one
-	// caller's does not become another's, nor that of nobody. Put returns the
-	// owner that is remembered, and whether that is news to others: anything
-	// about it is new, or the id was last put a while ago.
-	Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool)
-	// Get returns the owner of an id, if it is known.
-	Get(id Key, now time.Time) (Owner, bool)
-	// Each calls f with every id of an account, or of all accounts if the
-	// account is empty, the oldest of a part of the store first. f must not call
-	// the store.
-	Each(account string, now time.Time, f func(id Key, o Owner, ttl time.Duration))
-}
 
 // Owner tells whose an id is.
 type Owner struct {

@@ -115,26 +115,6 @@ func TestTheOldestIDsGoFirst(t *testing.T) {
 	m.wantOwner(t, id(5), start, Owner{Account: "c"})
 }
 
-func TestTheIDsOfAnAccountCanBeListed(t *testing.T) {
-	m := NewMemory(1000)
-	for i := range 100 {
-		m.Put(id(i), Owner{Account: fmt.Sprint("account ", i%3)}, start, month)
-	}
-	m.Put(id(1000), Owner{Account: "account 1"}, start, time.Second)
-	for account, want := range map[string]int{"account 1": 33, "": 100, "unknown": 0} {
-		got := 0
-		m.Each(account, start.Add(time.Minute), func(k Key, o Owner, ttl time.Duration) {
-			if account != "" && o.Account != account || ttl != month-time.Minute || k == (Key{}) {
-				t.Errorf("got %v, %v for %s", o, ttl, account)
-			}
-			got++
-		})
-		if got != want {
-			t.Errorf("%d ids of %q, want %d", got, account, want)
-		}
-	}
-}
-
 func TestKeysTellTextsApart(t *testing.T) {
 	long := strings.Repeat("x", 5000)
 	texts := []string{"", "a", "b", "resp_1", "resp_10", long, long + "x", "y" + long[1:], long[1:] + "y", long[:96], long[:97], long[:104]}

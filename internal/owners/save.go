@@ -93,18 +93,13 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 			Caller:  Caller(binary.LittleEndian.Uint64(r.left[16:])),
 		}
 		ttl := time.Unix(int64(binary.LittleEndian.Uint32(r.left[28:])), 0).Sub(now)
-		if id := Key(r.left[:16]); ttl > 0 && !m.knows(id, now) {
+		id := Key(r.left[:16])
+		if _, known := m.Get(id, now); ttl > 0 && !known {
 			m.Put(id, owner, now, ttl)
 			ids++
 		}
 	}
 	return ids, nil
-}
-
-// knows reports whether the owner of an id is known.
-func (m *Memory) knows(id Key, now time.Time) bool {
-	_, ok := m.Get(id, now)
-	return ok
 }
 
 // reader reads saved data. What is beyond its end reads as zeros.
