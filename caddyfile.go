@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -34,7 +35,30 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 			return nil, err
 		}
 	}
+	h.namePool(helper.State)
 	return h, nil
+}
+
+// defaultPool is the name of a pool without one.
+const defaultPool = "openai_lb"
+
+// poolsState is where the adapter keeps the names of a Caddyfile's pools.
+const poolsState = "openai_lb.pools"
+
+// namePool names a pool that has no name and is not the first one: Caddy sets up
+// the servers of a config in any order.
+func (h *Handler) namePool(state map[string]any) {
+	names, ok := state[poolsState].(map[string]bool)
+	if !ok {
+		names = make(map[string]bool)
+		state[poolsState] = names
+	}
+	for n := 2; h.Pool == "" && names[defaultPool]; n++ {
+		if name := fmt.Sprintf("%s_%d", defaultPool, n); !names[name] {
+			h.Pool = name
+		}
+	}
+	names[cmp.Or(h.Pool, defaultPool)] = true
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

@@ -1,6 +1,7 @@
 package openailb_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -163,6 +164,31 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		err := lbtest.Validate(t, `{"apps":{"http":{"servers":{"x":{"listen":[":0"],"routes":[{"handle":[`+handler+`]}]}}}}}`)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s gives %v, want %q", handler, err, want)
+		}
+	}
+}
+
+// TestPoolsOfOneNameHaveTheSameOptions has servers, which Caddy sets up in any
+// order, so that chance would say which pool gets what name.
+func TestPoolsOfOneNameHaveTheSameOptions(t *testing.T) {
+	const plain = `{"handler":"reverse_proxy","upstreams":[{"dial":"%s"}],"load_balancing":{"selection_policy":{"policy":"openai_lb"%s}}}`
+	for _, c := range []struct{ one, other, want string }{
+		{`{"handler":"openai_lb","backends":[{"url":"http://a"}]}`, `{"handler":"openai_lb","backends":[{"url":"http://b"}]}`, "pool 'openai_lb'"},
+		{`{"handler":"openai_lb","pool":"x","backends":[{"url":"http://a"}]}`, `{"handler":"openai_lb","pool":"x","backends":[{"url":"http://b"}]}`, "pool 'x'"},
+		{`{"handler":"openai_lb","backends":[{"url":"http://a"}]}`, `{"handler":"openai_lb","backends":[{"url":"http://a"}]}`, ""},
+		{fmt.Sprintf(plain, "a:80", ""), fmt.Sprintf(plain, "b:80", ""), "pool 'reverse_proxy'"},
+		{fmt.Sprintf(plain, "a:80", ""), fmt.Sprintf(plain, "b:80", `,"pool":"b"`), ""},
+		{fmt.Sprintf(plain, "a:80", ""), fmt.Sprintf(plain, "a:80", ""), ""},
+	} {
+		server := func(port int, handler string) string {
+			return fmt.Sprintf(`{"listen":[":%d"],"routes":[{"handle":[%s]}]}`, port, handler)
+		}
+		config := `{"apps":{"http":{"servers":{"one":` + server(8001, c.one) + `,"other":` + server(8002, c.other) + `}}}}`
+		switch err := lbtest.Validate(t, config); {
+		case c.want == "" && err != nil:
+			t.Errorf("%s beside %s: %v", c.one, c.other, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want+": another pool has this name")):
+			t.Errorf("%s beside %s: %v", c.one, c.other, err)
 		}
 	}
 }

@@ -2,6 +2,8 @@ package openailb
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -91,11 +93,16 @@ func (b *balancer) close() {
 	b.Pool.Close()
 }
 
-// poolName names a pool of the config that ctx belongs to.
-func poolName(ctx caddy.Context, name, fallback string) (string, error) {
+// claimName gives a pool with these options its name in the config that ctx
+// belongs to.
+func claimName(ctx caddy.Context, name string, options ...any) error {
+	text, err := json.Marshal(options)
+	if err != nil {
+		return err
+	}
 	config := ctx.GetMetricsRegistry() // each config has its own
 	ctx.OnCancel(func() { fleet.Default.GiveBack(config) })
-	return fleet.Default.Name(config, name, fallback)
+	return fleet.Default.Claim(config, name, sha256.Sum256(text))
 }
 
 // exchange is the state of one request: what it asks for, its body, and which

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -143,6 +144,14 @@ func (h *Handler) tryDuration(r *http.Request) time.Duration {
 		return patience
 	}
 	return duration
+}
+
+// checkReadyPath says what is wrong with ready_path, if anything is.
+func checkReadyPath(path string) error {
+	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
+		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)
+	}
+	return nil
 }
 
 // asksReady reports whether the request asks whether there is a backend to use.

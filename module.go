@@ -6,12 +6,12 @@
 package openailb
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -71,8 +71,9 @@ func init() {
 // `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
 type Handler struct {
 	// Pool names the pool of backends in logs, metrics and the admin API. No two
-	// pools have the same name. Default: openai_lb; further pools of a config
-	// are openai_lb_2, openai_lb_3 and so on.
+	// pools have the same name, unless all of their options are the same. Default:
+	// openai_lb; further ones of a Caddyfile are openai_lb_2, openai_lb_3 and so
+	// on, in the order of the file.
 	Pool string `json:"pool,omitempty"`
 
 	// Backends are the endpoints to choose from. At least one is required,
@@ -200,6 +201,10 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.keyFiles.Logger = h.logger
+	h.Pool = cmp.Or(h.Pool, defaultPool)
+	if err := claimName(ctx, h.Pool, h); err != nil {
+		return err
+	}
 	if err := h.provisionClientKeys(); err != nil {
 		return err
 	}
@@ -245,10 +250,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
-	var err error
-	if h.Pool, err = poolName(ctx, h.Pool, "openai_lb"); err != nil {
-		return err
-	}
 	events, err := announce.NewEvents(ctx, h.Pool)
 	if err != nil {
 		return err
@@ -280,14 +281,6 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		Refusal: pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable)}, Whole: true, Lost: true, Wait: time.Duration(h.Transport.FailDuration)},
 	}
 	return h.provisionAffinity(ctx)
-}
-
-// checkReadyPath says what is wrong with ready_path, if anything is.
-func checkReadyPath(path string) error {
-	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
-		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)
-	}
-	return nil
 }
 
 func (h *Handler) provisionBackends(ctx caddy.Context) error {

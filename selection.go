@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,8 +34,8 @@ func init() {
 // may try every upstream.
 type Selection struct {
 	// Pool names the pool of upstreams in logs, metrics and the admin API. No
-	// two pools have the same name. Default: reverse_proxy; further pools of a
-	// config are reverse_proxy_2, reverse_proxy_3 and so on.
+	// two pools have the same name, unless all of their options are the same.
+	// Default: reverse_proxy.
 	Pool string `json:"pool,omitempty"`
 
 	// Upstreams gives upstreams a priority and a weight, by their dial address.
@@ -112,8 +113,10 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("upstream %s: %w", u.Dial, err)
 		}
 	}
-	var err error
-	if s.Pool, err = poolName(ctx, s.Pool, "reverse_proxy"); err != nil {
+	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
+	proxy := proxyAround(ctx.Modules())
+	err := claimName(ctx, s.Pool, s, proxy)
+	if err != nil {
 		return err
 	}
 	if s.events, err = announce.NewEvents(ctx, s.Pool); err != nil {
@@ -125,7 +128,17 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	if s.policy, err = loadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
 		return err
 	}
-	return s.takeOver(ctx.Modules())
+	return s.takeOver(proxy)
+}
+
+// proxyAround returns the reverse_proxy that the last of the modules is part of,
+// or nil.
+func proxyAround(modules []caddy.Module) *reverseproxy.Handler {
+	if len(modules) < 2 {
+		return nil
+	}
+	proxy, _ := modules[len(modules)-2].(*reverseproxy.Handler)
+	return proxy
 }
 
 // maxAttemptsElsewhere limits the attempts if upstreams are dynamic, so that
@@ -136,14 +149,11 @@ const maxAttemptsElsewhere = 64
 // part of has an openai_lb transport. Otherwise reverse_proxy would end them
 // with an error of its own, although we have a backend's reply, and would make
 // no retry without lb_retries.
-func (s *Selection) takeOver(modules []caddy.Module) error {
-	if len(modules) < 2 {
+func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
+	if proxy == nil || proxy.LoadBalancing == nil {
 		return nil
 	}
-	proxy, ok := modules[len(modules)-2].(*reverseproxy.Handler)
-	if !ok || proxy.LoadBalancing == nil {
-		return nil
-	}
+	var ok bool
 	if s.transport, ok = proxy.Transport.(*Transport); !ok {
 		return nil
 	}

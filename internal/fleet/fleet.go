@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,9 +23,10 @@ type Entry struct {
 // Fleet is a set of pools. The zero Fleet is empty.
 type Fleet struct {
 	mu sync.Mutex
-	// configs are the names in use by the config that they belong to: while one
-	// config replaces another, both have pools of the same names.
-	configs map[any]map[string]bool
+	// configs are the names in use, and what has them, by the config that they
+	// belong to: while one config replaces another, both have pools of the same
+	// names.
+	configs map[any]map[string]Digest
 	// entries are the newest of each name last.
 	entries []*Entry
 }
@@ -32,33 +34,28 @@ type Fleet struct {
 // Default is the fleet of the process.
 var Default Fleet
 
-// Name gives a pool of the config a name. Without one it is the fallback, made
-// unique. It is an error if another pool of the config has the name.
-func (f *Fleet) Name(config any, name, fallback string) (string, error) {
+// Digest stands for the options of a pool.
+type Digest [sha256.Size]byte
+
+// Claim gives a pool of the config its name. It is an error if another pool of
+// the config has the name, unless that has the same options: Caddy makes two of a
+// site that listens on two ports.
+func (f *Fleet) Claim(config any, name string, options Digest) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := f.configs[config]
-	if names[name] {
-		return "", fmt.Errorf("pool '%s': another pool has this name", name)
-	}
-	for n := 1; name == ""; n++ {
-		unique := fallback
-		if n > 1 {
-			unique = fmt.Sprintf("%s_%d", fallback, n)
-		}
-		if !names[unique] {
-			name = unique
-		}
+	if other, taken := names[name]; taken && other != options {
+		return fmt.Errorf("pool '%s': another pool has this name, give this one a name of its own", name)
 	}
 	if names == nil {
-		names = make(map[string]bool)
+		names = make(map[string]Digest)
 		if f.configs == nil {
-			f.configs = make(map[any]map[string]bool)
+			f.configs = make(map[any]map[string]Digest)
 		}
 		f.configs[config] = names
 	}
-	names[name] = true
-	return name, nil
+	names[name] = options
+	return nil
 }
 
 // GiveBack frees the names of a config that is no longer in use.

@@ -7,20 +7,22 @@ import (
 
 func TestNamesAreUniqueWithinAConfig(t *testing.T) {
 	var f Fleet
-	for _, c := range []struct{ config, name, want string }{
-		{"old", "", "lb"}, {"old", "", "lb_2"}, {"old", "a", "a"}, {"old", "", "lb_3"},
-		{"new", "", "lb"}, {"new", "lb_2", "lb_2"}, {"new", "", "lb_3"},
+	one, other := Digest{1}, Digest{2}
+	for _, c := range []struct {
+		config, name string
+		options      Digest
+		ok           bool
+	}{
+		{"old", "a", one, true}, {"old", "b", other, true}, {"old", "a", other, false}, {"old", "a", one, true},
+		{"new", "a", other, true}, {"new", "b", other, true}, {"new", "b", one, false},
 	} {
-		if got, err := f.Name(c.config, c.name, "lb"); err != nil || got != c.want {
-			t.Errorf("%s: %q became %q, %v, want %q", c.config, c.name, got, err, c.want)
+		if err := f.Claim(c.config, c.name, c.options); (err == nil) != c.ok {
+			t.Errorf("%s: the claim of %s ended with %v", c.config, c.name, err)
 		}
 	}
-	if _, err := f.Name("old", "a", "lb"); err == nil {
-		t.Error("two pools of a config have the same name")
-	}
 	f.GiveBack("old")
-	if got, err := f.Name("old", "a", "lb"); err != nil || got != "a" {
-		t.Errorf("a name that was given back: %q, %v", got, err)
+	if err := f.Claim("old", "a", other); err != nil {
+		t.Errorf("a name that was given back: %v", err)
 	}
 }
 
