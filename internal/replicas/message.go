@@ -77,9 +77,10 @@ type bench struct {
 const maxLength = 24 * time.Hour
 
 // classes are what others may bench a backend for. What a backend thinks of its
-// credential is no news: a replica may have a newer one.
+// credential is no news: a replica may have a newer one. Nor is it that a replica
+// cannot reach a backend: its own network may be down.
 var classes = []verdict.Class{verdict.Throttled, verdict.Quota, verdict.Overloaded, verdict.Failed, verdict.NotPermitted,
-	verdict.NoModel, verdict.Unreachable, verdict.Timeout, verdict.BrokenStream}
+	verdict.NoModel, verdict.Timeout, verdict.BrokenStream}
 
 var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
 

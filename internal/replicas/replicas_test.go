@@ -356,6 +356,7 @@ func (w *world) picks(name string) (n int) {
 func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
+		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: "dns"}, Whole: true, Lost: true, Wait: time.Minute}, time.Now())
 		bad := throttle(time.Minute)
 		bad.Model = "\xff"
 		w.at(0, "b").Bench(bad, time.Now())
