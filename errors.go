@@ -55,27 +55,50 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	if e, ok := ex.whyNobodyTakes(); ok {
 		return e
 	}
-	throttled := ex.balancer.Pool.Throttled(ex, now)
+	throttled, busy, others := false, false, false
+	for _, t := range ex.balancer.targets {
+		_, takes := ex.ModelAt(t.Member)
+		switch class, tried := ex.cameOf(t); {
+		case !takes:
+		case class.Promise() || t.Throttles(ex, now):
+			throttled = true
+		case !tried && t.Full():
+			busy = true
+		default:
+			others = true
+		}
+	}
 	var last verdict.Class
 	for _, a := range ex.attempts {
-		throttled = throttled || a.class.Promise()
 		if a.class.Failover() {
 			last = a.class
 		}
 	}
 	switch {
 	case throttled:
-		return apierror.RateLimited(wait)
+		return apierror.RateLimited(wait, !others)
+	case busy:
+		return apierror.Busy(wait, !others)
 	case last == verdict.Credential, last == verdict.NotPermitted:
 		return apierror.CredentialsRejected
 	case last == verdict.Timeout:
 		return apierror.TimedOut
 	case last == verdict.Failed:
 		return apierror.BrokenOff
-	case last == "":
-		return apierror.Busy(wait)
+	case last == "": // there is room again by now
+		return apierror.Busy(wait, true)
 	}
 	return apierror.Unreachable
+}
+
+// cameOf tells what came of the attempt at a backend, if it was tried.
+func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
+	for i := range ex.attempts {
+		if ex.attempts[i].target == t {
+			return ex.attempts[i].class, true
+		}
+	}
+	return "", false
 }
 
 // whyNobodyTakes is the error that says why the request can be sent to no

@@ -61,7 +61,7 @@ func (ex *exchange) observe(err error) {
 	if m == nil {
 		return
 	}
-	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy {
+	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy || class == apierror.RetryLater {
 		m.Attempts(len(ex.attempts))
 	}
 	m.Affinity(affinity.Cache, string(ex.asked.affinity.Result))

@@ -40,6 +40,7 @@ const (
 	NoSuchModel     = "no_such_model"
 	AllThrottled    = "all_throttled"
 	AllBusy         = "all_busy"
+	RetryLater      = "retry_later"
 	Ready           = "ready"
 	Unready         = "not_ready"
 	Models          = "models"
@@ -80,15 +81,23 @@ var (
 		"server_error", "no_backend_usable", Unready}
 )
 
-// RateLimited is the error while every backend throttles.
-func RateLimited(wait time.Duration) Error { return retryLater("rate limited", wait, AllThrottled) }
+// RateLimited is the error while every backend throttles, or some do and no other
+// could serve.
+func RateLimited(wait time.Duration, all bool) Error {
+	return retryLater("rate limited", wait, all, AllThrottled)
+}
 
-// Busy is the error while every backend has as many requests as it may get.
-func Busy(wait time.Duration) Error { return retryLater("busy", wait, AllBusy) }
+// Busy is the error while every backend has as many requests as it may get, or
+// some have and no other could serve.
+func Busy(wait time.Duration, all bool) Error { return retryLater("busy", wait, all, AllBusy) }
 
-func retryLater(what string, wait time.Duration, class string) Error {
+func retryLater(what string, wait time.Duration, all bool, class string) Error {
+	text := "All backends are " + what
+	if !all {
+		text, class = "Some backends are "+what+", and no other could serve the request", RetryLater
+	}
 	return Error{http.StatusTooManyRequests,
-		"All backends are " + what + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
+		text + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
 		"rate_limit_error", "rate_limit_exceeded", class}
 }
 

@@ -112,7 +112,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 	switch {
 	case to.Member == lives && (moved == 0 || there != nil):
 		a.Result = Hit
-	case to.Member != lives && (in || lives.full()):
+	case to.Member != lives && (in || lives.Full()):
 		a.Result = Miss
 	default:
 		a.Result = Move

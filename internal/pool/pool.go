@@ -139,7 +139,7 @@ func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
 	var back time.Time
 	for _, m := range p.Members {
 		model, ok := r.ModelAt(m)
-		if !ok || m.full() || !r.MayTry(m) {
+		if !ok || m.Full() || !r.MayTry(m) {
 			continue
 		}
 		if returns := m.returns(model, now); soonest == nil || returns.Before(back) {
@@ -235,18 +235,16 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	return soonest
 }
 
-// Throttled reports whether a throttle keeps the request away from any member.
-func (p *Pool) Throttled(r Request, now time.Time) bool {
-	return slices.ContainsFunc(p.Members, func(m *Member) bool {
-		model, ok := r.ModelAt(m)
-		return ok && m.standing(model, r.Cost(), now) == throttled
-	})
+// Throttles reports whether a throttle keeps the request away from the member.
+func (m *Member) Throttles(r Request, now time.Time) bool {
+	model, ok := r.ModelAt(m)
+	return ok && m.standing(model, r.Cost(), now) == throttled
 }
 
 // rank tells how good a choice the member is for the request.
 func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	model, ok := r.ModelAt(m)
-	if !ok || m.full() || !r.MayTry(m) {
+	if !ok || m.Full() || !r.MayTry(m) {
 		return nobody
 	}
 	rank := open
@@ -264,7 +262,8 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 
 func (m *Member) healthy() bool { return m.Checks == nil || m.Checks.Healthy() }
 
-func (m *Member) full() bool {
+// Full reports whether the member has as many requests as it may get.
+func (m *Member) Full() bool {
 	return m.MaxRequests > 0 && m.InFlight() >= m.MaxRequests || m.Checks != nil && m.Checks.Full()
 }
 
