@@ -173,6 +173,7 @@ func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 		inUse(t, name, m, takesAny)
 		m.Bench(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
 		takesAny.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
+		takesAny.Bench(refusal(verdict.Failed, "", time.Minute), time.Now()) // as when files cannot be listed
 		takesAny.Drain()
 		wantValues(t, name, map[string]float64{
 			"backend_available a ": 0, "backend_available a gpt": 0, "backend_available a embed": 0,

@@ -113,10 +113,11 @@ func Model(m *pool.Member, name string) string {
 	return Other
 }
 
-// remaining is how long the member is still benched for a model.
+// remaining is how long the member is still benched for a model, or without one,
+// for every model.
 func remaining(s pool.State, model string, now time.Time) (left time.Duration) {
 	for _, b := range s.Benches {
-		if b.Whole || Model(s.Member, b.Model) == model {
+		if b.Whole || model != "" && Model(s.Member, b.Model) == model {
 			left = max(left, b.Until.Sub(now))
 		}
 	}
