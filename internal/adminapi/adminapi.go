@@ -3,15 +3,18 @@
 package adminapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -91,7 +94,13 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	meant := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
 	backends := overview.Backends(time.Now(), meant)
 	if len(backends) == 0 {
-		return refuse(http.StatusNotFound, "no backend is called '%s'%s", r.PathValue("name"), inWhich(r))
+		var names []string
+		for _, b := range overview.Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }) {
+			if !slices.Contains(names, b.Name) {
+				names = append(names, b.Name)
+			}
+		}
+		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inWhich(r), listed(names))
 	}
 	for _, b := range backends {
 		execute(b)
@@ -123,8 +132,22 @@ func poolOf(r *http.Request) (func(pool string) bool, error) {
 			return nil, refuse(http.StatusBadRequest, "query parameter '%s': only one `pool` is allowed", name)
 		}
 	}
-	return func(pool string) bool { return !query.Has("pool") || pool == query.Get("pool") }, nil
+	if !query.Has("pool") {
+		return func(string) bool { return true }, nil
+	}
+	var names []string
+	for _, entry := range fleet.Default.Entries() {
+		names = append(names, entry.Name)
+	}
+	wanted := query.Get("pool")
+	if !slices.Contains(names, wanted) {
+		return nil, refuse(http.StatusNotFound, "no pool is called '%s': there are %s", wanted, listed(names))
+	}
+	return func(pool string) bool { return pool == wanted }, nil
 }
+
+// listed shows the names that there are.
+func listed(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
 
 // inWhich names the pool that is meant.
 func inWhich(r *http.Request) string {

@@ -147,9 +147,13 @@ func showBackends(to io.Writer, answer io.Reader) error {
 		if !b.Healthy {
 			state += ", unhealthy"
 		}
+		model := printable(b.Model)
+		if len(b.Benches) > 0 && b.Benches[0].Scope == overview.ModelScope {
+			model = cmp.Or(model, "(none named)")
+		}
 		fmt.Fprintln(table, strings.Join([]string{
 			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,
-			cmp.Or(b.Class, "-"), cmp.Or(printable(b.Model), "-"), cmp.Or(remaining, "-"),
+			cmp.Or(b.Class, "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10),
 		}, "\t"))
 	}

@@ -10,11 +10,15 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	err := showBackends(&out, strings.NewReader(`[
 		{"pool": "p", "name": "a", "priority": 1, "weight": 3, "state": "benched", "class": "throttled", "model": "\u001b[2Jgpt\n4o\u202e",
 			"remaining_ms": 61250, "in_flight": 2, "requests": 7, "failures": 1, "healthy": true},
-		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "available", "healthy": false}
+		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "available", "healthy": false},
+		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "benched", "class": "failed", "healthy": true, "benches": [{"scope": "model"}]},
+		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "benched", "class": "quota", "healthy": true, "benches": [{"scope": "backend"}]}
 	]`))
-	want := "POOL  NAME  PRIORITY  WEIGHT  STATE                 CLASS      MODEL        REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
-		"p     a     1         3       benched               throttled  �[2Jgpt�4o�  1m1.25s    2          7         1\n" +
-		"p     b     2         1       available, unhealthy  -          -            -          0          0         0\n"
+	want := "POOL  NAME  PRIORITY  WEIGHT  STATE                 CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
+		"p     a     1         3       benched               throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
+		"p     b     2         1       available, unhealthy  -          -             -          0          0         0\n" +
+		"p     c     2         1       benched               failed     (none named)  -          0          0         0\n" +
+		"p     d     2         1       benched               quota      -             -          0          0         0\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}

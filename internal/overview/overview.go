@@ -62,10 +62,16 @@ type Backend struct {
 	member *pool.Member
 }
 
+// What a bench is about: the whole backend, or one model of it.
+const (
+	BackendScope = "backend"
+	ModelScope   = "model"
+)
+
 // Bench is a bench in force. Cause says more than the class: why a backend is
 // unreachable, or the code of its error.
 type Bench struct {
-	// Scope is backend or model.
+	// Scope is BackendScope or ModelScope.
 	Scope       string    `json:"scope"`
 	Model       string    `json:"model"`
 	Class       string    `json:"class"`
@@ -158,9 +164,9 @@ func stateOf(s pool.State) string {
 }
 
 func benchOf(b pool.Bench, now time.Time) Bench {
-	scope := "model"
+	scope := ModelScope
 	if b.Whole {
-		scope = "backend"
+		scope = BackendScope
 	}
 	// a bench that is in force has some time left
 	left := (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds()
