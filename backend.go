@@ -229,6 +229,9 @@ func (b *Backend) provisionModels() error {
 		if _, ok := b.models[m.Name]; ok {
 			return fmt.Errorf("model '%s' is given twice", m.Name)
 		}
+		if strings.Contains(m.Name, "*") {
+			return fmt.Errorf("model '%s' has a *, but is the name of one model: a backend without the option serves any", m.Name)
+		}
 		if b.models == nil {
 			b.models = make(map[string]string)
 		}

@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -35,31 +35,12 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 			return nil, err
 		}
 	}
-	h.namePool(helper.State)
+	h.Pool = fleet.NameInFile(helper.State, h.Pool, defaultPool)
 	return h, nil
 }
 
 // defaultPool is the name of a pool without one.
 const defaultPool = "openai_lb"
-
-// poolsState is where the adapter keeps the names of a Caddyfile's pools.
-const poolsState = "openai_lb.pools"
-
-// namePool names a pool that has no name and is not the first one: Caddy sets up
-// the servers of a config in any order.
-func (h *Handler) namePool(state map[string]any) {
-	names, ok := state[poolsState].(map[string]bool)
-	if !ok {
-		names = make(map[string]bool)
-		state[poolsState] = names
-	}
-	for n := 2; h.Pool == "" && names[defaultPool]; n++ {
-		if name := fmt.Sprintf("%s_%d", defaultPool, n); !names[name] {
-			h.Pool = name
-		}
-	}
-	names[cmp.Or(h.Pool, defaultPool)] = true
-}
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
 //

@@ -2,8 +2,6 @@ package openailb
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -96,13 +94,9 @@ func (b *balancer) close() {
 // claimName gives a pool with these options its name in the config that ctx
 // belongs to.
 func claimName(ctx caddy.Context, name string, options ...any) error {
-	text, err := json.Marshal(options)
-	if err != nil {
-		return err
-	}
 	config := ctx.GetMetricsRegistry() // each config has its own
 	ctx.OnCancel(func() { fleet.Default.GiveBack(config) })
-	return fleet.Default.Claim(config, name, sha256.Sum256(text))
+	return fleet.Default.Claim(config, name, options...)
 }
 
 // exchange is the state of one request: what it asks for, its body, and which

@@ -132,6 +132,10 @@ func (p *PassiveHealth) provision() error {
 		return fmt.Errorf("retry_after_min %s: expected no more than retry_after_max, which is %s",
 			time.Duration(p.RetryAfterMin), time.Duration(p.RetryAfterMax))
 	}
+	if p.RetryAfterDefault > p.RetryAfterMax {
+		return fmt.Errorf("retry_after_default %s: expected no more than retry_after_max, which is %s",
+			time.Duration(p.RetryAfterDefault), time.Duration(p.RetryAfterMax))
+	}
 	if p.MaxFails < 0 {
 		return fmt.Errorf("max_fails %d: expected 1 or more", p.MaxFails)
 	}

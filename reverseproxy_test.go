@@ -79,13 +79,21 @@ func TestThePolicyAloneKeepsTryingForLBTryDuration(t *testing.T) {
 	reply.WantServed(t, "a")
 }
 
-func TestRetriesByResponseAreRefusedBesideTheTransport(t *testing.T) {
-	config, err := lbtest.Adapt(":0 {\nreverse_proxy a:1 {\nlb_policy openai_lb\nlb_retry_match {\nmethod POST\n}\ntransport openai_lb\n}\n}")
-	if err == nil {
-		err = lbtest.Validate(t, config)
-	}
-	if err == nil || !strings.Contains(err.Error(), "lb_retry_match is not allowed") {
-		t.Errorf("it gives %v", err)
+func TestWhatAPlainReverseProxyCannotDoIsRefused(t *testing.T) {
+	for options, want := range map[string]string{
+		"lb_policy openai_lb\nlb_retry_match {\nmethod POST\n}\ntransport openai_lb": "lb_retry_match is not allowed",
+		"lb_policy openai_lb {\nupstream b {\npriority 2\n}\n}":                      "upstream 'b' is not one of reverse_proxy's: a:1, b:80",
+		"lb_policy openai_lb {\nupstream b:80\nupstream b:80\n}":                     "upstream b:80 is given twice",
+		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                   "",
+		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                      "",
+	} {
+		config, err := lbtest.Adapt(":0 {\nreverse_proxy a:1 b {\n" + options + "\n}\n}")
+		if err == nil {
+			err = lbtest.Validate(t, config)
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s gives %v, want %q", options, err, want)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -93,6 +94,7 @@ func (*Selection) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the policy.
 func (s *Selection) Provision(ctx caddy.Context) error {
 	s.healths = make(map[string]*pool.Health)
+	proxy := plainproxy.Around(ctx.Modules())
 	seen := make(map[string]bool)
 	for i := range s.Upstreams {
 		u := &s.Upstreams[i]
@@ -112,9 +114,11 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		if err := checkRank(u.Priority, *u.Weight); err != nil {
 			return fmt.Errorf("upstream %s: %w", u.Dial, err)
 		}
+		if err := plainproxy.CheckUpstream(proxy, u.Dial); err != nil {
+			return err
+		}
 	}
 	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
-	proxy := proxyAround(ctx.Modules())
 	err := claimName(ctx, s.Pool, s, proxy)
 	if err != nil {
 		return err
@@ -129,16 +133,6 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		return err
 	}
 	return s.takeOver(proxy)
-}
-
-// proxyAround returns the reverse_proxy that the last of the modules is part of,
-// or nil.
-func proxyAround(modules []caddy.Module) *reverseproxy.Handler {
-	if len(modules) < 2 {
-		return nil
-	}
-	proxy, _ := modules[len(modules)-2].(*reverseproxy.Handler)
-	return proxy
 }
 
 // maxAttemptsElsewhere limits the attempts if upstreams are dynamic, so that

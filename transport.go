@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -77,6 +78,9 @@ const (
 func (t *Transport) Provision(ctx caddy.Context) error {
 	if err := t.PassiveHealth.provision(); err != nil {
 		return err
+	}
+	if proxy := plainproxy.Around(ctx.Modules()); proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
+		ctx.Logger().Warn("transport openai_lb judges no reply without lb_policy openai_lb")
 	}
 	if t.HTTP == nil {
 		t.HTTP = new(reverseproxy.HTTPTransport)

@@ -119,7 +119,7 @@ func (c *Config) find() ([]foundKey, error) {
 	var found []foundKey
 	for _, k := range c.Keys {
 		where := fmt.Sprintf("client_key %q", k.Name)
-		key, err := secret.Resolve(k.Key)
+		key, err := secret.ResolveKey(k.Key)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", where, err)
 		}

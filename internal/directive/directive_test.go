@@ -153,7 +153,7 @@ func TestAMistakeIsRefusedByLineOptionAndValue(t *testing.T) {
 		"timeout 0":            "timeout '0' is not a duration above 0, such as 500ms, 10s or 2m, at Testfile:2",
 		"timeout 10":           "timeout '10' is not a duration above 0",
 		"delay -1s":            "delay '-1s' is not a duration, such as 0, 500ms or 10s, at Testfile:2",
-		"size 0":               "size '0' is not a size from 1B to 2GiB, such as 512KiB or 32MiB, at Testfile:2",
+		"size 0":               "size '0' is not a size with a unit, from 1B to 2GiB, such as 512KiB or 32MiB, at Testfile:2",
 		"size 3GiB":            "size '3GiB' is not a size",
 		"size 20EiB":           "size '20EiB' is not a size",
 		"policy":               "policy requires an argument " + hint + ", at Testfile:2",

@@ -147,9 +147,10 @@ func duration(into *caddy.Duration, least caddy.Duration, allowed string) Option
 
 // Size makes an option of one number of bytes, from 1 to MaxInt.
 func Size(into *int64) Option {
-	return value(into, "a size from 1B to 2GiB, such as 512KiB or 32MiB", func(word string) (int64, bool) {
+	return value(into, "a size with a unit, from 1B to 2GiB, such as 512KiB or 32MiB", func(word string) (int64, bool) {
 		n, err := humanize.ParseBytes(word)
-		return int64(n), err == nil && n >= 1 && n <= MaxInt //nolint:gosec // within bounds, or not used
+		unit := strings.TrimRight(word, "0123456789., ") == word
+		return int64(n), err == nil && unit && n >= 1 && n <= MaxInt //nolint:gosec // within bounds, or not used
 	})
 }
 

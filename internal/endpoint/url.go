@@ -10,8 +10,13 @@ import (
 	"strings"
 )
 
-// azureDomains are the domains of Azure OpenAI resources.
-var azureDomains = []string{"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com"}
+// azureDomains are the domains of Azure OpenAI resources: in the public cloud, in
+// Azure Government, and in Azure operated by 21Vianet.
+var azureDomains = []string{
+	"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com",
+	"openai.azure.us", "cognitiveservices.azure.us",
+	"openai.azure.cn", "cognitiveservices.azure.cn",
+}
 
 // IsAzure reports whether a host is that of an Azure OpenAI resource.
 func IsAzure(host string) bool {

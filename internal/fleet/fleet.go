@@ -5,6 +5,7 @@ package fleet
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,7 +27,7 @@ type Fleet struct {
 	// configs are the names in use, and what has them, by the config that they
 	// belong to: while one config replaces another, both have pools of the same
 	// names.
-	configs map[any]map[string]Digest
+	configs map[any]map[string]digest
 	// entries are the newest of each name last.
 	entries []*Entry
 }
@@ -34,28 +35,55 @@ type Fleet struct {
 // Default is the fleet of the process.
 var Default Fleet
 
-// Digest stands for the options of a pool.
-type Digest [sha256.Size]byte
+// digest stands for the options of a pool, which may be secret.
+type digest [sha256.Size]byte
 
 // Claim gives a pool of the config its name. It is an error if another pool of
 // the config has the name, unless that has the same options: Caddy makes two of a
 // site that listens on two ports.
-func (f *Fleet) Claim(config any, name string, options Digest) error {
+func (f *Fleet) Claim(config any, name string, options ...any) error {
+	text, err := json.Marshal(options)
+	if err != nil {
+		return err
+	}
+	mine := digest(sha256.Sum256(text))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := f.configs[config]
-	if other, taken := names[name]; taken && other != options {
+	if other, taken := names[name]; taken && other != mine {
 		return fmt.Errorf("pool '%s': another pool has this name, give this one a name of its own", name)
 	}
 	if names == nil {
-		names = make(map[string]Digest)
+		names = make(map[string]digest)
 		if f.configs == nil {
-			f.configs = make(map[any]map[string]Digest)
+			f.configs = make(map[any]map[string]digest)
 		}
 		f.configs[config] = names
 	}
-	names[name] = options
+	names[name] = mine
 	return nil
+}
+
+// fileState is where a Caddyfile's adapter keeps the names of its pools.
+const fileState = "openai_lb.pools"
+
+// NameInFile returns the name of the next pool of a Caddyfile, whose adapter has
+// this state. The first one without a name stays without, and is the fallback.
+// Others are numbered in the order of the file, because Caddy sets up the servers
+// of a config in any order.
+func NameInFile(state map[string]any, name, fallback string) string {
+	names, ok := state[fileState].(map[string]bool)
+	if !ok {
+		names = make(map[string]bool)
+		state[fileState] = names
+	}
+	for n := 2; name == "" && names[fallback]; n++ {
+		if numbered := fmt.Sprintf("%s_%d", fallback, n); !names[numbered] {
+			name = numbered
+		}
+	}
+	names[cmp.Or(name, fallback)] = true
+	return name
 }
 
 // GiveBack frees the names of a config that is no longer in use.

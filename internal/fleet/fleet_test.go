@@ -7,11 +7,10 @@ import (
 
 func TestNamesAreUniqueWithinAConfig(t *testing.T) {
 	var f Fleet
-	one, other := Digest{1}, Digest{2}
+	const one, other = "some options", "others"
 	for _, c := range []struct {
-		config, name string
-		options      Digest
-		ok           bool
+		config, name, options string
+		ok                    bool
 	}{
 		{"old", "a", one, true}, {"old", "b", other, true}, {"old", "a", other, false}, {"old", "a", one, true},
 		{"new", "a", other, true}, {"new", "b", other, true}, {"new", "b", one, false},

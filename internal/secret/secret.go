@@ -42,6 +42,18 @@ func Resolve(raw string) (string, error) {
 	return resolved, nil
 }
 
+// shellVariable is what a shell would replace, and Caddy does not.
+var shellVariable = regexp.MustCompile(`^\$\w+$`)
+
+// ResolveKey is Resolve for the key of an API, which never looks like a variable
+// of a shell.
+func ResolveKey(raw string) (string, error) {
+	if shellVariable.MatchString(raw) {
+		return "", errors.New("it looks like a variable of a shell, which is not replaced here: expected {env.X}")
+	}
+	return Resolve(raw)
+}
+
 // whyUnresolved says why a key has a placeholder without a value. Caddy itself
 // does not tell a file that cannot be read from an empty one. The error does
 // not repeat an unknown placeholder, because it may be a part of the key.
@@ -87,7 +99,7 @@ func NewKey(raw, prefix string) (*Key, error) {
 func (k *Key) Read() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	key, err := Resolve(k.raw)
+	key, err := ResolveKey(k.raw)
 	if err != nil {
 		return err
 	}

@@ -339,7 +339,7 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	client := lbtest.NewClient(t)
 	ask := func(site, n int) {
 		for range n {
-			lbtest.Post(client, url(site), `{}`)
+			lbtest.Post(client, url(site), `{"model":"m"}`)
 		}
 	}
 	lbtest.Run(t, config("1"))
@@ -358,7 +358,7 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	lbtest.WantSums(t, pools[0], fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a outcome=throttled 1")
 	lbtest.WantSums(t, pools[1], "requests_total 5", "benches_total 0", "attempts_total backend=b 0")
 	// the backend is one, and so is its limit
-	lbtest.WantSums(t, pools[1], "backend_available backend=a model= 0", "backend_available backend=b model= 1")
+	lbtest.WantSums(t, pools[1], "backend_available backend=a model=other 0", "backend_available backend=b model=other 1")
 }
 
 func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {

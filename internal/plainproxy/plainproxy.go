@@ -1,0 +1,48 @@
+// Package plainproxy looks at the reverse_proxy that a module is part of.
+package plainproxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Around returns the reverse_proxy that the last of the modules is part of, or
+// nil.
+func Around(modules []caddy.Module) *reverseproxy.Handler {
+	if len(modules) < 2 {
+		return nil
+	}
+	proxy, _ := modules[len(modules)-2].(*reverseproxy.Handler)
+	return proxy
+}
+
+// CheckUpstream refuses the dial address of an upstream that the proxy does not
+// have. Who has dynamic upstreams may have any.
+func CheckUpstream(proxy *reverseproxy.Handler, dial string) error {
+	if proxy == nil || proxy.DynamicUpstreamsRaw != nil || proxy.DynamicUpstreams != nil {
+		return nil
+	}
+	var dials []string
+	for _, u := range proxy.Upstreams {
+		dials = append(dials, u.Dial)
+	}
+	if slices.Contains(dials, dial) {
+		return nil
+	}
+	return fmt.Errorf("upstream '%s' is not one of reverse_proxy's: %s", dial, strings.Join(dials, ", "))
+}
+
+// HasPolicy reports whether the proxy, which is being set up, has the selection
+// policy of this name.
+func HasPolicy(proxy *reverseproxy.Handler, name string) bool {
+	var policy struct {
+		Name string `json:"policy"`
+	}
+	lb := proxy.LoadBalancing
+	return lb != nil && json.Unmarshal(lb.SelectionPolicyRaw, &policy) == nil && policy.Name == name
+}
