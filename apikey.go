@@ -127,6 +127,9 @@ func (b *Backend) provisionAuth(ctx caddy.Context, host string) error {
 	}
 	switch {
 	case (b.auth == authAPIKey || b.auth == authBearer) && b.APIKey == "":
+		if b.Auth == "" {
+			return fmt.Errorf("an api_key is required: auth is %s for this host unless it is set", b.auth)
+		}
 		return fmt.Errorf("auth %s requires an api_key", b.auth)
 	case b.auth != authAPIKey && b.auth != authBearer && b.APIKey != "":
 		return fmt.Errorf("auth %s does not take an api_key", b.auth)

@@ -264,12 +264,15 @@ func (b *Backend) nameOf(model string) string {
 }
 
 // label names the backend, the ith of the config, in an error. It has no part
-// of the URL, because that may hold a password.
+// of a URL that is not valid, because that may hold a password.
 func (b *Backend) label(i int) string {
-	if b.Name == "" {
-		return fmt.Sprintf("backend %d", i+1)
+	switch {
+	case b.Name != "":
+		return fmt.Sprintf("backend %d %q", i+1, b.Name)
+	case b.url != nil:
+		return fmt.Sprintf("backend %d (%s)", i+1, b.url.Host)
 	}
-	return fmt.Sprintf("backend %d %q", i+1, b.Name)
+	return fmt.Sprintf("backend %d", i+1)
 }
 
 // dial is the backend's network address.

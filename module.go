@@ -302,7 +302,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	}
 	for _, b := range h.Backends {
 		for n := 1; b.Name == ""; n++ {
-			name := b.url.Hostname()
+			name := b.url.Host
 			if n > 1 {
 				name += "-" + strconv.Itoa(n)
 			}

@@ -75,7 +75,7 @@ func refuseOwnOptions(proxy *reverseproxy.Handler) error {
 		{"upstreams (to)", len(proxy.Upstreams) > 0},
 		{"dynamic_upstreams (dynamic)", proxy.DynamicUpstreamsRaw != nil},
 		{"load_balancing (lb_…)", proxy.LoadBalancing != nil},
-		{"passive health checks", proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil},
+		{"passive health checking", proxy.HealthChecks != nil && proxy.HealthChecks.Passive != nil},
 		{"request_buffers", proxy.RequestBuffers != 0},
 	} {
 		if option.used {

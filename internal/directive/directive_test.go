@@ -157,7 +157,7 @@ func TestAMistakeIsRefusedByLineOptionAndValue(t *testing.T) {
 		"size 3GiB":            "size '3GiB' is not a size",
 		"size 20EiB":           "size '20EiB' is not a size",
 		"policy":               "policy requires an argument " + hint + ", at Testfile:2",
-		"policy best":          "policy 'best' is not in this build: there is no module http.reverse_proxy.selection_policies.best, at Testfile:2",
+		"policy best":          "policy 'best' is not in this build: there are client_ip_hash, cookie, first, header, ip_hash, least_conn, query, random, random_choose, round_robin, uri_hash, weighted_round_robin, at Testfile:2",
 		"encoder http":         "encoder 'http' is not allowed: a module of type *reverseproxy.HTTPTransport does not belong here, at Testfile:2",
 		"block a b":            "unexpected argument 'b' after block, at Testfile:2",
 		"block a {\nouter b\n": "unrecognized option 'outer': expected one of inner, at Testfile:3",

@@ -92,7 +92,7 @@ func Flag(into *bool) Option {
 // Off makes an option whose argument is the word off, and which is not set
 // otherwise.
 func Off(into **bool) Option {
-	return value(into, "off", func(word string) (*bool, bool) { return new(false), word == "off" })
+	return value(into, "allowed: expected off", func(word string) (*bool, bool) { return new(false), word == "off" })
 }
 
 // MaxInt is the highest number that Int allows. It is the same on every
@@ -171,6 +171,18 @@ func value[T any](into *T, allowed string, parse func(word string) (T, bool)) Op
 	})
 }
 
+// modulesIn lists the modules that an option may name.
+func modulesIn(namespace string) string {
+	var names []string
+	for _, module := range caddy.GetModules(namespace) {
+		names = append(names, module.ID.Name())
+	}
+	if names == nil {
+		return "add one with `xcaddy build --with`, there is no module " + namespace + ".*"
+	}
+	return "there are " + strings.Join(names, ", ")
+}
+
 // Module makes an option that is the name of a Caddy module in a namespace,
 // followed by that module's own arguments and block. It becomes the module's
 // JSON with the name in it under inlineKey. The module must be a T.
@@ -181,7 +193,7 @@ func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
 			return err
 		}
 		if _, err := caddy.GetModule(namespace + "." + name); err != nil {
-			return d.Errf("%s '%s' is not in this build: there is no module %s.%s", option, name, namespace, name)
+			return d.Errf("%s '%s' is not in this build: %s", option, name, modulesIn(namespace))
 		}
 		module, err := caddyfile.UnmarshalModule(d, namespace+"."+name)
 		if err != nil {

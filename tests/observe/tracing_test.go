@@ -65,7 +65,7 @@ func TestEachAttemptHasASpan(t *testing.T) {
 				"openai_lb.pool": "traced", "openai_lb.backend": "ptu"},
 			{"gen_ai.provider.name": "openai", "gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-4o", "gen_ai.request.stream": "true",
 				"server.address": "east", "server.port": "8443", "http.request.method": "POST", "error.type": "failed",
-				"openai_lb.pool": "traced", "openai_lb.backend": "east"},
+				"openai_lb.pool": "traced", "openai_lb.backend": "east:8443"},
 			{"gen_ai.provider.name": "openai", "gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-4o", "gen_ai.request.stream": "true",
 				"server.address": "west", "server.port": "80", "http.request.method": "POST", "http.response.status_code": "200",
 				"openai_lb.pool": "traced", "openai_lb.backend": "west", "gen_ai.usage.input_tokens": "12", "gen_ai.usage.output_tokens": "3"},
