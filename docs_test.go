@@ -84,6 +84,52 @@ func TestTheREADMEIsShort(t *testing.T) {
 	}
 }
 
+// TestLinksInTheDocsLeadSomewhere checks the links between files, and to the
+// headings of pages.
+func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
+	block := regexp.MustCompile("(?ms)^[ \t]*```.*?^[ \t]*```$")
+	link := regexp.MustCompile(`\]\(([^)\s#]*)(?:#([^)\s]+))?\)`)
+	texts := make(map[string]string)
+	for _, pattern := range []string{"*.md", "*/*.md", "examples/*/*.md"} {
+		files, _ := filepath.Glob(pattern)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[file] = block.ReplaceAllString(string(text), "")
+		}
+	}
+	links := 0
+	for file, text := range texts {
+		for _, match := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(match[1], "://") {
+				continue
+			}
+			links++
+			target := file
+			if match[1] != "" {
+				target = filepath.Join(filepath.Dir(file), match[1])
+			}
+			if _, err := os.Stat(target); err != nil || match[2] != "" && !slices.Contains(anchors(texts[target]), match[2]) {
+				t.Errorf("%s: the link %s leads nowhere", file, match[0])
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("found %d links in the docs, expected many more", links)
+	}
+}
+
+// anchors are those that GitHub gives to the headings of a page.
+func anchors(text string) (names []string) {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
+		name := strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")
+		names = append(names, regexp.MustCompile(`[^\p{L}\p{N}_-]`).ReplaceAllString(name, ""))
+	}
+	return names
+}
+
 // docsBlock is a fenced block of a page.
 type docsBlock struct{ where, language, text string }
 
