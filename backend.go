@@ -56,7 +56,7 @@ type Backend struct {
 	// module in the namespace http.openai_lb.credentials, such as
 	// `azure_identity`. With `api_key` or `azure_identity`, the backend is an
 	// Azure one whatever its host. Default: `api_key` for Azure, `bearer` for
-	// others with a key, `none` for others without one.
+	// api.openai.com and others with a key, `none` for others without one.
 	Auth string `json:"auth,omitempty"`
 
 	// AuthOptions configures the module in the namespace
