@@ -95,7 +95,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 			logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{
 				LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
 			}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
-			(&announce.Log{Logger: logger, Pool: l.Pool}).Happened(pool.Event{
+			announce.NewLog(logger, l.Pool).Happened(pool.Event{
 				Happening: happening, Member: &pool.Member{Name: l.Backend}, Bench: l.Bench, Elsewhere: l.Elsewhere,
 			})
 			if logged.String() != line {

@@ -243,7 +243,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.balancer.open()
 	for _, t := range h.balancer.targets {
-		t.startFresh(h.logger)
+		t.startFresh(h.balancer.logger.Logger)
 	}
 	h.shared.Link().Open(h.balancer.Pool)
 	return nil

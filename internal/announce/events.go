@@ -36,8 +36,9 @@ const (
 // one after the other in a goroutine that lasts as long as there are events.
 type Events struct {
 	*Log
-	app *caddyevents.App
-	ctx caddy.Context
+	pool string
+	app  *caddyevents.App
+	ctx  caddy.Context
 	// since is when the config was loaded.
 	since time.Time
 
@@ -72,7 +73,7 @@ func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Events{Log: &Log{Logger: ctx.Logger(), Pool: pool}, app: app.(*caddyevents.App), ctx: ctx, since: time.Now()}, nil
+	return &Events{Log: NewLog(ctx.Logger(), pool), pool: pool, app: app.(*caddyevents.App), ctx: ctx, since: time.Now()}, nil
 }
 
 // Happened implements pool.Listener. What another replica tells is its event.
@@ -125,7 +126,7 @@ func toldOf(e pool.Event) toldBench {
 
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
-		"pool": s.Pool, "backend": e.Member.Name, "model": e.Bench.Model, "class": e.Bench.Class,
+		"pool": s.pool, "backend": e.Member.Name, "model": e.Bench.Model, "class": e.Bench.Class,
 		"seconds": summary.Seconds(e.Bench.Until.Sub(e.Bench.Since)),
 	}
 }
@@ -143,7 +144,7 @@ func (s *Events) AllThrottled() {
 	if !s.throttled.IsZero() && now.Sub(s.throttled) < allThrottledInterval {
 		return
 	}
-	s.emit(AllThrottled, map[string]any{"pool": s.Pool, "requests": s.refused})
+	s.emit(AllThrottled, map[string]any{"pool": s.pool, "requests": s.refused})
 	s.throttled, s.refused = now, 0
 }
 
@@ -192,7 +193,7 @@ func (s *Events) next() (e event, ok bool) {
 		s.queue = nil
 	}
 	if s.lost > 0 && len(s.queue) < maxQueue {
-		s.Warn("events lost: their handlers take too long", zap.String("pool", s.Pool), zap.Int("events", s.lost))
+		s.Warn("events lost: their handlers take too long", zap.Int("events", s.lost))
 		s.lost = 0
 	}
 	if len(s.queue) == 0 {

@@ -14,14 +14,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Log is the log of a pool. It tells when a backend is benched and when it is
-// back.
+// Log is the log of a pool, whose lines have its name. It tells when a backend is
+// benched and when it is back.
 type Log struct {
 	*zap.Logger
-	// Pool is the name of the pool.
-	Pool string
-
 	noModel limiter
+}
+
+// NewLog returns the log of the pool of this name.
+func NewLog(logger *zap.Logger, pool string) *Log {
+	return &Log{Logger: logger.With(zap.String("pool", pool))}
 }
 
 // Happened implements pool.Listener.
@@ -32,22 +34,22 @@ func (l *Log) Happened(e pool.Event) {
 			return
 		}
 		if c := l.Check(level, "backend benched"); c != nil {
-			c.Write(append(l.fields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint),
+			c.Write(append(fields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint),
 				optional("cause", e.Bench.Cause), optional("error", e.Bench.Error))...)
 		}
 	case pool.Ended:
 		if c := l.Check(min(level, zap.InfoLevel), "backend back"); c != nil {
-			c.Write(l.fields(e)...)
+			c.Write(fields(e)...)
 		}
 	}
 }
 
-func (l *Log) fields(e pool.Event) []zap.Field {
+func fields(e pool.Event) []zap.Field {
 	elsewhere := zap.Skip()
 	if e.Elsewhere {
 		elsewhere = zap.Bool("elsewhere", true)
 	}
-	return []zap.Field{zap.String("pool", l.Pool), zap.String("backend", e.Member.Name), optional("model", e.Bench.Model),
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("model", e.Bench.Model),
 		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere}
 }
 
