@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -63,7 +64,7 @@ type bench struct {
 	Class    string `json:"class"`
 	Status   int    `json:"status,omitempty"`
 	Hint     string `json:"hint,omitempty"`
-	// Cause is a word, which may come from a backend.
+	// Cause is a code, which may come from a backend.
 	Cause string `json:"cause,omitempty"`
 	Cost  int64  `json:"cost,omitempty"`
 	// Length is that of the whole bench, and Left what is left of it, both in
@@ -92,7 +93,7 @@ func shared(b pool.Bench) bool {
 // benchOf is how a bench is told of.
 func benchOf(b pool.Bench, now time.Time) *bench {
 	cause := b.Cause
-	if !isWord(cause) {
+	if !verdict.IsCode(cause) {
 		cause = ""
 	}
 	return &bench{
@@ -176,7 +177,7 @@ func (b *bench) check() error {
 	}
 	switch {
 	case !slices.Contains(classes, verdict.Class(b.Class)), !slices.Contains(hints, hint.Source(b.Hint)),
-		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", !isWord(b.Cause):
+		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("no backend is benched like that")
 	case b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
 		return errors.New("no bench lasts as long")
@@ -195,27 +196,6 @@ func digest(name string) string {
 
 const digestSize = 32
 
-// isWord reports whether the text may be a code of an error.
-func isWord(text string) bool {
-	for _, c := range []byte(text) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return len(text) <= maxWord
-}
-
-// maxWord is how many bytes a word has at most.
-const maxWord = 64
-
 func isDigest(word string) bool {
-	if len(word) != digestSize {
-		return false
-	}
-	for _, c := range []byte(word) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
+	return len(word) == digestSize && strings.Trim(word, "0123456789abcdef") == ""
 }

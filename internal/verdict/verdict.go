@@ -237,21 +237,26 @@ func parseReport(body []byte) report {
 	return report{code: code, kind: f.Type, message: f.Message}
 }
 
-// maxCode is how long a code is at most.
-const maxCode = 64
-
 // Code returns the code of an error, or else its type. Codes are words: what is none is left out.
 func Code(body []byte) string {
 	r := parseReport(body)
 	for _, code := range []string{r.code, r.kind} {
-		if code != "" && len(code) <= maxCode && strings.Trim(code, codeLetters) == "" {
+		if IsCode(code) {
 			return code
 		}
 	}
 	return ""
 }
 
+// maxCode is how long a code is at most.
+const maxCode = 64
+
 const codeLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+
+// IsCode reports whether the text may be a code.
+func IsCode(text string) bool {
+	return text != "" && len(text) <= maxCode && strings.Trim(text, codeLetters) == ""
+}
 
 func (r report) has(words ...string) bool {
 	for _, word := range words {
