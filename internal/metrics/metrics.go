@@ -65,11 +65,15 @@ var (
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{
+	return RegisterAll(registry,
 		requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
 		tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
-		&benched, state{},
-	} {
+		&benched, state{})
+}
+
+// RegisterAll registers collectors, which may be registered already.
+func RegisterAll(registry prometheus.Registerer, collectors ...prometheus.Collector) error {
+	for _, c := range collectors {
 		if err := registry.Register(c); err != nil && !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
 			return err
 		}

@@ -1,7 +1,6 @@
 package replicas
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -9,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
 
 const (
@@ -35,12 +36,8 @@ var (
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, benchDelay, ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{}} {
-		if err := registry.Register(c); err != nil && !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
-			return err
-		}
-	}
-	return nil
+	return metrics.RegisterAll(registry, messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, benchDelay,
+		ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{})
 }
 
 var (
@@ -101,7 +98,7 @@ func (gauges) Describe(descs chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (gauges) Collect(metrics chan<- prometheus.Metric) {
+func (gauges) Collect(ch chan<- prometheus.Metric) {
 	statuses := Statuses()
 	if len(statuses) == 0 {
 		return
@@ -114,6 +111,6 @@ func (gauges) Collect(metrics chan<- prometheus.Metric) {
 		queue, replicas = queue+s.Queue, replicas+len(s.Peers)
 	}
 	for d, value := range map[*prometheus.Desc]int{inTouchDesc: touch, queueDesc: queue, replicasDesc: replicas} {
-		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value))
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value))
 	}
 }
