@@ -3,9 +3,9 @@ package metrics
 import (
 	"math"
 	"net/http"
-	"strconv"
-	"strings"
 	"sync/atomic"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 )
 
 // lastSeen is what a backend last said of its limits.
@@ -37,9 +37,9 @@ const utilization = "Azure-Openai-Deployment-Utilization"
 
 // Saw takes in what a reply says of the backend's limits.
 func (b *Backend) Saw(model string, header http.Header) {
-	requests, hasRequests := read(header, remainingRequests...)
-	tokens, hasTokens := read(header, remainingTokens...)
-	used, hasUsed := read(header, utilization)
+	requests, hasRequests := hint.Number(header, remainingRequests...)
+	tokens, hasTokens := hint.Number(header, remainingTokens...)
+	used, hasUsed := hint.Number(header, utilization)
 	if !hasRequests && !hasTokens && !hasUsed {
 		return
 	}
@@ -53,18 +53,4 @@ func (b *Backend) Saw(model string, header http.Header) {
 	if hasUsed {
 		last.utilization.set(used / 100)
 	}
-}
-
-// read returns the first number in the headers. Azure writes -1 where it does
-// not track a limit.
-func read(header http.Header, names ...string) (n float64, ok bool) {
-	for _, name := range names {
-		for _, value := range header[name] {
-			n, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), "%"), 64)
-			if err == nil && n >= 0 && !math.IsInf(n, 1) {
-				return n, true
-			}
-		}
-	}
-	return 0, false
 }

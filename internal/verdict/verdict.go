@@ -4,11 +4,11 @@ package verdict
 
 import (
 	"encoding/json"
-	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 )
 
 // Class is what a reply means, or what it means that there is none.
@@ -182,18 +182,10 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 }
 
 // exceedsLimit reports whether a request costs more tokens than the backend grants in a whole window:
-// it would be refused even if nobody else sent any. Azure writes -1 where it does not track a limit
-// (openai-dotnet issue #838), and has spelled such headers in both ways (openai-python issue #937).
+// it would be refused even if nobody else sent any.
 func exceedsLimit(header http.Header, cost int64) bool {
-	for _, name := range []string{"X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens"} {
-		for _, value := range header[name] {
-			limit, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err == nil && limit > 0 && !math.IsInf(limit, 1) {
-				return limit < float64(cost)
-			}
-		}
-	}
-	return false
+	limit, _ := hint.Number(header, "X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens")
+	return limit > 0 && limit < float64(cost)
 }
 
 // report is what an error body says, in whichever shape it says it.
