@@ -92,7 +92,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 	}
 	if first == nil { // another request just took the last place
-		return place{chosen, chosen.MaxRequests}
+		return chosen.place()
 	}
 	if home == nil { // all are drained
 		home = first
@@ -140,7 +140,7 @@ func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t
 		}
 	}
 	if next.Member == nil {
-		return place{full.Member, full.MaxRequests}
+		return full.Member.place()
 	}
 	return next
 }

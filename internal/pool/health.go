@@ -174,11 +174,14 @@ func (b *benches) compareEnds(other *benches, now time.Time) int {
 
 // returns tells when the benches end.
 func (b *benches) returns(now time.Time) time.Time {
-	throttled, failed := b.throttle.until(now), b.failure.until(now)
-	if throttled.After(failed) {
-		return throttled
+	return later(b.throttle.until(now), b.failure.until(now))
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
 	}
-	return failed
+	return b
 }
 
 // standing tells what the benches mean for a request of this cost.
@@ -193,11 +196,7 @@ func (m *Member) standing(model string, cost int64, now time.Time) standing {
 
 // returns tells when the member's benches end for a model.
 func (m *Member) returns(model string, now time.Time) time.Time {
-	whole, its := m.health.whole.returns(now), m.health.of(model).returns(now)
-	if whole.After(its) {
-		return whole
-	}
-	return its
+	return later(m.health.whole.returns(now), m.health.of(model).returns(now))
 }
 
 // unbenched reports whether there is no bench at all, not even one that ended.

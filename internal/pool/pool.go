@@ -146,7 +146,7 @@ func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
 			soonest, back = m, returns
 		}
 	}
-	if soonest == nil || !(place{soonest, soonest.MaxRequests}).reserve() {
+	if soonest == nil || !soonest.place().reserve() {
 		return nil
 	}
 	return soonest
@@ -184,7 +184,7 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
 		if rank < best {
 			best, total = rank, 0
 		}
-		weight := float64(max(m.Weight, 1)) // drained ones share alike
+		weight := m.share()
 		total += weight
 		switch share := weight / total; {
 		case share == 1:
@@ -206,7 +206,7 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
 	if p.Policy != nil {
 		chosen = p.chooseByPolicy(r, cost, now, chosen, best)
 	}
-	return place{chosen, chosen.MaxRequests}, best
+	return chosen.place(), best
 }
 
 // chooseByPolicy asks the policy to choose among the members that are as good
@@ -281,6 +281,9 @@ type place struct {
 	// limit is how many requests it may have at a time. 0: no limit.
 	limit int64
 }
+
+// place returns the place that the member has for any request.
+func (m *Member) place() place { return place{m, m.MaxRequests} }
 
 func (p place) hasRoom() bool { return p.limit == 0 || p.InFlight() < p.limit }
 

@@ -104,11 +104,7 @@ func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 		clear(r.ended) // somebody makes up models
 	}
 	if e := r.ended[b.ID]; !e.disproved {
-		until := now
-		if b.Until.After(until) {
-			until = b.Until
-		}
-		r.ended[b.ID] = ending{disproved, until.Add(lifetime)}
+		r.ended[b.ID] = ending{disproved, now.Add(max(0, b.Until.Sub(now)) + lifetime)}
 	}
 }
 
