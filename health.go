@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
@@ -121,15 +123,12 @@ func (p *PassiveHealth) provision() error {
 		{"stream_first_event_timeout", &p.StreamFirstEventTimeout, 2 * time.Minute},
 		{"stream_idle_timeout", &p.StreamIdleTimeout, 5 * time.Minute},
 	} {
-		if *d.value < 0 {
-			return fmt.Errorf("%s %s: expected a duration above 0", d.name, time.Duration(*d.value))
-		}
-		if *d.value == 0 {
-			*d.value = caddy.Duration(d.fallback)
+		if err := directive.DefaultDuration(d.name, d.value, d.fallback); err != nil {
+			return err
 		}
 	}
 	if p.RetryAfterMin > p.RetryAfterMax {
-		return fmt.Errorf("retry_after_min %s: expected no more than retry_after_max, which is %s",
+		return fmt.Errorf("retry_after_min '%s' is longer than retry_after_max, which is %s",
 			time.Duration(p.RetryAfterMin), time.Duration(p.RetryAfterMax))
 	}
 	if p.RetryAfterDefault > p.RetryAfterMax {
@@ -137,27 +136,23 @@ func (p *PassiveHealth) provision() error {
 			time.Duration(p.RetryAfterDefault), time.Duration(p.RetryAfterMax))
 	}
 	if p.MaxFails < 0 {
-		return fmt.Errorf("max_fails %d: expected 1 or more", p.MaxFails)
+		return fmt.Errorf("max_fails '%d' is not a whole number of 1 or more", p.MaxFails)
 	}
-	if p.MaxFails == 0 {
-		p.MaxFails = 1
-	}
+	p.MaxFails = cmp.Or(p.MaxFails, 1)
 	if p.RequestBuffers < 0 || p.RequestBuffers > maxInt {
-		return fmt.Errorf("request_buffers %d: expected 1 to %d bytes", p.RequestBuffers, maxInt)
+		return fmt.Errorf("request_buffers '%d' is not a number of bytes from 1 to %d", p.RequestBuffers, maxInt)
 	}
-	if p.RequestBuffers == 0 {
-		p.RequestBuffers = defaultRequestBuffers
-	}
+	p.RequestBuffers = cmp.Or(p.RequestBuffers, defaultRequestBuffers)
 	for _, status := range p.UnhealthyStatus {
 		if !validStatusOrClass(status) {
-			return fmt.Errorf("unhealthy_status %d: expected 400 to 599, or 4 or 5 for a class", status)
+			return fmt.Errorf("unhealthy_status '%d' is not a status from 400 to 599, 4 for 4xx or 5 for 5xx", status)
 		}
 	}
 	switch p.AllThrottled {
 	case "", respondThrottled, forwardThrottled:
 		return nil
 	}
-	return fmt.Errorf("all_throttled %q: expected %s or %s", p.AllThrottled, respondThrottled, forwardThrottled)
+	return fmt.Errorf("all_throttled '%s' is not one of %s, %s", p.AllThrottled, respondThrottled, forwardThrottled)
 }
 
 func validStatusOrClass(status int) bool {

@@ -93,20 +93,14 @@ func (o *Options) provision() error {
 	if o.IDs == nil {
 		o.IDs = new(defaultIDs)
 	}
-	if o.IDsTTL < 0 {
-		return fmt.Errorf("ids_ttl '%s' is not a duration above 0", time.Duration(o.IDsTTL))
+	if err := directive.DefaultDuration("ids_ttl", &o.IDsTTL, defaultTTL); err != nil {
+		return err
 	}
-	if o.IDsTTL == 0 {
-		o.IDsTTL = caddy.Duration(defaultTTL)
-	}
-	if o.LookupTimeout < 0 {
-		return fmt.Errorf("lookup_timeout '%s' is not a duration above 0", time.Duration(o.LookupTimeout))
+	if err := directive.DefaultDuration("lookup_timeout", &o.LookupTimeout, defaultLookupTimeout); err != nil {
+		return err
 	}
 	if time.Duration(o.LookupTimeout) > maxLookupTimeout {
 		return fmt.Errorf("lookup_timeout '%s' is longer than %s", time.Duration(o.LookupTimeout), maxLookupTimeout)
-	}
-	if o.LookupTimeout == 0 {
-		o.LookupTimeout = caddy.Duration(defaultLookupTimeout)
 	}
 	if o.Save && *o.IDs == 0 {
 		return fmt.Errorf("save is of no use with ids 0")

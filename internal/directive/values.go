@@ -1,12 +1,14 @@
 package directive
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
@@ -143,6 +145,16 @@ func duration(into *caddy.Duration, least caddy.Duration, allowed string) Option
 		d, err := caddy.ParseDuration(word)
 		return caddy.Duration(d), err == nil && caddy.Duration(d) >= least
 	})
+}
+
+// DefaultDuration puts the fallback in the place of a duration that the config
+// does not have. It refuses one below 0, which only JSON may have.
+func DefaultDuration(name string, d *caddy.Duration, fallback time.Duration) error {
+	if *d < 0 {
+		return fmt.Errorf("%s '%s' is not a duration above 0", name, time.Duration(*d))
+	}
+	*d = cmp.Or(*d, caddy.Duration(fallback))
+	return nil
 }
 
 // Size makes an option of one number of bytes, from 1 to MaxInt.
