@@ -111,11 +111,18 @@ func isError(kind []byte) bool {
 	return string(kind) == "error" || string(kind) == "response.failed"
 }
 
+func isPreamble(kind []byte) bool {
+	switch string(kind) {
+	case "response.created", "response.in_progress", "response.queued", "ping":
+		return true
+	}
+	return false
+}
+
 // opening tells what the event amounts to if it is the first one that tells something. What is not
 // known is content, and so is what is too long to be read.
 func (e Event) opening() (Opening, *Error) {
-	switch string(e.Kind()) {
-	case "response.created", "response.in_progress", "response.queued", "ping":
+	if isPreamble(e.Kind()) {
 		return Preamble, nil
 	}
 	if e.TooLong || e.bringsText() {
@@ -133,8 +140,7 @@ func (e Event) opening() (Opening, *Error) {
 	if err != nil {
 		return Content, nil
 	}
-	switch chunk.Type { // which need not stand first
-	case "response.created", "response.in_progress", "response.queued", "ping":
+	if isPreamble([]byte(chunk.Type)) { // which need not stand first
 		return Preamble, nil
 	}
 	if chunk.Choices == nil {

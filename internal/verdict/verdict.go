@@ -133,7 +133,7 @@ func Judge(reply Reply) Class {
 		}
 		return Credential
 	case status == http.StatusNotFound:
-		if parseReport(reply.Body).has("DeploymentNotFound", "model_not_found") {
+		if parseReport(reply.Body).noModel() {
 			return NoModel
 		}
 		return ClientError
@@ -159,7 +159,7 @@ func Judge(reply Reply) Class {
 func Missing(status int, body []byte) bool {
 	switch r := parseReport(body); status {
 	case http.StatusNotFound:
-		return !r.has("DeploymentNotFound", "model_not_found")
+		return !r.noModel()
 	case http.StatusBadRequest:
 		return strings.HasSuffix(r.code, "_not_found") && r.code != "model_not_found" || r.has("invalid_encrypted_content") ||
 			slices.ContainsFunc([]string{"not found", "No such ", "does not exist", "could not be verified"}, func(words string) bool {
@@ -273,6 +273,8 @@ func (r report) outOfBudget() bool {
 		"organization_usage_limit_exceeded", "enforced_spend_limit_reached", "exceeded_current_quota_error") ||
 		strings.HasSuffix(r.code, "_spend_limit_exceeded")
 }
+
+func (r report) noModel() bool { return r.has("DeploymentNotFound", "model_not_found") }
 
 func (r report) overloaded() bool {
 	return r.has("no_capacity", "slow_down", "server_is_overloaded", "engine_overloaded_error", "overloaded_error")
