@@ -17,6 +17,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -76,7 +77,7 @@ func ask(what string, flags caddycmd.Flags, to io.Writer) error {
 	case "replicas":
 		uri, show = replicasPath, showReplicas
 	default:
-		method, uri = http.MethodPost, backendsPath+"/"+escape(flags.Arg(0))+"/"+what
+		method, uri = http.MethodPost, backendsPath+"/"+openaiapi.EscapeSegment(flags.Arg(0))+"/"+what
 	}
 	if flags.Changed("pool") {
 		uri += "?pool=" + url.QueryEscape(flags.String("pool"))
@@ -91,14 +92,6 @@ func ask(what string, flags caddycmd.Flags, to io.Writer) error {
 	}
 	defer res.Body.Close()
 	return show(to, res.Body)
-}
-
-// escape makes the name of a backend a segment of a path.
-func escape(name string) string {
-	if strings.Trim(name, ".") == "" { // . and .. have a meaning in paths
-		return strings.ReplaceAll(name, ".", "%2E")
-	}
-	return url.PathEscape(name)
 }
 
 // decode reads an answer of the admin API.

@@ -27,14 +27,6 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	}
 }
 
-func TestANameIsOneSegmentOfAPath(t *testing.T) {
-	for name, want := range map[string]string{"ptu": "ptu", "team/a b": "team%2Fa%20b", ".": "%2E", "..": "%2E%2E", "a.b": "a.b", "100%": "100%25"} {
-		if got := escape(name); got != want {
-			t.Errorf("%s became %s, want %s", name, got, want)
-		}
-	}
-}
-
 func TestReplicasAreATable(t *testing.T) {
 	var out strings.Builder
 	err := showReplicas(&out, strings.NewReader(`[

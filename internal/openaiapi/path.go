@@ -177,10 +177,11 @@ func asOthersRead(path string) string {
 // ClassicPath builds the escaped path of an operation, itself as Route has it, on a deployment,
 // whose name is escaped here.
 func ClassicPath(deployment, operation string) string {
-	return classicPrefix + deployments + "/" + escapeSegment(deployment) + operation
+	return classicPrefix + deployments + "/" + EscapeSegment(deployment) + operation
 }
 
-func escapeSegment(s string) string {
+// EscapeSegment makes a name one segment of a path.
+func EscapeSegment(s string) string {
 	switch s {
 	case ".", "..":
 		// url.PathEscape leaves dots as they are, and servers would resolve these.

@@ -220,6 +220,14 @@ func TestADeploymentIsAModelsName(t *testing.T) {
 	}
 }
 
+func TestANameIsOneSegmentOfAPath(t *testing.T) {
+	for name, want := range map[string]string{"ptu": "ptu", "team/a b": "team%2Fa%20b", ".": "%2E", "..": "%2E%2E", "a.b": "a.b", "100%": "100%25"} {
+		if got := EscapeSegment(name); got != want {
+			t.Errorf("%s became %s, want %s", name, got, want)
+		}
+	}
+}
+
 func TestClassicPath(t *testing.T) {
 	tests := []struct{ name, deployment, operation, want string }{
 		{"a plain name", "gpt-4o", "/chat/completions", "/openai/deployments/gpt-4o/chat/completions"},
