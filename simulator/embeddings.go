@@ -49,8 +49,8 @@ func (x *exchange) embeddings() any {
 	return list
 }
 
-// inputs splits the input of embeddings. A string or a list of tokens is one
-// input; a list of strings or of such lists is several.
+// inputs splits what may be one or several. A string or a list of tokens is one;
+// any other list is several.
 func inputs(v any) []any {
 	list, ok := v.([]any)
 	if !ok {

@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -13,6 +12,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // parsedBytes is how much of a request body is kept and parsed. All of it is
@@ -224,8 +225,8 @@ func (x *exchange) settle() {
 // header sends the status and the headers that every reply has.
 func (x *exchange) header(status int) {
 	hdr := x.w.Header()
-	hdr.Set("x-request-id", newUUID())
-	hdr.Set("apim-request-id", newUUID())
+	hdr.Set("x-request-id", uuid.NewString())
+	hdr.Set("apim-request-id", uuid.NewString())
 	hdr.Set("x-ms-region", x.h.Region)
 	hdr.Set("x-simulator", x.h.Name)
 	if x.limiter != nil && x.route.deployment != "" {
@@ -284,10 +285,8 @@ func (x *exchange) flush() error {
 // wait waits for d. It reports whether the client is still connected.
 func (x *exchange) wait(d time.Duration) bool {
 	if d > 0 {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
 		select {
-		case <-timer.C:
+		case <-time.After(d):
 		case <-x.r.Context().Done():
 		}
 	}
@@ -316,12 +315,4 @@ func (x *exchange) gone() bool {
 // incomplete.
 func (x *exchange) abort() {
 	panic(http.ErrAbortHandler)
-}
-
-func newUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // it never fails
-	b[6] = b[6]&0x0f | 0x40
-	b[8] = b[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

@@ -249,8 +249,7 @@ func (x *exchange) missingIn(name string, value any) *reply {
 		case name == "vector_store_ids" && x.h.state.stored(v) == nil:
 			return collections["vector_stores"].notHere(v)
 		case name == "encrypted_content" && x.h.state.stored(v) == nil:
-			code := "invalid_encrypted_content"
-			return openaiError(http.StatusBadRequest, "invalid_request_error", &code,
+			return openaiError(http.StatusBadRequest, "invalid_request_error", new("invalid_encrypted_content"),
 				"The encrypted content "+v[:min(len(v), 5)]+"... could not be verified. Reason: Encrypted content could not be decrypted or parsed.")
 		}
 	}

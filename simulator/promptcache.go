@@ -45,11 +45,7 @@ func (r request) prefixes() (all []prefix) {
 	add(r.Tools)
 	add(r.Instructions)
 	for _, list := range []any{r.Messages, r.Prompt, r.Input} {
-		parts, ok := list.([]any)
-		if !ok || len(parts) > 0 && isNumber(parts[0]) {
-			parts = []any{list} // a text, or tokens
-		}
-		for _, part := range parts {
+		for _, part := range inputs(list) {
 			if part != nil {
 				add(part)
 				all = append(all, prefix{sum, chars / 4})
@@ -57,11 +53,6 @@ func (r request) prefixes() (all []prefix) {
 		}
 	}
 	return all
-}
-
-func isNumber(v any) bool {
-	_, ok := v.(float64)
-	return ok
 }
 
 // use returns how many tokens of the prompt are in the cache, and puts the whole

@@ -106,8 +106,7 @@ type responseEvent struct {
 // respond answers `POST responses`.
 func (x *exchange) respond() {
 	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {
-		code := "previous_response_not_found"
-		x.reply(openaiError(http.StatusBadRequest, "invalid_request_error", &code,
+		x.reply(openaiError(http.StatusBadRequest, "invalid_request_error", new("previous_response_not_found"),
 			fmt.Sprintf("Previous response with id '%s' not found.", previous)))
 		return
 	}
