@@ -319,14 +319,12 @@ func (r *request) wait(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
-	timer := time.NewTimer(time.Until(r.started.Add(maxWait)))
-	defer timer.Stop()
 	select {
 	case <-r.done:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-timer.C:
+	case <-time.After(time.Until(r.started.Add(maxWait))):
 		return errSlow
 	}
 }

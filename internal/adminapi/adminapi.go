@@ -110,10 +110,8 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 
 // allowMethods refuses other methods.
 func allowMethods(w http.ResponseWriter, r *http.Request, methods ...string) error {
-	for _, method := range methods {
-		if r.Method == method {
-			return nil
-		}
+	if slices.Contains(methods, r.Method) {
+		return nil
 	}
 	allowed := strings.Join(methods, ", ")
 	w.Header().Set("Allow", allowed)

@@ -82,14 +82,11 @@ func (r *Replica) claim(ctx context.Context) {
 	for {
 		backend, b, wait := r.claims.next(time.Now())
 		if wait > 0 {
-			timer := time.NewTimer(wait)
 			select {
 			case <-ctx.Done():
-				timer.Stop()
 				return
 			case <-r.claims.changed:
-				timer.Stop()
-			case <-timer.C:
+			case <-time.After(wait):
 			}
 			continue
 		}

@@ -236,10 +236,13 @@ func pause(ctx context.Context, about time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(about*4/5 + mathrand.N(about*2/5)):
+	case <-time.After(jitter(about)):
 		return true
 	}
 }
+
+// jitter returns about as long.
+func jitter(about time.Duration) time.Duration { return about*4/5 + mathrand.N(about*2/5) }
 
 // compareAgain compares what is known here with what the store keeps, again and
 // again.
@@ -260,7 +263,7 @@ func (r *Replica) compareAgain(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-r.due:
-		case <-time.After(wait*4/5 + mathrand.N(wait*2/5)):
+		case <-time.After(jitter(wait)):
 		}
 	}
 }

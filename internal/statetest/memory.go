@@ -216,7 +216,7 @@ func (m memory) Load(ctx context.Context, groups []string) ([]state.Kept, error)
 
 func wait(ctx context.Context, delay time.Duration) error {
 	if delay == 0 {
-		return nil
+		return ctx.Err()
 	}
 	select {
 	case <-ctx.Done():
@@ -270,12 +270,8 @@ func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 	m.finds++
 	slow := m.slow
 	m.mu.Unlock()
-	select {
-	case <-ctx.Done():
-	case <-time.After(slow):
-	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	if err := wait(ctx, slow); err != nil {
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
