@@ -211,7 +211,7 @@ func namesSecret(header string) bool {
 // tellsAccounts reports whether a header decides which account pays for a
 // request.
 func tellsAccounts(header string) bool {
-	return namesSecret(header) || slices.Contains(callerkeys.CredentialHeaders, http.CanonicalHeaderKey(header))
+	return namesSecret(header) || callerkeys.IsCredential(header)
 }
 
 func (b *Backend) provisionModels() error {

@@ -234,7 +234,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 			"Ocp-Apim-Subscription-Key": "callers", "Cookie": "session=callers",
 			"OpenAI-Organization": "callers", "OpenAI-Project": "callers",
 			"X-Ms-Spillover-Deployment": "callers", "X-Forwarded-For": "callers", "X-Forwarded-Host": "callers",
-			"Forwarded": "for=callers", "Via": "1.1 callers", "X-Real-Ip": "callers",
+			"Forwarded": "for=callers", "Via": "1.1 callers", "X-Real-Ip": "callers", "Referer": "callers",
 			"Sec-Websocket-Protocol":  "realtime, openai-insecure-api-key.callers, openai-beta.realtime-v1",
 			"X-Stainless-Retry-Count": "1",
 		} {
@@ -253,12 +253,13 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 		}
 		for name, credentials := range want {
 			got := w.Backends[name].Received()[0].Request
-			for _, header := range callerkeys.CredentialHeaders {
+			for _, header := range append([]string{"Openai-Organization", "Openai-Project"}, callerkeys.Headers...) {
 				if g, w := got.Header.Get(header), credentials.Get(header); g != w {
 					t.Errorf("%s got %s %q, want %q", name, header, g, w)
 				}
 			}
-			for _, header := range append([]string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port"}, callerkeys.PrivateHeaders...) {
+			for _, header := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
+				"Cookie", "Referer", "X-Ms-Spillover-Deployment", "X-Real-Ip", "Forwarded", "Via"} {
 				if values := got.Header.Values(header); len(values) > 0 {
 					t.Errorf("%s got %s %q", name, header, values)
 				}

@@ -13,11 +13,8 @@ import (
 // Headers are those that hold a key.
 var Headers = []string{"Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key"}
 
-// CredentialHeaders identify a caller, or choose whose budget it spends.
-var CredentialHeaders = append([]string{"Openai-Organization", "Openai-Project"}, Headers...)
-
-// Params are query parameters that hold a key.
-var Params = []string{"api-key", "subscription-key"}
+// params are query parameters that hold a key.
+var params = []string{"api-key", "subscription-key"}
 
 // keyProtocol is the prefix of the WebSocket subprotocol in which browsers send
 // a key, because they cannot set a header.
@@ -25,14 +22,6 @@ const keyProtocol = "openai-insecure-api-key."
 
 // credentialProtocols are the prefixes of those that identify a caller.
 var credentialProtocols = []string{keyProtocol, "openai-organization.", "openai-project."}
-
-// PrivateHeaders are for the balancer only. Forwarding headers would tell the
-// provider who the caller is, and Azure answers 431 to more than ten custom
-// headers. With x-ms-spillover-deployment a caller could move its request to
-// another deployment of the backend. A referrer may hold a key.
-var PrivateHeaders = []string{
-	"Cookie", "Referer", "X-Ms-Spillover-Deployment", "X-Real-Ip", "Forwarded", "Via",
-}
 
 // Presented is what a caller identified itself with. Its methods that change it
 // leave the request that it was taken from as it is.
@@ -54,7 +43,12 @@ type kind int
 
 const (
 	public kind = iota
+	// credential: it identifies the caller, or chooses whose budget it spends.
 	credential
+	// private: it is for the balancer only. Forwarding headers would tell the
+	// provider who the caller is, and Azure answers 431 to more than ten custom
+	// headers. With x-ms-spillover-deployment a caller could move its request to
+	// another deployment of the backend. A referrer may hold a key.
 	private
 	protocol
 	connection // which only reverse_proxy reads
@@ -79,6 +73,10 @@ func kindOf(name string) kind {
 	}
 	return public
 }
+
+// IsCredential reports whether the header of a name identifies a caller, or
+// chooses whose budget it spends.
+func IsCredential(name string) bool { return kindOf(http.CanonicalHeaderKey(name)) == credential }
 
 // Take separates what identifies the caller from what may go on: a header and
 // a query without anything that is meant for the balancer only.
@@ -198,7 +196,7 @@ func cutPair(query string) (pair, separator, rest string) {
 }
 
 func replaceKey(pair string, replace func(name, key string) (with string, keep bool)) (with string, keep bool) {
-	for _, param := range Params {
+	for _, param := range params {
 		if key, ok := openaiapi.Param(pair, param); ok {
 			name, _, _ := strings.Cut(pair, "=")
 			return replace(name, key)

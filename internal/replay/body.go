@@ -18,8 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// ErrGone tells that a body cannot be read, or not again.
-var ErrGone = errors.New("the request body is no longer there")
+// errGone tells that a body cannot be read, or not again.
+var errGone = errors.New("the request body is no longer there")
 
 // Body is the body of a client's request.
 type Body struct {
@@ -144,7 +144,7 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 				up.settled.Store(true)
 				return again.reader(), nil
 			}
-			return nil, ErrGone
+			return nil, errGone
 		}
 	}
 	return up
@@ -266,7 +266,7 @@ func (b *Body) Failure() error {
 type Gone struct{}
 
 // Read implements io.Reader. It always fails.
-func (Gone) Read([]byte) (int, error) { return 0, ErrGone }
+func (Gone) Read([]byte) (int, error) { return 0, errGone }
 
 // Close implements io.Closer.
 func (Gone) Close() error { return nil }

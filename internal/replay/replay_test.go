@@ -56,7 +56,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 	if again.(*reader).segments != nil || b.prefix != nil {
 		t.Error("the bytes are still held")
 	}
-	if _, err := late.GetBody(); err != ErrGone {
+	if _, err := late.GetBody(); err != errGone {
 		t.Errorf("a body that was released could be sent again: %v", err)
 	}
 }
@@ -95,7 +95,7 @@ func TestWhatIsStreamedIsSentOnce(t *testing.T) {
 	if up := b.Attach(out, quiet); !up.Abandon() || out.GetBody != nil {
 		t.Error("a body of which nothing was read cannot be sent by another attempt")
 	}
-	if n, err := out.Body.Read(make([]byte, 1)); n > 0 || err != ErrGone {
+	if n, err := out.Body.Read(make([]byte, 1)); n > 0 || err != errGone {
 		t.Errorf("an abandoned attempt reads %d bytes, %v", n, err)
 	}
 	up := b.Attach(out, quiet)

@@ -94,7 +94,7 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return 0, ErrGone
+		return 0, errGone
 	}
 	for len(r.segments) > 0 {
 		n := copy(p, r.segments[0])
