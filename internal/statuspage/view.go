@@ -125,9 +125,6 @@ func summaryOf(backends []overview.Backend) string {
 	return sentence + "."
 }
 
-// Unhealthy tells that active health checks keep requests away.
-func (b backendView) Unhealthy() bool { return !b.Healthy }
-
 // Shown are the benches that are shown, and Hidden is how many are not.
 func (b backendView) Shown() []overview.Bench { return b.Benches[:min(maxBenches, len(b.Benches))] }
 
@@ -135,8 +132,8 @@ func (b backendView) Hidden() int { return len(b.Benches) - len(b.Shown()) }
 
 // chart is a curve over the last five minutes.
 type chart struct {
-	Title, Unit string
-	// Now and Most are rates, as text.
+	Title string
+	// Now and Most are rates per second, as text.
 	Now, Most string
 	// Line are the points of the curve, and Area those of the area below it, in
 	// a box of chartWidth and chartHeight.
@@ -163,13 +160,13 @@ func chartsOf(pool string, spans []traffic.Span) []chart {
 		requests[i], failovers[i], tokens[i] = total.Requests/seconds, total.Failovers/seconds, total.Tokens/seconds
 	}
 	return []chart{
-		newChart("Requests", "per second", requests),
-		newChart("Failovers", "per second", failovers),
-		newChart("Tokens", "per second", tokens),
+		newChart("Requests", requests),
+		newChart("Failovers", failovers),
+		newChart("Tokens", tokens),
 	}
 }
 
-func newChart(title, unit string, rates []float64) chart {
+func newChart(title string, rates []float64) chart {
 	var now, most float64
 	for _, rate := range rates {
 		now, most = rate, max(most, rate)
@@ -190,7 +187,7 @@ func newChart(title, unit string, rates []float64) chart {
 	if points != "" {
 		area = fmt.Sprintf("%.1f,%d %s %d,%d", first, chartHeight, points, chartWidth, chartHeight)
 	}
-	return chart{title, unit, short(now), short(most), points, area}
+	return chart{title, short(now), short(most), points, area}
 }
 
 // short writes a number with three digits at most.

@@ -21,9 +21,9 @@ func TestChartsAndSharesAreThoseOfThePool(t *testing.T) {
 	pool := overview.Pool{Name: "p", Backends: []overview.Backend{{Name: "a", Requests: 15}, {Name: "b", Requests: 10}, {Name: "c"}}}
 	view := viewOf(pool, spans, time.Now())
 	want := []chart{
-		{"Requests", "per second", "1.5", "3", "294.9,3.0 300.0,33.0", "294.9,64 294.9,3.0 300.0,33.0 300,64"},
-		{"Failovers", "per second", "0", "1", "294.9,3.0 300.0,63.0", "294.9,64 294.9,3.0 300.0,63.0 300,64"},
-		{"Tokens", "per second", "3", "200", "294.9,3.0 300.0,62.1", "294.9,64 294.9,3.0 300.0,62.1 300,64"},
+		{"Requests", "1.5", "3", "294.9,3.0 300.0,33.0", "294.9,64 294.9,3.0 300.0,33.0 300,64"},
+		{"Failovers", "0", "1", "294.9,3.0 300.0,63.0", "294.9,64 294.9,3.0 300.0,63.0 300,64"},
+		{"Tokens", "3", "200", "294.9,3.0 300.0,62.1", "294.9,64 294.9,3.0 300.0,62.1 300,64"},
 	}
 	for i, got := range view.Charts {
 		if got != want[i] {
@@ -38,7 +38,7 @@ func TestChartsAndSharesAreThoseOfThePool(t *testing.T) {
 }
 
 func TestAChartHasRoomForFiveMinutes(t *testing.T) {
-	points := strings.Fields(newChart("", "", make([]float64, chartSpans)).Line)
+	points := strings.Fields(newChart("", make([]float64, chartSpans)).Line)
 	if len(points) != chartSpans || points[0] != "0.0,63.0" || points[chartSpans-1] != "300.0,63.0" {
 		t.Errorf("got %q", points)
 	}
