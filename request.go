@@ -62,7 +62,7 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
 		prompt = 0 // a file's size tells nothing of its tokens
 	default:
-		a.body = openaiapi.ParsePrompt(b.Buffered(), beginning)
+		a.body = openaiapi.ParseJSON(b.Buffered(), beginning)
 	}
 	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	a.operation = route.Operation

@@ -232,7 +232,7 @@ func TestOptions(t *testing.T) {
 func TestARequestWithoutIDsCostsNothing(t *testing.T) {
 	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
 	defer a.Close()
-	body := openaiapi.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`))
+	body := openaiapi.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`), nil)
 	res := new(http.Response)
 	var h Home
 	if n := testing.AllocsPerRun(100, func() {
@@ -260,7 +260,7 @@ func BenchmarkHome(b *testing.B) {
 		"without an id": `{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`,
 		"with one":      `{"model":"gpt-4o","previous_response_id":"resp_0123456789abcdef0123456789abcdef0123456789abcdef"}`,
 	} {
-		body := openaiapi.ParseJSON([]byte(text))
+		body := openaiapi.ParseJSON([]byte(text), nil)
 		operation := map[bool]string{true: "/responses", false: "/chat/completions"}[body.HasIDs()]
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

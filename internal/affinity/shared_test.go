@@ -58,7 +58,7 @@ func (s *shared) replica(accounts ...string) *Affinity {
 // names is a request that names these ids.
 func (a *Affinity) names(caller string, ids ...string) (Home, apierror.Error, bool) {
 	text := []byte(`{"input":[{"id":"` + strings.Join(ids, `"},{"id":"`) + `"}]}`)
-	body := openaiapi.ParseJSON(text)
+	body := openaiapi.ParseJSON(text, nil)
 	return a.Home(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
 }
 
@@ -87,7 +87,7 @@ func TestWhatAnotherReplicaLearnedIsLookedUpOnce(t *testing.T) {
 		if h, _, _ := one.names("alice", "resp_12345678"); !h.owns {
 			t.Errorf("it has the home %+v", h)
 		}
-		body := openaiapi.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`))
+		body := openaiapi.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`), nil)
 		other.Home(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
 		s.wantFinds(1) // for nothing that a replica knows, nor for what names nothing
 	})

@@ -10,7 +10,7 @@ import (
 )
 
 func idsIn(body string) (found []string) {
-	ParseJSON([]byte(body)).EachID([]byte(body), func(kind Kind, text []byte) {
+	ParseJSON([]byte(body), nil).EachID([]byte(body), func(kind Kind, text []byte) {
 		found = append(found, fmt.Sprint(kind, " ", string(text)))
 	})
 	return found
@@ -99,7 +99,7 @@ func TestIDsInAForm(t *testing.T) {
 
 func TestDeepBodiesCostNoStack(t *testing.T) {
 	deep := strings.Repeat(`{"content":[`, 500_000)
-	if got := ParseJSON([]byte(`{"messages":` + deep + strings.Repeat("]}", 500_000) + `,"model":"m"}`)); got.Model != "m" || got.HasIDs() {
+	if got := ParseJSON([]byte(`{"messages":`+deep+strings.Repeat("]}", 500_000)+`,"model":"m"}`), nil); got.Model != "m" || got.HasIDs() {
 		t.Errorf("got %+v", got)
 	}
 	if got := idsIn(`{"messages":` + deep); got != nil {

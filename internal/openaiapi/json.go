@@ -3,7 +3,7 @@ package openaiapi
 import "bytes"
 
 // ParseJSON reads the top-level members of a JSON object that a [Request] has fields for. A "model"
-// that is not a string is no model.
+// that is not a string is no model. The prompt is taken in on the way, unless p is nil.
 //
 // It is a scanner, not a parser: it goes over the bytes once, remembers a depth and no more, and
 // jumps from quote to quote where strings are, which is what most of a prompt is. It does not
@@ -11,10 +11,7 @@ import "bytes"
 // refuse it. Where the scanner cannot go on, it returns what it has found so far. Of a body that
 // was cut off, these are the members that came whole. For a body that is valid JSON the result is
 // the same as from encoding/json, if keys are compared exactly.
-func ParseJSON(body []byte) Request { return ParsePrompt(body, nil) }
-
-// ParsePrompt is ParseJSON, and takes the prompt in on the way, unless p is nil.
-func ParsePrompt(body []byte, p *Prompt) (r Request) {
+func ParseJSON(body []byte, p *Prompt) (r Request) {
 	r.N = 1
 	i := 0
 	if bytes.HasPrefix(body, bom) {

@@ -90,7 +90,7 @@ func TestModelInJSON(t *testing.T) {
 	for _, tt := range bodies {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.body)
-			got := ParseJSON(body)
+			got := ParseJSON(body, nil)
 			if got.Model != tt.model || got.HasModel != tt.hasModel || got.Stream != tt.stream || !slices.Equal(places(got), spans) {
 				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
@@ -149,7 +149,7 @@ func TestWithModelEscapesTheModel(t *testing.T) {
 		"</script>&":       `{"model":"</script>&"}`,
 		"broken \xff here": `{"model":"broken \ufffd here"}`,
 	} {
-		got := string(bytes.Join(ParseJSON(body).With(body, model, false), nil))
+		got := string(bytes.Join(ParseJSON(body, nil).With(body, model, false), nil))
 		if got != want {
 			t.Errorf("%q: got %s, want %s", model, got, want)
 		}
@@ -168,7 +168,7 @@ func TestABodyThatAlreadySaysSoStaysWhole(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			body := []byte(tt.body)
-			if pieces := ParseJSON(body).With(body, "a", false); len(pieces) != tt.pieces {
+			if pieces := ParseJSON(body, nil).With(body, "a", false); len(pieces) != tt.pieces {
 				t.Errorf("got %q, want %d pieces", pieces, tt.pieces)
 			}
 		})
@@ -176,13 +176,14 @@ func TestABodyThatAlreadySaysSoStaysWhole(t *testing.T) {
 }
 
 func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
+	parseJSON := func(body []byte) Request { return ParseJSON(body, nil) }
 	parseForm := func(body []byte) Request { return ParseForm(body, "XX") }
 	for _, tt := range []struct {
 		name, body string
 		parse      func([]byte) Request
 	}{
-		{"replaced in an object", `{"prompt":"long","model":"a","n":1}`, ParseJSON},
-		{"added to an object", `{"prompt":"long"}`, ParseJSON},
+		{"replaced in an object", `{"prompt":"long","model":"a","n":1}`, parseJSON},
+		{"added to an object", `{"prompt":"long"}`, parseJSON},
 		{"replaced in a form", "--XX\r\n" + modelField + "a\r\n--XX--", parseForm},
 		{"added to a form", "MIME\r\n--XX\r\n" + textField + "a\r\n--XX--", parseForm},
 	} {
@@ -214,10 +215,10 @@ func TestARequestThatWasNotParsedChangesNothing(t *testing.T) {
 
 func TestNestingCostsNoStack(t *testing.T) {
 	deep := strings.Repeat(`[{"a":`, 250_000)
-	if got := ParseJSON([]byte(`{"a":` + deep)); got.HasModel {
+	if got := ParseJSON([]byte(`{"a":`+deep), nil); got.HasModel {
 		t.Errorf("got %+v", got)
 	}
-	if got := ParseJSON([]byte(`{"a":` + deep + "1" + strings.Repeat("}]", 250_000) + `,"model":"m"}`)); got.Model != "m" {
+	if got := ParseJSON([]byte(`{"a":`+deep+"1"+strings.Repeat("}]", 250_000)+`,"model":"m"}`), nil); got.Model != "m" {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -296,7 +297,7 @@ func FuzzParseJSON(f *testing.F) {
 		f.Add(body)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got := ParseJSON(body)
+		got := ParseJSON(body, nil)
 		want, ok := reference(t, body)
 		if ok && (got.Model != want.Model || got.HasModel != want.HasModel || got.Stream != want.Stream ||
 			got.MaxOutput != want.MaxOutput || got.N != want.N || got.Whole != want.Whole || !slices.Equal(places(got), places(want))) {
@@ -365,7 +366,7 @@ func FuzzWithModelJSON(f *testing.F) {
 		if model == "" {
 			return // it changes nothing
 		}
-		r := ParseJSON(body)
+		r := ParseJSON(body, nil)
 		result := withModel(t, r, body, model, string(quote(model)))
 
 		// For a parser, nothing but the model differs.
@@ -376,7 +377,7 @@ func FuzzWithModelJSON(f *testing.F) {
 		if _, named := want["model"]; r.HasModel || !named {
 			model = string([]rune(model)) // as JSON has it: no invalid UTF-8
 			want["model"] = model
-			if again := ParseJSON(result); again.Model != model || again.Stream != r.Stream {
+			if again := ParseJSON(result, nil); again.Model != model || again.Stream != r.Stream {
 				t.Errorf("%q: got %+v, want %q", result, again, model)
 			}
 		}
@@ -438,7 +439,7 @@ func TestTheOutputThatIsAskedFor(t *testing.T) {
 		{`[{"max_tokens":12}]`, 0, 1},
 		{``, 0, 1},
 	} {
-		if r := ParseJSON([]byte(tt.body)); r.MaxOutput != tt.max || r.N != tt.n {
+		if r := ParseJSON([]byte(tt.body), nil); r.MaxOutput != tt.max || r.N != tt.n {
 			t.Errorf("%.60s: got %d times %d, want %d times %d", tt.body, r.N, r.MaxOutput, tt.n, tt.max)
 		}
 	}
@@ -497,7 +498,7 @@ func TestWhetherMoreMayFollowAnObject(t *testing.T) {
 		`{a:1}`:                  false,
 		`{"a":1]}`:               false,
 	} {
-		if r := ParseJSON([]byte(body)); r.Whole != want {
+		if r := ParseJSON([]byte(body), nil); r.Whole != want {
 			t.Errorf("%q: got %v, want %v", body, r.Whole, want)
 		}
 	}
@@ -510,10 +511,10 @@ func TestWhetherMoreMayFollowAnObject(t *testing.T) {
 // list of pieces.
 func TestAPlainBodyAllocatesHardlyAnything(t *testing.T) {
 	body := []byte(`{"model":"gpt-4o","max_tokens":1000,"n":2,"stream":true,"messages":[{"role":"user","content":"hi"}]}`)
-	if n := testing.AllocsPerRun(100, func() { ParseJSON(body) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { ParseJSON(body, nil) }); n > 0 {
 		t.Errorf("parsing took %v allocations", n)
 	}
-	r := ParseJSON(body)
+	r := ParseJSON(body, nil)
 	for model, want := range map[string]float64{"gpt-4o": 1, "my-deployment": 2} {
 		if n := testing.AllocsPerRun(100, func() { r.With(body, model, false) }); n > want {
 			t.Errorf("%s: %v allocations, want %v", model, n, want)
@@ -561,7 +562,7 @@ func BenchmarkParseJSON(b *testing.B) {
 			b.SetBytes(int64(len(bb.body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				ParseJSON(bb.body)
+				ParseJSON(bb.body, nil)
 			}
 		})
 	}
@@ -569,7 +570,7 @@ func BenchmarkParseJSON(b *testing.B) {
 
 func BenchmarkWithModel(b *testing.B) {
 	body := chat(true)
-	r := ParseJSON(body)
+	r := ParseJSON(body, nil)
 	for _, model := range []string{"my-deployment", "gpt-4o"} {
 		b.Run(model, func(b *testing.B) {
 			b.ReportAllocs()

@@ -13,7 +13,7 @@ var long = strings.Repeat("lorem ipsum ", shortestPrompt/12)
 
 func keyOf(body string) uint64 {
 	var p Prompt
-	ParsePrompt([]byte(body), &p)
+	ParseJSON([]byte(body), &p)
 	return p.Key(int64(len(body)))
 }
 
@@ -101,12 +101,12 @@ func TestWhatHasNoBeginningHasNoKey(t *testing.T) {
 func TestTakingThePromptInAllocatesNothing(t *testing.T) {
 	body := []byte(turns(`"stream":true,"tools":[{}]`, "messages", `"`+long+`"`, 10)[9])
 	var p Prompt
-	if n := testing.AllocsPerRun(100, func() { ParsePrompt(body, &p) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { ParseJSON(body, &p) }); n != 0 {
 		t.Errorf("it allocates %v times", n)
 	}
 }
 
-func FuzzParsePrompt(f *testing.F) {
+func FuzzPrompt(f *testing.F) {
 	for _, body := range turns(`"prompt_cache_key":"a","tools":[{}],"system":"x"`, "messages", `"hi"`, 3) {
 		f.Add([]byte(body))
 	}
@@ -115,11 +115,11 @@ func FuzzParsePrompt(f *testing.F) {
 	f.Add([]byte(`{"conversation":{"id":"x"},"previous_response_id":"y","input":"z"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var p, again Prompt
-		got := ParsePrompt(body, &p)
-		if want := ParseJSON(body); !reflect.DeepEqual(got, want) {
+		got := ParseJSON(body, &p)
+		if want := ParseJSON(body, nil); !reflect.DeepEqual(got, want) {
 			t.Fatalf("with the prompt the request is %+v, without %+v", got, want)
 		}
-		ParsePrompt(body, &again)
+		ParseJSON(body, &again)
 		if p != again {
 			t.Fatalf("the prompt is %+v, then %+v", p, again)
 		}
@@ -134,8 +134,8 @@ func FuzzParsePrompt(f *testing.F) {
 			return
 		}
 		one, two := Prompt{}, Prompt{}
-		ParsePrompt([]byte(head+`]}`), &one)
-		ParsePrompt([]byte(head+`,{"role":"assistant","content":"x"},{"role":"user","content":"more"}]}`), &two)
+		ParseJSON([]byte(head+`]}`), &one)
+		ParseJSON([]byte(head+`,{"role":"assistant","content":"x"},{"role":"user","content":"more"}]}`), &two)
 		if !one.begins || one.Key(shortestPrompt) != two.Key(shortestPrompt) {
 			t.Fatalf("one turn later the prompt is %+v, not %+v", two, one)
 		}
@@ -176,9 +176,9 @@ func BenchmarkParseChat(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					if with == "ids" {
-						ParseJSON(body)
+						ParseJSON(body, nil)
 					} else {
-						ParsePrompt(body, new(Prompt))
+						ParseJSON(body, new(Prompt))
 					}
 				}
 			})

@@ -41,7 +41,7 @@ func TestTheUsageOfAStreamIsAskedForWhereItBelongs(t *testing.T) {
 		{`{"stream_options":{"include_usage":false},"messages":[`, false, ``},
 	} {
 		body := []byte(tt.body)
-		r := ParseJSON(body)
+		r := ParseJSON(body, nil)
 		if r.StreamUsage != tt.asks || r.CanAskUsage() != (tt.want != "") {
 			t.Errorf("%s: asks %t and can ask %t", body, r.StreamUsage, r.CanAskUsage())
 		}
@@ -66,7 +66,7 @@ func FuzzAskUsage(f *testing.F) {
 	f.Add([]byte(`{"model":"a", "stream_options" : { "a" : {} } }`), "")
 	f.Add([]byte(`{"stream_options":null}`), "gpt-4o")
 	f.Fuzz(func(t *testing.T, body []byte, model string) {
-		r := ParseJSON(body)
+		r := ParseJSON(body, nil)
 		result := bytes.Join(r.With(body, model, true), nil)
 		if first := bytes.TrimLeft(body, " \r\n\t"); !json.Valid(body) || first[0] != '{' {
 			return
@@ -82,7 +82,7 @@ func FuzzAskUsage(f *testing.F) {
 				want["stream_options"] = options
 			}
 			options["include_usage"] = true
-			if !ParseJSON(result).StreamUsage {
+			if !ParseJSON(result, nil).StreamUsage {
 				t.Errorf("%q does not ask", result)
 			}
 		}
