@@ -77,7 +77,6 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	rt.Timeout.Alarms = &t.alarms
 	rt.Timeout.Start(time.Duration(timeout), roundtrip.ErrNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
-	r.connected = rt.Connected()
 	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "") {
 		// the first would make net/http's server panic, the second would be empty
 		res.Body.Close()

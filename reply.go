@@ -38,7 +38,8 @@ type reply struct {
 	// whole tells that all of an error's body was read, and cut that the
 	// connection broke before its end.
 	whole, cut bool
-	// connected tells that the backend may have got the request.
+	// connected tells, if there is no response, that the backend may have got the
+	// request.
 	connected bool
 	// asksUsage tells that we asked for the usage of the stream, and not the client.
 	asksUsage bool

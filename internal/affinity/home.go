@@ -67,7 +67,7 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 	r.Body.EachID(r.Text, f.take)
 	f.askReplicas()
 	if h.owns && !slices.Contains(a.accounts, h.account) {
-		f.refuse(notFound(f.first.kind, f.firstText))
+		f.refuse(notFound(f.firstKind, f.firstText))
 	}
 	h.list = h.list && !h.owns
 	return h, f.refusal, f.refused
@@ -78,7 +78,7 @@ type finder struct {
 	*Home
 	store     *owners.Memory
 	now       time.Time
-	first     id // that has an owner
+	firstKind openaiapi.Kind // of the first id that has an owner
 	firstText string
 	refusal   apierror.Error
 	refused   bool
@@ -109,7 +109,7 @@ func (f *finder) heed(it id, text []byte, o owners.Owner) {
 		f.refuse(notFound(it.kind, string(text)))
 	case !f.owns:
 		f.owns, f.account, f.mine = true, o.Account, o.Caller == f.caller
-		f.first, f.firstText = it, string(text)
+		f.firstKind, f.firstText = it.kind, string(text)
 	case f.account != o.Account:
 		f.refuse(apart(f.firstText, string(text)))
 	}

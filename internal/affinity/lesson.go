@@ -67,7 +67,7 @@ func (l *Lesson) Join(w *sse.Watcher) *Lesson {
 		if long != nil {
 			long(data)
 		}
-		l.long(data)
+		l.keep(data) // the event itself comes after all parts of it
 	}
 	return nil
 }
@@ -100,10 +100,6 @@ func (l *Lesson) Watch(p []byte, end bool) {
 func (l *Lesson) keep(p []byte) {
 	l.text = append(l.text, p[:min(len(p), maxReply-len(l.text))]...)
 }
-
-// long takes in a part of an event that is too long to come in one piece. The
-// event itself comes after all of them.
-func (l *Lesson) long(data []byte) { l.keep(data) }
 
 // event takes in an event of a stream. Those that bring a part of a text are
 // passed over.

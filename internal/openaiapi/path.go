@@ -26,18 +26,6 @@ const (
 	AzureClassic
 )
 
-func (d Dialect) String() string {
-	switch d {
-	case OpenAI:
-		return "openai"
-	case AzureV1:
-		return "azure_v1"
-	case AzureClassic:
-		return "azure_classic"
-	}
-	return "other"
-}
-
 const (
 	openAIPrefix  = "/v1"
 	azureV1Prefix = "/openai/v1"

@@ -58,9 +58,6 @@ func (t *Trip) Begin(ctx context.Context) {
 // Ended reports whether the trip is cancelled, by us or with the context that it began with.
 func (t *Trip) Ended() bool { return t.Err() != nil }
 
-// Connected reports whether the backend may have got the request.
-func (t *Trip) Connected() bool { return t.connections.Load() > 0 }
-
 // Value implements context.Context. It puts our trace in place of the outer
 // one: net/http/httptrace would join the two by reflection, for each request.
 func (t *Trip) Value(key any) any {
@@ -134,7 +131,7 @@ const (
 
 // Why tells why there is no reply, if this is the error.
 func (t *Trip) Why(err error) Failure {
-	f := Failure{Err: err, Class: verdict.Unreachable, Connected: t.Connected()}
+	f := Failure{Err: err, Class: verdict.Unreachable, Connected: t.connections.Load() > 0}
 	ended := context.Cause(t)
 	switch {
 	case errors.Is(err, ErrNoReply), errors.Is(ended, ErrNoReply), isHeaderTimeout(err):

@@ -83,7 +83,7 @@ func (c *Counts) add(name string, labels map[string]string, value float64) bool 
 		c.Requests += value
 	case "attempts_total":
 		c.Attempts += value
-		if failed(labels["outcome"]) {
+		if verdict.Class(labels["outcome"]).Blames() {
 			c.Failures += value
 		}
 	case "failovers_total":
@@ -99,9 +99,4 @@ func (c *Counts) add(name string, labels map[string]string, value float64) bool 
 		return false
 	}
 	return true
-}
-
-// failed reports whether an attempt with this outcome speaks against its backend.
-func failed(outcome string) bool {
-	return verdict.Class(outcome).Blames()
 }
