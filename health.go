@@ -15,6 +15,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
@@ -216,12 +217,12 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 	hinted := min(max(r.wait, time.Duration(p.RetryAfterMin)), time.Duration(p.RetryAfterMax))
 	switch r.class {
 	case verdict.Throttled:
-		if !r.hinted {
+		if r.source == hint.None {
 			hinted = time.Duration(p.RetryAfterDefault)
 		}
 		return hinted, true
 	case verdict.Overloaded:
-		if !r.hinted {
+		if r.source == hint.None {
 			hinted = time.Duration(p.FailDuration)
 		}
 		return hinted, true
@@ -252,7 +253,7 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 // longest tells how long a bench may become that a backend keeps asking for
 // without naming a time: a hint of 0, again and again, is as good as none.
 func (p *PassiveHealth) longest(r *reply, wait time.Duration) time.Duration {
-	if r.class != verdict.Throttled || !r.hinted || r.wait > 0 {
+	if r.class != verdict.Throttled || r.source == hint.None || r.wait > 0 {
 		return 0
 	}
 	return max(wait, time.Duration(p.RetryAfterDefault))

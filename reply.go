@@ -31,7 +31,6 @@ type reply struct {
 	status int
 	wait   time.Duration
 	source hint.Source
-	hinted bool
 	// missing tells that the backend does not have an object that the request
 	// names.
 	missing bool
@@ -141,7 +140,7 @@ func (t *Transport) judge(r *reply, cost int64, rt *roundTrip) {
 		r.class = verdict.Failed
 	}
 	if r.status >= 300 {
-		r.wait, r.source, r.hinted = hint.Read(r.status, r.res.Header, text, time.Now())
+		r.wait, r.source = hint.Read(r.status, r.res.Header, text, time.Now())
 	}
 	r.readCode(text)
 	r.guard(text, decoded)
@@ -246,5 +245,5 @@ func (t *Transport) fail(r *reply, failure *sse.Error) {
 	r.body, r.class, r.status, r.whole = nil, class, failure.Status, true
 	r.readCode(failure.Body)
 	r.guard(nil, true)
-	r.wait, r.source, r.hinted = hint.Read(r.status, header, failure.Body, time.Now())
+	r.wait, r.source = hint.Read(r.status, header, failure.Body, time.Now())
 }

@@ -45,7 +45,7 @@ const (
 // reply says so. The first usable source wins, in the order of the constants above. If a header has
 // several values, the first usable one wins. Negative, NaN, infinite, empty and unreadable values
 // are not usable. A finite number that is too large for a time.Duration is usable: it becomes the
-// longest Duration there is. Without a usable source, ok is false, wait is 0 and source is None.
+// longest Duration there is. Without a usable source, wait is 0 and source is None.
 //
 // A retry-after of any kind is read for every status. The body and the resets are read for 429 and
 // 503 only: in any other error a phrase like "try again in" is about something else, and a budget
@@ -54,32 +54,32 @@ const (
 // Body is the beginning of the decoded error body and may be nil; only its first 64 KiB count.
 // Times of day are compared with the reply's own Date, because the same clock wrote both. If there
 // is none, they are compared with now.
-func Read(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source Source, ok bool) {
+func Read(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source Source) {
 	for _, v := range header["Retry-After-Ms"] {
 		if wait, ok := parseNumber(v, time.Millisecond); ok {
-			return wait, RetryAfterMS, true
+			return wait, RetryAfterMS
 		}
 	}
 	for _, v := range header["X-Ms-Retry-After-Ms"] {
 		if wait, ok := parseNumber(v, time.Millisecond); ok {
-			return wait, XMSRetryAfterMS, true
+			return wait, XMSRetryAfterMS
 		}
 	}
 	for _, v := range header["Retry-After"] {
 		if wait, ok := parseRetryAfter(v, header, now); ok {
-			return wait, RetryAfter, true
+			return wait, RetryAfter
 		}
 	}
 	if status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
-		return 0, None, false
+		return 0, None
 	}
 	if wait, ok := readBody(body); ok {
-		return wait, Body, true
+		return wait, Body
 	}
 	if wait, ok := readResets(header, now); ok {
-		return wait, RateLimitReset, true
+		return wait, RateLimitReset
 	}
-	return 0, None, false
+	return 0, None
 }
 
 // parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date, and

@@ -144,9 +144,9 @@ func TestRead(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			wait, source, ok := Read(tt.status, tt.header, []byte(tt.body), now)
-			if wait != tt.want || source != tt.source || ok != (tt.source != None) {
-				t.Errorf("got %v from %q (%v), want %v from %q", wait, source, ok, tt.want, tt.source)
+			wait, source := Read(tt.status, tt.header, []byte(tt.body), now)
+			if wait != tt.want || source != tt.source {
+				t.Errorf("got %v from %q, want %v from %q", wait, source, tt.want, tt.source)
 			}
 		})
 	}
@@ -193,8 +193,8 @@ func TestTextThatStatesAWait(t *testing.T) {
 		"Rate limited: retry in 15s, tretry in 3s":     15 * time.Second,
 		"no entry after 9 seconds; retry in 1 second!": time.Second,
 	} {
-		if wait, source, ok := Read(429, nil, []byte(text), now); wait != want || source != Body || !ok {
-			t.Errorf("%.80q: got %v from %q (%v), want %v", text, wait, source, ok, want)
+		if wait, source := Read(429, nil, []byte(text), now); wait != want || source != Body {
+			t.Errorf("%.80q: got %v from %q, want %v", text, wait, source, want)
 		}
 	}
 }
@@ -227,7 +227,7 @@ func TestTextThatStatesNone(t *testing.T) {
 		"try",
 		"r", "t", "",
 	} {
-		if wait, source, ok := Read(429, nil, []byte(text), now); wait != 0 || source != None || ok {
+		if wait, source := Read(429, nil, []byte(text), now); wait != 0 || source != None {
 			t.Errorf("%q: got %v from %q, want none", text, wait, source)
 		}
 	}
@@ -240,7 +240,7 @@ func TestOurClockDoesNotMatterIfTheReplyHasItsOwn(t *testing.T) {
 		headers("date: Wed, 21 Oct 2026 07:28:00 GMT", "x-ratelimit-remaining: 0", "x-ratelimit-reset: 1792567710"),
 	} {
 		for _, now := range []time.Time{{}, now, now.Add(-100 * day), now.Add(100 * day)} {
-			if wait, _, _ := Read(429, h, nil, now); wait != 30*time.Second {
+			if wait, _ := Read(429, h, nil, now); wait != 30*time.Second {
 				t.Errorf("at %v: got %v, want 30s", now, wait)
 			}
 		}
@@ -260,14 +260,14 @@ func FuzzRead(f *testing.F) {
 		h := http.Header{}
 		h.Add(name1, value1)
 		h.Add(name2, value2)
-		wait, source, ok := Read(status, h, body, now)
+		wait, source := Read(status, h, body, now)
 		if wait < 0 {
 			t.Errorf("a negative wait: %v from %q", wait, source)
 		}
-		if ok != (source != None) || !ok && wait != 0 {
-			t.Errorf("ok %v, but %v from %q", ok, wait, source)
+		if source == None && wait != 0 {
+			t.Errorf("%v from nowhere", wait)
 		}
-		if w, s, o := Read(status, h.Clone(), body, now); w != wait || s != source || o != ok {
+		if w, s := Read(status, h.Clone(), body, now); w != wait || s != source {
 			t.Errorf("first %v from %q, then %v from %q", wait, source, w, s)
 		}
 	})
@@ -279,9 +279,9 @@ func FuzzEveryGoDurationIsReadBack(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, ns int64) {
 		d := time.Duration(ns)
-		wait, _, ok := Read(429, http.Header{"Retry-After": {d.String()}}, nil, now)
-		if ok != (d >= 0) || ok && wait != d {
-			t.Errorf("%v: got %v (%v)", d, wait, ok)
+		wait, source := Read(429, http.Header{"Retry-After": {d.String()}}, nil, now)
+		if (source == RetryAfter) != (d >= 0) || wait != max(0, d) {
+			t.Errorf("%v: got %v from %q", d, wait, source)
 		}
 	})
 }
