@@ -63,11 +63,12 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	} else {
 		model = b.direct(out, ex, credential)
 	}
-	if r.asksUsage = ex.asksUsage(); r.asksUsage {
+	asksUsage := ex.asksUsage()
+	if asksUsage {
 		out.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
 	rt.Upload = ex.body.Attach(out, replay.Options{
-		Model: model, AskUsage: r.asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: &rt.Timeout,
+		Model: model, AskUsage: asksUsage, Request: &ex.asked.body, Repeatable: ex.asked.repeatable, Progress: &rt.Timeout,
 	})
 
 	timeout := t.ResponseHeaderTimeout

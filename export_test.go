@@ -34,9 +34,7 @@ func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
 	return before
 }
 
-// TokensOf returns the tokens of a request that is over, and whether they are not
-// known because nobody asked for them.
-func TokensOf(r *http.Request) (tokens usage.Tokens, notAsked bool) {
-	ex := caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown
-	return ex.tokens, ex.usage != nil && ex.asked.withoutUsage && !ex.tokens.Known()
+// TokensOf returns the tokens of a request that is over.
+func TokensOf(r *http.Request) usage.Tokens {
+	return caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown.tokens
 }

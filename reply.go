@@ -40,8 +40,6 @@ type reply struct {
 	// connected tells, if there is no response, that the backend may have got the
 	// request.
 	connected bool
-	// asksUsage tells that we asked for the usage of the stream, and not the client.
-	asksUsage bool
 	// code is the code of the error, if it may need somebody to act.
 	code string
 	// refusal is the answer to a request that net/http refuses to send.

@@ -87,7 +87,8 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	return a
 }
 
-// asksUsage reports whether the usage of a stream is asked for in the client's place.
+// asksUsage reports whether the current backend is asked for the usage of a stream
+// in the client's place.
 func (ex *exchange) asksUsage() bool {
 	b := ex.current.backend
 	return ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && ex.asked.withoutUsage && ex.asked.body.CanAskUsage() && ex.body.Whole()

@@ -22,9 +22,8 @@ import (
 // tokens of the last request that is over.
 type ledger struct {
 	*lbtest.World
-	mu       sync.Mutex
-	tokens   usage.Tokens
-	notAsked bool
+	mu     sync.Mutex
+	tokens usage.Tokens
 }
 
 // withLedger runs a test in virtual time.
@@ -37,7 +36,7 @@ func withLedger(t *testing.T, config string, test func(*testing.T, *ledger)) {
 			defer func() {
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				l.tokens, l.notAsked = openailb.TokensOf(r)
+				l.tokens = openailb.TokensOf(r)
 			}()
 			_ = w.Handler.ServeHTTP(rw, r, nil)
 		}))

@@ -228,12 +228,9 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		ex.usage = r.body.Usage
 		r.body.Broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}
-	if r.asksUsage {
-		ex.asked.withoutUsage = false
-		if mediatype.Of(r.res.Header) == mediatype.EventStream && !contentcoding.Compressed(r.res.Header) {
-			r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
-			delete(r.res.Header, "Content-Length")
-		}
+	if ex.asksUsage() && mediatype.Of(r.res.Header) == mediatype.EventStream && !contentcoding.Compressed(r.res.Header) {
+		r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
+		delete(r.res.Header, "Content-Length")
 	}
 	ex.passHeader(r.res)
 	return r.res
