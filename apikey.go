@@ -108,8 +108,9 @@ func (k apiKey) Renew(_ context.Context, refused Credential) (Credential, error)
 }
 
 // provisionAuth decides on the scheme and sets up the source of credentials.
-func (b *Backend) provisionAuth(ctx caddy.Context, host string) error {
+func (b *Backend) provisionAuth(ctx caddy.Context) error {
 	b.auth = b.Auth
+	host := b.url.Hostname()
 	azure := endpoint.IsAzure(host)
 	if b.auth == "" {
 		switch {
@@ -212,7 +213,7 @@ func (b *Backend) outdated(credential Credential) bool {
 
 // secretsOf are the keys that go with an attempt at the backend.
 func (b *Backend) secretsOf(credential Credential, caller callerkeys.Presented) redact.Secrets {
-	if b.auth != authPassthrough {
+	if !b.passesThrough() {
 		if known := b.secrets.Load(); known != nil && known.credential == credential {
 			return known.secrets
 		}
@@ -222,7 +223,7 @@ func (b *Backend) secretsOf(credential Credential, caller callerkeys.Presented) 
 	for _, value := range b.secretHeaders {
 		s.Add(callerkeys.KeyIn(value))
 	}
-	if b.auth == authPassthrough {
+	if b.passesThrough() {
 		caller.Each(s.Add)
 	} else {
 		b.secrets.Store(&knownSecrets{credential, s})
@@ -242,7 +243,7 @@ func (b *Backend) authorize(out *http.Request, credential Credential, caller cal
 	if credential.Header != "" {
 		out.Header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
 	}
-	if b.auth == authPassthrough {
+	if b.passesThrough() {
 		for _, line := range caller.Header {
 			out.Header[line.Name] = line.Values
 		}

@@ -157,7 +157,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	}
 	base := strings.TrimRight(b.url.EscapedPath(), "/")
 	b.url = &url.URL{Scheme: b.url.Scheme, Host: b.url.Host}
-	if err := b.provisionAuth(ctx, b.url.Hostname()); err != nil {
+	if err := b.provisionAuth(ctx); err != nil {
 		return err
 	}
 	b.paths = endpoint.PathsAt(base, b.azure)
@@ -282,7 +282,7 @@ func (b *Backend) dial() string { return endpoint.Dial(b.url) }
 // has the model, the body need not be changed if it cannot be, and there is a
 // credential of the caller's if the backend gets that one.
 func (b *Backend) takes(a *asked) bool {
-	if b.auth == authPassthrough && a.anonymous {
+	if b.passesThrough() && a.anonymous {
 		return false
 	}
 	if a.cutOff && a.inPath && !b.paths.HasClassic() {
