@@ -11,6 +11,8 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 )
 
 // failure is what logs and users get to see of an error of azidentity's, which
@@ -40,7 +42,7 @@ func summarize(err error, secrets ...string) error {
 	}
 	if replied {
 		text += ": " + describe(failed.RawResponse)
-		f.retryAfter = retryAfter(failed.RawResponse)
+		f.retryAfter, _ = hint.Read(failed.RawResponse.StatusCode, failed.RawResponse.Header, nil, time.Now())
 	}
 	for _, secret := range secrets {
 		if secret != "" {
@@ -125,13 +127,4 @@ func firstLine(text string) string {
 		text, _, _ = strings.Cut(text, mark)
 	}
 	return strings.Trim(text, " .:")
-}
-
-// retryAfter is how long the token endpoint asks to leave it alone.
-func retryAfter(res *http.Response) time.Duration {
-	seconds, err := strconv.Atoi(res.Header.Get("Retry-After"))
-	if err != nil || seconds < 0 || seconds > 3600 {
-		return 0
-	}
-	return time.Duration(seconds) * time.Second
 }

@@ -281,17 +281,27 @@ func TestErrorsOfManagedIdentities(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 
-	// a pause it asks for is longer than the one after a failure
-	e.fail = func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Retry-After", "40")
-		errorReply(429, `{"error":"throttled"}`)(w, r)
-	}
-	throttled := mustLoad(t, `{"credential":"managed_identity","client_id":"throttled"}`)
-	if _, err := throttled.Credential(t.Context()); err == nil || err.Error() != "ManagedIdentityCredential: 429 Too Many Requests, throttled" {
-		t.Errorf("got %v", err)
-	}
-	if wait := time.Until(time.Unix(0, throttled.shared.due.Load())); wait < 20*time.Second || wait > 40*time.Second {
-		t.Errorf("the next request is in %s, want 40 s", wait)
+	// a pause it asks for is longer than the one after a failure, up to a minute
+	for client, asks := range map[string]string{
+		"seconds": "40",
+		"date":    time.Now().Add(40 * time.Second).UTC().Format(http.TimeFormat),
+		"absurd":  "86400",
+	} {
+		e.fail = func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Retry-After", asks)
+			errorReply(429, `{"error":"throttled"}`)(w, r)
+		}
+		throttled := mustLoad(t, `{"credential":"managed_identity","client_id":"`+client+`"}`)
+		if _, err := throttled.Credential(t.Context()); err == nil || err.Error() != "ManagedIdentityCredential: 429 Too Many Requests, throttled" {
+			t.Errorf("got %v", err)
+		}
+		want := 40 * time.Second
+		if client == "absurd" {
+			want = maxBackoff
+		}
+		if wait := time.Until(time.Unix(0, throttled.shared.due.Load())); wait < want-20*time.Second || wait > want {
+			t.Errorf("asked by %q, the next request is in %s, want %s", asks, wait, want)
+		}
 	}
 
 	// the default chain says what each of its credentials lacks
