@@ -126,10 +126,10 @@ func (t *Transport) judge(r *reply, cost int64, rt *roundTrip) {
 	listed := t.listed(r.status)
 	judged := listed || len(t.UnhealthyStatus) == 0
 	var text []byte
-	decoded := false
+	complete := false
 	mayMiss := r.status == http.StatusNotFound || r.status == http.StatusBadRequest
 	if mayMiss || judged && (listed || verdict.NeedsBody(r.status)) || len(r.secrets) > 0 && r.status >= 300 && contentcoding.Compressed(r.res.Header) {
-		text, decoded = r.peek(rt)
+		text, complete = r.peek(rt)
 		r.missing = verdict.Missing(r.status, text)
 	}
 	if !judged {
@@ -141,7 +141,7 @@ func (t *Transport) judge(r *reply, cost int64, rt *roundTrip) {
 		r.wait, r.source = hint.Read(r.status, r.res.Header, text, time.Now())
 	}
 	r.readCode(text)
-	r.guard(text, decoded)
+	r.guard(text, complete)
 }
 
 // readCode reads the code of an error, but not of a throttle: there are many.
@@ -172,8 +172,8 @@ func boundedText(secrets redact.Secrets, err error) string {
 // guard keeps the secrets out of the response. It removes headers that hold
 // one, and puts stars in its place in the body of an error or a redirect. A
 // compressed body cannot be changed: it is replaced by an error of our own,
-// unless text is the whole body and holds no secret.
-func (r *reply) guard(text []byte, whole bool) {
+// unless the text is complete and holds no secret.
+func (r *reply) guard(text []byte, complete bool) {
 	if len(r.secrets) == 0 {
 		return
 	}
@@ -182,7 +182,7 @@ func (r *reply) guard(text []byte, whole bool) {
 	case r.res.StatusCode < 300:
 	case !contentcoding.Compressed(r.res.Header):
 		r.res.Body = r.secrets.Body(r.res.Body)
-	case !whole || r.secrets.In(string(text)):
+	case !complete || r.secrets.In(string(text)):
 		r.res.Body.Close()
 		e := apierror.UpstreamError
 		e.Status = r.res.StatusCode
@@ -191,8 +191,8 @@ func (r *reply) guard(text []byte, whole bool) {
 }
 
 // peek returns the beginning of an error's body, decoded. The client can still
-// read the body from its beginning. all tells that the text is complete.
-func (r *reply) peek(rt *roundTrip) (text []byte, all bool) {
+// read the body from its beginning. complete tells that the text is all of it.
+func (r *reply) peek(rt *roundTrip) (text []byte, complete bool) {
 	body := r.res.Body
 	rt.Timeout.Start(errorBodyTimeout, errSlowBody)
 	raw, err := io.ReadAll(io.LimitReader(r.raw(), errorBodyLimit))
@@ -202,8 +202,8 @@ func (r *reply) peek(rt *roundTrip) (text []byte, all bool) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	text, all = contentcoding.Decode(raw, r.res.Header.Get("Content-Encoding"), errorBodyLimit)
-	return text, r.whole && all
+	text, complete = contentcoding.Decode(raw, r.res.Header.Get("Content-Encoding"), errorBodyLimit)
+	return text, r.whole && complete
 }
 
 // raw is the response's body without the time limit for each read.
@@ -214,9 +214,9 @@ func (r *reply) raw() io.Reader {
 	return r.res.Body
 }
 
-// fail makes the reply the error that it brought. If the error is the client's
+// becomeError makes the reply the error that it brought. If the error is the client's
 // own, the reply stays as it is.
-func (t *Transport) fail(r *reply, failure *sse.Error) {
+func (t *Transport) becomeError(r *reply, failure *sse.Error) {
 	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
 	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
 		r.body.Forgive()

@@ -135,9 +135,9 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	return s.takeOver(proxy)
 }
 
-// maxAttemptsElsewhere limits the attempts if upstreams are dynamic, so that
+// maxDynamicAttempts limits the attempts if upstreams are dynamic, so that
 // nobody knows how many there are.
-const maxAttemptsElsewhere = 64
+const maxDynamicAttempts = 64
 
 // takeOver makes this policy count the retries, if the reverse_proxy that it is
 // part of has an openai_lb transport. Otherwise reverse_proxy would end them
@@ -158,7 +158,7 @@ func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
 	if lb.Retries > 0 {
 		s.maxAttempts = lb.Retries + 1
 	} else {
-		s.maxAttempts = max(len(proxy.Upstreams), maxAttemptsElsewhere)
+		s.maxAttempts = max(len(proxy.Upstreams), maxDynamicAttempts)
 	}
 	s.tryDuration = time.Duration(lb.TryDuration)
 	lb.Retries, lb.TryDuration = s.maxAttempts, 0

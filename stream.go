@@ -56,7 +56,7 @@ func (t *Transport) open(ex *exchange, r *reply) {
 func (t *Transport) judgeOpening(r *reply, open func() (*sse.Error, error)) {
 	switch failure, err := open(); {
 	case failure != nil:
-		t.fail(r, failure)
+		t.becomeError(r, failure)
 	case errors.Is(err, roundtrip.ErrNoReply):
 		r.breakOff(err)
 		r.class = verdict.Timeout

@@ -17,8 +17,8 @@ type Buffer struct {
 const (
 	smallestLog = 10 // 1 KiB
 	largestLog  = 20 // 1 MiB
-	// steps is how many sizes there are from one power of two to the next, so
-	// that hardly more than a quarter of a buffer is spare.
+	// stepsLog is the logarithm of how many sizes there are from one power of two
+	// to the next, so that hardly more than a quarter of a buffer is spare.
 	stepsLog = 2
 	classes  = (largestLog-smallestLog)<<stepsLog + 1
 )

@@ -93,8 +93,8 @@ func (f *Fleet) GiveBack(config any) {
 	delete(f.configs, config)
 }
 
-// Add puts a pool into the fleet. It replaces one of the same name, which
-// belongs to a config that is going.
+// Add puts a pool into the fleet. Until Remove, it hides one of the same name
+// that was added before: while one config replaces another, both have it.
 func (f *Fleet) Add(e *Entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
