@@ -50,21 +50,26 @@ type loopResult struct {
 	failure error // one of them
 }
 
-func (l closedLoop) run(length time.Duration) loopResult {
+// request is what the clients write each time.
+func (l closedLoop) request() []byte {
 	var request bytes.Buffer
 	fmt.Fprintf(&request, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n", l.address, len(l.body))
 	for name, value := range l.headers {
 		fmt.Fprintf(&request, "%s: %s\r\n", name, value)
 	}
 	fmt.Fprintf(&request, "\r\n%s", l.body)
+	return request.Bytes()
+}
 
+func (l closedLoop) run(length time.Duration) loopResult {
+	request := l.request()
 	var result loopResult
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	begun := time.Now()
 	for range l.clients {
 		all.Go(func() {
-			took, failed, failure := l.client(request.Bytes(), begun.Add(length))
+			took, failed, failure := l.client(request, begun.Add(length))
 			mu.Lock()
 			defer mu.Unlock()
 			result.took = append(result.took, took...)
@@ -173,10 +178,7 @@ func (t *tail) whole(stream bool) bool {
 
 // idleStreams opens a number of streams and reads the first event of each.
 func (l closedLoop) idleStreams(n int) (open []net.Conn, err error) {
-	request := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n", l.address, len(l.body))
-	for name, value := range l.headers {
-		request += name + ": " + value + "\r\n"
-	}
+	request := l.request()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	each := make(chan struct{}, n)
@@ -189,7 +191,7 @@ func (l closedLoop) idleStreams(n int) (open []net.Conn, err error) {
 			for range each {
 				conn, failure := l.dial()
 				if failure == nil {
-					failure = firstEvent(conn, request+"\r\n"+l.body)
+					failure = firstEvent(conn, request)
 				}
 				mu.Lock()
 				if conn != nil {
@@ -207,9 +209,9 @@ func (l closedLoop) idleStreams(n int) (open []net.Conn, err error) {
 	return open, err
 }
 
-func firstEvent(conn net.Conn, request string) error {
+func firstEvent(conn net.Conn, request []byte) error {
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := io.WriteString(conn, request); err != nil {
+	if _, err := conn.Write(request); err != nil {
 		return err
 	}
 	reader := bufio.NewReader(conn)
