@@ -124,7 +124,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}),
 		"ready_path":       directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
 		"lb_policy":        policyOption(&h.LBPolicyRaw),
-		"lb_retries":       directive.IntPointer(&h.LBRetries, 0, maxInt),
+		"lb_retries":       directive.IntPointer(&h.LBRetries, maxInt),
 		"lb_try_duration":  directive.Duration(&h.LBTryDuration),
 		"stream_usage":     directive.Flag(&h.StreamUsage),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
@@ -163,7 +163,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Block(d, directive.Options{
 		"name":         directive.String(&b.Name),
 		"priority":     directive.Int(&b.Priority, 1, maxInt),
-		"weight":       directive.IntPointer(&b.Weight, 0, maxWeight),
+		"weight":       directive.IntPointer(&b.Weight, maxWeight),
 		"api_key":      directive.Secret(&b.APIKey),
 		"auth":         directive.Func(b.unmarshalAuth),
 		"header":       directive.Args("a name and a value", 2, 2, b.addHeader).Repeatable(),
@@ -272,7 +272,7 @@ func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			}
 			err := directive.Block(d, directive.Options{
 				"priority": directive.Int(&u.Priority, 1, maxInt),
-				"weight":   directive.IntPointer(&u.Weight, 0, maxWeight),
+				"weight":   directive.IntPointer(&u.Weight, maxWeight),
 			})
 			s.Upstreams = append(s.Upstreams, u)
 			return err

@@ -71,7 +71,7 @@ const (
 //	}
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Block(d, directive.Options{
-		"ids":     directive.IntPointer(&o.IDs, 0, maxIDs).Check(o.checkIDs),
+		"ids":     directive.IntPointer(&o.IDs, maxIDs).Check(o.checkIDs),
 		"ids_ttl": directive.Duration(&o.IDsTTL),
 
 		"lookup_timeout": directive.Duration(&o.LookupTimeout),

@@ -51,7 +51,7 @@ func (s *settings) read(input string) error {
 		"mode":   OneOf(&s.Mode, "slow", "fast"),
 		"on":     Flag(&s.On),
 		"count":  Int(&s.Count, 1, MaxInt),
-		"weight": IntPointer(&s.Weight, 0, 10),
+		"weight": IntPointer(&s.Weight, 10),
 	}, Options{
 		"ratio":   Float(&s.Ratio),
 		"timeout": Duration(&s.Timeout),

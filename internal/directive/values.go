@@ -113,10 +113,10 @@ func Int(into *int, lowest, highest int) Option {
 	})
 }
 
-// IntPointer is Int for a field where 0 is not the same as no value.
-func IntPointer(into **int, lowest, highest int) Option {
+// IntPointer is Int from 0 on, for a field where 0 is not the same as no value.
+func IntPointer(into **int, highest int) Option {
 	n := new(int)
-	return Int(n, lowest, highest).Check(func() error {
+	return Int(n, 0, highest).Check(func() error {
 		*into = n
 		return nil
 	})
