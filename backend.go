@@ -18,9 +18,9 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 // Backend is an OpenAI or Azure OpenAI endpoint with a credential of its own.
@@ -189,7 +189,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 				return fmt.Errorf("header %s: the value must not contain control characters", name)
 			}
 			b.header.Add(name, value)
-			if namesSecret(name) {
+			if secret.InHeader(name) {
 				b.secretHeaders = append(b.secretHeaders, value)
 			}
 		}
@@ -197,21 +197,6 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	b.health = b.url.String() + base + " " + b.fingerprint()
 	b.account = affinity.Account(b.Account, b.url, b.fingerprint())
 	return nil
-}
-
-// namesSecret reports whether a header holds a key, judging by its name, such
-// as Authorization, Api-Key or Cf-Aig-Authorization.
-func namesSecret(header string) bool {
-	header = strings.ToLower(header)
-	return slices.ContainsFunc([]string{"auth", "key", "token", "secret"}, func(word string) bool {
-		return strings.Contains(header, word)
-	})
-}
-
-// tellsAccounts reports whether a header decides which account pays for a
-// request.
-func tellsAccounts(header string) bool {
-	return namesSecret(header) || callerkeys.IsCredential(header)
 }
 
 func (b *Backend) provisionModels() error {

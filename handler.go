@@ -128,19 +128,10 @@ func (h *Handler) maxAttempts() int {
 }
 
 // tryDuration is how long further backends may be tried for a request: no
-// longer than lb_try_duration, nor than its caller waits. OpenAI's SDK for
-// Python says how long that is, in seconds.
+// longer than lb_try_duration, nor than its caller waits.
 func (h *Handler) tryDuration(r *http.Request) time.Duration {
 	duration := time.Duration(h.LBTryDuration)
-	values := r.Header["X-Stainless-Read-Timeout"]
-	if len(values) == 0 {
-		return duration
-	}
-	seconds, err := strconv.ParseFloat(values[0], 64)
-	if err != nil || !(seconds > 0 && seconds < time.Hour.Seconds()) {
-		return duration
-	}
-	if patience := time.Duration(seconds * float64(time.Second)); duration == 0 || patience < duration {
+	if patience, ok := openaiapi.Patience(r.Header); ok && (duration == 0 || patience < duration) {
 		return patience
 	}
 	return duration

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,15 @@ import (
 // InFile reports whether a key comes from a file, because it has a placeholder
 // for one.
 func InFile(raw string) bool { return strings.Contains(raw, "{file.") }
+
+// InHeader reports whether a header holds a key, judging by its name, such as
+// Authorization, Api-Key or Cf-Aig-Authorization.
+func InHeader(name string) bool {
+	name = strings.ToLower(name)
+	return slices.ContainsFunc([]string{"auth", "key", "token", "secret"}, func(word string) bool {
+		return strings.Contains(name, word)
+	})
+}
 
 // Resolve replaces the placeholders of a key and trims it.
 func Resolve(raw string) (string, error) {
