@@ -2,11 +2,8 @@ package openailb
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -167,22 +164,6 @@ func (b *Backend) refuseAuthOptions() error {
 		return fmt.Errorf("auth %s does not take auth_options", b.auth)
 	}
 	return nil
-}
-
-// fingerprint tells credentials apart without holding them. A header of the
-// backend may be a part of one, for example a gateway's key.
-func (b *Backend) fingerprint() string {
-	sum := sha256.New()
-	fmt.Fprintf(sum, "%q", b.auth)
-	if b.source != nil {
-		fmt.Fprintf(sum, " %q", b.source.Identity())
-	}
-	for _, name := range slices.Sorted(maps.Keys(b.header)) {
-		if secret.InHeader(name) || callerkeys.IsCredential(name) { // it decides which account pays
-			fmt.Fprintf(sum, " %q %q", name, b.header[name])
-		}
-	}
-	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 // credential returns the credential for an attempt. It is empty with

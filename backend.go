@@ -20,6 +20,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
@@ -108,6 +109,7 @@ type Backend struct {
 	// secretHeaders are the values of headers that may hold a key.
 	secretHeaders []string
 	secrets       atomic.Pointer[knownSecrets]
+	base          string // its URL, with a path
 	health        string // the key of its health in healths
 	account       string // what shares its stored objects
 }
@@ -194,9 +196,24 @@ func (b *Backend) provision(ctx caddy.Context) error {
 			}
 		}
 	}
-	b.health = b.url.String() + base + " " + b.fingerprint()
-	b.account = affinity.Account(b.Account, b.url, b.fingerprint())
+	identity := ""
+	if b.source != nil {
+		identity = b.source.Identity()
+	}
+	fingerprint := secret.Fingerprint(b.auth, identity, b.header)
+	b.base = b.url.String() + base
+	b.health = b.base + " " + fingerprint
+	b.account = affinity.Account(b.Account, b.url, fingerprint)
 	return nil
+}
+
+// toOthers names the backend to other replicas. A key in a file counts as it is
+// now: elsewhere, a file of this name may hold another one.
+func (b *Backend) toOthers() string {
+	if key, ok := b.source.(apiKey); ok {
+		return b.base + " " + secret.Fingerprint(b.auth, key.Digest(), b.header)
+	}
+	return b.health
 }
 
 func (b *Backend) provisionModels() error {
@@ -292,8 +309,8 @@ func (b *Backend) target() *target {
 }
 
 // startFresh forgets what was learned with another key, now and whenever the key
-// changes.
-func (t *target) startFresh(logger *zap.Logger) {
+// changes. To other replicas it is then another backend.
+func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
 	key, ok := t.backend.source.(apiKey)
 	if !ok {
 		return
@@ -301,6 +318,7 @@ func (t *target) startFresh(logger *zap.Logger) {
 	t.StartFresh(key.Digest())
 	key.Changed = func(digest string) {
 		t.StartFresh(digest)
+		link.Name(t.Member, t.backend.toOthers())
 		logger.Info("api_key changed", zap.String("backend", t.Name))
 	}
 }

@@ -243,7 +243,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.balancer.open()
 	for _, t := range h.balancer.targets {
-		t.startFresh(h.balancer.logger.Logger)
+		t.startFresh(h.shared.Link(), h.balancer.logger.Logger)
 	}
 	h.shared.Link().Open(h.balancer.Pool)
 	return nil
@@ -260,7 +260,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = b.target()
-		h.shared.Link().Add(targets[i].Member, b.health)
+		h.shared.Link().Name(targets[i].Member, b.toOthers())
 		h.passesThrough = h.passesThrough || b.passesThrough()
 		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
 		if key, ok := b.source.(apiKey); ok && key.InFile() {

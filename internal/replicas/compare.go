@@ -17,7 +17,7 @@ func (r *Replica) compare(ctx context.Context) error {
 	links := r.openLinks()
 	groups := []string{replicaGroup, drainGroup}
 	for _, l := range links {
-		for _, backend := range l.names {
+		for _, backend := range l.backends() {
 			if !slices.Contains(groups, backend) {
 				groups = append(groups, backend)
 			}
@@ -77,8 +77,11 @@ const lag = 200 * time.Millisecond
 // tellMissing tells of what is known here and not kept by the store: because it
 // could not be reached, or lost its data.
 func (r *Replica) tellMissing(l *Link, known map[recordKey]record, orders uint64, now time.Time) {
+	// before the snapshot, in which a backend of a new name has no benches of the
+	// one before
+	names := l.backends()
 	for _, s := range l.pool.Snapshot(now) {
-		backend := l.names[s.Member]
+		backend := names[s.Member]
 		for _, b := range s.Benches {
 			left := b.Until.Sub(now)
 			kept, ok := known[recordKey{backend, benchOf(b, now).key()}]

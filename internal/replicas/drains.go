@@ -94,7 +94,7 @@ func (r *Replica) takeInDrain(m message, number uint64) {
 // applyDrain reports whether there is such a member.
 func (r *Replica) applyDrain(m message) (there bool) {
 	for _, l := range r.openLinks() {
-		for member, backend := range l.names {
+		for member, backend := range l.backends() {
 			if backend == m.Backend && digest(member.Name) == m.Member {
 				member.HearDrained(m.Kind == drained)
 				there = true

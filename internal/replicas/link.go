@@ -3,6 +3,7 @@ package replicas
 import (
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -13,6 +14,8 @@ import (
 type Link struct {
 	replica *Replica
 	pool    *pool.Pool
+
+	mu sync.Mutex
 	// names are the digests of the backends that the members are.
 	names map[*pool.Member]string
 }
@@ -22,12 +25,43 @@ func (r *Replica) NewLink() *Link {
 	return &Link{replica: r, names: make(map[*pool.Member]string)}
 }
 
-// Add names what a member's health is about. Only a digest of the name leaves
-// the process.
-func (l *Link) Add(m *pool.Member, name string) {
-	if l != nil {
-		l.names[m] = digest(name)
+// Name names the backend that a member is from now on, the same to all replicas.
+// Only a digest of the name leaves the process. When a member becomes another
+// backend, what is known of the one before has to be forgotten first.
+func (l *Link) Name(m *pool.Member, name string) {
+	if l == nil {
+		return
 	}
+	l.mu.Lock()
+	l.names[m] = digest(name)
+	l.mu.Unlock()
+	l.replica.compareSoon()
+}
+
+// backends are the names of the members.
+func (l *Link) backends() map[*pool.Member]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.names)
+}
+
+// member is one of the backend, or nil.
+func (l *Link) member(backend string) *pool.Member {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for m, name := range l.names {
+		if name == backend {
+			return m
+		}
+	}
+	return nil
+}
+
+// backend is the name of a member.
+func (l *Link) backend(m *pool.Member) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.names[m]
 }
 
 // Open lets the members of the pool hear what happens elsewhere.
@@ -59,7 +93,7 @@ func (l *Link) Happened(e pool.Event) {
 	if l == nil {
 		return
 	}
-	r, i := l.replica, item{backend: l.names[e.Member], bench: e.Bench, at: time.Now()}
+	r, i := l.replica, item{backend: l.backend(e.Member), bench: e.Bench, at: time.Now()}
 	switch e.Happening {
 	case pool.Began, pool.Grew:
 		i.kind = benched

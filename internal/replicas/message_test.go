@@ -73,7 +73,7 @@ func FuzzParse(f *testing.F) {
 		r := New(nil, nil)
 		a := pool.NewMember("a", new(pool.Health))
 		l := r.NewLink()
-		l.Add(a, "https://a key")
+		l.Name(a, "https://a key")
 		p := pool.New([]*pool.Member{a}, l)
 		defer p.Close()
 		l.Open(p)

@@ -299,13 +299,9 @@ func (r *Replica) alive(now time.Time) state.Record {
 
 // memberOf returns a member of the backend, or nil.
 func (r *Replica) memberOf(backend string) *pool.Member {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, l := range slices.Backward(r.links) {
-		for m, name := range l.names {
-			if name == backend {
-				return m
-			}
+	for _, l := range slices.Backward(r.openLinks()) {
+		if m := l.member(backend); m != nil {
+			return m
 		}
 	}
 	return nil

@@ -55,7 +55,7 @@ func (w *world) start() *testReplica {
 		m := pool.NewMember(name, new(pool.Health))
 		m.Priority = i + 1
 		r.members[name] = m
-		r.link.Add(m, "https://"+name+" key")
+		r.link.Name(m, "https://"+name+" key")
 		members = append(members, m)
 	}
 	r.pool = pool.New(members, r.link)
