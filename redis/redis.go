@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -73,7 +74,7 @@ type Engine struct {
 	ServerName string `json:"server_name,omitempty"`
 
 	// KeyPrefix begins every key and every channel. Balancers with different
-	// prefixes share nothing. Default: `openai_lb:`.
+	// prefixes or databases share nothing. Default: `openai_lb:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
 	// resolved has no placeholders, but for those of a password in a file.
@@ -231,7 +232,11 @@ func (e *Engine) Open() (state.Store, error) {
 	if s.Cluster {
 		atOnce = 1 // each group is where its key belongs
 	}
-	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix, id: rand.Text(), atOnce: atOnce}, nil
+	channel := s.Prefix + "messages"
+	if s.DB != 0 {
+		channel += ":" + strconv.Itoa(s.DB)
+	}
+	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix, channel: channel, id: rand.Text(), atOnce: atOnce}, nil
 }
 
 // Interface guards

@@ -23,6 +23,9 @@ import (
 type store struct {
 	client client.UniversalClient
 	prefix string
+	// channel is where messages go. It has the number of the database in its name,
+	// because databases do not keep channels apart.
+	channel string
 	// id tells who has claimed a name.
 	id string
 	// atOnce is how many groups one command loads.
@@ -45,7 +48,6 @@ var (
 
 var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace"}
 
-func (s *store) channel() string         { return s.prefix + "messages" }
 func (s *store) key(group string) string { return s.prefix + "group:" + group }
 func (s *store) entry(key string) string { return s.prefix + "id:" + key }
 
@@ -53,7 +55,7 @@ func (s *store) entry(key string) string { return s.prefix + "id:" + key }
 func (s *store) Put(ctx context.Context, records []state.Record) error {
 	pipe := s.client.Pipeline()
 	for _, r := range records {
-		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel(), r.Message, modes[r.Mode], r.Key, r.Version,
+		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
 			r.TTL.Milliseconds(), state.MaxRecords, r.Near.Milliseconds())
 	}
 	done, err := pipe.Exec(ctx)
@@ -174,7 +176,7 @@ func (s *store) Listen(ctx context.Context, ready func(), hear func([]byte)) err
 	defer messages.Close()
 	// a read does not end with its context
 	defer context.AfterFunc(ctx, func() { messages.Close() })()
-	if err := messages.Subscribe(ctx, s.channel()); err != nil {
+	if err := messages.Subscribe(ctx, s.channel); err != nil {
 		return err
 	}
 	for {

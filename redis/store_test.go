@@ -121,16 +121,40 @@ func TestNothingOutlivesItsUse(t *testing.T) {
 	}
 }
 
-func TestPrefixesKeepBalancersApart(t *testing.T) {
+func TestPrefixesAndDatabasesKeepBalancersApart(t *testing.T) {
 	s := startServer(t)
-	one, other := s.engine(), s.engine()
-	other.KeyPrefix = "other:"
-	record := state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("m")}
-	if err := open(t, one).Put(t.Context(), []state.Record{record}); err != nil {
-		t.Fatal(err)
+	engines := make([]*Engine, 3)
+	for i := range engines {
+		engines[i] = s.engine()
 	}
-	kept, err := open(t, other).Load(t.Context(), []string{"g"})
-	if err != nil || len(kept) != 0 {
-		t.Errorf("got %v, %v from another balancer", kept, err)
+	engines[1].KeyPrefix, engines[2].DB = "other:", 1
+	heard := make(chan string, 10)
+	for i, e := range engines {
+		st, ready := open(t, e), make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			st.Listen(ctx, func() { close(ready) }, func(message []byte) { heard <- fmt.Sprintf("%d %s", i, message) })
+		}()
+		t.Cleanup(func() {
+			cancel()
+			<-done
+		})
+		<-ready
+	}
+	for n := range 2 * len(engines) { // who hears of others has more to hear the second time
+		i, group := n%len(engines), fmt.Sprint(n/len(engines))
+		st := open(t, engines[i])
+		if kept, err := st.Load(t.Context(), []string{group}); err != nil || len(kept) != 0 {
+			t.Errorf("balancer %d got %v, %v of another", i, kept, err)
+		}
+		record := state.Record{Group: group, Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("m")}
+		if err := st.Put(t.Context(), []state.Record{record}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := <-heard, fmt.Sprint(i, " m"); got != want {
+			t.Errorf("heard %q, want %q", got, want)
+		}
 	}
 }
