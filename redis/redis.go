@@ -228,15 +228,13 @@ func (e *Engine) Open() (state.Store, error) {
 	if s.TLS {
 		options.TLSConfig = &tls.Config{ServerName: s.ServerName, RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
-	atOnce := 100
-	if s.Cluster {
-		atOnce = 1 // each group is where its key belongs
-	}
 	channel := s.Prefix + "messages"
 	if s.DB != 0 {
 		channel += ":" + strconv.Itoa(s.DB)
 	}
-	return &store{client: client.NewUniversalClient(options), prefix: s.Prefix, channel: channel, id: rand.Text(), atOnce: atOnce}, nil
+	opened := &store{client: client.NewUniversalClient(options), prefix: s.Prefix, channel: channel, id: rand.Text()}
+	opened.apart.Store(s.Cluster)
+	return opened, nil
 }
 
 // Interface guards

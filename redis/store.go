@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
@@ -28,9 +29,12 @@ type store struct {
 	channel string
 	// id tells who has claimed a name.
 	id string
-	// atOnce is how many groups one command loads.
-	atOnce int
+	// apart tells that no command can have keys of several slots.
+	apart atomic.Bool
 }
+
+// groupsAtOnce is how many groups one command loads, unless they are apart.
+const groupsAtOnce = 100
 
 // The scripts are sent as they are: the server knows them again by their text,
 // and one that has restarted or become the master lacks nothing.
@@ -68,10 +72,21 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 }
 
 // Load implements state.Store.
-func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, err error) {
+func (s *store) Load(ctx context.Context, groups []string) ([]state.Kept, error) {
+	if !s.apart.Load() {
+		kept, err := s.load(ctx, groups, groupsAtOnce)
+		if !client.HasErrorPrefix(err, "CROSSSLOT") {
+			return kept, err
+		}
+		s.apart.Store(true) // it is a cluster behind one address
+	}
+	return s.load(ctx, groups, 1)
+}
+
+func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []state.Kept, err error) {
 	pipe := s.client.Pipeline()
 	var replies []*client.Cmd
-	for some := range slices.Chunk(groups, s.atOnce) {
+	for some := range slices.Chunk(groups, atOnce) {
 		keys := make([]string, len(some))
 		for i, group := range some {
 			keys[i] = s.key(group)
@@ -83,7 +98,7 @@ func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, e
 	}
 	for i, reply := range replies {
 		lists, err := reply.Slice()
-		some := groups[i*s.atOnce:]
+		some := groups[i*atOnce:]
 		if err != nil {
 			return nil, err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -45,6 +46,23 @@ func conforms(t *testing.T, e *Engine, servers ...*server) {
 func TestAClusterIsAStore(t *testing.T) {
 	nodes := startCluster(t)
 	conforms(t, &Engine{Address: []string{nodes[0].address, nodes[1].address}, Cluster: true}, nodes...)
+}
+
+// So are Redis Enterprise and Azure Managed Redis by default.
+func TestAClusterBehindOneAddressIsAStore(t *testing.T) {
+	s := startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(t.TempDir(), "nodes.conf"),
+		"--cluster-port", fmt.Sprint(lbtest.FreePort(t)))
+	s.do("cluster", "addslotsrange", 0, 16383)
+	lbtest.WaitFor(t, func() bool { return strings.Contains(fmt.Sprint(s.do("cluster", "info")), "cluster_state:ok") })
+	conforms(t, s.engine(), s)
+	s.do("config", "resetstat")
+	st := open(t, s.engine())
+	for range 5 {
+		wantUsable(t, st, "g", "h")
+	}
+	if refused := fmt.Sprint(s.do("info", "errorstats")); !strings.Contains(refused, "errorstat_CROSSSLOT:count=1") {
+		t.Errorf("it goes on to load groups that are apart: %s", refused)
+	}
 }
 
 func TestAMasterThatSentinelsTellIsAStore(t *testing.T) {
@@ -93,9 +111,9 @@ func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
 	}
 }
 
-func wantUsable(t testing.TB, s state.Store) {
+func wantUsable(t testing.TB, s state.Store, groups ...string) {
 	t.Helper()
-	if _, err := s.Load(t.Context(), []string{"g"}); err != nil {
+	if _, err := s.Load(t.Context(), append(groups, "g")); err != nil {
 		t.Error(err)
 	}
 }
