@@ -192,8 +192,10 @@ const (
 	ioTimeout   = 500 * time.Millisecond
 	// silence is after which time without a message a connection is lost. There
 	// is one each second.
-	silence     = 3 * time.Second
-	connections = 4
+	silence = 3 * time.Second
+	// connections is how many there are to a server, besides the one to listen,
+	// and spare how many of them wait for use.
+	connections, spare = 4, 2
 )
 
 // roots are the certificates that are trusted. nil: those of the system.
@@ -217,6 +219,9 @@ func (e *Engine) Open() (state.Store, error) {
 		DialerRetries:            1,
 		MaxRetries:               1,
 		PoolSize:                 connections,
+		PipelinePoolSize:         -1,    // they are all for pipelines, too
+		MinIdleConns:             spare, // so that a bench does not wait for one
+		PoolFIFO:                 true,  // all are used now and then, and so none becomes too old
 		ConnMaxIdleTime:          time.Minute,
 	}
 	if s.PassFile != "" {
@@ -232,7 +237,7 @@ func (e *Engine) Open() (state.Store, error) {
 	if s.DB != 0 {
 		channel += ":" + strconv.Itoa(s.DB)
 	}
-	opened := &store{client: client.NewUniversalClient(options), prefix: s.Prefix, channel: channel, id: rand.Text()}
+	opened := &store{options: options, prefix: s.Prefix, channel: channel, id: rand.Text()}
 	opened.apart.Store(s.Cluster)
 	return opened, nil
 }

@@ -117,6 +117,12 @@ func (s *server) try(args ...any) (any, error) {
 	return c.Do(context.Background(), args...).Result()
 }
 
+// connected is how many connections there are besides that of who asks.
+func (s *server) connected() int {
+	s.t.Helper()
+	return strings.Count(fmt.Sprint(s.do("client", "list")), "\n") - 1
+}
+
 // engine is one for this server.
 func (s *server) engine() *Engine { return &Engine{Address: []string{s.address}} }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,7 +23,10 @@ import (
 // own clock, but not the fields of a hash, so the scripts do that. An entry has a
 // key of its own: '+' if it is firm, else '-', and its value.
 type store struct {
-	client client.UniversalClient
+	options *client.UniversalOptions
+	once    sync.Once
+	opened  client.UniversalClient
+
 	prefix string
 	// channel is where messages go. It has the number of the database in its name,
 	// because databases do not keep channels apart.
@@ -52,12 +56,18 @@ var (
 
 var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace"}
 
+// client opens the client at its first use, because it connects at once.
+func (s *store) client() client.UniversalClient {
+	s.once.Do(func() { s.opened = client.NewUniversalClient(s.options) })
+	return s.opened
+}
+
 func (s *store) key(group string) string { return s.prefix + "group:" + group }
 func (s *store) entry(key string) string { return s.prefix + "id:" + key }
 
 // Put implements state.Store.
 func (s *store) Put(ctx context.Context, records []state.Record) error {
-	pipe := s.client.Pipeline()
+	pipe := s.client().Pipeline()
 	for _, r := range records {
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
 			r.TTL.Milliseconds(), state.MaxRecords, r.Near.Milliseconds())
@@ -84,7 +94,7 @@ func (s *store) Load(ctx context.Context, groups []string) ([]state.Kept, error)
 }
 
 func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []state.Kept, err error) {
-	pipe := s.client.Pipeline()
+	pipe := s.client().Pipeline()
 	var replies []*client.Cmd
 	for some := range slices.Chunk(groups, atOnce) {
 		keys := make([]string, len(some))
@@ -135,7 +145,7 @@ func appendKept(kept []state.Kept, group string, list any) ([]state.Kept, error)
 
 // Keep implements state.Store.
 func (s *store) Keep(ctx context.Context, entries []state.Entry) error {
-	pipe := s.client.Pipeline()
+	pipe := s.client().Pipeline()
 	for _, e := range entries {
 		mark := "-"
 		if e.Firm {
@@ -149,7 +159,7 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) error {
 
 // Find implements state.Store.
 func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) {
-	pipe := s.client.Pipeline()
+	pipe := s.client().Pipeline()
 	values, ttls := make([]*client.StringCmd, len(keys)), make([]*client.DurationCmd, len(keys))
 	for i, key := range keys {
 		values[i], ttls[i] = pipe.Get(ctx, s.entry(key)), pipe.PTTL(ctx, s.entry(key))
@@ -176,7 +186,7 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 
 // Claim implements state.Store.
 func (s *store) Claim(ctx context.Context, name string, ttl time.Duration) (bool, error) {
-	pipe := s.client.Pipeline()
+	pipe := s.client().Pipeline()
 	pipe.SetArgs(ctx, s.prefix+"claim:"+name, s.id, client.SetArgs{Mode: "NX", TTL: ttl})
 	owner := pipe.Get(ctx, s.prefix+"claim:"+name)
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, client.Nil) {
@@ -187,7 +197,7 @@ func (s *store) Claim(ctx context.Context, name string, ttl time.Duration) (bool
 
 // Listen implements state.Store.
 func (s *store) Listen(ctx context.Context, ready func(), hear func([]byte)) error {
-	messages := s.client.Subscribe(ctx)
+	messages := s.client().Subscribe(ctx)
 	defer messages.Close()
 	// a read does not end with its context
 	defer context.AfterFunc(ctx, func() { messages.Close() })()
@@ -211,4 +221,10 @@ func (s *store) Listen(ctx context.Context, ready func(), hear func([]byte)) err
 }
 
 // Close implements state.Store.
-func (s *store) Close() error { return s.client.Close() }
+func (s *store) Close() error {
+	s.once.Do(func() {}) // from now on there is none to open
+	if s.opened == nil {
+		return nil
+	}
+	return s.opened.Close()
+}

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -136,6 +137,38 @@ func TestNothingOutlivesItsUse(t *testing.T) {
 			t.Fatalf("the server still holds %v", s.do("keys", "*"))
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestConnectionsAreFewAndOpenInAdvance(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	if n := s.connected(); n != 0 {
+		t.Errorf("%d connections before the first use", n)
+	}
+	var users sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(users.Wait)
+	t.Cleanup(cancel)
+	ready := make(chan struct{})
+	users.Go(func() { st.Listen(ctx, func() { close(ready) }, func([]byte) {}) })
+	<-ready
+	wantUsable(t, st)
+	lbtest.WaitFor(t, func() bool { return s.connected() >= 3 }) // one listens
+	for range 30 {
+		users.Go(func() {
+			for ctx.Err() == nil {
+				st.Find(ctx, []string{"k"})
+				st.Keep(ctx, []state.Entry{{Key: "k", Value: []byte("1"), TTL: time.Minute}})
+				st.Load(ctx, []string{"g"})
+			}
+		})
+	}
+	for range 20 {
+		time.Sleep(10 * time.Millisecond)
+		if n := s.connected(); n > 5 {
+			t.Fatalf("there are %d connections, want 5 at most", n)
+		}
 	}
 }
 
