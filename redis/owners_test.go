@@ -376,7 +376,7 @@ func TestHowMuchAnIDTakes(t *testing.T) {
 			for j := range batch {
 				entries = append(entries, state.Entry{Key: fmt.Sprintf("%022d", i+j), Value: bytes.Repeat([]byte{200}, size), Firm: size > 8, TTL: 720 * time.Hour})
 			}
-			if err := st.Keep(t.Context(), entries); err != nil {
+			if _, err := st.Keep(t.Context(), entries); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -144,7 +144,7 @@ func appendKept(kept []state.Kept, group string, list any) ([]state.Kept, error)
 }
 
 // Keep implements state.Store.
-func (s *store) Keep(ctx context.Context, entries []state.Entry) error {
+func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, err error) {
 	pipe := s.client().Pipeline()
 	for _, e := range entries {
 		mark := "-"
@@ -153,8 +153,13 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) error {
 		}
 		pipe.Eval(ctx, keepScript, []string{s.entry(e.Key)}, mark+string(e.Value), e.TTL.Milliseconds())
 	}
-	_, err := pipe.Exec(ctx)
-	return err
+	done, err := pipe.Exec(ctx)
+	for i, command := range done {
+		if command.Err() != nil {
+			failed = append(failed, i)
+		}
+	}
+	return failed, err
 }
 
 // Find implements state.Store.

@@ -54,8 +54,9 @@ type Store interface {
 	// Keep keeps each entry under its key if there is none whose time has not
 	// passed, or if the one that is there is not firm and the new one is.
 	// Otherwise only the time to live begins anew. Nobody is told. An entry that
-	// cannot be kept does not keep the others from it.
-	Keep(ctx context.Context, entries []Entry) error
+	// cannot be kept does not keep the others from it: failed are the indexes of
+	// all such entries, and err says why the first of them was not kept.
+	Keep(ctx context.Context, entries []Entry) (failed []int, err error)
 
 	// Find returns the entries with these keys, in the order of the keys. One
 	// that is not there, or whose time has passed, has no value.

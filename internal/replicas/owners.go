@@ -85,69 +85,81 @@ func (i owned) entry() state.Entry {
 	return e
 }
 
-func entriesOf(items []owned) (entries []state.Entry) {
-	for _, i := range items {
-		entries = append(entries, i.entry())
-	}
-	return entries
-}
-
 // tellOwners has the store keep owners, as they are learned. What the store does
-// not keep now waits until it does, or until it is the oldest in a full queue.
+// not keep now goes to the end of the queue, so that it is in nobody's way.
 func (r *Replica) tellOwners(ctx context.Context) {
-	var entries []state.Entry
-	for failures := 0; ctx.Err() == nil; {
-		if len(entries) == 0 {
-			entries = entriesOf(r.owned.take(ctx))
-			continue
+	var refused refusals
+	for {
+		items := r.owned.take(ctx)
+		if items == nil {
+			break
 		}
-		err := r.keep(ctx, entries)
-		if err != nil {
-			failures++
-			r.logKeeping(failures, err)
+		failed, err := r.keep(ctx, items)
+		for _, i := range failed {
+			if lost := r.owned.add(i); lost > 0 {
+				ownersDropped.Add(float64(lost))
+			}
+		}
+		refused.kept(r, err)
+		if len(failed) == len(items) {
 			pause(ctx, retry)
-			continue
 		}
-		r.logKept(failures)
-		entries, failures = nil, 0
 	}
 	if r.touch.is() {
-		r.keepLast(context.WithoutCancel(ctx), append(entries, entriesOf(r.owned.next())...))
+		r.keepLast(context.WithoutCancel(ctx))
 	}
 }
 
 // keepLast has the store keep what the last requests taught.
-func (r *Replica) keepLast(ctx context.Context, entries []state.Entry) {
-	for until := time.Now().Add(patience); len(entries) > 0 && time.Now().Before(until); entries = entriesOf(r.owned.next()) {
-		if r.keep(ctx, entries) != nil {
+func (r *Replica) keepLast(ctx context.Context) {
+	until := time.Now().Add(patience)
+	for items := r.owned.next(); len(items) > 0 && time.Now().Before(until); items = r.owned.next() {
+		if failed, _ := r.keep(ctx, items); len(failed) == len(items) {
 			return
 		}
 	}
 }
 
-func (r *Replica) keep(ctx context.Context, entries []state.Entry) error {
+// keep returns the items that the store does not keep, and why not.
+func (r *Replica) keep(ctx context.Context, items []owned) (failed []owned, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := r.store.Keep(ctx, entries)
-	if err == nil {
-		ownersOut.Add(float64(len(entries)))
+	entries := make([]state.Entry, len(items))
+	for i, item := range items {
+		entries[i] = item.entry()
 	}
-	return err
+	indexes, err := r.store.Keep(ctx, entries)
+	for _, i := range indexes {
+		failed = append(failed, items[i])
+	}
+	ownersOut.Add(float64(len(items) - len(failed)))
+	return failed, err
 }
 
-// loggedFailure is the failure that is logged, if nothing else fails: then the
-// replica is not out of touch, which has a line of its own.
-const loggedFailure = 8
-
-func (r *Replica) logKeeping(failures int, err error) {
-	if failures == loggedFailure && r.touch.is() {
-		r.logger.Load().Warn("owners not shared", zap.String("error", bounded(err.Error())))
-	}
+// refusals has one line logged if owners are refused for long and nothing else
+// fails: a replica that is out of touch has a line of its own.
+type refusals struct {
+	inARow int
+	logged bool
 }
 
-func (r *Replica) logKept(failures int) {
-	if failures >= loggedFailure && r.touch.is() {
-		r.logger.Load().Info("owners shared again")
+// loggedFrom is how many times in a row some owners are refused before it is
+// logged.
+const loggedFrom = 8
+
+func (f *refusals) kept(r *Replica, err error) {
+	switch {
+	case err != nil:
+		f.inARow++
+		if f.inARow >= loggedFrom && !f.logged && r.touch.is() {
+			f.logged = true
+			r.logger.Load().Warn("owners not shared", zap.String("error", bounded(err.Error())))
+		}
+	case r.owned.len() == 0: // or else those that were refused may be among them
+		if f.logged {
+			r.logger.Load().Info("owners shared again")
+		}
+		*f = refusals{}
 	}
 }
 

@@ -165,12 +165,12 @@ func TestOwnersWaitUntilTheStoreIsBackAndTheOldestGoFirst(t *testing.T) {
 		w.hub.Fail(nil)
 		time.Sleep(2 * time.Second)
 		for i, f := range o.ask("resp_0", "resp_1", fmt.Sprint("resp_", told-maxOwned-1), fmt.Sprint("resp_", told-maxOwned), fmt.Sprint("resp_", told-1)) {
-			if known := f.TTL != 0; known != (i == 0 || i > 2) {
+			if known := f.TTL != 0; known != (i > 2) {
 				t.Errorf("%d is known: %v", i, known)
 			}
 		}
-		if n := len(w.hub.Entries()); n != maxOwned+1 {
-			t.Errorf("%d are kept, want %d", n, maxOwned+1)
+		if n := len(w.hub.Entries()); n != maxOwned {
+			t.Errorf("%d are kept, want %d", n, maxOwned)
 		}
 	})
 }
@@ -205,13 +205,63 @@ func TestAStoreThatKeepsNoOwnersIsLoggedOnce(t *testing.T) {
 	})
 }
 
+func TestAnOwnerThatIsNotKeptIsInNobodysWay(t *testing.T) {
+	share(t, 1, func(w *world) {
+		r := w.replicas[0]
+		key := func(id string) string { return entryKey("a pool", owners.KeyOf(id)) }
+		var refused []string
+		for i := range 2 * maxBatch { // more than go at a time
+			refused = append(refused, key(fmt.Sprint("shard_", i)))
+		}
+		w.hub.Refuse(errors.New("a shard is down"), refused...)
+		for i := range 2 * maxBatch {
+			r.owners().tell(fmt.Sprint("shard_", i), "a", 0)
+		}
+		for i := range 3 * maxBatch {
+			r.owners().tell(fmt.Sprint("resp_", i), "a", 0)
+		}
+		time.Sleep(3 * time.Second)
+		if n := len(w.hub.Entries()); n != 3*maxBatch {
+			t.Errorf("%d are kept, want %d", n, 3*maxBatch)
+		}
+		if n := r.owned.len(); n > 2*maxBatch {
+			t.Errorf("%d wait, want those that are refused", n)
+		}
+		time.Sleep(10 * time.Second)
+		w.hub.Refuse(nil)
+		time.Sleep(2 * time.Second)
+		if n := len(w.hub.Entries()); n != 5*maxBatch {
+			t.Errorf("%d are kept at last, want %d", n, 5*maxBatch)
+		}
+		warned, told := r.logs.FilterMessage("owners not shared"), r.logs.FilterMessage("owners shared again").Len()
+		if warned.Len() != 1 || told != 1 {
+			t.Errorf("logged %v", r.logs.All())
+		}
+	})
+}
+
+func TestOwnersThatAreRefusedAreLoggedWheneverTheRestWorks(t *testing.T) {
+	share(t, 1, func(w *world) {
+		r := w.replicas[0]
+		w.hub.Fail(errors.New("down"))
+		r.owners().tell("resp_1", "a", 0)
+		time.Sleep(loggedFrom * time.Second) // so that it fails this often before it is in touch again
+		w.hub.Refuse(errors.New("NOPERM"))
+		w.hub.Fail(nil)
+		time.Sleep(minutes / 2)
+		if warned := r.logs.FilterMessage("owners not shared"); warned.Len() != 1 || warned.All()[0].ContextMap()["error"] != "NOPERM" {
+			t.Errorf("logged %v", r.logs.All())
+		}
+	})
+}
+
 func TestWhatNoReplicaWouldWriteIsUnknown(t *testing.T) {
 	share(t, 1, func(w *world) {
 		o := w.replicas[0].owners()
 		for i, value := range []string{"", "short", "somewhat longer", "much longer than anything is that replicas write"} {
 			id := fmt.Sprint("resp_", i)
 			e := state.Entry{Key: entryKey("a pool", owners.KeyOf(id)), Value: []byte(value), TTL: time.Hour}
-			if err := w.hub.Store().Keep(context.Background(), []state.Entry{e}); err != nil {
+			if _, err := w.hub.Store().Keep(context.Background(), []state.Entry{e}); err != nil {
 				t.Fatal(err)
 			}
 			if got := o.ask(id); len(got) != 1 || got[0].TTL != 0 {

@@ -246,8 +246,8 @@ func testEntriesExpire(t *testing.T, s state.Store) {
 
 func keep(t *testing.T, s state.Store, entries ...state.Entry) {
 	t.Helper()
-	if err := s.Keep(t.Context(), entries); err != nil {
-		t.Fatal(err)
+	if failed, err := s.Keep(t.Context(), entries); err != nil || len(failed) > 0 {
+		t.Fatal(failed, err)
 	}
 }
 

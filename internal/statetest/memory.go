@@ -25,6 +25,7 @@ type Hub struct {
 	finds     int
 	slow      time.Duration
 	refuses   error
+	refused   []string
 	claims    map[string]claim
 	listeners map[chan []byte]bool
 }
@@ -112,11 +113,20 @@ func (h *Hub) SlowDown(by time.Duration) {
 	h.slow = by
 }
 
-// Refuse makes Keep fail, and nothing else, until the error is nil.
-func (h *Hub) Refuse(err error) {
+// Refuse makes Keep fail, and nothing else, until the error is nil: for entries
+// with these keys, or for all if none is named.
+func (h *Hub) Refuse(err error, keys ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.refuses = err
+	h.refuses, h.refused = err, keys
+}
+
+// refusal is why an entry is not kept.
+func (h *Hub) refusal(key string) error {
+	if h.refused == nil || slices.Contains(h.refused, key) {
+		return cmp.Or(h.down, h.refuses)
+	}
+	return h.down
 }
 
 // Finds is how often Find was called.
@@ -246,14 +256,15 @@ func (m memory) load(groups []string) (loaded []state.Kept, delay time.Duration,
 }
 
 // Keep implements state.Store.
-func (m memory) Keep(_ context.Context, entries []state.Entry) error {
+func (m memory) Keep(_ context.Context, entries []state.Entry) (failed []int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := cmp.Or(m.down, m.refuses); err != nil {
-		return err
-	}
 	now := time.Now()
-	for _, e := range entries {
+	for i, e := range entries {
+		if refusal := m.refusal(e.Key); refusal != nil {
+			failed, err = append(failed, i), cmp.Or(err, refusal)
+			continue
+		}
 		next := entry{e, now.Add(e.TTL)}
 		next.Value = slices.Clone(e.Value)
 		if before, ok := m.entries[e.Key]; ok && now.Before(before.until) && (before.Firm || !e.Firm) {
@@ -261,7 +272,7 @@ func (m memory) Keep(_ context.Context, entries []state.Entry) error {
 		}
 		m.entries[e.Key] = next
 	}
-	return nil
+	return failed, err
 }
 
 // Find implements state.Store.
