@@ -1,14 +1,14 @@
 -- Sends a message to all who listen, and keeps it as a field of the hash
 -- KEYS[1]. ARGV: channel, message, mode, field, version, time to live in
 -- milliseconds (0: forever), how many fields there are at most, within which time
--- two records end that are one.
+-- two records end that are one, how many milliseconds are left of a field at most.
 --
 -- A field is: when it ends (0: never), whether it is finished, the length of its
 -- version, its version, its message.
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 
 local key, message, mode, field, version = KEYS[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local ttl, most, near = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local ttl, most, near, longest = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ends = ttl > 0 and now + ttl or 0
@@ -21,7 +21,7 @@ if kept then
 	if e then
 		keptEnds, keptFinished, keptVersion = tonumber(e), tonumber(f), string.sub(kept, from, from + n - 1)
 		keptMessage = string.sub(kept, from + n)
-		alive = keptEnds == 0 or keptEnds > now
+		alive = keptEnds == 0 or keptEnds > now and keptEnds <= now + longest
 	end
 end
 
@@ -48,7 +48,7 @@ if not kept and count > 0 and (count % 64 == 0 or count >= most) then
 	local all = redis.call('HGETALL', key)
 	for i = 1, #all, 2 do
 		local e = tonumber(string.match(all[i + 1], '^%d+'))
-		if not e or e > 0 and e <= now then
+		if not e or e > 0 and e <= now or e > now + longest then
 			redis.call('HDEL', key, all[i])
 		end
 	end

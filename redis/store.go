@@ -70,7 +70,7 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 	pipe := s.client().Pipeline()
 	for _, r := range records {
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
-			r.TTL.Milliseconds(), state.MaxRecords, r.Near.Milliseconds())
+			r.TTL.Milliseconds(), state.MaxRecords, r.Near.Milliseconds(), state.MaxTTL.Milliseconds())
 	}
 	done, err := pipe.Exec(ctx)
 	for _, command := range done {
@@ -101,7 +101,7 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 		for i, group := range some {
 			keys[i] = s.key(group)
 		}
-		replies = append(replies, pipe.Eval(ctx, loadScript, keys))
+		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
@@ -116,31 +116,28 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 			return nil, fmt.Errorf("there are %d groups, want %d", len(lists), len(some))
 		}
 		for j, list := range lists {
-			if kept, err = appendKept(kept, some[j], list); err != nil {
-				return nil, err
-			}
+			kept = appendKept(kept, some[j], list)
 		}
 	}
 	return kept, nil
 }
 
+// maxField is how many bytes a field has at most: a message and what is before it.
+const maxField = state.MaxMessage + 100
+
 // appendKept reads what is kept of a group.
-func appendKept(kept []state.Kept, group string, list any) ([]state.Kept, error) {
-	values, ok := list.([]any)
-	if !ok || len(values)%3 != 0 {
-		return nil, fmt.Errorf("a group has %d values", len(values))
-	}
-	for record := range slices.Chunk(values, 3) {
-		key, isKey := record[0].(string)
-		ttl, isTTL := record[1].(string)
-		message, isMessage := record[2].(string)
-		left, err := strconv.ParseInt(ttl, 10, 64)
-		if !isKey || !isTTL || !isMessage || err != nil {
-			return nil, errors.New("a record is not one of ours")
+func appendKept(kept []state.Kept, group string, list any) []state.Kept {
+	values, _ := list.([]any)
+	for len(values) >= 3 {
+		key, _ := values[0].(string)
+		ttl, _ := values[1].(string)
+		message, _ := values[2].(string)
+		if left, err := strconv.ParseInt(ttl, 10, 64); err == nil {
+			kept = append(kept, state.Kept{Group: group, Key: key, TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
 		}
-		kept = append(kept, state.Kept{Group: group, Key: key, TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
+		values = values[3:]
 	}
-	return kept, nil
+	return kept
 }
 
 // Keep implements state.Store.
@@ -162,27 +159,25 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, 
 	return failed, err
 }
 
+// maxEntry is how many bytes are kept of an entry at most: its mark and its value.
+const maxEntry = 1 + state.MaxValue
+
 // Find implements state.Store.
 func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) {
 	pipe := s.client().Pipeline()
 	values, ttls := make([]*client.StringCmd, len(keys)), make([]*client.DurationCmd, len(keys))
 	for i, key := range keys {
-		values[i], ttls[i] = pipe.Get(ctx, s.entry(key)), pipe.PTTL(ctx, s.entry(key))
+		values[i], ttls[i] = pipe.GetRange(ctx, s.entry(key), 0, maxEntry), pipe.PTTL(ctx, s.entry(key))
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, client.Nil) {
-		return nil, err
-	}
+	pipe.Exec(ctx) // every command has its error
 	entries := make([]state.Entry, len(keys))
 	for i, key := range keys {
 		entries[i].Key = key
 		value, err := values[i].Result()
-		if errors.Is(err, client.Nil) {
-			continue
-		}
-		if err = cmp.Or(err, ttls[i].Err()); err != nil {
+		if err = cmp.Or(err, ttls[i].Err()); err != nil && !client.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, err
 		}
-		if value != "" && len(value) <= 1+state.MaxValue && ttls[i].Val() > 0 {
+		if value != "" && len(value) <= maxEntry && ttls[i].Val() > 0 {
 			entries[i].Firm, entries[i].Value, entries[i].TTL = value[0] == '+', []byte(value[1:]), ttls[i].Val()
 		}
 	}

@@ -38,7 +38,8 @@ type Store interface {
 	// others from it, nor its own message from being sent.
 	Put(ctx context.Context, records []Record) error
 
-	// Load returns the records of these groups whose time has not passed.
+	// Load returns the records of these groups whose time has not passed. What
+	// somebody else has put among them is left out.
 	Load(ctx context.Context, groups []string) ([]Kept, error)
 
 	// Claim reports whether this store has the name, or gets it because no other
@@ -78,7 +79,7 @@ type Record struct {
 	// Near is within which time two records of different versions end that Extend
 	// takes for one.
 	Near time.Duration
-	// TTL is how long the record is kept. 0: forever.
+	// TTL is how long the record is kept, MaxTTL at most. 0: forever.
 	TTL time.Duration
 	// Message is the record's content.
 	Message []byte
@@ -128,6 +129,9 @@ const MaxValue = 64
 // MaxMessage is how many bytes a message has at most. Longer ones are not for
 // us, and need not be passed on.
 const MaxMessage = 4096
+
+// MaxTTL is how long a record is kept at most that is not kept forever.
+const MaxTTL = 24 * time.Hour
 
 // MaxRecords is how many records of a group a store keeps at most. There are
 // that many only if somebody makes up names of models.

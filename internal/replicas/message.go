@@ -75,7 +75,7 @@ type bench struct {
 
 // maxLength is how long a bench of another replica lasts at most, whatever the
 // store holds.
-const maxLength = 24 * time.Hour
+const maxLength = state.MaxTTL
 
 // classes are what others may bench a backend for. What a backend thinks of its
 // credential is no news: a replica may have a newer one. Nor is it that a replica

@@ -1,0 +1,98 @@
+package redis
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+func TestAKeyOfAnotherTypeKeepsNoOtherEntryOut(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	s.do("lpush", "openai_lb:id:list", "1")
+	entry := func(key string) state.Entry { return state.Entry{Key: key, Value: []byte("1"), TTL: time.Minute} }
+	failed, err := st.Keep(t.Context(), []state.Entry{entry("a"), entry("list"), entry("b")})
+	if !slices.Equal(failed, []int{1}) || err == nil || !strings.Contains(err.Error(), "WRONGTYPE") {
+		t.Errorf("not kept: %v, %v", failed, err)
+	}
+	s.kill()
+	if failed, err := st.Keep(t.Context(), []state.Entry{entry("a"), entry("b")}); len(failed) != 2 || err == nil {
+		t.Errorf("without a server, not kept: %v, %v", failed, err)
+	}
+}
+
+func TestWhatNoReplicaWroteIsLeftOut(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	record := func(key string) state.Record {
+		return state.Record{Group: "g", Key: key, Mode: state.Extend, Version: "2", TTL: time.Minute, Message: []byte("ours")}
+	}
+	want := func(want ...string) {
+		t.Helper()
+		kept, err := st.Load(t.Context(), []string{"list", "g", "text"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, k := range kept {
+			got = append(got, fmt.Sprintf("%s %s %.40s", k.Group, k.Key, k.Message))
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("loaded %q, want %q", got, want)
+		}
+	}
+	if err := st.Put(t.Context(), []state.Record{record("good")}); err != nil {
+		t.Fatal(err)
+	}
+	s.do("lpush", "openai_lb:group:list", "1")
+	s.do("set", "openai_lb:group:text", "1")
+	for i, value := range []string{
+		"", "m", "soon 0 1 1m", "99999999999999999999999999 0 1 9m", fmt.Sprint(time.Now().Add(25*time.Hour).UnixMilli(), " 0 1 9m"),
+		"0 0 1 1" + strings.Repeat("m", 2*state.MaxMessage), fmt.Sprint(time.Now().Add(-time.Hour).UnixMilli(), " 0 1 1m"),
+	} {
+		s.do("hset", "openai_lb:group:g", i, value)
+	}
+	want("g good ours")
+	for _, key := range []string{"0", "1", "2", "3", "4", "6"} { // they are in nobody's way
+		if err := st.Put(t.Context(), []state.Record{record(key)}); err != nil {
+			t.Error(err)
+		}
+	}
+	want("g 0 ours", "g 1 ours", "g 2 ours", "g 3 ours", "g 4 ours", "g 6 ours", "g good ours")
+}
+
+func TestOnlyTheBeginningOfAValueIsRead(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	s.do("set", "openai_lb:id:long", strings.Repeat("+", 10<<20), "px", 60_000)
+	s.do("lpush", "openai_lb:id:list", "1")
+	for _, key := range []string{"full", "firm"} {
+		if _, err := st.Keep(t.Context(), []state.Entry{{Key: key, Value: bytes.Repeat([]byte("v"), state.MaxValue), Firm: key == "firm", TTL: time.Minute}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.do("config", "resetstat")
+	found, err := st.Find(t.Context(), []string{"long", "full", "list", "none", "firm"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range found {
+		if known := i == 1 || i == 4; (len(e.Value) == state.MaxValue) != known || (e.TTL > 0) != known || e.Firm != (i == 4) {
+			t.Errorf("found %.100q for %s", e.Value, e.Key)
+		}
+	}
+	var sent int
+	_, text, _ := strings.Cut(fmt.Sprint(s.do("info", "stats")), "total_net_output_bytes:")
+	if fmt.Sscan(text, &sent); sent == 0 || sent > 10_000 {
+		t.Errorf("the server sent %d bytes for it", sent)
+	}
+	s.kill()
+	if found, err := st.Find(t.Context(), []string{"full"}); err == nil {
+		t.Errorf("without a server, found %v", found)
+	}
+}
