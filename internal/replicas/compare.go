@@ -62,9 +62,11 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, orders uint64
 	case drained, resumed:
 		r.takeInDrain(m, orders)
 	case alive:
-		r.hearAlive(m, now.Add(k.TTL-lifetime))
+		r.hearAlive(m, now.Add(min(k.TTL-lifetime, 0)))
 	default:
-		m.Bench.Left = milliseconds(k.TTL)
+		// what is left may be a little more than its length, if it is two benches in
+		// one; it is much more if somebody set the store's clock back
+		m.Bench.Left = min(milliseconds(k.TTL), m.Bench.Length+m.Bench.Length/10)
 		m.Bench.Length = max(m.Bench.Length, m.Bench.Left)
 		r.hear(m, now)
 	}

@@ -55,6 +55,28 @@ func TestAStoreThatLostItsDataGetsItBack(t *testing.T) {
 	})
 }
 
+func TestAStoreWhoseClockIsSetBackMakesNoBenchLonger(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+		synctest.Wait()
+		w.hub.SetBack(time.Hour)
+		late := w.start()
+		synctest.Wait()
+		if left := late.benched("a"); left < 10*time.Second || left > 11*time.Second {
+			t.Errorf("for a replica that starts, a is benched for %v, want 10 s", left)
+		}
+		for range 20 {
+			time.Sleep(time.Second)
+			for i, r := range w.replicas {
+				if heard := r.Peers(time.Now())[0].Heard; heard.After(time.Now()) {
+					t.Fatalf("replica %d has heard another at %v", i, heard)
+				}
+			}
+		}
+		w.wantBenched("a", 0)
+	})
+}
+
 func TestAnOutageIsLoggedOnce(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.hub.Fail(errors.New("down, " + strings.Repeat("and out ", 100)))

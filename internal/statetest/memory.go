@@ -99,6 +99,20 @@ func (h *Hub) Delay(put, load time.Duration) {
 	h.putDelay, h.loadDelay = put, load
 }
 
+// SetBack sets the clock back by which records are kept.
+func (h *Hub) SetBack(by time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, group := range h.groups {
+		for key, k := range group {
+			if !k.until.IsZero() {
+				k.until = k.until.Add(by)
+				group[key] = k
+			}
+		}
+	}
+}
+
 // Len is how many records are kept of a group.
 func (h *Hub) Len(group string) int {
 	h.mu.Lock()
