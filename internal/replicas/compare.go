@@ -47,6 +47,8 @@ type recordKey struct{ group, key string }
 type record struct {
 	message
 	ttl time.Duration
+	// foreign tells that it is not for us: replicas of another version wrote it.
+	foreign bool
 }
 
 // takeIn takes in a record that was kept when the latest order to drain a member
@@ -55,9 +57,10 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, orders uint64
 	m, err := parse(k.Message)
 	if err != nil {
 		messagesIn.WithLabelValues("invalid").Inc()
+		known[recordKey{k.Group, k.Key}] = record{foreign: true} // and not overwritten
 		return
 	}
-	known[recordKey{k.Group, k.Key}] = record{m, k.TTL}
+	known[recordKey{k.Group, k.Key}] = record{message: m, ttl: k.TTL}
 	switch m.Kind {
 	case drained, resumed:
 		r.takeInDrain(m, orders)
@@ -87,7 +90,7 @@ func (r *Replica) tellMissing(l *Link, known map[recordKey]record, orders uint64
 		for _, b := range s.Benches {
 			left := b.Until.Sub(now)
 			kept, ok := known[recordKey{backend, benchOf(b, now).key()}]
-			ok = ok && kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag)
+			ok = ok && (kept.foreign || kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
 			i := item{kind: benched, backend: backend, bench: b, at: now}
 			if b.InDoubt {
 				i.kind = doubted

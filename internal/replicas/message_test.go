@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -49,6 +50,31 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 			t.Errorf("%s is taken for %+v", text, m)
 		}
 	}
+}
+
+func TestARecordOfAnotherVersionIsNotOverwritten(t *testing.T) {
+	share(t, 1, func(w *world) {
+		told := make(map[kind]int)
+		go w.hub.Store().Listen(w.Context(), func() {}, func(text []byte) {
+			m, _ := parse(text)
+			told[m.Kind]++
+		})
+		synctest.Wait()
+		backend := digest("https://a key")
+		if err := w.hub.Store().Put(w.Context(), []state.Record{
+			{Group: backend, Key: "throttle m", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte(`{"v":2}`)},
+			{Group: drainGroup, Key: backend + digest("a"), Mode: state.Replace, Message: []byte(`{"v":2}`)},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		w.at(0, "a").Drain()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if told[benched] != 1 || told[drained] != 1 {
+			t.Errorf("told %v, want one of each", told)
+		}
+	})
 }
 
 func FuzzParse(f *testing.F) {
