@@ -24,7 +24,7 @@ type message struct {
 	// Version is that of this format. Others are ignored.
 	Version int  `json:"v"`
 	Kind    kind `json:"kind"`
-	// From is the replica that tells it, and Sent its time, in milliseconds
+	// From is the replica that tells it, and Sent its time, in microseconds
 	// since 1970.
 	From string `json:"from"`
 	Sent int64  `json:"sent"`

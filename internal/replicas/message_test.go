@@ -1,11 +1,14 @@
 package replicas
 
 import (
+	"math"
 	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/state"
@@ -50,6 +53,28 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 			t.Errorf("%s is taken for %+v", text, m)
 		}
 	}
+}
+
+func TestTheDelayOfABenchIsExact(t *testing.T) {
+	share(t, 2, func(w *world) {
+		sum := func() float64 {
+			var m dto.Metric
+			if err := benchDelay.Write(&m); err != nil {
+				t.Fatal(err)
+			}
+			return m.GetHistogram().GetSampleSum()
+		}
+		before := sum()
+		const delay = 1400 * time.Microsecond
+		w.hub.Delay(delay, 0)
+		time.Sleep(time.Second + 900*time.Microsecond)
+		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		time.Sleep(delay)
+		synctest.Wait()
+		if got := time.Duration(math.Round((sum() - before) * 1e9)); got != delay {
+			t.Errorf("the delay is %v, want %v", got, delay)
+		}
+	})
 }
 
 func TestARecordOfAnotherVersionIsNotOverwritten(t *testing.T) {

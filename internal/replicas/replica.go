@@ -163,7 +163,7 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 // record is what the store keeps of an item. It returns false if there is
 // nothing to tell any more.
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
-	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMilli(), Backend: i.backend}
+	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMicro(), Backend: i.backend}
 	switch i.kind {
 	case drained:
 		m.Member = i.member
@@ -207,14 +207,14 @@ func (r *Replica) listen(ctx context.Context) {
 			}
 			messagesIn.WithLabelValues(string(m.Kind)).Inc()
 			now := time.Now()
-			if m.From == r.id && m.Kind == alive && now.Sub(time.UnixMilli(m.Sent)) < interval {
+			if m.From == r.id && m.Kind == alive && now.Sub(time.UnixMicro(m.Sent)) < interval {
 				r.touch.heard(r)
 			}
 			if m.From == r.id && m.Kind != alive {
 				return
 			}
 			if m.Kind == benched {
-				benchDelay.Observe(max(0, now.Sub(time.UnixMilli(m.Sent)).Seconds()))
+				benchDelay.Observe(max(0, now.Sub(time.UnixMicro(m.Sent)).Seconds()))
 			}
 			r.hear(m, now)
 		})
@@ -293,7 +293,7 @@ func (r *Replica) Peers(now time.Time) []Peer {
 
 // alive is the record that says that this replica is there.
 func (r *Replica) alive(now time.Time) state.Record {
-	m := message{Version: version, Kind: alive, From: r.id, Sent: now.UnixMilli(), Host: r.host, Since: r.began.UnixMilli()}
+	m := message{Version: version, Kind: alive, From: r.id, Sent: now.UnixMicro(), Host: r.host, Since: r.began.UnixMilli()}
 	return state.Record{Group: replicaGroup, Key: r.id, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }
 
