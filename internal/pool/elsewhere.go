@@ -1,6 +1,11 @@
 package pool
 
-import "time"
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
 
 // What other replicas tell is taken in as if it had happened here, but told to
 // listeners as an event from elsewhere, so that nobody tells it back.
@@ -9,6 +14,9 @@ import "time"
 func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	if m.find(b) != nil || wait <= 0 {
 		return // it was heard before
+	}
+	if !b.Whole && !m.health.hasRoom(b.Model, now) {
+		return
 	}
 	length := b.Until.Sub(b.Since)
 	b.Until = now.Add(wait)
@@ -65,4 +73,25 @@ func (h *Health) known(b Bench) *benches {
 		return &h.whole
 	}
 	return h.of(b.Model)
+}
+
+// hasRoom reports whether a model is remembered, or can be: a bench in force is
+// forgotten only for one of a model that is worth more. Otherwise two benches
+// that are heard again and again would take the place of each other.
+func (h *Health) hasRoom(model string, now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	models := h.models.Load()
+	if models == nil || len(*models) < maxModels || (*models)[ModelKey(model)] != nil {
+		return true
+	}
+	least := h.worthLeast(*models, now)
+	return (*models)[least].returns(now).IsZero() || h.hasServed(model) && !h.hasServed(least)
+}
+
+// worthLeast is the model that is forgotten first.
+func (h *Health) worthLeast(models map[string]*benches, now time.Time) string {
+	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
+		return cmp.Or(boolToInt(h.hasServed(a))-boolToInt(h.hasServed(b)), models[a].compareEnds(models[b], now))
+	})
 }

@@ -1,7 +1,9 @@
 package pool
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -50,6 +52,39 @@ func TestABenchHoldsWhereItWasHeard(t *testing.T) {
 	wantPick(t, there, 1, at(19.9), "nobody")
 	wantPick(t, there, 1, at(20), "a")
 	wantHeard(t, heard, "a began elsewhere throttled 10s", "a grew elsewhere throttled 20s")
+}
+
+func TestBenchesThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
+	_, there, heard := replicas(t)
+	a := there.Members[0]
+	hear := func(model string, seconds int) {
+		length := time.Duration(seconds) * time.Second
+		a.Hear(Bench{ID: uint64(len(model)), Model: model, Since: start, Until: start.Add(length), Throttle: true}, length, start)
+	}
+	comparison := func() {
+		for i := range 2 * maxModels {
+			hear(strings.Repeat("m", i/2+1)+fmt.Sprint(i%2), 10+i)
+		}
+	}
+	a.Served("known", start)
+	comparison()
+	if n := len(*heard); n != maxModels {
+		t.Errorf("%d benches began, want %d", n, maxModels)
+	}
+	hear("known", 1) // is worth more
+	if n := len(*heard); n != maxModels+1 {
+		t.Errorf("%d benches began, want one more than %d", n, maxModels)
+	}
+	for range 3 {
+		comparison()
+	}
+	if n := len(*heard); n != maxModels+1 {
+		t.Errorf("%d benches began again", n-maxModels-1)
+	}
+	a.Hear(Bench{ID: 1, Model: "later", Since: at(3600), Until: at(3610), Throttle: true}, 10*time.Second, at(3600))
+	if n := len(*heard); n != maxModels+2 {
+		t.Error("a bench that is over keeps another from being heard")
+	}
 }
 
 func TestAServedProbeEndsTheBenchWhereItWasHeard(t *testing.T) {

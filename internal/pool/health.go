@@ -130,9 +130,7 @@ func (h *Health) remember(model string, now time.Time) *benches {
 		maps.Copy(models, *known)
 	}
 	if len(models) >= maxModels {
-		delete(models, slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
-			return cmp.Or(boolToInt(h.hasServed(a))-boolToInt(h.hasServed(b)), models[a].compareEnds(models[b], now))
-		}))
+		delete(models, h.worthLeast(models, now))
 	}
 	b := new(benches)
 	models[key] = b
