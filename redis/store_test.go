@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -70,22 +69,6 @@ func TestAMasterThatSentinelsTellIsAStore(t *testing.T) {
 	master := startServer(t)
 	sentinel := startSentinel(t, master)
 	conforms(t, &Engine{Address: []string{sentinel.address}, Sentinel: "mymaster"}, master)
-}
-
-func TestAUserOfAnACLIsEnough(t *testing.T) {
-	s := startServer(t)
-	s.do("acl", "setuser", "lb", "on", ">s3cret", "~openai_lb:*", "&openai_lb:*", "+@connection",
-		"+eval", "+publish", "+subscribe", "+get", "+getrange", "+set", "+time", "+hget", "+hset", "+hdel", "+hlen", "+hgetall", "+pttl", "+pexpire", "+persist")
-	t.Setenv("THE_PASSWORD", "s3cret")
-	e := s.engine()
-	e.Username, e.Password = "lb", "{env.THE_PASSWORD}"
-	conforms(t, e, s)
-	e.Password = t.TempDir() + "/password"
-	if err := os.WriteFile(e.Password, []byte("s3cret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	e.Password = "{file." + e.Password + "}"
-	wantUsable(t, open(t, e))
 }
 
 func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
