@@ -169,7 +169,7 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 	for i, key := range keys {
 		values[i], ttls[i] = pipe.GetRange(ctx, s.entry(key), 0, maxEntry), pipe.PTTL(ctx, s.entry(key))
 	}
-	pipe.Exec(ctx) // every command has its error
+	_, _ = pipe.Exec(ctx) // every command has its error
 	entries := make([]state.Entry, len(keys))
 	for i, key := range keys {
 		entries[i].Key = key
@@ -185,14 +185,22 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 }
 
 // Claim implements state.Store.
-func (s *store) Claim(ctx context.Context, name string, ttl time.Duration) (bool, error) {
+func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, err error) {
 	pipe := s.client().Pipeline()
-	pipe.SetArgs(ctx, s.prefix+"claim:"+name, s.id, client.SetArgs{Mode: "NX", TTL: ttl})
-	owner := pipe.Get(ctx, s.prefix+"claim:"+name)
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, client.Nil) {
-		return false, err
+	owners := make([]*client.StringCmd, len(claims))
+	for i, c := range claims {
+		key := s.prefix + "claim:" + c.Name
+		pipe.SetArgs(ctx, key, s.id, client.SetArgs{Mode: "NX", TTL: c.TTL})
+		owners[i] = pipe.Get(ctx, key)
 	}
-	return owner.Val() == s.id, owner.Err()
+	_, _ = pipe.Exec(ctx) // every command has its error
+	for _, owner := range owners {
+		if err := owner.Err(); err != nil && !errors.Is(err, client.Nil) {
+			return nil, err
+		}
+		won = append(won, owner.Val() == s.id)
+	}
+	return won, nil
 }
 
 // Listen implements state.Store.

@@ -110,7 +110,7 @@ func TestNothingOutlivesItsUse(t *testing.T) {
 		if err := st.Put(t.Context(), []state.Record{record}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := st.Claim(t.Context(), fmt.Sprint(i), 200*time.Millisecond); err != nil {
+		if _, err := st.Claim(t.Context(), []state.Claim{{Name: fmt.Sprint(i), TTL: 200 * time.Millisecond}}); err != nil {
 			t.Fatal(err)
 		}
 	}

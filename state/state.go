@@ -42,9 +42,10 @@ type Store interface {
 	// somebody else has put among them is left out.
 	Load(ctx context.Context, groups []string) ([]Kept, error)
 
-	// Claim reports whether this store has the name, or gets it because no other
-	// has claimed it within the time to live of that claim.
-	Claim(ctx context.Context, name string, ttl time.Duration) (bool, error)
+	// Claim reports, in the order of the claims, whether this store has the name,
+	// or gets it because no other has claimed it within the time to live of that
+	// claim.
+	Claim(ctx context.Context, claims []Claim) (won []bool, err error)
 
 	// Listen calls hear with every message that is sent, those of this replica
 	// included, until that is no longer possible. It calls ready when it has
@@ -108,6 +109,12 @@ type Kept struct {
 	// TTL is what is left of its time. 0: it is kept forever.
 	TTL     time.Duration
 	Message []byte
+}
+
+// Claim is for a name that one store of many gets.
+type Claim struct {
+	Name string
+	TTL  time.Duration
 }
 
 // Entry is what a store keeps by itself, for whoever asks for its key. There may

@@ -2,10 +2,12 @@ package replicas
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 const (
@@ -59,28 +61,40 @@ func (c *claims) drop(backend string, b pool.Bench) {
 	}
 }
 
-// next returns the bench that is due first, and takes it out if it is due now.
-// Otherwise it tells when the first is, or how long there is nothing to do.
-func (c *claims) next(now time.Time) (backend string, b pool.Bench, wait time.Duration) {
+// claim is for the right to the probe of a bench.
+type claim struct {
+	backend string
+	pool.Bench
+}
+
+// ttl is how long the claim holds.
+func (c *claim) ttl() time.Duration { return lead + c.Grace() }
+
+// next takes out what is due now. If nothing is, it tells how long there is
+// nothing to do.
+func (c *claims) next(now time.Time) (due []claim, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var first recordKey
 	wait, c.first = maxLength, now.Add(maxLength)
-	for key, bench := range c.due {
-		if until := bench.Until.Add(-lead).Sub(now); until < wait {
-			first, b, wait, c.first = key, bench, until, bench.Until
+	for key, b := range c.due {
+		left := b.Until.Add(-lead).Sub(now)
+		if left < wait {
+			wait, c.first = left, b.Until
+		}
+		if left <= 0 {
+			delete(c.due, key)
+		}
+		if left <= 0 && now.Before(b.Until) { // or else probes are on their way
+			due = append(due, claim{key.group, b})
 		}
 	}
-	if wait <= 0 {
-		delete(c.due, first)
-	}
-	return first.group, b, wait
+	return due, wait
 }
 
 // claim claims the right to probes.
 func (r *Replica) claim(ctx context.Context) {
 	for {
-		backend, b, wait := r.claims.next(time.Now())
+		due, wait := r.claims.next(time.Now())
 		if wait > 0 {
 			select {
 			case <-ctx.Done():
@@ -90,8 +104,8 @@ func (r *Replica) claim(ctx context.Context) {
 			}
 			continue
 		}
-		if time.Now().Before(b.Until) { // or else probes are on their way
-			r.claimProbe(ctx, backend, b)
+		for some := range slices.Chunk(due, maxBatch) {
+			r.claimProbes(ctx, some)
 		}
 		if ctx.Err() != nil {
 			return
@@ -99,22 +113,30 @@ func (r *Replica) claim(ctx context.Context) {
 	}
 }
 
-// claimProbe claims the right to the probe of a bench. If another replica has
+// claimProbes claims the right to the probe of each bench. If another replica has
 // it, requests here wait for what becomes of that probe. Without an answer each
 // replica sends a probe.
-func (r *Replica) claimProbe(ctx context.Context, backend string, b pool.Bench) {
-	ctx, cancel := context.WithTimeout(ctx, lead+b.Grace())
+func (r *Replica) claimProbes(ctx context.Context, due []claim) {
+	claims, longest := make([]state.Claim, len(due)), time.Duration(0)
+	for i, c := range due {
+		claims[i] = state.Claim{Name: idOf(c.Bench), TTL: c.ttl()}
+		longest = max(longest, c.ttl())
+	}
+	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
-	won, err := r.store.Claim(ctx, idOf(b), lead+b.Grace())
-	switch {
-	case err != nil:
-		claimsTotal.WithLabelValues("failed").Inc()
-	case won:
-		claimsTotal.WithLabelValues("won").Inc()
-	default:
+	won, err := r.store.Claim(ctx, claims)
+	if err != nil || len(won) != len(due) {
+		claimsTotal.WithLabelValues("failed").Add(float64(len(due)))
+		return
+	}
+	for i, c := range due {
+		if won[i] {
+			claimsTotal.WithLabelValues("won").Inc()
+			continue
+		}
 		claimsTotal.WithLabelValues("lost").Inc()
-		if m := r.memberOf(backend); m != nil {
-			m.HearProbe(b, b.Until)
+		if m := r.memberOf(c.backend); m != nil {
+			m.HearProbe(c.Bench, c.Until)
 		}
 	}
 }

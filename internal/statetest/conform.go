@@ -3,6 +3,7 @@ package statetest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -177,11 +178,11 @@ func testMessages(t *testing.T, stores ...state.Store) {
 
 func testClaims(t *testing.T, a, b state.Store) {
 	claim := func(s state.Store, name string, ttl time.Duration) bool {
-		ok, err := s.Claim(t.Context(), name, ttl)
-		if err != nil {
-			t.Fatal(err)
+		won, err := s.Claim(t.Context(), []state.Claim{{Name: name, TTL: ttl}})
+		if err != nil || len(won) != 1 {
+			t.Fatal(won, err)
 		}
-		return ok
+		return won[0]
 	}
 	if !claim(a, "x", time.Minute) || claim(b, "x", time.Minute) || !claim(a, "x", time.Minute) {
 		t.Error("a name does not belong to the one who claimed it")
@@ -191,6 +192,10 @@ func testClaims(t *testing.T, a, b state.Store) {
 	}
 	for !claim(a, "y", time.Minute) {
 		time.Sleep(10 * time.Millisecond)
+	}
+	won, err := b.Claim(t.Context(), []state.Claim{{Name: "x", TTL: time.Minute}, {Name: "z", TTL: time.Minute}, {Name: "y", TTL: time.Minute}})
+	if err != nil || !slices.Equal(won, []bool{false, true, false}) {
+		t.Errorf("of three names, one of which nobody has, it gets %v, %v", won, err)
 	}
 }
 

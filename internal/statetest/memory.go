@@ -91,7 +91,7 @@ func (h *Hub) LoseMessages(lose bool) {
 	h.deaf = lose
 }
 
-// Delay is how long records need to the store, and how long what is loaded from
+// Delay is how long records and claims need to the store, and how long what is loaded from
 // it needs to those who asked.
 func (h *Hub) Delay(put, load time.Duration) {
 	h.mu.Lock()
@@ -313,18 +313,26 @@ func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 }
 
 // Claim implements state.Store.
-func (m memory) Claim(_ context.Context, name string, ttl time.Duration) (bool, error) {
+func (m memory) Claim(ctx context.Context, claims []state.Claim) (won []bool, err error) {
+	m.mu.Lock()
+	delay := m.putDelay
+	m.mu.Unlock()
+	if err := wait(ctx, delay); err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.down != nil {
-		return false, m.down
+		return nil, m.down
 	}
 	now := time.Now()
-	if c, ok := m.claims[name]; ok && now.Before(c.until) {
-		return c.by == m.id, nil
+	for _, c := range claims {
+		if known, ok := m.claims[c.Name]; !ok || !now.Before(known.until) {
+			m.claims[c.Name] = claim{m.id, now.Add(c.TTL)}
+		}
+		won = append(won, m.claims[c.Name].by == m.id)
 	}
-	m.claims[name] = claim{m.id, now.Add(ttl)}
-	return true, nil
+	return won, nil
 }
 
 // Listen implements state.Store.
