@@ -106,7 +106,8 @@ type exchange struct {
 	request  *http.Request
 	writer   http.ResponseWriter
 	// proxied is the request as reverse_proxy gets it.
-	proxied http.Request
+	proxied      http.Request
+	placeholders *caddy.Replacer
 	// shown is whose placeholders are shown, if this is the request's first exchange.
 	shown *exchange
 

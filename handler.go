@@ -177,23 +177,23 @@ const shownVar = "openai_lb.shown"
 // A request may pass several handlers, of which the last one counts.
 func (ex *exchange) fillPlaceholders() {
 	ctx := ex.request.Context()
+	ex.placeholders = ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer) // reverse_proxy needs it, too
 	if first, ok := caddyhttp.GetVar(ctx, shownVar).(*exchange); ok {
 		first.shown = ex
 		return
 	}
-	repl, ok := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if !ok {
-		return
-	}
 	ex.shown = ex
 	caddyhttp.SetVar(ctx, shownVar, ex)
-	repl.Map(ex.shownPlaceholder)
+	ex.placeholders.Map(ex.shownPlaceholder)
 }
 
 // shownPlaceholder is a caddy.ReplacerFunc.
 func (ex *exchange) shownPlaceholder(key string) (any, bool) {
-	if !strings.HasPrefix(key, summary.Prefix) {
-		return replyheader.Placeholder(key, ex.shown.replyHeader)
+	switch shown := ex.shown; {
+	case strings.HasPrefix(key, summary.Prefix):
+		return shown.summary().Placeholder(key)
+	case shown.replyHeader != nil:
+		return replyheader.Placeholder(key, shown.replyHeader, shown.attempted().target.upstream)
 	}
-	return ex.shown.summary().Placeholder(key)
+	return nil, false
 }

@@ -246,6 +246,7 @@ func (ex *exchange) passHeader(res *http.Response) {
 	if ex.keepsHeader && res.StatusCode != http.StatusSwitchingProtocols {
 		ex.replyHeader = res.Header
 		replyheader.Pass(ex.writer.Header(), res)
+		replyheader.DropPlaceholders(ex.placeholders)
 	}
 }
 

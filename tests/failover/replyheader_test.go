@@ -21,6 +21,7 @@ func TestHeadersReachTheClientAsReverseProxyPassesThemOn(t *testing.T) {
 	header ?X-Ours ours
 	header +X-Both ours
 	header >X-Id "{http.reverse_proxy.header.X-Request-Id} {http.reverse_proxy.header.X-None}"
+	header >X-Upstream "{http.reverse_proxy.upstream.hostport} {http.reverse_proxy.upstream.max_requests} {http.reverse_proxy.upstream.fails} {http.reverse_proxy.status_code}"
 	handle /direct/* {
 		uri strip_prefix /direct
 		openai_lb {
