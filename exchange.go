@@ -19,6 +19,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/proxyvars"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -106,8 +107,7 @@ type exchange struct {
 	request  *http.Request
 	writer   http.ResponseWriter
 	// proxied is the request as reverse_proxy gets it.
-	proxied      http.Request
-	placeholders *caddy.Replacer
+	proxied http.Request
 	// shown is whose placeholders are shown, if this is the request's first exchange.
 	shown *exchange
 
@@ -124,8 +124,9 @@ type exchange struct {
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
 	credentials callerkeys.Presented
-	// replyHeader is that of the reply, if the client has it from us.
-	replyHeader http.Header
+	// vars are the placeholders of reverse_proxy, if the client has the header of
+	// the reply from us.
+	vars proxyvars.Vars
 	// cookies are set once a policy was asked, which may set more.
 	cookies *savedCookies
 

@@ -18,7 +18,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 )
 
@@ -177,23 +176,19 @@ const shownVar = "openai_lb.shown"
 // A request may pass several handlers, of which the last one counts.
 func (ex *exchange) fillPlaceholders() {
 	ctx := ex.request.Context()
-	ex.placeholders = ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer) // reverse_proxy needs it, too
 	if first, ok := caddyhttp.GetVar(ctx, shownVar).(*exchange); ok {
 		first.shown = ex
 		return
 	}
 	ex.shown = ex
 	caddyhttp.SetVar(ctx, shownVar, ex)
-	ex.placeholders.Map(ex.shownPlaceholder)
+	ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Map(ex.shownPlaceholder) // reverse_proxy needs it, too
 }
 
 // shownPlaceholder is a caddy.ReplacerFunc.
 func (ex *exchange) shownPlaceholder(key string) (any, bool) {
-	switch shown := ex.shown; {
-	case strings.HasPrefix(key, summary.Prefix):
-		return shown.summary().Placeholder(key)
-	case shown.replyHeader != nil:
-		return replyheader.Placeholder(key, shown.replyHeader, shown.attempted().target.upstream)
+	if !strings.HasPrefix(key, summary.Prefix) {
+		return ex.shown.vars.Value(key)
 	}
-	return nil, false
+	return ex.shown.summary().Placeholder(key)
 }

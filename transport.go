@@ -232,22 +232,25 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
 		delete(r.res.Header, "Content-Length")
 	}
-	ex.passHeader(r.res)
+	ex.passHeader(r)
 	return r.res
 }
 
 // passHeader has the reply's header reach the client, unless a plain reverse_proxy
 // decides on its headers itself.
-func (ex *exchange) passHeader(res *http.Response) {
+func (ex *exchange) passHeader(r *reply) {
 	if ex.balancer.plain {
 		return
 	}
-	replyheader.RemoveProviders(res.Header)
-	if ex.keepsHeader && res.StatusCode != http.StatusSwitchingProtocols {
-		ex.replyHeader = res.Header
-		replyheader.Pass(ex.writer.Header(), res)
-		replyheader.DropPlaceholders(ex.placeholders)
+	replyheader.RemoveProviders(r.res.Header)
+	if !ex.keepsHeader || r.res.StatusCode == http.StatusSwitchingProtocols {
+		return
 	}
+	ex.vars.Take(ex.request.Context(), ex.current.upstream, r.res)
+	if r.body != nil {
+		r.body.Vars = &ex.vars
+	}
+	replyheader.Pass(ex.writer.Header(), r.res)
 }
 
 // RequestHeaderOps sets the Host of a plain reverse_proxy's requests.

@@ -12,6 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
+	"github.com/openai-lb/caddy-openai-lb/internal/proxyvars"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -64,6 +65,9 @@ type Body struct {
 	// Broken is called, once at most, if the reply broke off or told of an
 	// error. Until the reply is the client's, it is nil.
 	Broken func(reason error)
+
+	// Vars are told when the body is closed. They may be nil.
+	Vars *proxyvars.Vars
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
@@ -216,5 +220,6 @@ func (b *Body) finish(err error) error {
 func (b *Body) Close() error {
 	b.held, b.Broken = nil, nil
 	b.Deadline.End()
+	b.Vars.Closed()
 	return b.Source.Close()
 }

@@ -21,7 +21,8 @@ func TestHeadersReachTheClientAsReverseProxyPassesThemOn(t *testing.T) {
 	header ?X-Ours ours
 	header +X-Both ours
 	header >X-Id "{http.reverse_proxy.header.X-Request-Id} {http.reverse_proxy.header.X-None}"
-	header >X-Upstream "{http.reverse_proxy.upstream.hostport} {http.reverse_proxy.upstream.max_requests} {http.reverse_proxy.upstream.fails} {http.reverse_proxy.status_code}"
+	header >X-Upstream "{http.reverse_proxy.upstream.address} {http.reverse_proxy.upstream.hostport} {http.reverse_proxy.upstream.host} {http.reverse_proxy.upstream.port} {http.reverse_proxy.upstream.max_requests} {http.reverse_proxy.upstream.fails}"
+	header >X-Status "{http.reverse_proxy.status_code} {http.reverse_proxy.status_text} {http.reverse_proxy.upstream.none}"
 	handle /direct/* {
 		uri strip_prefix /direct
 		openai_lb {
