@@ -33,6 +33,8 @@ type balancer struct {
 	admin  string
 	socket string
 	logs   string
+	// reloads are how many configs there were.
+	reloads int
 }
 
 // start runs Caddy itself, as `caddy run` does.
@@ -58,9 +60,12 @@ func startWithAdmin(t *testing.T, admin, options string) *balancer {
 	return b
 }
 
-// reload replaces the config, as `caddy reload` does.
+// reload replaces the config, as `caddy reload` does. The client is connected to
+// the new one then: until the one before is gone, it may take a connection, and
+// close it.
 func (b *balancer) reload(options string) {
 	b.t.Helper()
+	b.reloads++
 	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(fmt.Appendf(nil, `{
 		admin %s
 		log {
@@ -72,17 +77,41 @@ func (b *balancer) reload(options string) {
 	}
 	http://lb {
 		bind unix/%s
-		openai_lb {
-			%s
+		handle /reloads {
+			respond "config %d"
 		}
-	}`, b.admin, b.logs, b.socket, options), map[string]any{"filename": "Caddyfile"})
+		handle {
+			openai_lb {
+				%s
+			}
+		}
+	}`, b.admin, b.logs, b.socket, b.reloads, options), map[string]any{"filename": "Caddyfile"})
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	if err := caddy.Load(adapted, true); err != nil {
 		b.t.Fatal(err)
 	}
-	b.client.CloseIdleConnections() // they stay with the config before
+	for began := time.Now(); b.answers() != fmt.Sprint("config ", b.reloads); {
+		b.client.CloseIdleConnections() // they stay with the config before
+		if time.Since(began) > time.Minute {
+			b.t.Fatal("the new config does not answer")
+		}
+	}
+}
+
+// answers is what the config says that answers the client, if any does.
+func (b *balancer) answers() string {
+	res, err := b.client.Get("http://lb/reloads")
+	if err != nil {
+		return ""
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return ""
+	}
+	return string(text)
 }
 
 func (b *balancer) stop() {
