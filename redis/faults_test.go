@@ -138,7 +138,9 @@ func testFault(t *testing.T, f fault) (during, calm []time.Duration) {
 	}
 	a := newAccount(t)
 	replicas := startReplicas(t, 3, a.backends(names)+option)
-	length, clients := 2*time.Second, replicas
+	// a replica that has nothing to tell notices after two seconds and some more: it
+	// compares once a second, and waits a second
+	length, clients := 3*time.Second, replicas
 	var others []*replica
 	if *measure {
 		others = startReplicas(t, 3, a.backends(names)+startServer(t).option())
