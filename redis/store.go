@@ -62,6 +62,19 @@ func (s *store) client() client.UniversalClient {
 	return s.opened
 }
 
+// execute returns the commands of a pipeline, and the first error. Each command
+// that failed has its error, also if the server did not let the connection in:
+// go-redis tells that of none of them.
+func execute(ctx context.Context, pipe client.Pipeliner) ([]client.Cmder, error) {
+	done, err := pipe.Exec(ctx)
+	if !slices.ContainsFunc(done, func(c client.Cmder) bool { return c.Err() != nil }) {
+		for _, command := range done {
+			command.SetErr(err)
+		}
+	}
+	return done, err
+}
+
 func (s *store) key(group string) string { return s.prefix + "group:" + group }
 func (s *store) entry(key string) string { return s.prefix + "id:" + key }
 
@@ -72,7 +85,7 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
 			r.TTL.Milliseconds(), state.MaxRecords, r.Near.Milliseconds(), state.MaxTTL.Milliseconds())
 	}
-	done, err := pipe.Exec(ctx)
+	done, err := execute(ctx, pipe)
 	for _, command := range done {
 		if command.Err() != nil && strings.HasPrefix(command.Err().Error(), "FULL ") {
 			return state.ErrFull
@@ -103,7 +116,7 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 		}
 		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField))
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
+	if _, err := execute(ctx, pipe); err != nil {
 		return nil, err
 	}
 	for i, reply := range replies {
@@ -150,7 +163,7 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, 
 		}
 		pipe.Eval(ctx, keepScript, []string{s.entry(e.Key)}, mark+string(e.Value), e.TTL.Milliseconds())
 	}
-	done, err := pipe.Exec(ctx)
+	done, err := execute(ctx, pipe)
 	for i, command := range done {
 		if command.Err() != nil {
 			failed = append(failed, i)
@@ -169,7 +182,7 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 	for i, key := range keys {
 		values[i], ttls[i] = pipe.GetRange(ctx, s.entry(key), 0, maxEntry), pipe.PTTL(ctx, s.entry(key))
 	}
-	_, _ = pipe.Exec(ctx) // every command has its error
+	_, _ = execute(ctx, pipe) // every command has its error
 	entries := make([]state.Entry, len(keys))
 	for i, key := range keys {
 		entries[i].Key = key
@@ -193,12 +206,14 @@ func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 		pipe.SetArgs(ctx, key, s.id, client.SetArgs{Mode: "NX", TTL: c.TTL})
 		owners[i] = pipe.Get(ctx, key)
 	}
-	_, _ = pipe.Exec(ctx) // every command has its error
+	_, _ = execute(ctx, pipe) // every command has its error
 	for _, owner := range owners {
-		if err := owner.Err(); err != nil && !errors.Is(err, client.Nil) {
+		err := owner.Err()
+		strange := client.HasErrorPrefix(err, "WRONGTYPE") // no other replica has it
+		if err != nil && !strange && !errors.Is(err, client.Nil) {
 			return nil, err
 		}
-		won = append(won, owner.Val() == s.id)
+		won = append(won, strange || owner.Val() == s.id)
 	}
 	return won, nil
 }

@@ -20,6 +20,11 @@ func TestAKeyOfAnotherTypeKeepsNoOtherEntryOut(t *testing.T) {
 	if !slices.Equal(failed, []int{1}) || err == nil || !strings.Contains(err.Error(), "WRONGTYPE") {
 		t.Errorf("not kept: %v, %v", failed, err)
 	}
+	s.do("lpush", "openai_lb:claim:list", "1")
+	claim := func(name string) state.Claim { return state.Claim{Name: name, TTL: time.Minute} }
+	if won, err := st.Claim(t.Context(), []state.Claim{claim("a"), claim("list"), claim("b")}); err != nil || slices.Contains(won, false) {
+		t.Errorf("got the claims %v, %v", won, err)
+	}
 	s.kill()
 	if failed, err := st.Keep(t.Context(), []state.Entry{entry("a"), entry("b")}); len(failed) != 2 || err == nil {
 		t.Errorf("without a server, not kept: %v, %v", failed, err)
@@ -94,5 +99,33 @@ func TestOnlyTheBeginningOfAValueIsRead(t *testing.T) {
 	s.kill()
 	if found, err := st.Find(t.Context(), []string{"full"}); err == nil {
 		t.Errorf("without a server, found %v", found)
+	}
+}
+
+// A server that refuses a connection answers, but no command was sent.
+func TestNothingIsDoneByAServerThatLetsNobodyIn(t *testing.T) {
+	s := startServer(t)
+	s.do("acl", "setuser", "reader", "on", ">right", "~*", "&*", "+@all", "-select")
+	for _, e := range []*Engine{
+		{Address: []string{s.address}, Username: "reader", Password: "wrong"},
+		{Address: []string{s.address}, Username: "reader", Password: "right", DB: 1},
+	} {
+		st := open(t, e)
+		entries := []state.Entry{{Key: "a", Value: []byte("1"), TTL: time.Minute}, {Key: "b", Value: []byte("1"), TTL: time.Minute}}
+		if failed, err := st.Keep(t.Context(), entries); len(failed) != 2 || err == nil {
+			t.Errorf("not kept: %v, %v", failed, err)
+		}
+		if won, err := st.Claim(t.Context(), []state.Claim{{Name: "c", TTL: time.Minute}}); err == nil {
+			t.Errorf("claimed: %v", won)
+		}
+		if found, err := st.Find(t.Context(), []string{"a"}); err == nil {
+			t.Errorf("found %v", found)
+		}
+		if kept, err := st.Load(t.Context(), []string{"g"}); err == nil {
+			t.Errorf("loaded %v", kept)
+		}
+		if err := st.Put(t.Context(), []state.Record{{Group: "g", Key: "k", Version: "1", TTL: time.Minute}}); err == nil {
+			t.Error("put")
+		}
 	}
 }
