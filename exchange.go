@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -90,14 +89,6 @@ func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
 func (b *balancer) close() {
 	fleet.Default.Remove(&b.Entry)
 	b.Pool.Close()
-}
-
-// claimName gives a pool with these options its name in the config that ctx
-// belongs to.
-func claimName(ctx caddy.Context, name string, options ...any) error {
-	config := ctx.GetMetricsRegistry() // each config has its own
-	ctx.OnCancel(func() { fleet.Default.GiveBack(config) })
-	return fleet.Default.Claim(config, name, options...)
 }
 
 // exchange is the state of one request: what it asks for, its body, and which

@@ -24,6 +24,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -202,7 +203,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.keyFiles.Logger = h.logger
 	h.Pool = cmp.Or(h.Pool, defaultPool)
-	if err := claimName(ctx, h.Pool, h); err != nil {
+	if err := fleet.Default.Claim(ctx, h.Pool, h); err != nil {
 		return err
 	}
 	if err := h.provisionClientKeys(); err != nil {

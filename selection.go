@@ -17,6 +17,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -119,7 +120,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		}
 	}
 	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
-	err := claimName(ctx, s.Pool, s, proxy)
+	err := fleet.Default.Claim(ctx, s.Pool, s, proxy)
 	if err != nil {
 		return err
 	}

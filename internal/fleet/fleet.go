@@ -4,12 +4,16 @@ package fleet
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -27,7 +31,7 @@ type Fleet struct {
 	// configs are the names in use, and what has them, by the config that they
 	// belong to: while one config replaces another, both have pools of the same
 	// names.
-	configs map[any]map[string]digest
+	configs map[*prometheus.Registry]map[string]digest
 	// entries are the newest of each name last.
 	entries []*Entry
 }
@@ -38,15 +42,16 @@ var Default Fleet
 // digest stands for the options of a pool, which may be secret.
 type digest [sha256.Size]byte
 
-// Claim gives a pool of the config its name. It is an error if another pool of
-// the config has the name, unless that has the same options: Caddy makes two of a
-// site that listens on two ports.
-func (f *Fleet) Claim(config any, name string, options ...any) error {
+// Claim gives a pool its name in the config that is set up in ctx, for as long as
+// that is in use. It is an error if another pool of the config has the name, unless
+// that has the same options: Caddy makes two of a site that listens on two ports.
+func (f *Fleet) Claim(ctx caddy.Context, name string, options ...any) error {
 	text, err := json.Marshal(options)
 	if err != nil {
 		return err
 	}
 	mine := digest(sha256.Sum256(text))
+	config := ctx.GetMetricsRegistry() // each config has its own
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := f.configs[config]
@@ -56,9 +61,10 @@ func (f *Fleet) Claim(config any, name string, options ...any) error {
 	if names == nil {
 		names = make(map[string]digest)
 		if f.configs == nil {
-			f.configs = make(map[any]map[string]digest)
+			f.configs = make(map[*prometheus.Registry]map[string]digest)
 		}
 		f.configs[config] = names
+		context.AfterFunc(ctx.Context, func() { f.giveBack(config) })
 	}
 	names[name] = mine
 	return nil
@@ -86,8 +92,8 @@ func NameInFile(state map[string]any, name, fallback string) string {
 	return name
 }
 
-// GiveBack frees the names of a config that is no longer in use.
-func (f *Fleet) GiveBack(config any) {
+// giveBack frees the names of a config that is no longer in use.
+func (f *Fleet) giveBack(config *prometheus.Registry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.configs, config)

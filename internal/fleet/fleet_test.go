@@ -3,26 +3,36 @@ package fleet
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 func TestNamesAreUniqueWithinAConfig(t *testing.T) {
-	var f Fleet
-	const one, other = "some options", "others"
-	for _, c := range []struct {
-		config, name, options string
-		ok                    bool
-	}{
-		{"old", "a", one, true}, {"old", "b", other, true}, {"old", "a", other, false}, {"old", "a", one, true},
-		{"new", "a", other, true}, {"new", "b", other, true}, {"new", "b", one, false},
-	} {
-		if err := f.Claim(c.config, c.name, c.options); (err == nil) != c.ok {
-			t.Errorf("%s: the claim of %s ended with %v", c.config, c.name, err)
+	synctest.Test(t, func(t *testing.T) {
+		var f Fleet
+		const one, other = "some options", "others"
+		before, unloadOld := caddy.NewContext(caddy.Context{Context: t.Context()})
+		after, unloadNew := caddy.NewContext(caddy.Context{Context: t.Context()})
+		defer unloadNew()
+		for i, c := range []struct {
+			config        caddy.Context
+			name, options string
+			ok            bool
+		}{
+			{before, "a", one, true}, {before, "b", other, true}, {before, "a", other, false}, {before, "a", one, true},
+			{after, "a", other, true}, {after, "b", other, true}, {after, "b", one, false},
+		} {
+			if err := f.Claim(c.config, c.name, c.options); (err == nil) != c.ok {
+				t.Errorf("claim %d of %s ended with %v", i, c.name, err)
+			}
 		}
-	}
-	f.GiveBack("old")
-	if err := f.Claim("old", "a", other); err != nil {
-		t.Errorf("a name that was given back: %v", err)
-	}
+		unloadOld()
+		synctest.Wait()
+		if n := len(f.configs); n != 1 {
+			t.Errorf("the names of %d configs are known, want those of one", n)
+		}
+	})
 }
 
 func TestTheNewestOfANameCounts(t *testing.T) {
