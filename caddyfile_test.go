@@ -177,6 +177,7 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 // order, so that chance would say which pool gets what name.
 func TestPoolsOfOneNameHaveTheSameOptions(t *testing.T) {
 	const plain = `{"handler":"reverse_proxy","upstreams":[{"dial":"%s"}],"load_balancing":{"selection_policy":{"policy":"openai_lb"%s}}}`
+	const nested = `{"handler":"reverse_proxy","upstreams":[{"dial":"%s"}],"load_balancing":{"selection_policy":{"policy":"header","field":"X","fallback":{"policy":"openai_lb"}}}}`
 	for _, c := range []struct{ one, other, want string }{
 		{`{"handler":"openai_lb","backends":[{"url":"http://a"}]}`, `{"handler":"openai_lb","backends":[{"url":"http://b"}]}`, "pool 'openai_lb'"},
 		{`{"handler":"openai_lb","pool":"x","backends":[{"url":"http://a"}]}`, `{"handler":"openai_lb","pool":"x","backends":[{"url":"http://b"}]}`, "pool 'x'"},
@@ -184,6 +185,7 @@ func TestPoolsOfOneNameHaveTheSameOptions(t *testing.T) {
 		{fmt.Sprintf(plain, "a:80", ""), fmt.Sprintf(plain, "b:80", ""), "pool 'reverse_proxy'"},
 		{fmt.Sprintf(plain, "a:80", ""), fmt.Sprintf(plain, "b:80", `,"pool":"b"`), ""},
 		{fmt.Sprintf(plain, "a:80", ""), fmt.Sprintf(plain, "a:80", ""), ""},
+		{fmt.Sprintf(nested, "a:80"), fmt.Sprintf(nested, "b:80"), "pool 'reverse_proxy'"},
 	} {
 		server := func(port int, handler string) string {
 			return fmt.Sprintf(`{"listen":[":%d"],"routes":[{"handle":[%s]}]}`, port, handler)

@@ -145,8 +145,8 @@ const maxDynamicAttempts = 64
 // with an error of its own, although we have a backend's reply, and would make
 // no retry without lb_retries.
 func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
-	if proxy == nil || proxy.LoadBalancing == nil {
-		return nil
+	if !plainproxy.HasPolicy(proxy, "openai_lb") {
+		return nil // this one is part of another policy
 	}
 	var ok bool
 	if s.transport, ok = proxy.Transport.(*Transport); !ok {

@@ -11,14 +11,15 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Around returns the reverse_proxy that the last of the modules is part of, or
-// nil.
+// Around returns the innermost reverse_proxy that the last of the modules is part
+// of, or nil.
 func Around(modules []caddy.Module) *reverseproxy.Handler {
-	if len(modules) < 2 {
-		return nil
+	for _, module := range slices.Backward(modules) {
+		if proxy, ok := module.(*reverseproxy.Handler); ok {
+			return proxy
+		}
 	}
-	proxy, _ := modules[len(modules)-2].(*reverseproxy.Handler)
-	return proxy
+	return nil
 }
 
 // CheckUpstream refuses the dial address of an upstream that the proxy does not
@@ -43,6 +44,9 @@ func HasPolicy(proxy *reverseproxy.Handler, name string) bool {
 	var policy struct {
 		Name string `json:"policy"`
 	}
+	if proxy == nil || proxy.LoadBalancing == nil {
+		return false
+	}
 	lb := proxy.LoadBalancing
-	return lb != nil && json.Unmarshal(lb.SelectionPolicyRaw, &policy) == nil && policy.Name == name
+	return json.Unmarshal(lb.SelectionPolicyRaw, &policy) == nil && policy.Name == name
 }
