@@ -39,6 +39,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		res.Request = req
 	default:
 		ex.from = &ex.attempts[ex.lastFrom]
+		ex.observeForwarded(ex.from.class)
 		if !ex.balancer.forward || res.StatusCode != http.StatusTooManyRequests {
 			hint.Rewrite(res.Header, wait)
 		}
@@ -55,19 +56,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	if e, ok := ex.whyNobodyTakes(); ok {
 		return e
 	}
-	throttled, busy, others := false, false, false
-	for _, t := range ex.balancer.targets {
-		_, takes := ex.ModelAt(t.Member)
-		switch class, tried := ex.cameOf(t); {
-		case !takes:
-		case class.Promise() || t.Throttles(ex, now):
-			throttled = true
-		case !tried && t.Full():
-			busy = true
-		default:
-			others = true
-		}
-	}
+	throttled, busy, others := ex.whoRefuses(now)
 	var last verdict.Class
 	for _, a := range ex.attempts {
 		if a.class.Failover() {
@@ -89,6 +78,24 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 		return apierror.Busy(wait, true)
 	}
 	return apierror.Unreachable
+}
+
+// whoRefuses tells whether there are backends that throttle, that have no room, and
+// that could not serve for another reason.
+func (ex *exchange) whoRefuses(now time.Time) (throttled, busy, others bool) {
+	for _, t := range ex.balancer.targets {
+		_, takes := ex.ModelAt(t.Member)
+		switch class, tried := ex.cameOf(t); {
+		case !takes:
+		case class.Promise() || t.Throttles(ex, now):
+			throttled = true
+		case !tried && t.Full():
+			busy = true
+		default:
+			others = true
+		}
+	}
+	return throttled, busy, others
 }
 
 // cameOf tells what came of the attempt at a backend, if it was tried.

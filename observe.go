@@ -98,6 +98,16 @@ func (ex *exchange) observeAllThrottled() {
 	ex.balancer.events.AllThrottled()
 }
 
+// observeForwarded takes in that the client gets the reply of a backend.
+func (ex *exchange) observeForwarded(class verdict.Class) {
+	if !ex.balancer.forward || !class.Promise() {
+		return
+	}
+	if _, _, others := ex.whoRefuses(time.Now()); !others {
+		ex.observeAllThrottled()
+	}
+}
+
 // unanswered says what became of a request that got no answer of a backend's or
 // of ours.
 func (ex *exchange) unanswered(err error) {
@@ -140,7 +150,7 @@ func (ex *exchange) observeFailover() {
 	if len(ex.attempts) == 0 {
 		return
 	}
-	if last := ex.attempted(); last.over && last.target.metrics != nil {
+	if last := ex.attempted(); last.over {
 		last.target.metrics.FailedOver(string(last.class))
 	}
 }

@@ -218,9 +218,7 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	ex.committed()
 	ex.home.Served(ex.current.backend.account, r.res)
 	ex.status = r.res.StatusCode
-	if ex.forwarded && r.class.Promise() {
-		ex.observeAllThrottled()
-	}
+	ex.observeForwarded(r.class)
 	if ex.firstByte = time.Since(ex.started); r.body != nil {
 		if r.body.Waits() {
 			r.body.Begun = func() { ex.firstByte = time.Since(ex.started) }

@@ -199,3 +199,28 @@ func TestAllThrottledForwardPassesTheSoonestBackendsReplyOn(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 1, "b": 3})
 	})
 }
+
+func TestAForwardedThrottleCountsIfAllBackendsThrottle(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		b    http.HandlerFunc
+		all  string
+	}{
+		{"all", lbtest.Throttled("60"), "all_throttled_total 2"},
+		{"one is down", lbtest.Status(503), "all_throttled_total 0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pool := lbtest.Unique("forwards")
+			lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nlb_policy first\nbackend http://b\nbackend http://a\nall_throttled forward\n}", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(lbtest.Throttled("4"))
+				w.Backends["b"].Replies(c.b)
+				for range 2 {
+					if reply := w.Post(`{}`); reply.Status != 429 {
+						t.Errorf("client got %d %s", reply.Status, reply.Body)
+					}
+				}
+				lbtest.WantSums(t, pool, c.all)
+			})
+		})
+	}
+}
