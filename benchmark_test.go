@@ -10,10 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -114,55 +110,6 @@ func BenchmarkStream(b *testing.B) {
 			report(b, "µs-per-event", time.Microsecond, following)
 		})
 	}
-}
-
-// BenchmarkMetrics compares what a request takes with metrics and without: one
-// that the first backend throttles and the second serves. Nothing of a network
-// or a server is in it, so of a real request it is a smaller part.
-func BenchmarkMetrics(b *testing.B) {
-	ctx, err := caddy.ProvisionContext(new(caddy.Config))
-	if err != nil {
-		b.Fatal(err)
-	}
-	const config = `{"backends":[{"url":"http://a","model":[{"name":"gpt-4o"}]},{"url":"http://b","priority":2}],"retry_after_min":1}`
-	var handlers []*openailb.Handler
-	for range 2 {
-		module, err := ctx.LoadModuleByID("http.handlers.openai_lb", []byte(config))
-		if err != nil {
-			b.Fatal(err)
-		}
-		handler := module.(*openailb.Handler)
-		handler.Transport.Replace(throttledAtA{})
-		handlers = append(handlers, handler)
-	}
-	handlers[0].CountNothing()
-	server := new(caddyhttp.Server)
-	for i, name := range []string{"without", "with"} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o"}`))
-				w := httptest.NewRecorder()
-				if err := handlers[i].ServeHTTP(w, caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, server), nil); err != nil || w.Code != 200 {
-					b.Fatal(w.Code, err)
-				}
-			}
-		})
-	}
-}
-
-// throttledAtA are backends of which a throttles for a nanosecond.
-type throttledAtA struct{}
-
-func (throttledAtA) RoundTrip(r *http.Request) (*http.Response, error) {
-	io.Copy(io.Discard, r.Body)
-	res := &http.Response{StatusCode: 200, ProtoMajor: 1, ProtoMinor: 1, Request: r, ContentLength: 2,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader("{}"))}
-	if r.URL.Host == "a" {
-		res.StatusCode = 429
-		res.Header["Retry-After-Ms"] = []string{"0.000001"}
-	}
-	return res, nil
 }
 
 // BenchmarkLeave compares how long after a client left in the middle of a

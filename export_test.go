@@ -20,14 +20,6 @@ func (h *Handler) UseSource(backend string, source CredentialSource) {
 	}
 }
 
-// CountNothing takes the metrics of requests away.
-func (h *Handler) CountNothing() {
-	h.balancer.metrics = nil
-	for _, t := range h.balancer.targets {
-		t.metrics = nil
-	}
-}
-
 // Replace puts another round tripper in the place of the one it returns.
 func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
 	before, t.roundTripper = t.roundTripper, next

@@ -58,9 +58,6 @@ func (ex *exchange) observe(err error) {
 		}
 	}
 	m := ex.balancer.metrics
-	if m == nil {
-		return
-	}
 	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy || class == apierror.RetryLater {
 		m.Attempts(len(ex.attempts))
 	}
@@ -81,7 +78,6 @@ func (ex *exchange) observeTokens(t *target, class verdict.Class) {
 		ex.attempted().span.Used(ex.tokens.Input, ex.tokens.Output)
 	}
 	switch {
-	case t.metrics == nil:
 	case known:
 		t.metrics.Used(ex.caller.Label, ex.attempted().model, ex.tokens)
 	case class == verdict.Served && ex.status == http.StatusOK && ex.asked.infers:
@@ -92,9 +88,7 @@ func (ex *exchange) observeTokens(t *target, class verdict.Class) {
 // observeAllThrottled takes in that the client gets a 429 because every backend
 // throttles.
 func (ex *exchange) observeAllThrottled() {
-	if ex.balancer.metrics != nil {
-		ex.balancer.metrics.AllThrottled()
-	}
+	ex.balancer.metrics.AllThrottled()
 	ex.balancer.events.AllThrottled()
 }
 
@@ -163,9 +157,7 @@ func (ex *exchange) endAttempt(a *attempt) {
 	}
 	a.over = true
 	a.span.End(a.status, string(a.class), a.class == verdict.Served)
-	if m := a.target.metrics; m != nil {
-		m.Attempted(a.model, string(a.class))
-	}
+	a.target.metrics.Attempted(a.model, string(a.class))
 }
 
 // startSpan begins the span of the current attempt, if requests are traced.
