@@ -105,6 +105,7 @@ func (l *Link) Happened(e pool.Event) {
 		r.claims.drop(i.backend, e.Bench)
 		r.end(e.Bench, true, i.at)
 	case pool.Ended:
+		r.claims.drop(i.backend, e.Bench)
 		r.end(e.Bench, false, i.at)
 		return
 	case pool.Drained, pool.Resumed:
