@@ -176,13 +176,14 @@ const shownVar = "openai_lb.shown"
 // A request may pass several handlers, of which the last one counts.
 func (ex *exchange) fillPlaceholders() {
 	ctx := ex.request.Context()
+	ex.vars.Replacer = ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if first, ok := caddyhttp.GetVar(ctx, shownVar).(*exchange); ok {
 		first.shown = ex
 		return
 	}
 	ex.shown = ex
 	caddyhttp.SetVar(ctx, shownVar, ex)
-	ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Map(ex.shownPlaceholder) // reverse_proxy needs it, too
+	ex.vars.Replacer.Map(ex.shownPlaceholder) // reverse_proxy needs it, too
 }
 
 // shownPlaceholder is a caddy.ReplacerFunc.

@@ -244,7 +244,7 @@ func (ex *exchange) passHeader(r *reply) {
 	if !ex.keepsHeader || r.res.StatusCode == http.StatusSwitchingProtocols {
 		return
 	}
-	ex.vars.Take(ex.request.Context(), ex.current.upstream, r.res)
+	ex.vars.Take(ex.current.upstream, r.res)
 	if r.body != nil {
 		r.body.Vars = &ex.vars
 	}

@@ -17,6 +17,10 @@ const (
 // Of is the type of the body after this header, in small letters and without
 // parameters.
 func Of(header http.Header) string {
-	value, _, _ := strings.Cut(header.Get("Content-Type"), ";")
+	value := header.Get("Content-Type")
+	if value == JSON || value == EventStream {
+		return value
+	}
+	value, _, _ = strings.Cut(value, ";")
 	return strings.ToLower(strings.TrimSpace(value))
 }

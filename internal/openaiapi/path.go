@@ -127,6 +127,9 @@ func cutName(path string) (name, rest string, ok bool) {
 // ParsePath does. Such a path would lead out of a backend's base path, or to a deployment that
 // nobody checked. No SDK sends them.
 func CheckPath(escapedPath string) (problem string) {
+	if !strings.ContainsAny(escapedPath, `.;%\`) && !strings.Contains(escapedPath, "//") {
+		return "" // everybody reads it in the same way
+	}
 	path := unescapeOr(escapedPath, url.PathUnescape)
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {
 		// some servers take off what follows a semicolon (RFC 3986 section 3.3)

@@ -5,7 +5,6 @@
 package proxyvars
 
 import (
-	"context"
 	"net/http"
 	"strconv"
 	"strings"
@@ -27,21 +26,22 @@ var ofUpstream = []string{
 	upstreamPrefix + "requests", upstreamPrefix + "max_requests", upstreamPrefix + "fails",
 }
 
-// Vars are the placeholders of one request. The zero Vars makes none: those that
+// Vars are the placeholders of one request. Before Take, it makes none: those that
 // reverse_proxy has set stay.
 type Vars struct {
-	repl     *caddy.Replacer
+	// Replacer is the request's.
+	Replacer *caddy.Replacer
 	upstream *reverseproxy.Upstream
 	header   http.Header
 	status   string
 }
 
 // Take takes the placeholders of the upstream from reverse_proxy, and makes those
-// of the header of its reply. The context is the request's.
-func (v *Vars) Take(ctx context.Context, upstream *reverseproxy.Upstream, reply *http.Response) {
-	*v = Vars{ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer), upstream, reply.Header, reply.Status}
+// of the header of its reply.
+func (v *Vars) Take(upstream *reverseproxy.Upstream, reply *http.Response) {
+	v.upstream, v.header, v.status = upstream, reply.Header, reply.Status
 	for _, key := range ofUpstream {
-		v.repl.Delete(key)
+		v.Replacer.Delete(key)
 	}
 }
 
@@ -49,14 +49,14 @@ func (v *Vars) Take(ctx context.Context, upstream *reverseproxy.Upstream, reply 
 // It is called when the reply's body is closed.
 func (v *Vars) Closed() {
 	if v != nil {
-		v.repl.Delete(statusText)
+		v.Replacer.Delete(statusText)
 	}
 }
 
 // Value is a placeholder that was taken, or would be one of the reply's header.
 // Those of the upstream are as they are now, and not as when it was chosen.
 func (v *Vars) Value(key string) (any, bool) {
-	if v.repl == nil {
+	if v.upstream == nil {
 		return nil, false
 	}
 	if name, ok := strings.CutPrefix(key, headerPrefix); ok {

@@ -1,7 +1,6 @@
 package proxyvars
 
 import (
-	"context"
 	"net/http"
 	"testing"
 
@@ -21,13 +20,13 @@ func TestWhatIsTakenFromReverseProxyCanBeAskedFor(t *testing.T) {
 	}
 	repl.Set("http.reverse_proxy.status_code", 200)
 
-	var v Vars
+	v := Vars{Replacer: repl}
 	if value, ok := v.Value("http.reverse_proxy.header.X-Id"); ok {
 		t.Errorf("before any reply, it is %v", value)
 	}
 	upstream := &reverseproxy.Upstream{Dial: "[::1]:8443", Host: new(reverseproxy.Host), MaxRequests: 7}
 	reply := &http.Response{Status: "200 OK", Header: http.Header{"X-Id": {"1", "2"}}}
-	v.Take(context.WithValue(t.Context(), caddy.ReplacerCtxKey, repl), upstream, reply)
+	v.Take(upstream, reply)
 	v.Closed()
 	for key, want := range want {
 		key = "http.reverse_proxy." + key
