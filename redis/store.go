@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -208,9 +207,9 @@ func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 	}
 	_, _ = execute(ctx, pipe) // every command has its error
 	for _, owner := range owners {
-		err := owner.Err()
+		err := owner.Err()                                 // also if the claim was not written, and nobody else has it
 		strange := client.HasErrorPrefix(err, "WRONGTYPE") // no other replica has it
-		if err != nil && !strange && !errors.Is(err, client.Nil) {
+		if err != nil && !strange {
 			return nil, err
 		}
 		won = append(won, strange || owner.Val() == s.id)

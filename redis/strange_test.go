@@ -102,6 +102,16 @@ func TestOnlyTheBeginningOfAValueIsRead(t *testing.T) {
 	}
 }
 
+// Nobody has the probe if the server cannot write who has it.
+func TestNoReplicaHasAClaimThatWasNotWritten(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	s.do("config", "set", "maxmemory", "1")
+	if won, err := st.Claim(t.Context(), []state.Claim{{Name: "c", TTL: time.Minute}}); err == nil {
+		t.Errorf("claimed: %v", won)
+	}
+}
+
 // A server that refuses a connection answers, but no command was sent.
 func TestNothingIsDoneByAServerThatLetsNobodyIn(t *testing.T) {
 	s := startServer(t)
