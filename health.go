@@ -117,7 +117,7 @@ func (p *PassiveHealth) provision() error {
 		fallback time.Duration
 	}{
 		{"fail_duration", &p.FailDuration, 10 * time.Second},
-		{"retry_after_default", &p.RetryAfterDefault, 10 * time.Second},
+		{"retry_after_default", &p.RetryAfterDefault, min(10*time.Second, cmp.Or(time.Duration(p.RetryAfterMax), 10*time.Second))},
 		{"retry_after_min", &p.RetryAfterMin, 50 * time.Millisecond},
 		{"retry_after_max", &p.RetryAfterMax, 5 * time.Minute},
 		{"response_header_timeout", &p.ResponseHeaderTimeout, 10 * time.Minute},

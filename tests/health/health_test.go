@@ -219,6 +219,18 @@ func TestAHintIsKeptWithinItsBounds(t *testing.T) {
 	}
 }
 
+func TestNoRestIsLongerThanTheMaximumThatIsGiven(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\nretry_after_max 5s"), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Status(429))
+		w.Post(`{}`).WantServed(t, "b")
+		w.Backends["a"].Recovers()
+		time.Sleep(5*time.Second - time.Nanosecond)
+		w.Post(`{}`).WantServed(t, "b")
+		time.Sleep(time.Nanosecond)
+		w.Post(`{}`).WantServed(t, "a")
+	})
+}
+
 func TestABackendCannotSayWhenItIsBackBeyondTheLimit(t *testing.T) {
 	for _, hint := range []string{"86400", "99999999999999999999", "1e300", "Fri, 31 Dec 9999 23:59:59 GMT", "106751d"} {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
