@@ -56,7 +56,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	if e, ok := ex.whyNobodyTakes(); ok {
 		return e
 	}
-	throttled, busy, others := ex.whoRefuses(now)
+	throttled, busy, all := ex.whoRefuses(now)
 	var last verdict.Class
 	for _, a := range ex.attempts {
 		if a.class.Failover() {
@@ -65,9 +65,9 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	}
 	switch {
 	case throttled:
-		return apierror.RateLimited(wait, !others)
+		return apierror.RateLimited(wait, all)
 	case busy:
-		return apierror.Busy(wait, !others)
+		return apierror.Busy(wait, all)
 	case last == verdict.Credential, last == verdict.NotPermitted:
 		return apierror.CredentialsRejected
 	case last == verdict.Timeout:
@@ -80,9 +80,10 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	return apierror.Unreachable
 }
 
-// whoRefuses tells whether there are backends that throttle, that have no room, and
-// that could not serve for another reason.
-func (ex *exchange) whoRefuses(now time.Time) (throttled, busy, others bool) {
+// whoRefuses tells whether there are backends that throttle, and that have no room,
+// and whether all of them do the same.
+func (ex *exchange) whoRefuses(now time.Time) (throttled, busy, all bool) {
+	others := false
 	for _, t := range ex.balancer.targets {
 		_, takes := ex.ModelAt(t.Member)
 		switch class, tried := ex.cameOf(t); {
@@ -95,7 +96,7 @@ func (ex *exchange) whoRefuses(now time.Time) (throttled, busy, others bool) {
 			others = true
 		}
 	}
-	return throttled, busy, others
+	return throttled, busy, !others && throttled != busy
 }
 
 // cameOf tells what came of the attempt at a backend, if it was tried.

@@ -81,8 +81,8 @@ var (
 		"server_error", "no_backend_usable", Unready}
 )
 
-// RateLimited is the error while every backend throttles, or some do and no other
-// could serve.
+// RateLimited is the error while every backend throttles, or some do and no other,
+// which may be busy, could serve.
 func RateLimited(wait time.Duration, all bool) Error {
 	return retryLater("rate limited", wait, all, AllThrottled)
 }

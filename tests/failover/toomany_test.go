@@ -30,7 +30,7 @@ func TestA429SaysWhetherItIsAboutAllBackends(t *testing.T) {
 		{"one throttles, and no other may be asked", lbtest.Throttled("9"), nil, "lb_retries 0", 0, `{}`, some + "rate limited", "retry_later"},
 		{"one throttles, and the body cannot be sent again", lbtest.Throttled("9"), nil, "request_buffers 1KiB", 0, `{"input":"` + strings.Repeat("x", 1<<20) + `"}`, some + "rate limited", "retry_later"},
 		{"both are busy", lbtest.Hangs, lbtest.Hangs, "", 2, `{}`, all + "busy", "all_busy"},
-		{"one is busy, and the other throttles", lbtest.Hangs, lbtest.Throttled("5"), "", 1, `{}`, all + "rate limited", "all_throttled"},
+		{"one is busy, and the other throttles", lbtest.Hangs, lbtest.Throttled("5"), "", 1, `{}`, some + "rate limited", "retry_later"},
 		{"one is busy, and the other breaks off", lbtest.Hangs, lbtest.Aborts, "", 1, `{}`, some + "busy, and no other could serve the request. Please retry after 1 second", "retry_later"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
