@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -59,6 +61,26 @@ func TestTwoReverseProxiesOfOneRequestDoNotMix(t *testing.T) {
 	lbtest.Ask(lbtest.NewClient(t), "http://"+address+"/v1/x").WantServed(t, "b")
 	if got := b.Received()[0].BodyHash; got != lbtest.Hash([]byte(`{"model":"gpt-4o"}`)) {
 		t.Error("b did not get the body")
+	}
+}
+
+func TestATransportWithoutThePolicyIsWarnedOf(t *testing.T) {
+	for directives, want := range map[string]bool{
+		"reverse_proxy a {\ntransport openai_lb\n}":                                    true,
+		"reverse_proxy a {\ntransport openai_lb\nlb_policy openai_lb\n}":               false,
+		"reverse_proxy a {\nhandle_response {\nopenai_lb {\nbackend http://b\n}\n}\n}": false,
+	} {
+		t.Run(directives, func(t *testing.T) {
+			logs := filepath.Join(t.TempDir(), "log")
+			lbtest.ServeAt(t, directives, "log {\noutput file "+logs+"\n}")
+			text, err := os.ReadFile(logs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if warned := strings.Contains(string(text), "judges no reply"); warned != want {
+				t.Errorf("warned is %t, want %t", warned, want)
+			}
+		})
 	}
 }
 

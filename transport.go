@@ -79,7 +79,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err := t.PassiveHealth.provision(); err != nil {
 		return err
 	}
-	if proxy := plainproxy.Around(ctx.Modules()); proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
+	if proxy := plainproxy.Around(ctx.Modules()); t.schemes == nil && proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
 		ctx.Logger().Warn("transport openai_lb judges no reply without lb_policy openai_lb")
 	}
 	if t.HTTP == nil {
