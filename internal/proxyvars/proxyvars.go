@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -31,6 +32,8 @@ var ofUpstream = []string{
 type Vars struct {
 	// Replacer is the request's.
 	Replacer *caddy.Replacer
+	// mu guards what is below. A dial that nobody waits for any more may ask, too.
+	mu       sync.Mutex
 	upstream *reverseproxy.Upstream
 	header   http.Header
 	status   string
@@ -39,7 +42,9 @@ type Vars struct {
 // Take takes the placeholders of the upstream from reverse_proxy, and makes those
 // of the header of its reply.
 func (v *Vars) Take(upstream *reverseproxy.Upstream, reply *http.Response) {
+	v.mu.Lock()
 	v.upstream, v.header, v.status = upstream, reply.Header, reply.Status
+	v.mu.Unlock()
 	for _, key := range ofUpstream {
 		v.Replacer.Delete(key)
 	}
@@ -56,6 +61,8 @@ func (v *Vars) Closed() {
 // Value is a placeholder that was taken, or would be one of the reply's header.
 // Those of the upstream are as they are now, and not as when it was chosen.
 func (v *Vars) Value(key string) (any, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if v.upstream == nil {
 		return nil, false
 	}

@@ -45,6 +45,8 @@ func TestWhatIsTakenFromReverseProxyCanBeAskedFor(t *testing.T) {
 	if value, _ := repl.Get("http.reverse_proxy.status_code"); value != 200 {
 		t.Errorf("the status is %v", value)
 	}
+	go v.Value("http.reverse_proxy.upstream.host") // by a dial of an earlier request
+	v.Take(upstream, reply)
 	var none *Vars
 	none.Closed()
 }
