@@ -13,7 +13,7 @@ func TestAConfigIsShownWithoutItsSecrets(t *testing.T) {
 		"api_key":  "literal",
 		"backends": []any{map[string]any{"api_key": "{env.KEY}", "header": map[string]any{"X-Token": []any{"literal"}}}},
 		"state":    map[string]any{"password": "literal", "sentinel_password": "{file./run/password}", "address": []any{"redis:6379"}},
-		"request":  map[string]any{"set": map[string]any{"authorization": []any{"Bearer literal"}, "X-Kept": []any{"kept"}}},
+		"request":  map[string]any{"set": map[string]any{"authorization": []any{"Bearer literal"}, "Cf-Aig-Authorization": []any{"Bearer literal"}, "X-Kept": []any{"kept"}}},
 		"keys":     map[string]any{"key": []any{"literal", "{env.KEY}"}},
 	}
 	want := map[string]any{
@@ -21,7 +21,7 @@ func TestAConfigIsShownWithoutItsSecrets(t *testing.T) {
 		"api_key":  redact.Mark,
 		"backends": []any{map[string]any{"api_key": "{env.KEY}", "header": redact.Mark}},
 		"state":    map[string]any{"password": redact.Mark, "sentinel_password": "{file./run/password}", "address": []any{"redis:6379"}},
-		"request":  map[string]any{"set": map[string]any{"authorization": redact.Mark, "X-Kept": []any{"kept"}}},
+		"request":  map[string]any{"set": map[string]any{"authorization": redact.Mark, "Cf-Aig-Authorization": redact.Mark, "X-Kept": []any{"kept"}}},
 		"keys":     map[string]any{"key": redact.Mark},
 	}
 	if got := redactConfig(config); !reflect.DeepEqual(got, want) {

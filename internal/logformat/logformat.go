@@ -20,6 +20,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func init() {
@@ -217,11 +218,12 @@ var secretFields = []string{"api_key", "key", "password", "sentinel_password"}
 
 // holdsSecret reports whether what is in such a field of a config is secret.
 func holdsSecret(name string, field any) bool {
+	_, list := field.([]any)
 	switch {
 	case name == "header" || name == "auth_options":
 		return true // of a backend: any of them may hold a key
-	case slices.Contains(callerkeys.Headers, http.CanonicalHeaderKey(name)):
-		return true // as reverse_proxy sets it
+	case list && secret.InHeader(name):
+		return true // the values of a header, as reverse_proxy sets it
 	case slices.Contains(secretFields, name):
 		text, ok := field.(string)
 		return !ok || !placeholder.MatchString(text)
