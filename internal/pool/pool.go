@@ -186,13 +186,13 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
 		}
 		weight := m.share()
 		total += weight
-		switch share := weight / total; {
-		case share == 1:
+		switch at := random * total; {
+		case total == weight:
 			chosen, random = m, Random()
-		case random < share:
-			chosen, random = m, random/share
+		case at < weight:
+			chosen, random = m, at/weight
 		default:
-			random = (random - share) / (1 - share)
+			random = (at - weight) / (total - weight)
 		}
 	}
 	if chosen == nil {
