@@ -15,6 +15,7 @@ func TestAConfigIsShownWithoutItsSecrets(t *testing.T) {
 		"state":    map[string]any{"password": "literal", "sentinel_password": "{file./run/password}", "address": []any{"redis:6379"}},
 		"request":  map[string]any{"set": map[string]any{"authorization": []any{"Bearer literal"}, "Cf-Aig-Authorization": []any{"Bearer literal"}, "X-Kept": []any{"kept"}}},
 		"keys":     map[string]any{"key": []any{"literal", "{env.KEY}"}},
+		"headers":  map[string]any{"Authorization": "Bearer literal"},
 	}
 	want := map[string]any{
 		"name":     "ptu",
@@ -23,6 +24,7 @@ func TestAConfigIsShownWithoutItsSecrets(t *testing.T) {
 		"state":    map[string]any{"password": redact.Mark, "sentinel_password": "{file./run/password}", "address": []any{"redis:6379"}},
 		"request":  map[string]any{"set": map[string]any{"authorization": redact.Mark, "Cf-Aig-Authorization": redact.Mark, "X-Kept": []any{"kept"}}},
 		"keys":     map[string]any{"key": redact.Mark},
+		"headers":  map[string]any{"Authorization": redact.Mark},
 	}
 	if got := redactConfig(config); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)

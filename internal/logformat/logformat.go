@@ -222,8 +222,8 @@ func holdsSecret(name string, field any) bool {
 	switch {
 	case name == "header" || name == "auth_options":
 		return true // of a backend: any of them may hold a key
-	case list && secret.InHeader(name):
-		return true // the values of a header, as reverse_proxy sets it
+	case list && secret.InHeader(name), slices.Contains(callerkeys.Headers, http.CanonicalHeaderKey(name)):
+		return true // a header, of which reverse_proxy has lists
 	case slices.Contains(secretFields, name):
 		text, ok := field.(string)
 		return !ok || !placeholder.MatchString(text)
