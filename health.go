@@ -53,8 +53,8 @@ type PassiveHealth struct {
 	// Default: 1.
 	MaxFails int `json:"max_fails,omitempty"`
 
-	// RetryAfterDefault is how long a backend rests that throttles without
-	// saying for how long. Default: 10s.
+	// RetryAfterDefault is how long a backend rests that throttles and does not
+	// say for how long. Default: 10s, or RetryAfterMax if that is less.
 	RetryAfterDefault caddy.Duration `json:"retry_after_default,omitempty"`
 
 	// RetryAfterMin is the shortest rest of a backend that throttles.

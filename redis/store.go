@@ -207,8 +207,10 @@ func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 	}
 	_, _ = execute(ctx, pipe) // every command has its error
 	for _, owner := range owners {
-		err := owner.Err()                                 // also if the claim was not written, and nobody else has it
-		strange := client.HasErrorPrefix(err, "WRONGTYPE") // no other replica has it
+		// a claim that could not be written has no owner, and so an error; a key of
+		// another type is no replica's claim
+		err := owner.Err()
+		strange := client.HasErrorPrefix(err, "WRONGTYPE")
 		if err != nil && !strange {
 			return nil, err
 		}

@@ -41,12 +41,11 @@ func CheckUpstream(proxy *reverseproxy.Handler, dial string) error {
 // HasPolicy reports whether the proxy, which is being set up, has the selection
 // policy of this name.
 func HasPolicy(proxy *reverseproxy.Handler, name string) bool {
-	var policy struct {
-		Name string `json:"policy"`
-	}
 	if proxy == nil || proxy.LoadBalancing == nil {
 		return false
 	}
-	lb := proxy.LoadBalancing
-	return json.Unmarshal(lb.SelectionPolicyRaw, &policy) == nil && policy.Name == name
+	var policy struct {
+		Name string `json:"policy"`
+	}
+	return json.Unmarshal(proxy.LoadBalancing.SelectionPolicyRaw, &policy) == nil && policy.Name == name
 }

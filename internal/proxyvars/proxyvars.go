@@ -27,7 +27,7 @@ var ofUpstream = []string{
 	upstreamPrefix + "requests", upstreamPrefix + "max_requests", upstreamPrefix + "fails",
 }
 
-// Vars are the placeholders of one request. Before Take, it makes none: those that
+// Vars are the placeholders of one request. Before Take, they are none: those that
 // reverse_proxy has set stay.
 type Vars struct {
 	// Replacer is the request's.

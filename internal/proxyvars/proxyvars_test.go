@@ -2,6 +2,7 @@ package proxyvars
 
 import (
 	"net/http"
+	"sync"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -45,8 +46,10 @@ func TestWhatIsTakenFromReverseProxyCanBeAskedFor(t *testing.T) {
 	if value, _ := repl.Get("http.reverse_proxy.status_code"); value != 200 {
 		t.Errorf("the status is %v", value)
 	}
-	go v.Value("http.reverse_proxy.upstream.host") // by a dial of an earlier request
+	var dial sync.WaitGroup // of an earlier request, which asks while this one goes on
+	dial.Go(func() { v.Value("http.reverse_proxy.upstream.host") })
 	v.Take(upstream, reply)
+	dial.Wait()
 	var none *Vars
 	none.Closed()
 }
