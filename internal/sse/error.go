@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"net/http"
-	"strconv"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // Error is an error that a reply of status 200 brought, as a reply of its own.
@@ -116,63 +116,7 @@ func newError(raw json.RawMessage) *Error {
 	if !present(raw) || !json.Valid(raw) {
 		raw = json.RawMessage(`{"message":"The backend's stream failed.","type":"server_error","param":null,"code":null}`)
 	}
-	var e struct {
-		Type string `json:"type"`
-		Code any    `json:"code"`
-	}
-	_ = json.Unmarshal(raw, &e) // an error that is a string has neither
 	body := append([]byte(`{"error":`), raw...)
-	return &Error{Status: statusOf(e.Type, e.Code), Body: append(body, '}')}
-}
-
-// statusOf maps an error to the status that it stands for. What is not known is a failure of the
-// backend.
-func statusOf(kind string, code any) int {
-	word, _ := code.(string)
-	for _, w := range []string{word, kind} { // the code tells more than the type
-		if status := statusOfWord(w); status != 0 {
-			return status
-		}
-	}
-	number, _ := strconv.Atoi(word)
-	if n, ok := code.(float64); ok {
-		number = int(n)
-	}
-	if number >= 400 && number <= 599 {
-		return number
-	}
-	return http.StatusInternalServerError
-}
-
-// statusOfWord returns the status of a code or a type, or 0 if it is not known.
-//
-// The types of Azure's Responses API are user_error, forbidden and too_many_requests (Microsoft
-// Learn, "Azure OpenAI Responses API"). The codes of a failed response are a list of openai-python's
-// (types/responses/response_error.py). All of those on images are the client's: the image is in the
-// request, or is an address or a file that the request names. If the address cannot be reached,
-// another backend would not reach it either.
-func statusOfWord(word string) int {
-	switch word {
-	case "user_error", "invalid_request_error", "content_filter", "context_length_exceeded",
-		"invalid_prompt", "invalid_image", "invalid_image_format", "invalid_base64_image",
-		"invalid_image_url", "invalid_image_mode", "image_too_large", "image_too_small",
-		"image_parse_error", "image_content_policy_violation", "image_file_too_large",
-		"image_file_not_found", "unsupported_image_media_type", "empty_image_file",
-		"failed_to_download_image":
-		return http.StatusBadRequest
-	case "invalid_api_key":
-		return http.StatusUnauthorized
-	case "forbidden":
-		return http.StatusForbidden
-	case "model_not_found", "DeploymentNotFound":
-		return http.StatusNotFound
-	case "too_many_requests", "rate_limit_error", "rate_limit_exceeded", "insufficient_quota",
-		"tokens", "requests", "slow_down", "no_capacity":
-		return http.StatusTooManyRequests
-	case "server_is_overloaded", "overloaded_error", "service_unavailable_error":
-		return http.StatusServiceUnavailable
-	case "vector_store_timeout": // the backend's own search of files took too long
-		return http.StatusGatewayTimeout
-	}
-	return 0
+	body = append(body, '}')
+	return &Error{Status: verdict.Status(body), Body: body}
 }

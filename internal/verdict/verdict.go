@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
@@ -126,14 +127,14 @@ func Judge(reply Reply) Class {
 		return judgeTooManyRequests(parseReport(reply.Body), reply)
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		switch r := parseReport(reply.Body); {
-		case status == http.StatusForbidden && r.aboutRequest():
+		case status == http.StatusForbidden && r.means(ClientError): // about what was asked for, not about who asked
 			return ClientError
 		case r.notPermitted():
 			return NotPermitted
 		}
 		return Credential
 	case status == http.StatusNotFound:
-		if parseReport(reply.Body).noModel() {
+		if parseReport(reply.Body).means(NoModel) {
 			return NoModel
 		}
 		return ClientError
@@ -144,7 +145,7 @@ func Judge(reply Reply) Class {
 	case status == http.StatusRequestTimeout, status == http.StatusFailedDependency:
 		return Failed
 	case status >= 500:
-		if parseReport(reply.Body).overloaded() {
+		if parseReport(reply.Body).means(Overloaded) {
 			return Overloaded
 		}
 		return Failed
@@ -159,9 +160,9 @@ func Judge(reply Reply) Class {
 func Missing(status int, body []byte) bool {
 	switch r := parseReport(body); status {
 	case http.StatusNotFound:
-		return !r.noModel()
+		return !r.means(NoModel)
 	case http.StatusBadRequest:
-		return strings.HasSuffix(r.code, "_not_found") && r.code != "model_not_found" || r.has("invalid_encrypted_content") ||
+		return strings.HasSuffix(r.code, "_not_found") && !r.means(NoModel) || r.code == unreadableContent || r.kind == unreadableContent ||
 			slices.ContainsFunc([]string{"not found", "No such ", "does not exist", "could not be verified"}, func(words string) bool {
 				return strings.Contains(r.message, words)
 			})
@@ -169,13 +170,16 @@ func Missing(status int, body []byte) bool {
 	return false
 }
 
+// unreadableContent is OpenAI's word for an encrypted content of another account.
+const unreadableContent = "invalid_encrypted_content"
+
 func judgeTooManyRequests(r report, reply Reply) Class {
 	switch {
-	case r.outOfBudget():
+	case r.means(Quota):
 		return Quota
 	case strings.Contains(r.message, "Request too large for"), exceedsLimit(reply.Header, reply.Cost):
 		return TooLarge
-	case r.overloaded():
+	case r.means(Overloaded):
 		return Overloaded
 	}
 	return Throttled
@@ -188,9 +192,29 @@ func exceedsLimit(header http.Header, cost int64) bool {
 	return limit > 0 && limit < float64(cost)
 }
 
+// Status returns the HTTP status that an error stands for which came inside a reply of status 200. An
+// error that is not known is a failure of the backend.
+func Status(body []byte) int {
+	r := parseReport(body)
+	byCode, byType := meaningOf(r.code).status, meaningOf(r.kind).status
+	switch {
+	case byCode != 0: // the code says more than the type
+		return byCode
+	case r.number >= 400 && r.number <= 599:
+		return r.number
+	case byType != 0:
+		return byType
+	case r.exceedsContext():
+		return http.StatusBadRequest
+	}
+	return http.StatusInternalServerError
+}
+
 // report is what an error body says, in whichever shape it says it.
 type report struct {
 	code, kind, message string
+	// number is the code if that is a number, or 0.
+	number int
 }
 
 // parseReport reads OpenAI's and Azure's {"error":{…}}, whose code may be a number (OpenRouter, vLLM),
@@ -226,7 +250,11 @@ func parseReport(body []byte) report {
 	if code == "" {
 		code = f.Details.ErrorCode
 	}
-	return report{code: code, kind: f.Type, message: f.Message}
+	number, _ := strconv.Atoi(code)
+	if n, ok := f.Code.(float64); ok {
+		number = int(n)
+	}
+	return report{code: code, kind: f.Type, message: f.Message, number: number}
 }
 
 // Code returns the code of an error, or else its type. Codes are words: what is none is left out.
@@ -250,45 +278,21 @@ func IsCode(text string) bool {
 	return text != "" && len(text) <= maxCode && strings.Trim(text, codeLetters) == ""
 }
 
-func (r report) has(words ...string) bool {
-	for _, word := range words {
-		if r.code == word || r.kind == word {
-			return true
-		}
-	}
-	return false
+// means reports whether one of the error's words has this meaning.
+func (r report) means(class Class) bool {
+	return meaningOf(r.code).class == class || meaningOf(r.kind).class == class
 }
 
-// exceedsContext knows the code of OpenAI and Azure, and llama.cpp's type. Azure's embeddings and
-// vLLM have no code for it, but begin the message with "This model's maximum context length is",
-// OpenRouter with "This endpoint's".
+// exceedsContext knows the text of errors that have no code for it: Azure's embeddings and vLLM begin
+// the message with "This model's maximum context length is", OpenRouter with "This endpoint's".
 func (r report) exceedsContext() bool {
-	return r.has("context_length_exceeded", "exceed_context_size_error") ||
-		strings.Contains(r.message, "maximum context length is")
+	return r.means(TooLarge) || strings.Contains(r.message, "maximum context length is")
 }
 
-// outOfBudget knows OpenAI's billing codes, Anthropic's spend limit and Moonshot's word for the same.
-func (r report) outOfBudget() bool {
-	return r.has("insufficient_quota", "credit_balance_exhausted", "billing_hard_limit_reached",
-		"organization_usage_limit_exceeded", "enforced_spend_limit_reached", "exceeded_current_quota_error") ||
-		strings.HasSuffix(r.code, "_spend_limit_exceeded")
-}
-
-func (r report) noModel() bool { return r.has("DeploymentNotFound", "model_not_found") }
-
-func (r report) overloaded() bool {
-	return r.has("no_capacity", "slow_down", "server_is_overloaded", "engine_overloaded_error", "overloaded_error")
-}
-
-// notPermitted knows OpenAI's words for a key that is restricted to some of the API, and Azure's for
+// notPermitted knows OpenAI's text for a key that is restricted to some of the API, and Azure's for
 // an identity whose role lacks an operation.
 func (r report) notPermitted() bool {
-	return r.has("missing_scope", "PermissionDenied") ||
+	return r.means(NotPermitted) ||
 		strings.Contains(r.message, "insufficient permissions for this operation") ||
 		strings.Contains(r.message, "lacks the required data action")
-}
-
-// aboutRequest reports whether a refusal is about what was asked for, not about who asked.
-func (r report) aboutRequest() bool {
-	return r.has("content_filter", "user_error", "content_policy_violation", "invalid_prompt")
 }

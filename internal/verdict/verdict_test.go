@@ -46,6 +46,8 @@ func TestReplyMeans(t *testing.T) {
 		{"an unheard-of 5xx", 599, "", Failed},
 		{"a wrong key", 401, `{"error":{"code":"401","message":"Access denied due to invalid subscription key"}}`, Credential},
 		{"a firewall", 403, `{"error":{"code":"403","message":"Access denied due to Virtual Network/Firewall rules."}}`, Credential},
+		{"a refused key with the type of nearly every error", 403, `{"error":{"type":"invalid_request_error","code":null}}`, Credential},
+		{"a forbidden image", 403, `{"error":{"code":"image_content_policy_violation"}}`, ClientError},
 		{"a forbidden prompt", 403, `{"error":{"type":"user_error","message":"not allowed"}}`, ClientError},
 		{"a missing deployment", 404, `{"error":{"code":"DeploymentNotFound","message":"The API deployment for this resource does not exist."}}`, NoModel},
 		{"a missing model", 404, `{"error":{"message":"The model does not exist","type":"invalid_request_error","code":"model_not_found"}}`, NoModel},
@@ -79,6 +81,67 @@ func TestReplyMeans(t *testing.T) {
 				t.Errorf("%d is %s, but %s with its body, which it needs", c.status, without, c.want)
 			}
 		})
+	}
+}
+
+func TestEveryWordMeansTheSameInAnErrorAndInA200(t *testing.T) {
+	for word, meaning := range words {
+		if word == anySpendLimit {
+			word = "team" + word
+		}
+		want := meaning.class
+		if want == "" {
+			want = Judge(Reply{Status: meaning.status})
+		}
+		for _, body := range []string{
+			`{"error":{"code":"` + word + `","type":"invalid_request_error","message":"x"}}`,
+			`{"error":{"code":"a word that is unknown","type":"` + word + `","message":"x"}}`,
+			`{"error":{"code":null,"type":"` + word + `"}}`,
+			`{"code":"` + word + `"}`,
+		} {
+			if got := Judge(Reply{Status: meaning.status, Body: []byte(body)}); got != want {
+				t.Errorf("%d %s is %s, want %s", meaning.status, body, got, want)
+			}
+			if got := Status([]byte(body)); got != meaning.status {
+				t.Errorf("in a 200 %s stands for %d, want %d", body, got, meaning.status)
+			}
+		}
+	}
+}
+
+func TestAnErrorInA200StandsForAStatus(t *testing.T) {
+	for _, c := range []struct {
+		body   string
+		status int
+		class  Class
+	}{
+		{`{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}`, 429, Quota},
+		{`{"error":{"type":"insufficient_quota","code":"credit_balance_exhausted"}}`, 429, Quota},
+		{`{"error":{"type":"insufficient_quota","code":"organization_spend_limit_exceeded"}}`, 429, Quota},
+		{`{"error":{"type":"rate_limit_error","details":{"error_code":"enforced_spend_limit_reached"}}}`, 429, Quota},
+		{`{"error":{"type":"exceeded_current_quota_error"}}`, 429, Quota},
+		{`{"error":{"code":402,"message":"Insufficient credits"}}`, 402, Quota},
+		{`{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`, 429, Throttled},
+		{`{"error":{"type":"rate_limited","code":"1300"}}`, 429, Throttled},
+		{`{"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Request too large for gpt-4o"}}`, 429, TooLarge},
+		{`{"error":{"type":"too_many_requests","code":"no_capacity"}}`, 429, Overloaded},
+		{`{"error":{"type":"engine_overloaded_error"}}`, 429, Overloaded},
+		{`{"error":{"type":"server_error","code":503}}`, 503, Overloaded},
+		{`{"error":{"type":"server_error","code":null}}`, 500, Failed},
+		{`{"error":{"code":"vector_store_timeout"}}`, 504, Failed},
+		{`{"error":"broken"}`, 500, Failed},
+		{`{"error":{"code":42}}`, 500, Failed},
+		{`{"error":{"message":"This model's maximum context length is 8192 tokens"}}`, 400, TooLarge},
+		{`{"error":{"type":"invalid_request_error","code":"unsupported_parameter"}}`, 400, ClientError},
+		{`{"error":{"type":"invalid_request_error","code":"invalid_api_key"}}`, 401, Credential},
+		{`{"error":{"type":"forbidden"}}`, 403, Credential},
+		{`{"error":{"code":"PermissionDenied"}}`, 403, NotPermitted},
+		{`{"error":{"type":"invalid_request_error","code":"model_not_found"}}`, 404, NoModel},
+	} {
+		status := Status([]byte(c.body))
+		if class := Judge(Reply{Status: status, Body: []byte(c.body)}); status != c.status || class != c.class {
+			t.Errorf("%s is a %d, %s, want a %d, %s", c.body, status, class, c.status, c.class)
+		}
 	}
 }
 
@@ -193,6 +256,9 @@ func FuzzJudge(f *testing.F) {
 		}
 		if class == TooLarge && status != 400 && status != 429 {
 			t.Errorf("%d %q is too large", status, body)
+		}
+		if in200 := Status(body); in200 < 400 || in200 > 599 {
+			t.Errorf("in a 200 %q stands for %d", body, in200)
 		}
 		if !NeedsBody(status) && class != Judge(Reply{Status: status}) {
 			t.Errorf("%d does not need a body, but %q makes it %s", status, body, class)

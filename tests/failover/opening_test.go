@@ -226,3 +226,48 @@ func TestAStreamThatStallsForFiveMinutesIsBroken(t *testing.T) {
 		}
 	})
 }
+
+// An error has one meaning, whether it comes as a reply with its own status or
+// inside a reply of status 200.
+func TestAWordMeansTheSameInAnErrorAndInA200(t *testing.T) {
+	for word, c := range map[string]struct {
+		status int // of the error where it is a reply
+		class  string
+	}{
+		"insufficient_quota":                {429, "quota"},
+		"credit_balance_exhausted":          {429, "quota"},
+		"billing_hard_limit_reached":        {429, "quota"},
+		"exceeded_current_quota_error":      {429, "quota"},
+		"enforced_spend_limit_reached":      {429, "quota"},
+		"organization_usage_limit_exceeded": {429, "quota"},
+		"team_spend_limit_exceeded":         {429, "quota"},
+		"rate_limit_exceeded":               {429, "throttled"},
+		"rate_limit_reached_error":          {429, "throttled"},
+		"engine_overloaded_error":           {429, "overloaded"},
+		"no_capacity":                       {429, "overloaded"},
+		"server_is_overloaded":              {503, "overloaded"},
+		"exceed_context_size_error":         {400, "too_large"},
+		"content_policy_violation":          {403, "client_error"},
+		"content_filter":                    {400, "client_error"},
+		"missing_scope":                     {403, "not_permitted"},
+		"invalid_api_key":                   {401, "credential"},
+		"DeploymentNotFound":                {404, "no_model"},
+		"server_error":                      {500, "failed"},
+	} {
+		body := `{"error":{"message":"no","type":"` + word + `","code":"` + word + `"}}`
+		for form, reply := range map[string]http.HandlerFunc{
+			"an error":             lbtest.Says(c.status, body),
+			"a whole 200":          lbtest.Says(200, body),
+			"a stream's beginning": lbtest.Streams(responsesPreamble, "data: "+body+"\n\n"),
+		} {
+			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(reply)
+				responses(w, `{"model":"gpt-4o"}`)
+				got := w.Logged("attempt")[0].ContextMap()["class"]
+				if passed := form != "an error" && c.class == "client_error"; got != c.class && !(passed && got == "served") {
+					t.Errorf("%s as %s is %v, want %s", word, form, got, c.class)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package verdict
+
+import (
+	"net/http"
+	"strings"
+)
+
+// meaning is what a provider's word means, be it the code or the type of an error.
+type meaning struct {
+	// status is the HTTP status that an error with this word stands for inside a reply
+	// of status 200.
+	status int
+	// class is the meaning of a reply with this word, for a word that says more than the
+	// status. Otherwise it is empty.
+	class Class
+}
+
+// words is the one table of the words that providers use for errors. An error means the same
+// whether it is a reply with its own status or comes inside a reply of status 200.
+//
+// The types of Azure's Responses API are user_error, forbidden and too_many_requests (Microsoft
+// Learn, "Azure OpenAI Responses API"). The codes of a failed response are a list of openai-python's
+// (types/responses/response_error.py). All of those on images are the client's: the image is in the
+// request, or is an address or a file that the request names. If the address cannot be reached,
+// another backend would not reach it either.
+var words = map[string]meaning{
+	// of nearly every 4xx, also of those about keys and models
+	"invalid_request_error": {status: http.StatusBadRequest},
+
+	"user_error":                     {http.StatusBadRequest, ClientError},
+	"content_filter":                 {http.StatusBadRequest, ClientError},
+	"content_policy_violation":       {http.StatusBadRequest, ClientError},
+	"invalid_prompt":                 {http.StatusBadRequest, ClientError},
+	"invalid_image":                  {http.StatusBadRequest, ClientError},
+	"invalid_image_format":           {http.StatusBadRequest, ClientError},
+	"invalid_base64_image":           {http.StatusBadRequest, ClientError},
+	"invalid_image_url":              {http.StatusBadRequest, ClientError},
+	"invalid_image_mode":             {http.StatusBadRequest, ClientError},
+	"image_too_large":                {http.StatusBadRequest, ClientError},
+	"image_too_small":                {http.StatusBadRequest, ClientError},
+	"image_parse_error":              {http.StatusBadRequest, ClientError},
+	"image_content_policy_violation": {http.StatusBadRequest, ClientError},
+	"image_file_too_large":           {http.StatusBadRequest, ClientError},
+	"image_file_not_found":           {http.StatusBadRequest, ClientError},
+	"unsupported_image_media_type":   {http.StatusBadRequest, ClientError},
+	"empty_image_file":               {http.StatusBadRequest, ClientError},
+	"failed_to_download_image":       {http.StatusBadRequest, ClientError},
+	"previous_response_not_found":    {http.StatusBadRequest, ClientError},
+	unreadableContent:                {http.StatusBadRequest, ClientError},
+
+	"context_length_exceeded":   {http.StatusBadRequest, TooLarge}, // OpenAI, Azure
+	"exceed_context_size_error": {http.StatusBadRequest, TooLarge}, // llama.cpp
+
+	"invalid_api_key":  {status: http.StatusUnauthorized},
+	"forbidden":        {status: http.StatusForbidden},
+	"missing_scope":    {http.StatusForbidden, NotPermitted}, // OpenAI: a restricted key
+	"PermissionDenied": {http.StatusForbidden, NotPermitted}, // Azure: a role without the operation
+
+	"model_not_found":    {http.StatusNotFound, NoModel},
+	"DeploymentNotFound": {http.StatusNotFound, NoModel},
+
+	"too_many_requests":        {status: http.StatusTooManyRequests},
+	"rate_limit_error":         {status: http.StatusTooManyRequests},
+	"rate_limit_exceeded":      {status: http.StatusTooManyRequests},
+	"rate_limit_reached":       {status: http.StatusTooManyRequests}, // Azure
+	"RateLimitReached":         {status: http.StatusTooManyRequests}, // Azure
+	"rate_limit_reached_error": {status: http.StatusTooManyRequests}, // Moonshot
+	"rate_limited":             {status: http.StatusTooManyRequests}, // Mistral
+	"tokens":                   {status: http.StatusTooManyRequests},
+	"requests":                 {status: http.StatusTooManyRequests},
+
+	"insufficient_quota":                {http.StatusTooManyRequests, Quota},
+	"credit_balance_exhausted":          {http.StatusTooManyRequests, Quota},
+	"billing_hard_limit_reached":        {http.StatusTooManyRequests, Quota},
+	"organization_usage_limit_exceeded": {http.StatusTooManyRequests, Quota},
+	anySpendLimit:                       {http.StatusTooManyRequests, Quota},
+	"enforced_spend_limit_reached":      {http.StatusTooManyRequests, Quota}, // Anthropic
+	"exceeded_current_quota_error":      {http.StatusTooManyRequests, Quota}, // Moonshot
+
+	"no_capacity":               {http.StatusTooManyRequests, Overloaded},
+	"slow_down":                 {http.StatusTooManyRequests, Overloaded},
+	"engine_overloaded_error":   {http.StatusTooManyRequests, Overloaded}, // Moonshot
+	"server_is_overloaded":      {http.StatusServiceUnavailable, Overloaded},
+	"overloaded_error":          {http.StatusServiceUnavailable, Overloaded}, // Anthropic
+	"service_unavailable_error": {status: http.StatusServiceUnavailable},
+
+	"server_error":         {status: http.StatusInternalServerError},
+	"vector_store_timeout": {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
+}
+
+// anySpendLimit is the end of organization_spend_limit_exceeded and its like.
+const anySpendLimit = "_spend_limit_exceeded"
+
+// meaningOf returns the meaning of a word. That of an unknown word is empty.
+func meaningOf(word string) meaning {
+	if strings.HasSuffix(word, anySpendLimit) {
+		word = anySpendLimit
+	}
+	return words[word]
+}
