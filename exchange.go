@@ -170,7 +170,7 @@ type attempt struct {
 	class   verdict.Class
 	status  int
 	started time.Time
-	// benched is when a throttle began by this attempt, if one did.
+	// benched is when a promise began by this attempt, if one did.
 	benched time.Time
 	// model is the label in metrics of the model that is asked for.
 	model string
@@ -267,17 +267,17 @@ func (ex *exchange) attempted() *attempt { return &ex.attempts[len(ex.attempts)-
 // model is what the current backend calls the model that is asked for.
 func (ex *exchange) model() string { return ex.current.backend.nameOf(ex.asked.model) }
 
-// doubtThrottles puts the throttles in doubt that the request began, if it met
-// nothing but throttles: perhaps it was only too large.
-func (ex *exchange) doubtThrottles() {
+// doubtBenches puts the benches in doubt that the request began, if it met nothing
+// but refusals for a limit: perhaps it was only too large.
+func (ex *exchange) doubtBenches() {
 	for _, a := range ex.attempts {
-		if a.class != verdict.Throttled {
+		if !a.class.Promise() && a.class != verdict.TooLarge {
 			return
 		}
 	}
 	for _, a := range ex.attempts {
 		if !a.benched.IsZero() {
-			a.target.Doubt(a.target.backend.nameOf(ex.asked.model), a.benched)
+			a.target.Doubt(a.class.WholeBackend(), a.target.backend.nameOf(ex.asked.model), a.benched)
 		}
 	}
 }
@@ -298,7 +298,7 @@ func (ex *exchange) dropLast() {
 // committed lets go of what only another attempt would need. A reply may
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
-	ex.doubtThrottles()
+	ex.doubtBenches()
 	ex.dropLast()
 	ex.body.Release()
 	ex.credentials = callerkeys.Presented{}

@@ -206,7 +206,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 			Longest:  p.longest(r, wait),
 			Started:  a.started,
 		}, now)
-		if began && r.class == verdict.Throttled {
+		if began && r.class.Promise() {
 			a.benched = now
 		}
 	}

@@ -118,7 +118,7 @@ func TestDoubtIsSharedWithTheCost(t *testing.T) {
 	a := here.Members[0]
 	a.Bench(throttle(60, 1000), start)
 	wantPick(t, there, 10, at(1), "nobody")
-	a.Doubt("m", start)
+	a.Doubt(false, "m", start)
 	wantPick(t, there, 1000, at(1), "nobody")
 	wantPick(t, there, 10, at(1), "a")
 }

@@ -317,10 +317,11 @@ func (h *Health) scope(whole bool, model string, now time.Time) *benches {
 	return h.remember(model, now)
 }
 
-// Doubt puts the throttle of a model in doubt that began at since.
-func (m *Member) Doubt(model string, since time.Time) {
+// Doubt puts the throttle of a model, or of the whole backend, in doubt that began
+// at since.
+func (m *Member) Doubt(whole bool, model string, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.of(model).throttle.cast(since)
+	b := m.health.known(Bench{Whole: whole, Model: model}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})

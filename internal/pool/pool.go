@@ -16,8 +16,8 @@
 //   - A probe is the one request that goes first when a bench has ended. The
 //     others follow when it was not refused, or when it had time enough to be.
 //   - Doubt: a throttle speaks for the request that was refused, and so for its
-//     cost. If one request was throttled everywhere, perhaps it was only too
-//     large. The throttles that it began are then in doubt, and one much
+//     cost. If one request met a throttle everywhere, be it of a rate or of a
+//     budget, perhaps it was only too large. The throttles that it began are then in doubt, and one much
 //     smaller request may check each of them.
 package pool
 

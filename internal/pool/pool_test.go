@@ -202,7 +202,7 @@ func TestDoubtLetsOneMuchSmallerRequestCheck(t *testing.T) {
 	a := members["a"]
 	a.Bench(throttle(60, 100_000), start)
 	wantPick(t, p, 10, at(1), "nobody") // no doubt yet
-	a.Doubt("m", start)
+	a.Doubt(false, "m", start)
 	wantPick(t, p, 25_001, at(1), "nobody")
 	wantPick(t, p, 25_000, at(1), "a")
 	wantPick(t, p, 10, at(1.5), "nobody") // one is checking
@@ -216,22 +216,36 @@ func TestARefusedCheckEndsTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
 	a.Bench(throttle(60, 100_000), start)
-	a.Doubt("m", start)
+	a.Doubt(false, "m", start)
 	wantPick(t, p, 1000, at(1), "a")
 	if a.Bench(throttle(30, 1000), at(1)) {
 		t.Error("a refused check begins a bench")
 	}
-	a.Doubt("m", start)
+	a.Doubt(false, "m", start)
 	wantPick(t, p, 10, at(5), "nobody")
 	wantPick(t, p, 10, at(59), "nobody")
 	wantPick(t, p, 10, at(60), "a")
+}
+
+func TestDoubtOfTheWholeBackendCountsForEveryModel(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	a := members["a"]
+	quota := Refusal{Throttle: true, Whole: true, Model: "other", Cost: 100_000, Wait: time.Minute}
+	a.Bench(quota, start)
+	wantPick(t, p, 10, at(1), "nobody")
+	a.Doubt(true, "other", start)
+	wantPick(t, p, 25_001, at(1), "nobody")
+	wantPick(t, p, 10, at(1), "a")
+	quota.Cost = 10
+	a.Bench(quota, at(1))
+	wantPick(t, p, 1, at(5), "nobody") // the check was refused
 }
 
 func TestRequestsOfOneSizeCheckNothing(t *testing.T) {
 	for _, cost := range []int64{0, 1, 3, 500} {
 		p, members, _ := poolOf(t, "a")
 		members["a"].Bench(throttle(60, cost), start)
-		members["a"].Doubt("m", start)
+		members["a"].Doubt(false, "m", start)
 		wantPick(t, p, cost, at(1), "nobody")
 	}
 }
@@ -240,7 +254,7 @@ func TestALargerRefusalDoesNotEndTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
 	a.Bench(throttle(60, 100_000), start)
-	a.Doubt("m", start)
+	a.Doubt(false, "m", start)
 	a.Bench(throttle(70, 50_000), at(1)) // of another huge one that was on its way
 	wantPick(t, p, 12_501, at(2), "nobody")
 	wantPick(t, p, 12_500, at(2), "a")

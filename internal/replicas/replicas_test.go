@@ -204,7 +204,7 @@ func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 		began := time.Now()
 		w.at(0, "a").Bench(throttle(30*time.Second), began)
 		synctest.Wait()
-		lose(w, func() { w.at(0, "a").Doubt("m", began) })
+		lose(w, func() { w.at(0, "a").Doubt(false, "m", began) })
 		synctest.Wait()
 		for i, r := range w.replicas {
 			if m := r.pool.Pick(asks{100, "a"}, time.Now()); m != nil {

@@ -85,7 +85,7 @@ func (c Class) OfCredential() bool {
 
 // ContextLength reports whether a reply of this class and status says that the request is longer
 // than the model can take. Any backend with the same model would say so too. The other kind of
-// TooLarge, a 429, is about a rate limit, which any other backend may have set higher.
+// TooLarge, a 429 or 402, is about a limit or a budget, which any other backend may have set higher.
 func (c Class) ContextLength(status int) bool {
 	return c == TooLarge && status == http.StatusBadRequest
 }
@@ -122,6 +122,9 @@ func Judge(reply Reply) Class {
 		}
 		return ClientError
 	case status == http.StatusPaymentRequired:
+		if parseReport(reply.Body).aboutItsTokens() {
+			return TooLarge
+		}
 		return Quota
 	case status == http.StatusTooManyRequests:
 		return judgeTooManyRequests(parseReport(reply.Body), reply)
@@ -177,7 +180,7 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 	switch {
 	case r.means(Quota):
 		return Quota
-	case strings.Contains(r.message, "Request too large for"), exceedsLimit(reply.Header, reply.Cost):
+	case r.aboutItsTokens(), exceedsLimit(reply.Header, reply.Cost):
 		return TooLarge
 	case r.means(Overloaded):
 		return Overloaded
@@ -287,6 +290,15 @@ func (r report) means(class Class) bool {
 // the message with "This model's maximum context length is", OpenRouter with "This endpoint's".
 func (r report) exceedsContext() bool {
 	return r.means(TooLarge) || strings.Contains(r.message, "maximum context length is")
+}
+
+// aboutItsTokens reports whether a limit or a budget is refused to this one request, because it asks for
+// too many tokens. It knows OpenAI's text, and OpenRouter's: "This request requires more credits, or
+// fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500."
+func (r report) aboutItsTokens() bool {
+	return slices.ContainsFunc([]string{"Request too large for", "fewer max_tokens", "can only afford"}, func(words string) bool {
+		return strings.Contains(r.message, words)
+	})
 }
 
 // notPermitted knows OpenAI's text for a key that is restricted to some of the API, and Azure's for

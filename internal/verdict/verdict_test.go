@@ -32,6 +32,9 @@ func TestReplyMeans(t *testing.T) {
 		{"Anthropic's spend limit", 429, `{"type":"error","error":{"type":"rate_limit_error","details":{"error_code":"enforced_spend_limit_reached"}}}`, Quota},
 		{"payment required", 402, "", Quota},
 		{"a request over the whole limit", 429, `{"error":{"message":"Request too large for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, Requested 30601.","type":"tokens","code":"rate_limit_exceeded"}}`, TooLarge},
+		{"a request beyond the credits", 402, `{"error":{"message":"This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500.","code":402}}`, TooLarge},
+		{"a request beyond the credits of a day", 429, `{"error":{"message":"Limit reached. Try fewer max_tokens.","code":429}}`, TooLarge},
+		{"no credits at all", 402, `{"error":{"message":"Insufficient credits","code":402}}`, Quota},
 		{"Azure without capacity", 429, `{"error":{"type":"too_many_requests","code":"no_capacity","message":"The system is currently experiencing high demand"}}`, Overloaded},
 		{"OpenAI's ramp limit", 429, `{"error":{"type":"rate_limit_error","code":"slow_down"}}`, Overloaded},
 		{"service unavailable", 503, "", Overloaded},
@@ -121,6 +124,7 @@ func TestAnErrorInA200StandsForAStatus(t *testing.T) {
 		{`{"error":{"type":"rate_limit_error","details":{"error_code":"enforced_spend_limit_reached"}}}`, 429, Quota},
 		{`{"error":{"type":"exceeded_current_quota_error"}}`, 429, Quota},
 		{`{"error":{"code":402,"message":"Insufficient credits"}}`, 402, Quota},
+		{`{"error":{"code":402,"message":"You requested up to 65536 tokens, but can only afford 2500."}}`, 402, TooLarge},
 		{`{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`, 429, Throttled},
 		{`{"error":{"type":"rate_limited","code":"1300"}}`, 429, Throttled},
 		{`{"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Request too large for gpt-4o"}}`, 429, TooLarge},
@@ -235,6 +239,7 @@ func TestTheTwoKindsOfTooLarge(t *testing.T) {
 	}{
 		{TooLarge, 400, true},
 		{TooLarge, 429, false},
+		{TooLarge, 402, false},
 		{ClientError, 400, false},
 		{Throttled, 429, false},
 	} {
@@ -254,7 +259,7 @@ func FuzzJudge(f *testing.F) {
 		if (status >= 100 && status < 400) != (class == Served) {
 			t.Errorf("%d %q is %s", status, body, class)
 		}
-		if class == TooLarge && status != 400 && status != 429 {
+		if class == TooLarge && status != 400 && status != 402 && status != 429 {
 			t.Errorf("%d %q is too large", status, body)
 		}
 		if in200 := Status(body); in200 < 400 || in200 > 599 {

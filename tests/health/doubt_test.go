@@ -320,3 +320,81 @@ func TestDoubtHoldsWhereThrottlesAreForwarded(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 2})
 	})
 }
+
+// cannotAfford is OpenRouter's answer to a request whose max_tokens cost more
+// than the account has.
+const cannotAfford = `{"error":{"message":"This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500. To increase, visit https://openrouter.ai/settings/credits","code":402}}`
+
+func TestARefusalOfTheRequestsOwnTokensBenchesNobody(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"a 402":         lbtest.Says(402, cannotAfford),
+		"a 429":         lbtest.Says(429, strings.Replace(cannotAfford, "402", "429", 1)),
+		"a 402 in text": lbtest.Says(402, `{"error":"you can only afford 2500 tokens"}`),
+		"inside a 200":  lbtest.Says(200, cannotAfford),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(reply)
+				w.Send(costs(w, 65_536)).WantServed(t, "b")
+				w.Backends["b"].Replies(reply)
+				if reply := w.Send(costs(w, 65_536)); reply.Status/100 != 4 || !strings.Contains(reply.Body, "can only afford") {
+					t.Errorf("client got %d %s (%v), want a backend's own words", reply.Status, reply.Body, reply.Err)
+				}
+				w.WantCalls(map[string]int{"a": 2, "b": 2})
+				w.WantNobodyBlamed()
+			})
+		})
+	}
+}
+
+func TestOneRequestBeyondTheBudgetTakesThePoolFromNobody(t *testing.T) {
+	broke := lbtest.Says(402, `{"error":{"message":"Insufficient credits","code":402}}`)
+	exhausted := lbtest.Says(429, `{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}`)
+	tooLarge := lbtest.Says(429, `{"error":{"message":"Request too large for gpt-4o","code":"rate_limit_exceeded"}}`)
+	for name, refusals := range map[string][3]http.HandlerFunc{
+		"402s":               {broke, broke, broke},
+		"quota":              {exhausted, exhausted, exhausted},
+		"quota and throttle": {broke, lbtest.Throttled("60"), exhausted},
+		"quota and a limit":  {broke, tooLarge, exhausted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b c", ""), func(t *testing.T, w *lbtest.World) {
+				for i, backend := range []string{"a", "b", "c"} {
+					w.Backends[backend].Replies(func(rw http.ResponseWriter, r *http.Request) {
+						if r.Header.Get(huge) != "" {
+							refusals[i](rw, r)
+						}
+					})
+				}
+				for range 3 {
+					if status := w.Send(hugeRequest(w, hugeBodies["max_tokens"])).Status; status != 402 && status != 429 {
+						t.Errorf("client got %d, want a 402 or 429", status)
+					}
+					for range 30 {
+						w.Send(costs(w, 100)).WantServed(t, "a", "b", "c")
+					}
+					// also for another model, since the bench is of the whole backend
+					w.Post(`{"model":"gpt-4o-mini","max_tokens":100}`).WantServed(t, "a", "b", "c")
+					time.Sleep(time.Second)
+				}
+				for name, b := range w.Backends {
+					if len(b.Received()) < 10 {
+						t.Errorf("%s was called %d times, want its share", name, len(b.Received()))
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestABackendWithoutBudgetIsCheckedOnce(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b c", ""), func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Status(402))
+		for range 100 {
+			w.Send(hugeRequest(w, hugeBodies["max_tokens"]))
+			w.Send(costs(w, 100))
+			time.Sleep(2 * time.Second)
+		}
+		w.WantCalls(map[string]int{"a": 2, "b": 2, "c": 2})
+	})
+}
