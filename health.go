@@ -229,7 +229,7 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 	case verdict.Quota:
 		return time.Duration(p.RetryAfterMax), true
 	case verdict.NoModel:
-		return misconfigured, true
+		return misconfigured, ex.blame.take()
 	case verdict.Credential, verdict.NotPermitted:
 		switch {
 		case r.status == 0 && r.wait > 0: // there was no credential to be had
@@ -281,6 +281,9 @@ func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", t.Name), zap.String("model", pool.ModelKey(ex.model())),
 			zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
+	}
+	if !ex.blame.take() {
+		return
 	}
 	if wait, benches := p.countFailure(ex, a.class, now); benches {
 		t.Bench(pool.Refusal{

@@ -137,7 +137,7 @@ func Judge(reply Reply) Class {
 		}
 		return Credential
 	case status == http.StatusNotFound:
-		if parseReport(reply.Body).means(NoModel) {
+		if r := parseReport(reply.Body); r.means(NoModel) && !r.aboutPart {
 			return NoModel
 		}
 		return ClientError
@@ -216,6 +216,8 @@ func Status(body []byte) int {
 // report is what an error body says, in whichever shape it says it.
 type report struct {
 	code, kind, message string
+	// aboutPart is set if it is about a part of the request other than its model.
+	aboutPart bool
 	// number is the code if that is a number, or 0.
 	number int
 }
@@ -227,6 +229,7 @@ func parseReport(body []byte) report {
 		Code    any    `json:"code"`
 		Type    string `json:"type"`
 		Message string `json:"message"`
+		Param   any    `json:"param"`
 		Details struct {
 			ErrorCode string `json:"error_code"`
 		} `json:"details"`
@@ -257,7 +260,8 @@ func parseReport(body []byte) report {
 	if n, ok := f.Code.(float64); ok {
 		number = int(n)
 	}
-	return report{code: code, kind: f.Type, message: f.Message, number: number}
+	param, _ := f.Param.(string)
+	return report{code: code, kind: f.Type, message: f.Message, number: number, aboutPart: param != "" && param != "model"}
 }
 
 // Code returns the code of an error, or else its type. Codes are words: what is none is left out.

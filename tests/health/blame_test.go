@@ -293,3 +293,65 @@ func TestACallerThatStallsItsUploadBlamesNobody(t *testing.T) {
 		w.Post(`{}`).WantServed(t, "a")
 	})
 }
+
+func TestARequestForAModelThatNobodyHasBenchesOneBackend(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Says(404, `{"error":{"code":"model_not_found","message":"no","param":"model"}}`))
+		w.Post(`{"model":"made-up"}`).WantStatus(t, 404)
+		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
+		benches := w.Logged("backend benched")
+		if len(benches) != 1 || benches[0].ContextMap()["backend"] != "a" || benches[0].ContextMap()["class"] != "no_model" {
+			t.Errorf("benches %v, want a's alone", benches)
+		}
+	})
+}
+
+func TestWhateverARequestMeetsItBenchesOneBackend(t *testing.T) {
+	noModel := lbtest.Says(404, `{"error":{"code":"DeploymentNotFound","message":"no"}}`)
+	for name, faults := range map[string][2]http.HandlerFunc{
+		"a failure, then no model":         {lbtest.Status(500), noModel},
+		"no model, then a failure":         {noModel, lbtest.Status(500)},
+		"no model, then a refused key":     {noModel, lbtest.Status(401)},
+		"no model, then a broken stream":   {noModel, lbtest.Streams(lbtest.StreamContent, lbtest.Abort)},
+		"a failure, then a broken stream":  {lbtest.Status(500), lbtest.Streams(lbtest.StreamContent, lbtest.Abort)},
+		"no model in a 200, then a reset":  {lbtest.Says(200, `{"error":{"code":"model_not_found"}}`), lbtest.Aborts},
+		"an error in a 200, then no model": {lbtest.Says(200, `{"error":{"code":"server_error"}}`), noModel},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(faults[0])
+				w.Backends["b"].Replies(faults[1])
+				w.PostStream()
+				w.WantCalls(map[string]int{"a": 1, "b": 1})
+				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["backend"] != "a" {
+					t.Errorf("benches %v, want a's alone", benches)
+				}
+			})
+		})
+	}
+}
+
+func TestAModelThatIsMissingSomewhereInTheRequestIsTheClientsError(t *testing.T) {
+	missing := func(param string) string {
+		return `{"error":{"message":"The model 'x' does not exist","type":"invalid_request_error","param":` + param + `,"code":"model_not_found"}}`
+	}
+	for _, status := range []int{400, 404} {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			w.AllReply(lbtest.Says(status, missing(`"tools[0].model"`)))
+			if reply := w.Post(`{"model":"gpt-4o"}`); reply.Status != status || reply.Body != missing(`"tools[0].model"`) || reply.Backend != "a" {
+				t.Errorf("client got %d %s of %q, want a's reply", reply.Status, reply.Body, reply.Backend)
+			}
+			w.WantCalls(map[string]int{"a": 1, "b": 0})
+			w.WantNobodyBlamed()
+		})
+	}
+	for _, param := range []string{`null`, `"model"`, `""`} {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(lbtest.Says(404, missing(param)))
+			w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
+			if n := len(w.Logged("backend benched")); n != 1 {
+				t.Errorf("param %s: %d benches, want 1", param, n)
+			}
+		})
+	}
+}
