@@ -77,8 +77,20 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 	return query
 }
 
-// isTunnel reports whether the body is the stream of a WebSocket (RFC 8441).
-func isTunnel(r *http.Request) bool { return r.Method == http.MethodConnect }
+// isTunnel reports whether the request opens a WebSocket that has its body as its
+// stream (RFC 8441, RFC 9220). reverse_proxy recognizes it in the same way.
+func isTunnel(r *http.Request) bool {
+	return r.Method == http.MethodConnect &&
+		(r.ProtoMajor == 2 && r.Header.Get(":protocol") == "websocket" || r.ProtoMajor == 3 && r.Proto == "websocket")
+}
+
+// isEchoOrTunnel reports whether a server may answer the request with a copy of it,
+// which has the backend's key in it (RFC 9110 section 9.3.8; TRACK is an old name of
+// TRACE), or with a connection to any address. No API has such requests.
+func isEchoOrTunnel(r *http.Request) bool {
+	return strings.EqualFold(r.Method, http.MethodTrace) || strings.EqualFold(r.Method, "TRACK") ||
+		strings.EqualFold(r.Method, http.MethodConnect) && !isTunnel(r)
+}
 
 // read finds out what the request asks for. It returns the answer and its class
 // if that needs no backend.
@@ -89,6 +101,9 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	}
 	if refusal, refused := h.admit(ex); refused {
 		return refusal.Answer(r)
+	}
+	if isEchoOrTunnel(r) {
+		return apierror.MethodNotAllowed.Answer(r)
 	}
 	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
 		return apierror.InvalidPath(problem).Answer(r)

@@ -175,6 +175,30 @@ func TestAPlainReverseProxyHonoursPriorityWeightAndRetryAfter(t *testing.T) {
 	}
 }
 
+func TestAPlainReverseProxySendsNoTraceToAnUpstream(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	url := "http://" + lbtest.ServeAt(t, "reverse_proxy "+server.Listener.Addr().String()+" {\nlb_policy openai_lb\ntransport openai_lb\nheader_up Authorization {env.KEY}\n}") + "/v1/x"
+	client := lbtest.NewClient(t)
+	for _, method := range []string{http.MethodTrace, http.MethodConnect} {
+		r, err := http.NewRequest(method, url, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("%s gives %d, want 405", method, res.StatusCode)
+		}
+	}
+	if n := len(a.Received()); n != 0 {
+		t.Errorf("a was called %d times", n)
+	}
+	lbtest.Ask(client, url).WantServed(t, "a")
+}
+
 func TestThePolicyAloneBalancesByPriorityAndFailsOver(t *testing.T) {
 	_, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")

@@ -211,7 +211,9 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 	// net/http may still dial for an earlier one and read the variables.
 	caddyhttp.SetVar(r.Context(), exchangeVar, ex)
 	if s.transport != nil {
-		if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
+		if isEchoOrTunnel(r) {
+			ex.own, ex.ownClass = apierror.MethodNotAllowed.Answer(r)
+		} else if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
 			ex.own, ex.ownClass = apierror.UnreadableBody(err).Answer(r)
 		}
 		// the rest is for backends that rewrite requests, and have benches for models

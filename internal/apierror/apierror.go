@@ -53,6 +53,9 @@ var (
 		"invalid_request_error", "invalid_api_key", Unauthenticated}
 	WrongKey = Error{http.StatusUnauthorized,
 		"Incorrect API key provided.", "invalid_request_error", "invalid_api_key", Unauthenticated}
+	MethodNotAllowed = Error{http.StatusMethodNotAllowed,
+		"TRACE is not supported, and CONNECT only to open a WebSocket.",
+		"invalid_request_error", "method_not_supported", InvalidRequest}
 	CompressedBody = Error{http.StatusUnsupportedMediaType,
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.",
 		"invalid_request_error", "unsupported_content_encoding", InvalidRequest}
@@ -155,8 +158,11 @@ func (e Error) Response(req *http.Request) *http.Response {
 		Param   *string `json:"param"`
 		Code    string  `json:"code"`
 	}{e.Message, e.Kind, nil, e.Code}})
-	if e.Status == http.StatusUnauthorized {
+	switch e.Status {
+	case http.StatusUnauthorized:
 		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2
+	case http.StatusMethodNotAllowed:
+		res.Header["Allow"] = []string{"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"} // RFC 9110 section 15.5.6
 	}
 	return res
 }

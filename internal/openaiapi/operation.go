@@ -42,10 +42,10 @@ func CachesPrompts(operation string) bool {
 }
 
 // Repeatable reports whether a request may be sent again when nobody knows whether it was executed
-// already: it is inference, or its method is safe (RFC 9110 section 9.2.1).
+// already: it is inference, or its method is safe (RFC 9110 section 9.2.1). No backend gets a TRACE.
 func Repeatable(method, operation string) bool {
 	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
 		return true
 	}
 	return Inference(method, operation)

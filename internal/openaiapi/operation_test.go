@@ -50,7 +50,7 @@ func TestWhatMayBeDoneTwice(t *testing.T) {
 		{"GET", "/files/file-1/content", false, true},
 		{"HEAD", "/models", false, true},
 		{"OPTIONS", "/batches", false, true},
-		{"TRACE", "/", false, true},
+		{"TRACE", "/", false, false},
 		{"PUT", "/chat/completions", false, false},
 		{"PATCH", "/x", false, false},
 		{"DELETE", "/files/file-1", false, false},
