@@ -45,6 +45,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		}
 		if !ex.balancer.plain {
 			replyheader.RemoveProviders(res.Header)
+			replyheader.RemoveProviders(res.Trailer)
 		}
 	}
 	ex.status = res.StatusCode

@@ -2,6 +2,7 @@ package openailb_test
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -219,11 +220,14 @@ func TestThePolicyAloneBalancesByPriorityAndFailsOver(t *testing.T) {
 	}
 }
 
-func TestAPlainReverseProxyPassesInterimRepliesAsTheyAre(t *testing.T) {
+func TestAPlainReverseProxyPassesInterimRepliesAndTrailersAsTheyAre(t *testing.T) {
 	a, backend := lbtest.Listen(t, "a")
 	a.Replies(func(rw http.ResponseWriter, _ *http.Request) {
 		rw.Header().Set("Link", "</style.css>; rel=preload")
 		rw.WriteHeader(http.StatusEarlyHints)
+		rw.Header().Set("Trailer", "Set-Cookie")
+		rw.(http.Flusher).Flush()
+		rw.Header().Set("Set-Cookie", "a=1")
 	})
 	address := lbtest.ServeAt(t, "reverse_proxy "+backend.Listener.Addr().String()+" {\nlb_policy openai_lb\ntransport openai_lb\n}")
 	var links []string
@@ -241,7 +245,10 @@ func TestAPlainReverseProxyPassesInterimRepliesAsTheyAre(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res.Body.Close()
+	defer res.Body.Close()
+	if _, err := io.Copy(io.Discard, res.Body); err != nil || res.Trailer.Get("Set-Cookie") != "a=1" {
+		t.Errorf("client got the trailers %v, %v", res.Trailer, err)
+	}
 	if len(links) != 1 || links[0] != "</style.css>; rel=preload" {
 		t.Errorf("client got the links %q", links)
 	}

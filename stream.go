@@ -21,7 +21,7 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 		return nil
 	}
 	rt.body = replybody.Body{Source: r.res.Body, Response: r.res, Secrets: r.secrets,
-		Deadline: &rt.Timeout, Idle: time.Duration(t.StreamIdleTimeout), MustEnd: t.StreamRequireEnd}
+		KeepTrailers: rt.KeepInterimHeader, Deadline: &rt.Timeout, Idle: time.Duration(t.StreamIdleTimeout), MustEnd: t.StreamRequireEnd}
 	r.res.Body = &rt.body
 	return &rt.body
 }

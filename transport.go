@@ -241,6 +241,7 @@ func (ex *exchange) passHeader(r *reply) {
 		return
 	}
 	replyheader.RemoveProviders(r.res.Header)
+	replyheader.RemoveProviders(r.res.Trailer) // those announced: others come with the end of the body
 	if !ex.keepsHeader || r.res.StatusCode == http.StatusSwitchingProtocols {
 		return
 	}

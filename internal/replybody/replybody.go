@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/proxyvars"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -47,6 +48,9 @@ type Body struct {
 	// trailers that come with the end of the body.
 	Response *http.Response
 	Secrets  redact.Secrets
+	// KeepTrailers leaves the other trailers as they are. Without it, those that are
+	// between a provider and its own clients are removed.
+	KeepTrailers bool
 	// Deadline ends a read that takes longer than Idle.
 	Deadline *deadline.Deadline
 	Idle     time.Duration
@@ -185,6 +189,9 @@ func (b *Body) Read(p []byte) (n int, err error) {
 	if err != nil {
 		b.Deadline.End()
 		b.Secrets.DropFrom(b.Response.Trailer)
+		if !b.KeepTrailers {
+			replyheader.RemoveProviders(b.Response.Trailer)
+		}
 		err = b.finish(err)
 	}
 	return n, err

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// providers are fields that must not reach clients. Alt-Svc would lead them past
+// providers are fields that must not reach clients, in the header or as trailers
+// (RFC 9110 section 6.5), which clients merge into it. Alt-Svc would lead them past
 // the balancer, cookies and HSTS would be those of the balancer's host, and reports
 // about the balancer would go to the provider.
 var providers = []string{
@@ -15,10 +16,13 @@ var providers = []string{
 }
 
 // RemoveProviders removes the fields that are between a provider and its own
-// clients.
-func RemoveProviders(header http.Header) {
+// clients, from a header or from trailers.
+func RemoveProviders(fields http.Header) {
+	if len(fields) == 0 {
+		return
+	}
 	for _, name := range providers {
-		delete(header, name)
+		delete(fields, name)
 	}
 }
 
