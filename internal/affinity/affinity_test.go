@@ -58,7 +58,7 @@ func (a *Affinity) of(t *testing.T, caller, id string) Home {
 func (a *Affinity) learn(account, caller string, ids ...string) {
 	h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request), Caller: caller})
 	for _, id := range ids {
-		h.learn(account, []byte(id))
+		h.learn(account, openaiapi.Object, []byte(id))
 	}
 }
 

@@ -15,12 +15,15 @@ import (
 type Home struct {
 	affinity *Affinity
 	caller   owners.Caller
-	method   string
 	// account is the only one that may get the request, if it is known.
 	account string
 	// list tells that it was chosen because the request asks for a list, and
-	// owns that it was because of an id. mine tells that the id is the caller's.
-	list, owns, mine bool
+	// owns that it was because of an id.
+	list, owns bool
+	// creates reports whether the request makes what its reply shows. mine reports
+	// whether the request is about an object of the caller's, which is the subject.
+	creates, mine bool
+	subject       owners.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
 	// missing are the accounts that do not have what the request names.
@@ -59,7 +62,10 @@ func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool
 }
 
 func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Error, bool) {
-	h := Home{affinity: a, method: r.Method, caller: owners.CallerNamed(r.Caller), list: stored.List, teaches: stored.Teaches}
+	h := Home{affinity: a, caller: owners.CallerNamed(r.Caller), list: stored.List, teaches: stored.Teaches, creates: stored.Creates}
+	if stored.Subject != "" {
+		h.subject = owners.KeyOf(stored.Subject)
+	}
 	f := finder{Home: &h, store: a.keeper.store(), now: time.Now()}
 	for _, text := range stored.IDs {
 		f.take(openaiapi.Object, []byte(text))
@@ -104,11 +110,12 @@ func (f *finder) take(kind openaiapi.Kind, text []byte) {
 
 // heed takes in whose an id is.
 func (f *finder) heed(it id, text []byte, o owners.Owner) {
+	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
 	switch {
 	case !o.MayUse(f.caller):
 		f.refuse(notFound(it.kind, string(text)))
 	case !f.owns:
-		f.owns, f.account, f.mine = true, o.Account, o.Caller == f.caller
+		f.owns, f.account = true, o.Account
 		f.firstKind, f.firstText = it.kind, string(text)
 	case f.account != o.Account:
 		f.refuse(apart(f.firstText, string(text)))
@@ -185,22 +192,37 @@ func (h *Home) Served(account string, res *http.Response) {
 	}
 	if h.unknown = nil; h.teaches && len(res.Header["Location"]) > 0 {
 		if text := openaiapi.IDInLocation(res.Header.Get("Location")); text != "" {
-			h.learn(account, []byte(text))
+			h.learn(account, openaiapi.Object, []byte(text))
 		}
 	}
 }
 
-// learn takes in the id of an object that the account has. What the request
-// made is the caller's, and so is what belongs to an object of the caller's.
-// What the request names is not made by it.
-func (h *Home) learn(account string, text []byte) {
-	caller := h.caller
+// learn records the account of an id in a reply, and the caller that it belongs
+// to. That is the caller of this request if the request made the object, or if
+// the object is a new part of one of the caller's. Otherwise the reply shows
+// nothing about whose the object is.
+func (h *Home) learn(account string, kind openaiapi.Kind, text []byte) {
 	key := owners.KeyOf(text)
-	if h.method != http.MethodPost && !h.mine || h.names(key) {
+	made := false
+	switch kind {
+	case openaiapi.Object:
+		made = h.creates
+	case openaiapi.Part, openaiapi.Encrypted:
+		made = (h.creates || h.mine) && h.isNew(key)
+	}
+	caller := h.caller
+	if !made || h.names(key) {
 		caller = 0
 	}
 	h.learned = true
 	h.put(key, account, caller)
+}
+
+// isNew reports whether the id may be the caller's: it is not known as one that
+// belongs to no caller.
+func (h *Home) isNew(key owners.Key) bool {
+	o, known := h.affinity.keeper.store().Get(key, time.Now())
+	return !known || o.Caller != 0
 }
 
 func (h *Home) names(key owners.Key) bool {

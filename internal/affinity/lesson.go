@@ -128,7 +128,7 @@ func (l *Lesson) event(e sse.Event) {
 func (l *Lesson) learn(text []byte) {
 	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.Kind, text []byte) {
 		if kind == openaiapi.Encrypted || !l.unstored {
-			l.home.learn(l.account, text)
+			l.home.learn(l.account, kind, text)
 		}
 	})
 	l.unstored = l.unstored || unstored

@@ -76,7 +76,7 @@ func TestWhatAnotherReplicaLearnedIsLookedUpOnce(t *testing.T) {
 		synctest.Wait()
 		for range 3 {
 			h, _, refused := other.names("alice", "resp_12345678", "rs_12345678")
-			if refused || !h.owns || h.Asks() || h.Allows("a") || !h.Allows("b") || !h.mine {
+			if refused || !h.owns || h.Asks() || h.Allows("a") || !h.Allows("b") {
 				t.Errorf("it has the home %+v", h)
 			}
 		}

@@ -13,15 +13,21 @@ const (
 	inside     // an object whose members may name objects
 	turn       // a message of a chat
 	item       // an object that has an id itself
+	listed     // an item of a list, which may be older than the request
 	holder     // an object whose id is that of another object
 	variables  // an object whose members may all name objects
 	annotation // a note of the model's on where its text comes from
-	named      // an id, a list of ids, or an object that has one
+
+	// Ids, lists of them, or objects that have one.
+	named
+	partID  // of a part of what a reply shows
+	mention // of something that a reply only mentions
 
 	// Texts, or lists of them.
 	previous
 	itemID
 	encrypted
+	mentionEncrypted
 
 	// Other members of a body that are read.
 	memberModel
@@ -35,7 +41,7 @@ const (
 )
 
 // isText reports whether a text at the place is an id, or encrypted content.
-func (at place) isText() bool { return named <= at && at <= encrypted }
+func (at place) isText() bool { return named <= at && at <= mentionEncrypted }
 
 // grammar tells what stands under a name in an object that is at a place itself.
 type grammar uint8
@@ -141,28 +147,42 @@ func (g grammar) place(at place, key []byte) place {
 func placeInReply(at place, key []byte) place {
 	switch string(key) {
 	case "id":
-		if at == top || at == item || at == named {
+		switch at {
+		case top, listed:
 			return named
+		case item, partID:
+			return partID
+		case mention:
+			return mention
 		}
-	case "conversation", "thread_id", "container_id", "output_file_id", "error_file_id", "result_files":
-		return named
+	case "thread_id", "output_file_id", "error_file_id", "result_files":
+		return partID
+	case "conversation", "container_id":
+		return mention
 	case "file_id":
 		if at == annotation {
-			return named
+			return mention
 		}
 	case "encrypted_content":
+		if at == listed {
+			return mentionEncrypted
+		}
 		return encrypted
 	case "content":
 		return inside
 	case "annotations":
 		return annotation
-	case "data", "output", "item":
+	case "data":
+		if at == top {
+			return listed
+		}
+	case "output", "item":
 		if at == top {
 			return item
 		}
 	case "file":
 		if at == top { // that an upload becomes
-			return named
+			return partID
 		}
 	case "choices":
 		if at == top {
@@ -174,7 +194,7 @@ func placeInReply(at place, key []byte) place {
 		}
 	case "audio":
 		if at == turn {
-			return named
+			return partID
 		}
 	case "response":
 		if at == top {

@@ -18,6 +18,12 @@ const (
 	Item
 	// Encrypted is an encrypted_content, which only the account can read that wrote it.
 	Encrypted
+	// Part is what a reply has made of the object that it shows: an output item of a response, the output
+	// file of a batch, the thread of a run. In a reply, Object is the id of that object itself, or of
+	// one in a list.
+	Part
+	// Mentioned is what a reply only mentions, such as a file that an answer cites.
+	Mentioned
 )
 
 // ID is an id, or an encrypted content, in a path, a query or a body.
@@ -73,7 +79,7 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 			w.note(at, span{i, end})
 		}
 		return end
-	case depth >= maxDepth, at == elsewhere, at > named:
+	case depth >= maxDepth, at == elsewhere, at > mention:
 	case c == '{':
 		return w.object(i, at, depth+1)
 	case c == '[':
@@ -142,19 +148,14 @@ func (w *walker) array(i int, at place, depth int) (end int) {
 }
 
 func (w *walker) note(at place, s span) {
-	kind := Object
-	switch at {
-	case previous:
-		kind = PreviousResponse
-	case itemID:
-		kind = Item
-	case encrypted:
-		kind = Encrypted
-	}
-	if text := unquoteBytes(w.body[s.start:s.end]); kind == Encrypted && len(text) >= shortestID || isID(text) {
-		w.ids = append(w.ids, ID{kind, s})
+	text := unquoteBytes(w.body[s.start:s.end])
+	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || isID(text) {
+		w.ids = append(w.ids, ID{kinds[at], s})
 	}
 }
+
+// kinds are those of the ids at places with texts.
+var kinds = [...]Kind{named: Object, partID: Part, mention: Mentioned, previous: PreviousResponse, itemID: Item, encrypted: Encrypted, mentionEncrypted: Mentioned}
 
 // unquoteBytes decodes a string, without a copy if it has no escape.
 func unquoteBytes(quoted []byte) []byte {

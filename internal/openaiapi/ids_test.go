@@ -117,11 +117,11 @@ func (r *idReference) value(dec *json.Decoder, at place, depth int) {
 	token, _ := dec.Token()
 	switch v := token.(type) {
 	case string:
-		if at >= named && at <= encrypted && (at == encrypted && len(v) >= shortestID || isID(v)) {
-			r.found = append(r.found, fmt.Sprint(map[place]Kind{named: Object, previous: PreviousResponse, itemID: Item, encrypted: Encrypted}[at], " ", v))
+		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(v) >= shortestID || isID(v)) {
+			r.found = append(r.found, fmt.Sprint(kinds[at], " ", v))
 		}
 	case json.Delim:
-		if depth >= maxDepth || at > named {
+		if depth >= maxDepth || at > mention {
 			at = elsewhere
 		}
 		if v == '[' {
@@ -201,23 +201,27 @@ func TestIDsInAReply(t *testing.T) {
 		want       []string
 	}{
 		{"a response", `{"id":"resp_123456","object":"response","metadata":{"id":"resp_67890"},"output":[{"id":"rs_123456","encrypted_content":"gAAAAABx"},{"id":"msg_12345","content":[{"text":"resp_67890","annotations":[{"file_id":"cfile_12345","container_id":"cntr_12345"}]}]}],"previous_response_id":"resp_67890","store":true,"conversation":{"id":"conv_12345"}}`,
-			[]string{"resp_123456", "rs_123456", "gAAAAABx", "msg_12345", "cfile_12345", "cntr_12345", "conv_12345"}},
+			[]string{"resp_123456", "part rs_123456", "gAAAAABx", "part msg_12345", "mentioned cfile_12345", "mentioned cntr_12345", "mentioned conv_12345"}},
 		{"a response that is not stored", `{"id":"resp_123456","output":[{"id":"rs_123456","encrypted_content":"gAAAAABx"}],"store":false}`, []string{"gAAAAABx"}},
 		{"an event", `{"type":"response.created","response":{"id":"resp_123456","store":true}}`, []string{"resp_123456"}},
 		{"an event of a response that is not stored", `{"response":{"id":"resp_123456","store":false}}`, nil},
-		{"an item", `{"type":"response.output_item.done","item":{"id":"rs_123456","encrypted_content":"gAAAAABx"}}`, []string{"rs_123456", "gAAAAABx"}},
+		{"an item", `{"type":"response.output_item.done","item":{"id":"rs_123456","encrypted_content":"gAAAAABx"}}`, []string{"part rs_123456", "gAAAAABx"}},
 		{"a list", `{"object":"list","data":[{"id":"file-12345"},{"id":"file-67890"}],"first_id":"file-00000"}`, []string{"file-12345", "file-67890"}},
-		{"a batch", `{"id":"batch_123456","input_file_id":"file-12345","output_file_id":"file-67890","error_file_id":null}`, []string{"batch_123456", "file-67890"}},
-		{"a job", `{"id":"ftjob-12345","result_files":["file-12345"]}`, []string{"ftjob-12345", "file-12345"}},
-		{"what an upload becomes", `{"id":"upload_123456","file":{"id":"file-12345","object":"file"}}`, []string{"upload_123456", "file-12345"}},
-		{"what is said in a chat", `{"id":"chatcmpl-12345","choices":[{"message":{"content":"x","audio":{"id":"audio_12345","data":"AAAA"}}}]}`, []string{"chatcmpl-12345", "audio_12345"}},
-		{"what is said in a stream", `{"id":"chatcmpl-12345","choices":[{"delta":{"audio":{"id":"audio_12345"}}}]}`, []string{"chatcmpl-12345", "audio_12345"}},
-		{"what is cut off", `{"id":"resp_123456","output":[{"id":"rs_123456"},{"id":"msg_`, []string{"resp_123456", "rs_123456"}},
+		{"a list of items", `{"data":[{"id":"rs_123456","encrypted_content":"gAAAAABx"}]}`, []string{"rs_123456", "mentioned gAAAAABx"}},
+		{"a run", `{"id":"run_12345","thread_id":"thread_12345"}`, []string{"run_12345", "part thread_12345"}},
+		{"a batch", `{"id":"batch_123456","input_file_id":"file-12345","output_file_id":"file-67890","error_file_id":null}`, []string{"batch_123456", "part file-67890"}},
+		{"a job", `{"id":"ftjob-12345","result_files":["file-12345"]}`, []string{"ftjob-12345", "part file-12345"}},
+		{"what an upload becomes", `{"id":"upload_123456","file":{"id":"file-12345","object":"file"}}`, []string{"upload_123456", "part file-12345"}},
+		{"what is said in a chat", `{"id":"chatcmpl-12345","choices":[{"message":{"content":"x","audio":{"id":"audio_12345","data":"AAAA"}}}]}`, []string{"chatcmpl-12345", "part audio_12345"}},
+		{"what is said in a stream", `{"id":"chatcmpl-12345","choices":[{"delta":{"audio":{"id":"audio_12345"}}}]}`, []string{"chatcmpl-12345", "part audio_12345"}},
+		{"what is cut off", `{"id":"resp_123456","output":[{"id":"rs_123456"},{"id":"msg_`, []string{"resp_123456", "part rs_123456"}},
 		{"nothing", ``, nil},
 		{"no object", `"resp_123456"`, nil},
 	} {
 		var got []string
-		EachIDInReply([]byte(tt.body), func(_ Kind, text []byte) { got = append(got, string(text)) })
+		EachIDInReply([]byte(tt.body), func(kind Kind, text []byte) {
+			got = append(got, map[Kind]string{Object: "", Encrypted: "", Part: "part ", Mentioned: "mentioned "}[kind]+string(text))
+		})
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 		}

@@ -10,8 +10,12 @@ import (
 // Stored tells what a request has to do with objects that are stored, by its method, path and
 // query.
 type Stored struct {
-	// IDs are those in the path and the query.
+	// IDs are those in the path, and after them those in the query.
 	IDs []string
+	// Subject is the last one in the path: the object that the request is about.
+	Subject string
+	// Creates reports whether the request makes what its reply shows.
+	Creates bool
 	// List tells that the request asks for a list of objects, which each account answers from what
 	// is its own.
 	List bool
@@ -32,6 +36,10 @@ var collections = map[string][]string{
 
 // notIDs are segments that stand where ids do.
 var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters"}
+
+// creating are the last segments of paths below an object to which a POST makes something new. Whatever
+// else is sent there, such as cancel or search, only changes or shows what there is.
+var creating = []string{"files", "file_batches", "messages", "runs", "items", "parts", "versions", "permissions", "remix"}
 
 // ReadStored takes a method, an operation as Route has it, and a query.
 func ReadStored(method, operation, rawQuery string) (s Stored) {
@@ -55,10 +63,11 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 	}
 	s.Teaches = !strings.HasSuffix(rest, "/content") // that may be anything
 	if s.TeachesIfStored = first == "chat" && method == http.MethodPost && rest == ""; s.TeachesIfStored {
-		s.Teaches = false
+		s.Teaches, s.Creates = false, true
 		return s
 	}
 	isCollection := rest == ""
+	s.Creates = method == http.MethodPost
 	// names of collections and ids take turns, and some of the latter are verbs
 	for i := 0; rest != ""; i++ {
 		var segment string
@@ -66,8 +75,12 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 		switch segment = unescapeOr(segment, url.PathUnescape); {
 		case i%2 == 0 && slices.Contains(notIDs, segment):
 			i-- // what follows may be one
-		case i%2 == 0 && isID(segment):
-			s.IDs = append(s.IDs, segment)
+		case i%2 == 0:
+			if s.Creates = false; isID(segment) {
+				s.IDs, s.Subject = append(s.IDs, segment), segment
+			}
+		default:
+			s.Creates = method == http.MethodPost && slices.Contains(creating, segment)
 		}
 	}
 	s.addParams(rawQuery)

@@ -47,6 +47,7 @@ func TestStoredObjectsInAPath(t *testing.T) {
 		{"GET", "/evals/eval_12345/runs/evalrun_12345/output_items/item_1", ""}: teaches("eval_12345", "evalrun_12345"), // too short for an id
 	} {
 		got := ReadStored(request[0], request[1], request[2])
+		got.Creates, got.Subject = false, "" // see TestWhatCreatesAnObject
 		if len(got.IDs) == 0 {
 			got.IDs = nil
 		}
@@ -55,6 +56,42 @@ func TestStoredObjectsInAPath(t *testing.T) {
 		}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: got %+v, want %+v", request, got, want)
+		}
+	}
+}
+
+// TestWhatCreatesAnObject has requests, the objects that they are about, and
+// whether they make something.
+func TestWhatCreatesAnObject(t *testing.T) {
+	type about struct {
+		subject string
+		creates bool
+	}
+	for request, want := range map[[2]string]about{
+		{"POST", "/responses"}:                                                    {"", true},
+		{"POST", "/chat/completions"}:                                             {"", true},
+		{"POST", "/threads/runs"}:                                                 {"", true},
+		{"POST", "/videos/edits"}:                                                 {"", true},
+		{"GET", "/files"}:                                                         {"", false},
+		{"POST", "/embeddings"}:                                                   {"", false},
+		{"POST", "/responses/resp_12345/cancel"}:                                  {"resp_12345", false},
+		{"POST", "/vector_stores/vs_12345"}:                                       {"vs_12345", false},
+		{"POST", "/vector_stores/vs_12345/search"}:                                {"vs_12345", false},
+		{"POST", "/vector_stores/vs_12345/files"}:                                 {"vs_12345", true},
+		{"GET", "/vector_stores/vs_12345/files"}:                                  {"vs_12345", false},
+		{"POST", "/vector_stores/vs_12345/files/file-12345"}:                      {"file-12345", false},
+		{"POST", "/vector_stores/vs_12345/file_batches/vsfb_12345/cancel"}:        {"vsfb_12345", false},
+		{"POST", "/threads/thread_12345/runs"}:                                    {"thread_12345", true},
+		{"POST", "/threads/thread_12345/runs/run_12345/submit_tool_outputs"}:      {"run_12345", false},
+		{"POST", "/uploads/upload_12345/parts"}:                                   {"upload_12345", true},
+		{"POST", "/uploads/upload_12345/complete"}:                                {"upload_12345", false},
+		{"POST", "/fine_tuning/jobs/ftjob-12345/cancel"}:                          {"ftjob-12345", false},
+		{"POST", "/fine_tuning/checkpoints/ft:gpt-4o:x::ckpt-step-1/permissions"}: {"ft:gpt-4o:x::ckpt-step-1", true},
+		{"POST", "/videos/video_12345/remix"}:                                     {"video_12345", true},
+		{"POST", "/conversations/conv_12345/items"}:                               {"conv_12345", true},
+	} {
+		if s := ReadStored(request[0], request[1], ""); (about{s.Subject, s.Creates}) != want {
+			t.Errorf("%q: got %+v, want %+v", request, s, want)
 		}
 	}
 }
