@@ -35,6 +35,8 @@ type Home struct {
 type id struct {
 	owners.Key
 	kind openaiapi.Kind
+	// caller is the one that it belongs to, as far as that is known.
+	caller owners.Caller
 }
 
 // Request is what a Home is found by.
@@ -72,9 +74,6 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 	}
 	r.Body.EachID(r.Text, f.take)
 	f.askReplicas()
-	if h.owns && !slices.Contains(a.accounts, h.account) {
-		f.refuse(notFound(f.firstKind, f.firstText))
-	}
 	h.list = h.list && !h.owns
 	return h, f.refusal, f.refused
 }
@@ -84,8 +83,7 @@ type finder struct {
 	*Home
 	store     *owners.Memory
 	now       time.Time
-	firstKind openaiapi.Kind // of the first id that has an owner
-	firstText string
+	firstText string // of the first id that has an owner
 	refusal   apierror.Error
 	refused   bool
 	// texts are those of the unknown ids.
@@ -99,7 +97,7 @@ func (f *finder) refuse(e apierror.Error) {
 }
 
 func (f *finder) take(kind openaiapi.Kind, text []byte) {
-	it := id{owners.KeyOf(text), kind}
+	it := id{Key: owners.KeyOf(text), kind: kind}
 	f.named = append(f.named, it)
 	if o, known := f.store.Get(it.Key, f.now); known {
 		f.heed(it, text, o)
@@ -108,15 +106,19 @@ func (f *finder) take(kind openaiapi.Kind, text []byte) {
 	}
 }
 
-// heed takes in whose an id is.
+// heed applies what is known about an id. An account that the config no longer
+// has may have another name or key now, so that it is not known who has the
+// object. The caller is known all the same.
 func (f *finder) heed(it id, text []byte, o owners.Owner) {
 	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
 	switch {
 	case !o.MayUse(f.caller):
 		f.refuse(notFound(it.kind, string(text)))
+	case !slices.Contains(f.affinity.accounts, o.Account):
+		it.caller = o.Caller
+		f.unknown, f.texts = append(f.unknown, it), append(f.texts, text)
 	case !f.owns:
-		f.owns, f.account = true, o.Account
-		f.firstKind, f.firstText = it.kind, string(text)
+		f.owns, f.account, f.firstText = true, o.Account, string(text)
 	case f.account != o.Account:
 		f.refuse(apart(f.firstText, string(text)))
 	}
@@ -187,7 +189,7 @@ func (h *Home) Served(account string, res *http.Response) {
 	}
 	for _, it := range h.unknown {
 		if it.kind != openaiapi.Item || len(h.missing) > 0 {
-			h.put(it.Key, account, 0)
+			h.put(it.Key, account, it.caller)
 		}
 	}
 	if h.unknown = nil; h.teaches && len(res.Header["Location"]) > 0 {
@@ -241,8 +243,8 @@ func (h *Home) put(key owners.Key, account string, caller owners.Caller) {
 // longestShown is how much of an id an error shows.
 const longestShown = 80
 
-// notFound is the error for an object that the caller may not use, or whose
-// account is gone, in the words that OpenAI's API has for it.
+// notFound is the error for an object that the caller may not use, in the words
+// that OpenAI's API has for it.
 func notFound(kind openaiapi.Kind, text string) apierror.Error {
 	text = text[:min(len(text), longestShown)]
 	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}

@@ -113,27 +113,30 @@ func TestAnothersIDIsNotFoundAtAnyReplica(t *testing.T) {
 	})
 }
 
-func TestAnAccountThatAnotherConfigHasIsGone(t *testing.T) {
+func TestAnAccountThatAnotherConfigHasIsFoundByAsking(t *testing.T) {
 	inTouch(t, func(s *shared) {
 		one, other := s.replica("a", "b", "c"), s.replica("a", "b")
-		one.learn("c", "", "resp_12345678")
+		one.learn("c", "alice", "resp_12345678")
 		one.learn("a", "", "resp_23456789")
 		synctest.Wait()
-		if _, refusal, refused := other.names("", "resp_12345678"); !refused || refusal.Status != 404 || refusal.Message != "Item with id 'resp_12345678' not found." {
-			t.Errorf("the refusal is %+v", refusal)
-		}
-		if _, refusal, refused := other.names("", "resp_23456789", "resp_12345678"); !refused || refusal.Code != "objects_in_different_accounts" {
-			t.Errorf("the refusal is %+v", refusal)
-		}
-		other.accounts = append(other.accounts, "c")
-		if h, _, refused := other.names("", "resp_23456789"); refused || !h.owns {
+		if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.Asks() {
 			t.Errorf("it has the home %+v", h)
 		}
-		// with the next config the account is there
-		next := s.replica("a", "b", "c")
-		next.keeper = other.keeper
-		if h, _, refused := next.names("", "resp_12345678"); refused || !h.Allows("c") || h.Allows("a") {
+		if h, _, refused := other.names("alice", "resp_23456789", "resp_12345678"); refused || !h.Allows("a") || h.Allows("b") {
 			t.Errorf("it has the home %+v", h)
+		}
+		if _, refusal, refused := other.names("bob", "resp_12345678"); !refused || refusal.Status != 404 {
+			t.Errorf("bob may have it: %+v", refusal)
+		}
+		// found by asking, it is still alice's
+		h, _, _ := other.names("alice", "resp_12345678")
+		h.Missing("a")
+		h.Served("b", &http.Response{StatusCode: 200})
+		if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.owns || h.Allows("a") {
+			t.Errorf("it has the home %+v", h)
+		}
+		if _, _, refused := other.names("bob", "resp_12345678"); !refused {
+			t.Error("bob may have it")
 		}
 	})
 }

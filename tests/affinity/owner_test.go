@@ -241,23 +241,47 @@ func TestAnAccountMayHaveSeveralBackends(t *testing.T) {
 	})
 }
 
-func TestALostAccountsObjectsAreNotFound(t *testing.T) {
-	_, a := lbtest.Listen(t, "a")
+// TestAnAccountThatGetsANameLosesNoObject has configs name the account that has
+// an object, name it otherwise, and leave it out.
+func TestAnAccountThatGetsANameLosesNoObject(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
-	b.Replies(lbtest.Says(200, `{"id":"resp_of_a_lost_account"}`))
+	a.Replies(lbtest.Says(404, `{"error":{"message":"Response with id 'resp_of_alice' not found."}}`))
+	b.Replies(lbtest.Says(200, `{"id":"resp_of_alice"}`))
 	port := lbtest.FreePort(t)
-	site := func(n string, backends ...string) string {
-		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nheader X-Config %s\nopenai_lb {\nbackend %s\n}\n}", port, n, strings.Join(backends, "\nbackend "))
+	site := func(n int, backends string) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nheader X-Config %d\nopenai_lb {\n"+
+			"client_key alice key-of-alice-1234\nclient_key bob key-of-bob-123456\n%s\n}\n}", port, n, backends)
+	}
+	first := "backend " + serverA.URL + "\n"
+	second := func(account string) string {
+		return "backend " + serverB.URL + " {\npriority 2\naccount " + account + "\n}\n"
 	}
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/responses", port)
-	lbtest.Run(t, site("1", serverB.URL))
-	lbtest.Post(lbtest.NewClient(t), url, "{}").WantServed(t, "b")
-	lbtest.Reload(t, site("2", a.URL))
-	lbtest.Get(lbtest.ClientOf(t, "2", url), url+"/resp_of_a_lost_account").WantError(t, 404, "not_found")
-	lbtest.Reload(t, site("3", a.URL, serverB.URL))
-	client := lbtest.ClientOf(t, "3", url)
-	for range 5 {
-		lbtest.Get(client, url+"/resp_of_a_lost_account").WantServed(t, "b")
+	lbtest.Run(t, site(0, "backend "+serverB.URL))
+	lbtest.Post(lbtest.NewClient(t), url, "{}", "Authorization", "Bearer key-of-alice-1234").WantServed(t, "b")
+	for i, c := range []struct {
+		backends string
+		asked    int // how often a is asked
+		status   int
+	}{
+		{first + second("two"), 1, 200},
+		{first + second("three"), 1, 200},
+		{first, 2, 404},
+		{first + second("three"), 0, 200}, // which is still known
+	} {
+		lbtest.Reload(t, site(i+1, c.backends))
+		client := lbtest.ClientOf(t, fmt.Sprint(i+1), url)
+		a.Forget()
+		for range 2 {
+			lbtest.Get(client, url+"/resp_of_alice", "Authorization", "Bearer key-of-bob-123456").WantError(t, 404, "not_found")
+			if got := lbtest.Get(client, url+"/resp_of_alice", "Authorization", "Bearer key-of-alice-1234"); got.Status != c.status {
+				t.Errorf("config %d: alice got %d %s", i+1, got.Status, got.Body)
+			}
+		}
+		if got := len(a.Received()); got != c.asked {
+			t.Errorf("config %d: a was asked %d times, want %d", i+1, got, c.asked)
+		}
 	}
 }
 
