@@ -1,6 +1,8 @@
 package affinity
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/url"
 	"slices"
@@ -42,16 +44,19 @@ type Config struct {
 }
 
 // Account returns the account of a backend: the one that it was given, or else
-// what its URL and the fingerprint of its credential tell. All keys of an Azure
-// resource share its objects.
+// the one that its URL and the fingerprint of its credential mean. All keys of an
+// Azure resource share its objects. It is a digest, so that what is saved and
+// shared names no account.
 func Account(name string, u *url.URL, fingerprint string) string {
+	account := strings.ToLower(u.Host) + " " + fingerprint
 	switch {
 	case name != "":
-		return "account " + name
+		account = "account " + name
 	case endpoint.IsAzure(u.Hostname()):
-		return strings.ToLower(u.Host)
+		account = strings.ToLower(u.Host)
 	}
-	return strings.ToLower(u.Host) + " " + fingerprint
+	sum := sha256.Sum256([]byte(account))
+	return hex.EncodeToString(sum[:16])
 }
 
 // keepers have what is known through config reloads.

@@ -173,7 +173,7 @@ func TestDamagedIDsAreLoggedAndLeftBehind(t *testing.T) {
 	core, logs := observer.New(zapcore.ErrorLevel)
 	a := open(t, ctx, Options{Save: true}, zap.New(core))
 	a.learn("a", "", "resp_12345678")
-	if h := a.of(t, "", "resp_12345678"); !h.owns || logs.FilterMessage("saved ids not read").Len() != 1 {
+	if h := a.of(t, "", "resp_12345678"); !h.owns || logs.FilterMessage("could not read saved ids").Len() != 1 {
 		t.Errorf("%+v, %v", h, logs.All())
 	}
 	_ = a.Close()

@@ -41,8 +41,8 @@ type Options struct {
 	LookupTimeout caddy.Duration `json:"lookup_timeout,omitempty"`
 
 	// Save keeps the ids in Caddy's storage, so that they are still known after
-	// a restart. They are written every five minutes and at the end. What is
-	// written has no keys and no names of callers, and of ids only digests.
+	// a restart. They are written every five minutes and at the end. Only digests
+	// of ids, accounts and callers' names are written, and no keys.
 	// Default: false.
 	Save bool `json:"save,omitempty"`
 

@@ -16,7 +16,7 @@ import (
 //	number of ids, 4 bytes; for each:
 //	    key, 16 bytes; caller, 8; index of the account, 4; forgotten at, 4: Unix time in seconds
 //	CRC-32 of all of that, 4 bytes
-const magic = "openai_lb ids 1\n"
+const magic = "openai_lb ids 2\n"
 
 const (
 	savedID = 16 + 8 + 4 + 4
@@ -58,8 +58,9 @@ func (m *Memory) Save(now time.Time) []byte {
 
 var errDamaged = errors.New("the saved ids are damaged")
 
-// Load adds what was saved, and reports how many ids that were. It adds nothing
-// if the data is not what Save returned.
+// Load adds what was saved, and reports how many ids that were. What was learned
+// since stays, except that an id whose caller is known remains that caller's. It
+// adds nothing if the data is not what Save returned.
 func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	if !bytes.HasPrefix(saved, []byte(magic)) {
 		return 0, fmt.Errorf("the saved ids are not in the format %q", magic[:len(magic)-1])
@@ -94,7 +95,11 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 		}
 		ttl := time.Unix(int64(binary.LittleEndian.Uint32(r.left[28:])), 0).Sub(now)
 		id := Key(r.left[:16])
-		if _, known := m.Get(id, now); ttl > 0 && !known {
+		known, ok := m.Get(id, now)
+		if ok {
+			owner.Account = known.Account // it was seen there since
+		}
+		if ttl > 0 && (!ok || known.Caller == 0 && owner.Caller != 0) {
 			m.Put(id, owner, now, ttl)
 			ids++
 		}
