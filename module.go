@@ -202,9 +202,13 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.keyFiles.Logger = h.logger
+	unnamed := h.Pool == "" || fleet.IsNumbered(h.Pool, defaultPool)
 	h.Pool = cmp.Or(h.Pool, defaultPool)
 	if err := fleet.Default.Claim(ctx, h.Pool, h); err != nil {
 		return err
+	}
+	if unnamed && fleet.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
+		h.logger.Warn("several pools have no name: give each one a name, because another order in the file gives callers the stored objects of others")
 	}
 	if err := h.provisionClientKeys(); err != nil {
 		return err

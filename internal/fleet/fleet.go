@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -28,12 +29,21 @@ type Entry struct {
 // Fleet is a set of pools. The zero Fleet is empty.
 type Fleet struct {
 	mu sync.Mutex
-	// configs are the names in use, and what has them, by the config that they
-	// belong to: while one config replaces another, both have pools of the same
-	// names.
-	configs map[*prometheus.Registry]map[string]digest
+	// configs are the names in use by the config that they belong to: while one
+	// config replaces another, both have pools of the same names.
+	configs map[*prometheus.Registry]*names
 	// entries are the newest of each name last.
 	entries []*Entry
+}
+
+// names are those of a config's pools, and what has them.
+type names struct {
+	taken map[string]digest
+	// unnamed are those of them that the operator did not choose, and keys reports
+	// whether callers have keys for one of these.
+	unnamed map[string]bool
+	keys    bool
+	warned  bool
 }
 
 // Default is the fleet of the process.
@@ -54,20 +64,35 @@ func (f *Fleet) Claim(ctx caddy.Context, name string, options ...any) error {
 	config := ctx.GetMetricsRegistry() // each config has its own
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	names := f.configs[config]
-	if other, taken := names[name]; taken && other != mine {
-		return fmt.Errorf("pool '%s': another pool has this name, give this one a name of its own", name)
-	}
-	if names == nil {
-		names = make(map[string]digest)
+	n := f.configs[config]
+	if n == nil {
+		n = &names{taken: make(map[string]digest), unnamed: make(map[string]bool)}
 		if f.configs == nil {
-			f.configs = make(map[*prometheus.Registry]map[string]digest)
+			f.configs = make(map[*prometheus.Registry]*names)
 		}
-		f.configs[config] = names
+		f.configs[config] = n
 		context.AfterFunc(ctx.Context, func() { f.giveBack(config) })
 	}
-	names[name] = mine
+	if other, taken := n.taken[name]; taken && other != mine {
+		return fmt.Errorf("pool '%s': another pool has this name, give this one a name of its own", name)
+	}
+	n.taken[name] = mine
 	return nil
+}
+
+// Unnamed records that the operator did not choose the name of a pool that was
+// claimed, and whether callers have keys for the pool. It reports, once for a
+// config, that there are several such pools, and keys: when the order of the pools
+// changes, one of them gets the name of another, and the ids of its callers.
+func (f *Fleet) Unnamed(ctx caddy.Context, name string, keys bool) (warn bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.configs[ctx.GetMetricsRegistry()]
+	n.unnamed[name] = true
+	n.keys = n.keys || keys
+	warn = n.keys && len(n.unnamed) > 1 && !n.warned
+	n.warned = n.warned || warn
+	return warn
 }
 
 // fileState is where a Caddyfile's adapter keeps the names of its pools.
@@ -90,6 +115,13 @@ func NameInFile(state map[string]any, name, fallback string) string {
 	}
 	names[cmp.Or(name, fallback)] = true
 	return name
+}
+
+// IsNumbered reports whether NameInFile makes such a name of the fallback.
+func IsNumbered(name, fallback string) bool {
+	number, ok := strings.CutPrefix(name, fallback+"_")
+	_, err := strconv.ParseUint(number, 10, 0)
+	return ok && err == nil
 }
 
 // giveBack frees the names of a config that is no longer in use.
