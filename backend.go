@@ -242,8 +242,7 @@ func (b *Backend) provisionModels() error {
 	return nil
 }
 
-// serves reports whether the backend has the model. A request without one may
-// go to any backend.
+// serves reports whether the backend has the model, if the request names one.
 func (b *Backend) serves(model string) bool {
 	_, ok := b.models[model]
 	return ok || model == "" || b.models == nil
@@ -281,8 +280,8 @@ func (b *Backend) label(i int) string {
 func (b *Backend) dial() string { return endpoint.Dial(b.url) }
 
 // takes reports whether the request can be sent to the backend: the backend
-// has the model, the body need not be changed if it cannot be, and there is a
-// credential of the caller's if the backend gets that one.
+// has the model, the body need not be read or changed if it cannot be, and there
+// is a credential of the caller's if the backend gets that one.
 func (b *Backend) takes(a *asked) bool {
 	if b.passesThrough() && a.anonymous {
 		return false
@@ -290,10 +289,12 @@ func (b *Backend) takes(a *asked) bool {
 	if a.cutOff && a.inPath && !b.paths.HasClassic() {
 		return false
 	}
-	if a.opaque && (b.models != nil || b.Deployment != "" || a.inPath && !b.paths.HasClassic()) {
-		return false
+	if a.opaque || a.unclear {
+		if a.inPath && !b.paths.HasClassic() || !a.inPath && (b.models != nil || b.Deployment != "") {
+			return false
+		}
 	}
-	return b.serves(a.model)
+	return b.serves(a.model) && (a.model != "" || !a.needsModel || b.models == nil)
 }
 
 // passesThrough reports whether the backend gets the caller's own credential.

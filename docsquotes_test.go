@@ -32,7 +32,7 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 		apierror.UpstreamError, apierror.CredentialsRejected, apierror.Unreachable, apierror.BrokenOff, apierror.TimedOut,
 		apierror.PerhapsExecuted, apierror.PerhapsStillExecuted, apierror.NotReady,
 		apierror.RateLimited(time.Second, true), apierror.RateLimited(9*time.Second, false), apierror.Busy(time.Second, true),
-		apierror.UnknownModel("gpt-5", []string{"gpt-4o", "gpt-4o-mini"}),
+		apierror.UnknownModel("gpt-5", []string{"gpt-4o", "gpt-4o-mini"}), apierror.MissingModel([]string{"gpt-4o", "gpt-4o-mini"}),
 		apierror.InvalidPath(openaiapi.CheckPath("//v1")), apierror.ModelBeyondBuffer(32 << 20),
 	} {
 		body, err := io.ReadAll(e.Response(httptest.NewRequest(http.MethodPost, "/", http.NoBody)).Body)

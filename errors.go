@@ -138,6 +138,8 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 		return apierror.CompressedBody, true
 	case ex.asked.cutOff:
 		return apierror.ModelBeyondBuffer(ex.balancer.transport.RequestBuffers), true
+	case ex.asked.unclear, ex.asked.model == "":
+		return apierror.MissingModel(models), true
 	}
 	return apierror.UnknownModel(ex.asked.model, models), true
 }

@@ -40,7 +40,8 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential)
 
 	model = b.nameOf(ex.asked.model)
 	place := b.paths.Rewrite(out.URL, ex.asked.model, model)
-	if place == endpoint.InBody || place == endpoint.AsNamed && model != ex.asked.model && ex.asked.body.HasModel {
+	replaced := model != ex.asked.model || b.models != nil && ex.asked.body.NamesSeveral()
+	if place == endpoint.InBody || place == endpoint.AsNamed && replaced && ex.asked.body.HasModel {
 		return model
 	}
 	return ""

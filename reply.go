@@ -202,7 +202,7 @@ func (r *reply) peek(rt *roundTrip) (text []byte, complete bool) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	text, complete = contentcoding.Decode(raw, r.res.Header.Get("Content-Encoding"), errorBodyLimit)
+	text, complete = contentcoding.Decode(raw, contentcoding.Of(r.res.Header), errorBodyLimit)
 	return text, r.whole && complete
 }
 

@@ -26,6 +26,13 @@ type asked struct {
 	// opaque tells that the body is compressed, so that no model in it can be
 	// found or replaced.
 	opaque bool
+	// unclear reports whether the request is for inference, and backends may read
+	// a model in its body that we do not find there: it is not JSON, or
+	// is declared as something else.
+	unclear bool
+	// needsModel reports whether a backend that lists its models gets the request
+	// only for one of these.
+	needsModel bool
 	// cutOff tells that the body is too long to be buffered and no model was
 	// found in its beginning, so that none can be replaced.
 	cutOff bool
@@ -55,7 +62,7 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	beginning := cache.Prompt()
 	prompt := max(b.Length(), int64(len(b.Buffered())))
 	switch {
-	case contentcoding.Compressed(r.Header):
+	case !contentcoding.Readable(r.Header):
 		a.opaque = len(b.Buffered()) > 0
 	case mediatype.Of(r.Header) == mediatype.Form:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -75,8 +82,11 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	if a.model == "" {
 		a.model = a.body.Model
 	}
+	if a.needsModel = openaiapi.MayInfer(r.Method, route.Operation); a.needsModel && !a.opaque && len(b.Buffered()) > 0 {
+		a.unclear = !a.body.Clear || b.Whole() && !a.body.Whole || mediatype.Disputed(r.Header)
+	}
 	for _, param := range []string{"model", "deployment"} {
-		if a.model == "" && r.URL.RawQuery != "" {
+		if a.model == "" && r.URL.RawQuery != "" && !a.unclear {
 			a.model, _ = openaiapi.Param(r.URL.RawQuery, param)
 		}
 	}

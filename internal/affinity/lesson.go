@@ -38,9 +38,7 @@ func (h *Home) Lesson(account string, res *http.Response) *Lesson {
 	l := &Lesson{home: h, account: account, length: res.ContentLength}
 	switch mediatype.Of(res.Header) {
 	case mediatype.JSON:
-		if contentcoding.Compressed(res.Header) {
-			l.coding = res.Header.Get("Content-Encoding")
-		}
+		l.coding = contentcoding.Of(res.Header)
 		return l
 	case mediatype.EventStream:
 		l.events = new(sse.Watcher)

@@ -111,6 +111,16 @@ func UnknownModel(name string, models []string) Error {
 		"invalid_request_error", "model_not_found", NoSuchModel}
 }
 
+// MissingModel is the error for a request for inference in which no model was
+// found, while the backends serve these.
+func MissingModel(models []string) Error {
+	text := "You must provide a model parameter: 'model' in a JSON object with Content-Type application/json, or in a multipart form."
+	if len(models) > 0 {
+		text += " Available models: " + strings.Join(models, ", ") + "."
+	}
+	return Error{http.StatusBadRequest, text, "invalid_request_error", "missing_required_parameter", InvalidRequest}
+}
+
 // InvalidPath is the error for a path with this problem.
 func InvalidPath(problem string) Error {
 	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path", InvalidRequest}

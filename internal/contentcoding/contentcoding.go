@@ -10,10 +10,40 @@ import (
 	"strings"
 )
 
-// Compressed reports whether the body after this header is compressed.
-func Compressed(header http.Header) bool {
-	encoding := header["Content-Encoding"]
-	return len(encoding) > 0 && encoding[0] != "" && !strings.EqualFold(encoding[0], "identity")
+// Of returns the codings of the body after this header, in small letters and separated by commas,
+// without those that change nothing. All lines of the header are one list (RFC 9110 section 5.3).
+func Of(header http.Header) string {
+	lines := header["Content-Encoding"]
+	if len(lines) == 0 {
+		return ""
+	}
+	var codings []string
+	for _, line := range lines {
+		for coding := range strings.SplitSeq(strings.ToLower(line), ",") {
+			if coding = strings.TrimSpace(coding); coding != "" && coding != "identity" {
+				codings = append(codings, coding)
+			}
+		}
+	}
+	return strings.Join(codings, ",")
+}
+
+// Compressed reports whether the body after this header may be compressed: it has a coding.
+func Compressed(header http.Header) bool { return Of(header) != "" }
+
+// compressions are the codings that servers undo: those that IANA lists, and others in use.
+var compressions = []string{"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz",
+	"aes128gcm", "exi", "pack200-gzip", "snappy", "lz4", "lzma", "xz", "bzip2", "aws-chunked"}
+
+// Readable reports whether the body after this header is read as it is. Some clients name a charset
+// as its coding, or none, which servers ignore.
+func Readable(header http.Header) bool {
+	for coding := range strings.SplitSeq(Of(header), ",") {
+		if slices.Contains(compressions, coding) {
+			return false
+		}
+	}
+	return true
 }
 
 // readable are the codings that a backend may use. Decode knows zstd as well,

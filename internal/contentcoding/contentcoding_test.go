@@ -98,3 +98,27 @@ func TestABackendIsOfferedOnlyWhatCanBeRead(t *testing.T) {
 		t.Errorf("a request without Accept-Encoding got %v", header)
 	}
 }
+
+func TestAllLinesOfContentEncodingAreOneList(t *testing.T) {
+	for _, c := range []struct {
+		lines    []string
+		want     string
+		readable bool
+	}{
+		{nil, "", true},
+		{[]string{""}, "", true},
+		{[]string{" Identity ,,identity"}, "", true},
+		{[]string{"identity", "GZIP"}, "gzip", false},
+		{[]string{"gzip , br"}, "gzip,br", false},
+		{[]string{"utf-8", "none"}, "utf-8,none", true},
+		{[]string{"utf-8", "zstd"}, "utf-8,zstd", false},
+	} {
+		header := http.Header{"Content-Encoding": c.lines}
+		if got := Of(header); got != c.want || Compressed(header) != (c.want != "") || Readable(header) != c.readable {
+			t.Errorf("%q is %q, readable: %t", c.lines, got, Readable(header))
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { Readable(http.Header{}) }); n > 0 {
+		t.Errorf("no coding takes %v allocations", n)
+	}
+}

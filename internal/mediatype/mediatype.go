@@ -24,3 +24,14 @@ func Of(header http.Header) string {
 	value, _, _ = strings.Cut(value, ";")
 	return strings.ToLower(strings.TrimSpace(value))
 }
+
+// Disputed reports whether servers may take the body after this header for different types: it has
+// several, or one that is a form to some of them.
+func Disputed(header http.Header) bool {
+	values := header["Content-Type"]
+	if len(values) != 1 || values[0] == JSON {
+		return len(values) > 1
+	}
+	value := strings.ToLower(values[0])
+	return Of(header) != Form && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded"))
+}

@@ -19,6 +19,26 @@ func TestOf(t *testing.T) {
 			t.Errorf("%q is taken for %q, want %q", value, got, want)
 		}
 	}
+	for _, c := range []struct {
+		values []string
+		want   bool
+	}{
+		{nil, false},
+		{[]string{""}, false},
+		{[]string{JSON}, false},
+		{[]string{"Application/JSON; charset=utf-8"}, false},
+		{[]string{"text/plain"}, false},
+		{[]string{"multipart/form-data; boundary=b"}, false},
+		{[]string{"Multipart/Mixed; boundary=b"}, true},
+		{[]string{"application/x-www-form-urlencoded"}, true},
+		{[]string{"application/json; x=multipart/form-data"}, true},
+		{[]string{"application/json, multipart/form-data; boundary=b"}, true},
+		{[]string{JSON, JSON}, true},
+	} {
+		if got := Disputed(http.Header{"Content-Type": c.values}); got != c.want {
+			t.Errorf("%q is disputed: %t", c.values, got)
+		}
+	}
 	if got := Of(nil); got != "" {
 		t.Errorf("no header is taken for %q", got)
 	}

@@ -70,7 +70,8 @@ func ParseForm(body []byte, boundary string) Request {
 			r.take(at, body[value.start:value.end])
 		}
 	}
-	r.Whole = at >= 0 // the last delimiter is there, and it is the closing one
+	r.Whole = at >= 0                         // the last delimiter is there, and it is the closing one
+	r.Clear = body[skipSpace(body, 0)] != '{' // otherwise some servers read the JSON before the form
 	if last, ok := r.lastModel(); ok {
 		r.Model, r.HasModel = string(body[last.start:last.end]), true
 	} else if !namesModel {

@@ -31,6 +31,7 @@ const (
 
 	// Other members of a body that are read.
 	memberModel
+	memberOddModel // which only some servers take for the model
 	memberStream
 	memberMaxOutput
 	memberN
@@ -102,6 +103,9 @@ func (g grammar) place(at place, key []byte) place {
 			return holder
 		case "session":
 			return top
+		}
+		if len(key) == len("model") && bytes.EqualFold(key, []byte("model")) {
+			return memberOddModel
 		}
 	}
 	switch string(key) {

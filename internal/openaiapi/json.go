@@ -25,6 +25,7 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 	}
 	w := walker{body: body}
 	first := i + 1
+	r.Clear = true
 	namesModel := false // there is a "model", whatever its value
 	optioned := false   // there are "stream_options"
 	last := span{}      // of the last one's value, unless that is no string
@@ -51,6 +52,8 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 		}
 		switch at {
 		case elsewhere:
+		case memberOddModel:
+			r.Clear = false
 		case memberModel:
 			last = span{}
 			if body[value] == '"' {

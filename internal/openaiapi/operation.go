@@ -2,6 +2,7 @@ package openaiapi
 
 import (
 	"net/http"
+	"net/url"
 	"strings"
 )
 
@@ -24,6 +25,13 @@ func Inference(method, operation string) bool {
 		return true
 	}
 	return false
+}
+
+// MayInfer reports whether a server may take the request for one of [Inference], however its path is
+// spelled.
+func MayInfer(method, operation string) bool {
+	return Inference(method, operation) || method == http.MethodPost &&
+		Inference(method, strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape))))
 }
 
 // TellsUsageIfAsked reports whether a stream of the operation tells its usage only to who asks for it.

@@ -43,6 +43,10 @@ type Request struct {
 	// white space, after which an object may begin.
 	Whole bool
 
+	// Clear reports whether the body is an object or a form, in which all servers find the models that
+	// With replaces, and no others. Of a body that was cut off, only what came counts.
+	Clear bool
+
 	// StreamUsage tells whether the stream is to tell its usage: the last "include_usage" of the
 	// last "stream_options" is true.
 	StreamUsage bool
@@ -165,6 +169,10 @@ func (r *Request) lastModel() (last span, ok bool) {
 	}
 	return r.model, r.model.end > 0
 }
+
+// NamesSeveral reports whether the body names a model more than once. Servers differ in which one
+// they read.
+func (r Request) NamesSeveral() bool { return len(r.models) > 0 }
 
 // CanAskUsage reports whether With can make a stream tell its usage. It cannot if the body was cut
 // off, or names the stream's options twice.

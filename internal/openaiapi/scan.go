@@ -107,9 +107,13 @@ func quotesIn(b []byte) uint64 {
 	return (word - ones) &^ word & tops
 }
 
-// structural marks the bytes that matter between strings. scalarEnd marks those that end a number,
-// true, false or null.
-var structural, scalarEnd = marks(`"{}[]`), marks(",}] \n\r\t")
+// inScalar marks the bytes of which a number, true, false or null consists. inert marks those that
+// may stand between strings, but begin and end nothing. All others are an error: in a comment, or a
+// string in other quotes, a quote or a brace would not mean what it does in JSON.
+var (
+	inScalar = marks("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+	inert    = marks("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ,: \n\r\t")
+)
 
 func marks(chars string) (m [256]bool) {
 	for i := range len(chars) {
@@ -130,7 +134,7 @@ func skipValue(b []byte, i int) int {
 		return skipOut(b, i+1)
 	}
 	end := i
-	for end < len(b) && !scalarEnd[b[end]] {
+	for end < len(b) && inScalar[b[end]] {
 		end++
 	}
 	if end == i {
@@ -139,12 +143,12 @@ func skipValue(b []byte, i int) int {
 	return end
 }
 
-// skipOut returns the end of the list or the object in which b[i] is, or -1 if it has none. It counts
-// braces and brackets alike, and does not check that they match.
+// skipOut returns the end of the list or the object in which b[i] is, or -1 if it has none, or a byte
+// that cannot be there. It counts braces and brackets alike, and does not check that they match.
 func skipOut(b []byte, i int) int {
 	for depth := 1; i < len(b); {
 		c := b[i]
-		if !structural[c] {
+		if inert[c] {
 			i++
 			continue
 		}
@@ -156,8 +160,10 @@ func skipOut(b []byte, i int) int {
 			continue
 		case '{', '[':
 			depth++
-		default:
+		case '}', ']':
 			depth--
+		default:
+			return -1
 		}
 		i++
 		if depth == 0 {

@@ -28,8 +28,8 @@ func (r *Reader) Begin(header http.Header) *Reader {
 	default:
 		return nil
 	}
-	if contentcoding.Compressed(header) {
-		r.decoder = contentcoding.NewDecoder(header.Get("Content-Encoding"), r.read)
+	if coding := contentcoding.Of(header); coding != "" {
+		r.decoder = contentcoding.NewDecoder(coding, r.read)
 		if r.decoder == nil {
 			return nil
 		}
