@@ -94,18 +94,18 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 }
 
 // Load implements state.Store.
-func (s *store) Load(ctx context.Context, groups []string) ([]state.Kept, error) {
+func (s *store) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
 	if !s.apart.Load() {
-		kept, err := s.load(ctx, groups, groupsAtOnce)
+		kept, now, err := s.load(ctx, groups, groupsAtOnce)
 		if !client.HasErrorPrefix(err, "CROSSSLOT") {
-			return kept, err
+			return kept, now, err
 		}
 		s.apart.Store(true) // it is a cluster behind one address
 	}
 	return s.load(ctx, groups, 1)
 }
 
-func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []state.Kept, err error) {
+func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []state.Kept, now time.Time, err error) {
 	pipe := s.client().Pipeline()
 	var replies []*client.Cmd
 	for some := range slices.Chunk(groups, atOnce) {
@@ -113,25 +113,32 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 		for i, group := range some {
 			keys[i] = s.key(group)
 		}
-		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField))
+		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField, state.MaxRecords))
 	}
 	if _, err := execute(ctx, pipe); err != nil {
-		return nil, err
+		return nil, now, err
 	}
 	for i, reply := range replies {
 		lists, err := reply.Slice()
-		some := groups[i*atOnce:]
+		some := groups[i*atOnce : min((i+1)*atOnce, len(groups))]
 		if err != nil {
-			return nil, err
+			return nil, now, err
 		}
-		if len(lists) > len(some) {
-			return nil, fmt.Errorf("there are %d groups, want %d", len(lists), len(some))
+		if len(lists) != len(some)+1 {
+			return nil, now, fmt.Errorf("there are %d groups, want %d", len(lists)-1, len(some))
 		}
-		for j, list := range lists {
+		if text, _ := lists[len(some)].(string); i == 0 {
+			micros, err := strconv.ParseInt(text, 10, 64)
+			if err != nil {
+				return nil, now, err
+			}
+			now = time.UnixMicro(micros)
+		}
+		for j, list := range lists[:len(some)] {
 			kept = appendKept(kept, some[j], list)
 		}
 	}
-	return kept, nil
+	return kept, now, nil
 }
 
 // maxField is how many bytes a field has at most: a message and what is before it.

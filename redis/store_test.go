@@ -86,18 +86,18 @@ func TestConnectionsAreEncryptedAndTheServerIsKnown(t *testing.T) {
 	e.TLS, e.ServerName = true, "redis.test"
 	wantUsable(t, open(t, e))
 	e.ServerName = ""
-	if _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil || !strings.Contains(err.Error(), "x509") {
+	if _, _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil || !strings.Contains(err.Error(), "x509") {
 		t.Errorf("a server that proves to be another: %v", err)
 	}
 	e.TLS = false
-	if _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil {
+	if _, _, err := open(t, e).Load(t.Context(), []string{"g"}); err == nil {
 		t.Error("a server that wants TLS is used without")
 	}
 }
 
 func wantUsable(t testing.TB, s state.Store, groups ...string) {
 	t.Helper()
-	if _, err := s.Load(t.Context(), append(groups, "g")); err != nil {
+	if _, _, err := s.Load(t.Context(), append(groups, "g")); err != nil {
 		t.Error(err)
 	}
 }
@@ -180,7 +180,7 @@ func TestPrefixesAndDatabasesKeepBalancersApart(t *testing.T) {
 	for n := range 2 * len(engines) { // who hears of others has more to hear the second time
 		i, group := n%len(engines), fmt.Sprint(n/len(engines))
 		st := open(t, engines[i])
-		if kept, err := st.Load(t.Context(), []string{group}); err != nil || len(kept) != 0 {
+		if kept, _, err := st.Load(t.Context(), []string{group}); err != nil || len(kept) != 0 {
 			t.Errorf("balancer %d got %v, %v of another", i, kept, err)
 		}
 		record := state.Record{Group: group, Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("m")}

@@ -39,7 +39,7 @@ func TestWhatNoReplicaWroteIsLeftOut(t *testing.T) {
 	}
 	want := func(want ...string) {
 		t.Helper()
-		kept, err := st.Load(t.Context(), []string{"list", "g", "text"})
+		kept, _, err := st.Load(t.Context(), []string{"list", "g", "text"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,6 +69,17 @@ func TestWhatNoReplicaWroteIsLeftOut(t *testing.T) {
 		}
 	}
 	want("g 0 ours", "g 1 ours", "g 2 ours", "g 3 ours", "g 4 ours", "g 6 ours", "g good ours")
+}
+
+func TestNoMoreRecordsAreReadThanAReplicaKeeps(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	for i := range 2 * state.MaxRecords {
+		s.do("hset", "openai_lb:group:g", i, "0 0 1 1message")
+	}
+	if kept, _, err := st.Load(t.Context(), []string{"g"}); err != nil || len(kept) != state.MaxRecords {
+		t.Errorf("loaded %d records, %v, want %d", len(kept), err, state.MaxRecords)
+	}
 }
 
 func TestOnlyTheBeginningOfAValueIsRead(t *testing.T) {
@@ -131,7 +142,7 @@ func TestNothingIsDoneByAServerThatLetsNobodyIn(t *testing.T) {
 		if found, err := st.Find(t.Context(), []string{"a"}); err == nil {
 			t.Errorf("found %v", found)
 		}
-		if kept, err := st.Load(t.Context(), []string{"g"}); err == nil {
+		if kept, _, err := st.Load(t.Context(), []string{"g"}); err == nil {
 			t.Errorf("loaded %v", kept)
 		}
 		if err := st.Put(t.Context(), []state.Record{{Group: "g", Key: "k", Version: "1", TTL: time.Minute}}); err == nil {

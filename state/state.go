@@ -38,9 +38,10 @@ type Store interface {
 	// others from it, nor its own message from being sent.
 	Put(ctx context.Context, records []Record) error
 
-	// Load returns the records of these groups whose time has not passed. What
-	// somebody else has put among them is left out.
-	Load(ctx context.Context, groups []string) ([]Kept, error)
+	// Load returns the records of these groups whose time has not passed, and the
+	// time by the store's clock. Of several clocks, it is the one of the first
+	// group. Records that another program wrote are left out.
+	Load(ctx context.Context, groups []string) (kept []Kept, now time.Time, err error)
 
 	// Claim reports, in the order of the claims, whether this store has the name,
 	// or gets it because no other has claimed it within the time to live of that

@@ -3,6 +3,7 @@ package replicas
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -25,11 +26,16 @@ func (r *Replica) compare(ctx context.Context) error {
 	}
 	failed := r.store.Put(ctx, []state.Record{r.alive(time.Now())})
 	orders := r.drains.now()
-	kept, err := r.store.Load(ctx, groups)
+	asked := time.Now()
+	kept, shown, err := r.store.Load(ctx, groups)
+	now := time.Now()
+	if now.Sub(asked) > patience {
+		err = cmp.Or(err, errors.New("the answer came too late")) // what is left of each record is less by now
+	}
 	if err != nil {
 		return cmp.Or(failed, err)
 	}
-	now := time.Now()
+	r.clock.set(shown, asked, now)
 	known := make(map[recordKey]record)
 	for _, k := range kept {
 		r.takeIn(k, known, orders, now)
@@ -67,13 +73,19 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, orders uint64
 	case alive:
 		r.hearAlive(m, now.Add(min(k.TTL-lifetime, 0)))
 	default:
-		// what is left may be a little more than its length, if it is two benches in
-		// one; it is much more if somebody set the store's clock back
-		m.Bench.Left = min(milliseconds(k.TTL), m.Bench.Length+m.Bench.Length/10)
+		// what is left may be a little more than the message says, if it is two benches
+		// in one; it is much more if somebody set the store's clock back, or if the
+		// store was suspended before it kept the message
+		told, more := m.Bench.Left-r.clock.age(m, now).Milliseconds(), m.Bench.Length/10+slack.Milliseconds()
+		m.Bench.Left = max(0, min(milliseconds(k.TTL), m.Bench.Length+m.Bench.Length/10, told+more))
 		m.Bench.Length = max(m.Bench.Length, m.Bench.Left)
-		r.hear(m, now)
+		r.hear(m, now, now)
 	}
 }
+
+// slack is how long a message may take without being late, and by how much the
+// store's clock may be misread.
+const slack = 500 * time.Millisecond
 
 // lag is by how much what is left of a bench may differ between replicas, and
 // what is not worth telling any more.

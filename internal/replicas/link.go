@@ -146,11 +146,11 @@ func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 // maxEnded is how many benches are remembered that are over.
 const maxEnded = 4096
 
-// hear takes in what another replica tells, or what the store keeps.
-func (r *Replica) hear(m message, now time.Time) {
+// hear applies what another replica told then, or what the store keeps.
+func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
-		r.hearAlive(m, now)
+		r.hearAlive(m, then)
 	case drained, resumed:
 		r.hearDrain(m)
 	case benched, doubted, disproved:

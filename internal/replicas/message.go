@@ -25,9 +25,10 @@ type message struct {
 	Version int  `json:"v"`
 	Kind    kind `json:"kind"`
 	// From is the replica that tells it, and Sent its time, in microseconds
-	// since 1970.
+	// since 1970. At is the same by the store's clock, or 0 if that is not known.
 	From string `json:"from"`
 	Sent int64  `json:"sent"`
+	At   int64  `json:"at,omitempty"`
 	// Backend is a digest, as is Member, which tells members of a backend apart.
 	Backend string `json:"backend,omitempty"`
 	Member  string `json:"member,omitempty"`
@@ -144,8 +145,8 @@ func parse(text []byte) (m message, err error) {
 	if m.Version != version {
 		return m, fmt.Errorf("it is of version %d", m.Version)
 	}
-	if !isDigest(m.From) || m.Sent < 0 {
-		return m, errors.New("it does not say whom it is from")
+	if !isDigest(m.From) || !isTime(m.Sent) || !isTime(m.At) {
+		return m, errors.New("it does not say who sent it, and when")
 	}
 	return m, m.check()
 }
@@ -153,7 +154,7 @@ func parse(text []byte) (m message, err error) {
 func (m *message) check() error {
 	switch m.Kind {
 	case alive:
-		if len(m.Host) > maxHost || m.Since < 0 {
+		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) {
 			return errors.New("it is not of a replica")
 		}
 		return nil
@@ -184,6 +185,12 @@ func (b *bench) check() error {
 	}
 	return nil
 }
+
+// maxTime is the last moment, in microseconds since 1970, that has a date in
+// JSON.
+const maxTime = 253_402_300_799_999_999
+
+func isTime(micros int64) bool { return 0 <= micros && micros <= maxTime }
 
 // maxHost is how many bytes the name of a host has at most.
 const maxHost = 255

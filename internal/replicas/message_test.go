@@ -1,6 +1,8 @@
 package replicas
 
 import (
+	"context"
+	"encoding/json"
 	"math"
 	"reflect"
 	"strings"
@@ -40,7 +42,8 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, change := range [][2]string{
-		{`"v":1`, `"v":2`}, {`"kind":"bench"`, `"kind":"ban"`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`},
+		{`"v":1`, `"v":2`}, {`"kind":"bench"`, `"kind":"ban"`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`}, {`"sent":1`, `"sent":9223372036854775807`},
+		{`"sent":1`, `"sent":1,"at":-1`}, {`"sent":1`, `"sent":1,"at":9223372036854775807`}, {`"kind":"bench"`, `"kind":"alive","since":9223372036854775807`},
 		{`"id":"f"`, `"id":"g"`}, {"throttled", "made_up"}, {"throttled", "credential"}, {`"length":10`, `"length":9`}, {`"left":10`, `"left":-1`},
 		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`},
 		{`"class"`, `"hint":"made up","class"`}, {`"class"`, `"cause":"two words","class"`}, {`"class"`, `"whole":true,"model":"m","class"`}, {`"class"`, `"model":"` + strings.Repeat("m", 300) + `","class"`},
@@ -128,12 +131,98 @@ func FuzzParse(f *testing.F) {
 		p := pool.New([]*pool.Member{a}, l)
 		defer p.Close()
 		l.Open(p)
-		r.hear(m, someTime)
+		r.hear(m, someTime, someTime)
+		if _, err := json.Marshal(r.Peers(someTime)); err != nil {
+			t.Fatal(err)
+		}
 		for _, s := range p.Snapshot(someTime) {
 			for _, b := range s.Benches {
 				if !b.Until.After(someTime) || b.Until.Sub(b.Since) > maxLength || !shared(b) {
 					t.Fatalf("%s benches with %+v", text, b)
 				}
+			}
+		}
+	})
+}
+
+// lateStore answers after some time, as to a replica that is suspended before it
+// reads the answer.
+type lateStore struct {
+	state.Store
+	by time.Duration
+}
+
+func (s *lateStore) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
+	kept, now, err := s.Store.Load(ctx, groups)
+	time.Sleep(s.by)
+	return kept, now, err
+}
+
+func TestAReplicaThatWasSuspendedDoesNotBenchForLonger(t *testing.T) {
+	share(t, 2, func(w *world) {
+		suspended := w.replicas[1]
+		for name, wait := range map[string]time.Duration{"a": 5 * time.Second, "b": 20 * time.Second} {
+			w.hub.Suspend(suspended.store, true)
+			w.at(0, name).Bench(throttle(wait), time.Now())
+			time.Sleep(6 * time.Second)
+			w.hub.Suspend(suspended.store, false)
+			for range 4 {
+				time.Sleep(time.Second)
+				w.wantBenched(name, max(0, wait-7*time.Second))
+				wait -= time.Second
+			}
+		}
+	})
+}
+
+func TestAnAnswerThatIsReadLateBenchesNoBackend(t *testing.T) {
+	share(t, 1, func(w *world) {
+		late := &lateStore{w.hub.Store(), 0}
+		r := w.startWith(late)
+		time.Sleep(time.Second)
+		w.hub.LoseMessages(true)
+		late.by = 6 * time.Second
+		w.at(0, "a").Bench(throttle(5*time.Second), time.Now())
+		for range 100 {
+			time.Sleep(100 * time.Millisecond)
+			if over := w.replicas[0].benched("a") == 0; over && r.benched("a") > 0 {
+				t.Fatalf("after its end, a is benched for %v", r.benched("a"))
+			}
+		}
+	})
+}
+
+// So it is if the store was suspended.
+func TestARecordThatWasKeptLateIsNotBelievedForLonger(t *testing.T) {
+	share(t, 1, func(w *world) {
+		r := w.replicas[0]
+		for name, c := range map[string]struct{ ago, want time.Duration }{"a": {15 * time.Second, 0}, "b": {8 * time.Second, 3500 * time.Millisecond}} {
+			b := pool.Bench{ID: 7, Model: "m", Reason: pool.Reason{Class: "throttled"}, Throttle: true, Since: time.Now(), Until: time.Now().Add(10 * time.Second)}
+			m := message{Version: version, Kind: benched, From: digest("r"), At: r.clock.at(time.Now().Add(-c.ago)), Backend: digest("https://" + name + " key"), Bench: benchOf(b, time.Now())}
+			w.hub.LoseMessages(true)
+			if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: m.Backend, Key: m.Bench.key(), Version: m.Bench.ID, TTL: 10 * time.Second, Message: m.text()}}); err != nil {
+				t.Fatal(err)
+			}
+			for range 20 {
+				time.Sleep(100 * time.Millisecond)
+				if left := r.benched(name); left > c.want {
+					t.Fatalf("%s is benched for %v, want %v at most", name, left, c.want)
+				}
+			}
+		}
+	})
+}
+
+func TestNoValueOfAnotherReplicaIsWithoutBounds(t *testing.T) {
+	share(t, 1, func(w *world) {
+		for _, since := range []int64{math.MaxInt64, maxTime, 1 << 50} {
+			m := message{Version: version, Kind: alive, From: digest("r"), Since: since}
+			if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: replicaGroup, Key: m.From, Mode: state.Replace, TTL: time.Minute, Message: m.text()}}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * time.Second)
+			if _, err := json.Marshal(Statuses()); err != nil {
+				t.Fatal(err)
 			}
 		}
 	})

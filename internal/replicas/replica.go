@@ -58,6 +58,7 @@ type Replica struct {
 	queue  *queue[item]
 	claims *claims
 	drains drains
+	clock  clock
 	// due wakes who compares.
 	due    chan struct{}
 	logger atomic.Pointer[zap.Logger]
@@ -163,7 +164,7 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 // record is what the store keeps of an item. It returns false if there is
 // nothing to tell any more.
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
-	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMicro(), Backend: i.backend}
+	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
 	switch i.kind {
 	case drained:
 		m.Member = i.member
@@ -216,7 +217,11 @@ func (r *Replica) listen(ctx context.Context) {
 			if m.Kind == benched {
 				benchDelay.Observe(max(0, now.Sub(time.UnixMicro(m.Sent)).Seconds()))
 			}
-			r.hear(m, now)
+			late := r.lateBy(m, now)
+			if m.Bench != nil {
+				m.Bench.Left = max(0, m.Bench.Left-late.Milliseconds())
+			}
+			r.hear(m, now.Add(-late), now)
 		})
 		if ctx.Err() != nil {
 			return
@@ -227,6 +232,15 @@ func (r *Replica) listen(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// lateBy returns how late a message is read, or 0 if it took no longer than
+// messages do. A late one was sent before this replica or the store was suspended.
+func (r *Replica) lateBy(m message, now time.Time) time.Duration {
+	if age := r.clock.age(m, now); age >= slack {
+		return age
+	}
+	return 0
 }
 
 // pause waits for about so long. It returns false if the context is done first.
@@ -293,7 +307,7 @@ func (r *Replica) Peers(now time.Time) []Peer {
 
 // alive is the record that says that this replica is there.
 func (r *Replica) alive(now time.Time) state.Record {
-	m := message{Version: version, Kind: alive, From: r.id, Sent: now.UnixMicro(), Host: r.host, Since: r.began.UnixMilli()}
+	m := message{Version: version, Kind: alive, From: r.id, Sent: now.UnixMicro(), At: r.clock.at(now), Host: r.host, Since: r.began.UnixMilli()}
 	return state.Record{Group: replicaGroup, Key: r.id, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // world is some replicas with the same backends, in virtual time.
@@ -46,9 +47,11 @@ func share(t *testing.T, n int, test func(*world)) {
 }
 
 // start adds a replica with the backend a and its spare b.
-func (w *world) start() *testReplica {
+func (w *world) start() *testReplica { return w.startWith(w.hub.Store()) }
+
+func (w *world) startWith(store state.Store) *testReplica {
 	core, logs := observer.New(zapcore.DebugLevel)
-	r := &testReplica{Replica: New(w.hub.Store(), zap.New(core)), members: make(map[string]*pool.Member), logs: logs}
+	r := &testReplica{Replica: New(store, zap.New(core)), members: make(map[string]*pool.Member), logs: logs}
 	var members []*pool.Member
 	r.link = r.NewLink()
 	for i, name := range []string{"a", "b"} {

@@ -290,9 +290,12 @@ func put(t *testing.T, s state.Store, records ...state.Record) {
 
 func load(t *testing.T, s state.Store, groups ...string) []state.Kept {
 	t.Helper()
-	kept, err := s.Load(t.Context(), groups)
+	kept, now, err := s.Load(t.Context(), groups)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if off := time.Since(now).Abs(); off > time.Minute {
+		t.Errorf("the store's clock differs by %v on this machine", off)
 	}
 	return kept
 }

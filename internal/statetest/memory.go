@@ -28,6 +28,7 @@ type Hub struct {
 	refused   []string
 	claims    map[string]claim
 	listeners map[chan []byte]bool
+	suspended map[*byte]bool
 }
 
 type claim struct {
@@ -59,7 +60,7 @@ func (k kept) near(other kept) bool {
 
 // NewHub returns a hub that works.
 func NewHub() *Hub {
-	h := &Hub{listeners: make(map[chan []byte]bool)}
+	h := &Hub{listeners: make(map[chan []byte]bool), suspended: make(map[*byte]bool)}
 	h.Flush()
 	return h
 }
@@ -97,6 +98,14 @@ func (h *Hub) Delay(put, load time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.putDelay, h.loadDelay = put, load
+}
+
+// Suspend stops whoever has the store, as SIGSTOP stops a process: what is sent
+// to it waits for it.
+func (h *Hub) Suspend(s state.Store, suspend bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.suspended[s.(memory).id] = suspend
 }
 
 // SetBack sets the clock back by which records are kept.
@@ -168,11 +177,23 @@ type memory struct {
 	id *byte
 }
 
+// running waits while the store is suspended. It returns how long Put and Load
+// take.
+func (m memory) running() (put, load time.Duration) {
+	for {
+		m.mu.Lock()
+		suspended, put, load := m.suspended[m.id], m.putDelay, m.loadDelay
+		m.mu.Unlock()
+		if !suspended {
+			return put, load
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // Put implements state.Store.
 func (m memory) Put(ctx context.Context, records []state.Record) error {
-	m.mu.Lock()
-	delay := m.putDelay
-	m.mu.Unlock()
+	delay, _ := m.running()
 	if err := wait(ctx, delay); err != nil {
 		return err
 	}
@@ -230,12 +251,14 @@ func (m memory) keep(r state.Record, now time.Time) error {
 }
 
 // Load implements state.Store.
-func (m memory) Load(ctx context.Context, groups []string) ([]state.Kept, error) {
-	loaded, delay, err := m.load(groups)
+func (m memory) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
+	_, delay := m.running()
+	loaded, now, err := m.load(groups)
 	if err := wait(ctx, delay); err != nil {
-		return nil, err
+		return nil, now, err
 	}
-	return loaded, err
+	m.running()
+	return loaded, now, err
 }
 
 func wait(ctx context.Context, delay time.Duration) error {
@@ -250,10 +273,10 @@ func wait(ctx context.Context, delay time.Duration) error {
 	}
 }
 
-func (m memory) load(groups []string) (loaded []state.Kept, delay time.Duration, err error) {
+func (m memory) load(groups []string) (loaded []state.Kept, now time.Time, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
+	now = time.Now()
 	for _, group := range groups {
 		for _, k := range m.groups[group] {
 			if k.over(now) {
@@ -266,7 +289,7 @@ func (m memory) load(groups []string) (loaded []state.Kept, delay time.Duration,
 			loaded = append(loaded, one)
 		}
 	}
-	return loaded, m.loadDelay, m.down
+	return loaded, now, m.down
 }
 
 // Keep implements state.Store.
@@ -314,9 +337,7 @@ func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 
 // Claim implements state.Store.
 func (m memory) Claim(ctx context.Context, claims []state.Claim) (won []bool, err error) {
-	m.mu.Lock()
-	delay := m.putDelay
-	m.mu.Unlock()
+	delay, _ := m.running()
 	if err := wait(ctx, delay); err != nil {
 		return nil, err
 	}
@@ -359,6 +380,7 @@ func (m memory) Listen(ctx context.Context, ready func(), hear func([]byte)) err
 			if !ok {
 				return errors.New("the hub is down")
 			}
+			m.running()
 			hear(message)
 		}
 	}

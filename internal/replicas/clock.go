@@ -1,0 +1,44 @@
+package replicas
+
+import (
+	"sync"
+	"time"
+)
+
+// clock is the clock of the store, as far as it is known here. Replicas date by
+// it what they tell, so that a replica which reads that late notices, whatever
+// the clocks of the machines show.
+type clock struct {
+	mu sync.Mutex
+	// shown is what the store's clock showed at a time here. It is zero until the
+	// store has answered.
+	shown, here time.Time
+}
+
+// set takes the time from an answer of the store.
+func (c *clock) set(shown, asked, answered time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shown, c.here = shown, asked.Add(answered.Sub(asked)/2)
+}
+
+// at returns what the store's clock shows at a time here, in microseconds since
+// 1970, or 0 if that is not known.
+func (c *clock) at(here time.Time) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.shown.IsZero() {
+		return 0
+	}
+	return c.shown.Add(here.Sub(c.here)).UnixMicro()
+}
+
+// age returns how long ago a message was sent, up to maxLength, or 0 if that is
+// not known.
+func (c *clock) age(m message, now time.Time) time.Duration {
+	shows := c.at(now)
+	if shows == 0 || m.At == 0 || m.At > shows {
+		return 0
+	}
+	return time.Duration(min(shows-m.At, maxLength.Microseconds())) * time.Microsecond
+}
