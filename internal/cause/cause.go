@@ -54,8 +54,14 @@ func isCertificate(err error) bool {
 		errors.As(err, new(x509.HostnameError)) || errors.As(err, new(x509.CertificateInvalidError))
 }
 
-// texts are parts of errors of which the packages export no type.
+// texts are parts of errors whose type is not exported, or which Caddy has put
+// into its DialError, which has no Unwrap. The first match counts.
 var texts = []struct{ part, word string }{
+	{"x509: ", "certificate"},
+	{"i/o timeout", "timeout"},
+	{"deadline exceeded", "timeout"},
+	{"no route to host", "unroutable"},
+	{"network is unreachable", "unroutable"},
 	{"malformed HTTP", "malformed"},
 	{"server gave HTTP response to HTTPS client", "tls"},
 	{"remote error: tls", "tls"},

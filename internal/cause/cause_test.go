@@ -49,6 +49,10 @@ func TestAWordForWhatTheNetworkDoes(t *testing.T) {
 			if got := Of(fmt.Errorf("attempt: %w", err)); got != want {
 				t.Errorf("%q is %s", err, got)
 			}
+			// Caddy's error for a connection that was not made has no Unwrap
+			if got := Of(errors.New(err.Error())); got != want {
+				t.Errorf("the text %q alone is %s", err, got)
+			}
 		})
 	}
 }
