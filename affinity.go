@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"errors"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
@@ -9,6 +10,9 @@ import (
 )
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
+	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && h.StateRaw == nil {
+		return errors.New("affinity: lookup_timeout is not used without state")
+	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.shared.Link(), Logger: h.logger}
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.account)

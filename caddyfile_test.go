@@ -79,7 +79,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an unknown word of affinity", "backend http://a\naffinity {\nsticky\n}", []string{"Caddyfile:5", "'sticky'", "ids, ids_ttl, lookup_timeout, prompt_cache, save"}},
 		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
 		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "a name and a value"}},
-		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must end before /openai/deployments/"}},
+		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must not contain /openai/deployments/"}},
 		{"no duration", "backend http://a\nfail_duration 10", []string{"Caddyfile:4", "fail_duration '10'", "such as 500ms"}},
 		{"a negative duration", "backend http://a\nretry_after_max -1s", []string{"Caddyfile:4", "retry_after_max '-1s' is not a duration above 0"}},
 		{"a bound below the other", "backend http://a\nretry_after_min 10s\nretry_after_max 5s", []string{"retry_after_min '10s' is longer than retry_after_max, which is 5s", "retry_after_max, which is 5s"}},
@@ -121,6 +121,14 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a key from a variable that is not set", "backend http://a {\napi_key {env.OPENAI_LB_TEST_UNSET}\n}", []string{"backend 1", "api_key", "{env.OPENAI_LB_TEST_UNSET}", "empty"}},
 		{"a key of white space", "backend http://a {\napi_key \"  \"\n}", []string{"backend 1", "api_key", "empty"}},
 		{"a URL from a variable that is not set", "backend {env.OPENAI_LB_TEST_UNSET}", []string{"backend 1", "{env.OPENAI_LB_TEST_UNSET}"}},
+		{"a URL with an operation", "backend https://api.openai.com/v1/chat/completions {\napi_key k\n}", []string{"Caddyfile:3", "url 'https://api.openai.com/v1/chat/completions' must not contain an operation"}},
+		{"a URL with an operation and a slash", "backend https://x.openai.azure.com/openai/v1/responses/ {\napi_key k\n}", []string{"Caddyfile:3", "must not contain an operation"}},
+		{"a URL of an example", "backend https://<resource>.openai.azure.com {\napi_key k\n}", []string{"Caddyfile:3", "replace the part in brackets"}},
+		{"a header in the place of the key", "backend https://api.openai.com/v1 {\napi_key k\nheader authorization \"Bearer x\"\n}", []string{"backend 1 (api.openai.com)", "header Authorization would replace the credential of auth bearer"}},
+		{"a key with quotes", "backend http://a {\napi_key `\"sk-quoted\"`\n}", []string{"backend 1", "api_key", "must not be in quotes"}},
+		{"a key with a byte order mark", "backend http://a {\napi_key \ufeffsk-marked\n}", []string{"backend 1", "api_key", "visible ASCII"}},
+		{"a key of 9 KiB", "backend http://a {\napi_key " + strings.Repeat("k", 9<<10) + "\n}", []string{"backend 1", "api_key", "longer than 8192 bytes"}},
+		{"a lookup_timeout without state", "backend http://a\naffinity {\nlookup_timeout 20ms\n}", []string{"affinity: lookup_timeout is not used without state"}},
 		{"a header name with a blank", "backend http://a {\nheader \"X Y\" z\n}", []string{"backend 1", `"X Y"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -217,6 +225,7 @@ func TestAnErrorNeverHoldsASecret(t *testing.T) {
 		"backend http://a\nclient_key x {" + secret + "}",
 		"backend http://user:" + secret + "@a",
 		"backend http://user:" + secret + "@a:port",
+		"backend " + secret + secret,
 	} {
 		config, err := lbtest.Adapt(":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
 		if err == nil {

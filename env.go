@@ -75,7 +75,7 @@ func backendFromEnv(d acaenv.Backend) (*Backend, error) {
 		return b, nil
 	}
 	b.Auth, b.APIKey = authAPIKey, "{env."+d.APIKey.Name+"}"
-	if _, err := secret.Resolve(b.APIKey); err != nil {
+	if _, err := secret.ResolveKey(b.APIKey); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.APIKey.Name, err)
 	}
 	return b, nil

@@ -132,7 +132,7 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 						name backend-of-the-test
 						api_key sk-literal-key-of-a
 						header X-Secret-Token sk-literal-token
-						header Authorization "Bearer sk-literal-bearer"
+						header Cf-Aig-Authorization "Bearer sk-literal-bearer"
 					}
 					reverse_proxy {
 						header_up api-key sk-literal-key-in-header-up

@@ -8,6 +8,7 @@ package acaenv
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -28,6 +29,9 @@ const (
 	deployment = "DEPLOYMENT_NAME"
 
 	defaultTimeout = 100 * time.Second
+
+	// shortestKey is the length from which a value may be a key.
+	shortestKey = 16
 )
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
@@ -106,9 +110,29 @@ func (e Environment) Backends(prefix string) ([]Backend, error) {
 		}
 		b.APIKey = e.lookup(b.Prefix + "_" + apiKey)
 		b.Deployment = e.lookup(b.Prefix + "_" + deployment).Value
+		if err := e.checkNames(b.Prefix); err != nil {
+			return nil, err
+		}
 		backends = append(backends, b)
 	}
 	return backends, nil
+}
+
+// ofService matches the rest of a variable's name that Kubernetes sets for each
+// service of the prefix's name.
+var ofService = regexp.MustCompile(`^(SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?)$`)
+
+// checkNames refuses variables of a backend that are not known, such as
+// BACKEND_1_DEPLOYMENT.
+func (e Environment) checkNames(prefix string) error {
+	properties := []string{url, priority, apiKey, deployment}
+	for _, name := range slices.Sorted(maps.Keys(e)) {
+		property, ok := strings.CutPrefix(name, strings.ToUpper(prefix)+"_")
+		if ok && !slices.Contains(properties, property) && !ofService.MatchString(property) {
+			return fmt.Errorf("%s is not a variable of a backend: expected one of %s_%s", e[name].Name, prefix, strings.Join(properties, ", "+prefix+"_"))
+		}
+	}
+	return nil
 }
 
 // words returns the words that tell the backends apart: numbers in their order,
@@ -167,7 +191,11 @@ func (v Variable) number() (int, error) {
 	case v.Value == "":
 		return 0, fmt.Errorf("%s is required: expected a whole number of 1 or more", v.Name)
 	case err != nil || n < 1 || n > math.MaxInt32:
-		return 0, fmt.Errorf("%s '%s' is not a whole number of 1 or more", v.Name, v.Value)
+		value := v.Value
+		if len(value) >= shortestKey {
+			value = "…" // it may be a key in the wrong variable
+		}
+		return 0, fmt.Errorf("%s '%s' is not a whole number of 1 or more", v.Name, value)
 	}
 	return n, nil
 }

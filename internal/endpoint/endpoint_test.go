@@ -27,7 +27,7 @@ func TestWhatIsNoURLOfABackendIsRefused(t *testing.T) {
 		"http://h?x":                     "url '…' must not contain a query or a fragment",
 		"http://h#x":                     "url '…' must not contain a query or a fragment",
 		"http://user@h":                  "url must not contain a user or a password: use api_key or header instead",
-		"https://h/openai/deployments/x": "url 'https://h/openai/deployments/x' must end before /openai/deployments/",
+		"https://h/openai/deployments/x": "url 'https://h/openai/deployments/x' must not contain /openai/deployments/",
 	} {
 		if _, err := ParseURL(raw); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %s", raw, err, want)

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // azureDomains are the domains of Azure OpenAI resources: in the public cloud, in
@@ -35,8 +38,8 @@ func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com
 // secret.
 func ParseURL(rawURL string) (*url.URL, error) {
 	shown := "'" + strings.Trim(strconv.Quote(rawURL), `"`) + "'"
-	if strings.ContainsAny(rawURL, "@?#") {
-		shown = "'…'" // a password, or a key in the query
+	if strings.ContainsAny(rawURL, "@?#") || !strings.Contains(rawURL, "://") && len(rawURL) >= shortestKey {
+		shown = "'…'" // a password, a key in the query, or a key in the place of the URL
 	}
 	u, err := url.Parse(rawURL)
 	switch {
@@ -48,8 +51,12 @@ func ParseURL(rawURL string) (*url.URL, error) {
 		return nil, fmt.Errorf("url %s must begin with http:// or https://", shown)
 	case u.Hostname() == "":
 		return nil, fmt.Errorf("url %s has no host", shown)
+	case strings.ContainsAny(u.Hostname(), "<>\"{}"):
+		return nil, fmt.Errorf("url %s is an example: replace the part in brackets by your own", shown)
 	case strings.Contains(u.Path+"/", "/openai/deployments/"):
-		return nil, fmt.Errorf("url %s must end before /openai/deployments/: the client's request has that part, or the option deployment", shown)
+		return nil, fmt.Errorf("url %s must not contain /openai/deployments/: end it before that, and name the deployment in the option deployment", shown)
+	case endsInOperation(u.EscapedPath()):
+		return nil, fmt.Errorf("url %s must not contain an operation: end it before that, such as https://api.openai.com/v1", shown)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		return nil, fmt.Errorf("url %s must not contain a query or a fragment", shown)
 	}
@@ -59,6 +66,20 @@ func ParseURL(rawURL string) (*url.URL, error) {
 		}
 	}
 	return u, nil
+}
+
+// shortestKey is the length from which a text may be a key.
+const shortestKey = 16
+
+// endsInOperation reports whether a path ends in an operation of a model, such as
+// /chat/completions.
+func endsInOperation(path string) bool {
+	for i := range path {
+		if path[i] == '/' && openaiapi.Inference(http.MethodPost, path[i:]) {
+			return true
+		}
+	}
+	return false
 }
 
 // Dial is the network address for a URL.

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -17,7 +18,6 @@ import (
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
-	"golang.org/x/net/http/httpguts"
 )
 
 // InFile reports whether a key comes from a file, because it has a placeholder
@@ -33,6 +33,9 @@ func InHeader(name string) bool {
 	})
 }
 
+// longest is how long a key may be. Tokens have a few kilobytes.
+const longest = 8 << 10
+
 // Resolve replaces the placeholders of a key and trims it.
 func Resolve(raw string) (string, error) {
 	if strings.Count(raw, "{") != strings.Count(raw, "}") {
@@ -43,10 +46,12 @@ func Resolve(raw string) (string, error) {
 		return "", whyUnresolved(raw, err)
 	}
 	resolved = strings.TrimSpace(resolved)
-	if resolved == "" {
+	switch {
+	case resolved == "":
 		return "", errors.New("it is empty")
-	}
-	if !httpguts.ValidHeaderFieldValue(resolved) || strings.ContainsAny(resolved, " \t") {
+	case len(resolved) > longest:
+		return "", fmt.Errorf("it must not be longer than %d bytes", longest)
+	case strings.ContainsFunc(resolved, func(r rune) bool { return r <= ' ' || r == 0x7f }):
 		return "", errors.New("it must not contain white space or control characters")
 	}
 	return resolved, nil
@@ -55,14 +60,26 @@ func Resolve(raw string) (string, error) {
 // shellVariable is what a shell would replace, and Caddy does not.
 var shellVariable = regexp.MustCompile(`^\$\w+$`)
 
-// ResolveKey is Resolve for the key of an API, which never looks like a variable
-// of a shell.
+// ResolveKey is Resolve for the key of an API, which has only visible ASCII
+// characters. It refuses what is no key: a variable of a shell, and a key in
+// quotes, which `docker --env-file` does not remove.
 func ResolveKey(raw string) (string, error) {
 	if shellVariable.MatchString(raw) {
 		return "", errors.New("it looks like a variable of a shell, which is not replaced here: expected {env.X}")
 	}
-	return Resolve(raw)
+	key, err := Resolve(raw)
+	switch {
+	case err != nil:
+		return "", err
+	case strings.ContainsFunc(key, func(r rune) bool { return r > '~' }):
+		return "", errors.New("it must contain only visible ASCII characters, and no byte order mark")
+	case quoted.MatchString(key):
+		return "", errors.New("it must not be in quotes")
+	}
+	return key, nil
 }
+
+var quoted = regexp.MustCompile(`^(".*"|'.*')$`)
 
 // whyUnresolved says why a key has a placeholder without a value. Caddy itself
 // does not tell a file that cannot be read from an empty one. The error does
