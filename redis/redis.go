@@ -152,7 +152,8 @@ func (s *settings) check() error {
 		if strings.ContainsAny(address, "@/") {
 			return errors.New("address must be a host:port, without a scheme, a user or a password") // which is not shown
 		}
-		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		host, port, err := net.SplitHostPort(address)
+		if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || portErr != nil || n == 0 {
 			return fmt.Errorf("address '%s' is not a host:port, such as redis.internal:6379", address)
 		}
 	}
