@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -108,6 +109,41 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		if got := ask(c.site, c.path, c.header, c.certificates...); got != c.want {
 			t.Errorf("%s gets %d of %s, want %d", c.name, got, c.site, c.want)
 		}
+	}
+}
+
+// TestTheLimitsOfTheExamplesLetFilesThrough has a limit of 1 KB in the place of
+// each example's.
+func TestTheLimitsOfTheExamplesLetFilesThrough(t *testing.T) {
+	limit := regexp.MustCompile(`(?ms)^\t(@limited [^\n]*\n\t)?request_body .*?^\t}\n`)
+	errors := regexp.MustCompile(`(?ms)^\thandle_errors .*?^\t}\n`)
+	for _, file := range []string{"examples/edge.Caddyfile", "examples/kubernetes/Caddyfile", "examples/container-apps/Caddyfile", "docs/reference.md"} {
+		t.Run(file, func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, server := lbtest.Listen(t, "a")
+			address := lbtest.ServeAt(t, strings.ReplaceAll(limit.FindString(string(text)), "32MiB", "1KB")+
+				"openai_lb {\nbackend "+server.URL+"\n}\n"+errors.FindString(string(text)))
+			for path, want := range map[string]int{
+				"/v1/files": 200, "/openai/files": 200, "/openai/v1/files": 200, "/v1/uploads/upload_1/parts": 200,
+				"/v1/chat/completions": 413, "/v1/files/x": 413,
+			} {
+				res, err := lbtest.NewClient(t).Post("http://"+address+path, "application/json", strings.NewReader(strings.Repeat(" ", 4000)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := io.ReadAll(res.Body)
+				res.Body.Close()
+				switch reply := (lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: string(body), Err: err}); {
+				case res.StatusCode != want:
+					t.Errorf("%s gets %d, want %d", path, res.StatusCode, want)
+				case want == 413:
+					reply.WantError(t, 413, "request_too_large")
+				}
+			}
+		})
 	}
 }
 
