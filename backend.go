@@ -65,8 +65,8 @@ type Backend struct {
 	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
 	// Header is set on every request to this backend. Placeholders are
-	// resolved at load. Authorization and Api-Key are not allowed next to a
-	// credential of the backend, which they would replace. Default: none.
+	// resolved at load. Authorization is not allowed next to a credential of
+	// the backend, which it would replace. Default: none.
 	Header http.Header `json:"header,omitempty"`
 
 	// Deployment replaces the deployment or model that the client named,
@@ -200,10 +200,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	identity := ""
 	if b.source != nil {
 		identity = b.source.Identity()
-		for _, name := range []string{"Authorization", "Api-Key"} {
-			if b.header[name] != nil {
-				return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out", name, b.auth)
-			}
+		if name := "Authorization"; b.header[name] != nil {
+			return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out", name, b.auth)
 		}
 		if b.url.Scheme == "http" && (endpoint.IsAzure(b.url.Hostname()) || endpoint.IsOpenAI(b.url.Hostname())) {
 			ctx.Logger().Warn("the backend's key is sent without encryption: use https", zap.String("url", b.url.String()))

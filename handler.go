@@ -173,7 +173,7 @@ func (h *Handler) answerReady(r *http.Request) (res *http.Response, class string
 	if usable {
 		res, class = apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), apierror.Ready
 	} else {
-		h.seeker.Seek(now)
+		h.seeker.Seek(h.balancer.Pool, now)
 		res, class = apierror.NotReady.Answer(r)
 		if wait > 0 {
 			res.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))

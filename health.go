@@ -199,7 +199,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 			Reason:   r.reason(),
 			Throttle: r.class.Promise(),
 			Whole:    r.class.WholeBackend(),
-			Lost:     r.class == verdict.Unreachable,
+			Lost:     r.class == verdict.Unreachable && !ex.balancer.plain, // which has no seeker
 			Model:    ex.model(),
 			Cost:     ex.asked.cost,
 			Wait:     wait,

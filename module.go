@@ -273,19 +273,27 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		}
 	}
 	h.models = modelsOf(h.Backends)
-	h.balancer = newBalancer(h.Pool, targets, policy, events, h.shared.Link())
+	h.seeker = reach.Seeker{
+		Context: ctx, Transport: h.Transport.roundTripper, URL: h.urlOf, Class: string(verdict.Unreachable),
+	}
+	h.balancer = newBalancer(h.Pool, targets, policy, events, h.shared.Link(), &h.seeker)
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
 		return err
 	}
-	h.seeker = reach.Seeker{
-		Context: ctx, Pool: h.balancer.Pool, Transport: h.Transport.roundTripper,
-		URL:     func(m *pool.Member) *url.URL { return h.balancer.targets[m.Index].backend.url },
-		Refusal: pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable)}, Whole: true, Lost: true, Wait: time.Duration(h.Transport.FailDuration)},
-	}
 	return h.provisionAffinity(ctx)
+}
+
+// urlOf returns the URL of a member's backend.
+func (h *Handler) urlOf(m *pool.Member) *url.URL {
+	for _, b := range h.Backends {
+		if b.Name == m.Name {
+			return b.url
+		}
+	}
+	return nil
 }
 
 func (h *Handler) provisionBackends(ctx caddy.Context) error {

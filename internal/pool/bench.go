@@ -22,9 +22,15 @@ type Bench struct {
 	Throttle bool
 	// Cost is that of the smallest request that was refused.
 	Cost int64
+	// Lost reports whether the bench lasts until the backend was reached. Until is
+	// then the time of the next attempt to reach it.
+	Lost bool
 	// InDoubt tells, in a snapshot, that the bench is in doubt.
 	InDoubt bool
 }
+
+// inForce reports whether the bench keeps requests away, and not its end only.
+func (b *Bench) inForce(now time.Time) bool { return b.Lost || now.Before(b.Until) }
 
 // Grace is for how long after its end all wait for what becomes of the probe.
 func (b *Bench) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
@@ -112,7 +118,7 @@ func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 		return ready
 	}
 	trial := &b.probe
-	if now.Before(b.Until) {
+	if b.inForce(now) {
 		if !b.checkableBy(cost) {
 			return benched
 		}
@@ -144,7 +150,7 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *bench) {
 	if b == nil {
 		return true, nil
 	}
-	if now.Before(b.Until) {
+	if b.inForce(now) {
 		return b.checkableBy(cost) && (b.check.claim(b, now) || !b.check.pending(b, now)), nil
 	}
 	if b.probe.claim(b, now) {
@@ -177,7 +183,7 @@ func (s *slot) clear(started time.Time) (over *bench) {
 // if there was one and its time has passed. The caller holds the lock.
 func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 	current := s.Load()
-	if current == nil || !b.Since.Before(current.Until) {
+	if current == nil || !current.inForce(b.Since) {
 		s.Store(b)
 		return Began, current
 	}
@@ -187,6 +193,7 @@ func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
 	b.Cost = min(b.Cost, current.Cost)
+	b.Lost = b.Lost || current.Lost
 	b.Since, b.pool = current.Since, current.pool
 	happened = b.follow(current, elsewhere)
 	s.Store(b)

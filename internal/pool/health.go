@@ -248,7 +248,8 @@ type Refusal struct {
 	Throttle bool
 	// Whole tells that it concerns every model.
 	Whole bool
-	// Lost tells that the backend could not be reached.
+	// Lost reports whether the backend could not be reached, so that the bench
+	// lasts until it was.
 	Lost bool
 	// Model is what the member calls the model that was asked for.
 	Model string
@@ -269,14 +270,14 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
 		r.Wait = m.rest(&r, now)
 	}
-	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Cost: r.Cost}
+	if r.Lost {
+		r.Wait = m.health.lost.lose()
+	}
+	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Lost: r.Lost, Cost: r.Cost}
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
 	m.health.last.Store(&b)
-	if r.Lost {
-		m.health.lost.is.Store(true)
-	}
 	return m.put(b, now, false) == Began
 }
 

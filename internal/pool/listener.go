@@ -25,6 +25,8 @@ const (
 	Began
 	// Grew: its bench lasts longer than it first did.
 	Grew
+	// Due: the member is lost, and an attempt to reach it is due.
+	Due
 	// Ended: the bench is over. Its time has passed, a request was served before
 	// that, or an operator ended it.
 	Ended

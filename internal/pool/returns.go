@@ -62,6 +62,9 @@ func (p *Pool) tellReturns() {
 			switch {
 			case now.Before(b.Until):
 				p.wakeAt(b.Until, now)
+			case b.Lost:
+				m.tell(Event{Happening: Due, Bench: b.Bench})
+				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its attempt
 			case b.pool == p || b.pool.isClosed():
 				m.tellEnd(b, false)
 			}

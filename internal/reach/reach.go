@@ -1,6 +1,5 @@
 // Package reach finds out in the background whether backends can be reached that
-// could not be. While a replica is not ready, it may get no request that would
-// find out.
+// could not be, so that no request has to.
 package reach
 
 import (
@@ -18,36 +17,43 @@ import (
 // timeout is how long it may take to reach a backend.
 const timeout = 10 * time.Second
 
-// Seeker looks for the backends of a pool.
+// Seeker tries to reach the backends of a pool that are lost, when the pool tells
+// it that an attempt is due.
 type Seeker struct {
 	// Context ends every attempt when it is done.
 	Context context.Context
-	Pool    *pool.Pool
 	// Transport makes connections as it does for requests.
 	Transport http.RoundTripper
 	// URL is where a member is.
 	URL func(*pool.Member) *url.URL
-	// Refusal is that for which a member is benched that is still not reached.
-	Refusal pool.Refusal
+	// Class is that of the bench of a backend that cannot be reached.
+	Class string
 }
 
-// Seek begins to look for the members that are lost and not benched. Nobody else
-// looks for the same ones at that time.
-func (s *Seeker) Seek(now time.Time) {
-	for _, m := range s.Pool.Seek(now) {
+// Happened implements pool.Listener.
+func (s *Seeker) Happened(e pool.Event) {
+	if e.Happening == pool.Due && s.Context.Err() == nil && e.Member.Sought(true) {
+		go s.look(e.Member)
+	}
+}
+
+// Seek tries to reach the members of a pool that are lost, and for which an
+// attempt is due.
+func (s *Seeker) Seek(p *pool.Pool, now time.Time) {
+	for _, m := range p.Seek(now) {
 		go s.look(m)
 	}
 }
 
 func (s *Seeker) look(m *pool.Member) {
-	defer m.Sought()
+	defer m.Sought(false)
 	err := s.reach(m)
 	if err == nil || s.Context.Err() != nil {
 		return
 	}
-	refusal := s.Refusal
-	refusal.Cause, refusal.Error = cause.Of(err), err.Error()
-	m.Bench(refusal, time.Now())
+	m.StillLost(pool.Refusal{
+		Reason: pool.Reason{Class: s.Class, Cause: cause.Of(err), Error: err.Error()}, Whole: true, Lost: true,
+	}, time.Now())
 }
 
 // reach connects to the member, which it tells as soon as that is so, or returns

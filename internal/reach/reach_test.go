@@ -28,75 +28,88 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errors.New("no answer")
 }
 
-// lostPool is a pool of a backend that was lost ten seconds ago, and who looks
-// for it.
-func lostPool(t *testing.T, d *dialer) (s *Seeker, unload func()) {
+// lostPool is a pool of a backend that was just lost, and the seeker that tries to
+// reach it until the config is unloaded.
+func lostPool(t *testing.T, d *dialer) (p *pool.Pool, s *Seeker, unload func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	lost := pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Lost: true, Wait: 10 * time.Second}
 	s = &Seeker{
-		Context: ctx, Transport: d, Refusal: lost,
-		Pool: pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}),
-		URL:  func(*pool.Member) *url.URL { return &url.URL{Scheme: "http", Host: "a"} },
+		Context: ctx, Transport: d, Class: "unreachable",
+		URL: func(*pool.Member) *url.URL { return &url.URL{Scheme: "http", Host: "a"} },
 	}
-	t.Cleanup(s.Pool.Close)
-	s.Pool.Members[0].Bench(lost, time.Now())
-	s.Seek(time.Now())
-	synctest.Wait()
-	if d.dials != 0 {
-		t.Error("a backend is looked for while it is benched")
-	}
-	time.Sleep(10 * time.Second)
-	return s, cancel
+	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, s)
+	t.Cleanup(p.Close)
+	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Lost: true}, time.Now())
+	return p, s, cancel
 }
 
-// wait is how long it takes until the pool may be usable. 0: it is.
-func wait(s *Seeker) time.Duration {
+// usable reports whether a backend of the pool may be used.
+func usable(p *pool.Pool) bool {
 	synctest.Wait()
-	_, wait := s.Pool.Usable(time.Now())
-	return wait
+	usable, _ := p.Usable(time.Now())
+	return usable
 }
 
-func TestALostBackendIsLookedForOnceAtATimeAndThenBenched(t *testing.T) {
+func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d dialer
-		s, _ := lostPool(t, &d)
-		for range 5 {
-			s.Seek(time.Now())
-			if got := wait(s); got != time.Second || d.dials != 1 {
-				t.Errorf("it may be usable in %s, after %d dials", got, d.dials)
+		p, _, _ := lostPool(t, &d)
+		attempts := 0
+		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+			time.Sleep(pause*time.Second - 1)
+			if usable(p); d.dials != attempts {
+				t.Errorf("%d attempts before the pause of %d s is over, want %d", d.dials, pause, attempts)
 			}
-			time.Sleep(time.Second)
+			time.Sleep(1)
+			if attempts++; usable(p) || d.dials != attempts {
+				t.Errorf("%d attempts after the pause of %d s, want %d", d.dials, pause, attempts)
+			}
+			time.Sleep(timeout)
 		}
-		time.Sleep(timeout - 5*time.Second)
-		if got := wait(s); got != 10*time.Second {
-			t.Errorf("after the timeout, it may be usable in %s", got)
-		}
-		time.Sleep(10 * time.Second)
 		d.connects = true
-		s.Seek(time.Now())
-		if got := wait(s); got != 0 || d.dials != 2 {
-			t.Errorf("as soon as it is connected, it may be usable in %s, after %d dials", got, d.dials)
+		time.Sleep(time.Minute)
+		if !usable(p) {
+			t.Error("it is not back when it was reached")
 		}
-		time.Sleep(timeout)
-		if got := wait(s); got != 0 {
-			t.Errorf("without an answer, it may be usable in %s", got)
+		time.Sleep(time.Hour)
+		if usable(p); d.dials != attempts+1 {
+			t.Errorf("%d attempts, want no more than %d", d.dials, attempts+1)
 		}
 	})
 }
 
-func TestAConfigThatIsUnloadedLooksForNobody(t *testing.T) {
+func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d dialer
-		s, unload := lostPool(t, &d)
-		s.Seek(time.Now())
-		synctest.Wait()
-		unload() // synctest notices a goroutine that stays
-		if got := wait(s); got != time.Second {
-			t.Errorf("it may be usable in %s", got)
+		p, s, _ := lostPool(t, &d)
+		s.Seek(p, time.Now())
+		if usable(p); d.dials != 0 {
+			t.Error("it is tried in the moment in which it was lost")
 		}
-		if got := s.Pool.Seek(time.Now()); len(got) != 1 {
-			t.Error("the next config does not look for it")
+		time.Sleep(time.Second + timeout + 2*time.Second + timeout) // two attempts, and the next is due in 4 s
+		usable(p)
+		time.Sleep(2 * time.Second)
+		for range 5 {
+			s.Seek(p, time.Now())
+			if usable(p); d.dials != 3 {
+				t.Errorf("%d attempts, want one at a time", d.dials)
+			}
+		}
+	})
+}
+
+func TestAConfigThatIsUnloadedLeavesLostBackendsToTheNextOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d dialer
+		p, _, unload := lostPool(t, &d)
+		time.Sleep(time.Second)
+		usable(p)
+		unload() // synctest notices a goroutine that stays
+		if usable(p) || d.dials != 1 {
+			t.Errorf("%d attempts, want 1", d.dials)
+		}
+		if got := p.Seek(time.Now()); len(got) != 1 {
+			t.Error("the next config does not try to reach it")
 		}
 	})
 }

@@ -109,7 +109,40 @@ func TestABackendThatCannotBeReachedIsBenchedAsAWhole(t *testing.T) {
 				t.Errorf("benched %v, want the whole backend", fields)
 			}
 		}
-		w.WantNotReady("10")
+		w.WantNotReady("1")
+	})
+}
+
+// TestADeadBackendCostsOneClientItsTime: connections to it fail, which may take
+// seconds each.
+func TestADeadBackendCostsOneClientItsTime(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Stop("a")
+		for range 1000 {
+			w.Post(`{}`).WantServed(t, "b")
+			time.Sleep(time.Second)
+		}
+		if n := len(w.Logged("attempt")); n != 1001 {
+			t.Errorf("%d of 1000 requests were sent to the dead backend, want 1", n-1000)
+		}
+		if n := len(w.Logged("backend benched")) + len(w.Logged("backend back")); n != 1 {
+			t.Errorf("%d log lines about the dead backend, want 1", n)
+		}
+		w.Serve("a:80", w.Backends["a"])
+		time.Sleep(time.Minute)
+		w.Post(`{}`).WantServed(t, "a")
+		if n := len(w.Logged("backend back")); n != 1 {
+			t.Errorf("%d log lines say that it is back", n)
+		}
+
+		// b is left, and fails: the dead backend is tried
+		w.Stop("a")
+		w.Post(`{}`).WantServed(t, "b")
+		w.Backends["b"].Replies(lbtest.Status(500))
+		w.Post(`{}`)
+		w.Serve("a:80", w.Backends["a"])
+		w.Post(`{}`).WantServed(t, "a")
+		w.Post(`{}`).WantServed(t, "a")
 	})
 }
 
