@@ -237,6 +237,22 @@ func TestAnErrorNeverHoldsASecret(t *testing.T) {
 	}
 }
 
+func TestAKeyForAProviderWithoutEncryptionIsWarnedOf(t *testing.T) {
+	for backend, want := range map[string]int{
+		"http://api.openai.com/v1 {\napi_key k\n}":        1,
+		"http://contoso.openai.azure.com {\napi_key k\n}": 1,
+		"http://api.openai.com/v1 {\nauth none\n}":        0,
+		"https://api.openai.com/v1 {\napi_key k\n}":       0,
+		"http://gateway {\napi_key k\n}":                  0,
+	} {
+		lbtest.InBubble(t, "openai_lb {\nbackend "+backend+"\n}", func(t *testing.T, w *lbtest.World) {
+			if got := len(w.Logged("the backend's key is sent without encryption: use https")); got != want {
+				t.Errorf("%s: %d warnings, want %d", backend, got, want)
+			}
+		})
+	}
+}
+
 func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
 	lbtest.InBubble(t, `openai_lb {
 		backend http://a

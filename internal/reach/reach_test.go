@@ -55,14 +55,14 @@ func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 		var d dialer
 		p, _, _ := lostPool(t, &d)
 		attempts := 0
-		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-			time.Sleep(pause*time.Second - 1)
+		for _, seconds := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
+			time.Sleep(time.Duration(seconds)*time.Second - time.Millisecond)
 			if usable(p); d.dials != attempts {
-				t.Errorf("%d attempts before the pause of %d s is over, want %d", d.dials, pause, attempts)
+				t.Errorf("%d attempts before the pause of %d s is over, want %d", d.dials, seconds, attempts)
 			}
-			time.Sleep(1)
+			time.Sleep(time.Millisecond)
 			if attempts++; usable(p) || d.dials != attempts {
-				t.Errorf("%d attempts after the pause of %d s, want %d", d.dials, pause, attempts)
+				t.Errorf("%d attempts after the pause of %d s, want %d", d.dials, seconds, attempts)
 			}
 			time.Sleep(timeout)
 		}
