@@ -1,11 +1,16 @@
-// Package bulk writes to a TCP connection in one piece what is in memory in one piece. net/http
-// would copy it through a buffer that it makes for each request.
+// Package bulk writes to a connection in one piece what is in memory in one piece. net/http would
+// copy it through a buffer that it makes for each request. If the other side stops reading in the
+// midst of that, the package lets its last words be read.
 package bulk
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 )
@@ -17,32 +22,108 @@ type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 func Over(dial Dialer) Dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
-		if tcp, ok := c.(*net.TCPConn); ok && err == nil {
-			return &conn{tcp}, nil
+		if err != nil {
+			return nil, err
 		}
-		return c, err
+		return &conn{Conn: c, over: make(chan struct{})}, nil
 	}
 }
 
-// copySize is how much is copied at a time of what is not in one piece.
-const copySize = 32 << 10
+const (
+	// copySize is how much is copied at a time of what is not in one piece.
+	copySize = 32 << 10
+	// lastWords is how long the reader of a connection may take to read what came
+	// before a write failed.
+	lastWords = time.Second
+)
 
-type conn struct{ *net.TCPConn }
+// conn returns the error of a failed write only after its reader has met the end. A backend that
+// refuses an upload early answers, and closes the connection while the body still comes. Its
+// reply is there when the write fails, but net/http closes a connection at once then, and often
+// returns the error of the write in place of the reply, or cuts the reply.
+type conn struct {
+	net.Conn
+	// using is how many reads and writes are under way, and both reports whether there
+	// was a read beside a write. In a TLS handshake, the writer is the reader, and
+	// must not wait for itself.
+	using atomic.Int32
+	both  atomic.Bool
+	// over is closed when a read has failed, or the connection is closed.
+	over chan struct{}
+	end  sync.Once
+}
+
+func (c *conn) enter() {
+	if c.using.Add(1) > 1 && !c.both.Load() {
+		c.both.Store(true)
+	}
+}
+
+func (c *conn) leave() { c.using.Add(-1) }
+
+func (c *conn) ends() { c.end.Do(func() { close(c.over) }) }
+
+// Read implements io.Reader.
+func (c *conn) Read(p []byte) (int, error) {
+	c.enter()
+	n, err := c.Conn.Read(p)
+	if c.leave(); err != nil {
+		c.ends()
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (c *conn) Close() error {
+	c.ends()
+	return c.Conn.Close()
+}
+
+// CloseWrite ends what is written. The tunnel of a WebSocket calls it.
+func (c *conn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// Write implements io.Writer.
+func (c *conn) Write(p []byte) (int, error) {
+	c.enter()
+	n, err := c.Conn.Write(p)
+	if c.leave(); err != nil && c.both.Load() {
+		c.awaitEnd(err)
+	}
+	return n, err
+}
+
+// awaitEnd waits until what came before this error of a write is read. After a timeout, the other
+// side may go on for as long as it likes.
+func (c *conn) awaitEnd(err error) {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		return
+	}
+	timer := time.NewTimer(lastWords)
+	defer timer.Stop()
+	select {
+	case <-c.over:
+	case <-timer.C:
+	}
+}
 
 // ReadFrom implements io.ReaderFrom. net/http calls it with what is left of a request's body
 // after its first write.
 func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 	if limited, ok := r.(*io.LimitedReader); ok {
 		if body, ok := limited.R.(io.WriterTo); ok {
-			n, err := body.WriteTo(&limit{c.TCPConn, limited.N})
+			n, err := body.WriteTo(&limit{c, limited.N})
 			limited.N -= n
 			return n, err
 		}
-		buffer := bufpool.Get(copySize)
-		defer buffer.Put()
-		return io.CopyBuffer(struct{ io.Writer }{c.TCPConn}, limited, buffer.Bytes[:copySize])
 	}
-	return c.TCPConn.ReadFrom(r)
+	buffer := bufpool.Get(copySize)
+	defer buffer.Put()
+	return io.CopyBuffer(struct{ io.Writer }{c}, r, buffer.Bytes[:copySize])
 }
 
 // limit is a writer that takes no more than so many bytes.
