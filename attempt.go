@@ -110,7 +110,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 
 // fail takes in why there is no reply.
 func (r *reply) fail(why roundtrip.Failure) {
-	r.err, r.class, r.connected, r.refusal = why.Err, why.Class, why.Connected, why.Refusal
+	r.err, r.class, r.connected, r.uploading, r.refusal = why.Err, why.Class, why.Connected, why.Uploading, why.Refusal
 }
 
 // roundTrip is an attempt on its way. The parts of it that are not pointers are

@@ -18,7 +18,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
-	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -240,6 +239,9 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 		// a credential for inference may lack every other permission
 		return misconfigured, ex.asked.infers && ex.blame.take()
 	case verdict.Failed, verdict.Timeout:
+		if r.uploading {
+			return 0, false // perhaps it refused the upload
+		}
 		if errors.Is(r.err, roundtrip.ErrLostAgain) && ex.current.servesOthers(ex.attempted().started) || !ex.blame.take() {
 			return 0, false
 		}
@@ -273,7 +275,7 @@ func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time
 // rememberBroken takes in that a reply broke off, or told of an error, after
 // its beginning went to the client.
 func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
-	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || errors.Is(reason, replybody.ErrIdle) && r.upload().Stalled() {
+	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || r.upload().Stalled() {
 		return // the client left, or did not send all of its body
 	}
 	now, t, a := time.Now(), ex.current, ex.attempted()

@@ -40,6 +40,8 @@ type reply struct {
 	// connected tells, if there is no response, that the backend may have got the
 	// request.
 	connected bool
+	// uploading reports whether the connection broke in the midst of the upload.
+	uploading bool
 	// code is the code of the error, if it may need somebody to act.
 	code string
 	// refusal is the answer to a request that net/http refuses to send.

@@ -152,6 +152,10 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if refusal, ok := ex.clientsFault(r); ok {
 		r.discard()
+		if r.upload().Stalled() {
+			// net/http's server sends no answer while the body is being read
+			http.NewResponseController(ex.writer).SetReadDeadline(time.Now())
+		}
 		ex.own, ex.ownClass = refusal.Answer(req)
 		ex.attempted().class = verdict.ClientError
 		ex.endAttempt(ex.attempted())
@@ -175,7 +179,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 func (ex *exchange) bodyLate() bool { return errors.Is(ex.body.Failure(), os.ErrDeadlineExceeded) }
 
 // clientsFault returns the error for a request that could not be sent because of
-// the client.
+// the client. A backend that gives up an upload which the client stalls answers 408,
+// breaks the connection, or waits until we give up.
 func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 	failure := ex.body.Failure()
 	switch {
@@ -183,7 +188,7 @@ func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 		return r.refusal, true
 	case failure != nil && r.err != nil:
 		return apierror.UnreadableBody(failure), true
-	case r.class == verdict.Timeout && r.upload().Stalled():
+	case r.upload().Stalled() && (r.err != nil || r.status == http.StatusRequestTimeout):
 		return apierror.UnreadableBody(os.ErrDeadlineExceeded), true
 	}
 	return apierror.Error{}, false

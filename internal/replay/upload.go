@@ -5,6 +5,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 )
@@ -60,8 +61,20 @@ func (u *Upload) Abandon() bool {
 	return u.long.abandon()
 }
 
-// Stalled reports whether the client has not sent all of its body yet.
-func (u *Upload) Stalled() bool { return u != nil && u.long != nil && u.long.inTail() }
+const (
+	// leastPace is how many bytes a client must send each second to keep up.
+	leastPace = 64 << 10
+	// stall is how far behind that pace a client stalls its upload.
+	stall = time.Second
+)
+
+// Stalled reports whether the client keeps the backend waiting for the rest of the body, or did so
+// just before: it pauses, or is far slower than any network. A backend may give up then.
+func (u *Upload) Stalled() bool { return u != nil && u.long != nil && u.long.late() >= stall }
+
+// Long reports whether the body takes more than one write, so that a connection may break in its
+// midst.
+func (u *Upload) Long() bool { return u != nil && u.long != nil }
 
 // reader reads the body for one attempt.
 type reader struct {
@@ -71,7 +84,10 @@ type reader struct {
 	mu       sync.Mutex
 	segments [][]byte
 	closed   bool
-	waits    bool // for the client
+	// behind is how late the client is, by leastPace, and since is when the reader
+	// began to wait for it. Zero: the reader does not wait.
+	behind time.Duration
+	since  time.Time
 }
 
 // Read implements io.Reader.
@@ -84,7 +100,10 @@ func (r *reader) Read(p []byte) (int, error) {
 	n, err = r.body.readTail(p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waits = err == nil
+	r.behind = max(0, r.behind+time.Since(r.since)-time.Duration(n)*time.Second/leastPace)
+	if r.since = (time.Time{}); err != nil {
+		r.behind = 0 // nothing more is waited for
+	}
 	return n, err
 }
 
@@ -113,14 +132,17 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	r.body.touch()
-	r.waits = true
+	r.since = time.Now()
 	return 0, nil
 }
 
-func (r *reader) inTail() bool {
+func (r *reader) late() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.waits
+	if r.since.IsZero() {
+		return r.behind
+	}
+	return r.behind + time.Since(r.since)
 }
 
 func (r *reader) abandon() bool {

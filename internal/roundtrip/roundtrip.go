@@ -38,6 +38,8 @@ type Trip struct {
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
 	connections atomic.Int32
+	// sent reports whether all of the request was written.
+	sent atomic.Bool
 }
 
 // Begin makes ctx, with a way to end it, the context of the trip.
@@ -95,6 +97,7 @@ func (t *Trip) wroteRequest(info httptrace.WroteRequestInfo) {
 		t.outer.WroteRequest(info)
 	}
 	if info.Err == nil {
+		t.sent.Store(true)
 		t.Upload.Sent()
 	}
 }
@@ -118,6 +121,9 @@ type Failure struct {
 	Class verdict.Class
 	// Connected tells that the backend may have got the request.
 	Connected bool
+	// Uploading reports whether the connection broke in the midst of the upload.
+	// The backend may refuse such an upload, and nothing says why.
+	Uploading bool
 	// Refusal is the answer to a request that net/http refuses to send.
 	Refusal apierror.Error
 }
@@ -144,7 +150,7 @@ func (t *Trip) Why(err error) Failure {
 	case strings.HasPrefix(err.Error(), invalidHeader):
 		f.Class, f.Refusal = verdict.ClientError, apierror.InvalidHeaders
 	case f.Connected:
-		f.Class = verdict.Failed
+		f.Class, f.Uploading = verdict.Failed, t.Upload.Long() && !t.sent.Load()
 	}
 	return f
 }
