@@ -48,8 +48,22 @@ type choice struct {
 }
 
 type message struct {
-	Role    string  `json:"role,omitempty"`
-	Content *string `json:"content,omitempty"`
+	Role      string         `json:"role,omitempty"`
+	Content   any            `json:"content,omitempty"` // a *string, which is null in a message with a call
+	ToolCalls []toolCallPart `json:"tool_calls,omitempty"`
+}
+
+// toolCallPart is a call, or what a chunk adds to it.
+type toolCallPart struct {
+	Index    *int             `json:"index,omitempty"` // of chunks
+	ID       string           `json:"id,omitempty"`
+	Type     string           `json:"type,omitempty"`
+	Function toolCallFunction `json:"function"`
+}
+
+type toolCallFunction struct {
+	Name      string `json:"name,omitempty"`
+	Arguments string `json:"arguments"`
 }
 
 type promptFilterResult struct {
@@ -88,16 +102,26 @@ func (x *exchange) newCompletion(object string) completion {
 
 func (x *exchange) completion() any {
 	c := x.newCompletion("chat.completion")
-	content, reason := text(x.produced), x.finishReason()
+	content, reason := x.text(x.produced), x.finishReason()
 	c.Choices = []choice{{FinishReason: &reason}}
-	if x.route.op == opCompletion {
+	switch {
+	case x.route.op == opCompletion:
 		c.Choices[0].Text = &content
-	} else {
+	case x.call != nil:
+		c.Choices[0].Message = x.callMessage(content)
+	default:
 		c.Choices[0].Message = &message{Role: "assistant", Content: &content}
 	}
 	c.PromptFilterResults = promptFilter
 	c.Usage = x.usage()
 	return c
+}
+
+// callMessage is the message with the call, as far as its arguments go.
+func (x *exchange) callMessage(arguments string) *message {
+	return &message{Role: "assistant", Content: (*string)(nil), ToolCalls: []toolCallPart{{
+		ID: x.call.id, Type: "function", Function: toolCallFunction{x.call.name, arguments},
+	}}}
 }
 
 // streamCompletion sends what Azure sends: a chunk about the prompt that has
@@ -117,9 +141,14 @@ func (x *exchange) streamCompletion() {
 	}
 
 	s.send("", completion{Choices: []choice{}, PromptFilterResults: promptFilter})
+	first := 0 // the index of the only call
 	if x.route.op == opChat {
-		empty := ""
-		chunk.Choices = []choice{{Delta: &message{Role: "assistant", Content: &empty}}}
+		delta := &message{Role: "assistant", Content: new(string)}
+		if x.call != nil {
+			delta = x.callMessage("")
+			delta.ToolCalls[0].Index = &first
+		}
+		chunk.Choices = []choice{{Delta: delta}}
 		s.send("", chunk)
 	}
 	for i := range x.outputTokens() {
@@ -129,11 +158,15 @@ func (x *exchange) streamCompletion() {
 		if s.ended {
 			return
 		}
-		word := token(i)
-		if x.route.op == opChat {
-			chunk.Choices = []choice{{Delta: &message{Content: &word}}}
-		} else {
+		word := x.token(i)
+		switch {
+		case x.route.op == opCompletion:
 			chunk.Choices = []choice{{Text: &word}}
+		case x.call != nil:
+			part := toolCallPart{Index: &first, Function: toolCallFunction{Arguments: word}}
+			chunk.Choices = []choice{{Delta: &message{ToolCalls: []toolCallPart{part}}}}
+		default:
+			chunk.Choices = []choice{{Delta: &message{Content: &word}}}
 		}
 		x.produced++
 		s.send("", chunk)

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/rand/v2"
 )
 
 type embeddingList struct {
@@ -33,16 +34,20 @@ func (x *exchange) embeddings() any {
 		Model:  x.model(),
 		Usage:  embeddingUsage{x.cost.prompt, x.cost.prompt},
 	}
+	n := int64(defaultDimensions)
+	if x.request.Dimensions != nil {
+		n = *x.request.Dimensions
+	}
 	for i, input := range inputs(x.request.Input) {
-		vector := embed(input)
+		vector := embed(input, n)
 		e := embedding{Object: "embedding", Index: i, Embedding: vector}
 		if x.request.EncodingFormat == "base64" {
 			// The official SDKs ask for base64 and decode it.
-			var buf [4 * len(vector)]byte
-			for j, value := range vector {
-				binary.LittleEndian.PutUint32(buf[4*j:], math.Float32bits(value))
+			buf := make([]byte, 0, 4*n)
+			for _, value := range vector {
+				buf = binary.LittleEndian.AppendUint32(buf, math.Float32bits(value))
 			}
-			e.Embedding = base64.StdEncoding.EncodeToString(buf[:])
+			e.Embedding = base64.StdEncoding.EncodeToString(buf)
 		}
 		list.Data = append(list.Data, e)
 	}
@@ -64,13 +69,20 @@ func inputs(v any) []any {
 	return list
 }
 
-// embed makes a vector of length 1. The same input gives the same vector.
-func embed(input any) [8]float32 {
-	sum := sha256.Sum256(fmt.Append(nil, input))
-	var vector [8]float32
+// The length of a vector is that of the largest models at most.
+const (
+	defaultDimensions = 8
+	mostDimensions    = 4096
+)
+
+// embed makes a vector of length 1 with n dimensions. The same input gives the
+// same vector.
+func embed(input any, n int64) []float32 {
+	random := rand.New(rand.NewChaCha8(sha256.Sum256(fmt.Append(nil, input)))) //nolint:gosec // not a secret
+	vector := make([]float32, n)
 	var square float64
 	for i := range vector {
-		vector[i] = float32(int32(binary.BigEndian.Uint32(sum[4*i:]))) / (1 << 31)
+		vector[i] = float32(random.NormFloat64())
 		square += float64(vector[i]) * float64(vector[i])
 	}
 	for i := range vector {

@@ -33,6 +33,7 @@ type exchange struct {
 	// about responses or objects.
 	body   []byte
 	fields map[string]any
+	call   *toolCall // nil: the reply is a text
 	fault  action
 
 	bodyRead  bool

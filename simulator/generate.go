@@ -9,6 +9,7 @@ import (
 
 // generate answers a request that was not refused.
 func (x *exchange) generate() {
+	x.call = x.request.chooseCall(x.route.op)
 	switch op := x.route.op; {
 	case op == opModels:
 		x.reply(jsonReply(http.StatusOK, x.models()))
@@ -33,7 +34,7 @@ func (x *exchange) generate() {
 
 // outputTokens is how many tokens the reply has when it is finished.
 func (x *exchange) outputTokens() int64 {
-	n := int64(x.h.OutputTokens)
+	n := x.fullLength()
 	if limit := x.request.maxTokens(); limit > 0 {
 		n = min(n, limit)
 	}
@@ -42,8 +43,11 @@ func (x *exchange) outputTokens() int64 {
 
 // finishReason is why the reply ends after its last token.
 func (x *exchange) finishReason() string {
-	if x.outputTokens() < int64(x.h.OutputTokens) {
+	switch {
+	case x.outputTokens() < x.fullLength():
 		return "length"
+	case x.call != nil:
+		return "tool_calls"
 	}
 	return "stop"
 }

@@ -54,6 +54,26 @@ func TestEmbeddingsAreTheSameInBothEncodings(t *testing.T) {
 	}
 }
 
+func TestAnEmbeddingHasAsManyDimensionsAsTheRequestAsksFor(t *testing.T) {
+	srv := listen(t, &Handler{})
+	for options, want := range map[string]int{"": 8, `,"dimensions":1`: 1, `,"dimensions":256`: 256, `,"dimensions":3072`: 3072} {
+		var floats struct{ Data []struct{ Embedding []float32 } }
+		var encoded struct{ Data []struct{ Embedding []byte } }
+		_, body := call(t, srv, "POST", "/v1/embeddings", `{"model":"e","input":"x"`+options+`}`)
+		_, inBase64 := call(t, srv, "POST", "/v1/embeddings", `{"model":"e","input":"x","encoding_format":"base64"`+options+`}`)
+		if json.Unmarshal([]byte(body), &floats) != nil || json.Unmarshal([]byte(inBase64), &encoded) != nil ||
+			len(floats.Data[0].Embedding) != want || len(encoded.Data[0].Embedding) != 4*want {
+			t.Errorf("%s: got %s and %s", options, body, inBase64)
+		}
+	}
+	for _, wrong := range []string{"0", "-1", "1000000000", `"8"`} {
+		resp, body := call(t, srv, "POST", "/v1/embeddings", `{"model":"e","input":"x","dimensions":`+wrong+`}`)
+		if resp.StatusCode != 400 || !strings.Contains(body, "'dimensions'") {
+			t.Errorf("%s: got %d %s", wrong, resp.StatusCode, body)
+		}
+	}
+}
+
 func TestAListOfTokensIsOneInput(t *testing.T) {
 	for input, want := range map[string]int{
 		`"text"`:        1,

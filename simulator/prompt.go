@@ -22,6 +22,7 @@ type request struct {
 	MaxCompletionTokens *int64         `json:"max_completion_tokens"`
 	MaxOutputTokens     *int64         `json:"max_output_tokens"`
 	EncodingFormat      string         `json:"encoding_format"`
+	Dimensions          *int64         `json:"dimensions"`
 	Store               *bool          `json:"store"`
 	Background          bool           `json:"background"`
 	Include             []string       `json:"include"`
@@ -32,6 +33,7 @@ type request struct {
 	Input        any `json:"input"`
 	Instructions any `json:"instructions"`
 	Tools        any `json:"tools"`
+	ToolChoice   any `json:"tool_choice"`
 }
 
 type streamOptions struct {
@@ -62,10 +64,14 @@ func parseRequest(op operation, contentType string, body []byte, cut bool) (requ
 		{"max_tokens", req.MaxTokens},
 		{"max_completion_tokens", req.MaxCompletionTokens},
 		{"max_output_tokens", req.MaxOutputTokens},
+		{"dimensions", req.Dimensions},
 	} {
 		if limit.value != nil && *limit.value < 1 {
 			return req, fmt.Sprintf("Invalid '%s': integer below minimum value. Expected a value >= 1, but got %d instead.", limit.name, *limit.value)
 		}
+	}
+	if n := req.Dimensions; n != nil && *n > mostDimensions {
+		return req, fmt.Sprintf("Invalid value for 'dimensions' = %d. Must be less than or equal to %d.", *n, mostDimensions)
 	}
 	return req, ""
 }

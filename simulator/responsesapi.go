@@ -60,6 +60,10 @@ type outputItem struct {
 	Status  string        `json:"status,omitempty"`
 	Content []contentPart `json:"content,omitzero"`
 	Role    string        `json:"role,omitempty"`
+	// Of a call of a function.
+	CallID    string  `json:"call_id,omitempty"`
+	Name      string  `json:"name,omitempty"`
+	Arguments *string `json:"arguments,omitempty"`
 	// Of reasoning.
 	Summary          *[]struct{} `json:"summary,omitempty"`
 	EncryptedContent string      `json:"encrypted_content,omitempty"`
@@ -100,6 +104,7 @@ type responseEvent struct {
 	Part           *contentPart `json:"part,omitempty"`
 	Delta          *string      `json:"delta,omitempty"`
 	Text           *string      `json:"text,omitempty"`
+	Arguments      *string      `json:"arguments,omitempty"`
 	Logprobs       *[]struct{}  `json:"logprobs,omitempty"`
 }
 
@@ -116,6 +121,9 @@ func (x *exchange) respond() {
 	}
 	resp := x.newResponse()
 	item := outputItem{ID: newMessageID(), Type: "message", Role: "assistant"}
+	if x.call != nil {
+		item = outputItem{ID: "fc_" + rand.Text(), Type: "function_call", CallID: x.call.id, Name: x.call.name}
+	}
 	if resp.Background {
 		x.respondInBackground(resp, item)
 		return
@@ -185,7 +193,11 @@ func (x *exchange) finish(resp *response, item outputItem) {
 		resp.IncompleteDetails = &incompleteDetails{"max_output_tokens"}
 	}
 	item.Status = resp.Status
-	item.Content = []contentPart{outputText(text(x.produced))}
+	if said := x.text(x.produced); x.call != nil {
+		item.Arguments = &said
+	} else {
+		item.Content = []contentPart{outputText(said)}
+	}
 	resp.Output = x.reasoning()
 	resp.Output = append(resp.Output, item)
 	resp.Usage = &responseUsage{
@@ -232,11 +244,17 @@ func (x *exchange) streamResponse(resp *response, item outputItem, after int) {
 		x.abort()
 	}
 
-	item.Status, item.Content = "in_progress", []contentPart{}
-	part := outputText("")
+	item.Status, x.produced = "in_progress", 0
+	if x.call != nil {
+		item.Arguments = new(string)
+	} else {
+		item.Content = []contentPart{}
+	}
 	send(responseEvent{Type: "response.output_item.added", OutputIndex: &index, Item: &item})
-	send(responseEvent{Type: "response.content_part.added", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Part: &part})
-	x.produced = 0
+	part := outputText("")
+	if x.call == nil {
+		send(responseEvent{Type: "response.content_part.added", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Part: &part})
+	}
 	for i := range x.outputTokens() {
 		if i > 0 {
 			s.pause()
@@ -244,16 +262,24 @@ func (x *exchange) streamResponse(resp *response, item outputItem, after int) {
 		if s.ended {
 			return
 		}
-		word := token(i)
+		word := x.token(i)
 		x.produced++
-		send(responseEvent{Type: "response.output_text.delta", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Delta: &word, Logprobs: &none})
+		delta := responseEvent{Type: "response.function_call_arguments.delta", OutputIndex: &index, ItemID: item.ID, Delta: &word}
+		if x.call == nil {
+			delta.Type, delta.ContentIndex, delta.Logprobs = "response.output_text.delta", &index, &none
+		}
+		send(delta)
 	}
 
 	x.finish(resp, item)
 	item = resp.Output[len(resp.Output)-1]
-	part = item.Content[0]
-	send(responseEvent{Type: "response.output_text.done", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Text: &part.Text, Logprobs: &none})
-	send(responseEvent{Type: "response.content_part.done", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Part: &part})
+	if x.call != nil {
+		send(responseEvent{Type: "response.function_call_arguments.done", OutputIndex: &index, ItemID: item.ID, Arguments: item.Arguments})
+	} else {
+		part = item.Content[0]
+		send(responseEvent{Type: "response.output_text.done", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Text: &part.Text, Logprobs: &none})
+		send(responseEvent{Type: "response.content_part.done", OutputIndex: &index, ItemID: item.ID, ContentIndex: &index, Part: &part})
+	}
 	for i := range resp.Output {
 		send(responseEvent{Type: "response.output_item.done", OutputIndex: &i, Item: &resp.Output[i]})
 	}
@@ -312,7 +338,11 @@ func (x *exchange) resume(resp *response, after string) {
 	limit := resp.Usage.OutputTokens
 	x.request.MaxOutputTokens = &limit
 	x.cost.prompt = resp.Usage.InputTokens
+	item := resp.Output[len(resp.Output)-1]
+	if item.Arguments != nil {
+		x.call = newCall(item.CallID, item.Name, *item.Arguments)
+	}
 	begun := *resp
 	begun.Status, begun.Output, begun.Usage = "in_progress", []outputItem{}, nil
-	x.streamResponse(&begun, resp.Output[len(resp.Output)-1], number)
+	x.streamResponse(&begun, item, number)
 }
