@@ -1,8 +1,12 @@
 package redis
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strconv"
@@ -10,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
@@ -211,4 +216,63 @@ func cpu(t testing.TB, r *replica) float64 {
 	user, _ := strconv.ParseFloat(fields[11], 64)
 	system, _ := strconv.ParseFloat(fields[12], 64)
 	return (user + system) / 100
+}
+
+// TestWhatMadeUpModelsCostRedis prints how much of a processor Redis takes before
+// and after clients have named 2,000 models that nobody has, and then how soon all
+// replicas know of a throttle.
+func TestWhatMadeUpModelsCostRedis(t *testing.T) {
+	if !*measure {
+		t.Skip("it takes a minute: go test -run TestWhatMadeUpModelsCostRedis -measure -v")
+	}
+	const backends, models, length = 6, 2000, 15 * time.Second
+	s := startServer(t)
+	var options strings.Builder
+	for i := range backends {
+		b := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("Content-Type", "application/json")
+			if !bytes.Contains(body, []byte("real")) || bytes.Contains(body, []byte("throttled")) {
+				w.Header().Set("Retry-After", "240")
+				w.WriteHeader(http.StatusTooManyRequests)
+			}
+			io.WriteString(w, `{}`)
+		}))
+		t.Cleanup(b.Close)
+		fmt.Fprintf(&options, "backend %s/v1 {\nname b%d\nmodel real\nmodel throttled-real\n}\nbackend %[1]s/v1 {\nname any%[2]d\npriority 2\napi_key any\n}\n", b.URL, i)
+	}
+	replicas := startReplicas(t, 3, options.String()+s.option())
+	inTouch(t, replicas)
+	took := func() time.Duration {
+		before := s.cpu()
+		time.Sleep(length)
+		return (s.cpu() - before) / time.Duration(length/time.Second)
+	}
+	calm := took()
+	for i := range models {
+		replicas[i%3].post(fmt.Sprint("made up ", i))
+	}
+	t.Logf("Redis takes %v of a second, and %v after %d made-up models", calm, took(), models)
+	began := time.Now()
+	replicas[0].post("throttled-real")
+	var known time.Duration
+	for _, r := range replicas {
+		lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", "b0")) > 0 })
+		known = max(known, r.logged("backend benched", "b0")[0].at.Sub(began))
+	}
+	t.Logf("a throttle is known to all replicas after %v", known)
+}
+
+// cpu is how long the server has used a processor.
+func (s *server) cpu() (total time.Duration) {
+	s.t.Helper()
+	for _, line := range strings.Fields(fmt.Sprint(s.do("info", "cpu"))) {
+		for _, name := range []string{"used_cpu_sys:", "used_cpu_user:"} {
+			if value, ok := strings.CutPrefix(line, name); ok {
+				seconds, _ := strconv.ParseFloat(value, 64)
+				total += time.Duration(seconds * float64(time.Second))
+			}
+		}
+	}
+	return total
 }

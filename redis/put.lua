@@ -4,7 +4,8 @@
 -- two records end that are one, how many milliseconds are left of a field at most.
 --
 -- A field is: when it ends (0: never), whether it is finished, the length of its
--- version, its version, its message.
+-- version, its version, its message. The field without a name is when fields that
+-- have ended were last removed, which takes time, and so is done once a second.
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 
 local key, message, mode, field, version = KEYS[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -43,16 +44,20 @@ if mode ~= 'replace' then
 	end
 end
 
-local count = redis.call('HLEN', key)
+local purged = redis.call('HGET', key, '')
+local count = redis.call('HLEN', key) - (purged and 1 or 0)
 if not kept and count > 0 and (count % 64 == 0 or count >= most) then
-	local all = redis.call('HGETALL', key)
-	for i = 1, #all, 2 do
-		local e = tonumber(string.match(all[i + 1], '^%d+'))
-		if not e or e > 0 and e <= now or e > now + longest then
-			redis.call('HDEL', key, all[i])
+	if not (math.abs(now - (tonumber(purged or 0) or 0)) < 1000) then
+		local all = redis.call('HGETALL', key)
+		for i = 1, #all, 2 do
+			local e = tonumber(string.match(all[i + 1], '^%d+'))
+			if all[i] ~= '' and (not e or e > 0 and e <= now or e > now + longest) then
+				redis.call('HDEL', key, all[i])
+				count = count - 1
+			end
 		end
+		redis.call('HSET', key, '', string.format('%.0f', now))
 	end
-	count = redis.call('HLEN', key)
 	if count >= most then
 		return redis.error_reply('FULL too many records')
 	end

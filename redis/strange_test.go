@@ -2,12 +2,14 @@ package redis
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -79,6 +81,34 @@ func TestNoMoreRecordsAreReadThanAReplicaKeeps(t *testing.T) {
 	}
 	if kept, _, err := st.Load(t.Context(), []string{"g"}); err != nil || len(kept) != state.MaxRecords {
 		t.Errorf("loaded %d records, %v, want %d", len(kept), err, state.MaxRecords)
+	}
+}
+
+func TestAFullGroupIsSearchedOnceASecond(t *testing.T) {
+	s := startServer(t)
+	st := open(t, s.engine())
+	var records []state.Record
+	for i := range 2 * state.MaxRecords {
+		records = append(records, state.Record{Group: "g", Key: fmt.Sprint(i), Version: "1", TTL: time.Hour, Message: []byte("m")})
+	}
+	began := time.Now()
+	if err := st.Put(t.Context(), records); !errors.Is(err, state.ErrFull) {
+		t.Errorf("the error is %v, want %v", err, state.ErrFull)
+	}
+	_, text, _ := strings.Cut(fmt.Sprint(s.do("info", "commandstats")), "cmdstat_hgetall:calls=")
+	searches := 0
+	if fmt.Sscan(strings.Split(text, ",")[0], &searches); searches == 0 || searches > 1+int(time.Since(began)/time.Second) {
+		t.Errorf("the server read all of the group %d times for %d records in %v", searches, len(records), time.Since(began))
+	}
+	for _, key := range []string{"dead", "also"} { // and they make room for others
+		s.do("hset", "openai_lb:group:g", key, "1 0 1 1m")
+		s.do("hdel", "openai_lb:group:g", map[string]string{"dead": "1", "also": "2"}[key])
+	}
+	lbtest.WaitFor(t, func() bool {
+		return st.Put(t.Context(), []state.Record{{Group: "g", Key: "new", Version: "1", TTL: time.Hour, Message: []byte("m")}}) == nil
+	})
+	if kept, _, err := st.Load(t.Context(), []string{"g"}); err != nil || len(kept) != state.MaxRecords-1 {
+		t.Errorf("%d records are kept, %v, want %d", len(kept), err, state.MaxRecords-1)
 	}
 }
 
