@@ -82,7 +82,7 @@ func (s *Events) Happened(e pool.Event) {
 		return
 	}
 	switch e.Happening {
-	case pool.Began, pool.Grew:
+	case pool.Began, pool.Grew, pool.Turned:
 		if isLong(e.Bench) && s.app.ShouldEmit(Benched) && s.noModel.due(e) {
 			s.benched(e)
 		}

@@ -29,7 +29,7 @@ func NewLog(logger *zap.Logger, pool string) *Log {
 // Happened implements pool.Listener.
 func (l *Log) Happened(e pool.Event) {
 	switch level := levelOf(e.Bench); e.Happening {
-	case pool.Began:
+	case pool.Began, pool.Turned:
 		if !l.noModel.due(e) {
 			return
 		}

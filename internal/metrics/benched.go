@@ -13,13 +13,13 @@ import (
 func (p *Pool) Happened(e pool.Event) {
 	its := benchLabels{p.name, clean(e.Member.Name), Model(e.Member, e.Bench.Model), e.Bench.Class}
 	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole}
+	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Elsewhere { // a sum over replicas has each bench once
+		benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
+	}
 	switch now := time.Now(); e.Happening {
 	case pool.Began:
-		if !e.Elsewhere { // a sum over replicas has each bench once
-			benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
-		}
 		benched.begin(which, its, e.Bench, now)
-	case pool.Grew:
+	case pool.Grew, pool.Turned:
 		benched.grow(which, its, e.Bench, now)
 	case pool.Ended:
 		benched.end(which, now)

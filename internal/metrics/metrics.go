@@ -44,7 +44,7 @@ var (
 		"Requests that were answered with a 429 because every backend throttles.", "pool")
 	affinityTotal = counter("affinity_total",
 		"Requests that belong together, by kind of affinity, and whether they got where they belong.", "pool", "kind", "result")
-	benchesTotal = counter("benches_total", "Benches that began.", "pool", "backend", "model", "class")
+	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "model", "class")
 	hintsTotal   = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
 	tokensTotal       = counter("tokens_total", "Tokens that replies reported.", "pool", "backend", "model", "type")

@@ -51,13 +51,13 @@ func (r Recorder) Happened(e pool.Event) {
 		if now := time.Now(); now.Before(episodes.all[its].Until) {
 			episodes.all[its].Until = now
 		}
-	case e.Happening == pool.Began || e.Happening == pool.Grew:
+	case e.Happening == pool.Began || e.Happening == pool.Grew || e.Happening == pool.Turned:
 		episode := Episode{Pool: string(r), Backend: e.Member.Name, Class: e.Bench.Class, Since: e.Bench.Since}
 		if its >= 0 {
 			episode = episodes.all[its]
 			episodes.all = slices.Delete(episodes.all, its, its+1)
 		}
-		if e.Happening == pool.Began {
+		if e.Happening != pool.Grew {
 			episode.Times++
 		}
 		episode.Model, episode.Cause, episode.Status, episode.Until = e.Bench.Model, e.Bench.Cause, e.Bench.Status, e.Bench.Until

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -65,6 +66,8 @@ type bench struct {
 	pool *Pool
 	// told tells that they know that the bench is over.
 	told atomic.Bool
+	// classes are those of the reasons that the bench had so far.
+	classes []string
 }
 
 const (
@@ -179,11 +182,13 @@ func (s *slot) clear(started time.Time) (over *bench) {
 }
 
 // put starts or extends a bench. A bench only grows: a shorter one changes
-// nothing but the cost that the bench speaks for. over is the bench before it,
+// nothing but the cost that the bench speaks for, and its reason if that is of a
+// class that it did not have so far. over is the bench before it,
 // if there was one and its time has passed. The caller holds the lock.
 func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
+		b.classes = []string{b.Class}
 		s.Store(b)
 		return Began, current
 	}
@@ -196,6 +201,12 @@ func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 	b.Lost = b.Lost || current.Lost
 	b.Since, b.pool = current.Since, current.pool
 	happened = b.follow(current, elsewhere)
+	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {
+		b.classes = append(slices.Clip(b.classes), b.Class)
+		happened = Turned
+	} else if b.Until.Equal(current.Until) {
+		b.Reason = current.Reason
+	}
 	s.Store(b)
 	return happened, nil
 }

@@ -27,6 +27,8 @@ const (
 	Grew
 	// Due: the member is lost, and an attempt to reach it is due.
 	Due
+	// Turned: its bench has another reason than it had so far, and may have grown.
+	Turned
 	// Ended: the bench is over. Its time has passed, a request was served before
 	// that, or an operator ended it.
 	Ended

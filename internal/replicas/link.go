@@ -95,7 +95,7 @@ func (l *Link) Happened(e pool.Event) {
 	}
 	r, i := l.replica, item{backend: l.backend(e.Member), bench: e.Bench, at: time.Now()}
 	switch e.Happening {
-	case pool.Began, pool.Grew:
+	case pool.Began, pool.Grew, pool.Turned:
 		i.kind = benched
 		r.claims.plan(i.backend, e.Bench)
 	case pool.Doubted:
