@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -91,6 +92,24 @@ func (s *benchedSeconds) end(which benchKey, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle(which, now)
+}
+
+// Left ends the count of benches of backends that no pool in use has any more.
+func Left() {
+	inUse := make(map[[2]string]bool)
+	for _, entry := range fleet.Default.Entries() {
+		for _, m := range entry.Pool.Members {
+			inUse[[2]string{Of(entry.Name).name, m.Name}] = true
+		}
+	}
+	now := time.Now()
+	benched.mu.Lock()
+	defer benched.mu.Unlock()
+	for which := range benched.open {
+		if !inUse[[2]string{which.pool, which.backend}] {
+			benched.settle(which, now)
+		}
+	}
 }
 
 func (s *benchedSeconds) settle(which benchKey, now time.Time) {

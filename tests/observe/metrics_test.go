@@ -361,6 +361,33 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	lbtest.WantSums(t, pools[1], "backend_available backend=a model=other 0", "backend_available backend=b model=other 1")
 }
 
+func TestTheSecondsOfABenchEndWithItsBackend(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	_, serverB := lbtest.Listen(t, "b")
+	port, pool := lbtest.FreePort(t), lbtest.Unique("removed")
+	config := func(version, backends string) string {
+		return fmt.Sprintf("{\nadmin off\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %s\nopenai_lb {\npool %s\n%s\n}\n}\n", port, version, pool, backends)
+	}
+	b := "backend " + serverB.URL + " {\nname b\npriority 2\n}"
+	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
+	lbtest.Run(t, config("1", "backend "+serverA.URL+" {\nname a\n}\n"+b))
+	a.Replies(lbtest.Throttled("60"))
+	lbtest.Post(lbtest.NewClient(t), url, `{"model":"m"}`).WantServed(t, "b")
+	lbtest.Reload(t, config("2", b))
+	lbtest.ClientOf(t, "2", url)
+	seconds := func() float64 {
+		return lbtest.SumOf(t, "benched_seconds_total", map[string]string{"pool": pool, "backend": "a"})
+	}
+	var counts []float64
+	lbtest.WaitFor(t, func() bool { // until the config before has ended
+		counts = append(counts, seconds())
+		return len(counts) > 1 && counts[len(counts)-1] == counts[len(counts)-2]
+	})
+	if last := counts[len(counts)-1]; last <= 0 || last >= 60 {
+		t.Errorf("the bench counts as %v s", last)
+	}
+}
+
 func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{
 		"a stream": lbtest.Streams(3*time.Second, lbtest.StreamContent, time.Minute, lbtest.StreamEnd),
