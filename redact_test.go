@@ -9,6 +9,7 @@ import (
 	"net/textproto"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
@@ -233,4 +234,61 @@ func TestAHeaderOfNoSecretIsNoSecret(t *testing.T) {
 			t.Errorf("client got Operation-Location %q", got)
 		}
 	})
+}
+
+func TestAnErrorInA200GivesNoKeyAway(t *testing.T) {
+	const key = "sk-key-of-the-backend"
+	const stars = "*********************"
+	failure := func(code string) string {
+		return `{"error":{"message":"not for ` + key + `","type":"x","code":"` + code + `"}}`
+	}
+	event := func(code string) string { return "data: " + failure(code) + "\n\n" }
+	failed := `{"type":"response.failed","response":{"object":"response","error":{"code":"invalid_prompt","message":"` + key + `"}}}`
+	type row struct {
+		config string
+		reply  http.HandlerFunc
+	}
+	rows := map[string]row{
+		"whole, the client's":  {"", lbtest.Says(200, failure("invalid_prompt"))},
+		"whole, the backend's": {"", lbtest.Says(200, failure("server_error"))},
+		"whole, of unknown length": {"", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.(http.Flusher).Flush()
+			io.WriteString(w, failure("invalid_prompt"))
+		}},
+		"whole, of a status that is not listed":     {"unhealthy_status 429", lbtest.Says(200, failure("server_error"))},
+		"first in a stream, the client's":           {"", lbtest.Streams(event("invalid_prompt"))},
+		"first in a stream, the backend's":          {"", lbtest.Streams(event("server_error"))},
+		"first in a stream, not listed":             {"unhealthy_status 429", lbtest.Streams(event("server_error"))},
+		"after a preamble":                          {"", lbtest.Streams(lbtest.StreamPreamble, event("invalid_prompt"))},
+		"after a preamble that took long":           {"", lbtest.Streams(lbtest.StreamPreamble, 5*time.Second, event("invalid_prompt"))},
+		"with content":                              {"", lbtest.Streams(lbtest.StreamContent + event("server_error") + lbtest.StreamEnd)},
+		"after content":                             {"", lbtest.Streams(lbtest.StreamContent, time.Second, event("server_error"), lbtest.StreamEnd)},
+		"after content, the client's":               {"", lbtest.Streams(lbtest.StreamContent, time.Second, event("invalid_prompt"))},
+		"after content, without an empty line":      {"", lbtest.Streams(lbtest.StreamContent, time.Second, strings.TrimSpace(event("server_error")))},
+		"a failed response":                         {"", lbtest.Streams("event: response.failed\ndata: " + failed + "\n\n")},
+		"a failed response after content":           {"", lbtest.Streams(lbtest.StreamContent, "event: response.failed\ndata: "+failed+"\n\n")},
+		"a failed response that its data names":     {"", lbtest.Streams(lbtest.StreamContent, "data: "+failed+"\n\n")},
+		"an error event with its fields at the top": {"", lbtest.Streams(lbtest.StreamContent, "event: error\ndata: {\"type\":\"error\",\"message\":\""+key+"\"}\n\n")},
+	}
+	for _, whole := range []string{event("server_error"), "event: response.failed\ndata: " + failed + "\n\n"} {
+		for cut := range strings.Index(whole, key) + len(key) + 1 {
+			rows[fmt.Sprintf("cut after %d bytes of %.20s", cut, whole)] = row{"", lbtest.Streams(lbtest.StreamContent, time.Second, whole[:cut], time.Second, whole[cut:])}
+			rows[fmt.Sprintf("read ahead, cut after %d bytes of %.20s", cut, whole)] = row{"", lbtest.Streams(lbtest.StreamContent+whole[:cut], time.Second, whole[cut:])}
+		}
+	}
+	for name, c := range rows {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n"+c.config+"\n}", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(c.reply)
+				reply := w.PostStream()
+				if reply.Err != nil || strings.Contains(reply.Body, key) || !strings.Contains(reply.Body, stars) {
+					t.Errorf("client got %d %s (%v), want the error with stars", reply.Status, reply.Body, reply.Err)
+				}
+				if strings.Contains(name, "content") && !strings.Contains(reply.Body, `"content":"Hello"`) {
+					t.Errorf("client got %s, want the content too", reply.Body)
+				}
+			})
+		})
+	}
 }

@@ -222,6 +222,9 @@ func (t *Transport) becomeError(r *reply, failure *sse.Error) {
 	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
 	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
 		r.body.Forgive()
+		if len(r.secrets) > 0 {
+			r.res.Body = r.secrets.Body(r.res.Body)
+		}
 		return
 	}
 	original := r.res

@@ -93,6 +93,12 @@ func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 	return &starredBody{ReadCloser: body, secrets: s}
 }
 
+// Star does the same with a text that is whole, in place.
+func (s Secrets) Star(text []byte) {
+	whole := starredBody{secrets: s, held: text, err: io.EOF}
+	whole.star()
+}
+
 type starredBody struct {
 	io.ReadCloser
 	secrets Secrets

@@ -31,7 +31,7 @@ func (b *Body) OpenStream() (*sse.Error, error) {
 	var timeout *time.Timer
 	for {
 		switch opening := b.watch.Opening; {
-		case opening == sse.Content:
+		case opening == sse.Content && (b.heldErr != nil || !b.failing()):
 			return nil, nil
 		case opening == sse.Failure:
 			return b.watch.Failure, nil

@@ -134,6 +134,18 @@ func (b *Body) take(more readAhead) {
 	}
 	b.heldErr = more.err
 	b.see(more.data, more.err)
+	b.star(b.held)
+}
+
+// failing reports whether a stream has begun an event that may be an error, and
+// could bring a secret.
+func (b *Body) failing() bool { return len(b.Secrets) > 0 && b.watch != nil && b.watch.Failing() }
+
+// star replaces the secrets in what a stream brought if it tells of an error.
+func (b *Body) star(data []byte) {
+	if b.watch != nil && b.watch.Failure != nil || b.failing() {
+		b.Secrets.Star(data)
+	}
 }
 
 // see looks at the next bytes of the body. err is how the reading ended.
@@ -178,6 +190,14 @@ func (b *Body) Read(p []byte) (n int, err error) {
 				b.Begun = nil
 			}
 			b.see(p[:n], err)
+			for err == nil && n < len(p) && b.failing() { // the client gets an error at once
+				var more int
+				b.Deadline.Start(b.Idle, ErrIdle)
+				more, err = b.Source.Read(p[n:])
+				b.see(p[n:n+more], err)
+				n += more
+			}
+			b.star(p[:n])
 		}
 		if !b.Deadline.Stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = ErrIdle

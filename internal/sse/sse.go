@@ -58,6 +58,21 @@ func (w *Watcher) Finish() {
 	w.splitter.End(w.take)
 }
 
+// Failing reports whether the stream has begun an event that may tell of an error, and has not ended it.
+func (w *Watcher) Failing() bool {
+	s := &w.splitter
+	if s.within || s.long || len(s.partial) == 0 && !s.hasAny && s.named == 0 {
+		return false // it cannot be read, or there is none
+	}
+	line, _ := cutField(s.partial, "data")
+	for _, data := range [][]byte{s.data, line} {
+		if isError(Event{Name: s.name[:s.named], Data: data}.Kind()) || mayHoldError(data) {
+			return true
+		}
+	}
+	return false
+}
+
 func (w *Watcher) take(e Event) {
 	if w.Each != nil {
 		w.Each(e)
