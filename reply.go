@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -19,6 +18,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -165,10 +165,13 @@ func (r *reply) reason() pool.Reason {
 	return reason
 }
 
+// maxErrorText is how much of an error is logged.
+const maxErrorText = 256
+
 // boundedText is an error for a log. One of net/http's may repeat what the
 // backend sent.
 func boundedText(secrets redact.Secrets, err error) string {
-	return strings.ToValidUTF8(pool.ModelKey(secrets.Text(err.Error())), "")
+	return showntext.Cut(secrets.Text(err.Error()), maxErrorText)
 }
 
 // guard keeps the secrets out of the response. It removes headers that hold

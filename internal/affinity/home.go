@@ -8,6 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 // Home tells which accounts may get a request. It belongs to the goroutine that
@@ -246,7 +247,7 @@ const longestShown = 80
 // notFound is the error for an object that the caller may not use, in the words
 // that OpenAI's API has for it.
 func notFound(kind openaiapi.Kind, text string) apierror.Error {
-	text = text[:min(len(text), longestShown)]
+	text = showntext.Cut(text, longestShown)
 	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}
 	switch kind {
 	case openaiapi.PreviousResponse:
@@ -264,6 +265,6 @@ func notFound(kind openaiapi.Kind, text string) apierror.Error {
 // apart is the error for a request whose objects are in different accounts.
 func apart(one, other string) apierror.Error {
 	return apierror.Error{Status: http.StatusBadRequest, Kind: "invalid_request_error", Code: "objects_in_different_accounts", Class: apierror.InvalidRequest,
-		Message: "The request names objects that are stored in different accounts: " + one[:min(len(one), longestShown)] +
-			" and " + other[:min(len(other), longestShown)] + ". No account has both."}
+		Message: "The request names objects that are stored in different accounts: " + showntext.Cut(one, longestShown) +
+			" and " + showntext.Cut(other, longestShown) + ". No account has both."}
 }

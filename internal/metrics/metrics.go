@@ -11,10 +11,11 @@ package metrics
 
 import (
 	"errors"
-	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 const (
@@ -114,4 +115,4 @@ var callers labels
 func Caller(name string) string { return callers.of(clean(name)) }
 
 // clean makes a name a valid value of a label.
-func clean(name string) string { return strings.ToValidUTF8(name, "\uFFFD") }
+func clean(name string) string { return showntext.Valid(name) }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 // Health is what is known of one backend. Reading it takes no lock.
@@ -53,12 +55,12 @@ const (
 	maxModelName = 256
 )
 
-// ModelKey bounds the name of a model.
+// ModelKey bounds the name of a model, and makes it fit to be shown.
 func ModelKey(model string) string {
 	if len(model) <= maxModelName {
-		return model
+		return showntext.Valid(model)
 	}
-	return strings.Clone(model[:maxModelName])
+	return strings.Clone(showntext.Cut(model, maxModelName))
 }
 
 // Destruct implements caddy.Destructor, so that a usage pool can hold Health.

@@ -260,6 +260,17 @@ func TestALargerRefusalDoesNotEndTheDoubt(t *testing.T) {
 	wantPick(t, p, 12_500, at(2), "a")
 }
 
+func TestAModelThatIsNoUTF8StaysApartFromOthers(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	odd := throttle(60, 1)
+	odd.Model = "m\xff"
+	members["a"].Bench(odd, start)
+	wantPick(t, p, 1, at(1), "a") // m itself
+	if m := p.Pick(&asks{model: "m\xff", cost: 1}, at(1)); m != nil {
+		t.Error("the model is not benched")
+	}
+}
+
 func TestFailuresBenchWhenThereAreTooMany(t *testing.T) {
 	_, members, _ := poolOf(t, "a")
 	a := members["a"]

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -88,7 +87,7 @@ var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hi
 
 // shared reports whether other replicas are told of the bench.
 func shared(b pool.Bench) bool {
-	return slices.Contains(classes, verdict.Class(b.Class)) && utf8.ValidString(b.Model)
+	return slices.Contains(classes, verdict.Class(b.Class))
 }
 
 // benchOf is how a bench is told of.

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 // touch is whether a replica is in touch with the others. It is logged once
@@ -74,4 +76,4 @@ func (t *touch) is() bool {
 }
 
 // bounded is the beginning of a text that somebody else wrote.
-func bounded(text string) string { return text[:min(len(text), 300)] }
+func bounded(text string) string { return showntext.Cut(text, 300) }

@@ -3,9 +3,11 @@ package observe
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -172,6 +174,48 @@ func TestABackendGetsTheContextOfATraceIfItIsAskedTo(t *testing.T) {
 					t.Errorf("it got the parent %q, want %q", header.Get("Traceparent"), want)
 				}
 			})
+		})
+	}
+}
+
+// An exporter of spans drops its whole batch for one text that is no UTF-8.
+func TestWhateverAClientNamesIsShownAsUTF8(t *testing.T) {
+	long := "a" + strings.Repeat("é", 200)
+	for name, path := range map[string]string{
+		"a long name":              "/v1/chat/completions",
+		"a long name in a path":    "/openai/deployments/" + url.PathEscape(long) + "/chat/completions",
+		"an invalid name":          "/openai/deployments/gpt-4o%FF%FE/chat/completions",
+		"a long and invalid name":  "/openai/deployments/" + strings.Repeat("%E2%82", 200) + "/chat/completions",
+		"an invalid end":           "/openai/deployments/" + strings.Repeat("a", 255) + "%FFb/chat/completions",
+		"a rune longer than fits":  "/openai/deployments/" + strings.Repeat("a", 254) + "%F0%9F%98%80/chat/completions",
+		"no model, in a long path": "/v1/responses/" + url.PathEscape(long),
+	} {
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+			exporter := traced(w, sdktrace.AlwaysSample())
+			w.Backends["a"].Replies(lbtest.Says(404, `{"error":{"code":"DeploymentNotFound","message":"no"}}`))
+			w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{"model":"`+long+`"}`)))
+			valid := func(what, text string) {
+				if !utf8.ValidString(text) || len(text) > 300 {
+					t.Errorf("%s: %s is %q", name, what, text)
+				}
+			}
+			spans := exporter.GetSpans()
+			if len(spans) != 1 {
+				t.Errorf("%s: there are %d spans", name, len(spans))
+			}
+			for _, span := range spans {
+				valid("the name of the span", span.Name)
+				for key, value := range attributesOf(span) {
+					valid(key, value)
+				}
+			}
+			for _, entry := range w.Logs.All() {
+				for key, value := range entry.ContextMap() {
+					if key != "request" { // which is Caddy's, with the whole URI
+						valid("in the log, "+key, fmt.Sprint(value))
+					}
+				}
+			}
 		})
 	}
 }
