@@ -83,7 +83,7 @@ type PassiveHealth struct {
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
 	// StreamFirstEventTimeout is how long a backend may take until the first
-	// byte of the body of a reply that is streamed. Default: 2m.
+	// byte of the body of a reply that is streamed. Default: 90s.
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
 
 	// StreamIdleTimeout is how long a reply may stall between two reads,
@@ -120,7 +120,7 @@ func (p *PassiveHealth) provision() error {
 		{"retry_after_min", &p.RetryAfterMin, 50 * time.Millisecond},
 		{"retry_after_max", &p.RetryAfterMax, 5 * time.Minute},
 		{"response_header_timeout", &p.ResponseHeaderTimeout, 10 * time.Minute},
-		{"stream_first_event_timeout", &p.StreamFirstEventTimeout, 2 * time.Minute},
+		{"stream_first_event_timeout", &p.StreamFirstEventTimeout, 90 * time.Second},
 		{"stream_idle_timeout", &p.StreamIdleTimeout, 5 * time.Minute},
 	} {
 		if err := directive.DefaultDuration(d.name, d.value, d.fallback); err != nil {

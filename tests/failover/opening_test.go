@@ -153,11 +153,11 @@ func TestAStreamWithoutAByteInTimeIsFailedOver(t *testing.T) {
 		after, silence time.Duration
 		want           time.Duration // when b is asked; 0: never
 	}{
-		{"headers and then nothing", "", 0, time.Hour, 2 * time.Minute},
-		{"late headers and then nothing", "", 90 * time.Second, time.Hour, 2 * time.Minute},
-		{"nothing at all", "", time.Hour, 0, 2 * time.Minute},
-		{"late headers, and a byte in time", "", 100 * time.Second, 19 * time.Second, 0},
-		{"a byte just in time", "", 0, 119 * time.Second, 0},
+		{"headers and then nothing", "", 0, time.Hour, 90 * time.Second},
+		{"late headers and then nothing", "", 60 * time.Second, time.Hour, 90 * time.Second},
+		{"nothing at all", "", time.Hour, 0, 90 * time.Second},
+		{"late headers, and a byte in time", "", 70 * time.Second, 19 * time.Second, 0},
+		{"a byte just in time", "", 0, 89 * time.Second, 0},
 		{"a limit of its own", "stream_first_event_timeout 30s", 10 * time.Second, time.Hour, 30 * time.Second},
 		{"a longer limit", "stream_first_event_timeout 10m\nstream_idle_timeout 1m", 0, 9 * time.Minute, 0},
 	} {
@@ -197,7 +197,7 @@ func TestAModelThatThinksIsNotFailedOver(t *testing.T) {
 		"after a comment":       {": thinking\n\n", 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
 		"after a byte":          {":", 299 * time.Second, " x\n\n", lbtest.StreamContent, lbtest.StreamEnd},
 		"after the preamble":    {lbtest.StreamPreamble, 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
-		"with a sign of life":   {119 * time.Second, ": x\n\n", 4 * time.Minute, ": x\n\n", 4 * time.Minute, ": x\n\n", 4 * time.Minute, lbtest.StreamContent, lbtest.StreamEnd},
+		"with a sign of life":   {89 * time.Second, ": x\n\n", 4 * time.Minute, ": x\n\n", 4 * time.Minute, ": x\n\n", 4 * time.Minute, lbtest.StreamContent, lbtest.StreamEnd},
 		"in the middle":         {lbtest.StreamContent, 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
 		"after a long preamble": {strings.Repeat(lbtest.StreamPreamble, 1000), 299 * time.Second, lbtest.StreamContent, lbtest.StreamEnd},
 	} {
