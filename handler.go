@@ -108,6 +108,9 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
 		return apierror.InvalidPath(problem).Answer(r)
 	}
+	if openaiapi.ParsePath(r.URL.EscapedPath()).Dialect == openaiapi.Other {
+		return apierror.UnknownPath.Answer(r)
+	}
 	if !isTunnel(r) {
 		if err := ex.body.Buffer(r, h.Transport.RequestBuffers); err != nil {
 			return apierror.UnreadableBody(err).Answer(r)

@@ -146,7 +146,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 			<-r.Context().Done()
 		})
 	}
-	r, err := http.NewRequestWithContext(impatient, http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/?api-key=secret-own", port), strings.NewReader(`{}`))
+	r, err := http.NewRequestWithContext(impatient, http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions?api-key=secret-own", port), strings.NewReader(`{}`))
 	if err != nil {
 		t.Fatal(err)
 	}

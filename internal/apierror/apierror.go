@@ -59,6 +59,9 @@ var (
 	CompressedBody = Error{http.StatusUnsupportedMediaType,
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.",
 		"invalid_request_error", "unsupported_content_encoding", InvalidRequest}
+	UnknownPath = Error{http.StatusNotFound,
+		"Unknown path. The base URL for OpenAI's SDKs is this server's address with /v1 at its end. The endpoint for Azure's SDKs is the address alone.",
+		"invalid_request_error", "unknown_url", InvalidRequest}
 	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
 		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}
 	InvalidHeaders = Error{http.StatusBadRequest,

@@ -83,7 +83,10 @@ func TestAPathAndAQueryBecomeTheBackends(t *testing.T) {
 		{"classic to OpenAI", openAI, "/openai/deployments/m/embeddings?api-version=1&x=2", "m", "/v1/embeddings?x=2", InBody},
 		{"classic without a deployment", azure, "/openai/files?api-version=1", "", "/openai/files?api-version=1", AsNamed},
 		{"classic without a deployment to OpenAI", openAI, "/openai/files?api-version=1", "", "/v1/files", AsNamed},
-		{"no dialect", PathsAt("/gateway", false), "/healthz", "", "/gateway/healthz", AsNamed},
+		{"an operation alone", PathsAt("/gateway", false), "/chat/completions?api-version=1&x=2", "m", "/gateway/chat/completions?x=2", AsNamed},
+		{"an operation alone to Azure", azure, "/chat/completions", "m", "/openai/v1/chat/completions", AsNamed},
+		{"Foundry to Azure", azure, "/models/chat/completions?api-version=1", "m", "/openai/v1/chat/completions", AsNamed},
+		{"Foundry to Foundry", PathsAt("/models", true), "/models/chat/completions?api-version=1", "m", "/models/chat/completions?api-version=1", AsNamed},
 		{"realtime to another model", openAI, "/v1/realtime?model=m", "n", "/v1/realtime?model=n", AsNamed},
 		{"classic realtime to OpenAI", openAI, "/openai/realtime?api-version=1&deployment=m", "m", "/v1/realtime?model=m", AsNamed},
 	} {

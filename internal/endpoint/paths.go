@@ -9,8 +9,6 @@ import (
 
 // Paths are where a backend has its API.
 type Paths struct {
-	// base comes before a path that belongs to no dialect.
-	base string
 	// v1 comes before an operation whose model is in the body.
 	v1 string
 	// classic comes before what follows /openai on Azure's classic paths. If
@@ -24,15 +22,15 @@ type Paths struct {
 func PathsAt(base string, azure bool) Paths {
 	switch {
 	case azure && base == "":
-		return Paths{base, "/openai/v1", "/openai"}
+		return Paths{"/openai/v1", "/openai"}
 	case azure && strings.HasSuffix(base, "/openai"):
-		return Paths{base, base + "/v1", base}
+		return Paths{base + "/v1", base}
 	case azure && !strings.HasSuffix(base, "/v1"):
-		return Paths{base, base, base + "/openai"}
+		return Paths{base, base + "/openai"}
 	case base == "":
-		return Paths{base, "/v1", ""}
+		return Paths{"/v1", ""}
 	}
-	return Paths{base, base, ""}
+	return Paths{base, ""}
 }
 
 // HasClassic reports whether the backend has Azure's classic paths, which name
@@ -62,8 +60,11 @@ func (p Paths) Rewrite(u *url.URL, asked, model string) ModelPlace {
 	route := openaiapi.ParsePath(path)
 	place := AsNamed
 	switch {
-	case route.Dialect == openaiapi.Other:
-		path = p.base + path
+	case route.Dialect == openaiapi.Bare:
+		path = p.v1 + route.Operation
+		if u.RawQuery != "" && !strings.HasSuffix(p.v1, "/models") { // where Foundry wants it
+			u.RawQuery = openaiapi.DropParams(u.RawQuery, "api-version")
+		}
 	case route.Dialect != openaiapi.AzureClassic:
 		path = p.v1 + route.Operation
 	case !p.HasClassic():

@@ -21,7 +21,7 @@ func Inference(method, operation string) bool {
 		"/responses", "/responses/compact", "/responses/input_tokens",
 		"/messages", "/messages/count_tokens",
 		"/audio/speech", "/audio/transcriptions", "/audio/translations",
-		"/images/generations", "/images/edits", "/images/variations":
+		"/images/generations", "/images/edits", "/images/variations", "/images/embeddings":
 		return true
 	}
 	return false

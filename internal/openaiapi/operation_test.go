@@ -24,6 +24,7 @@ func TestWhatMayBeDoneTwice(t *testing.T) {
 		{"POST", "/images/generations", true, true},
 		{"POST", "/images/edits", true, true},
 		{"POST", "/images/variations", true, true},
+		{"POST", "/images/embeddings", true, true},
 
 		{"POST", "/responses/resp_1/cancel", false, false},
 		{"POST", "/responses/compact/x", false, false},

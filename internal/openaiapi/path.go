@@ -5,6 +5,7 @@
 package openaiapi
 
 import (
+	"net/http"
 	"net/url"
 	"strings"
 )
@@ -24,6 +25,10 @@ const (
 	// what needs no deployment or has it in the query, /openai/<operation>?api-version=<date>.
 	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models REST API reference".
 	AzureClassic
+	// Bare is /<operation> without any prefix, as OpenAI's SDKs send it if the base URL is the address
+	// alone, or Foundry's /models/<operation>?api-version=<date>; the model is in the body.
+	// Microsoft Learn: "Azure AI Model Inference REST API reference".
+	Bare
 )
 
 const (
@@ -43,7 +48,7 @@ type Route struct {
 
 	// Operation is the rest of the path, percent-encoded as it came, with its leading slash:
 	// "/chat/completions". It is empty if nothing follows, and the whole path if the dialect is
-	// Other.
+	// Other or, without Foundry's prefix, Bare.
 	Operation string
 }
 
@@ -62,7 +67,7 @@ func ParsePath(escapedPath string) Route {
 	}
 	rest, ok := cutSegment(escapedPath, "openai")
 	if !ok {
-		return Route{Operation: escapedPath}
+		return parseBare(escapedPath)
 	}
 	if operation, ok := cutSegment(rest, "v1"); ok {
 		return Route{Dialect: AzureV1, Operation: operation}
@@ -75,6 +80,23 @@ func ParsePath(escapedPath string) Route {
 		return Route{Dialect: AzureClassic, Operation: rest}
 	}
 	return Route{Operation: escapedPath}
+}
+
+// parseBare takes apart a path that has no prefix. It knows operations only as the API's documentation
+// writes them.
+func parseBare(path string) Route {
+	if operation, ok := strings.CutPrefix(path, "/models"); ok && Inference(http.MethodPost, operation) {
+		return Route{Dialect: Bare, Operation: operation}
+	}
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	switch first {
+	case "completions", "embeddings", "moderations", "rerank", "messages", "audio", "images", "models":
+	default:
+		if _, ok := collections[first]; !ok {
+			return Route{Operation: path}
+		}
+	}
+	return Route{Dialect: Bare, Operation: path}
 }
 
 // Path is the escaped path of the route, with the segments that tell the dialect as the API's

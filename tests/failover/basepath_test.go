@@ -7,6 +7,7 @@ import (
 	"path"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -62,15 +63,96 @@ func TestABasePathHoldsForEveryPath(t *testing.T) {
 	}
 }
 
-func TestPathsOfNoDialectAreJoinedToTheBasePath(t *testing.T) {
-	for base, want := range map[string]string{"/contoso/openai": "/contoso/openai/admin", "/openai": "/openai/admin", "/contoso": "/contoso/admin", "": "/admin"} {
-		lbtest.InBubble(t, "openai_lb {\nbackend http://a"+base+" {\nauth api_key\napi_key key-of-a\n}\n}", func(t *testing.T, w *lbtest.World) {
-			w.Send(w.Request(http.MethodPost, "/admin", strings.NewReader(`{}`))).WantServed(t, "a")
-			if got := w.Backends["a"].Received()[0].Request.RequestURI; got != want {
-				t.Errorf("with base path %q, a was asked for %s, want %s", base, got, want)
+func TestAPathOfNoDialectReachesNoBackend(t *testing.T) {
+	for _, backend := range []string{"http://a", "http://a/contoso/v1", "http://a {\nauth api_key\napi_key k\n}"} {
+		lbtest.InBubble(t, "openai_lb {\nbackend "+backend+"\n}", func(t *testing.T, w *lbtest.World) {
+			for _, asked := range []string{"/", "/admin", "/v1beta/models/x:generateContent", "/v2/chat", "/api/chat", "/anthropic/v1/messages", "/api/projects/p/openai/v1/responses",
+				"/openai", "/openai/", "/chats", "/Chat/Completions", "/model/chat/completions", "/x/v1/chat/completions"} {
+				for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodOptions} {
+					reply := w.Send(w.Request(method, asked, strings.NewReader(`{"model":"m"}`)))
+					reply.WantError(t, 404, "unknown_url")
+					if !strings.Contains(reply.Body, "/v1") {
+						t.Errorf("%s says %s, and not which base URL to use", asked, reply.Body)
+					}
+				}
 			}
+			w.WantCalls(map[string]int{"a": 0})
 		})
 	}
+}
+
+// azure-ai-inference sends /chat/completions and /models/chat/completions with an api-version, and OpenAI's SDKs
+// send what follows the base URL, whatever that is.
+func TestAKnownOperationNeedsNoPrefix(t *testing.T) {
+	const config = `openai_lb {
+		backend http://azure {
+			auth api_key
+			api_key k
+			model m deployed
+		}
+		backend http://openai {
+			priority 2
+			model m
+		}
+		backend http://gateway/team-a/v1 {
+			priority 3
+			model m
+		}
+		backend http://foundry/models {
+			auth api_key
+			api_key k
+			priority 4
+			model m
+		}
+	}`
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		ask := func(method, path, model string) lbtest.Reply {
+			for _, b := range w.Backends {
+				b.Forget()
+			}
+			return w.Send(w.Request(method, path, strings.NewReader(fmt.Sprintf(`{"model":%q}`, model))))
+		}
+		for _, c := range []struct{ method, asked, operation string }{
+			{"POST", "/chat/completions", "/chat/completions"},
+			{"POST", "/chat/completions?api-version=2024-05-01-preview&x=1", "/chat/completions?x=1"},
+			{"POST", "/models/chat/completions?api-version=2024-05-01-preview", "/chat/completions"},
+			{"POST", "/models/embeddings?api-version=2024-05-01-preview", "/embeddings"},
+			{"POST", "/models/images/embeddings?api-version=2024-05-01-preview", "/images/embeddings"},
+			{"POST", "/embeddings", "/embeddings"},
+			{"POST", "/responses", "/responses"},
+			{"GET", "/responses/resp_1", "/responses/resp_1"},
+			{"POST", "/images/generations", "/images/generations"},
+			{"POST", "/audio/transcriptions", "/audio/transcriptions"},
+			{"POST", "/messages", "/messages"},
+			{"POST", "/files", "/files"},
+			{"POST", "/fine_tuning/jobs", "/fine_tuning/jobs"},
+		} {
+			for i, at := range []struct{ backend, prefix string }{{"azure", "/openai/v1"}, {"openai", "/v1"}, {"gateway", "/team-a/v1"}, {"foundry", "/models"}} {
+				w.AllReply(lbtest.Throttled("1"))
+				w.Backends[at.backend].Recovers()
+				ask(c.method, c.asked, "m").WantServed(t, at.backend)
+				want := at.prefix + c.operation
+				if _, query, _ := strings.Cut(c.asked, "?"); at.backend == "foundry" && query != "" {
+					path, _, _ := strings.Cut(c.operation, "?")
+					want = at.prefix + path + "?" + query // which has no dialect without it
+				}
+				if got := w.Backends[at.backend].Received()[0].Request.RequestURI; got != want {
+					t.Errorf("%d: %s %s reached %s, want %s", i, c.method, c.asked, got, want)
+				}
+				time.Sleep(time.Minute)
+			}
+		}
+		w.AllReply(nil)
+		for _, path := range []string{"/chat/completions", "/models/chat/completions?api-version=1", "/embeddings"} {
+			ask("POST", path, "forbidden").WantError(t, 404, "model_not_found")
+		}
+		for _, path := range []string{"/models", "/models/", "/models/m"} {
+			if reply := ask("GET", path, ""); reply.Status != 200 || !strings.Contains(reply.Body, `"id":"m"`) || w.TotalCalls() > 0 {
+				t.Errorf("GET %s gives %d %s", path, reply.Status, reply.Body)
+			}
+		}
+		ask("GET", "/models/chat", "").WantError(t, 404, "model_not_found")
+	})
 }
 
 // TestNoSpellingOfAPathGetsPastTheModels asks for a model that no backend

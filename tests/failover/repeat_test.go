@@ -21,7 +21,7 @@ func cutReply(w http.ResponseWriter, _ *http.Request) {
 // notRepeatable are requests that must not be executed twice.
 var notRepeatable = [][2]string{
 	{"POST", "/v1/batches"}, {"POST", "/v1/fine_tuning/jobs"}, {"POST", "/v1/files"}, {"POST", "/v1/uploads"}, {"POST", "/v1/uploads/u/parts"},
-	{"POST", "/v1/vector_stores"}, {"POST", "/v1/threads/t/runs"}, {"POST", "/v1/unknown"}, {"POST", "/"}, {"PUT", "/v1/files/f"}, {"PATCH", "/v1/files/f"},
+	{"POST", "/v1/vector_stores"}, {"POST", "/v1/threads/t/runs"}, {"POST", "/v1/unknown"}, {"POST", "/v1/anything"}, {"PUT", "/v1/files/f"}, {"PATCH", "/v1/files/f"},
 	{"DELETE", "/v1/files/f"}, {"DELETE", "/v1/responses/resp_1"}, {"DELETE", "/v1/models/ft"}, {"DELETE", "/v1/chat/completions/c"},
 	{"POST", "/openai/batches?api-version=1"}, {"POST", "/openai/files?api-version=1"}, {"POST", "/openai/v1/fine_tuning/jobs"},
 }

@@ -33,7 +33,8 @@ func TestWhereARequestGoes(t *testing.T) {
 		{"a slash inside a deployment", "backend http://a {\nauth api_key\napi_key k\n}", "/openai/deployments/a%2Fb/chat/completions?api-version=1", "/openai/deployments/a%2Fb/chat/completions?api-version=1", body},
 		{"the deployment as the body's model", "backend http://a {\ndeployment `dep \"x\"`\n}", "/v1/chat/completions", "/v1/chat/completions", replaced},
 		{"Azure's files", "backend http://a {\nauth api_key\napi_key k\ndeployment x\n}", "/openai/files/file-1?api-version=1", "/openai/files/file-1?api-version=1", strings.Replace(body, "gpt-4o", "x", 1)},
-		{"anything else", "backend http://a", "/healthz", "/healthz", body},
+		{"no prefix", "backend http://a", "/chat/completions", "/v1/chat/completions", body},
+		{"anything else of the API", "backend http://a", "/v1/anything", "/v1/anything", body},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lbtest.InBubble(t, "openai_lb {\n"+c.backend+"\n}", func(t *testing.T, w *lbtest.World) {

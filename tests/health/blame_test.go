@@ -218,7 +218,7 @@ var notInference = [][2]string{
 	{"GET", "/v1/files"}, {"POST", "/v1/files"}, {"DELETE", "/v1/files/file-1"}, {"GET", "/v1/models"},
 	{"POST", "/v1/batches"}, {"GET", "/v1/batches/b"}, {"POST", "/v1/fine_tuning/jobs"}, {"POST", "/v1/uploads"},
 	{"POST", "/v1/vector_stores"}, {"GET", "/v1/responses/resp_1"}, {"GET", "/openai/files?api-version=1"},
-	{"GET", "/"}, {"POST", "/admin"}, {"PUT", "/v1/anything"},
+	{"GET", "/v1"}, {"POST", "/openai/anything"}, {"PUT", "/v1/anything"},
 }
 
 func TestARefusedKeyForWhatIsNotInferenceBenchesNobody(t *testing.T) {

@@ -119,10 +119,11 @@ func TestReadyPathCallsNoBackend(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 0, "b": 0})
 		for _, other := range []*http.Request{
 			w.Request(http.MethodPost, "/readyz", nil), w.Request(http.MethodGet, "/readyz/", nil),
-			w.Request(http.MethodGet, "/READYZ", nil), w.Request(http.MethodGet, "/v1/readyz", nil),
+			w.Request(http.MethodGet, "/READYZ", nil),
 		} {
-			w.Send(other).WantServed(w.T, "a")
+			w.Send(other).WantError(w.T, 404, "unknown_url")
 		}
+		w.Send(w.Request(http.MethodGet, "/v1/readyz", nil)).WantServed(w.T, "a")
 	})
 }
 
@@ -182,9 +183,9 @@ func TestReadyPathAsksForNoKey(t *testing.T) {
 	})
 }
 
-func TestWithoutReadyPathNothingIsAnswered(t *testing.T) {
+func TestWithoutReadyPathNothingIsReady(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
-		w.Ready(http.MethodGet).WantServed(t, "a")
+		w.Ready(http.MethodGet).WantError(t, 404, "unknown_url")
 	})
 }
 
