@@ -3,7 +3,7 @@ package openaiapi
 import "bytes"
 
 // ParseJSON reads the top-level members of a JSON object that a [Request] has fields for. A "model"
-// that is not a string is no model. The prompt is taken in on the way, unless p is nil.
+// that is not a string is no model, but With puts one in the place of null. The prompt is taken in on the way, unless p is nil.
 //
 // It is a scanner, not a parser: it goes over the bytes once, remembers a depth and no more, and
 // jumps from quote to quote where strings are, which is what most of a prompt is. It does not
@@ -58,7 +58,9 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 			last = span{}
 			if body[value] == '"' {
 				last = span{value, end}
-				r.addModel(last)
+			}
+			if last.end > 0 || string(body[value:end]) == "null" {
+				r.addModel(span{value, end})
 			}
 		case memberStreamOptions:
 			r.StreamUsage, r.askUsage = readStreamOptions(body[value:end])
@@ -85,9 +87,6 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 	r.ids = w.ids
 	if last.end > 0 {
 		r.Model, r.HasModel = unquote(body[last.start:last.end])
-	}
-	if !r.HasModel {
-		r.model, r.models = span{}, nil
 	}
 	if !namesModel {
 		r.addFirst(body, first)

@@ -41,12 +41,13 @@ var bodies = []struct {
 	{"no model", `{¦,"input":"hi","stream":true}`, "", false, true},
 	{"an empty object", `{¦}`, "", false, false},
 	{"an empty object with white space", string(bom) + " {¦\n} ", "", false, false},
-	{"null is no model", `{"model":null,"stream":true}`, "", false, true},
+	{"null is no model, and is replaced", `{"model":«null»,"stream":true}`, "", false, true},
 	{"neither is a number", `{"model":4,"stream":false}`, "", false, false},
 	{"nor an object", `{"model":{"model":"x"}}`, "", false, false},
 	{"the last of two models holds, and both are replaced", `{"model":«"a"»,"n":1,"model":«"b"»}`, "b", true, false},
-	{"the last one holds even if it is no string", `{"model":"a","model":null}`, "", false, false},
-	{"and the last one is found even if the first is none", `{"model":null,"model":«"b"»}`, "b", true, false},
+	{"the last one holds even if it is null", `{"model":«"a"»,"model":«null»}`, "", false, false},
+	{"or a number, which is not replaced", `{"model":«"a"»,"model":4}`, "", false, false},
+	{"and the last one is found even if the first is none", `{"model":«null»,"model":«"b"»}`, "b", true, false},
 	{"the last of two streams holds", `{¦,"stream":true,"stream":false}`, "", false, false},
 	{"a stream in quotes is not true", `{¦,"stream":"true"}`, "", false, false},
 	{"numbers of every kind", `{"seed":9007199254740993,"temperature":1.0e-7,"top_p":-0,"model":«"m"»}`, "m", true, false},
@@ -55,7 +56,7 @@ var bodies = []struct {
 	{"invalid UTF-8 in a name", "{\"model\":«\"m\xff\"»}", "m\uFFFD", true, false},
 	{"a line break in a prompt, which JSON forbids", "{\"prompt\":\"a\nb\",\"model\":«\"m\"»}", "m", true, false},
 	{"an escape that JSON does not know, in a prompt", `{"prompt":"\x","model":«"m"»}`, "m", true, false},
-	{"an escape that JSON does not know, in a name", `{"model":"\x"}`, "", false, false},
+	{"an escape that JSON does not know, in a name", `{"model":«"\x"»}`, "", false, false},
 	{"a trailing comma", `{"model":«"m"»,}`, "m", true, false},
 	{"text after the object", `{"model":«"m"»} {"model":"n"}`, "m", true, false},
 
@@ -71,6 +72,7 @@ var bodies = []struct {
 	{"cut off in the name's escape", `{"model":"gpt-4\`, "", false, false},
 	{"cut off before an escaped quote", `{"model":"gpt-4\"`, "", false, false},
 	{"cut off after the brace", `{ `, "", false, false},
+	{"cut off in null", `{"model":nul`, "", false, false},
 	{"cut off in true", `{"model":«"m"»,"stream":tru`, "m", true, false},
 
 	// What is not a JSON object.
@@ -250,10 +252,10 @@ func reference(t *testing.T, body []byte) (want Request, ok bool) {
 		switch key {
 		case "model":
 			want.Model, want.HasModel = "", raw[0] == '"'
-			if want.HasModel {
-				if err := json.Unmarshal(raw, &want.Model); err != nil {
-					t.Fatal(err)
-				}
+			if err := json.Unmarshal(raw, &want.Model); err != nil && want.HasModel {
+				t.Fatal(err)
+			}
+			if want.HasModel || string(raw) == "null" {
 				end := int(dec.InputOffset())
 				want.addModel(span{end - len(raw), end})
 			}
@@ -269,9 +271,6 @@ func reference(t *testing.T, body []byte) (want Request, ok bool) {
 				want.N = toInt64(n)
 			}
 		}
-	}
-	if !want.HasModel {
-		want.model, want.models = span{}, nil
 	}
 	return want, true
 }
@@ -306,8 +305,8 @@ func FuzzParseJSON(f *testing.F) {
 		checkPlaces(t, got, body)
 		checkCost(t, got, body)
 		for _, s := range places(got) {
-			if s.end < s.start+2 || body[s.start] != '"' || body[s.end-1] != '"' {
-				t.Errorf("%q: not a string at %v", body, s)
+			if value := body[s.start:s.end]; string(value) != "null" && (len(value) < 2 || value[0] != '"' || value[len(value)-1] != '"') {
+				t.Errorf("%q: neither a string nor null at %v", body, s)
 			}
 		}
 	})
@@ -316,7 +315,7 @@ func FuzzParseJSON(f *testing.F) {
 // checkPlaces fails unless what a Request says of a body fits together.
 func checkPlaces(t *testing.T, r Request, body []byte) {
 	t.Helper()
-	if r.HasModel != (len(places(r)) > 0) || !r.HasModel && r.Model != "" || r.HasModel && r.before != "" {
+	if r.HasModel && len(places(r)) == 0 || !r.HasModel && r.Model != "" || r.HasModel && r.before != "" {
 		t.Errorf("%q: a contradiction: %+v", body, r)
 	}
 	at := 0
@@ -374,7 +373,7 @@ func FuzzWithModelJSON(f *testing.F) {
 			return
 		}
 		want, got := decode(t, body), decode(t, result)
-		if _, named := want["model"]; r.HasModel || !named {
+		if named, ok := want["model"]; r.HasModel || !ok || named == nil {
 			model = string([]rune(model)) // as JSON has it: no invalid UTF-8
 			want["model"] = model
 			if again := ParseJSON(result, nil); again.Model != model || again.Stream != r.Stream {

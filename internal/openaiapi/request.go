@@ -54,8 +54,8 @@ type Request struct {
 	// askUsage is what asks for the usage of the stream. Without text, it cannot be asked for.
 	askUsage edit
 
-	// model is the place of the first value of "model", if there is one, and models are the
-	// places of all others, which hardly any body has. There are none without HasModel.
+	// model is the place of the first value of "model" that is a string or null, if there is one, and
+	// models are the places of all others, which hardly any body has.
 	model  span
 	models []span
 
@@ -186,7 +186,7 @@ func (r Request) CanAskUsage() bool { return r.Whole && !r.StreamUsage && r.askU
 // An empty model changes nothing. The model stays as well if
 //   - the body names this model already, and no other,
 //   - it is neither object nor form,
-//   - its "model" could not be read (it is null, say, or cut off), or
+//   - its "model" could not be read (it is a number, say, or cut off), or
 //   - it is a form, and the model has a line break or the boundary in it. Written there, it could
 //     end its part and begin another.
 //
@@ -207,7 +207,7 @@ func (r Request) With(body []byte, model string, askUsage bool) [][]byte {
 		place := r.model
 		if i >= 0 {
 			place = r.models[i]
-		} else if !r.HasModel {
+		} else if r.model.end == 0 {
 			place = span{r.addAt, r.addAt}
 		}
 		if askUsage && r.askUsage.start <= place.start {
@@ -225,14 +225,14 @@ func (r Request) With(body []byte, model string, askUsage bool) [][]byte {
 // newModel is what is written in the place of each model, or as a first member or part. It is nil if
 // the model stays as it is.
 func (r Request) newModel(body []byte, model string) []byte {
-	if model == "" || !r.HasModel && r.before == "" || r.says(body, model) {
+	if model == "" || r.model.end == 0 && r.before == "" || r.says(body, model) {
 		return nil
 	}
 	value, ok := r.encode(model)
 	if !ok {
 		return nil
 	}
-	if !r.HasModel {
+	if r.model.end == 0 {
 		return slices.Concat([]byte(r.before), value, []byte(r.after))
 	}
 	return value
@@ -255,6 +255,8 @@ func (r Request) saysAt(s span, body []byte, model string) bool {
 	switch {
 	case r.dashBoundary != nil:
 		return string(body[s.start:s.end]) == model
+	case body[s.start] != '"':
+		return false
 	case plain(model):
 		return string(body[s.start+1:s.end-1]) == model
 	}
