@@ -28,7 +28,7 @@ import (
 func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 	var bodies, messages []string
 	for _, e := range []apierror.Error{
-		apierror.MissingKey, apierror.WrongKey, apierror.CompressedBody, apierror.UnknownPath, apierror.HeadersTooLarge, apierror.InvalidHeaders,
+		apierror.MissingKey, apierror.WrongKey, apierror.CompressedBody, apierror.UnknownPath, apierror.NoWebSocket, apierror.HeadersTooLarge, apierror.InvalidHeaders,
 		apierror.UpstreamError, apierror.CredentialsRejected, apierror.Unreachable, apierror.BrokenOff, apierror.TimedOut,
 		apierror.PerhapsExecuted, apierror.PerhapsStillExecuted, apierror.NotReady,
 		apierror.RateLimited(time.Second, true), apierror.RateLimited(9*time.Second, false), apierror.Busy(time.Second, true),

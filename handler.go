@@ -92,6 +92,11 @@ func isEchoOrTunnel(r *http.Request) bool {
 		strings.EqualFold(r.Method, http.MethodConnect) && !isTunnel(r)
 }
 
+// isWebSocket reports whether the request opens a WebSocket.
+func isWebSocket(r *http.Request) bool {
+	return isTunnel(r) || strings.EqualFold(r.Header.Get("Upgrade"), "websocket")
+}
+
 // read finds out what the request asks for. It returns the answer and its class
 // if that needs no backend.
 func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
@@ -108,8 +113,15 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
 		return apierror.InvalidPath(problem).Answer(r)
 	}
-	if openaiapi.ParsePath(r.URL.EscapedPath()).Dialect == openaiapi.Other {
+	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	if route.Dialect == openaiapi.Other {
 		return apierror.UnknownPath.Answer(r)
+	}
+	if (h.tellsModels || h.tellsAccounts) && isWebSocket(r) && openaiapi.MayBeResponses(route.Operation) {
+		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
+			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}
+		}
+		return apierror.NoWebSocket.Answer(r)
 	}
 	if !isTunnel(r) {
 		if err := ex.body.Buffer(r, h.Transport.RequestBuffers); err != nil {

@@ -185,6 +185,9 @@ type Handler struct {
 	// backend lists its models.
 	models []string
 
+	// tellsAccounts reports whether backends have different accounts.
+	tellsAccounts bool
+
 	// tellsModels tells that the model matters to a backend: it lists its
 	// models, or has its own name for one.
 	tellsModels bool
@@ -267,6 +270,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		targets[i] = b.target()
 		h.shared.Link().Name(targets[i].Member, b.toOthers())
 		h.passesThrough = h.passesThrough || b.passesThrough()
+		h.tellsAccounts = h.tellsAccounts || b.account != h.Backends[0].account
 		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
 		if key, ok := b.source.(apiKey); ok && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)

@@ -30,8 +30,15 @@ func Inference(method, operation string) bool {
 // MayInfer reports whether a server may take the request for one of [Inference], however its path is
 // spelled.
 func MayInfer(method, operation string) bool {
-	return Inference(method, operation) || method == http.MethodPost &&
-		Inference(method, strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape))))
+	return Inference(method, operation) || method == http.MethodPost && Inference(method, mostCommon(operation))
+}
+
+// MayBeResponses reports whether a server may take the operation for /responses, however it is spelled.
+func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
+
+// mostCommon is how an operation is usually spelled.
+func mostCommon(operation string) string {
+	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))
 }
 
 // TellsUsageIfAsked reports whether a stream of the operation tells its usage only to who asks for it.

@@ -95,6 +95,74 @@ func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
 	}
 }
 
+// handshake opens a WebSocket, and returns the answer.
+func handshake(t *testing.T, address, path string) (res *http.Response, body string) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: lb\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"+
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n", path)
+	if res, err = http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+		t.Fatal(err)
+	}
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		text, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body = string(text)
+	}
+	return res, body
+}
+
+func TestResponsesOverAWebSocketNeedAPoolInWhichEveryBackendServesThem(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	b, serverB := lbtest.Listen(t, "b")
+	a.Replies(upgrades)
+	b.Replies(upgrades)
+	for name, c := range map[string]struct {
+		backends string
+		passes   bool
+	}{
+		"one backend":   {"backend {a}", true},
+		"one account":   {"backend {a} {\naccount x\n}\nbackend {b} {\naccount x\n}", true},
+		"a model":       {"backend {a} {\nmodel gpt-4o\n}", false},
+		"a deployment":  {"backend {a} {\ndeployment gpt-4o\n}", false},
+		"several names": {"backend {a} {\naccount x\n}\nbackend {b} {\naccount x\nmodel gpt-4o\n}", false},
+		"two accounts":  {"backend {a}\nbackend {b}", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address := lbtest.ServeAt(t, "openai_lb {\n"+strings.NewReplacer("{a}", serverA.URL, "{b}", serverB.URL).Replace(c.backends)+"\n}")
+			for _, path := range []string{"/v1/responses", "/responses", "/openai/v1/responses/", "/openai/responses?api-version=1", "/v1/Responses", "/v1/respons%65s", "/v1/responses;x"} {
+				a.Forget()
+				b.Forget()
+				res, body := handshake(t, address, path)
+				calls := len(a.Received()) + len(b.Received())
+				if c.passes {
+					if res.StatusCode != 101 || calls != 1 {
+						t.Errorf("%s: the handshake gives %d after %d calls", path, res.StatusCode, calls)
+					}
+					continue
+				}
+				lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: body}.WantError(t, 426, "websocket_not_supported")
+				// RFC 9110 section 15.5.22
+				if calls != 0 || res.Header.Get("Upgrade") != "HTTP/1.1" || res.Header.Get("Connection") != "Upgrade" {
+					t.Errorf("%s: the answer is %v after %d calls", path, res.Header, calls)
+				}
+			}
+			if res, _ := handshake(t, address, "/v1/realtime?model=gpt-4o"); res.StatusCode != 101 {
+				t.Errorf("a realtime connection gives %d", res.StatusCode)
+			}
+			if reply := lbtest.Get(lbtest.NewClient(t), "http://"+address+"/v1/responses"); reply.Status == 426 {
+				t.Error("a request without an upgrade is told to upgrade")
+			}
+		})
+	}
+}
+
 // net/http's HTTP/2 server offers extended CONNECT (RFC 8441) only if GODEBUG
 // says so when the process starts, so that this test starts itself anew.
 func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
@@ -160,6 +228,20 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 		}
 		upload.Close()
 		res.Body.Close()
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header[":protocol"] = []string{"websocket"}
+	refused, err := transport.RoundTrip(r) //nolint:staticcheck
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.Body.Close()
+	// HTTP/2 has no such headers (RFC 9113 section 8.2.2)
+	if refused.StatusCode != 426 || refused.Header["Upgrade"] != nil || refused.Header["Connection"] != nil {
+		t.Errorf("a WebSocket of responses gives %d %v", refused.StatusCode, refused.Header)
 	}
 	// Caddy is not to stop while a tunnel is open: it would write a close frame
 	// to the HTTP/2 stream, with the data race that is its own
