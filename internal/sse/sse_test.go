@@ -306,3 +306,32 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+func TestAWatcherSaysWhetherAnErrorHasBegun(t *testing.T) {
+	for stream, want := range map[string]bool{
+		"":                                          false,
+		content:                                     false,
+		content + "data: {\"choices\":[{\"del":      false,
+		content + "data: {\"error\":null,\"choi":    false,
+		content + "data: {\"error\":{\"mess":        true,
+		content + "data:{\"error\":\"no":            true,
+		content + "event: error\n":                  true,
+		content + "event: response.failed\ndata":    true,
+		content + "data: {\"type\":\"error\",\"me":  true,
+		content + "data: {\"error\":\ndata: {\"co":  true,
+		content + "data: {\"error\":{}}\n":          false,
+		content + "data: {\"error\":{\"x\":1}}\n":   true, // its empty line has yet to come
+		content + "data: {\"error\":{\"x\":1}}\n\n": false,
+		content + "data: {\"error\":{\"x\":\"" + strings.Repeat("x", MaxEvent+len(content)):  false, // nobody can tell
+		content + "data: {\"choices\":[{\"delta\":{\"content\":\"{\\\"error\\\":{\\\"x\\\":": false,
+	} {
+		for size := range min(len(stream), len(content)) + 1 {
+			var w Watcher
+			w.Watch([]byte(stream[:size]))
+			w.Watch([]byte(stream[size:]))
+			if got := w.Failing(); got != want {
+				t.Fatalf("%.80q, cut after %d bytes: %v, want %v", stream, size, got, want)
+			}
+		}
+	}
+}
