@@ -21,8 +21,8 @@ type ClientKey struct {
 	// most 64 bytes. Required.
 	Name string `json:"name"`
 
-	// Key is the key itself, or `sha256:` and its SHA-256 digest in hex, which
-	// `printf %s "$KEY" | sha256sum` prints. {env.X} and {file.X} are resolved
+	// Key is the key itself, of at least 16 characters, or `sha256:` and its
+	// SHA-256 digest in hex, which `printf %s "$KEY" | sha256sum` prints. {env.X} and {file.X} are resolved
 	// at load. A file is read again when it changes. Required.
 	Key string `json:"key"`
 }
@@ -65,11 +65,14 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	if h.clientKeys == nil {
 		return apierror.Error{}, false
 	}
-	who, sent, ok := h.clientKeys.Identify(&ex.credentials)
-	switch {
-	case !sent:
+	who, err := h.clientKeys.Identify(&ex.credentials)
+	switch err {
+	case nil:
+	case clientkeys.ErrNoKey:
 		return apierror.MissingKey, true
-	case !ok:
+	case clientkeys.ErrTwoCallers:
+		return apierror.TwoCallers, true
+	default:
 		return apierror.WrongKey, true
 	}
 	ex.caller = who

@@ -37,21 +37,21 @@ var waysToSend = map[string]func(r *http.Request, key string){
 }
 
 func TestOnlyCallersWithAKeyGetIn(t *testing.T) {
-	t.Setenv("OPENAI_LB_TEST_KEY", " key-of-bob\n")
+	t.Setenv("OPENAI_LB_TEST_KEY", " client-key-of-bob\n")
 	file := filepath.Join(t.TempDir(), "keys")
-	lbtest.WriteFile(t, file, "\xef\xbb\xbf# callers\n\n  carol\tkey-of-carol\r\ndave sha256:"+strings.ToUpper(hexDigest("key-of-dave"))+"\n")
+	lbtest.WriteFile(t, file, "\xef\xbb\xbf# callers\n\n  carol\tclient-key-of-carol\r\ndave sha256:"+strings.ToUpper(hexDigest("client-key-of-dave"))+"\n")
 	lbtest.InBubble(t, `openai_lb {
 		backend http://a
-		client_key alice key-of-alice
+		client_key alice client-key-of-alice
 		client_key alice another-of-alice
 		client_key bob {env.OPENAI_LB_TEST_KEY}
-		client_key erin sha256:`+hexDigest("key-of-erin")+`
+		client_key erin sha256:`+hexDigest("client-key-of-erin")+`
 		client_keys_file `+file+`
 	}`, func(t *testing.T, w *lbtest.World) {
 		for _, caller := range []string{"alice", "bob", "carol", "dave", "erin"} {
 			for way, send := range waysToSend {
 				r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-				send(r, "key-of-"+caller)
+				send(r, "client-key-of-"+caller)
 				if reply := w.Send(r); reply.Status != 200 {
 					t.Errorf("%s with the key in %s got %d %s", caller, way, reply.Status, reply.Body)
 				}
@@ -59,14 +59,14 @@ func TestOnlyCallersWithAKeyGetIn(t *testing.T) {
 		}
 		served := len(w.Backends["a"].Received())
 		for way, send := range waysToSend {
-			for _, key := range []string{"wrong", "key-of-alicf", "key-of-alice-and-more", "sha256:" + hexDigest("key-of-erin"), "key-of-", "alice"} {
+			for _, key := range []string{"wrong", "client-key-of-alicf", "client-key-of-alice-and-more", "sha256:" + hexDigest("client-key-of-erin"), "client-key-of-", "alice"} {
 				r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
 				send(r, key)
 				reply := w.Send(r)
 				if reply.Status != 401 || !strings.Contains(reply.Body, `"code":"invalid_api_key"`) || !strings.Contains(reply.Body, "Incorrect API key") {
 					t.Errorf("%s in %s got %d %s", key, way, reply.Status, reply.Body)
 				}
-				if strings.Contains(reply.Body, key) && key != "key-of-" {
+				if strings.Contains(reply.Body, key) && key != "client-key-of-" {
 					t.Errorf("the answer holds the key: %s", reply.Body)
 				}
 			}
@@ -94,12 +94,12 @@ func counted(t *testing.T, caller, backend, class string) float64 {
 func TestACallersNameGoesToLogsAndMetricsAndItsKeyNowhere(t *testing.T) {
 	lbtest.InBubble(t, `openai_lb {
 		backend http://a
-		client_key alice key-of-alice
+		client_key alice client-key-of-alice
 	}`, func(t *testing.T, w *lbtest.World) {
 		before := counted(t, "alice", "a", "served")
 		refused := counted(t, "", "", "unauthenticated")
-		w.Send(w.RequestWithKey("key-of-alice")).WantServed(t, "a")
-		w.Send(w.RequestWithKey("key-of-mallory"))
+		w.Send(w.RequestWithKey("client-key-of-alice")).WantServed(t, "a")
+		w.Send(w.RequestWithKey("client-key-of-mallory"))
 		if n := counted(t, "alice", "a", "served"); n != before+1 {
 			t.Errorf("alice's requests went from %v to %v", before, n)
 		}
@@ -121,21 +121,21 @@ func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
 		backend http://b {
 			priority 2
 		}
-		client_key alice key-of-alice
+		client_key alice client-key-of-alice
 	}`, func(t *testing.T, w *lbtest.World) {
 		for way, send := range waysToSend {
 			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-			send(r, "key-of-alice")
+			send(r, "client-key-of-alice")
 			if reply := w.Send(r); reply.Backend != "b" {
 				t.Errorf("with no more than a client key in %s: served by %q", way, reply.Backend)
 			}
 		}
 		r := w.RequestWithKey("alices-own")
-		r.Header.Set("api-key", "key-of-alice")
-		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-alice")
+		r.Header.Set("api-key", "client-key-of-alice")
+		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.client-key-of-alice")
 		w.Send(r).WantServed(t, "a")
 		got := w.Backends["a"].Received()[0].Request
-		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, "key-of-alice") || got.Header.Get("Authorization") != "Bearer alices-own" {
+		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, "client-key-of-alice") || got.Header.Get("Authorization") != "Bearer alices-own" {
 			t.Errorf("a got %s", text)
 		}
 		if p := got.Header.Get("Sec-WebSocket-Protocol"); p != "realtime" {
@@ -145,24 +145,24 @@ func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
 }
 
 func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
-	config := "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n%s\n}\n}"
+	config := "openai_lb {\nclient_key alice client-key-of-alice\nbackend http://a {\n%s\n}\n}"
 	for _, auth := range []string{"auth passthrough", "api_key " + lbtest.BackendKey} {
 		lbtest.InBubble(t, fmt.Sprintf(config, auth), func(t *testing.T, w *lbtest.World) {
 			for query, protocols := range map[string]string{
-				"api-key=own-key&api-key=key-of-alice":          "realtime",
-				"api-key=&Api%2DKey=key-of-alice":               "realtime, OpenAI-Insecure-Api-Key.key-of-alice",
-				"subscription-key=key-of-alice&x=1&api-key=own": "openai-insecure-api-key.own-key, openai-insecure-api-key.key-of-alice",
+				"api-key=own-key&api-key=client-key-of-alice":          "realtime",
+				"api-key=&Api%2DKey=client-key-of-alice":               "realtime, OpenAI-Insecure-Api-Key.client-key-of-alice",
+				"subscription-key=client-key-of-alice&x=1&api-key=own": "openai-insecure-api-key.own-key, openai-insecure-api-key.client-key-of-alice",
 			} {
 				r := w.Request(http.MethodPost, "/v1/chat/completions?"+query, io.MultiReader(strings.NewReader(`{}`)))
-				r.Header["Authorization"] = []string{"Bearer own-key", "bearer\tkey-of-alice", "Basic cGFzc3dvcmQ6b2YtY2FkZHk="}
-				r.Header["Api-Key"] = []string{"key-of-alice", " key-of-alice "}
+				r.Header["Authorization"] = []string{"Bearer own-key", "bearer\tclient-key-of-alice", "Basic cGFzc3dvcmQ6b2YtY2FkZHk="}
+				r.Header["Api-Key"] = []string{"client-key-of-alice", " client-key-of-alice "}
 				r.Header.Set("Sec-WebSocket-Protocol", protocols)
-				r.Trailer = http.Header{"Authorization": {"Bearer key-of-alice"}, "Api-Key": {"own-key"}, "Cookie": {"c=1"}}
+				r.Trailer = http.Header{"Authorization": {"Bearer client-key-of-alice"}, "Api-Key": {"own-key"}, "Cookie": {"c=1"}}
 				w.Send(r).WantServed(t, "a")
 			}
 			for _, c := range w.Backends["a"].Received() {
 				text := fmt.Sprint(c.Request.Header, c.Request.URL, c.Request.Trailer)
-				if strings.Contains(text, "key-of-alice") || strings.Contains(text, "Basic") || len(c.Request.Trailer) > 0 {
+				if strings.Contains(text, "client-key-of-alice") || strings.Contains(text, "Basic") || len(c.Request.Trailer) > 0 {
 					t.Errorf("with %s, a got %s", auth, text)
 				}
 				if auth != "auth passthrough" && strings.Contains(text, "own") {
@@ -175,30 +175,30 @@ func TestACallersKeysDoNotGetAroundTheirPlaces(t *testing.T) {
 
 func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
-	lbtest.WriteFile(t, file, "alice first\n")
+	lbtest.WriteFile(t, file, "alice first-key-of-a-caller\n")
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
-		w.Send(w.RequestWithKey("first")).WantServed(t, "a")
+		w.Send(w.RequestWithKey("first-key-of-a-caller")).WantServed(t, "a")
 		for _, c := range []struct{ text, key string }{
-			{"alice first\nbob second", "second"},
-			{"bob third", "third"},
-			{"a line that is broken", "third"},
-			{"josé\xe9 fourth", "third"},
-			{"bob fourth", "fourth"},
+			{"alice first-key-of-a-caller\nbob second-key-of-a-caller\n", "second-key-of-a-caller"},
+			{"bob third-key-of-a-caller\n", "third-key-of-a-caller"},
+			{"a line that is broken\n", "third-key-of-a-caller"},
+			{"josé\xe9 fourth-key-of-a-caller\n", "third-key-of-a-caller"},
+			{"bob fourth-key-of-a-caller\n", "fourth-key-of-a-caller"},
 		} {
 			lbtest.WriteFile(t, file, c.text)
 			time.Sleep(secret.ReloadInterval)
 			w.Send(w.RequestWithKey(c.key)).WantServed(t, "a")
 		}
-		if reply := w.Send(w.RequestWithKey("third")); reply.Status != 401 {
+		if reply := w.Send(w.RequestWithKey("third-key-of-a-caller")); reply.Status != 401 {
 			t.Errorf("a key that was taken away got %d", reply.Status)
 		}
-		for _, emptied := range []string{"# bob fourth\n", ""} {
-			lbtest.WriteFile(t, file, "bob fourth")
+		for _, emptied := range []string{"# bob fourth-key-of-a-caller\n", ""} {
+			lbtest.WriteFile(t, file, "bob fourth-key-of-a-caller\n")
 			time.Sleep(secret.ReloadInterval)
-			w.Send(w.RequestWithKey("fourth")).WantServed(t, "a")
+			w.Send(w.RequestWithKey("fourth-key-of-a-caller")).WantServed(t, "a")
 			lbtest.WriteFile(t, file, emptied)
 			time.Sleep(secret.ReloadInterval)
-			if reply := w.Send(w.RequestWithKey("fourth")); reply.Status != 401 {
+			if reply := w.Send(w.RequestWithKey("fourth-key-of-a-caller")); reply.Status != 401 {
 				t.Errorf("with the file %q, a key that was there got %d", emptied, reply.Status)
 			}
 		}
@@ -224,7 +224,7 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a key of two lines", "client_key x {env.OPENAI_LB_TEST_SECRET}", []string{`client_key "x"`, "white space"}},
 		{"a key from nowhere", "client_key x {env.OPENAI_LB_TEST_UNSET}", []string{`client_key "x"`, "OPENAI_LB_TEST_UNSET"}},
 		{"a digest that is none", "client_key x sha256:sk-secret", []string{`client_key "x"`, "64 hexadecimal digits"}},
-		{"a key of two callers", "client_key x sk-secret\nclient_key y sha256:" + hexDigest("sk-secret"), []string{`client_key "y"`, `also the key of "x"`}},
+		{"a key of two callers", "client_key x sk-secret-of-both\nclient_key y sha256:" + hexDigest("sk-secret-of-both"), []string{`client_key "y"`, `also the key of "x"`}},
 		{"no such file", "client_keys_file /nowhere", []string{"client_keys_file", "/nowhere"}},
 		{"a name that cannot be printed", "client_keys_file " + file("x\x07 sk-secret\n"), []string{"line 1", "printable"}},
 		{"a placeholder without its end", "client_key x {env.OPENAI_LB_TEST_SECRET", []string{`client_key "x"`, "unpaired brace"}},
@@ -249,4 +249,50 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 			t.Errorf("%s: the error holds the key: %v", c.name, err)
 		}
 	}
+}
+
+func TestKeysOfDifferentCallersInOneRequestAreRefused(t *testing.T) {
+	lbtest.InBubble(t, `openai_lb {
+		backend http://a
+		client_key bob key-of-bob-0123456789
+		client_key bob another-of-bob-0123456789
+		client_key eve key-of-eve-0123456789
+	}`, func(t *testing.T, w *lbtest.World) {
+		type place struct {
+			name string
+			put  func(r *http.Request, key string)
+		}
+		places := []place{
+			{"a second line", func(r *http.Request, key string) { r.Header.Add("X-Api-Key", key) }},
+			{"the query again", func(r *http.Request, key string) { r.URL.RawQuery += "&api-key=" + key }},
+		}
+		for name, send := range waysToSend {
+			places = append(places, place{name, send})
+		}
+		for _, first := range places {
+			for _, second := range places {
+				ask := func(of, also string) lbtest.Reply {
+					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+					first.put(r, of)
+					second.put(r, also)
+					if !strings.Contains(fmt.Sprint(r.Header, r.URL), of) {
+						return lbtest.Reply{} // the second one took its place
+					}
+					return w.Send(r)
+				}
+				if reply := ask("key-of-bob-0123456789", "key-of-eve-0123456789"); reply.Status != 0 {
+					reply.WantError(t, 401, "invalid_api_key")
+					if !strings.Contains(reply.Body, "different callers") || strings.Contains(reply.Body, "bob") || strings.Contains(reply.Body, "eve") {
+						t.Errorf("in %s and %s: %s", first.name, second.name, reply.Body)
+					}
+				}
+				if reply := ask("key-of-bob-0123456789", "another-of-bob-0123456789"); reply.Status != 0 {
+					reply.WantServed(t, "a")
+				}
+				if reply := ask("key-of-bob-0123456789", "unknown-key-0123456789"); reply.Status != 0 {
+					reply.WantServed(t, "a")
+				}
+			}
+		}
+	})
 }

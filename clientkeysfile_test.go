@@ -58,37 +58,37 @@ func look(w *lbtest.World, key string) lbtest.Reply {
 }
 
 func TestAFileOfCommentsLetsNobodyIn(t *testing.T) {
-	const comments = "# alice key-of-alice\n\n   # nobody\n"
+	const comments = "# alice client-key-of-alice\n\n   # nobody\n"
 	file := filepath.Join(t.TempDir(), "keys")
 	t.Run("from the start", func(t *testing.T) {
 		lbtest.WriteFile(t, file, comments)
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
 			w.Post(`{}`).WantError(t, 401, "invalid_api_key")
-			w.Send(w.RequestWithKey("key-of-alice")).WantError(t, 401, "invalid_api_key")
+			w.Send(w.RequestWithKey("client-key-of-alice")).WantError(t, 401, "invalid_api_key")
 			w.Send(w.RequestWithKey("#")).WantError(t, 401, "invalid_api_key")
 			w.WantCalls(map[string]int{"a": 0})
-			lbtest.WriteFile(t, file, "alice key-of-alice\n")
-			look(w, "key-of-alice").WantServed(t, "a")
+			lbtest.WriteFile(t, file, "alice client-key-of-alice\n")
+			look(w, "client-key-of-alice").WantServed(t, "a")
 		})
 	})
 	t.Run("after a change", func(t *testing.T) {
-		lbtest.WriteFile(t, file, "alice key-of-alice\n")
+		lbtest.WriteFile(t, file, "alice client-key-of-alice\n")
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
-			look(w, "key-of-alice").WantServed(t, "a")
+			look(w, "client-key-of-alice").WantServed(t, "a")
 			lbtest.WriteFile(t, file, comments)
-			look(w, "key-of-alice").WantError(t, 401, "invalid_api_key")
+			look(w, "client-key-of-alice").WantError(t, 401, "invalid_api_key")
 			w.Post(`{}`).WantError(t, 401, "invalid_api_key")
-			lbtest.WriteFile(t, file, "alice key-of-alice\n")
-			look(w, "key-of-alice").WantServed(t, "a")
+			lbtest.WriteFile(t, file, "alice client-key-of-alice\n")
+			look(w, "client-key-of-alice").WantServed(t, "a")
 		})
 	})
 	t.Run("beside a key of the config", func(t *testing.T) {
-		lbtest.WriteFile(t, file, "alice key-of-alice\n")
-		lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_key bob key-of-bob\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
-			look(w, "key-of-alice").WantServed(t, "a")
+		lbtest.WriteFile(t, file, "alice client-key-of-alice\n")
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_key bob client-key-of-bob\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
+			look(w, "client-key-of-alice").WantServed(t, "a")
 			lbtest.WriteFile(t, file, comments)
-			look(w, "key-of-alice").WantError(t, 401, "invalid_api_key")
-			look(w, "key-of-bob").WantServed(t, "a")
+			look(w, "client-key-of-alice").WantError(t, 401, "invalid_api_key")
+			look(w, "client-key-of-bob").WantServed(t, "a")
 		})
 	})
 }
@@ -112,25 +112,25 @@ func TestAFileOfKeysThatIsGoneOrMalformedIsAnErrorAMinute(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "keys")
-			lbtest.WriteFile(t, file, "alice key-of-alice\n")
+			lbtest.WriteFile(t, file, "alice client-key-of-alice\n")
 			lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_keys_file "+file+"\n}", func(t *testing.T, w *lbtest.World) {
-				look(w, "key-of-alice").WantServed(t, "a")
+				look(w, "client-key-of-alice").WantServed(t, "a")
 				for i := range 305 {
 					if i%10 > 0 {
 						time.Sleep(time.Second)
 						continue
 					}
 					spoil(t, file, i/10)
-					look(w, "key-of-alice").WantServed(t, "a")
+					look(w, "client-key-of-alice").WantServed(t, "a")
 				}
-				look(w, "key-of-mallory").WantError(t, 401, "invalid_api_key")
+				look(w, "client-key-of-mallory").WantError(t, 401, "invalid_api_key")
 				if n := errorsOfKeys(w); n != 6 {
 					t.Errorf("%d errors are logged in 305 seconds, want 6: at once, and each minute", n)
 				}
 				os.RemoveAll(file)
 				lbtest.WriteFile(t, file, "alice new-key-of-alice\n")
 				look(w, "new-key-of-alice").WantServed(t, "a")
-				look(w, "key-of-alice").WantError(t, 401, "invalid_api_key")
+				look(w, "client-key-of-alice").WantError(t, 401, "invalid_api_key")
 				before := errorsOfKeys(w)
 				for range 130 {
 					look(w, "new-key-of-alice").WantServed(t, "a")
@@ -139,11 +139,124 @@ func TestAFileOfKeysThatIsGoneOrMalformedIsAnErrorAMinute(t *testing.T) {
 					t.Errorf("%d errors are logged after the file was mended", n-before)
 				}
 				for _, entry := range w.Logs.All() {
-					if strings.Contains(fmt.Sprint(entry.Message, entry.ContextMap()), "key-of-alice") {
+					if strings.Contains(fmt.Sprint(entry.Message, entry.ContextMap()), "client-key-of-alice") {
 						t.Errorf("a key is logged: %s %v", entry.Message, entry.ContextMap())
 					}
 				}
 			})
 		})
+	}
+}
+
+// TestAHalfWrittenFileOfKeysMakesNoBeginningOfAKeyAKey stops while a file is
+// written: what is there of its last line may be the beginning of a key.
+func TestAHalfWrittenFileOfKeysMakesNoBeginningOfAKeyAKey(t *testing.T) {
+	const alice, bob, longer = "alice key-of-alice-0123456789\n", "bob key-of-bob-0123456789", "-and-some-more"
+	file := filepath.Join(t.TempDir(), "keys")
+	config := "openai_lb {\nbackend http://a\nclient_keys_file " + file + "\n}"
+	wantIn := func(t *testing.T, w *lbtest.World, key string, in bool) {
+		t.Helper()
+		if reply := w.Send(w.RequestWithKey(key)); (reply.Status == 200) != in {
+			t.Errorf("%s after %s: client got %d %s", key, time.Since(time.Unix(946684800, 0)), reply.Status, reply.Body)
+		}
+	}
+	t.Run("cut", func(t *testing.T) {
+		lbtest.WriteFile(t, file, alice+bob+"\n")
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			for _, cut := range []string{"bob b", "bob", "bob key-of-bob-01234", alice + "b", alice + "bob key-of-bob-01", alice + "bob key-of-bob-012345678"} {
+				lbtest.WriteFile(t, file, cut)
+				time.Sleep(time.Second)
+				for _, key := range []string{"b", "key-of-bob-01234", "key-of-bob-01", "key-of-bob-012345678"} {
+					wantIn(t, w, key, false)
+				}
+				wantIn(t, w, "key-of-alice-0123456789", true)
+				wantIn(t, w, "key-of-bob-0123456789", true)
+			}
+			if n := errorsOfKeys(w); n != 0 {
+				t.Errorf("%d errors are logged while the file is written", n)
+			}
+		})
+	})
+	t.Run("that stays so", func(t *testing.T) {
+		lbtest.WriteFile(t, file, alice)
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			lbtest.WriteFile(t, file, alice+bob)
+			time.Sleep(time.Second)
+			wantIn(t, w, "key-of-bob-0123456789", false)
+			lbtest.WriteFile(t, file, alice+bob+longer)
+			time.Sleep(time.Second)
+			wantIn(t, w, "key-of-bob-0123456789", false)
+			wantIn(t, w, "key-of-bob-0123456789"+longer, false)
+			time.Sleep(time.Second)
+			wantIn(t, w, "key-of-bob-0123456789"+longer, true)
+			wantIn(t, w, "key-of-bob-0123456789", false)
+			wantIn(t, w, "key-of-alice-0123456789", true)
+			lbtest.WriteFile(t, file, alice+bob+"\n") // with a line feed at once
+			time.Sleep(time.Second)
+			wantIn(t, w, "key-of-bob-0123456789", true)
+		})
+	})
+	t.Run("short for a second", func(t *testing.T) {
+		lbtest.WriteFile(t, file, alice)
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			lbtest.WriteFile(t, file, "bob b")
+			for range 3 {
+				time.Sleep(time.Second)
+				wantIn(t, w, "b", false)
+				wantIn(t, w, "key-of-alice-0123456789", true)
+			}
+			if n := errorsOfKeys(w); n != 1 {
+				t.Errorf("%d errors are logged, want 1", n)
+			}
+		})
+	})
+	t.Run("from the start", func(t *testing.T) {
+		lbtest.WriteFile(t, file, alice+bob)
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			wantIn(t, w, "key-of-alice-0123456789", true)
+			wantIn(t, w, "key-of-bob-0123456789", false)
+			time.Sleep(time.Second)
+			wantIn(t, w, "key-of-bob-0123456789", true)
+		})
+	})
+	t.Run("long ago", func(t *testing.T) {
+		lbtest.WriteFile(t, file, alice+bob)
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			wantIn(t, w, "key-of-bob-0123456789", false)
+		})
+		if err := os.Chtimes(file, time.Time{}, time.Unix(900000000, 0)); err != nil {
+			t.Fatal(err)
+		}
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			wantIn(t, w, "key-of-bob-0123456789", true)
+		})
+	})
+}
+
+func TestAShortClientKeyIsRefusedAtLoad(t *testing.T) {
+	t.Setenv("OPENAI_LB_TEST_SHORT", "short-of-x-1234")
+	file := filepath.Join(t.TempDir(), "keys")
+	lbtest.WriteFile(t, file, "# callers\nx short-of-x-1234\n")
+	for line, where := range map[string]string{
+		"client_key x short-of-x-1234":            `client_key "x"`,
+		"client_key x {env.OPENAI_LB_TEST_SHORT}": `client_key "x"`,
+		"client_keys_file " + file:                file + ": line 2",
+	} {
+		config, err := lbtest.Adapt(":0 {\nopenai_lb {\nbackend http://a\n" + line + "\n}\n}\n")
+		if err == nil {
+			err = lbtest.Validate(t, config)
+		}
+		if err == nil || !strings.Contains(err.Error(), where+": a key must have at least 16 characters") || strings.Contains(err.Error(), "short-of") {
+			t.Errorf("%s gives %v", line, err)
+		}
+	}
+	for _, key := range []string{"long-enough-1234", "sha256:" + hexDigest("short")} {
+		config, err := lbtest.Adapt(":0 {\nopenai_lb {\nbackend http://a\nclient_key x " + key + "\n}\n}\n")
+		if err == nil {
+			err = lbtest.Validate(t, config)
+		}
+		if err != nil {
+			t.Errorf("%s gives %v", key, err)
+		}
 	}
 }

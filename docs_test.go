@@ -255,7 +255,7 @@ func newSurroundings(t *testing.T) surroundings {
 	}
 	for file, text := range map[string][]byte{
 		s.secret:     []byte("key-of-a-file\n"),
-		s.clientKeys: []byte("dave key-of-dave\n"),
+		s.clientKeys: []byte("dave client-key-of-dave\n"),
 		s.ca:         pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {

@@ -28,7 +28,7 @@ import (
 // TestTheExampleOfCallersLetsInWhomItSays sends requests to each of its sites.
 func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 	t.Setenv("EAST_KEY", "key-of-east")
-	t.Setenv("TEAM_KEY", "key-of-team")
+	t.Setenv("TEAM_KEY", "client-key-of-team")
 	_, backend := lbtest.Listen(t, "east")
 	checks := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/check" || r.Header.Get("Cookie") != "session=1" {
@@ -95,7 +95,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		certificates     []tls.Certificate
 		want             int
 	}{
-		{"a client key", "keys", "/v1/x", http.Header{"Api-Key": {"key-of-team"}}, nil, 200},
+		{"a client key", "keys", "/v1/x", http.Header{"Api-Key": {"client-key-of-team"}}, nil, 200},
 		{"another key", "keys", "/v1/x", http.Header{"Api-Key": {"key-of-east"}}, nil, 401},
 		{"one of our networks", "internal", "/v1/x", nil, nil, 200},
 		{"a path that is not ours", "internal", "/admin", nil, nil, 403},

@@ -70,13 +70,13 @@ func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
 // the parameters of a query.
 func TestAKeyBehindASemicolonIsFound(t *testing.T) {
 	for _, auth := range []string{"api_key " + lbtest.BackendKey, "auth api_key\napi_key " + lbtest.BackendKey, "auth none", "auth passthrough"} {
-		lbtest.InBubble(t, "openai_lb {\nclient_key alice key-of-alice\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+		lbtest.InBubble(t, "openai_lb {\nclient_key alice client-key-of-alice\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {
 			for _, format := range []string{
 				"x=1;api-key=%s", ";api-key=%s", "x=1&y=2;subscription-key=%s;z", "api-key=;api-key=%s", "x=1;API-Key=%s", "x=1;api%%2Dkey=%s", "x=1;;api-key=%s&y=2",
 			} {
-				for _, key := range []string{"key-of-alice", "own-key-of-hers"} {
+				for _, key := range []string{"client-key-of-alice", "own-key-of-hers"} {
 					r := w.Request(http.MethodPost, "/v1/chat/completions?"+fmt.Sprintf(format, key), strings.NewReader(`{}`))
-					r.Header.Set("Api-Key", "key-of-alice")
+					r.Header.Set("Api-Key", "client-key-of-alice")
 					r.Header.Set("Authorization", "Bearer the-callers-credential")
 					w.Backends["a"].Forget()
 					if reply := w.Send(r); reply.Status != 200 && reply.Status != 400 {
@@ -84,13 +84,13 @@ func TestAKeyBehindASemicolonIsFound(t *testing.T) {
 					}
 					for _, c := range w.Backends["a"].Received() {
 						query := c.Request.URL.RawQuery
-						if strings.Contains(query, "key-of-alice") || auth != "auth passthrough" && strings.Contains(query, key) {
+						if strings.Contains(query, "client-key-of-alice") || auth != "auth passthrough" && strings.Contains(query, key) {
 							t.Errorf("with %q, %s reached a as %s", auth, r.URL.RawQuery, query)
 						}
 					}
 				}
 			}
-			r := w.RequestWithKey("key-of-alice")
+			r := w.RequestWithKey("client-key-of-alice")
 			r.Header.Set("Api-Key", "the-callers-credential")
 			r.URL.RawQuery = "x=a%3Bb&y=c"
 			w.Send(r).WantServed(t, "a")

@@ -323,7 +323,7 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 	orders := 0
 	permutations([]string{"api-key", "bearer", "identity", "passthrough", "none"}, func(order []string) {
 		orders++
-		config := "openai_lb {\nclient_key alice key-of-alice\n"
+		config := "openai_lb {\nclient_key alice client-key-of-alice\n"
 		for i, name := range order {
 			config += fmt.Sprintf("backend http://%s {\npriority %d\n%s\n}\n", name, i+1, options[name])
 		}
@@ -334,7 +334,7 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 			r := w.Request(http.MethodPost, "/v1/chat/completions?x=1&api-key=key-of-caller&subscription-key=key-of-caller", strings.NewReader(`{}`))
 			r.Header.Set("Authorization", "Bearer key-of-caller")
 			r.Header.Set("Api-Key", "key-of-caller")
-			r.Header.Set("X-Api-Key", "key-of-alice")
+			r.Header.Set("X-Api-Key", "client-key-of-alice")
 			r.Header.Set("Cookie", "key-of-caller")
 			r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.key-of-caller")
 			w.Send(r)

@@ -136,7 +136,8 @@ type Handler struct {
 	// ClientKeysFile is the path of a file with more client keys. Each line has
 	// a name, white space and a key, plain or as a digest. Empty lines and
 	// lines that begin with # are ignored. The file is read again when it
-	// changes. If it is gone or malformed, the keys from before stay and an
+	// changes. A last line without a line feed counts only when the file has not
+	// changed for a second. If it is gone or malformed, the keys from before stay and an
 	// error is logged. A file without keys lets nobody in. An empty path is an
 	// error. Default: none.
 	ClientKeysFile *string `json:"client_keys_file,omitempty"`

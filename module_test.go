@@ -17,7 +17,7 @@ import (
 func TestTheExampleInTheDocsOfTheHandlerLoads(t *testing.T) {
 	t.Setenv("PTU_KEY", "key-1")
 	t.Setenv("OPENAI_KEY", "key-2")
-	t.Setenv("ALICE_KEY", "key-3")
+	t.Setenv("ALICE_KEY", "key-3-of-16-bytes")
 	file, err := parser.ParseFile(token.NewFileSet(), "module.go", nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)

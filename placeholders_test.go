@@ -16,7 +16,7 @@ func TestPlaceholdersReachTheClientsHeaders(t *testing.T) {
 		header >X-Served-By {http.openai_lb.backend}
 		header >X-Served-As "{http.openai_lb.class} {http.openai_lb.attempts} {http.openai_lb.model} {http.openai_lb.caller}"
 		openai_lb {
-			client_key alice key-of-alice
+			client_key alice client-key-of-alice
 			backend %s {
 				name first
 			}
@@ -36,12 +36,12 @@ func TestPlaceholdersReachTheClientsHeaders(t *testing.T) {
 		status           int
 		backend, details string
 	}{
-		{"the first serves", nil, nil, "key-of-alice", `{"model":"gpt-4o"}`, 200, "first", "served 1 gpt-4o alice"},
-		{"a stream", lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd), nil, "key-of-alice", `{"model":"gpt-4o","stream":true}`, 200, "first", "served 1 gpt-4o alice"},
-		{"the client's error", lbtest.Status(400), nil, "key-of-alice", `{"model":"gpt-4o"}`, 400, "first", "client_error 1 gpt-4o alice"},
-		{"the second serves", lbtest.Throttled("1"), nil, "key-of-alice", `{"model":"m"}`, 200, "second", "served 2 m alice"},
-		{"nobody serves", lbtest.Throttled("60"), lbtest.Throttled("60"), "key-of-alice", `{"model":"n"}`, 429, "", "all_throttled 2 n alice"},
-		{"a failure is passed on", lbtest.Status(500), lbtest.Status(500), "key-of-alice", `{"model":"o"}`, 500, "second", "failed 2 o alice"},
+		{"the first serves", nil, nil, "client-key-of-alice", `{"model":"gpt-4o"}`, 200, "first", "served 1 gpt-4o alice"},
+		{"a stream", lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd), nil, "client-key-of-alice", `{"model":"gpt-4o","stream":true}`, 200, "first", "served 1 gpt-4o alice"},
+		{"the client's error", lbtest.Status(400), nil, "client-key-of-alice", `{"model":"gpt-4o"}`, 400, "first", "client_error 1 gpt-4o alice"},
+		{"the second serves", lbtest.Throttled("1"), nil, "client-key-of-alice", `{"model":"m"}`, 200, "second", "served 2 m alice"},
+		{"nobody serves", lbtest.Throttled("60"), lbtest.Throttled("60"), "client-key-of-alice", `{"model":"n"}`, 429, "", "all_throttled 2 n alice"},
+		{"a failure is passed on", lbtest.Status(500), lbtest.Status(500), "client-key-of-alice", `{"model":"o"}`, 500, "second", "failed 2 o alice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a.Replies(c.a)

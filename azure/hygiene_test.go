@@ -86,7 +86,7 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 	}
 	var b *balancer
 	for _, order := range all {
-		options := "client_key alice KEY-OF-ALICE\nfail_duration 1ms\n"
+		options := "client_key alice CLIENT-KEY-OF-ALICE\nfail_duration 1ms\n"
 		for i, kind := range order {
 			options += fmt.Sprintf("backend %s {\nname %s\npriority %d\n%s\n}\n", witnesses[kind].URL, kind, i+1, auths[kind])
 		}
@@ -100,7 +100,7 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Header = http.Header{
-			"Authorization": {"Bearer KEY-OF-CALLER"}, "Api-Key": {"KEY-OF-CALLER"}, "X-Api-Key": {"KEY-OF-ALICE"},
+			"Authorization": {"Bearer KEY-OF-CALLER"}, "Api-Key": {"KEY-OF-CALLER"}, "X-Api-Key": {"CLIENT-KEY-OF-ALICE"},
 			"Cookie": {"session=KEY-OF-CALLER"}, "Sec-Websocket-Protocol": {"realtime, openai-insecure-api-key.KEY-OF-CALLER"},
 		}
 		res, err := b.client.Do(r)

@@ -118,13 +118,13 @@ var scenarios = []scenario{
 	},
 	{
 		name:     "a caller with a client key is served",
-		callers:  []string{"client_key alice another-key", "client_key bob client-key"},
+		callers:  []string{"client_key alice another-client-key", "client_key bob sha256:8eb943e7040b69a94bf39562088223755bff4c2e7c5fc257f1e08f870fe01d35"},
 		backends: []backend{{sees: []int{200, 200}}},
 		calls:    []call{{name: "chat", from: "first"}, {name: "streamed chat", from: "first"}},
 	},
 	{
 		name:     "a caller with another key reaches no backend",
-		callers:  []string{"client_key alice another-key"},
+		callers:  []string{"client_key alice another-client-key"},
 		backends: []backend{{sees: []int{}}},
 		retries:  true,
 		calls:    []call{{name: "chat", fails: refused}, {name: "streamed chat", fails: refused}, {name: "embeddings", fails: refused}},

@@ -50,7 +50,7 @@ func (a accounts) options() string {
 		fmt.Fprintf(&options, "backend %s/%s/v1 {\nname %s\napi_key s3cret-of-%s\n}\n", a.address, name, name, name)
 	}
 	for _, name := range []string{"alice", "bob"} {
-		fmt.Fprintf(&options, "client_key %s key-of-%s\n", name, name)
+		fmt.Fprintf(&options, "client_key %s client-key-of-%s\n", name, name)
 	}
 	return options.String()
 }
@@ -90,7 +90,7 @@ func (r *replica) call(caller, method, path, body string) (status int, text stri
 		r.t.Error(err)
 		return 0, "", nil
 	}
-	req.Header.Set("Authorization", "Bearer key-of-"+caller)
+	req.Header.Set("Authorization", "Bearer client-key-of-"+caller)
 	req.Header.Set("Content-Type", "application/json")
 	res, err := r.client.Do(req)
 	if err != nil {

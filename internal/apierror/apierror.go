@@ -53,6 +53,9 @@ var (
 		"invalid_request_error", "invalid_api_key", Unauthenticated}
 	WrongKey = Error{http.StatusUnauthorized,
 		"Incorrect API key provided.", "invalid_request_error", "invalid_api_key", Unauthenticated}
+	TwoCallers = Error{http.StatusUnauthorized,
+		"Incorrect API keys provided: they belong to different callers. Send one of them.",
+		"invalid_request_error", "invalid_api_key", Unauthenticated}
 	MethodNotAllowed = Error{http.StatusMethodNotAllowed,
 		"TRACE is not supported, and CONNECT only to open a WebSocket.",
 		"invalid_request_error", "method_not_supported", InvalidRequest}

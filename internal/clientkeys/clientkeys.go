@@ -4,18 +4,24 @@
 //
 // Nobody must learn a key from how long a lookup takes. So the store mixes a
 // random number of its own into what it looks up.
+//
+// A file may be read while it is being written. Its last line may then be the
+// beginning of a longer one, with the beginning of a key. So a last line without a
+// line feed counts only when the file has not changed for a second.
 package clientkeys
 
 import (
-	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -30,6 +36,18 @@ const (
 	digestPrefix = "sha256:"
 	// maxName is how long a caller's name may be, in bytes.
 	maxName = 64
+	// minKey is how many characters a key must have. What is shorter can be
+	// guessed, or is the beginning of a key.
+	minKey = 16
+	// settleTime is how long a file that ends within a line must stay as it is.
+	settleTime = time.Second
+)
+
+// Why a caller is refused.
+var (
+	ErrNoKey      = errors.New("the request has no key")
+	ErrUnknownKey = errors.New("the request has no key that is known")
+	ErrTwoCallers = errors.New("the request has keys of different callers")
 )
 
 // Key is a key and the name of its caller. It may have placeholders, or be the
@@ -60,6 +78,11 @@ type Store struct {
 
 	mu   sync.Mutex        // guards the reading
 	last [sha256.Size]byte // the digest of all that was read last
+	err  error             // why that failed, if it did
+	// unfinished is the digest of a file that ended within a line, and seen is
+	// when it was first read.
+	unfinished [sha256.Size]byte
+	seen       time.Time
 
 	blind [32]byte
 	known atomic.Pointer[map[blinded]Caller]
@@ -85,16 +108,26 @@ func (s *Store) InFiles() bool {
 	return s.config.File != ""
 }
 
-// Read reads the keys again. If that fails, those from before stay. Its errors
-// hold no key.
+// errUnfinished tells that the file is being written, and should be read later.
+var errUnfinished = errors.New("the file is being written")
+
+// Read reads the keys again. If that fails, or if the file is being written, those
+// from before stay. Its errors hold no key.
 func (s *Store) Read() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found, err := s.config.find()
+	if err := s.read(); err != errUnfinished {
+		s.err = err
+	}
+	return s.err
+}
+
+func (s *Store) read() error {
+	found, err := s.find()
 	if err != nil {
 		return err
 	}
-	digest := sha256.Sum256(fmt.Appendf(nil, "%q", found))
+	digest := sha256.Sum256(fmt.Appendf(nil, "%#v", found))
 	if digest == s.last {
 		return nil
 	}
@@ -112,42 +145,81 @@ func (s *Store) Read() error {
 }
 
 // foundKey is a key and, for errors, where it was found.
-type foundKey struct{ where, name, key string }
+type foundKey struct {
+	where, name, key string
+	// unfinished tells that the key may go on: the file is being written.
+	unfinished bool
+}
 
 // find collects the keys of the config and the file.
-func (c *Config) find() ([]foundKey, error) {
+func (s *Store) find() ([]foundKey, error) {
 	var found []foundKey
-	for _, k := range c.Keys {
+	for _, k := range s.config.Keys {
 		where := fmt.Sprintf("client_key %q", k.Name)
 		key, err := secret.ResolveKey(k.Key)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", where, err)
 		}
-		found = append(found, foundKey{where, k.Name, key})
+		found = append(found, foundKey{where: where, name: k.Name, key: key})
 	}
-	if c.File == "" {
+	if s.config.File == "" {
 		return found, nil
 	}
-	text, err := os.ReadFile(c.File)
+	text, changed, err := readFile(s.config.File)
 	if err != nil {
 		return nil, fmt.Errorf("client_keys_file: %w", err)
 	}
-	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")) // the byte order mark of some editors
-	for i, line := range strings.Split(string(text), "\n") {
+	lines := strings.Split(strings.TrimPrefix(text, "\xef\xbb\xbf"), "\n") // without the byte order mark of some editors
+	for i, line := range lines {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		where := fmt.Sprintf("client_keys_file %s: line %d", c.File, i+1)
+		unfinished := i == len(lines)-1 && !s.settled(text, changed)
+		if unfinished && s.known.Load() != nil {
+			return nil, errUnfinished
+		}
+		where := fmt.Sprintf("client_keys_file %s: line %d", s.config.File, i+1)
 		if len(fields) != 2 {
 			return nil, fmt.Errorf("%s: expected a name and a key, found %d words", where, len(fields))
 		}
-		found = append(found, foundKey{where, fields[0], fields[1]})
+		found = append(found, foundKey{where, fields[0], fields[1], unfinished})
 	}
 	return found, nil
 }
 
-// add adds a key, or the digest of one, to those that are known.
+// readFile returns the text of a file, and when it was last changed. The text is
+// read first, so that a later change shows in the time.
+func readFile(path string) (text string, changed time.Time, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	defer file.Close()
+	all, err := io.ReadAll(file)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	return string(all), info.ModTime(), nil
+}
+
+// settled reports whether a file that ends within a line has been as it is for
+// settleTime: by the time of its last change or, because the clock of its file
+// system may be ahead of ours, by when it was first read.
+func (s *Store) settled(text string, changed time.Time) bool {
+	now := time.Now()
+	if digest := sha256.Sum256([]byte(text)); digest != s.unfinished {
+		s.unfinished, s.seen = digest, now
+	}
+	return now.Sub(changed) >= settleTime || now.Sub(s.seen) >= settleTime
+}
+
+// add adds a key, or the digest of one, to those that are known. One that is
+// unfinished is only checked.
 func (s *Store) add(known map[blinded]Caller, k foundKey) error {
 	if k.name == "" || len(k.name) > maxName {
 		return fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(k.name))
@@ -162,10 +234,15 @@ func (s *Store) add(known map[blinded]Caller, k foundKey) error {
 			return fmt.Errorf("expected %d hexadecimal digits after %s", 2*len(digest), digestPrefix)
 		}
 		digest = [sha256.Size]byte(raw)
+	} else if utf8.RuneCountInString(k.key) < minKey {
+		return fmt.Errorf("a key must have at least %d characters", minKey)
 	}
 	b := s.blinded(digest)
 	if other, ok := known[b]; ok && other.Name != k.name {
 		return fmt.Errorf("it is also the key of %q", other.Name)
+	}
+	if k.unfinished {
+		return nil
 	}
 	known[b] = Caller{Name: k.name, Label: s.config.Label(k.name)}
 	return nil
@@ -176,16 +253,28 @@ func (s *Store) blinded(digest [sha256.Size]byte) blinded {
 }
 
 // Identify finds out who presented the keys, and removes those that it knows:
-// they must not reach a backend. sent tells whether there was any key at all.
-func (s *Store) Identify(presented *callerkeys.Presented) (who Caller, sent, ok bool) {
+// they must not reach a backend. Keys that it does not know make no difference
+// next to one that it knows: they may be for a backend. Keys of different callers
+// do not say who is asking.
+func (s *Store) Identify(presented *callerkeys.Presented) (who Caller, err error) {
 	known := *s.known.Load()
+	err = ErrNoKey
 	presented.Remove(func(key string) bool {
-		sent = true
 		caller, found := known[s.blinded(sha256.Sum256([]byte(key)))]
-		if found {
-			who, ok = caller, true
+		switch {
+		case !found:
+			if err == ErrNoKey {
+				err = ErrUnknownKey
+			}
+		case who.Name == "":
+			who, err = caller, nil
+		case who.Name != caller.Name:
+			err = ErrTwoCallers
 		}
 		return found
 	})
-	return who, sent, ok
+	if err != nil {
+		return Caller{}, err
+	}
+	return who, nil
 }

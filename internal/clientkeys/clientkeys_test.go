@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -32,23 +34,48 @@ func bearer(key string) *callerkeys.Presented {
 	return &callerkeys.Presented{Header: []callerkeys.Line{{Name: "Authorization", Values: []string{"Bearer " + key}}}}
 }
 
+// long makes a word a key that is long enough.
+func long(word string) string { return "client-key-" + word + "-0123" }
+
 func TestACallerIsKnownByEachOfItsKeys(t *testing.T) {
-	s := newStore(t, []Key{{"alice", "one"}, {"alice", digestOf("two")}, {"bob", "three"}}, "")
+	s := newStore(t, []Key{{"alice", long("one")}, {"alice", digestOf("two")}, {"bob", long("three")}}, "")
 	if s.InFiles() {
 		t.Error("a key of the config comes from a file")
 	}
-	for key, want := range map[string]string{"one": "alice", "two": "alice", "three": "bob", "four": "", digestOf("one"): "", digestOf("two"): ""} {
+	for key, want := range map[string]string{long("one"): "alice", "two": "alice", long("three"): "bob", "four": "", digestOf(long("one")): "", digestOf("two"): ""} {
 		presented := bearer(key)
-		who, sent, ok := s.Identify(presented)
-		if who.Name != want || who.Label != strings.ToUpper(want) || !sent || ok != (want != "") {
-			t.Errorf("the key %q is that of %v (%t, %t), want %q", key, who, sent, ok, want)
+		who, err := s.Identify(presented)
+		if who.Name != want || who.Label != strings.ToUpper(want) || (err == nil) != (want != "") || want == "" && err != ErrUnknownKey {
+			t.Errorf("the key %q is that of %v (%v), want %q", key, who, err, want)
 		}
-		if left := presented.Header; (len(left) == 0) != ok {
+		if left := presented.Header; (len(left) == 0) != (err == nil) {
 			t.Errorf("after the key %q, %v is left", key, left)
 		}
 	}
-	if _, sent, ok := s.Identify(new(callerkeys.Presented)); sent || ok {
-		t.Error("a caller without a key is known")
+	if _, err := s.Identify(new(callerkeys.Presented)); err != ErrNoKey {
+		t.Errorf("a caller without a key gives %v", err)
+	}
+}
+
+func TestKeysOfDifferentCallersDoNotSayWhoIsAsking(t *testing.T) {
+	s := newStore(t, []Key{{"alice", long("one")}, {"alice", long("two")}, {"bob", long("three")}}, "")
+	for keys, want := range map[[3]string]error{
+		{"one", "two", "one"}:    nil,
+		{"one", "four", "two"}:   nil,
+		{"four", "five", "one"}:  nil,
+		{"one", "three", "one"}:  ErrTwoCallers,
+		{"three", "one", "two"}:  ErrTwoCallers,
+		{"one", "four", "three"}: ErrTwoCallers,
+		{"four", "four", "five"}: ErrUnknownKey,
+	} {
+		presented := new(callerkeys.Presented)
+		for _, key := range keys {
+			presented.Header = append(presented.Header, bearer(long(key)).Header...)
+		}
+		who, err := s.Identify(presented)
+		if err != want || (who != Caller{}) != (err == nil) {
+			t.Errorf("%q gives %v, %v, want %v", keys, who, err, want)
+		}
 	}
 }
 
@@ -60,32 +87,79 @@ func TestAFileIsReadAgainAndKeepsWhatItHadIfItIsWrong(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("\xef\xbb\xbfalice one\r\n\n # comment\n")
+	one, two := long("one"), long("two")
+	write("\xef\xbb\xbfalice " + one + "\r\n\n # comment\n")
 	s := newStore(t, nil, file)
 	if !s.InFiles() {
 		t.Error("a file with keys is no file")
 	}
 	known := func(key string) bool {
-		_, _, ok := s.Identify(bearer(key))
-		return ok
+		_, err := s.Identify(bearer(key))
+		return err == nil
 	}
-	if !known("one") || known("comment") || known("#") {
+	if !known(one) || known("comment") || known("#") {
 		t.Error("the file was not read as it is meant")
 	}
-	for _, wrong := range []string{"two", "bob two more\n", "bob sha256:00", "bob x\nalice x", strings.Repeat("b", 65) + " two"} {
-		write(wrong)
-		if err := s.Read(); err == nil || strings.Contains(err.Error(), "two") || !known("one") {
+	for _, wrong := range []string{
+		two, "bob " + two + " more", "bob sha256:00", "bob " + two + "\nalice " + two, strings.Repeat("b", 65) + " " + two, "bob short-two",
+	} {
+		write(wrong + "\n")
+		if err := s.Read(); err == nil || strings.Contains(err.Error(), "two") || !known(one) {
 			t.Errorf("%q gives %v", wrong, err)
 		}
 	}
-	write("bob two\n")
-	if err := s.Read(); err != nil || known("one") || !known("two") {
+	write("bob " + two + "\n")
+	if err := s.Read(); err != nil || known(one) || !known(two) {
 		t.Errorf("the new file is not in force: %v", err)
 	}
 	write("# nobody\n")
-	if err := s.Read(); err != nil || known("two") {
+	if err := s.Read(); err != nil || known(two) {
 		t.Errorf("a file without keys lets somebody in: %v", err)
 	}
+}
+
+func TestALineWithoutALineFeedCountsOnceTheFileIsSettled(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	write := func(text string, age time.Duration) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, two := long("one"), long("two")
+	synctest.Test(t, func(t *testing.T) {
+		write("alice "+one+"\nbob "+two, 0)
+		s := newStore(t, nil, file)
+		wantKnown := func(key string, want bool) {
+			t.Helper()
+			if err := s.Read(); err != nil {
+				t.Error(err)
+			}
+			if _, err := s.Identify(bearer(key)); (err == nil) != want {
+				t.Errorf("%s gives %v", key, err)
+			}
+		}
+		wantKnown(one, true)
+		wantKnown(two, false)
+		time.Sleep(time.Second)
+		wantKnown(two, true)
+		write("alice "+one+"\nbob "+one[:16], 0) // half of a longer key
+		time.Sleep(500 * time.Millisecond)
+		wantKnown(one[:16], false)
+		wantKnown(two, true) // as before, until the file is written
+		write("bob "+one, 999*time.Millisecond)
+		wantKnown(two, true)
+		write("bob "+one, time.Second)
+		wantKnown(two, false)
+		wantKnown(one, true)
+		write("bob "+two, -time.Hour) // by a clock that is ahead
+		wantKnown(two, false)
+		time.Sleep(time.Second)
+		wantKnown(two, true)
+	})
 }
 
 func BenchmarkIdentify(b *testing.B) {
@@ -93,12 +167,12 @@ func BenchmarkIdentify(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			var keys []Key
 			for i := range n {
-				keys = append(keys, Key{fmt.Sprint("caller-", i), fmt.Sprint("key-", i)})
+				keys = append(keys, Key{fmt.Sprint("caller-", i), long(fmt.Sprint(i))})
 			}
 			s := newStore(b, keys, "")
 			for b.Loop() {
-				if _, _, ok := s.Identify(bearer("key-0")); !ok {
-					b.Fatal("key-0 is not known")
+				if _, err := s.Identify(bearer(long("0"))); err != nil {
+					b.Fatal(err)
 				}
 			}
 		})

@@ -11,8 +11,8 @@ import (
 )
 
 const threeAccountsInOrder = `openai_lb {
-	client_key alice key-of-alice
-	client_key bob key-of-bob
+	client_key alice client-key-of-alice
+	client_key bob client-key-of-bob
 	backend http://a
 	backend http://b {
 		priority 2
@@ -172,7 +172,7 @@ func TestAffinityCanBeTurnedOff(t *testing.T) {
 }
 
 func TestWithOneAccountNobodyIsAskedTwice(t *testing.T) {
-	const one = "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a {\naccount one\n}\nbackend http://b {\npriority 2\naccount one\n}\n}"
+	const one = "openai_lb {\nclient_key alice client-key-of-alice\nclient_key bob client-key-of-bob\nbackend http://a {\naccount one\n}\nbackend http://b {\npriority 2\naccount one\n}\n}"
 	inBubble(t, one, func(t *testing.T, w *world) {
 		all := w.accounts("a", "b")
 		w.call(alice, "GET", "/v1/files/file_of_nobody", "").wantErrorOf(t, "a", 404, "file_of_nobody")

@@ -108,7 +108,7 @@ func TestSomeRepliesTeachNothing(t *testing.T) {
 	}
 }
 
-const oneAccount = "openai_lb {\nclient_key alice key-of-alice\nclient_key bob key-of-bob\nbackend http://a\n}"
+const oneAccount = "openai_lb {\nclient_key alice client-key-of-alice\nclient_key bob client-key-of-bob\nbackend http://a\n}"
 
 // TestWhatAChatNamesIsLearned if it is stored, or can be heard.
 func TestWhatAChatNamesIsLearned(t *testing.T) {

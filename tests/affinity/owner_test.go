@@ -14,14 +14,14 @@ import (
 )
 
 const threeAccounts = `openai_lb {
-	client_key alice key-of-alice
-	client_key bob key-of-bob
+	client_key alice client-key-of-alice
+	client_key bob client-key-of-bob
 	backend http://a
 	backend http://b
 	backend http://c
 }`
 
-const alice, bob = "key-of-alice", "key-of-bob"
+const alice, bob = "client-key-of-alice", "client-key-of-bob"
 
 var idInJSON = regexp.MustCompile(`"(id|encrypted_content)":"([^"]+)"`)
 

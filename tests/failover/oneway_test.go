@@ -15,7 +15,7 @@ func TestEveryReplyTakesTheSameWayOut(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, fmt.Sprintf(`
 		openai_lb {
-			client_key alice key-of-alice
+			client_key alice client-key-of-alice
 			ready_path /readyz
 			backend %s {
 				model gpt-4o
@@ -30,7 +30,7 @@ func TestEveryReplyTakesTheSameWayOut(t *testing.T) {
 		}`, serverA.URL))
 	client, url := lbtest.NewClient(t), "http://"+address
 	chat := func(model string, headers ...string) lbtest.Reply {
-		return lbtest.Post(client, url+"/v1/chat/completions", `{"model":"`+model+`"}`, append(headers, "Api-Key", "key-of-alice")...)
+		return lbtest.Post(client, url+"/v1/chat/completions", `{"model":"`+model+`"}`, append(headers, "Api-Key", "client-key-of-alice")...)
 	}
 	a.Replies(lbtest.Throttled("60"))
 	asked, unasked := chat("gpt-4o"), chat("gpt-4o")
@@ -48,9 +48,9 @@ func TestEveryReplyTakesTheSameWayOut(t *testing.T) {
 		"a throttle that none was asked for":      unasked,
 		"a wrong key":                             lbtest.Post(client, url+"/v1/chat/completions", `{}`, "Api-Key", "wrong"),
 		"an unknown model":                        chat("unknown"),
-		"an invalid path":                         lbtest.Post(client, url+"/v1//chat/completions", `{}`, "Api-Key", "key-of-alice"),
+		"an invalid path":                         lbtest.Post(client, url+"/v1//chat/completions", `{}`, "Api-Key", "client-key-of-alice"),
 		"readiness":                               lbtest.Get(client, url+"/readyz"),
-		"the list of models":                      lbtest.Get(client, url+"/v1/models", "Api-Key", "key-of-alice"),
+		"the list of models":                      lbtest.Get(client, url+"/v1/models", "Api-Key", "client-key-of-alice"),
 	} {
 		if got := reply.Header.Get("X-Site"); got != "mine" {
 			t.Errorf("%s: %d has X-Site %q", name, reply.Status, got)

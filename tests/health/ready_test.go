@@ -177,7 +177,7 @@ func TestReadyPathNoticesAKeyThatWasMended(t *testing.T) {
 }
 
 func TestReadyPathAsksForNoKey(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_key alice sk-alice\nready_path /readyz\n}", func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nclient_key alice sk-1234-of-alice\nready_path /readyz\n}", func(t *testing.T, w *lbtest.World) {
 		w.WantReady()
 		w.Post(`{}`).WantError(t, http.StatusUnauthorized, "invalid_api_key")
 	})

@@ -29,7 +29,7 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 				log_append first_byte {http.openai_lb.time_to_first_byte}
 				openai_lb {
 					pool logged
-					client_key alice key-of-alice
+					client_key alice client-key-of-alice
 					backend %s {
 						name ptu
 					}
@@ -41,7 +41,7 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 						prompt_cache
 					}
 				}`, file, format, serverA.URL, serverB.URL))
-			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o","prompt_cache_key":"x"}`, "Api-Key", "key-of-alice").WantServed(t, "b")
+			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o","prompt_cache_key":"x"}`, "Api-Key", "client-key-of-alice").WantServed(t, "b")
 			lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o"}`)
 			var lines []map[string]any
 			lbtest.WaitFor(t, func() bool {

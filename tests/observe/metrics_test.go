@@ -174,14 +174,14 @@ func as(w *lbtest.World, key, method, path, body string) *http.Request {
 }
 
 func asAlice(w *lbtest.World, method, path, body string) *http.Request {
-	return as(w, "key-of-alice", method, path, body)
+	return as(w, "client-key-of-alice", method, path, body)
 }
 
 func TestEveryAnswerHasAClass(t *testing.T) {
 	pool := lbtest.Unique("classes")
 	options := `
 		pool ` + pool + `
-		client_key alice key-of-alice
+		client_key alice client-key-of-alice
 		ready_path /readyz
 		request_buffers 1KiB
 		backend http://a {
@@ -288,7 +288,7 @@ func TestMadeUpNamesAddNoSeries(t *testing.T) {
 	}
 	var keys strings.Builder
 	for i := range n {
-		fmt.Fprintf(&keys, "caller-%d key-of-caller-%d\n", i, i)
+		fmt.Fprintf(&keys, "caller-%d key-of-the-caller-%d\n", i, i)
 	}
 	file := filepath.Join(t.TempDir(), "keys")
 	lbtest.WriteFile(t, file, keys.String())
@@ -299,7 +299,7 @@ func TestMadeUpNamesAddNoSeries(t *testing.T) {
 			if i == 300 {
 				w.Backends["b"].Recovers()
 			}
-			reply := w.Send(as(w, fmt.Sprintf("key-of-caller-%d", i), http.MethodPost, "/v1/chat/completions", fmt.Sprintf(`{"model":"made-up-%d"}`, i)))
+			reply := w.Send(as(w, fmt.Sprintf("key-of-the-caller-%d", i), http.MethodPost, "/v1/chat/completions", fmt.Sprintf(`{"model":"made-up-%d"}`, i)))
 			reply.WantServed(t, "b", "c")
 		}
 		series := 0

@@ -15,7 +15,7 @@ func TestTheStatusPageShowsNoSecret(t *testing.T) {
 	a.Replies(lbtest.Says(429, `{"error":{"message":"sk-of-a is over its limit","code":"sk-of-a"}}`, "Retry-After", "60", "X-Key", "sk-of-a"))
 	address := lbtest.ServeAt(t, `openai_lb_status /status
 	openai_lb {
-		client_key alice sk-of-alice
+		client_key alice sk-1234-of-alice
 		backend `+server.URL+`/base {
 			name a
 			api_key sk-of-a
@@ -23,12 +23,12 @@ func TestTheStatusPageShowsNoSecret(t *testing.T) {
 		}
 	}`)
 	client := lbtest.NewClient(t)
-	lbtest.Ask(client, "http://"+address+"/v1/chat/completions?api-key=sk-of-alice", "Authorization", "Bearer sk-of-alice")
+	lbtest.Ask(client, "http://"+address+"/v1/chat/completions?api-key=sk-1234-of-alice", "Authorization", "Bearer sk-1234-of-alice")
 	page := lbtest.Get(client, "http://"+address+"/status")
 	if page.Status != http.StatusOK || !strings.Contains(page.Body, "throttled (429), gpt-4o") {
 		t.Fatalf("got %d %s", page.Status, page.Body)
 	}
-	for _, secret := range []string{"sk-of", "alice", server.Listener.Addr().String(), "/base"} {
+	for _, secret := range []string{"sk-1234", "alice", server.Listener.Addr().String(), "/base"} {
 		if strings.Contains(page.Body, secret) {
 			t.Errorf("the page shows %s", secret)
 		}
