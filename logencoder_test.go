@@ -36,7 +36,7 @@ func encoderOf(t *testing.T, format string) zapcore.Encoder {
 
 func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 	const key = "key-of-the-caller"
-	r, err := http.NewRequest(http.MethodGet, "https://lb/v1/realtime?model=x&API-Key="+key+"&subscription%2Dkey="+key+"&y=%20", http.NoBody)
+	r, err := http.NewRequest(http.MethodGet, "https://lb/v1/realtime?model=x&API-Key="+key+"&subscription%2Dkey="+key+"&y=%20&access_token="+key+"&after=tokens", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,6 +50,8 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 		"X-Forwarded-Uri":        {"/v1/models?api-key=" + key},
 		"User-Agent":             {"curl"},
 		"X-Masked":               {"203.0.113.77"},
+		"X-Portkey-Api-Key":      {key}, "Helicone-Auth": {"Bearer " + key}, "Cf-Aig-Authorization": {key}, "X-Session-Cookie": {key}, "X_Token": {key},
+		"Idempotency-Key": {"stainless-1"}, "Sec-Websocket-Key": {"nonce"}, "X-Max-Tokens": {"77"},
 	}
 	for _, format := range []string{
 		"openai_lb",
@@ -71,6 +73,9 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 			zap.String("uri", r.RequestURI), zap.String("api-key", key), zap.Strings("api-key", []string{key}),
 			zap.String("query", "x=1&api-key="+key), zap.ByteString("bytes", []byte("/v1?api-key="+key)),
 			zap.Int("n", 1), zap.String("plain", "text?"),
+			zap.Object("more", caddyhttp.LoggableHTTPHeader{Header: http.Header{"X-Refresh-Token": {key}, "X-Ratelimit-Limit-Tokens": {"900"}}}),
+			zap.String("secret", "client keys"), zap.Int64("token", 3), zap.Strings("tokens", []string{"a"}), zap.String("key", "certificates/lb.key"),
+			zap.String("error", "dial tcp: the key=x; token = y is not there"), zap.String("model", "key"),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -83,8 +88,12 @@ func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 			t.Errorf("format %s: an address is masked: %v: %s", format, !masks, logged)
 		}
 		for _, want := range []string{
-			`"uri":"/v1/realtime?model=x&API-Key=REDACTED&subscription%2Dkey=REDACTED&y=%20"`, `https://lb/?api-key=REDACTED`,
+			`"uri":"/v1/realtime?model=x&API-Key=REDACTED&subscription%2Dkey=REDACTED&y=%20&access_token=REDACTED&after=tokens"`, `https://lb/?api-key=REDACTED`,
 			`"realtime, openai-insecure-api-key.REDACTED, openai-beta.realtime-v1"`, `"curl"`, `"Api-Key":["REDACTED"]`, `"n":1`, `"plain":"text?"`,
+			`"X-Portkey-Api-Key":["REDACTED"]`, `"Helicone-Auth":["REDACTED"]`, `"Idempotency-Key":["stainless-1"]`, `"Sec-Websocket-Key":["nonce"]`,
+			`"X-Max-Tokens":["77"]`, `"X-Refresh-Token":["REDACTED"]`, `"X-Ratelimit-Limit-Tokens":["900"]`,
+			`"secret":"client keys"`, `"token":3`, `"tokens":["a"]`, `"key":"certificates/lb.key"`, `"model":"key"`,
+			`"error":"dial tcp: the key=x; token = y is not there"`,
 		} {
 			if !strings.Contains(logged, want) {
 				t.Errorf("format %s: the log lacks %s: %s", format, want, logged)

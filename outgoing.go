@@ -15,9 +15,9 @@ import (
 // is.
 func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential) (model string) {
 	if ex.keepsHeader {
-		out.Header = keptHeader(ex.request.Header, out.Header)
+		out.Header = ex.keptHeader(out.Header)
 	} else {
-		out.Header = callerkeys.Public(out.Header)
+		out.Header = callerkeys.Unforwarded(out.Header)
 	}
 	if b.TraceContext {
 		ex.attempted().span.Inject(out.Header)
@@ -47,10 +47,10 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential)
 	return ""
 }
 
-// keptHeader is the header of a client's request, as it may go to a backend. What
+// keptHeader is the header of the client's request, as it may go to a backend. What
 // reverse_proxy has to say is in another one.
-func keptHeader(clients, proxys http.Header) http.Header {
-	header := callerkeys.Public(clients)
+func (ex *exchange) keptHeader(proxys http.Header) http.Header {
+	header := ex.credentials.Public(ex.request.Header)
 	delete(header, "Connection")
 	if early := proxys["Early-Data"]; early != nil {
 		header["Early-Data"] = early

@@ -259,9 +259,10 @@ func (s *Store) blinded(digest [sha256.Size]byte) blinded {
 func (s *Store) Identify(presented *callerkeys.Presented) (who Caller, err error) {
 	known := *s.known.Load()
 	err = ErrNoKey
-	presented.Remove(func(key string) bool {
+	presented.Remove(func(key string, identifies bool) bool {
 		caller, found := known[s.blinded(sha256.Sum256([]byte(key)))]
 		switch {
+		case !identifies:
 		case !found:
 			if err == ErrNoKey {
 				err = ErrUnknownKey

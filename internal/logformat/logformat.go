@@ -154,7 +154,7 @@ func redactArray(key string, array zapcore.ArrayMarshaler) zapcore.ArrayMarshale
 	}
 	safe := make(caddyhttp.LoggableStringArray, len(values))
 	for i, value := range values {
-		safe[i] = redactValue(key, value)
+		safe[i] = redactListed(key, value)
 	}
 	return safe
 }
@@ -175,10 +175,19 @@ type valueRedactor struct {
 }
 
 func (r valueRedactor) AppendString(value string) {
-	r.ArrayEncoder.AppendString(redactValue(r.key, value))
+	r.ArrayEncoder.AppendString(redactListed(r.key, value))
 }
 
-// redactValue hides the key in a value, which may be that of a header.
+// redactListed hides the key in a value of an array, as all headers are.
+func redactListed(name, value string) string {
+	if callerkeys.HoldsKey(name) {
+		return redact.Mark
+	}
+	return redactValue(name, value)
+}
+
+// redactValue hides the key in the value of a field. Its name alone says little:
+// the field "key" may be that of a storage, and "secret" the name of one.
 func redactValue(name, value string) string {
 	switch name = http.CanonicalHeaderKey(name); {
 	case slices.Contains(callerkeys.Headers, name):

@@ -28,7 +28,7 @@ func InFile(raw string) bool { return strings.Contains(raw, "{file.") }
 // Authorization, Api-Key or Cf-Aig-Authorization.
 func InHeader(name string) bool {
 	name = strings.ToLower(name)
-	return slices.ContainsFunc([]string{"auth", "key", "token", "secret"}, func(word string) bool {
+	return slices.ContainsFunc([]string{"auth", "key", "token", "secret", "cookie", "credential", "password"}, func(word string) bool {
 		return strings.Contains(name, word)
 	})
 }
