@@ -48,6 +48,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 			replyheader.RemoveProviders(res.Trailer)
 		}
 	}
+	ex.forbidRetry(res)
 	ex.status = res.StatusCode
 	return res
 }

@@ -159,6 +159,9 @@ type exchange struct {
 	// from what reverse_proxy made of it, and that the client has that of the reply
 	// from us.
 	keepsHeader bool
+	// executed reports whether the last attempt may have executed a request that
+	// must not be executed twice.
+	executed bool
 	// lastMissing tells that last only says that an object is not there.
 	lastMissing bool
 	// forwarded tells that the request went to a backend that throttles.

@@ -110,7 +110,7 @@ func (r *reply) perhapsExecuted() bool {
 	case http.StatusServiceUnavailable:
 		return false
 	}
-	return r.status >= 500 || r.class == verdict.Failed || r.class == verdict.Timeout
+	return r.status >= 500 || r.status == http.StatusRequestTimeout || r.class == verdict.Failed || r.class == verdict.Timeout
 }
 
 const (

@@ -26,30 +26,46 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 	return &rt.body
 }
 
-// open holds a reply of status 200 back until it is certain that the request
-// was served. A stream that brings an error in place of content, or nothing at
-// all, becomes the error that it stands for. The reply to a request that must
-// not be sent again is passed on at once. So is the reply to a GET: a stored
-// response that failed long ago is not a failure.
+// open holds a reply to inference back until it is certain that the request was
+// served. A stream that brings an error in place of content, or nothing at all,
+// becomes the error that it stands for. The reply to a request that must not be
+// executed twice is held back until it is whole: if it is cut, a client that has
+// its status can no longer be told not to send the request again. The reply to a
+// GET is passed on at once: a stored response that failed long ago is not a
+// failure.
 func (t *Transport) open(ex *exchange, r *reply) {
-	if r.status == http.StatusOK && r.body != nil && ex.asked.infers && !ex.balancer.plain {
+	inferred := ex.asked.infers && r.status == http.StatusOK
+	if inferred && r.body != nil && !ex.balancer.plain {
 		r.body.ReadUsage()
 	}
-	if r.status != http.StatusOK || ex.request.Method != http.MethodPost || !ex.asked.repeatable || contentcoding.Compressed(r.res.Header) {
-		return
-	}
+	readable := inferred && !contentcoding.Compressed(r.res.Header)
+	once := !ex.asked.repeatable && r.status < 300
 	switch kind := mediatype.Of(r.res.Header); {
-	case kind == mediatype.EventStream && r.body == nil:
-		r.breakOff(replybody.ErrEmpty)
-	case kind == mediatype.EventStream:
-		t.judgeOpening(r, r.body.OpenStream)
-	case kind == mediatype.JSON && r.body != nil && r.res.ContentLength <= replybody.OpeningLimit:
-		creates := strings.HasSuffix(ex.request.URL.Path, "/responses")
-		t.judgeOpening(r, func() (*sse.Error, error) { return r.body.OpenJSON(creates) })
+	case kind == mediatype.EventStream && readable:
+		t.judgeOpening(r, r.openStream)
+	case kind == mediatype.JSON && r.res.ContentLength <= replybody.OpeningLimit && (readable || once):
+		t.judgeOpening(r, func() (*sse.Error, error) { return r.openJSON(ex) })
 	}
 	if r.body != nil {
 		r.res = r.body.ForClient(r.res)
 	}
+}
+
+func (r *reply) openStream() (*sse.Error, error) {
+	if r.body == nil {
+		return nil, replybody.ErrEmpty
+	}
+	return r.body.OpenStream()
+}
+
+func (r *reply) openJSON(ex *exchange) (*sse.Error, error) {
+	if r.body == nil {
+		return nil, nil
+	}
+	if err := r.body.ReadAhead(); err != nil || !ex.asked.infers {
+		return nil, err
+	}
+	return r.body.ErrorIn(strings.HasSuffix(ex.request.URL.Path, "/responses")), nil
 }
 
 // judgeOpening takes in what a reply opens with.

@@ -162,6 +162,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)
+	ex.executed = !ex.asked.repeatable && r.perhapsExecuted()
 	if ex.mayBeElsewhere(r) {
 		return nil, errNextBackend
 	}
@@ -198,9 +199,8 @@ func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
 // keeps what the client gets if no other backend has a better reply.
 func (ex *exchange) mayRepeat(r *reply) bool {
 	sendable := r.upload().Abandon()
-	repeatable := ex.asked.repeatable || !r.perhapsExecuted()
 	switch {
-	case !repeatable && !r.presentable():
+	case ex.executed && !r.presentable():
 		r.discard()
 		ex.own = apierror.PerhapsExecuted.Response(ex.request)
 		if r.class == verdict.Timeout {
@@ -215,7 +215,15 @@ func (ex *exchange) mayRepeat(r *reply) bool {
 	if r.class.ContextLength(r.status) {
 		ex.exceeded = append(ex.exceeded, ex.model())
 	}
-	return sendable && repeatable
+	return sendable && !ex.executed
+}
+
+// forbidRetry keeps the client's SDK from sending a request again that may have been
+// executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
+func (ex *exchange) forbidRetry(res *http.Response) {
+	if ex.executed {
+		res.Header["X-Should-Retry"] = []string{"false"}
+	}
 }
 
 // commit makes the response the client's.
@@ -235,6 +243,7 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
 		delete(r.res.Header, "Content-Length")
 	}
+	ex.forbidRetry(r.res)
 	ex.passHeader(r)
 	return r.res
 }

@@ -240,6 +240,9 @@ var scenarios = []scenario{
 		backend{simulator: "fault status:500", sees: []int{500}},
 		backend{simulator: "fault reset", sees: []int{0}},
 	),
+	onlyOnce("the connection breaks", "reset", 0),
+	onlyOnce("the backend answers with a 502", "status:502", 502),
+	onlyOnce("the answer is cut", "json_cut", 200),
 	mixedPool(onlyV1, "/openai/v1", "/openai/v1"),
 	mixedPool(onlyAzure, "/openai/deployments/gpt-4o-ptu", "/openai/deployments/whisper-eu"),
 	{
@@ -349,6 +352,22 @@ func mixedPool(clients []string, chat, transcription string) scenario {
 			{name: "chat", model: "gpt-9", fails: apiError{Class: "NotFoundError", Status: 404, Code: "model_not_found",
 				Type: "invalid_request_error", Message: "'gpt-9' is not available. Available models: " + union + "."}},
 		},
+	}
+}
+
+// onlyOnce is the scenario that an SDK with its default retries sends a batch once
+// if this happens to it, because it may have been executed. The file comes before it.
+func onlyOnce(what, fault string, status int) scenario {
+	fails := apiError{Class: "InternalServerError", Status: 502, Code: "upstream_unreachable", Type: "server_error", Message: "may have been executed"}
+	if status == 502 {
+		fails = apiError{Class: "InternalServerError", Status: 502, Type: "server_error"}
+	}
+	return scenario{
+		name:     "a batch is sent once if " + what,
+		clients:  onlyV1,
+		backends: []backend{{simulator: "fault " + fault + " 2", sees: []int{200, status}}, {sees: []int{}}},
+		retries:  true,
+		calls:    []call{{name: "batch", fails: fails}},
 	}
 }
 

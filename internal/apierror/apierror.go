@@ -83,7 +83,7 @@ var (
 	TimedOut = Error{http.StatusGatewayTimeout,
 		"No backend answered in time.", "server_error", "upstream_timeout", ""}
 	PerhapsExecuted = Error{http.StatusBadGateway,
-		"The backend closed the connection before it answered. The request may have been executed, and was not sent again.",
+		"The backend closed the connection before its answer was complete. The request may have been executed, and was not sent again.",
 		"server_error", "upstream_unreachable", ""}
 	PerhapsStillExecuted = Error{http.StatusGatewayTimeout,
 		"The backend did not answer in time. The request may have been executed, and was not sent again.",

@@ -50,19 +50,31 @@ func (b *Body) OpenStream() (*sse.Error, error) {
 	}
 }
 
-// OpenJSON reads ahead a reply that is not streamed. It returns the error in it,
-// or why it cannot be read. creates tells that a response object in it was created
-// by this request.
-func (b *Body) OpenJSON(creates bool) (*sse.Error, error) {
+// ReadAhead reads ahead a reply that is not streamed. It returns why the reply
+// broke off, if it did. A reply without a Content-Length is read for a short time
+// only, and up to OpeningLimit.
+func (b *Body) ReadAhead() error {
 	if b.Response.ContentLength >= 0 {
 		b.readWhole(int(b.Response.ContentLength))
 	} else if !b.readUntil(openingTimeout) {
-		return nil, nil
+		return nil
 	}
-	if errors.Is(b.heldErr, io.EOF) {
-		return sse.Whole(b.held, creates), nil
+	if b.whole() {
+		return nil
 	}
-	return nil, b.heldErr
+	return b.heldErr
+}
+
+// whole reports whether all of the body was read ahead.
+func (b *Body) whole() bool { return errors.Is(b.heldErr, io.EOF) }
+
+// ErrorIn returns the error that a reply is, if it was read ahead. creates reports
+// whether a response object in it was created by this request.
+func (b *Body) ErrorIn(creates bool) *sse.Error {
+	if !b.whole() {
+		return nil
+	}
+	return sse.Whole(b.held, creates)
 }
 
 // Forgive takes in that an error of the stream is not the backend's fault, now or

@@ -2,8 +2,8 @@ package failover
 
 import (
 	"fmt"
-	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,10 +12,22 @@ import (
 )
 
 // cutReply begins a JSON reply of status 200, and breaks it off.
-func cutReply(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", "100")
-	io.WriteString(w, `{"id":`)
+var cutReply = cuts(200, `{"id":`, "Content-Length", "100")
+
+// cuts begins a JSON reply, and breaks it off.
+func cuts(status int, text string, headers ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		lbtest.Says(status, text, headers...)(w, r)
+		w.(http.Flusher).Flush()
+		lbtest.Abort()
+	}
+}
+
+// stalledReply begins a JSON reply of status 200, of which the rest never comes.
+func stalledReply(w http.ResponseWriter, r *http.Request) {
+	lbtest.Says(200, `{"id":`, "Content-Length", "100")(w, r)
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
 }
 
 // notRepeatable are requests that must not be executed twice.
@@ -45,6 +57,7 @@ var mayHaveRun = []struct {
 }{
 	{name: "500", reply: lbtest.Status(500), status: 500},
 	{name: "502", reply: lbtest.Status(502), status: 502},
+	{name: "500 that asks for a retry", reply: lbtest.Status(500, "X-Should-Retry", "true", "Retry-After", "1"), status: 500},
 	{name: "504", reply: lbtest.Status(504), status: 504},
 	{name: "520", reply: lbtest.Status(520), status: 520},
 	{name: "529", reply: lbtest.Status(529), status: 529},
@@ -57,6 +70,8 @@ var mayHaveRun = []struct {
 	{name: "a status under 100", reply: lbtest.Raw("HTTP/1.1 042 Odd\r\nContent-Length: 0\r\n\r\n")},
 	{name: "no answer in time", reply: lbtest.Hangs},
 	{name: "a 200 that is cut", reply: cutReply},
+	{name: "a 200 of no length that is cut", reply: cuts(200, `{"id":"batch_1"`)},
+	{name: "a 200 that stalls", reply: stalledReply},
 	{name: "a 500 that is cut", reply: lbtest.Raw("HTTP/1.1 500 Oops\r\nContent-Length: 100\r\n\r\n{")},
 }
 
@@ -107,14 +122,15 @@ func TestNothingIsDoneTwice(t *testing.T) {
 						}
 						reply := w.Send(r)
 						w.WantCalls(map[string]int{"a": 1, "b": 0, "c": 0})
+						if got := reply.Header["X-Should-Retry"]; !slices.Equal(got, []string{"false"}) {
+							t.Errorf("X-Should-Retry is %q, so that the client's SDK sends the request again", got)
+						}
 						switch {
 						case failure.status != 0:
 							if reply.Status != failure.status || reply.Backend != "a" {
 								t.Errorf("client got %d of %q, want a's %d", reply.Status, reply.Backend, failure.status)
 							}
-						case reply.Err != nil || reply.Status == 500:
-							// what there is of a reply that was cut
-						case reply.Status != 502 && reply.Status != 504 || !strings.Contains(reply.Body, "executed"):
+						case reply.Err != nil || reply.Status != 502 && reply.Status != 504 || !strings.Contains(reply.Body, "executed"):
 							t.Errorf("client got %d %s, want to be told that it may have been executed", reply.Status, reply.Body)
 						}
 					})
@@ -151,7 +167,7 @@ func TestWhatMayBeDoneTwiceGoesOn(t *testing.T) {
 		t.Run(fmt.Sprint(op), func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 				for _, failure := range mayHaveRun {
-					if op[0] != "POST" && (failure.name == "a 200 that is cut" || failure.name == "a reset before the body was read") || failure.early {
+					if op[0] != "POST" && strings.HasPrefix(failure.name, "a 200 ") || failure.early {
 						continue // a GET's reply is not read ahead
 					}
 					afterARest(w, t, failure.name, func() {
@@ -163,6 +179,111 @@ func TestWhatMayBeDoneTwiceGoesOn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAReplyThatIsCutIsAnError has replies that are cut after a status that says
+// that the request was executed. A client that has such a status can no longer be
+// told not to send the request again.
+func TestAReplyThatIsCutIsAnError(t *testing.T) {
+	long := `{"data":"` + strings.Repeat("x", 100<<10)
+	for name, c := range map[string]struct {
+		reply  http.HandlerFunc
+		status int
+	}{
+		"201":                               {cuts(201, `{"id":"ftjob-1"`), 502},
+		"202 of a known length":             {cuts(202, `{"id":"ftjob-1"`, "Content-Length", "100"), 502},
+		"200 in gzip":                       {cuts(200, lbtest.Gzipped(`{"id":"batch_1"}`), "Content-Encoding", "gzip"), 502},
+		"200 in a coding that nobody knows": {cuts(200, "...", "Content-Encoding", "br"), 502},
+		"200 without a byte of its body":    {cuts(200, "", "Content-Length", "100"), 502},
+		"200 that is not JSON":              {cuts(200, "batch_1", "Content-Type", "text/plain"), 200},
+		"200 that is too long to hold back": {cuts(200, long), 200},
+		"200 of a length that is too long":  {cuts(200, long, "Content-Length", "200000"), 200},
+		"400":                               {cuts(400, `{"error":`), 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(c.reply)
+				reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+				if reply.Status != c.status || (reply.Err == nil) != (c.status == 502) {
+					t.Errorf("client got %d %.100s (%v), want %d", reply.Status, reply.Body, reply.Err, c.status)
+				}
+				if c.status == 502 {
+					reply.WantError(t, 502, "upstream_unreachable")
+				}
+				w.WantCalls(map[string]int{"a": 1, "b": 0, "c": 0})
+			})
+		})
+	}
+}
+
+// TestAReplyThatIsHeldBackStaysAsItIs has replies of which nothing is to be
+// changed, whatever they say: what is in them is the client's to judge.
+func TestAReplyThatIsHeldBackStaysAsItIs(t *testing.T) {
+	for _, body := range []string{`{"id":"batch_1"}`, `{"error":{"message":"no","code":"server_error"}}`, `not JSON`, ``, strings.Repeat(" ", 100<<10)} {
+		for _, headers := range [][]string{nil, {"Content-Length", fmt.Sprint(len(body))}} {
+			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					rw.(http.Flusher).Flush() // no length, unless one is given
+					lbtest.Says(200, body, headers...)(rw, r)
+				})
+				if len(headers) > 0 {
+					w.Backends["a"].Replies(lbtest.Says(200, body, headers...))
+				}
+				reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+				reply.WantServed(t, "a")
+				if reply.Body != body || reply.Header["X-Should-Retry"] != nil {
+					t.Errorf("client got %v %.100s, want %.100s", reply.Header, reply.Body, body)
+				}
+				w.WantNobodyBlamed()
+			})
+		}
+	}
+}
+
+// TestOnlyWhatMayHaveRunForbidsARetry has SDKs obey the last backend where they may
+// send a request again.
+func TestOnlyWhatMayHaveRunForbidsARetry(t *testing.T) {
+	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+		for name, reply := range didNotRun {
+			afterARest(w, t, name, func() {
+				w.AllReply(reply)
+				if got := w.Send(operation(w, [2]string{"POST", "/v1/batches"})); got.Status < 400 || got.Header["X-Should-Retry"] != nil {
+					t.Errorf("client got %d %v", got.Status, got.Header)
+				}
+			})
+		}
+		for _, failure := range mayHaveRun {
+			afterARest(w, t, failure.name, func() {
+				w.AllReply(failure.reply)
+				if got := w.Send(operation(w, [2]string{"POST", "/v1/chat/completions"})); got.Header.Get("X-Should-Retry") == "false" {
+					t.Errorf("client got %d %v", got.Status, got.Header)
+				}
+			})
+		}
+	})
+}
+
+// TestAReplyThatIsPassedOnForbidsARetry has replies that go to the client because
+// of an option.
+func TestAReplyThatIsPassedOnForbidsARetry(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "unhealthy_status 429"), func(t *testing.T, w *lbtest.World) {
+		for _, status := range []int{500, 502, 504, 408} {
+			w.AllReply(lbtest.Status(status, "X-Should-Retry", "true"))
+			reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+			if got := reply.Header["X-Should-Retry"]; reply.Status != status || !slices.Equal(got, []string{"false"}) {
+				t.Errorf("%d: client got %d and X-Should-Retry %q", status, reply.Status, got)
+			}
+		}
+	})
+	lbtest.InBubble(t, lbtest.PoolOf("a", "all_throttled forward"), func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Throttled("9"))
+		w.Send(operation(w, [2]string{"POST", "/v1/batches"})).WantStatus(t, 429)
+		w.AllReply(lbtest.Status(500))
+		reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+		if reply.Status != 500 || reply.Header.Get("X-Should-Retry") != "false" {
+			t.Errorf("client got %d %v", reply.Status, reply.Header)
+		}
+	})
 }
 
 func TestARequestStopsWhereItMayHaveRun(t *testing.T) {
