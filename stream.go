@@ -28,22 +28,23 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 
 // open holds a reply to inference back until it is certain that the request was
 // served. A stream that brings an error in place of content, or nothing at all,
-// becomes the error that it stands for. The reply to a request that must not be
+// becomes the error that it stands for, and a reply that is not JSON a failure. The
+// reply to a request that must not be
 // executed twice is held back until it is whole: if it is cut, a client that has
 // its status can no longer be told not to send the request again. The reply to a
 // GET is passed on at once: a stored response that failed long ago is not a
 // failure.
 func (t *Transport) open(ex *exchange, r *reply) {
 	inferred := ex.asked.infers && r.status == http.StatusOK
-	if inferred && r.body != nil && !ex.balancer.plain {
+	once := !ex.asked.repeatable && r.status < 300
+	kind := mediatype.Of(r.res.Header)
+	if inferred && r.body != nil && (kind == mediatype.JSON || !ex.balancer.plain) {
 		r.body.ReadUsage()
 	}
-	readable := inferred && !contentcoding.Compressed(r.res.Header)
-	once := !ex.asked.repeatable && r.status < 300
-	switch kind := mediatype.Of(r.res.Header); {
-	case kind == mediatype.EventStream && readable:
+	switch {
+	case kind == mediatype.EventStream && inferred && !contentcoding.Compressed(r.res.Header):
 		t.judgeOpening(r, r.openStream)
-	case kind == mediatype.JSON && r.res.ContentLength <= replybody.OpeningLimit && (readable || once):
+	case kind == mediatype.JSON && (inferred || once) && r.res.ContentLength <= replybody.OpeningLimit:
 		t.judgeOpening(r, func() (*sse.Error, error) { return r.openJSON(ex) })
 	}
 	if r.body != nil {
@@ -59,13 +60,21 @@ func (r *reply) openStream() (*sse.Error, error) {
 }
 
 func (r *reply) openJSON(ex *exchange) (*sse.Error, error) {
+	mustBeJSON := ex.asked.infers && !ex.asked.body.Stream
 	if r.body == nil {
+		if mustBeJSON {
+			return nil, replybody.ErrNotJSON
+		}
 		return nil, nil
 	}
 	if err := r.body.ReadAhead(); err != nil || !ex.asked.infers {
 		return nil, err
 	}
-	return r.body.ErrorIn(strings.HasSuffix(ex.request.URL.Path, "/responses")), nil
+	failure := r.body.ErrorIn(strings.HasSuffix(ex.request.URL.Path, "/responses"))
+	if failure == nil && mustBeJSON && r.body.NotJSON() {
+		return nil, replybody.ErrNotJSON
+	}
+	return failure, nil
 }
 
 // judgeOpening takes in what a reply opens with.

@@ -79,7 +79,7 @@ var (
 	Unreachable = Error{http.StatusBadGateway,
 		"No backend could be reached.", "server_error", "upstream_unreachable", ""}
 	BrokenOff = Error{http.StatusBadGateway,
-		"Every backend closed the connection before it answered.", "server_error", "upstream_unreachable", ""}
+		"No backend gave a valid answer.", "server_error", "upstream_unreachable", ""}
 	TimedOut = Error{http.StatusGatewayTimeout,
 		"No backend answered in time.", "server_error", "upstream_timeout", ""}
 	PerhapsExecuted = Error{http.StatusBadGateway,

@@ -1,6 +1,8 @@
 package replybody
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -8,6 +10,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
@@ -75,6 +78,20 @@ func (b *Body) ErrorIn(creates bool) *sse.Error {
 		return nil
 	}
 	return sse.Whole(b.held, creates)
+}
+
+// NotJSON reports whether all of a reply was read ahead, and is not JSON although it
+// says so. It parses no reply whose tokens were read from beginning to end, which
+// are nearly all. A reply that cannot be decompressed is not judged.
+func (b *Body) NotJSON() bool {
+	if !b.whole() {
+		return false
+	}
+	if b.Usage.Close(); b.Usage.IsObject() {
+		return false
+	}
+	text, all := contentcoding.Decode(b.held, b.Response.Header.Get("Content-Encoding"), OpeningLimit)
+	return all && !json.Valid(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")))
 }
 
 // Forgive takes in that an error of the stream is not the backend's fault, now or

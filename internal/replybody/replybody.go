@@ -34,6 +34,7 @@ const (
 var (
 	ErrIdle       = &cause.Error{Word: "stalled", Text: "nothing came from the backend in time"}
 	ErrEmpty      = &cause.Error{Word: "empty", Text: "the stream ended before any content"}
+	ErrNotJSON    = &cause.Error{Word: "not_json", Text: "the reply is not JSON, although its type says so"}
 	ErrUnfinished = &cause.Error{Word: "unfinished", Text: "the stream ended without saying that it is over"}
 	ErrInStream   = &cause.Error{Word: "stream_error", Text: "the stream told of an error"}
 )
@@ -248,5 +249,6 @@ func (b *Body) Close() error {
 	b.held, b.Broken = nil, nil
 	b.Deadline.End()
 	b.Vars.Closed()
+	b.Usage.Close()
 	return b.Source.Close()
 }

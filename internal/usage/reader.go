@@ -14,6 +14,7 @@ import (
 type Reader struct {
 	scanner  scanner
 	long     bool          // an event that is longer than what is kept is being read
+	trailing bool          // something comes after the object that a JSON reply is
 	splitter *sse.Splitter // nil: no piece of a stream of events came so far
 	decoder  *contentcoding.Decoder
 }
@@ -57,7 +58,7 @@ func (r *Reader) Whole(p []byte) {
 
 func (r *Reader) read(p []byte) {
 	if !r.scanner.inEvent {
-		r.scanner.scan(p)
+		r.trailing = len(bytes.TrimLeft(r.scanner.scan(p), whiteSpace)) > 0 || r.trailing
 		return
 	}
 	if r.splitter == nil {
@@ -130,6 +131,10 @@ func (r *Reader) Close() {
 		r.splitter.End(r.event)
 	}
 }
+
+// IsObject reports whether the reply so far is one JSON object, from its beginning to its end. The
+// reader does not look at each byte, so an object with a mistake in it may be taken for one as well.
+func (r *Reader) IsObject() bool { return r != nil && !r.trailing && r.scanner.leftRoot() }
 
 // Tokens are those that the reply told of so far.
 func (r *Reader) Tokens() Tokens {

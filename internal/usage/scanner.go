@@ -154,6 +154,9 @@ func (s *scanner) leave() {
 	}
 }
 
+// leftRoot reports whether the text is an object that has ended.
+func (s *scanner) leftRoot() bool { return s.level == 0 && s.path[0] == root && s.state == ended }
+
 // readName reads a member's name, up to the quote after it.
 func (s *scanner) readName(p []byte) []byte {
 	rest := s.skipString(p)

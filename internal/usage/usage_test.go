@@ -277,6 +277,32 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
+func TestAnObjectIsWholeAtItsEnd(t *testing.T) {
+	const whole = `{"id":"x","choices":[{"text":"}\""}],` + chatUsage + `}`
+	for text, want := range map[string]bool{
+		whole: true, " " + whole + "\r\n": true, `{}`: true, `{"a":NaN}`: true, "\xef\xbb\xbf" + whole: true,
+		"": false, "[]": false, `"{}"`: false, "null": false, "<p>": false, whole + "}": false, whole + whole: false, whole[:len(whole)-1]: false,
+		`{"a":[}`: false, `{"a":"}`: false, `{'a':1}`: false,
+	} {
+		for size := 1; size <= len(text)+1; size += max(1, len(text)) {
+			r := new(Reader).Begin(http.Header{"Content-Type": {jsonType}})
+			if size > len(text) {
+				r.Whole([]byte(text))
+			} else {
+				for piece := range slices.Chunk([]byte(text), size) {
+					r.Write(piece)
+				}
+			}
+			if got := r.IsObject(); got != want {
+				t.Errorf("%q, %d bytes at a time: %v", text, size, got)
+			}
+		}
+	}
+	if new(Reader).Begin(http.Header{}).IsObject() {
+		t.Error("a reply of another type is an object")
+	}
+}
+
 func TestAStreamsEventsAllocateNothing(t *testing.T) {
 	for name, stream := range map[string]string{
 		"no usage":        chunk(""),
