@@ -7,6 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -23,6 +24,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	res := ex.own
 	if res == nil {
 		res, ex.last = ex.last, nil
+	}
+	if _, gone := ex.proxied.Body.(replay.Gone); gone {
+		ex.body.Restore(&ex.proxied)
 	}
 	ex.committed()
 	switch res {

@@ -210,8 +210,12 @@ func exchangeOf(ctx context.Context, t *Transport) *exchange {
 	return nil
 }
 
+// ourselves is the upstream of answers that are not a backend's: reverse_proxy needs
+// one to count them for. It is never dialed, and no policy or health check sees it.
+var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
+
 // choose moves on to the backend that is attempted next. If there is none, it
-// hands out any upstream, and the transport answers in its place.
+// returns ourselves, and the transport answers.
 func (ex *exchange) choose() *reverseproxy.Upstream {
 	ex.release()
 	now := time.Now()
@@ -228,7 +232,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 			return ex.current.upstream
 		}
 	}
-	return ex.balancer.targets[0].upstream
+	return ourselves
 }
 
 // mayGoOn reports whether a further backend may be tried.

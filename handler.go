@@ -36,7 +36,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 // proxied is the request as reverse_proxy gets it: with the exchange in its
 // context, and without the caller's credentials and the body, which are the
-// exchange's.
+// exchange's. Handlers in handle_response get this request, too, and so the body as
+// far as it is there.
 func (h *Handler) proxied(ex *exchange) *http.Request {
 	ex.proxied = *ex.request.WithContext(context.WithValue(ex.request.Context(), exchangeCtxKey{}, ex))
 	r := &ex.proxied
@@ -51,13 +52,20 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 		// another, like h2c, must not make a request that no backend can take
 		r.Header.Del("Upgrade")
 	}
-	if !isTunnel(r) {
+	if !isTunnel(r) && len(h.proxy.HandleResponse) == 0 {
 		r.Body, r.ContentLength = nil, 0
-		if len(h.proxy.HandleResponse) > 0 {
-			r.Body, r.ContentLength = replay.Gone{}, -1
-		}
 	}
 	return r
+}
+
+// buffer reads the body of the request. A handler in handle_response gets none of
+// it, unless nothing was read, or answer restores it.
+func (ex *exchange) buffer(limit int64) error {
+	err := ex.body.Buffer(ex.request, limit)
+	if r := &ex.proxied; r.Body != nil && r.Body != http.NoBody {
+		r.Body, r.ContentLength = replay.Gone{}, -1
+	}
+	return err
 }
 
 // takeKeys takes the caller's keys out of the request, and returns the query
@@ -124,7 +132,7 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 		return apierror.NoWebSocket.Answer(r)
 	}
 	if !isTunnel(r) {
-		if err := ex.body.Buffer(r, h.Transport.RequestBuffers); err != nil {
+		if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
 			return apierror.UnreadableBody(err).Answer(r)
 		}
 	}

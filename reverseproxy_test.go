@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -264,6 +265,103 @@ func TestAPlainReverseProxyPassesOnWhatItNeedNotRead(t *testing.T) {
 		lbtest.Post(lbtest.NewClient(t), url, body, headers...).WantServed(t, "a")
 		if got := a.Received()[0]; got.BodyHash != lbtest.Hash([]byte(body)) {
 			t.Errorf("%s: a got another body, of %d bytes", name, got.BodyBytes)
+		}
+	}
+}
+
+// TestAnswersOfOursAreNoRequestsOfABackend holds answers that needed no backend, so
+// that reverse_proxy counts them for as long as the test looks.
+func TestAnswersOfOursAreNoRequestsOfABackend(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	_, serverB := lbtest.Listen(t, "b")
+	holder, serverHolder := lbtest.Listen(t, "holder")
+	release := make(chan struct{})
+	holder.Replies(func(http.ResponseWriter, *http.Request) { <-release })
+	address := lbtest.ServeAt(t, fmt.Sprintf(`openai_lb {
+		backend %s
+		backend %s
+		client_key alice key-of-alice-0001
+		lb_policy least_conn
+		reverse_proxy {
+			header_down X-Upstream {http.reverse_proxy.upstream.hostport}
+			@refused status 401
+			handle_response @refused {
+				reverse_proxy %s
+			}
+		}
+	}`, serverA.URL, serverB.URL, serverHolder.Listener.Addr()))
+	client := lbtest.NewClient(t)
+	var held sync.WaitGroup
+	defer held.Wait()
+	defer close(release)
+	for range 3 {
+		held.Go(func() { lbtest.Ask(client, "http://"+address+"/v1/chat/completions") })
+	}
+	lbtest.WaitFor(t, func() bool { return len(holder.Received()) == 3 })
+	for range 50 {
+		lbtest.Ask(client, "http://"+address+"/v1/chat/completions", "Authorization", "Bearer key-of-alice-0001").WantServed(t, "a", "b")
+	}
+	if len(a.Received()) == 0 {
+		t.Error("a got none of 50 requests, as if it was serving the three that were refused")
+	}
+}
+
+func TestAnAnswerOfOursCanBeLeftToAnotherHandler(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	a.Replies(lbtest.Throttled("59"))
+	fallback, serverFallback := lbtest.Listen(t, "fallback")
+	address := lbtest.ServeAt(t, fmt.Sprintf(`openai_lb {
+		backend %s {
+			model gpt-4o
+		}
+		request_buffers 100KiB
+		client_key alice key-of-alice-0001
+		ready_path /readyz
+		reverse_proxy {
+			@error status 4xx 5xx
+			handle_response @error {
+				reverse_proxy %s
+			}
+		}
+	}`, serverA.URL, serverFallback.Listener.Addr()))
+	client := lbtest.NewClient(t)
+	long := `{"model":"gpt-4o","x":"` + lbtest.Noise(300<<10) + `"}`
+	lbtest.Ask(client, "http://"+address+"/v1/chat/completions", "Authorization", "Bearer key-of-alice-0001") // a throttles from here on
+	for name, c := range map[string]struct{ method, path, key, body string }{
+		"refused":                    {"POST", "/v1/chat/completions", "wrong", `{"model":"gpt-4o"}`},
+		"refused, with a long body":  {"POST", "/v1/chat/completions", "wrong", long},
+		"refused, without a body":    {"GET", "/v1/files", "wrong", ""},
+		"throttled":                  {"POST", "/v1/chat/completions", "key-of-alice-0001", `{"model":"gpt-4o"}`},
+		"throttled, without a body":  {"GET", "/v1/files", "key-of-alice-0001", ""},
+		"throttled, a long body":     {"POST", "/v1/chat/completions", "key-of-alice-0001", long},
+		"a model that nobody serves": {"POST", "/v1/chat/completions", "key-of-alice-0001", `{"model":"gpt-9"}`},
+		"a path that is not allowed": {"POST", "/v1/../chat", "key-of-alice-0001", `{"model":"gpt-9"}`},
+	} {
+		for _, chunked := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", chunked: ", chunked), func(t *testing.T) {
+				fallback.Forget()
+				var body io.Reader = strings.NewReader(c.body)
+				if chunked {
+					body = lbtest.Chunked([]byte(c.body))
+				}
+				r, err := http.NewRequest(c.method, "http://"+address+c.path, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set("Authorization", "Bearer "+c.key)
+				res, err := client.Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer res.Body.Close()
+				got := fallback.Received()
+				if res.StatusCode != 200 || len(got) != 1 || got[0].BodyHash != lbtest.Hash([]byte(c.body)) || got[0].ReadErr != nil {
+					t.Fatalf("client got %d, and the other handler's backend %v, want all of the body there", res.StatusCode, got)
+				}
+				if length := got[0].Request.ContentLength; !chunked && length != int64(len(c.body)) {
+					t.Errorf("its Content-Length is %d", length)
+				}
+			})
 		}
 	}
 }

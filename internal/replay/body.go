@@ -34,6 +34,7 @@ type Body struct {
 	tailErr error           // why the reading of tail failed
 	gone    bool            // prefix was released
 	length  int64           // -1: unknown
+	read    bool            // Buffer succeeded
 }
 
 const (
@@ -62,7 +63,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 		buf = buf[:len(buf)+n]
 		if errors.Is(err, io.EOF) && len(buf) < most {
 			b.hold(buffer, buf)
-			b.length = int64(len(buf))
+			b.length, b.read = int64(len(buf)), true
 			return nil
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -73,7 +74,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 		}
 		buffer.Bytes = buf
 	}
-	b.prefix, b.buffer, b.tail, b.length = buffer.Bytes, buffer, r.Body, r.ContentLength
+	b.prefix, b.buffer, b.tail, b.length, b.read = buffer.Bytes, buffer, r.Body, r.ContentLength, true
 	return nil
 }
 
@@ -149,6 +150,20 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 	}
 	return up
 }
+
+// Restore makes the body that of the request which it was read from, for a handler
+// that comes after the backends, unless a part of it is gone.
+func (b *Body) Restore(r *http.Request) {
+	if b.read && !b.wasTouched() {
+		b.Attach(r, Options{Repeatable: true, Progress: unlimited{}})
+	}
+}
+
+// unlimited is the progress of a body whose sending may take any time.
+type unlimited struct{}
+
+// Extend does nothing.
+func (unlimited) Extend() {}
 
 // hideIdempotenceKeys writes the headers in another case for which net/http
 // would send a request again after the backend may have executed it. To the
