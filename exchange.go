@@ -154,6 +154,10 @@ type exchange struct {
 	firstByte time.Duration
 	// status is that of the answer.
 	status int
+	// duration is how long the request took, once it is over, and aborted reports
+	// whether its reply was aborted then.
+	duration time.Duration
+	aborted  bool
 
 	// keepsHeader tells that the attempts take the header from request, and not
 	// from what reverse_proxy made of it, and that the client has that of the reply
@@ -322,7 +326,8 @@ func (ex *exchange) release() {
 
 // finish gives back what the exchange holds and counts it. net/http's server ends
 // the context of the reply that the client got.
-func (ex *exchange) finish(err error) {
+func (ex *exchange) finish(err error, aborted bool) {
+	ex.duration, ex.aborted = time.Since(ex.started), aborted
 	ex.usage.Close()
 	ex.tokens = ex.usage.Tokens()
 	ex.dropLast()

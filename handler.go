@@ -27,11 +27,15 @@ import (
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	h.keyFiles.Refresh()
 	ex := h.balancer.newExchange(w, r, h.maxAttempts(), h.tryDuration(r))
-	defer func() { ex.finish(err) }()
+	aborted := false
+	defer func() { ex.finish(err, aborted) }()
 	ex.fillPlaceholders()
 	proxied := h.proxied(ex)
 	ex.own, ex.ownClass = h.read(ex)
-	return h.proxy.ServeHTTP(w, proxied, next)
+	aborted = true // unless reverse_proxy returns: it panics to abort a reply
+	err = h.proxy.ServeHTTP(w, proxied, next)
+	aborted = false
+	return err
 }
 
 // proxied is the request as reverse_proxy gets it: with the exchange in its

@@ -67,7 +67,7 @@ func (ex *exchange) observe(err error) {
 	if t != nil {
 		whose = t.metrics
 	}
-	whose.Answered(ex.caller.Label, class, ex.status, time.Since(ex.started), ex.firstByte)
+	whose.Answered(ex.caller.Label, class, ex.status, ex.duration, ex.firstByte)
 }
 
 // observeTokens counts the tokens of the reply, of which the last attempt is
@@ -182,6 +182,10 @@ func (ex *exchange) summary() *summary.Summary {
 	s := &summary.Summary{
 		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte, Tokens: ex.tokens,
 		Affinity: ex.home.Why(ex.asked.affinity), AffinityResult: ex.home.CameTo(ex.asked.affinity),
+	}
+	if ex.aborted {
+		s.Aborted, s.Duration = true, ex.duration
+		s.Tokens, s.Estimated = ex.usage.Estimate(ex.asked.promptCost)
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {

@@ -38,6 +38,8 @@ type asked struct {
 	cutOff bool
 	// cost is how many tokens the request counts for in a rate limit.
 	cost int64
+	// promptCost is how much of that is the prompt.
+	promptCost int64
 	// infers tells that the request is for inference, and not about files,
 	// fine-tuning and the like.
 	infers bool
@@ -76,7 +78,7 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	a.infers = openaiapi.Inference(r.Method, route.Operation)
 	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)
 	a.repeatable = openaiapi.Repeatable(r.Method, route.Operation)
-	a.cost = a.body.Cost(prompt)
+	a.cost, a.promptCost = a.body.Cost(prompt), openaiapi.PromptCost(prompt)
 	a.model = route.Name()
 	a.inPath = a.model != ""
 	if a.model == "" {

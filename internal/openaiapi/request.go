@@ -89,13 +89,16 @@ const charsPerToken = 4
 // be (Microsoft Learn, "Manage Azure OpenAI quota"). bodyLength is that of all of the body; less
 // than 0 if it is not known. What does not fit an int64 is the largest one.
 func (r Request) Cost(bodyLength int64) int64 {
-	prompt := max(bodyLength, 0) / charsPerToken
+	prompt := PromptCost(bodyLength)
 	output, n := max(r.MaxOutput, 0), max(r.N, 1)
 	if output > (math.MaxInt64-prompt)/n {
 		return math.MaxInt64
 	}
 	return prompt + output*n
 }
+
+// PromptCost estimates how many tokens the prompt in a body of that length has.
+func PromptCost(bodyLength int64) int64 { return max(bodyLength, 0) / charsPerToken }
 
 // take takes in the value of any member but the model.
 func (r *Request) take(at place, value []byte) {

@@ -41,6 +41,9 @@ type Watcher struct {
 	// fault it is.
 	Failure *Error
 
+	// Pieces is how many events so far had a part of the content, which is about a token.
+	Pieces int64
+
 	// Ended tells that the stream said that it is over.
 	Ended bool
 
@@ -90,7 +93,14 @@ func (w *Watcher) take(e Event) {
 	default:
 		w.Opening, w.Failure = e.opening()
 	}
+	if w.Opening == Content && isPiece(kind) {
+		w.Pieces++
+	}
 }
+
+// isPiece reports whether an event of that kind has a part of the content. Chat completions have no
+// kinds: all of their events have one, but for the first and the last ones.
+func isPiece(kind []byte) bool { return len(kind) == 0 || bytes.HasSuffix(kind, []byte("delta")) }
 
 // Kind is what the event is, in the words of the API that sent it, such as "response.completed":
 // its name or, if it has none, the "type" that its data begins with. Chat completions have neither.

@@ -30,6 +30,12 @@ type Summary struct {
 	FirstByte time.Duration
 	// Tokens are known once the reply is over, if it reported them.
 	Tokens usage.Tokens
+	// Estimated reports whether a count of Tokens is an estimate.
+	Estimated bool
+	// Aborted reports whether the reply was aborted, and Duration is how long the
+	// request took then. Caddy logs a duration of 0 for it.
+	Aborted  bool
+	Duration time.Duration
 }
 
 // Attempt is one backend that was tried, and what came of it.
@@ -64,6 +70,16 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 			return "", true
 		}
 		return Seconds(s.FirstByte), true
+	case "aborted_after":
+		if !s.Aborted {
+			return "", true
+		}
+		return Seconds(s.Duration), true
+	case "tokens_estimated":
+		if !s.Estimated {
+			return "", true
+		}
+		return true, true
 	case "tokens_input":
 		return s.count(s.Tokens.Input), true
 	case "tokens_cached":
@@ -123,6 +139,12 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		enc.AddInt64("tokens_cached", t.Cached)
 		enc.AddInt64("tokens_output", t.Output)
 		enc.AddInt64("tokens_reasoning", t.Reasoning)
+		if s.Estimated {
+			enc.AddBool("tokens_estimated", true)
+		}
+	}
+	if s.Aborted {
+		enc.AddFloat64("aborted_after", Seconds(s.Duration))
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ type Reader struct {
 	long     bool          // an event that is longer than what is kept is being read
 	trailing bool          // something comes after the object that a JSON reply is
 	splitter *sse.Splitter // nil: no piece of a stream of events came so far
+	watcher  *sse.Watcher  // splits the stream in place of splitter
 	decoder  *contentcoding.Decoder
 }
 
@@ -92,6 +93,7 @@ func (r *Reader) Watch(w *sse.Watcher) {
 	if r == nil {
 		return
 	}
+	r.watcher = w
 	w.Each, w.Long = r.event, r.more
 }
 
@@ -142,4 +144,21 @@ func (r *Reader) Tokens() Tokens {
 		return Tokens{}
 	}
 	return r.scanner.found.tokens()
+}
+
+// Estimate returns the tokens of a reply that was aborted, and reports whether one of its counts is
+// an estimate. Most streams would have reported their tokens at the end. In place of that, prompt is
+// the input, and each event with content is a token of the output.
+func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
+	t = r.Tokens()
+	if r == nil || r.watcher == nil {
+		return t, false
+	}
+	if !t.known {
+		t.Input, t.known, estimated = prompt, true, true
+	}
+	if seen := r.watcher.Pieces; seen > t.Output {
+		t.Output, estimated = seen, true
+	}
+	return t, estimated
 }
