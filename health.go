@@ -279,6 +279,13 @@ func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
 		return // the client left, or did not send all of its body
 	}
 	now, t, a := time.Now(), ex.current, ex.attempted()
+	if r.body.GivenUp(reason) {
+		a.class = verdict.ClientError
+		if c := ex.balancer.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
+			c.Write(zap.String("backend", t.Name), zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
+		}
+		return
+	}
 	a.class = verdict.BrokenStream
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", t.Name), zap.String("model", pool.ModelKey(ex.model())),

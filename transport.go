@@ -236,6 +236,7 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		if r.body.Waits() {
 			r.body.Begun = func() { ex.firstByte = time.Since(ex.started) }
 		}
+		r.body.GoesOut()
 		ex.usage = r.body.Usage
 		r.body.Broken = func(err error) { t.rememberBroken(ex, r, err) }
 	}

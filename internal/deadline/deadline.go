@@ -23,6 +23,10 @@ type Deadline struct {
 	limit   time.Duration
 	reason  error // nil: no step is limited
 	expired bool
+
+	measures     bool
+	began, ended time.Duration // the last step, by the alarm's clock
+	lag          time.Duration
 }
 
 // Start begins a step, which may take so long from now.
@@ -33,7 +37,12 @@ func (d *Deadline) Start(limit time.Duration, reason error) {
 		d.alarm = d.Alarms.take(d)
 	}
 	d.limit, d.reason = limit, reason
-	d.until = d.alarm.now() + limit
+	now := d.alarm.now()
+	if d.measures {
+		d.lag += now - d.ended
+		d.began = now
+	}
+	d.until = now + limit
 	d.alarm.setFor(d.until, limit)
 }
 
@@ -51,14 +60,37 @@ func (d *Deadline) Stop() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.reason = nil
+	if d.measures {
+		d.ended = d.alarm.now()
+		d.lag = max(0, d.lag-(d.ended-d.began))
+	}
 	return !d.expired
+}
+
+// Measure begins to measure the time between the steps. It ends with End.
+func (d *Deadline) Measure() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.alarm == nil {
+		d.alarm = d.Alarms.take(d)
+	}
+	d.measures, d.ended = true, d.alarm.now()
+}
+
+// Lag returns how far the steps are behind: for how much longer nobody took a step lately than
+// steps took. Each step makes up for as much of a pause before it as it takes. Steps that find
+// everything done, because much was left undone in a pause, make up for nothing.
+func (d *Deadline) Lag() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lag
 }
 
 // End ends the step, and lets go of the timer until another one begins.
 func (d *Deadline) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.reason = nil; d.alarm != nil {
+	if d.reason, d.measures = nil, false; d.alarm != nil {
 		d.Alarms.giveBack(d.alarm)
 		d.alarm = nil
 	}

@@ -96,6 +96,25 @@ type readAhead struct {
 	err  error
 }
 
+// patience is for how much longer than its backend a client must keep a reply waiting to be the
+// slower of the two. Backends wait for a second or more before they give up.
+const patience = 500 * time.Millisecond
+
+// GoesOut records that the reply is the client's from now on.
+func (b *Body) GoesOut() {
+	if b.heldErr == nil {
+		b.Deadline.Measure()
+	}
+}
+
+// GivenUp reports whether a reply that broke for this reason may have been given up by its backend,
+// because the client did not read it. The client's pauses count, and not only the last one: what
+// the buffers on the way hold is read before the cut is found. While they hold something, a read
+// takes no time. A read that waits for the backend shows that the client has all there is.
+func (b *Body) GivenUp(reason error) bool {
+	return reason != error(ErrInStream) && b.Deadline.Lag() >= patience
+}
+
 // ReadUsage has the tokens read that the reply cost.
 func (b *Body) ReadUsage() { b.Usage = b.usage.Begin(b.Response.Header) }
 

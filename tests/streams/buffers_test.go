@@ -169,6 +169,50 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
+// TestAClientThatPausesBenchesNoBackend has a client read nothing until the backend,
+// which waits a second for each write, has given up.
+func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
+	s := lbtest.NewSites(t, "https")
+	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"
+	var rows []lbtest.Row
+	for _, wire := range lbtest.Wires {
+		a, backend, options := lbtest.ListenBy(t, wire.Backend, "a")
+		gaveUp := make(chan struct{})
+		a.Replies(func(w http.ResponseWriter, r *http.Request) {
+			defer close(gaveUp)
+			w.Header().Set("Content-Type", "text/event-stream")
+			for {
+				http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Second))
+				if _, err := io.WriteString(w, piece); err != nil {
+					return
+				}
+			}
+		})
+		name := fmt.Sprintf("a%d", len(rows))
+		url := s.Add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\n" + options + "\n}")
+		rows = append(rows, lbtest.Row{Name: fmt.Sprintf("HTTP/%d to HTTP/%d", wire.Client, wire.Backend), Test: func(t *testing.T) {
+			res, err := s.NewClient(t, wire.Client).Post(url, "application/json", strings.NewReader(`{"stream":true}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			if _, err := io.CopyN(io.Discard, res.Body, 1000); err != nil {
+				t.Fatal(err)
+			}
+			lbtest.Within(t, "the backend gives up", gaveUp)
+			if n, err := io.Copy(io.Discard, res.Body); err == nil {
+				t.Errorf("the reply ends after %d bytes as if it were whole", n)
+			}
+			lbtest.WaitFor(t, func() bool { return s.Handled(t, url) == 1 })
+			if _, benched := s.LoggedOf(t, name); benched != nil {
+				t.Errorf("benched %+v", benched)
+			}
+		}, Waits: true})
+	}
+	s.Serve(t)
+	lbtest.SideBySide(t, rows)
+}
+
 func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
 	const size = 16 << 20 // more than the buffers of all sockets on the way
 	s := lbtest.NewSites(t, "https")
