@@ -7,6 +7,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
@@ -24,6 +26,9 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 // findHome finds out which accounts may get the request. It returns the answer
 // and its class if none may. A list is that of the first account.
 func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class string) {
+	if a != nil && ex.asked.body.TooManyIDs() {
+		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
+	}
 	home, refusal, refused := a.Home(affinity.Request{
 		Method: ex.request.Method, Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,

@@ -228,6 +228,29 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+func TestAReplyTeachesAThousandIDs(t *testing.T) {
+	var list, stream strings.Builder
+	for i := range 1500 {
+		fmt.Fprintf(&list, `,{"id":"file-%08d"}`, i)
+		fmt.Fprintf(&stream, "data: {\"type\":\"response.output_item.done\",\"item\":{\"id\":\"file-%08d\"}}\n\n", i)
+	}
+	for kind, text := range map[string]string{
+		"application/json":  `{"data":[` + list.String()[1:] + `]}`,
+		"text/event-stream": stream.String(),
+	} {
+		a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
+		h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request)})
+		l := h.Lesson("a", &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}}, ContentLength: -1})
+		l.Watch([]byte(text), true)
+		for id, want := range map[string]bool{"file-00000000": true, "file-00000999": true, "file-00001000": false, "file-00001499": false} {
+			if h := a.of(t, "", id); h.owns != want {
+				t.Errorf("%s: the owner of %s is known: %t", kind, id, h.owns)
+			}
+		}
+		a.Close()
+	}
+}
+
 // TestARequestWithoutIDsCostsNothing but a look at its path.
 func TestARequestWithoutIDsCostsNothing(t *testing.T) {
 	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())

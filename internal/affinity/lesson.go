@@ -25,6 +25,8 @@ type Lesson struct {
 	text   []byte
 	length int64
 	coding string
+	// read is how many ids were read so far.
+	read int
 	// unstored tells that a streamed response is not stored, and chats that the
 	// beginning of a streamed chat was there.
 	unstored, chats bool
@@ -125,7 +127,7 @@ func (l *Lesson) event(e sse.Event) {
 
 func (l *Lesson) learn(text []byte) {
 	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.Kind, text []byte) {
-		if kind == openaiapi.Encrypted || !l.unstored {
+		if l.read++; l.read <= openaiapi.MaxIDs && (kind == openaiapi.Encrypted || !l.unstored) {
 			l.home.learn(l.account, kind, text)
 		}
 	})

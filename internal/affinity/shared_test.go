@@ -204,24 +204,3 @@ func TestWhatNobodyNeedsIsNotShared(t *testing.T) {
 		}
 	})
 }
-
-func TestARequestMayNameMoreIDsThanAreLookedUp(t *testing.T) {
-	inTouch(t, func(s *shared) {
-		one, other := s.replica("a", "b"), s.replica("a", "b")
-		ids := make([]string, 3*manyIDs)
-		for i := range ids {
-			ids[i] = fmt.Sprintf("rs_%08d", i)
-		}
-		one.learn("b", "", ids[manyIDs:]...)
-		synctest.Wait()
-		h, _, refused := other.names("", ids...)
-		if refused || !h.Asks() || len(h.unknown) != len(ids) {
-			t.Errorf("%d are unknown (%v)", len(h.unknown), refused)
-		}
-		h, _, refused = other.names("", ids[manyIDs:]...)
-		if refused || h.Allows("a") || !h.Allows("b") || len(h.unknown) != manyIDs {
-			t.Errorf("%d are unknown (%v)", len(h.unknown), refused)
-		}
-		s.wantFinds(2)
-	})
-}

@@ -130,6 +130,12 @@ func MissingModel(models []string) Error {
 	return Error{http.StatusBadRequest, text, "invalid_request_error", "missing_required_parameter", InvalidRequest}
 }
 
+// TooManyIDs is the error for a body that names more than so many stored objects.
+func TooManyIDs(limit int) Error {
+	return Error{http.StatusBadRequest, "The request names more than " + strconv.Itoa(limit) + " stored objects.",
+		"invalid_request_error", "too_many_ids", InvalidRequest}
+}
+
 // InvalidPath is the error for a path with this problem.
 func InvalidPath(problem string) Error {
 	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path", InvalidRequest}

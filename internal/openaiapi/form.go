@@ -64,7 +64,7 @@ func ParseForm(body []byte, boundary string) Request {
 			if whole {
 				r.addModel(value)
 			}
-		case whole && at == named && isID(body[value.start:value.end]):
+		case whole && at == named && len(r.ids) <= MaxIDs && isID(body[value.start:value.end]):
 			r.ids = append(r.ids, ID{Object, value})
 		case whole:
 			r.take(at, body[value.start:value.end])

@@ -37,6 +37,8 @@ const (
 	// of the API have a prefix, a separator and 20 characters or more.
 	shortestID = 8
 	longestID  = 512
+	// MaxIDs is how many ids a body may name, and how many of a reply are read.
+	MaxIDs = 1000
 	// maxDepth is how deep in a body ids are looked for. The API has none below depth 7.
 	maxDepth = 16
 )
@@ -148,6 +150,9 @@ func (w *walker) array(i int, at place, depth int) (end int) {
 }
 
 func (w *walker) note(at place, s span) {
+	if len(w.ids) > MaxIDs {
+		return // it is refused
+	}
 	text := unquoteBytes(w.body[s.start:s.end])
 	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || isID(text) {
 		w.ids = append(w.ids, ID{kinds[at], s})
@@ -181,6 +186,9 @@ func (r Request) EachID(body []byte, f func(kind Kind, text []byte)) {
 	}
 }
 
+// TooManyIDs reports whether the body names more than MaxIDs. Those behind are not read.
+func (r Request) TooManyIDs() bool { return len(r.ids) > MaxIDs }
+
 // HasIDs reports whether the body names an object.
 func (r Request) HasIDs() bool { return len(r.ids) > 0 }
 
@@ -191,7 +199,7 @@ func (r Request) HasIDs() bool { return len(r.ids) > 0 }
 func EachIDInReply(reply []byte, f func(kind Kind, text []byte)) (notStored bool) {
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)
-	for _, id := range w.ids {
+	for _, id := range w.ids[:min(len(w.ids), MaxIDs)] {
 		if id.Kind == Encrypted || !w.notStored {
 			f(id.Kind, unquoteBytes(reply[id.span.start:id.span.end]))
 		}

@@ -158,9 +158,16 @@ func saturate(f float64) int64 {
 	return int64(f)
 }
 
+// maxModels is how many further models of a body are noted.
+const maxModels = 100
+
 func (r *Request) addModel(s span) {
 	if r.model.end == 0 {
 		r.model = s
+		return
+	}
+	if len(r.models) == maxModels {
+		r.Clear = false // it is no use to replace only some of them
 		return
 	}
 	r.models = append(r.models, s)

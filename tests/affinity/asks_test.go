@@ -76,6 +76,21 @@ func TestWhatNobodyHasIsAskedForOnceEach(t *testing.T) {
 	})
 }
 
+func TestARequestMayNameAThousandObjects(t *testing.T) {
+	ids := func(n int) string { return strings.Repeat(`"file-12345",`, n-1) + `"file-12345"` }
+	inBubble(t, threeAccountsInOrder, func(t *testing.T, w *world) {
+		all := w.accounts("a", "b", "c")
+		all["a"].stored["file-12345"] = true
+		w.call(alice, "POST", "/v1/vector_stores", `{"file_ids":[`+ids(1000)+`]}`).WantServed(t, "a")
+		wantAsked(t, all, map[string]int{"a": 1})
+		w.call(alice, "POST", "/v1/vector_stores", `{"file_ids":[`+ids(1001)+`]}`).WantError(t, 400, "too_many_ids")
+		wantAsked(t, all, map[string]int{})
+	})
+	inBubble(t, "openai_lb {\nbackend http://a\naffinity {\nids 0\n}\n}", func(t *testing.T, w *world) {
+		w.call("", "POST", "/v1/vector_stores", `{"file_ids":[`+ids(1001)+`]}`).WantServed(t, "a")
+	})
+}
+
 // wantErrorOf checks for an error of a backend's, unchanged.
 func (r reply) wantErrorOf(t *testing.T, backend string, status int, message string) {
 	t.Helper()
