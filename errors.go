@@ -46,6 +46,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		ex.observeForwarded(ex.from.class)
 		if !ex.balancer.forward || res.StatusCode != http.StatusTooManyRequests {
 			hint.Rewrite(res.Header, wait)
+			if ex.from.class == verdict.Overloaded {
+				hint.Set(res.Header, wait) // even if the backend does not say
+			}
 		}
 		if !ex.balancer.plain {
 			replyheader.RemoveProviders(res.Header)
@@ -121,9 +124,10 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	var models []string
 	withKey := ex.asked
 	withKey.anonymous = false
-	lacksKey := false
+	lacksKey, elsewhere := false, false
 	for _, t := range ex.balancer.targets {
 		if !ex.home.Allows(t.backend.account) {
+			elsewhere = elsewhere || t.backend.takes(&ex.asked)
 			continue
 		}
 		if t.backend.takes(&ex.asked) {
@@ -145,6 +149,9 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 		return apierror.ModelBeyondBuffer(ex.balancer.transport.RequestBuffers), true
 	case ex.asked.unclear, ex.asked.model == "":
 		return apierror.MissingModel(models), true
+	}
+	if object := ex.home.Named(); elsewhere && object != "" {
+		return apierror.UnknownModelThere(ex.asked.model, object, models), true
 	}
 	return apierror.UnknownModel(ex.asked.model, models), true
 }

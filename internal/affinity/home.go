@@ -29,6 +29,9 @@ type Home struct {
 	named, unknown []id
 	// missing are the accounts that do not have what the request names.
 	missing []string
+	// firstText and firstKind are those of the first id that has an owner.
+	firstText string
+	firstKind openaiapi.Kind
 	// teaches tells that the reply names objects, and learned that it did.
 	teaches, learned bool
 }
@@ -82,11 +85,10 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 // finder finds the owner of a request's ids.
 type finder struct {
 	*Home
-	store     *owners.Memory
-	now       time.Time
-	firstText string // of the first id that has an owner
-	refusal   apierror.Error
-	refused   bool
+	store   *owners.Memory
+	now     time.Time
+	refusal apierror.Error
+	refused bool
 	// texts are those of the unknown ids.
 	texts [][]byte
 }
@@ -119,7 +121,7 @@ func (f *finder) heed(it id, text []byte, o owners.Owner) {
 		it.caller = o.Caller
 		f.unknown, f.texts = append(f.unknown, it), append(f.texts, text)
 	case !f.owns:
-		f.owns, f.account, f.firstText = true, o.Account, string(text)
+		f.owns, f.account, f.firstText, f.firstKind = true, o.Account, string(text), it.kind
 	case f.account != o.Account:
 		f.refuse(apart(f.firstText, string(text)))
 	}
@@ -160,6 +162,19 @@ func (f *finder) askReplicas() {
 // Allows reports whether the account may get the request.
 func (h *Home) Allows(account string) bool {
 	return (h.account == "" || h.account == account) && !slices.Contains(h.missing, account)
+}
+
+// Named is the object whose owner is the only account that may get the request,
+// in words for the client. It is empty if there is none.
+func (h *Home) Named() string {
+	switch text := h.firstText[:min(len(h.firstText), longestShown)]; {
+	case text == "":
+		return ""
+	case h.firstKind == openaiapi.PreviousResponse:
+		return "previous_response_id '" + text + "'"
+	default:
+		return "'" + text + "'"
+	}
 }
 
 // IsList reports whether the request asks for a list. Any account could answer,

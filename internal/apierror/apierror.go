@@ -120,6 +120,14 @@ func UnknownModel(name string, models []string) Error {
 		"invalid_request_error", "model_not_found", NoSuchModel}
 }
 
+// UnknownModelThere is the error for a model that only accounts serve that do not
+// store the object that the request names.
+func UnknownModelThere(name, object string, models []string) Error {
+	e := UnknownModel(name, models)
+	e.Message = "The model '" + pool.ModelKey(name) + "' is not available where " + object + " is stored. Available models there: " + strings.Join(models, ", ") + "."
+	return e
+}
+
 // MissingModel is the error for a request for inference in which no model was
 // found, while the backends serve these.
 func MissingModel(models []string) Error {

@@ -224,3 +224,26 @@ func TestAForwardedThrottleCountsIfAllBackendsThrottle(t *testing.T) {
 		})
 	}
 }
+
+func TestOverloadedEverywhereSaysWhenToComeBack(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"503":                     lbtest.Status(503),
+		"529":                     lbtest.Status(529),
+		"503 with a hint in text": lbtest.Says(503, `{"error":{"message":"Please retry after 20 seconds.","type":"server_error"}}`),
+		"no capacity":             lbtest.Says(429, `{"error":{"message":"x","type":"server_error","code":"no_capacity"}}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
+				w.AllReply(reply)
+				got := w.Post(`{}`)
+				want := "10"
+				if strings.Contains(name, "hint") {
+					want = "20"
+				}
+				if got.Header.Get("Retry-After") != want || got.Header.Get("Retry-After-Ms") != want+"000" {
+					t.Errorf("client got %d %v %s, want Retry-After %s", got.Status, got.Header, got.Body, want)
+				}
+			})
+		})
+	}
+}
