@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // storage is a config of Caddy's with its storage in a folder.
@@ -248,6 +249,27 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 			}
 		}
 		a.Close()
+	}
+}
+
+// Codex sends the ids of its own messages along with them, which no account is asked for.
+func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
+	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
+	defer a.Close()
+	for id, asks := range map[string]bool{`"input":[{"id":"msg_12345"}]`: false, `"conversation":"conv_12345"`: true, `"input":[{"id":"msg_12345"}],"conversation":"conv_12345"`: true} {
+		text := []byte("{" + id + "}")
+		body := openaiapi.ParseJSON(text, nil)
+		h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: &body, Text: text})
+		why, result := None, ""
+		if asks {
+			why, result = Asked, "miss"
+		}
+		if _, got := h.Result(); h.Why(pool.Affinity{}) != why || got != result || !h.Asks() {
+			t.Errorf("%s: %s, %q", id, h.Why(pool.Affinity{}), got)
+		}
+		if h.Missing("a"); h.Why(pool.Affinity{}) != Asked {
+			t.Errorf("%s is not asked for after an account lacks it", id)
+		}
 	}
 }
 

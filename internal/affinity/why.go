@@ -1,6 +1,11 @@
 package affinity
 
-import "github.com/openai-lb/caddy-openai-lb/internal/pool"
+import (
+	"slices"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
 
 // Why a backend was chosen, in placeholders and logs.
 const (
@@ -21,7 +26,7 @@ func (h *Home) Why(a pool.Affinity) string {
 	switch {
 	case h.owns:
 		return Owner
-	case len(h.missing) > 0 || h.Asks():
+	case h.asked():
 		return Asked
 	case a.Result != "":
 		return Cache
@@ -31,13 +36,19 @@ func (h *Home) Why(a pool.Affinity) string {
 	return None
 }
 
+// asked reports whether accounts are asked who has what the request names. An
+// input item, which may come whole, only counts once an account lacks it.
+func (h *Home) asked() bool {
+	return len(h.missing) > 0 || h.Asks() && slices.ContainsFunc(h.unknown, func(it id) bool { return it.kind != openaiapi.Item })
+}
+
 // Result tells, for metrics, whether the owner of what the request names was
 // known. Both are empty if it names nothing.
 func (h *Home) Result() (kind, result string) {
 	switch {
 	case h.owns:
 		return Owner, "hit"
-	case len(h.missing) > 0 || h.Asks():
+	case h.asked():
 		return Owner, "miss"
 	}
 	return "", ""
