@@ -28,12 +28,11 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 
 // open holds a reply to inference back until it is certain that the request was
 // served. A stream that brings an error in place of content, or nothing at all,
-// becomes the error that it stands for, and a reply that is not JSON a failure. The
-// reply to a request that must not be
-// executed twice is held back until it is whole: if it is cut, a client that has
-// its status can no longer be told not to send the request again. The reply to a
-// GET is passed on at once: a stored response that failed long ago is not a
-// failure.
+// becomes the error that it stands for, and a reply that is not JSON a failure.
+// The reply to a request that must not be executed twice is held back until it is
+// whole: if it is cut, a client that has its status can no longer be told not to
+// send the request again. The reply to a GET is passed on at once: a stored
+// response that failed long ago is not a failure.
 func (t *Transport) open(ex *exchange, r *reply) {
 	inferred := ex.asked.infers && r.status == http.StatusOK
 	once := !ex.asked.repeatable && r.status < 300
