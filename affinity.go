@@ -2,7 +2,10 @@ package openailb
 
 import (
 	"errors"
+	"maps"
 	"net/http"
+	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -16,6 +19,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 		return errors.New("affinity: lookup_timeout is not used without state")
 	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.shared.Link(), Logger: h.logger}
+	findAllModels(h.balancer.targets)
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.account)
 	}
@@ -37,13 +41,54 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 		return refusal.Answer(ex.request)
 	}
 	ex.home = home
-	for _, t := range ex.balancer.targets {
-		if home.IsList() && t.backend.takes(&ex.asked) {
-			ex.home.Settle(t.backend.account)
-			break
-		}
+	ex.wantsAllModels = home.Makes() && ex.asked.model == ""
+	if home.IsList() {
+		ex.settleList()
 	}
 	return nil, ""
+}
+
+// settleList has a list come from the first account by priority, or from the
+// account where objects without a model are made.
+func (ex *exchange) settleList() {
+	var first *target
+	for _, t := range ex.balancer.targets {
+		if t.backend.takes(&ex.asked) && (first == nil || t.allModels && !first.allModels) {
+			first = t
+		}
+	}
+	if first != nil {
+		ex.home.Settle(first.backend.account)
+	}
+}
+
+// findAllModels finds the backends of accounts that serve all models of the pool.
+// A backend that serves any model adds models that no list has.
+func findAllModels(targets []*target) {
+	lists := make(map[string][]string) // by account
+	serveAny := make(map[string]bool)
+	var models []string
+	for _, t := range targets {
+		account := t.backend.account
+		serveAny[account] = serveAny[account] || t.backend.models == nil
+		lists[account] = slices.AppendSeq(lists[account], maps.Keys(t.backend.models))
+		models = slices.AppendSeq(models, maps.Keys(t.backend.models))
+	}
+	listed := !slices.Contains(slices.Collect(maps.Values(serveAny)), true)
+	for _, t := range targets {
+		account := t.backend.account
+		t.allModels = serveAny[account] ||
+			listed && !slices.ContainsFunc(models, func(model string) bool { return !slices.Contains(lists[account], model) })
+	}
+}
+
+// mayHaveAllModels reports whether the request may go to a backend whose account
+// serves all models of the pool. New objects do not go to a drained one.
+func (ex *exchange) mayHaveAllModels() bool {
+	now := time.Now()
+	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
+		return t.allModels && !t.Drained() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.asked) && !t.Throttles(ex, now)
+	})
 }
 
 // mayBeElsewhere reports whether the request goes on to another account,

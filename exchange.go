@@ -56,6 +56,8 @@ type target struct {
 	*pool.Member
 	backend  *Backend
 	upstream *reverseproxy.Upstream
+	// allModels means that its account serves all models of the pool.
+	allModels bool
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
 	metrics  *metrics.Backend
@@ -111,6 +113,8 @@ type exchange struct {
 	asked asked
 	body  replay.Body
 	home  affinity.Home // which accounts may get the request
+	// wantsAllModels means that the request makes an object without a model.
+	wantsAllModels bool
 	// caller is who sent the request, if callers need a key.
 	caller clientkeys.Caller
 	// credentials are what the caller identified itself with, for a backend
@@ -254,20 +258,29 @@ func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 	return b.nameOf(ex.asked.model), ex.home.Allows(b.account) && b.takes(&ex.asked)
 }
 
-// MayTry implements pool.Request: a request may go to each backend once. After
-// one that took the caller's own credential it goes only to another such one,
-// because nobody else pays for what the caller's account was refused. After
-// one whose model has too short a context it goes only where the model has
-// another name.
+// MayTry implements pool.Request. After a backend whose model has too short a
+// context, the request goes only where the model has another name. An object made
+// without a model may be used with any, so an account with all models makes it,
+// while one can be called.
 func (ex *exchange) MayTry(m *pool.Member) bool {
 	t := ex.balancer.targets[m.Index]
+	return ex.isLeft(t) &&
+		(len(ex.exceeded) == 0 || !slices.Contains(ex.exceeded, t.backend.nameOf(ex.asked.model))) &&
+		(!ex.wantsAllModels || t.allModels || !ex.mayHaveAllModels())
+}
+
+// isLeft reports whether the target was not tried: a request may go to each
+// backend once. After one that took the caller's own credential it goes only to
+// another such one, because nobody else pays for what the caller's account was
+// refused.
+func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.attempts {
 		tried := ex.attempts[i].target
 		if tried == t || tried.backend.passesThrough() && !t.backend.passesThrough() {
 			return false
 		}
 	}
-	return len(ex.exceeded) == 0 || !slices.Contains(ex.exceeded, t.backend.nameOf(ex.asked.model))
+	return true
 }
 
 // Cost implements pool.Request.

@@ -57,7 +57,9 @@ func TestEmbeddingsAreTheSameInBothEncodings(t *testing.T) {
 func TestAnEmbeddingHasAsManyDimensionsAsTheRequestAsksFor(t *testing.T) {
 	srv := listen(t, &Handler{})
 	for options, want := range map[string]int{"": 8, `,"dimensions":1`: 1, `,"dimensions":256`: 256, `,"dimensions":3072`: 3072} {
-		var floats struct{ Data []struct{ Embedding []float32 } }
+		var floats struct {
+			Data []struct{ Embedding []float32 }
+		}
 		var encoded struct{ Data []struct{ Embedding []byte } }
 		_, body := call(t, srv, "POST", "/v1/embeddings", `{"model":"e","input":"x"`+options+`}`)
 		_, inBase64 := call(t, srv, "POST", "/v1/embeddings", `{"model":"e","input":"x","encoding_format":"base64"`+options+`}`)

@@ -181,6 +181,9 @@ func (h *Home) Named() string {
 // but each with what is its own, so it has to be the same one every time.
 func (h *Home) IsList() bool { return h.list }
 
+// Makes reports whether the request makes an object without naming one.
+func (h *Home) Makes() bool { return h.creates && len(h.named) == 0 }
+
 // Settle makes the account the only one that may get the request.
 func (h *Home) Settle(account string) { h.account = account }
 

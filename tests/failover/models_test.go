@@ -67,7 +67,7 @@ func TestABackendWithoutModelsServesAny(t *testing.T) {
 	}`, func(t *testing.T, w *lbtest.World) {
 		chat(w, "gpt-4o").WantServed(t, "a")
 		chat(w, "gpt-5").WantServed(t, "b")
-		w.Send(w.Request(http.MethodGet, "/v1/files", nil)).WantServed(t, "a")
+		w.Send(w.Request(http.MethodGet, "/v1/files/file-12345678", nil)).WantServed(t, "a")
 	})
 }
 
