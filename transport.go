@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -245,6 +247,9 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		delete(r.res.Header, "Content-Length")
 	}
 	ex.forbidRetry(r.res)
+	if backend, ok := r.res.Body.(io.ReadWriteCloser); ok && r.status == http.StatusSwitchingProtocols {
+		r.res.Body = tunnel.Between(ex.writer, backend)
+	}
 	ex.passHeader(r)
 	return r.res
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 // upgrades accepts a WebSocket handshake and sends back what it gets.
@@ -160,6 +161,69 @@ func TestResponsesOverAWebSocketNeedAPoolInWhichEveryBackendServesThem(t *testin
 				t.Error("a request without an upgrade is told to upgrade")
 			}
 		})
+	}
+}
+
+// TestAWebSocketEndsSoonAfterOneOfItsSides has a client or a backend end its side
+// without a close frame, while the other side keeps its own open, as Node does. The
+// only place at the backend is then free again.
+func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
+	grace := tunnel.Grace
+	defer func() { tunnel.Grace = grace }()
+	tunnel.Grace = 200 * time.Millisecond
+	for name, c := range map[string]struct {
+		backend func(net.Conn)
+		client  func(*net.TCPConn) error
+	}{
+		"the client":  {func(net.Conn) {}, (*net.TCPConn).CloseWrite},
+		"the backend": {func(conn net.Conn) { conn.(*net.TCPConn).CloseWrite() }, func(*net.TCPConn) error { return nil }},
+	} {
+		for proxy, config := range map[string]string{
+			"openai_lb":     "openai_lb {\nbackend http://%s {\nmax_requests 1\n}\n}",
+			"reverse_proxy": "reverse_proxy %s {\nlb_policy openai_lb\ntransport openai_lb\n}",
+		} {
+			t.Run(name+", "+proxy, func(t *testing.T) {
+				a, server := lbtest.Listen(t, "a")
+				over := make(chan struct{})
+				defer close(over)
+				a.Replies(func(w http.ResponseWriter, r *http.Request) {
+					a.Recovers()
+					conn, _, err := http.NewResponseController(w).Hijack()
+					if err != nil {
+						panic(err)
+					}
+					defer conn.Close()
+					io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+					c.backend(conn)
+					<-over
+				})
+				address := lbtest.ServeAt(t, fmt.Sprintf(config, server.Listener.Addr()))
+				conn, err := net.Dial("tcp", address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(20 * time.Second))
+				io.WriteString(conn, "GET /v1/realtime?model=m HTTP/1.1\r\nHost: lb\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+					"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
+				if res, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil); err != nil || res.StatusCode != 101 {
+					t.Fatal(res, err)
+				}
+				if err := c.client(conn.(*net.TCPConn)); err != nil {
+					t.Fatal(err)
+				}
+				if rest, err := io.ReadAll(conn); len(rest) > 0 || err != nil {
+					t.Errorf("the client reads %q, %v, and not the end", rest, err)
+				}
+				conn.SetDeadline(time.Time{})
+				lbtest.WaitFor(t, func() bool {
+					_, err := io.WriteString(conn, "x")
+					return err != nil
+				})
+				client := lbtest.NewClient(t)
+				lbtest.WaitFor(t, func() bool { return lbtest.Ask(client, "http://"+address+"/v1/chat/completions").Status == 200 })
+			})
+		}
 	}
 }
 
