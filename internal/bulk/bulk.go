@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
@@ -25,57 +24,31 @@ func Over(dial Dialer) Dialer {
 		if err != nil {
 			return nil, err
 		}
-		return &conn{Conn: c, over: make(chan struct{})}, nil
+		return &conn{Conn: c, closed: make(chan struct{})}, nil
 	}
 }
 
 const (
 	// copySize is how much is copied at a time of what is not in one piece.
 	copySize = 32 << 10
-	// lastWords is how long the reader of a connection may take to read what came
-	// before a write failed.
+	// lastWords is how long a connection may be read after a write failed.
 	lastWords = time.Second
 )
 
-// conn returns the error of a failed write only after its reader has met the end. A backend that
-// refuses an upload early answers, and closes the connection while the body still comes. Its
-// reply is there when the write fails, but net/http closes a connection at once then, and often
-// returns the error of the write in place of the reply, or cuts the reply.
+// conn returns the error of a failed write only after its reader has closed it, which net/http's does
+// when it has met the end. A backend that refuses an upload early answers, and closes the connection
+// while the body still comes. Its reply is there when the write fails, but on such an error net/http
+// closes the connection at once, and often returns the error in place of the reply, or cuts the reply.
 type conn struct {
 	net.Conn
-	// using is how many reads and writes are under way, and both reports whether there
-	// was a read beside a write. In a TLS handshake, the writer is the reader, and
-	// must not wait for itself.
-	using atomic.Int32
-	both  atomic.Bool
-	// over is closed when a read has failed, or the connection is closed.
-	over chan struct{}
-	end  sync.Once
-}
-
-func (c *conn) enter() {
-	if c.using.Add(1) > 1 && !c.both.Load() {
-		c.both.Store(true)
-	}
-}
-
-func (c *conn) leave() { c.using.Add(-1) }
-
-func (c *conn) ends() { c.end.Do(func() { close(c.over) }) }
-
-// Read implements io.Reader.
-func (c *conn) Read(p []byte) (int, error) {
-	c.enter()
-	n, err := c.Conn.Read(p)
-	if c.leave(); err != nil {
-		c.ends()
-	}
-	return n, err
+	// closed is closed with the connection.
+	closed  chan struct{}
+	closing sync.Once
 }
 
 // Close implements io.Closer.
 func (c *conn) Close() error {
-	c.ends()
+	c.closing.Do(func() { close(c.closed) })
 	return c.Conn.Close()
 }
 
@@ -89,24 +62,23 @@ func (c *conn) CloseWrite() error {
 
 // Write implements io.Writer.
 func (c *conn) Write(p []byte) (int, error) {
-	c.enter()
 	n, err := c.Conn.Write(p)
-	if c.leave(); err != nil && c.both.Load() {
-		c.awaitEnd(err)
+	if err != nil {
+		c.awaitClose(err)
 	}
 	return n, err
 }
 
-// awaitEnd waits until what came before this error of a write is read. After a timeout, the other
+// awaitClose waits until what came before this error of a write is read. After a timeout, the other
 // side may go on for as long as it likes.
-func (c *conn) awaitEnd(err error) {
+func (c *conn) awaitClose(err error) {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return
 	}
 	timer := time.NewTimer(lastWords)
 	defer timer.Stop()
 	select {
-	case <-c.over:
+	case <-c.closed:
 	case <-timer.C:
 	}
 }
