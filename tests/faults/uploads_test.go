@@ -118,7 +118,7 @@ func TestAnUploadThatItsClientStallsIsTheClientsFault(t *testing.T) {
 		for kind, rest := range map[string]func(io.Writer){
 			"stalls": func(upload io.Writer) {
 				time.Sleep(40 * time.Second)
-				upload.Write(part)
+				io.WriteString(upload, "xxx")
 			},
 			"trickles": func(upload io.Writer) {
 				for range 80 {
@@ -134,8 +134,8 @@ func TestAnUploadThatItsClientStallsIsTheClientsFault(t *testing.T) {
 					go func() {
 						upload.Write(part)
 						rest(upload)
-						upload.Close()
 					}()
+					defer upload.Close()
 					r := w.Request(http.MethodPost, "/v1/files", body)
 					r.Header.Set("X-Early", "a")
 					w.Send(r).WantError(t, 408, "request_timeout")
