@@ -66,13 +66,12 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 		return apierror.Error{}, false
 	}
 	who, err := h.clientKeys.Identify(&ex.credentials)
-	switch err {
-	case nil:
-	case clientkeys.ErrNoKey:
+	switch {
+	case errors.Is(err, clientkeys.ErrNoKey):
 		return apierror.MissingKey, true
-	case clientkeys.ErrTwoCallers:
+	case errors.Is(err, clientkeys.ErrTwoCallers):
 		return apierror.TwoCallers, true
-	default:
+	case err != nil:
 		return apierror.WrongKey, true
 	}
 	ex.caller = who

@@ -45,7 +45,7 @@ func TestTheExampleInTheDocsOfTheHandlerLoads(t *testing.T) {
 // Pools without a name exchange their names, and the ids that belong to these,
 // when their order in the file changes.
 func TestSeveralUnnamedPoolsOfCallersAreWarnedOfOnce(t *testing.T) {
-	const keys = "client_key alice alices-secret-key\nclient_key bob bobs-secret-key\n"
+	const keys = "client_key alice alices-secret-key\nclient_key bob bobs-secret-key-1\n"
 	site := func(port int, options string) string {
 		return fmt.Sprintf(":%d {\nopenai_lb {\nbackend http://b%d\n%s\n}\n}\n", port, port, options)
 	}

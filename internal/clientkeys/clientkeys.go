@@ -116,7 +116,7 @@ var errUnfinished = errors.New("the file is being written")
 func (s *Store) Read() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.read(); err != errUnfinished {
+	if err := s.read(); !errors.Is(err, errUnfinished) {
 		s.err = err
 	}
 	return s.err
@@ -264,7 +264,7 @@ func (s *Store) Identify(presented *callerkeys.Presented) (who Caller, err error
 		switch {
 		case !identifies:
 		case !found:
-			if err == ErrNoKey {
+			if errors.Is(err, ErrNoKey) {
 				err = ErrUnknownKey
 			}
 		case who.Name == "":
