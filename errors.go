@@ -29,6 +29,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		ex.body.Restore(&ex.proxied)
 	}
 	ex.committed()
+	ex.ours = res == nil || res == ex.own
 	switch res {
 	case nil:
 		e := ex.whyNobody(now, wait)

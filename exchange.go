@@ -158,6 +158,8 @@ type exchange struct {
 	firstByte time.Duration
 	// status is that of the answer.
 	status int
+	// ours reports whether the client got an answer of the balancer's own.
+	ours bool
 	// duration is how long the request took, once it is over, and aborted reports
 	// whether its reply was aborted then.
 	duration time.Duration

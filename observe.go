@@ -64,7 +64,7 @@ func (ex *exchange) observe(err error) {
 	m.Affinity(affinity.Cache, string(ex.asked.affinity.Result))
 	m.Affinity(ex.home.Result())
 	whose := ex.balancer.ownMetrics
-	if t != nil {
+	if t != nil && !ex.ours {
 		whose = t.metrics
 	}
 	whose.Answered(ex.caller.Label, class, ex.status, ex.duration, ex.firstByte)

@@ -246,7 +246,7 @@ func TestEveryAnswerHasAClass(t *testing.T) {
 				w.Stop("a")
 				w.Stop("b")
 				return chat(`{"model":"gpt-4o"}`)
-			}, "backend=b caller=alice class=unreachable code=502"},
+			}, "backend= caller=alice class=unreachable code=502"},
 			{"not ready", func() lbtest.Reply { return w.Ready(http.MethodGet) }, "backend= caller= class=not_ready code=503"},
 		} {
 			labels := map[string]string{"pool": pool}
