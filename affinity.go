@@ -38,7 +38,10 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,
 	})
 	if refused {
-		return refusal.Answer(ex.request)
+		if own, class = refusal.Answer(ex.request); refusal == apierror.OwnersUnknown {
+			own.Header.Set("Retry-After", "1")
+		}
+		return own, class
 	}
 	ex.home = home
 	ex.wantsAllModels = home.Makes() && ex.asked.model == ""

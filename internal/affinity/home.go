@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"errors"
 	"net/http"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
@@ -89,8 +91,14 @@ type finder struct {
 	now     time.Time
 	refusal apierror.Error
 	refused bool
-	// texts are those of the unknown ids.
-	texts [][]byte
+	// open are the ids of which other replicas may know more.
+	open []openID
+}
+
+type openID struct {
+	id
+	text  []byte
+	owner owners.Owner // as far as it is known here
 }
 
 func (f *finder) refuse(e apierror.Error) {
@@ -102,11 +110,20 @@ func (f *finder) refuse(e apierror.Error) {
 func (f *finder) take(kind openaiapi.Kind, text []byte) {
 	it := id{Key: owners.KeyOf(text), kind: kind}
 	f.named = append(f.named, it)
-	if o, known := f.store.Get(it.Key, f.now); known {
-		f.heed(it, text, o)
+	o, _ := f.store.Get(it.Key, f.now)
+	if f.othersMayKnow(o) {
+		f.open = append(f.open, openID{it, text, o})
 	} else {
-		f.unknown, f.texts = append(f.unknown, it), append(f.texts, text)
+		f.heed(it, text, o)
 	}
+}
+
+// othersMayKnow reports whether other replicas may know what this one does not:
+// the caller of an id, if callers have names, and its account, if there are
+// several.
+func (f *finder) othersMayKnow(o owners.Owner) bool {
+	a := f.affinity
+	return a.shared != nil && (f.caller != 0 && o.Caller == 0 || o.Account == "" && len(a.accounts) > 1)
 }
 
 // heed applies what is known about an id. An account that the config no longer
@@ -114,12 +131,12 @@ func (f *finder) take(kind openaiapi.Kind, text []byte) {
 // object. The caller is known all the same.
 func (f *finder) heed(it id, text []byte, o owners.Owner) {
 	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
+	it.caller = o.Caller
 	switch {
 	case !o.MayUse(f.caller):
 		f.refuse(notFound(it.kind, string(text)))
 	case !slices.Contains(f.affinity.accounts, o.Account):
-		it.caller = o.Caller
-		f.unknown, f.texts = append(f.unknown, it), append(f.texts, text)
+		f.unknown = append(f.unknown, it)
 	case !f.owns:
 		f.owns, f.account, f.firstText, f.firstKind = true, o.Account, string(text), it.kind
 	case f.account != o.Account:
@@ -127,36 +144,50 @@ func (f *finder) heed(it id, text []byte, o owners.Owner) {
 	}
 }
 
-// manyIDs is how many ids a request may name of which other replicas are asked,
-// and that are compared with those of its reply.
-const manyIDs = 1000
+// foundFor is how long an id belongs to no caller, as far as other replicas
+// know. Then they are asked again: one of them may not have been able to tell
+// whose it is, or may only know it since.
+const foundFor = 5 * time.Minute
 
-// askReplicas asks what other replicas know of the ids that this one does not
-// know, and remembers it. Whoever has one account, and callers without names,
-// need not know.
+// askReplicas asks what other replicas know of the open ids. If there is no
+// answer, what is known here has to do, and is not taken for what they know.
 func (f *finder) askReplicas() {
-	a := f.affinity
-	if a.shared == nil || f.refused || len(f.unknown) == 0 || len(a.accounts) == 1 && f.caller == 0 {
+	if f.refused || len(f.open) == 0 {
 		return
 	}
-	keys := make([]owners.Key, min(len(f.unknown), manyIDs))
+	keys := make([]owners.Key, len(f.open))
 	for i := range keys {
-		keys[i] = f.unknown[i].Key
+		keys[i] = f.open[i].Key
 	}
-	unknown := f.unknown
-	f.unknown = nil
-	found := a.shared.Ask(keys, a.patience)
-	for i, it := range unknown {
-		if i >= len(found) || found[i].TTL == 0 {
-			f.unknown = append(f.unknown, it)
-			continue
-		}
-		o := found[i].Owner
-		if slices.Contains(a.accounts, o.Account) {
-			o, _ = f.store.Put(it.Key, o, f.now, min(found[i].TTL, a.ttl))
-		}
-		f.heed(it, f.texts[i], o)
+	found, err := f.affinity.shared.Ask(f.caller, keys, f.affinity.patience)
+	if errors.Is(err, replicas.ErrCrowded) {
+		f.refuse(apierror.OwnersUnknown)
+		return
 	}
+	for i, it := range f.open {
+		o := it.owner
+		if err == nil {
+			o = f.settle(it, found[i])
+		}
+		f.heed(it.id, it.text, o)
+	}
+}
+
+// settle remembers what other replicas know of an id, and returns its owner.
+func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
+	a, o, ttl := f.affinity, it.owner, min(found.TTL, f.affinity.ttl)
+	if found.TTL > 0 {
+		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.accounts, found.Account) {
+			o.Account = found.Account
+		}
+	}
+	if o.Caller == 0 && f.caller != 0 {
+		o.Caller, ttl = owners.NoCaller, foundFor
+	}
+	if slices.Contains(a.accounts, o.Account) {
+		o, _ = f.store.Put(it.Key, o, f.now, ttl)
+	}
+	return o
 }
 
 // Allows reports whether the account may get the request.
@@ -208,7 +239,7 @@ func (h *Home) Served(account string, res *http.Response) {
 	}
 	for _, it := range h.unknown {
 		if it.kind != openaiapi.Item || len(h.missing) > 0 {
-			h.put(it.Key, account, it.caller)
+			h.found(it, account)
 		}
 	}
 	if h.unknown = nil; h.teaches && len(res.Header["Location"]) > 0 {
@@ -216,6 +247,16 @@ func (h *Home) Served(account string, res *http.Response) {
 			h.learn(account, openaiapi.Object, []byte(text))
 		}
 	}
+}
+
+// found records that the account has what an id names. That says nothing about
+// whose it is. What other replicas say about that does not hold for long.
+func (h *Home) found(it id, account string) {
+	ttl := h.affinity.ttl
+	if h.affinity.shared != nil && h.caller != 0 && !it.caller.Named() {
+		ttl = min(ttl, foundFor)
+	}
+	h.put(it.Key, account, it.caller, ttl)
 }
 
 // learn records the account of an id in a reply, and the caller that it belongs
@@ -236,24 +277,24 @@ func (h *Home) learn(account string, kind openaiapi.Kind, text []byte) {
 		caller = 0
 	}
 	h.learned = true
-	h.put(key, account, caller)
+	h.put(key, account, caller, h.affinity.ttl)
 }
 
 // isNew reports whether the id may be the caller's: it is not known as one that
 // belongs to no caller.
 func (h *Home) isNew(key owners.Key) bool {
 	o, known := h.affinity.keeper.store().Get(key, time.Now())
-	return !known || o.Caller != 0
+	return !known || o.Caller.Named()
 }
 
 func (h *Home) names(key owners.Key) bool {
-	return len(h.named) > manyIDs || slices.ContainsFunc(h.named, func(it id) bool { return it.Key == key })
+	return slices.ContainsFunc(h.named, func(it id) bool { return it.Key == key })
 }
 
-func (h *Home) put(key owners.Key, account string, caller owners.Caller) {
+func (h *Home) put(key owners.Key, account string, caller owners.Caller, ttl time.Duration) {
 	a, now := h.affinity, time.Now()
-	o, news := a.keeper.store().Put(key, owners.Owner{Account: account, Caller: caller}, now, a.ttl)
-	if news && (len(a.accounts) > 1 || o.Caller != 0) {
+	o, news := a.keeper.store().Put(key, owners.Owner{Account: account, Caller: caller}, now, ttl)
+	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
 		a.shared.Tell(key, o, a.ttl)
 	}
 	a.keeper.saveIfDue(now)

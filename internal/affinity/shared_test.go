@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -158,19 +159,16 @@ func TestWhatWasFoundByAskingIsShared(t *testing.T) {
 }
 
 func TestWithoutTheStoreAccountsAreAsked(t *testing.T) {
-	for name, c := range map[string]struct {
-		fault func(*statetest.Hub)
-		asked int
-	}{
-		"down": {func(h *statetest.Hub) { h.Fail(errors.New("down")) }, 0}, // which replicas notice at once
-		"slow": {func(h *statetest.Hub) { h.SlowDown(time.Minute) }, 1},
+	for name, fault := range map[string]func(*statetest.Hub){
+		"down": func(h *statetest.Hub) { h.Fail(errors.New("down")) },
+		"slow": func(h *statetest.Hub) { h.SlowDown(time.Minute) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inTouch(t, func(s *shared) {
 				one, other := s.replica("a", "b"), s.replica("a", "b")
 				one.learn("b", "alice", "resp_12345678")
 				synctest.Wait()
-				c.fault(s.hub)
+				fault(s.hub)
 				synctest.Wait()
 				for i := range 10 {
 					began := time.Now()
@@ -181,7 +179,7 @@ func TestWithoutTheStoreAccountsAreAsked(t *testing.T) {
 						t.Errorf("request %d waited for %v", i, took)
 					}
 				}
-				s.wantFinds(c.asked)
+				s.wantFinds(1)
 			})
 		})
 	}
@@ -202,5 +200,119 @@ func TestWhatNobodyNeedsIsNotShared(t *testing.T) {
 		if n := len(s.hub.Entries()); n != 1 {
 			t.Errorf("%d ids are shared, want 1", n)
 		}
+	})
+}
+
+// wantRefused checks that bob may not use alice's response.
+func (a *Affinity) wantRefused(t *testing.T, when string) {
+	t.Helper()
+	if h, _, refused := a.names("bob", "resp_of_alice"); !refused {
+		t.Errorf("%s, bob may use alice's response: %+v", when, h)
+	}
+}
+
+// findByAsking has a caller find the owner of an id by asking the accounts.
+func (a *Affinity) findByAsking(t *testing.T, caller, id, account string) {
+	t.Helper()
+	h, refusal, refused := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+	if refused {
+		t.Fatalf("%s is refused: %+v", caller, refusal)
+	}
+	res := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/json"}}}
+	h.Served(account, res)
+	h.Lesson(account, res).Watch([]byte(`{"id":"`+id+`"}`), true)
+}
+
+// TestMadeUpIDsHideNoOther at a replica that has to look all of them up.
+func TestMadeUpIDsHideNoOther(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		one.learn("b", "alice", "resp_of_alice")
+		synctest.Wait()
+		ids := make([]string, 1000, 1001)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("rs_%08d", i)
+		}
+		if h, _, refused := other.names("bob", append(ids, "resp_of_alice")...); !refused {
+			t.Errorf("bob may use alice's response: %+v", h.named[1000])
+		}
+		s.wantFinds(1)
+	})
+}
+
+// TestWhatWasFoundWhileTheStoreDidNotAnswerIsLookedUpLater so that a fault opens
+// nothing for longer than it lasts.
+func TestWhatWasFoundWhileTheStoreDidNotAnswerIsLookedUpLater(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		one.learn("b", "alice", "resp_of_alice")
+		synctest.Wait()
+		s.hub.SlowDown(3 * time.Second)
+		for range 3 {
+			other.findByAsking(t, "bob", "resp_of_alice", "b")
+		}
+		s.hub.SlowDown(0)
+		time.Sleep(time.Second)
+		other.wantRefused(t, "after the store has answered")
+	})
+}
+
+// TestWhatBelongsToNoCallerIsLookedUpAgain because the replica that knows the
+// caller may not have been able to write that.
+func TestWhatBelongsToNoCallerIsLookedUpAgain(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		s.hub.FailWrites(errors.New("OOM command not allowed"))
+		one.learn("b", "alice", "resp_of_alice")
+		synctest.Wait()
+		other.findByAsking(t, "bob", "resp_of_alice", "b")
+		before := s.hub.Finds()
+		other.findByAsking(t, "bob", "resp_of_alice", "b") // looked up once for all
+		s.wantFinds(before)
+		s.hub.FailWrites(nil)
+		time.Sleep(foundFor)
+		other.wantRefused(t, "five minutes later")
+	})
+}
+
+// TestWhatAReplyMentionsIsLookedUpBeforeItIsUsed because it may be another's.
+func TestWhatAReplyMentionsIsLookedUpBeforeItIsUsed(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		one.learn("b", "alice", "resp_of_alice")
+		synctest.Wait()
+		h, _, _ := other.Home(Request{Method: "GET", Operation: "/files", Body: new(openaiapi.Request), Caller: "bob"})
+		h.learn("b", openaiapi.Object, []byte("resp_of_alice"))
+		h.learn("b", openaiapi.Object, []byte("file_of_nobody"))
+		other.wantRefused(t, "after a list")
+		for range 3 {
+			if h, _, refused := other.names("bob", "file_of_nobody"); refused || h.Asks() || h.Allows("a") {
+				t.Errorf("it has the home %+v", h)
+			}
+		}
+		s.wantFinds(2)
+	})
+}
+
+// TestACallerIsRefusedWhoseLookupsCannotBeMadeInTime because otherwise it could
+// choose not to be refused.
+func TestACallerIsRefusedWhoseLookupsCannotBeMadeInTime(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		one.learn("b", "alice", "resp_of_alice")
+		synctest.Wait()
+		s.hub.SlowDown(defaultLookupTimeout - 1)
+		var all sync.WaitGroup
+		for range 100 {
+			all.Go(func() {
+				switch _, refusal, refused := other.names("bob", "resp_of_alice"); {
+				case !refused:
+					t.Error("bob may use alice's response")
+				case refusal.Status != 404 && refusal != apierror.OwnersUnknown:
+					t.Errorf("bob got %+v", refusal)
+				}
+			})
+		}
+		all.Wait()
 	})
 }

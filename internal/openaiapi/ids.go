@@ -132,21 +132,25 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 	return endOf(b, i, '}')
 }
 
-// array looks at objects and strings. Numbers, of which a prompt of tokens has thousands, lists of
-// them, and what comes behind are stepped over.
+// array looks at objects and strings. It steps over what else is among them: null, lists, and numbers, of
+// which a prompt of tokens has thousands.
 func (w *walker) array(i int, at place, depth int) (end int) {
-	for b := w.body; ; {
-		value := skipSpace(b, i+1) // past the bracket or the comma
-		if value < len(b) && b[value] != '{' && b[value] != '"' {
-			return skipOut(b, value)
-		}
-		if i = w.value(value, at, depth); i < 0 {
+	b := w.body
+	for i++; i >= 0 && i < len(b); {
+		switch c := b[i]; {
+		case inert[c]:
+			i++
+		case c == '"', c == '{':
+			i = w.value(i, at, depth)
+		case c == '[':
+			i = skipOut(b, i+1)
+		case c == ']':
+			return i + 1
+		default:
 			return -1
 		}
-		if i = skipSpace(b, i); i >= len(b) || b[i] != ',' {
-			return endOf(b, i, ']')
-		}
 	}
+	return -1
 }
 
 func (w *walker) note(at place, s span) {

@@ -74,7 +74,8 @@ func TestIDsInABody(t *testing.T) {
 		{"words are no ids", `{"conversation":"none","tools":[{"container":"auto"}],"input":[{"id":"1"},{"id":"msg_1"},{"id":"no separator"}]}`, nil},
 		{"neither is what is too long", `{"previous_response_id":"resp_` + strings.Repeat("x", 600) + `"}`, nil},
 		{"numbers and null are none", `{"previous_response_id":null,"input":[1,2],"file_ids":[null],"conversation":12345678}`, nil},
-		{"what comes behind a number", `{"input":[1,{"id":"msg_12345"}],"conversation":"conv_12345"}`, []string{"0 conv_12345"}},
+		{"what comes behind what is no id", `{"input":[1,null,-2.5e3,true,["msg_00000"],[],{"id":"msg_12345"}],"file_ids":[null,"file-12345",[],"file-67890",null],"conversation":"conv_12345"}`,
+			[]string{"2 msg_12345", "0 file-12345", "0 file-67890", "0 conv_12345"}},
 		{"a list in a list is none", `{"input":[["msg_12345"],[{"id":"msg_12345"}]]}`, nil},
 
 		{"what came before the cut", `{"previous_response_id":"resp_123456","input":[{"id":"msg_12345"},{"id":"msg_67`, []string{"1 resp_123456", "2 msg_12345"}},
@@ -144,10 +145,11 @@ func (r *idReference) array(dec *json.Decoder, at place, depth int) {
 	for dec.More() {
 		var raw json.RawMessage
 		_ = dec.Decode(&raw)
-		if raw[0] != '{' && raw[0] != '"' {
-			at = elsewhere // from here on
+		within := at
+		if raw[0] == '[' {
+			within = elsewhere
 		}
-		r.value(json.NewDecoder(strings.NewReader(string(raw))), at, depth)
+		r.value(json.NewDecoder(strings.NewReader(string(raw))), within, depth)
 	}
 	_, _ = dec.Token()
 }

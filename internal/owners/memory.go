@@ -90,9 +90,11 @@ func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
 const aWhile = 100
 
 // Put remembers the owner of an id for ttl. An id that is known to be one
-// caller's does not become another's, nor that of nobody. Put returns the owner
-// that is remembered, and whether that is news to others: anything about it is
-// new, or the id was last put a while ago.
+// caller's does not become another's, nor that of no caller, and stays that
+// caller's for as long as before. Nor does a Put without a caller change for how
+// long an id is known as one of no caller. Put returns the owner that is
+// remembered, and whether that is news to others: anything about it is new, or
+// the id was last put a while ago.
 func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
 	e := entry{key: id, caller: o.Caller, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
 	p := m.partOf(id)
@@ -101,11 +103,15 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 	news = true
 	if at, ok := p.places[id]; ok {
 		if known := &p.entries[at]; known.until > seconds(now) {
-			if known.caller != 0 && e.caller != 0 && e.caller != known.caller {
+			if known.caller.Named() && e.caller.Named() && e.caller != known.caller {
 				return Owner{(*m.accounts.Load())[known.account], known.caller}, false
 			}
-			e.caller = max(e.caller, known.caller) // the other is 0, or the same
-			news = e.account != known.account || e.caller != known.caller || e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
+			if known.caller.Named() {
+				e.caller, e.until = known.caller, max(e.until, known.until)
+			} else if known.caller == NoCaller && e.caller == 0 {
+				e.caller, e.until = known.caller, known.until
+			}
+			news = e.account != known.account || e.caller.Named() && e.caller != known.caller || e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
 		}
 		p.forget(at)
 	}

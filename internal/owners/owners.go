@@ -9,7 +9,9 @@
 //   - An account is what shares stored objects: a host and a credential, or a
 //     name that several backends were given.
 //   - The owner of an id is the account that stores the object.
-//   - A caller is who sends requests. A caller's ids are that caller's.
+//   - A caller is who sends requests. A caller's ids are that caller's. Other ids
+//     belong to no caller, or the caller is not known here. Those that share what
+//     they know have to ask each other which of the two it is.
 //
 // The package knows time only from its arguments.
 package owners
@@ -23,17 +25,24 @@ import (
 type Owner struct {
 	// Account stores the object.
 	Account string
-	// Caller made it. The zero Caller stands for everybody: the object was made
-	// without a name, or nobody saw who made it.
+	// Caller made it. It is 0 if that is not known: the object was made without a
+	// name, or only seen later.
 	Caller Caller
 }
 
-// MayUse reports whether a caller may use the id. If callers have no names,
-// nobody is kept apart.
-func (o Owner) MayUse(c Caller) bool { return o.Caller == 0 || c == 0 || o.Caller == c }
+// MayUse reports whether a caller may use the id, as far as its own caller is
+// known. If callers have no names, nobody is kept apart.
+func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.Caller == c }
 
 // Caller is a digest of a caller's name. It is 0 for callers without a name.
 type Caller uint64
+
+// NoCaller is in place of an id's caller when others were asked, and none of them
+// knows one.
+const NoCaller Caller = 1
+
+// Named reports whether it is the caller with some name.
+func (c Caller) Named() bool { return c > NoCaller }
 
 // CallerNamed returns the Caller with this name.
 func CallerNamed(name string) Caller {
@@ -41,7 +50,7 @@ func CallerNamed(name string) Caller {
 		return 0
 	}
 	sum := sha256.Sum256([]byte("caller " + name))
-	return Caller(max(1, binary.LittleEndian.Uint64(sum[:])))
+	return Caller(max(NoCaller+1, Caller(binary.LittleEndian.Uint64(sum[:]))))
 }
 
 // Key is the digest of an id, or of a content that only its owner can read.

@@ -50,14 +50,30 @@ func TestACallersIDStaysThatCallers(t *testing.T) {
 	m.wantOwner(t, id(1), start, Owner{"b", alice})
 	m.Put(id(1), Owner{"b", bob}, start.Add(2*month), month)
 	m.wantOwner(t, id(1), start.Add(2*month), Owner{"b", bob})
+	m.Put(id(1), Owner{"b", NoCaller}, start.Add(2*month), time.Minute)
+	m.wantOwner(t, id(1), start.Add(3*month-time.Second), Owner{"b", bob})
 	for _, tt := range []struct {
 		owner, who Caller
 		want       bool
-	}{{alice, alice, true}, {alice, bob, false}, {alice, 0, true}, {0, alice, true}, {0, 0, true}} {
+	}{{NoCaller, alice, true}, {alice, alice, true}, {alice, bob, false}, {alice, 0, true}, {0, alice, true}, {0, 0, true}} {
 		if got := (Owner{Caller: tt.owner}).MayUse(tt.who); got != tt.want {
 			t.Errorf("%v may use an id of %v: %v", tt.who, tt.owner, got)
 		}
 	}
+}
+
+// TestNoCallerIsKnownForItsTime whatever replies mention meanwhile.
+func TestNoCallerIsKnownForItsTime(t *testing.T) {
+	alice := CallerNamed("alice")
+	m := NewMemory(1000)
+	m.Put(id(1), Owner{Account: "a"}, start, month)
+	m.Put(id(1), Owner{"a", NoCaller}, start, 5*time.Minute)
+	m.Put(id(1), Owner{Account: "b"}, start.Add(time.Minute), month)
+	m.wantOwner(t, id(1), start.Add(5*time.Minute-time.Second), Owner{"b", NoCaller})
+	m.wantNone(t, id(1), start.Add(5*time.Minute))
+	m.Put(id(1), Owner{"b", NoCaller}, start, 5*time.Minute)
+	m.Put(id(1), Owner{"b", alice}, start, month)
+	m.wantOwner(t, id(1), start.Add(time.Hour), Owner{"b", alice})
 }
 
 func TestOnlyNewsIsWorthTelling(t *testing.T) {
@@ -71,6 +87,7 @@ func TestOnlyNewsIsWorthTelling(t *testing.T) {
 	}{
 		{Owner{Account: "a"}, 0, Owner{Account: "a"}, true},
 		{Owner{Account: "a"}, time.Hour, Owner{Account: "a"}, false},
+		{Owner{"a", NoCaller}, time.Hour, Owner{"a", NoCaller}, false},
 		{Owner{"a", alice}, time.Hour, Owner{"a", alice}, true},
 		{Owner{Account: "a"}, time.Hour, Owner{"a", alice}, false},
 		{Owner{"b", bob}, month / 2, Owner{"a", alice}, false},

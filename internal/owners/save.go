@@ -99,7 +99,7 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 		if ok {
 			owner.Account = known.Account // it was seen there since
 		}
-		if ttl > 0 && (!ok || known.Caller == 0 && owner.Caller != 0) {
+		if ttl > 0 && (!ok || !known.Caller.Named() && owner.Caller.Named()) {
 			m.Put(id, owner, now, ttl)
 			ids++
 		}

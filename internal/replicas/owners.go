@@ -78,7 +78,7 @@ func entryKey(pool string, id owners.Key) string {
 // found it by asking proves nothing about that.
 func (i owned) entry() state.Entry {
 	account := digestOf(i.owner.Account)
-	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller != 0}
+	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller.Named()}
 	if e.Firm {
 		e.Value = binary.LittleEndian.AppendUint64(e.Value, uint64(i.owner.Caller))
 	}
@@ -172,19 +172,29 @@ type Found struct {
 // Gone is in place of an account that the pool does not have.
 const Gone = "gone"
 
-// Ask asks for the owners of these ids, and waits for the answer for some time
-// at most. It returns nil if there is none in time. While the store cannot be
-// reached, and after an answer was late, it does not even ask, until the store
-// is seen to work.
-func (o *Owners) Ask(ids []owners.Key, timeout time.Duration) []Found {
+// Ask asks for the owners of the ids that a request of the caller names, and waits
+// for the answer for some time at most, after the caller's turn has come. It
+// returns ErrNoAnswer if there is none in time, and then for a while without
+// asking, or ErrCrowded.
+func (o *Owners) Ask(c owners.Caller, ids []owners.Key, timeout time.Duration) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
-		return nil
+		return nil, ErrNoAnswer
 	}
 	r := o.replica
-	if r.late.Load() || !r.touch.is() {
-		lookupsTotal.WithLabelValues("skipped").Inc()
-		return nil
+	outcome := "skipped"
+	err = ErrNoAnswer
+	if r.runs.Load() {
+		err = r.lookups.do(c, func() bool {
+			found, outcome = o.find(ids, timeout)
+			return found != nil
+		})
 	}
+	lookupsTotal.WithLabelValues(outcome).Inc()
+	return found, err
+}
+
+// find asks the store. It returns nil if there is no answer, and the outcome.
+func (o *Owners) find(ids []owners.Key, timeout time.Duration) (found []Found, outcome string) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
 		keys[i] = entryKey(o.pool, id)
@@ -192,23 +202,20 @@ func (o *Owners) Ask(ids []owners.Key, timeout time.Duration) []Found {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	began := time.Now()
-	entries, err := r.store.Find(ctx, keys)
+	entries, err := o.replica.store.Find(ctx, keys)
 	lookupDuration.Observe(time.Since(began).Seconds())
-	if err != nil || len(entries) != len(ids) {
-		r.late.Store(true)
-		outcome := "failed"
-		if ctx.Err() != nil {
-			outcome = "late"
-		}
-		lookupsTotal.WithLabelValues(outcome).Inc()
-		return nil
+	switch {
+	case err == nil && len(entries) == len(ids):
+		return o.found(entries)
+	case ctx.Err() != nil:
+		return nil, "late"
 	}
-	return o.found(entries)
+	return nil, "failed"
 }
 
 // found reads what the store has, whoever wrote it.
-func (o *Owners) found(entries []state.Entry) []Found {
-	found, outcome := make([]Found, len(entries)), "unknown"
+func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
+	found, outcome = make([]Found, len(entries)), "unknown"
 	for i, e := range entries {
 		const short, long = len(accountDigest{}), len(accountDigest{}) + 8
 		if e.TTL <= 0 || len(e.Value) != short && len(e.Value) != long {
@@ -224,8 +231,7 @@ func (o *Owners) found(entries []state.Entry) []Found {
 		}
 		outcome = "found"
 	}
-	lookupsTotal.WithLabelValues(outcome).Inc()
-	return found
+	return found, outcome
 }
 
 var (

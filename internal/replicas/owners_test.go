@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -26,11 +29,16 @@ var alice, bob = owners.CallerNamed("alice"), owners.CallerNamed("bob")
 func (r *testReplica) owners() *Owners { return r.link.Owners("a pool", []string{"a", "b"}) }
 
 func (o *Owners) ask(ids ...string) []Found {
+	found, _ := o.askAs(alice, ids...)
+	return found
+}
+
+func (o *Owners) askAs(c owners.Caller, ids ...string) ([]Found, error) {
 	keys := make([]owners.Key, len(ids))
 	for i, id := range ids {
 		keys[i] = owners.KeyOf(id)
 	}
-	return o.Ask(keys, waiting)
+	return o.Ask(c, keys, waiting)
 }
 
 func (o *Owners) tell(id, account string, caller owners.Caller) {
@@ -113,9 +121,9 @@ func TestNobodyWaitsLongForAnOwner(t *testing.T) {
 		}
 		w.hub.SlowDown(10 * time.Second)
 		took(waiting, 1)
-		took(0, 0) // after one was late, the others do not wait for the same
+		took(0, 0) // after one was late, the others of its caller do not wait for the same
 		time.Sleep(2 * time.Second)
-		took(waiting, 1) // unless the store was seen to work
+		took(waiting, 1) // until a second has passed
 		w.hub.SlowDown(waiting - 1)
 		time.Sleep(2 * time.Second)
 		w.wantOwner(1, "resp_1", "a", 0)
@@ -125,11 +133,128 @@ func TestNobodyWaitsLongForAnOwner(t *testing.T) {
 		if began := time.Now(); o.ask("resp_1") != nil || time.Since(began) != 0 {
 			t.Error("it does not fail at once, whether or not that was noticed yet")
 		}
-		time.Sleep(2 * time.Second)
 		took(0, 0)
+		time.Sleep(2 * time.Second)
+		took(0, 1)
 		w.hub.Fail(nil)
 		time.Sleep(2 * time.Second)
 		w.wantOwner(1, "resp_1", "a", 0)
+	})
+}
+
+func TestALateLookupMakesNoOtherCallersSkipTheirs(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.replicas[0].owners().tell("resp_1", "a", alice)
+		synctest.Wait()
+		o := w.replicas[1].owners()
+		w.hub.SlowDown(time.Minute)
+		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("bob got %v", err)
+		}
+		w.hub.SlowDown(0)
+		w.wantOwner(1, "resp_1", "a", alice) // whom alice asks for
+		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("bob got %v", err)
+		}
+		time.Sleep(skipping)
+		if found, err := o.askAs(bob, "resp_1"); err != nil || found[0].Caller != alice {
+			t.Errorf("bob got %v, %v", found, err)
+		}
+	})
+}
+
+// TestOnlyLookupsDecideWhetherOwnersAreLookedUp and neither messages nor writes.
+func TestOnlyLookupsDecideWhetherOwnersAreLookedUp(t *testing.T) {
+	for name, fault := range map[string]func(*statetest.Hub){
+		"no message arrives": func(h *statetest.Hub) { h.LoseMessages(true) },
+		"the store is full": func(h *statetest.Hub) {
+			h.FailWrites(errors.New("OOM command not allowed when used memory > 'maxmemory'"))
+		},
+		"writes hang": func(h *statetest.Hub) { h.Delay(time.Minute, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			share(t, 2, func(w *world) {
+				w.replicas[0].owners().tell("resp_1", "a", alice)
+				synctest.Wait()
+				fault(w.hub)
+				time.Sleep(time.Minute)
+				w.wantOwner(1, "resp_1", "a", alice)
+			})
+		})
+	}
+}
+
+// TestManyLookupsOfACallerAreLateForNoCaller where one after the other takes
+// less time than all of them at once.
+func TestManyLookupsOfACallerAreLateForNoCaller(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.replicas[0].owners().tell("resp_1", "a", alice)
+		synctest.Wait()
+		w.hub.Cost(10 * time.Microsecond)
+		o := w.replicas[1].owners()
+		ids := make([]string, 1000)
+		for i := range ids {
+			ids[i] = fmt.Sprint("resp_of_nobody_", i)
+		}
+		var all sync.WaitGroup
+		for range 16 {
+			all.Go(func() {
+				if _, err := o.askAs(bob, ids...); err != nil {
+					t.Errorf("bob's many ids: %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		for _, c := range []owners.Caller{alice, bob} {
+			all.Go(func() {
+				if found, err := o.askAs(c, "resp_1"); err != nil || found[0].Caller != alice {
+					t.Errorf("%v, %v", found, err)
+				}
+			})
+		}
+		all.Wait()
+		if n := len(w.replicas[1].lookups.callers); n != 0 {
+			t.Errorf("%d callers are remembered", n)
+		}
+	})
+}
+
+func TestALookupThatCannotBeMadeInTimeIsNoAnswer(t *testing.T) {
+	share(t, 1, func(w *world) {
+		w.hub.SlowDown(waiting - 1)
+		var crowded atomic.Int32
+		var all sync.WaitGroup
+		for range 100 {
+			all.Go(func() {
+				switch _, err := w.replicas[0].owners().askAs(bob, "resp_1"); {
+				case errors.Is(err, ErrCrowded):
+					crowded.Add(1)
+				case err != nil:
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if n := crowded.Load(); n != 100-2*21 {
+			t.Errorf("%d have no turn in time", n)
+		}
+	})
+}
+
+func TestOnlyCallersWhoseLookupsWereLateAreRemembered(t *testing.T) {
+	share(t, 1, func(w *world) {
+		r := w.replicas[0]
+		for i := range 5 * maxIdle {
+			if i%100 == 0 {
+				w.hub.Fail(errors.New("down"))
+			}
+			_, _ = r.owners().askAs(owners.CallerNamed(fmt.Sprint(i)), "resp_1")
+			w.hub.Fail(nil)
+			time.Sleep(time.Millisecond)
+		}
+		if n := len(r.lookups.callers); n > maxIdle {
+			t.Errorf("%d callers are remembered", n)
+		}
 	})
 }
 

@@ -29,6 +29,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -64,10 +65,10 @@ type Replica struct {
 	logger atomic.Pointer[zap.Logger]
 	touch  touch
 	// owned are owners that the store is to keep.
-	owned *queue[owned]
-	// late tells that a request has waited in vain, since the store was last seen
-	// to work.
-	late atomic.Bool
+	owned   *queue[owned]
+	lookups lookups
+	// runs reports whether the store may be used.
+	runs atomic.Bool
 
 	mu    sync.Mutex
 	began time.Time
@@ -99,6 +100,7 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	r := &Replica{
 		id: hex.EncodeToString(id), store: store, queue: newQueue[item](maxQueue), owned: newQueue[owned](maxOwned), claims: newClaims(), due: make(chan struct{}, 1),
 		drains: drains{known: make(map[drainKey]order)}, ended: make(map[uint64]ending), peers: make(map[string]Peer),
+		lookups: lookups{callers: make(map[owners.Caller]*turns)},
 	}
 	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
 		r.host = host
@@ -116,6 +118,8 @@ func (r *Replica) Run(ctx context.Context) {
 	r.mu.Lock()
 	r.began = time.Now()
 	r.mu.Unlock()
+	r.runs.Store(true)
+	defer r.runs.Store(false)
 	inUse(r, true)
 	defer inUse(r, false)
 	var tasks sync.WaitGroup
@@ -270,8 +274,6 @@ func (r *Replica) compareAgain(ctx context.Context) {
 		wait := interval
 		if err != nil {
 			wait = retry
-		} else {
-			r.late.Store(false)
 		}
 		select {
 		case <-ctx.Done():

@@ -17,6 +17,7 @@ import (
 type Hub struct {
 	mu        sync.Mutex
 	down      error
+	full      error
 	deaf      bool
 	putDelay  time.Duration
 	loadDelay time.Duration
@@ -24,6 +25,8 @@ type Hub struct {
 	entries   map[string]entry
 	finds     int
 	slow      time.Duration
+	cost      time.Duration
+	busyUntil time.Time
 	refuses   error
 	refused   []string
 	claims    map[string]claim
@@ -85,6 +88,14 @@ func (h *Hub) Fail(err error) {
 	}
 }
 
+// FailWrites makes Put, Claim and Keep fail, and nothing else, until the error is
+// nil.
+func (h *Hub) FailWrites(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.full = err
+}
+
 // LoseMessages keeps messages from those who listen, but no records.
 func (h *Hub) LoseMessages(lose bool) {
 	h.mu.Lock()
@@ -136,6 +147,13 @@ func (h *Hub) SlowDown(by time.Duration) {
 	h.slow = by
 }
 
+// Cost has Find take so long for each key, one call after the other.
+func (h *Hub) Cost(each time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cost = each
+}
+
 // Refuse makes Keep fail, and nothing else, until the error is nil: for entries
 // with these keys, or for all if none is named.
 func (h *Hub) Refuse(err error, keys ...string) {
@@ -147,9 +165,9 @@ func (h *Hub) Refuse(err error, keys ...string) {
 // refusal is why an entry is not kept.
 func (h *Hub) refusal(key string) error {
 	if h.refused == nil || slices.Contains(h.refused, key) {
-		return cmp.Or(h.down, h.refuses)
+		return cmp.Or(h.down, h.full, h.refuses)
 	}
-	return h.down
+	return cmp.Or(h.down, h.full)
 }
 
 // Finds is how often Find was called.
@@ -199,8 +217,8 @@ func (m memory) Put(ctx context.Context, records []state.Record) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.down != nil {
-		return m.down
+	if err := cmp.Or(m.down, m.full); err != nil {
+		return err
 	}
 	var errs []error
 	for _, r := range records {
@@ -316,14 +334,21 @@ func (m memory) Keep(_ context.Context, entries []state.Entry) (failed []int, er
 func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) {
 	m.mu.Lock()
 	m.finds++
-	slow := m.slow
+	now, slow := time.Now(), m.slow
+	if m.cost > 0 {
+		if m.busyUntil.Before(now) {
+			m.busyUntil = now
+		}
+		m.busyUntil = m.busyUntil.Add(time.Duration(len(keys)) * m.cost)
+		slow += m.busyUntil.Sub(now)
+	}
 	m.mu.Unlock()
 	if err := wait(ctx, slow); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
+	now = time.Now()
 	found := make([]state.Entry, len(keys))
 	for i, key := range keys {
 		found[i].Key = key
@@ -343,8 +368,8 @@ func (m memory) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.down != nil {
-		return nil, m.down
+	if err := cmp.Or(m.down, m.full); err != nil {
+		return nil, err
 	}
 	now := time.Now()
 	for _, c := range claims {

@@ -12,11 +12,11 @@ import (
 var (
 	placesOfIDs = []string{
 		`"previous_response_id":ID`, `"conversation":ID`, `"conversation":{"id":ID}`, `"input":[1.5e3,{"id":"x"}],"input":[{"type":"item_reference","id":ID}]`,
-		`"input":[{"summary":[],"encrypted_content":ID}]`, `"input":["text",{"role":"user","content":[{"text":"a"},{"file_id":ID}]}]`,
+		`"input":[null,[1],{"summary":[],"encrypted_content":ID}]`, `"input":["text",{"role":"user","content":[{"text":"a"},{"file_id":ID}]}]`,
 		`"input":[{"output":[{"file_id":ID}]}]`, `"messages":[{"content":[{"file":{"file_id":ID}}]}]`, `"messages":[{"attachments":[{"file_id":ID}]}]`,
 		`"tools":[{"type":"file_search","vector_store_ids":["vs_NEW",ID]}]`, `"tools":[{"container":{"type":"auto","file_ids":[ID]}}]`,
 		`"tools":[{"container":ID}]`, `"tool_resources":{"code_interpreter":{"file_ids":[ID]}}`, `"tool_resources":{"file_search":{"vector_store_ids":[ID]}}`,
-		`"input_file_id":ID`, `"training_file":ID`, `"file_ids":[ID]`, `"thread":{"messages":[{"attachments":[{"file_id":ID}]}]}`, `"items":[{"id":ID}]`,
+		`"input_file_id":ID`, `"training_file":ID`, `"file_ids":[null,ID]`, `"thread":{"messages":[{"attachments":[{"file_id":ID}]}]}`, `"items":[{"id":ID}]`,
 		`"prompt":{"id":ID}`, `"prompt":{"variables":{"id":{"file_id":ID}}}`, `"session":{"prompt":{"id":ID}}`, `"messages":[{"audio":{"id":ID}}]`, `"video":{"id":ID}`,
 		`"tools":[{"environment":{"container_id":ID}}]`, `"input":[{"approval_request_id":ID}]`,
 	}
