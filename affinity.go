@@ -18,7 +18,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && h.StateRaw == nil {
 		return errors.New("affinity: lookup_timeout is not used without state")
 	}
-	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.shared.Link(), Logger: h.logger}
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.shared.Link(), Logger: h.logger}
 	findAllModels(h.balancer.targets)
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.account)
@@ -33,10 +33,15 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 	if a != nil && ex.asked.body.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
 	}
-	home, refusal, refused := a.Home(affinity.Request{
+	r := affinity.Request{
 		Method: ex.request.Method, Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,
-	})
+		Upgrade: isWebSocket(ex.request), Compressed: ex.asked.opaque,
+	}
+	if !ex.body.Whole() {
+		r.CutAt = ex.balancer.transport.RequestBuffers
+	}
+	home, refusal, refused := a.Home(r)
 	if refused {
 		if own, class = refusal.Answer(ex.request); refusal == apierror.OwnersUnknown {
 			own.Header.Set("Retry-After", "1")

@@ -74,6 +74,7 @@ const defaultPool = "openai_lb"
 //	        ids_ttl        <duration>
 //	        lookup_timeout <duration>
 //	        save
+//	        callers        strict
 //	        prompt_cache   [<header...>]
 //	    }
 //

@@ -3,6 +3,7 @@ package affinity
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -24,6 +25,8 @@ type Affinity struct {
 	name     any // of the keeper
 	ttl      time.Duration
 	accounts []string
+	// strict reports whether a caller reaches only what it made.
+	strict bool
 	// shared is what other replicas know, and patience how long a request waits
 	// for that.
 	shared   *replicas.Owners
@@ -38,6 +41,8 @@ type Config struct {
 	// Accounts are those of the pool's backends, the best priority first. One
 	// may be there several times.
 	Accounts []string
+	// Named reports whether callers have names.
+	Named bool
 	// Link connects the pool with other replicas. It is nil without any.
 	Link   *replicas.Link
 	Logger *zap.Logger
@@ -74,7 +79,14 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	if *c.IDs == 0 {
 		return nil, nil
 	}
-	a := &Affinity{name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL), patience: time.Duration(c.LookupTimeout)}
+	strict := c.Callers == Strict
+	if strict && !c.Named {
+		return nil, errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
+	}
+	if strict && !c.Save && c.Link == nil {
+		c.Logger.Warn("callers strict without save or state: after a restart, callers do not reach what they made before")
+	}
+	a := &Affinity{strict: strict, name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL), patience: time.Duration(c.LookupTimeout)}
 	for _, account := range c.Accounts {
 		if !slices.Contains(a.accounts, account) {
 			a.accounts = append(a.accounts, account)
@@ -88,6 +100,9 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	a.keeper.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
 	return a, nil
 }
+
+// IsStrict reports whether a caller reaches only what it made.
+func (a *Affinity) IsStrict() bool { return a != nil && a.strict }
 
 // Close gives back what New took.
 func (a *Affinity) Close() error {

@@ -199,7 +199,7 @@ func TestOptions(t *testing.T) {
 		"affinity {\nlookup_timeout 0s\n}":        "lookup_timeout '0s' is not a duration above 0",
 		"affinity {\nlookup_timeout 2s\n}":        "lookup_timeout '2s' is longer than 1s",
 		"affinity {\nsave yes\n}":                 "unexpected argument 'yes'",
-		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of ids, ids_ttl, lookup_timeout, prompt_cache, save",
+		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of callers, ids, ids_ttl, lookup_timeout, prompt_cache, save",
 		"affinity on":                             "unexpected argument",
 		"affinity {\nids 0\nsave\n}":              "save is of no use with ids 0",
 		"affinity {\nids_ttl 1h\n ids_ttl 2h\n}":  "ids_ttl is given twice",

@@ -41,6 +41,8 @@ type Home struct {
 type id struct {
 	owners.Key
 	kind openaiapi.Kind
+	// own reports whether the id has to be the caller's own.
+	own bool
 	// caller is the one that it belongs to, as far as that is known.
 	caller owners.Caller
 }
@@ -53,6 +55,11 @@ type Request struct {
 	Text []byte
 	// Caller is the name of who sent it, if callers have names.
 	Caller string
+	// Upgrade reports whether it opens a WebSocket, and Compressed whether nobody
+	// could read its body.
+	Upgrade, Compressed bool
+	// CutAt is how many bytes were read of a longer body. 0: all of it.
+	CutAt int64
 }
 
 // Home finds the home of a request. refused tells that no account may get it,
@@ -60,6 +67,11 @@ type Request struct {
 func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool) {
 	if a == nil {
 		return h, refusal, false
+	}
+	if a.strict {
+		if refusal, refused = r.refuses(); refused {
+			return h, refusal, true
+		}
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
 	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
@@ -75,9 +87,11 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 		h.subject = owners.KeyOf(stored.Subject)
 	}
 	f := finder{Home: &h, store: a.keeper.store(), now: time.Now()}
-	for _, text := range stored.IDs {
+	for i, text := range stored.IDs {
+		f.own = a.strict && i == 0 // the others are below it
 		f.take(openaiapi.Object, []byte(text))
 	}
+	f.own = a.strict
 	r.Body.EachID(r.Text, f.take)
 	f.askReplicas()
 	h.list = h.list && !h.owns
@@ -91,6 +105,8 @@ type finder struct {
 	now     time.Time
 	refusal apierror.Error
 	refused bool
+	// own reports whether the next id has to be the caller's own.
+	own bool
 	// open are the ids of which other replicas may know more.
 	open []openID
 }
@@ -108,7 +124,7 @@ func (f *finder) refuse(e apierror.Error) {
 }
 
 func (f *finder) take(kind openaiapi.Kind, text []byte) {
-	it := id{Key: owners.KeyOf(text), kind: kind}
+	it := id{Key: owners.KeyOf(text), kind: kind, own: f.own}
 	f.named = append(f.named, it)
 	o, _ := f.store.Get(it.Key, f.now)
 	if f.othersMayKnow(o) {
@@ -123,7 +139,7 @@ func (f *finder) take(kind openaiapi.Kind, text []byte) {
 // several.
 func (f *finder) othersMayKnow(o owners.Owner) bool {
 	a := f.affinity
-	return a.shared != nil && (f.caller != 0 && o.Caller == 0 || o.Account == "" && len(a.accounts) > 1)
+	return a.shared != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.accounts) > 1)
 }
 
 // heed applies what is known about an id. An account that the config no longer
@@ -133,7 +149,7 @@ func (f *finder) heed(it id, text []byte, o owners.Owner) {
 	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
 	it.caller = o.Caller
 	switch {
-	case !o.MayUse(f.caller):
+	case !o.MayUse(f.caller), it.own && o.Caller != f.caller:
 		f.refuse(notFound(it.kind, string(text)))
 	case !slices.Contains(f.affinity.accounts, o.Account):
 		f.unknown = append(f.unknown, it)
@@ -151,6 +167,7 @@ const foundFor = 5 * time.Minute
 
 // askReplicas asks what other replicas know of the open ids. If there is no
 // answer, what is known here has to do, and is not taken for what they know.
+// It does not do for an id that has to be the caller's own.
 func (f *finder) askReplicas() {
 	if f.refused || len(f.open) == 0 {
 		return
@@ -160,7 +177,7 @@ func (f *finder) askReplicas() {
 		keys[i] = f.open[i].Key
 	}
 	found, err := f.affinity.shared.Ask(f.caller, keys, f.affinity.patience)
-	if errors.Is(err, replicas.ErrCrowded) {
+	if errors.Is(err, replicas.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
 	}
@@ -181,7 +198,7 @@ func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 			o.Account = found.Account
 		}
 	}
-	if o.Caller == 0 && f.caller != 0 {
+	if o.Caller == 0 && f.caller != 0 && !it.own {
 		o.Caller, ttl = owners.NoCaller, foundFor
 	}
 	if slices.Contains(a.accounts, o.Account) {
@@ -278,6 +295,15 @@ func (h *Home) learn(account string, kind openaiapi.Kind, text []byte) {
 	}
 	h.learned = true
 	h.put(key, account, caller, h.affinity.ttl)
+}
+
+// learnUnstored records that a new output item of a response that no account
+// stores belongs to the caller. Only a caller who reaches nothing else needs that,
+// because clients send such items back.
+func (h *Home) learnUnstored(text []byte) {
+	if key := owners.KeyOf(text); h.affinity.strict && h.creates && h.isNew(key) && !h.names(key) {
+		h.put(key, "", h.caller, h.affinity.ttl)
+	}
 }
 
 // isNew reports whether the id may be the caller's: it is not known as one that

@@ -126,9 +126,13 @@ func (l *Lesson) event(e sse.Event) {
 }
 
 func (l *Lesson) learn(text []byte) {
-	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.Kind, text []byte) {
-		if l.read++; l.read <= openaiapi.MaxIDs && (kind == openaiapi.Encrypted || !l.unstored) {
+	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.Kind, stored bool, text []byte) {
+		switch l.read++; {
+		case l.read > openaiapi.MaxIDs:
+		case kind == openaiapi.Encrypted || stored && !l.unstored:
 			l.home.learn(l.account, kind, text)
+		case kind == openaiapi.Part:
+			l.home.learnUnstored(text)
 		}
 	})
 	l.unstored = l.unstored || unstored

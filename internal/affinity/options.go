@@ -46,6 +46,14 @@ type Options struct {
 	// Default: false.
 	Save bool `json:"save,omitempty"`
 
+	// Callers is `strict` if a caller is to reach only the objects that it made
+	// through this pool, and gets a 404 for all others. It needs client keys, and
+	// `save` or `state`, because the ids that are remembered are all that callers
+	// reach. Requests of which the objects cannot be seen, and lists, are refused.
+	// Default: a caller reaches all objects but those that are known to be another
+	// caller's.
+	Callers string `json:"callers,omitempty"`
+
 	// PromptCache sends the requests of a session to the backend whose cache has
 	// the beginning of their prompts. Default: off.
 	PromptCache *PromptCache `json:"prompt_cache,omitempty"`
@@ -67,6 +75,7 @@ const (
 //	    ids_ttl        <duration>
 //	    lookup_timeout <duration>
 //	    save
+//	    callers        strict
 //	    prompt_cache   [<header...>]
 //	}
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
@@ -76,7 +85,8 @@ func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 		"lookup_timeout": directive.Duration(&o.LookupTimeout),
 
-		"save": directive.Flag(&o.Save),
+		"save":    directive.Flag(&o.Save),
+		"callers": directive.OneOf(&o.Callers, Strict),
 
 		"prompt_cache": directive.Func(o.unmarshalPromptCache),
 	})
@@ -104,6 +114,12 @@ func (o *Options) provision() error {
 	}
 	if o.Save && *o.IDs == 0 {
 		return fmt.Errorf("save is of no use with ids 0")
+	}
+	switch {
+	case o.Callers != "" && o.Callers != Strict:
+		return fmt.Errorf("callers '%s' is not strict", o.Callers)
+	case o.Callers == Strict && *o.IDs == 0:
+		return fmt.Errorf("callers strict is of no use with ids 0")
 	}
 	return o.checkIDs()
 }

@@ -316,3 +316,82 @@ func TestACallerIsRefusedWhoseLookupsCannotBeMadeInTime(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// strict has the replicas let callers reach only what they made.
+func strict(all ...*Affinity) {
+	for _, a := range all {
+		a.strict = true
+	}
+}
+
+func TestAStrictPoolKnowsWhatOtherReplicasLearned(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		for _, accounts := range [][]string{{"a", "b"}, {"a"}} {
+			one, other := s.replica(accounts...), s.replica(accounts...)
+			strict(one, other)
+			one.learn("a", "alice", "resp_of_alice", "rs_of_alice")
+			one.learn("a", "", "resp_of_nobody")
+			synctest.Wait()
+			for range 2 {
+				other.wantRefused(t, "with the store")
+				if _, refusal, refused := other.names("alice", "resp_of_nobody"); !refused || refusal.Status != 404 {
+					t.Errorf("alice may use what belongs to nobody: %+v", refusal)
+				}
+				if h, refusal, refused := other.names("alice", "resp_of_alice", "rs_of_alice"); refused || !h.Allows("a") {
+					t.Errorf("alice may not use her response: %+v", refusal)
+				}
+			}
+		}
+	})
+}
+
+func TestAStrictPoolRefusesWhatItCannotLookUp(t *testing.T) {
+	for name, fault := range map[string]func(*statetest.Hub){
+		"down": func(h *statetest.Hub) { h.Fail(errors.New("down")) },
+		"slow": func(h *statetest.Hub) { h.SlowDown(time.Minute) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inTouch(t, func(s *shared) {
+				one, other := s.replica("a", "b"), s.replica("a", "b")
+				strict(one, other)
+				one.learn("b", "alice", "resp_of_alice")
+				synctest.Wait()
+				fault(s.hub)
+				for range 3 {
+					for _, caller := range []string{"alice", "bob"} {
+						if _, refusal, refused := other.names(caller, "resp_of_alice"); !refused || refusal != apierror.OwnersUnknown {
+							t.Errorf("%s got %+v", caller, refusal)
+						}
+					}
+				}
+				if h, refusal, refused := one.names("alice", "resp_of_alice"); refused || !h.Allows("b") {
+					t.Errorf("alice may not use what the replica knows: %+v", refusal)
+				}
+				one.wantRefused(t, "at the replica that knows it")
+				s.hub.Fail(nil)
+				s.hub.SlowDown(0)
+				time.Sleep(2 * time.Second)
+				if _, refusal, refused := other.names("alice", "resp_of_alice"); refused {
+					t.Errorf("afterwards, alice got %+v", refusal)
+				}
+				other.wantRefused(t, "afterwards")
+			})
+		})
+	}
+}
+
+// TestAStrictPoolForgetsNoRefusal has an id become alice's after it was looked up.
+func TestAStrictPoolForgetsNoRefusal(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one, other := s.replica("a", "b"), s.replica("a", "b")
+		strict(one, other)
+		if _, refusal, refused := other.names("alice", "resp_of_alice"); !refused || refusal.Status != 404 {
+			t.Errorf("alice got %+v", refusal)
+		}
+		one.learn("b", "alice", "resp_of_alice")
+		synctest.Wait()
+		if _, refusal, refused := other.names("alice", "resp_of_alice"); refused {
+			t.Errorf("alice got %+v", refusal)
+		}
+	})
+}

@@ -66,7 +66,7 @@ var (
 		"Unknown path. The base URL for OpenAI's SDKs is this server's address with /v1 at its end. The endpoint for Azure's SDKs is the address alone.",
 		"invalid_request_error", "unknown_url", InvalidRequest}
 	NoWebSocket = Error{http.StatusUpgradeRequired,
-		"Responses are not available over WebSocket here: the model would be known only after a backend is chosen. Use HTTP.",
+		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.",
 		"invalid_request_error", "websocket_not_supported", InvalidRequest}
 	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
 		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}

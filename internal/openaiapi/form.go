@@ -3,6 +3,7 @@ package openaiapi
 import (
 	"bytes"
 	"mime"
+	"strings"
 )
 
 const (
@@ -58,6 +59,7 @@ func ParseForm(body []byte, boundary string) Request {
 		}
 		field, headers := fieldName(body[start:end])
 		value := span{start + headers, end}
+		r.nested = r.nested || isNested(field, body[value.start:value.end])
 		switch at := inRequest.place(top, []byte(field)); {
 		case at == memberModel:
 			namesModel = true
@@ -66,6 +68,8 @@ func ParseForm(body []byte, boundary string) Request {
 			}
 		case whole && at == named && len(r.ids) <= MaxIDs && isID(body[value.start:value.end]):
 			r.ids = append(r.ids, ID{Object, value})
+		case whole && at.isText() && value.end > value.start:
+			r.odd = value
 		case whole:
 			r.take(at, body[value.start:value.end])
 		}
@@ -79,6 +83,15 @@ func ParseForm(body []byte, boundary string) Request {
 		r.after = newline
 	}
 	return r
+}
+
+// isNested reports whether some servers may read a field as a part of an object, or its value as one that
+// names objects. A prompt is a text, whatever it begins with.
+func isNested(field string, value []byte) bool {
+	at := inRequest.place(top, []byte(field))
+	begin := skipSpace(value, 0)
+	return strings.ContainsAny(field, "[.") || inRequestOfAnyCase.place(top, []byte(field)) != at || elsewhere < at && at < named && field != "prompt" &&
+		begin < len(value) && (value[begin] == '{' || value[begin] == '[')
 }
 
 // nextDelimiter finds the next delimiter: a line break, two dashes and the boundary. It returns where

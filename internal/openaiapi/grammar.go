@@ -1,6 +1,9 @@
 package openaiapi
 
-import "bytes"
+import (
+	"bytes"
+	"slices"
+)
 
 // place tells what a value in a body is.
 type place uint8
@@ -50,10 +53,14 @@ type grammar uint8
 const (
 	inRequest grammar = iota
 	inReply
+	inRequestOfAnyCase
 )
 
 // under takes a name as it is written.
 func (g grammar) under(at place, quoted []byte) place {
+	if g == inRequestOfAnyCase {
+		return g.place(at, unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'})))
+	}
 	found := g.place(at, quoted)
 	if found != elsewhere || len(quoted) < len(`\u0000`) || bytes.IndexByte(quoted, '\\') < 0 {
 		return found
@@ -69,8 +76,11 @@ func (g grammar) under(at place, quoted []byte) place {
 // place knows where the API's requests name objects. All others are passed over: ids in prompts,
 // metadata and schemas are text of the user's.
 func (g grammar) place(at place, key []byte) place {
-	if g == inReply {
+	switch g {
+	case inReply:
 		return placeInReply(at, key)
+	case inRequestOfAnyCase:
+		return inRequest.place(at, lower(key))
 	}
 	switch at {
 	case variables:
@@ -146,6 +156,9 @@ func (g grammar) place(at place, key []byte) place {
 	}
 	return elsewhere
 }
+
+// lower returns the name in the letters that servers take for the same if they ignore their case.
+func lower(key []byte) []byte { return bytes.ToLower(bytes.ToUpper(key)) }
 
 // placeInReply knows where replies name objects that exist where the reply comes from.
 func placeInReply(at place, key []byte) place {

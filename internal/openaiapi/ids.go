@@ -64,6 +64,7 @@ type walker struct {
 	body    []byte
 	grammar grammar
 	ids     []ID
+	odd     span // of a text that is in the place of an id
 	// notStored tells that a response says that it is not stored.
 	notStored bool
 	// prompt takes in the messages that the walker is among, if it is.
@@ -160,6 +161,8 @@ func (w *walker) note(at place, s span) {
 	text := unquoteBytes(w.body[s.start:s.end])
 	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || isID(text) {
 		w.ids = append(w.ids, ID{kinds[at], s})
+	} else if len(text) > 0 {
+		w.odd = s
 	}
 }
 
@@ -199,14 +202,12 @@ func (r Request) HasIDs() bool { return len(r.ids) > 0 }
 // EachIDInReply calls f with every id in a JSON reply, or an event of a stream: those of objects
 // that exist where it comes from. text is a part of reply. Of a reply that was cut off, it finds
 // those that came whole. Of a response that says that it is not stored, only encrypted contents
-// count.
-func EachIDInReply(reply []byte, f func(kind Kind, text []byte)) (notStored bool) {
+// are stored: they hold what they need themselves.
+func EachIDInReply(reply []byte, f func(kind Kind, stored bool, text []byte)) (notStored bool) {
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)
 	for _, id := range w.ids[:min(len(w.ids), MaxIDs)] {
-		if id.Kind == Encrypted || !w.notStored {
-			f(id.Kind, unquoteBytes(reply[id.span.start:id.span.end]))
-		}
+		f(id.Kind, id.Kind == Encrypted || !w.notStored, unquoteBytes(reply[id.span.start:id.span.end]))
 	}
 	return w.notStored
 }

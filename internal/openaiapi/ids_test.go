@@ -221,7 +221,10 @@ func TestIDsInAReply(t *testing.T) {
 		{"no object", `"resp_123456"`, nil},
 	} {
 		var got []string
-		EachIDInReply([]byte(tt.body), func(kind Kind, text []byte) {
+		EachIDInReply([]byte(tt.body), func(kind Kind, stored bool, text []byte) {
+			if !stored {
+				return
+			}
 			got = append(got, map[Kind]string{Object: "", Encrypted: "", Part: "part ", Mentioned: "mentioned "}[kind]+string(text))
 		})
 		if !slices.Equal(got, tt.want) {

@@ -84,7 +84,7 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 			break
 		}
 	}
-	r.ids = w.ids
+	r.ids, r.odd = w.ids, w.odd
 	if last.end > 0 {
 		r.Model, r.HasModel = unquote(body[last.start:last.end])
 	}

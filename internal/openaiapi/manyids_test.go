@@ -51,7 +51,7 @@ func TestABodyMayNameAThousandIDs(t *testing.T) {
 
 func TestOfAReplyAThousandIDsAreRead(t *testing.T) {
 	n := 0
-	EachIDInReply([]byte(`{"data":[{"id":"file-12345"}`+strings.Repeat(`,{"id":"file-12345"}`, 5000)+`]}`), func(Kind, []byte) { n++ })
+	EachIDInReply([]byte(`{"data":[{"id":"file-12345"}`+strings.Repeat(`,{"id":"file-12345"}`, 5000)+`]}`), func(Kind, bool, []byte) { n++ })
 	if n != 1000 {
 		t.Errorf("%d ids are read, want %d", n, 1000)
 	}

@@ -59,8 +59,13 @@ type Request struct {
 	model  span
 	models []span
 
-	// ids are the places of those that the body names.
+	// ids are the places of those that the body names, and odd is that of a text that is in the place
+	// of one, but not like an id.
 	ids []ID
+	odd span
+
+	// nested reports whether a form has a field that is more than a text.
+	nested bool
 
 	// before and after go around the value of a model that is added at addAt. Without before,
 	// none can be added.

@@ -8,17 +8,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestEveryPlaceOfAnIDLeadsToItsOwner has the second account own what requests
-// name in their path, their query and their body. All other requests would go to
-// the first one.
-func TestEveryPlaceOfAnIDLeadsToItsOwner(t *testing.T) {
+// everyPlace returns requests that name an object in their path, their query or
+// their body, by its id.
+func everyPlace() map[string][]string {
 	post := func(path string, bodies ...string) (requests []string) {
 		for _, body := range bodies {
 			requests = append(requests, "POST "+path+" "+body)
 		}
 		return requests
 	}
-	for id, requests := range map[string][]string{
+	return map[string][]string{
 		"resp_12345678": append(post("/v1/responses", `{"previous_response_id":"ID"}`, `{"previous_response_id":"ID","stream":true}`),
 			"GET /v1/responses/ID", "GET /v1/responses/ID?stream=true&starting_after=4", "GET /v1/responses/ID/input_items", "DELETE /v1/responses/ID",
 			"POST /v1/responses/ID/cancel", `POST /v1/responses/compact {"previous_response_id":"ID"}`, `POST /v1/responses/input_tokens {"previous_response_id":"ID"}`,
@@ -66,7 +65,13 @@ func TestEveryPlaceOfAnIDLeadsToItsOwner(t *testing.T) {
 		"cksess_12345678":   {"POST /v1/chatkit/sessions/ID/cancel {}"},
 		"cthr_12345678":     {"GET /v1/chatkit/threads/ID", "GET /v1/chatkit/threads/ID/items", "DELETE /v1/chatkit/threads/ID"},
 		"wf_12345678":       {`POST /v1/chatkit/sessions {"workflow":{"id":"ID"}}`},
-	} {
+	}
+}
+
+// TestEveryPlaceOfAnIDLeadsToItsOwner has the second account own what requests
+// name. All other requests would go to the first one.
+func TestEveryPlaceOfAnIDLeadsToItsOwner(t *testing.T) {
+	for id, requests := range everyPlace() {
 		inBubble(t, threeAccountsInOrder, func(t *testing.T, w *world) {
 			w.Backends["a"].Replies(lbtest.Throttled("1"))
 			w.Backends["b"].Replies(lbtest.Says(200, `{"id":"`+id+`"}`))

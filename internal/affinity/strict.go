@@ -1,0 +1,52 @@
+package affinity
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// Strict is the value of the option callers with which a caller reaches only the
+// objects that it made through the pool.
+const Strict = "strict"
+
+// refuses returns the error for a request that could reach other objects than
+// those that can be seen in it. Whose these are is checked where they are found.
+func (r *Request) refuses() (e apierror.Error, refused bool) {
+	if r.Upgrade {
+		return forbidden("A WebSocket is not available: the objects that its messages name cannot be seen, and callers are kept apart here."), true
+	}
+	switch openaiapi.ReachOf(r.Method, r.Operation) {
+	case openaiapi.ReachesAll:
+		return forbidden("A list is not available: it shows the objects of all callers, and callers are kept apart here."), true
+	case openaiapi.ReachesUnseen:
+		return forbidden("This operation is not available: the objects that it uses cannot be seen in the request, and callers are kept apart here."), true
+	case openaiapi.ReachesUnknown:
+		return forbidden("This operation is not available: it is not known which objects it uses, and callers are kept apart here."), true
+	}
+	switch {
+	case openaiapi.BodyNamesNothing(r.Method, r.Operation):
+		return e, false
+	case r.Compressed:
+		return unseen(http.StatusUnsupportedMediaType, "unsupported_content_encoding", "The request body is compressed. Send it without Content-Encoding"), true
+	case r.CutAt > 0:
+		return unseen(http.StatusRequestEntityTooLarge, "request_too_large", "The request body has more than "+strconv.FormatInt(r.CutAt, 10)+" bytes. Send a shorter one"), true
+	case !r.Body.Readable(r.Text):
+		return unseen(http.StatusBadRequest, "invalid_body", "The request body is neither a JSON object nor a form of plain fields. Send one of these"), true
+	}
+	if text, odd := r.Body.OddID(r.Text); odd {
+		return notFound(openaiapi.Object, string(text)), true
+	}
+	return e, false
+}
+
+func forbidden(message string) apierror.Error {
+	return apierror.Error{Status: http.StatusForbidden, Kind: "invalid_request_error", Code: "callers_kept_apart", Class: apierror.InvalidRequest, Message: message}
+}
+
+func unseen(status int, code, message string) apierror.Error {
+	return apierror.Error{Status: status, Kind: "invalid_request_error", Code: code, Class: apierror.InvalidRequest,
+		Message: message + ": the objects that it names have to be seen, because callers are kept apart here."}
+}
