@@ -91,11 +91,12 @@ func findAllModels(targets []*target) {
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose account
-// serves all models of the pool. New objects do not go to a drained one.
+// serves all models of the pool. One that failed is tried, because a request that
+// names the object goes there even then. New objects do not go to a drained one.
 func (ex *exchange) mayHaveAllModels() bool {
 	now := time.Now()
 	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
-		return t.allModels && !t.Drained() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.asked) && !t.Throttles(ex, now)
+		return t.allModels && !t.Drained() && !t.Lost() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.asked) && !t.Throttles(ex, now)
 	})
 }
 

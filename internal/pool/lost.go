@@ -32,6 +32,9 @@ func (l *lost) lose() time.Duration {
 	return time.Duration(l.pause.Load())
 }
 
+// Lost reports whether the member cannot be reached.
+func (m *Member) Lost() bool { return m.health.lost.is.Load() }
+
 // StillLost records that an attempt to reach the member has failed.
 func (m *Member) StillLost(r Refusal, now time.Time) {
 	l := &m.health.lost

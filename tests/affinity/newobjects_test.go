@@ -61,6 +61,19 @@ func TestWhileNoAccountWithAllModelsCanBeCalledAnotherMakesIt(t *testing.T) {
 		create().WantServed(t, "a")
 		w.AllReply(nil)
 		create().WantServed(t, "b")
+
+		// an unreachable one may not
+		time.Sleep(11 * time.Second)
+		w.Stop("b")
+		w.call(alice, "GET", "/v1/files", "") // finds that out
+		create().WantServed(t, "c")
+		w.Backends["c"].Replies(lbtest.Throttled("5"))
+		create().WantServed(t, "a")
+		before := len(w.Logged("attempt"))
+		create().WantServed(t, "a")
+		if n := len(w.Logged("attempt")) - before; n != 1 {
+			t.Errorf("%d attempts were made, want one", n)
+		}
 	})
 }
 
