@@ -99,7 +99,7 @@ func lookPath(t *testing.T, name string) string {
 // runScript has a script carry out the order and reads the line it prints.
 func runScript(t *testing.T, o order, trust string, command ...string) []outcome {
 	arg, _ := json.Marshal(o)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*patience) // LiteLLM alone takes some seconds to load
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:], string(arg))...)
@@ -136,7 +136,7 @@ func install(dir, list, made, command string) error {
 	if have, err := os.ReadFile(marker); err == nil && bytes.Equal(have, wanted) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", command)
 	cmd.Dir = dir
