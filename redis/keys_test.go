@@ -28,7 +28,7 @@ func TestReplicasWithOtherKeysInAFileShareNoBench(t *testing.T) {
 	}))
 	t.Cleanup(backend.Close)
 	file := filepath.Join(t.TempDir(), "key")
-	options := startServer(t).option() + fmt.Sprintf("backend %s/v1 {\nname a\napi_key {file.%s}\n}\nbackend %s/v1 {\nname spare\npriority 2\n}\n", backend.URL, file, backend.URL)
+	options := startServer(t).option() + fmt.Sprintf("backend %s/v1 {\nname a\nmodel m\napi_key {file.%s}\n}\nbackend %s/v1 {\nname spare\npriority 2\n}\n", backend.URL, file, backend.URL)
 	benches := func(r *replica) int { return len(r.logged("backend benched", "a")) }
 
 	lbtest.WriteFile(t, file, "old")

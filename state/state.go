@@ -72,8 +72,12 @@ type Store interface {
 // Record is what a store keeps.
 type Record struct {
 	// Group and Key name the record. Group is of letters, digits and '-', and
-	// Key of any bytes. The records of a group are loaded together.
+	// Key of any bytes, of which there is at least one. The records of a group are
+	// loaded together.
 	Group, Key string
+	// Most is how many records the group may have, this one included, or else it
+	// is not kept. 0: MaxRecords.
+	Most int
 	// Version tells records of the same name apart, as Mode says.
 	Version string
 	// Mode says what becomes of a record of the same name that is kept already.
@@ -145,5 +149,5 @@ const MaxTTL = 24 * time.Hour
 // that many only if somebody makes up names of models.
 const MaxRecords = 1024
 
-// ErrFull tells that a group has MaxRecords records already.
+// ErrFull reports that a group has as many records as it may have.
 var ErrFull = errors.New("too many records")

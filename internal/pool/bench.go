@@ -28,6 +28,8 @@ type Bench struct {
 	Lost bool
 	// InDoubt tells, in a snapshot, that the bench is in doubt.
 	InDoubt bool
+	// Heard reports whether another replica told of the bench.
+	Heard bool
 }
 
 // inForce reports whether the bench keeps requests away, and not its end only.
@@ -197,7 +199,7 @@ func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 	if current.muchLarger(b.Cost) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
-	b.Cost = min(b.Cost, current.Cost)
+	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
 	b.Lost = b.Lost || current.Lost
 	b.Since, b.pool = current.Since, current.pool
 	happened = b.follow(current, elsewhere)

@@ -15,11 +15,11 @@ func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	if m.find(b) != nil || wait <= 0 {
 		return // it was heard before
 	}
-	if !b.Whole && !m.health.hasRoom(b.Model, now) {
+	if !b.Whole && !m.hasRoom(b.Model, now) {
 		return
 	}
 	length := b.Until.Sub(b.Since)
-	b.Until = now.Add(wait)
+	b.Heard, b.Until = true, now.Add(wait)
 	b.Since = b.Until.Add(-max(length, wait))
 	if !b.Whole {
 		b.Model = ModelKey(b.Model)
@@ -78,20 +78,20 @@ func (h *Health) known(b Bench) *benches {
 // hasRoom reports whether a model is remembered, or can be: a bench in force is
 // forgotten only for one of a model that is worth more. Otherwise two benches
 // that are heard again and again would take the place of each other.
-func (h *Health) hasRoom(model string, now time.Time) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	models := h.models.Load()
+func (m *Member) hasRoom(model string, now time.Time) bool {
+	m.health.mu.Lock()
+	defer m.health.mu.Unlock()
+	models := m.health.models.Load()
 	if models == nil || len(*models) < maxModels || (*models)[ModelKey(model)] != nil {
 		return true
 	}
-	least := h.worthLeast(*models, now)
-	return (*models)[least].returns(now).IsZero() || h.hasServed(model) && !h.hasServed(least)
+	least := m.worthLeast(*models, now)
+	return (*models)[least].returns(now).IsZero() || m.Knows(model) && !m.Knows(least)
 }
 
 // worthLeast is the model that is forgotten first.
-func (h *Health) worthLeast(models map[string]*benches, now time.Time) string {
+func (m *Member) worthLeast(models map[string]*benches, now time.Time) string {
 	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
-		return cmp.Or(boolToInt(h.hasServed(a))-boolToInt(h.hasServed(b)), models[a].compareEnds(models[b], now))
+		return cmp.Or(boolToInt(m.Knows(a))-boolToInt(m.Knows(b)), models[a].compareEnds(models[b], now))
 	})
 }

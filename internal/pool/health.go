@@ -120,9 +120,10 @@ func (h *Health) of(model string) *benches {
 
 // remember returns the benches of a model, to be written to. The caller holds
 // the lock. If there are too many models, it forgets the one worth least: a
-// name that was never served before one that was, a failure before a throttle,
-// and what ends soon before what ends late.
-func (h *Health) remember(model string, now time.Time) *benches {
+// name that the member does not know before one that it knows, a failure before
+// a throttle, and what ends soon before what ends late.
+func (m *Member) remember(model string, now time.Time) *benches {
+	h := m.health
 	key := ModelKey(model)
 	models := make(map[string]*benches)
 	if known := h.models.Load(); known != nil {
@@ -132,7 +133,7 @@ func (h *Health) remember(model string, now time.Time) *benches {
 		maps.Copy(models, *known)
 	}
 	if len(models) >= maxModels {
-		delete(models, h.worthLeast(models, now))
+		delete(models, m.worthLeast(models, now))
 	}
 	b := new(benches)
 	models[key] = b
@@ -231,15 +232,22 @@ func (m *Member) claim(r Request, now time.Time) bool {
 // Served ends the benches that an attempt, which started at started, has
 // disproved.
 func (m *Member) Served(model string, started time.Time) {
+	if !m.health.hasServed(model) {
+		m.health.rememberServed(model)
+	}
 	if !m.unbenched(model) {
 		for _, s := range m.slots(model) {
 			m.tellDisproved(s.clear(started), false)
 		}
 	}
 	m.health.of(model).rests.served(started)
-	if !m.health.hasServed(model) {
-		m.health.rememberServed(model)
-	}
+}
+
+// Knows reports whether the config names the model, or the member has served it.
+// Clients can make up any other one.
+func (m *Member) Knows(model string) bool {
+	key := ModelKey(model)
+	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
 }
 
 // Refusal is a reply for which a backend is benched.
@@ -287,14 +295,14 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.health.scope(r.Whole, r.Model, now).rests.next(r, now)
+	return m.scope(r.Whole, r.Model, now).rests.next(r, now)
 }
 
 // put starts or extends a bench, and tells of it.
 func (m *Member) put(next Bench, now time.Time, elsewhere bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
-	happened, over := m.health.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b, elsewhere)
+	happened, over := m.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b, elsewhere)
 	m.health.mu.Unlock()
 	m.tellEnd(over, elsewhere)
 	if happened != nothing {
@@ -313,11 +321,11 @@ func (b *benches) slot(throttle bool) *slot {
 }
 
 // scope returns the benches that a refusal belongs to. The caller holds the lock.
-func (h *Health) scope(whole bool, model string, now time.Time) *benches {
+func (m *Member) scope(whole bool, model string, now time.Time) *benches {
 	if whole {
-		return &h.whole
+		return &m.health.whole
 	}
-	return h.remember(model, now)
+	return m.remember(model, now)
 }
 
 // Doubt puts the throttle of a model, or of the whole backend, in doubt that began
@@ -339,7 +347,7 @@ func (m *Member) CountFailure(whole bool, model string, now time.Time, limit int
 	}
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	b := m.health.scope(whole, model, now)
+	b := m.scope(whole, model, now)
 	recent := slices.DeleteFunc(b.failures, func(at time.Time) bool { return now.Sub(at) >= duration })
 	if len(recent)+1 < limit {
 		b.failures = append(recent, now)

@@ -36,12 +36,13 @@ func (r *Replica) compare(ctx context.Context) error {
 		return cmp.Or(failed, err)
 	}
 	r.clock.set(shown, asked, now)
-	known := make(map[recordKey]record)
+	known, sizes := make(map[recordKey]record), make(map[string]int)
 	for _, k := range kept {
+		sizes[k.Group]++
 		r.takeIn(k, known, orders, now)
 	}
 	for _, l := range links {
-		r.tellMissing(l, known, orders, now)
+		r.tellMissing(l, known, sizes, orders, now)
 	}
 	r.tellUnsent(now)
 	return failed
@@ -92,8 +93,9 @@ const slack = 500 * time.Millisecond
 const lag = 200 * time.Millisecond
 
 // tellMissing tells of what is known here and not kept by the store: because it
-// could not be reached, or lost its data.
-func (r *Replica) tellMissing(l *Link, known map[recordKey]record, orders uint64, now time.Time) {
+// could not be reached, or lost its data. A bench for which a backend has no room
+// waits until another one is over.
+func (r *Replica) tellMissing(l *Link, known map[recordKey]record, sizes map[string]int, orders uint64, now time.Time) {
 	// before the snapshot, in which a backend of a new name has no benches of the
 	// one before
 	names := l.backends()
@@ -101,16 +103,21 @@ func (r *Replica) tellMissing(l *Link, known map[recordKey]record, orders uint64
 		backend := names[s.Member]
 		for _, b := range s.Benches {
 			left := b.Until.Sub(now)
-			kept, ok := known[recordKey{backend, benchOf(b, now).key()}]
-			ok = ok && (kept.foreign || kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
+			told := benchOf(b, now)
+			kept, there := known[recordKey{backend, told.key()}]
+			ok := there && (kept.foreign || kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
 			i := item{kind: benched, backend: backend, bench: b, at: now}
 			if b.InDoubt {
 				i.kind = doubted
 				ok = ok && (kept.Kind != benched || kept.Bench.ID != idOf(b))
 			}
-			if !ok && left > lag && shared(b) {
-				r.enqueue(i)
+			if ok || left <= lag || !shared(s.Member, b) || !there && sizes[backend] >= told.most() {
+				continue
 			}
+			if !there {
+				sizes[backend]++
+			}
+			r.enqueue(i)
 		}
 		r.tellMissingDrain(s.Member, backend, known, orders, now)
 	}

@@ -94,6 +94,9 @@ func (l *Link) Happened(e pool.Event) {
 		return
 	}
 	r, i := l.replica, item{backend: l.backend(e.Member), bench: e.Bench, at: time.Now()}
+	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !shared(e.Member, e.Bench) {
+		return
+	}
 	switch e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
 		i.kind = benched
@@ -116,7 +119,7 @@ func (l *Link) Happened(e pool.Event) {
 			r.drains.ordered(e.Member, i)
 		}
 	}
-	if !e.Elsewhere && (i.member != "" || shared(e.Bench)) {
+	if !e.Elsewhere {
 		r.enqueue(i)
 	}
 }
@@ -136,7 +139,7 @@ func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 		maps.DeleteFunc(r.ended, func(_ uint64, e ending) bool { return now.After(e.until) })
 	}
 	if len(r.ended) >= maxEnded {
-		clear(r.ended) // somebody makes up models
+		clear(r.ended) // another replica makes up models
 	}
 	if e := r.ended[b.ID]; !e.disproved {
 		r.ended[b.ID] = ending{disproved, now.Add(max(0, b.Until.Sub(now)) + lifetime)}

@@ -85,8 +85,15 @@ var classes = []verdict.Class{verdict.Throttled, verdict.Quota, verdict.Overload
 
 var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
 
-// shared reports whether other replicas are told of the bench.
-func shared(b pool.Bench) bool {
+// shared reports whether a bench of the member concerns other replicas: one of them
+// told of it, or the model exists. Clients can make up any number of models, each of
+// which begins a bench that only the replica needs which met it.
+func shared(m *pool.Member, b pool.Bench) bool {
+	return shareable(b) && (b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model))
+}
+
+// shareable reports whether replicas tell each other of such benches.
+func shareable(b pool.Bench) bool {
 	return slices.Contains(classes, verdict.Class(b.Class))
 }
 
@@ -131,6 +138,19 @@ func (b *bench) key() string {
 		key += " " + b.Model
 	}
 	return key
+}
+
+// most is how many benches the backend may have in the store, this one included.
+// Those for failures of single models leave room for throttles, and both for those
+// of the whole backend.
+func (b *bench) most() int {
+	switch {
+	case b.Whole:
+		return state.MaxRecords
+	case b.Throttle:
+		return state.MaxRecords - 2
+	}
+	return state.MaxRecords / 2
 }
 
 // parse reads a message, whoever wrote it.

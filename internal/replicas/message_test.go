@@ -137,7 +137,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, s := range p.Snapshot(someTime) {
 			for _, b := range s.Benches {
-				if !b.Until.After(someTime) || b.Until.Sub(b.Since) > maxLength || !shared(b) {
+				if !b.Until.After(someTime) || b.Until.Sub(b.Since) > maxLength || !shareable(b) {
 					t.Fatalf("%s benches with %+v", text, b)
 				}
 			}

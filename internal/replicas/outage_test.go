@@ -130,9 +130,10 @@ func TestAnOutageTakesNoMoreAndMoreMemory(t *testing.T) {
 		goroutines := runtime.NumGoroutine()
 		for outage := range 2 {
 			w.hub.Fail(errors.New("down"))
-			for i := range maxEnded + 200 { // clients make up models
+			for i := range maxEnded + 200 { // of so many models
 				b := throttle(time.Minute)
 				b.Model = fmt.Sprint(outage, i)
+				w.at(0, "a").Models = []string{b.Model}
 				w.at(0, "a").Bench(b, time.Now())
 				if i%2 == 0 {
 					w.at(0, "a").Served(b.Model, time.Now().Add(time.Second))

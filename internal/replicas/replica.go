@@ -187,7 +187,7 @@ func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 		}
 	}
 	if m.Bench != nil {
-		record.Key, record.Version = m.Bench.key(), m.Bench.ID
+		record.Key, record.Version, record.Most = m.Bench.key(), m.Bench.ID, m.Bench.most()
 	}
 	record.Message = m.text()
 	return record, true

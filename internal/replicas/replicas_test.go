@@ -47,6 +47,9 @@ func share(t *testing.T, n int, test func(*world)) {
 	})
 }
 
+// models are those of the config.
+var models = []string{"m", "other"}
+
 // start adds a replica with the backend a and its spare b.
 func (w *world) start() *testReplica { return w.startWith(w.hub.Store()) }
 
@@ -57,7 +60,7 @@ func (w *world) startWith(store state.Store) *testReplica {
 	r.link = r.NewLink()
 	for i, name := range []string{"a", "b"} {
 		m := pool.NewMember(name, new(pool.Health))
-		m.Priority = i + 1
+		m.Priority, m.Models = i+1, models
 		r.members[name] = m
 		r.link.Name(m, "https://"+name+" key")
 		members = append(members, m)

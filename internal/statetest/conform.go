@@ -144,6 +144,12 @@ func testBounds(t *testing.T, s state.Store) {
 	if n := len(load(t, s, "h")); n != 1 {
 		t.Error("a record of another group is not kept")
 	}
+	third := state.Record{Group: "h", Key: "third", Mode: state.Extend, Version: "1", Most: 1, TTL: time.Hour, Message: []byte("m")}
+	if err := s.Put(t.Context(), []state.Record{third}); err == nil || !strings.Contains(err.Error(), state.ErrFull.Error()) {
+		t.Errorf("the error for a second record of one is %v, want %v", err, state.ErrFull)
+	}
+	third.Most = 2
+	put(t, s, third)
 }
 
 func testMessages(t *testing.T, stores ...state.Store) {

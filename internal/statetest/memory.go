@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ type Hub struct {
 	refuses   error
 	refused   []string
 	claims    map[string]claim
+	claimed   int
 	listeners map[chan []byte]bool
 	suspended map[*byte]bool
 }
@@ -177,6 +179,13 @@ func (h *Hub) Finds() int {
 	return h.finds
 }
 
+// Claims is how many claims were made.
+func (h *Hub) Claims() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.claimed
+}
+
 // Entries are those that are kept.
 func (h *Hub) Entries() (entries []state.Entry) {
 	h.mu.Lock()
@@ -242,8 +251,8 @@ func (m memory) keep(r state.Record, now time.Time) error {
 	if r.TTL > 0 {
 		next.until = now.Add(r.TTL)
 	}
+	maps.DeleteFunc(group, func(_ string, k kept) bool { return k.over(now) })
 	before, known := group[r.Key]
-	known = known && !before.over(now)
 	switch {
 	case known && r.Mode == state.Extend && before.near(next):
 		if before.Version < r.Version {
@@ -261,7 +270,7 @@ func (m memory) keep(r state.Record, now time.Time) error {
 	case r.Mode == state.Finish, known && !before.finished && !next.outlasts(before):
 		return nil
 	}
-	if !known && len(group) >= state.MaxRecords {
+	if !known && len(group) >= cmp.Or(r.Most, state.MaxRecords) {
 		return state.ErrFull
 	}
 	group[r.Key] = next
@@ -372,6 +381,7 @@ func (m memory) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 		return nil, err
 	}
 	now := time.Now()
+	m.claimed += len(claims)
 	for _, c := range claims {
 		if known, ok := m.claims[c.Name]; !ok || !now.Before(known.until) {
 			m.claims[c.Name] = claim{m.id, now.Add(c.TTL)}

@@ -1,0 +1,127 @@
+package replicas
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// counted counts what is told from now on.
+func (w *world) counted() map[kind]int {
+	told := make(map[kind]int)
+	go w.hub.Store().Listen(w.Context(), func() {}, func(text []byte) {
+		m, _ := parse(text)
+		told[m.Kind]++
+	})
+	synctest.Wait()
+	return told
+}
+
+// noModel is a backend's answer that it does not have the model.
+func noModel(model string) pool.Refusal {
+	return pool.Refusal{Reason: pool.Reason{Class: string(verdict.NoModel), Status: 404}, Model: model, Wait: time.Minute}
+}
+
+func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
+	share(t, 3, func(w *world) {
+		told := w.counted()
+		for i := range 2000 {
+			b := throttle(time.Minute)
+			if b.Model = fmt.Sprint("made up ", i); i%2 == 0 {
+				b = noModel(b.Model)
+			}
+			w.at(i%3, "a").Bench(b, time.Now())
+			time.Sleep(time.Millisecond)
+		}
+		w.at(1, "a").Bench(throttle(30*time.Second), time.Now())
+		synctest.Wait()
+		for i, r := range w.replicas {
+			if r.pool.Pick(asksFor{asks{cost: 1}, "m"}, time.Now()) == r.members["a"] {
+				t.Errorf("replica %d does not know of the throttle", i)
+			}
+		}
+		time.Sleep(time.Minute)
+		w.at(2, "a").Reset()
+		time.Sleep(time.Second)
+		if told[benched] != 1 || told[disproved] > 1 || w.hub.Len(digest("https://a key")) > 1 || w.hub.Claims() != 3 {
+			t.Errorf("told %v, %d are kept, %d claims; want those of one bench, which the reset may disprove", told, w.hub.Len(digest("https://a key")), w.hub.Claims())
+		}
+	})
+}
+
+func TestAModelThatWasServedIsShared(t *testing.T) {
+	share(t, 3, func(w *world) {
+		w.at(0, "a").Served("new", time.Now())
+		b := throttle(10 * time.Second)
+		b.Model = "new"
+		w.at(0, "a").Bench(b, time.Now())
+		synctest.Wait()
+		w.wantBenched("a", 10*time.Second)
+		time.Sleep(time.Second)
+		w.at(1, "a").Served("new", time.Now()) // which has heard of it, and not served it before
+		synctest.Wait()
+		w.wantBenched("a", 0)
+	})
+}
+
+// fill has the store keep so many records of a backend, which no replica here
+// understands.
+func (w *world) fill(backend string, n int, ttl time.Duration) {
+	for i := range n {
+		if err := w.hub.Store().Put(w.Context(), []state.Record{{
+			Group: digest("https://" + backend + " key"), Key: fmt.Sprint(n, i), TTL: ttl, Message: []byte(`{"v":0}`)}}); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+func TestThrottlesAndWholeBackendsKeepTheirSpace(t *testing.T) {
+	share(t, 1, func(w *world) {
+		kept := func(b pool.Refusal) bool {
+			before := w.hub.Len(digest("https://a key"))
+			w.at(0, "a").Bench(b, time.Now())
+			synctest.Wait()
+			return w.hub.Len(digest("https://a key")) > before
+		}
+		whole := throttle(time.Minute)
+		whole.Whole = true
+		other := throttle(time.Minute)
+		other.Model = "other"
+		w.fill("a", state.MaxRecords/2-1, time.Hour)
+		if !kept(noModel("m")) || kept(noModel("other")) {
+			t.Error("failures of models do not have half of the space")
+		}
+		w.fill("a", state.MaxRecords/2-3, time.Hour)
+		if !kept(throttle(time.Minute)) || kept(other) {
+			t.Error("throttles of models have not all but two places")
+		}
+		if !kept(whole) {
+			t.Error("there is no place for the whole backend")
+		}
+	})
+}
+
+func TestABenchThatDidNotFitWaitsForAPlace(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.fill("a", 2, 20*time.Second)
+		w.fill("a", state.MaxRecords-4, time.Hour)
+		told := w.counted()
+		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		time.Sleep(18 * time.Second)
+		w.wantBenched("a", 42*time.Second)
+		if told[benched] != 1 {
+			t.Errorf("it is told %d times, want once", told[benched])
+		}
+		time.Sleep(4 * time.Second)
+		late := w.start()
+		time.Sleep(time.Second)
+		if late.benched("a") == 0 || told[benched] > 3 {
+			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told[benched], late.benched("a") > 0)
+		}
+	})
+}
