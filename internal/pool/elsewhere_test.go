@@ -63,7 +63,7 @@ func TestBenchesThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 	}
 	comparison := func() {
 		for i := range 2 * maxModels {
-			hear(strings.Repeat("m", i/2+1)+fmt.Sprint(i%2), 10+i)
+			hear(strings.Repeat("m", i/2+1)+fmt.Sprint(i%2), 600+i)
 		}
 	}
 	a.Served("known", start)
@@ -71,7 +71,7 @@ func TestBenchesThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 	if n := len(*heard); n != maxModels {
 		t.Errorf("%d benches began, want %d", n, maxModels)
 	}
-	hear("known", 1) // is worth more
+	hear("known", 300) // is worth more
 	if n := len(*heard); n != maxModels+1 {
 		t.Errorf("%d benches began, want one more than %d", n, maxModels)
 	}
