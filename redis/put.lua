@@ -26,7 +26,11 @@ if kept then
 	end
 end
 
-if mode ~= 'replace' then
+if mode == 'latest' then
+	if alive and keptVersion > version then
+		return 0
+	end
+elseif mode ~= 'replace' then
 	if alive and keptVersion == version then
 		if keptFinished == 1 then
 			return 0

@@ -53,7 +53,7 @@ var (
 	keepScript string
 )
 
-var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace"}
+var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace", state.Latest: "latest"}
 
 // client opens the client at its first use, because it connects at once.
 func (s *store) client() client.UniversalClient {

@@ -106,6 +106,9 @@ const (
 	Finish
 	// Replace replaces the record.
 	Replace
+	// Latest keeps whichever of the two has the greater version, compared as text.
+	// If both have the same, the new one is kept.
+	Latest
 )
 
 // Kept is a record that a store has kept.

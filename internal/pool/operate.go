@@ -16,8 +16,10 @@ func (m *Member) Resume() { m.setDrained(false, false) }
 // TakenOut reports whether an operator took the member out of use.
 func (m *Member) TakenOut() bool { return m.shared.drained.Load() }
 
+// setDrained tells of an order that was given here also if it changes nothing: for
+// another replica, it may.
 func (m *Member) setDrained(drained, elsewhere bool) {
-	if !m.shared.drained.CompareAndSwap(!drained, drained) {
+	if !m.shared.drained.CompareAndSwap(!drained, drained) && elsewhere {
 		return
 	}
 	happening := Resumed

@@ -18,7 +18,7 @@ func TestADrainedMemberIsTheLastChoice(t *testing.T) {
 	members["a"].Resume()
 	members["a"].Resume()
 	wantPick(t, p, 1, at(11), "a")
-	if want := []string{"a drained", "b began throttled 10s", "a resumed"}; !slices.Equal(*heard, want) {
+	if want := []string{"a drained", "a drained", "b began throttled 10s", "a resumed", "a resumed"}; !slices.Equal(*heard, want) {
 		t.Errorf("heard %q, want %q", *heard, want)
 	}
 }

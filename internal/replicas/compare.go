@@ -25,7 +25,6 @@ func (r *Replica) compare(ctx context.Context) error {
 		}
 	}
 	failed := r.store.Put(ctx, []state.Record{r.alive(time.Now())})
-	orders := r.drains.now()
 	asked := time.Now()
 	kept, shown, err := r.store.Load(ctx, groups)
 	now := time.Now()
@@ -39,12 +38,12 @@ func (r *Replica) compare(ctx context.Context) error {
 	known, sizes := make(map[recordKey]record), make(map[string]int)
 	for _, k := range kept {
 		sizes[k.Group]++
-		r.takeIn(k, known, orders, now)
+		r.takeIn(k, known, now)
 	}
 	for _, l := range links {
-		r.tellMissing(l, known, sizes, orders, now)
+		r.tellMissing(l, known, sizes, now)
 	}
-	r.tellUnsent(now)
+	r.repeatOrders(links, known, now)
 	return failed
 }
 
@@ -58,9 +57,8 @@ type record struct {
 	foreign bool
 }
 
-// takeIn takes in a record that was kept when the latest order to drain a member
-// was that of the number.
-func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, orders uint64, now time.Time) {
+// takeIn applies a record that the store keeps.
+func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time) {
 	m, err := parse(k.Message)
 	if err != nil {
 		messagesIn.WithLabelValues("invalid").Inc()
@@ -70,7 +68,7 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, orders uint64
 	known[recordKey{k.Group, k.Key}] = record{message: m, ttl: k.TTL}
 	switch m.Kind {
 	case drained, resumed:
-		r.takeInDrain(m, orders)
+		r.hearDrain(m, time.Time{}, now)
 	case alive:
 		r.hearAlive(m, now.Add(min(k.TTL-lifetime, 0)))
 	default:
@@ -95,7 +93,7 @@ const lag = 200 * time.Millisecond
 // tellMissing tells of what is known here and not kept by the store: because it
 // could not be reached, or lost its data. A bench for which a backend has no room
 // waits until another one is over.
-func (r *Replica) tellMissing(l *Link, known map[recordKey]record, sizes map[string]int, orders uint64, now time.Time) {
+func (r *Replica) tellMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
 	// before the snapshot, in which a backend of a new name has no benches of the
 	// one before
 	names := l.backends()
@@ -119,6 +117,5 @@ func (r *Replica) tellMissing(l *Link, known map[recordKey]record, sizes map[str
 			}
 			r.enqueue(i)
 		}
-		r.tellMissingDrain(s.Member, backend, known, orders, now)
 	}
 }

@@ -1,102 +1,126 @@
 package replicas
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// drains remembers the orders to take members out of use, and to put them back.
-// The latest order holds. So what was read from the store does not count for a
-// member for which an order has come since, from here or elsewhere.
+// drains remembers the latest order for each member: to take it out of use, or to
+// put it back. Orders have numbers, so that all replicas agree on which one is the
+// latest, whatever they hear first and whether or not the store keeps it. Each
+// replica repeats the orders that it knows and the store does not keep.
 type drains struct {
-	mu sync.Mutex
-	// orders counts orders, and their arrival at the store.
-	orders uint64
-	known  map[drainKey]order
+	mu    sync.Mutex
+	known map[drainKey]order
 }
 
 type drainKey struct{ backend, member string }
 
+func (k drainKey) record() recordKey { return recordKey{drainGroup, k.backend + k.member} }
+
 // order is the latest one for a member.
 type order struct {
-	number uint64
-	out    bool
-	// unsent tells that it is ours, and that the store may not know it.
-	unsent bool
+	// number is the time of the order by the store's clock, in microseconds, or one
+	// more than the number of the order before. It is 0 if the time is not known.
+	number int64
+	// out tells that the member is out of use.
+	out bool
+	// told is when a replica last told of the order.
+	told time.Time
+	// given is when it was given here, if the store's clock was not known yet.
+	given time.Time
 }
 
-// keep remembers the latest order for a member. The caller holds the lock.
-func (d *drains) keep(key drainKey, out, unsent bool) {
-	d.orders++
-	d.known[key] = order{d.orders, out, unsent}
+const (
+	// remembered is for how long an order to put a member back is repeated. One to
+	// take it out of use is repeated for as long as that lasts.
+	remembered = state.MaxTTL
+	// repeat is after which time an order is told again that the store does not keep.
+	repeat = 2 * interval
+)
+
+// before reports whether the other order is the later one. Of two with the same
+// number, that is the one to put the member back.
+func (o order) before(other order) bool {
+	return o.number < other.number || o.number == other.number && o.out && !other.out
 }
 
-// ordered takes in an order that was given here.
-func (d *drains) ordered(m *pool.Member, i item) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := i.kind == drained
-	d.keep(drainKey{i.backend, i.member}, out, true)
-	m.HearDrained(out) // perhaps it was overruled by an older one just now
+func (o order) kind() kind {
+	if o.out {
+		return drained
+	}
+	return resumed
 }
 
-// sent takes in that the store knows an order of ours.
-func (d *drains) sent(i item) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// version orders records as before orders orders.
+func (o order) version() string { return fmt.Sprintf("%019d %s", o.number, o.kind()) }
+
+// left is for how long the order to put a member back is still repeated.
+func (o order) left(shows int64) time.Duration {
+	return min(remembered, remembered-time.Duration(shows-o.number)*time.Microsecond)
+}
+
+func (m *message) order(told time.Time) order {
+	return order{number: m.Order, out: m.Kind == drained, told: told}
+}
+
+// date returns the time by the store's clock, or by ours while that is not known.
+func (r *Replica) date(here time.Time) (micros int64, exact bool) {
+	if shows := r.clock.at(here); shows > 0 {
+		return shows, true
+	}
+	return here.UnixMicro(), false
+}
+
+// ordered gives an order that was given here its number.
+func (r *Replica) ordered(m *pool.Member, i *item) {
+	r.drains.mu.Lock()
+	defer r.drains.mu.Unlock()
 	key := drainKey{i.backend, i.member}
-	if o := d.known[key]; o.unsent && o.out == (i.kind == drained) {
-		d.keep(key, o.out, false)
+	i.order = order{out: i.kind == drained, told: i.at}
+	shows, exact := r.date(i.at)
+	if i.order.number = max(shows, r.drains.known[key].number+1); !exact {
+		i.order.given = i.at
+	}
+	r.drains.known[key] = i.order
+	m.HearDrained(i.order.out) // perhaps an older order was applied just now
+}
+
+// hearDrain applies an order that another replica tells, or the store keeps, if it
+// is the latest.
+func (r *Replica) hearDrain(m message, told, now time.Time) {
+	r.drains.mu.Lock()
+	defer r.drains.mu.Unlock()
+	key, o := drainKey{m.Backend, m.Member}, m.order(told)
+	known, ok := r.drains.known[key]
+	if ok && o.before(known) || !r.believes(o, now) {
+		return
+	}
+	if !known.before(o) && known.told.After(told) {
+		o.told = known.told
+	}
+	if r.applyOrder(key, o) {
+		r.drains.known[key] = o
 	}
 }
 
-// now is the number of the latest order.
-func (d *drains) now() uint64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.orders
+// believes reports whether a replica may have given the order. Its number may be
+// ahead of the store's clock, if that was set back.
+func (r *Replica) believes(o order, now time.Time) bool {
+	shows, _ := r.date(now)
+	return o.number <= shows+remembered.Microseconds()
 }
 
-// since reports whether an order for the member has come since that one.
-func (d *drains) since(key drainKey, number uint64) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.known[key].number > number
-}
-
-// hearDrain takes in an order that another replica tells.
-func (r *Replica) hearDrain(m message) {
-	d := &r.drains
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	key := drainKey{m.Backend, m.Member}
-	if d.known[key].unsent {
-		return // it is older than what we have to tell
-	}
-	if r.applyDrain(m) {
-		d.keep(key, m.Kind == drained, false)
-	}
-}
-
-// takeInDrain takes in an order that the store kept when the latest one was
-// that of the number.
-func (r *Replica) takeInDrain(m message, number uint64) {
-	d := &r.drains
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if o := d.known[drainKey{m.Backend, m.Member}]; !o.unsent && o.number <= number {
-		r.applyDrain(m)
-	}
-}
-
-// applyDrain reports whether there is such a member.
-func (r *Replica) applyDrain(m message) (there bool) {
+// applyOrder reports whether there is such a member.
+func (r *Replica) applyOrder(key drainKey, o order) (there bool) {
 	for _, l := range r.openLinks() {
 		for member, backend := range l.backends() {
-			if backend == m.Backend && digest(member.Name) == m.Member {
-				member.HearDrained(m.Kind == drained)
+			if backend == key.backend && digest(member.Name) == key.member {
+				member.HearDrained(o.out)
 				there = true
 			}
 		}
@@ -104,27 +128,49 @@ func (r *Replica) applyDrain(m message) (there bool) {
 	return there
 }
 
-// tellMissingDrain tells of a member that is out of use, if the store did not
-// know that when the latest order was that of the number.
-func (r *Replica) tellMissingDrain(m *pool.Member, backend string, known map[recordKey]record, number uint64, now time.Time) {
-	member := digest(m.Name)
-	if _, ok := known[recordKey{drainGroup, backend + member}]; !ok && m.TakenOut() && !r.drains.since(drainKey{backend, member}, number) {
-		r.enqueue(item{kind: drained, backend: backend, member: member, at: now})
+// repeatOrders tells the orders again that are later than what the store keeps.
+func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now time.Time) {
+	r.drains.mu.Lock()
+	defer r.drains.mu.Unlock()
+	for _, l := range links {
+		for m, backend := range l.backends() {
+			key := drainKey{backend, digest(m.Name)}
+			if _, ok := r.drains.known[key]; !ok && m.TakenOut() {
+				r.drains.known[key] = order{out: true} // from before the members were shared
+			}
+		}
+	}
+	shows, _ := r.date(now)
+	for key, o := range r.drains.known {
+		if !o.given.IsZero() {
+			o.number, o.given = r.clock.at(o.given), time.Time{}
+			r.drains.known[key] = o
+		}
+		if !o.out && o.left(shows) <= 0 || !r.applyOrder(key, o) {
+			delete(r.drains.known, key)
+			continue
+		}
+		kept, there := known[key.record()]
+		wrong := there && !kept.foreign && !r.believes(kept.order(now), now)
+		if there && !wrong && (kept.foreign || !kept.order(now).before(o)) || now.Sub(o.told) < repeat {
+			continue
+		}
+		o.told = now
+		r.drains.known[key] = o
+		r.enqueue(item{kind: o.kind(), backend: key.backend, member: key.member, order: o, replace: wrong, at: now})
 	}
 }
 
-// tellUnsent tells once more of drains that did not arrive.
-func (r *Replica) tellUnsent(now time.Time) {
-	r.drains.mu.Lock()
-	defer r.drains.mu.Unlock()
-	for key, o := range r.drains.known {
-		if !o.unsent {
-			continue
-		}
-		i := item{kind: resumed, backend: key.backend, member: key.member, at: now}
-		if o.out {
-			i.kind = drained
-		}
-		r.enqueue(i)
+// recordOrder is what the store keeps of an order. It returns false if the order
+// is too old to be told.
+func (r *Replica) recordOrder(i item, now time.Time) (record state.Record, ok bool) {
+	record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Latest, Version: i.order.version()}
+	if i.replace {
+		record.Mode = state.Replace
 	}
+	if !i.order.out {
+		shows, _ := r.date(now)
+		record.TTL = i.order.left(shows)
+	}
+	return record, i.order.out || record.TTL > 0
 }

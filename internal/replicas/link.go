@@ -116,7 +116,7 @@ func (l *Link) Happened(e pool.Event) {
 			i.kind = drained
 		}
 		if !e.Elsewhere {
-			r.drains.ordered(e.Member, i)
+			r.ordered(e.Member, &i)
 		}
 	}
 	if !e.Elsewhere {
@@ -155,7 +155,7 @@ func (r *Replica) hear(m message, then, now time.Time) {
 	case alive:
 		r.hearAlive(m, then)
 	case drained, resumed:
-		r.hearDrain(m)
+		r.hearDrain(m, then, now)
 	case benched, doubted, disproved:
 		if member := r.memberOf(m.Backend); member != nil {
 			r.hearBench(m, member, now)

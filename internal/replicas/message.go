@@ -32,6 +32,9 @@ type message struct {
 	Backend string `json:"backend,omitempty"`
 	Member  string `json:"member,omitempty"`
 	Bench   *bench `json:"bench,omitempty"`
+	// Order is the number of an order to take the member out of use, or to put it
+	// back.
+	Order int64 `json:"order,omitempty"`
 	// Host is where the replica runs, and Since when it began.
 	Host  string `json:"host,omitempty"`
 	Since int64  `json:"since,omitempty"`
@@ -178,7 +181,7 @@ func (m *message) check() error {
 		}
 		return nil
 	case drained, resumed:
-		if !isDigest(m.Backend) || !isDigest(m.Member) {
+		if !isDigest(m.Backend) || !isDigest(m.Member) || !isTime(m.Order) {
 			return errors.New("it names no backend")
 		}
 		return nil

@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,12 +150,12 @@ func FuzzParse(f *testing.F) {
 // reads the answer.
 type lateStore struct {
 	state.Store
-	by time.Duration
+	by atomic.Int64
 }
 
 func (s *lateStore) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
 	kept, now, err := s.Store.Load(ctx, groups)
-	time.Sleep(s.by)
+	time.Sleep(time.Duration(s.by.Load()))
 	return kept, now, err
 }
 
@@ -177,11 +178,11 @@ func TestAReplicaThatWasSuspendedDoesNotBenchForLonger(t *testing.T) {
 
 func TestAnAnswerThatIsReadLateBenchesNoBackend(t *testing.T) {
 	share(t, 1, func(w *world) {
-		late := &lateStore{w.hub.Store(), 0}
+		late := &lateStore{Store: w.hub.Store()}
 		r := w.startWith(late)
 		time.Sleep(time.Second)
 		w.hub.LoseMessages(true)
-		late.by = 6 * time.Second
+		late.by.Store(int64(6 * time.Second))
 		w.at(0, "a").Bench(throttle(5*time.Second), time.Now())
 		for range 100 {
 			time.Sleep(100 * time.Millisecond)

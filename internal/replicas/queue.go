@@ -25,6 +25,9 @@ type item struct {
 	backend string
 	member  string
 	bench   pool.Bench
+	order   order
+	// replace tells that the store keeps an order that no replica has given.
+	replace bool
 	at      time.Time
 }
 

@@ -147,10 +147,6 @@ func (r *Replica) tell(ctx context.Context) {
 		}
 		if err := r.put(ctx, records); err != nil {
 			droppedTotal.WithLabelValues("failed").Add(float64(len(records)))
-			continue
-		}
-		for _, i := range items {
-			r.drains.sent(i)
 		}
 	}
 }
@@ -170,12 +166,11 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
 	switch i.kind {
-	case drained:
-		m.Member = i.member
-		record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Replace}
-	case resumed:
-		m.Member = i.member
-		record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Replace, TTL: maxLength}
+	case drained, resumed:
+		m.Member, m.Order = i.member, i.order.number
+		if record, ok = r.recordOrder(i, now); !ok {
+			return record, false
+		}
 	case disproved:
 		m.Bench = benchOf(i.bench, now)
 		record = state.Record{Group: i.backend, Mode: state.Finish, TTL: time.Second}
@@ -215,7 +210,7 @@ func (r *Replica) listen(ctx context.Context) {
 			if m.From == r.id && m.Kind == alive && now.Sub(time.UnixMicro(m.Sent)) < interval {
 				r.touch.heard(r)
 			}
-			if m.From == r.id && m.Kind != alive {
+			if m.From == r.id && m.Bench != nil {
 				return
 			}
 			if m.Kind == benched {

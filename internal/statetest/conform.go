@@ -49,6 +49,12 @@ func testModes(t *testing.T, s state.Store) {
 		{rec(state.Replace, "", 1, "replaced"), "replaced", 1},
 		{rec(state.Replace, "", 0, "for good"), "for good", 0},
 		{rec(state.Replace, "", 4, "replaced again"), "replaced again", 4},
+		{rec(state.Latest, "0000000000000000010 a", 3, "later"), "later", 3},
+		{rec(state.Latest, "0000000000000000009 b", 9, "earlier"), "later", 3},
+		{rec(state.Latest, "0000000000000000010 b", 0, "later by its end"), "later by its end", 0},
+		{rec(state.Latest, "0000000000000000010 a", 5, "not later"), "later by its end", 0},
+		{rec(state.Latest, "0000000000000000010 b", 2, "the same"), "the same", 2},
+		{rec(state.Replace, "", 4, "replaced once more"), "replaced once more", 4},
 	} {
 		put(t, s, step.put)
 		got := load(t, s, "other", "g")

@@ -32,8 +32,10 @@ type Hub struct {
 	refused   []string
 	claims    map[string]claim
 	claimed   int
+	full      error
 	listeners map[chan []byte]bool
-	suspended map[*byte]bool
+	// suspended has a channel for each store that is, closed when it goes on.
+	suspended map[*byte]chan struct{}
 }
 
 type claim struct {
@@ -65,7 +67,7 @@ func (k kept) near(other kept) bool {
 
 // NewHub returns a hub that works.
 func NewHub() *Hub {
-	h := &Hub{listeners: make(map[chan []byte]bool), suspended: make(map[*byte]bool)}
+	h := &Hub{listeners: make(map[chan []byte]bool), suspended: make(map[*byte]chan struct{})}
 	h.Flush()
 	return h
 }
@@ -113,12 +115,26 @@ func (h *Hub) Delay(put, load time.Duration) {
 	h.putDelay, h.loadDelay = put, load
 }
 
+// RefuseRecords makes Put keep nothing, although its messages are sent, until the error is
+// nil. A server that is full or read-only does so.
+func (h *Hub) RefuseRecords(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.full = err
+}
+
 // Suspend stops whoever has the store, as SIGSTOP stops a process: what is sent
 // to it waits for it.
 func (h *Hub) Suspend(s state.Store, suspend bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.suspended[s.(memory).id] = suspend
+	id := s.(memory).id
+	if suspend {
+		h.suspended[id] = make(chan struct{})
+		return
+	}
+	close(h.suspended[id])
+	delete(h.suspended, id)
 }
 
 // SetBack sets the clock back by which records are kept.
@@ -207,15 +223,13 @@ type memory struct {
 // running waits while the store is suspended. It returns how long Put and Load
 // take.
 func (m memory) running() (put, load time.Duration) {
-	for {
-		m.mu.Lock()
-		suspended, put, load := m.suspended[m.id], m.putDelay, m.loadDelay
-		m.mu.Unlock()
-		if !suspended {
-			return put, load
-		}
-		time.Sleep(time.Millisecond)
+	m.mu.Lock()
+	goesOn, put, load := m.suspended[m.id], m.putDelay, m.loadDelay
+	m.mu.Unlock()
+	if goesOn != nil {
+		<-goesOn
 	}
+	return put, load
 }
 
 // Put implements state.Store.
@@ -235,6 +249,10 @@ func (m memory) Put(ctx context.Context, records []state.Record) error {
 			for l := range m.listeners {
 				l <- r.Message
 			}
+		}
+		if m.full != nil {
+			errs = append(errs, m.full)
+			continue
 		}
 		errs = append(errs, m.keep(r, time.Now()))
 	}
@@ -261,7 +279,9 @@ func (m memory) keep(r state.Record, now time.Time) error {
 		if before.until.After(next.until) {
 			next.until = before.until
 		}
-	case r.Mode == state.Replace:
+	case r.Mode == state.Latest && known && before.Version > r.Version:
+		return nil
+	case r.Mode == state.Replace, r.Mode == state.Latest:
 	case known && before.Version == r.Version:
 		next.until, next.finished = before.until, next.finished || before.finished
 		if before.finished {
