@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// lead is how long before the end of a bench the right to its probe is
-	// claimed, so that it is settled when a request comes.
-	lead = 50 * time.Millisecond
+	// margin is how long before the end of a bench the answer to the claim of its
+	// probe is expected, so that it is settled when a request comes.
+	margin = 50 * time.Millisecond
 	// shortest is how long a bench lasts at least whose probe is claimed. After
 	// a shorter one there is nothing to wait for.
 	shortest = time.Second
@@ -65,14 +65,16 @@ func (c *claims) drop(backend string, b pool.Bench) {
 type claim struct {
 	backend string
 	pool.Bench
+	// ttl is how long the claim holds.
+	ttl time.Duration
 }
 
-// ttl is how long the claim holds.
-func (c *claim) ttl() time.Duration { return lead + c.Grace() }
+// lead is how long before the end of a bench its probe is claimed.
+func (r *Replica) lead() time.Duration { return min(r.clock.roundTrip()+margin, shortest/2) }
 
-// next takes out what is due now. If nothing is, it tells how long there is
-// nothing to do.
-func (c *claims) next(now time.Time) (due []claim, wait time.Duration) {
+// next takes out what is due now, which is so long before the end of a bench. If
+// nothing is, it returns how long there is nothing to do.
+func (c *claims) next(now time.Time, lead time.Duration) (due []claim, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wait, c.first = maxLength, now.Add(maxLength)
@@ -85,7 +87,7 @@ func (c *claims) next(now time.Time) (due []claim, wait time.Duration) {
 			delete(c.due, key)
 		}
 		if left <= 0 && now.Before(b.Until) { // or else probes are on their way
-			due = append(due, claim{key.group, b})
+			due = append(due, claim{key.group, b, lead + b.Grace()})
 		}
 	}
 	return due, wait
@@ -94,13 +96,13 @@ func (c *claims) next(now time.Time) (due []claim, wait time.Duration) {
 // claim claims the right to probes.
 func (r *Replica) claim(ctx context.Context) {
 	for {
-		due, wait := r.claims.next(time.Now())
+		due, wait := r.claims.next(time.Now(), r.lead())
 		if wait > 0 {
 			select {
 			case <-ctx.Done():
 				return
 			case <-r.claims.changed:
-			case <-time.After(wait):
+			case <-time.After(min(wait, interval)): // the store may be farther away by then
 			}
 			continue
 		}
@@ -119,8 +121,8 @@ func (r *Replica) claim(ctx context.Context) {
 func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 	claims, longest := make([]state.Claim, len(due)), time.Duration(0)
 	for i, c := range due {
-		claims[i] = state.Claim{Name: idOf(c.Bench), TTL: c.ttl()}
-		longest = max(longest, c.ttl())
+		claims[i] = state.Claim{Name: idOf(c.Bench), TTL: c.ttl}
+		longest = max(longest, c.ttl)
 	}
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
@@ -129,12 +131,19 @@ func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 		claimsTotal.WithLabelValues("failed").Add(float64(len(due)))
 		return
 	}
+	now := time.Now()
 	for i, c := range due {
+		outcome := "lost"
+		switch {
+		case won[i]:
+			outcome = "won"
+		case !now.Before(c.Until):
+			outcome = "late" // a request may have gone as a probe before the answer
+		}
+		claimsTotal.WithLabelValues(outcome).Inc()
 		if won[i] {
-			claimsTotal.WithLabelValues("won").Inc()
 			continue
 		}
-		claimsTotal.WithLabelValues("lost").Inc()
 		if m := r.memberOf(c.backend); m != nil {
 			m.HearProbe(c.Bench, c.Until)
 		}

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -39,4 +41,59 @@ func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestAStoreThatIsFarAwayLetsOneReplicaSendTheProbe(t *testing.T) {
+	for _, delay := range []time.Duration{0, 80 * time.Millisecond, 200 * time.Millisecond} {
+		t.Run(delay.String(), func(t *testing.T) {
+			share(t, 5, func(w *world) {
+				const rounds = 6
+				w.hub.Delay(delay, delay)
+				time.Sleep(5 * time.Second)
+				lost, late := claimed("lost"), claimed("late")
+				probes := 0
+				for range rounds {
+					w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+					time.Sleep(10*time.Second - 100*time.Millisecond)
+					for range 500 { // requests at all replicas
+						probes += w.picks("a")
+						time.Sleep(time.Millisecond)
+					}
+					time.Sleep(20 * time.Second)
+					for i := range w.replicas {
+						w.at(i, "a").Reset()
+					}
+					time.Sleep(time.Second)
+				}
+				if probes != rounds {
+					t.Errorf("%d probes are sent after %d benches", probes, rounds)
+				}
+				if lost, late = claimed("lost")-lost, claimed("late")-late; lost != 4*rounds || late != 0 {
+					t.Errorf("%v claims are lost and %v late, want %d and none", lost, late, 4*rounds)
+				}
+			})
+		})
+	}
+}
+
+func TestAnAnswerAfterTheEndOfABenchIsLate(t *testing.T) {
+	share(t, 2, func(w *world) {
+		w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+		time.Sleep(9 * time.Second)
+		w.hub.Delay(300*time.Millisecond, 0)
+		lost, late := claimed("lost"), claimed("late")
+		time.Sleep(2 * time.Second)
+		if lost, late = claimed("lost")-lost, claimed("late")-late; lost != 0 || late != 1 {
+			t.Errorf("%v claims are lost and %v late, want the one of the replica that was too late", lost, late)
+		}
+	})
+}
+
+// claimed is how many claims ended like that until now.
+func claimed(outcome string) float64 {
+	var m dto.Metric
+	if err := claimsTotal.WithLabelValues(outcome).Write(&m); err != nil {
+		panic(err)
+	}
+	return m.GetCounter().GetValue()
 }

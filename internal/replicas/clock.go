@@ -13,13 +13,24 @@ type clock struct {
 	// shown is what the store's clock showed at a time here. It is zero until the
 	// store has answered.
 	shown, here time.Time
+	// trip is how long an answer takes. It follows a longer one at once, and a
+	// shorter one slowly.
+	trip time.Duration
 }
 
 // set takes the time from an answer of the store.
 func (c *clock) set(shown, asked, answered time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.shown, c.here = shown, asked.Add(answered.Sub(asked)/2)
+	trip := answered.Sub(asked)
+	c.shown, c.here, c.trip = shown, asked.Add(trip/2), max(trip, c.trip*7/8)
+}
+
+// roundTrip is how long the store takes to answer.
+func (c *clock) roundTrip() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.trip
 }
 
 // at returns what the store's clock shows at a time here, in microseconds since

@@ -28,7 +28,7 @@ var (
 	messagesOut     = counter("messages_sent_total", "Messages that were sent to other replicas.").WithLabelValues()
 	droppedTotal    = counter("messages_dropped_total", "Messages that were not sent: the queue was full, or sending failed.", "reason")
 	reconnectsTotal = counter("reconnects_total", "Times that listening to other replicas ended or did not begin.").WithLabelValues()
-	claimsTotal     = counter("claims_total", "Claims of the right to a probe, by how they ended: won, lost or failed.", "outcome")
+	claimsTotal     = counter("claims_total", "Claims of the right to a probe, by how they ended: won, lost, late (lost, but known only after the bench had ended) or failed.", "outcome")
 	benchDelay      = prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
 		Name: "bench_delay_seconds", Help: "Time from the beginning of a bench to its arrival here, as far as the clocks of the replicas agree.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}})
