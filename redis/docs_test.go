@@ -1,8 +1,10 @@
 package redis
 
 import (
+	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"testing"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
@@ -44,5 +46,25 @@ func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 	}
 	if found < 6 {
 		t.Errorf("found %d engines in the docs, expected more", found)
+	}
+}
+
+func TestTheExampleForgetsIdsAsTheDocsSay(t *testing.T) {
+	read := func(file string) string {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	settings := regexp.MustCompile(`(?m)^(maxmemory\S*) (\S+)$`).FindAllStringSubmatch(read("../docs/replicas.md"), -1)
+	command := regexp.MustCompile(`command: \[redis-server, (.*)\]`).FindStringSubmatch(read("../examples/redis/compose.yaml"))
+	if len(settings) != 2 || command == nil {
+		t.Fatalf("found %q in the docs, %q in the example", settings, command)
+	}
+	for _, setting := range settings {
+		if option := fmt.Sprintf("--%s, %s", setting[1], setting[2]); !slices.Contains(regexp.MustCompile(`--\S+, [^ ,]+`).FindAllString(command[1], -1), option) {
+			t.Errorf("the example has not %q: %s", option, command[1])
+		}
 	}
 }
