@@ -24,7 +24,7 @@ func (w *world) wantDrained(want bool) {
 
 func TestTheLatestOrderHoldsIfTheStoreKeepsNothing(t *testing.T) {
 	share(t, 3, func(w *world) {
-		w.hub.RefuseRecords(errors.New("OOM"))
+		w.hub.FailWrites(errors.New("OOM"))
 		told := w.counted()
 		w.at(0, "a").Drain()
 		synctest.Wait()
@@ -42,7 +42,7 @@ func TestTheLatestOrderHoldsIfTheStoreKeepsNothing(t *testing.T) {
 		if told[drained] != 1 || told[resumed] < 5 || told[resumed] > 3*16 {
 			t.Errorf("in 30 s, replicas told %v, want one drain, and each of them a resume every two seconds at most", told)
 		}
-		w.hub.RefuseRecords(nil)
+		w.hub.FailWrites(nil)
 		time.Sleep(3 * time.Second)
 		w.start()
 		time.Sleep(time.Second)
@@ -89,7 +89,7 @@ func TestAReplicaThatWasCutOffDoesNotBringADrainBack(t *testing.T) {
 		"the store lost its data":  func(w *world) { w.hub.Flush() },
 		"the store keeps nothing": func(w *world) {
 			w.hub.Flush()
-			w.hub.RefuseRecords(errors.New("OOM"))
+			w.hub.FailWrites(errors.New("OOM"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

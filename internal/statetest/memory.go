@@ -32,7 +32,6 @@ type Hub struct {
 	refused   []string
 	claims    map[string]claim
 	claimed   int
-	full      error
 	listeners map[chan []byte]bool
 	// suspended has a channel for each store that is, closed when it goes on.
 	suspended map[*byte]chan struct{}
@@ -93,7 +92,7 @@ func (h *Hub) Fail(err error) {
 }
 
 // FailWrites makes Put, Claim and Keep fail, and nothing else, until the error is
-// nil.
+// nil. The messages of Put are sent, as by a server that is full or read-only.
 func (h *Hub) FailWrites(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,14 +112,6 @@ func (h *Hub) Delay(put, load time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.putDelay, h.loadDelay = put, load
-}
-
-// RefuseRecords makes Put keep nothing, although its messages are sent, until the error is
-// nil. A server that is full or read-only does so.
-func (h *Hub) RefuseRecords(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.full = err
 }
 
 // Suspend stops whoever has the store, as SIGSTOP stops a process: what is sent
@@ -240,8 +231,8 @@ func (m memory) Put(ctx context.Context, records []state.Record) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := cmp.Or(m.down, m.full); err != nil {
-		return err
+	if m.down != nil {
+		return m.down
 	}
 	var errs []error
 	for _, r := range records {
