@@ -140,7 +140,7 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 			return apierror.UnreadableBody(err).Answer(r)
 		}
 	}
-	ex.asked = readAsked(r, &ex.body, h.promptCache)
+	ex.asked = readAsked(r, route, &ex.body, h.promptCache)
 	ex.asked.anonymous = h.passesThrough && ex.credentials.None()
 	if h.models != nil {
 		if own, class = modellist.Answer(r, h.models); own != nil {

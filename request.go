@@ -59,7 +59,7 @@ type asked struct {
 func (ex *exchange) Affinity() *pool.Affinity { return &ex.asked.affinity }
 
 // readAsked finds what a request asks for.
-func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) asked {
+func readAsked(r *http.Request, route openaiapi.Route, b *replay.Body, cache *affinity.PromptCache) asked {
 	var a asked
 	beginning := cache.Prompt()
 	prompt := max(b.Length(), int64(len(b.Buffered())))
@@ -73,18 +73,17 @@ func readAsked(r *http.Request, b *replay.Body, cache *affinity.PromptCache) ask
 	default:
 		a.body = openaiapi.ParseJSON(b.Buffered(), beginning)
 	}
-	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	a.operation = route.Operation
 	a.infers = openaiapi.Inference(r.Method, route.Operation)
 	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)
-	a.repeatable = openaiapi.Repeatable(r.Method, route.Operation)
+	a.repeatable = a.infers || openaiapi.Repeatable(r.Method, route.Operation)
 	a.cost, a.promptCost = a.body.Cost(prompt), openaiapi.PromptCost(prompt)
 	a.model = route.Name()
 	a.inPath = a.model != ""
 	if a.model == "" {
 		a.model = a.body.Model
 	}
-	if a.needsModel = openaiapi.MayInfer(r.Method, route.Operation); a.needsModel && !a.opaque && len(b.Buffered()) > 0 {
+	if a.needsModel = a.infers || openaiapi.MayInfer(r.Method, route.Operation); a.needsModel && !a.opaque && len(b.Buffered()) > 0 {
 		a.unclear = !a.body.Clear || b.Whole() && !a.body.Whole || mediatype.Disputed(r.Header)
 	}
 	for _, param := range []string{"model", "deployment"} {

@@ -19,6 +19,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -217,7 +218,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 			ex.own, ex.ownClass = apierror.UnreadableBody(err).Answer(r)
 		}
 		// the rest is for backends that rewrite requests, and have benches for models
-		a := readAsked(r, &ex.body, nil)
+		a := readAsked(r, openaiapi.ParsePath(r.URL.EscapedPath()), &ex.body, nil)
 		ex.asked = asked{body: a.body, cost: a.cost, infers: a.infers, repeatable: a.repeatable}
 	}
 	return ex
