@@ -156,7 +156,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		r.discard()
 		if r.upload().Stalled() {
 			// net/http's server sends no answer while the body is being read
-			http.NewResponseController(ex.writer).SetReadDeadline(time.Now())
+			_ = http.NewResponseController(ex.writer).SetReadDeadline(time.Now()) // not all writers have one
 		}
 		ex.own, ex.ownClass = refusal.Answer(req)
 		ex.attempted().class = verdict.ClientError
