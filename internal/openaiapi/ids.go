@@ -104,7 +104,7 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 	for {
 		name, value := memberAt(b, i)
 		if value < 0 {
-			return endOf(b, i+1, '}')
+			return endOf(b, i+1)
 		}
 		within := w.grammar.under(at, name)
 		if value < len(b) && b[value] == '"' && !within.isText() { // as most are
@@ -130,7 +130,7 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 	if w.prompt != nil && depth == messageDepth {
 		w.prompt.takeMessage(role, content)
 	}
-	return endOf(b, i, '}')
+	return endOf(b, i)
 }
 
 // array looks at objects and strings. It steps over what else is among them: null, lists, and numbers, of

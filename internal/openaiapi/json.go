@@ -34,7 +34,7 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 		at := inRequest.under(top, name)
 		namesModel = namesModel || at == memberModel
 		if value < 0 {
-			r.Whole = endOf(body, i+1, '}') > 0 // no member, or a comma too many
+			r.Whole = endOf(body, i+1) > 0 // no member, or a comma too many
 			break
 		}
 		if p != nil {
@@ -129,7 +129,7 @@ func readStreamOptions(value []byte) (usage bool, ask edit) {
 	for i := 0; ; {
 		name, start := memberAt(value, i)
 		if start < 0 {
-			if endOf(value, i+1, '}') < 0 {
+			if endOf(value, i+1) < 0 {
 				ask = edit{}
 			}
 			return usage, ask

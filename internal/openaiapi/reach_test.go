@@ -64,7 +64,7 @@ func TestWhichBodiesCanBeRead(t *testing.T) {
 	for body, want := range map[string]bool{
 		"":                                      true,
 		`{}`:                                    true,
-		" {\"file_ids\":[null]} \n":             true,
+		"{ \"file_ids\" :\n[null] }":            true,
 		"\xef\xbb\xbf{\"a\":1}":                 true,
 		`{"a":1`:                                false,
 		`{"a":1}{"file_id":"file-12345"}`:       false,

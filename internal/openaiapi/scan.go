@@ -60,9 +60,9 @@ func memberAt(b []byte, i int) (name []byte, value int) {
 	return name, skipSpace(b, end+1)
 }
 
-// endOf returns the end of the list or the object that c ends, if that is what comes next, and else -1.
-func endOf(b []byte, i int, c byte) int {
-	if i = skipSpace(b, i); i < len(b) && b[i] == c {
+// endOf returns the end of an object, if that is what comes next, and else -1.
+func endOf(b []byte, i int) int {
+	if i = skipSpace(b, i); i < len(b) && b[i] == '}' {
 		return i + 1
 	}
 	return -1

@@ -50,7 +50,7 @@ func CallerNamed(name string) Caller {
 		return 0
 	}
 	sum := sha256.Sum256([]byte("caller " + name))
-	return Caller(max(NoCaller+1, Caller(binary.LittleEndian.Uint64(sum[:]))))
+	return max(NoCaller+1, Caller(binary.LittleEndian.Uint64(sum[:])))
 }
 
 // Key is the digest of an id, or of a content that only its owner can read.
