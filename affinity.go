@@ -15,7 +15,7 @@ import (
 )
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && h.StateRaw == nil {
+	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && h.shared == nil {
 		return errors.New("affinity: lookup_timeout is not used without state")
 	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.shared.Link(), Logger: h.logger}

@@ -211,3 +211,18 @@ func TestARequestIsToComeBackWhileTheStoreDoesNotAnswer(t *testing.T) {
 		w.ask(bob, "GET /v1/responses/resp_of_alice").WantError(t, 404, "not_found")
 	})
 }
+
+func TestALookupTimeoutNeedsState(t *testing.T) {
+	for options, want := range map[string]string{
+		"state silent\naffinity {\nlookup_timeout 10ms\n}": "",
+		"affinity {\nlookup_timeout 10ms\n}":               "lookup_timeout is not used without state",
+	} {
+		config, err := lbtest.Adapt("{\nadmin off\n}\nhttp://:1234 {\nopenai_lb {\nbackend http://a\n" + options + "\n}\n}")
+		if err == nil {
+			err = lbtest.Validate(t, config)
+		}
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", options, err, want)
+		}
+	}
+}
