@@ -225,7 +225,8 @@ func TestWhatMadeUpModelsCostRedis(t *testing.T) {
 	if !*measure {
 		t.Skip("it takes a minute: go test -run TestWhatMadeUpModelsCostRedis -measure -v")
 	}
-	const backends, models, length = 6, 2000, 15 * time.Second
+	const backends, models = 6, 2000
+	const length = 15 * time.Second
 	s := startServer(t)
 	var options strings.Builder
 	for i := range backends {
@@ -246,7 +247,7 @@ func TestWhatMadeUpModelsCostRedis(t *testing.T) {
 	took := func() time.Duration {
 		before := s.cpu()
 		time.Sleep(length)
-		return (s.cpu() - before) / time.Duration(length/time.Second)
+		return time.Duration(float64(s.cpu()-before) / length.Seconds()) // of each second
 	}
 	calm := took()
 	for i := range models {

@@ -353,10 +353,11 @@ func TestWithoutTheStoreEachReplicaSendsAProbe(t *testing.T) {
 func TestABenchOfAModelThatIsNoUTF8IsShared(t *testing.T) {
 	share(t, 2, func(w *world) {
 		odd := throttle(time.Minute)
-		odd.Model = strings.Repeat("é", 200) + "\xff"
-		w.at(0, "a").Bench(odd, time.Now())
-		odd.Model = "\xff"
-		w.at(0, "b").Bench(odd, time.Now())
+		for name, model := range map[string]string{"a": strings.Repeat("é", 200) + "\xff", "b": "\xff"} {
+			odd.Model = model
+			w.at(0, name).Served(model, time.Now())
+			w.at(0, name).Bench(odd, time.Now())
+		}
 		time.Sleep(3 * time.Second)
 		for _, name := range []string{"a", "b"} {
 			if w.replicas[1].benched(name) == 0 {

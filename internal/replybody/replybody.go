@@ -112,7 +112,7 @@ func (b *Body) GoesOut() {
 // the buffers on the way hold is read before the cut is found. While they hold something, a read
 // takes no time. A read that waits for the backend shows that the client has all there is.
 func (b *Body) GivenUp(reason error) bool {
-	return reason != error(ErrInStream) && b.Deadline.Lag() >= patience
+	return !errors.Is(reason, ErrInStream) && b.Deadline.Lag() >= patience
 }
 
 // ReadUsage has the tokens read that the reply cost.
