@@ -34,7 +34,7 @@ func newClaims() *claims {
 }
 
 func (c *claims) plan(backend string, b pool.Bench) {
-	if b.Until.Sub(b.Since) < shortest {
+	if b.Until.Sub(b.Since) < shortest || !shareable(b) {
 		return
 	}
 	c.mu.Lock()

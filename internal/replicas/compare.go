@@ -109,7 +109,7 @@ func (r *Replica) tellMissing(l *Link, known map[recordKey]record, sizes map[str
 				i.kind = doubted
 				ok = ok && (kept.Kind != benched || kept.Bench.ID != idOf(b))
 			}
-			if ok || left <= lag || !shared(s.Member, b) || !there && sizes[backend] >= told.most() {
+			if ok || left <= lag || !shareable(b) || !concernsOthers(s.Member, b) || !there && sizes[backend] >= told.most() {
 				continue
 			}
 			if !there {

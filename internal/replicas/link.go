@@ -94,7 +94,7 @@ func (l *Link) Happened(e pool.Event) {
 		return
 	}
 	r, i := l.replica, item{backend: l.backend(e.Member), bench: e.Bench, at: time.Now()}
-	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !shared(e.Member, e.Bench) {
+	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !concernsOthers(e.Member, e.Bench) {
 		return
 	}
 	switch e.Happening {
@@ -119,7 +119,7 @@ func (l *Link) Happened(e pool.Event) {
 			r.ordered(e.Member, &i)
 		}
 	}
-	if !e.Elsewhere {
+	if !e.Elsewhere && (i.member != "" || shareable(e.Bench)) {
 		r.enqueue(i)
 	}
 }

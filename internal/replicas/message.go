@@ -88,14 +88,14 @@ var classes = []verdict.Class{verdict.Throttled, verdict.Quota, verdict.Overload
 
 var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
 
-// shared reports whether a bench of the member concerns other replicas: one of them
-// told of it, or the model exists. Clients can make up any number of models, each of
-// which begins a bench that only the replica needs which met it.
-func shared(m *pool.Member, b pool.Bench) bool {
-	return shareable(b) && (b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model))
+// concernsOthers reports whether other replicas may know of a bench of the member:
+// one of them told of it, or the model exists. Clients can make up any number of
+// models, each of which begins a bench that only the replica needs which met it.
+func concernsOthers(m *pool.Member, b pool.Bench) bool {
+	return b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model)
 }
 
-// shareable reports whether replicas tell each other of such benches.
+// shareable reports whether replicas tell each other of benches for this reason.
 func shareable(b pool.Bench) bool {
 	return slices.Contains(classes, verdict.Class(b.Class))
 }

@@ -405,3 +405,23 @@ func TestReplicasAreCounted(t *testing.T) {
 		}
 	})
 }
+
+// The bench is then for a reason that concerns one replica.
+func TestABenchThatTurnedAndEndedDoesNotComeBack(t *testing.T) {
+	share(t, 2, func(w *world) {
+		a := w.at(0, "a")
+		bench := func(class verdict.Class, wait time.Duration) {
+			a.Bench(pool.Refusal{Reason: pool.Reason{Class: string(class), Status: 403}, Whole: true, Wait: wait}, time.Now())
+			time.Sleep(time.Second)
+		}
+		bench(verdict.NotPermitted, time.Minute)
+		bench(verdict.Credential, 30*time.Second)
+		a.Reset()
+		for range 5 {
+			time.Sleep(time.Second)
+			if left := w.replicas[0].benched("a"); left > 0 {
+				t.Fatalf("it is benched for %v", left)
+			}
+		}
+	})
+}
