@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,13 +16,13 @@ import (
 
 // dialer is a transport that connects, or waits until it is told to stop.
 type dialer struct {
-	dials    int
-	connects bool
+	dials    atomic.Int32
+	connects atomic.Bool
 }
 
 func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
-	d.dials++
-	if d.connects {
+	d.dials.Add(1)
+	if d.connects.Load() {
 		httptrace.ContextClientTrace(r.Context()).GotConn(httptrace.GotConnInfo{})
 	}
 	<-r.Context().Done()
@@ -57,23 +58,23 @@ func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 		attempts := 0
 		for _, seconds := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
 			time.Sleep(time.Duration(seconds)*time.Second - time.Millisecond)
-			if usable(p); d.dials != attempts {
-				t.Errorf("%d attempts before the pause of %d s is over, want %d", d.dials, seconds, attempts)
+			if usable(p); int(d.dials.Load()) != attempts {
+				t.Errorf("%d attempts before the pause of %d s is over, want %d", d.dials.Load(), seconds, attempts)
 			}
 			time.Sleep(time.Millisecond)
-			if attempts++; usable(p) || d.dials != attempts {
-				t.Errorf("%d attempts after the pause of %d s, want %d", d.dials, seconds, attempts)
+			if attempts++; usable(p) || int(d.dials.Load()) != attempts {
+				t.Errorf("%d attempts after the pause of %d s, want %d", d.dials.Load(), seconds, attempts)
 			}
 			time.Sleep(timeout)
 		}
-		d.connects = true
+		d.connects.Store(true)
 		time.Sleep(time.Minute)
 		if !usable(p) {
 			t.Error("it is not back when it was reached")
 		}
 		time.Sleep(time.Hour)
-		if usable(p); d.dials != attempts+1 {
-			t.Errorf("%d attempts, want no more than %d", d.dials, attempts+1)
+		if usable(p); int(d.dials.Load()) != attempts+1 {
+			t.Errorf("%d attempts, want no more than %d", d.dials.Load(), attempts+1)
 		}
 	})
 }
@@ -83,7 +84,7 @@ func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 		var d dialer
 		p, s, _ := lostPool(t, &d)
 		s.Seek(p, time.Now())
-		if usable(p); d.dials != 0 {
+		if usable(p); d.dials.Load() != 0 {
 			t.Error("it is tried in the moment in which it was lost")
 		}
 		time.Sleep(time.Second + timeout + 2*time.Second + timeout) // two attempts, and the next is due in 4 s
@@ -91,8 +92,8 @@ func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		for range 5 {
 			s.Seek(p, time.Now())
-			if usable(p); d.dials != 3 {
-				t.Errorf("%d attempts, want one at a time", d.dials)
+			if usable(p); d.dials.Load() != 3 {
+				t.Errorf("%d attempts, want one at a time", d.dials.Load())
 			}
 		}
 	})
@@ -105,8 +106,8 @@ func TestAConfigThatIsUnloadedLeavesLostBackendsToTheNextOne(t *testing.T) {
 		time.Sleep(time.Second)
 		usable(p)
 		unload() // synctest notices a goroutine that stays
-		if usable(p) || d.dials != 1 {
-			t.Errorf("%d attempts, want 1", d.dials)
+		if usable(p) || d.dials.Load() != 1 {
+			t.Errorf("%d attempts, want 1", d.dials.Load())
 		}
 		if got := p.Seek(time.Now()); len(got) != 1 {
 			t.Error("the next config does not try to reach it")
