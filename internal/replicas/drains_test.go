@@ -39,8 +39,9 @@ func TestTheLatestOrderHoldsIfTheStoreKeepsNothing(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		if told[drained] != 1 || told[resumed] < 5 || told[resumed] > 3*16 {
-			t.Errorf("in 30 s, replicas told %v, want one drain, and each of them a resume every two seconds at most", told)
+		synctest.Wait()
+		if told.of(drained) != 1 || told.of(resumed) < 5 || told.of(resumed) > 3*16 {
+			t.Errorf("in 30 s, replicas told %d drains and %d resumes, want one drain, and a resume of each every two seconds at most", told.of(drained), told.of(resumed))
 		}
 		w.hub.FailWrites(nil)
 		time.Sleep(3 * time.Second)
@@ -154,11 +155,15 @@ func TestOrdersAreForgottenAfterADay(t *testing.T) {
 			}
 			w.hub.Flush()
 			time.Sleep(4 * time.Second)
+			synctest.Wait()
 			if n := w.hub.Len(drainGroup); n != c.want {
 				t.Errorf("%v later, %d orders are kept, want %d", c.after, n, c.want)
 			}
 			for i, r := range w.replicas {
-				if n := len(r.drains.known); n != c.want || !w.at(i, "b").Drained() {
+				r.drains.mu.Lock()
+				n := len(r.drains.known)
+				r.drains.mu.Unlock()
+				if n != c.want || !w.at(i, "b").Drained() {
 					t.Errorf("%v later, replica %d repeats %d orders, want %d", c.after, i, n, c.want)
 				}
 			}

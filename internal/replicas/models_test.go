@@ -2,6 +2,7 @@ package replicas
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,12 +12,26 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
+// tally counts messages.
+type tally struct {
+	mu sync.Mutex
+	n  map[kind]int
+}
+
+func (t *tally) of(k kind) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.n[k]
+}
+
 // counted counts what is told from now on.
-func (w *world) counted() map[kind]int {
-	told := make(map[kind]int)
+func (w *world) counted() *tally {
+	told := &tally{n: make(map[kind]int)}
 	go w.hub.Store().Listen(w.Context(), func() {}, func(text []byte) {
 		m, _ := parse(text)
-		told[m.Kind]++
+		told.mu.Lock()
+		told.n[m.Kind]++
+		told.mu.Unlock()
 	})
 	synctest.Wait()
 	return told
@@ -48,8 +63,9 @@ func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
 		time.Sleep(time.Minute)
 		w.at(2, "a").Reset()
 		time.Sleep(time.Second)
-		if told[benched] != 1 || told[disproved] > 1 || w.hub.Len(digest("https://a key")) > 1 || w.hub.Claims() != 3 {
-			t.Errorf("told %v, %d are kept, %d claims; want those of one bench, which the reset may disprove", told, w.hub.Len(digest("https://a key")), w.hub.Claims())
+		synctest.Wait()
+		if told.of(benched) != 1 || told.of(disproved) > 1 || w.hub.Len(digest("https://a key")) > 1 || w.hub.Claims() != 3 {
+			t.Errorf("told %d times, %d are kept, %d claims; want those of one bench, which the reset may disprove", told.of(benched), w.hub.Len(digest("https://a key")), w.hub.Claims())
 		}
 	})
 }
@@ -114,14 +130,16 @@ func TestABenchThatDidNotFitWaitsForAPlace(t *testing.T) {
 		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
 		time.Sleep(18 * time.Second)
 		w.wantBenched("a", 42*time.Second)
-		if told[benched] != 1 {
-			t.Errorf("it is told %d times, want once", told[benched])
+		synctest.Wait()
+		if told.of(benched) != 1 {
+			t.Errorf("it is told %d times, want once", told.of(benched))
 		}
 		time.Sleep(4 * time.Second)
 		late := w.start()
 		time.Sleep(time.Second)
-		if late.benched("a") == 0 || told[benched] > 3 {
-			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told[benched], late.benched("a") > 0)
+		synctest.Wait()
+		if late.benched("a") == 0 || told.of(benched) > 3 {
+			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told.of(benched), late.benched("a") > 0)
 		}
 	})
 }
