@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
@@ -33,9 +34,13 @@ const (
 	copySize = 32 << 10
 	// lastWords is how long a connection may be read after a write failed.
 	lastWords = time.Second
+	// piece is less than what an upload writes at a time. The end of a TLS connection
+	// and frames that control HTTP/2 are less, and whoever writes them may be the one
+	// that reads the connection and closes it.
+	piece = 64
 )
 
-// conn returns the error of a failed write only after its reader has closed it, which net/http's does
+// conn returns the error of an upload's failed write only after its reader has closed it, which net/http's does
 // when it has met the end. A backend that refuses an upload early answers, and closes the connection
 // while the body still comes. Its reply is there when the write fails, but on such an error net/http
 // closes the connection at once, and often returns the error in place of the reply, or cuts the reply.
@@ -44,6 +49,26 @@ type conn struct {
 	// closed is closed with the connection.
 	closed  chan struct{}
 	closing sync.Once
+	// uploads is how many long bodies are being sent, and held reports whether a write
+	// has waited.
+	uploads atomic.Int32
+	held    atomic.Bool
+}
+
+// UploadBegins tells a connection of net/http's that a long body is sent from now on. Without it, no
+// write waits.
+func UploadBegins(c net.Conn) { count(c, 1) }
+
+// UploadEnds tells it that the body was sent, or will not be.
+func UploadEnds(c net.Conn) { count(c, -1) }
+
+func count(c net.Conn, uploads int32) {
+	if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = secured.NetConn()
+	}
+	if c, ok := c.(*conn); ok {
+		c.uploads.Add(uploads)
+	}
 }
 
 // Close implements io.Closer.
@@ -63,7 +88,7 @@ func (c *conn) CloseWrite() error {
 // Write implements io.Writer.
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	if err != nil {
+	if err != nil && c.uploads.Load() > 0 && len(p) >= piece && !c.held.Swap(true) {
 		c.awaitClose(err)
 	}
 	return n, err

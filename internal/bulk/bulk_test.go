@@ -3,6 +3,7 @@ package bulk
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
@@ -81,20 +82,27 @@ type refusing struct {
 func (r refusing) Write([]byte) (int, error) { return 0, r.err }
 func (r refusing) Close() error              { return nil }
 
-func TestAFailedWriteWaitsUntilItsReaderCloses(t *testing.T) {
-	for name, c := range map[string]struct {
-		err    error
-		reader func(net.Conn)
-		wait   time.Duration
+func TestAFailedWriteOfAnUploadWaitsUntilItsReaderCloses(t *testing.T) {
+	closes := func(c net.Conn) {
+		time.Sleep(200 * time.Millisecond)
+		c.Close()
+	}
+	goesOn := func(net.Conn) {}
+	for _, c := range []struct {
+		name    string
+		uploads int
+		length  int // of the write
+		err     error
+		reader  func(net.Conn)
+		wait    time.Duration
 	}{
-		"the reader has met the end": {syscall.EPIPE, func(c net.Conn) {
-			time.Sleep(200 * time.Millisecond)
-			c.Close()
-		}, 200 * time.Millisecond},
-		"the other side goes on": {syscall.EPIPE, func(net.Conn) {}, time.Second},
-		"the write was late":     {os.ErrDeadlineExceeded, func(net.Conn) {}, 0},
+		{"the reader has met the end", 1, piece, syscall.EPIPE, closes, 200 * time.Millisecond},
+		{"the other side goes on", 2, piece, syscall.EPIPE, goesOn, time.Second},
+		{"the write was late", 1, piece, os.ErrDeadlineExceeded, goesOn, 0},
+		{"a request that is no upload, or a handshake", 0, 3000, syscall.ECONNRESET, goesOn, 0},
+		{"the end of a TLS connection, which its reader writes", 1, 31, syscall.EPIPE, goesOn, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				conn, err := Over(func(context.Context, string, string) (net.Conn, error) {
 					return refusing{err: c.err}, nil
@@ -102,10 +110,17 @@ func TestAFailedWriteWaitsUntilItsReaderCloses(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				for range c.uploads {
+					UploadBegins(tls.Client(conn, nil))
+				}
+				UploadBegins(conn)
+				UploadEnds(conn)
 				go c.reader(conn)
-				begin := time.Now()
-				if _, err := conn.Write([]byte("x")); err != c.err || time.Since(begin) != c.wait {
-					t.Errorf("the write returned %v after %s, want %v after %s", err, time.Since(begin), c.err, c.wait)
+				for _, wait := range []time.Duration{c.wait, 0} { // once only
+					begin := time.Now()
+					if _, err := conn.Write(make([]byte, c.length)); err != c.err || time.Since(begin) != wait {
+						t.Errorf("the write returned %v after %s, want %v after %s", err, time.Since(begin), c.err, wait)
+					}
 				}
 			})
 		})

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -40,6 +41,8 @@ type Trip struct {
 	connections atomic.Int32
 	// sent reports whether all of the request was written.
 	sent atomic.Bool
+	// uploads is the connection to which a long body is being sent.
+	uploads net.Conn
 }
 
 // Begin makes ctx, with a way to end it, the context of the trip.
@@ -78,6 +81,10 @@ func (t *Trip) gotConn(got httptrace.GotConnInfo) {
 	if t.outer != nil && t.outer.GotConn != nil {
 		t.outer.GotConn(got)
 	}
+	if t.Upload.Long() {
+		bulk.UploadBegins(got.Conn)
+		t.uploads = got.Conn
+	}
 	if got.Reused && !isHTTP2(got.Conn) {
 		t.connections.CompareAndSwap(0, 1)
 		return
@@ -95,6 +102,10 @@ func isHTTP2(conn net.Conn) bool {
 func (t *Trip) wroteRequest(info httptrace.WroteRequestInfo) {
 	if t.outer != nil && t.outer.WroteRequest != nil {
 		t.outer.WroteRequest(info)
+	}
+	if t.uploads != nil {
+		bulk.UploadEnds(t.uploads)
+		t.uploads = nil
 	}
 	if info.Err == nil {
 		t.sent.Store(true)
