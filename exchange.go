@@ -91,7 +91,6 @@ func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
 func (b *balancer) close() {
 	fleet.Default.Remove(&b.Entry)
 	b.Pool.Close()
-	metrics.Left()
 }
 
 // exchange is the state of one request: what it asks for, its body, and which

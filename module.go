@@ -339,6 +339,7 @@ func (h *Handler) Cleanup() error {
 	errs := []error{h.affinity.Close(), h.shared.Leave()}
 	if h.balancer != nil {
 		h.balancer.close()
+		metrics.Left()
 		for _, t := range h.balancer.targets {
 			_, err := healths.Delete(t.backend.health)
 			errs = append(errs, err)

@@ -173,6 +173,7 @@ func (s *Selection) Cleanup() error {
 	defer s.mu.Unlock()
 	if current := s.current.Load(); current != nil {
 		current.balancer.close()
+		metrics.Left()
 	}
 	var errs []error
 	for dial := range s.healths {

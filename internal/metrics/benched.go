@@ -61,11 +61,19 @@ func (b openBench) seconds(now time.Time) float64 {
 	return max(0, now.Sub(b.since).Seconds())
 }
 
+// endOf is when a bench ends, if nobody tells of its end before.
+func endOf(b pool.Bench, now time.Time) time.Time {
+	if b.Lost {
+		return now.AddDate(100, 0, 0) // it lasts until the backend was reached
+	}
+	return b.Until
+}
+
 func (s *benchedSeconds) begin(which benchKey, its benchLabels, b pool.Bench, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle(which, now)
-	s.put(which, openBench{its, now, b.Until})
+	s.put(which, openBench{its, now, endOf(b, now)})
 }
 
 // grow lets a bench last longer. Its class may be another one from now on.
@@ -75,9 +83,9 @@ func (s *benchedSeconds) grow(which benchKey, its benchLabels, b pool.Bench, now
 	open, ok := s.open[which]
 	if !ok || open.benchLabels != its {
 		s.settle(which, now)
-		open = openBench{its, now, b.Until}
+		open = openBench{its, now, now}
 	}
-	open.until = b.Until
+	open.until = endOf(b, now)
 	s.put(which, open)
 }
 

@@ -131,6 +131,24 @@ func TestABenchCountsAsItGoesOn(t *testing.T) {
 	})
 }
 
+func TestABackendThatCannotBeReachedCountsUntilItIs(t *testing.T) {
+	name := unique("lost")
+	synctest.Test(t, func(t *testing.T) {
+		m := pool.NewMember("a", new(pool.Health))
+		inUse(t, name, m)
+		lost := refusal(verdict.Unreachable, "", 0)
+		lost.Lost = true
+		m.Bench(lost, time.Now())
+		for _, seconds := range []float64{30, 60} { // attempts to reach it hang
+			time.Sleep(30 * time.Second)
+			wantValues(t, name, map[string]float64{"benched_seconds_total a unreachable ": seconds, "backend_available a ": 0})
+		}
+		m.Reached()
+		time.Sleep(time.Minute)
+		wantValues(t, name, map[string]float64{"benched_seconds_total a unreachable ": 60, "backend_available a ": 1})
+	})
+}
+
 func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 	name := unique("never-back")
 	other := unique("never-back-2")

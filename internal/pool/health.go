@@ -30,6 +30,8 @@ type Health struct {
 	names sync.Map
 
 	mu sync.Mutex // guards the writing of all of it
+	// pools are those in use that have a member with this health.
+	pools []*Pool
 	// identity tells apart what the backend is called with.
 	identity string
 }
@@ -74,6 +76,7 @@ func (m *Member) StartFresh(identity string) {
 	var over []*bench
 	if h.identity != "" && h.identity != identity {
 		over = h.endAll()
+		h.lost.is.Store(false)
 		h.models.Store(nil)
 		h.served.Store(nil)
 		h.last.Store(nil)
@@ -281,7 +284,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 		r.Wait = m.rest(&r, now)
 	}
 	if r.Lost {
-		r.Wait = m.health.lost.lose()
+		r.Wait = firstPause // or longer: see put
 	}
 	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Lost: r.Lost, Cost: r.Cost}
 	if !r.Whole {
@@ -302,12 +305,20 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 func (m *Member) put(next Bench, now time.Time, elsewhere bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
+	wake := b.Until
+	if b.Lost {
+		wake = m.health.lost.lose(now)
+		b.Until = later(b.Until, wake)
+	}
 	happened, over := m.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b, elsewhere)
+	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.tellEnd(over, elsewhere)
 	if happened != nothing {
 		m.tell(Event{Happening: happened, Bench: b.Bench, Elsewhere: elsewhere})
-		m.pool.wakeAt(b.Until, now)
+	}
+	for _, p := range pools { // the member's own pool may be closed, while its last requests go on
+		p.wakeAt(wake, now)
 	}
 	return happened
 }

@@ -6,14 +6,15 @@ import (
 )
 
 // lost is whether a backend cannot be reached at all. Its bench for that has no
-// end in time: it lasts until the backend was reached. Until is when the next
-// attempt to reach it is due.
+// end in time: it lasts until the backend was reached. Both change together, under
+// the lock of the health.
 type lost struct {
 	is atomic.Bool
 	// sought reports whether an attempt to reach it is under way.
 	sought atomic.Bool
-	// pause is the time between the last two attempts.
-	pause atomic.Int64
+	// pause is the time between the last attempt and the next one, which is due then.
+	pause time.Duration
+	due   atomic.Int64 // Unix time in nanoseconds
 }
 
 const (
@@ -24,45 +25,61 @@ const (
 )
 
 // lose records that the member cannot be reached, and returns when the next
-// attempt to reach it is due.
-func (l *lost) lose() time.Duration {
-	if l.is.CompareAndSwap(false, true) {
-		l.pause.Store(int64(firstPause))
+// attempt to reach it is due. The caller holds the lock.
+func (l *lost) lose(now time.Time) time.Time {
+	if !l.is.Swap(true) {
+		l.pause = firstPause
 	}
-	return time.Duration(l.pause.Load())
+	due := now.Add(l.pause)
+	l.due.Store(due.UnixNano())
+	return due
 }
+
+// dueAt is when the next attempt to reach the member is due.
+func (l *lost) dueAt() time.Time { return time.Unix(0, l.due.Load()) }
 
 // Lost reports whether the member cannot be reached.
 func (m *Member) Lost() bool { return m.health.lost.is.Load() }
 
 // StillLost records that an attempt to reach the member has failed.
 func (m *Member) StillLost(r Refusal, now time.Time) {
-	l := &m.health.lost
-	if l.is.Load() {
-		l.pause.Store(min(2*l.pause.Load(), int64(longestPause)))
+	h := m.health
+	h.mu.Lock()
+	h.lost.pause = min(2*h.lost.pause, longestPause)
+	h.mu.Unlock()
+	if h.lost.is.Load() {
 		m.Bench(r, now)
 	}
 }
 
 // Reached records that the member was reached, whatever it answered.
 func (m *Member) Reached() {
-	if !m.health.lost.is.Load() {
+	h := m.health
+	if !h.lost.is.Load() {
 		return
 	}
-	m.health.lost.is.Store(false)
-	s := &m.health.whole.failure
-	if b := s.Load(); b != nil && b.Lost && s.CompareAndSwap(b, nil) {
-		m.tellEnd(b, false)
+	h.mu.Lock()
+	h.lost.is.Store(false)
+	b := h.whole.failure.Load()
+	if b != nil && (!b.Lost || !h.whole.failure.CompareAndSwap(b, nil)) {
+		b = nil
 	}
+	h.mu.Unlock()
+	m.tellEnd(b, false)
 }
 
 // Seek returns the members that are lost and that no attempt to reach was made for
 // lately. The attempts are the caller's, which calls Sought after each.
 func (p *Pool) Seek(now time.Time) (lost []*Member) {
 	for _, m := range p.Members {
-		l := &m.health.lost
-		last := m.health.whole.failure.until(now).Add(-time.Duration(l.pause.Load()))
-		if l.is.Load() && now.Sub(last) >= firstPause && m.Sought(true) {
+		h := m.health
+		if !h.lost.is.Load() {
+			continue
+		}
+		h.mu.Lock()
+		last := h.lost.dueAt().Add(-h.lost.pause)
+		h.mu.Unlock()
+		if now.Sub(last) >= firstPause && m.Sought(true) {
 			lost = append(lost, m)
 		}
 	}

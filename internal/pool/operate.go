@@ -66,8 +66,11 @@ func (p *Pool) Snapshot(now time.Time) []State {
 	for i, m := range p.Members {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.health.lost.is.Load(), Last: m.health.last.Load()}
 		for _, b := range m.health.benches() {
-			if now.Before(b.Until) {
+			if b.inForce(now) {
 				bench := b.Bench
+				if b.Lost { // an attempt to reach it may be under way
+					bench.Until = later(b.Until, now.Add(firstPause))
+				}
 				bench.InDoubt = b.doubt.Load() == inDoubt
 				states[i].Benches = append(states[i].Benches, bench)
 			} else if !b.Throttle || b.probe.pending(b, now) {

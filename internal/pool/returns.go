@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -17,6 +18,11 @@ type returns struct {
 // Close ends the telling of benches whose time has passed. Another pool with
 // the same backends tells of them.
 func (p *Pool) Close() {
+	for _, m := range p.Members {
+		m.health.mu.Lock()
+		m.health.pools = slices.DeleteFunc(m.health.pools, func(other *Pool) bool { return other == p })
+		m.health.mu.Unlock()
+	}
 	p.returns.mu.Lock()
 	defer p.returns.mu.Unlock()
 	p.returns.closed = true
@@ -27,12 +33,26 @@ func (p *Pool) Close() {
 
 // watchReturns sets the timer for benches that began before the pool did.
 func (p *Pool) watchReturns() {
+	for _, m := range p.Members {
+		m.health.mu.Lock()
+		m.health.pools = append(m.health.pools, p)
+		m.health.mu.Unlock()
+	}
 	now := time.Now()
 	for _, m := range p.Members {
 		for _, b := range m.health.benches() {
-			p.wakeAt(b.Until, now)
+			p.wakeAt(m.wakeTime(b), now)
 		}
 	}
+}
+
+// wakeTime is when there is something to tell about a bench: its end, or that an
+// attempt to reach the member is due.
+func (m *Member) wakeTime(b *bench) time.Time {
+	if b.Lost {
+		return m.health.lost.dueAt()
+	}
+	return b.Until
 }
 
 // wakeAt sets the timer for a bench that ends then.
@@ -59,9 +79,9 @@ func (p *Pool) tellReturns() {
 	now := time.Now()
 	for _, m := range p.Members {
 		for _, b := range m.health.benches() {
-			switch {
-			case now.Before(b.Until):
-				p.wakeAt(b.Until, now)
+			switch at := m.wakeTime(b); {
+			case now.Before(at):
+				p.wakeAt(at, now)
 			case b.Lost:
 				m.tell(Event{Happening: Due, Bench: b.Bench})
 				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its attempt
