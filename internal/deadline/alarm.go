@@ -48,6 +48,13 @@ func (as *Alarms) giveBack(a *alarm) {
 	if !as.closed && len(as.idle) < maxIdle {
 		as.idle = append(as.idle, a)
 	} else {
+		a.stop()
+	}
+}
+
+// stop stops the timer, if there is one: an alarm may be taken and never set.
+func (a *alarm) stop() {
+	if a.timer != nil {
 		a.timer.Stop()
 	}
 }
@@ -57,7 +64,7 @@ func (as *Alarms) Close() {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	for _, a := range as.idle {
-		a.timer.Stop()
+		a.stop()
 	}
 	as.idle, as.closed = nil, true
 }

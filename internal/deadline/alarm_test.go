@@ -109,3 +109,20 @@ func TestClosedAlarmsKeepNoTimer(t *testing.T) {
 		}
 	})
 }
+
+// TestAnAlarmThatWasNeverSetNeedsNoTimer measures without any step, as for a client
+// that leaves while it gets what was read ahead.
+func TestAnAlarmThatWasNeverSetNeedsNoTimer(t *testing.T) {
+	for name, closedBefore := range map[string]bool{"it is idle when the alarms close": false, "the alarms are closed": true} {
+		t.Run(name, func(*testing.T) {
+			as := new(Alarms)
+			if closedBefore {
+				as.Close()
+			}
+			d := Deadline{Alarms: as, Cancel: func(error) {}}
+			d.Measure()
+			d.End()
+			as.Close()
+		})
+	}
+}
