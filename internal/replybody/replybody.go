@@ -210,7 +210,7 @@ func (b *Body) Read(p []byte) (n int, err error) {
 				b.Begun = nil
 			}
 			b.see(p[:n], err)
-			for err == nil && n < len(p) && b.failing() { // the client gets an error at once
+			for err == nil && n < len(p) && b.failing() && b.Deadline.Stop() { // the client gets an error at once
 				var more int
 				b.Deadline.Start(b.Idle, ErrIdle)
 				more, err = b.Source.Read(p[n:])

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
 func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
@@ -96,4 +98,35 @@ func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 			})
 		})
 	}
+}
+
+// hesitant is a backend that thinks, begins to tell of an error, and breaks off.
+type hesitant struct{ reads int }
+
+func (h *hesitant) Read(p []byte) (int, error) {
+	if h.reads++; h.reads > 1 {
+		return 0, io.ErrUnexpectedEOF
+	}
+	time.Sleep(700 * time.Millisecond)
+	return copy(p, "event: error\ndata: {\"error\":{\"message\":\"x"), nil
+}
+
+func (*hesitant) Close() error { return nil }
+
+func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, cancel := context.WithCancelCause(t.Context())
+		b := Body{Source: new(hesitant), Response: new(http.Response), Idle: time.Minute, Secrets: redact.Secrets{"sk-1234567890abcdef"},
+			Deadline: &deadline.Deadline{Alarms: new(deadline.Alarms), Cancel: cancel}, watch: new(sse.Watcher)}
+		broke := false
+		b.Broken = func(reason error) {
+			if broke = true; b.GivenUp(reason) {
+				t.Error("the cut counts as that of a client that read at once")
+			}
+		}
+		b.GoesOut()
+		if _, err := io.Copy(io.Discard, &b); err == nil || !broke {
+			t.Errorf("the reply ended with %v", err)
+		}
+	})
 }
