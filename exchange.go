@@ -256,7 +256,7 @@ func (ex *exchange) mayGoOn(now time.Time) bool {
 // ModelAt implements pool.Request.
 func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 	b := ex.balancer.targets[m.Index].backend
-	return b.nameOf(ex.asked.model), ex.home.Allows(b.account) && b.takes(&ex.asked)
+	return ex.benchModel(b), ex.home.Allows(b.account) && b.takes(&ex.asked)
 }
 
 // MayTry implements pool.Request. After a backend whose model has too short a
@@ -293,6 +293,16 @@ func (ex *exchange) attempted() *attempt { return &ex.attempts[len(ex.attempts)-
 // model is what the current backend calls the model that is asked for.
 func (ex *exchange) model() string { return ex.current.backend.nameOf(ex.asked.model) }
 
+// benchModel is what the backend calls the model whose benches count for the request,
+// and which the request may bench. An operation other than inference has separate
+// limits, such as a number of jobs. So it counts as a request without a model.
+func (ex *exchange) benchModel(b *Backend) string {
+	if !ex.asked.infers && !isWebSocket(ex.request) {
+		return ""
+	}
+	return b.nameOf(ex.asked.model)
+}
+
 // doubtBenches puts the benches in doubt that the request began, if it met nothing
 // but refusals for a limit: perhaps it was only too large.
 func (ex *exchange) doubtBenches() {
@@ -303,9 +313,15 @@ func (ex *exchange) doubtBenches() {
 	}
 	for _, a := range ex.attempts {
 		if !a.benched.IsZero() {
-			a.target.Doubt(a.class.WholeBackend(), a.target.backend.nameOf(ex.asked.model), a.benched)
+			a.target.Doubt(ex.wholeBackend(a.class), ex.benchModel(a.target.backend), a.benched)
 		}
 	}
+}
+
+// wholeBackend reports whether a class is about all of the backend. A quota that an
+// operation other than inference has met may be one of these.
+func (ex *exchange) wholeBackend(c verdict.Class) bool {
+	return c.WholeBackend() && (c != verdict.Quota || ex.asked.infers || isWebSocket(ex.request))
 }
 
 // keep holds on to a reply, in case nobody has a better one.

@@ -184,7 +184,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.source)), zap.String("affinity", ex.home.Why(ex.asked.affinity)), errorField(r.secrets, r.err))
 	}
 	if !r.class.Failover() {
-		t.Served(ex.model(), a.started)
+		t.Served(ex.benchModel(t.backend), a.started)
 		t.servedAt.Store(now.UnixNano())
 	}
 	if r.connected || r.status > 0 {
@@ -197,9 +197,9 @@ func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 		began := t.Bench(pool.Refusal{
 			Reason:   r.reason(),
 			Throttle: r.class.Promise(),
-			Whole:    r.class.WholeBackend(),
+			Whole:    ex.wholeBackend(r.class),
 			Lost:     r.class == verdict.Unreachable && !ex.balancer.plain, // which has no seeker
-			Model:    ex.model(),
+			Model:    ex.benchModel(t.backend),
 			Cost:     ex.asked.cost,
 			Wait:     wait,
 			Longest:  p.longest(r, wait),
@@ -269,7 +269,7 @@ func (t *target) servesOthers(since time.Time) bool {
 
 func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time.Time) (wait time.Duration, benches bool) {
 	wait = time.Duration(p.FailDuration)
-	return wait, ex.current.CountFailure(class.WholeBackend(), ex.model(), now, p.MaxFails, wait)
+	return wait, ex.current.CountFailure(class.WholeBackend(), ex.benchModel(ex.current.backend), now, p.MaxFails, wait)
 }
 
 // rememberBroken takes in that a reply broke off, or told of an error, after
@@ -297,7 +297,7 @@ func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
 	if wait, benches := p.countFailure(ex, a.class, now); benches {
 		t.Bench(pool.Refusal{
 			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: cause.Of(reason), Error: boundedText(r.secrets, reason)},
-			Model:  ex.model(), Wait: wait,
+			Model:  ex.benchModel(t.backend), Wait: wait,
 		}, now)
 	}
 }

@@ -388,3 +388,32 @@ func TestAModelThatIsMissingSomewhereInTheRequestIsTheClientsError(t *testing.T)
 		})
 	}
 }
+
+// TestALimitOfAnotherOperationIsNotThatOfInference has every backend refuse a job
+// that names the model of other callers' chats.
+func TestALimitOfAnotherOperationIsNotThatOfInference(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"a throttle": lbtest.Throttled("60"),
+		"no budget":  lbtest.Says(429, `{"error":{"code":"insufficient_quota","message":"no budget for training"}}`),
+		"a failure":  lbtest.Status(500),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
+				w.AllReply(reply)
+				w.Send(w.Request(http.MethodPost, "/v1/fine_tuning/jobs", strings.NewReader(`{"model":"gpt-4o","training_file":"file-12345678"}`)))
+				calls := w.TotalCalls()
+				w.AllReply(nil)
+				for range 10 {
+					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "a", "b")
+				}
+				if n := w.TotalCalls() - calls; n != 10 {
+					t.Errorf("10 chats took %d attempts", n)
+				}
+				if name != "a failure" {
+					w.AllReply(lbtest.Status(200))
+					w.Send(w.Request(http.MethodPost, "/v1/fine_tuning/jobs", strings.NewReader(`{"model":"gpt-4o"}`))).WantStatus(t, 429)
+				}
+			})
+		})
+	}
+}
