@@ -129,6 +129,9 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	if route.Dialect == openaiapi.Other {
 		return apierror.UnknownPath.Answer(r)
 	}
+	if openaiapi.OddlySpelled(route.Operation) {
+		return apierror.InvalidPath("The path must be spelled as the documentation of the API has it.").Answer(r)
+	}
 	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && isWebSocket(r) && openaiapi.MayBeResponses(route.Operation) {
 		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
 			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}

@@ -7,6 +7,7 @@ package openaiapi
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -201,4 +202,24 @@ func EscapeSegment(s string) string {
 		return strings.ReplaceAll(s, ".", "%2E")
 	}
 	return url.PathEscape(s)
+}
+
+// OddlySpelled reports whether some servers read an operation, as Route has it, as one on stored objects
+// that ReadStored does not see, or sees otherwise. Ids below a collection may be percent-encoded.
+func OddlySpelled(operation string) bool {
+	read, differs := operation, false
+	if strings.ContainsAny(operation, `%;\`) {
+		plain := unescapeOr(operation, url.PathUnescape)
+		read = asOthersRead(plain)
+		differs = strings.TrimSuffix(plain, "/") != read || strings.Count(plain, "/") != strings.Count(operation, "/")
+	}
+	first, rest, _ := strings.Cut(strings.TrimPrefix(read, "/"), "/")
+	second, _, _ := strings.Cut(rest, "/")
+	first, second = strings.ToLower(first), strings.ToLower(second)
+	seconds, stored := collections[first]
+	prefix := "/" + first
+	if slices.Contains(seconds, second) {
+		prefix += "/" + second
+	}
+	return stored && (differs || !strings.HasPrefix(operation, prefix))
 }

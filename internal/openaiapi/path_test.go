@@ -173,6 +173,28 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 	}
 }
 
+func TestAnOperationOnStoredObjectsHasOneSpelling(t *testing.T) {
+	for _, operation := range []string{
+		"", "/", "/responses", "/responses/", "/responses/resp_1234", "/responses/%72esp_1234", "/responses/resp_1234/", "/responses/Resp_1234/input_items",
+		"/files/file%2D1234/content", "/fine_tuning/checkpoints/ft:gpt-4o:a::b%3Ac/permissions", "/chat/completions", "/chat/completions/chatcmpl-1234", "/chat/x",
+		"/realtime", "/realtime/calls/rtc_1234", "/models/a%2Fb", "/models/A;b", "/Embeddings", "/responsesx/a;b", "/x%2Fresponses",
+	} {
+		if OddlySpelled(operation) {
+			t.Errorf("%s is oddly spelled", operation)
+		}
+	}
+	for _, operation := range []string{
+		"/Responses", "/%72esponses/resp_1234", "/responses%2Fresp_1234", "/responses%5Cresp_1234", "/responses;x/resp_1234", "/%2Fresponses/resp_1234",
+		"/responses/resp_1234;x", "/responses/resp_1234%3Bx", "/responses/resp_1234%2F", "/responses/resp_1234%2Finput_items", "/responses/%5Cresp_1234", "/responses/%2Fresp_1234", "/responses%2F",
+		"/Chat/completions", "/chat/Completions", "/ch%61t/completions", "/chat/%63ompletions/chatcmpl-1234", "/chat%2Fcompletions", "/chat/completions;x",
+		"/fine_tuning/Jobs/ftjob-1234", "/VECTOR_STORES/vs_1234/files", "/Realtime",
+	} {
+		if !OddlySpelled(operation) {
+			t.Errorf("%s is not oddly spelled", operation)
+		}
+	}
+}
+
 // FuzzCheckPath holds ParsePath against a server that takes letters of any case, decodes first and
 // splits then, and knows no empty segments.
 func FuzzCheckPath(f *testing.F) {
