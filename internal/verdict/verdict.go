@@ -132,6 +132,11 @@ func Judge(reply Reply) Class {
 		switch r := parseReport(reply.Body); {
 		case status == http.StatusForbidden && r.means(ClientError): // about what was asked for, not about who asked
 			return ClientError
+		case status == http.StatusForbidden && r.means(NoModel): // OpenAI: a project without access to it
+			if r.aboutPart {
+				return ClientError
+			}
+			return NoModel
 		case r.notPermitted():
 			return NotPermitted
 		}
@@ -144,7 +149,9 @@ func Judge(reply Reply) Class {
 	// 529 is Anthropic's overloaded_error, 498 Groq's "flex tier capacity exceeded".
 	case status == http.StatusServiceUnavailable, status == 529, status == 498:
 		return Overloaded
-	// 424 is Azure Machine Learning's word for a failed model server.
+	case status == http.StatusFailedDependency && parseReport(reply.Body).means(ClientError):
+		return ClientError
+	// 424 is also Azure Machine Learning's word for a failed model server.
 	case status == http.StatusRequestTimeout, status == http.StatusFailedDependency:
 		return Failed
 	case status >= 500:

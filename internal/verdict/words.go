@@ -27,6 +27,7 @@ var words = map[string]meaning{
 	// of nearly every 4xx, also of those about keys and models
 	"invalid_request_error": {status: http.StatusBadRequest},
 
+	"external_connector_error":       {http.StatusFailedDependency, ClientError}, // an MCP server that the request names
 	"user_error":                     {http.StatusBadRequest, ClientError},
 	"content_filter":                 {http.StatusBadRequest, ClientError},
 	"content_policy_violation":       {http.StatusBadRequest, ClientError},
