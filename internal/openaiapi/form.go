@@ -48,16 +48,19 @@ func ParseForm(body []byte, boundary string) Request {
 		newline, delimiter = "\n", delimiter[1:]
 	}
 
-	namesModel := false
+	namesModel, odd, delimiters := false, false, 1
 	for more {
 		start := at
 		var end int
 		end, at, more = nextDelimiter(body, start, delimiter)
 		whole := at >= 0
-		if !whole {
+		if whole {
+			delimiters++
+		} else {
 			end = len(body)
 		}
-		field, headers := fieldName(body[start:end])
+		field, headers, plain := fieldName(body[start:end])
+		odd = odd || !plain && (whole || headers > 0 || end-start >= maxPartHeaders)
 		value := span{start + headers, end}
 		r.nested = r.nested || isNested(field, body[value.start:value.end])
 		switch at := inRequest.place(top, []byte(field)); {
@@ -74,8 +77,9 @@ func ParseForm(body []byte, boundary string) Request {
 			r.take(at, body[value.start:value.end])
 		}
 	}
-	r.Whole = at >= 0                         // the last delimiter is there, and it is the closing one
-	r.Clear = body[skipSpace(body, 0)] != '{' // otherwise some servers read the JSON before the form
+	r.Whole = at >= 0                                    // the last delimiter is there, and it is the closing one
+	r.Clear = !odd && body[skipSpace(body, 0)] != '{' && // otherwise some servers read the JSON before the form
+		bytes.Count(lines(body, r.Whole), r.dashBoundary) == delimiters // or find more parts than we do
 	if last, ok := r.lastModel(); ok {
 		r.Model, r.HasModel = string(body[last.start:last.end]), true
 	} else if !namesModel {
@@ -92,6 +96,14 @@ func isNested(field string, value []byte) bool {
 	begin := skipSpace(value, 0)
 	return strings.ContainsAny(field, "[.") || inRequestOfAnyCase.place(top, []byte(field)) != at || elsewhere < at && at < named && field != "prompt" &&
 		begin < len(value) && (value[begin] == '{' || value[begin] == '[')
+}
+
+// lines returns a body without its last line if that was cut off.
+func lines(body []byte, whole bool) []byte {
+	if whole {
+		return body
+	}
+	return body[:bytes.LastIndexByte(body, '\n')+1]
 }
 
 // nextDelimiter finds the next delimiter: a line break, two dashes and the boundary. It returns where
@@ -130,14 +142,16 @@ func delimiterEnd(body []byte, i int) (end int, more bool) {
 }
 
 // fieldName returns the name of the form field that a part is, and the length of its headers with
-// the empty line after them. The name is empty if the part is a file or cannot be read.
-func fieldName(part []byte) (name string, headers int) {
+// the empty line after them, or 0 if that is not there. The name is empty if the part is a file or
+// cannot be read. plain reports whether all servers read it so.
+func fieldName(part []byte) (name string, headers int, plain bool) {
 	var disposition []byte
+	plain = true
 	head := part[:min(len(part), maxPartHeaders)]
 	for at, ours := 0, false; ; {
 		n := bytes.IndexByte(head[at:], '\n')
 		if n < 0 {
-			return "", 0
+			return "", 0, false
 		}
 		start := at
 		at += n + 1
@@ -146,20 +160,29 @@ func fieldName(part []byte) (name string, headers int) {
 			headers = at
 			break
 		}
+		key, value, _ := bytes.Cut(head[start:at], []byte(":"))
+		is := bytes.EqualFold(bytes.TrimSpace(key), contentDisposition)
+		first := is && disposition == nil && len(key) == len(contentDisposition)
+		plain = plain && is == first && bytes.IndexByte(line, '\r') < 0
 		if line[0] == ' ' || line[0] == '\t' {
 			if ours { // folded, which is white space to ParseMediaType
 				disposition = disposition[:len(disposition)+at-start]
 			}
 			continue
 		}
-		key, value, _ := bytes.Cut(head[start:at], []byte(":"))
-		if ours = disposition == nil && bytes.EqualFold(key, []byte("Content-Disposition")); ours {
+		if ours = first; ours {
 			disposition = value
 		}
 	}
 	kind, params, err := mime.ParseMediaType(string(disposition))
-	if _, file := params["filename"]; file || kind != "form-data" || err != nil {
-		return "", 0
+	if kind != "form-data" || err != nil {
+		return "", headers, false
 	}
-	return params["name"], headers
+	if _, file := params["filename"]; file { // some servers take an empty one for none
+		at := inRequest.place(top, []byte(params["name"]))
+		return "", headers, plain && at != memberModel && !at.isText()
+	}
+	return params["name"], headers, plain
 }
+
+var contentDisposition = []byte("Content-Disposition")

@@ -37,7 +37,7 @@ var forms = []struct {
 	{"a name without quotes", "--XX\r\nContent-Disposition: form-data; name=model\r\n\r\n«m»\r\n--XX--", "m", false},
 	{"headers in any case and order", "--XX\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-DISPOSITION:Form-Data ;NAME=\"model\"\r\nContent-Length: 1\r\n\r\n«m»\r\n--XX--", "m", false},
 	{"a folded header", "--XX\r\nContent-Disposition: form-data;\r\n\tname=\"model\"\r\nX: 1\r\n 2\r\n\r\n«m»\r\n--XX--", "m", false},
-	{"the first of two dispositions", "--XX\r\nContent-Disposition: form-data; name=model\r\nContent-Disposition: form-data; name=x\r\n\r\n«m»\r\n--XX--", "m", false},
+	{"the first of two dispositions", "--XX\r\nContent-Disposition: form-data; name=model\r\nContent-Disposition: form-data; name=x\r\n\r\n«m»\r\n--XX--", "m", false}, // but not Clear
 	{"an empty model is a model", "--XX\r\n" + modelField + "«»\r\n--XX--", "", false},
 	{"white space belongs to it", "--XX\r\n" + modelField + "« m\r\n»\r\n--XX--", " m\r\n", false},
 	{"a model that is no ASCII", "--XX\r\n" + modelField + "«ü\xff»\r\n--XX--", "ü\xff", false},
@@ -147,6 +147,55 @@ func TestWhetherMoreMayFollowAForm(t *testing.T) {
 	long := strings.Repeat("b", maxBoundary+1)
 	if ParseForm([]byte("--"+long+"--"), long).Whole {
 		t.Error("a form with too long a boundary counts as read")
+	}
+}
+
+func TestWhichFormsAllServersReadInTheSameWay(t *testing.T) {
+	const end = "\r\n--XX--\r\n"
+	part := func(headers string) string { return "--XX\r\n" + headers + "\r\n\r\nm" }
+	for name, form := range map[string]string{
+		"a field and a file":                part(`Content-Disposition: form-data; name="model"`) + "\r\n--XX\r\n" + fileField + "ID3\x00\xff" + end,
+		"a file of another field":           part(`Content-Disposition: form-data; name="image"; filename="a.png"`) + end,
+		"a folded header":                   part("Content-Disposition: form-data;\r\n name=model") + end,
+		"white space after a boundary":      "--XX \r\n" + modelField + "m\r\n--XX-- ",
+		"a preamble and an epilogue":        "MIME\r\n" + part("Content-Disposition: form-data; name=model") + end + "end",
+		"lines that end in LF":              strings.ReplaceAll(part("Content-Disposition: form-data; name=model")+end, "\r", ""),
+		"no part":                           "--XX--",
+		"cut off in a value":                part("Content-Disposition: form-data; name=model"),
+		"cut off in headers":                "--XX\r\n" + modelField + "m\r\n--XX\r\nContent-Disposition: form-data; na",
+		"cut off in a boundary":             "--XX\r\n" + modelField + "m\r\n--X",
+		"cut off after a boundary":          "--XX\r\n" + modelField + "m\r\n--XX",
+		"cut off after a boundary's return": "--XX\r\n" + modelField + "m\r\n--XX\r",
+	} {
+		if r := ParseForm([]byte(form), "XX"); !r.Clear {
+			t.Errorf("%s: some servers may read it in another way", name)
+		}
+	}
+	headers := "X: " + strings.Repeat("x", maxPartHeaders) + "\r\n"
+	for name, form := range map[string]string{
+		"two dispositions":                  part("Content-Disposition: form-data; name=x\r\nContent-Disposition: form-data; name=model") + end,
+		"a disposition in a folded line":    part("Content-Disposition: form-data; name=x\r\n Content-Disposition: form-data; name=model") + end,
+		"a disposition after a bare return": part("X: y\rContent-Disposition: form-data; name=model\r\nContent-Disposition: form-data; name=x") + end,
+		"a space before the colon":          part(`Content-Disposition : form-data; name="model"`) + end,
+		"a parameter twice":                 part(`Content-Disposition: form-data; name="model"; a=1; a=2`) + end,
+		"a parameter without a name":        part(`Content-Disposition: form-data; name="model"; =`) + end,
+		"an open quote":                     part(`Content-Disposition: form-data; name="model`) + end,
+		"no disposition":                    part("X: y") + end,
+		"another disposition":               part(`Content-Disposition: attachment; name="model"`) + end,
+		"a model that is a file":            part(`Content-Disposition: form-data; name="model"; filename=""`) + end,
+		"an id that is a file":              part(`Content-Disposition: form-data; name="file_id"; filename=""`) + end,
+		"headers without an end":            "--XX\r\nContent-Disposition: form-data; name=model" + end,
+		"long headers":                      part(headers+"Content-Disposition: form-data; name=model") + end,
+		"long headers, cut off":             part(headers + "Content-Disposition: form-data; name=model"),
+		"two dispositions, cut off":         part("Content-Disposition: form-data; name=x\r\nContent-Disposition: form-data; name=model"),
+		"a form after its end":              part("Content-Disposition: form-data; name=x") + "\r\n--XX--y\r\n" + part("Content-Disposition: form-data; name=model") + end,
+		"a boundary after another line end": part("Content-Disposition: form-data; name=x") + "\n" + part("Content-Disposition: form-data; name=model") + end,
+		"a boundary in a preamble":          "--XX: y\r\n" + part("Content-Disposition: form-data; name=model") + end,
+		"JSON before it":                    "{}\r\n" + part("Content-Disposition: form-data; name=model") + end,
+	} {
+		if r := ParseForm([]byte(form), "XX"); r.Clear {
+			t.Errorf("%s: all servers are to read it in the same way", name)
+		}
 	}
 }
 

@@ -61,10 +61,13 @@ var unclear = map[string]struct {
 	"a model and a Model":               {"/v1/chat/completions", `{"model":"listed","Model":"forbidden"}`, nil},
 	"JSON that is cut off":              {"/v1/chat/completions", `{"model":"listed","messages":[`, nil},
 	"a model in a query":                {"/v1/chat/completions?model=listed", `{/**/"model":"forbidden"}`, nil},
-	"capital letters in the path":       {"/v1/Chat/Completions", `{/**/"model":"forbidden"}`, nil},
-	"an escaped letter in the path":     {"/v1/ch%61t/completions", `{/**/"model":"forbidden"}`, nil},
-	"an escaped slash in the path":      {"/v1/chat%2Fcompletions", `{/**/"model":"forbidden"}`, nil},
-	"a semicolon in the path":           {"/v1/chat/completions;x", `{/**/"model":"forbidden"}`, nil},
+	"a form after its end":              {"/v1/audio/transcriptions", form("model", "listed") + form("model", "forbidden"), []string{"Content-Type", "multipart/form-data; boundary=b"}},
+	"a part that cannot be read":        {"/v1/audio/transcriptions", form("model", "listed", `model"; a=1; a=2; b="`, "forbidden"), []string{"Content-Type", "multipart/form-data; boundary=b"}},
+	"a model that is a file":            {"/v1/audio/transcriptions", form("model", "listed", `model"; filename="`, "forbidden"), []string{"Content-Type", "multipart/form-data; boundary=b"}},
+	"capital letters in the path":       {"/v1/Embeddings", `{/**/"model":"forbidden"}`, nil},
+	"an escaped letter in the path":     {"/v1/%65mbeddings", `{/**/"model":"forbidden"}`, nil},
+	"an escaped slash in the path":      {"/v1/images%2Fgenerations", `{/**/"model":"forbidden"}`, nil},
+	"a semicolon in the path":           {"/v1/embeddings;x", `{/**/"model":"forbidden"}`, nil},
 	"Azure's path without a deployment": {"/openai/responses?api-version=1", `{/**/"model":"forbidden"}`, nil},
 }
 
@@ -98,6 +101,16 @@ func TestARequestWithoutAModelGoesOnlyToBackendsThatServeAnyModel(t *testing.T) 
 			})
 		})
 	}
+}
+
+func TestAnOddlySpelledPathOfStoredObjectsIsAnInvalidPath(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		for _, path := range []string{"/v1/Chat/Completions", "/v1/ch%61t/completions", "/v1/chat%2Fcompletions", "/v1/chat/completions;x"} {
+			reply := w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{"model":"m"}`)))
+			reply.WantError(t, 400, "invalid_path")
+		}
+		w.WantCalls(map[string]int{"a": 0})
+	})
 }
 
 func TestOfSeveralModelsOnlyTheOneThatIsListedReachesABackend(t *testing.T) {
