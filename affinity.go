@@ -11,6 +11,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -36,7 +37,7 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 	r := affinity.Request{
 		Method: ex.request.Method, Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,
-		Upgrade: isWebSocket(ex.request), Compressed: ex.asked.opaque,
+		Upgrade: isWebSocket(ex.request), Compressed: ex.asked.opaque, Disputed: mediatype.Disputed(ex.request.Header),
 	}
 	if !ex.body.Whole() {
 		r.CutAt = ex.balancer.transport.RequestBuffers

@@ -58,6 +58,8 @@ type Request struct {
 	// Upgrade reports whether it opens a WebSocket, and Compressed whether nobody
 	// could read its body.
 	Upgrade, Compressed bool
+	// Disputed reports whether servers may take the body for different types.
+	Disputed bool
 	// CutAt is how many bytes were read of a longer body. 0: all of it.
 	CutAt int64
 }
@@ -78,11 +80,11 @@ func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool
 	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
 		return h, refusal, false
 	}
-	return a.find(r, stored)
+	return a.find(&r, stored)
 }
 
-func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Error, bool) {
-	h := Home{affinity: a, caller: owners.CallerNamed(r.Caller), list: stored.List, teaches: stored.Teaches, creates: stored.Creates}
+func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Home, apierror.Error, bool) {
+	h := Home{affinity: a, caller: owners.CallerNamed(r.Caller), list: stored.List, teaches: stored.Teaches, creates: stored.Creates && (stored.Subject == "" || r.showsAll())}
 	if stored.Subject != "" {
 		h.subject = owners.KeyOf(stored.Subject)
 	}
@@ -96,6 +98,12 @@ func (a *Affinity) find(r Request, stored openaiapi.Stored) (Home, apierror.Erro
 	f.askReplicas()
 	h.list = h.list && !h.owns
 	return h, f.refusal, f.refused
+}
+
+// showsAll reports whether every object that the body names was seen. What is made below another object
+// may otherwise be one that the body names, such as a file that is added to a vector store.
+func (r *Request) showsAll() bool {
+	return openaiapi.BodyNamesNothing(r.Method, r.Operation) || !r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
 }
 
 // finder finds the owner of a request's ids.

@@ -71,6 +71,62 @@ func TestWhatAReplyMentionsStaysEverybodys(t *testing.T) {
 	}
 }
 
+// TestWhatARequestDoesNotShowStaysEverybodys has bob add a file to a vector store in a body that is not
+// read as he means it: the reply has the file's id, as if he had made it.
+func TestWhatARequestDoesNotShowStaysEverybodys(t *testing.T) {
+	const file = `"file_id":"file-shared"}`
+	for name, c := range map[string]struct {
+		body    string
+		headers []string
+	}{
+		"compressed":      {lbtest.Gzipped("{" + file), []string{"Content-Encoding", "gzip"}},
+		"long":            {`{"attributes":{"x":"` + strings.Repeat("y", 5000) + `"},` + file, nil},
+		"of two types":    {"{" + file, []string{"Content-Type", "multipart/form-data; boundary=x", "Content-Type", "application/json"}},
+		"with a comment":  {`{/*"*/` + file, nil},
+		"a misread form":  {"--x\r\nContent-Disposition: form-data; name=\"file_id\"; filename=\"\"\r\n\r\nfile-shared\r\n--x--\r\n", []string{"Content-Type", "multipart/form-data; boundary=x"}},
+		"as it should be": {"{" + file, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, strings.Replace(strict, "callers strict\n", "", 1), func(t *testing.T, w *world) {
+				w.Backends["a"].Replies(lbtest.Says(200, `{"id":"file-shared","object":"vector_store.file"}`))
+				r := w.Request("POST", "/v1/vector_stores/vs_shared/files", strings.NewReader(c.body))
+				for i := 0; i+1 < len(c.headers); i += 2 {
+					if i == 0 {
+						r.Header.Del(c.headers[i])
+					}
+					r.Header.Add(c.headers[i], c.headers[i+1])
+				}
+				r.Header.Set("Authorization", "Bearer "+bob)
+				w.Send(r).WantServed(t, "a")
+				w.ask(alice, "GET /v1/files/file-shared").WantServed(t, "a")
+			})
+		})
+	}
+}
+
+// TestNoSpellingOfAPathGetsPastTheOwner of the object in it.
+func TestNoSpellingOfAPathGetsPastTheOwner(t *testing.T) {
+	inBubble(t, oneAccount, func(t *testing.T, w *world) {
+		w.do(alice, exchanged{"POST /v1/responses {}", `{"id":"resp_of_alice"}`})
+		w.Backends["a"].Forget()
+		for path, code := range map[string]string{
+			"/v1/responses/resp_of_alice": "not_found", "/v1/responses/%72esp_of_alice": "not_found", "/v1/responses/resp_of_alice/": "not_found",
+			"/v1/chat/completions/resp_of_alice": "not_found", "/openai/responses/resp_of_alice": "not_found",
+			"/v1/%72esponses/resp_of_alice": "invalid_path", "/v1/Responses/resp_of_alice": "invalid_path", "/v1/responses%2Fresp_of_alice": "invalid_path",
+			"/v1/responses%5Cresp_of_alice": "invalid_path", "/v1/responses;x/resp_of_alice": "invalid_path", "/v1/responses/resp_of_alice;x": "invalid_path",
+			"/v1/responses/resp_of_alice%2F": "invalid_path", "/v1/chat/%63ompletions/resp_of_alice": "invalid_path", "/v1/chat/Completions/resp_of_alice": "invalid_path",
+			"/openai/Responses/resp_of_alice": "invalid_path",
+		} {
+			reply := w.ask(bob, "GET "+path)
+			if n := w.TotalCalls(); n > 0 || !strings.Contains(reply.Body, `"code":"`+code+`"`) {
+				t.Errorf("%s: client got %d %s, and %d backends were asked", path, reply.Status, reply.Body, n)
+			}
+			w.Backends["a"].Forget()
+		}
+		w.ask(alice, "GET /v1/responses/%72esp_of_alice").WantServed(t, "a")
+	})
+}
+
 // TestWhatARequestMakesIsItsCallers has alice make objects, and bob name them.
 func TestWhatARequestMakesIsItsCallers(t *testing.T) {
 	for name, c := range map[string]struct {

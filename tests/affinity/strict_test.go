@@ -62,7 +62,7 @@ func TestInAStrictPoolACallerGoesOnWithWhatItMade(t *testing.T) {
 			{`POST /v1/responses {"store":false,"input":[{"id":"rs_of_alice","encrypted_content":"gAAAA_of_alice"},{"type":"message","id":"msg_of_alice","content":[]}]}`, `{"store":false}`}},
 		"a stream that nobody stores": {{`POST /v1/responses {"store":false,"stream":true}`, "event: response.created\ndata: {\"response\":{\"id\":\"resp_unstored\",\"store\":false}}\n\nevent: response.output_item.done\ndata: {\"item\":{\"id\":\"fc_of_alice\"}}\n\n"},
 			{`POST /v1/responses {"store":false,"input":[{"id":"fc_of_alice","type":"function_call"}]}`, `{"store":false}`}},
-		"an upload": {{"POST /v1/uploads {}", `{"id":"upload_of_alice"}`}, {"POST /v1/uploads/upload_of_alice/parts", `{"id":"part_of_alice"}`}, {`POST /v1/uploads/upload_of_alice/complete {"part_ids":["part_of_alice"]}`, `{"id":"upload_of_alice","file":{"id":"file-of-alice"}}`},
+		"an upload": {{"POST /v1/uploads {}", `{"id":"upload_of_alice"}`}, {"POST /v1/uploads/upload_of_alice/parts " + strings.Repeat("x", 5000), `{"id":"part_of_alice"}`}, {`POST /v1/uploads/upload_of_alice/complete {"part_ids":["part_of_alice"]}`, `{"id":"upload_of_alice","file":{"id":"file-of-alice"}}`},
 			{`POST /v1/vector_stores {"file_ids":["file-of-alice"]}`, `{"id":"vs_of_alice"}`}, {`POST /v1/responses {"tools":[{"type":"file_search","vector_store_ids":["vs_of_alice"]}]}`, `{"id":"resp_of_alice"}`}},
 		"a job":       {{"POST /v1/fine_tuning/jobs {}", `{"id":"ftjob-of-alice"}`}, {"GET /v1/fine_tuning/jobs/ftjob-of-alice", `{"id":"ftjob-of-alice","result_files":["file-of-alice"]}`}, {"GET /v1/files/file-of-alice/content", "x"}},
 		"a run":       {{"POST /v1/threads/runs {}", `{"id":"run_of_alice","thread_id":"thread_of_alice"}`}, {"GET /v1/threads/thread_of_alice/messages?after=msg_of_the_run", "{}"}},
@@ -81,37 +81,51 @@ func TestAStrictPoolRefusesWhatItCannotSee(t *testing.T) {
 	form := func(field, value string) []string {
 		return []string{"--x\r\nContent-Disposition: form-data; name=\"" + field + "\"\r\n\r\n" + value + "\r\n--x--\r\n", "Content-Type", "multipart/form-data; boundary=x"}
 	}
+	part := func(headers string) []string {
+		return []string{"--x\r\n" + headers + "\r\n\r\nfile-of-bob\r\n--x--\r\n", "Content-Type", "multipart/form-data; boundary=x"}
+	}
+	const disposition = `Content-Disposition: form-data; name="file_id"`
+	const toContainer = "POST /v1/containers/cntr_of_alice/files"
+	twoForms := "--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--y\r\n" + disposition + "\r\n\r\nfile-of-bob\r\n--y--\r\n\r\n--x--\r\n"
 	for name, c := range map[string]struct {
 		request string
 		body    []string // and headers in pairs
 		status  int
 		code    string
 	}{
-		"a list":                       {"GET /v1/files", nil, 403, "callers_kept_apart"},
-		"a list after an own object":   {"GET /v1/files?after=file-of-alice", nil, 403, "callers_kept_apart"},
-		"a list of chats":              {"GET /v1/chat/completions", nil, 403, "callers_kept_apart"},
-		"a WebSocket for responses":    {"GET /v1/responses", websocket, 426, "websocket_not_supported"},
-		"another WebSocket":            {"GET /v1/files/file-of-alice", websocket, 403, "callers_kept_apart"},
-		"a session":                    {"POST /v1/realtime/client_secrets", []string{"{}"}, 403, "callers_kept_apart"},
-		"a batch":                      {"POST /v1/batches", []string{`{"input_file_id":"file-of-alice"}`}, 403, "callers_kept_apart"},
-		"what is not known":            {"GET /v1/organization/users", nil, 403, "callers_kept_apart"},
-		"a model that goes":            {"DELETE /v1/models/ft:gpt-4o:alice", nil, 403, "callers_kept_apart"},
-		"a long body":                  {"POST /v1/responses", []string{long}, 413, "request_too_large"},
-		"a compressed body":            {"POST /v1/responses", []string{lbtest.Gzipped("{}"), "Content-Encoding", "gzip"}, 415, "unsupported_content_encoding"},
-		"UTF-16":                       {"POST /v1/responses", []string{"{\x00}\x00"}, 400, "invalid_body"},
-		"UTF-16 from its other end":    {"POST /v1/responses", []string{"\x00{\x00}"}, 400, "invalid_body"},
-		"a comment":                    {"POST /v1/responses", []string{`{"input":[/*"*/{"id":"msg_of_bob"}/*"*/]}`}, 400, "invalid_body"},
-		"two objects":                  {"POST /v1/responses", []string{`{}{"previous_response_id":"resp_of_bob"}`}, 400, "invalid_body"},
-		"JSON as a form":               {"POST /v1/responses", []string{`{"previous_response_id":"resp_of_bob"}`, "Content-Type", "multipart/form-data; boundary=x"}, 400, "invalid_body"},
-		"a form without a boundary":    {"POST /v1/responses", []string{form("file_id", "file-of-bob")[0], "Content-Type", "multipart/form-data; ="}, 400, "invalid_body"},
-		"an object in a form":          {"POST /v1/videos", form("input_reference", `{"file_id":"file-of-bob"}`), 400, "invalid_body"},
-		"a member of one":              {"POST /v1/videos", form("input_reference[file_id]", "file-of-bob"), 400, "invalid_body"},
-		"an id in a form":              {"POST /v1/containers/cntr_of_alice/files", form("file_id", "file-of-bob"), 404, "not_found"},
-		"an id behind null":            {"POST /v1/responses", []string{`{"input":[null,{"id":"msg_of_bob"}]}`}, 404, "not_found"},
-		"what is not like an id":       {"POST /v1/responses", []string{`{"previous_response_id":"bob"}`}, 404, "not_found"},
-		"the same in a path":           {"GET /v1/files/bob", nil, 403, "callers_kept_apart"},
-		"an object below one of bob's": {"GET /v1/threads/thread_of_bob/messages/msg_of_alice", nil, 404, "not_found"},
-		"a second after":               {"GET /v1/files?after=file-of-alice&after=file-of-bob", nil, 403, "callers_kept_apart"},
+		"a list":                        {"GET /v1/files", nil, 403, "callers_kept_apart"},
+		"a list after an own object":    {"GET /v1/files?after=file-of-alice", nil, 403, "callers_kept_apart"},
+		"a list of chats":               {"GET /v1/chat/completions", nil, 403, "callers_kept_apart"},
+		"a WebSocket for responses":     {"GET /v1/responses", websocket, 426, "websocket_not_supported"},
+		"another WebSocket":             {"GET /v1/files/file-of-alice", websocket, 403, "callers_kept_apart"},
+		"a session":                     {"POST /v1/realtime/client_secrets", []string{"{}"}, 403, "callers_kept_apart"},
+		"a batch":                       {"POST /v1/batches", []string{`{"input_file_id":"file-of-alice"}`}, 403, "callers_kept_apart"},
+		"what is not known":             {"GET /v1/organization/users", nil, 403, "callers_kept_apart"},
+		"a model that goes":             {"DELETE /v1/models/ft:gpt-4o:alice", nil, 403, "callers_kept_apart"},
+		"a long body":                   {"POST /v1/responses", []string{long}, 413, "request_too_large"},
+		"a compressed body":             {"POST /v1/responses", []string{lbtest.Gzipped("{}"), "Content-Encoding", "gzip"}, 415, "unsupported_content_encoding"},
+		"UTF-16":                        {"POST /v1/responses", []string{"{\x00}\x00"}, 400, "invalid_body"},
+		"UTF-16 from its other end":     {"POST /v1/responses", []string{"\x00{\x00}"}, 400, "invalid_body"},
+		"a comment":                     {"POST /v1/responses", []string{`{"input":[/*"*/{"id":"msg_of_bob"}/*"*/]}`}, 400, "invalid_body"},
+		"two objects":                   {"POST /v1/responses", []string{`{}{"previous_response_id":"resp_of_bob"}`}, 400, "invalid_body"},
+		"JSON as a form":                {"POST /v1/responses", []string{`{"previous_response_id":"resp_of_bob"}`, "Content-Type", "multipart/form-data; boundary=x"}, 400, "invalid_body"},
+		"a form without a boundary":     {"POST /v1/responses", []string{form("file_id", "file-of-bob")[0], "Content-Type", "multipart/form-data; ="}, 400, "invalid_body"},
+		"an object in a form":           {"POST /v1/videos", form("input_reference", `{"file_id":"file-of-bob"}`), 400, "invalid_body"},
+		"a member of one":               {"POST /v1/videos", form("input_reference[file_id]", "file-of-bob"), 400, "invalid_body"},
+		"a parameter twice":             {toContainer, part(disposition + "; a=1; a=2"), 400, "invalid_body"},
+		"a parameter without a name":    {toContainer, part(disposition + "; ="), 400, "invalid_body"},
+		"two dispositions":              {toContainer, part("Content-Disposition: form-data; name=x\r\n" + disposition), 400, "invalid_body"},
+		"an id that is a file":          {toContainer, part(disposition + `; filename=""`), 400, "invalid_body"},
+		"a space after a header's name": {toContainer, part(strings.Replace(disposition, ":", " :", 1)), 400, "invalid_body"},
+		"a form after its end":          {toContainer, append([]string{"--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n--x--y\r\n" + part(disposition)[0]}, part("")[1:]...), 400, "invalid_body"},
+		"a form of two types":           {toContainer, []string{twoForms, "Content-Type", "multipart/form-data; boundary=x", "Content-Type", "multipart/form-data; boundary=y"}, 400, "invalid_body"},
+		"JSON of two types":             {"POST /v1/responses", []string{"{}", "Content-Type", "application/json", "Content-Type", "multipart/form-data; boundary=y"}, 400, "invalid_body"},
+		"an id in a form":               {"POST /v1/containers/cntr_of_alice/files", form("file_id", "file-of-bob"), 404, "not_found"},
+		"an id behind null":             {"POST /v1/responses", []string{`{"input":[null,{"id":"msg_of_bob"}]}`}, 404, "not_found"},
+		"what is not like an id":        {"POST /v1/responses", []string{`{"previous_response_id":"bob"}`}, 404, "not_found"},
+		"the same in a path":            {"GET /v1/files/bob", nil, 403, "callers_kept_apart"},
+		"an object below one of bob's":  {"GET /v1/threads/thread_of_bob/messages/msg_of_alice", nil, 404, "not_found"},
+		"a second after":                {"GET /v1/files?after=file-of-alice&after=file-of-bob", nil, 403, "callers_kept_apart"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, strict, func(t *testing.T, w *world) {
@@ -125,7 +139,10 @@ func TestAStrictPoolRefusesWhatItCannotSee(t *testing.T) {
 					r = w.Request(method, path, strings.NewReader(c.body[0]))
 				}
 				for i := 1; i+1 < len(c.body); i += 2 {
-					r.Header.Set(c.body[i], c.body[i+1])
+					if i == 1 {
+						r.Header.Del(c.body[i])
+					}
+					r.Header.Add(c.body[i], c.body[i+1])
 				}
 				r.Header.Set("Authorization", "Bearer "+alice)
 				reply := w.Send(r)
