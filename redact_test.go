@@ -256,6 +256,9 @@ func TestAnErrorInA200GivesNoKeyAway(t *testing.T) {
 			w.(http.Flusher).Flush()
 			io.WriteString(w, failure("invalid_prompt"))
 		}},
+		"whole, compressed, the client's":           {"", lbtest.Says(200, lbtest.Gzipped(failure("invalid_prompt")), "Content-Type", "application/json", "Content-Encoding", "gzip")},
+		"whole, compressed, the backend's":          {"", lbtest.Says(200, lbtest.Gzipped(failure("server_error")), "Content-Type", "application/json", "Content-Encoding", "gzip")},
+		"whole, compressed, not listed":             {"unhealthy_status 429", lbtest.Says(200, lbtest.Gzipped(failure("server_error")), "Content-Type", "application/json", "Content-Encoding", "gzip")},
 		"whole, of a status that is not listed":     {"unhealthy_status 429", lbtest.Says(200, failure("server_error"))},
 		"first in a stream, the client's":           {"", lbtest.Streams(event("invalid_prompt"))},
 		"first in a stream, the backend's":          {"", lbtest.Streams(event("server_error"))},

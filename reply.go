@@ -226,13 +226,14 @@ func (t *Transport) becomeError(r *reply, failure *sse.Error) {
 	if !class.Failover() || len(t.UnhealthyStatus) > 0 && !t.listed(failure.Status) {
 		r.body.Forgive()
 		if len(r.secrets) > 0 {
+			r.decompress()
 			r.res.Body = r.secrets.Body(r.res.Body)
 		}
 		return
 	}
 	original := r.res
 	header := original.Header.Clone()
-	for _, name := range []string{"Content-Length", "Cache-Control", "Transfer-Encoding"} {
+	for _, name := range []string{"Content-Length", "Content-Encoding", "Cache-Control", "Transfer-Encoding"} {
 		header.Del(name)
 	}
 	header.Set("Content-Type", "application/json")
@@ -252,4 +253,30 @@ func (t *Transport) becomeError(r *reply, failure *sse.Error) {
 	r.readCode(failure.Body)
 	r.guard(nil, true)
 	r.wait, r.source = hint.Read(r.status, header, failure.Body, time.Now())
+}
+
+// decompress makes a compressed reply that holds a secret its text, in which it can be replaced.
+func (r *reply) decompress() {
+	if !contentcoding.Compressed(r.res.Header) {
+		return
+	}
+	text, all := r.body.Text()
+	if !all || !r.secrets.In(string(text)) {
+		return
+	}
+	r.res.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(text), drained{r.res.Body}), r.res.Body}
+	r.res.ContentLength = int64(len(text))
+	r.res.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	r.res.Header.Del("Content-Encoding")
+}
+
+// drained reads a body to its end and returns nothing of it.
+type drained struct{ io.Reader }
+
+func (d drained) Read(p []byte) (int, error) {
+	_, err := d.Reader.Read(p)
+	return 0, err
 }

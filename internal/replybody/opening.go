@@ -77,7 +77,16 @@ func (b *Body) ErrorIn(creates bool) *sse.Error {
 	if !b.whole() {
 		return nil
 	}
-	return sse.Whole(b.held, creates)
+	text, all := b.Text()
+	if !all {
+		return nil
+	}
+	return sse.Whole(text, creates)
+}
+
+// Text returns what was read ahead, without its compression. all reports whether it is all of that.
+func (b *Body) Text() (text []byte, all bool) {
+	return contentcoding.Decode(b.held, contentcoding.Of(b.Response.Header), OpeningLimit)
 }
 
 // NotJSON reports whether all of a reply was read ahead, and is not JSON although it
@@ -90,7 +99,7 @@ func (b *Body) NotJSON() bool {
 	if b.Usage.Close(); b.Usage.IsObject() {
 		return false
 	}
-	text, all := contentcoding.Decode(b.held, b.Response.Header.Get("Content-Encoding"), OpeningLimit)
+	text, all := b.Text()
 	return all && !json.Valid(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")))
 }
 
