@@ -25,7 +25,10 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	if res == nil {
 		res, ex.last = ex.last, nil
 	}
-	if _, gone := ex.proxied.Body.(replay.Gone); gone {
+	if _, gone := ex.proxied.Body.(replay.Gone); ex.executed {
+		// a handler that comes after the backends must not have it executed again
+		ex.proxied.Body, ex.proxied.ContentLength = replay.Gone{}, -1
+	} else if gone {
 		ex.body.Restore(&ex.proxied)
 	}
 	ex.committed()

@@ -44,6 +44,26 @@ func TestAHandlerAfterTheBackendsDoesNotSendAnEmptyBody(t *testing.T) {
 	}
 }
 
+func TestAHandlerAfterTheBackendsDoesNotHaveARequestExecutedAgain(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	a.Replies(lbtest.Status(502))
+	b, serverB := lbtest.Listen(t, "b")
+	address := lbtest.ServeAt(t, "openai_lb {\nbackend "+serverA.URL+"\nreverse_proxy {\n@e status 5xx\nhandle_response @e {\nreverse_proxy "+serverB.Listener.Addr().String()+"\n}\n}\n}")
+	for _, body := range []string{`{"input_file_id":"file-1234"}`, ""} {
+		reply := lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/batches", body)
+		if n := len(a.Received()); n != 1 || reply.Err == nil && reply.Status < 500 {
+			t.Errorf("with the body %q, a got %d requests, and the client %d", body, n, reply.Status)
+		}
+		for _, call := range b.Received() {
+			if call.ReadErr == nil {
+				t.Errorf("with the body %q, b got it too", body)
+			}
+		}
+		a.Forget()
+		b.Forget()
+	}
+}
+
 func TestTwoReverseProxiesOfOneRequestDoNotMix(t *testing.T) {
 	_, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
