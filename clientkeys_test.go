@@ -133,9 +133,11 @@ func TestAClientKeyIsNotTheCallersOwnCredential(t *testing.T) {
 		r := w.RequestWithKey("alices-own")
 		r.Header.Set("api-key", "client-key-of-alice")
 		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.client-key-of-alice")
+		r.Header.Set("OpenAI-Organization", "client-key-of-alice")
+		r.Header.Set("OpenAI-Project", "proj_of_alice")
 		w.Send(r).WantServed(t, "a")
 		got := w.Backends["a"].Received()[0].Request
-		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, "client-key-of-alice") || got.Header.Get("Authorization") != "Bearer alices-own" {
+		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, "client-key-of-alice") || got.Header.Get("Authorization") != "Bearer alices-own" || got.Header.Get("OpenAI-Project") != "proj_of_alice" {
 			t.Errorf("a got %s", text)
 		}
 		if p := got.Header.Get("Sec-WebSocket-Protocol"); p != "realtime" {

@@ -170,6 +170,7 @@ func TestAKeyThatIsRemovedIsRemovedEverywhere(t *testing.T) {
 	header := http.Header{
 		"Authorization": {"Bearer " + own}, "Api-Key": {client}, "X-Goog-Api-Key": {client}, "Cf-Aig-Authorization": {"Bearer " + own},
 		"Openai-Organization":    {"org-1"},
+		"Openai-Project":         {client},
 		"Sec-Websocket-Protocol": {"realtime, " + client + ", openai-insecure-api-key." + own},
 	}
 	presented, _, _ := Take(header, "team="+client+"&key="+own+"&token="+client+"&x=1")
