@@ -85,7 +85,7 @@ func (f *fuzzed) config(c *choices) string {
 // newRequest makes a random request.
 func (f *fuzzed) newRequest(c *choices, id int) (*fuzzRequest, bool) {
 	operation := fuzzOperations[c.of(len(fuzzOperations))]
-	r := &fuzzRequest{id: id, method: operation.method, model: []string{"m1", "m2", "", "unheard-of"}[c.of(4)]}
+	r := &fuzzRequest{id: id, method: operation.method, infers: operation.repeats && operation.method == "POST", model: []string{"m1", "m2", "", "unheard-of"}[c.of(4)]}
 	r.path = strings.ReplaceAll(operation.path, "MODEL", r.model)
 	if strings.Contains(operation.path, "MODEL") && r.model == "" {
 		r.model, r.path = "m1", strings.ReplaceAll(operation.path, "MODEL", "m1")
@@ -115,10 +115,10 @@ func (f *fuzzed) newRequest(c *choices, id int) (*fuzzRequest, bool) {
 	return r, operation.repeats
 }
 
-// serving are the backends that have a model.
-func (f *fuzzed) serving(model string) (serving []*fuzzBackend) {
+// serving are the backends that have the model of a request.
+func (f *fuzzed) serving(r *fuzzRequest) (serving []*fuzzBackend) {
 	for _, b := range f.backends {
-		if b.serves(model) {
+		if b.serves(r) {
 			serving = append(serving, b)
 		}
 	}
@@ -149,8 +149,8 @@ func (f *fuzzed) exchange(r *fuzzRequest, repeats bool) {
 	out.Header.Set("Authorization", "Bearer key-of-the-caller")
 	f.mu.Lock()
 	var free []string // those that nothing keeps from serving
-	for _, b := range f.serving(r.model) {
-		if !b.rests(r.model, time.Now()) {
+	for _, b := range f.serving(r) {
+		if !b.rests(r, time.Now()) {
 			free = append(free, b.name)
 		}
 	}

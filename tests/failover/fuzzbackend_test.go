@@ -39,9 +39,10 @@ type fuzzBackend struct {
 	resting map[string]time.Time
 }
 
-// serves reports whether the backend has the model that a client names.
-func (b *fuzzBackend) serves(model string) bool {
-	return len(b.models) == 0 || model == "" || slices.Contains(b.models, model)
+// serves reports whether the backend has the model that a client names. Inference
+// without a model goes only where any is served.
+func (b *fuzzBackend) serves(r *fuzzRequest) bool {
+	return len(b.models) == 0 || r.model == "" && !r.infers || slices.Contains(b.models, r.model)
 }
 
 // calls is the name by which the backend knows a model.
@@ -52,8 +53,17 @@ func (b *fuzzBackend) calls(model string) string {
 	return b.deployment
 }
 
-func (b *fuzzBackend) rests(model string, now time.Time) bool {
-	return now.Before(b.resting[b.calls(model)]) || now.Before(b.resting["*"])
+// limitsOf is the name of the limits that a request has at the backend. Operations
+// other than inference have those of requests without a model.
+func (b *fuzzBackend) limitsOf(r *fuzzRequest) string {
+	if !r.infers {
+		return ""
+	}
+	return b.calls(r.model)
+}
+
+func (b *fuzzBackend) rests(r *fuzzRequest, now time.Time) bool {
+	return now.Before(b.resting[b.limitsOf(r)]) || now.Before(b.resting["*"])
 }
 
 // fuzzReply is what a backend does with a request.
@@ -76,6 +86,7 @@ func (r fuzzReply) executes() bool {
 type fuzzRequest struct {
 	id           int
 	method, path string
+	infers       bool
 	model        string
 	body         string
 	stream       bool
@@ -106,9 +117,13 @@ func (f *fuzzed) handle(b *fuzzBackend, rw http.ResponseWriter, in *http.Request
 		reply, b.script = b.script[0], b.script[1:]
 	}
 	if hint, ok := map[string]time.Duration{"429": 10 * time.Second, "429 for 2": 2 * time.Second, "429 for 60": time.Minute, "429 for a day": 5 * time.Minute}[reply.kind]; ok {
-		b.rest(b.calls(r.model), time.Now().Add(reply.wait+hint))
+		b.rest(b.limitsOf(r), time.Now().Add(reply.wait+hint))
 	} else if reply.kind == "quota" {
-		b.rest("*", time.Now().Add(reply.wait+5*time.Minute))
+		limits := "*"
+		if !r.infers {
+			limits = b.limitsOf(r)
+		}
+		b.rest(limits, time.Now().Add(reply.wait+5*time.Minute))
 	}
 	f.mu.Unlock()
 	text := fmt.Sprint(in.Header, in.RequestURI)
@@ -121,7 +136,7 @@ func (f *fuzzed) handle(b *fuzzBackend, rw http.ResponseWriter, in *http.Request
 		f.t.Errorf("%s was asked twice for request %d", b.name, r.id)
 	}
 	r.asked = append(r.asked, b.name)
-	if !slices.Contains(serverNames(f.serving(r.model)), b.name) {
+	if !slices.Contains(serverNames(f.serving(r)), b.name) {
 		f.t.Errorf("%s was asked for %q, which it does not serve", b.name, r.model)
 	}
 	r.mu.Unlock()
