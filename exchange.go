@@ -272,7 +272,7 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 
 // isLeft reports whether the target was not tried: a request may go to each
 // backend once. After one that took the caller's own credential it goes only to
-// another such one, because nobody else pays for what the caller's account was
+// another such one: otherwise we would pay for what the caller's account was
 // refused.
 func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.attempts {

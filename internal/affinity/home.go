@@ -55,8 +55,8 @@ type Request struct {
 	Text []byte
 	// Caller is the name of who sent it, if callers have names.
 	Caller string
-	// Upgrade reports whether it opens a WebSocket, and Compressed whether nobody
-	// could read its body.
+	// Upgrade reports whether it opens a WebSocket, and Compressed whether its body
+	// could not be read.
 	Upgrade, Compressed bool
 	// Disputed reports whether servers may take the body for different types.
 	Disputed bool
@@ -138,7 +138,7 @@ func (f *finder) take(kind openaiapi.Kind, text []byte) {
 	if f.othersMayKnow(o) {
 		f.open = append(f.open, openID{it, text, o})
 	} else {
-		f.heed(it, text, o)
+		f.apply(it, text, o)
 	}
 }
 
@@ -150,10 +150,10 @@ func (f *finder) othersMayKnow(o owners.Owner) bool {
 	return a.shared != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.accounts) > 1)
 }
 
-// heed applies what is known about an id. An account that the config no longer
+// apply uses what is known about an id. An account that the config no longer
 // has may have another name or key now, so that it is not known who has the
 // object. The caller is known all the same.
-func (f *finder) heed(it id, text []byte, o owners.Owner) {
+func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
 	it.caller = o.Caller
 	switch {
@@ -194,7 +194,7 @@ func (f *finder) askReplicas() {
 		if err == nil {
 			o = f.settle(it, found[i])
 		}
-		f.heed(it.id, it.text, o)
+		f.apply(it.id, it.text, o)
 	}
 }
 

@@ -35,8 +35,8 @@ const (
 	// lastWords is how long a connection may be read after a write failed.
 	lastWords = time.Second
 	// piece is less than what an upload writes at a time. The end of a TLS connection
-	// and frames that control HTTP/2 are less, and whoever writes them may be the one
-	// that reads the connection and closes it.
+	// and frames that control HTTP/2 are less. The goroutine that writes them may be the
+	// one that reads the connection and closes it.
 	piece = 64
 )
 

@@ -108,7 +108,7 @@ func (s *Store) InFiles() bool {
 	return s.config.File != ""
 }
 
-// errUnfinished tells that the file is being written, and should be read later.
+// errUnfinished says that the file is being written, and should be read later.
 var errUnfinished = errors.New("the file is being written")
 
 // Read reads the keys again. If that fails, or if the file is being written, those
@@ -147,7 +147,7 @@ func (s *Store) read() error {
 // foundKey is a key and, for errors, where it was found.
 type foundKey struct {
 	where, name, key string
-	// unfinished tells that the key may go on: the file is being written.
+	// unfinished reports whether the key may go on: the file is being written.
 	unfinished bool
 }
 

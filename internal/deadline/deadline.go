@@ -77,7 +77,7 @@ func (d *Deadline) Measure() {
 	d.measures, d.ended = true, d.alarm.now()
 }
 
-// Lag returns how far the steps are behind: for how much longer nobody took a step lately than
+// Lag returns how far the steps are behind: for how much longer no step was taken lately than
 // steps took. Each step makes up for as much of a pause before it as it takes. Steps that find
 // everything done, because much was left undone in a pause, make up for nothing.
 func (d *Deadline) Lag() time.Duration {

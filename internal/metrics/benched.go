@@ -61,7 +61,7 @@ func (b openBench) seconds(now time.Time) float64 {
 	return max(0, now.Sub(b.since).Seconds())
 }
 
-// endOf is when a bench ends, if nobody tells of its end before.
+// endOf is when a bench ends, unless an event ends it before.
 func endOf(b pool.Bench, now time.Time) time.Time {
 	if b.Lost {
 		return now.AddDate(100, 0, 0) // it lasts until the backend was reached

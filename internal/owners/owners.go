@@ -31,7 +31,7 @@ type Owner struct {
 }
 
 // MayUse reports whether a caller may use the id, as far as its own caller is
-// known. If callers have no names, nobody is kept apart.
+// known. Callers without names are not kept apart.
 func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.Caller == c }
 
 // Caller is a digest of a caller's name. It is 0 for callers without a name.

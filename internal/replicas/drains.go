@@ -27,7 +27,7 @@ type order struct {
 	// number is the time of the order by the store's clock, in microseconds, or one
 	// more than the number of the order before. It is 0 if the time is not known.
 	number int64
-	// out tells that the member is out of use.
+	// out reports whether the member is out of use.
 	out bool
 	// told is when a replica last told of the order.
 	told time.Time

@@ -26,7 +26,7 @@ type item struct {
 	member  string
 	bench   pool.Bench
 	order   order
-	// replace tells that the store keeps an order that no replica has given.
+	// replace reports whether the store keeps an order that no replica has given.
 	replace bool
 	at      time.Time
 }
