@@ -20,7 +20,7 @@ var configs embed.FS
 
 const (
 	backendKey = "backend-key"
-	clientKey  = "sk-client-key"
+	clientKey  = "sk-client-key-of-bench"
 	model      = "gpt-4o"
 	// renamedModel is what backends call it where its name is to be replaced.
 	renamedModel = "gpt-4o-eastus2-large"

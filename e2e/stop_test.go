@@ -118,7 +118,7 @@ func (p *pod) chat(t *testing.T, body string) *http.Response {
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer the-key-of-alice")
+	req.Header.Set("Authorization", "Bearer the-client-key-of-alice")
 	req.Header.Set("Content-Type", "application/json")
 	res, err := p.client.Do(req)
 	if err != nil {
