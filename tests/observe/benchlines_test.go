@@ -67,7 +67,8 @@ func TestTheLineOfABenchSaysWhy(t *testing.T) {
 // TestABenchThatChangesItsReasonIsAnnouncedAgain has one backend, which is tried
 // while it is benched.
 func TestABenchThatChangesItsReasonIsAnnouncedAgain(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\npool changing\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+	pool := lbtest.Unique("changing")
+	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		missing := lbtest.Says(404, `{"error":{"code":"DeploymentNotFound","message":"no"}}`)
 		for _, reply := range []http.HandlerFunc{lbtest.Status(500), missing, lbtest.Status(500), missing} {
 			w.Backends["a"].Replies(reply)
@@ -80,7 +81,7 @@ func TestABenchThatChangesItsReasonIsAnnouncedAgain(t *testing.T) {
 		if text := strings.Join(got, ", "); text != "warn failed, error no_model" {
 			t.Errorf("the log says %s", text)
 		}
-		lbtest.WantSums(t, "changing", "benches_total class=failed 1", "benches_total class=no_model 1")
+		lbtest.WantSums(t, pool, "benches_total class=failed 1", "benches_total class=no_model 1")
 		time.Sleep(2 * time.Minute)
 		if back := w.Logged("backend back"); len(back) != 1 || back[0].ContextMap()["class"] != "no_model" {
 			t.Errorf("of the return it says %v", back)
