@@ -4,7 +4,7 @@
 #	URL=http://localhost:8080 sh traffic.sh
 
 post() { # caller, path, body
-	wget -q -O /dev/null --header "Authorization: Bearer $1-key" --header 'Content-Type: application/json' \
+	wget -q -O /dev/null --header "Authorization: Bearer example-key-of-$1" --header 'Content-Type: application/json' \
 		--post-data "$3" "${URL:-http://localhost:8080}$2" 2>/dev/null
 }
 
