@@ -52,7 +52,7 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 			}
 		}
 	}
-	for _, page := range []string{"docs/reference.md", "docs/replies.md", "docs/troubleshooting.md"} {
+	for _, page := range []string{"docs/clients.md", "docs/replies.md", "docs/troubleshooting.md"} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
