@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Dialect is the shape of an API's paths, and with it the place of the model's name.
@@ -207,6 +208,9 @@ func EscapeSegment(s string) string {
 // OddlySpelled reports whether some servers read an operation, as Route has it, as one on stored objects
 // that ReadStored does not see, or sees otherwise. Ids below a collection may be percent-encoded.
 func OddlySpelled(operation string) bool {
+	if isPlain(operation) { // nearly all
+		return false
+	}
 	read, differs := operation, false
 	if strings.ContainsAny(operation, `%;\`) {
 		plain := unescapeOr(operation, url.PathUnescape)
@@ -222,4 +226,14 @@ func OddlySpelled(operation string) bool {
 		prefix += "/" + second
 	}
 	return stored && (differs || !strings.HasPrefix(operation, prefix))
+}
+
+// isPlain reports whether an operation begins with a slash, and every server reads it alike.
+func isPlain(operation string) bool {
+	for i := range len(operation) {
+		if c := operation[i]; c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' || c == '%' || c == ';' || c == '\\' {
+			return false
+		}
+	}
+	return strings.HasPrefix(operation, "/")
 }

@@ -297,3 +297,14 @@ func FuzzClassicPathIsReadBack(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkOddlySpelled shows what isPlain saves: each request is asked.
+func BenchmarkOddlySpelled(b *testing.B) {
+	for _, operation := range []string{"/chat/completions", "/Chat/completions"} {
+		b.Run(operation, func(b *testing.B) {
+			for b.Loop() {
+				OddlySpelled(operation)
+			}
+		})
+	}
+}
