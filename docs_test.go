@@ -76,6 +76,20 @@ func TestCellsOfTablesInTheDocsAreShort(t *testing.T) {
 	}
 }
 
+// TestNoPageIsLong keeps each page to one reader.
+func TestNoPageIsLong(t *testing.T) {
+	const longest = 4500
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		if words := len(strings.Fields(readPage(t, page))); words > longest {
+			t.Errorf("%s has %d words, expected %d at most", page, words, longest)
+		}
+	}
+}
+
 // TestTheREADMEIsShort keeps it to what a stranger reads: the rest is in docs/.
 func TestTheREADMEIsShort(t *testing.T) {
 	const longest = 1000
