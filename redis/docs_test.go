@@ -20,7 +20,7 @@ func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", "s3cret")
 	t.Setenv("REDIS_NODES", "a.internal:6379 b.internal:6379")
 	found := 0
-	for _, file := range []string{"../docs/replicas.md", "../examples/redis/Caddyfile", "README.md"} {
+	for _, file := range []string{"../docs/replicas.md", "../examples/redis/Caddyfile", "../examples/production/Caddyfile", "README.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -50,15 +50,8 @@ func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 }
 
 func TestTheExampleForgetsIdsAsTheDocsSay(t *testing.T) {
-	read := func(file string) string {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	settings := regexp.MustCompile(`(?m)^(maxmemory\S*) (\S+)$`).FindAllStringSubmatch(read("../docs/replicas.md"), -1)
-	command := regexp.MustCompile(`command: \[redis-server, (.*)\]`).FindStringSubmatch(read("../examples/redis/compose.yaml"))
+	settings := regexp.MustCompile(`(?m)^(maxmemory\S*) (\S+)$`).FindAllStringSubmatch(read(t, "../docs/replicas.md"), -1)
+	command := regexp.MustCompile(`command: \[redis-server, (.*)\]`).FindStringSubmatch(read(t, "../examples/redis/compose.yaml"))
 	if len(settings) != 2 || command == nil {
 		t.Fatalf("found %q in the docs, %q in the example", settings, command)
 	}
@@ -67,4 +60,13 @@ func TestTheExampleForgetsIdsAsTheDocsSay(t *testing.T) {
 			t.Errorf("the example has not %q: %s", option, command[1])
 		}
 	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
