@@ -61,10 +61,10 @@ func checkAuth(scheme string) error {
 // once.
 type CredentialSource interface {
 	// Credential returns the credential for one attempt. It must not wait
-	// while it has a valid one. After an error, the request goes to another
-	// backend, and this one is benched for a minute, or for as long as the
-	// error's method RetryAfter() time.Duration says. The error must not hold
-	// a secret.
+	// while it has a valid one, nor once the context is over. After an error,
+	// the request goes to another backend, and this one is benched for a minute,
+	// or for as long as the error's method RetryAfter() time.Duration says. The
+	// error must not hold a secret.
 	Credential(ctx context.Context) (Credential, error)
 
 	// Renew returns another credential after the backend refused one with
@@ -183,6 +183,22 @@ func (b *Backend) renew(ctx context.Context, refused Credential) (Credential, bo
 	}
 	renewed, err := b.source.Renew(ctx, refused)
 	return renewed, err == nil && renewed != refused
+}
+
+// atOnce is a context that is over, for what must not wait.
+var atOnce = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// hasReplaced reports whether there is another credential by now.
+func (b *Backend) hasReplaced(refused Credential) bool {
+	if b.source == nil {
+		return false
+	}
+	current, err := b.source.Credential(atOnce)
+	return err == nil && current != refused
 }
 
 // outdated reports whether an attempt's credential is an API key that has

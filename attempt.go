@@ -23,7 +23,7 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
 	ex.startSpan(req.Context())
 	credential, err := b.credential(req.Context())
 	if err != nil {
-		r := &reply{err: err, class: verdict.Credential}
+		r := &reply{err: err, class: verdict.NoCredential}
 		var later interface{ RetryAfter() time.Duration }
 		if errors.As(err, &later) {
 			r.wait = later.RetryAfter()
@@ -31,18 +31,19 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *reply {
 		return r
 	}
 	r := t.send(ex, req, credential)
-	if r.status != http.StatusUnauthorized || r.class == verdict.NotPermitted {
-		return r
+	if r.status == http.StatusUnauthorized && r.class != verdict.NotPermitted {
+		if renewed, ok := b.renew(req.Context(), credential); ok && r.upload().Abandon() {
+			r.discard()
+			if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
+				c.Write(zap.String("backend", ex.current.Name))
+			}
+			r = t.send(ex, req, renewed)
+		}
 	}
-	renewed, ok := b.renew(req.Context(), credential)
-	if !ok || !r.upload().Abandon() {
-		return r
+	if (r.class == verdict.Credential || r.class == verdict.NotPermitted) && b.hasReplaced(r.credential) {
+		r.class = verdict.NoCredential // the refusal does not apply to the credential that there is now
 	}
-	r.discard()
-	if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
-		c.Write(zap.String("backend", ex.current.Name))
-	}
-	return t.send(ex, req, renewed)
+	return r
 }
 
 // send sends the request to the current backend and judges what comes back.

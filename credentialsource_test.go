@@ -3,6 +3,7 @@ package openailb_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"go.uber.org/zap/zapcore"
 
 	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
@@ -93,16 +96,67 @@ func TestABackendWithoutACredentialIsBenchedAlone(t *testing.T) {
 		w.Handler.UseSource("a", source)
 		w.Post(`{}`).WantServed(t, "b")
 		w.WantCalls(map[string]int{"a": 0, "b": 1})
-		if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "credential" {
-			t.Errorf("logged %v, want a bench of class credential", benches)
+		if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "no_credential" || benches[0].Level != zapcore.WarnLevel {
+			t.Errorf("logged %v, want a bench of class no_credential: a refused nothing", benches)
 		}
 
 		w.Stop("b")
-		if reply := w.Post(`{}`); reply.Status != 502 || !strings.Contains(reply.Body, "upstream_") {
-			t.Errorf("client got %d %s, want a 502", reply.Status, reply.Body)
-		}
+		w.Post(`{}`).WantError(t, 503, "upstream_credential_unavailable")
 		source.err = nil
 		time.Sleep(time.Minute)
 		w.Post(`{}`).WantServed(t, "a")
 	})
+}
+
+// untilLater is the error of a source that knows when to come back.
+type untilLater struct{ error }
+
+func (untilLater) RetryAfter() time.Duration { return 7 * time.Second }
+
+func TestWithoutACredentialTheClientIsToldToComeBack(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		source := &testSource{err: untilLater{errors.New("the token endpoint is dead")}}
+		w.Handler.UseSource("a", source)
+		for range 2 {
+			reply := w.Post(`{}`)
+			reply.WantError(t, 503, "upstream_credential_unavailable")
+			if got := reply.Header.Get("Retry-After"); got != "7" || !strings.Contains(reply.Body, "after 7 seconds") {
+				t.Errorf("Retry-After is %s with %s, want 7", got, reply.Body)
+			}
+		}
+		w.WantCalls(map[string]int{"a": 0})
+		source.err = nil
+		w.Post(`{}`).WantServed(t, "a")
+	})
+}
+
+// TestARefusedCredentialThatWasReplacedBenchesNoBackend also if the body was too
+// long to be sent with the new one.
+func TestARefusedCredentialThatWasReplacedBenchesNoBackend(t *testing.T) {
+	for name, refuses := range map[string]int{"unauthorized": 401, "forbidden": 403} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\nrequest_buffers 1KiB\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+				source := &testSource{value: "stale"}
+				w.Handler.UseSource("a", source)
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					if r.Header.Get("Authorization") == "Bearer stale" {
+						source.Renew(t.Context(), openailb.Credential{}) // by another request
+						lbtest.Status(refuses)(rw, r)
+						return
+					}
+					lbtest.WantsKey("fresh")(rw, r)
+				})
+				reply := w.Post(`{"model":"gpt-4o","messages":[{"role":"user","content":"` + lbtest.Noise(8<<10) + `"}]}`)
+				reply.WantError(t, 503, "upstream_credential_unavailable")
+				if got := reply.Header.Get("Retry-After"); got != "1" {
+					t.Errorf("Retry-After is %q, want 1", got)
+				}
+				w.WantNobodyBlamed()
+				for range 3 {
+					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "a")
+				}
+				w.WantCalls(map[string]int{"b": 0})
+			})
+		})
+	}
 }

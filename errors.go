@@ -37,7 +37,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	case nil:
 		e := ex.whyNobody(now, wait)
 		res, ex.ownClass = e.Answer(req)
-		if e.Status == http.StatusTooManyRequests {
+		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 			hint.Set(res.Header, wait)
 		}
 		if e.Class == apierror.AllThrottled {
@@ -83,6 +83,8 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 		return apierror.Busy(wait, all)
 	case last == verdict.Credential, last == verdict.NotPermitted:
 		return apierror.CredentialsRejected
+	case last == verdict.NoCredential:
+		return apierror.NoCredential(wait)
 	case last == verdict.Timeout:
 		return apierror.TimedOut
 	case last == verdict.Failed:

@@ -230,14 +230,10 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 	case verdict.NoModel:
 		return misconfigured, ex.blame.take()
 	case verdict.Credential, verdict.NotPermitted:
-		switch {
-		case r.status == 0 && r.wait > 0: // there was no credential to be had
-			return min(r.wait, misconfigured), true
-		case r.status == 0:
-			return misconfigured, true
-		}
 		// a credential for inference may lack every other permission
 		return misconfigured, ex.asked.infers && ex.blame.take()
+	case verdict.NoCredential:
+		return min(cmp.Or(r.wait, misconfigured), misconfigured), r.status == 0
 	case verdict.Failed, verdict.Timeout:
 		if r.uploading {
 			return 0, false // perhaps it refused the upload

@@ -143,8 +143,10 @@ func (b *balancer) logged(message string) []map[string]any {
 	return entries
 }
 
-func (b *balancer) post() (status int, backend string) {
-	res, err := b.client.Post("http://lb/v1/chat/completions", "application/json", strings.NewReader(`{"model":"gpt-4o"}`))
+func (b *balancer) post() (status int, backend string) { return b.postBody(`{"model":"gpt-4o"}`) }
+
+func (b *balancer) postBody(text string) (status int, backend string) {
+	res, err := b.client.Post("http://lb/v1/chat/completions", "application/json", strings.NewReader(text))
 	if err != nil {
 		b.t.Error(err)
 		return 0, ""
@@ -295,7 +297,7 @@ func TestADeadTokenEndpointBenchesItsBackendAlone(t *testing.T) {
 				t.Errorf("a was called %d times without a token", n)
 			}
 			benches := b.logged("backend benched")
-			if len(benches) != 1 || benches[0]["backend"] != "a" || benches[0]["class"] != "credential" {
+			if len(benches) != 1 || benches[0]["backend"] != "a" || benches[0]["class"] != "no_credential" {
 				t.Errorf("logged %v, want a bench of a", benches)
 			}
 			if name != "hanging" {
@@ -340,6 +342,23 @@ func TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend(t *testing.T) {
 	without(t, "the config", string(config))
 	if !strings.Contains(string(config), `"client_secret":"{env.THE_SECRET}"`) {
 		t.Errorf("the config is %s", config)
+	}
+}
+
+func TestARefusedTokenBenchesNoBackendIfThereIsANewOne(t *testing.T) {
+	e := appService(t)
+	a, other := newBackend(t, "a", tokenNumber(1)), newBackend(t, "b", "key-of-b")
+	b := start(t, "request_buffers 1KiB\n"+a.auth("credential managed_identity")+other.key())
+	b.wantServed(1, a)
+	theSource(t).age()
+	a.want.Store(tokenNumber(2))
+	if status, _ := b.postBody(`{"model":"gpt-4o","user":"` + strings.Repeat("x", 4<<10) + `"}`); status != http.StatusServiceUnavailable {
+		t.Errorf("the upload, which cannot be sent again, got %d, want 503", status)
+	}
+	b.wantServed(20, a)
+	e.wantRequests(t, 2)
+	if benches := b.logged("backend benched"); len(benches) != 0 {
+		t.Errorf("logged %v, want no bench", benches)
 	}
 }
 

@@ -118,6 +118,14 @@ func retryLater(what string, wait time.Duration, all bool, class string) Error {
 		"rate_limit_error", "rate_limit_exceeded", class}
 }
 
+// NoCredential is the error while there is no credential for a backend, or if the
+// one that was sent has been replaced and the body cannot be sent again.
+func NoCredential(wait time.Duration) Error {
+	return Error{http.StatusServiceUnavailable,
+		"The load balancer's credential for the backend is being renewed. Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
+		"server_error", "upstream_credential_unavailable", ""}
+}
+
 // UnknownModel is the error for a model that no backend serves.
 func UnknownModel(name string, models []string) Error {
 	return Error{http.StatusNotFound,

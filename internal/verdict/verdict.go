@@ -36,6 +36,9 @@ const (
 	Credential Class = "credential"
 	// NotPermitted: the credential is valid, but does not permit what was asked for.
 	NotPermitted Class = "not_permitted"
+	// NoCredential: there was no credential to send, or the one that the backend refused has been
+	// replaced since it was sent.
+	NoCredential Class = "no_credential"
 	// NoModel: the backend does not have the model or deployment.
 	NoModel Class = "no_model"
 	// Unreachable: there was no connection, so nothing of the request was sent.
@@ -70,7 +73,7 @@ func (c Class) Blames() bool {
 // WholeBackend reports whether the class holds for all of the backend, not only for the model that
 // was asked for.
 func (c Class) WholeBackend() bool {
-	return c == Quota || c == Credential || c == Unreachable
+	return c == Quota || c == Credential || c == NoCredential || c == Unreachable
 }
 
 // OfCredential reports whether the class is about the credential that was used, its permissions,
