@@ -114,6 +114,12 @@ func (ex *exchange) whoRefuses(now time.Time) (throttled, busy, all bool) {
 	return throttled, busy, !others && throttled != busy
 }
 
+// allThrottle reports whether every backend that could serve the request throttles.
+func (ex *exchange) allThrottle(now time.Time) bool {
+	throttled, _, all := ex.whoRefuses(now)
+	return throttled && all
+}
+
 // cameOf tells what came of the attempt at a backend, if it was tried.
 func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
 	for i := range ex.attempts {

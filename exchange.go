@@ -230,7 +230,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 	now := time.Now()
 	if ex.own == nil && ex.mayGoOn(now) {
 		m := ex.balancer.Pool.Pick(ex, now)
-		if m == nil && ex.balancer.forward && !ex.forwarded {
+		if m == nil && ex.balancer.forward && !ex.forwarded && ex.allThrottle(now) {
 			m = ex.balancer.Pool.PickThrottled(ex, now)
 			ex.forwarded = m != nil
 		}

@@ -97,7 +97,7 @@ func (ex *exchange) observeForwarded(class verdict.Class) {
 	if !ex.balancer.forward || !class.Promise() {
 		return
 	}
-	if _, _, all := ex.whoRefuses(time.Now()); all {
+	if ex.allThrottle(time.Now()) {
 		ex.observeAllThrottled()
 	}
 }

@@ -204,25 +204,47 @@ func TestAForwardedThrottleCountsIfAllBackendsThrottle(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		b    http.HandlerFunc
+		then int
 		all  string
 	}{
-		{"all", lbtest.Throttled("60"), "all_throttled_total 2"},
-		{"one is down", lbtest.Status(503), "all_throttled_total 0"},
+		{"all", lbtest.Throttled("60"), 429, "all_throttled_total 2"},
+		{"one is down", lbtest.Status(503), 503, "all_throttled_total 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			pool := lbtest.Unique("forwards")
 			lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nlb_policy first\nbackend http://b\nbackend http://a\nall_throttled forward\n}", func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(lbtest.Throttled("4"))
 				w.Backends["b"].Replies(c.b)
-				for range 2 {
-					if reply := w.Post(`{}`); reply.Status != 429 {
-						t.Errorf("client got %d %s", reply.Status, reply.Body)
-					}
-				}
+				w.Post(`{}`).WantStatus(t, 429)
+				w.Post(`{}`).WantStatus(t, c.then)
 				lbtest.WantSums(t, pool, c.all)
 			})
 		})
 	}
+}
+
+func TestForwardCallsNoThrottledBackendWhileAnotherOneFails(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\nall_throttled forward"), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Status(500))
+		w.Backends["b"].Replies(lbtest.Throttled("20"))
+		w.Post(`{}`)
+		for range 4 {
+			w.Post(`{}`).WantStatus(t, 500)
+		}
+		w.WantCalls(map[string]int{"a": 5, "b": 1})
+	})
+}
+
+func TestForwardCallsNoThrottledBackendWhileAnotherOneIsBusy(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nmax_requests 1\n}\nbackend http://b {\npriority 2\n}\nall_throttled forward\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, time.Minute))
+		w.Open(t).Next(t, 1)
+		w.Backends["b"].Replies(lbtest.Throttled("20"))
+		for range 3 {
+			w.Post(`{}`).WantStatus(t, 429)
+		}
+		w.WantCalls(map[string]int{"a": 1, "b": 1})
+	})
 }
 
 func TestOverloadedEverywhereSaysWhenToComeBack(t *testing.T) {
