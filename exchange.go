@@ -284,6 +284,10 @@ func (ex *exchange) isLeft(t *target) bool {
 	return true
 }
 
+// Once implements pool.Request. A request that may have been executed after a
+// failure is not sent again either.
+func (ex *exchange) Once() bool { return !ex.body.Whole() || !ex.asked.repeatable }
+
 // Cost implements pool.Request.
 func (ex *exchange) Cost() int64 { return ex.asked.cost }
 

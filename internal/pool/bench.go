@@ -82,6 +82,11 @@ const (
 // to check a bench that is in doubt.
 const checkShare = 4
 
+// untried is for how long after its end a bench waits for a probe that can be sent
+// again. If only requests come that cannot, one of them is the probe then: the
+// backend would never be back otherwise.
+const untried = time.Minute
+
 // trial is a request that goes first: when it was sent, as nanoseconds since
 // its bench began, plus 1. 0: no request was sent.
 type trial struct{ atomic.Int64 }
@@ -102,8 +107,10 @@ func (t *trial) pending(b *bench, now time.Time) bool {
 type standing int
 
 const (
-	// ready: there is no bench, or a trial is due.
+	// ready: there is no bench, or its trial was not refused.
 	ready standing = iota
+	// due: the next request is the trial.
+	due
 	// waiting: another request is the trial.
 	waiting
 	// suspected: benched for a failure.
@@ -132,7 +139,10 @@ func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 			return benched // the throttle holds until the check was not refused
 		}
 	}
-	if trial.pending(b, now) {
+	switch {
+	case trial.Load() == 0 && now.Sub(b.Until) < untried:
+		return due
+	case trial.pending(b, now):
 		return waiting
 	}
 	return ready

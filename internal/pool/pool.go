@@ -89,6 +89,9 @@ type Request interface {
 	// MayTry reports whether the request may still go to a member to which it
 	// can be sent.
 	MayTry(*Member) bool
+	// Once reports whether the request can be sent only once, so that it must not
+	// be a probe.
+	Once() bool
 	// Cost tells how much of a rate limit the request takes, in tokens.
 	Cost() int64
 	// Affinity tells which requests it belongs together with. Pick sets the
@@ -125,7 +128,7 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if rank <= drained && !m.claim(r, now) {
+		if rank < suspect && !m.claim(r, now) {
 			m.Release()
 			continue // another request became the probe
 		}
@@ -157,11 +160,13 @@ func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
 type rank int
 
 const (
-	open       rank = iota
-	drained         // open, but drained
-	suspect         // benched for a failure, or waiting for a probe
-	suspectToo      // both drained and suspect
-	nobody          // must not be called
+	open        rank = iota
+	drained          // open, but drained
+	unproved         // for a request that can be sent only once: open, but a probe is due
+	unprovedToo      // both drained and unproved
+	suspect          // benched for a failure, or waiting for a probe
+	suspectToo       // both drained and suspect
+	nobody           // must not be called
 )
 
 // choose finds the best member left for the request, in one pass: among those
@@ -251,8 +256,10 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	switch standing := m.standing(model, cost, now); {
 	case standing == throttled:
 		return nobody
-	case standing != ready || !m.healthy():
+	case standing > due || !m.healthy():
 		rank = suspect
+	case standing == due && r.Once():
+		rank = unproved
 	}
 	if m.Drained() {
 		rank++

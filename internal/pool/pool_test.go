@@ -15,12 +15,15 @@ type asks struct {
 	model string
 	cost  int64
 	tried []*Member
+	// once reports whether it can be sent only once.
+	once bool
 	// affinity is that of the request.
 	affinity Affinity
 }
 
 func (a *asks) ModelAt(*Member) (string, bool) { return a.model, true }
 func (a *asks) MayTry(m *Member) bool          { return !slices.Contains(a.tried, m) }
+func (a *asks) Once() bool                     { return a.once }
 func (a *asks) Cost() int64                    { return a.cost }
 func (a *asks) Affinity() *Affinity            { return &a.affinity }
 
@@ -394,4 +397,44 @@ func TestAPickAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() { p.Pick(r, start) }); n != 0 {
 		t.Errorf("a pick allocates %v times", n)
 	}
+}
+
+func TestARequestThatCanBeSentOnceIsNoProbeWhileAnotherMemberIsReady(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:2:1", "c:3:1")
+	wantOnce := func(now time.Time, want string) {
+		t.Helper()
+		got := "nobody"
+		if m := p.Pick(&asks{model: "m", cost: 1, once: true}, now); m != nil {
+			got = m.Name
+		}
+		if got != want {
+			t.Errorf("after %v it got %s, want %s", now.Sub(start), got, want)
+		}
+	}
+	for _, r := range []Refusal{throttle(5, 1), failure(5)} {
+		members["a"].Bench(r, start)
+		wantOnce(at(1), "b")
+		wantOnce(at(6), "b")          // the probe is due
+		wantPick(t, p, 1, at(6), "a") // it is another request
+		wantOnce(at(6), "b")
+		wantOnce(at(6.6), "a") // which was not refused by then
+		members["a"].Reset()
+	}
+	// a probe that is due is better than a suspect
+	members["a"].Bench(throttle(5, 1), start)
+	members["b"].Bench(failure(60), start)
+	members["c"].Bench(throttle(60, 1), start)
+	wantOnce(at(6), "a")
+	members["a"].Reset()
+	members["b"].Reset()
+	// a member to which only such requests go comes back
+	members["a"].Bench(throttle(5, 1), start)
+	wantOnce(at(64), "b")
+	wantOnce(at(66), "a")
+	// a check of a bench in doubt is a probe, too
+	members["a"].Reset()
+	members["a"].Bench(throttle(600, 100), start)
+	members["a"].Doubt(false, "m", start)
+	wantOnce(at(1), "b")
+	wantPick(t, p, 1, at(2), "a")
 }
