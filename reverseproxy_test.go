@@ -125,11 +125,17 @@ func TestThePolicyAloneKeepsTryingForLBTryDuration(t *testing.T) {
 
 func TestWhatAPlainReverseProxyCannotDoIsRefused(t *testing.T) {
 	for options, want := range map[string]string{
-		"lb_policy openai_lb\nlb_retry_match {\nmethod POST\n}\ntransport openai_lb": "lb_retry_match is not allowed",
-		"lb_policy openai_lb {\nupstream b {\npriority 2\n}\n}":                      "upstream 'b' is not one of reverse_proxy's: a:1, b:80",
-		"lb_policy openai_lb {\nupstream b:80\nupstream b:80\n}":                     "upstream b:80 is given twice",
-		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                   "",
-		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                      "",
+		"lb_policy openai_lb\nlb_retry_match {\nmethod POST\n}\ntransport openai_lb":                  "lb_retry_match is not allowed",
+		"lb_policy openai_lb\nfail_duration 30s\ntransport openai_lb":                                 "fail_duration of reverse_proxy is not allowed",
+		"lb_policy openai_lb\nmax_fails 2\ntransport openai_lb":                                       "max_fails of reverse_proxy is not allowed",
+		"lb_policy openai_lb\nunhealthy_status 5xx\ntransport openai_lb":                              "unhealthy_status of reverse_proxy is not allowed",
+		"lb_policy openai_lb\nunhealthy_latency 3s\ntransport openai_lb":                              "unhealthy_latency of reverse_proxy is not allowed",
+		"lb_policy openai_lb\nunhealthy_request_count 3\ntransport openai_lb {\nfail_duration 30s\n}": "",
+		"lb_policy openai_lb\nfail_duration 30s":                                                      "",
+		"lb_policy openai_lb {\nupstream b {\npriority 2\n}\n}":                                       "upstream 'b' is not one of reverse_proxy's: a:1, b:80",
+		"lb_policy openai_lb {\nupstream b:80\nupstream b:80\n}":                                      "upstream b:80 is given twice",
+		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                                    "",
+		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                                       "",
 	} {
 		config, err := lbtest.Adapt(":0 {\nreverse_proxy a:1 b {\n" + options + "\n}\n}")
 		if err == nil {

@@ -49,3 +49,22 @@ func HasPolicy(proxy *reverseproxy.Handler, name string) bool {
 	}
 	return json.Unmarshal(proxy.LoadBalancing.SelectionPolicyRaw, &policy) == nil && policy.Name == name
 }
+
+// PassiveOption returns the name of an option with which the proxy counts failures of
+// its upstreams, or an empty string. unhealthy_request_count counts none.
+func PassiveOption(proxy *reverseproxy.Handler) string {
+	if proxy.HealthChecks == nil || proxy.HealthChecks.Passive == nil {
+		return ""
+	}
+	switch passive := proxy.HealthChecks.Passive; {
+	case passive.FailDuration != 0:
+		return "fail_duration"
+	case passive.MaxFails != 0:
+		return "max_fails"
+	case passive.UnhealthyStatus != nil:
+		return "unhealthy_status"
+	case passive.UnhealthyLatency != 0:
+		return "unhealthy_latency"
+	}
+	return ""
+}
