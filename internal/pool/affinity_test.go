@@ -330,3 +330,39 @@ func BenchmarkPickByKey(b *testing.B) {
 		p.Pick(r, start).Release()
 	}
 }
+
+// stepped is the time after somebody set the wall clock, forward or back. The
+// monotonic clock, which is the other part of a time.Time, goes on as before.
+func stepped(now time.Time, by time.Duration) time.Time {
+	parts := (*struct {
+		wall uint64 // the seconds begin at bit 30
+		ext  int64
+		loc  *time.Location
+	})(unsafe.Pointer(&now))
+	parts.wall += uint64(by/time.Second) << 30
+	return now
+}
+
+func TestAStepOfTheWallClockChangesNothingThatIsRemembered(t *testing.T) {
+	p, members := withKeys(t, "a", "b", "c")
+	key, now := keysOf(p, "a", 1)[0], time.Now()
+	members["a"].Bench(throttle(300, 1), now)
+	second, _ := pickKey(p, key, now)
+	third := map[string]string{"b": "c", "c": "b"}[second]
+	members[third].Bench(Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Lost: true}, now)
+	now = now.Add(2 * time.Second)
+	for _, by := range []time.Duration{-time.Hour, time.Hour} {
+		after := stepped(now, by)
+		if after.Round(0).Sub(now.Round(0)) != by || after.Sub(now) != 0 {
+			t.Fatal("a time.Time has other parts now")
+		}
+		if got, result := pickKey(p, key, after); got != second || result != Hit {
+			t.Errorf("after a step of %v the key got %s (%s), want %s, to which it moved", by, got, result, second)
+		}
+		if lost := p.Seek(after); len(lost) != 1 {
+			t.Errorf("after a step of %v, %d members are sought, want %s", by, len(lost), third)
+		} else {
+			lost[0].Sought(false)
+		}
+	}
+}

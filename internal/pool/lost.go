@@ -14,7 +14,7 @@ type lost struct {
 	sought atomic.Bool
 	// pause is the time between the last attempt and the next one, which is due then.
 	pause time.Duration
-	due   atomic.Int64 // Unix time in nanoseconds
+	due   atomic.Int64 // in nanoseconds since the process began
 }
 
 const (
@@ -31,12 +31,12 @@ func (l *lost) lose(now time.Time) time.Time {
 		l.pause = firstPause
 	}
 	due := now.Add(l.pause)
-	l.due.Store(due.UnixNano())
+	l.due.Store(int64(due.Sub(began)))
 	return due
 }
 
 // dueAt is when the next attempt to reach the member is due.
-func (l *lost) dueAt() time.Time { return time.Unix(0, l.due.Load()) }
+func (l *lost) dueAt() time.Time { return began.Add(time.Duration(l.due.Load())) }
 
 // Lost reports whether the member cannot be reached.
 func (m *Member) Lost() bool { return m.health.lost.is.Load() }

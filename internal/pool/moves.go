@@ -30,7 +30,11 @@ const (
 // Destruct implements caddy.Destructor, so that a usage pool can hold Moves.
 func (*Moves) Destruct() error { return nil }
 
-func ticks(now time.Time) uint64 { return uint64(now.Unix()/int64(tick/time.Second)) & tickMask } //nolint:gosec // only the lowest bits count
+// began is when the process began. What is remembered for long is measured from
+// there: wall clocks are set, and then all that they measured would seem old, or new.
+var began = time.Now()
+
+func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
 
 // entryOf is what is remembered of a key's move to the member with the tag.
 func entryOf(key, tag uint64, now time.Time) uint64 {
