@@ -25,7 +25,7 @@ import (
 // The key is the first that a request has of: a header named here, the body's
 // prompt_cache_key, its conversation, and a digest of what stays from turn to
 // turn, which is the model, the instructions, the tools and the messages up to
-// the first one of the user's. The last one counts for requests of 4 KiB or
+// the first one of the user's, or the beginning of a prompt of completions. The last one counts for requests of 4 KiB or
 // more: providers cache nothing of less than 1,024 tokens. A request without a
 // key goes where the lb_policy says.
 type PromptCache struct {

@@ -8,7 +8,8 @@ import "github.com/cespare/xxhash/v2"
 //
 // The beginning is what stays from turn to turn: the instructions, the tools, and the messages up
 // to the first one of the user's. Later messages change with each turn, and without that first one
-// all sessions of an application would begin alike. Bytes are compared as they are sent, except
+// all sessions of an application would begin alike. A prompt of completions, which may grow from turn
+// to turn, is known by as much of it as a cache needs. Bytes are compared as they are sent, except
 // that the order of the body's members does not matter.
 type Prompt struct {
 	cacheKey, conversation        uint64
@@ -53,6 +54,10 @@ func (p *Prompt) take(name, value []byte) {
 		p.instructions = hash(value)
 	case "tools":
 		p.tools = hash(value)
+	case "prompt": // of completions; that of a response is an object
+		if len(value) > len(`""`) && (value[0] == '"' || value[0] == '[') {
+			p.messages, p.begins = hash(value[:min(len(value), shortestPrompt)]), true
+		}
 	case "messages", "input":
 		if value[0] != '[' {
 			p.messages = hashText(value)

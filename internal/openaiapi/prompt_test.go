@@ -50,6 +50,10 @@ func TestTheKeyIsThatOfTheSessionAndStaysFromTurnToTurn(t *testing.T) {
 		},
 		"another system message": {`{"messages":[{"role":"system","content":"Be kind."},{"role":"user","content":` + text("a") + `}]}`},
 	}
+	sessions["completions"] = []string{`{"prompt":"p` + long + long + `"}`, `{"max_tokens":5,"prompt":"p` + long + long + ` and more","model":"m"}`}
+	sessions["another prompt"] = []string{`{"prompt":` + text("q") + `}`}
+	sessions["tokens"] = []string{`{"prompt":[` + strings.Repeat("17,", shortestPrompt) + `1]}`, `{"prompt":[` + strings.Repeat("17,", shortestPrompt) + `1,2,3]}`}
+	sessions["other tokens"] = []string{`{"prompt":[` + strings.Repeat("18,", shortestPrompt) + `1]}`}
 	// a text is the one message of the user's, and its own members are in any order
 	sessions["a text"] = []string{`{"input":` + text("t") + `}`, `{"max_output_tokens":5,"input":` + text("t") + `,"model":"m"}`}
 	sessions["cut behind it"] = []string{`{"messages":[{"role":"user","content":` + text("cut") + `},{"role":"assi`, `{"messages":[{"role":"user","content":` + text("cut") + `}]}`}
@@ -87,6 +91,9 @@ func TestWhatHasNoBeginningHasNoKey(t *testing.T) {
 		"numbers":                   `{"prompt_cache_key":5,"conversation":5,"input":5}`,
 		"cut key":                   `{"prompt_cache_key":"abc`,
 		"key within":                `{"metadata":{"prompt_cache_key":"a"}}`,
+		"a response's prompt":       `{"prompt":{"id":"pmpt_1","variables":{"x":"` + long + `"}}}`,
+		"an empty prompt":           `{"prompt":"","x":"` + long + `"}`,
+		"no tokens":                 `{"prompt":[],"x":"` + long + `"}`,
 		"the last list has no user": `{"input":"` + long + `","messages":[]}`,
 	} {
 		if key := keyOf(body); key != 0 {
