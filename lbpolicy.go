@@ -29,6 +29,10 @@ func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 	return value.(reverseproxy.Selector), nil
 }
 
+// weightIgnored is the warning for weights next to a policy of reverse_proxy's. None
+// of them has access to a weight. 0, which drains a backend, is not theirs to know.
+const weightIgnored = "weight is ignored by lb_policy: leave one of them out"
+
 // chooseByPolicy asks a policy of reverse_proxy's to choose.
 func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, tier []*pool.Member) *pool.Member {
 	upstreams := make(reverseproxy.UpstreamPool, len(tier))

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -237,6 +238,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	policy, err := loadPolicy(ctx, h, h.LBPolicyRaw)
 	if err != nil {
 		return err
+	}
+	if policy != nil && slices.ContainsFunc(h.Backends, func(b *Backend) bool { return *b.Weight > 1 }) {
+		h.logger.Warn(weightIgnored)
 	}
 	if err := h.provisionTransport(ctx); err != nil {
 		return err

@@ -87,11 +87,35 @@ func TestTwoReverseProxiesOfOneRequestDoNotMix(t *testing.T) {
 }
 
 func TestATransportWithoutThePolicyIsWarnedOf(t *testing.T) {
-	for directives, want := range map[string]bool{
+	wantWarning(t, "judges no reply", map[string]bool{
 		"reverse_proxy a {\ntransport openai_lb\n}":                                    true,
 		"reverse_proxy a {\ntransport openai_lb\nlb_policy openai_lb\n}":               false,
 		"reverse_proxy a {\nhandle_response {\nopenai_lb {\nbackend http://b\n}\n}\n}": false,
-	} {
+	})
+}
+
+func TestWeightsThatAPolicyIgnoresAreWarnedOf(t *testing.T) {
+	balancer := func(weight, policy string) string {
+		return "openai_lb {\nbackend http://a\nbackend http://b {\nweight " + weight + "\n}\n" + policy + "\n}"
+	}
+	plain := func(weight, policy string) string {
+		return "reverse_proxy a:1 b:1 {\nlb_policy openai_lb {\nupstream b:1 {\nweight " + weight + "\n}\n" + policy + "\n}\ntransport openai_lb\n}"
+	}
+	wantWarning(t, "weight is ignored", map[string]bool{
+		balancer("3", "lb_policy least_conn"): true,
+		balancer("3", ""):                     false,
+		balancer("0", "lb_policy first"):      false, // drained, whatever the policy
+		balancer("1", "lb_policy first"):      false,
+		plain("3", "lb_policy least_conn"):    true,
+		plain("3", ""):                        false,
+		plain("0", "lb_policy least_conn"):    false,
+	})
+}
+
+// wantWarning checks for which directives these words are logged at load.
+func wantWarning(t *testing.T, words string, wants map[string]bool) {
+	t.Helper()
+	for directives, want := range wants {
 		t.Run(directives, func(t *testing.T) {
 			logs := filepath.Join(t.TempDir(), "log")
 			lbtest.ServeAt(t, directives, "log {\noutput file "+logs+"\n}")
@@ -99,7 +123,7 @@ func TestATransportWithoutThePolicyIsWarnedOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if warned := strings.Contains(string(text), "judges no reply"); warned != want {
+			if warned := strings.Contains(string(text), words); warned != want {
 				t.Errorf("warned is %t, want %t", warned, want)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -133,6 +134,9 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	}
 	if s.policy, err = loadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
 		return err
+	}
+	if s.policy != nil && slices.ContainsFunc(s.Upstreams, func(u SelectionUpstream) bool { return *u.Weight > 1 }) {
+		ctx.Logger().Warn(weightIgnored)
 	}
 	return s.takeOver(proxy)
 }
