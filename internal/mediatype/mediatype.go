@@ -25,13 +25,29 @@ func Of(header http.Header) string {
 	return strings.ToLower(strings.TrimSpace(value))
 }
 
-// Disputed reports whether servers may take the body after this header for different types: it has
-// several, or one that is a form to some of them.
+// Disputed reports whether servers may take the body after this header for different types or texts: it has
+// several types, or one that is a form to some of them, or names a boundary or a charset that only some know.
 func Disputed(header http.Header) bool {
 	values := header["Content-Type"]
 	if len(values) != 1 || values[0] == JSON {
 		return len(values) > 1
 	}
 	value := strings.ToLower(values[0])
-	return Of(header) != Form && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded"))
+	if Of(header) != Form && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded")) {
+		return true
+	}
+	return strings.Contains(value, "boundary*") || hasOddCharset(value)
+}
+
+// hasOddCharset reports whether a media type in small letters has a charset in which ASCII means something
+// else.
+func hasOddCharset(value string) bool {
+	for _, rest, ok := strings.Cut(value, "charset"); ok; _, rest, ok = strings.Cut(rest, "charset") {
+		switch charset, _, _ := strings.Cut(rest, ";"); strings.Trim(charset, ` "'`) {
+		case "=utf-8", `="utf-8`, "=us-ascii", `="us-ascii`, "=iso-8859-1", `="iso-8859-1`:
+		default:
+			return true
+		}
+	}
+	return false
 }

@@ -20,12 +20,13 @@ const (
 // Like ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
 // The fields may stand in any order, before a file or after it. A part with a filename is a file,
 // whatever its name is. Values are taken as they are: nothing is trimmed, and a
-// Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone. Of a body that
+// Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone, but makes the
+// form unclear. Of a body that
 // was cut off, it finds the parts that came whole. Lines may end in a bare LF if the first
 // delimiter's does.
 func ParseForm(body []byte, boundary string) Request {
 	none := Request{N: 1}
-	if boundary == "" || len(boundary) > maxBoundary {
+	if !isBoundary(boundary) {
 		return none
 	}
 	delimiter := []byte("\r\n--" + boundary)
@@ -87,6 +88,22 @@ func ParseForm(body []byte, boundary string) Request {
 		r.after = newline
 	}
 	return r
+}
+
+// isBoundary reports whether RFC 2046 section 5.1.1 has such boundaries. Servers read others in different ways:
+// some take off white space at the end.
+func isBoundary(boundary string) bool {
+	if boundary == "" || len(boundary) > maxBoundary || boundary[len(boundary)-1] == ' ' {
+		return false
+	}
+	for i := range len(boundary) {
+		switch c := boundary[i]; {
+		case 'a' <= c|0x20 && c|0x20 <= 'z', '0' <= c && c <= '9', strings.IndexByte("'()+_,-./:=? ", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // isNested reports whether some servers may read a field as a part of an object, or its value as one that
@@ -163,7 +180,7 @@ func fieldName(part []byte) (name string, headers int, plain bool) {
 		key, value, _ := bytes.Cut(head[start:at], []byte(":"))
 		is := bytes.EqualFold(bytes.TrimSpace(key), contentDisposition)
 		first := is && disposition == nil && len(key) == len(contentDisposition)
-		plain = plain && is == first && bytes.IndexByte(line, '\r') < 0
+		plain = plain && is == first && bytes.IndexByte(line, '\r') < 0 && !isEncoded(key, value)
 		if line[0] == ' ' || line[0] == '\t' {
 			if ours { // folded, which is white space to ParseMediaType
 				disposition = disposition[:len(disposition)+at-start]
@@ -178,6 +195,7 @@ func fieldName(part []byte) (name string, headers int, plain bool) {
 	if kind != "form-data" || err != nil {
 		return "", headers, false
 	}
+	plain = plain && plainlyNamed(disposition, params["name"])
 	if _, file := params["filename"]; file { // some servers take an empty one for none
 		at := inRequest.place(top, []byte(params["name"]))
 		return "", headers, plain && at != memberModel && !at.isText()
@@ -185,4 +203,35 @@ func fieldName(part []byte) (name string, headers int, plain bool) {
 	return params["name"], headers, plain
 }
 
-var contentDisposition = []byte("Content-Disposition")
+var (
+	contentDisposition      = []byte("Content-Disposition")
+	contentTransferEncoding = []byte("Content-Transfer-Encoding")
+)
+
+// isEncoded reports whether a header of a part says that its value is encoded. Some servers decode it.
+func isEncoded(key, value []byte) bool {
+	if !bytes.EqualFold(bytes.TrimSpace(key), contentTransferEncoding) {
+		return false
+	}
+	switch strings.ToLower(string(bytes.TrimSpace(value))) {
+	case "7bit", "8bit", "binary":
+		return false
+	}
+	return true
+}
+
+// plainlyNamed reports whether all servers read this name in a disposition. Some know no encoded names (RFC 8187)
+// and no backslashes, which only the name of a file may have.
+func plainlyNamed(disposition []byte, name string) bool {
+	disposition = bytes.ToLower(disposition)
+	if bytes.Count(disposition, []byte("name*")) > bytes.Count(disposition, []byte("filename*")) {
+		return false
+	}
+	escape := bytes.IndexByte(disposition, '\\')
+	if escape < 0 {
+		return true
+	}
+	before, file, ok := bytes.Cut(disposition[:escape], []byte(`filename="`))
+	_, params, err := mime.ParseMediaType(string(before))
+	return ok && err == nil && params["name"] == strings.ToLower(name) && bytes.IndexByte(file, '"') < 0
+}

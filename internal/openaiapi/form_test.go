@@ -156,6 +156,8 @@ func TestWhichFormsAllServersReadInTheSameWay(t *testing.T) {
 	for name, form := range map[string]string{
 		"a field and a file":                part(`Content-Disposition: form-data; name="model"`) + "\r\n--XX\r\n" + fileField + "ID3\x00\xff" + end,
 		"a file of another field":           part(`Content-Disposition: form-data; name="image"; filename="a.png"`) + end,
+		"a file with a quote in its name":   part(`Content-Disposition: form-data; name="image"; filename="a\"b\\.png"; filename*=UTF-8''a`) + end,
+		"bytes that are what they are":      part("Content-Disposition: form-data; name=model\r\nContent-Transfer-Encoding: Binary") + end,
 		"a folded header":                   part("Content-Disposition: form-data;\r\n name=model") + end,
 		"white space after a boundary":      "--XX \r\n" + modelField + "m\r\n--XX-- ",
 		"a preamble and an epilogue":        "MIME\r\n" + part("Content-Disposition: form-data; name=model") + end + "end",
@@ -184,6 +186,14 @@ func TestWhichFormsAllServersReadInTheSameWay(t *testing.T) {
 		"another disposition":               part(`Content-Disposition: attachment; name="model"`) + end,
 		"a model that is a file":            part(`Content-Disposition: form-data; name="model"; filename=""`) + end,
 		"an id that is a file":              part(`Content-Disposition: form-data; name="file_id"; filename=""`) + end,
+		"a name in two encodings":           part(`Content-Disposition: form-data; name="x"; name*=UTF-8''model`) + end,
+		"a model that another name hides":   part(`Content-Disposition: form-data; name="model"; name*=UTF-8''x`) + end,
+		"a name in pieces":                  part(`Content-Disposition: form-data; name*0="mod"; name*1="el"`) + end,
+		"a name with a backslash":           part(`Content-Disposition: form-data; name="mo\del"`) + end,
+		"a name in another's value":         part(`Content-Disposition: form-data; x="\"; name=model; y="`) + end,
+		"a file in another's value":         part(`Content-Disposition: form-data; x="\"; name=model; y="; name="image"; filename="a"`) + end,
+		"a value in base64":                 part("Content-Disposition: form-data; name=model\r\nContent-Transfer-Encoding: base64") + end,
+		"a value in quoted-printable":       part("content-transfer-encoding : Quoted-Printable\r\nContent-Disposition: form-data; name=model") + end,
 		"headers without an end":            "--XX\r\nContent-Disposition: form-data; name=model" + end,
 		"long headers":                      part(headers+"Content-Disposition: form-data; name=model") + end,
 		"long headers, cut off":             part(headers + "Content-Disposition: form-data; name=model"),
@@ -195,6 +205,17 @@ func TestWhichFormsAllServersReadInTheSameWay(t *testing.T) {
 	} {
 		if r := ParseForm([]byte(form), "XX"); r.Clear {
 			t.Errorf("%s: all servers are to read it in the same way", name)
+		}
+	}
+}
+
+func TestABoundaryIsAsRFC2046HasIt(t *testing.T) {
+	for boundary, want := range map[string]bool{
+		"----WebKitFormBoundary7MA4": true, "a b'()+_,-./:=?": true, "a ": false, `a\b`: false, `a"b`: false, "a;b": false, "a*b": false, "ä": false,
+	} {
+		r := ParseForm([]byte("--"+boundary+"\r\n"+modelField+"m\r\n--"+boundary+"--"), boundary)
+		if r.Clear != want || r.HasModel != want {
+			t.Errorf("%q: got %+v", boundary, r)
 		}
 	}
 }
