@@ -39,10 +39,12 @@ type Trip struct {
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
 	connections atomic.Int32
+	// latest is the connection that net/http took last.
+	latest net.Conn
 	// sent reports whether all of the request was written.
 	sent atomic.Bool
-	// uploads is the connection to which a long body is being sent.
-	uploads net.Conn
+	// uploads is the connection to which a long body is being sent, or nil.
+	uploads atomic.Pointer[net.Conn]
 }
 
 // Begin makes ctx, with a way to end it, the context of the trip.
@@ -76,21 +78,33 @@ func (t *Trip) Value(key any) any {
 // gotConn ends an attempt for which net/http takes one connection after the
 // other. It does so without end, or with growing pauses, while a backend sends
 // GOAWAY or REFUSED_STREAM, where another backend could serve. Idle HTTP/1.1
-// connections that turn out dead are not counted: there are only so many.
+// connections that turn out dead are not counted: there are only so many. Only
+// HTTP/2 takes the same one again, with TLS or without.
 func (t *Trip) gotConn(got httptrace.GotConnInfo) {
 	if t.outer != nil && t.outer.GotConn != nil {
 		t.outer.GotConn(got)
 	}
+	t.endUpload()
 	if t.Upload.Long() {
-		bulk.UploadBegins(got.Conn)
-		t.uploads = got.Conn
+		conn := got.Conn
+		bulk.UploadBegins(conn)
+		t.uploads.Store(&conn)
 	}
-	if got.Reused && !isHTTP2(got.Conn) {
+	again := got.Conn == t.latest
+	if t.latest = got.Conn; got.Reused && !again && !isHTTP2(got.Conn) {
 		t.connections.CompareAndSwap(0, 1)
 		return
 	}
 	if t.connections.Add(1) > 2 {
 		t.Cancel(ErrLostAgain)
+	}
+}
+
+// endUpload ends what is said of a connection. net/http does not report the end of a request that it never
+// began to write, and others share the connection.
+func (t *Trip) endUpload() {
+	if conn := t.uploads.Swap(nil); conn != nil {
+		bulk.UploadEnds(*conn)
 	}
 }
 
@@ -103,10 +117,7 @@ func (t *Trip) wroteRequest(info httptrace.WroteRequestInfo) {
 	if t.outer != nil && t.outer.WroteRequest != nil {
 		t.outer.WroteRequest(info)
 	}
-	if t.uploads != nil {
-		bulk.UploadEnds(t.uploads)
-		t.uploads = nil
-	}
+	t.endUpload()
 	if info.Err == nil {
 		t.sent.Store(true)
 		t.Upload.Sent()
@@ -148,6 +159,7 @@ const (
 
 // Why tells why there is no reply, if this is the error.
 func (t *Trip) Why(err error) Failure {
+	t.endUpload()
 	f := Failure{Err: err, Class: verdict.Unreachable, Connected: t.connections.Load() > 0}
 	ended := context.Cause(t)
 	switch {

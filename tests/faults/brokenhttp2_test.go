@@ -93,6 +93,20 @@ func TestABackendThatTakesNoRequestIsAskedTwiceAndNotForEver(t *testing.T) {
 	lbtest.SideBySide(t, rows)
 }
 
+func TestABackendThatTakesNoRequestIsAskedTwiceWithoutTLSToo(t *testing.T) {
+	s := lbtest.NewSites(t, "http")
+	var asked atomic.Int32
+	address := rawBackend(t, answers(func(frames) { asked.Add(1) }, isReset(http2.ErrCodeRefusedStream)))
+	url := s.Add("openai_lb {\nbackend http://" + address + "\nresponse_header_timeout 20s\nreverse_proxy {\ntransport http {\nversions h2c\n}\n}\n}")
+	s.Serve(t)
+	for want := range int32(3) {
+		lbtest.Ask(s.NewClient(t, 1), url).WantError(t, 502, "upstream_unreachable")
+		if n := asked.Load(); n != 2*(want+1) {
+			t.Fatalf("it was asked %d times, want %d", n, 2*(want+1))
+		}
+	}
+}
+
 func TestARequestOutlivesAConnectionThatGoesAwayUnderIt(t *testing.T) {
 	config, trust := backendTLS(t)
 	s := lbtest.NewSites(t, "http")

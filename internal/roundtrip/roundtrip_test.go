@@ -1,0 +1,59 @@
+package roundtrip
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+)
+
+// broken is a connection of which every write fails.
+type broken struct{ net.Conn }
+
+func (broken) Write([]byte) (int, error) { return 0, syscall.ECONNRESET }
+
+func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
+	for name, fails := range map[string]func(trip *Trip, again func() net.Conn){
+		"net/http refuses to send it": func(trip *Trip, _ func() net.Conn) {
+			trip.Why(errors.New("http2: " + headerListTooLarge))
+		},
+		"net/http takes another connection": func(trip *Trip, again func() net.Conn) {
+			httptrace.ContextClientTrace(trip).GotConn(httptrace.GotConnInfo{Conn: again()})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dial := func() net.Conn {
+					conn, _ := bulk.Over(func(context.Context, string, string) (net.Conn, error) { return broken{}, nil })(t.Context(), "tcp", "")
+					return conn
+				}
+				upload := bytes.Repeat([]byte("x"), 100<<10)
+				r, _ := http.NewRequest(http.MethodPost, "http://a", bytes.NewReader(upload))
+				var body replay.Body
+				if err := body.Buffer(r, 1<<20); err != nil {
+					t.Fatal(err)
+				}
+				var trip Trip
+				trip.Begin(t.Context())
+				defer trip.Cancel(nil)
+				trip.Upload = body.Attach(r, replay.Options{})
+				shared := dial() // as HTTP/2 shares it
+				httptrace.ContextClientTrace(&trip).GotConn(httptrace.GotConnInfo{Conn: shared})
+				fails(&trip, dial)
+				begin := time.Now()
+				if shared.Write(make([]byte, 1000)); time.Since(begin) > 0 {
+					t.Errorf("a write of another request waited for %s", time.Since(begin))
+				}
+			})
+		})
+	}
+}
