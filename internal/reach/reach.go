@@ -4,13 +4,17 @@ package reach
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -60,7 +64,8 @@ func (s *Seeker) look(m *pool.Member) {
 // why it could not. The request has no credential, so whatever the answer is,
 // nobody pays for it.
 func (s *Seeker) reach(m *pool.Member) error {
-	ctx, cancel := context.WithTimeout(s.Context, timeout)
+	at := s.URL(m)
+	ctx, cancel := context.WithTimeout(withPlaceholders(s.Context, at), timeout)
 	defer cancel()
 	var connected atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
@@ -69,8 +74,8 @@ func (s *Seeker) reach(m *pool.Member) error {
 			m.Reached()
 		}
 	}})
-	url := url.URL{Scheme: s.URL(m).Scheme, Host: s.URL(m).Host, Path: "/"}
-	r, err := http.NewRequestWithContext(ctx, http.MethodHead, url.String(), http.NoBody)
+	root := url.URL{Scheme: at.Scheme, Host: at.Host, Path: "/"}
+	r, err := http.NewRequestWithContext(ctx, http.MethodHead, root.String(), http.NoBody)
 	if err != nil {
 		return err
 	}
@@ -83,4 +88,15 @@ func (s *Seeker) reach(m *pool.Member) error {
 		return nil
 	}
 	return err
+}
+
+// withPlaceholders adds those of reverse_proxy that tls_server_name may have, without which Caddy's transport
+// panics.
+func withPlaceholders(ctx context.Context, at *url.URL) context.Context {
+	repl, dial := caddy.NewReplacer(), endpoint.Dial(at)
+	host, port, _ := net.SplitHostPort(dial)
+	for name, value := range map[string]string{"address": dial, "hostport": dial, "host": host, "port": port} {
+		repl.Set("http.reverse_proxy.upstream."+name, value)
+	}
+	return context.WithValue(ctx, caddy.ReplacerCtxKey, repl)
 }
