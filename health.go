@@ -228,7 +228,8 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 	case verdict.Quota:
 		return time.Duration(p.RetryAfterMax), true
 	case verdict.NoModel:
-		return misconfigured, ex.blame.take()
+		// another operation has no bench for a model
+		return misconfigured, ex.asked.infers && ex.blame.take()
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission
 		return misconfigured, ex.asked.infers && ex.blame.take()

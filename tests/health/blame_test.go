@@ -417,3 +417,26 @@ func TestALimitOfAnotherOperationIsNotThatOfInference(t *testing.T) {
 		})
 	}
 }
+
+// TestAModelThatAnotherOperationMissesBenchesNoBackend has a caller ask for a model that no backend has. The
+// backends' other objects are as they were.
+func TestAModelThatAnotherOperationMissesBenchesNoBackend(t *testing.T) {
+	for operation, body := range map[string]string{
+		"GET /v1/models/made-up":        "",
+		"POST /v1/fine_tuning/jobs":     `{"model":"made-up","training_file":"file-12345678"}`,
+		"POST /v1/assistants":           `{"model":"made-up"}`,
+		"GET /v1/responses/resp_123456": "",
+	} {
+		t.Run(operation, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+				w.AllReply(lbtest.Says(404, `{"error":{"code":"model_not_found","message":"no","param":"model"}}`))
+				method, path, _ := strings.Cut(operation, " ")
+				w.Send(w.Request(method, path, strings.NewReader(body))).WantStatus(t, 404)
+				w.WantCalls(map[string]int{"a": 1, "b": 1})
+				w.WantNobodyBlamed()
+				w.AllReply(nil)
+				w.Send(w.Request(http.MethodPost, "/v1/files", strings.NewReader("x"))).WantServed(t, "a")
+			})
+		})
+	}
+}
