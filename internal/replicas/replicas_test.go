@@ -233,6 +233,7 @@ type asks struct {
 func (a asks) ModelAt(m *pool.Member) (string, bool) { return "m", a.only == "" || m.Name == a.only }
 func (a asks) MayTry(*pool.Member) bool              { return true }
 func (a asks) Cost() int64                           { return a.cost }
+func (a asks) Once() bool                            { return false }
 func (a asks) Affinity() *pool.Affinity              { return new(pool.Affinity) }
 
 func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
