@@ -57,8 +57,8 @@ type Events struct {
 }
 
 type toldBench struct {
-	backend, model  string
-	throttle, whole bool
+	backend, model        string
+	throttle, whole, lost bool
 }
 
 type event struct {
@@ -121,7 +121,7 @@ func (s *Events) ended(e pool.Event) {
 func isLong(b pool.Bench) bool { return b.Until.Sub(b.Since) >= minBench }
 
 func toldOf(e pool.Event) toldBench {
-	return toldBench{e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole}
+	return toldBench{e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Lost}
 }
 
 func (s *Events) data(e pool.Event) map[string]any {

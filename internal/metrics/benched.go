@@ -13,7 +13,7 @@ import (
 // Happened implements pool.Listener. It counts benches.
 func (p *Pool) Happened(e pool.Event) {
 	its := benchLabels{p.name, clean(e.Member.Name), Model(e.Member, e.Bench.Model), e.Bench.Class}
-	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole}
+	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Lost}
 	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Elsewhere { // a sum over replicas has each bench once
 		benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
 	}
@@ -44,8 +44,8 @@ type benchLabels struct{ pool, backend, model, class string }
 
 // benchKey is what tells benches in force apart.
 type benchKey struct {
-	pool, backend, model string
-	throttle, whole      bool
+	pool, backend, model  string
+	throttle, whole, lost bool
 }
 
 type openBench struct {

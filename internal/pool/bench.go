@@ -210,7 +210,6 @@ func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
 	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
-	b.Lost = b.Lost || current.Lost
 	b.Since, b.pool = current.Since, current.pool
 	happened = b.follow(current, elsewhere)
 	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {

@@ -24,7 +24,7 @@ type Health struct {
 	served atomic.Pointer[map[string]bool]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
-	// lost tells whether it can be reached at all.
+	// lost is its bench if it cannot be reached at all.
 	lost lost
 	// names is what is known of members, by their names.
 	names sync.Map
@@ -76,7 +76,6 @@ func (m *Member) StartFresh(identity string) {
 	var over []*bench
 	if h.identity != "" && h.identity != identity {
 		over = h.endAll()
-		h.lost.is.Store(false)
 		h.models.Store(nil)
 		h.served.Store(nil)
 		h.last.Store(nil)
@@ -91,6 +90,7 @@ func (m *Member) StartFresh(identity string) {
 // endAll ends all benches, which may be nil, and forgets the failures that count
 // towards one. The caller holds the lock.
 func (h *Health) endAll() (over []*bench) {
+	over = append(over, h.lost.Swap(nil))
 	for _, b := range h.all() {
 		over = append(over, b.throttle.Swap(nil), b.failure.Swap(nil))
 		b.failures = nil
@@ -195,24 +195,24 @@ func (b *benches) standing(cost int64, now time.Time) standing {
 
 // standing tells what the member's benches mean for a request.
 func (m *Member) standing(model string, cost int64, now time.Time) standing {
-	return max(m.health.whole.standing(cost, now), m.health.of(model).standing(cost, now))
+	return max(m.health.whole.standing(cost, now), m.health.lost.standing(cost, now, suspected), m.health.of(model).standing(cost, now))
 }
 
 // returns tells when the member's benches end for a model.
 func (m *Member) returns(model string, now time.Time) time.Time {
-	return later(m.health.whole.returns(now), m.health.of(model).returns(now))
+	return later(later(m.health.whole.returns(now), m.health.lost.until(now)), m.health.of(model).returns(now))
 }
 
 // unbenched reports whether there is no bench at all, not even one that ended.
 func (m *Member) unbenched(model string) bool {
 	whole, its := &m.health.whole, m.health.of(model)
-	return whole.throttle.Load() == nil && whole.failure.Load() == nil && its.throttle.Load() == nil && its.failure.Load() == nil
+	return whole.throttle.Load() == nil && whole.failure.Load() == nil && !m.Lost() && its.throttle.Load() == nil && its.failure.Load() == nil
 }
 
 // slots are all that count for a model.
-func (m *Member) slots(model string) [4]*slot {
+func (m *Member) slots(model string) [5]*slot {
 	whole, its := &m.health.whole, m.health.of(model)
-	return [4]*slot{&whole.throttle, &whole.failure, &its.throttle, &its.failure}
+	return [5]*slot{&whole.throttle, &whole.failure, &m.health.lost.slot, &its.throttle, &its.failure}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
@@ -305,12 +305,14 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 func (m *Member) put(next Bench, now time.Time, elsewhere bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
-	wake := b.Until
+	wake, into := b.Until, &m.health.lost.slot
 	if b.Lost {
 		wake = m.health.lost.lose(now)
 		b.Until = later(b.Until, wake)
+	} else {
+		into = m.scope(b.Whole, b.Model, now).slot(b.Throttle)
 	}
-	happened, over := m.scope(b.Whole, b.Model, now).slot(b.Throttle).put(b, elsewhere)
+	happened, over := into.put(b, elsewhere)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.tellEnd(over, elsewhere)

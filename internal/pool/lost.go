@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// lost is whether a backend cannot be reached at all. Its bench for that has no
-// end in time: it lasts until the backend was reached. Both change together, under
-// the lock of the health.
+// lost is the bench of a backend that cannot be reached at all. It has no end in
+// time: it lasts until the backend is reached. Other benches of the backend go on
+// beside it.
 type lost struct {
-	is atomic.Bool
+	slot
 	// sought reports whether an attempt to reach it is under way.
 	sought atomic.Bool
 	// pause is the time between the last attempt and the next one, which is due then.
@@ -27,7 +27,7 @@ const (
 // lose records that the member cannot be reached, and returns when the next
 // attempt to reach it is due. The caller holds the lock.
 func (l *lost) lose(now time.Time) time.Time {
-	if !l.is.Swap(true) {
+	if l.Load() == nil {
 		l.pause = firstPause
 	}
 	due := now.Add(l.pause)
@@ -39,7 +39,7 @@ func (l *lost) lose(now time.Time) time.Time {
 func (l *lost) dueAt() time.Time { return began.Add(time.Duration(l.due.Load())) }
 
 // Lost reports whether the member cannot be reached.
-func (m *Member) Lost() bool { return m.health.lost.is.Load() }
+func (m *Member) Lost() bool { return m.health.lost.Load() != nil }
 
 // StillLost records that an attempt to reach the member has failed.
 func (m *Member) StillLost(r Refusal, now time.Time) {
@@ -47,24 +47,19 @@ func (m *Member) StillLost(r Refusal, now time.Time) {
 	h.mu.Lock()
 	h.lost.pause = min(2*h.lost.pause, longestPause)
 	h.mu.Unlock()
-	if h.lost.is.Load() {
+	if m.Lost() {
 		m.Bench(r, now)
 	}
 }
 
 // Reached records that the member was reached, whatever it answered.
 func (m *Member) Reached() {
-	h := m.health
-	if !h.lost.is.Load() {
+	if !m.Lost() {
 		return
 	}
-	h.mu.Lock()
-	h.lost.is.Store(false)
-	b := h.whole.failure.Load()
-	if b != nil && (!b.Lost || !h.whole.failure.CompareAndSwap(b, nil)) {
-		b = nil
-	}
-	h.mu.Unlock()
+	m.health.mu.Lock()
+	b := m.health.lost.Swap(nil)
+	m.health.mu.Unlock()
 	m.tellEnd(b, false)
 }
 
@@ -72,10 +67,10 @@ func (m *Member) Reached() {
 // lately. The attempts are the caller's, which calls Sought after each.
 func (p *Pool) Seek(now time.Time) (lost []*Member) {
 	for _, m := range p.Members {
-		h := m.health
-		if !h.lost.is.Load() {
+		if !m.Lost() {
 			continue
 		}
+		h := m.health
 		h.mu.Lock()
 		last := h.lost.dueAt().Add(-h.lost.pause)
 		h.mu.Unlock()
@@ -94,10 +89,10 @@ func (m *Member) Sought(now bool) bool { return m.health.lost.sought.CompareAndS
 // may, wait is until the first may again, or 0 if nobody knows.
 func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
 	for _, m := range p.Members {
-		lost, back := m.health.lost.is.Load(), m.health.whole.returns(now).Sub(now)
+		back := m.health.whole.returns(now).Sub(now)
 		switch {
-		case lost: // the next attempt to reach it may succeed
-			back = max(firstPause, m.health.whole.throttle.until(now).Sub(now))
+		case m.Lost(): // the next attempt to reach it may succeed
+			back = max(firstPause, back)
 		case back <= 0 && m.healthy():
 			return true, 0
 		}

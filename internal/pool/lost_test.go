@@ -27,8 +27,8 @@ func TestABackendThatIsReachedIsNotLostWhateverHappensAtTheSameTime(t *testing.T
 		wg.Go(func() { m.Bench(unreachable, time.Now()) })
 		wg.Go(m.Reached)
 		wg.Wait()
-		if b := m.health.whole.failure.Load(); (b != nil && b.Lost) != m.Lost() {
-			t.Fatalf("the bench is %+v, and lost is %t", b, m.Lost())
+		if benches := p.Snapshot(time.Now())[0].Benches; (len(benches) > 0) != m.Lost() {
+			t.Fatalf("the benches are %+v, and lost is %t", benches, m.Lost())
 		}
 		p.Close()
 	}
@@ -78,7 +78,7 @@ func TestAnAttemptIsDueBesideALongerBench(t *testing.T) {
 		if len(due.times) != 1 {
 			t.Errorf("%d attempts to reach it are due, want 1", len(due.times))
 		}
-		if s := p.Snapshot(time.Now())[0]; len(s.Benches) != 1 {
+		if s := p.Snapshot(time.Now())[0]; len(s.Benches) != 2 {
 			t.Errorf("during the attempt, its benches are %+v", s.Benches)
 		}
 	})
@@ -92,5 +92,49 @@ func TestAnotherKeyMakesABackendNotLost(t *testing.T) {
 	m.Bench(unreachable, time.Now())
 	if m.StartFresh("two"); m.Lost() {
 		t.Error("it is lost without a bench")
+	}
+}
+
+func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
+	credential := Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}
+	for name, happens := range map[string]func(m *Member, now time.Time){
+		"before it was lost": func(m *Member, now time.Time) {
+			m.Bench(credential, now)
+			m.Bench(unreachable, now)
+		},
+		"after it was lost": func(m *Member, now time.Time) {
+			m.Bench(unreachable, now)
+			m.Bench(credential, now)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, now := NewMember("a", new(Health)), time.Now()
+			p := New([]*Member{m})
+			defer p.Close()
+			happens(m, now)
+			m.Reached()
+			s := p.Snapshot(now)[0]
+			if m.Lost() || len(s.Benches) != 1 || s.Benches[0].Class != "credential" || !s.Benches[0].Until.Equal(now.Add(time.Minute)) {
+				t.Errorf("lost %t, and its benches are %+v", m.Lost(), s.Benches)
+			}
+			if usable, wait := p.Usable(now); usable || wait != time.Minute {
+				t.Errorf("usable %t, in %s", usable, wait)
+			}
+		})
+	}
+}
+
+// TestABackendStaysLostWhateverOthersDisprove has another replica tell of a bench of
+// the whole backend, and of its end.
+func TestABackendStaysLostWhateverOthersDisprove(t *testing.T) {
+	m, now := NewMember("a", new(Health)), time.Now()
+	p := New([]*Member{m})
+	defer p.Close()
+	m.Bench(unreachable, now)
+	heard := Bench{Reason: Reason{Class: "not_permitted"}, ID: 1, Whole: true, Since: now, Until: now.Add(time.Minute)}
+	m.Hear(heard, time.Minute, now)
+	m.HearDisproved(heard)
+	if s := p.Snapshot(now)[0]; !m.Lost() || len(s.Benches) != 1 || s.Benches[0].Class != "unreachable" {
+		t.Errorf("lost %t, and its benches are %+v", m.Lost(), s.Benches)
 	}
 }

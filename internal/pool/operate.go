@@ -30,9 +30,8 @@ func (m *Member) setDrained(drained, elsewhere bool) {
 }
 
 // Reset ends all benches of the member, and forgets the failures that count
-// towards one, and that it is lost.
+// towards one.
 func (m *Member) Reset() {
-	m.Reached()
 	m.health.mu.Lock()
 	over := m.health.endAll()
 	m.health.mu.Unlock()
@@ -64,7 +63,7 @@ type State struct {
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
-		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.health.lost.is.Load(), Last: m.health.last.Load()}
+		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Lost(), Last: m.health.last.Load()}
 		for _, b := range m.health.benches() {
 			if b.inForce(now) {
 				bench := b.Bench
@@ -94,6 +93,9 @@ func (h *Health) all() []*benches {
 
 // benches returns those that there are, in force or due.
 func (h *Health) benches() (there []*bench) {
+	if b := h.lost.Load(); b != nil {
+		there = append(there, b)
+	}
 	for _, benches := range h.all() {
 		for _, s := range []*slot{&benches.throttle, &benches.failure} {
 			if b := s.Load(); b != nil {

@@ -146,6 +146,30 @@ func TestADeadBackendCostsOneClientItsTime(t *testing.T) {
 	})
 }
 
+func TestABackendThatIsReachedAgainRestsForItsRefusedKey(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		begin := time.Now()
+		w.Backends["a"].Replies(lbtest.Status(401))
+		w.Post(`{}`).WantServed(t, "b")
+		w.Stop("a")
+		w.Backends["b"].Replies(lbtest.Throttled("1"))
+		w.Post(`{}`).WantStatus(t, 429)
+		w.Backends["b"].Recovers()
+		w.Serve("a:80", w.Backends["a"])
+		for range 20 {
+			time.Sleep(time.Second)
+			w.Post(`{}`).WantServed(t, "b")
+		}
+		w.WantCalls(map[string]int{"a": 2, "b": 22}) // the second one only looked whether a can be reached
+		if n := len(w.Logged("backend back")); n != 2 { // b's throttle is over, and a was reached
+			t.Errorf("%d log lines of a backend that is back", n)
+		}
+		w.Backends["a"].Recovers()
+		time.Sleep(time.Minute - time.Since(begin))
+		w.Post(`{}`).WantServed(t, "a")
+	})
+}
+
 // listenWithLimits serves a backend by HTTP/2 and TLS that takes headers of so
 // many bytes, and so many requests on a connection.
 func listenWithLimits(t *testing.T, name string, headers, streams int) (b *lbtest.Backend, url string) {
