@@ -89,6 +89,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Home, apierror.Err
 		h.subject = owners.KeyOf(stored.Subject)
 	}
 	f := finder{Home: &h, store: a.keeper.store(), now: time.Now()}
+	f.unread = a.keeper.isUnread()
 	for i, text := range stored.IDs {
 		f.own = a.strict && i == 0 // the others are below it
 		f.take(openaiapi.Object, []byte(text))
@@ -109,7 +110,9 @@ func (r *Request) showsAll() bool {
 // finder finds the owner of a request's ids.
 type finder struct {
 	*Home
-	store   *owners.Memory
+	store *owners.Memory
+	// unread reports whether the store lacks what was saved.
+	unread  bool
 	now     time.Time
 	refusal apierror.Error
 	refused bool
@@ -157,6 +160,8 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
 	it.caller = o.Caller
 	switch {
+	case it.own && f.unread && !o.Caller.Named():
+		f.refuse(apierror.OwnersUnknown)
 	case !o.MayUse(f.caller), it.own && o.Caller != f.caller:
 		f.refuse(notFound(it.kind, string(text)))
 	case !slices.Contains(f.affinity.accounts, o.Account):

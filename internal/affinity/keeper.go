@@ -82,6 +82,10 @@ func (k *keeper) store() *owners.Memory {
 	return k.memory
 }
 
+// isUnread reports whether what was saved has not been read, so that the store may
+// lack it.
+func (k *keeper) isUnread() bool { return k.place.Load() != nil && !k.read.Load() }
+
 // readFrom returns the newest attempt to read what was saved. A new one begins
 // if the last one has ended, and began at least pause ago.
 func (k *keeper) readFrom(p *savePlace, pause time.Duration) *reading {

@@ -176,6 +176,43 @@ func TestRequestsWaitAShortTimeForAHangingStorage(t *testing.T) {
 	})
 }
 
+func TestACallerIsToComeBackWhileWhatWasSavedIsNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{files: make(map[string][]byte)}
+		a := s.on(t, zap.NewNop())
+		a.learn("a", "alice", "resp_11111111")
+		_ = a.Close()
+		for name, fault := range map[string]func(){
+			"it fails": func() { s.set(errors.New("no route to host"), 0) },
+			"it hangs": func() { s.set(nil, 20*time.Second) },
+		} {
+			fault()
+			a = s.on(t, zap.NewNop())
+			a.strict = true
+			a.learn("a", "alice", "resp_33333333")
+			status := func(caller, id string) int {
+				_, refusal, _ := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+				return refusal.Status
+			}
+			want := func(when string, statuses map[string]int) {
+				for asks, want := range statuses {
+					caller, id, _ := strings.Cut(asks, " ")
+					if got := status(caller, id); got != want {
+						t.Errorf("%s, %s: %s gets %d, want %d", name, when, asks, got, want)
+					}
+				}
+			}
+			want("before it is read", map[string]int{"alice resp_11111111": 503, "bob resp_11111111": 503, "alice resp_33333333": 0, "bob resp_33333333": 404})
+			s.set(nil, 0)
+			time.Sleep(time.Minute)
+			status("alice", "resp_11111111") // has it read
+			synctest.Wait()
+			want("after it was read", map[string]int{"alice resp_11111111": 0, "bob resp_11111111": 404, "alice resp_33333333": 0, "alice resp_44444444": 404})
+			_ = a.Close()
+		}
+	})
+}
+
 func TestIDsThatCannotBeReadAreKeptAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{files: map[string][]byte{savedKey: []byte("openai_lb ids 1\nof an older version")}}

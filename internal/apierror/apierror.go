@@ -89,7 +89,8 @@ var (
 		"The backend did not answer in time. The request may have been executed, and was not sent again.",
 		"server_error", "upstream_timeout", ""}
 	// OwnersUnknown is the error while the engine of state does not say whose the
-	// objects are that a request names. It has a Retry-After of a second.
+	// objects are that a request names, or saved ids have not been read. It has a
+	// Retry-After of a second.
 	OwnersUnknown = Error{http.StatusServiceUnavailable,
 		"It cannot be found out now whether the caller may use the objects that the request names. Please retry after 1 second.",
 		"server_error", "owners_unknown", RetryLater}
