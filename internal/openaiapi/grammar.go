@@ -41,7 +41,7 @@ const (
 	memberStreamOptions
 	memberIncludeUsage // of the stream options
 	memberStore
-	memberAudio
+	memberAudio // in which a voice may have an id
 )
 
 // isText reports whether a text at the place is an id, or encrypted content.
@@ -151,7 +151,7 @@ func (g grammar) place(at place, key []byte) place {
 		"image_file", "input_image_mask", "attachments", "messages", "additional_messages", "thread", "files", "image", "images",
 		"mask", "input_reference", "environment", "skills", "data_source":
 		return inside
-	case "source", "video", "characters":
+	case "source", "video", "characters", "voice":
 		return holder
 	}
 	return elsewhere

@@ -82,7 +82,7 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 			w.note(at, span{i, end})
 		}
 		return end
-	case depth >= maxDepth, at == elsewhere, at > mention:
+	case depth >= maxDepth, at == elsewhere, at > mention && at != memberAudio:
 	case c == '{':
 		return w.object(i, at, depth+1)
 	case c == '[':

@@ -74,7 +74,7 @@ func BodyNamesNothing(method, operation string) bool {
 	case "/files", "/completions", "/embeddings", "/moderations", "/rerank", "/images/generations", "/images/variations":
 		return true
 	}
-	return strings.HasPrefix(operation, "/audio/") || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
+	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
 // Readable reports whether all objects that the body names are among those of EachID, and OddID:

@@ -51,7 +51,7 @@ func TestWhatARequestCanReach(t *testing.T) {
 		}
 	}
 	for operation, want := range map[string]bool{
-		"/files": true, "/audio/transcriptions": true, "/uploads/upload_12345/parts": true, "/embeddings": true,
+		"/files": true, "/audio/transcriptions": true, "/audio/speech": false, "/uploads/upload_12345/parts": true, "/embeddings": true,
 		"/chat/completions": false, "/responses": false, "/images/edits": false, "/containers/cntr_12345/files": false, "/uploads/upload_12345/complete": false, "/files/file-12345": false,
 	} {
 		if got := BodyNamesNothing("POST", operation); got != want {

@@ -60,11 +60,13 @@ func everyPlace() map[string][]string {
 		"char_12345678":     {`POST /v1/videos {"characters":[{"id":"ID"}]}`, "GET /v1/videos/characters/ID"},
 		"chatcmpl-12345678": {"GET /v1/chat/completions/ID", "GET /v1/chat/completions/ID/messages", "DELETE /v1/chat/completions/ID", "GET /v1/chat/completions?after=ID"},
 		"audio_12345678":    {`POST /v1/chat/completions {"messages":[{"role":"assistant","audio":{"id":"ID"}},{"role":"user","content":"?"}]}`},
-		"rtc_12345678":      {"POST /v1/realtime/calls/ID/accept {}", "POST /v1/realtime/calls/ID/hangup {}", "GET /v1/realtime?call_id=ID"},
-		"sess_12345678":     {"POST /v1/realtime/sessions/ID {}"},
-		"cksess_12345678":   {"POST /v1/chatkit/sessions/ID/cancel {}"},
-		"cthr_12345678":     {"GET /v1/chatkit/threads/ID", "GET /v1/chatkit/threads/ID/items", "DELETE /v1/chatkit/threads/ID"},
-		"wf_12345678":       {`POST /v1/chatkit/sessions {"workflow":{"id":"ID"}}`},
+		"voice_12345678": {`POST /v1/audio/speech {"model":"tts","input":"x","voice":{"id":"ID"}}`, `POST /v1/chat/completions {"audio":{"voice":{"id":"ID"},"format":"wav"}}`,
+			`POST /v1/realtime/client_secrets {"session":{"audio":{"output":{"voice":{"id":"ID"}}}}}`, `POST /v1/realtime/calls/rtc_of_others/accept {"audio":{"output":{"voice":{"id":"ID"}}}}`},
+		"rtc_12345678":    {"POST /v1/realtime/calls/ID/accept {}", "POST /v1/realtime/calls/ID/hangup {}", "GET /v1/realtime?call_id=ID"},
+		"sess_12345678":   {"POST /v1/realtime/sessions/ID {}"},
+		"cksess_12345678": {"POST /v1/chatkit/sessions/ID/cancel {}"},
+		"cthr_12345678":   {"GET /v1/chatkit/threads/ID", "GET /v1/chatkit/threads/ID/items", "DELETE /v1/chatkit/threads/ID"},
+		"wf_12345678":     {`POST /v1/chatkit/sessions {"workflow":{"id":"ID"}}`},
 	}
 }
 

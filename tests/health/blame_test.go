@@ -160,7 +160,7 @@ func TestABackendThatIsReachedAgainRestsForItsRefusedKey(t *testing.T) {
 			time.Sleep(time.Second)
 			w.Post(`{}`).WantServed(t, "b")
 		}
-		w.WantCalls(map[string]int{"a": 2, "b": 22}) // the second one only looked whether a can be reached
+		w.WantCalls(map[string]int{"a": 2, "b": 22})    // the second one only looked whether a can be reached
 		if n := len(w.Logged("backend back")); n != 2 { // b's throttle is over, and a was reached
 			t.Errorf("%d log lines of a backend that is back", n)
 		}
