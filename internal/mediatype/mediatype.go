@@ -42,12 +42,15 @@ func Disputed(header http.Header) bool {
 // hasOddCharset reports whether a media type in small letters has a charset in which ASCII means something
 // else.
 func hasOddCharset(value string) bool {
-	for _, rest, ok := strings.Cut(value, "charset"); ok; _, rest, ok = strings.Cut(rest, "charset") {
-		switch charset, _, _ := strings.Cut(rest, ";"); strings.Trim(charset, ` "'`) {
-		case "=utf-8", `="utf-8`, "=us-ascii", `="us-ascii`, "=iso-8859-1", `="iso-8859-1`:
-		default:
-			return true
+	for _, rest, more := strings.Cut(value, "charset"); more; _, rest, more = strings.Cut(rest, "charset") {
+		charset, _, _ := strings.Cut(rest, ";")
+		switch name, ok := strings.CutPrefix(charset, "="); strings.Trim(name, ` "`) {
+		case "utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin1", "windows-1252":
+			if ok {
+				continue
+			}
 		}
+		return true
 	}
 	return false
 }

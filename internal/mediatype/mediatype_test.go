@@ -31,6 +31,7 @@ func TestOf(t *testing.T) {
 		{[]string{"multipart/form-data; boundary=b"}, false},
 		{[]string{"multipart/form-data; boundary=b; charset=ISO-8859-1"}, false},
 		{[]string{`text/plain; charset="UTF-8"`}, false},
+		{[]string{"application/json;charset=utf8 ; x=y"}, false},
 		{[]string{"multipart/form-data; boundary=b; boundary*=UTF-8''c"}, true},
 		{[]string{"multipart/form-data; boundary*0=b"}, true},
 		{[]string{"multipart/form-data; boundary=b; charset=utf-7"}, true},
