@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Reach tells what a request can get at.
+// Reach is which stored objects a request can use.
 type Reach uint8
 
 const (
-	// ReachesUnknown: nobody knows, because the operation is not known.
+	// ReachesUnknown: the operation is not a known one.
 	ReachesUnknown Reach = iota
 	// ReachesNamed: the objects that it names, and what is below them.
 	ReachesNamed
@@ -24,8 +24,8 @@ const (
 	ReachesUnseen
 )
 
-// ReachOf returns what a request with this method and operation, as Route has it, can get at. If the
-// operation has an id in its path, that is the one of the object.
+// ReachOf returns which stored objects a request with this method and operation, as Route has it, can use. An
+// id in the operation's path is the one of the object.
 func ReachOf(method, operation string) Reach {
 	reads := method == http.MethodGet || method == http.MethodHead
 	first, rest, _ := strings.Cut(strings.Trim(operation, "/"), "/")
@@ -63,8 +63,8 @@ func ReachOf(method, operation string) Reach {
 	return ReachesNamed
 }
 
-// BodyNamesNothing reports whether the body of an operation names no object, so that nobody needs to
-// read it.
+// BodyNamesNothing reports whether the body of an operation names no object, so that it need not be
+// searched for ids.
 func BodyNamesNothing(method, operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
 	if method != http.MethodPost {
@@ -77,8 +77,8 @@ func BodyNamesNothing(method, operation string) bool {
 	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
-// Readable reports whether all objects that the body names are among those of EachID, and OddID:
-// there is no part of it that some servers read in another way. Those in Go ignore the case of names.
+// Readable reports whether EachID and OddID return all objects that the body names: no server reads
+// a part of it in another way. Servers in Go ignore the case of names.
 func (r Request) Readable(body []byte) bool {
 	if r.dashBoundary != nil {
 		return r.Clear && r.Whole && !r.nested
@@ -95,7 +95,7 @@ func (r Request) Readable(body []byte) bool {
 	return len(w.ids) == len(r.ids) && (w.odd.end > 0) == (r.odd.end > 0)
 }
 
-// OddID returns a text that the body has in the place of an id, but is not like one.
+// OddID returns a text of the body that is where an id is expected, but does not look like one.
 func (r Request) OddID(body []byte) (text []byte, ok bool) {
 	if r.odd.end == 0 {
 		return nil, false

@@ -8,8 +8,8 @@ import (
 )
 
 // Memory remembers owners. It holds a limited number of ids, and forgets those
-// first that it was told of longest ago. It has many parts with a lock each, so
-// that requests hardly ever wait for each other.
+// first that were put longest ago. It has many parts with a lock each, so that
+// requests hardly ever wait for each other.
 type Memory struct {
 	parts [partCount]part
 	// limit is how many ids a part holds.
@@ -80,7 +80,7 @@ func (m *Memory) Len() (n int) {
 	return n
 }
 
-// Changes tells how often something was put.
+// Changes returns how often something was put.
 func (m *Memory) Changes() uint64 { return m.changes.Load() }
 
 func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }

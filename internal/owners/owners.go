@@ -9,9 +9,9 @@
 //   - An account is what shares stored objects: a host and a credential, or a
 //     name that several backends were given.
 //   - The owner of an id is the account that stores the object.
-//   - A caller is who sends requests. A caller's ids are that caller's. Other ids
-//     belong to no caller, or the caller is not known here. Those that share what
-//     they know have to ask each other which of the two it is.
+//   - A caller is a client with a name. The ids of the objects that it made are its
+//     own. Any other id belongs to no caller, or its caller is not known here. Only
+//     the other replicas can say which of the two applies.
 //
 // The package knows time only from its arguments.
 package owners
@@ -21,7 +21,7 @@ import (
 	"encoding/binary"
 )
 
-// Owner tells whose an id is.
+// Owner is what is known of an id: its account and its caller.
 type Owner struct {
 	// Account stores the object.
 	Account string
@@ -37,8 +37,8 @@ func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.C
 // Caller is a digest of a caller's name. It is 0 for callers without a name.
 type Caller uint64
 
-// NoCaller is in place of an id's caller when others were asked, and none of them
-// knows one.
+// NoCaller takes the place of an id's caller if the other replicas were asked, and
+// none of them knows one.
 const NoCaller Caller = 1
 
 // Named reports whether it is the caller with some name.

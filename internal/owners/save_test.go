@@ -29,7 +29,7 @@ func TestWhatWasSavedIsThereAfterARestart(t *testing.T) {
 	for i := range 1000 {
 		want, _ := m.Get(id(i), start)
 		switch i {
-		case 6, 7: // whoever asked for it meanwhile, it stays its caller's
+		case 6, 7: // it stays its caller's, whichever caller has asked for it meanwhile
 			want.Account = "learned since"
 		case 9:
 			want = Owner{"learned since", alice + 1}

@@ -197,7 +197,7 @@ func testClaims(t *testing.T, a, b state.Store) {
 		return won[0]
 	}
 	if !claim(a, "x", time.Minute) || claim(b, "x", time.Minute) || !claim(a, "x", time.Minute) {
-		t.Error("a name does not belong to the one who claimed it")
+		t.Error("a name does not belong to the store that claimed it")
 	}
 	if !claim(b, "y", 100*time.Millisecond) {
 		t.Error("another name was not claimed")
@@ -207,7 +207,7 @@ func testClaims(t *testing.T, a, b state.Store) {
 	}
 	won, err := b.Claim(t.Context(), []state.Claim{{Name: "x", TTL: time.Minute}, {Name: "z", TTL: time.Minute}, {Name: "y", TTL: time.Minute}})
 	if err != nil || !slices.Equal(won, []bool{false, true, false}) {
-		t.Errorf("of three names, one of which nobody has, it gets %v, %v", won, err)
+		t.Errorf("of three names, one of which no store has, it gets %v, %v", won, err)
 	}
 }
 
@@ -227,13 +227,13 @@ func testEntries(t *testing.T, a, b state.Store) {
 		{soft("another"), soft(longest)},
 		{firm("alice's"), firm("alice's")},
 		{firm("bob's"), firm("alice's")},
-		{soft("nobody's"), firm("alice's")},
+		{soft("no caller's"), firm("alice's")},
 	} {
 		other := state.Entry{Key: fmt.Sprintf("Other-%d_", i), Value: []byte{0}, Firm: true, TTL: time.Minute}
 		keep(t, a, step.keep, other)
 		got := find(t, b, "none", "k", other.Key, "k")
 		if len(got[0].Value) > 0 || got[0].TTL != 0 {
-			t.Errorf("step %d: got %+v, which nobody kept", i, got[0])
+			t.Errorf("step %d: got %+v, which was never kept", i, got[0])
 		}
 		for _, at := range []int{1, 3} {
 			if e := got[at]; string(e.Value) != string(step.want.Value) || e.Firm != step.want.Firm || e.TTL > time.Hour || e.TTL < 59*time.Minute {

@@ -99,22 +99,22 @@ func (h *Hub) FailWrites(err error) {
 	h.full = err
 }
 
-// LoseMessages keeps messages from those who listen, but no records.
+// LoseMessages loses the messages to stores that listen, but no records.
 func (h *Hub) LoseMessages(lose bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.deaf = lose
 }
 
-// Delay is how long records and claims need to the store, and how long what is loaded from
-// it needs to those who asked.
+// Delay sets how long records and claims take to the store, and how long its answers
+// take back.
 func (h *Hub) Delay(put, load time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.putDelay, h.loadDelay = put, load
 }
 
-// Suspend stops whoever has the store, as SIGSTOP stops a process: what is sent
+// Suspend stops the replica of the store, as SIGSTOP stops a process: what is sent
 // to it waits for it.
 func (h *Hub) Suspend(s state.Store, suspend bool) {
 	h.mu.Lock()
