@@ -63,8 +63,12 @@ func UploadBegins(c net.Conn) { count(c, 1) }
 func UploadEnds(c net.Conn) { count(c, -1) }
 
 func count(c net.Conn, uploads int32) {
-	if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
-		c = secured.NetConn()
+	for {
+		secured, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		c = secured.NetConn() // by TLS, to the backend or to a proxy
 	}
 	if c, ok := c.(*conn); ok {
 		c.uploads.Add(uploads)

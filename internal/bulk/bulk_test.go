@@ -111,7 +111,7 @@ func TestAFailedWriteOfAnUploadWaitsUntilItsReaderCloses(t *testing.T) {
 					t.Fatal(err)
 				}
 				for range c.uploads {
-					UploadBegins(tls.Client(conn, nil))
+					UploadBegins(tls.Client(tls.Client(conn, nil), nil)) // to a backend behind a proxy
 				}
 				UploadBegins(conn)
 				UploadEnds(conn)
