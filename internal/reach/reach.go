@@ -16,10 +16,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
-// timeout is how long it may take to reach a backend.
-const timeout = 10 * time.Second
+const (
+	// timeout is how long it may take to reach a backend.
+	timeout = 10 * time.Second
+	// maxErrorText is how much of an error is shown. It may have the names of a
+	// certificate, or what a backend sent.
+	maxErrorText = 256
+)
 
 // Seeker tries to reach the backends of a pool that are lost, when the pool tells
 // it that an attempt is due.
@@ -56,7 +62,7 @@ func (s *Seeker) look(m *pool.Member) {
 		return
 	}
 	m.StillLost(pool.Refusal{
-		Reason: pool.Reason{Class: s.Class, Cause: cause.Of(err), Error: err.Error()}, Whole: true, Lost: true,
+		Reason: pool.Reason{Class: s.Class, Cause: cause.Of(err), Error: showntext.Cut(err.Error(), maxErrorText)}, Whole: true, Lost: true,
 	}, time.Now())
 }
 

@@ -6,10 +6,12 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -26,7 +28,7 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 		httptrace.ContextClientTrace(r.Context()).GotConn(httptrace.GotConnInfo{})
 	}
 	<-r.Context().Done()
-	return nil, errors.New("no answer")
+	return nil, errors.New("no answer from a server of these names: " + strings.Repeat("a.example.com\xff\n", 100))
 }
 
 // lostPool is a pool of a backend that was just lost, and the seeker that tries to
@@ -75,6 +77,17 @@ func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 		time.Sleep(time.Hour)
 		if usable(p); int(d.dials.Load()) != attempts+1 {
 			t.Errorf("%d attempts, want no more than %d", d.dials.Load(), attempts+1)
+		}
+	})
+}
+
+func TestAnErrorIsShownInShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, _ := lostPool(t, new(dialer))
+		time.Sleep(time.Second + timeout)
+		usable(p)
+		if text := p.Snapshot(time.Now())[0].Benches[0].Error; len(text) < 100 || len(text) > maxErrorText || !utf8.ValidString(text) {
+			t.Errorf("the error is %q", text)
 		}
 	})
 }
