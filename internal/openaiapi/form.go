@@ -60,7 +60,7 @@ func ParseForm(body []byte, boundary string) Request {
 		} else {
 			end = len(body)
 		}
-		field, headers, plain := fieldName(body[start:end])
+		field, headers, plain := fieldName(body[start:end], newline)
 		odd = odd || !plain && (whole || headers > 0 || end-start >= maxPartHeaders)
 		value := span{start + headers, end}
 		r.nested = r.nested || isNested(field, body[value.start:value.end])
@@ -160,8 +160,8 @@ func delimiterEnd(body []byte, i int) (end int, more bool) {
 
 // fieldName returns the name of the form field that a part is, and the length of its headers with
 // the empty line after them, or 0 if that is not there. The name is empty if the part is a file or
-// cannot be read. plain reports whether all servers read it so.
-func fieldName(part []byte) (name string, headers int, plain bool) {
+// cannot be read. plain reports whether all servers read it so: for some, only the newline of the form ends a line.
+func fieldName(part []byte, newline string) (name string, headers int, plain bool) {
 	var disposition []byte
 	plain = true
 	head := part[:min(len(part), maxPartHeaders)]
@@ -173,6 +173,8 @@ func fieldName(part []byte) (name string, headers int, plain bool) {
 		start := at
 		at += n + 1
 		line := bytes.TrimSuffix(head[start:at-1], []byte("\r"))
+		returns := start+len(line) < at-1
+		plain = plain && returns == (newline == "\r\n")
 		if len(line) == 0 {
 			headers = at
 			break
