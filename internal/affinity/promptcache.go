@@ -20,7 +20,8 @@ import (
 // backend gets more than 1.25 times its fair share of the requests in flight
 // (rounded up, and one more; while there are few, three more than its share). If
 // a session has to go elsewhere, it stays there until it was idle for 10
-// minutes, or a better priority is back.
+// minutes, or a better priority is back. If a throttle drove it away, it returns
+// while the other backend gets more than its share of the last minute's requests.
 //
 // The key is the first that a request has of: a header named here, the body's
 // prompt_cache_key, its conversation, and a digest of what stays from turn to

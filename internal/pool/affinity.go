@@ -14,9 +14,11 @@ import (
 // (rendezvous hashing) among all that could serve it in the best priority,
 // whatever their state. If the home is out, or has too many requests, the key
 // moves to the next in this order, and stays there until it was idle for ten
-// minutes, or a better priority is back. It does not go back before: the next
-// one has read the prompt by then. Where a key moved is all that is remembered:
-// see Moves.
+// minutes, or a better priority is back: the next one has read the prompt by then.
+// Only keys that a throttle drove away return before, while the member to which
+// they moved got more than its share of the requests of the last minute. Otherwise
+// one short throttle would overturn the weights. Where keys moved is all that is
+// remembered: see Moves.
 type Affinity struct {
 	// Key tells what belongs together. 0: the request belongs to nothing.
 	Key uint64
@@ -30,8 +32,8 @@ type Result string
 const (
 	// Hit: it went where the key lives.
 	Hit Result = "hit"
-	// Move: that one was out, or a better priority is back. The key lives now
-	// where the request went.
+	// Move: that one was out, or a better priority is back, or the key returned
+	// home. The key lives now where the request went.
 	Move Result = "move"
 	// Miss: that one had too many requests. The key lives now at the next one.
 	Miss Result = "miss"
@@ -50,6 +52,14 @@ const (
 type tier struct {
 	weights  float64
 	inFlight int64
+	// lately is how many requests it got in the last minute.
+	lately uint64
+}
+
+// exceeded reports whether the member got more than its share of the requests of the
+// last minute.
+func (t *tier) exceeded(m *Member, now time.Time) bool {
+	return float64(m.lately.count(now))*t.weights > float64(t.lately)*m.share()
 }
 
 // place returns the place that a member of the tier has for requests with a key.
@@ -75,7 +85,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		score := m.score(a.Key)
 		if _, serves := r.ModelAt(m); serves {
-			if m.tag == moved {
+			if m.tag == moved.tag {
 				there = m
 			}
 			if !m.Drained() && (home == nil || m.Priority == home.Priority && score < homeScore) {
@@ -87,6 +97,9 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		t.weights += m.share()
 		t.inFlight += m.InFlight()
+		if moved.fled {
+			t.lately += m.lately.count(now)
+		}
 		if first == nil || score < firstScore {
 			first, firstScore = m, score
 		}
@@ -101,8 +114,12 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 	if there != nil {
 		lives = there
 	}
-	in := lives.Priority == chosen.Priority && lives.rank(r, cost, now) == best
-	if in && t.place(lives).hasRoom() {
+	isIn := func(m *Member) bool { return m.Priority == chosen.Priority && m.rank(r, cost, now) == best }
+	in := isIn(lives)
+	switch {
+	case in && moved.fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
+		first, in = home, false // it returns
+	case in && t.place(lives).hasRoom():
 		first = lives
 	}
 	to := t.place(first)
@@ -110,7 +127,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		to = p.nextWithRoom(r, a, now, to, &t, best)
 	}
 	switch {
-	case to.Member == lives && (moved == 0 || there != nil):
+	case to.Member == lives && (moved.tag == 0 || there != nil):
 		a.Result = Hit
 	case to.Member != lives && (in || lives.Full()):
 		a.Result = Miss
@@ -118,8 +135,8 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Moves.put(a.Key, to.tag, now)
-	} else if moved != 0 {
+		p.Moves.put(a.Key, move{to.tag, moved.fled || home.hasThrottle(r)}, now)
+	} else if moved.tag != 0 {
 		p.Moves.forget(a.Key)
 	}
 	return to

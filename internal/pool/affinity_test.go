@@ -73,7 +73,7 @@ func TestKeysAreSharedByWeightAndStayWhenMembersComeAndGo(t *testing.T) {
 func TestAKeyStaysWhereItMovedForTenIdleMinutes(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
 	key := keysOf(p, "a", 1)[0]
-	members["a"].Bench(throttle(5, 1), start)
+	members["a"].Bench(failure(5), start)
 	second, result := pickKey(p, key, at(1))
 	if second == "a" || result != Move {
 		t.Fatalf("the key got %s (%s)", second, result)
@@ -84,11 +84,38 @@ func TestAKeyStaysWhereItMovedForTenIdleMinutes(t *testing.T) {
 	}
 	wantKeyAt(t, p, key, minutes(40), "a", Hit) // it was idle
 	// home is not forgotten if the second one is out, too
-	members["a"].Bench(throttle(5, 1), minutes(40))
+	members["a"].Bench(failure(5), minutes(40))
 	wantKeyAt(t, p, key, minutes(40), second, Move)
 	members[second].Bench(throttle(60, 1), minutes(41))
 	wantKeyAt(t, p, key, minutes(41), "a", Move)
 	wantKeyAt(t, p, key, minutes(43), "a", Hit)
+}
+
+func TestKeysThatAThrottleDroveAwayReturnWhileTheirPlaceHasMoreThanItsShare(t *testing.T) {
+	p, members := withKeys(t, "a:1:9", "b:1:1")
+	keys := keysOf(p, "a", 31)
+	key, keys := keys[30], keys[:30]
+	members["a"].Bench(throttle(1, 1), start)
+	for _, key := range keys {
+		wantKeyAt(t, p, key, at(0.5), "b", Move)
+	}
+	wantKeyAt(t, p, keys[0], at(1), "a", Move) // b had more than its share, and this is the probe
+	wantKeyAt(t, p, keys[1], at(1.05), "b", Hit)
+	wantKeyAt(t, p, key, at(1.05), "b", Move) // because of the probe
+	for _, key := range append(keys[1:], key) {
+		wantKeyAt(t, p, key, at(2), "a", Move)
+		wantKeyAt(t, p, key, at(2), "a", Hit)
+	}
+	// a key does not return if its place has no more than its share
+	members["a"].Bench(throttle(1, 1), at(300))
+	wantKeyAt(t, p, keys[0], at(300.5), "b", Move)
+	for i, key := range keys[1:] {
+		wantKeyAt(t, p, key, at(302+float64(i)), "a", Hit)
+	}
+	for _, seconds := range []float64{335, 340, 345} {
+		wantKeyAt(t, p, keys[0], at(seconds), "b", Hit)
+	}
+	wantKeyAt(t, p, keys[0], at(380), "a", Move) // a had few of the last minute's
 }
 
 func TestAKeyGoesBackToABetterPriority(t *testing.T) {
@@ -282,28 +309,28 @@ func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
 	}
 	sameSet := func(i uint64) uint64 { return i<<40 | 5 }
 	for i := range uint64(9) {
-		v.put(sameSet(i+1), i+1, at(float64(60*i)))
+		v.put(sameSet(i+1), move{tag: i + 1}, at(float64(60*i)))
 	}
 	now := at(60 * 9)
-	if tag := v.get(sameSet(1), now); tag != 0 {
+	if tag := v.get(sameSet(1), now).tag; tag != 0 {
 		t.Errorf("the oldest is at %d, want it forgotten", tag)
 	}
 	for i := range uint64(8) {
-		if tag := v.get(sameSet(i+2), now); tag != i+2 {
+		if tag := v.get(sameSet(i+2), now).tag; tag != i+2 {
 			t.Errorf("key %d is at %d, want %d", i+2, tag, i+2)
 		}
 	}
 	v.forget(sameSet(4))
-	v.put(sameSet(20), 20, now)
+	v.put(sameSet(20), move{tag: 20}, now)
 	for key, want := range map[uint64]uint64{4: 0, 20: 20, 2: 2, 9: 9} {
-		if tag := v.get(sameSet(key), now); tag != want {
+		if tag := v.get(sameSet(key), now).tag; tag != want {
 			t.Errorf("key %d is at %d, want %d", key, tag, want)
 		}
 	}
-	if tag := v.get(sameSet(20), now.Add(10*time.Minute)); tag != 20 {
+	if tag := v.get(sameSet(20), now.Add(10*time.Minute)).tag; tag != 20 {
 		t.Error("a key was forgotten before its ten minutes")
 	}
-	if tag := v.get(sameSet(20), now.Add(10*time.Minute+2*tick)); tag != 0 {
+	if tag := v.get(sameSet(20), now.Add(10*time.Minute+2*tick)).tag; tag != 0 {
 		t.Error("a key is remembered for too long")
 	}
 }

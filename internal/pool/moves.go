@@ -14,11 +14,13 @@ type Moves struct {
 	sets [1 << 13][8]atomic.Uint64
 }
 
-// An entry has, from the top: bits of its key, the tag of its member, and when it
-// was last used, in ticks of four seconds. 0 is no entry.
+// An entry has, from the top: bits of its key, whether it fled, the tag of its member,
+// and when it was last used, in ticks of four seconds. 0 is no entry.
 const (
 	tagBits  = 16
 	tickBits = 22 // they begin anew after half a year
+	keyShift = tagBits + tickBits + 1
+	fledBit  = 1 << (tagBits + tickBits)
 	tick     = 4 * time.Second
 	// stays is for how many ticks a key stays at a member without a request.
 	stays = uint64(10 * time.Minute / tick)
@@ -36,33 +38,45 @@ var began = time.Now()
 
 func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
 
-// entryOf is what is remembered of a key's move to the member with the tag.
-func entryOf(key, tag uint64, now time.Time) uint64 {
-	return key>>(tagBits+tickBits)<<(tagBits+tickBits) | tag<<tickBits | ticks(now)
+// move is where a key lives that is not at home.
+type move struct {
+	// tag is that of the member. 0: the key is at home.
+	tag uint64
+	// fled reports whether the key left its home because of a throttle.
+	fled bool
+}
+
+// entryOf is what is remembered of a key's move.
+func entryOf(key uint64, to move, now time.Time) uint64 {
+	entry := key>>keyShift<<keyShift | to.tag<<tickBits | ticks(now)
+	if to.fled {
+		entry |= fledBit
+	}
+	return entry
 }
 
 // isOf reports whether the entry is that of the key.
-func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>(tagBits+tickBits) == 0 }
+func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>keyShift == 0 }
 
 // idle is for how many ticks the entry was not used.
 func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & tickMask }
 
 func (v *Moves) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }
 
-// get returns the tag of the member that the key moved to, or 0.
-func (v *Moves) get(key uint64, now time.Time) (tag uint64) {
+// get returns where the key moved.
+func (v *Moves) get(key uint64, now time.Time) move {
 	set := v.set(key)
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) && idle(e, now) <= stays {
-			return e >> tickBits & tagMask
+			return move{tag: e >> tickBits & tagMask, fled: e&fledBit != 0}
 		}
 	}
-	return 0
+	return move{}
 }
 
-// put takes in that the key lives at the member with the tag.
-func (v *Moves) put(key, tag uint64, now time.Time) {
-	set, entry := v.set(key), entryOf(key, tag, now)
+// put records that the key moved.
+func (v *Moves) put(key uint64, to move, now time.Time) {
+	set, entry := v.set(key), entryOf(key, to, now)
 	place := &set[0]
 	for i := range set {
 		e := set[i].Load()
@@ -88,4 +102,28 @@ func (v *Moves) forget(key uint64) {
 			set[i].CompareAndSwap(e, 0)
 		}
 	}
+}
+
+// lately counts the requests of about the last minute. Each part has the tick that it
+// is of, and how many requests came then.
+type lately struct{ parts [16]atomic.Uint64 }
+
+const countBits = 32
+
+func (l *lately) add(now time.Time) {
+	t := ticks(now)
+	part := &l.parts[t%uint64(len(l.parts))]
+	if old := part.Load(); old>>countBits != t && part.CompareAndSwap(old, t<<countBits|1) {
+		return
+	}
+	part.Add(1)
+}
+
+func (l *lately) count(now time.Time) (n uint64) {
+	for i := range l.parts {
+		if part := l.parts[i].Load(); (ticks(now)-part>>countBits)&tickMask < uint64(len(l.parts)) {
+			n += part & (1<<countBits - 1)
+		}
+	}
+	return n
 }

@@ -68,6 +68,7 @@ type Member struct {
 	pool   *Pool
 	health *Health
 	shared *shared
+	lately lately
 	// seed and tag stand for the name.
 	seed, tag uint64
 }
@@ -131,6 +132,9 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 		if rank < suspect && !m.claim(r, now) {
 			m.Release()
 			continue // another request became the probe
+		}
+		if p.Moves != nil {
+			m.lately.add(now)
 		}
 		return m.Member
 	}
@@ -244,6 +248,13 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 func (m *Member) Throttles(r Request, now time.Time) bool {
 	model, ok := r.ModelAt(m)
 	return ok && m.standing(model, r.Cost(), now) == throttled
+}
+
+// hasThrottle reports whether there is a throttle of the member that the request
+// would meet, or one whose probe may still be refused.
+func (m *Member) hasThrottle(r Request) bool {
+	model, _ := r.ModelAt(m)
+	return m.health.whole.throttle.Load() != nil || m.health.of(model).throttle.Load() != nil
 }
 
 // rank tells how good a choice the member is for the request.

@@ -107,3 +107,111 @@ func TestSessionsFindTheirPromptsCached(t *testing.T) {
 		}
 	}
 }
+
+// weighted are sessions at a member with nine times the weight of the other one,
+// which throttles now and then. A member caches a prompt for five minutes after
+// its last use. A turn adds as much to the prompt of its session as the first one
+// had.
+type weighted struct {
+	sessions       int
+	period, takes  time.Duration // of a turn, and of the request for it
+	throttle, each time.Duration
+
+	turns, hits    int     // hits are turns of which all that came before is cached
+	tokens, cached int     // in turns
+	share          float64 // of the turns in the last ten of thirty minutes, at the lighter member
+	moves          int
+}
+
+func (w *weighted) talk(t *testing.T, seed uint64) {
+	p, members := withKeys(t, "a:1:9", "b:1:1")
+	random := rand.New(rand.NewPCG(seed, 1))
+	Random = random.Float64
+	type cache struct {
+		turns int
+		used  time.Time
+	}
+	type session struct {
+		key    uint64
+		turns  int
+		next   time.Time
+		at     *Member // during a turn
+		caches map[*Member]cache
+	}
+	sessions := make([]*session, w.sessions)
+	for i := range sessions {
+		sessions[i] = &session{key: random.Uint64(), next: start.Add(time.Duration(random.Int64N(int64(w.period)))), caches: make(map[*Member]cache)}
+	}
+	throttles := start.Add(5 * time.Minute)
+	late, lateThere := 0, 0
+	for {
+		s := slices.MinFunc(sessions, func(a, b *session) int { return a.next.Compare(b.next) })
+		now := s.next
+		if now.After(start.Add(30 * time.Minute)) {
+			break
+		}
+		if s.at != nil { // its turn is over
+			s.at.Release()
+			s.at = nil
+			s.next = now.Add(w.period/2 + time.Duration(random.Int64N(int64(w.period))) - w.takes)
+			continue
+		}
+		if w.throttle > 0 && !now.Before(throttles) {
+			members["a"].Bench(throttle(w.throttle.Seconds(), 1), now)
+			throttles = now.Add(w.each)
+		}
+		r := &asks{model: "m", cost: 1, affinity: Affinity{Key: s.key}}
+		m := p.Pick(r, now)
+		c := s.caches[m]
+		if now.Sub(c.used) > 5*time.Minute {
+			c.turns = 0
+		}
+		if w.turns++; s.turns > 0 && c.turns == s.turns {
+			w.hits++
+		}
+		w.cached += c.turns
+		s.turns++
+		w.tokens += s.turns
+		s.caches[m] = cache{s.turns, now}
+		if r.affinity.Result == Move {
+			w.moves++
+		}
+		if now.After(start.Add(20 * time.Minute)) {
+			if late++; m == members["b"] {
+				lateThere++
+			}
+		}
+		s.at, s.next = m, now.Add(w.takes)
+	}
+	w.share = float64(lateThere) / float64(late)
+}
+
+// TestAThrottleDoesNotOverturnTheWeights has b, of a tenth of the weights, keep about
+// the sessions that live there, and prompts stay cached.
+func TestAThrottleDoesNotOverturnTheWeights(t *testing.T) {
+	short := weighted{sessions: 20, period: time.Second, takes: 10 * time.Millisecond}
+	long := weighted{sessions: 60, period: 10 * time.Second, takes: time.Second}
+	for _, c := range []struct {
+		name           string
+		sessions       weighted
+		throttle, each time.Duration
+		share          float64 // of b at most
+	}{
+		{"short, never", short, 0, 0, 0.16},
+		{"short, two seconds", short, 2 * time.Second, time.Hour, 0.2},
+		{"short, two seconds of ten", short, 2 * time.Second, 10 * time.Second, 0.4},
+		{"long, never", long, 0, 0, 0.16},
+		{"long, ten seconds", long, 10 * time.Second, time.Hour, 0.2},
+		{"long, ten seconds of sixty", long, 10 * time.Second, time.Minute, 0.4},
+	} {
+		w := c.sessions
+		w.throttle, w.each = c.throttle, c.each
+		w.talk(t, 1)
+		cached := float64(w.cached) / float64(w.tokens)
+		t.Logf("%s: b has %.3f of the turns, %d of %d moved, %.3f of the tokens were cached, all before %.3f of the turns",
+			c.name, w.share, w.moves, w.turns, cached, float64(w.hits)/float64(w.turns))
+		if w.share > c.share || cached < 0.97 {
+			t.Errorf("%s: b has %.3f of the turns, want %.2f at most, and %.3f of the tokens were cached, want 0.97", c.name, w.share, c.share, cached)
+		}
+	}
+}
