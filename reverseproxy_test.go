@@ -16,6 +16,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -414,4 +419,42 @@ func TestAnAnswerOfOursCanBeLeftToAnotherHandler(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestADynamicUpstreamIsForgottenThatIsGoneForAnHour also by the metrics, so that
+// any number of addresses can follow each other.
+func TestADynamicUpstreamIsForgottenThatIsGoneForAnHour(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("x", ""), func(t *testing.T, w *lbtest.World) {
+		name := lbtest.Unique("dynamic")
+		module, err := lbtest.Context(t).LoadModuleByID("http.reverse_proxy.selection_policies.openai_lb", []byte(`{"pool":"`+name+`"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		chosen := func(dial string) {
+			t.Helper()
+			rw, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)
+			r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), rw, new(caddyhttp.Server))
+			upstream := &reverseproxy.Upstream{Dial: dial, Host: new(reverseproxy.Host)}
+			if got := module.(reverseproxy.Selector).Select(reverseproxy.UpstreamPool{upstream}, r, rw); got != upstream {
+				t.Errorf("%v was chosen, want %s", got, dial)
+			}
+		}
+		for i := range 2000 {
+			chosen(fmt.Sprintf("10.0.%d.%d:80", i/250, i%250))
+			time.Sleep(time.Minute)
+		}
+		for dial, want := range map[string]int{"10.0.0.0:80": 0, "10.0.7.0:80": 0, "10.0.7.249:80": 1} {
+			series := 0
+			for _, family := range lbtest.Scrape(t) {
+				for _, metric := range family.GetMetric() {
+					if family.GetName() == "caddy_openai_lb_request_duration_seconds" && lbtest.HasLabels(metric, map[string]string{"pool": name, "backend": dial}) {
+						series++
+					}
+				}
+			}
+			if remembers := openailb.RemembersHealth(dial); series != want || remembers != (want > 0) {
+				t.Errorf("%s: %d series, and its health is remembered: %t, want %d", dial, series, remembers, want)
+			}
+		}
+	})
 }

@@ -61,8 +61,9 @@ type Selection struct {
 	// current is the balancer of the upstreams that were seen last.
 	current atomic.Pointer[upstreamsBalancer]
 
-	mu      sync.Mutex
-	healths map[string]*pool.Health // by dial address
+	mu        sync.Mutex
+	closed    bool
+	addresses plainproxy.Addresses
 }
 
 // SelectionUpstream is the priority and the weight of an upstream.
@@ -96,7 +97,6 @@ func (*Selection) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the policy.
 func (s *Selection) Provision(ctx caddy.Context) error {
-	s.healths = make(map[string]*pool.Health)
 	proxy := plainproxy.Around(ctx.Modules())
 	seen := make(map[string]bool)
 	for i := range s.Upstreams {
@@ -122,6 +122,11 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		}
 	}
 	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
+	s.addresses = plainproxy.Addresses{
+		Load:      loadHealth,
+		Unload:    func(dial string) error { _, err := healths.Delete(dial); return err },
+		Forgotten: func(dial string) { metrics.Forget(s.Pool, dial) },
+	}
 	err := fleet.Default.Claim(ctx, s.Pool, s, proxy)
 	if err != nil {
 		return err
@@ -182,13 +187,8 @@ func (s *Selection) Cleanup() error {
 		current.balancer.close()
 		metrics.Left()
 	}
-	var errs []error
-	for dial := range s.healths {
-		_, err := healths.Delete(dial)
-		errs = append(errs, err)
-	}
-	s.healths = nil
-	return errors.Join(errs...)
+	s.closed = true
+	return s.addresses.Close()
 }
 
 // Select implements reverseproxy.Selector.
@@ -240,8 +240,9 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 		return current.balancer
 	}
 	targets := make([]*target, len(upstreams))
-	for i, upstream := range upstreams {
-		m := pool.NewMember(upstream.Dial, s.healthOf(upstream.Dial))
+	for i, health := range s.addresses.Use(upstreams) {
+		upstream := upstreams[i]
+		m := pool.NewMember(upstream.Dial, health)
 		for _, u := range s.Upstreams {
 			if u.Dial == upstream.Dial {
 				m.Priority, m.Weight = u.Priority, *u.Weight
@@ -269,7 +270,7 @@ func (u plainUpstream) InFlight() int64 { return int64(u.Host.NumRequests()) }
 func (s *Selection) replace(by *upstreamsBalancer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.healths == nil {
+	if s.closed {
 		by.balancer.close()
 		return
 	}
@@ -277,21 +278,6 @@ func (s *Selection) replace(by *upstreamsBalancer) {
 	if current := s.current.Swap(by); current != nil {
 		current.balancer.close()
 	}
-}
-
-// healthOf returns the health of the upstream at a dial address.
-func (s *Selection) healthOf(dial string) *pool.Health {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.healths == nil {
-		return new(pool.Health) // the config was unloaded during the request
-	}
-	h, ok := s.healths[dial]
-	if !ok {
-		h = loadHealth(dial)
-		s.healths[dial] = h
-	}
-	return h
 }
 
 // Interface guards

@@ -3,6 +3,7 @@
 package announce
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -97,6 +98,7 @@ func (l *limiter) due(e pool.Event) bool {
 	if last, ok := l.last[e.Member.Name]; ok && e.Bench.Since.Sub(last) < noModelInterval {
 		return false
 	}
+	maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return e.Bench.Since.Sub(last) >= noModelInterval })
 	if l.last == nil {
 		l.last = make(map[string]time.Time)
 	}

@@ -69,6 +69,18 @@ func (s *seeded) Float64() float64 {
 	return rand.New(&s.source).Float64()
 }
 
+// Context is one that modules can be loaded into.
+func Context(t *testing.T) caddy.Context {
+	t.Helper()
+	cfg, err := emptyConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(cfg)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // loadHandler takes an openai_lb block the way Caddy does: through JSON.
 func loadHandler(t *testing.T, ctx caddy.Context, config string) *openailb.Handler {
 	t.Helper()

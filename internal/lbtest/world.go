@@ -88,18 +88,12 @@ func OverAllVersions(t *testing.T, options string, test func(*testing.T, *World)
 // backend at port 80 of each host that the block names.
 func newWorld(t *testing.T, config string) *World {
 	t.Helper()
-	cfg, err := emptyConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
 	// the last cleanup: a net/http server lingers on a connection it closed
 	t.Cleanup(func() { time.Sleep(time.Second) })
 	random.Seed(1, 2)
 	logged.TakeAll()
 	w := &World{T: t, Logs: logged, Backends: make(map[string]*Backend), listeners: make(map[string]*pipeListener)}
-	ctx, cancel := caddy.NewContext(cfg)
-	t.Cleanup(cancel)
-	w.Handler = loadHandler(t, ctx, config)
+	w.Handler = loadHandler(t, Context(t), config)
 	w.Handler.Transport.HTTP.Transport.DialContext = w.Dial
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -103,6 +103,24 @@ func (p *Pool) Backend(backend string) *Backend {
 	return b
 }
 
+// Forget removes what was counted of the backend of this name, unless it is in use.
+func Forget(pool, backend string) {
+	p, name := Of(pool), clean(backend)
+	if membersInUse()[[2]string{p.name, backend}] {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.backends, name)
+	p.labels.forget(name)
+	for _, c := range collectors {
+		if c, ok := c.(interface{ DeletePartialMatch(prometheus.Labels) int }); ok {
+			c.DeletePartialMatch(prometheus.Labels{"pool": p.name, "backend": name})
+		}
+	}
+	benched.forget(p.name, name)
+}
+
 func newBackend(p *Pool, name string) *Backend {
 	its := prometheus.Labels{"pool": p.name, "backend": name}
 	b := &Backend{pool: p, name: name, duration: requestDuration.With(its)}

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -102,22 +103,36 @@ func (s *benchedSeconds) end(which benchKey, now time.Time) {
 	s.settle(which, now)
 }
 
-// Left ends the count of benches of backends that no pool in use has any more.
-func Left() {
-	inUse := make(map[[2]string]bool)
+// membersInUse has the labels of the pools in use, with the names of their backends.
+func membersInUse() map[[2]string]bool {
+	names := make(map[[2]string]bool)
 	for _, entry := range fleet.Default.Entries() {
 		for _, m := range entry.Pool.Members {
-			inUse[[2]string{Of(entry.Name).name, m.Name}] = true
+			names[[2]string{Of(entry.Name).name, m.Name}] = true
 		}
 	}
-	now := time.Now()
+	return names
+}
+
+// Left ends the count of benches of backends that no pool in use has any more.
+func Left() {
+	used, now := membersInUse(), time.Now()
 	benched.mu.Lock()
 	defer benched.mu.Unlock()
 	for which := range benched.open {
-		if !inUse[[2]string{which.pool, which.backend}] {
+		if !used[[2]string{which.pool, which.backend}] {
 			benched.settle(which, now)
 		}
 	}
+}
+
+// forget removes what was counted of a backend, by its label. None of its benches is
+// in force.
+func (s *benchedSeconds) forget(pool, backend string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.open, func(_ benchKey, b openBench) bool { return b.pool == pool && b.backend == backend })
+	maps.DeleteFunc(s.settled, func(its benchLabels, _ float64) bool { return its.pool == pool && its.backend == backend })
 }
 
 func (s *benchedSeconds) settle(which benchKey, now time.Time) {

@@ -64,13 +64,14 @@ var (
 		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
 )
 
-// Register registers the metrics.
-func Register(registry prometheus.Registerer) error {
-	return RegisterAll(registry,
-		requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
-		tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
-		&benched, state{})
+var collectors = []prometheus.Collector{
+	requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
+	tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
+	&benched, state{},
 }
+
+// Register registers the metrics.
+func Register(registry prometheus.Registerer) error { return RegisterAll(registry, collectors...) }
 
 // RegisterAll registers collectors, which may be registered already.
 func RegisterAll(registry prometheus.Registerer, collectors ...prometheus.Collector) error {
@@ -93,6 +94,13 @@ const (
 type labels struct {
 	mu    sync.Mutex
 	given map[string]bool
+}
+
+// forget gives back the label for a name.
+func (l *labels) forget(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.given, name)
 }
 
 // of is the label for a name.

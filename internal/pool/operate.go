@@ -1,6 +1,9 @@
 package pool
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Drained reports whether the member is used only when no other is left: its
 // weight is 0, or an operator took it out of use.
@@ -78,6 +81,11 @@ func (p *Pool) Snapshot(now time.Time) []State {
 		}
 	}
 	return states
+}
+
+// Benched reports whether a bench is in force.
+func (h *Health) Benched(now time.Time) bool {
+	return slices.ContainsFunc(h.benches(), func(b *bench) bool { return b.inForce(now) })
 }
 
 // all returns the benches of the whole backend, and those of each model.
