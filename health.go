@@ -67,8 +67,8 @@ type PassiveHealth struct {
 
 	// AllThrottled says what becomes of a request while all backends
 	// throttle: `respond` answers 429 with the soonest return, `forward`
-	// sends it to the backend that returns soonest and passes the reply on.
-	// Default: respond.
+	// sends it to the backend that returns soonest and passes the reply on. If
+	// another backend fails or is busy, it is as with respond. Default: respond.
 	AllThrottled string `json:"all_throttled,omitempty"`
 
 	// RequestBuffers is how many bytes of a request body are kept in memory
