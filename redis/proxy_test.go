@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"sync"
@@ -22,7 +23,11 @@ const (
 	cuts
 	babbles
 	isFar
+	dawdles
 )
+
+// dawdling is how long a proxy that dawdles pauses after each command.
+const dawdling = 300 * time.Millisecond
 
 // distance is how long what is sent by a proxy that is far takes to arrive.
 const distance = 10 * time.Millisecond
@@ -87,6 +92,13 @@ func (p *proxy) pass(to, from net.Conn, reply bool) {
 			time.Sleep(2 * time.Second)
 		case mode == isFar:
 			time.Sleep(distance)
+		case mode == dawdles && !reply:
+			commands := bytes.SplitAfter(b, []byte("\r\n*"))
+			for _, command := range commands[:len(commands)-1] {
+				to.Write(command[:len(command)-1])
+				time.Sleep(dawdling)
+				b = append([]byte("*"), b[len(command):]...)
+			}
 		case mode == drops && reply:
 			continue // in one direction only
 		case mode == cuts && reply:

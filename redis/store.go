@@ -51,6 +51,11 @@ var (
 	// It has no comment in it, because it is sent with every entry.
 	//go:embed keep.lua
 	keepScript string
+	// It claims KEYS[1] for ARGV[1] for ARGV[2] milliseconds, unless it is claimed,
+	// and returns whose it is. Keys do not end while a script runs: between two
+	// commands the claim of another replica could, and the name would be nobody's.
+	//go:embed claim.lua
+	claimScript string
 )
 
 var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace", state.Latest: "latest"}
@@ -206,22 +211,18 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 // Claim implements state.Store.
 func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, err error) {
 	pipe := s.client().Pipeline()
-	owners := make([]*client.StringCmd, len(claims))
+	owners := make([]*client.Cmd, len(claims))
 	for i, c := range claims {
-		key := s.prefix + "claim:" + c.Name
-		pipe.SetArgs(ctx, key, s.id, client.SetArgs{Mode: "NX", TTL: c.TTL})
-		owners[i] = pipe.Get(ctx, key)
+		owners[i] = pipe.Eval(ctx, claimScript, []string{s.prefix + "claim:" + c.Name}, s.id, c.TTL.Milliseconds())
 	}
 	_, _ = execute(ctx, pipe) // every command has its error
 	for _, owner := range owners {
-		// a claim that could not be written has no owner, and so an error; a key of
-		// another type is no replica's claim
-		err := owner.Err()
-		strange := client.HasErrorPrefix(err, "WRONGTYPE")
+		text, err := owner.Text()
+		strange := client.HasErrorPrefix(err, "WRONGTYPE") // no replica's claim
 		if err != nil && !strange {
 			return nil, err
 		}
-		won = append(won, strange || owner.Val() == s.id)
+		won = append(won, strange || text == s.id)
 	}
 	return won, nil
 }

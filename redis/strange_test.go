@@ -33,6 +33,22 @@ func TestAKeyOfAnotherTypeKeepsNoOtherEntryOut(t *testing.T) {
 	}
 }
 
+func TestAClaimIsWonOrLostAlsoWhenThatOfAnotherEndsMeanwhile(t *testing.T) {
+	s := startServer(t)
+	p := newProxy(t, s.address)
+	ours, other := open(t, &Engine{Address: []string{p.Addr().String()}}), open(t, s.engine())
+	for _, st := range []state.Store{ours, other} {
+		wantUsable(t, st)
+	}
+	if _, err := other.Claim(t.Context(), []state.Claim{{Name: "x", TTL: dawdling / 2}}); err != nil {
+		t.Fatal(err)
+	}
+	p.mode.Store(dawdles)
+	if won, err := ours.Claim(t.Context(), []state.Claim{{Name: "x", TTL: time.Minute}}); err != nil || len(won) != 1 {
+		t.Errorf("got %v, %v", won, err)
+	}
+}
+
 func TestWhatNoReplicaWroteIsLeftOut(t *testing.T) {
 	s := startServer(t)
 	st := open(t, s.engine())
