@@ -225,6 +225,11 @@ func (e *Engine) Open() (state.Store, error) {
 		PoolFIFO:                 true,  // all are used now and then, and so none becomes too old
 		ConnMaxIdleTime:          time.Minute,
 	}
+	if s.Cluster {
+		// it sends a command again to the node that has it by then; one that asks which
+		// node has what goes to another node at once
+		options.MaxRetries = -1
+	}
 	if s.PassFile != "" {
 		options.CredentialsProviderContext = func(context.Context) (string, string, error) {
 			password, err := secret.Resolve(s.PassFile)

@@ -58,7 +58,7 @@ func startProgram(t testing.TB, name string, args ...string) *server {
 	t.Helper()
 	port := fmt.Sprint(lbtest.FreePort(t))
 	s := &server{t: t, name: name, address: "127.0.0.1:" + port}
-	s.args = append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", t.TempDir(), "--save", "", "--appendonly", "no"}, args...)
+	s.args = append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", t.TempDir(), "--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"}, args...)
 	s.start()
 	t.Cleanup(s.kill)
 	return s
@@ -140,23 +140,41 @@ func open(t testing.TB, e *Engine) state.Store {
 	return s
 }
 
+// startNode runs a node of a cluster that knows no other.
+func startNode(t *testing.T) *server {
+	t.Helper()
+	return startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(t.TempDir(), "nodes.conf"),
+		"--cluster-port", fmt.Sprint(lbtest.FreePort(t)))
+}
+
+// meet has a node know those that another one knows.
+func (s *server) meet(other *server) {
+	s.t.Helper()
+	host, port, _ := net.SplitHostPort(other.address)
+	s.do("cluster", "meet", host, port, other.args[len(other.args)-1])
+}
+
+// clusterIsUp reports whether all slots have a master, as far as the node knows.
+func (s *server) clusterIsUp() bool {
+	s.t.Helper()
+	return strings.Contains(fmt.Sprint(s.do("cluster", "info")), "cluster_state:ok")
+}
+
 // startCluster runs a cluster of three.
 func startCluster(t *testing.T) []*server {
 	t.Helper()
 	var nodes []*server
 	slots := [][2]int{{0, 5460}, {5461, 10922}, {10923, 16383}}
 	for i := range slots {
-		bus := lbtest.FreePort(t)
-		nodes = append(nodes, startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(t.TempDir(), "nodes.conf"),
-			"--cluster-port", fmt.Sprint(bus)))
+		nodes = append(nodes, startNode(t))
 		nodes[i].do("cluster", "addslotsrange", slots[i][0], slots[i][1])
-		host, port, _ := net.SplitHostPort(nodes[i].address)
-		nodes[0].do("cluster", "meet", host, port, bus)
+		if i > 0 {
+			nodes[i].meet(nodes[0])
+		}
 	}
 	for _, n := range nodes {
 		lbtest.WaitFor(t, func() bool {
-			return strings.Contains(fmt.Sprint(n.do("cluster", "info")), "cluster_state:ok") &&
-				strings.Count(fmt.Sprint(n.do("cluster", "nodes")), "connected") == 3
+			return n.clusterIsUp() && strings.Count(fmt.Sprint(n.do("cluster", "nodes")), " connected") == 3
 		})
 	}
 	return nodes

@@ -66,11 +66,21 @@ func (s *store) client() client.UniversalClient {
 	return s.opened
 }
 
+// reload has the client of a cluster look again which node has what, because a
+// use has failed with err. By itself it does so once a minute: until then it calls
+// a node that is gone.
+func (s *store) reload(ctx context.Context, err error) {
+	if cluster, ok := s.client().(*client.ClusterClient); ok && err != nil {
+		cluster.ReloadState(ctx)
+	}
+}
+
 // execute returns the commands of a pipeline, and the first error. Each command
 // that failed has its error, also if the server did not let the connection in:
 // go-redis tells that of none of them.
-func execute(ctx context.Context, pipe client.Pipeliner) ([]client.Cmder, error) {
+func (s *store) execute(ctx context.Context, pipe client.Pipeliner) ([]client.Cmder, error) {
 	done, err := pipe.Exec(ctx)
+	s.reload(ctx, err)
 	if !slices.ContainsFunc(done, func(c client.Cmder) bool { return c.Err() != nil }) {
 		for _, command := range done {
 			command.SetErr(err)
@@ -89,7 +99,7 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
 			r.TTL.Milliseconds(), cmp.Or(r.Most, state.MaxRecords), r.Near.Milliseconds(), state.MaxTTL.Milliseconds())
 	}
-	done, err := execute(ctx, pipe)
+	done, err := s.execute(ctx, pipe)
 	for _, command := range done {
 		if command.Err() != nil && strings.HasPrefix(command.Err().Error(), "FULL ") {
 			return state.ErrFull
@@ -120,7 +130,7 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 		}
 		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField, state.MaxRecords))
 	}
-	if _, err := execute(ctx, pipe); err != nil {
+	if _, err := s.execute(ctx, pipe); err != nil {
 		return nil, now, err
 	}
 	for i, reply := range replies {
@@ -174,7 +184,7 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, 
 		}
 		pipe.Eval(ctx, keepScript, []string{s.entry(e.Key)}, mark+string(e.Value), e.TTL.Milliseconds())
 	}
-	done, err := execute(ctx, pipe)
+	done, err := s.execute(ctx, pipe)
 	for i, command := range done {
 		if command.Err() != nil {
 			failed = append(failed, i)
@@ -193,7 +203,7 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 	for i, key := range keys {
 		values[i], ttls[i] = pipe.GetRange(ctx, s.entry(key), 0, maxEntry), pipe.PTTL(ctx, s.entry(key))
 	}
-	_, _ = execute(ctx, pipe) // every command has its error
+	_, _ = s.execute(ctx, pipe) // every command has its error
 	entries := make([]state.Entry, len(keys))
 	for i, key := range keys {
 		entries[i].Key = key
@@ -215,7 +225,7 @@ func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 	for i, c := range claims {
 		owners[i] = pipe.Eval(ctx, claimScript, []string{s.prefix + "claim:" + c.Name}, s.id, c.TTL.Milliseconds())
 	}
-	_, _ = execute(ctx, pipe) // every command has its error
+	_, _ = s.execute(ctx, pipe) // every command has its error
 	for _, owner := range owners {
 		text, err := owner.Text()
 		strange := client.HasErrorPrefix(err, "WRONGTYPE") // no replica's claim
@@ -228,7 +238,8 @@ func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 }
 
 // Listen implements state.Store.
-func (s *store) Listen(ctx context.Context, ready func(), hear func([]byte)) error {
+func (s *store) Listen(ctx context.Context, ready func(), hear func([]byte)) (err error) {
+	defer func() { s.reload(ctx, err) }()
 	messages := s.client().Subscribe(ctx)
 	defer messages.Close()
 	// a read does not end with its context

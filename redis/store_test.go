@@ -50,10 +50,9 @@ func TestAClusterIsAStore(t *testing.T) {
 
 // So are Redis Enterprise and Azure Managed Redis by default.
 func TestAClusterBehindOneAddressIsAStore(t *testing.T) {
-	s := startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", filepath.Join(t.TempDir(), "nodes.conf"),
-		"--cluster-port", fmt.Sprint(lbtest.FreePort(t)))
+	s := startNode(t)
 	s.do("cluster", "addslotsrange", 0, 16383)
-	lbtest.WaitFor(t, func() bool { return strings.Contains(fmt.Sprint(s.do("cluster", "info")), "cluster_state:ok") })
+	lbtest.WaitFor(t, s.clusterIsUp)
 	conforms(t, s.engine(), s)
 	s.do("config", "resetstat")
 	st := open(t, s.engine())
