@@ -14,6 +14,7 @@ import (
 //	state redis {
 //	    address           <host:port...>
 //	    sentinel          <master>
+//	    sentinel_username <name>
 //	    sentinel_password <secret>
 //	    cluster
 //	    username          <name>
@@ -28,6 +29,7 @@ func (e *Engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, directive.Options{
 		"address":           directive.Strings(&e.Address),
 		"sentinel":          directive.String(&e.Sentinel),
+		"sentinel_username": directive.String(&e.SentinelUsername),
 		"sentinel_password": directive.Secret(&e.SentinelPassword),
 		"cluster":           directive.Flag(&e.Cluster),
 		"username":          directive.String(&e.Username),
@@ -61,6 +63,9 @@ func (e *Engine) checkEarly() error {
 	}
 	if e.Username != "" && e.Password == "" {
 		return errors.New("username requires a password")
+	}
+	if e.SentinelUsername != "" && e.SentinelPassword == "" {
+		return errors.New("sentinel_username requires a sentinel_password")
 	}
 	if strings.Contains(strings.Join(e.Address, ""), "{") {
 		return nil

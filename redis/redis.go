@@ -47,8 +47,12 @@ type Engine struct {
 	// Default: no Sentinel.
 	Sentinel string `json:"sentinel,omitempty"`
 
-	// SentinelPassword is the password of the sentinels, if they want one. Use
-	// {env.X} or {file.X}. Default: none.
+	// SentinelUsername is a user of an ACL of the sentinels. Default: the default
+	// user.
+	SentinelUsername string `json:"sentinel_username,omitempty"`
+
+	// SentinelPassword is the password of the sentinels, if they want one. It is
+	// read as Password is. Default: none.
 	SentinelPassword string `json:"sentinel_password,omitempty"`
 
 	// Cluster tells that the servers are a Redis Cluster. Default: false.
@@ -77,20 +81,43 @@ type Engine struct {
 	// prefixes or databases share nothing. Default: `openai_lb:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
-	// resolved has no placeholders, but for those of a password in a file.
+	// resolved has no placeholders, but for those of passwords in files.
 	resolved settings
 }
 
 // settings are the options without placeholders.
 type settings struct {
 	Address            []string
-	Master, MasterPass string
+	Master             string
 	Cluster            bool
-	User, Pass         string
-	PassFile           string
+	Server, Sentinel   login
 	DB                 int
 	TLS                bool
 	ServerName, Prefix string
+}
+
+// login is a user and a password, or the placeholder of a password in a file.
+type login struct{ User, Pass, File string }
+
+// setPassword resolves the option of a password.
+func (l *login) setPassword(raw string) (err error) {
+	if raw == "" {
+		return nil
+	}
+	if l.Pass, err = secret.Resolve(raw); secret.InFile(raw) {
+		l.Pass, l.File = "", raw
+	}
+	return err
+}
+
+func (l login) hasPassword() bool { return l.Pass != "" || l.File != "" }
+
+// password returns the password for a new connection.
+func (l login) password() (string, error) {
+	if l.File == "" {
+		return l.Pass, nil
+	}
+	return secret.Resolve(l.File)
 }
 
 // CaddyModule returns the Caddy module information.
@@ -109,7 +136,7 @@ func (e *Engine) Provision(caddy.Context) error {
 		name, raw string
 		into      *string
 	}{
-		{"sentinel", e.Sentinel, &s.Master}, {"username", e.Username, &s.User},
+		{"sentinel", e.Sentinel, &s.Master}, {"sentinel_username", e.SentinelUsername, &s.Sentinel.User}, {"username", e.Username, &s.Server.User},
 		{"server_name", e.ServerName, &s.ServerName}, {"key_prefix", cmp.Or(e.KeyPrefix, "openai_lb:"), &s.Prefix},
 	} {
 		var err error
@@ -124,20 +151,11 @@ func (e *Engine) Provision(caddy.Context) error {
 		}
 		s.Address = append(s.Address, strings.Fields(address)...) // {env.X} may have several
 	}
-	for _, option := range []struct {
-		name, raw string
-		into      *string
-	}{{"password", e.Password, &s.Pass}, {"sentinel_password", e.SentinelPassword, &s.MasterPass}} {
-		if option.raw == "" {
-			continue
-		}
-		var err error
-		if *option.into, err = secret.Resolve(option.raw); err != nil {
-			return fmt.Errorf("%s: %w", option.name, err)
-		}
+	if err := s.Server.setPassword(e.Password); err != nil {
+		return fmt.Errorf("password: %w", err)
 	}
-	if secret.InFile(e.Password) {
-		s.Pass, s.PassFile = "", e.Password
+	if err := s.Sentinel.setPassword(e.SentinelPassword); err != nil {
+		return fmt.Errorf("sentinel_password: %w", err)
 	}
 	e.resolved = s
 	return s.check()
@@ -162,10 +180,12 @@ func (s *settings) check() error {
 		return errors.New("sentinel and cluster exclude each other")
 	case !s.Cluster && s.Master == "" && len(s.Address) > 1:
 		return fmt.Errorf("address names %d servers: expected one, or sentinel or cluster", len(s.Address))
-	case s.MasterPass != "" && s.Master == "":
-		return errors.New("sentinel_password is not used without sentinel")
-	case s.User != "" && s.Pass == "" && s.PassFile == "":
+	case s.Sentinel != login{} && s.Master == "":
+		return errors.New("sentinel_username and sentinel_password are not used without sentinel")
+	case s.Server.User != "" && !s.Server.hasPassword():
 		return errors.New("username requires a password")
+	case s.Sentinel.User != "" && !s.Sentinel.hasPassword():
+		return errors.New("sentinel_username requires a sentinel_password")
 	case s.DB < 0:
 		return fmt.Errorf("db '%d' is not a whole number of 0 or more", s.DB)
 	case s.Cluster && s.DB != 0:
@@ -207,7 +227,10 @@ func (e *Engine) Open() (state.Store, error) {
 	s := e.resolved
 	options := &client.UniversalOptions{
 		Addrs: s.Address, MasterName: s.Master, IsClusterMode: s.Cluster, DB: s.DB,
-		Username: s.User, Password: s.Pass, SentinelPassword: s.MasterPass,
+		CredentialsProviderContext: func(context.Context) (string, string, error) {
+			password, err := s.Server.password()
+			return s.Server.User, password, err
+		},
 		Protocol:        2, // all servers know it
 		DisableIdentity: true,
 		// the server need not tell of its maintenance
@@ -230,11 +253,8 @@ func (e *Engine) Open() (state.Store, error) {
 		// node has what goes to another node at once
 		options.MaxRetries = -1
 	}
-	if s.PassFile != "" {
-		options.CredentialsProviderContext = func(context.Context) (string, string, error) {
-			password, err := secret.Resolve(s.PassFile)
-			return s.User, password, err
-		}
+	if s.Sentinel.hasPassword() {
+		options.OnConnect = s.Sentinel.logIn
 	}
 	if s.TLS {
 		options.TLSConfig = &tls.Config{ServerName: s.ServerName, RootCAs: roots, MinVersion: tls.VersionTLS12}
@@ -246,6 +266,19 @@ func (e *Engine) Open() (state.Store, error) {
 	opened := &store{options: options, prefix: s.Prefix, channel: channel, id: rand.Text()}
 	opened.apart.Store(s.Cluster)
 	return opened, nil
+}
+
+// logIn logs in to a sentinel. go-redis has no provider of credentials for
+// sentinels, but it calls this for each connection, those to the master included.
+func (l login) logIn(ctx context.Context, c *client.Conn) error {
+	if strings.HasPrefix(c.String(), "Redis<FailoverClient ") { // the master, by the name that go-redis gives it
+		return nil
+	}
+	password, err := l.password()
+	if err != nil {
+		return err
+	}
+	return c.AuthACL(ctx, cmp.Or(l.User, "default"), password).Err()
 }
 
 // Interface guards
