@@ -127,6 +127,12 @@ func (x *exchange) throttleBody(r refusal) *reply {
 		rep.json(typedError("too_many_requests", "rate_limit_reached", "Requests have exceeded the throughput limit on your Provisioned-Managed deployment. "+
 			"If you continue to exceed your limit, consider increasing the number of provisioned throughput units deployed."))
 	case bodyOpenAITokens:
+		if r.tooLarge {
+			rep.json(typedError(limitTokens, "rate_limit_exceeded", fmt.Sprintf("Request too large for %s in organization org-simulator on %s: Limit %d, Requested %d. "+
+				"The input or output tokens must be reduced in order to run successfully. Visit https://platform.openai.com/account/rate-limits to learn more.",
+				model, openaiLimit(r.limit), x.h.TokensPerMinute, x.cost.tokens())))
+			break
+		}
 		text := fmt.Sprintf("Rate limit reached for %s in organization org-simulator on %s.", model, openaiLimit(r.limit))
 		if wait > 0 {
 			text += " Please try again in " + upToMillisecond(wait).String() + "."
@@ -175,8 +181,12 @@ const contentFilterBody = `{"error":{"message":"The response was filtered due to
 	`"hate":{"filtered":false,"severity":"safe"},"jailbreak":{"filtered":false,"detected":false},"self_harm":{"filtered":false,"severity":"safe"},` +
 	`"sexual":{"filtered":false,"severity":"safe"},"violence":{"filtered":true,"severity":"medium"}}}}}`
 
-// statusError is the reply of a deployment with an error status other than 429.
-func statusError(status int) *reply {
+// statusError is the reply of the API that is called, with an error status other
+// than 429.
+func (x *exchange) statusError(status int) *reply {
+	if x.route.openai {
+		return x.openaiStatus(status)
+	}
 	switch status {
 	case http.StatusUnauthorized:
 		return azureError(status, "401", "Access denied due to invalid subscription key or wrong API endpoint. "+
@@ -193,6 +203,32 @@ func statusError(status int) *reply {
 	case http.StatusGatewayTimeout:
 		return azureError(status, "GatewayTimeout", "The gateway did not receive a response in time.")
 	}
+	return otherStatus(status)
+}
+
+// openaiStatus is statusError at OpenAI.
+func (x *exchange) openaiStatus(status int) *reply {
+	switch status {
+	case http.StatusUnauthorized:
+		if x.r.Header.Get("Authorization") == "" {
+			return openaiError(status, "invalid_request_error", nil, "You didn't provide an API key. "+
+				"You need to provide your API key in an Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).")
+		}
+		return openaiError(status, "invalid_request_error", new("invalid_api_key"), "Incorrect API key provided. "+
+			"You can find your API key at https://platform.openai.com/account/api-keys.")
+	case http.StatusForbidden:
+		return openaiError(status, "request_forbidden", new("unsupported_country_region_territory"), "Country, region, or territory not supported")
+	case http.StatusNotFound:
+		return openaiError(status, "invalid_request_error", new("model_not_found"),
+			fmt.Sprintf("The model '%s' does not exist or you do not have access to it.", x.route.deployment))
+	case http.StatusServiceUnavailable:
+		return openaiError(status, "service_unavailable_error", new("server_is_overloaded"), "The server is currently overloaded. Please try again later.")
+	}
+	return otherStatus(status)
+}
+
+// otherStatus is a reply in the shape that OpenAI and Azure's models have in common.
+func otherStatus(status int) *reply {
 	if status >= 500 {
 		return openaiError(status, "server_error", nil, serverErrorText)
 	}

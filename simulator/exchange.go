@@ -89,7 +89,7 @@ func (x *exchange) refuse() *reply {
 	problem := x.readBody()
 	if !known {
 		x.h.state.count(func(s *Status) { s.Unauthorized++ })
-		return statusError(http.StatusUnauthorized)
+		return x.statusError(http.StatusUnauthorized)
 	}
 	if faultErr != nil {
 		return openaiError(http.StatusBadRequest, "invalid_request_error", nil, "X-Simulator-Fault: "+faultErr.Error())
@@ -106,7 +106,7 @@ func (x *exchange) refuse() *reply {
 	case x.route.op.generates() && x.route.deployment == "" && !x.cut():
 		return openaiError(http.StatusBadRequest, "invalid_request_error", nil, "you must provide a model parameter")
 	case x.route.op.generates() && x.limiter == nil:
-		return statusError(http.StatusNotFound)
+		return x.statusError(http.StatusNotFound)
 	}
 	return x.admit()
 }

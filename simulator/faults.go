@@ -180,13 +180,13 @@ func (x *exchange) faultReply() *reply {
 // statusReply is the reply of the fault status. Its only hint is the one that
 // the fault names.
 func (x *exchange) statusReply() *reply {
-	rep := statusError(x.fault.status)
+	rep := x.statusError(x.fault.status)
 	if x.fault.status == http.StatusTooManyRequests {
 		var wait time.Duration
 		if s, err := strconv.ParseFloat(x.fault.retryAfter, 64); err == nil && s > 0 && s < 1e9 {
 			wait = time.Duration(s * float64(time.Second))
 		}
-		rep = x.throttleBody(refusal{limitRequests, wait})
+		rep = x.throttleBody(refusal{limit: limitRequests, wait: wait})
 		x.promise(wait)
 	}
 	if x.fault.retryAfter != "" {
@@ -215,7 +215,7 @@ func (x *exchange) throttleEarly() *reply {
 	if !x.h.rules.unnamed {
 		x.promise(earlyWait)
 	}
-	return x.throttle(refusal{limitRequests, earlyWait})
+	return x.throttle(refusal{limit: limitRequests, wait: earlyWait})
 }
 
 // promise records the wait of a 429 that no limit caused.

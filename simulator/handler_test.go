@@ -123,6 +123,7 @@ func TestWhatDoesNotExistIsRefusedInItsOwnShape(t *testing.T) {
 	const (
 		notFound      = `{"error":{"code":"404","message":"Resource not found"}}`
 		noDeployment  = `{"error":{"code":"DeploymentNotFound",`
+		noModel       = `{"error":{"message":"The model 'other' does not exist or you do not have access to it.","type":"invalid_request_error","param":null,"code":"model_not_found"}}`
 		invalidURL    = `{"error":{"message":"Invalid URL (%s)","type":"invalid_request_error","param":null,"code":null}}`
 		unparsable    = `{"error":{"message":"We could not parse the JSON body of your request.","type":"invalid_request_error","param":null,"code":null}}`
 		unknownStored = `{"error":{"message":"Response with id 'resp_1' not found.",`
@@ -136,7 +137,8 @@ func TestWhatDoesNotExistIsRefusedInItsOwnShape(t *testing.T) {
 		"no classic responses":   {"POST", "/openai/deployments/gpt-4o/responses?api-version=1", chatBody, 404, notFound},
 		"no classic GET":         {"GET", chatPath, "", 404, notFound},
 		"deployment in the path": {"POST", "/openai/deployments/other/chat/completions?api-version=1", chatBody, 404, noDeployment},
-		"model in the body":      {"POST", "/v1/chat/completions", `{"model":"other"}`, 404, noDeployment},
+		"model in the body":      {"POST", "/openai/v1/chat/completions", `{"model":"other"}`, 404, noDeployment},
+		"model of OpenAI":        {"POST", "/v1/chat/completions", `{"model":"other"}`, 404, noModel},
 		"no model":               {"POST", "/v1/chat/completions", `{}`, 400, `{"error":{"message":"you must provide a model parameter",`},
 		"another path":           {"POST", "/v1/fine_tuning/jobs", `{}`, 404, fmt.Sprintf(invalidURL, "POST /v1/fine_tuning/jobs")},
 		"another method":         {"PUT", "/v1/embeddings", `{}`, 404, fmt.Sprintf(invalidURL, "PUT /v1/embeddings")},
@@ -191,6 +193,37 @@ func TestOnlyItsOwnKeysAreAccepted(t *testing.T) {
 	}
 	if got := status(t, srv); got.Unauthorized != 6 || got.Admitted != 5 {
 		t.Errorf("got %d unauthorized and %d admitted, want 6 and 5", got.Unauthorized, got.Admitted)
+	}
+}
+
+func TestAnErrorHasTheShapeOfTheAPIThatIsCalled(t *testing.T) {
+	srv := listen(t, &Handler{APIKey: []string{"key-1"}, AllowFaultHeader: true})
+	const (
+		openai = `{"error":{"message":%q,"type":%q,"param":null,"code":%s}}`
+		azure  = `{"error":{"code":`
+	)
+	for _, tc := range []struct {
+		headers []string
+		status  int
+		message string // of OpenAI
+		kind    string
+		code    string
+	}{
+		{[]string{"Authorization", "Bearer sk-wrong"}, 401, "Incorrect API key provided. You can find your API key at https://platform.openai.com/account/api-keys.", "invalid_request_error", `"invalid_api_key"`},
+		{nil, 401, "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).", "invalid_request_error", `null`},
+		{[]string{"Authorization", "Bearer key-1", "X-Simulator-Fault", "status:403"}, 403, "Country, region, or territory not supported", "request_forbidden", `"unsupported_country_region_territory"`},
+		{[]string{"Authorization", "Bearer key-1", "X-Simulator-Fault", "status:404"}, 404, "The model 'gpt-4o' does not exist or you do not have access to it.", "invalid_request_error", `"model_not_found"`},
+		{[]string{"Authorization", "Bearer key-1", "X-Simulator-Fault", "status:503"}, 503, "The server is currently overloaded. Please try again later.", "service_unavailable_error", `"server_is_overloaded"`},
+	} {
+		resp, body := call(t, srv, "POST", "/v1/chat/completions", chatBody, tc.headers...)
+		if want := fmt.Sprintf(openai, tc.message, tc.kind, tc.code); resp.StatusCode != tc.status || body != want {
+			t.Errorf("OpenAI: got %d %s, want %d %s", resp.StatusCode, body, tc.status, want)
+		}
+		for _, path := range []string{"/openai/v1/chat/completions", chatPath} {
+			if resp, body := call(t, srv, "POST", path, chatBody, tc.headers...); resp.StatusCode != tc.status || !strings.HasPrefix(body, azure) {
+				t.Errorf("%s: got %d %s", path, resp.StatusCode, body)
+			}
+		}
 	}
 }
 

@@ -151,6 +151,10 @@ func roundUp(t time.Time) time.Time {
 // throttle is the 429 of a deployment that has reached a limit.
 func (x *exchange) throttle(r refusal) *reply {
 	rep := x.throttleBody(r)
+	if r.tooLarge {
+		setLimitHeaders(rep.header, x.h.Hints, x.limiter, x.h.now())
+		return rep
+	}
 	setHints(rep.header, x.h.Hints, x.limiter, r, x.h.now())
 	return rep
 }

@@ -68,7 +68,7 @@ func TestAThrottleTellsItsWaitInEveryStyle(t *testing.T) {
 func TestADateHintIsNeverTooSoon(t *testing.T) {
 	hdr := make(http.Header)
 	now := start.Add(300 * time.Millisecond)
-	setHints(hdr, hintsDate, nil, refusal{limitTokens, 2 * time.Second}, now)
+	setHints(hdr, hintsDate, nil, refusal{limit: limitTokens, wait: 2 * time.Second}, now)
 	if got := hdr.Get("retry-after"); got != "Wed, 21 Oct 2026 07:28:03 GMT" {
 		t.Errorf("got %s for 07:28:02.3", got)
 	}

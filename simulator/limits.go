@@ -35,6 +35,7 @@ type rules struct {
 	capacity    float64 // what its bucket holds before it refuses
 	outputRatio float64 // input tokens that one output token weighs
 
+	sized   bool          // a 429 says that a request is above the whole limit
 	unnamed bool          // a 429 does not say for how long, or says 0
 	grace   time.Duration // how long after a 429 a request may still have been under way
 }
@@ -55,8 +56,9 @@ func (c cost) tokens() int64 { return c.prompt + c.output }
 
 // refusal says which limit turned a request away, and for how long.
 type refusal struct {
-	limit string
-	wait  time.Duration
+	limit    string
+	wait     time.Duration
+	tooLarge bool // no wait helps: the request is above the whole limit
 }
 
 // window is a fixed window. It opens with the first use that finds none open.
@@ -91,7 +93,7 @@ func (l *limiter) admit(now time.Time, c cost) (refusal, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r, ok := l.charge(now, c)
-	if !ok && !l.unnamed {
+	if !ok && !l.unnamed && !r.tooLarge {
 		l.promise(now, r.wait)
 	}
 	return r, ok
@@ -107,13 +109,13 @@ func (l *limiter) charge(now time.Time, c cost) (refusal, bool) {
 		// quota page, so every request counts, also one that is refused.
 		l.requests.used++
 		if l.requests.used > l.requestsPerWindow() {
-			return refusal{limitRequests, l.requests.end.Sub(now)}, false
+			return refusal{limit: limitRequests, wait: l.requests.end.Sub(now)}, false
 		}
 	}
 	if l.tokensPerMinute > 0 {
 		l.tokens.roll(now, tokenWindow)
 		if c.tokens() > int64(l.tokensPerMinute)-l.tokens.used {
-			return refusal{limitTokens, l.tokens.end.Sub(now)}, false
+			return refusal{limitTokens, l.tokens.end.Sub(now), l.sized && c.tokens() > int64(l.tokensPerMinute)}, false
 		}
 		l.tokens.used += c.tokens()
 	}
@@ -127,7 +129,7 @@ func (l *limiter) pour(now time.Time, c cost) (refusal, bool) {
 	l.leak(now)
 	if l.level >= l.capacity {
 		ms := min(math.Ceil(1000*(l.level-l.capacity)/l.drain)+1, float64(maxWait.Milliseconds()))
-		return refusal{limitPTU, time.Duration(ms) * time.Millisecond}, false
+		return refusal{limit: limitPTU, wait: time.Duration(ms) * time.Millisecond}, false
 	}
 	l.level += l.weight(c.prompt, c.output)
 	return refusal{}, true

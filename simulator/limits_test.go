@@ -28,14 +28,14 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 		"600 a minute are 10 in a second": {
 			rules: rules{requestsPerMinute: 600, requestWindow: s},
 			steps: append(repeat(10, step{at: 100 * ms, cost: one}),
-				step{at: 400 * ms, cost: one, want: refusal{limitRequests, 700 * ms}},
-				step{at: 1100*ms - 1, cost: one, want: refusal{limitRequests, 1}},
+				step{at: 400 * ms, cost: one, want: refusal{limit: limitRequests, wait: 700 * ms}},
+				step{at: 1100*ms - 1, cost: one, want: refusal{limit: limitRequests, wait: 1}},
 				step{at: 1100 * ms, cost: one}),
 		},
 		"180 a minute are 30 in 10 seconds": {
 			rules: rules{requestsPerMinute: 180, requestWindow: 10 * s},
 			steps: append(repeat(30, step{cost: one}),
-				step{at: 3 * s, cost: one, want: refusal{limitRequests, 7 * s}},
+				step{at: 3 * s, cost: one, want: refusal{limit: limitRequests, wait: 7 * s}},
 				step{at: 10 * s, cost: one}),
 		},
 		"a window opens with the first use after the last one closed": {
@@ -43,44 +43,44 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			steps: []step{
 				{at: 0, cost: one},
 				{at: 25 * s, cost: one},
-				{at: 26 * s, cost: one, want: refusal{limitRequests, 9 * s}},
+				{at: 26 * s, cost: one, want: refusal{limit: limitRequests, wait: 9 * s}},
 				{at: 35 * s, cost: one},
 			},
 		},
 		"a request limit is never rounded down to none": {
 			rules: rules{requestsPerMinute: 1, requestWindow: s},
-			steps: []step{{cost: one}, {cost: one, want: refusal{limitRequests, s}}, {at: s, cost: one}},
+			steps: []step{{cost: one}, {cost: one, want: refusal{limit: limitRequests, wait: s}}, {at: s, cost: one}},
 		},
 		"tokens are the prompt and what may be generated": {
 			rules: rules{tokensPerMinute: 1000},
 			steps: []step{
 				{cost: cost{250, 250}},
-				{at: 10 * s, cost: cost{250, 251}, want: refusal{limitTokens, 50 * s}},
+				{at: 10 * s, cost: cost{250, 251}, want: refusal{limit: limitTokens, wait: 50 * s}},
 				{at: 10 * s, cost: cost{250, 250}},
-				{at: 20 * s, cost: one, want: refusal{limitTokens, 40 * s}},
+				{at: 20 * s, cost: one, want: refusal{limit: limitTokens, wait: 40 * s}},
 				{at: 60 * s, cost: cost{1000, 0}},
 			},
 		},
 		"a request above the whole limit is refused in every window": {
 			rules: rules{tokensPerMinute: 1000},
 			steps: []step{
-				{cost: cost{1001, 0}, want: refusal{limitTokens, 60 * s}},
-				{at: 60 * s, cost: cost{1001, 0}, want: refusal{limitTokens, 60 * s}},
+				{cost: cost{1001, 0}, want: refusal{limit: limitTokens, wait: 60 * s}},
+				{at: 60 * s, cost: cost{1001, 0}, want: refusal{limit: limitTokens, wait: 60 * s}},
 			},
 		},
 		"what the token limit refuses counts as a request": {
 			rules: rules{requestsPerMinute: 12, requestWindow: 10 * s, tokensPerMinute: 10},
 			steps: []step{
-				{cost: cost{11, 0}, want: refusal{limitTokens, 60 * s}},
-				{at: s, cost: cost{11, 0}, want: refusal{limitTokens, 59 * s}},
-				{at: 2 * s, cost: one, want: refusal{limitRequests, 8 * s}},
+				{cost: cost{11, 0}, want: refusal{limit: limitTokens, wait: 60 * s}},
+				{at: s, cost: cost{11, 0}, want: refusal{limit: limitTokens, wait: 59 * s}},
+				{at: 2 * s, cost: one, want: refusal{limit: limitRequests, wait: 8 * s}},
 			},
 		},
 		"what the request limit refuses takes no tokens": {
 			rules: rules{requestsPerMinute: 6, requestWindow: 10 * s, tokensPerMinute: 10},
 			steps: []step{
 				{cost: cost{5, 0}},
-				{at: s, cost: cost{5, 0}, want: refusal{limitRequests, 9 * s}},
+				{at: s, cost: cost{5, 0}, want: refusal{limit: limitRequests, wait: 9 * s}},
 				{at: 10 * s, cost: cost{5, 0}},
 			},
 		},
@@ -90,8 +90,8 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			steps: []step{
 				{cost: cost{1999, 0}},
 				{cost: cost{2000, 200}}, // up to 4799
-				{cost: one, want: refusal{limitPTU, 2800 * ms}},
-				{at: 2799 * ms, cost: one, want: refusal{limitPTU, 1 * ms}},
+				{cost: one, want: refusal{limit: limitPTU, wait: 2800 * ms}},
+				{at: 2799 * ms, cost: one, want: refusal{limit: limitPTU, wait: 1 * ms}},
 				{at: 2800 * ms, cost: one},
 			},
 		},
@@ -99,7 +99,7 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			rules: rules{drain: 1000, capacity: 2000, outputRatio: 4},
 			steps: []step{
 				{cost: cost{2000, 0}},
-				{cost: one, want: refusal{limitPTU, ms}},
+				{cost: one, want: refusal{limit: limitPTU, wait: ms}},
 				{at: ms, cost: one},
 			},
 		},
@@ -192,6 +192,32 @@ func TestMetersNeverFallBelowZero(t *testing.T) {
 	}
 	if tokens != (meter{}) {
 		t.Errorf("got %+v for a limit that is not set", tokens)
+	}
+}
+
+// OpenAI refuses such a request whenever it comes, and names no time.
+func TestARequestAboveTheWholeLimitOfOpenAIIsTooLarge(t *testing.T) {
+	const large = `{"model":"m","max_tokens":1000,"messages":[{"role":"user","content":"12345678"}]}`
+	for _, hints := range []string{"openai_dur", "azure_both"} {
+		srv := listen(t, &Handler{TokensPerMinute: 500, ErrorBody: "openai_tokens", Hints: hints})
+		resp, body := call(t, srv, "POST", "/v1/chat/completions", large)
+		want := `{"error":{"message":"Request too large for m in organization org-simulator on tokens per min (TPM): Limit 500, Requested 1002. ` +
+			`The input or output tokens must be reduced in order to run successfully. Visit https://platform.openai.com/account/rate-limits to learn more.",` +
+			`"type":"tokens","param":null,"code":"rate_limit_exceeded"}}`
+		if resp.StatusCode != 429 || body != want {
+			t.Errorf("%s: got %d %s, want %s", hints, resp.StatusCode, body, want)
+		}
+		for name, want := range map[string]string{"retry-after": "", "retry-after-ms": "", "x-ratelimit-limit-tokens": "500", "x-ratelimit-remaining-tokens": "500"} {
+			if got := resp.Header.Get(name); got != want {
+				t.Errorf("%s: %s is %q, want %q", hints, name, got, want)
+			}
+		}
+		if resp, body := call(t, srv, "POST", "/v1/chat/completions", chatBody); resp.StatusCode != 200 {
+			t.Errorf("%s: got %d %s for a smaller one", hints, resp.StatusCode, body)
+		}
+		if got := status(t, srv); got.Early != 0 || got.Throttled.Tokens != 1 {
+			t.Errorf("%s: %d are early, %d are throttled", hints, got.Early, got.Throttled.Tokens)
+		}
 	}
 }
 
@@ -304,7 +330,7 @@ func TestARequestThatNoBucketHoldsSaysAYearAtMost(t *testing.T) {
 			t.Error("an empty bucket refused a request")
 		}
 		refused, ok := l.admit(start, cost{prompt: 1})
-		if ok || refused != (refusal{limitPTU, maxWait}) {
+		if ok || refused != (refusal{limit: limitPTU, wait: maxWait}) {
 			t.Errorf("ratio %g: got %+v, want a wait of %s", r.outputRatio, refused, maxWait)
 		}
 		if l.settle(start, c, 16); l.utilization(start) > 100*(1+16*r.outputRatio) || math.IsNaN(l.level) {
@@ -316,7 +342,7 @@ func TestARequestThatNoBucketHoldsSaysAYearAtMost(t *testing.T) {
 func TestATokenLimitAsHighAsItGetsDoesNotOverflow(t *testing.T) {
 	l := &limiter{rules: rules{tokensPerMinute: math.MaxInt64}}
 	l.tokens = window{end: start.Add(time.Minute), used: math.MaxInt64 - 5}
-	if got, ok := l.admit(start, cost{prompt: 6}); ok || got != (refusal{limitTokens, time.Minute}) {
+	if got, ok := l.admit(start, cost{prompt: 6}); ok || got != (refusal{limit: limitTokens, wait: time.Minute}) {
 		t.Errorf("got %+v, %t", got, ok)
 	}
 	if _, ok := l.admit(start, cost{prompt: 5}); !ok {

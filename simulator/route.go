@@ -55,6 +55,7 @@ func (op operation) azureName() string {
 type route struct {
 	op         operation
 	classic    bool // under /openai/deployments/
+	openai     bool // under /v1/, where OpenAI has its API
 	deployment string
 	id         string // of a stored response
 	about      string // what of the stored response is asked for; empty: all of it
@@ -83,6 +84,7 @@ func parseRoute(r *http.Request) route {
 	rest, ok := strings.CutPrefix(path, "/openai/v1/")
 	if !ok {
 		rest, ok = strings.CutPrefix(path, "/v1/")
+		rt.openai = ok
 	}
 	if !ok && rt.apiVersion != "" {
 		// AzureOpenAI clients use this path for what belongs to no deployment

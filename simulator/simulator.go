@@ -190,6 +190,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		drain:             drain,
 		capacity:          drain * h.BucketSeconds,
 		outputRatio:       h.OutputRatio,
+		sized:             h.ErrorBody == bodyOpenAITokens,
 		unnamed:           !h.namesWait(),
 		grace:             time.Duration(h.EarlyGrace),
 	}
