@@ -39,7 +39,7 @@ type completion struct {
 }
 
 type choice struct {
-	Index        int      `json:"index"`
+	Index        int64    `json:"index"`
 	Message      *message `json:"message,omitempty"` // whole chat
 	Delta        *message `json:"delta,omitempty"`   // streamed chat
 	Text         *string  `json:"text,omitempty"`    // completions
@@ -102,25 +102,28 @@ func (x *exchange) newCompletion(object string) completion {
 
 func (x *exchange) completion() any {
 	c := x.newCompletion("chat.completion")
-	content, reason := x.text(x.produced), x.finishReason()
-	c.Choices = []choice{{FinishReason: &reason}}
-	switch {
-	case x.route.op == opCompletion:
-		c.Choices[0].Text = &content
-	case x.call != nil:
-		c.Choices[0].Message = x.callMessage(content)
-	default:
-		c.Choices[0].Message = &message{Role: "assistant", Content: &content}
+	content, reason := x.text(x.outputTokens()), x.finishReason()
+	for i := range x.request.choices(x.route.op) {
+		one := choice{Index: i, FinishReason: &reason}
+		switch {
+		case x.route.op == opCompletion:
+			one.Text = &content
+		case x.call != nil:
+			one.Message = x.callMessage(content)
+		default:
+			one.Message = &message{Role: "assistant", Content: &content}
+		}
+		c.Choices = append(c.Choices, one)
 	}
 	c.PromptFilterResults = promptFilter
 	c.Usage = x.usage()
 	return c
 }
 
-// callMessage is the message with the call, as far as its arguments go.
+// callMessage is a message with the call, as far as its arguments go.
 func (x *exchange) callMessage(arguments string) *message {
 	return &message{Role: "assistant", Content: (*string)(nil), ToolCalls: []toolCallPart{{
-		ID: x.call.id, Type: "function", Function: toolCallFunction{x.call.name, arguments},
+		ID: "call_" + rand.Text(), Type: "function", Function: toolCallFunction{x.call.name, arguments},
 	}}}
 }
 
@@ -141,15 +144,24 @@ func (x *exchange) streamCompletion() {
 	}
 
 	s.send("", completion{Choices: []choice{}, PromptFilterResults: promptFilter})
+	sendEach := func(next func() choice) { // of the choices
+		for i := range x.request.choices(x.route.op) {
+			one := next()
+			one.Index = i
+			chunk.Choices = []choice{one}
+			s.send("", chunk)
+		}
+	}
 	first := 0 // the index of the only call
 	if x.route.op == opChat {
-		delta := &message{Role: "assistant", Content: new(string)}
-		if x.call != nil {
-			delta = x.callMessage("")
+		sendEach(func() choice {
+			if x.call == nil {
+				return choice{Delta: &message{Role: "assistant", Content: new(string)}}
+			}
+			delta := x.callMessage("")
 			delta.ToolCalls[0].Index = &first
-		}
-		chunk.Choices = []choice{{Delta: delta}}
-		s.send("", chunk)
+			return choice{Delta: delta}
+		})
 	}
 	for i := range x.outputTokens() {
 		if i > 0 {
@@ -159,24 +171,25 @@ func (x *exchange) streamCompletion() {
 			return
 		}
 		word := x.token(i)
-		switch {
-		case x.route.op == opCompletion:
-			chunk.Choices = []choice{{Text: &word}}
-		case x.call != nil:
-			part := toolCallPart{Index: &first, Function: toolCallFunction{Arguments: word}}
-			chunk.Choices = []choice{{Delta: &message{ToolCalls: []toolCallPart{part}}}}
-		default:
-			chunk.Choices = []choice{{Delta: &message{Content: &word}}}
-		}
-		x.produced++
-		s.send("", chunk)
+		x.produced += x.candidates()
+		sendEach(func() choice {
+			switch {
+			case x.route.op == opCompletion:
+				return choice{Text: &word}
+			case x.call != nil:
+				part := toolCallPart{Index: &first, Function: toolCallFunction{Arguments: word}}
+				return choice{Delta: &message{ToolCalls: []toolCallPart{part}}}
+			}
+			return choice{Delta: &message{Content: &word}}
+		})
 	}
 	reason, empty := x.finishReason(), ""
-	chunk.Choices = []choice{{FinishReason: &reason, Delta: &message{}}}
-	if x.route.op == opCompletion {
-		chunk.Choices = []choice{{FinishReason: &reason, Text: &empty}}
-	}
-	s.send("", chunk)
+	sendEach(func() choice {
+		if x.route.op == opCompletion {
+			return choice{FinishReason: &reason, Text: &empty}
+		}
+		return choice{FinishReason: &reason, Delta: &message{}}
+	})
 	if includeUsage {
 		chunk.Choices, chunk.Usage = []choice{}, x.usage()
 		s.send("", chunk)

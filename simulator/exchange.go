@@ -198,16 +198,22 @@ func (x *exchange) admit() *reply {
 	if x.cut() && x.route.op != opTranscription {
 		x.cost.prompt = x.bodyBytes / 4 // its text was not parsed
 	}
-	refused, ok := x.limiter.admit(x.h.now(), x.cost)
+	prompt := x.cacheable()
+	x.cached = x.limiter.prompts.find(prompt)
+	charged := x.cost
+	if x.limiter.drain > 0 {
+		charged.prompt -= x.cached // "Provisioned throughput": they cost no capacity
+	}
+	refused, ok := x.limiter.admit(x.h.now(), charged)
 	if !ok {
 		x.h.state.count(func(s *Status) { s.Throttled.add(refused.limit) })
 		return x.throttle(refused)
 	}
 	x.admitted = true
-	x.useCache()
+	x.limiter.prompts.use(prompt, x.h.PromptCache)
 	x.h.state.count(func(s *Status) {
 		s.Admitted++
-		s.Tokens.Estimated += x.cost.tokens()
+		s.Tokens.Estimated += charged.tokens()
 		s.Tokens.Input += x.cost.prompt
 		s.Tokens.Cached += x.cached
 	})

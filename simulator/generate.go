@@ -32,7 +32,10 @@ func (x *exchange) generate() {
 	}
 }
 
-// outputTokens is how many tokens the reply has when it is finished.
+// candidates is how many replies are generated at the same time.
+func (x *exchange) candidates() int64 { return x.request.candidates(x.route.op) }
+
+// outputTokens is how many tokens each of them has when it is finished.
 func (x *exchange) outputTokens() int64 {
 	n := x.fullLength()
 	if limit := x.request.maxTokens(); limit > 0 {
@@ -52,18 +55,18 @@ func (x *exchange) finishReason() string {
 	return "stop"
 }
 
-// whole generates n tokens and sends them in one piece. If the client leaves
-// before the end, the tokens generated until then count.
+// whole generates n tokens of each candidate and sends them in one piece. If the
+// client leaves before the end, the tokens generated until then count.
 func (x *exchange) whole(n int64, build func() any) {
 	first, each := x.firstTokenLatency(), time.Duration(x.h.TokenLatency)
 	start := x.h.now()
 	if !x.wait(generationTime(first, each, n)) {
 		if each > 0 {
-			x.produced = min(n, max(0, int64((x.h.now().Sub(start)-first)/each)))
+			x.produced = x.candidates() * min(n, max(0, int64((x.h.now().Sub(start)-first)/each)))
 		}
 		x.abort()
 	}
-	x.produced = n
+	x.produced = x.candidates() * n
 	x.settle()
 	x.reply(jsonReply(http.StatusOK, build()))
 }

@@ -308,6 +308,17 @@ func TestCostIsEstimatedFromTheText(t *testing.T) {
 		"content parts":                     {opChat, request{Messages: []any{map[string]any{"content": []any{map[string]any{"type": "text", "text": "1234"}, map[string]any{"type": "image_url", "image_url": map[string]any{"url": "data:image/png;base64,AAAAAAAAAAAA"}}}}}}, cost{1, 16}},
 		"embeddings generate nothing":       {opEmbedding, request{Input: []any{"1234", "5678"}}, cost{2, 0}},
 		"a number is a token":               {opEmbedding, request{Input: []any{1.0, 2.0, 3.0}}, cost{3, 0}},
+		"tools weigh what their JSON does":  {opChat, request{Tools: []any{map[string]any{"type": "function", "function": map[string]any{"name": "<f>"}}}}, cost{12, 16}}, // 47 characters
+		"so does a call of a function":      {opChat, request{Messages: []any{map[string]any{"tool_calls": []any{map[string]any{"function": map[string]any{"name": "f", "arguments": "12345678"}}}}}}, cost{2, 16}},
+		"and its result":                    {opResponse, request{Input: []any{map[string]any{"type": "function_call", "arguments": "1234"}, map[string]any{"type": "function_call_output", "output": "5678"}}}, cost{2, 16}},
+		"n replies":                         {opChat, request{N: limit(5), MaxTokens: limit(300)}, cost{0, 1500}},
+		"n replies of a length unknown":     {opCompletion, request{N: limit(5)}, cost{0, 80}},
+		"n of the best":                     {opCompletion, request{N: limit(2), BestOf: limit(7), MaxTokens: limit(10)}, cost{0, 70}},
+		"no n is too much":                  {opChat, request{N: limit(1e12)}, cost{0, 128 * 16}},
+		"nor too little":                    {opCompletion, request{N: limit(-5), BestOf: limit(-7)}, cost{0, 16}},
+		"best_of is for completions":        {opChat, request{BestOf: limit(7)}, cost{0, 16}},
+		"a response is one":                 {opResponse, request{N: limit(5)}, cost{0, 16}},
+		"embeddings have no n":              {opEmbedding, request{Input: "1234", N: limit(5)}, cost{1, 0}},
 		"transcriptions are not in advance": {opTranscription, request{}, cost{0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"mime"
 	"mime/multipart"
@@ -21,6 +22,8 @@ type request struct {
 	MaxTokens           *int64         `json:"max_tokens"`
 	MaxCompletionTokens *int64         `json:"max_completion_tokens"`
 	MaxOutputTokens     *int64         `json:"max_output_tokens"`
+	N                   *int64         `json:"n"`
+	BestOf              *int64         `json:"best_of"`
 	EncodingFormat      string         `json:"encoding_format"`
 	Dimensions          *int64         `json:"dimensions"`
 	Store               *bool          `json:"store"`
@@ -35,6 +38,12 @@ type request struct {
 	Tools        any `json:"tools"`
 	ToolChoice   any `json:"tool_choice"`
 }
+
+// The most that the API reference allows for n and best_of.
+const (
+	mostChoices    = 128
+	mostCandidates = 20
+)
 
 type streamOptions struct {
 	IncludeUsage bool `json:"include_usage"`
@@ -60,15 +69,26 @@ func parseRequest(op operation, contentType string, body []byte, cut bool) (requ
 	for _, limit := range []struct {
 		name  string
 		value *int64
+		most  int64
 	}{
-		{"max_tokens", req.MaxTokens},
-		{"max_completion_tokens", req.MaxCompletionTokens},
-		{"max_output_tokens", req.MaxOutputTokens},
-		{"dimensions", req.Dimensions},
+		{"max_tokens", req.MaxTokens, math.MaxInt64},
+		{"max_completion_tokens", req.MaxCompletionTokens, math.MaxInt64},
+		{"max_output_tokens", req.MaxOutputTokens, math.MaxInt64},
+		{"dimensions", req.Dimensions, math.MaxInt64},
+		{"n", req.N, mostChoices},
+		{"best_of", req.BestOf, mostCandidates},
 	} {
-		if limit.value != nil && *limit.value < 1 {
+		switch {
+		case limit.value == nil:
+		case *limit.value < 1:
 			return req, fmt.Sprintf("Invalid '%s': integer below minimum value. Expected a value >= 1, but got %d instead.", limit.name, *limit.value)
+		case *limit.value > limit.most:
+			return req, fmt.Sprintf("Invalid '%s': integer above maximum value. Expected a value <= %d, but got %d instead.", limit.name, limit.most, *limit.value)
 		}
+	}
+	if n, candidates := req.choices(op), req.candidates(op); n > candidates {
+		return req, fmt.Sprintf("You requested that the server return more choices than it will generate (HINT: You must set 'n' (currently %d) to be at most 'best_of' (currently %d), "+
+			"or omit either parameter if you don't specifically want to use them.)", n, candidates)
 	}
 	if n := req.Dimensions; n != nil && *n > mostDimensions {
 		return req, fmt.Sprintf("Invalid value for 'dimensions' = %d. Must be less than or equal to %d.", *n, mostDimensions)
@@ -99,6 +119,10 @@ func parsePrefix(body []byte) request {
 			_ = json.Unmarshal(value, &req.Stream)
 		case "max_tokens", "max_completion_tokens", "max_output_tokens":
 			_ = json.Unmarshal(value, &req.MaxTokens)
+		case "n":
+			_ = json.Unmarshal(value, &req.N)
+		case "best_of":
+			_ = json.Unmarshal(value, &req.BestOf)
 		}
 	}
 	return req
@@ -127,11 +151,14 @@ func parseForm(contentType string, body []byte, cut bool) (request, string) {
 	}
 }
 
-// cost estimates the tokens of a request from the text of its prompt and from
-// max_tokens, as "Manage Azure OpenAI quota" describes. Embeddings and
-// transcriptions generate no tokens.
+// cost estimates the tokens of a request from its prompt, from max_tokens, and
+// from how many replies it asks for, as "Manage Azure OpenAI quota" describes.
+// Embeddings and transcriptions generate no tokens.
 func (r request) cost(op operation) cost {
-	chars := textLength(r.Messages) + textLength(r.Prompt) + textLength(r.Input) + textLength(r.Instructions)
+	var chars int64
+	for _, n := range r.parts() {
+		chars += n
+	}
 	c := cost{prompt: (chars + 3) / 4}
 	if op == opEmbedding || op == opTranscription {
 		return c
@@ -141,8 +168,46 @@ func (r request) cost(op operation) cost {
 		// Sums of these must not overflow, whatever a client asks for.
 		c.output = min(limit, math.MaxInt32)
 	}
+	c.output *= r.candidates(op)
 	return c
 }
+
+// parts are the parts of the prompt and their lengths in characters: the tools,
+// the instructions, and each message. Tools count as their JSON.
+func (r request) parts() iter.Seq2[any, int64] {
+	return func(yield func(any, int64) bool) {
+		if !yield(r.Tools, jsonLength(r.Tools)) || !yield(r.Instructions, textLength(r.Instructions)) {
+			return
+		}
+		for _, list := range []any{r.Messages, r.Prompt, r.Input} {
+			for _, part := range inputs(list) {
+				if part != nil && !yield(part, textLength(part)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// choices is how many replies the client gets.
+func (r request) choices(op operation) int64 {
+	if (op == opChat || op == opCompletion) && r.N != nil {
+		return between1And(mostChoices, *r.N)
+	}
+	return 1
+}
+
+// candidates is how many replies are generated, of which the client gets the best.
+func (r request) candidates(op operation) int64 {
+	if op == opCompletion && r.BestOf != nil {
+		return between1And(mostCandidates, *r.BestOf)
+	}
+	return r.choices(op)
+}
+
+// between1And bounds a number of a body that was not checked, because its end is
+// missing.
+func between1And(most, n int64) int64 { return max(1, min(n, most)) }
 
 // maxTokens is the most tokens that the reply may have. Zero means no limit.
 func (r request) maxTokens() int64 {
@@ -154,24 +219,38 @@ func (r request) maxTokens() int64 {
 	return 0
 }
 
+// jsonLength counts the characters of the JSON of a value. It is 0 for nil.
+func jsonLength(v any) int64 {
+	if v == nil {
+		return 0
+	}
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v) // it was JSON before
+	return int64(utf8.RuneCount(bytes.TrimSpace(text.Bytes())))
+}
+
 // textLength counts the characters of a prompt in any of its forms: a string, a
-// list, messages, content parts. Images and files are not text, and a number is
-// a token, thus four characters.
+// list, messages, content parts, calls of functions and their results. Images and
+// files are not text, and a number is a token, thus four characters.
 func textLength(v any) int64 {
+	var n int64
 	switch v := v.(type) {
 	case string:
 		return int64(utf8.RuneCountInString(v))
 	case float64:
 		return 4
 	case []any:
-		var n int64
 		for _, item := range v {
 			n += textLength(item)
 		}
-		return n
 	case map[string]any:
-		return textLength(v["content"]) + textLength(v["text"])
-	default:
-		return 0
+		for _, field := range textFields {
+			n += textLength(v[field])
+		}
 	}
+	return n
 }
+
+var textFields = []string{"content", "text", "tool_calls", "function", "arguments", "output"}

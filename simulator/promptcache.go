@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"crypto/sha256"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 )
@@ -33,46 +34,54 @@ type prefix struct {
 }
 
 // prefixes are the beginnings of the prompt, the shortest first. The last one is
-// all of it. Before the messages come the tools and the instructions.
+// all of it.
 func (r request) prefixes() (all []prefix) {
 	var sum digest
 	var chars int64
-	add := func(part any) {
+	for part, n := range r.parts() {
 		text, _ := json.Marshal(part) // it was JSON before
 		sum = sha256.Sum256(append(sum[:], text...))
-		chars += textLength(part)
-	}
-	add(r.Tools)
-	add(r.Instructions)
-	for _, list := range []any{r.Messages, r.Prompt, r.Input} {
-		for _, part := range inputs(list) {
-			if part != nil {
-				add(part)
-				all = append(all, prefix{sum, chars / 4})
-			}
-		}
+		chars += n
+		all = append(all, prefix{sum, chars / 4})
 	}
 	return all
 }
 
-// use returns how many tokens of the prompt are in the cache, and puts the whole
-// prompt into it. The cache holds at most limit prompts.
-func (c *promptCache) use(prompt []prefix, limit int) (cached int64) {
+// find returns how many tokens of the prompt are in the cache.
+func (c *promptCache) find(prompt []prefix) (cached int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, cached = c.longest(prompt)
+	return cached
+}
+
+// longest finds the longest beginning of the prompt that is in the cache.
+func (c *promptCache) longest(prompt []prefix) (place *list.Element, cached int64) {
+	for _, p := range slices.Backward(prompt) {
+		if p.tokens < shortestCached {
+			break
+		}
+		if place, ok := c.known[p.digest]; ok {
+			return place, p.tokens / cachedStep * cachedStep
+		}
+	}
+	return nil, 0
+}
+
+// use puts the prompt of an admitted request into the cache, which holds at most
+// limit prompts.
+func (c *promptCache) use(prompt []prefix, limit int) {
 	if len(prompt) == 0 || prompt[len(prompt)-1].tokens < shortestCached {
-		return 0
+		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := len(prompt) - 1; i >= 0 && prompt[i].tokens >= shortestCached; i-- {
-		if place, ok := c.known[prompt[i].digest]; ok {
-			c.latest.MoveToFront(place)
-			cached = prompt[i].tokens / cachedStep * cachedStep
-			break
-		}
+	if place, _ := c.longest(prompt); place != nil {
+		c.latest.MoveToFront(place)
 	}
 	whole := prompt[len(prompt)-1].digest
 	if _, ok := c.known[whole]; ok {
-		return cached
+		return
 	}
 	if c.known == nil {
 		c.known = make(map[digest]*list.Element)
@@ -81,24 +90,24 @@ func (c *promptCache) use(prompt []prefix, limit int) (cached int64) {
 	if len(c.known) > limit {
 		delete(c.known, c.latest.Remove(c.latest.Back()).(digest))
 	}
-	return cached
 }
 
-// useCache finds the prompt of an admitted request in the cache.
-func (x *exchange) useCache() {
+// cacheable are the beginnings of the prompt, if the cache is for it.
+func (x *exchange) cacheable() []prefix {
 	switch x.route.op {
 	case opChat, opCompletion, opResponse:
 		if x.h.PromptCache > 0 {
-			x.cached = x.limiter.prompts.use(x.request.prefixes(), x.h.PromptCache)
+			return x.request.prefixes()
 		}
 	}
+	return nil
 }
 
 // firstTokenLatency is that of the prompt: what is cached takes less time.
 func (x *exchange) firstTokenLatency() time.Duration {
-	latency := float64(x.h.FirstTokenLatency)
+	latency := time.Duration(x.h.FirstTokenLatency)
 	if x.cached > 0 {
-		latency *= 1 - latencySaved*float64(x.cached)/float64(x.cost.prompt)
+		latency -= time.Duration(latencySaved * float64(latency) * float64(x.cached) / float64(x.cost.prompt))
 	}
-	return time.Duration(latency)
+	return latency
 }

@@ -77,3 +77,54 @@ func TestAPromptThatBeginsWithAnEarlierOneIsCached(t *testing.T) {
 		}
 	})
 }
+
+func TestCachedTokensCostAProvisionedDeploymentNothing(t *testing.T) {
+	now := start
+	// 1000 tokens a second, of which 3000 fit in the bucket
+	h := provision(t, &Handler{PTU: 60, InputTPMPerPTU: 1000, BucketSeconds: 3, PromptCache: 4, now: func() time.Time { return now }})
+	ask := func(body string, status int, utilization float64) {
+		t.Helper()
+		w, _ := run(h, "/v1/chat/completions", body, "", 0)
+		if got := h.state.snapshot(now).Utilization; w.Code != status || got != utilization {
+			t.Errorf("got %d at %v %%, want %d at %v %%: %s", w.Code, got, status, utilization, w.Body)
+		}
+	}
+	ask(chatOf("m", "abcd", 1299), 200, 100*(1300+4*16)/3000.)
+	ask(chatOf("m", "abcd", 1299), 200, 100*(1300+20+2*4*16)/3000.) // 1280 are cached
+	ask(chatOf("m", "wxyz", 1999), 200, 100*(1320+2000+3*4*16)/3000.)
+	ask(chatOf("m", "efgh", 1299), 429, 100*(3320+3*4*16)/3000.)
+	now = now.Add(time.Minute)
+	ask(chatOf("m", "efgh", 1299), 200, 100*(1300+4*16)/3000.) // what was refused is not cached
+	if got := h.state.snapshot(now).Tokens; got.Estimated != 1316+36+2016+1316 || got.Cached != 1280 {
+		t.Errorf("the status says %+v", got)
+	}
+}
+
+func TestAPayAsYouGoDeploymentChargesCachedTokens(t *testing.T) {
+	h := provision(t, &Handler{TokensPerMinute: 10_000, PromptCache: 4})
+	for range 2 {
+		run(h, "/v1/chat/completions", chatOf("m", "abcd", 1299), "", 0)
+	}
+	if got := h.state.snapshot(time.Now()).Tokens; got.Estimated != 2*(1300+16) || got.Cached != 1280 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestNoMoreIsCachedThanThePromptHas(t *testing.T) {
+	long := strings.Repeat("abcd", 2000)
+	for name, body := range map[string]string{
+		"tools with content": `{"model":"m","tools":[{"type":"x","content":"` + long + `"}],"messages":[{"role":"user","content":"x"}]}`,
+		"a call":             `{"model":"m","messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"` + long + `"}}]}]}`,
+		"two kinds":          `{"model":"m","prompt":"` + long + `","messages":["x"],"input":"` + long + `"}`,
+		"a rest":             `{"model":"m","messages":["` + long + `x"]}`,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := provision(t, &Handler{PromptCache: 4, FirstTokenLatency: 1000 * ms, TokenLatency: 10 * ms, OutputTokens: 3})
+			cachedTokens(t, h, body)
+			cached, took := cachedTokens(t, h, body)
+			if prompt := h.state.snapshot(time.Now()).Tokens.Input / 2; cached < 1920 || cached > prompt || took < 200*time.Millisecond || took > time.Second {
+				t.Errorf("%s: %d of %d tokens are cached, and it took %s", name, cached, prompt, took)
+			}
+		})
+	}
+}
