@@ -211,8 +211,8 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 		if err = cmp.Or(err, ttls[i].Err()); err != nil && !client.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, err
 		}
-		if value != "" && len(value) <= maxEntry && ttls[i].Val() > 0 {
-			entries[i].Firm, entries[i].Value, entries[i].TTL = value[0] == '+', []byte(value[1:]), ttls[i].Val()
+		if left := ttls[i].Val(); value != "" && len(value) <= maxEntry && left >= 0 { // negative: it is gone, or stays for ever
+			entries[i].Firm, entries[i].Value, entries[i].TTL = value[0] == '+', []byte(value[1:]), max(left, time.Millisecond)
 		}
 	}
 	return entries, nil

@@ -122,6 +122,33 @@ func TestNothingOutlivesItsUse(t *testing.T) {
 	}
 }
 
+func TestAnEntryIsFoundUntilAnotherCanTakeItsPlace(t *testing.T) {
+	st := open(t, startServer(t).engine())
+	for i := range 50 {
+		key := fmt.Sprint(i)
+		keep := func(e state.Entry) {
+			e.Key = key
+			if _, err := st.Keep(t.Context(), []state.Entry{e}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		find := func() state.Entry {
+			found, err := st.Find(t.Context(), []string{key})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return found[0]
+		}
+		keep(state.Entry{Value: []byte("1"), Firm: true, TTL: 3 * time.Millisecond})
+		for len(find().Value) > 0 {
+		}
+		keep(state.Entry{Value: []byte("2"), TTL: time.Hour})
+		if e := find(); string(e.Value) != "2" {
+			t.Fatalf("an entry that was not found any more became %+v", e)
+		}
+	}
+}
+
 func TestConnectionsAreFewAndOpenInAdvance(t *testing.T) {
 	s := startServer(t)
 	st := open(t, s.engine())
