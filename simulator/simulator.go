@@ -45,13 +45,15 @@ type Handler struct {
 	Name string `json:"name,omitempty"`
 
 	// APIKey lists the accepted keys. A caller sends one in `api-key` or as
-	// `Authorization: Bearer`; anything else gets Azure's 401. Placeholders
-	// such as `{env.KEY}` and `{file./run/secrets/key}` are resolved when the
-	// config is loaded. Default: keys are not checked
+	// `Authorization: Bearer`; anything else gets the 401 of OpenAI under `/v1`,
+	// and Azure's elsewhere. Placeholders such as `{env.KEY}` and
+	// `{file./run/secrets/key}` are resolved when the config is loaded. Default:
+	// keys are not checked
 	APIKey []string `json:"api_key,omitempty"`
 
 	// Deployments lists the deployments (or models) that exist; any other is
-	// answered with 404 `DeploymentNotFound`. Default: any name exists
+	// answered with 404 `DeploymentNotFound`, or `model_not_found` under `/v1`.
+	// Default: any name exists
 	Deployments []string `json:"deployments,omitempty"`
 
 	// Region is sent as `x-ms-region`. Default: `Simulated`
@@ -69,8 +71,9 @@ type Handler struct {
 
 	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over
 	// fixed windows of 60 s that open as request windows do. What counts is the
-	// estimate made on arrival: a token for every four characters of prompt,
-	// plus the `max_tokens` asked for, or 16. Default: no limit
+	// estimate made on arrival: a token for every four characters of prompt, and
+	// of the JSON of tools, plus the `max_tokens` asked for, or 16, for each reply
+	// that `n` or `best_of` asks for. Default: no limit
 	TokensPerMinute int `json:"tokens_per_minute,omitempty"`
 
 	// PTU makes this a provisioned deployment of that many units: a leaky
@@ -117,7 +120,7 @@ type Handler struct {
 	// used last. A prompt that begins with one of them, up to the end of a
 	// message, is reported to have that many `cached_tokens`, and its first token
 	// comes up to 80 % sooner. As at OpenAI, it takes 1,024 tokens, and steps of
-	// 128 count. Default: none
+	// 128 count. A provisioned deployment does not charge them. Default: none
 	PromptCache int `json:"prompt_cache,omitempty"`
 
 	// Fault lists faults and how often each happens. If several are due for one
