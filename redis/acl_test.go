@@ -11,6 +11,7 @@ import (
 
 var (
 	userRule     = regexp.MustCompile("(?m)^ACL SETUSER openai_lb (on >)secret (.*)$")
+	sentinelRule = regexp.MustCompile("(?m)^ACL SETUSER watcher (on >)secret (.*)$")
 	databaseRule = regexp.MustCompile("(?s)`db`[^`]*needs `([^`]*)`")
 	clusterRule  = regexp.MustCompile("(?s)cluster it needs `([^`]*)`")
 )

@@ -249,8 +249,8 @@ func (e *Engine) Open() (state.Store, error) {
 		ConnMaxIdleTime:          time.Minute,
 	}
 	if s.Cluster {
-		// it sends a command again to the node that has it by then; one that asks which
-		// node has what goes to another node at once
+		// the client repeats commands by itself, and asks another node which one has
+		// what as soon as one does not answer
 		options.MaxRetries = -1
 	}
 	if s.Sentinel.hasPassword() {

@@ -2,7 +2,9 @@ package redis
 
 import (
 	"cmp"
+	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	client "github.com/redis/go-redis/v9"
@@ -23,12 +25,15 @@ func TestASentinelGetsThePasswordThatIsInTheFileNow(t *testing.T) {
 			setPassword := func(password string) {
 				t.Helper()
 				lbtest.WriteFile(t, file, password+"\n")
-				for _, name := range []string{"default", "watcher"} {
-					its := "s3cret-of-nobody"
+				for name, rules := range map[string]string{"default": "+@all", "watcher": documented(t, sentinelRule)} {
+					command := []any{"acl", "setuser", name, "on", "resetpass", ">s3cret-of-nobody"}
 					if name == cmp.Or(user, "default") {
-						its = password
+						command[5] = ">" + password
 					}
-					if err := admin.Do(t.Context(), "acl", "setuser", name, "on", "resetpass", ">"+its, "&*", "+@all").Err(); err != nil {
+					for _, rule := range strings.Fields(rules) {
+						command = append(command, rule)
+					}
+					if err := admin.Do(t.Context(), command...).Err(); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -46,6 +51,15 @@ func TestASentinelGetsThePasswordThatIsInTheFileNow(t *testing.T) {
 				_, _, err := st.Load(t.Context(), []string{"g"})
 				return err == nil
 			})
+			refused, err := admin.Do(t.Context(), "acl", "log").Slice()
+			if err != nil {
+				t.Error(err)
+			}
+			for _, entry := range refused {
+				if !strings.Contains(fmt.Sprint(entry), "reason auth") { // the other password, while it changes
+					t.Errorf("this was refused: %v", entry)
+				}
+			}
 			e.SentinelPassword = "s3cret-two"
 			wantUsable(t, open(t, e))
 			e.SentinelPassword = "s3cret-one"

@@ -52,8 +52,8 @@ var (
 	//go:embed keep.lua
 	keepScript string
 	// It claims KEYS[1] for ARGV[1] for ARGV[2] milliseconds, unless it is claimed,
-	// and returns whose it is. Keys do not end while a script runs: between two
-	// commands the claim of another replica could, and the name would be nobody's.
+	// and returns who has claimed it. No key ends while a script runs. Between two
+	// commands the claim of another replica could end, and no one would have it.
 	//go:embed claim.lua
 	claimScript string
 )
@@ -66,8 +66,8 @@ func (s *store) client() client.UniversalClient {
 	return s.opened
 }
 
-// reload has the client of a cluster look again which node has what, because a
-// use has failed with err. By itself it does so once a minute: until then it calls
+// reload makes the client of a cluster ask again which node has what, if err says
+// that a use has failed. By itself it asks once a minute, and until then it calls
 // a node that is gone.
 func (s *store) reload(ctx context.Context, err error) {
 	if cluster, ok := s.client().(*client.ClusterClient); ok && err != nil {
