@@ -99,7 +99,7 @@ func TestABackendThatTakesNoRequestIsAskedTwiceWithoutTLSToo(t *testing.T) {
 	address := rawBackend(t, answers(func(frames) { asked.Add(1) }, isReset(http2.ErrCodeRefusedStream)))
 	url := s.Add("openai_lb {\nbackend http://" + address + "\nresponse_header_timeout 20s\nreverse_proxy {\ntransport http {\nversions h2c\n}\n}\n}")
 	s.Serve(t)
-	for want := range int32(3) {
+	for want := range int32(2) {
 		lbtest.Ask(s.NewClient(t, 1), url).WantError(t, 502, "upstream_unreachable")
 		if n := asked.Load(); n != 2*(want+1) {
 			t.Fatalf("it was asked %d times, want %d", n, 2*(want+1))
