@@ -65,7 +65,7 @@ func TestSuspectsAreTriedWhenNobodyElseIsLeft(t *testing.T) {
 			w.Stop(name)
 		}
 		w.Post(`{}`).WantError(t, 502, "upstream_unreachable")
-		time.Sleep(time.Second)
+		time.Sleep(500 * time.Millisecond) // before the balancer looks for them
 		w.Serve("c:80", w.Backends["c"])
 		w.Post(`{}`).WantServed(t, "c")
 		if n := len(w.Logged("backend back")); n != 1 {
