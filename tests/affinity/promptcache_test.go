@@ -168,7 +168,7 @@ func TestBenchedSessionsComeBackWhenTheBetterPriorityDoes(t *testing.T) {
 		home := servedBy()
 		same(home)
 		// one of the tier is out: only its sessions move, and stay there
-		w.Backends["a"].Replies(lbtest.Throttled("20"))
+		w.Backends["a"].Replies(lbtest.Status(500))
 		same(home, "a")
 		w.Backends["a"].Recovers()
 		moved := servedBy()
@@ -176,6 +176,14 @@ func TestBenchedSessionsComeBackWhenTheBetterPriorityDoes(t *testing.T) {
 		same(moved)
 		time.Sleep(11 * time.Minute)
 		same(home) // they were idle
+		// a throttle drives them away only for a while: the weights apply again
+		w.Backends["a"].Replies(lbtest.Throttled("20"))
+		same(home, "a")
+		w.Backends["a"].Recovers()
+		time.Sleep(time.Minute)
+		servedBy()
+		servedBy()
+		same(home)
 		// the whole tier is out, and comes back
 		w.Backends["a"].Replies(lbtest.Throttled("20"))
 		w.Backends["b"].Replies(lbtest.Throttled("20"))
@@ -293,14 +301,14 @@ func TestMovedSessionsSurviveAReloadAndAreCounted(t *testing.T) {
 	port, metrics := lbtest.FreePort(t), lbtest.FreePort(t)
 	pool := lbtest.Unique("moves")
 	config := func(n int) string {
-		return fmt.Sprintf("{\nadmin off\nmetrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nmetrics /metrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\npool %s\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\naffinity {\nprompt_cache\n}\nretry_after_min 10ms\n}\n}",
+		return fmt.Sprintf("{\nadmin off\nmetrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nmetrics /metrics\n}\nhttp://127.0.0.1:%d {\nbind 127.0.0.1\nheader X-Config %d\nopenai_lb {\npool %s\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\naffinity {\nprompt_cache\n}\n}\n}",
 			metrics, n, port, n, pool, serverA.URL, serverB.URL)
 	}
 	lbtest.Run(t, config(1))
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
 	home := lbtest.Post(lbtest.NewClient(t), url, prompted).Backend
 	names := map[string]*lbtest.Backend{"a": a, "b": b}
-	names[home].Replies(lbtest.Status(429, "Retry-After-Ms", "10"))
+	names[home].Replies(lbtest.Status(500))
 	moved := lbtest.Post(lbtest.NewClient(t), url, prompted).Backend
 	names[home].Recovers()
 	if moved == home || moved == "" {
