@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,16 +15,27 @@ import (
 )
 
 // loaded counts the healths that are in use, by address.
-type loaded map[string]int
+type loaded struct {
+	sync.Mutex
+	times map[string]int
+}
 
-func (l loaded) addresses() *Addresses {
+func newLoaded() *loaded { return &loaded{times: make(map[string]int)} }
+
+func (l *loaded) add(dial string, n int) {
+	l.Lock()
+	defer l.Unlock()
+	l.times[dial] += n
+}
+
+func (l *loaded) addresses() *Addresses {
 	return &Addresses{
-		Load:   func(dial string) *pool.Health { l[dial]++; return new(pool.Health) },
-		Unload: func(dial string) error { l[dial]--; return nil },
+		Load:   func(dial string) *pool.Health { l.add(dial, 1); return new(pool.Health) },
+		Unload: func(dial string) error { l.add(dial, -1); return nil },
 		Forgotten: func(dial string) {
-			if l[dial] == 0 {
-				delete(l, dial)
-			}
+			l.Lock()
+			defer l.Unlock()
+			delete(l.times, dial)
 		},
 	}
 }
@@ -35,16 +47,18 @@ func upstreams(dials ...string) (pool reverseproxy.UpstreamPool) {
 	return pool
 }
 
-func (l loaded) want(t *testing.T, want ...string) {
+func (l *loaded) want(t *testing.T, want ...string) {
 	t.Helper()
-	if got := slices.Sorted(maps.Keys(l)); !slices.Equal(got, want) {
+	l.Lock()
+	defer l.Unlock()
+	if got := slices.Sorted(maps.Keys(l.times)); !slices.Equal(got, want) {
 		t.Errorf("known are %v, want %v", got, want)
 	}
 }
 
 func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := make(loaded)
+		l := newLoaded()
 		a := l.addresses()
 		first := a.Use(upstreams("a", "b", "c", "d"))
 		m := pool.NewMember("c", first[2])
@@ -70,12 +84,12 @@ func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
-		for dial, n := range l {
+		for dial, n := range l.times {
 			if n != 0 {
 				t.Errorf("%s is loaded %d times more than it is given back", dial, n)
 			}
 		}
-		if a.Use(upstreams("f")); l["f"] != 0 {
+		if a.Use(upstreams("f")); l.times["f"] != 0 {
 			t.Error("a health was loaded after the end")
 		}
 	})
@@ -83,7 +97,7 @@ func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 
 func TestThousandsOfAddressesThatCameAndWentLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := make(loaded)
+		l := newLoaded()
 		a := l.addresses()
 		defer a.Close()
 		for i := range 4000 {
@@ -91,8 +105,8 @@ func TestThousandsOfAddressesThatCameAndWentLeaveNothing(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		}
 		synctest.Wait()
-		if len(l) > 500 {
-			t.Errorf("%d are known, want those of the last 70 minutes", len(l))
+		if len(l.times) > 500 {
+			t.Errorf("%d are known, want those of the last 70 minutes", len(l.times))
 		}
 	})
 }
