@@ -35,7 +35,7 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
 	}
 	r := affinity.Request{
-		Method: ex.request.Method, Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
+		Method: methodOf(ex.request), Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,
 		Upgrade: isWebSocket(ex.request), Compressed: ex.asked.opaque, Disputed: mediatype.Disputed(ex.request.Header),
 	}

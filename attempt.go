@@ -2,13 +2,16 @@ package openailb
 
 import (
 	"errors"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
@@ -73,13 +76,16 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	})
 
 	timeout := t.ResponseHeaderTimeout
-	if ex.asked.body.Stream {
+	switch {
+	case ex.asked.handshake:
+		timeout = t.HandshakeTimeout
+	case ex.asked.body.Stream:
 		timeout = t.StreamFirstEventTimeout
 	}
 	rt.Timeout.Alarms = &t.alarms
 	rt.Timeout.Start(time.Duration(timeout), roundtrip.ErrNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
-	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "") {
+	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && !switches(req, res)) {
 		// the first would make net/http's server panic, the second would be empty
 		res.Body.Close()
 		err = roundtrip.ErrNoHTTP
@@ -98,6 +104,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	r.res, r.status = res, res.StatusCode
 	r.body = t.watchOver(r, rt)
 	t.judge(r, ex.asked.cost, rt)
+	ex.checkHandshake(r, req)
 	if r.class == verdict.Served {
 		ex.learnFrom(r)
 		t.open(ex, r)
@@ -107,6 +114,27 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
+}
+
+// switches reports whether the response switches to the protocol that the request asks for.
+func switches(req *http.Request, res *http.Response) bool {
+	asked := req.Header.Get("Upgrade")
+	_, connection := res.Body.(io.ReadWriteCloser)
+	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
+}
+
+// checkHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for
+// inference has failed. Other operations may be no WebSockets: their reply is passed on,
+// except to an extended CONNECT, for which a 2xx means that the WebSocket is open (RFC
+// 8441 section 5).
+func (ex *exchange) checkHandshake(r *reply, req *http.Request) {
+	switch {
+	case !ex.asked.handshake || r.status < 200 || r.status >= 300:
+	case ex.asked.infers:
+		r.breakOff(roundtrip.ErrNoUpgrade)
+	case req.ProtoMajor > 1:
+		r.class, r.refusal = verdict.ClientError, apierror.NotUpgraded
+	}
 }
 
 // fail takes in why there is no reply.

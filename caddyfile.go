@@ -88,6 +88,7 @@ const defaultPool = "openai_lb"
 //
 //	    request_buffers            <size>
 //	    response_header_timeout    <duration>
+//	    handshake_timeout          <duration>
 //	    stream_first_event_timeout <duration>
 //	    stream_idle_timeout        <duration>
 //	    stream_require_end
@@ -236,6 +237,7 @@ func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
 //
 //	    request_buffers            <size>
 //	    response_header_timeout    <duration>
+//	    handshake_timeout          <duration>
 //	    stream_first_event_timeout <duration>
 //	    stream_idle_timeout        <duration>
 //	    stream_require_end
@@ -295,6 +297,7 @@ func (p *PassiveHealth) options() directive.Options {
 
 		"request_buffers":            directive.Size(&p.RequestBuffers),
 		"response_header_timeout":    directive.Duration(&p.ResponseHeaderTimeout),
+		"handshake_timeout":          directive.Duration(&p.HandshakeTimeout),
 		"stream_first_event_timeout": directive.Duration(&p.StreamFirstEventTimeout),
 		"stream_idle_timeout":        directive.Duration(&p.StreamIdleTimeout),
 		"stream_require_end":         directive.Flag(&p.StreamRequireEnd),

@@ -301,7 +301,7 @@ func (ex *exchange) model() string { return ex.current.backend.nameOf(ex.asked.m
 // and which the request may bench. An operation other than inference has separate
 // limits, such as a number of jobs. So it counts as a request without a model.
 func (ex *exchange) benchModel(b *Backend) string {
-	if !ex.asked.infers && !isWebSocket(ex.request) {
+	if !ex.asked.infers {
 		return ""
 	}
 	return b.nameOf(ex.asked.model)
@@ -325,7 +325,7 @@ func (ex *exchange) doubtBenches() {
 // wholeBackend reports whether a class is about all of the backend. A quota that an
 // operation other than inference has met may be one of these.
 func (ex *exchange) wholeBackend(c verdict.Class) bool {
-	return c.WholeBackend() && (c != verdict.Quota || ex.asked.infers || isWebSocket(ex.request))
+	return c.WholeBackend() && (c != verdict.Quota || ex.asked.infers)
 }
 
 // keep holds on to a reply, in case nobody has a better one.

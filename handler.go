@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
@@ -51,7 +52,7 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 		r.URL = &url
 	}
 	r.Trailer = nil // no operation has any, and they may hold whatever headers may
-	if r.Header["Upgrade"] != nil && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+	if r.Header["Upgrade"] != nil && !isWebSocket(ex.request) {
 		// of all upgrades, these APIs have only this one; a client that offers
 		// another, like h2c, must not make a request that no backend can take
 		r.Header.Del("Upgrade")
@@ -104,9 +105,21 @@ func isEchoOrTunnel(r *http.Request) bool {
 		strings.EqualFold(r.Method, http.MethodConnect) && !isTunnel(r)
 }
 
-// isWebSocket reports whether the request opens a WebSocket.
+// isWebSocket reports whether the request is the handshake of a WebSocket: an
+// extended CONNECT, the GET that reverse_proxy makes of one, or a GET over HTTP/1.1
+// (RFC 6455 section 4.1). That has no body: some servers would read it as frames.
 func isWebSocket(r *http.Request) bool {
-	return isTunnel(r) || strings.EqualFold(r.Header.Get("Upgrade"), "websocket")
+	return isTunnel(r) || r.Method == http.MethodGet && (r.ContentLength == 0 || r.ProtoMajor > 1) &&
+		strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
+}
+
+// methodOf is the method of the request at a backend: reverse_proxy makes an extended
+// CONNECT a GET.
+func methodOf(r *http.Request) string {
+	if isTunnel(r) {
+		return http.MethodGet
+	}
+	return r.Method
 }
 
 // read finds out what the request asks for. It returns the answer and its class

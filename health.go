@@ -82,6 +82,10 @@ type PassiveHealth struct {
 	// Default: 10m.
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
+	// HandshakeTimeout is how long a backend may take to answer the handshake of
+	// a WebSocket, which needs no model. Default: 5s.
+	HandshakeTimeout caddy.Duration `json:"handshake_timeout,omitempty"`
+
 	// StreamFirstEventTimeout is how long a backend may take until the first
 	// byte of the body of a reply that is streamed. Default: 90s.
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
@@ -120,6 +124,7 @@ func (p *PassiveHealth) provision() error {
 		{"retry_after_min", &p.RetryAfterMin, 50 * time.Millisecond},
 		{"retry_after_max", &p.RetryAfterMax, 5 * time.Minute},
 		{"response_header_timeout", &p.ResponseHeaderTimeout, 10 * time.Minute},
+		{"handshake_timeout", &p.HandshakeTimeout, 5 * time.Second},
 		{"stream_first_event_timeout", &p.StreamFirstEventTimeout, 90 * time.Second},
 		{"stream_idle_timeout", &p.StreamIdleTimeout, 5 * time.Minute},
 	} {

@@ -165,7 +165,7 @@ func (ex *exchange) startSpan(ctx context.Context) {
 	ex.attempted().span = tracing.Start(ctx, func() tracing.Attempt {
 		b := ex.current.backend
 		return tracing.Attempt{
-			Method: ex.request.Method, Operation: openaiapi.ParsePath(ex.request.URL.EscapedPath()).Operation,
+			Method: methodOf(ex.request), Operation: openaiapi.ParsePath(ex.request.URL.EscapedPath()).Operation,
 			Model: ex.model(), Stream: ex.asked.body.Stream,
 			Pool: ex.balancer.Name, Backend: ex.current.Name, Azure: b.azure, Address: ex.current.upstream.Dial,
 		}

@@ -40,6 +40,8 @@ type asked struct {
 	cost int64
 	// promptCost is how much of that is the prompt.
 	promptCost int64
+	// handshake reports whether the request opens a WebSocket.
+	handshake bool
 	// infers tells that the request is for inference, and not about files,
 	// fine-tuning and the like.
 	infers bool
@@ -74,16 +76,19 @@ func readAsked(r *http.Request, route openaiapi.Route, b *replay.Body, cache *af
 		a.body = openaiapi.ParseJSON(b.Buffered(), beginning)
 	}
 	a.operation = route.Operation
-	a.infers = openaiapi.Inference(r.Method, route.Operation)
+	method := methodOf(r)
+	a.handshake = isWebSocket(r)
+	byBody := openaiapi.Inference(method, route.Operation)
+	a.infers = byBody || a.handshake && openaiapi.InfersByWebSocket(route.Operation)
 	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)
-	a.repeatable = a.infers || openaiapi.Repeatable(r.Method, route.Operation)
+	a.repeatable = a.infers || openaiapi.Repeatable(method, route.Operation)
 	a.cost, a.promptCost = a.body.Cost(prompt), openaiapi.PromptCost(prompt)
 	a.model = route.Name()
 	a.inPath = a.model != ""
 	if a.model == "" {
 		a.model = a.body.Model
 	}
-	if a.needsModel = a.infers || openaiapi.MayInfer(r.Method, route.Operation); a.needsModel && !a.opaque && len(b.Buffered()) > 0 {
+	if a.needsModel = a.infers || openaiapi.MayInfer(method, route.Operation); a.needsModel && !a.opaque && len(b.Buffered()) > 0 {
 		a.unclear = !a.body.Clear || b.Whole() && !a.body.Whole || mediatype.Disputed(r.Header)
 	}
 	for _, param := range []string{"model", "deployment"} {
@@ -91,7 +96,10 @@ func readAsked(r *http.Request, route openaiapi.Route, b *replay.Body, cache *af
 			a.model, _ = openaiapi.Param(r.URL.RawQuery, param)
 		}
 	}
-	if a.infers {
+	if callID, _ := openaiapi.Param(r.URL.RawQuery, "call_id"); a.handshake && callID != "" {
+		a.needsModel = false // the call has one
+	}
+	if byBody {
 		a.affinity.Key = cache.Key(r.Header, route.Operation, a.model, beginning, prompt)
 	}
 	a.cutOff = !b.Whole() && !a.body.Whole && !a.body.HasModel

@@ -227,7 +227,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 		}
 		// the rest is for backends that rewrite requests, and have benches for models
 		a := readAsked(r, openaiapi.ParsePath(r.URL.EscapedPath()), &ex.body, nil)
-		ex.asked = asked{body: a.body, cost: a.cost, infers: a.infers, repeatable: a.repeatable}
+		ex.asked = asked{body: a.body, cost: a.cost, handshake: a.handshake, infers: a.infers, repeatable: a.repeatable}
 	}
 	return ex
 }

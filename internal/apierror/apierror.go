@@ -68,6 +68,9 @@ var (
 	NoWebSocket = Error{http.StatusUpgradeRequired,
 		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.",
 		"invalid_request_error", "websocket_not_supported", InvalidRequest}
+	NotUpgraded = Error{http.StatusUpgradeRequired,
+		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.",
+		"invalid_request_error", "websocket_not_supported", InvalidRequest}
 	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
 		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}
 	InvalidHeaders = Error{http.StatusBadRequest,

@@ -27,6 +27,16 @@ func Inference(method, operation string) bool {
 	return false
 }
 
+// InfersByWebSocket reports whether the messages of a WebSocket of this operation, as Route has it, ask a
+// model to do what Inference does.
+func InfersByWebSocket(operation string) bool {
+	switch strings.TrimSuffix(operation, "/") {
+	case "/realtime", "/responses":
+		return true
+	}
+	return false
+}
+
 // MayInfer reports whether a server may take the request for one of [Inference], however its path is
 // spelled.
 func MayInfer(method, operation string) bool {

@@ -24,6 +24,7 @@ import (
 var (
 	ErrNoReply   = &cause.Error{Word: "no_reply", Text: "no reply in time"}
 	ErrNoHTTP    = &cause.Error{Word: "malformed", Text: "the reply is not a valid HTTP response"}
+	ErrNoUpgrade = &cause.Error{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
 	ErrLostAgain = &cause.Error{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 

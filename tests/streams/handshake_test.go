@@ -1,0 +1,370 @@
+package streams
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// withExtendedConnect runs a test in another process: net/http's HTTP/2 server offers
+// extended CONNECT (RFC 8441) only if GODEBUG says so when the process starts.
+func withExtendedConnect(t *testing.T, test func(*testing.T)) {
+	const setting = "http2xconnect=1"
+	if strings.Contains(os.Getenv("GODEBUG"), setting) {
+		test(t)
+		return
+	}
+	again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
+	again.Env = append(os.Environ(), "GODEBUG="+setting)
+	out, err := again.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// socket is the client's side of a WebSocket, or the error that it got.
+type socket struct {
+	lbtest.Reply
+	io.ReadWriteCloser // nil: it was not opened
+	After              time.Duration
+}
+
+// opener opens a WebSocket at a path.
+type opener func(path string) socket
+
+// overBothVersions runs a test with clients that open WebSockets over HTTP/1.1, and
+// by extended CONNECT over HTTP/2.
+func overBothVersions(t *testing.T, config string, test func(t *testing.T, w *lbtest.World, open opener)) {
+	// Caddy is not to stop while a tunnel is open: it would write a close frame to the
+	// HTTP/2 stream, with the data race that is its own
+	settles := func() { time.Sleep(time.Second) }
+	t.Run("HTTP/1.1", func(t *testing.T) {
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			t.Cleanup(settles)
+			test(t, w, func(path string) socket { return open(t, w.Client.Transport, upgrade(w, path)) })
+		})
+	})
+	t.Run("HTTP/2", func(t *testing.T) {
+		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+			t.Cleanup(settles)
+			// net/http's own client refuses the pseudo-header
+			transport := &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) { //nolint:staticcheck
+				return w.Dial(ctx, network, addr)
+			}}
+			t.Cleanup(transport.CloseIdleConnections) //nolint:staticcheck
+			test(t, w, func(path string) socket {
+				frames, upload := io.Pipe()
+				r := w.Request(http.MethodConnect, path, frames)
+				r.Header = http.Header{":protocol": {"websocket"}, "Sec-Websocket-Version": {"13"}}
+				s := open(t, transport, r)
+				if s.ReadWriteCloser != nil {
+					s.ReadWriteCloser = struct {
+						io.Reader
+						io.WriteCloser
+					}{s.ReadWriteCloser, both{upload, s.ReadWriteCloser}}
+				}
+				return s
+			})
+		})
+	})
+}
+
+// both writes to one side of a connection, and closes both.
+type both struct {
+	*io.PipeWriter
+	down io.Closer
+}
+
+func (b both) Close() error {
+	b.PipeWriter.Close()
+	return b.down.Close()
+}
+
+// upgrade is the handshake of a WebSocket over HTTP/1.1.
+func upgrade(w *lbtest.World, path string) *http.Request {
+	r := w.Request(http.MethodGet, path, nil)
+	r.Header = http.Header{
+		"Connection": {"keep-alive, Upgrade"}, "Upgrade": {"websocket"},
+		"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="},
+	}
+	return r
+}
+
+func open(t *testing.T, transport http.RoundTripper, r *http.Request) (s socket) {
+	began := time.Now()
+	res, err := transport.RoundTrip(r)
+	s.After = time.Since(began)
+	if err != nil {
+		s.Err = err
+		return s
+	}
+	s.Status, s.Header, s.Backend = res.StatusCode, res.Header, res.Header.Get("X-Backend")
+	switch {
+	case res.StatusCode == http.StatusSwitchingProtocols:
+		s.ReadWriteCloser = res.Body.(io.ReadWriteCloser)
+	case r.Method == http.MethodConnect && res.StatusCode < 300:
+		s.ReadWriteCloser = struct {
+			io.ReadCloser
+			io.Writer
+		}{res.Body, io.Discard}
+	default:
+		text, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		s.Body, s.Err = string(text), err
+		return s
+	}
+	t.Cleanup(func() { s.ReadWriteCloser.Close() })
+	return s
+}
+
+// wantOpen checks that the WebSocket works, and that this backend has it.
+func (s socket) wantOpen(t *testing.T, backend string) {
+	t.Helper()
+	if s.ReadWriteCloser == nil || s.Backend != backend {
+		t.Fatalf("the handshake gives %d from %q (%v) %s, want a WebSocket of %s", s.Status, s.Backend, s.Err, s.Body, backend)
+	}
+	go io.WriteString(s, text("ping"))
+	got := make([]byte, len(text("ping")))
+	if _, err := io.ReadFull(s, got); err != nil || string(got) != text("ping") {
+		t.Fatalf("the echo is %q: %v", got, err)
+	}
+}
+
+// text is a frame with a text, as servers send it (RFC 6455 section 5.2).
+func text(payload string) string { return "\x81" + string(rune(len(payload))) + payload }
+
+// inOrder has backend a first, and then b.
+const inOrder = "openai_lb {\nbackend http://a {\napi_key key-of-backend-a\n}\nbackend http://b {\npriority 2\napi_key key-of-backend-b\n}\n}"
+
+func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			reply        http.HandlerFunc
+			class, level string
+			after        time.Duration
+		}{
+			"silence":              {lbtest.Hangs, "timeout", "warn", 5 * time.Second},
+			"a refused key":        {lbtest.Status(401), "credential", "error", 0},
+			"a throttle":           {lbtest.Throttled("60"), "throttled", "info", 0},
+			"a 500":                {lbtest.Status(500), "failed", "warn", 0},
+			"a 502":                {lbtest.Status(502), "failed", "warn", 0},
+			"a 408":                {lbtest.Status(408), "failed", "warn", 0},
+			"a reset":              {func(http.ResponseWriter, *http.Request) { lbtest.Abort() }, "failed", "warn", 0},
+			"a 200 with JSON":      {nil, "failed", "warn", 0},
+			"a 204":                {lbtest.Status(204), "failed", "warn", 0},
+			"another protocol":     {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "failed", "warn", 0},
+			"one more protocol":    {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket, foo\r\n\r\n"), "failed", "warn", 0},
+			"no protocol":          {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n"), "failed", "warn", 0},
+			"an upgrade of no use": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"), "failed", "warn", 0},
+		} {
+			for _, path := range []string{"/v1/realtime?model=m", "/openai/realtime?api-version=1&deployment=m"} {
+				t.Run(name+", "+path, func(t *testing.T) {
+					overBothVersions(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
+						w.Backends["a"].Replies(c.reply)
+						w.Backends["b"].Replies(upgrades)
+						s := open(path)
+						s.wantOpen(t, "b")
+						if s.After != c.after {
+							t.Errorf("the handshake takes %s, want %s", s.After, c.after)
+						}
+						open(path).wantOpen(t, "b")
+						w.WantCalls(map[string]int{"a": 1, "b": 2})
+						benched := w.Logged("backend benched")
+						if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].Level.String() != c.level {
+							t.Errorf("benches %v, want one at level %s for %s", benched, c.level, c.class)
+						}
+					})
+				})
+			}
+		}
+	})
+}
+
+func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			reply  http.HandlerFunc
+			status int
+			code   string
+		}{
+			"silence":          {lbtest.Hangs, 504, "upstream_timeout"},
+			"a refused key":    {lbtest.Status(401), 502, "upstream_credentials_rejected"},
+			"a 200 with JSON":  {nil, 502, "upstream_unreachable"},
+			"another protocol": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), 502, "upstream_unreachable"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				overBothVersions(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
+					w.AllReply(c.reply)
+					open("/v1/realtime?model=m").WantError(t, c.status, c.code)
+					w.WantCalls(map[string]int{"a": 1, "b": 1})
+					if benched := w.Logged("backend benched"); len(benched) != 1 {
+						t.Errorf("benches %v, want one: the request may be to blame", benched)
+					}
+				})
+			})
+		}
+	})
+}
+
+func TestTheTimeOfAHandshakeIsAnOption(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		overBothVersions(t, strings.TrimSuffix(inOrder, "}")+"handshake_timeout 2s\n}", func(t *testing.T, w *lbtest.World, open opener) {
+			w.Backends["a"].Replies(lbtest.Hangs)
+			w.Backends["b"].Replies(upgrades)
+			s := open("/v1/realtime?model=m")
+			if s.wantOpen(t, "b"); s.After != 2*time.Second {
+				t.Errorf("the handshake takes %s", s.After)
+			}
+		})
+	})
+}
+
+// TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket where the
+// API has none. Over HTTP/1.1 the client sees that it has got an ordinary reply.
+func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		for _, options := range []string{"", "model m\n"} {
+			for _, path := range []string{"/v1/models", "/v1/files/file-12345678", "/openai/models?api-version=1"} {
+				t.Run(options+path, func(t *testing.T) {
+					overBothVersions(t, "openai_lb {\nbackend http://a {\n"+options+"}\n}", func(t *testing.T, w *lbtest.World, open opener) {
+						switch s := open(path); {
+						case strings.HasSuffix(t.Name(), "1.1"):
+							s.WantStatus(t, 200)
+						default:
+							s.WantError(t, 426, "websocket_not_supported")
+						}
+						if n := len(w.Logged("backend benched")); n > 0 {
+							t.Errorf("%d benches for a request of the client's", n)
+						}
+					})
+				})
+			}
+		}
+	})
+}
+
+func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
+	for name, change := range map[string]func(*http.Request){
+		"a POST":                  func(r *http.Request) { r.Method = http.MethodPost },
+		"a GET with a body":       func(r *http.Request) { r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text("ping"))), 6 },
+		"a body of any length":    func(r *http.Request) { r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text("ping"))), -1 },
+		"a GET without the token": func(r *http.Request) { r.Header.Del("Connection") },
+		"another upgrade":         func(r *http.Request) { r.Header.Set("Upgrade", "h2c") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+				r := upgrade(w, "/v1/realtime?model=m")
+				change(r)
+				w.Send(r).WantServed(t, "a")
+				if got := w.Backends["a"].Received()[0].Request.Header; got["Upgrade"] != nil || got["Connection"] != nil {
+					t.Errorf("the backend is asked for %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		const listed = "openai_lb {\nbackend http://a {\nmodel listed\n}\n%s}"
+		for _, path := range []string{"/v1/realtime", "/v1/realtime/", "/realtime", "/v1/realtime?intent=transcription", "/openai/realtime?api-version=1", "/openai/v1/realtime?call_id="} {
+			overBothVersions(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
+				open(path).WantError(t, 400, "missing_required_parameter")
+				w.WantCalls(map[string]int{"a": 0})
+			})
+			overBothVersions(t, fmt.Sprintf(listed, "backend http://b {\npriority 2\n}\n"), func(t *testing.T, w *lbtest.World, open opener) {
+				w.AllReply(upgrades)
+				open(path).wantOpen(t, "b")
+			})
+		}
+		overBothVersions(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
+			w.AllReply(upgrades)
+			open("/v1/realtime?model=listed").wantOpen(t, "a")
+			open("/v1/realtime?model=forbidden").WantError(t, 404, "model_not_found")
+			open("/v1/realtime?call_id=rtc_12345678").wantOpen(t, "a") // it has its model
+		})
+	})
+}
+
+// TestABackendThatOpensNoWebSocketIsLeftAlone has real sockets, and also a plain
+// reverse_proxy.
+func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		for proxy, config := range map[string]string{
+			"openai_lb":     "openai_lb {\nhandshake_timeout 100ms\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
+			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb {\nhandshake_timeout 100ms\n}\n}",
+		} {
+			t.Run(proxy, func(t *testing.T) {
+				a, serverA := lbtest.Listen(t, "a")
+				b, serverB := lbtest.Listen(t, "b")
+				b.Replies(upgrades)
+				certificate, client := lbtest.ServerCertificate(t)
+				http1 := client.Transport.(*http.Transport).Clone()
+				http1.Protocols, http1.TLSClientConfig.NextProtos = new(http.Protocols), nil
+				http1.Protocols.SetHTTP1(true)
+				for name, reply := range map[string]http.HandlerFunc{
+					"silence": lbtest.Hangs, "a refused key": lbtest.Status(401), "a 500": lbtest.Status(500), "a 200": nil,
+					"another protocol": lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"),
+				} {
+					for _, version := range []string{"HTTP/1.1", "HTTP/2"} {
+						t.Run(name+", "+version, func(t *testing.T) {
+							a.Replies(reply)
+							a.Forget()
+							port := lbtest.FreePort(t)
+							lbtest.Run(t, fmt.Sprintf("{\nadmin off\nauto_https off\ndefault_bind 127.0.0.1\n}\nhttps://127.0.0.1:%d {\n%s\n%s\n}", port, certificate,
+								fmt.Sprintf(config, serverA.Listener.Addr(), serverB.Listener.Addr())))
+							// net/http's own client refuses the pseudo-header
+							http2s := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
+							before := runtime.NumGoroutine()
+							for range 3 {
+								header := http.Header{"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}
+								r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=m", port), nil)
+								if err != nil {
+									t.Fatal(err)
+								}
+								r.Header = header
+								var transport http.RoundTripper = http1
+								if version == "HTTP/2" {
+									frames, upload := io.Pipe()
+									defer upload.Close()
+									r.Method, r.Body, r.ContentLength, transport = http.MethodConnect, frames, -1, http2s
+									header[":protocol"] = []string{"websocket"}
+								} else {
+									header["Connection"], header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+								}
+								s := open(t, transport, r)
+								if s.ReadWriteCloser == nil {
+									t.Fatalf("the handshake gives %d %s (%v)", s.Status, s.Body, s.Err)
+								}
+								if s.Backend != "b" {
+									t.Errorf("%s opens the WebSocket", s.Backend)
+								}
+								s.Close()
+							}
+							if n := len(a.Received()); n != 1 {
+								t.Errorf("a was called %d times, want once: its bench holds", n)
+							}
+							http1.CloseIdleConnections()
+							http2s.CloseIdleConnections() //nolint:staticcheck
+							// for the reason of overBothVersions
+							lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
+						})
+					}
+				}
+			})
+		}
+	})
+}
