@@ -288,12 +288,26 @@ func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
 		}
 		return
 	}
+	p.breaks(ex, r, reason, true)
+}
+
+// rememberBrokenTunnel records that the backend ended a WebSocket while its client was
+// connected. begun reports whether it had sent data before: then it is not benched.
+func (p *PassiveHealth) rememberBrokenTunnel(ex *exchange, r *reply, reason error, begun bool) {
+	if ex.request.Context().Err() == nil {
+		p.breaks(ex, r, reason, !begun)
+	}
+}
+
+// breaks makes the attempt a broken stream.
+func (p *PassiveHealth) breaks(ex *exchange, r *reply, reason error, benches bool) {
+	now, t, a := time.Now(), ex.current, ex.attempted()
 	a.class = verdict.BrokenStream
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", t.Name), zap.String("model", pool.ModelKey(ex.model())),
 			zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
 	}
-	if !ex.blame.take() {
+	if !benches || !ex.blame.take() {
 		return
 	}
 	if wait, benches := p.countFailure(ex, a.class, now); benches {

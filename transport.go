@@ -248,7 +248,11 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 	}
 	ex.forbidRetry(r.res)
 	if backend, ok := r.res.Body.(io.ReadWriteCloser); ok && r.status == http.StatusSwitchingProtocols {
-		r.res.Body = tunnel.Between(ex.writer, backend)
+		var broken func(reason error, begun bool)
+		if ex.asked.handshake {
+			broken = func(reason error, begun bool) { t.rememberBrokenTunnel(ex, r, reason, begun) }
+		}
+		r.res.Body = tunnel.Between(ex.writer, backend, broken)
 	}
 	ex.passHeader(r)
 	return r.res

@@ -1,6 +1,7 @@
-// Package tunnel ends the tunnel of a WebSocket when one of its sides has ended. reverse_proxy passes
-// the end of one side on to the other, and then waits for the end of that one. Some servers, Node's
-// among them, wait as long: they do not close a connection because its client did.
+// Package tunnel ends the tunnel of a WebSocket when one of its sides has ended, and reports whether
+// the backend broke it off. reverse_proxy passes the end of one side on to the other, and then waits
+// for the end of that one. Some servers, Node's among them, wait as long: they do not close a
+// connection because its client did.
 package tunnel
 
 import (
@@ -9,33 +10,94 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 )
 
 // Grace is how long a side may stay open after the other has ended. Tests shorten it.
 var Grace = 10 * time.Second
 
+// ErrNoClose is why a WebSocket is broken that the backend ended without a word.
+var ErrNoClose = &cause.Error{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
+
 // Between returns the backend's side of a tunnel with this client. It closes both sides after
 // Grace, counted from the end of one of them.
-func Between(client http.ResponseWriter, backend io.ReadWriteCloser) io.ReadWriteCloser {
-	return &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client)}
+//
+// If the tunnel is a WebSocket, the last Read calls broken if the backend ended or reset it while the
+// client was connected, and neither side had sent a close frame. begun reports whether the backend had
+// sent data. In any other tunnel, broken is nil.
+func Between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
+	return &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), broken: broken}
 }
 
 type tunnel struct {
 	io.ReadWriteCloser // the backend's side
 	client             *http.ResponseController
+	broken             func(reason error, begun bool)
 
-	mu     sync.Mutex
-	timer  *time.Timer // nil: both sides are open
-	closed bool
+	mu                      sync.Mutex
+	fromBackend, fromClient frames
+	failed                  error       // why the backend took no more, while the client was connected
+	timer                   *time.Timer // nil: both sides are open
+	closed                  bool
 }
 
 // Read implements io.Reader. At its end, the backend has ended.
 func (t *tunnel) Read(p []byte) (int, error) {
 	n, err := t.ReadWriteCloser.Read(p)
+	t.watch(&t.fromBackend, p[:n])
+	if err != nil {
+		t.checkEnd(err)
+	}
 	if errors.Is(err, io.EOF) {
 		t.end()
 	}
 	return n, err
+}
+
+// Write implements io.Writer. It looks for a close frame before the backend may answer it. If it
+// fails, reverse_proxy closes the tunnel, and Read ends without the reason.
+func (t *tunnel) Write(p []byte) (int, error) {
+	t.watch(&t.fromClient, p)
+	n, err := t.ReadWriteCloser.Write(p)
+	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if !t.closed && t.timer == nil {
+			t.failed = err
+		}
+	}
+	return n, err
+}
+
+// watch looks at what one of the sides sent.
+func (t *tunnel) watch(f *frames, p []byte) {
+	if t.broken == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f.watch(p)
+}
+
+// checkEnd finds out why nothing more can be read.
+func (t *tunnel) checkEnd(reason error) {
+	t.mu.Lock()
+	begun := t.fromBackend.data
+	switch {
+	case t.broken == nil, t.fromBackend.closing, t.fromClient.closing:
+		reason = nil
+	case t.failed != nil:
+		reason = t.failed
+	case t.closed, t.timer != nil: // by us, or after the client's end
+		reason = nil
+	case errors.Is(reason, io.EOF):
+		reason = ErrNoClose
+	}
+	t.mu.Unlock()
+	if reason != nil {
+		t.broken(reason, begun)
+	}
 }
 
 // CloseWrite passes on that the client has ended.

@@ -146,6 +146,8 @@ func (s socket) wantOpen(t *testing.T, backend string) {
 // text is a frame with a text, as servers send it (RFC 6455 section 5.2).
 func text(payload string) string { return "\x81" + string(rune(len(payload))) + payload }
 
+const closeFrame = "\x88\x00"
+
 // inOrder has backend a first, and then b.
 const inOrder = "openai_lb {\nbackend http://a {\napi_key key-of-backend-a\n}\nbackend http://b {\npriority 2\napi_key key-of-backend-b\n}\n}"
 
@@ -299,6 +301,83 @@ func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
 	})
 }
 
+// TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended it, or
+// the client has left. It is benched if it sent nothing before.
+func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			sends          string // by the backend, after the client's
+			client         string
+			leaves         bool
+			broken, benchd int
+		}{
+			"nothing":                         {broken: 1, benchd: 1},
+			"nothing to what the client says": {client: text("hello"), broken: 1, benchd: 1},
+			"a ping":                          {sends: "\x89\x00", broken: 1, benchd: 1},
+			"a part of a frame's head":        {sends: "\x81", broken: 1, benchd: 1},
+			"a message":                       {sends: text("hello"), broken: 1},
+			"a part of a message":             {sends: "\x81\x7eff", broken: 1},
+			"a close frame":                   {sends: closeFrame},
+			"a message and a close frame":     {sends: text("hello") + closeFrame},
+			"what is like a close frame":      {sends: text(closeFrame), broken: 1},
+			"nothing to a close frame":        {client: "\x88\x80abcd"},
+			"nothing to a client that left":   {leaves: true},
+		} {
+			t.Run(name, func(t *testing.T) {
+				overBothVersions(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
+					w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+						conn, rest, err := http.NewResponseController(rw).Hijack()
+						if err != nil {
+							panic(err)
+						}
+						defer conn.Close()
+						io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Backend: a\r\n\r\n")
+						if c.leaves {
+							io.Copy(io.Discard, rest)
+						} else if _, err := io.CopyN(io.Discard, rest, int64(len(c.client))); err != nil {
+							panic(err)
+						}
+						io.WriteString(conn, c.sends)
+					})
+					s := open("/v1/realtime?model=m")
+					if s.ReadWriteCloser == nil || s.Backend != "a" {
+						t.Fatalf("the handshake gives %d %v", s.Status, s.Err)
+					}
+					if c.client != "" {
+						io.WriteString(s, c.client)
+					}
+					if c.leaves {
+						s.Close()
+					} else if got, _ := io.ReadAll(s); string(got) != c.sends {
+						t.Errorf("the client reads %q, want %q", got, c.sends)
+					}
+					time.Sleep(time.Second)
+					broken, benched := w.Logged("reply broken"), w.Logged("backend benched")
+					if len(broken) != c.broken || len(benched) != c.benchd {
+						t.Errorf("%v and benches %v, want %d and %d", broken, benched, c.broken, c.benchd)
+					}
+					for _, bench := range benched {
+						if got := bench.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["model"] != "m" {
+							t.Errorf("the bench is %v", got)
+						}
+					}
+				})
+			})
+		}
+	})
+}
+
+// resets opens a WebSocket, and resets it.
+func resets(w http.ResponseWriter, _ *http.Request) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Backend: a\r\n\r\n")
+	conn.(*net.TCPConn).SetLinger(0)
+	conn.Close()
+}
+
 // TestABackendThatOpensNoWebSocketIsLeftAlone has real sockets, and also a plain
 // reverse_proxy.
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
@@ -317,7 +396,7 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 				http1.Protocols.SetHTTP1(true)
 				for name, reply := range map[string]http.HandlerFunc{
 					"silence": lbtest.Hangs, "a refused key": lbtest.Status(401), "a 500": lbtest.Status(500), "a 200": nil,
-					"another protocol": lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"),
+					"another protocol": lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "a reset after the 101": resets,
 				} {
 					for _, version := range []string{"HTTP/1.1", "HTTP/2"} {
 						t.Run(name+", "+version, func(t *testing.T) {
@@ -329,7 +408,7 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 							// net/http's own client refuses the pseudo-header
 							http2s := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
 							before := runtime.NumGoroutine()
-							for range 3 {
+							for i := range 3 {
 								header := http.Header{"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}
 								r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=m", port), nil)
 								if err != nil {
@@ -349,7 +428,9 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 								if s.ReadWriteCloser == nil {
 									t.Fatalf("the handshake gives %d %s (%v)", s.Status, s.Body, s.Err)
 								}
-								if s.Backend != "b" {
+								if s.Backend == "a" && i == 0 && name == "a reset after the 101" {
+									io.ReadAll(s) // until the reset
+								} else if s.Backend != "b" {
 									t.Errorf("%s opens the WebSocket", s.Backend)
 								}
 								s.Close()
