@@ -103,9 +103,9 @@ func (x *exchange) refuse() *reply {
 		return x.notFound()
 	case problem != nil:
 		return problem
-	case x.route.op.generates() && x.route.deployment == "" && !x.cut():
+	case x.route.op.limited() && x.route.deployment == "" && !x.cut():
 		return openaiError(http.StatusBadRequest, "invalid_request_error", nil, "you must provide a model parameter")
-	case x.route.op.generates() && x.limiter == nil:
+	case x.route.op.limited() && x.limiter == nil:
 		return x.statusError(http.StatusNotFound)
 	}
 	return x.admit()
@@ -175,7 +175,7 @@ func (m *meteredReader) Read(p []byte) (int, error) {
 // findDeployment finds the deployment: the one in the path, or else the model in
 // the body.
 func (x *exchange) findDeployment() {
-	if !x.route.op.generates() {
+	if !x.route.op.limited() {
 		return
 	}
 	if x.route.deployment == "" {
@@ -191,7 +191,7 @@ func (x *exchange) findDeployment() {
 
 // admit charges the request to its deployment's limits.
 func (x *exchange) admit() *reply {
-	if !x.route.op.generates() {
+	if !x.route.op.limited() {
 		return nil
 	}
 	x.cost = x.request.cost(x.route.op)

@@ -20,6 +20,7 @@ type Fault struct {
 	//   - `early_429`: 429 before the request's body was read
 	//   - `reset`: the connection is broken before any header
 	//   - `hang_before_headers`: no answer, until the client leaves
+	//   - `wrong_upgrade`: a 101 that switches to another protocol than WebSocket
 	//   - `json_cut`: a whole reply ends in the middle, short of its
 	//     `content-length`
 	//   - `sse_error_first:<type>:<code>`: a stream's first event is an error
@@ -32,11 +33,12 @@ type Fault struct {
 	//   - `null_error_chunk`: the first event has a field `"error":null`
 	//   - `comments`: a comment precedes every event
 	//
-	// The first six replace the answer and are not charged to any limit. The
+	// The first seven replace the answer and are not charged to any limit. The
 	// others change an answer that was admitted. A fault of streams does not
 	// change a whole reply, and json_cut does not change a stream. A chat
 	// stream starts with two events before its first token: Azure's filter
-	// results and the role.
+	// results and the role. The messages of a WebSocket are events for
+	// truncate_rst, truncate_eof (no close frame is sent) and hang_after.
 	Action string `json:"action"`
 
 	// Every makes the fault happen to every n-th request only, counted over all
@@ -53,6 +55,7 @@ const (
 	faultEarly429       = "early_429"
 	faultReset          = "reset"
 	faultHangHeaders    = "hang_before_headers"
+	faultWrongUpgrade   = "wrong_upgrade"
 	faultJSONCut        = "json_cut"
 	faultSSEErrorFirst  = "sse_error_first"
 	faultSSEErrorAfter  = "sse_error_after"
@@ -66,7 +69,7 @@ const (
 
 // faultForms are the actions with their arguments.
 var faultForms = []string{
-	"status:<code>[:<retry_after>]", faultContentFilter, faultError200, faultEarly429, faultReset, faultHangHeaders,
+	"status:<code>[:<retry_after>]", faultContentFilter, faultError200, faultEarly429, faultReset, faultHangHeaders, faultWrongUpgrade,
 	faultJSONCut, "sse_error_first:<type>:<code>", "sse_error_after:<n>", "truncate_rst:<n>", "truncate_eof:<n>",
 	"hang_after:<n>", faultNoDone, faultNullErrorChunk, faultComments,
 }
@@ -170,6 +173,9 @@ func (x *exchange) faultReply() *reply {
 	case faultReset:
 		x.acted()
 		x.abort()
+	case faultWrongUpgrade:
+		x.acted()
+		x.switchWrongly()
 	case faultHangHeaders:
 		x.acted()
 		x.hang()

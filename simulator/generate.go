@@ -15,6 +15,8 @@ func (x *exchange) generate() {
 		x.reply(jsonReply(http.StatusOK, x.models()))
 	case op == opStoredResponse:
 		x.storedResponse()
+	case op == opRealtime:
+		x.realtime()
 	case op == opObject:
 		x.reply(x.object())
 	case op == opResponse:

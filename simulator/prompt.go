@@ -153,14 +153,15 @@ func parseForm(contentType string, body []byte, cut bool) (request, string) {
 
 // cost estimates the tokens of a request from its prompt, from max_tokens, and
 // from how many replies it asks for, as "Manage Azure OpenAI quota" describes.
-// Embeddings and transcriptions generate no tokens.
+// Embeddings and transcriptions generate no tokens, nor does the handshake of a
+// realtime session.
 func (r request) cost(op operation) cost {
 	var chars int64
 	for _, n := range r.parts() {
 		chars += n
 	}
 	c := cost{prompt: (chars + 3) / 4}
-	if op == opEmbedding || op == opTranscription {
+	if op == opEmbedding || op == opTranscription || op == opRealtime {
 		return c
 	}
 	c.output = 16

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 	"strings"
@@ -19,6 +20,7 @@ const (
 	opStoredResponse
 	opObject
 	opModels
+	opRealtime
 )
 
 // operations are the paths that take a POST, without the part before them.
@@ -35,6 +37,10 @@ func (op operation) generates() bool {
 	return op >= opChat && op <= opResponse
 }
 
+// limited reports whether the operation is one of a deployment, whose limits it counts
+// towards.
+func (op operation) limited() bool { return op.generates() || op == opRealtime }
+
 // azureName is the name of the operation in the text of Azure's 429.
 func (op operation) azureName() string {
 	switch op {
@@ -46,6 +52,8 @@ func (op operation) azureName() string {
 		return "Transcriptions_Create"
 	case opResponse:
 		return "Responses_Create"
+	case opRealtime:
+		return "Realtime_Connect"
 	default:
 		return "ChatCompletions_Create"
 	}
@@ -105,6 +113,10 @@ func parseRoute(r *http.Request) route {
 		rt.op = operations[rest]
 	case r.Method == http.MethodGet && rest == "models":
 		rt.op = opModels
+	case r.Method == http.MethodGet && rest == "realtime":
+		query := r.URL.Query()
+		rt.op, rt.classic = opRealtime, strings.HasPrefix(path, "/openai/realtime")
+		rt.deployment = cmp.Or(query.Get("model"), query.Get("deployment"))
 	case isStored && id != "" && about == "" && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
 		rt.op, rt.id = opStoredResponse, id
 	}

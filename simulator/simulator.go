@@ -35,7 +35,9 @@ func init() {
 //   - files, batches, vector stores and conversations there as well: it stores
 //     what it makes, and refuses to know of what another simulator has,
 //
-// and anything else with 404.
+// and the WebSockets of `GET realtime` there, and of Azure's
+// `/openai/realtime?api-version=`: sessions with text in and text out. Anything
+// else is answered with 404.
 //
 // Its limits, counters and stored objects live in the memory of this module
 // instance: a config reload starts fresh.

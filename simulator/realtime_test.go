@@ -1,0 +1,386 @@
+package simulator
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// realtimeClient is the client's side of a realtime session.
+type realtimeClient struct {
+	io.ReadWriteCloser
+	header http.Header
+}
+
+// dialRealtime opens a session. It returns the reply if that is not a WebSocket.
+func dialRealtime(t testing.TB, srv *httptest.Server, path string, headers ...string) (realtimeClient, *http.Response) {
+	t.Helper()
+	headers = append([]string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="}, headers...)
+	res, err := roundTrip(srv, http.MethodGet, path, "", headers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	conn, ok := res.Body.(io.ReadWriteCloser)
+	if res.StatusCode != http.StatusSwitchingProtocols || !ok {
+		return realtimeClient{}, res
+	}
+	return realtimeClient{conn, res.Header}, res
+}
+
+// masked is a frame as clients send it.
+func masked(opcode byte, payload string) []byte {
+	mask := [4]byte{1, 2, 3, 4}
+	frame := []byte{0x80 | opcode, 0x80 | byte(len(payload))}
+	switch {
+	case len(payload) > 0xffff:
+		frame = binary.BigEndian.AppendUint64([]byte{0x80 | opcode, 0x80 | 127}, uint64(len(payload)))
+	case len(payload) > maxControl:
+		frame = binary.BigEndian.AppendUint16([]byte{0x80 | opcode, 0x80 | 126}, uint16(len(payload)))
+	}
+	frame = append(frame, mask[:]...)
+	for i := range len(payload) {
+		frame = append(frame, payload[i]^mask[i%4])
+	}
+	return frame
+}
+
+func (c realtimeClient) say(t testing.TB, events ...string) {
+	t.Helper()
+	for _, event := range events {
+		if _, err := c.Write(masked(opcodeText, event)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// frame returns the server's next frame.
+func (c realtimeClient) frame() (opcode byte, payload []byte, err error) {
+	var head [2]byte
+	if _, err := io.ReadFull(c, head[:]); err != nil {
+		return 0, nil, err
+	}
+	length := uint64(head[1])
+	if more := map[uint64]int{126: 2, 127: 8}[length]; more > 0 {
+		var number [8]byte
+		if _, err := io.ReadFull(c, number[8-more:]); err != nil {
+			return 0, nil, err
+		}
+		length = binary.BigEndian.Uint64(number[:])
+	}
+	payload = make([]byte, length)
+	_, err = io.ReadFull(c, payload)
+	return head[0], payload, err
+}
+
+// until returns the events up to one of this type.
+func (c realtimeClient) until(t testing.TB, last string) (types []string, events []map[string]any) {
+	t.Helper()
+	for {
+		opcode, payload, err := c.frame()
+		if err != nil || opcode != 0x80|opcodeText {
+			t.Fatalf("after %v comes a frame %x of %q (%v)", types, opcode, payload, err)
+		}
+		var event map[string]any
+		if err := json.Unmarshal(payload, &event); err != nil {
+			t.Fatal(err)
+		}
+		types, events = append(types, event["type"].(string)), append(events, event)
+		if event["type"] == last {
+			return types, events
+		}
+	}
+}
+
+func TestARealtimeSessionAnswersTexts(t *testing.T) {
+	srv := listen(t, &Handler{Name: "east", OutputTokens: 3, Deployments: []string{"gpt-realtime"}})
+	added, delta := []string{"conversation.item.added", "conversation.item.done"}, "response.output_text."
+	for path, headers := range map[string][]string{
+		"/v1/realtime?model=gpt-realtime":                                         nil,
+		"/openai/v1/realtime?model=gpt-realtime":                                  nil,
+		"/openai/realtime?api-version=2024-10-01-preview&deployment=gpt-realtime": nil,
+		"/v1/realtime?model=gpt-realtime&x=of-a-client-of-the-beta":               {"OpenAI-Beta", "realtime=v1"},
+		"/v1/realtime?model=gpt-realtime&x=of-a-browser":                          {"Sec-WebSocket-Protocol", "openai-beta.realtime-v1, realtime"},
+	} {
+		t.Run(path, func(t *testing.T) {
+			added, delta := added, delta
+			if strings.HasPrefix(path, "/openai/realtime") || strings.HasSuffix(path, "beta") {
+				added, delta = []string{"conversation.item.created"}, "response.text."
+			}
+			c, res := dialRealtime(t, srv, path, headers...)
+			if c.ReadWriteCloser == nil {
+				t.Fatalf("the handshake gives %d", res.StatusCode)
+			}
+			// RFC 6455 section 1.3
+			if c.header.Get("Sec-WebSocket-Accept") != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" || c.header.Get("X-Simulator") != "east" ||
+				(c.header.Get("Sec-WebSocket-Protocol") == "realtime") != strings.HasSuffix(path, "browser") {
+				t.Errorf("the handshake gives %v", c.header)
+			}
+			_, created := c.until(t, "session.created")
+			if got := created[0]["session"].(map[string]any)["model"]; got != "gpt-realtime" {
+				t.Errorf("the session has the model %v", got)
+			}
+			c.say(t, `{"type":"session.update","session":{"type":"realtime","instructions":"Be brief.","model":"other"}}`)
+			_, updated := c.until(t, "session.updated")
+			if got := updated[0]["session"].(map[string]any); got["instructions"] != "Be brief." || got["model"] != "gpt-realtime" {
+				t.Errorf("the session is now %v", got)
+			}
+			c.say(t, `{"type":"conversation.item.create","item":{"type":"message","role":"user","content":[{"type":"input_text","text":"`+strings.Repeat("Hello. ", 20)+`"}]}}`)
+			if types, _ := c.until(t, added[len(added)-1]); !slices.Equal(types, added) {
+				t.Errorf("an item is followed by %v", types)
+			}
+			c.say(t, `{"type":"response.create"}`)
+			types, events := c.until(t, "response.done")
+			if want := []string{"response.created", "response.output_item.added", "response.content_part.added", delta + "delta", delta + "delta", delta + "delta",
+				delta + "done", "response.content_part.done", "response.output_item.done", "response.done"}; !slices.Equal(types, want) {
+				t.Errorf("a response has the events %v, want %v", types, want)
+			}
+			done := events[len(events)-1]["response"].(map[string]any)
+			if usage := done["usage"].(map[string]any); done["status"] != "completed" || usage["input_tokens"] != 38.0 || usage["output_tokens"] != 3.0 {
+				t.Errorf("the response is %v", done)
+			}
+			text := ""
+			for _, event := range events {
+				if more, ok := event["delta"].(string); ok {
+					text += more
+				}
+			}
+			if whole := events[6]["text"]; text != "This reply comes" || whole != text {
+				t.Errorf("the text is %q and %q", text, whole)
+			}
+			for event, code := range map[string]string{
+				`{`: "invalid_json", `{"type":"input_audio_buffer.append"}`: "invalid_value", `{"type":"conversation.item.create"}`: "missing_required_parameter", `{"type":"response.cancel"}`: "response_cancel_not_active",
+			} {
+				c.say(t, event)
+				if _, events := c.until(t, "error"); events[0]["error"].(map[string]any)["code"] != code {
+					t.Errorf("%s gives %v", event, events)
+				}
+			}
+			c.say(t, `{"type":"response.create","response":{"max_output_tokens":1}}`)
+			if _, events := c.until(t, "response.done"); events[len(events)-1]["response"].(map[string]any)["usage"].(map[string]any)["output_tokens"] != 1.0 {
+				t.Errorf("a short response is %v", events[len(events)-1])
+			}
+			if _, err := c.Write(masked(opcodeClose, "\x03\xe8")); err != nil {
+				t.Fatal(err)
+			}
+			if opcode, payload, err := c.frame(); err != nil || opcode != 0x80|opcodeClose || string(payload) != "\x03\xe8" {
+				t.Errorf("a close frame is answered with %x %q (%v)", opcode, payload, err)
+			}
+			if rest, err := io.ReadAll(c); len(rest) > 0 || err != nil {
+				t.Errorf("after it comes %q (%v)", rest, err)
+			}
+		})
+	}
+}
+
+func TestARealtimeSessionIsRefused(t *testing.T) {
+	srv := listen(t, &Handler{APIKey: []string{"key-of-the-simulator"}, Deployments: []string{"m"}, RequestsPerMinute: 12, AllowFaultHeader: true})
+	key := []string{"Authorization", "Bearer key-of-the-simulator"}
+	for name, c := range map[string]struct {
+		path   string
+		fault  string
+		status int
+	}{
+		"without a model":        {"/v1/realtime", "", 400},
+		"for another model":      {"/v1/realtime?model=other", "", 404},
+		"without an api-version": {"/openai/realtime?deployment=m", "", 404},
+		"by a status":            {"/v1/realtime?model=m", "status:401", 401},
+		"by a 200":               {"/v1/realtime?model=m", "error_200", 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, res := dialRealtime(t, srv, c.path, append(key, "X-Simulator-Fault", c.fault)...); res.StatusCode != c.status {
+				t.Errorf("got %d, want %d", res.StatusCode, c.status)
+			}
+		})
+	}
+	if _, res := dialRealtime(t, srv, "/v1/realtime?model=m"); res.StatusCode != 401 {
+		t.Errorf("without a key, got %d", res.StatusCode)
+	}
+	if res, _ := call(t, srv, "GET", "/v1/realtime?model=m", "", key...); res.StatusCode != 426 || res.Header.Get("Upgrade") != "websocket" {
+		t.Errorf("without an upgrade, got %d %v", res.StatusCode, res.Header)
+	}
+	if c, _ := dialRealtime(t, srv, "/v1/realtime?model=m", key...); c.ReadWriteCloser == nil {
+		t.Error("the second request of two is refused")
+	}
+	if _, res := dialRealtime(t, srv, "/v1/realtime?model=m", key...); res.StatusCode != 429 || res.Header.Get("Retry-After-Ms") == "" {
+		t.Errorf("the third request of two gets %d %v", res.StatusCode, res.Header)
+	}
+}
+
+func TestARealtimeSessionHasTheLimitsOfItsDeployment(t *testing.T) {
+	h := &Handler{TokensPerMinute: 40, OutputTokens: 4}
+	srv := listen(t, h)
+	c, _ := dialRealtime(t, srv, "/v1/realtime?model=m")
+	for i, want := range []string{"completed", "completed", "failed"} {
+		c.say(t, `{"type":"response.create"}`)
+		_, events := c.until(t, "response.done")
+		response := events[len(events)-1]["response"].(map[string]any)
+		if response["status"] != want {
+			t.Fatalf("response %d is %v, want it %s", i, response, want)
+		}
+		if want == "failed" {
+			if code := response["status_details"].(map[string]any)["error"].(map[string]any)["code"]; code != "rate_limit_exceeded" {
+				t.Errorf("it failed for %v", code)
+			}
+		}
+	}
+	if got := status(t, srv); got.Throttled.Tokens != 1 || got.Tokens.Output != 8 || got.Admitted != 1 {
+		t.Errorf("the status is %+v", got)
+	}
+}
+
+func TestARealtimeSessionCanFail(t *testing.T) {
+	for fault, c := range map[string]struct {
+		events int
+		ends   func(error) bool
+	}{
+		"truncate_rst:0": {0, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }},
+		"truncate_eof:0": {0, func(err error) bool { return errors.Is(err, io.EOF) }},
+		"truncate_eof:2": {2, func(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) }},
+	} {
+		t.Run(fault, func(t *testing.T) {
+			srv := listen(t, &Handler{Fault: []Fault{{Action: fault}}})
+			client, _ := dialRealtime(t, srv, "/v1/realtime?model=m")
+			if c.events > 0 {
+				client.say(t, `{"type":"session.update"}`, `{"type":"session.update"}`, `{"type":"session.update"}`)
+			}
+			for range c.events {
+				if opcode, _, err := client.frame(); err != nil || opcode != 0x80|opcodeText {
+					t.Fatalf("got a frame %x (%v)", opcode, err)
+				}
+			}
+			if opcode, payload, err := client.frame(); !c.ends(err) {
+				t.Errorf("the session ends with a frame %x of %q and %v", opcode, payload, err)
+			}
+			if got := status(t, srv).Faults; got != 1 {
+				t.Errorf("%d faults are counted", got)
+			}
+		})
+	}
+	srv := listen(t, &Handler{Fault: []Fault{{Action: "wrong_upgrade"}}})
+	for range 2 {
+		if _, res := dialRealtime(t, srv, "/v1/realtime?model=m"); res.StatusCode != 101 || res.Header.Get("Upgrade") != "foo" {
+			t.Errorf("got %d %v", res.StatusCode, res.Header)
+		}
+	}
+}
+
+func TestARealtimeSessionEndsWithItsConfig(t *testing.T) {
+	h := &Handler{Fault: []Fault{{Action: "hang_after:1", Every: 2}}}
+	ctx, unload := caddy.NewContext(caddy.Context{Context: context.Background()})
+	if err := h.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(h, w, r) }))
+	t.Cleanup(srv.Close)
+	var clients []realtimeClient
+	for range 2 {
+		c, _ := dialRealtime(t, srv, "/v1/realtime?model=m")
+		c.until(t, "session.created")
+		c.say(t, `{"type":"session.update"}`)
+		clients = append(clients, c)
+	}
+	clients[0].until(t, "session.updated")
+	unload()
+	for i, c := range clients {
+		if opcode, payload, err := c.frame(); err != nil || opcode != 0x80|opcodeClose || string(payload) != "\x03\xe9" {
+			t.Errorf("session %d ends with a frame %x of %q (%v)", i, opcode, payload, err)
+		}
+	}
+}
+
+// rules are frames, and the code with which the socket ends after them.
+var badFrames = map[string]struct {
+	frames string
+	code   uint16
+}{
+	"no mask":                    {"\x81\x02hi", closeProtocolError},
+	"a reserved bit":             {"\xc1\x80abcd", closeProtocolError},
+	"an unknown opcode":          {"\x83\x80abcd", closeProtocolError},
+	"an unknown control":         {"\x8b\x80abcd", closeProtocolError},
+	"a control in pieces":        {"\x09\x80abcd", closeProtocolError},
+	"a long control":             {"\x89\xfe\x00\x80abcd", closeProtocolError},
+	"a continuation of nothing":  {"\x80\x80abcd", closeProtocolError},
+	"a text within a text":       {"\x01\x80abcd\x81\x80abcd", closeProtocolError},
+	"binary data":                {"\x82\x80abcd", closeUnsupported},
+	"a long text":                {"\x81\xff\x00\x00\x00\x00\x01\x00\x00\x01abcd", closeTooBig},
+	"a length without an end":    {"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xffabcd", closeTooBig},
+	"a text that grows too long": {"\x01\x81abcdx\x80\xff\x00\x00\x00\x00\x01\x00\x00\x00abcd", closeTooBig},
+	"a close frame":              {string(masked(opcodeClose, "\x03\xe9")), closeGoingAway},
+	"an empty close frame":       {string(masked(opcodeClose, "")), closeNormal},
+}
+
+// reading is a socket that reads these bytes.
+func reading(sent []byte) (*socket, *bytes.Buffer) {
+	var written bytes.Buffer
+	return &socket{conn: recorder{&written}, reader: bufio.NewReader(bytes.NewReader(sent))}, &written
+}
+
+// recorder keeps what is written.
+type recorder struct{ *bytes.Buffer }
+
+func (recorder) Close() error                     { return nil }
+func (recorder) LocalAddr() net.Addr              { return nil }
+func (recorder) RemoteAddr() net.Addr             { return nil }
+func (recorder) SetDeadline(time.Time) error      { return nil }
+func (recorder) SetReadDeadline(time.Time) error  { return nil }
+func (recorder) SetWriteDeadline(time.Time) error { return nil }
+
+func TestASocketKeepsTheRules(t *testing.T) {
+	for name, c := range badFrames {
+		s, _ := reading([]byte(c.frames))
+		if message, err := s.receive(); message != nil || err != error(closeError(c.code)) {
+			t.Errorf("%s: got %q and %v, want %v", name, message, err, closeError(c.code))
+		}
+	}
+	long := strings.Repeat("x", 70_000)
+	pieces := slices.Concat(masked(opcodePong, "?"), []byte("\x01\x81\x00\x00\x00\x00a"), masked(opcodePing, "ping"), []byte("\x00\x80\x00\x00\x00\x00"),
+		masked(opcodeContinuation, "b"), masked(opcodeText, long), masked(opcodeText, long[:200]))
+	s, written := reading(pieces)
+	for _, want := range []string{"ab", long, long[:200]} {
+		if got, err := s.receive(); string(got) != want || err != nil {
+			t.Errorf("got %d bytes (%v), want %d", len(got), err, len(want))
+		}
+	}
+	if got := written.String(); got != "\x8a\x04ping" {
+		t.Errorf("a ping is answered with %q", got)
+	}
+	if _, err := s.receive(); !errors.Is(err, io.EOF) {
+		t.Errorf("the end is %v", err)
+	}
+}
+
+// FuzzSocket reads whatever a client sends, which is never more than it has sent.
+func FuzzSocket(f *testing.F) {
+	for _, c := range badFrames {
+		f.Add([]byte(c.frames))
+	}
+	f.Add(slices.Concat(masked(opcodeText, "text"), masked(opcodePing, "ping"), masked(opcodeText, strings.Repeat("x", 300))))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		s, written := reading(sent)
+		total := 0
+		for {
+			message, err := s.receive()
+			if total += len(message); err != nil {
+				break
+			}
+		}
+		if total > len(sent) || written.Len() > len(sent) {
+			t.Errorf("of %d bytes, %d are read and %d answered", len(sent), total, written.Len())
+		}
+	})
+}
