@@ -85,10 +85,17 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 	rt.Timeout.Alarms = &t.alarms
 	rt.Timeout.Start(time.Duration(timeout), roundtrip.ErrNoReply)
 	res, err := t.roundTripper.RoundTrip(out)
-	if err == nil && (res.StatusCode < 100 || res.StatusCode == http.StatusSwitchingProtocols && !switches(req, res)) {
+	if err == nil {
 		// the first would make net/http's server panic, the second would be empty
-		res.Body.Close()
-		err = roundtrip.ErrNoHTTP
+		switch {
+		case res.StatusCode < 100:
+			err = roundtrip.ErrNoHTTP
+		case res.StatusCode == http.StatusSwitchingProtocols && !switches(req, res):
+			err = roundtrip.ErrWrongProtocol
+		}
+		if err != nil {
+			res.Body.Close()
+		}
 	}
 	if err != nil {
 		rt.Timeout.End()

@@ -22,10 +22,11 @@ import (
 
 // What can become of a round trip besides the errors of net/http.
 var (
-	ErrNoReply   = &cause.Error{Word: "no_reply", Text: "no reply in time"}
-	ErrNoHTTP    = &cause.Error{Word: "malformed", Text: "the reply is not a valid HTTP response"}
-	ErrNoUpgrade = &cause.Error{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
-	ErrLostAgain = &cause.Error{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
+	ErrNoReply       = &cause.Error{Word: "no_reply", Text: "no reply in time"}
+	ErrNoHTTP        = &cause.Error{Word: "malformed", Text: "the reply is not a valid HTTP response"}
+	ErrWrongProtocol = &cause.Error{Word: "wrong_protocol", Text: "the backend switched to another protocol than the requested one"}
+	ErrNoUpgrade     = &cause.Error{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
+	ErrLostAgain     = &cause.Error{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 
 // Trip is a request on its way: the context that ends it, and what net/http reports of it.

@@ -156,21 +156,22 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 		for name, c := range map[string]struct {
 			reply        http.HandlerFunc
 			class, level string
+			cause        any
 			after        time.Duration
 		}{
-			"silence":              {lbtest.Hangs, "timeout", "warn", 5 * time.Second},
-			"a refused key":        {lbtest.Status(401), "credential", "error", 0},
-			"a throttle":           {lbtest.Throttled("60"), "throttled", "info", 0},
-			"a 500":                {lbtest.Status(500), "failed", "warn", 0},
-			"a 502":                {lbtest.Status(502), "failed", "warn", 0},
-			"a 408":                {lbtest.Status(408), "failed", "warn", 0},
-			"a reset":              {func(http.ResponseWriter, *http.Request) { lbtest.Abort() }, "failed", "warn", 0},
-			"a 200 with JSON":      {nil, "failed", "warn", 0},
-			"a 204":                {lbtest.Status(204), "failed", "warn", 0},
-			"another protocol":     {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "failed", "warn", 0},
-			"one more protocol":    {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket, foo\r\n\r\n"), "failed", "warn", 0},
-			"no protocol":          {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n"), "failed", "warn", 0},
-			"an upgrade of no use": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"), "failed", "warn", 0},
+			"silence":              {lbtest.Hangs, "timeout", "warn", "no_reply", 5 * time.Second},
+			"a refused key":        {lbtest.Status(401), "credential", "error", "test", 0},
+			"a throttle":           {lbtest.Throttled("60"), "throttled", "info", nil, 0},
+			"a 500":                {lbtest.Status(500), "failed", "warn", "test", 0},
+			"a 502":                {lbtest.Status(502), "failed", "warn", "test", 0},
+			"a 408":                {lbtest.Status(408), "failed", "warn", "test", 0},
+			"a reset":              {func(http.ResponseWriter, *http.Request) { lbtest.Abort() }, "failed", "warn", "closed", 0},
+			"a 200 with JSON":      {nil, "failed", "warn", "not_upgraded", 0},
+			"a 204":                {lbtest.Status(204), "failed", "warn", "not_upgraded", 0},
+			"another protocol":     {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+			"one more protocol":    {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket, foo\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+			"no protocol":          {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+			"an upgrade of no use": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
 		} {
 			for _, path := range []string{"/v1/realtime?model=m", "/openai/realtime?api-version=1&deployment=m"} {
 				t.Run(name+", "+path, func(t *testing.T) {
@@ -185,8 +186,9 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 						open(path).wantOpen(t, "b")
 						w.WantCalls(map[string]int{"a": 1, "b": 2})
 						benched := w.Logged("backend benched")
-						if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].Level.String() != c.level {
-							t.Errorf("benches %v, want one at level %s for %s", benched, c.level, c.class)
+						if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].Level.String() != c.level ||
+							benched[0].ContextMap()["cause"] != c.cause {
+							t.Errorf("benches %v, want one at level %s for %s, because of %v", benched, c.level, c.class, c.cause)
 						}
 					})
 				})
