@@ -54,7 +54,7 @@ const (
 )
 
 // names are those of the backends, in their order and that of their priority.
-var names = []string{"first", "second", "third", "fourth"}
+var names = []string{"first", "second", "third", "fourth", "fifth", "sixth"}
 
 // site is a running balancer with its backends behind it.
 type site struct {

@@ -97,22 +97,26 @@ func lookPath(t *testing.T, name string) string {
 }
 
 // runScript has a script carry out the order and reads the line it prints.
-func runScript(t *testing.T, o order, trust string, command ...string) []outcome {
+func runScript(t *testing.T, o order, trust string, command ...string) (got []outcome) {
 	arg, _ := json.Marshal(o)
+	runJSON(t, string(arg), &got, trust, command...)
+	return got
+}
+
+// runJSON runs a command with one more argument, and reads the JSON that it prints.
+func runJSON(t *testing.T, arg string, got any, trust string, command ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*patience) // LiteLLM alone takes some seconds to load
 	defer cancel()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, command[0], append(command[1:], string(arg))...)
+	cmd := exec.CommandContext(ctx, command[0], append(command[1:], arg)...)
 	cmd.Env = append(os.Environ(), trust)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v: %v\n%s", command, err, &stderr)
 	}
-	var got []outcome
-	if err := json.Unmarshal(stdout.Bytes(), &got); err != nil {
+	if err := json.Unmarshal(stdout.Bytes(), got); err != nil {
 		t.Fatalf("%v: %v\n%s", command, err, &stdout)
 	}
-	return got
 }
 
 var (

@@ -1,0 +1,57 @@
+package e2e
+
+import (
+	"encoding/json"
+	"testing"
+)
+
+// TestEveryWebSocketIsOpened opens many WebSockets with real clients, while all backends
+// but the last fail at handshakes. HTTP/2 has the client that Node comes with.
+func TestEveryWebSocketIsOpened(t *testing.T) {
+	// net/http's HTTP/2 server offers extended CONNECT only then
+	t.Setenv("GODEBUG", "http2xconnect=1")
+	for _, client := range []struct {
+		name, runtime string
+		install       func() error
+		trust         string
+		command       []string
+		http2         bool
+	}{
+		{"Python, websockets", "python3", installPython, "SSL_CERT_FILE=", []string{"python/.venv/bin/python", "python/sockets.py"}, false},
+		{"Node, ws", "node", installNode, "NODE_EXTRA_CA_CERTS=", []string{"node", "node/sockets.mjs"}, false},
+		{"Node, HTTP2", "node", installNode, "NODE_EXTRA_CA_CERTS=", []string{"node", "node/sockets.mjs"}, true},
+	} {
+		t.Run(client.name, func(t *testing.T) {
+			lookPath(t, client.runtime)
+			if err := client.install(); err != nil {
+				t.Fatal(err)
+			}
+			s := start(t, []backend{
+				{simulator: "fault hang_before_headers"},
+				{options: "auth api_key\n api_key wrong"},
+				{simulator: "fault error_200"},
+				{simulator: "fault reset"},
+				{simulator: "fault wrong_upgrade"},
+				{},
+			})
+			const count = 1000
+			order, _ := json.Marshal(map[string]any{"url": s.url + "/v1/realtime?model=gpt-realtime", "count": count, "parallel": 20, "http2": client.http2})
+			var got []struct {
+				Backend, Text, Error string
+				Seconds              float64
+			}
+			runJSON(t, string(order), &got, client.trust+s.root, client.command...)
+			longest := 0.0
+			for _, g := range got {
+				longest = max(longest, g.Seconds)
+				if g.Error != "" || g.Backend != names[5] || g.Text != "This reply comes from a" {
+					t.Errorf("a session is %+v", g)
+				}
+			}
+			// handshake_timeout is 5 s, and only one backend is silent
+			if t.Logf("the longest of %d handshakes took %.3f s", len(got), longest); len(got) != count || longest > 10 {
+				t.Errorf("there are %d sessions, of which one waited %.3f s", len(got), longest)
+			}
+		})
+	}
+}
