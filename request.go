@@ -96,8 +96,9 @@ func readAsked(r *http.Request, route openaiapi.Route, b *replay.Body, cache *af
 			a.model, _ = openaiapi.Param(r.URL.RawQuery, param)
 		}
 	}
-	if callID, _ := openaiapi.Param(r.URL.RawQuery, "call_id"); a.handshake && callID != "" {
-		a.needsModel = false // the call has one
+	if a.handshake {
+		call, _ := openaiapi.Param(r.URL.RawQuery, "call_id")
+		a.needsModel = a.needsModel && call == "" // a call has its model
 	}
 	if byBody {
 		a.affinity.Key = cache.Key(r.Header, route.Operation, a.model, beginning, prompt)
