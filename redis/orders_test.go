@@ -62,11 +62,11 @@ func TestTheLatestOrderHoldsInARedisThatKeepsNothing(t *testing.T) {
 			})
 			<-listening
 			faults[name].begin(f)
-			members[0].Drain()
+			members[0].Drain(pool.Order{})
 			for _, m := range members {
 				lbtest.WaitFor(t, m.Drained)
 			}
-			members[1].Resume()
+			members[1].Resume(pool.Order{})
 			lbtest.WaitFor(t, func() bool { return repeated.Load() >= 3 })
 			for i, m := range members {
 				if d, r := heard[i].drained.Load(), heard[i].resumed.Load(); m.Drained() || d != 1 || r != 1 {

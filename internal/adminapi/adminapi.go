@@ -16,6 +16,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -32,7 +33,8 @@ func init() {
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
 //   - `GET /openai_lb/replicas` lists the replicas that share what they know.
 //
-// `?pool=` limits each of the others to a pool.
+// `?pool=` limits each of the others to a pool. `?by=` and `?reason=` of a drain or
+// a resume are logged, and shown while the backend is drained.
 type API struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -62,7 +64,11 @@ func (API) list(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
 	}
-	inPool, err := poolOf(r)
+	query, err := queryOf(r, "pool")
+	if err != nil {
+		return err
+	}
+	inPool, err := poolOf(query)
 	if err != nil {
 		return err
 	}
@@ -87,9 +93,17 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodPost); err != nil {
 		return err
 	}
-	inPool, err := poolOf(r)
+	query, err := queryOf(r, "pool", "by", "reason")
 	if err != nil {
 		return err
+	}
+	inPool, err := poolOf(query)
+	if err != nil {
+		return err
+	}
+	order := pool.Order{Time: time.Now(), By: query.Get("by"), Reason: query.Get("reason")}
+	if err := order.Check(); err != nil {
+		return refuse(http.StatusBadRequest, "query parameter %v", err)
 	}
 	meant := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
 	backends := overview.Backends(time.Now(), meant)
@@ -100,10 +114,10 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 				names = append(names, b.Name)
 			}
 		}
-		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inWhich(r), listed(names))
+		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inWhich(query), listed(names))
 	}
 	for _, b := range backends {
-		execute(b)
+		execute(b, order)
 	}
 	return writeJSON(w, overview.Backends(time.Now(), meant))
 }
@@ -118,18 +132,24 @@ func allowMethods(w http.ResponseWriter, r *http.Request, methods ...string) err
 	return refuse(http.StatusMethodNotAllowed, "method %s is not allowed here, only %s", r.Method, allowed)
 }
 
-// poolOf returns a function that tells whether a pool is meant. Without `?pool=`
-// every pool is.
-func poolOf(r *http.Request) (func(pool string) bool, error) {
+// queryOf returns the query, which has each of the parameters that are allowed at
+// most once, and no other.
+func queryOf(r *http.Request, allowed ...string) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "the query cannot be read: %v", err)
 	}
 	for name, values := range query {
-		if name != "pool" || len(values) > 1 {
-			return nil, refuse(http.StatusBadRequest, "query parameter '%s': only one `pool` is allowed", name)
+		if !slices.Contains(allowed, name) || len(values) > 1 {
+			return nil, refuse(http.StatusBadRequest, "query parameter '%s': expected at most one of each of %s", name, strings.Join(allowed, ", "))
 		}
 	}
+	return query, nil
+}
+
+// poolOf returns a function that reports whether a pool is meant. Without `?pool=`
+// every pool is.
+func poolOf(query url.Values) (func(pool string) bool, error) {
 	if !query.Has("pool") {
 		return func(string) bool { return true }, nil
 	}
@@ -148,11 +168,11 @@ func poolOf(r *http.Request) (func(pool string) bool, error) {
 func listed(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
 
 // inWhich names the pool that is meant.
-func inWhich(r *http.Request) string {
-	if !r.URL.Query().Has("pool") {
+func inWhich(query url.Values) string {
+	if !query.Has("pool") {
 		return ""
 	}
-	return fmt.Sprintf(" in the pool '%s'", r.URL.Query().Get("pool"))
+	return fmt.Sprintf(" in the pool '%s'", query.Get("pool"))
 }
 
 // refuse makes an error that Caddy's admin API tells its client.

@@ -1,19 +1,24 @@
 package adminapi
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"os"
+	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
 
-	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
@@ -34,7 +39,8 @@ of the configuration, and ends with the process. With the option state it holds
 for all replicas, also for those that start later. Shows those replicas, too.
 
 It asks Caddy's admin API, at the --address if that is given. Otherwise the
-address is taken from the --config file, or else it is Caddy's default.
+address is taken from the --config file, or else it is Caddy's default. Of a
+Caddyfile it reads only the option admin, so no other variable has to be set.
 `,
 		CobraFunc: addCommands,
 	})
@@ -46,64 +52,147 @@ func addCommands(parent *cobra.Command) {
 	flags.StringP("adapter", "a", "", "Name of the config adapter to apply to it")
 	flags.String("address", "", "Address of the admin API, if it is not that of the config")
 	flags.String("pool", "", "Only the backends of this pool")
+	flags.Bool("json", false, "Prints the answer of the admin API in place of a table")
 	parent.Args = cobra.NoArgs
 	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
+	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other one is left", cobra.ExactArgs(1))
+	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of this Caddy")
+	resume := newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1))
+	for _, command := range []*cobra.Command{drain, resume} {
+		command.Flags().String("reason", "", "Why, for the log and for others who look at the backend")
+		command.Flags().String("by", "", "Who gives the order, for the same (default: you, as user@host)")
+	}
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
 		newCommand("replicas", "Shows the replicas that share what they know, and when each was last heard", cobra.NoArgs),
-		newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other one is left", cobra.ExactArgs(1)),
-		newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1)),
+		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
 	)
 }
 
-func newCommand(use, short string, args cobra.PositionalArgs) *cobra.Command {
-	command := &cobra.Command{Use: use, Short: short, Args: args}
-	command.RunE = caddycmd.WrapCommandFuncForCobra(func(flags caddycmd.Flags) (int, error) {
-		if err := ask(command.Name(), flags, command.OutOrStdout()); err != nil {
-			return caddy.ExitCodeFailedStartup, err
-		}
-		return caddy.ExitCodeSuccess, nil
-	})
-	return command
+// operator is the user of this process and where it runs.
+func operator() string {
+	name := os.Getenv("SUDO_USER")
+	if u, err := user.Current(); name == "" && err == nil {
+		name = u.Username
+	}
+	if host, err := os.Hostname(); err == nil {
+		name += "@" + host
+	}
+	return name
 }
 
-// ask asks the admin API for the status, or gives it an order, and prints what
-// it answers with.
-func ask(what string, flags caddycmd.Flags, to io.Writer) error {
-	method, uri, show := http.MethodGet, backendsPath, showBackends
-	switch what {
-	case "status":
-	case "replicas":
-		uri, show = replicasPath, showReplicas
-	default:
-		method, uri = http.MethodPost, backendsPath+"/"+openaiapi.EscapeSegment(flags.Arg(0))+"/"+what
-	}
-	if flags.Changed("pool") {
-		uri += "?pool=" + url.QueryEscape(flags.String("pool"))
-	}
-	address, err := caddycmd.DetermineAdminAPIAddress(flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
-	if err != nil {
-		return fmt.Errorf("the address of the admin API cannot be determined: %w", err)
-	}
-	res, err := caddycmd.AdminAPIRequest(address, method, uri, nil, nil)
+// newCommand makes a command. Cobra prints its errors as plain text; Caddy's
+// wrapper of commands would log them as JSON.
+func newCommand(use, short string, args cobra.PositionalArgs) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, RunE: func(command *cobra.Command, args []string) error {
+		return run(command, caddycmd.Flags{FlagSet: command.Flags()}, args)
+	}}
+}
+
+// run asks the admin API for the status, or gives it an order, and prints the
+// answer.
+func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
+	address, err := adminAddress(flags)
 	if err != nil {
 		return err
 	}
+	query := make(url.Values)
+	if flags.Changed("pool") {
+		query.Set("pool", flags.String("pool"))
+	}
+	method, path, show := http.MethodGet, backendsPath, showBackends
+	switch what := command.Name(); what {
+	case "status":
+	case "replicas":
+		path, show = replicasPath, showReplicas
+	default:
+		method, path = http.MethodPost, backendsPath+"/"+openaiapi.EscapeSegment(args[0])+"/"+what
+	}
+	if flags.Bool("json") {
+		show = showJSON
+	}
+	order := maps.Clone(query)
+	if flags.Lookup("by") != nil {
+		order.Set("by", cmp.Or(flags.String("by"), operator()))
+		order.Set("reason", flags.String("reason"))
+	}
+	answer, err := ask(address, method, path, order)
+	if err == nil && flags.Lookup("wait") != nil && flags.Bool("wait") {
+		answer, err = waitFor(address, args[0], query, command.ErrOrStderr())
+	}
+	if err != nil {
+		return err
+	}
+	return show(command.OutOrStdout(), answer)
+}
+
+// ask returns the admin API's answer. Its errors are plain text.
+func ask(address, method, path string, query url.Values) ([]byte, error) {
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	res, err := caddycmd.AdminAPIRequest(address, method, path, nil, nil)
+	if err != nil {
+		var said struct{ Error string }
+		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &said) == nil && said.Error != "" {
+			return nil, errors.New(said.Error)
+		}
+		return nil, fmt.Errorf("the admin API at %s: %w", address, err)
+	}
 	defer res.Body.Close()
-	return show(to, res.Body)
+	return io.ReadAll(res.Body)
+}
+
+// pause is the time between two looks at a backend that is awaited.
+const pause = 300 * time.Millisecond
+
+// waitFor waits until no request is in flight at the backends of a name that were
+// drained, and returns what the admin API then tells of them.
+func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte, error) {
+	for told := int64(0); ; time.Sleep(pause) {
+		answer, err := ask(address, http.MethodGet, backendsPath, query)
+		if err != nil {
+			return nil, err
+		}
+		var backends []overview.Backend
+		if err := decode(answer, &backends); err != nil {
+			return nil, err
+		}
+		backends = slices.DeleteFunc(backends, func(b overview.Backend) bool { return b.Name != name })
+		var inFlight int64
+		for _, b := range backends {
+			if b.State != overview.Drained {
+				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", printable(b.Name), printable(b.Pool))
+			}
+			inFlight += b.InFlight
+		}
+		if inFlight == 0 {
+			return json.Marshal(backends)
+		}
+		if inFlight != told {
+			fmt.Fprintf(progress, "requests in flight: %d\n", inFlight)
+			told = inFlight
+		}
+	}
 }
 
 // decode reads an answer of the admin API.
-func decode(answer io.Reader, into any) error {
-	if err := json.NewDecoder(answer).Decode(into); err != nil {
+func decode(answer []byte, into any) error {
+	if err := json.Unmarshal(answer, into); err != nil {
 		return fmt.Errorf("the admin API's answer cannot be read: %w", err)
 	}
 	return nil
 }
 
+// showJSON prints the answer as it is.
+func showJSON(to io.Writer, answer []byte) error {
+	_, err := fmt.Fprintf(to, "%s\n", bytes.TrimSpace(answer))
+	return err
+}
+
 // showReplicas prints replicas as a table.
-func showReplicas(to io.Writer, answer io.Reader) error {
+func showReplicas(to io.Writer, answer []byte) error {
 	var statuses []replicas.Status
 	if err := decode(answer, &statuses); err != nil {
 		return err
@@ -123,8 +212,8 @@ func showReplicas(to io.Writer, answer io.Reader) error {
 
 func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// showBackends prints backends as a table.
-func showBackends(to io.Writer, answer io.Reader) error {
+// showBackends prints backends as a table, and below it who drained them.
+func showBackends(to io.Writer, answer []byte) error {
 	var backends []overview.Backend
 	if err := decode(answer, &backends); err != nil {
 		return err
@@ -150,7 +239,29 @@ func showBackends(to io.Writer, answer io.Reader) error {
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10),
 		}, "\t"))
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, b := range backends {
+		if b.Drain != nil {
+			fmt.Fprintf(to, "%s %s was drained%s\n", printable(b.Pool), printable(b.Name), drainOf(*b.Drain))
+		}
+	}
+	return nil
+}
+
+// drainOf says when a backend was drained, by whom and why, as far as that is known.
+func drainOf(d overview.Drain) (text string) {
+	if d.Since != nil {
+		text += " at " + moment(*d.Since)
+	}
+	if d.By != "" {
+		text += " by " + printable(d.By)
+	}
+	if d.Reason != "" {
+		text += ": " + printable(d.Reason)
+	}
+	return text
 }
 
 // printable makes text safe for a terminal. Clients can make up models.

@@ -7,29 +7,30 @@ import (
 
 func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	var out strings.Builder
-	err := showBackends(&out, strings.NewReader(`[
+	err := showBackends(&out, []byte(`[
 		{"pool": "p", "name": "a", "priority": 1, "weight": 3, "state": "benched", "class": "throttled", "model": "\u001b[2Jgpt\n4o\u202e",
 			"remaining_ms": 61250, "in_flight": 2, "requests": 7, "failures": 1, "healthy": true},
-		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "available", "healthy": false},
+		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "drained", "healthy": false, "drain": {"since": "2026-01-02T03:04:05.6Z", "by": "al\u001bice", "reason": "why"}},
 		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "benched", "class": "failed", "healthy": true, "benches": [{"scope": "model"}]},
 		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "benched", "class": "quota", "healthy": true, "benches": [{"scope": "backend"}]}
 	]`))
-	want := "POOL  NAME  PRIORITY  WEIGHT  STATE                 CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
-		"p     a     1         3       benched               throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
-		"p     b     2         1       available, unhealthy  -          -             -          0          0         0\n" +
-		"p     c     2         1       benched               failed     (none named)  -          0          0         0\n" +
-		"p     d     2         1       benched               quota      -             -          0          0         0\n"
+	want := "POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
+		"p     a     1         3       benched             throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
+		"p     b     2         1       drained, unhealthy  -          -             -          0          0         0\n" +
+		"p     c     2         1       benched             failed     (none named)  -          0          0         0\n" +
+		"p     d     2         1       benched             quota      -             -          0          0         0\n" +
+		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
-	if err := showBackends(&out, strings.NewReader(`{"error": "no"}`)); err == nil {
+	if err := showBackends(&out, []byte(`{"error": "no"}`)); err == nil {
 		t.Error("an answer that is no list of backends is not noticed")
 	}
 }
 
 func TestReplicasAreATable(t *testing.T) {
 	var out strings.Builder
-	err := showReplicas(&out, strings.NewReader(`[
+	err := showReplicas(&out, []byte(`[
 		{"in_touch": true, "queue": 0, "replicas": [
 			{"id": "0f", "host": "pod\u001b-1", "since": "2026-01-02T03:04:05.6Z", "heard": "2026-01-02T05:04:05+01:00"},
 			{"id": "1f", "host": "pod-2", "since": "2026-01-02T03:04:06Z", "heard": "2026-01-02T04:04:04Z"}

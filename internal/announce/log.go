@@ -16,7 +16,7 @@ import (
 )
 
 // Log is the log of a pool, whose lines have its name. It tells when a backend is
-// benched and when it is back.
+// benched and when it is back, and what operators order.
 type Log struct {
 	*zap.Logger
 	noModel limiter
@@ -42,16 +42,27 @@ func (l *Log) Happened(e pool.Event) {
 		if c := l.Check(min(level, zap.InfoLevel), "backend back"); c != nil {
 			c.Write(fields(e)...)
 		}
+	case pool.Drained:
+		l.Info("backend drained", orderFields(e)...)
+	case pool.Resumed:
+		l.Info("backend resumed", orderFields(e)...)
 	}
 }
 
 func fields(e pool.Event) []zap.Field {
-	elsewhere := zap.Skip()
-	if e.Elsewhere {
-		elsewhere = zap.Bool("elsewhere", true)
-	}
 	return []zap.Field{zap.String("backend", e.Member.Name), optional("model", e.Bench.Model),
-		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere}
+		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
+}
+
+func orderFields(e pool.Event) []zap.Field {
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("by", e.Order.By), optional("reason", e.Order.Reason), elsewhere(e)}
+}
+
+func elsewhere(e pool.Event) zap.Field {
+	if e.Elsewhere {
+		return zap.Bool("elsewhere", true)
+	}
+	return zap.Skip()
 }
 
 func optional(key, value string) zap.Field {

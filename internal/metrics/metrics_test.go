@@ -192,7 +192,7 @@ func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 		m.Bench(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
 		takesAny.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
 		takesAny.Bench(refusal(verdict.Failed, "", time.Minute), time.Now()) // as when files cannot be listed
-		takesAny.Drain()
+		takesAny.Drain(pool.Order{})
 		wantValues(t, name, map[string]float64{
 			"backend_available a ": 0, "backend_available a gpt": 0, "backend_available a embed": 0,
 			"backend_available b ": 1, "backend_available b other": 0, "bench_remaining_seconds b other": 10, "backend_available b made-up": none,

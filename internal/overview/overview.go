@@ -54,12 +54,22 @@ type Backend struct {
 	Failovers int64 `json:"failovers"`
 	Tokens    int64 `json:"tokens"`
 
+	// Drain is the order by which an operator took it out of use, or nil.
+	Drain *Drain `json:"drain"`
 	// LastError is the latest reply for which the backend was benched.
 	LastError *Error `json:"last_error"`
 	// Benches are those in force.
 	Benches []Bench `json:"benches"`
 
 	member *pool.Member
+}
+
+// Drain is an order to take a backend out of use: since when it is in force, who
+// gave it, and why. What is not known is nil or empty.
+type Drain struct {
+	Since  *time.Time `json:"since"`
+	By     string     `json:"by"`
+	Reason string     `json:"reason"`
 }
 
 // What a bench is about: the whole backend, or one model of it.
@@ -145,6 +155,12 @@ func backendOf(s pool.State, now time.Time) Backend {
 		worst := &b.Benches[0]
 		b.Class, b.Model, b.Until, b.RemainingMs = worst.Class, worst.Model, &worst.Until, worst.RemainingMs
 	}
+	if o := m.TakenOut(); o != nil {
+		b.Drain = &Drain{By: o.By, Reason: o.Reason}
+		if !o.Time.IsZero() {
+			b.Drain.Since = new(moment(o.Time))
+		}
+	}
 	if last := s.Last; last != nil {
 		b.LastError = &Error{last.Class, last.Status, last.Cause, last.Model, moment(last.Since)}
 	}
@@ -182,8 +198,8 @@ func (b *Backend) count(c traffic.Counts) {
 }
 
 // Orders are what an operator can have done to a backend, by their names.
-var Orders = map[string]func(Backend){
-	"drain":  func(b Backend) { b.member.Drain() },
-	"resume": func(b Backend) { b.member.Resume() },
-	"reset":  func(b Backend) { b.member.Reset() },
+var Orders = map[string]func(Backend, pool.Order){
+	"drain":  func(b Backend, o pool.Order) { b.member.Drain(o) },
+	"resume": func(b Backend, o pool.Order) { b.member.Resume(o) },
+	"reset":  func(b Backend, _ pool.Order) { b.member.Reset() },
 }

@@ -271,7 +271,7 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 				m.MaxRequests = 1
 				place{m, 0}.reserve()
 			case 5:
-				m.Drain()
+				m.Drain(Order{})
 			}
 		}
 		now := at(1)

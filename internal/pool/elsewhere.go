@@ -57,7 +57,13 @@ func (m *Member) HearProbe(b Bench, now time.Time) {
 
 // HearDrained takes in that an operator took the member out of use, or put it
 // back.
-func (m *Member) HearDrained(drained bool) { m.setDrained(drained, true) }
+func (m *Member) HearDrained(drained bool, o Order) {
+	happening := Resumed
+	if drained {
+		happening = Drained
+	}
+	m.execute(happening, o, true)
+}
 
 // find returns the bench here that has the same ID, or nil.
 func (m *Member) find(b Bench) *bench {

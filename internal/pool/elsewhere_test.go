@@ -31,7 +31,7 @@ func (l tells) Happened(e Event) {
 	case Disproved:
 		l.m.HearDisproved(e.Bench)
 	case Drained, Resumed:
-		l.m.HearDrained(e.Happening == Drained)
+		l.m.HearDrained(e.Happening == Drained, e.Order)
 	}
 }
 
@@ -125,11 +125,11 @@ func TestDoubtIsSharedWithTheCost(t *testing.T) {
 
 func TestADrainHoldsElsewhere(t *testing.T) {
 	here, there, heard := replicas(t)
-	here.Members[0].Drain()
+	here.Members[0].Drain(Order{})
 	if !there.Members[0].Drained() {
 		t.Error("a drain was not heard")
 	}
-	here.Members[0].Resume()
+	here.Members[0].Resume(Order{})
 	if there.Members[0].Drained() {
 		t.Error("the end of a drain was not heard")
 	}

@@ -102,8 +102,8 @@ func (h *Health) endAll() (over []*bench) {
 type shared struct {
 	// inFlight is how many requests they serve.
 	inFlight atomic.Int64
-	// drained tells that an operator took them out of use.
-	drained atomic.Bool
+	// drained is the order by which an operator took them out of use, or nil.
+	drained atomic.Pointer[Order]
 }
 
 func (h *Health) sharedBy(name string) *shared {

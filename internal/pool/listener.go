@@ -12,6 +12,8 @@ type Event struct {
 	Member    *Member
 	// Bench is the one that it happened to, if it happened to one.
 	Bench Bench
+	// Order is that of an operator, if it was one.
+	Order Order
 	// Elsewhere tells that another replica told of it.
 	Elsewhere bool
 }

@@ -1,35 +1,71 @@
 package pool
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
+
+// Order is what an operator said with an order to take a member out of use, or to
+// put it back.
+type Order struct {
+	// Time is when the order was given. It is zero if that is not known.
+	Time time.Time
+	// By is who gave it, and Reason why. Both may be empty.
+	By, Reason string
+}
+
+// MaxBy and MaxReason are how many bytes these have at most.
+const (
+	MaxBy     = 128
+	MaxReason = 256
+)
+
+// Check reports what is wrong with the text of an order, if anything is.
+func (o Order) Check() error {
+	for _, text := range []struct {
+		name, value string
+		most        int
+	}{{"by", o.By, MaxBy}, {"reason", o.Reason, MaxReason}} {
+		if len(text.value) > text.most {
+			return fmt.Errorf("%s is longer than %d bytes", text.name, text.most)
+		}
+		if !utf8.ValidString(text.value) || strings.ContainsFunc(text.value, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			return fmt.Errorf("%s must contain only printable characters", text.name)
+		}
+	}
+	return nil
+}
 
 // Drained reports whether the member is used only when no other is left: its
 // weight is 0, or an operator took it out of use.
-func (m *Member) Drained() bool { return m.Weight == 0 || m.TakenOut() }
+func (m *Member) Drained() bool { return m.Weight == 0 || m.TakenOut() != nil }
 
 // Drain takes the member out of use, and others of its name, until Resume. That
 // outlives the pool.
-func (m *Member) Drain() { m.setDrained(true, false) }
+func (m *Member) Drain(o Order) { m.execute(Drained, o, false) }
 
 // Resume puts a member back into use that Drain took out. A weight of 0 stays.
-func (m *Member) Resume() { m.setDrained(false, false) }
+func (m *Member) Resume(o Order) { m.execute(Resumed, o, false) }
 
-// TakenOut reports whether an operator took the member out of use.
-func (m *Member) TakenOut() bool { return m.shared.drained.Load() }
+// TakenOut returns the order by which the member is out of use, or nil.
+func (m *Member) TakenOut() *Order { return m.shared.drained.Load() }
 
-// setDrained tells of an order that was given here also if it changes nothing: for
+// execute tells of an order that was given here also if it changes nothing: for
 // another replica, it may.
-func (m *Member) setDrained(drained, elsewhere bool) {
-	if !m.shared.drained.CompareAndSwap(!drained, drained) && elsewhere {
+func (m *Member) execute(happening Happening, o Order, elsewhere bool) {
+	var out *Order
+	if happening == Drained {
+		out = &o
+	}
+	before := m.shared.drained.Swap(out)
+	if elsewhere && (before == nil) == (out == nil) {
 		return
 	}
-	happening := Resumed
-	if drained {
-		happening = Drained
-	}
-	m.tell(Event{Happening: happening, Elsewhere: elsewhere})
+	m.tell(Event{Happening: happening, Order: o, Elsewhere: elsewhere})
 }
 
 // Reset ends all benches of the member, and forgets the failures that count

@@ -10,13 +10,13 @@ import (
 
 func TestADrainedMemberIsTheLastChoice(t *testing.T) {
 	p, members, heard := poolOf(t, "a", "b:2:1")
-	members["a"].Drain()
-	members["a"].Drain()
+	members["a"].Drain(Order{})
+	members["a"].Drain(Order{})
 	wantPick(t, p, 1, start, "b")
 	members["b"].Bench(throttle(10, 1), start)
 	wantPick(t, p, 1, start, "a")
-	members["a"].Resume()
-	members["a"].Resume()
+	members["a"].Resume(Order{})
+	members["a"].Resume(Order{})
 	wantPick(t, p, 1, at(11), "a")
 	if want := []string{"a drained", "a drained", "b began throttled 10s", "a resumed", "a resumed"}; !slices.Equal(*heard, want) {
 		t.Errorf("heard %q, want %q", *heard, want)
@@ -26,7 +26,7 @@ func TestADrainedMemberIsTheLastChoice(t *testing.T) {
 func TestADrainOutlivesThePool(t *testing.T) {
 	health := new(Health)
 	old := New([]*Member{NewMember("a", health)})
-	old.Members[0].Drain()
+	old.Members[0].Drain(Order{})
 	old.Close()
 	if next := New([]*Member{NewMember("a", health), NewMember("b", health)}); !next.Members[0].Drained() || next.Members[1].Drained() {
 		t.Error("a member is drained by its name")
@@ -55,7 +55,7 @@ func TestASnapshotTellsTheStateOfEveryMember(t *testing.T) {
 	p, members, _ := poolOf(t, "a", "b", "c")
 	members["a"].Bench(throttle(10, 1), start)
 	members["b"].Bench(failure(10), start)
-	members["c"].Drain()
+	members["c"].Drain(Order{})
 	p.Pick(&asks{model: "other"}, start)
 	states := func(seconds float64) (text []string) {
 		for _, s := range p.Snapshot(at(seconds)) {

@@ -29,6 +29,8 @@ type order struct {
 	number int64
 	// out reports whether the member is out of use.
 	out bool
+	// said is what the operator said with it.
+	said pool.Order
 	// told is when a replica last told of the order.
 	told time.Time
 	// given is when it was given here, if the store's clock was not known yet.
@@ -65,7 +67,11 @@ func (o order) left(shows int64) time.Duration {
 }
 
 func (m *message) order(told time.Time) order {
-	return order{number: m.Order, out: m.Kind == drained, told: told}
+	o := order{number: m.Order, out: m.Kind == drained, said: pool.Order{By: m.By, Reason: m.Reason}, told: told}
+	if m.Order > 0 {
+		o.said.Time = time.UnixMicro(m.Order)
+	}
+	return o
 }
 
 // date returns the time by the store's clock, or by ours while that is not known.
@@ -81,13 +87,13 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
 	key := drainKey{i.backend, i.member}
-	i.order = order{out: i.kind == drained, told: i.at}
+	i.order.out, i.order.told = i.kind == drained, i.at
 	shows, exact := r.date(i.at)
 	if i.order.number = max(shows, r.drains.known[key].number+1); !exact {
 		i.order.given = i.at
 	}
 	r.drains.known[key] = i.order
-	m.HearDrained(i.order.out) // perhaps an older order was applied just now
+	m.HearDrained(i.order.out, i.order.said) // perhaps an older order was applied just now
 }
 
 // hearDrain applies an order that another replica tells, or the store keeps, if it
@@ -120,7 +126,7 @@ func (r *Replica) applyOrder(key drainKey, o order) (there bool) {
 	for _, l := range r.openLinks() {
 		for member, backend := range l.backends() {
 			if backend == key.backend && digest(member.Name) == key.member {
-				member.HearDrained(o.out)
+				member.HearDrained(o.out, o.said)
 				there = true
 			}
 		}
@@ -135,8 +141,11 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 	for _, l := range links {
 		for m, backend := range l.backends() {
 			key := drainKey{backend, digest(m.Name)}
-			if _, ok := r.drains.known[key]; !ok && m.TakenOut() {
-				r.drains.known[key] = order{out: true} // from before the members were shared
+			if _, ok := r.drains.known[key]; ok {
+				continue
+			}
+			if said := m.TakenOut(); said != nil {
+				r.drains.known[key] = order{out: true, said: *said} // from before the members were shared
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -22,15 +23,35 @@ func (w *world) wantDrained(want bool) {
 	}
 }
 
+func TestReplicasKnowWhoDrainedABackendAndWhy(t *testing.T) {
+	share(t, 2, func(w *world) {
+		given := pool.Order{Time: time.Now(), By: "alice", Reason: "new PTU"}
+		w.at(0, "a").Drain(given)
+		synctest.Wait()
+		w.start()
+		time.Sleep(time.Second)
+		for i := range w.replicas {
+			if got := w.at(i, "a").TakenOut(); got == nil || got.By != given.By || got.Reason != given.Reason || !got.Time.Equal(given.Time) {
+				t.Errorf("at replica %d, a is out of use by %+v, want %+v", i, got, given)
+			}
+		}
+		w.at(1, "a").Drain(pool.Order{By: "bob"})
+		synctest.Wait()
+		if got := w.at(0, "a").TakenOut(); got.By != "bob" || got.Reason != "" {
+			t.Errorf("the later order is not shown, but %+v", got)
+		}
+	})
+}
+
 func TestTheLatestOrderHoldsIfTheStoreKeepsNothing(t *testing.T) {
 	share(t, 3, func(w *world) {
 		w.hub.FailWrites(errors.New("OOM"))
 		told := w.counted()
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		synctest.Wait()
 		w.wantDrained(true)
 		time.Sleep(10 * time.Millisecond)
-		w.at(1, "a").Resume()
+		w.at(1, "a").Resume(pool.Order{})
 		synctest.Wait()
 		for range 3000 {
 			w.wantDrained(false)
@@ -98,11 +119,11 @@ func TestAReplicaThatWasCutOffDoesNotBringADrainBack(t *testing.T) {
 				cut := &cutStore{Store: w.hub.Store()}
 				w.startWith(cut)
 				time.Sleep(2 * time.Second)
-				w.at(0, "a").Drain()
+				w.at(0, "a").Drain(pool.Order{})
 				synctest.Wait()
 				cut.cut.Store(true)
 				time.Sleep(time.Second)
-				w.at(1, "a").Resume()
+				w.at(1, "a").Resume(pool.Order{})
 				time.Sleep(10 * time.Minute)
 				if !w.at(2, "a").Drained() {
 					t.Fatal("it is not cut off")
@@ -124,9 +145,9 @@ func TestAReplicaThatWasCutOffDoesNotBringADrainBack(t *testing.T) {
 func TestAnOrderHoldsElsewhereIfItChangesNothingHere(t *testing.T) {
 	share(t, 3, func(w *world) {
 		w.hub.Fail(errors.New("down"))
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		time.Sleep(time.Minute)
-		w.at(1, "a").Resume() // which is in use there
+		w.at(1, "a").Resume(pool.Order{}) // which is in use there
 		time.Sleep(time.Minute)
 		w.hub.Fail(nil)
 		time.Sleep(5 * time.Second)
@@ -136,10 +157,10 @@ func TestAnOrderHoldsElsewhereIfItChangesNothingHere(t *testing.T) {
 
 func TestOrdersAreForgottenAfterADay(t *testing.T) {
 	share(t, 2, func(w *world) {
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		time.Sleep(time.Second)
-		w.at(0, "a").Resume()
-		w.at(1, "b").Drain()
+		w.at(0, "a").Resume(pool.Order{})
+		w.at(1, "b").Drain(pool.Order{})
 		time.Sleep(2 * time.Second)
 		for _, c := range []struct {
 			after time.Duration
@@ -173,7 +194,7 @@ func TestOrdersAreForgottenAfterADay(t *testing.T) {
 
 func TestNoOrderIsFromTheFuture(t *testing.T) {
 	share(t, 2, func(w *world) {
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		time.Sleep(time.Second)
 		for _, number := range []int64{math.MaxInt64, maxTime, time.Now().Add(25 * time.Hour).UnixMicro()} {
 			m := message{Version: version, Kind: resumed, From: digest("r"), Backend: digest("https://a key"), Member: digest("a"), Order: number}
@@ -183,7 +204,7 @@ func TestNoOrderIsFromTheFuture(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			w.wantDrained(true)
 		}
-		w.at(1, "a").Resume()
+		w.at(1, "a").Resume(pool.Order{})
 		time.Sleep(5 * time.Second)
 		w.start()
 		time.Sleep(time.Second)
@@ -203,7 +224,7 @@ func TestAnOrderWithoutANumberHoldsUntilOneWithANumber(t *testing.T) {
 		put()
 		synctest.Wait()
 		w.wantDrained(true)
-		w.at(0, "a").Resume()
+		w.at(0, "a").Resume(pool.Order{})
 		synctest.Wait()
 		w.wantDrained(false)
 		put()

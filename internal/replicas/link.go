@@ -115,7 +115,7 @@ func (l *Link) Happened(e pool.Event) {
 		if i.kind, i.member = resumed, digest(e.Member.Name); e.Happening == pool.Drained {
 			i.kind = drained
 		}
-		if !e.Elsewhere {
+		if i.order.said = e.Order; !e.Elsewhere {
 			r.ordered(e.Member, &i)
 		}
 	}

@@ -35,6 +35,9 @@ type message struct {
 	// Order is the number of an order to take the member out of use, or to put it
 	// back.
 	Order int64 `json:"order,omitempty"`
+	// By is who gave it, and Reason why.
+	By     string `json:"by,omitempty"`
+	Reason string `json:"reason,omitempty"`
 	// Host is where the replica runs, and Since when it began.
 	Host  string `json:"host,omitempty"`
 	Since int64  `json:"since,omitempty"`
@@ -184,7 +187,7 @@ func (m *message) check() error {
 		if !isDigest(m.Backend) || !isDigest(m.Member) || !isTime(m.Order) {
 			return errors.New("it names no backend")
 		}
-		return nil
+		return pool.Order{By: m.By, Reason: m.Reason}.Check()
 	case benched, doubted, disproved:
 		if !isDigest(m.Backend) || m.Bench == nil {
 			return errors.New("it names no bench")

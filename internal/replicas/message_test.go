@@ -49,7 +49,8 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`},
 		{`"class"`, `"hint":"made up","class"`}, {`"class"`, `"cause":"two words","class"`}, {`"class"`, `"whole":true,"model":"m","class"`}, {`"class"`, `"model":"` + strings.Repeat("m", 300) + `","class"`},
 		{whole, ""}, {whole, "null"}, {whole, `{"v":1}`}, {whole, whole[:50]}, {whole, whole + " x"}, {`{"id":"f","class":"throttled","length":10,"left":10}`, "null"},
-		{`"kind":"bench"`, `"kind":"drain"`}, {`"kind":"bench"`, `"kind":"drain","member":"x"`}, {`"kind":"bench"`, `"kind":"alive","since":-1`},
+		{`"kind":"bench"`, `"kind":"drain"`}, {`"kind":"bench"`, `"kind":"drain","member":"x"`},
+		{`"kind":"bench"`, `"kind":"drain","member":"BACKEND","by":"a\u0007"`}, {`"kind":"bench"`, `"kind":"drain","member":"BACKEND","reason":"` + strings.Repeat("r", 257) + `"`}, {`"kind":"bench"`, `"kind":"alive","since":-1`},
 		{`"kind":"bench"`, `"kind":"alive","host":"` + strings.Repeat("h", 300) + `"`}, {whole, whole + strings.Repeat(" ", state.MaxMessage)},
 	} {
 		text := complete.Replace(strings.Replace(whole, change[0], change[1], 1))
@@ -97,7 +98,7 @@ func TestARecordOfAnotherVersionIsNotOverwritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if told[benched] != 1 || told[drained] != 1 {
@@ -111,7 +112,7 @@ func FuzzParse(f *testing.F) {
 	for _, m := range []message{
 		{Version: version, Kind: benched, From: digest("r"), Backend: digest("https://a key"), Bench: benchOf(b, someTime)},
 		{Version: version, Kind: disproved, From: digest("r"), Backend: digest("https://a key"), Bench: benchOf(b, someTime)},
-		{Version: version, Kind: drained, From: digest("r"), Backend: digest("https://a key"), Member: digest("a")},
+		{Version: version, Kind: drained, From: digest("r"), Backend: digest("https://a key"), Member: digest("a"), By: "alice", Reason: "why"},
 		{Version: version, Kind: alive, From: digest("r"), Host: "h", Since: 1},
 	} {
 		f.Add(m.text())

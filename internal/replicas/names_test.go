@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // takeKey has a replica's member get another key, as a file does that changes.
@@ -52,12 +54,12 @@ func TestADrainOutlivesTheKey(t *testing.T) {
 				}
 			}
 		}
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		synctest.Wait()
 		w.takeKey(0, "a", "new")
 		time.Sleep(time.Minute)
 		want(true, true)
-		w.at(0, "a").Resume()
+		w.at(0, "a").Resume(pool.Order{})
 		time.Sleep(time.Minute)
 		want(false, true)
 		w.takeKey(1, "a", "new")

@@ -167,7 +167,7 @@ func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
 	switch i.kind {
 	case drained, resumed:
-		m.Member, m.Order = i.member, i.order.number
+		m.Member, m.Order, m.By, m.Reason = i.member, i.order.number, i.order.said.By, i.order.said.Reason
 		if record, ok = r.recordOrder(i, now); !ok {
 			return record, false
 		}

@@ -137,7 +137,7 @@ func TestABenchHoldsAtAllReplicasAtOnce(t *testing.T) {
 func TestAReplicaThatStartsKnowsWhatTheOthersKnow(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
-		w.at(0, "b").Drain()
+		w.at(0, "b").Drain(pool.Order{})
 		time.Sleep(5 * time.Second)
 		w.start()
 		synctest.Wait()
@@ -246,7 +246,7 @@ func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
 				}
 			}
 		}
-		w.at(0, "a").Drain()
+		w.at(0, "a").Drain(pool.Order{})
 		synctest.Wait()
 		want(true)
 		time.Sleep(time.Minute)
@@ -255,7 +255,7 @@ func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		want(true)
 		w.hub.Fail(errors.New("down"))
-		w.at(1, "a").Resume() // while the store is down
+		w.at(1, "a").Resume(pool.Order{}) // while the store is down
 		time.Sleep(time.Minute)
 		w.hub.Fail(nil)
 		time.Sleep(2 * time.Second)
@@ -275,9 +275,9 @@ func TestWhatTheStoreKeptBeforeDoesNotOverruleADrain(t *testing.T) {
 			time.Sleep(time.Duration(i) * 50 * time.Millisecond) // at any moment of a comparison
 			drain, by := i%2 == 0, i%3%2
 			if drain {
-				w.at(by, "a").Drain()
+				w.at(by, "a").Drain(pool.Order{})
 			} else {
-				w.at(by, "a").Resume()
+				w.at(by, "a").Resume(pool.Order{})
 			}
 			for began := time.Now(); time.Since(began) < 2*time.Second; time.Sleep(10 * time.Millisecond) {
 				synctest.Wait()

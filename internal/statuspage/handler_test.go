@@ -67,7 +67,7 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		members := usePool(t, evil, evil+"1", "b", "c", "d")
 		members[evil+"1"].Bench(throttle(evil+strings.Repeat("long", 50), 90*time.Second), time.Now())
 		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "not_permitted", Status: 403, Cause: "missing_role"}, Whole: true, Wait: time.Minute}, time.Now())
-		members["c"].Drain()
+		members["c"].Drain(pool.Order{})
 		h, _ := newHandler(t, 1)
 		got, err := ask(t, h, http.MethodGet, "/status")
 		if err != nil {

@@ -1,12 +1,15 @@
 package operators
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +17,12 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // everyBackend tells how all backends are.
@@ -62,7 +67,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		from, to := since.Format(time.RFC3339Nano), until.Format(time.RFC3339Nano)
 		want := `{"pool":"openai_lb","name":"a","priority":1,"weight":3,"state":"benched",` +
 			`"class":"throttled","model":"gpt-4o","until":"` + to + `","remaining_ms":6999,` +
-			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"failures":0,"failovers":0,"tokens":0,` +
+			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
 			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","time":"` + from + `"},` +
 			`"benches":[{"scope":"model","model":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
 			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999}]}`
@@ -113,11 +118,11 @@ func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.Status(401))
 		w.Post(`{"model":"model-3"}`)
 		want("benched credential  60000ms") // for the whole backend
-		a.Drain()
+		a.Drain(pool.Order{})
 		want("drained credential  60000ms")
 		time.Sleep(time.Minute)
 		want("drained   0ms")
-		a.Resume()
+		a.Resume(pool.Order{})
 		want("probing   0ms")
 		w.Backends["a"].Recovers()
 		for n := range 3 {
@@ -154,14 +159,15 @@ type operated struct {
 	caddyfile string
 	address   string
 	client    *http.Client
+	b         *lbtest.Backend
 }
 
 func newOperated(t *testing.T) *operated {
 	t.Helper()
 	a, serverA := lbtest.Listen(t, "a")
-	_, serverB := lbtest.Listen(t, "b")
+	b, serverB := lbtest.Listen(t, "b")
 	port, admin := lbtest.FreePort(t), lbtest.FreePort(t)
-	o := &operated{t: t, admin: fmt.Sprintf("127.0.0.1:%d", admin), address: fmt.Sprintf("http://127.0.0.1:%d", port), client: lbtest.NewClient(t)}
+	o := &operated{t: t, admin: fmt.Sprintf("127.0.0.1:%d", admin), address: fmt.Sprintf("http://127.0.0.1:%d", port), client: lbtest.NewClient(t), b: b}
 	o.caddyfile = fmt.Sprintf(`{
 		admin %s
 		auto_https off
@@ -230,14 +236,19 @@ func (o *operated) backends(method, path string) (backends []string) {
 
 // command runs `caddy openai-lb`.
 func (o *operated) command(args ...string) (output string, err error) {
-	var command cobra.Command
-	caddycmd.Commands()["openai-lb"].CobraFunc(&command)
 	var out bytes.Buffer
-	command.SetOut(&out)
-	command.SetErr(&out)
-	command.SetArgs(append(args, "--address", o.admin))
-	err = command.Execute()
+	err = runCommand(&out, append(args, "--address", o.admin)...)
 	return out.String(), err
+}
+
+// runCommand runs `caddy openai-lb`, as Caddy does.
+func runCommand(out io.Writer, args ...string) error {
+	command := cobra.Command{SilenceUsage: true}
+	caddycmd.Commands()["openai-lb"].CobraFunc(&command)
+	command.SetOut(out)
+	command.SetErr(out)
+	command.SetArgs(args)
+	return command.Execute()
 }
 
 func (o *operated) want(got []string, want ...string) {
@@ -278,8 +289,11 @@ func TestTheAdminAPIRefusesWhatItCannotDo(t *testing.T) {
 		{"POST", "/team%2Fa%20b/drain?pool=other", 404, "", "no backend is called 'team/a b' in the pool 'other': there are b"},
 		{"POST", "/b/drain?pool=third", 404, "", "no pool is called 'third': there are other, openai_lb"},
 		{"GET", "?pool=third", 404, "", "no pool is called 'third': there are other, openai_lb"},
-		{"POST", "/b/drain?pol=other", 400, "", "query parameter 'pol': only one `pool` is allowed"},
-		{"POST", "/b/drain?pool=other&pool=openai_lb", 400, "", "query parameter 'pool': only one `pool` is allowed"},
+		{"POST", "/b/drain?pol=other", 400, "", "query parameter 'pol': expected at most one of each of pool, by, reason"},
+		{"POST", "/b/drain?pool=other&pool=openai_lb", 400, "", "query parameter 'pool': expected at most one of each of pool, by, reason"},
+		{"POST", "/b/drain?reason=" + strings.Repeat("r", 257), 400, "", "query parameter reason is longer than 256 bytes"},
+		{"POST", "/b/drain?by=a%0Ab", 400, "", "query parameter by must contain only printable characters"},
+		{"GET", "?by=a", 400, "", "query parameter 'by': expected at most one of each of pool"},
 		{"GET", "?pool=%zz", 400, "", `the query cannot be read: invalid URL escape "%zz"`},
 	} {
 		got := o.call(c.method, atBackends+c.path)
@@ -318,6 +332,7 @@ func TestTheCommandShowsBackendsAndGivesOrders(t *testing.T) {
 		}
 		output, err := o.command(args...)
 		lines := strings.Split(strings.TrimSpace(output), "\n")
+		lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, " was drained ") })
 		if err != nil || len(lines) != 1+len(c.want) || !strings.HasPrefix(lines[0], "POOL ") {
 			t.Errorf("%s: %v\n%s", c.args, err, output)
 			continue
@@ -328,9 +343,166 @@ func TestTheCommandShowsBackendsAndGivesOrders(t *testing.T) {
 			}
 		}
 	}
-	for _, args := range []string{"drain nobody", "drain", "status b", "stop", "drain b --pool nowhere", "drain .."} {
-		if output, err := o.command(strings.Fields(args)...); err == nil {
-			t.Errorf("%s: no error, but\n%s", args, output)
+}
+
+func TestTheCommandSaysInPlainTextWhatIsWrong(t *testing.T) {
+	o := newOperated(t)
+	for args, want := range map[string]string{
+		"drain nobody":                 "no backend is called 'nobody': there are b, team/a b",
+		"drain":                        "accepts 1 arg(s), received 0",
+		"status b":                     "unknown command \"b\" for \" status\"",
+		"stop":                         "unknown command \"stop\" for \"\"",
+		"drain b --pool nowhere":       "no pool is called 'nowhere': there are other, openai_lb",
+		"drain b --reason a\x07b":      "query parameter reason must contain only printable characters",
+		"drain ..":                     "no backend is called '..': there are b, team/a b",
+		"status --address localhost:1": "the admin API at localhost:1: performing request: Get \"http://localhost:1/openai_lb/backends\": dial tcp ",
+		"reset b --reason no":          "unknown flag: --reason",
+		"status --config /dev/null/x":  "could not read the address of the admin API from /dev/null/x: open /dev/null/x: not a directory",
+	} {
+		var out bytes.Buffer
+		err := runCommand(&out, append([]string{"--address", o.admin}, strings.Fields(args)...)...)
+		if strings.Contains(args, "--config") {
+			out.Reset()
+			err = runCommand(&out, strings.Fields(args)...)
+		}
+		if err == nil || !strings.HasPrefix(out.String(), "Error: "+want) || strings.Contains(out.String(), "{") {
+			t.Errorf("%s: %v\n%s\nwant %s", args, err, &out, want)
+		}
+	}
+}
+
+func TestTheCommandPrintsTheAnswerOfTheAdminAPI(t *testing.T) {
+	o := newOperated(t)
+	for _, args := range []string{"status", "drain b --pool other", "drain b --pool other --wait", "reset b", "resume b"} {
+		output, err := o.command(append(strings.Fields(args), "--json")...)
+		var backends []overview.Backend
+		if err != nil || json.Unmarshal([]byte(output), &backends) != nil || len(backends) == 0 || backends[0].Pool != "other" || backends[0].Name != "b" {
+			t.Errorf("%s: %v\n%s", args, err, output)
+		}
+	}
+	if output, err := o.command("replicas", "--json"); err != nil || output != "[]\n" && output != "null\n" {
+		t.Errorf("replicas: %v\n%s", err, output)
+	}
+}
+
+func TestOperatorsSeeWhoDrainedABackendAndWhy(t *testing.T) {
+	o := newOperated(t)
+	began := time.Now().Truncate(time.Millisecond)
+	output, err := o.command("drain", "b", "--pool", "other", "--by", "alice", "--reason", "new PTU, back at noon")
+	if err != nil || !strings.Contains(output, "\nother b was drained at "+began.UTC().Format("2006-01-02T")) || !strings.HasSuffix(output, " by alice: new PTU, back at noon\n") {
+		t.Errorf("%v\n%s", err, output)
+	}
+	drain := everyBackend()[0].Drain
+	if drain == nil || drain.By != "alice" || drain.Reason != "new PTU, back at noon" || drain.Since.Before(began) || drain.Since.After(time.Now()) {
+		t.Errorf("the admin API has %+v", drain)
+	}
+	if _, err := o.command("resume", "b"); err != nil || everyBackend()[0].Drain != nil {
+		t.Errorf("%v, it is still drained: %+v", err, everyBackend()[0])
+	}
+	if output, err := o.command("drain", "b"); err != nil || everyBackend()[0].Drain.By == "" || !strings.Contains(output, " by "+everyBackend()[0].Drain.By+"\n") {
+		t.Errorf("%v, the user is unknown:\n%s", err, output)
+	}
+}
+
+func TestTheLogSaysWhoDrainedABackendAndWhoPutItBack(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		a := fleet.Default.Entries()[0].Pool.Members[0]
+		a.Drain(pool.Order{By: "alice", Reason: "repairs"})
+		a.Resume(pool.Order{By: "bob"})
+		for message, want := range map[string]string{
+			"backend drained": "map[backend:a by:alice pool:openai_lb reason:repairs]",
+			"backend resumed": "map[backend:a by:bob pool:openai_lb]",
+		} {
+			logged := w.Logged(message)
+			if len(logged) != 1 || logged[0].Level != zap.InfoLevel || fmt.Sprint(logged[0].ContextMap()) != want {
+				t.Errorf("%s: %v", message, logged)
+			}
+		}
+	})
+}
+
+func TestADrainWaitsUntilNoRequestIsInFlight(t *testing.T) {
+	o := newOperated(t)
+	arrived, over := make(chan struct{}), make(chan struct{})
+	o.b.Replies(func(w http.ResponseWriter, r *http.Request) {
+		close(arrived)
+		<-over
+		lbtest.Says(200, "{}")(w, r)
+	})
+	served := make(chan lbtest.Reply, 1)
+	go func() { served <- lbtest.Ask(o.client, o.address+"/v1/chat/completions") }()
+	lbtest.Within(t, "the request arrives", arrived)
+
+	from, to := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := runCommand(to, "drain", "b", "--pool", "openai_lb", "--wait", "--address", o.admin)
+		to.Close()
+		ended <- err
+	}()
+	lines := bufio.NewScanner(from)
+	if !lines.Scan() || lines.Text() != "requests in flight: 1" {
+		t.Fatalf("it begins with %q", lines.Text())
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("it did not wait: %v", err)
+	default:
+	}
+	close(over)
+	var rest []string
+	for lines.Scan() {
+		rest = append(rest, strings.Join(strings.Fields(lines.Text()), " "))
+	}
+	if err := <-ended; err != nil || len(rest) != 3 || !strings.HasPrefix(rest[1], "openai_lb b 1 1 drained - - - 0 ") {
+		t.Errorf("%v, it ends with %q", err, rest)
+	}
+	if got := <-served; got.Status != 200 {
+		t.Errorf("the request got %d", got.Status)
+	}
+}
+
+func TestADrainDoesNotWaitForABackendThatIsBack(t *testing.T) {
+	o := newOperated(t)
+	arrived, over := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	o.b.Replies(func(w http.ResponseWriter, r *http.Request) {
+		close(arrived)
+		<-over
+	})
+	go lbtest.Ask(o.client, o.address+"/v1/chat/completions")
+	lbtest.Within(t, "the request arrives", arrived)
+	from, to := io.Pipe()
+	go func() {
+		_ = runCommand(to, "drain", "b", "--pool", "openai_lb", "--wait", "--address", o.admin)
+		to.Close()
+	}()
+	lines := bufio.NewScanner(from)
+	lines.Scan()
+	if _, err := o.command("resume", "b"); err != nil {
+		t.Fatal(err)
+	}
+	if !lines.Scan() || lines.Text() != "Error: backend 'b' of pool 'openai_lb' is no longer drained" {
+		t.Errorf("got %q", lines.Text())
+	}
+}
+
+func TestTheCommandFindsTheAdminAPIWithoutTheVariablesOfTheService(t *testing.T) {
+	o := newOperated(t)
+	for name, c := range map[string]struct{ file, text, want string }{
+		"a Caddyfile":                      {"Caddyfile", "{\nemail {$OPENAI_LB_UNSET}\nadmin " + o.admin + "\n}\n:1 {\nopenai_lb {\nbackend http://a {\napi_key {$OPENAI_LB_UNSET}\n}\n}\n}\n", ""},
+		"a Caddyfile without an admin API": {"lb.caddyfile", "{\nadmin off\n}\n", "turns the admin API off"},
+		"JSON":                             {"lb.json", `{"admin":{"listen":"` + o.admin + `"},"apps":{"http":0}}`, ""},
+		"JSON without an admin API":        {"Caddyfile.json", `{"admin":{"disabled":true}}`, "turns the admin API off"},
+		"a Caddyfile with a mistake":       {"Caddyfile", "{\nadmin {\nport 1\n}\n}\n", "unrecognized parameter 'port'"},
+	} {
+		file := filepath.Join(t.TempDir(), c.file)
+		lbtest.WriteFile(t, file, c.text)
+		var out bytes.Buffer
+		err := runCommand(&out, "status", "--config", file)
+		switch {
+		case c.want == "" && (err != nil || !strings.HasPrefix(out.String(), "POOL ")), c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%s: %v\n%s", name, err, &out)
 		}
 	}
 }
