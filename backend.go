@@ -307,6 +307,9 @@ func (b *Backend) takes(a *asked) bool {
 // passesThrough reports whether the backend gets the caller's own credential.
 func (b *Backend) passesThrough() bool { return b.auth == authPassthrough }
 
+// hasCredential reports whether the backend gets a credential of its own.
+func (b *Backend) hasCredential() bool { return b.source != nil || b.secretHeaders != nil }
+
 // target makes the backend a member of a pool. The caller gives its health
 // back to healths.
 func (b *Backend) target() *target {

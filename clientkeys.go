@@ -1,11 +1,14 @@
 package openailb
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
@@ -56,6 +59,34 @@ func (h *Handler) provisionClientKeys() error {
 	if h.clientKeys = store; store.InFiles() {
 		h.keyFiles.Add("client keys", store.Read)
 	}
+	return nil
+}
+
+// warnIfPublic logs a warning if everybody can use the keys of the backends. Which
+// routes lead to a handler is known when the config was loaded.
+func (h *Handler) warnIfPublic(ctx caddy.Context) error {
+	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*Backend).hasCredential) {
+		return nil
+	}
+	events, err := ctx.App("events")
+	if err != nil {
+		return err
+	}
+	return events.(*caddyevents.App).On("started", whenStarted{func() {
+		if app, err := ctx.AppIfConfigured("http"); err == nil {
+			if sites := clientkeys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
+				h.logger.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", h.Pool))
+			}
+		}
+	}})
+}
+
+// whenStarted is a handler of events that calls a function.
+type whenStarted struct{ do func() }
+
+// Handle implements caddyevents.Handler.
+func (w whenStarted) Handle(context.Context, caddy.Event) error {
+	w.do()
 	return nil
 }
 

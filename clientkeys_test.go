@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -297,4 +298,47 @@ func TestKeysOfDifferentCallersInOneRequestAreRefused(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestAPublicSiteWithoutClientKeysIsWarnedOf(t *testing.T) {
+	const lb = "openai_lb {\nbackend http://127.0.0.1:1 {\napi_key k\n}\n}\n"
+	for name, c := range map[string]struct {
+		addresses, directives string
+		want                  bool
+	}{
+		"a public name":                 {"llm.example.com", lb, true},
+		"one with a log and limits":     {"llm.example.com", "log\nencode gzip\n@large not path */files\nrequest_body @large {\nmax_size 1MB\n}\n" + lb, true},
+		"one in a handle":               {"llm.example.com", "handle /v1/* {\n" + lb + "}\nhandle {\nrespond 404\n}\n", true},
+		"one with a page beside it":     {"llm.example.com", "respond /healthz OK\nreverse_proxy /app/* 127.0.0.1:1\nopenai_lb_status /status\n" + lb, true},
+		"one that closes connections":   {"llm.example.com", "@stopping vars {http.shutting_down} true\nheader @stopping Connection close\n" + lb, true},
+		"one with a local name":         {"localhost, llm.example.com", lb, true},
+		"one of any name":               {"*.example.com", lb, true},
+		"a name that is not public":     {"llm.internal, localhost, 10.0.0.1", lb, false},
+		"no name":                       {"", lb, false},
+		"a listener that is not public": {"llm.example.com", "bind 127.0.0.1\n" + lb, false},
+		"client keys":                   {"llm.example.com", strings.Replace(lb, "backend", "client_key alice client-key-of-alice\nbackend", 1), false},
+		"keys of the callers' own":      {"llm.example.com", strings.Replace(lb, "api_key k", "auth passthrough", 1), false},
+		"no key of a backend":           {"llm.example.com", strings.Replace(lb, "api_key k", "", 1), false},
+		"a key in a header":             {"llm.example.com", strings.Replace(lb, "api_key k", "header X-Token k", 1), true},
+		"passwords":                     {"llm.example.com", "basic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n" + lb, false},
+		"another service that checks":   {"llm.example.com", "forward_auth 127.0.0.1:1 {\nuri /check\n}\n" + lb, false},
+		"networks that are refused":     {"llm.example.com", "@outside not client_ip 203.0.113.0/24\nrespond @outside 403\n" + lb, false},
+		"networks that are let in":      {"llm.example.com", "@inside remote_ip 203.0.113.0/24\nhandle @inside {\n" + lb + "}\n", false},
+		"a header that is checked":      {"llm.example.com", "@wrong not header X-Secret {env.SECRET}\nhandle @wrong {\nrespond 401\n}\n" + lb, false},
+		"paths of one network":          {"llm.example.com", "@inside {\npath /v1/*\nremote_ip private_ranges\n}\n" + strings.Replace(lb, "openai_lb", "openai_lb @inside", 1), false},
+		"passwords of another site":     {"other.example.com:PORT {\nbasic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n}\nhttp://llm.example.com", lb, true},
+	} {
+		log := filepath.Join(t.TempDir(), "log")
+		const port = "0"
+		addresses := "http://" + strings.ReplaceAll(c.addresses, ", ", ":"+port+", http://")
+		addresses = strings.ReplaceAll(strings.Replace(addresses, "http://http://", "http://", 1), "PORT", port)
+		lbtest.Run(t, "{\nadmin off\nauto_https off\nlog {\noutput file "+log+"\n}\n}\n"+addresses+":"+port+" {\n"+c.directives+"}\n")
+		text, err := os.ReadFile(log)
+		if got := strings.Contains(string(text), "everybody who can reach the site can spend your budget"); err != nil || got != c.want {
+			t.Errorf("%s: a warning: %v, want %v, %v\n%s", name, got, c.want, err, text)
+		}
+		if c.want && !strings.Contains(string(text), `"sites":["`) {
+			t.Errorf("%s: no site is named", name)
+		}
+	}
 }

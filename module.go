@@ -242,6 +242,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if policy != nil && slices.ContainsFunc(h.Backends, func(b *Backend) bool { return *b.Weight > 1 }) {
 		h.logger.Warn(weightIgnored)
 	}
+	if err := h.warnIfPublic(ctx); err != nil {
+		return err
+	}
 	if err := h.provisionTransport(ctx); err != nil {
 		return err
 	}

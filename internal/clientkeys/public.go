@@ -1,0 +1,126 @@
+package clientkeys
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"github.com/caddyserver/caddy/v2/modules/caddytls"
+	"github.com/caddyserver/certmagic"
+)
+
+// PublicSites returns the public host names by which requests reach a handler
+// although nothing before it can have checked who sent them. A handler or a matcher
+// that this package does not know counts as a check.
+func PublicSites(app *caddyhttp.App, handler caddyhttp.MiddlewareHandler) []string {
+	s := search{handler: handler}
+	for _, server := range app.Servers {
+		certificates := slices.ContainsFunc(server.TLSConnPolicies, func(p *caddytls.ConnectionPolicy) bool { return p.ClientAuthentication != nil })
+		if !certificates && slices.ContainsFunc(server.Listen, isPublic) {
+			s.walk(server.Routes, nil, false)
+		}
+	}
+	slices.Sort(s.sites)
+	return slices.Compact(s.sites)
+}
+
+// isPublic reports whether hosts of other networks may reach a listener.
+func isPublic(listener string) bool {
+	address, err := caddy.ParseNetworkAddress(listener)
+	if err != nil || address.IsUnixNetwork() || address.Host == "localhost" {
+		return false
+	}
+	ip, err := netip.ParseAddr(address.Host)
+	return err != nil || !ip.IsLoopback() && !ip.IsPrivate()
+}
+
+// search looks for a handler in routes.
+type search struct {
+	handler caddyhttp.MiddlewareHandler
+	sites   []string
+}
+
+// walk takes the way of requests for these hosts through routes. It reports whether
+// a handler in them answers, and whether what follows is guarded: something in them
+// may have refused a request because of who sent it.
+func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) (answers, guards bool) {
+	for _, route := range routes {
+		its, choosy := hosts, !ignoreCaller(route.MatcherSets)
+		ofSite := hostsOf(route)
+		if ofSite != nil {
+			its = ofSite
+		}
+		answersHere, guardsHere := false, false
+		for _, h := range route.Handlers {
+			before := guarded || guards || choosy || guardsHere
+			if h == s.handler && !before {
+				s.add(its)
+			}
+			if subroute, ok := h.(*caddyhttp.Subroute); ok {
+				a, g := s.walk(subroute.Routes, its, before)
+				answersHere, guardsHere = answersHere || a, guardsHere || g
+			} else if !slices.Contains(passive, nameOf(h)) {
+				answersHere, guardsHere = true, guardsHere || !answersAnybody(h)
+			}
+		}
+		answers = answers || answersHere
+		if ofSite == nil { // what follows may be for another site
+			guards = guards || guardsHere || choosy && answersHere
+		}
+	}
+	return answers, guards
+}
+
+func (s *search) add(hosts []string) {
+	for _, host := range hosts {
+		if certmagic.SubjectQualifiesForPublicCert(host) && !certmagic.SubjectIsIP(host) {
+			s.sites = append(s.sites, host)
+		}
+	}
+}
+
+func hostsOf(route caddyhttp.Route) (hosts []string) {
+	for _, set := range route.MatcherSets {
+		for _, matcher := range set {
+			if host, ok := matcher.(*caddyhttp.MatchHost); ok {
+				hosts = append(hosts, *host...)
+			}
+		}
+	}
+	return hosts
+}
+
+// ignoreCaller reports whether matchers look only at what is asked.
+func ignoreCaller(sets []caddyhttp.MatcherSet) bool {
+	for _, set := range sets {
+		for _, matcher := range set {
+			if not, ok := matcher.(*caddyhttp.MatchNot); ok && ignoreCaller(not.MatcherSets) {
+				continue
+			}
+			if !slices.Contains([]string{"host", "method", "path", "path_regexp", "protocol"}, nameOf(matcher)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// passive are handlers that neither answer nor refuse requests.
+var passive = []string{"encode", "headers", "intercept", "log_append", "map", "push", "request_body", "rewrite", "templates", "timeouts", "tracing", "vars"}
+
+// answersAnybody reports whether a handler answers without looking at who asks.
+func answersAnybody(h any) bool {
+	if proxy, ok := h.(*reverseproxy.Handler); ok {
+		return len(proxy.HandleResponse) == 0 // forward_auth has some
+	}
+	return slices.Contains([]string{"acme_server", "error", "file_server", "metrics", "openai_lb", "openai_lb_status", "openai_simulator", "static_response"}, nameOf(h))
+}
+
+func nameOf(module any) string {
+	if m, ok := module.(caddy.Module); ok {
+		return m.CaddyModule().ID.Name()
+	}
+	return ""
+}
