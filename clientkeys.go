@@ -1,17 +1,16 @@
 package openailb
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
@@ -68,26 +67,13 @@ func (h *Handler) warnIfPublic(ctx caddy.Context) error {
 	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*Backend).hasCredential) {
 		return nil
 	}
-	events, err := ctx.App("events")
-	if err != nil {
-		return err
-	}
-	return events.(*caddyevents.App).On("started", whenStarted{func() {
+	return announce.WhenStarted(ctx, func() {
 		if app, err := ctx.AppIfConfigured("http"); err == nil {
 			if sites := clientkeys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
 				h.logger.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", h.Pool))
 			}
 		}
-	}})
-}
-
-// whenStarted is a handler of events that calls a function.
-type whenStarted struct{ do func() }
-
-// Handle implements caddyevents.Handler.
-func (w whenStarted) Handle(context.Context, caddy.Event) error {
-	w.do()
-	return nil
+	})
 }
 
 // admit finds out who sent the request. It refuses a caller without a valid

@@ -11,9 +11,9 @@ import (
 	"sync"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -107,27 +107,8 @@ func (o *State) Join(ctx caddy.Context) (*Membership, error) {
 	}
 	s := value.(*share)
 	m.link = s.replica.NewLink()
-	return m, onStarted(ctx, starter{s, ctx.Logger().With(zap.String("engine", name))})
-}
-
-// onStarted has the starter run when the config has started.
-func onStarted(ctx caddy.Context, s starter) error {
-	app, err := ctx.App("events")
-	if err != nil {
-		return err
-	}
-	return app.(*caddyevents.App).On("started", s)
-}
-
-type starter struct {
-	share  *share
-	logger *zap.Logger
-}
-
-// Handle implements caddyevents.Handler.
-func (s starter) Handle(context.Context, caddy.Event) error {
-	s.share.run(s.logger)
-	return nil
+	logger := ctx.Logger().With(zap.String("engine", name))
+	return m, announce.WhenStarted(ctx, func() { s.run(logger) })
 }
 
 // Link connects a pool with the other replicas. It is nil without an engine.
