@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -104,8 +105,8 @@ func (k apiKey) Renew(_ context.Context, refused Credential) (Credential, error)
 	return Credential{Header: k.header, Value: k.Value()}, nil
 }
 
-// provisionAuth decides on the scheme and sets up the source of credentials.
-func (b *Backend) provisionAuth(ctx caddy.Context) error {
+// chooseAuth decides on the scheme, and checks what is given next to it.
+func (b *Backend) chooseAuth() error {
 	b.auth = b.Auth
 	host := b.url.Hostname()
 	azure := endpoint.IsAzure(host)
@@ -123,14 +124,26 @@ func (b *Backend) provisionAuth(ctx caddy.Context) error {
 	if err := checkAuth(b.auth); err != nil {
 		return err
 	}
+	hasKey := b.auth == authAPIKey || b.auth == authBearer
 	switch {
-	case (b.auth == authAPIKey || b.auth == authBearer) && b.APIKey == "":
-		if b.Auth == "" {
-			return fmt.Errorf("an api_key is required: auth is %s for this host unless it is set", b.auth)
-		}
+	case hasKey && b.APIKey == "" && b.Auth == "":
+		return fmt.Errorf("an api_key is required: auth is %s for this host unless it is set", b.auth)
+	case hasKey && b.APIKey == "":
 		return fmt.Errorf("auth %s requires an api_key", b.auth)
-	case b.auth != authAPIKey && b.auth != authBearer && b.APIKey != "":
+	case !hasKey && b.APIKey != "":
 		return fmt.Errorf("auth %s does not take an api_key", b.auth)
+	}
+	replaces := func(name string) bool { return strings.EqualFold(name, "Authorization") }
+	if b.auth != authPassthrough && b.auth != authNone && slices.ContainsFunc(slices.Collect(maps.Keys(b.Header)), replaces) {
+		return fmt.Errorf("header Authorization would replace the credential of auth %s: use auth none with header, or leave the header out", b.auth)
+	}
+	return nil
+}
+
+// provisionAuth sets up the source of credentials.
+func (b *Backend) provisionAuth(ctx caddy.Context) error {
+	if err := b.chooseAuth(); err != nil {
+		return err
 	}
 	header, prefix := "Authorization", "Bearer "
 	switch b.auth {

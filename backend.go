@@ -181,15 +181,12 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	}
 	b.header = make(http.Header, len(b.Header))
 	for name, values := range b.Header {
-		if !httpguts.ValidHeaderFieldName(name) {
-			return fmt.Errorf("header %q is not a valid name of a header", name)
-		}
 		for _, value := range values {
 			if value, err = repl.ReplaceOrErr(value, true, true); err != nil {
 				return fmt.Errorf("header %s: %w", name, err)
 			}
-			if !httpguts.ValidHeaderFieldValue(value) {
-				return fmt.Errorf("header %s: the value must not contain control characters", name)
+			if err := checkHeader(name, value); err != nil {
+				return err
 			}
 			b.header.Add(name, value)
 			if secret.InHeader(name) {
@@ -200,9 +197,6 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	identity := ""
 	if b.source != nil {
 		identity = b.source.Identity()
-		if name := "Authorization"; b.header[name] != nil {
-			return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out", name, b.auth)
-		}
 		if b.url.Scheme == "http" && (endpoint.IsAzure(b.url.Hostname()) || endpoint.IsOpenAI(b.url.Hostname())) {
 			ctx.Logger().Warn("the backend's key is sent without encryption: use https", zap.String("url", b.url.String()))
 		}
@@ -211,6 +205,16 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	b.base = b.url.String() + base
 	b.health = b.base + " " + fingerprint
 	b.account = affinity.Account(b.Account, b.url, fingerprint)
+	return nil
+}
+
+func checkHeader(name, value string) error {
+	if !httpguts.ValidHeaderFieldName(name) {
+		return fmt.Errorf("header %q is not a valid name of a header", name)
+	}
+	if !httpguts.ValidHeaderFieldValue(value) {
+		return fmt.Errorf("header %s: the value must not contain control characters", name)
+	}
 	return nil
 }
 
@@ -235,16 +239,23 @@ func (b *Backend) provisionModels() error {
 		if m.Name == "" {
 			return errors.New("model requires a name")
 		}
+		if err := m.check(); err != nil {
+			return err
+		}
 		if _, ok := b.models[m.Name]; ok {
 			return fmt.Errorf("model '%s' is given twice", m.Name)
-		}
-		if strings.Contains(m.Name, "*") {
-			return fmt.Errorf("model '%s' has a *, but is the name of one model: a backend without the option serves any", m.Name)
 		}
 		if b.models == nil {
 			b.models = make(map[string]string)
 		}
 		b.models[m.Name] = cmp.Or(m.Deployment, b.Deployment, m.Name)
+	}
+	return nil
+}
+
+func (m Model) check() error {
+	if strings.Contains(m.Name, "*") {
+		return fmt.Errorf("model '%s' has a *, but is the name of one model: a backend without the option serves any", m.Name)
 	}
 	return nil
 }
@@ -270,6 +281,9 @@ func (b *Backend) nameOf(model string) string {
 	}
 	return cmp.Or(b.models[model], b.Deployment, model)
 }
+
+// errTakenName says that the name of a backend is not its own.
+var errTakenName = errors.New("another backend has this name")
 
 // label names the backend, the ith of the config, in an error. It has no part
 // of a URL that is not valid, because that may hold a password.

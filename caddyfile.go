@@ -14,9 +14,11 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -109,9 +111,16 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, h.PassiveHealth.options(), directive.Options{
 		"pool": directive.String(&h.Pool),
 		"backend": directive.Func(func(d *caddyfile.Dispenser) error {
-			b := new(Backend)
+			b, begin := new(Backend), *d
 			h.Backends = append(h.Backends, b)
-			return b.unmarshalCaddyfile(d)
+			err := b.unmarshalCaddyfile(d)
+			if err == nil && b.Name != "" && slices.ContainsFunc(h.Backends[:len(h.Backends)-1], func(other *Backend) bool { return other.Name == b.Name }) {
+				err = begin.WrapErr(errTakenName)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", b.label(len(h.Backends)-1), err)
+			}
+			return nil
 		}).Repeatable(),
 		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.BackendsFromEnv = acaenv.DefaultPrefix
@@ -136,7 +145,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
 		}).Check(func() error { return refuseOwnOptions(h.ReverseProxy) }),
-	})
+	}.Check(h.checkAffinity))
 	if err != nil {
 		return err
 	}
@@ -148,17 +157,24 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 func (h *Handler) addClientKey(args []string) error {
 	h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
-	return nil
+	if hasPlaceholder(args[1]) {
+		return nil
+	}
+	return clientkeys.Key{Name: args[0], Key: args[1]}.Check()
 }
+
+// hasPlaceholder reports whether a value is known only at load.
+func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 
 // unmarshalCaddyfile reads the URL of a backend and its block.
 func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &b.URL); err != nil {
 		return err
 	}
-	// A URL with placeholders is checked when they are resolved, at load.
-	if !strings.Contains(b.URL, "{") {
-		if _, err := endpoint.ParseURL(b.URL); err != nil {
+	// What has placeholders is checked when they are resolved, at load.
+	if !hasPlaceholder(b.URL) {
+		var err error
+		if b.url, err = endpoint.ParseURL(b.URL); err != nil {
 			return d.WrapErr(err)
 		}
 	}
@@ -166,7 +182,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"name":         directive.String(&b.Name),
 		"priority":     directive.Int(&b.Priority, 1, maxInt),
 		"weight":       directive.IntPointer(&b.Weight, maxWeight),
-		"api_key":      directive.Secret(&b.APIKey),
+		"api_key":      directive.Secret(&b.APIKey).Check(b.checkKey),
 		"auth":         directive.Func(b.unmarshalAuth),
 		"header":       directive.Args("a name and a value", 2, 2, b.addHeader).Repeatable(),
 		"deployment":   directive.String(&b.Deployment),
@@ -176,7 +192,27 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"account":      directive.String(&b.Account),
 
 		"trace_context": directive.Flag(&b.TraceContext),
-	})
+	}.Check(b.checkTogether))
+}
+
+// checkKey checks a key that is in the Caddyfile itself.
+func (b *Backend) checkKey() error {
+	if hasPlaceholder(b.APIKey) {
+		return nil
+	}
+	if _, err := secret.ResolveKey(b.APIKey); err != nil {
+		return fmt.Errorf("api_key: %w", err)
+	}
+	return nil
+}
+
+// checkTogether checks options that depend on each other.
+func (b *Backend) checkTogether() error {
+	if b.url == nil {
+		return nil
+	}
+	checked := Backend{url: b.url, Auth: b.Auth, APIKey: b.APIKey, Header: b.Header}
+	return checked.chooseAuth()
 }
 
 func (b *Backend) addHeader(args []string) error {
@@ -184,7 +220,10 @@ func (b *Backend) addHeader(args []string) error {
 		b.Header = make(http.Header)
 	}
 	b.Header.Add(args[0], args[1])
-	return nil
+	if hasPlaceholder(args[1]) {
+		return checkHeader(args[0], "")
+	}
+	return checkHeader(args[0], args[1])
 }
 
 func (b *Backend) addModel(args []string) error {
@@ -196,7 +235,7 @@ func (b *Backend) addModel(args []string) error {
 		return fmt.Errorf("model '%s' is given twice", m.Name)
 	}
 	b.Model = append(b.Model, m)
-	return nil
+	return m.check()
 }
 
 // unmarshalAuth reads a scheme. A scheme that is a module has options.
@@ -301,7 +340,10 @@ func (p *PassiveHealth) options() directive.Options {
 		"stream_first_event_timeout": directive.Duration(&p.StreamFirstEventTimeout),
 		"stream_idle_timeout":        directive.Duration(&p.StreamIdleTimeout),
 		"stream_require_end":         directive.Flag(&p.StreamRequireEnd),
-	}
+	}.Check(func() error {
+		checked := *p
+		return checked.provision()
+	})
 }
 
 func (p *PassiveHealth) addUnhealthyStatus(args []string) error {

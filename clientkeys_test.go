@@ -232,7 +232,7 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a name that cannot be printed", "client_keys_file " + file("x\x07 sk-secret\n"), []string{"line 1", "printable"}},
 		{"a placeholder without its end", "client_key x {env.OPENAI_LB_TEST_SECRET", []string{`client_key "x"`, "unpaired brace"}},
 		{"a key from no file", "client_key x {file./nowhere}", []string{`client_key "x"`, "/nowhere: no such file"}},
-		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "found 1 words"}},
+		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "expected a name and a key, and nothing else"}},
 		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
 	} {
 		config, err := lbtest.Adapt(":0 {\nopenai_lb {\nbackend http://a\n" + c.line + "\n}\n}\n")
@@ -334,7 +334,7 @@ func TestAPublicSiteWithoutClientKeysIsWarnedOf(t *testing.T) {
 		addresses = strings.ReplaceAll(strings.Replace(addresses, "http://http://", "http://", 1), "PORT", port)
 		lbtest.Run(t, "{\nadmin off\nauto_https off\nlog {\noutput file "+log+"\n}\n}\n"+addresses+":"+port+" {\n"+c.directives+"}\n")
 		text, err := os.ReadFile(log)
-		if got := strings.Contains(string(text), "everybody who can reach the site can spend your budget"); err != nil || got != c.want {
+		if got := strings.Contains(string(text), "anyone who can reach the site can spend your budget"); err != nil || got != c.want {
 			t.Errorf("%s: a warning: %v, want %v, %v\n%s", name, got, c.want, err, text)
 		}
 		if c.want && !strings.Contains(string(text), `"sites":["`) {

@@ -321,7 +321,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 			return fmt.Errorf("%s: %w", b.label(i), err)
 		}
 		if b.Name != "" && names[b.Name] {
-			return fmt.Errorf("%s: another backend has this name", b.label(i))
+			return fmt.Errorf("%s: %w", b.label(i), errTakenName)
 		}
 		names[b.Name] = true
 	}

@@ -62,7 +62,10 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	h.proxy = proxy
 	h.balancer.debugs = ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
 	h.keepsHeaders = !h.balancer.debugs && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
-	return proxy.Provision(ctx)
+	if err := proxy.Provision(ctx); err != nil {
+		return fmt.Errorf("reverse_proxy: %w", err)
+	}
+	return nil
 }
 
 // refuseOwnOptions refuses the options of reverse_proxy that openai_lb sets

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -103,7 +104,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		t.HTTP.KeepAlive.MaxIdleConnsPerHost = idleConnsPerHost
 	}
 	if err := t.HTTP.Provision(ctx); err != nil {
-		return err
+		return fmt.Errorf("http: %w", err)
 	}
 	if t.HTTP.Transport.TLSHandshakeTimeout == 0 {
 		t.HTTP.Transport.TLSHandshakeTimeout = handshakeTimeout

@@ -89,7 +89,10 @@ func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"callers": directive.OneOf(&o.Callers, Strict),
 
 		"prompt_cache": directive.Func(o.unmarshalPromptCache),
-	})
+	}.Check(func() error {
+		checked := *o
+		return checked.provision()
+	}))
 }
 
 func (o *Options) checkIDs() error {

@@ -134,7 +134,7 @@ func (s *Store) read() error {
 	known := make(map[blinded]Caller)
 	for _, k := range found {
 		if err := s.add(known, k); err != nil {
-			return fmt.Errorf("%s: %w", k.where, err)
+			return err
 		}
 	}
 	if s.known.Swap(&known) != nil {
@@ -155,12 +155,11 @@ type foundKey struct {
 func (s *Store) find() ([]foundKey, error) {
 	var found []foundKey
 	for _, k := range s.config.Keys {
-		where := fmt.Sprintf("client_key %q", k.Name)
-		key, err := secret.ResolveKey(k.Key)
+		key, err := k.resolve()
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", where, err)
+			return nil, err
 		}
-		found = append(found, foundKey{where: where, name: k.Name, key: key})
+		found = append(found, key)
 	}
 	if s.config.File == "" {
 		return found, nil
@@ -181,7 +180,7 @@ func (s *Store) find() ([]foundKey, error) {
 		}
 		where := fmt.Sprintf("client_keys_file %s: line %d", s.config.File, i+1)
 		if len(fields) != 2 {
-			return nil, fmt.Errorf("%s: expected a name and a key, found %d words", where, len(fields))
+			return nil, fmt.Errorf("%s: expected a name and a key, and nothing else", where)
 		}
 		found = append(found, foundKey{where, fields[0], fields[1], unfinished})
 	}
@@ -218,28 +217,60 @@ func (s *Store) settled(text string, changed time.Time) bool {
 	return now.Sub(changed) >= settleTime || now.Sub(s.seen) >= settleTime
 }
 
+// resolve replaces the placeholders of a key.
+func (k Key) resolve() (foundKey, error) {
+	where := fmt.Sprintf("client_key %q", k.Name)
+	key, err := secret.ResolveKey(k.Key)
+	if err != nil {
+		return foundKey{}, fmt.Errorf("%s: %w", where, err)
+	}
+	return foundKey{where: where, name: k.Name, key: key}, nil
+}
+
+// Check reports what is wrong with a key and its name, if anything is.
+func (k Key) Check() error {
+	found, err := k.resolve()
+	if err == nil {
+		_, err = found.digest()
+	}
+	return err
+}
+
+// digest returns the digest of a key. It checks the key and its name.
+func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
+	switch text, isDigest := strings.CutPrefix(k.key, digestPrefix); {
+	case k.name == "" || len(k.name) > maxName:
+		err = fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(k.name))
+	case !utf8.ValidString(k.name) || strings.ContainsFunc(k.name, func(r rune) bool { return !unicode.IsPrint(r) }):
+		err = fmt.Errorf("expected a name of printable characters, found %q", k.name)
+	case isDigest:
+		raw, wrong := hex.DecodeString(text)
+		if wrong != nil || len(raw) != len(digest) {
+			err = fmt.Errorf("expected %d hexadecimal digits after %s", 2*len(digest), digestPrefix)
+			break
+		}
+		digest = [sha256.Size]byte(raw)
+	case utf8.RuneCountInString(k.key) < minKey:
+		err = fmt.Errorf("a key must have at least %d characters", minKey)
+	default:
+		digest = sha256.Sum256([]byte(k.key))
+	}
+	if err != nil {
+		return digest, fmt.Errorf("%s: %w", k.where, err)
+	}
+	return digest, nil
+}
+
 // add adds a key, or the digest of one, to those that are known. One that is
 // unfinished is only checked.
 func (s *Store) add(known map[blinded]Caller, k foundKey) error {
-	if k.name == "" || len(k.name) > maxName {
-		return fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(k.name))
-	}
-	if !utf8.ValidString(k.name) || strings.ContainsFunc(k.name, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return fmt.Errorf("expected a name of printable characters, found %q", k.name)
-	}
-	digest := sha256.Sum256([]byte(k.key))
-	if text, ok := strings.CutPrefix(k.key, digestPrefix); ok {
-		raw, err := hex.DecodeString(text)
-		if err != nil || len(raw) != len(digest) {
-			return fmt.Errorf("expected %d hexadecimal digits after %s", 2*len(digest), digestPrefix)
-		}
-		digest = [sha256.Size]byte(raw)
-	} else if utf8.RuneCountInString(k.key) < minKey {
-		return fmt.Errorf("a key must have at least %d characters", minKey)
+	digest, err := k.digest()
+	if err != nil {
+		return err
 	}
 	b := s.blinded(digest)
 	if other, ok := known[b]; ok && other.Name != k.name {
-		return fmt.Errorf("it is also the key of %q", other.Name)
+		return fmt.Errorf("%s: it is also the key of %q", k.where, other.Name)
 	}
 	if k.unfinished {
 		return nil

@@ -61,6 +61,17 @@ func (o Option) Check(check func() error) Option {
 	return o
 }
 
+// whole is the name under which options have their Check.
+const whole = ""
+
+// Check adds a check that runs when the whole block was read. Its error begins with
+// the name of an option. It gets the file and the line of that option or, if the
+// block does not have it, of the block.
+func (o Options) Check(check func() error) Options {
+	o[whole] = Func(func(*caddyfile.Dispenser) error { return check() })
+	return o
+}
+
 // Unmarshal reads a directive, or the segment of a module, that has options in
 // a block and no arguments. The next token is its name. The options may come in
 // several parts.
@@ -76,21 +87,25 @@ func Unmarshal(d *caddyfile.Dispenser, parts ...Options) error {
 // Block reads the block that follows, if there is one. The arguments before it
 // have been read.
 func Block(d *caddyfile.Dispenser, parts ...Options) error {
-	options := make(Options)
+	options, checks := make(Options), []Option(nil)
 	for _, part := range parts {
 		maps.Copy(options, part)
+		if check, ok := options[whole]; ok {
+			checks = append(checks, check)
+			delete(options, whole)
+		}
 	}
-	seen := make(map[string]bool)
+	begin, seen := *d, make(map[string]caddyfile.Dispenser)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		name := d.Val()
 		option, ok := options[name]
 		if !ok {
 			return d.Errf("unrecognized option '%s': expected one of %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 		}
-		if seen[name] && !option.repeatable {
+		if _, again := seen[name]; again && !option.repeatable {
 			return d.Errf("%s is given twice", name)
 		}
-		seen[name] = true
+		seen[name] = *d
 		if err := option.read(d); err != nil {
 			return err
 		}
@@ -102,6 +117,15 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 		}
 		if d.NextBlock(d.Nesting()) {
 			return d.Errf("%s does not take a block", name)
+		}
+	}
+	for _, check := range checks {
+		if err := check.read(d); err != nil {
+			at, ok := seen[strings.FieldsFunc(err.Error(), func(r rune) bool { return r == ' ' || r == ':' })[0]]
+			if !ok {
+				at = begin
+			}
+			return at.WrapErr(err)
 		}
 	}
 	return nil

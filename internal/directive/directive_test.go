@@ -190,3 +190,25 @@ func TestAValueThatIsRefusedIsNotSet(t *testing.T) {
 		t.Errorf("now %+v", s)
 	}
 }
+
+func TestAMistakeOfSeveralOptionsIsRefusedByTheLineOfTheOneItNames(t *testing.T) {
+	for wrong, line := range map[string]string{
+		"min '5' is more than max": "Testfile:3", "max: it is less than min": "Testfile:2", "other is required": "Testfile:1",
+	} {
+		var low, high int
+		err := Unmarshal(caddyfile.NewTestDispenser("x {\nmax 3\nmin 5\n}"),
+			Options{"min": Int(&low, 1, 9)}.Check(func() error {
+				if low != 5 || high != 3 {
+					t.Error("it is checked before all is read")
+				}
+				return errors.New(wrong)
+			}),
+			Options{"max": Int(&high, 1, 9), "other": Int(&high, 1, 9)}.Check(func() error { return nil }))
+		if err == nil || err.Error() != wrong+", at "+line {
+			t.Errorf("got %v, want it at %s", err, line)
+		}
+	}
+	if err := Unmarshal(caddyfile.NewTestDispenser("x {\n\"\" 3\n}"), Options{}.Check(func() error { return nil })); err == nil {
+		t.Error("the check is taken for an option without a name")
+	}
+}
