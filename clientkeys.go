@@ -67,7 +67,7 @@ func (h *Handler) warnIfPublic(ctx caddy.Context) error {
 	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*Backend).hasCredential) {
 		return nil
 	}
-	return announce.WhenStarted(ctx, func() {
+	return announce.On(ctx, announce.Started, func() {
 		if app, err := ctx.AppIfConfigured("http"); err == nil {
 			if sites := clientkeys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
 				h.logger.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", h.Pool))

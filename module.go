@@ -26,6 +26,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	_ "github.com/openai-lb/caddy-openai-lb/internal/handover"  // openai_lb_handover
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"

@@ -24,6 +24,9 @@ import (
 var caddy = os.Getenv("E2E_CADDY")
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "systemctl" {
+		os.Exit(systemctl(os.Args[1:]))
+	}
 	os.Exit(run(m))
 }
 

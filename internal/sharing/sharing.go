@@ -108,7 +108,7 @@ func (o *State) Join(ctx caddy.Context) (*Membership, error) {
 	s := value.(*share)
 	m.link = s.replica.NewLink()
 	logger := ctx.Logger().With(zap.String("engine", name))
-	return m, announce.WhenStarted(ctx, func() { s.run(logger) })
+	return m, announce.On(ctx, announce.Started, func() { s.run(logger) })
 }
 
 // Link connects a pool with the other replicas. It is nil without an engine.

@@ -1,0 +1,106 @@
+// Package handover lets another process take over the ports of a Caddy that ends.
+package handover
+
+import (
+	"errors"
+	"net"
+	"sync"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+)
+
+func init() {
+	caddy.RegisterModule(new(Wrapper))
+}
+
+// Wrapper is a listener wrapper for a Caddy that is replaced by another process on
+// the same ports. When this one ends, it takes no new connections from that moment
+// on, and serves those that it has during shutdown_delay.
+//
+// Without it, both processes get new connections until the end of that delay. Then
+// Go's HTTP server drops each one of which it has not read a request yet.
+type Wrapper struct {
+	mu        sync.Mutex
+	listeners []*listener
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Wrapper) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "caddy.listeners.openai_lb_handover",
+		New: func() caddy.Module { return new(Wrapper) },
+	}
+}
+
+// Provision sets up the wrapper.
+func (w *Wrapper) Provision(ctx caddy.Context) error {
+	return announce.On(ctx, announce.Stopping, func() {
+		if caddy.Exiting() { // a reload keeps the ports
+			w.handOver()
+		}
+	})
+}
+
+// WrapListener implements caddy.ListenerWrapper.
+func (w *Wrapper) WrapListener(l net.Listener) net.Listener {
+	if l.Addr().Network() != "tcp" { // others are not shared between processes
+		return l
+	}
+	wrapped := &listener{Listener: l, closed: make(chan struct{})}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listeners = append(w.listeners, wrapped)
+	return wrapped
+}
+
+func (w *Wrapper) handOver() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.listeners {
+		_ = l.closeOnce() // the server goes on
+	}
+}
+
+// UnmarshalCaddyfile reads the wrapper, which has no options.
+func (w *Wrapper) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d)
+}
+
+// listener is one that can be closed before its server knows.
+type listener struct {
+	net.Listener
+	once, end sync.Once
+	err       error
+	closed    chan struct{} // by the server
+}
+
+func (l *listener) closeOnce() error {
+	l.once.Do(func() { l.err = l.Listener.Close() })
+	return l.err
+}
+
+// Accept waits after the last connection until the server closes the listener.
+func (l *listener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil && errors.Is(err, net.ErrClosed) {
+		<-l.closed
+	}
+	return conn, err
+}
+
+// Close implements net.Listener.
+func (l *listener) Close() error {
+	l.end.Do(func() { close(l.closed) })
+	return l.closeOnce()
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner     = (*Wrapper)(nil)
+	_ caddy.ListenerWrapper = (*Wrapper)(nil)
+	_ caddyfile.Unmarshaler = (*Wrapper)(nil)
+)
