@@ -117,3 +117,35 @@ func TestTheAccessLogHasWhatWasSeenOfAnAbortedReply(t *testing.T) {
 		t.Errorf("it says %v", line.Balancer)
 	}
 }
+
+func TestCaddyLogsAnIncompleteReplyAlsoIfItsClientLeft(t *testing.T) {
+	for _, leaves := range []bool{true, false} {
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				lbtest.Says(200, lbtest.StreamContent, "Content-Type", "text/event-stream")(rw, r)
+				rw.(http.Flusher).Flush()
+				if leaves {
+					<-r.Context().Done()
+				}
+				lbtest.Abort()
+			})
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			res, err := w.Client.Do(w.Request("POST", "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx))
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.ReadFull(res.Body, make([]byte, len(lbtest.StreamContent)))
+			if leaves {
+				leave()
+			}
+			io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+			synctest.Wait()
+			aborted, broken := len(w.Logged("aborting with incomplete response")), len(w.Logged("reply broken"))
+			if aborted != 1 || (broken == 0) != leaves {
+				t.Errorf("the client leaves: %v; %d lines of Caddy, %d of a broken reply", leaves, aborted, broken)
+			}
+		})
+	}
+}
