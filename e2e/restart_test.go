@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -328,5 +329,25 @@ func TestARestartLosesNoRequestAndNoStream(t *testing.T) {
 	}
 	if len(l.lost) > 0 {
 		t.Errorf("%d of %d were lost:\n%s", len(l.lost), l.requests.Load(), strings.Join(l.lost[:min(10, len(l.lost))], "\n"))
+	}
+}
+
+func TestSystemdKillsNoProcessThatStillFinishesItsAnswers(t *testing.T) {
+	unit, config := string(readFile(t, systemdExample+"/caddy@.service")), string(readFile(t, systemdExample+"/Caddyfile"))
+	length := func(text, pattern string) time.Duration {
+		t.Helper()
+		match := regexp.MustCompile(`(?m)^\s*` + pattern + `(\d+m)(in)?$`).FindStringSubmatch(text)
+		if match == nil {
+			t.Fatalf("no %s", pattern)
+		}
+		d, err := time.ParseDuration(match[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	kill, finish := length(unit, "TimeoutStopSec="), length(config, "shutdown_delay ")+length(config, "grace_period ")
+	if kill <= finish {
+		t.Errorf("it kills Caddy after %s, which may take %s", kill, finish)
 	}
 }
