@@ -15,15 +15,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-func (h *Handler) checkAffinity() error {
-	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && h.StateRaw == nil {
+func (h *Handler) checkAffinity(shares bool) error {
+	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && !shares {
 		return errors.New("affinity: lookup_timeout is not used without state")
 	}
 	return nil
 }
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	if err := h.checkAffinity(); err != nil {
+	if err := h.checkAffinity(h.shared != nil); err != nil {
 		return err
 	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.shared.Link(), Logger: h.logger}

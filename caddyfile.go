@@ -145,7 +145,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
 		}).Check(func() error { return refuseOwnOptions(h.ReverseProxy) }),
-	}.Check(h.checkAffinity))
+	}.Check(func() error { return h.checkAffinity(h.StateRaw != nil) }))
 	if err != nil {
 		return err
 	}
