@@ -13,6 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 func (h *Handler) checkAffinity(shares bool) error {
@@ -42,9 +43,9 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
 	}
 	r := affinity.Request{
-		Method: methodOf(ex.request), Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
+		Method: tunnel.MethodOf(ex.request), Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,
-		Upgrade: isWebSocket(ex.request), Compressed: ex.asked.opaque, Disputed: mediatype.Disputed(ex.request.Header),
+		Upgrade: tunnel.IsHandshake(ex.request), Compressed: ex.asked.opaque, Disputed: mediatype.Disputed(ex.request.Header),
 	}
 	if !ex.body.Whole() {
 		r.CutAt = ex.balancer.transport.RequestBuffers

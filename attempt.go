@@ -2,11 +2,9 @@ package openailb
 
 import (
 	"errors"
-	"io"
 	"maps"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/replybody"
 	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -90,7 +89,7 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		switch {
 		case res.StatusCode < 100:
 			err = roundtrip.ErrNoHTTP
-		case res.StatusCode == http.StatusSwitchingProtocols && !switches(req, res):
+		case res.StatusCode == http.StatusSwitchingProtocols && !tunnel.Switches(req, res):
 			err = roundtrip.ErrWrongProtocol
 		}
 		if err != nil {
@@ -121,13 +120,6 @@ func (t *Transport) send(ex *exchange, req *http.Request, credential Credential)
 		r.class = verdict.ClientError // the credential is the caller's
 	}
 	return r
-}
-
-// switches reports whether the response switches to the protocol that the request asks for.
-func switches(req *http.Request, res *http.Response) bool {
-	asked := req.Header.Get("Upgrade")
-	_, connection := res.Body.(io.ReadWriteCloser)
-	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
 }
 
 // checkHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for

@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
@@ -20,6 +19,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 // ServeHTTP reads the request once and has reverse_proxy send it to the
@@ -52,12 +52,12 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 		r.URL = &url
 	}
 	r.Trailer = nil // no operation has any, and they may hold whatever headers may
-	if r.Header["Upgrade"] != nil && !isWebSocket(ex.request) {
+	if r.Header["Upgrade"] != nil && !tunnel.IsHandshake(ex.request) {
 		// of all upgrades, these APIs have only this one; a client that offers
 		// another, like h2c, must not make a request that no backend can take
 		r.Header.Del("Upgrade")
 	}
-	if !isTunnel(r) && len(h.proxy.HandleResponse) == 0 {
+	if !tunnel.IsExtendedConnect(r) && len(h.proxy.HandleResponse) == 0 {
 		r.Body, r.ContentLength = nil, 0
 	}
 	return r
@@ -77,7 +77,7 @@ func (ex *exchange) buffer(limit int64) error {
 // without them. It takes out all of the header if reverse_proxy has no use for it,
 // which would copy it again and again.
 func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
-	if h.keepsHeaders && !isTunnel(r) {
+	if h.keepsHeaders && !tunnel.IsExtendedConnect(r) {
 		if ex.credentials, query, ex.keepsHeader = callerkeys.TakeFrom(r.Header, r.URL.RawQuery); ex.keepsHeader {
 			r.Header = make(http.Header)
 			// as if it came from a Unix socket: reverse_proxy then makes no headers
@@ -90,36 +90,12 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 	return query
 }
 
-// isTunnel reports whether the request opens a WebSocket that has its body as its
-// stream (RFC 8441, RFC 9220). reverse_proxy recognizes it in the same way.
-func isTunnel(r *http.Request) bool {
-	return r.Method == http.MethodConnect &&
-		(r.ProtoMajor == 2 && r.Header.Get(":protocol") == "websocket" || r.ProtoMajor == 3 && r.Proto == "websocket")
-}
-
 // isEchoOrTunnel reports whether a server may answer the request with a copy of it,
 // which has the backend's key in it (RFC 9110 section 9.3.8; TRACK is an old name of
 // TRACE), or with a connection to any address. No API has such requests.
 func isEchoOrTunnel(r *http.Request) bool {
 	return strings.EqualFold(r.Method, http.MethodTrace) || strings.EqualFold(r.Method, "TRACK") ||
-		strings.EqualFold(r.Method, http.MethodConnect) && !isTunnel(r)
-}
-
-// isWebSocket reports whether the request is the handshake of a WebSocket: an
-// extended CONNECT, the GET that reverse_proxy makes of one, or a GET over HTTP/1.1
-// (RFC 6455 section 4.1). That has no body: some servers would read it as frames.
-func isWebSocket(r *http.Request) bool {
-	return isTunnel(r) || r.Method == http.MethodGet && (r.ContentLength == 0 || r.ProtoMajor > 1) &&
-		strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
-}
-
-// methodOf is the method of the request at a backend: reverse_proxy makes an extended
-// CONNECT a GET.
-func methodOf(r *http.Request) string {
-	if isTunnel(r) {
-		return http.MethodGet
-	}
-	return r.Method
+		strings.EqualFold(r.Method, http.MethodConnect) && !tunnel.IsExtendedConnect(r)
 }
 
 // read finds out what the request asks for. It returns the answer and its class
@@ -145,13 +121,13 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 	if openaiapi.OddlySpelled(route.Operation) {
 		return apierror.InvalidPath("The path must be spelled as the documentation of the API has it.").Answer(r)
 	}
-	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && isWebSocket(r) && openaiapi.MayBeResponses(route.Operation) {
+	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && tunnel.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
 		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
 			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}
 		}
 		return apierror.NoWebSocket.Answer(r)
 	}
-	if !isTunnel(r) {
+	if !tunnel.IsExtendedConnect(r) {
 		if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
 			return apierror.UnreadableBody(err).Answer(r)
 		}

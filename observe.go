@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -165,7 +166,7 @@ func (ex *exchange) startSpan(ctx context.Context) {
 	ex.attempted().span = tracing.Start(ctx, func() tracing.Attempt {
 		b := ex.current.backend
 		return tracing.Attempt{
-			Method: methodOf(ex.request), Operation: openaiapi.ParsePath(ex.request.URL.EscapedPath()).Operation,
+			Method: tunnel.MethodOf(ex.request), Operation: openaiapi.ParsePath(ex.request.URL.EscapedPath()).Operation,
 			Model: ex.model(), Stream: ex.asked.body.Stream,
 			Pool: ex.balancer.Name, Backend: ex.current.Name, Azure: b.azure, Address: ex.current.upstream.Dial,
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 // asked is what a request asks for.
@@ -76,8 +77,8 @@ func readAsked(r *http.Request, route openaiapi.Route, b *replay.Body, cache *af
 		a.body = openaiapi.ParseJSON(b.Buffered(), beginning)
 	}
 	a.operation = route.Operation
-	method := methodOf(r)
-	a.handshake = isWebSocket(r)
+	method := tunnel.MethodOf(r)
+	a.handshake = tunnel.IsHandshake(r)
 	byBody := openaiapi.Inference(method, route.Operation)
 	a.infers = byBody || a.handshake && openaiapi.InfersByWebSocket(route.Operation)
 	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)

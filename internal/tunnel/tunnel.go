@@ -1,7 +1,7 @@
-// Package tunnel ends the tunnel of a WebSocket when one of its sides has ended, and reports whether
-// the backend broke it off. reverse_proxy passes the end of one side on to the other, and then waits
-// for the end of that one. Some servers, Node's among them, wait as long: they do not close a
-// connection because its client did.
+// Package tunnel recognizes the handshake of a WebSocket. It ends the tunnel when one of its sides has
+// ended, and reports whether the backend broke it off. reverse_proxy passes the end of one side on to
+// the other, and then waits for the end of that one. Some servers, Node's among them, wait as long:
+// they do not close a connection because its client did.
 package tunnel
 
 import (
@@ -17,7 +17,7 @@ import (
 // Grace is how long a side may stay open after the other has ended. Tests shorten it.
 var Grace = 10 * time.Second
 
-// ErrNoClose is why a WebSocket is broken that the backend ended without a word.
+// ErrNoClose is the reason if the backend ended a WebSocket without a close frame.
 var ErrNoClose = &cause.Error{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 
 // Between returns the backend's side of a tunnel with this client. It closes both sides after

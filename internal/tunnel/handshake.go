@@ -1,0 +1,40 @@
+package tunnel
+
+import (
+	"io"
+	"net/http"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// IsExtendedConnect reports whether the request opens a WebSocket that has its body as its
+// stream (RFC 8441, RFC 9220). reverse_proxy recognizes it in the same way.
+func IsExtendedConnect(r *http.Request) bool {
+	return r.Method == http.MethodConnect &&
+		(r.ProtoMajor == 2 && r.Header.Get(":protocol") == "websocket" || r.ProtoMajor == 3 && r.Proto == "websocket")
+}
+
+// IsHandshake reports whether the request opens a WebSocket: it is an extended CONNECT, the GET
+// that reverse_proxy makes of one, or a GET over HTTP/1.1 (RFC 6455 section 4.1). That has no
+// body: some servers would read it as frames.
+func IsHandshake(r *http.Request) bool {
+	return IsExtendedConnect(r) || r.Method == http.MethodGet && (r.ContentLength == 0 || r.ProtoMajor > 1) &&
+		strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
+}
+
+// MethodOf returns the method that the request has at a backend: reverse_proxy makes an extended
+// CONNECT a GET.
+func MethodOf(r *http.Request) string {
+	if IsExtendedConnect(r) {
+		return http.MethodGet
+	}
+	return r.Method
+}
+
+// Switches reports whether the response, a 101, switches to the protocol that the request asks for.
+func Switches(req *http.Request, res *http.Response) bool {
+	asked := req.Header.Get("Upgrade")
+	_, connection := res.Body.(io.ReadWriteCloser)
+	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
+}
