@@ -34,7 +34,8 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 		apierror.MissingKey, apierror.WrongKey, apierror.CompressedBody, apierror.UnknownPath, apierror.NoWebSocket, apierror.HeadersTooLarge, apierror.InvalidHeaders,
 		apierror.UpstreamError, apierror.CredentialsRejected, apierror.Unreachable, apierror.BrokenOff, apierror.TimedOut,
 		apierror.PerhapsExecuted, apierror.PerhapsStillExecuted, apierror.NotReady,
-		apierror.RateLimited(time.Second, true), apierror.RateLimited(9*time.Second, false), apierror.Busy(time.Second, true),
+		apierror.RateLimited(time.Second, true, ""), apierror.RateLimited(9*time.Second, false, ""), apierror.Busy(time.Second, true, ""),
+		apierror.RateLimited(9*time.Second, true, "the response 'resp_68f0'"),
 		apierror.UnknownModel("gpt-5", []string{"gpt-4o", "gpt-4o-mini"}), apierror.MissingModel([]string{"gpt-4o", "gpt-4o-mini"}),
 		apierror.InvalidPath(openaiapi.CheckPath("//v1")), apierror.ModelBeyondBuffer(32 << 20),
 	} {

@@ -40,8 +40,8 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 			hint.Set(res.Header, wait)
 		}
-		if e.Class == apierror.AllThrottled {
-			ex.observeAllThrottled()
+		if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
+			ex.observeThrottled(now)
 		}
 	case ex.own:
 		res.Request = req
@@ -69,7 +69,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	if e, ok := ex.whyNobodyTakes(); ok {
 		return e
 	}
-	throttled, busy, all := ex.whoRefuses(now)
+	r := ex.whoRefuses(now)
 	var last verdict.Class
 	for _, a := range ex.attempts {
 		if a.class.Failover() {
@@ -77,10 +77,10 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 		}
 	}
 	switch {
-	case throttled:
-		return apierror.RateLimited(wait, all)
-	case busy:
-		return apierror.Busy(wait, all)
+	case r.throttled != nil:
+		return apierror.RateLimited(wait, r.all, r.object)
+	case r.busy:
+		return apierror.Busy(wait, r.all, r.object)
 	case last == verdict.Credential, last == verdict.NotPermitted:
 		return apierror.CredentialsRejected
 	case last == verdict.NoCredential:
@@ -90,34 +90,53 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	case last == verdict.Failed:
 		return apierror.BrokenOff
 	case last == "": // there is room again by now
-		return apierror.Busy(wait, true)
+		return apierror.Busy(wait, true, r.object)
 	}
 	return apierror.Unreachable
 }
 
-// whoRefuses tells whether there are backends that throttle, and that have no room,
-// and whether all of them do the same.
-func (ex *exchange) whoRefuses(now time.Time) (throttled, busy, all bool) {
-	others := false
+// refusals are why backends that take the request refuse it.
+type refusals struct {
+	// throttled is the first one that throttles, or nil, and busy reports whether
+	// one has no room.
+	throttled *target
+	busy      bool
+	// all reports whether all refuse it for the same reason. With an object, these
+	// are all of the one account that stores it. Others could take the request.
+	all    bool
+	object string
+}
+
+// whoRefuses returns why the backends refuse the request.
+func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
+	others, elsewhere := false, false
 	for _, t := range ex.balancer.targets {
-		_, takes := ex.ModelAt(t.Member)
 		switch class, tried := ex.cameOf(t); {
-		case !takes:
+		case !t.backend.takes(&ex.asked):
+		case !ex.home.Allows(t.backend.account):
+			elsewhere = true
 		case class.Promise() || t.Throttles(ex, now):
-			throttled = true
+			if r.throttled == nil {
+				r.throttled = t
+			}
 		case !tried && t.Full():
-			busy = true
+			r.busy = true
 		default:
 			others = true
 		}
 	}
-	return throttled, busy, !others && throttled != busy
+	if elsewhere {
+		r.object = ex.home.Stored()
+		others = others || r.object == "" // accounts that lack the object were asked
+	}
+	r.all = !others && (r.throttled != nil) != r.busy
+	return r
 }
 
-// allThrottle reports whether every backend that could serve the request throttles.
+// allThrottle reports whether every backend that may get the request throttles.
 func (ex *exchange) allThrottle(now time.Time) bool {
-	throttled, _, all := ex.whoRefuses(now)
-	return throttled && all
+	r := ex.whoRefuses(now)
+	return r.throttled != nil && r.all
 }
 
 // cameOf tells what came of the attempt at a backend, if it was tried.
@@ -162,7 +181,7 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	case ex.asked.unclear, ex.asked.model == "":
 		return apierror.MissingModel(models), true
 	}
-	if object := ex.home.Named(); elsewhere && object != "" {
+	if object := ex.home.Stored(); elsewhere && object != "" {
 		return apierror.UnknownModelThere(ex.asked.model, object, models), true
 	}
 	return apierror.UnknownModel(ex.asked.model, models), true

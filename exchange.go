@@ -129,6 +129,9 @@ type exchange struct {
 	// class, if it is not that of the last attempt.
 	own      *http.Response
 	ownClass string
+	// owner is the backend of the only account that may get the request, if it
+	// throttles.
+	owner *target
 	// current is the backend that is attempted right now, if any is.
 	current *target
 	// attempts are those made, the current one included.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -25,7 +26,7 @@ import (
 func (ex *exchange) outcome() (t *target, class string) {
 	switch {
 	case ex.ownClass != "":
-		return nil, ex.ownClass
+		return ex.owner, ex.ownClass
 	case len(ex.attempts) == 0:
 		return nil, ""
 	}
@@ -39,6 +40,10 @@ func (ex *exchange) outcome() (t *target, class string) {
 // clientClosedRequest is what Caddy logs as the status of a request whose
 // client left.
 const clientClosedRequest = 499
+
+// refused are the classes of answers to requests that wanted a backend and found
+// none, perhaps without an attempt.
+var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
 
 // observe counts a request that is over, and tells the access log of it. err is
 // the error with which reverse_proxy ended, if it did.
@@ -59,7 +64,7 @@ func (ex *exchange) observe(err error) {
 		}
 	}
 	m := ex.balancer.metrics
-	if len(ex.attempts) > 0 || class == apierror.AllThrottled || class == apierror.AllBusy || class == apierror.RetryLater {
+	if len(ex.attempts) > 0 || slices.Contains(refused, class) {
 		m.Attempts(len(ex.attempts))
 	}
 	m.Affinity(affinity.Cache, string(ex.asked.affinity.Result))
@@ -86,11 +91,18 @@ func (ex *exchange) observeTokens(t *target, class verdict.Class) {
 	}
 }
 
-// observeAllThrottled takes in that the client gets a 429 because every backend
-// throttles.
-func (ex *exchange) observeAllThrottled() {
-	ex.balancer.metrics.AllThrottled()
-	ex.balancer.events.AllThrottled()
+// observeThrottled records that the client gets a 429 because every backend that
+// may get the request throttles.
+func (ex *exchange) observeThrottled(now time.Time) {
+	switch r := ex.whoRefuses(now); {
+	case !r.all || r.throttled == nil:
+	case r.object != "":
+		ex.owner = r.throttled
+		ex.owner.metrics.OwnerThrottled()
+	default:
+		ex.balancer.metrics.AllThrottled()
+		ex.balancer.events.AllThrottled()
+	}
 }
 
 // observeForwarded takes in that the client gets the reply of a backend.
@@ -98,9 +110,7 @@ func (ex *exchange) observeForwarded(class verdict.Class) {
 	if !ex.balancer.forward || !class.Promise() {
 		return
 	}
-	if ex.allThrottle(time.Now()) {
-		ex.observeAllThrottled()
-	}
+	ex.observeThrottled(time.Now())
 }
 
 // unanswered says what became of a request that got no answer of a backend's or

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -225,17 +226,36 @@ func (h *Home) Allows(account string) bool {
 	return (h.account == "" || h.account == account) && !slices.Contains(h.missing, account)
 }
 
-// Named is the object whose owner is the only account that may get the request,
-// in words for the client. It is empty if there is none.
-func (h *Home) Named() string {
-	switch text := h.firstText[:min(len(h.firstText), longestShown)]; {
-	case text == "":
+// Stored is what the only account stores that may get the request, in words for
+// the client. It is empty if any account may get it.
+func (h *Home) Stored() string {
+	if h.account == "" {
 		return ""
-	case h.firstKind == openaiapi.PreviousResponse:
-		return "previous_response_id '" + text + "'"
-	default:
-		return "'" + text + "'"
 	}
+	kind := "object"
+	switch h.firstKind {
+	case openaiapi.PreviousResponse:
+		kind = "response"
+	case openaiapi.Item:
+		kind = "item"
+	case openaiapi.Encrypted:
+		kind = "encrypted content"
+	default:
+		if h.list {
+			return "this list"
+		}
+		if known, ok := kinds[h.firstText[:max(0, strings.IndexAny(h.firstText, "_-"))]]; ok {
+			kind = known
+		}
+	}
+	return "the " + kind + " '" + showntext.Cut(h.firstText, longestShown) + "'"
+}
+
+// kinds are those of objects, by what their ids begin with.
+var kinds = map[string]string{
+	"resp": "response", "conv": "conversation", "file": "file", "batch": "batch", "vs": "vector store", "upload": "upload",
+	"cntr": "container", "asst": "assistant", "thread": "thread", "ftjob": "fine-tuning job", "eval": "eval", "video": "video",
+	"chatcmpl": "chat completion", "rtc": "call",
 }
 
 // IsList reports whether the request asks for a list. Any account could answer,

@@ -39,6 +39,7 @@ const (
 	InvalidRequest  = "invalid_request"
 	NoSuchModel     = "no_such_model"
 	AllThrottled    = "all_throttled"
+	OwnerThrottled  = "owner_throttled"
 	AllBusy         = "all_busy"
 	RetryLater      = "retry_later"
 	Ready           = "ready"
@@ -103,19 +104,25 @@ var (
 )
 
 // RateLimited is the error while every backend throttles, or some do and no other,
-// which may be busy, could serve.
-func RateLimited(wait time.Duration, all bool) Error {
-	return retryLater("rate limited", wait, all, AllThrottled)
+// which may be busy, could serve. If the request can only go to the account that
+// stores an object, it is about the backends of that account.
+func RateLimited(wait time.Duration, all bool, object string) Error {
+	return retryLater("rate limited", wait, all, AllThrottled, object, OwnerThrottled)
 }
 
 // Busy is the error while every backend has as many requests as it may get, or
 // some have and no other could serve.
-func Busy(wait time.Duration, all bool) Error { return retryLater("busy", wait, all, AllBusy) }
+func Busy(wait time.Duration, all bool, object string) Error {
+	return retryLater("busy", wait, all, AllBusy, object, RetryLater)
+}
 
-func retryLater(what string, wait time.Duration, all bool, class string) Error {
+func retryLater(what string, wait time.Duration, all bool, class, object, ownerClass string) Error {
 	text := "All backends are " + what
-	if !all {
+	switch {
+	case !all:
 		text, class = "Some backends are "+what+", and no other could serve the request", RetryLater
+	case object != "":
+		text, class = "The account that stores "+object+" is "+what, ownerClass
 	}
 	return Error{http.StatusTooManyRequests,
 		text + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",

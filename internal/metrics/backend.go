@@ -54,6 +54,10 @@ func Of(pool string) *Pool {
 // AllThrottled counts a request that was refused because every backend throttles.
 func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 
+// OwnerThrottled counts a request that was refused because the account throttles
+// that stores what it names.
+func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.name, b.name).Inc() }
+
 // Affinity counts a request that belongs together with others by a kind of
 // affinity, and what that came to. Without a result there is nothing to count.
 func (p *Pool) Affinity(kind, result string) {

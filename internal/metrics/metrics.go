@@ -43,6 +43,8 @@ var (
 		"pool", "backend", "reason")
 	allThrottledTotal = counter("all_throttled_total",
 		"Requests that were answered with a 429 because every backend throttles.", "pool")
+	ownerThrottledTotal = counter("owner_throttled_total",
+		"Requests that were answered with a 429 because the account that stores what they name throttles, by its backend.", "pool", "backend")
 	affinityTotal = counter("affinity_total",
 		"Requests that belong together, by kind of affinity, and whether they got where they belong.", "pool", "kind", "result")
 	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "model", "class")
@@ -65,7 +67,7 @@ var (
 )
 
 var collectors = []prometheus.Collector{
-	requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
+	requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, ownerThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
 	tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
 	&benched, state{},
 }

@@ -205,7 +205,7 @@ func TestTheModelOfTheOwnerCounts(t *testing.T) {
 		w.call("", "POST", "/v1/responses", fmt.Sprintf(body, "m2", id)).WantServed(t, "b")
 		reply := w.call("", "POST", "/v1/responses", fmt.Sprintf(body, "m1", id))
 		reply.WantError(t, 404, "model_not_found")
-		if want := "The model 'm1' is not available where previous_response_id '" + id + "' is stored. Available models there: m2."; !strings.Contains(reply.Body, want) {
+		if want := "The model 'm1' is not available where the response '" + id + "' is stored. Available models there: m2."; !strings.Contains(reply.Body, want) {
 			t.Errorf("the error is %s, want %s", reply.Body, want)
 		}
 		reply = w.call("", "POST", "/v1/responses", fmt.Sprintf(body, "m3", id)) // which no backend has
