@@ -82,9 +82,9 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 				continue
 			}
 			var l struct {
-				Msg, Pool, Backend string
-				Seconds            float64
-				Elsewhere          bool
+				Msg, Pool, Backend, Deployment string
+				Seconds                        float64
+				Elsewhere                      bool
 				pool.Bench
 			}
 			if err := json.Unmarshal([]byte(line), &l); err != nil {
@@ -94,6 +94,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 			if happening == 0 {
 				continue
 			}
+			l.Model = l.Deployment
 			l.Until = l.Since.Add(time.Duration(l.Seconds * float64(time.Second)).Round(time.Microsecond))
 			var logged bytes.Buffer
 			logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{

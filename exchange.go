@@ -46,9 +46,10 @@ type balancer struct {
 	logger      *announce.Log
 	events      *announce.Events
 	// metrics are those of the pool, and ownMetrics those of what no backend
-	// answers.
+	// answers. models are the labels of what clients ask for.
 	metrics    *metrics.Pool
 	ownMetrics *metrics.Backend
+	models     metrics.Models
 }
 
 // target is a backend as reverse_proxy and the pool see it.
@@ -67,13 +68,19 @@ func newBalancer(name string, targets []*target, policy reverseproxy.Selector, e
 	b := &balancer{targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
+	var models []string
 	for i, t := range targets {
 		if t.Checks == nil {
 			t.Checks = t.upstream
 		}
 		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
+		models = append(models, t.Models...)
+		for _, m := range t.backend.Model {
+			models = append(models, m.Name)
+		}
 	}
+	b.models = metrics.ModelsOf(models)
 	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
@@ -188,8 +195,8 @@ type attempt struct {
 	started time.Time
 	// benched is when a promise began by this attempt, if one did.
 	benched time.Time
-	// model is the label in metrics of the model that is asked for.
-	model string
+	// deployment is the label in metrics of what the backend calls the model.
+	deployment string
 	// over tells that metrics know what came of it, and span is over.
 	over bool
 	span *tracing.Span
@@ -240,7 +247,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 		if m != nil {
 			ex.observeFailover()
 			ex.current = ex.balancer.targets[m.Index]
-			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now, model: ex.modelLabel(ex.current)})
+			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now, deployment: ex.deploymentLabel(ex.current)})
 			return ex.current.upstream
 		}
 	}

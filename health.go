@@ -304,7 +304,7 @@ func (p *PassiveHealth) breaks(ex *exchange, r *reply, reason error, benches boo
 	now, t, a := time.Now(), ex.current, ex.attempted()
 	a.class = verdict.BrokenStream
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
-		c.Write(zap.String("backend", t.Name), zap.String("model", pool.ModelKey(ex.model())),
+		c.Write(zap.String("backend", t.Name), zap.String("deployment", pool.ModelKey(ex.model())),
 			zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
 	}
 	if !benches || !ex.blame.take() {

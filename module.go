@@ -63,7 +63,7 @@ func init() {
 // `{http.openai_lb.backend}` | The name of the backend whose reply it is, or of the last one that was tried. It is empty if the answer is not about one backend
 // `{http.openai_lb.class}` | What the reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_credential, no_model, unreachable, timeout, broken_stream or client_left. An answer of the balancer's own is all_throttled, owner_throttled, all_busy, retry_later, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
-// `{http.openai_lb.outcomes}` | What came of each attempt, like `ptu=throttled,east=served`
+// `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
 // `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it has what the request names), asked (it was asked whether it has), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
 // `{http.openai_lb.affinity_result}` | What came of that: hit, move or miss, as in metrics. It is empty if the choice was free
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it

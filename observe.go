@@ -73,7 +73,7 @@ func (ex *exchange) observe(err error) {
 	if t != nil && !ex.ours {
 		whose = t.metrics
 	}
-	whose.Answered(ex.caller.Label, class, ex.status, ex.duration, ex.firstByte)
+	whose.Answered(ex.caller.Label, ex.modelLabel(), class, ex.status, ex.duration, ex.firstByte)
 }
 
 // observeTokens counts the tokens of the reply, of which the last attempt is
@@ -85,9 +85,9 @@ func (ex *exchange) observeTokens(t *target, class verdict.Class) {
 	}
 	switch {
 	case known:
-		t.metrics.Used(ex.caller.Label, ex.attempted().model, ex.tokens)
+		t.metrics.Used(ex.caller.Label, ex.modelLabel(), ex.attempted().deployment, ex.tokens)
 	case class == verdict.Served && ex.status == http.StatusOK && ex.asked.infers:
-		t.metrics.UsedUnknown(ex.attempted().model)
+		t.metrics.UsedUnknown(ex.attempted().deployment)
 	}
 }
 
@@ -145,7 +145,7 @@ func (ex *exchange) observeAttempt(a *attempt, r *reply) {
 		m.Throttled(string(r.source))
 	}
 	if r.res != nil && !a.target.backend.passesThrough() { // the limits would be the caller's
-		m.Saw(a.model, r.res.Header)
+		m.Saw(a.deployment, r.res.Header)
 	}
 }
 
@@ -168,7 +168,7 @@ func (ex *exchange) endAttempt(a *attempt) {
 	}
 	a.over = true
 	a.span.End(a.status, string(a.class), a.class == verdict.Served)
-	a.target.metrics.Attempted(a.model, string(a.class))
+	a.target.metrics.Attempted(a.deployment, string(a.class))
 }
 
 // startSpan begins the span of the current attempt, if requests are traced.
@@ -183,9 +183,12 @@ func (ex *exchange) startSpan(ctx context.Context) {
 	})
 }
 
-// modelLabel is the label in metrics of the model that is asked for.
-func (ex *exchange) modelLabel(t *target) string {
-	return metrics.Model(t.Member, t.backend.nameOf(ex.asked.model))
+// modelLabel is the label in metrics of the model that the client named.
+func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.asked.model) }
+
+// deploymentLabel is the label in metrics of what the backend calls that model.
+func (ex *exchange) deploymentLabel(t *target) string {
+	return metrics.Deployment(t.Member, t.backend.nameOf(ex.asked.model))
 }
 
 // summary is what placeholders and the access log say of the request.
@@ -203,7 +206,7 @@ func (ex *exchange) summary() *summary.Summary {
 		s.Backend = t.Name
 	}
 	for _, a := range ex.attempts {
-		s.Attempts = append(s.Attempts, summary.Attempt{Backend: a.target.Name, Outcome: string(a.class)})
+		s.Attempts = append(s.Attempts, summary.Attempt{Backend: a.target.Name, Class: string(a.class)})
 	}
 	return s
 }

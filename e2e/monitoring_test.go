@@ -115,7 +115,7 @@ func TestEachPanelShowsDataOfARealRun(t *testing.T) {
 			return len(slices.DeleteFunc(labels, func(l string) bool { return l == "" })) > 0
 		}
 	}
-	if len(values) != 10 {
+	if len(values) != 12 {
 		t.Errorf("the dashboard has other variables than expected: %q", values)
 	}
 	fill := strings.NewReplacer(values...)

@@ -126,7 +126,7 @@ func toldOf(e pool.Event) toldBench {
 
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
-		"pool": s.pool, "backend": e.Member.Name, "model": e.Bench.Model, "class": e.Bench.Class,
+		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "class": e.Bench.Class,
 		"seconds": summary.Seconds(e.Bench.Until.Sub(e.Bench.Since)),
 	}
 }

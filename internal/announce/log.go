@@ -50,7 +50,7 @@ func (l *Log) Happened(e pool.Event) {
 }
 
 func fields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("model", e.Bench.Model),
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Bench.Model),
 		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
 }
 

@@ -72,7 +72,7 @@ func HasLabels(metric *dto.Metric, labels map[string]string) bool {
 }
 
 // WantSums takes lines of a metric with labels of this pool and their sum:
-// `attempts_total backend=a outcome=served 3`. A * is any number above 0.
+// `attempts_total backend=a class=served 3`. A * is any number above 0.
 func WantSums(t testing.TB, pool string, lines ...string) {
 	t.Helper()
 	scraped := Scrape(t)

@@ -125,9 +125,9 @@ func BeginStream(t *testing.T, client *http.Client, url string) *http.Response {
 
 // LogEntry is what tests look at of a line of the log.
 type LogEntry struct {
-	Level, Msg, Backend, Class, Model, Error string
-	Seconds                                  float64
-	Request                                  struct{ Host string }
+	Level, Msg, Backend, Class, Deployment, Error string
+	Seconds                                       float64
+	Request                                       struct{ Host string }
 }
 
 // looked are the messages that tests look at.

@@ -15,7 +15,6 @@ type Pool struct {
 	name         string
 	allThrottled prometheus.Counter
 	attempts     prometheus.Observer
-	callerTokens series[string, tokenCounters]
 
 	mu       sync.Mutex
 	backends map[string]*Backend
@@ -43,9 +42,6 @@ func Of(pool string) *Pool {
 			attempts:     attemptsPerRequest.WithLabelValues(name),
 			backends:     make(map[string]*Backend),
 		}
-		p.callerTokens.find = func(caller string) tokenCounters {
-			return countersOf(callerTokensTotal.MustCurryWith(prometheus.Labels{"pool": name, "caller": caller}))
-		}
 		pools[name] = p
 	}
 	return p
@@ -71,27 +67,35 @@ func (p *Pool) Attempts(n int) { p.attempts.Observe(float64(n)) }
 
 // Backend has the metrics of one backend of a pool.
 type Backend struct {
-	pool      *Pool
-	name      string
-	requests  series[answer, prometheus.Counter]
-	attempts  series[attempt, prometheus.Counter]
-	failovers series[string, prometheus.Counter]
-	hints     series[string, prometheus.Counter]
-	tokens    series[string, tokenCounters]
-	unknown   series[string, prometheus.Counter]
-	duration  prometheus.Observer
-	firstByte prometheus.Observer
-	last      series[string, *lastSeen]
+	pool         *Pool
+	name         string
+	requests     series[answer, prometheus.Counter]
+	attempts     series[attempt, prometheus.Counter]
+	failovers    series[string, prometheus.Counter]
+	hints        series[string, prometheus.Counter]
+	tokens       series[served, tokenCounters]
+	callerTokens series[asked, tokenCounters]
+	unknown      series[string, prometheus.Counter]
+	duration     prometheus.Observer
+	firstByte    prometheus.Observer
+	last         series[string, *lastSeen]
 }
 
 // answer is what tells the answers of a backend apart.
 type answer struct {
-	caller, class string
-	code          int
+	asked
+	class string
+	code  int
 }
 
+// asked is who asked for which model, by the client's name for it.
+type asked struct{ caller, model string }
+
+// served is what served a model.
+type served struct{ model, deployment string }
+
 // attempt is what tells the attempts at a backend apart.
-type attempt struct{ model, outcome string }
+type attempt struct{ deployment, class string }
 
 // Backend returns the metrics of the backend of this name. That without a name
 // stands for what the balancer answers by itself.
@@ -131,16 +135,20 @@ func newBackend(p *Pool, name string) *Backend {
 	requests, attempts := requestsTotal.MustCurryWith(its), attemptsTotal.MustCurryWith(its)
 	failovers, hints := failoversTotal.MustCurryWith(its), hintsTotal.MustCurryWith(its)
 	tokens, unknown := tokensTotal.MustCurryWith(its), tokensUnknownTotal.MustCurryWith(its)
+	callerTokens := callerTokensTotal.MustCurryWith(its)
 	b.requests.find = func(a answer) prometheus.Counter {
-		return requests.WithLabelValues(a.caller, a.class, strconv.Itoa(a.code))
+		return requests.WithLabelValues(a.caller, a.model, a.class, strconv.Itoa(a.code))
 	}
-	b.attempts.find = func(a attempt) prometheus.Counter { return attempts.WithLabelValues(a.model, a.outcome) }
-	b.failovers.find = func(reason string) prometheus.Counter { return failovers.WithLabelValues(reason) }
+	b.attempts.find = func(a attempt) prometheus.Counter { return attempts.WithLabelValues(a.deployment, a.class) }
+	b.failovers.find = func(class string) prometheus.Counter { return failovers.WithLabelValues(class) }
 	b.hints.find = func(source string) prometheus.Counter { return hints.WithLabelValues(source) }
-	b.tokens.find = func(model string) tokenCounters {
-		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": model}))
+	b.tokens.find = func(s served) tokenCounters {
+		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment}))
 	}
-	b.unknown.find = func(model string) prometheus.Counter { return unknown.WithLabelValues(model) }
+	b.callerTokens.find = func(a asked) tokenCounters {
+		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": a.caller, "model": a.model}))
+	}
+	b.unknown.find = func(deployment string) prometheus.Counter { return unknown.WithLabelValues(deployment) }
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
 	if name != "" {
 		b.firstByte = timeToFirstByte.With(its)
@@ -148,11 +156,13 @@ func newBackend(p *Pool, name string) *Backend {
 	return b
 }
 
-// Attempted counts an attempt. The model is a label, see Model.
-func (b *Backend) Attempted(model, outcome string) { b.attempts.of(attempt{model, outcome}).Inc() }
+// Attempted counts an attempt. The deployment is a label, see Deployment.
+func (b *Backend) Attempted(deployment, class string) {
+	b.attempts.of(attempt{deployment, class}).Inc()
+}
 
 // FailedOver counts a request that went on to another backend.
-func (b *Backend) FailedOver(reason string) { b.failovers.of(reason).Inc() }
+func (b *Backend) FailedOver(class string) { b.failovers.of(class).Inc() }
 
 // Throttled counts a throttle by the source of its hint.
 func (b *Backend) Throttled(source string) {
@@ -162,10 +172,10 @@ func (b *Backend) Throttled(source string) {
 	b.hints.of(source).Inc()
 }
 
-// Answered counts a request that got this backend's reply. firstByte is 0 if
-// there was none.
-func (b *Backend) Answered(caller, class string, code int, duration, firstByte time.Duration) {
-	b.requests.of(answer{caller, class, code}).Inc()
+// Answered counts a request that got this backend's reply. Caller and model are
+// labels, see Caller and Models. firstByte is 0 if there was none.
+func (b *Backend) Answered(caller, model, class string, code int, duration, firstByte time.Duration) {
+	b.requests.of(answer{asked{caller, model}, class, code}).Inc()
 	b.duration.Observe(duration.Seconds())
 	if firstByte > 0 && b.firstByte != nil {
 		b.firstByte.Observe(firstByte.Seconds())
@@ -189,14 +199,14 @@ func (c *tokenCounters) add(t usage.Tokens) {
 }
 
 // Used counts the tokens that a reply to the caller reported.
-func (b *Backend) Used(caller, model string, t usage.Tokens) {
-	of := b.tokens.of(model)
+func (b *Backend) Used(caller, model, deployment string, t usage.Tokens) {
+	of := b.tokens.of(served{model, deployment})
 	of.add(t)
 	if caller != "" {
-		of = b.pool.callerTokens.of(caller)
+		of = b.callerTokens.of(asked{caller, model})
 		of.add(t)
 	}
 }
 
 // UsedUnknown counts a reply that did not report its tokens.
-func (b *Backend) UsedUnknown(model string) { b.unknown.of(model).Inc() }
+func (b *Backend) UsedUnknown(deployment string) { b.unknown.of(deployment).Inc() }

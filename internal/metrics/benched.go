@@ -13,10 +13,10 @@ import (
 
 // Happened implements pool.Listener. It counts benches.
 func (p *Pool) Happened(e pool.Event) {
-	its := benchLabels{p.name, clean(e.Member.Name), Model(e.Member, e.Bench.Model), e.Bench.Class}
+	its := benchLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Bench.Model), e.Bench.Class}
 	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Lost}
 	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Elsewhere { // a sum over replicas has each bench once
-		benchesTotal.WithLabelValues(its.pool, its.backend, its.model, its.class).Inc()
+		benchesTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
 	}
 	switch now := time.Now(); e.Happening {
 	case pool.Began:
@@ -41,7 +41,7 @@ type benchedSeconds struct {
 	open    map[benchKey]openBench
 }
 
-type benchLabels struct{ pool, backend, model, class string }
+type benchLabels struct{ pool, backend, deployment, class string }
 
 // benchKey is what tells benches in force apart.
 type benchKey struct {
@@ -143,7 +143,7 @@ func (s *benchedSeconds) settle(which benchKey, now time.Time) {
 }
 
 var benchedDesc = desc("benched_seconds_total",
-	"Time in which a backend was benched, the benches in force included.", "pool", "backend", "model", "class")
+	"Time in which a backend was benched, the benches in force included.", "pool", "backend", "deployment", "class")
 
 // Describe implements prometheus.Collector.
 func (s *benchedSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- benchedDesc }
@@ -151,7 +151,7 @@ func (s *benchedSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- benc
 // Collect implements prometheus.Collector.
 func (s *benchedSeconds) Collect(metrics chan<- prometheus.Metric) {
 	for its, seconds := range s.sums(time.Now()) {
-		metrics <- prometheus.MustNewConstMetric(benchedDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.model, its.class)
+		metrics <- prometheus.MustNewConstMetric(benchedDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.deployment, its.class)
 	}
 }
 

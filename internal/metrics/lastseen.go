@@ -36,14 +36,14 @@ var (
 const utilization = "Azure-Openai-Deployment-Utilization"
 
 // Saw takes in what a reply says of the backend's limits.
-func (b *Backend) Saw(model string, header http.Header) {
+func (b *Backend) Saw(deployment string, header http.Header) {
 	requests, hasRequests := hint.Number(header, remainingRequests...)
 	tokens, hasTokens := hint.Number(header, remainingTokens...)
 	used, hasUsed := hint.Number(header, utilization)
 	if !hasRequests && !hasTokens && !hasUsed {
 		return
 	}
-	last := b.last.of(model)
+	last := b.last.of(deployment)
 	if hasRequests {
 		last.requests.set(requests)
 	}

@@ -34,27 +34,30 @@ func histogram(name, help string, buckets []float64, labels ...string) *promethe
 
 var (
 	requestsTotal = counter("requests_total",
-		"Requests that were answered, by the backend whose reply it was, its class and its status.",
-		"pool", "caller", "backend", "class", "code")
+		"Requests that were answered, by the backend whose reply it was, the model that the client named, the class and the status.",
+		"pool", "caller", "backend", "model", "class", "code")
 	attemptsTotal = counter("attempts_total",
-		"Attempts at a backend, by the class of what came back.", "pool", "backend", "model", "outcome")
+		"Attempts at a backend, by the class of what came back.", "pool", "backend", "deployment", "class")
 	failoversTotal = counter("failovers_total",
 		"Requests that went on to another backend, by the backend that did not serve and the class of its reply.",
-		"pool", "backend", "reason")
+		"pool", "backend", "class")
 	allThrottledTotal = counter("all_throttled_total",
 		"Requests that were answered with a 429 because every backend throttles.", "pool")
 	ownerThrottledTotal = counter("owner_throttled_total",
 		"Requests that were answered with a 429 because the account that stores what they name throttles, by its backend.", "pool", "backend")
 	affinityTotal = counter("affinity_total",
 		"Requests that belong together, by kind of affinity, and whether they got where they belong.", "pool", "kind", "result")
-	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "model", "class")
+	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "deployment", "class")
 	hintsTotal   = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
-	tokensTotal       = counter("tokens_total", "Tokens that replies reported.", "pool", "backend", "model", "type")
+	tokensTotal = counter("tokens_total",
+		"Tokens that replies reported, by the model that the client named and the backend's deployment.",
+		"pool", "backend", "model", "deployment", "type")
 	callerTokensTotal = counter("caller_tokens_total",
-		"Tokens that replies reported, by who asked.", "pool", "caller", "type")
+		"Tokens that replies reported, by who asked, the model that the client named and the backend.",
+		"pool", "caller", "model", "backend", "type")
 	tokensUnknownTotal = counter("tokens_unknown_total",
-		"Requests for inference that were served without a report of tokens.", "pool", "backend", "model")
+		"Requests for inference that were served without a report of tokens.", "pool", "backend", "deployment")
 
 	requestDuration = histogram("request_duration_seconds",
 		"Time from the arrival of a request to the end of its reply.",
@@ -123,6 +126,27 @@ var callers labels
 
 // Caller is the label of a caller.
 func Caller(name string) string { return callers.of(clean(name)) }
+
+// Models are the labels of the names that clients have for models: those in a
+// config, and one for all others.
+type Models map[string]string
+
+// ModelsOf returns the labels of these names.
+func ModelsOf(names []string) Models {
+	m := Models{"": ""}
+	for _, name := range names {
+		m[name] = clean(name)
+	}
+	return m
+}
+
+// Label is the label of a name.
+func (m Models) Label(name string) string {
+	if label, ok := m[name]; ok {
+		return label
+	}
+	return Other
+}
 
 // clean makes a name a valid value of a label.
 func clean(name string) string { return showntext.Valid(name) }

@@ -213,12 +213,12 @@ func TestGaugesGoWithTheirBackends(t *testing.T) {
 	Of(name).Backend("a").Attempted("gpt", "served")
 	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": 1200, "ratelimit_remaining a gpt requests": none, "deployment_utilization_ratio a gpt": 0.893,
-		"attempts_total a gpt served": 1,
+		"attempts_total a served gpt": 1,
 	})
 	fleet.Default.Remove(entry)
 	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": none, "deployment_utilization_ratio a gpt": none, "backend_available a gpt": none, "backend_drained a": none,
-		"attempts_total a gpt served": 1,
+		"attempts_total a served gpt": 1,
 	})
 }
 
@@ -228,9 +228,9 @@ func TestNamesThatWouldBreakAScrapeDoNot(t *testing.T) {
 	odd := pool.NewMember("odd\xff", new(pool.Health))
 	odd.Models = []string{"m\xfe", "m\xfd", "other"}
 	inUse(t, name, pool.NewMember("a:80", twice), pool.NewMember("a:80", twice), odd)
-	Of(name).Backend("odd\xff").Answered(Caller("al\xffice"), "served", 200, time.Second, time.Second)
+	Of(name).Backend("odd\xff").Answered(Caller("al\xffice"), "", "served", 200, time.Second, time.Second)
 	wantValues(t, strings.ToValidUTF8(name, "\uFFFD"), map[string]float64{
-		"backend_available a:80 ": 1, "backend_available odd\uFFFD m\uFFFD": 1, "requests_total odd\uFFFD al\uFFFDice served 200": 1,
+		"backend_available a:80 ": 1, "backend_available odd\uFFFD m\uFFFD": 1, "requests_total odd\uFFFD al\uFFFDice served 200 ": 1,
 		"request_duration_seconds odd\uFFFD": 1,
 	})
 }
@@ -238,13 +238,13 @@ func TestNamesThatWouldBreakAScrapeDoNot(t *testing.T) {
 func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
 	name := unique("tokens")
 	b := Of(name).Backend("a")
-	b.Used("alice", "gpt", usage.Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
-	b.Used("alice", "gpt", usage.Tokens{Input: 1, Output: -5})
-	b.Used("", "gpt", usage.Tokens{Input: 1000})
+	b.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
+	b.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 1, Output: -5})
+	b.Used("", "gpt", "gpt-ptu", usage.Tokens{Input: 1000})
 	b.UsedUnknown("gpt")
 	wantValues(t, name, map[string]float64{
-		"tokens_total a gpt input": 1101, "tokens_total a gpt cached": 40, "tokens_total a gpt output": 7, "tokens_total a gpt reasoning": 3,
-		"caller_tokens_total alice input": 101, "caller_tokens_total alice output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total  input": none,
+		"tokens_total a gpt-ptu gpt input": 1101, "tokens_total a gpt-ptu gpt cached": 40, "tokens_total a gpt-ptu gpt output": 7, "tokens_total a gpt-ptu gpt reasoning": 3,
+		"caller_tokens_total a alice gpt input": 101, "caller_tokens_total a alice gpt output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total a  gpt input": none,
 	})
 }
 
@@ -255,8 +255,8 @@ func TestCountingAllocatesNothing(t *testing.T) {
 		b.FailedOver("throttled")
 		b.Throttled("retry-after-ms")
 		b.Saw("gpt", header)
-		b.Answered("alice", "served", 200, time.Second, time.Second)
-		b.Used("alice", "gpt", usage.Tokens{Input: 100, Output: 7})
+		b.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
+		b.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 100, Output: 7})
 		Of("allocates").Attempts(2)
 	}
 	count()
@@ -269,8 +269,8 @@ func TestMoreSeriesThanAreKeptAtHandAreCountedToo(t *testing.T) {
 	name := unique("many")
 	b := Of(name).Backend("a")
 	for i := range 2 * maxSeries {
-		b.Answered(fmt.Sprint("caller-", i), "served", 200, 0, 0)
-		b.Answered(fmt.Sprint("caller-", i), "served", 200, 0, 0)
+		b.Answered(fmt.Sprint("caller-", i), "gpt", "served", 200, 0, 0)
+		b.Answered(fmt.Sprint("caller-", i), "gpt", "served", 200, 0, 0)
 	}
 	n := 0
 	for key, value := range gather(t, name) {
@@ -299,8 +299,8 @@ func BenchmarkCount(b *testing.B) {
 			first.FailedOver("throttled")
 			second.Attempted("gpt", "served")
 			second.Saw("gpt", header)
-			second.Answered("alice", "served", 200, time.Second, time.Second)
-			second.Used("alice", "gpt", usage.Tokens{Input: 100, Output: 7})
+			second.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
+			second.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 100, Output: 7})
 			first.pool.Attempts(2)
 		}
 	})

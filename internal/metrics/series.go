@@ -17,7 +17,7 @@ type series[K comparable, M any] struct {
 
 // maxSeries is how many series are kept at hand. The others have to be found
 // each time.
-const maxSeries = 512
+const maxSeries = 2048
 
 func (s *series[K, M]) of(key K) M {
 	known := s.known.Load()

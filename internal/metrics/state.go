@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,22 +20,24 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	availableDesc = desc("backend_available",
-		"Whether a backend is neither benched nor fails active health checks: 1 or 0. Without a model: for every one.",
-		"pool", "backend", "model")
+		"Whether a backend is neither benched nor fails active health checks: 1 or 0. Without a deployment: for every one.",
+		"pool", "backend", "deployment")
 	remainingDesc = desc("bench_remaining_seconds",
-		"How long a backend is still benched. Without a model: for every one.", "pool", "backend", "model")
+		"How long a backend is still benched. Without a deployment: for every one.", "pool", "backend", "deployment")
 	drainedDesc = desc("backend_drained",
 		"Whether a backend is used only when no other is left: 1 or 0.", "pool", "backend")
+	infoDesc = desc("backend_info",
+		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
 	ratelimitDesc = desc("ratelimit_remaining",
-		"What a backend last said is left of its rate limit.", "pool", "backend", "model", "type")
+		"What a backend last said is left of its rate limit.", "pool", "backend", "deployment", "type")
 	utilizationDesc = desc("deployment_utilization_ratio",
-		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "model")
+		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
 )
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, drainedDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
 		descs <- d
 	}
 }
@@ -60,22 +63,23 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, append([]string{b.pool.name, b.name}, labels...)...)
 	}
 	gauge(drainedDesc, bit(s.Drained))
+	gauge(infoDesc, 1, strconv.Itoa(s.Member.Priority), strconv.Itoa(s.Member.Weight))
 	gauge(inFlightDesc, float64(s.InFlight))
-	for _, model := range modelsOf(s.Member) {
-		left := remaining(s, model, now)
-		gauge(availableDesc, bit(left == 0 && s.Healthy), model)
-		gauge(remainingDesc, left.Seconds(), model)
-		last := b.last.of(model)
+	for _, deployment := range modelsOf(s.Member) {
+		left := remaining(s, deployment, now)
+		gauge(availableDesc, bit(left == 0 && s.Healthy), deployment)
+		gauge(remainingDesc, left.Seconds(), deployment)
+		last := b.last.of(deployment)
 		for _, number := range []struct {
 			*number
 			kind string
 		}{{&last.requests, "requests"}, {&last.tokens, "tokens"}} {
 			if number.known.Load() {
-				gauge(ratelimitDesc, number.value(), model, number.kind)
+				gauge(ratelimitDesc, number.value(), deployment, number.kind)
 			}
 		}
 		if last.utilization.known.Load() {
-			gauge(utilizationDesc, last.utilization.value(), model)
+			gauge(utilizationDesc, last.utilization.value(), deployment)
 		}
 	}
 }
@@ -87,23 +91,24 @@ func bit(b bool) float64 {
 	return 0
 }
 
-// modelsOf are the labels of a member's models: none, for what concerns all of
-// them, each one that the config names, and another for those that it does not.
+// modelsOf are the labels of a member's deployments: none, for what concerns
+// all of them, each one that the config names, and another for those that it does
+// not.
 func modelsOf(m *pool.Member) []string {
-	models := []string{""}
-	for _, model := range m.Models {
-		if model = clean(model); !slices.Contains(models, model) {
-			models = append(models, model)
+	names := []string{""}
+	for _, name := range m.Models {
+		if name = clean(name); !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
-	if m.AnyModel && !slices.Contains(models, Other) {
-		models = append(models, Other)
+	if m.AnyModel && !slices.Contains(names, Other) {
+		names = append(names, Other)
 	}
-	return models
+	return names
 }
 
-// Model is the label of a model, by its name at the member.
-func Model(m *pool.Member, name string) string {
+// Deployment is the label of what the member calls a model.
+func Deployment(m *pool.Member, name string) string {
 	switch {
 	case name == "":
 		return ""
@@ -113,11 +118,11 @@ func Model(m *pool.Member, name string) string {
 	return Other
 }
 
-// remaining is how long the member is still benched for a model, or without one,
-// for every model.
-func remaining(s pool.State, model string, now time.Time) (left time.Duration) {
+// remaining is how long the member is still benched for a deployment, or without
+// one, for every model.
+func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
 	for _, b := range s.Benches {
-		if b.Whole || model != "" && Model(s.Member, b.Model) == model {
+		if b.Whole || deployment != "" && Deployment(s.Member, b.Model) == deployment {
 			left = max(left, b.Until.Sub(now))
 		}
 	}

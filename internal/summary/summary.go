@@ -38,8 +38,8 @@ type Summary struct {
 	Duration time.Duration
 }
 
-// Attempt is one backend that was tried, and what came of it.
-type Attempt struct{ Backend, Outcome string }
+// Attempt is one backend that was tried, and the class of its reply.
+type Attempt struct{ Backend, Class string }
 
 // Prefix is that of every placeholder.
 const Prefix = "http.openai_lb."
@@ -63,8 +63,8 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return s.AffinityResult, true
 	case "attempts":
 		return len(s.Attempts), true
-	case "outcomes":
-		return s.outcomes(), true
+	case "classes":
+		return s.classes(), true
 	case "time_to_first_byte":
 		if s.FirstByte == 0 {
 			return "", true
@@ -100,8 +100,8 @@ func (s *Summary) count(tokens int64) any {
 	return tokens
 }
 
-// outcomes lists what came of each attempt: ptu=throttled,east=served.
-func (s *Summary) outcomes() string {
+// classes lists the class of each attempt: ptu=throttled,east=served.
+func (s *Summary) classes() string {
 	var b strings.Builder
 	for i, a := range s.Attempts {
 		if i > 0 {
@@ -109,7 +109,7 @@ func (s *Summary) outcomes() string {
 		}
 		b.WriteString(a.Backend)
 		b.WriteByte('=')
-		b.WriteString(a.Outcome)
+		b.WriteString(a.Class)
 	}
 	return b.String()
 }
@@ -129,7 +129,7 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	}
 	enc.AddInt("attempts", len(s.Attempts))
 	if len(s.Attempts) > 0 {
-		enc.AddString("outcomes", s.outcomes())
+		enc.AddString("classes", s.classes())
 	}
 	if s.FirstByte > 0 {
 		enc.AddFloat64("time_to_first_byte", Seconds(s.FirstByte))

@@ -83,7 +83,7 @@ func (c *Counts) add(name string, labels map[string]string, value float64) bool 
 		c.Requests += value
 	case "attempts_total":
 		c.Attempts += value
-		if verdict.Class(labels["outcome"]).Blames() {
+		if verdict.Class(labels["class"]).Blames() {
 			c.Failures += value
 		}
 	case "failovers_total":

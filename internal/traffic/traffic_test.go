@@ -15,10 +15,10 @@ func counted(t *testing.T) (registry *prometheus.Registry, add func(name string,
 	registry = prometheus.NewRegistry()
 	vectors := make(map[string]*prometheus.CounterVec)
 	for name, labels := range map[string][]string{
-		"caddy_openai_lb_requests_total":      {"pool", "caller", "backend", "class", "code"},
-		"caddy_openai_lb_attempts_total":      {"pool", "backend", "model", "outcome"},
-		"caddy_openai_lb_failovers_total":     {"pool", "backend", "reason"},
-		"caddy_openai_lb_tokens_total":        {"pool", "backend", "model", "type"},
+		"caddy_openai_lb_requests_total":      {"pool", "caller", "backend", "model", "class", "code"},
+		"caddy_openai_lb_attempts_total":      {"pool", "backend", "deployment", "class"},
+		"caddy_openai_lb_failovers_total":     {"pool", "backend", "class"},
+		"caddy_openai_lb_tokens_total":        {"pool", "backend", "model", "deployment", "type"},
 		"caddy_openai_lb_all_throttled_total": {"pool"},
 		"requests_total":                      {"pool", "backend"},
 	} {
@@ -32,19 +32,19 @@ func counted(t *testing.T) (registry *prometheus.Registry, add func(name string,
 
 func TestCountsAreThoseOfTheMetrics(t *testing.T) {
 	registry, add := counted(t)
-	add("caddy_openai_lb_requests_total", 3, "p", "alice", "a", "served", "200")
-	add("caddy_openai_lb_requests_total", 2, "p", "bob", "a", "client_error", "400")
-	add("caddy_openai_lb_requests_total", 1, "p", "bob", "", "all_throttled", "429")
-	add("caddy_openai_lb_requests_total", 9, "q", "bob", "a", "served", "200")
-	for outcome, n := range map[string]float64{
+	add("caddy_openai_lb_requests_total", 3, "p", "alice", "a", "gpt-4o", "served", "200")
+	add("caddy_openai_lb_requests_total", 2, "p", "bob", "a", "gpt-4o", "client_error", "400")
+	add("caddy_openai_lb_requests_total", 1, "p", "bob", "", "gpt-4o", "all_throttled", "429")
+	add("caddy_openai_lb_requests_total", 9, "q", "bob", "a", "gpt-4o", "served", "200")
+	for class, n := range map[string]float64{
 		"served": 1, "client_error": 2, "too_large": 4, "client_left": 8, "throttled": 16, "failed": 32, "broken_stream": 64,
 	} {
-		add("caddy_openai_lb_attempts_total", n, "p", "a", "gpt-4o", outcome)
+		add("caddy_openai_lb_attempts_total", n, "p", "a", "gpt-4o", class)
 	}
 	add("caddy_openai_lb_failovers_total", 5, "p", "a", "throttled")
 	add("caddy_openai_lb_failovers_total", 6, "p", "a", "failed")
 	for kind, n := range map[string]float64{"input": 1000, "cached": 900, "output": 50, "reasoning": 40} {
-		add("caddy_openai_lb_tokens_total", n, "p", "a", "gpt-4o", kind)
+		add("caddy_openai_lb_tokens_total", n, "p", "a", "gpt-4o", "gpt-4o-ptu", kind)
 	}
 	add("caddy_openai_lb_all_throttled_total", 1, "p")
 	add("requests_total", 77, "p", "a")
@@ -63,7 +63,7 @@ func TestCountsAreThoseOfTheMetrics(t *testing.T) {
 func TestAHistoryHasTheLastFiveMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registry, add := counted(t)
-		request := func(n float64) { add("caddy_openai_lb_requests_total", n, "p", "", "a", "served", "200") }
+		request := func(n float64) { add("caddy_openai_lb_requests_total", n, "p", "", "a", "gpt-4o", "served", "200") }
 		request(100) // before anybody looks
 		h := NewHistory(registry)
 		h.Use()

@@ -89,7 +89,7 @@ func TestAThrottledModelLeavesTheOthersOfItsBackendInUse(t *testing.T) {
 		}
 		w.WantCalls(map[string]int{"azure": 6})
 		benched := w.Logged("backend benched")
-		if len(benched) != 1 || benched[0].ContextMap()["model"] != "gpt-4o-ptu" {
+		if len(benched) != 1 || benched[0].ContextMap()["deployment"] != "gpt-4o-ptu" {
 			t.Errorf("logged %v, want one bench of gpt-4o-ptu", benched)
 		}
 		w.Backends["azure"].Recovers()

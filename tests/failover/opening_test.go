@@ -176,7 +176,7 @@ func TestAStreamWithoutAByteInTimeIsFailedOver(t *testing.T) {
 				if waited := time.Since(start); waited != c.want {
 					t.Errorf("b was asked after %s, want %s", waited, c.want)
 				}
-				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "timeout" || benches[0].ContextMap()["model"] != "gpt-4o" {
+				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "timeout" || benches[0].ContextMap()["deployment"] != "gpt-4o" {
 					t.Errorf("benches %v, want one of a's model, for timeout", benches)
 				}
 				w.WantReady()

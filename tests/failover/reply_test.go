@@ -106,9 +106,9 @@ func TestWhatAReplyMeans(t *testing.T) {
 			switch {
 			case benched == nil:
 				benched = new(lbtest.LogEntry)
-			case benched.Model == "":
+			case benched.Deployment == "":
 				scope = whole
-			case benched.Model == "gpt-4o":
+			case benched.Deployment == "gpt-4o":
 				scope = model
 			}
 			if scope != c.scope || benched.Seconds != c.seconds || benched.Level != c.level {

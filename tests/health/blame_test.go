@@ -46,7 +46,7 @@ func TestWhatARequestMayCauseBenchesOneBackendForItsModel(t *testing.T) {
 						t.Errorf("%d benches, want 1: what fails everywhere is the request's own fault", len(benches))
 					}
 					for _, b := range benches {
-						if fields := b.ContextMap(); fields["model"] != "poison" || fields["class"] != "failed" && fields["class"] != "timeout" {
+						if fields := b.ContextMap(); fields["deployment"] != "poison" || fields["class"] != "failed" && fields["class"] != "timeout" {
 							t.Errorf("benched %v, want the model alone, for failed or timeout", fields)
 						}
 					}
@@ -105,7 +105,7 @@ func TestABackendThatCannotBeReachedIsBenchedAsAWhole(t *testing.T) {
 			t.Errorf("%d benches, want 3: no request can cause that", len(benches))
 		}
 		for _, b := range benches {
-			if fields := b.ContextMap(); fields["model"] != nil || fields["class"] != "unreachable" {
+			if fields := b.ContextMap(); fields["deployment"] != nil || fields["class"] != "unreachable" {
 				t.Errorf("benched %v, want the whole backend", fields)
 			}
 		}

@@ -46,7 +46,7 @@ func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
 				}
 				w.WantCalls(map[string]int{"a": 3, "b": 7})
 				benches := w.Logged("backend benched")
-				if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["model"] != "gpt-4o" {
+				if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["deployment"] != "gpt-4o" {
 					t.Errorf("%d %s: benches %v", code, body, benches)
 				}
 			})

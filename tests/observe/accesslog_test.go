@@ -24,7 +24,7 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 					output file %s
 					%s
 				}
-				log_append outcomes {http.openai_lb.outcomes}
+				log_append classes {http.openai_lb.classes}
 				log_append input {http.openai_lb.tokens_input}
 				log_append first_byte {http.openai_lb.time_to_first_byte}
 				openai_lb {
@@ -58,10 +58,10 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 			its, _ := lines[0]["openai_lb"].(map[string]any)
 			first, _ := its["time_to_first_byte"].(float64)
 			delete(its, "time_to_first_byte")
-			if got, want := fmt.Sprint(its), "map[affinity:cache affinity_result:move attempts:2 backend:east class:served model:gpt-4o outcomes:ptu=throttled,east=served pool:logged tokens_cached:0 tokens_input:12 tokens_output:3 tokens_reasoning:0]"; got != want {
+			if got, want := fmt.Sprint(its), "map[affinity:cache affinity_result:move attempts:2 backend:east class:served classes:ptu=throttled,east=served model:gpt-4o pool:logged tokens_cached:0 tokens_input:12 tokens_output:3 tokens_reasoning:0]"; got != want {
 				t.Errorf("it says %s, want %s", got, want)
 			}
-			if lines[0]["outcomes"] != "ptu=throttled,east=served" || lines[0]["caller"] != "alice" || lines[0]["input"] != 12.0 || lines[0]["first_byte"] != first {
+			if lines[0]["classes"] != "ptu=throttled,east=served" || lines[0]["caller"] != "alice" || lines[0]["input"] != 12.0 || lines[0]["first_byte"] != first {
 				t.Errorf("it says %v", lines[0])
 			}
 			if got := fmt.Sprint(lines[1]["openai_lb"]); got != "map[attempts:0 class:unauthenticated pool:logged]" {

@@ -105,7 +105,7 @@ func TestEventsTellOfBenches(t *testing.T) {
 		chat("last").WantStatus(t, 429)
 	}
 	for range 2 {
-		if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.benched"+from) || !strings.Contains(got, "model=last pool=eventful seconds=60") {
+		if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.benched"+from) || !strings.Contains(got, "deployment=last hint=retry-after pool=eventful seconds=60") {
 			t.Errorf("the event is %q", got)
 		}
 		takeAnother <- struct{}{}
@@ -119,7 +119,7 @@ func TestAHandlerOfEventsThatPanicsDoesNotEndCaddy(t *testing.T) {
 	a.Replies(lbtest.Throttled("60"))
 	for _, model := range []string{"one", "two"} {
 		lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"`+model+`"}`).WantStatus(t, http.StatusTooManyRequests)
-		if got := <-takenEvents; !strings.Contains(got, "model="+model) {
+		if got := <-takenEvents; !strings.Contains(got, "deployment="+model+" ") {
 			t.Errorf("the event is %q", got)
 		}
 		takeAnother <- struct{}{}

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
@@ -91,23 +92,23 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	for name := range at {
 		s := statusOf(t, at[name])
 		its := map[string]string{"pool": pool, "backend": name}
-		outcomes := func(outcome string) float64 {
-			return scraped.Sum("attempts_total", map[string]string{"pool": pool, "backend": name, "outcome": outcome})
+		ofClass := func(class string) float64 {
+			return scraped.Sum("attempts_total", map[string]string{"pool": pool, "backend": name, "class": class})
 		}
 		if got := scraped.Sum("attempts_total", its); got != float64(s.Requests) || got == 0 {
 			t.Errorf("%s got %d requests, and %v attempts were counted", name, s.Requests, got)
 		}
 		refused := s.Throttled.PTU + s.Throttled.Requests + s.Throttled.Tokens
-		if got := outcomes("throttled"); got != float64(refused) || scraped.Sum("hints_total", its) != got {
+		if got := ofClass("throttled"); got != float64(refused) || scraped.Sum("hints_total", its) != got {
 			t.Errorf("%s refused %d, and %v throttles were counted, %v hints", name, refused, got, scraped.Sum("hints_total", its))
 		}
-		if got := outcomes("credential"); got != float64(s.Unauthorized) {
+		if got := ofClass("credential"); got != float64(s.Unauthorized) {
 			t.Errorf("%s refused %d keys, and %v were counted", name, s.Unauthorized, got)
 		}
-		if got := outcomes("failed") + outcomes("broken_stream"); got != float64(s.Faults) {
+		if got := ofClass("failed") + ofClass("broken_stream"); got != float64(s.Faults) {
 			t.Errorf("%s had %d faults, and %v were counted", name, s.Faults, got)
 		}
-		if served := outcomes("served"); served != scraped.Sum("requests_total", map[string]string{"pool": pool, "backend": name, "class": "served", "code": "200"}) {
+		if served := ofClass("served"); served != scraped.Sum("requests_total", map[string]string{"pool": pool, "backend": name, "class": "served", "code": "200"}) {
 			t.Errorf("%s served %v attempts, and another number of requests", name, served)
 		}
 		input += float64(s.Tokens.Input)
@@ -116,11 +117,11 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		failovers += scraped.Sum("failovers_total", its)
 	}
 	lbtest.WantSums(t, pool,
-		"attempts_total backend=ptu model=gpt-4o-ptu outcome=throttled *", "attempts_total backend=ptu model=gpt-4o-ptu outcome=served *",
-		"attempts_total backend=east model=other outcome=failed *", "attempts_total backend=closed model=other outcome=credential *",
-		"attempts_total backend=west model=gpt-4o outcome=failed *", "benches_total backend=ptu model=gpt-4o-ptu class=throttled *",
-		"benched_seconds_total backend=ptu *", "benches_total backend=closed model= class=credential *", "hints_total backend=ptu source=retry-after-ms *",
-		"deployment_utilization_ratio backend=ptu model=gpt-4o-ptu *", "failovers_total backend=ptu reason=throttled *",
+		"attempts_total backend=ptu deployment=gpt-4o-ptu class=throttled *", "attempts_total backend=ptu deployment=gpt-4o-ptu class=served *",
+		"attempts_total backend=east deployment=other class=failed *", "attempts_total backend=closed deployment=other class=credential *",
+		"attempts_total backend=west deployment=gpt-4o class=failed *", "benches_total backend=ptu deployment=gpt-4o-ptu class=throttled *",
+		"benched_seconds_total backend=ptu *", "benches_total backend=closed deployment= class=credential *", "hints_total backend=ptu source=retry-after-ms *",
+		"deployment_utilization_ratio backend=ptu deployment=gpt-4o-ptu *", "failovers_total backend=ptu class=throttled *",
 		"time_to_first_byte_seconds backend=ptu *", "requests_total 150", "request_duration_seconds 150", "attempts_per_request 150", "requests_in_flight 0")
 	if requests := scraped.Sum("requests_total", map[string]string{"pool": pool}); attempts-failovers != requests {
 		t.Errorf("%v attempts without the %v of failovers should be %v requests: %v", attempts, failovers, requests, statuses)
@@ -265,7 +266,7 @@ func TestEveryAnswerHasAClass(t *testing.T) {
 				t.Errorf("%s was counted %v times", c.name, n)
 			}
 		}
-		lbtest.WantSums(t, pool, "requests_total class= 0", "attempts_total outcome= 0", "all_throttled_total 1")
+		lbtest.WantSums(t, pool, "requests_total class= 0", "attempts_total class= 0", "all_throttled_total 1")
 	})
 }
 
@@ -277,7 +278,7 @@ func TestAClientThatLeavesIsCountedAsThat(t *testing.T) {
 		defer leave()
 		w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
 		time.Sleep(time.Second)
-		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left code=499 1", "attempts_total backend=a outcome=client_left 1", "benches_total 0", "requests_total 1")
+		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left code=499 1", "attempts_total backend=a class=client_left 1", "benches_total 0", "requests_total 1")
 	})
 }
 
@@ -317,8 +318,8 @@ func TestMadeUpNamesAddNoSeries(t *testing.T) {
 		if series > 1200 {
 			t.Errorf("there are %d series of 1000 callers", series)
 		}
-		lbtest.WantSums(t, pool, fmt.Sprint("requests_total ", n), "attempts_total backend=c model=other 300", "attempts_total backend=b model=other outcome=throttled 300", fmt.Sprint("attempts_total backend=b model=other outcome=served ", n-300),
-			"backend_available backend=b model=other 0", "backend_available backend=a model=other 0", "requests_total caller=other *")
+		lbtest.WantSums(t, pool, fmt.Sprint("requests_total ", n), "attempts_total backend=c deployment=other 300", "attempts_total backend=b deployment=other class=throttled 300", fmt.Sprint("attempts_total backend=b deployment=other class=served ", n-300),
+			"backend_available backend=b deployment=other 0", "backend_available backend=a deployment=other 0", "requests_total caller=other *")
 	})
 }
 
@@ -355,10 +356,10 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	}
 	a.Replies(lbtest.Throttled("60"))
 	ask(0, 2)
-	lbtest.WantSums(t, pools[0], fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a outcome=throttled 1")
+	lbtest.WantSums(t, pools[0], fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a class=throttled 1")
 	lbtest.WantSums(t, pools[1], "requests_total 5", "benches_total 0", "attempts_total backend=b 0")
 	// the backend is one, and so is its limit
-	lbtest.WantSums(t, pools[1], "backend_available backend=a model=other 0", "backend_available backend=b model=other 1")
+	lbtest.WantSums(t, pools[1], "backend_available backend=a deployment=other 0", "backend_available backend=b deployment=other 1")
 }
 
 func TestTheSecondsOfABenchEndWithItsBackend(t *testing.T) {
@@ -425,4 +426,60 @@ func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestABillIsByCallerModelAndBackend has a provisioned deployment under another
+// name than the model, and a second backend that takes what it throttles.
+func TestABillIsByCallerModelAndBackend(t *testing.T) {
+	pool := lbtest.Unique("bill")
+	lbtest.InBubble(t, `openai_lb {
+		pool `+pool+`
+		client_key alice key-of-alice-1234
+		client_key bob key-of-bob-123456
+		backend http://ptu {
+			name ptu
+			model gpt-4o gpt-4o-ptu
+			model mini mini-ptu
+		}
+		backend http://paygo {
+			name paygo
+			priority 2
+			weight 3
+			model gpt-4o
+			model mini
+		}
+	}`, func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Says(200, `{"object":"chat.completion","usage":{"prompt_tokens":100,"completion_tokens":7}}`))
+		chat := func(key, model string) lbtest.Reply {
+			return w.Send(as(w, key, http.MethodPost, "/v1/chat/completions", `{"model":"`+model+`"}`))
+		}
+		chat("key-of-alice-1234", "gpt-4o").WantServed(t, "ptu")
+		chat("key-of-bob-123456", "mini").WantServed(t, "ptu")
+		w.Backends["ptu"].Replies(lbtest.Throttled("60"))
+		for range 3 {
+			chat("key-of-alice-1234", "gpt-4o").WantServed(t, "paygo")
+		}
+		chat("key-of-bob-123456", "made-up").WantError(t, http.StatusNotFound, "model_not_found")
+		bob := metrics.Caller("bob") // or that of others, if another test has a thousand callers
+		lbtest.WantSums(t, pool,
+			"requests_total caller=alice model=gpt-4o backend=ptu class=served code=200 1", "requests_total caller=alice model=gpt-4o backend=paygo class=served 3",
+			"requests_total caller="+bob+" model=mini backend=ptu class=served 1", "requests_total caller="+bob+" model=other backend= class=no_such_model code=404 1", "requests_total 6",
+			"caller_tokens_total caller=alice model=gpt-4o backend=ptu type=input 100", "caller_tokens_total caller=alice model=gpt-4o backend=paygo type=input 300",
+			"caller_tokens_total caller="+bob+" model=mini backend=ptu type=output 7", "caller_tokens_total type=output 35",
+			"tokens_total backend=ptu model=gpt-4o deployment=gpt-4o-ptu type=input 100", "tokens_total backend=paygo model=gpt-4o deployment=gpt-4o type=input 300",
+			"attempts_total backend=ptu deployment=gpt-4o-ptu class=throttled 1", "attempts_total backend=paygo deployment=gpt-4o class=served 3",
+			"failovers_total backend=ptu class=throttled 1", "benches_total backend=ptu deployment=gpt-4o-ptu class=throttled 1",
+			"backend_info backend=ptu priority=1 weight=1 1", "backend_info backend=paygo priority=2 weight=3 1")
+		// a name has one meaning in all metrics
+		for _, family := range lbtest.Scrape(t) {
+			for _, metric := range family.GetMetric() {
+				for _, label := range metric.GetLabel() {
+					name, value := label.GetName(), label.GetValue()
+					if name == "outcome" || name == "reason" || name == "model" && strings.HasSuffix(value, "-ptu") {
+						t.Errorf("%s has the label %s with the value %q", family.GetName(), name, value)
+					}
+				}
+			}
+		}
+	})
 }

@@ -359,7 +359,7 @@ func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 						t.Errorf("%v and benches %v, want %d and %d", broken, benched, c.broken, c.benchd)
 					}
 					for _, bench := range benched {
-						if got := bench.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["model"] != "m" {
+						if got := bench.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {
 							t.Errorf("the bench is %v", got)
 						}
 					}
