@@ -116,7 +116,7 @@ func (ex *exchange) observeForwarded(class verdict.Class) {
 // unanswered says what became of a request that got no answer of a backend's or
 // of ours.
 func (ex *exchange) unanswered(err error) {
-	class := "error"
+	class := apierror.Unsent
 	var failure caddyhttp.HandlerError
 	switch ex.status = http.StatusInternalServerError; {
 	case ex.request.Context().Err() != nil:

@@ -45,6 +45,8 @@ const (
 	Ready           = "ready"
 	Unready         = "not_ready"
 	Models          = "models"
+	// Unsent: reverse_proxy ended with an error.
+	Unsent = "error"
 )
 
 // The errors with a fixed text.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // state collects the gauges of the pools in use.
@@ -26,6 +27,9 @@ var (
 		"How long a backend is still benched. Without a deployment: for every one.", "pool", "backend", "deployment")
 	drainedDesc = desc("backend_drained",
 		"Whether a backend is used only when no other is left: 1 or 0.", "pool", "backend")
+	reasonsDesc = desc("backend_benched",
+		"1 for each class for which a backend is benched. Except for throttled, that lasts until a request has shown that it is over.",
+		"pool", "backend", "deployment", "class")
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
@@ -37,7 +41,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
 		descs <- d
 	}
 }
@@ -65,6 +69,9 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	gauge(drainedDesc, bit(s.Drained))
 	gauge(infoDesc, 1, strconv.Itoa(s.Member.Priority), strconv.Itoa(s.Member.Weight))
 	gauge(inFlightDesc, float64(s.InFlight))
+	for _, its := range reasonsOf(s) {
+		gauge(reasonsDesc, 1, its.deployment, its.class)
+	}
 	for _, deployment := range modelsOf(s.Member) {
 		left := remaining(s, deployment, now)
 		gauge(availableDesc, bit(left == 0 && s.Healthy), deployment)
@@ -127,4 +134,19 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 		}
 	}
 	return left
+}
+
+// reasonsOf returns why the member is benched, each reason once. A throttle is over
+// when its time has passed. Of anything else, such as a refused key, only a request
+// shows that it is over. None may come for a model that a client made up.
+func reasonsOf(s pool.State) (reasons []attempt) {
+	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Bench) bool {
+		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)
+	})
+	for _, b := range slices.Concat(s.Benches, due) {
+		if its := (attempt{Deployment(s.Member, b.Model), b.Class}); !slices.Contains(reasons, its) {
+			reasons = append(reasons, its)
+		}
+	}
+	return reasons
 }

@@ -86,8 +86,9 @@ type State struct {
 	InFlight int64
 	// Healthy tells that the member passes active health checks.
 	Healthy bool
-	// Benches are those in force.
-	Benches []Bench
+	// Benches are those in force, and Due those whose time has passed, while it is
+	// not known whether the member is back.
+	Benches, Due []Bench
 	// Probing tells that the time of a bench has passed, and that it is not
 	// known yet whether the member is back: after a failure until a request was
 	// served, after a throttle while its probe may still be refused. A member
@@ -111,7 +112,10 @@ func (p *Pool) Snapshot(now time.Time) []State {
 				}
 				bench.InDoubt = b.doubt.Load() == inDoubt
 				states[i].Benches = append(states[i].Benches, bench)
-			} else if !b.Throttle || b.probe.pending(b, now) {
+				continue
+			}
+			states[i].Due = append(states[i].Due, b.Bench)
+			if !b.Throttle || b.probe.pending(b, now) {
 				states[i].Probing = true
 			}
 		}

@@ -483,3 +483,43 @@ func TestABillIsByCallerModelAndBackend(t *testing.T) {
 		}
 	})
 }
+
+// TestARefusedKeyIsShownUntilItIsAccepted has a key refused. Nobody can know from
+// the time alone whether it is valid again.
+func TestARefusedKeyIsShownUntilItIsAccepted(t *testing.T) {
+	for _, c := range []struct {
+		class string
+		reply http.HandlerFunc
+		after float64 // what is shown when the time of the bench has passed
+	}{
+		{"credential", lbtest.Status(401), 1},
+		{"quota", lbtest.Says(429, `{"error":{"code":"insufficient_quota"}}`), 1},
+		{"no_model", lbtest.Says(404, `{"error":{"code":"DeploymentNotFound"}}`), 1},
+		{"failed", lbtest.Status(500), 1},
+		{"throttled", lbtest.Throttled("60"), 0},
+	} {
+		t.Run(c.class, func(t *testing.T) {
+			pool := lbtest.Unique("refused")
+			lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nlb_policy first\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b\n}", func(t *testing.T, w *lbtest.World) {
+				shown := func(when string, want float64) {
+					t.Helper()
+					if got := lbtest.SumOf(t, "backend_benched", map[string]string{"pool": pool, "backend": "a", "class": c.class}); got != want {
+						t.Errorf("%s, backend_benched is %v, want %v", when, got, want)
+					}
+				}
+				shown("before any request", 0)
+				w.Backends["a"].Replies(c.reply)
+				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
+				shown("after a refusal", 1)
+				time.Sleep(time.Hour)
+				shown("without a request for an hour", c.after)
+				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
+				shown("after another refusal", 1)
+				w.Backends["a"].Recovers()
+				time.Sleep(time.Hour)
+				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "a")
+				shown("after a request was served", 0)
+			})
+		})
+	}
+}
