@@ -3,16 +3,24 @@ package e2e
 import (
 	"bytes"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-const alerts = "../examples/prometheus/alerts.yml"
+const (
+	alerts = "../examples/prometheus/alerts.yml"
+	// operatorRules has the same rules for the Prometheus Operator.
+	operatorRules = "../examples/prometheus/prometheusrule.yaml"
+)
 
 func TestPromtoolLikesTheRules(t *testing.T) {
 	t.Parallel()
@@ -55,6 +63,115 @@ func TestEachAlertHasARunbook(t *testing.T) {
 			t.Errorf("docs/troubleshooting.md has no #%s", anchor[1])
 		}
 	}
+}
+
+// TestThePrometheusOperatorHasTheSameRules compares the files. UPDATE_GOLDEN=1
+// writes the second one anew.
+func TestThePrometheusOperatorHasTheSameRules(t *testing.T) {
+	t.Parallel()
+	_, groups, found := strings.Cut(string(readFile(t, alerts)), "\ngroups:\n")
+	if !found {
+		t.Fatalf("%s has no groups", alerts)
+	}
+	want := `# The rules of alerts.yml, as a resource of the Prometheus Operator. Give it the
+# labels that the ruleSelector of your Prometheus asks for.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: openai-lb
+spec:
+  groups:
+` + regexp.MustCompile(`(?m)^(.)`).ReplaceAllString(groups, "  $1")
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		writeFile(t, operatorRules, want)
+	}
+	if got := string(readFile(t, operatorRules)); got != want {
+		t.Errorf("%s has other rules than %s: run this test with UPDATE_GOLDEN=1", operatorRules, alerts)
+	}
+}
+
+// TestEachClassThatIsNotServedFiresAnAlert has promtool evaluate half an hour in
+// which all requests have one class, for each class that the code has.
+func TestEachClassThatIsNotServedFiresAnAlert(t *testing.T) {
+	t.Parallel()
+	promtool := tool(t, "promtool")
+	rules, err := filepath.Abs(alerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := regexp.MustCompile(`class=~"(client_error[^"]*)"`).FindSubmatch(readFile(t, alerts))
+	if listed == nil {
+		t.Fatalf("%s has no list of callers' faults", alerts)
+	}
+	callersFaults := strings.Split(string(listed[1]), "|")
+	classes := classesOfTheCode(t)
+	for _, class := range callersFaults {
+		if !slices.Contains(classes, class) {
+			t.Errorf("%s has the class %q, which the code does not have", alerts, class)
+		}
+	}
+	file := new(strings.Builder)
+	fmt.Fprintf(file, "rule_files: [%s]\nevaluation_interval: 1m\ntests:\n", rules)
+	for _, class := range classes {
+		fires := "NotServed"
+		switch {
+		case slices.Contains([]string{"served", "ready", "models"}, class):
+			fires = "" // a healthy hour
+		case slices.Contains(callersFaults, class):
+			fires = "CallersFail"
+		case class == "not_ready":
+			fires = "NoBackendAvailable"
+		}
+		fmt.Fprintf(file, `  - name: %[1]s
+    interval: 1m
+    input_series:
+      - {series: 'up{job="openai-lb"}', values: 1x60}
+      - {series: 'caddy_openai_lb_backend_available{job="openai-lb", pool="llm", backend="a", deployment=""}', values: 1x60}
+      - {series: 'caddy_openai_lb_requests_total{job="openai-lb", pool="llm", class="%[1]s"}', values: 0+10x60}
+    promql_expr_test:
+      - expr: 'count by (alertname) (ALERTS{alertstate="firing"}) # %[1]s'
+        eval_time: 1h
+        exp_samples: [`, class)
+		if fires != "" {
+			fmt.Fprintf(file, `{labels: '{alertname="OpenAILB%s"}', value: 1}`, fires)
+		}
+		file.WriteString("]\n")
+	}
+	name := filepath.Join(t.TempDir(), "classes.yml")
+	writeFile(t, name, file.String())
+	if output, err := exec.Command(promtool, "test", "rules", name).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, output)
+	}
+}
+
+// classesOfTheCode returns the classes of answers: those of replies, and those of
+// the balancer's own answers.
+func classesOfTheCode(t *testing.T) (classes []string) {
+	t.Helper()
+	for _, file := range []string{"../internal/verdict/verdict.go", "../internal/apierror/apierror.go"} {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := len(classes)
+		for _, declaration := range parsed.Decls {
+			constants, ok := declaration.(*ast.GenDecl)
+			if !ok || constants.Tok != token.CONST || len(constants.Specs) < 2 { // a single one is another text
+				continue
+			}
+			for _, spec := range constants.Specs {
+				class, err := strconv.Unquote(spec.(*ast.ValueSpec).Values[0].(*ast.BasicLit).Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				classes = append(classes, class)
+			}
+		}
+		if found := len(classes) - before; found < 10 {
+			t.Errorf("%s has %d classes, expected more", file, found)
+		}
+	}
+	return classes
 }
 
 // tool is a program of Debian's package prometheus.
