@@ -330,6 +330,7 @@ func (b *Backend) target() *target {
 	m := pool.NewMember(b.Name, loadHealth(b.health))
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
 	m.Models, m.AnyModel = b.modelNames(), b.models == nil && b.Deployment == ""
+	m.Names, m.Deployment = b.models, b.Deployment
 	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.dial()}}
 }
 

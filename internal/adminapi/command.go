@@ -231,7 +231,7 @@ func showBackends(to io.Writer, answer []byte) error {
 		}
 		model := printable(b.Model)
 		if len(b.Benches) > 0 && b.Benches[0].Scope == overview.ModelScope {
-			model = cmp.Or(model, "(none named)")
+			model = cmp.Or(model, printable(b.Deployment), "(none named)")
 		}
 		fmt.Fprintln(table, strings.Join([]string{
 			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,

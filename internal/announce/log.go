@@ -77,10 +77,10 @@ func optional(key, value string) zap.Field {
 // less than a second is only for debugging: a provisioned deployment under full
 // load throttles for some milliseconds, many times a second.
 func levelOf(b pool.Bench) zapcore.Level {
-	switch verdict.Class(b.Class) {
-	case verdict.Credential, verdict.NotPermitted, verdict.NoModel, verdict.Quota:
+	switch class := verdict.Class(b.Class); {
+	case class.NeedsOperator():
 		return zap.ErrorLevel
-	case verdict.Throttled, verdict.Overloaded:
+	case class == verdict.Throttled, class == verdict.Overloaded:
 		if b.Until.Sub(b.Since) < time.Second {
 			return zap.DebugLevel
 		}

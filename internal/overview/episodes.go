@@ -2,6 +2,7 @@ package overview
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,15 +13,28 @@ import (
 // after the one before: a provisioned deployment under full load is benched many
 // times a second, which is one thing for who looks at it.
 type Episode struct {
-	Pool, Backend, Class string
-	// Model, Cause and Status are those of the latest bench.
-	Model, Cause string
-	Status       int
+	Pool    string `json:"-"`
+	Backend string `json:"backend"`
+	Class   string `json:"class"`
+	// Model, Deployment, Cause and Status are those of the latest bench.
+	Model      string `json:"model"`
+	Deployment string `json:"deployment"`
+	Cause      string `json:"cause"`
+	Status     int    `json:"status"`
 	// Times is how many benches there were.
-	Times int
-	// Since is when the first one began, and Until when the latest one ends.
-	Since, Until time.Time
+	Times int `json:"times"`
+	// Since is when the first one began, and Latest when the latest one began,
+	// which ends at Until.
+	Since  time.Time `json:"since"`
+	Latest time.Time `json:"latest"`
+	Until  time.Time `json:"until"`
+	// UntilReached reports whether the latest one lasts until the backend is
+	// reached. Until is then the time of the next attempt.
+	UntilReached bool `json:"until_reached"`
 }
+
+// Over reports whether all of its benches have ended.
+func (e Episode) Over(now time.Time) bool { return !e.UntilReached && !now.Before(e.Until) }
 
 const (
 	// pause is how long after a bench another one belongs to the same episode.
@@ -44,12 +58,13 @@ func (r Recorder) Happened(e pool.Event) {
 	episodes.Lock()
 	defer episodes.Unlock()
 	its := slices.IndexFunc(episodes.all, func(known Episode) bool {
-		return known.Pool == string(r) && known.Backend == e.Member.Name && known.Class == e.Bench.Class && e.Bench.Since.Sub(known.Until) < pause
+		return known.Pool == string(r) && known.Backend == e.Member.Name && known.Class == e.Bench.Class && (known.UntilReached || e.Bench.Since.Sub(known.Until) < pause)
 	})
 	switch {
 	case e.Happening == pool.Ended && its >= 0:
-		if now := time.Now(); now.Before(episodes.all[its].Until) {
-			episodes.all[its].Until = now
+		ended := &episodes.all[its]
+		if now := time.Now(); ended.UntilReached || now.Before(ended.Until) {
+			ended.Until, ended.UntilReached = now, false
 		}
 	case e.Happening == pool.Began || e.Happening == pool.Grew || e.Happening == pool.Turned:
 		episode := Episode{Pool: string(r), Backend: e.Member.Name, Class: e.Bench.Class, Since: e.Bench.Since}
@@ -59,8 +74,11 @@ func (r Recorder) Happened(e pool.Event) {
 		}
 		if e.Happening != pool.Grew {
 			episode.Times++
+			episode.Latest = time.Now()
 		}
-		episode.Model, episode.Cause, episode.Status, episode.Until = e.Bench.Model, e.Bench.Cause, e.Bench.Status, e.Bench.Until
+		episode.Model, episode.Deployment = strings.Join(ModelsAt(e.Member, e.Bench.Model), ", "), e.Bench.Model
+		episode.Cause, episode.Status = e.Bench.Cause, e.Bench.Status
+		episode.Until, episode.UntilReached = e.Bench.Until, e.Bench.Lost
 		episodes.all = append(episodes.all, episode)
 		if surplus := len(episodes.all) - maxEpisodes; surplus > 0 {
 			episodes.all = slices.Delete(episodes.all, 0, surplus)
@@ -68,14 +86,15 @@ func (r Recorder) Happened(e pool.Event) {
 	}
 }
 
-// Episodes returns the latest ones of a pool, the newest first.
+// Episodes returns the latest ones of a pool, those with the latest bench first.
 func Episodes(pool string, limit int) (latest []Episode) {
 	episodes.Lock()
 	defer episodes.Unlock()
 	for _, e := range slices.Backward(episodes.all) {
-		if e.Pool == pool && len(latest) < limit {
+		if e.Pool == pool {
 			latest = append(latest, e)
 		}
 	}
-	return latest
+	slices.SortStableFunc(latest, func(a, b Episode) int { return b.Latest.Compare(a.Latest) })
+	return latest[:min(limit, len(latest))]
 }

@@ -76,3 +76,35 @@ func TestEpisodesAreBounded(t *testing.T) {
 		}
 	})
 }
+
+func TestBenchesAreInTheOrderOfTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		a, b, c := pool.NewMember("a", new(pool.Health)), pool.NewMember("b", new(pool.Health)), pool.NewMember("c", new(pool.Health))
+		p := pool.New([]*pool.Member{a, b, c}, Recorder(t.Name()))
+		defer p.Close()
+		wants := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, e := range Episodes(t.Name(), 10) {
+				got = append(got, fmt.Sprintf("%s %v over=%v", e.Backend, e.Latest.Sub(start).Seconds(), e.Over(time.Now())))
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		a.Bench(refusal("throttled", "m", time.Minute), time.Now())
+		time.Sleep(time.Second)
+		c.Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Lost: true}, time.Now())
+		time.Sleep(time.Second)
+		b.Bench(refusal("failed", "m", time.Second), time.Now())
+		time.Sleep(time.Second)
+		a.Bench(refusal("throttled", "m", time.Hour), time.Now()) // it grows
+		wants("b 2 over=true", "c 1 over=false", "a 0 over=false")
+		b.Bench(refusal("failed", "m", time.Second), time.Now())
+		time.Sleep(10 * time.Minute) // c was not reached
+		wants("b 3 over=true", "c 1 over=false", "a 0 over=false")
+		c.Reached()
+		wants("b 3 over=true", "c 1 over=true", "a 0 over=false")
+	})
+}

@@ -5,11 +5,13 @@ package overview
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // The states of a backend. If several of them hold, the first one of these does.
@@ -33,11 +35,12 @@ type Backend struct {
 	Weight   int    `json:"weight"`
 	State    string `json:"state"`
 
-	// Class, Model, Until and RemainingMs are those of the bench that matters
-	// most: one of the whole backend before one of a model, and among these the
-	// one that ends last.
+	// Class, Model, Deployment, Until and RemainingMs are those of the bench that
+	// matters most: one of the whole backend before one of a model, and among these
+	// the one that ends last.
 	Class       string     `json:"class"`
 	Model       string     `json:"model"`
+	Deployment  string     `json:"deployment"`
 	Until       *time.Time `json:"until"`
 	RemainingMs int64      `json:"remaining_ms"`
 
@@ -60,6 +63,9 @@ type Backend struct {
 	LastError *Error `json:"last_error"`
 	// Benches are those in force.
 	Benches []Bench `json:"benches"`
+	// Due are those whose time has passed, while no request has shown yet that the
+	// backend is back.
+	Due []Bench `json:"-"`
 
 	member *pool.Member
 }
@@ -82,8 +88,12 @@ const (
 // unreachable, or the code of its error.
 type Bench struct {
 	// Scope is BackendScope or ModelScope.
-	Scope       string    `json:"scope"`
+	Scope string `json:"scope"`
+	// Model is the name that clients use, and Deployment the backend's name for
+	// it. If clients have several names for a deployment, the bench appears once
+	// for each. If they may use any name, Model is empty.
 	Model       string    `json:"model"`
+	Deployment  string    `json:"deployment"`
 	Class       string    `json:"class"`
 	Status      int       `json:"status"`
 	Hint        string    `json:"hint"`
@@ -91,15 +101,24 @@ type Bench struct {
 	Since       time.Time `json:"since"`
 	Until       time.Time `json:"until"`
 	RemainingMs int64     `json:"remaining_ms"`
+	// UntilReached reports whether the bench lasts until the backend is reached.
+	// Until is then the time of the next attempt.
+	UntilReached bool `json:"until_reached"`
+	// NeedsOperator reports whether the backend stays like this until an operator
+	// changes something. That the backend lacks a model which a client may have
+	// made up does not count.
+	NeedsOperator bool `json:"needs_operator"`
 }
 
 // Error is a reply that speaks against a backend. Status is 0 if there was none.
 type Error struct {
-	Class  string    `json:"class"`
-	Status int       `json:"status"`
-	Cause  string    `json:"cause"`
-	Model  string    `json:"model"`
-	Time   time.Time `json:"time"`
+	Class  string `json:"class"`
+	Status int    `json:"status"`
+	Cause  string `json:"cause"`
+	// Model is the name that clients use, and Deployment the backend's name for it.
+	Model      string    `json:"model"`
+	Deployment string    `json:"deployment"`
+	Time       time.Time `json:"time"`
 }
 
 // Pool is how the backends of a pool are, in the order of their priorities.
@@ -108,7 +127,7 @@ type Pool struct {
 	Backends []Backend
 }
 
-// Pools tells how the pools in use are, of whose backends so much was counted.
+// Pools returns how the pools in use are, of whose backends so much was counted.
 func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) []Pool {
 	var pools []Pool
 	for _, entry := range fleet.Default.Entries() {
@@ -145,7 +164,10 @@ func backendOf(s pool.State, now time.Time) Backend {
 		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, member: m,
 	}
 	for _, bench := range s.Benches {
-		b.Benches = append(b.Benches, benchOf(bench, now))
+		b.Benches = append(b.Benches, benchesOf(m, bench, now)...)
+	}
+	for _, bench := range s.Due {
+		b.Due = append(b.Due, benchesOf(m, bench, now)...)
 	}
 	slices.SortFunc(b.Benches, func(x, y Bench) int {
 		// backend comes before model
@@ -153,7 +175,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	})
 	if len(b.Benches) > 0 {
 		worst := &b.Benches[0]
-		b.Class, b.Model, b.Until, b.RemainingMs = worst.Class, worst.Model, &worst.Until, worst.RemainingMs
+		b.Class, b.Model, b.Deployment, b.Until, b.RemainingMs = worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs
 	}
 	if o := m.TakenOut(); o != nil {
 		b.Drain = &Drain{By: o.By, Reason: o.Reason}
@@ -162,7 +184,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 		}
 	}
 	if last := s.Last; last != nil {
-		b.LastError = &Error{last.Class, last.Status, last.Cause, last.Model, moment(last.Since)}
+		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(ModelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
 }
@@ -179,14 +201,21 @@ func stateOf(s pool.State) string {
 	return Available
 }
 
-func benchOf(b pool.Bench, now time.Time) Bench {
-	scope := ModelScope
-	if b.Whole {
-		scope = BackendScope
+// benchesOf returns a bench as it is shown: once for each model of clients that it
+// concerns.
+func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
+	scope, models := BackendScope, []string{""}
+	if !b.Whole {
+		scope, models = ModelScope, ModelsAt(m, b.Model)
 	}
+	class := verdict.Class(b.Class)
+	needs := class.NeedsOperator() && (class != verdict.NoModel || m.Knows(b.Model))
 	// a bench that is in force has some time left
-	left := (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds()
-	return Bench{scope, b.Model, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left}
+	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
+	for _, model := range models {
+		shown = append(shown, Bench{scope, model, b.Model, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Lost, needs})
+	}
+	return shown
 }
 
 // moment is a point in time as it is shown.

@@ -62,6 +62,12 @@ type Member struct {
 	// AnyModel, it takes any other one as well.
 	Models   []string
 	AnyModel bool
+	// Names are the names of models at the member, by the names that clients use.
+	// Without them, clients may name any model. Deployment is the name at the
+	// member of each model that Names does not rename. Without it, that is the
+	// name that the client used.
+	Names      map[string]string
+	Deployment string
 	// Checks are what others know of the member. It may be nil.
 	Checks Checks
 

@@ -70,6 +70,12 @@ func (c Class) Blames() bool {
 	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft
 }
 
+// NeedsOperator reports whether a backend stays like this until a person changes something. All other
+// classes end by themselves.
+func (c Class) NeedsOperator() bool {
+	return c == Credential || c == NotPermitted || c == NoModel || c == Quota
+}
+
 // WholeBackend reports whether the class holds for all of the backend, not only for the model that
 // was asked for.
 func (c Class) WholeBackend() bool {

@@ -66,11 +66,11 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		}
 		from, to := since.Format(time.RFC3339Nano), until.Format(time.RFC3339Nano)
 		want := `{"pool":"openai_lb","name":"a","priority":1,"weight":3,"state":"benched",` +
-			`"class":"throttled","model":"gpt-4o","until":"` + to + `","remaining_ms":6999,` +
+			`"class":"throttled","model":"gpt-4o","deployment":"gpt-4o","until":"` + to + `","remaining_ms":6999,` +
 			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
-			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","time":"` + from + `"},` +
-			`"benches":[{"scope":"model","model":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
-			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999}]}`
+			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","deployment":"gpt-4o","time":"` + from + `"},` +
+			`"benches":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
+			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999,"until_reached":false,"needs_operator":false}]}`
 		if string(text) != want {
 			t.Errorf("got  %s\nwant %s", text, want)
 		}

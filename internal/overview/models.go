@@ -1,0 +1,117 @@
+package overview
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// Model is how the backends are that serve a model.
+type Model struct {
+	// Model is the name that clients use, or metrics.Other for each model that no
+	// config names. It is empty for requests that name none.
+	Model    string         `json:"model"`
+	Backends []ModelBackend `json:"backends"`
+}
+
+// ModelBackend is how a backend is for one model.
+type ModelBackend struct {
+	Backend    string `json:"backend"`
+	Deployment string `json:"deployment"`
+	Priority   int    `json:"priority"`
+	State      string `json:"state"`
+	Healthy    bool   `json:"healthy"`
+	// Class, Until and RemainingMs are those of the bench that ends last.
+	Class       string     `json:"class"`
+	Until       *time.Time `json:"until"`
+	RemainingMs int64      `json:"remaining_ms"`
+}
+
+// Usable reports whether the backend gets requests for the model.
+func (b ModelBackend) Usable() bool { return b.State != Benched && b.State != Drained && b.Healthy }
+
+// TakesAnyModel reports whether a backend takes models that the config does not name.
+func (p Pool) TakesAnyModel() bool {
+	return slices.ContainsFunc(p.Backends, func(b Backend) bool { return b.member.Names == nil })
+}
+
+// Models returns how the backends are for each model that the config names, and
+// for these others.
+func (p Pool) Models(others ...string) []Model {
+	var names []string
+	for _, b := range p.Backends {
+		names = append(names, slices.Sorted(maps.Keys(b.member.Names))...)
+	}
+	names = append(names, others...)
+	var models []Model
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			continue
+		}
+		model := Model{Model: name, Backends: []ModelBackend{}}
+		for _, b := range p.Backends {
+			if deployment, ok := DeploymentAt(b.member, name); ok {
+				model.Backends = append(model.Backends, b.forModel(name, deployment, names))
+			}
+		}
+		models = append(models, model)
+	}
+	return models
+}
+
+// forModel returns how the backend is for one of the named models.
+func (b Backend) forModel(model, deployment string, named []string) ModelBackend {
+	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
+	if its.State == Benched {
+		its.State = Available
+	}
+	for _, bench := range b.Benches {
+		concerns := bench.Scope == BackendScope || bench.Deployment == pool.ModelKey(deployment)
+		if model == metrics.Other { // a backend need not have what a client made up
+			concerns = concerns || !slices.Contains(named, bench.Model) && (bench.NeedsOperator || bench.Class != string(verdict.NoModel))
+		}
+		if !concerns {
+			continue
+		}
+		if its.State == Available {
+			its.State = Benched
+		}
+		if its.Until == nil || its.Until.Before(bench.Until) {
+			its.Class, its.Until, its.RemainingMs = bench.Class, &bench.Until, bench.RemainingMs
+		}
+	}
+	return its
+}
+
+// DeploymentAt returns what a member calls a model of clients, and reports whether
+// the member serves the model.
+func DeploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
+	if model == "" {
+		return "", true
+	}
+	name, listed := m.Names[model]
+	return cmp.Or(name, m.Deployment, model), listed || m.Names == nil
+}
+
+// ModelsAt returns which models of clients a member calls so. If clients may use
+// any name, or none, it is an empty one.
+func ModelsAt(m *pool.Member, deployment string) (models []string) {
+	for model, name := range m.Names {
+		if pool.ModelKey(name) == deployment {
+			models = append(models, model)
+		}
+	}
+	switch {
+	case models != nil:
+		slices.Sort(models)
+		return models
+	case m.Names == nil && m.Deployment == "":
+		return []string{deployment}
+	}
+	return []string{""}
+}

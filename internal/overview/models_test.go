@@ -1,0 +1,149 @@
+package overview
+
+import (
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// poolOf puts a pool of the members into use until the test ends, and returns how
+// it is.
+func poolOf(t *testing.T, members ...*pool.Member) func() Pool {
+	t.Helper()
+	e := &fleet.Entry{Name: t.Name(), Pool: pool.New(members)}
+	fleet.Default.Add(e)
+	t.Cleanup(func() {
+		fleet.Default.Remove(e)
+		e.Pool.Close()
+	})
+	return func() Pool {
+		pools := Pools(time.Now(), nil)
+		return pools[slices.IndexFunc(pools, func(p Pool) bool { return p.Name == t.Name() })]
+	}
+}
+
+// member is a backend with its own names for models of clients: `gpt-4o=east-4o`.
+// Without any it takes every model, by the name deployment if that is set.
+func member(name, deployment string, models ...string) *pool.Member {
+	m := pool.NewMember(name, new(pool.Health))
+	m.Deployment, m.AnyModel = deployment, deployment == "" && models == nil
+	for _, model := range models {
+		theirs, its, _ := strings.Cut(model, "=")
+		if m.Names == nil {
+			m.Names = make(map[string]string)
+		}
+		m.Names[theirs], m.Models = its, append(m.Models, its)
+	}
+	return m
+}
+
+func TestStatesAreByTheModelsThatClientsName(t *testing.T) {
+	a := member("a", "", "gpt-4o=a-4o", "best=a-4o", "mini=a-mini")
+	b, c, d := member("b", "", "gpt-4o=b-4o"), member("c", "c-all"), member("d", "")
+	d.Priority = 2
+	state := poolOf(t, a, b, c, d)
+	wants := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, m := range state().Models(metrics.Other, "best") {
+			line := m.Model + ":"
+			for _, b := range m.Backends {
+				line += " " + b.Backend + "/" + b.Deployment + " " + strings.TrimSpace(b.State+" "+b.Class) + ";"
+			}
+			got = append(got, line)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got  %q\nwant %q", got, want)
+		}
+	}
+	wants(
+		"best: a/a-4o available; c/c-all available; d/best available;",
+		"gpt-4o: a/a-4o available; b/b-4o available; c/c-all available; d/gpt-4o available;",
+		"mini: a/a-mini available; c/c-all available; d/mini available;",
+		"other: c/c-all available; d/other available;",
+	)
+	a.Bench(refusal("throttled", "a-4o", time.Minute), time.Now())
+	c.Bench(refusal("failed", "c-all", time.Minute), time.Now())
+	d.Bench(refusal("no_model", "made-up", time.Minute), time.Now())
+	b.Bench(pool.Refusal{Reason: pool.Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
+	wants(
+		"best: a/a-4o benched throttled; c/c-all benched failed; d/best available;",
+		"gpt-4o: a/a-4o benched throttled; b/b-4o benched credential; c/c-all benched failed; d/gpt-4o available;",
+		"mini: a/a-mini available; c/c-all benched failed; d/mini available;",
+		"other: c/c-all benched failed; d/other available;",
+	)
+	d.Bench(refusal("throttled", "gpt-5", 2*time.Minute), time.Now())
+	d.Drain(pool.Order{})
+	if got := state().Models(metrics.Other)[3].Backends[1]; got.State != Drained || got.Class != "throttled" || got.Usable() {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestABenchHasTheNameOfClientsAndThatOfTheBackend(t *testing.T) {
+	a, b, c := member("a", "", "gpt-4o=a-4o", "best=a-4o"), member("b", "b-all"), member("c", "")
+	state := poolOf(t, a, b, c)
+	for _, m := range []*pool.Member{a, b, c} {
+		m.Bench(refusal("throttled", map[*pool.Member]string{a: "a-4o", b: "b-all", c: "gpt-5"}[m], time.Minute), time.Now())
+		m.Bench(refusal("failed", "of another pool", time.Minute), time.Now())
+	}
+	var got []string
+	for _, b := range state().Backends {
+		for _, bench := range b.Benches {
+			if bench.Class == "throttled" {
+				got = append(got, b.Name+" "+bench.Model+" "+bench.Deployment)
+			}
+		}
+		got = append(got, b.LastError.Model+"|"+b.LastError.Deployment)
+	}
+	want := []string{"a best a-4o", "a gpt-4o a-4o", "|of another pool", "b  b-all", "|of another pool", "c gpt-5 gpt-5", "of another pool|of another pool"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestOnlyAModelThatTheBackendIsToHaveNeedsAnOperator(t *testing.T) {
+	a, b := member("a", "", "gpt-4o=a-4o"), member("b", "")
+	state := poolOf(t, a, b)
+	a.Bench(refusal("no_model", "a-4o", time.Minute), time.Now())
+	b.Bench(refusal("no_model", "made-up", time.Minute), time.Now())
+	b.Served("gpt-4o", time.Now())
+	b.Bench(refusal("no_model", "gpt-4o", time.Minute), time.Now().Add(time.Millisecond))
+	b.Bench(refusal("throttled", "gpt-5", time.Minute), time.Now())
+	b.Bench(pool.Refusal{Reason: pool.Reason{Class: "quota"}, Throttle: true, Whole: true, Wait: time.Minute}, time.Now())
+	got := make(map[string]bool)
+	for _, b := range state().Backends {
+		for _, bench := range b.Benches {
+			got[fmt.Sprint(b.Name, " ", bench.Class, " ", bench.Deployment)] = bench.NeedsOperator
+		}
+	}
+	want := map[string]bool{"a no_model a-4o": true, "b no_model made-up": false, "b no_model gpt-4o": true, "b throttled gpt-5": false, "b quota ": true}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func TestTheVersionIsThatOfTheModule(t *testing.T) {
+	ours := func(version string, replace *debug.Module) *debug.Module {
+		return &debug.Module{Path: module, Version: version, Replace: replace}
+	}
+	for want, info := range map[string]debug.BuildInfo{
+		"v0.3.0":  {Main: debug.Module{Path: "caddy", Version: "v9.9.9"}, Deps: []*debug.Module{{Path: module + "/redis", Version: "v8.8.8"}, ours("v0.3.0", nil)}},
+		"v0.4.0":  {Deps: []*debug.Module{ours("v0.3.0", &debug.Module{Path: "github.com/a/fork", Version: "v0.4.0"})}},
+		"(devel)": {Deps: []*debug.Module{ours("v0.3.0", &debug.Module{Path: "../caddy-openai-lb"})}},
+		"v0.5.0":  {Main: *ours("v0.5.0", nil)},
+	} {
+		if got := versionIn(&info); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if Version() == "" {
+		t.Error("this build has no version")
+	}
+}
