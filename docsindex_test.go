@@ -22,6 +22,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
 )
 
 var updateIndex = flag.Bool("update-index", false, "write docs/index.md anew")
@@ -100,12 +101,16 @@ func namesInTheCode(t *testing.T) []names {
 	}
 	admin := make(map[string]bool)
 	jsonNames(reflect.TypeFor[overview.Backend](), admin)
+	page := make(map[string]bool)
+	jsonNames(reflect.TypeFor[statuspage.Status](), page)
+	maps.DeleteFunc(page, func(name string, _ bool) bool { return admin[name] })
 	return []names{
 		{"Options", []string{"docs/options.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, options},
 		{"Metrics", []string{"docs/observability.md", "docs/replicas.md"}, counted},
 		{"Placeholders", []string{"docs/observability.md"}, placeholders},
 		{"Fields of logs", []string{"docs/observability.md", "docs/replicas.md", "azure/README.md"}, fields},
 		{"Fields of the admin API", []string{"docs/operators.md"}, admin},
+		{"Fields of the status page", []string{"docs/operators.md", "docs/replicas.md"}, page},
 	}
 }
 
@@ -173,6 +178,8 @@ func jsonNames(of reflect.Type, to map[string]bool) {
 	for field := range of.Fields() {
 		if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); name != "" && name != "-" {
 			to[name] = true
+			jsonNames(field.Type, to)
+		} else if field.Anonymous {
 			jsonNames(field.Type, to)
 		}
 	}

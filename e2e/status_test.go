@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -49,20 +51,15 @@ func startQuickstart(t *testing.T) string {
 		t.Fatal(err)
 	}
 	url := strings.Replace(addresses[1], "127.0.0.1", "http://localhost", 1)
-	if err := p.await(func() error {
-		res, err := http.Get(url + "/status")
-		if err == nil {
-			res.Body.Close()
-		}
-		return err
-	}); err != nil {
+	if err := p.await(func() error { return answers(url + "/status") }); err != nil {
 		t.Fatal(err)
 	}
 	return url
 }
 
-// keepAsking does what the README's loop does, until the test ends.
-func keepAsking(t *testing.T, url string) {
+// keepAsking does what the README's loop does, until the test ends. If served is set,
+// each request has to be served.
+func keepAsking(t *testing.T, url string, served bool) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	over := make(chan struct{})
@@ -80,7 +77,7 @@ func keepAsking(t *testing.T, url string) {
 			if err != nil {
 				continue // the test is over
 			}
-			if _, err := io.Copy(io.Discard, res.Body); err == nil && res.StatusCode != http.StatusOK {
+			if _, err := io.Copy(io.Discard, res.Body); err == nil && served && res.StatusCode != http.StatusOK {
 				t.Errorf("a request got %s", res.Status)
 			}
 			res.Body.Close()
@@ -101,7 +98,7 @@ type watched struct {
 	// Errors are those of scripts, Elsewhere what was asked for besides the page,
 	// and Problems what axe-core found.
 	Errors, Elsewhere, Problems []string
-	// Sideways is how far one can scroll to the side.
+	// Sideways is by how much the page, or a table in it, is too wide.
 	Sideways int
 }
 
@@ -115,40 +112,49 @@ func TestTheStatusPageShowsABenchAndItsEnd(t *testing.T) {
 	if err := installBrowser(); err != nil {
 		t.Fatal(err)
 	}
-	folder := os.Getenv("E2E_SCREENSHOTS")
-	if folder == "" {
-		folder = t.TempDir()
-	}
+	folder := cmp.Or(os.Getenv("E2E_SCREENSHOTS"), t.TempDir())
 	url := startQuickstart(t)
-	keepAsking(t, url)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, node, "browser/status.mjs", chromium, url+"/status", "ptu", folder)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, &stderr)
-	}
+	keepAsking(t, url, true)
 	var got struct {
 		Watched []watched
 		Plain   []string
 	}
-	if err := json.Unmarshal(stdout.Bytes(), &got); err != nil {
-		t.Fatalf("%v: %s", err, &stdout)
-	}
-	if len(got.Watched) != 4 || strings.Join(got.Plain, ", ") != "ptuweight 1, paygo-eastweight 3, paygo-westweight 1" {
-		t.Errorf("got %s", &stdout)
+	runBrowser(t, &got, node, "browser/status.mjs", chromium, url+"/status", "ptu", folder)
+	if len(got.Watched) != 5 || strings.Join(got.Plain, ", ") != "ptuweight 1, paygo-eastweight 3, paygo-westweight 1" {
+		t.Errorf("got %+v", got)
 	}
 	for _, w := range got.Watched {
 		w.check(t)
 	}
 }
 
-func (w watched) check(t *testing.T) {
+// runBrowser runs a script that drives the browser, and reads what it prints.
+func runBrowser(t *testing.T, into any, command ...string) {
 	t.Helper()
-	if w.Live != "Live" || len(w.Errors)+len(w.Elsewhere)+len(w.Problems) > 0 || w.Sideways > 0 {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, &stderr)
+	}
+	if err := json.Unmarshal(stdout.Bytes(), into); err != nil {
+		t.Fatalf("%v: %s", err, &stdout)
+	}
+}
+
+// checkPage checks what holds for the page whatever it shows.
+func (w watched) checkPage(t *testing.T) {
+	t.Helper()
+	if w.Live != "Updating" || len(w.Errors)+len(w.Elsewhere)+len(w.Problems) > 0 || w.Sideways > 0 {
 		t.Errorf("%s: %+v", w.Name, w)
 	}
+}
+
+func (w watched) check(t *testing.T) {
+	t.Helper()
+	w.checkPage(t)
 	benched, back := false, false
 	for _, s := range w.Seen {
 		switch s.Badge {
@@ -167,4 +173,133 @@ func (w watched) check(t *testing.T) {
 	if !benched || !back {
 		t.Errorf("%s: expected a bench with a countdown and its end, saw %+v", w.Name, w.Seen)
 	}
+}
+
+// nights are what an operator may find at 3 am: the backends of a pool, what shows
+// that the page knows of it, and what it then has to say.
+var nights = []struct {
+	name string
+	// backends are the simulators. A backend without one is dead.
+	simulators []string
+	seen       string
+	// notServed matches the first figure, and problems the list of problems.
+	notServed string
+	problems  []string
+	sections  []string
+}{
+	{
+		name:       "dead",
+		simulators: []string{"", "", ""},
+		seen:       "main:has(.figures .bad) .problems .bad",
+		notServed:  `^100 % \d+ of \d+ requests$`,
+		problems: []string{
+			`^Needs action no backend is available: gpt-4o$`,
+			`^Ends by itself ptu cannot be reached unreachable: refused since `,
+			`^Ends by itself east cannot be reached unreachable: refused since `,
+			`^Ends by itself west cannot be reached unreachable: refused since `,
+		},
+		sections: []string{"the-readiness-probe-fails", "502-upstream_unreachable", "502-upstream_unreachable", "502-upstream_unreachable"},
+	},
+	{
+		name:       "throttled",
+		simulators: []string{"api_key ptu-key\nptu 1\nbucket_seconds 0.1", "api_key east-key\nrequests_per_minute 6", "api_key west-key\nrequests_per_minute 6"},
+		seen:       "main:has(.figures .bad) .problems .warn",
+		notServed:  `^\d+(\.\d+)? % \d+ of \d+ requests$`,
+		problems:   []string{`^Ends by itself all backends throttle: gpt-4o$`},
+		sections:   []string{"all-backends-throttle"},
+	},
+	{
+		name:       "refused",
+		simulators: []string{"api_key another-key", "api_key east-key", "api_key west-key"},
+		seen:       "main:has(.figures .good) .problems .bad",
+		notServed:  `^0 % 0 of \d+ requests$`,
+		problems:   []string{`^Needs action ptu refuses its key credential \(401\) since `},
+		sections:   []string{"502-upstream_credentials_rejected"},
+	},
+}
+
+// startNight runs a balancer with three backends, of which the first has priority
+// 1, and returns its URL.
+func startNight(t *testing.T, simulators []string) string {
+	t.Helper()
+	addresses, err := freeAddresses(len(simulators) + 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := fmt.Sprintf("{\nadmin off\nauto_https off\n}\nhttp://%s {\nopenai_lb_status /status\nopenai_lb /v1/* {\n", addresses[0])
+	servers := ""
+	for i, name := range []string{"ptu", "east", "west"} {
+		config += fmt.Sprintf("backend http://%s {\nname %s\npriority %d\nauth api_key\napi_key %s-key\nmodel gpt-4o gpt-4o-%s\n}\n", addresses[i+1], name, min(i+1, 2), name, name)
+		if simulators[i] != "" {
+			servers += fmt.Sprintf("http://%s {\nopenai_simulator {\nname %s\n%s\n}\n}\n", addresses[i+1], name, simulators[i])
+		}
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "Caddyfile")
+	if err := os.WriteFile(file, []byte(config+"}\n}\n"+servers), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := launch(t, file, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.await(func() error { return answers("http://" + addresses[0] + "/status") }); err != nil {
+		t.Fatal(err)
+	}
+	return "http://" + addresses[0]
+}
+
+// answers asks for something, and reports whether there is an answer.
+func answers(url string) error {
+	res, err := http.Get(url)
+	if err == nil {
+		res.Body.Close()
+	}
+	return err
+}
+
+// TestTheStatusPageSaysWhatIsWrong looks at the page while no backend can serve, and
+// while one needs an operator. With E2E_SCREENSHOTS=<folder> it leaves what it saw
+// there.
+func TestTheStatusPageSaysWhatIsWrong(t *testing.T) {
+	node, chromium := lookPath(t, "node"), lookPath(t, "chromium")
+	if err := installBrowser(); err != nil {
+		t.Fatal(err)
+	}
+	for _, night := range nights {
+		t.Run(night.name, func(t *testing.T) {
+			folder := cmp.Or(os.Getenv("E2E_SCREENSHOTS"), t.TempDir())
+			url := startNight(t, night.simulators)
+			keepAsking(t, url, false)
+			var looked []struct {
+				watched
+				Shown struct{ Figures, Problems, Links []string }
+			}
+			runBrowser(t, &looked, node, "browser/night.mjs", chromium, url+"/status", night.seen, folder, night.name)
+			if len(looked) != 5 {
+				t.Fatalf("got %+v", looked)
+			}
+			for _, l := range looked {
+				l.checkPage(t)
+				if len(l.Shown.Figures) == 0 || !matches(t, "Not served "+night.notServed[1:], l.Shown.Figures[0]) {
+					t.Errorf("%s: got %q", l.Name, l.Shown.Figures)
+				}
+				if len(l.Shown.Problems) != len(night.problems) || len(l.Shown.Links) != len(night.problems) {
+					t.Errorf("%s: got %q, %q", l.Name, l.Shown.Problems, l.Shown.Links)
+					continue
+				}
+				for i, problem := range l.Shown.Problems {
+					if !matches(t, night.problems[i], problem) || !strings.HasSuffix(l.Shown.Links[i], "/docs/troubleshooting.md#"+night.sections[i]) {
+						t.Errorf("%s: got %q, %s", l.Name, problem, l.Shown.Links[i])
+					}
+				}
+			}
+		})
+	}
+}
+
+// matches reports whether a text with single spaces matches.
+func matches(t *testing.T, pattern, text string) bool {
+	t.Helper()
+	return regexp.MustCompile(pattern).MatchString(strings.Join(strings.Fields(text), " "))
 }

@@ -91,6 +91,18 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 }
 
+// Utilization returns what the member's provisioned deployments last said of their
+// utilization, by their names.
+func (b *Backend) Utilization(m *pool.Member) map[string]float64 {
+	ratios := make(map[string]float64)
+	for _, model := range modelsOf(m) {
+		if last := b.last.of(model); last.utilization.known.Load() {
+			ratios[model] = last.utilization.value()
+		}
+	}
+	return ratios
+}
+
 func bit(b bool) float64 {
 	if b {
 		return 1

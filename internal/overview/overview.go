@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -49,10 +50,11 @@ type Backend struct {
 	// Healthy is false if active health checks fail.
 	Healthy bool `json:"healthy"`
 
-	// Requests, Attempts, Failures, Failovers and Tokens are counted since the
-	// process started.
+	// Requests, Attempts, Throttles, Failures, Failovers and Tokens are counted
+	// since the process started, and on the status page in the last five minutes.
 	Requests  int64 `json:"requests"`
 	Attempts  int64 `json:"attempts"`
+	Throttles int64 `json:"throttles"`
 	Failures  int64 `json:"failures"`
 	Failovers int64 `json:"failovers"`
 	Tokens    int64 `json:"tokens"`
@@ -130,6 +132,7 @@ type Pool struct {
 // Pools returns how the pools in use are, of whose backends so much was counted.
 func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) []Pool {
 	var pools []Pool
+	counts = traffic.By(counts, traffic.Key.OfBackend)
 	for _, entry := range fleet.Default.Entries() {
 		p := Pool{Name: entry.Name}
 		for _, s := range entry.Pool.Snapshot(now) {
@@ -222,8 +225,15 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
 
 func (b *Backend) count(c traffic.Counts) {
-	b.Requests, b.Attempts, b.Failures = int64(c.Requests), int64(c.Attempts), int64(c.Failures)
+	b.Requests, b.Attempts = int64(c.Requests), int64(c.Attempts)
+	b.Throttles, b.Failures = int64(c.Throttles), int64(c.Failures)
 	b.Failovers, b.Tokens = int64(c.Failovers), int64(c.Tokens)
+}
+
+// Utilization returns what the backend's provisioned deployments last said of their
+// utilization, by the backend's names for them.
+func (b *Backend) Utilization() map[string]float64 {
+	return metrics.Of(b.Pool).Backend(b.Name).Utilization(b.member)
 }
 
 // Orders are what an operator can have done to a backend, by their names.

@@ -2,6 +2,7 @@
 package statuspage
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -25,10 +26,12 @@ func init() {
 }
 
 // Handler answers GET with a page that shows the pools of all openai_lb
-// handlers: the state of each backend, how long a bench still lasts, the traffic
-// of the last five minutes, and recent benches. The page is read-only, and
-// updates itself. It shows no key and no URL, but the names of pools, backends
-// and models: let only those reach it who may know them.
+// handlers: the share of the requests of the last five minutes that were not
+// served, problems and what to do about them, the state of each backend and model,
+// how long a bench still lasts, the traffic, and recent benches. The page is
+// read-only, and updates itself. With the query `?json` the answer is the same as
+// JSON. It shows no key and no URL, but the names of pools, backends and models:
+// let only those reach it who may know them.
 type Handler struct {
 	// MaxWatchers is how many browsers may watch the page at a time. Others see
 	// it too, but it does not update itself for them. Default: 32.
@@ -39,8 +42,8 @@ type Handler struct {
 	leave    func()
 
 	mu       sync.Mutex
+	status   Status
 	fragment []byte
-	rendered time.Time
 }
 
 const defaultMaxWatchers = 32
@@ -102,14 +105,23 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 		return h.stream(w, r)
 	}
 	now := time.Now()
-	fragment, err := h.render(now)
+	status, fragment, err := h.render(now)
 	if err != nil {
 		return err
 	}
-	page := assemble(fragment, now)
-	header.Set("Content-Type", "text/html; charset=utf-8")
+	var page []byte
+	if r.URL.Query().Has("json") {
+		header.Set("Content-Type", "application/json")
+		if page, err = json.Marshal(status); err != nil {
+			return err
+		}
+		page = append(page, '\n')
+	} else {
+		header.Set("Content-Type", "text/html; charset=utf-8")
+		header.Set("Content-Security-Policy", contentSecurityPolicy)
+		page = assemble(fragment, now)
+	}
 	header.Set("Content-Length", strconv.Itoa(len(page)))
-	header.Set("Content-Security-Policy", contentSecurityPolicy)
 	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 	if r.Method == http.MethodGet {
@@ -118,19 +130,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return err
 }
 
-// render returns the part of the page that changes. However many watchers there
-// are, it is made once in a while only.
-func (h *Handler) render(now time.Time) ([]byte, error) {
+// render returns what the page shows, and as HTML the part of it that changes.
+// However many watchers there are, both are made only once in a while.
+func (h *Handler) render(now time.Time) (Status, []byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.fragment != nil && now.Sub(h.rendered) < interval/2 {
-		return h.fragment, nil
+	if h.fragment != nil && now.Sub(h.status.Time) < interval/2 {
+		return h.status, h.fragment, nil
 	}
-	fragment, err := renderState(now)
+	s := statusAt(now)
+	fragment, err := renderState(s)
 	if err == nil {
-		h.fragment, h.rendered = fragment, now
+		h.status, h.fragment = s, fragment
 	}
-	return fragment, err
+	return s, fragment, err
 }
 
 // Interface guards

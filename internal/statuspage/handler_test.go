@@ -67,7 +67,7 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		members := usePool(t, evil, evil+"1", "b", "c", "d")
 		members[evil+"1"].Bench(throttle(evil+strings.Repeat("long", 50), 90*time.Second), time.Now())
 		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "not_permitted", Status: 403, Cause: "missing_role"}, Whole: true, Wait: time.Minute}, time.Now())
-		members["c"].Drain(pool.Order{})
+		members["c"].Drain(pool.Order{By: "alice", Reason: evil, Time: time.Now()})
 		h, _ := newHandler(t, 1)
 		got, err := ask(t, h, http.MethodGet, "/status")
 		if err != nil {
@@ -76,7 +76,8 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		page := got.Body.String()
 		for _, want := range []string{
 			"&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;1", "Benched", "throttled (429), ", "…</span>", "until 00:01:30 UTC",
-			"not permitted (403): missing role</span>", "Drained", "Available", "1 of 4 backends available, 2 benched, 1 drained.",
+			"not permitted</a> (403): missing role</span>", "Drained", "drained by alice at 1 Jan 00:00:00: &lt;script&gt;", "Available", "1 of 4 backends available, 2 benched, 1 drained.", "does not permit what its key is used for</a> <small>not permitted (403): missing role",
+			`href="https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/troubleshooting.md#502-upstream_credentials_rejected"`, "caddy-openai-lb (devel), Caddy ",
 			"Priority 4", `aria-label="Requests per second: 0 now, at most 0 in the last five minutes"`, "no traffic", "as of",
 		} {
 			if !strings.Contains(page, want) {
@@ -109,7 +110,7 @@ func TestThePageIsSelfContained(t *testing.T) {
 		t.Errorf("the policy is %s", policy)
 	}
 	for _, reference := range regexp.MustCompile(`(?:src|href|url)\s*[=(]\s*["']?[^"')]*`).FindAllString(page, -1) {
-		if !strings.HasPrefix(reference, `href="data:`) {
+		if !regexp.MustCompile(`^href="(data:|\?json$|#pool-\d+$)`).MatchString(reference) && !strings.HasPrefix(reference, `href="`+troubleshooting+"#") {
 			t.Errorf("the page refers to %s", reference)
 		}
 	}

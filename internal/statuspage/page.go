@@ -6,10 +6,15 @@ import (
 	"embed"
 	"encoding/base64"
 	"fmt"
+	"html"
 	"html/template"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 )
 
 //go:embed page
@@ -19,20 +24,34 @@ var files embed.FS
 // without a template, because html/template changes scripts and styles, of which
 // the Content-Security-Policy has the digests.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"clock":  func(t time.Time) string { return t.UTC().Format("15:04:05") },
-	"day":    func(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05") },
-	"millis": func(t time.Time) int64 { return t.UnixMilli() },
-	"title":  func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
-	"words":  func(s string) string { return strings.ReplaceAll(s, "_", " ") },
-	"cut":    cut,
+	"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05") },
+	"day":     func(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05") },
+	"millis":  func(t time.Time) int64 { return t.UnixMilli() },
+	"title":   func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
+	"words":   words,
+	"cut":     cut,
+	"short":   func(n int64) string { return short(float64(n)) },
+	"percent": percent,
+	"seconds": seconds,
+	"detail":  detail,
+	"why":     why,
+	"runbook": runbookURL,
+	"shares":  sharesOf,
 }).ParseFS(files, "page/state.html"))
 
 var (
-	style, script         = mustRead("page/style.css"), mustRead("page/script.js")
-	shell                 = strings.NewReplacer("{style}", style, "{script}", script).Replace(mustRead("page/shell.html"))
+	style, script = mustRead("page/style.css"), mustRead("page/script.js")
+	shell         = strings.NewReplacer(
+		"{style}", style, "{script}", script, "{version}", html.EscapeString(overview.Version()), "{caddy}", html.EscapeString(caddyVersion()),
+	).Replace(mustRead("page/shell.html"))
 	contentSecurityPolicy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(style), digest(script))
 )
+
+func caddyVersion() string {
+	version, _ := caddy.Version()
+	return version
+}
 
 func mustRead(name string) string {
 	text, err := files.ReadFile(name)

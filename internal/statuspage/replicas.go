@@ -10,6 +10,7 @@ import (
 // shareView is what the page shows of replicas that share what they know.
 type shareView struct {
 	Summary  string
+	InTouch  bool
 	Replicas []replicaView
 }
 
@@ -28,11 +29,12 @@ const (
 	maxReplicas = 50
 )
 
-func sharesOf(statuses []replicas.Status, now time.Time) (shares []shareView) {
-	for _, s := range statuses {
-		view := shareView{Summary: shareSummaryOf(s)}
-		for _, p := range s.Peers[:min(maxReplicas, len(s.Peers))] {
-			view.Replicas = append(view.Replicas, replicaView{p, now.Sub(p.Heard) >= silence})
+// sharesOf returns the replicas of each engine.
+func sharesOf(s Status) (shares []shareView) {
+	for _, state := range s.States {
+		view := shareView{Summary: shareSummaryOf(state), InTouch: state.InTouch}
+		for _, p := range state.Peers[:min(maxReplicas, len(state.Peers))] {
+			view.Replicas = append(view.Replicas, replicaView{p, s.Time.Sub(p.Heard) >= silence})
 		}
 		shares = append(shares, view)
 	}

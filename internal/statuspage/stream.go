@@ -47,7 +47,7 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request) error {
 	var beat time.Time
 	for !caddy.Exiting() {
 		now := time.Now()
-		fragment, err := h.render(now)
+		_, fragment, err := h.render(now)
 		if err != nil {
 			return err
 		}

@@ -3,121 +3,119 @@ package statuspage
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
-	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// stateView is what the page shows.
-type stateView struct {
-	Pools  []poolView
-	Shares []shareView
+// renderState returns the part of the page that changes.
+func renderState(s Status) ([]byte, error) {
+	var fragment bytes.Buffer
+	err := templates.ExecuteTemplate(&fragment, "state", s)
+	return fragment.Bytes(), err
 }
 
-// poolView is what the page shows of a pool.
-type poolView struct {
-	Name       string
-	Summary    string
-	Charts     []chart
-	Priorities []priorityView
-	Episodes   []episodeView
+// What follows is how the template shows a status.
+
+// manyNotServed is the share of requests that are not served from which on the
+// page shows it in red. The alert on it has the same limit.
+const manyNotServed = .05
+
+// Level is how bad it is that requests are not served.
+func (s poolStatus) Level() string {
+	switch {
+	case s.NotServedRatio == nil:
+		return "none"
+	case s.NotServed == 0:
+		return "good"
+	case *s.NotServedRatio > manyNotServed:
+		return "bad"
+	}
+	return "warn"
+}
+
+// Judged is how many requests the share of those not served is of.
+func (s poolStatus) Judged() int64 { return s.Served + s.NotServed }
+
+// ByFault are the classes of answers that are a fault of the service, or of the
+// caller.
+func (s poolStatus) ByFault(fault string) (classes []classStatus) {
+	for _, c := range s.Classes {
+		if string(c.Fault) == fault {
+			classes = append(classes, c)
+		}
+	}
+	return classes
+}
+
+// Utilized reports whether a backend says how much of its capacity is used.
+func (s poolStatus) Utilized() bool {
+	return slices.ContainsFunc(s.Backends, func(b backendStatus) bool { return len(b.Utilization) > 0 })
 }
 
 // priorityView has the backends of a priority.
 type priorityView struct {
 	Priority int
-	Backends []backendView
+	Backends []backendStatus
 }
 
-// backendView is what the page shows of a backend.
-type backendView struct {
-	overview.Backend
-	// Share is its part of the requests of the pool in percent, or -1 if there
-	// were none.
-	Share int
-	// Served, Failed and Used count what it answered, what it failed at, and
-	// the tokens, all of the last minutes.
-	Served, Failed, Used string
-}
-
-// episodeView is a recent bench, or several.
-type episodeView struct {
-	overview.Episode
-	Over bool
-}
-
-// maxEpisodes is how many recent benches are shown of a pool.
-const maxEpisodes = 8
-
-// maxBenches is how many benches of a backend are shown.
-const maxBenches = 3
-
-// renderState returns the part of the page that changes.
-func renderState(now time.Time) ([]byte, error) {
-	spans := traffic.Recent.Spans()
-	var pools []poolView
-	for _, p := range overview.Pools(now, sum(spans)) {
-		pools = append(pools, viewOf(p, spans, now))
+// ByPriority are the backends in groups.
+func (s poolStatus) ByPriority() (groups []priorityView) {
+	for _, b := range s.Backends {
+		if n := len(groups); n == 0 || groups[n-1].Priority != b.Priority {
+			groups = append(groups, priorityView{Priority: b.Priority})
+		}
+		group := &groups[len(groups)-1]
+		group.Backends = append(group.Backends, b)
 	}
-	var fragment bytes.Buffer
-	err := templates.ExecuteTemplate(&fragment, "state", stateView{pools, sharesOf(replicas.Statuses(), now)})
-	return fragment.Bytes(), err
+	return groups
 }
 
-// sum adds up what was counted in all spans.
-func sum(spans []traffic.Span) map[traffic.Key]traffic.Counts {
-	total := make(map[traffic.Key]traffic.Counts)
-	for _, span := range spans {
-		for key, counts := range span.Counts {
-			total[key] = total[key].Plus(counts)
+// failing is the state of a backend that active health checks keep out of use, and
+// benchedForModels that of one that is benched, but not for all models.
+const (
+	failing          = "failing health checks"
+	benchedForModels = "benched for some models"
+)
+
+// Condition is the state of a backend in words.
+func (s poolStatus) Condition(b backendStatus) string {
+	if b.State != overview.Benched {
+		return b.State
+	}
+	for _, m := range s.Models {
+		usable := func(its overview.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
+		if m.Model.Model != "" && slices.ContainsFunc(m.Backends, usable) {
+			return benchedForModels
 		}
 	}
-	return total
+	return b.State
 }
 
-func viewOf(p overview.Pool, spans []traffic.Span, now time.Time) poolView {
-	view := poolView{Name: p.Name, Summary: summaryOf(p.Backends), Charts: chartsOf(p.Name, spans)}
-	var all int64
-	for _, b := range p.Backends {
-		all += b.Requests
-	}
-	for _, b := range p.Backends {
-		if n := len(view.Priorities); n == 0 || view.Priorities[n-1].Priority != b.Priority {
-			view.Priorities = append(view.Priorities, priorityView{Priority: b.Priority})
-		}
-		last := &view.Priorities[len(view.Priorities)-1]
-		share := -1
-		if all > 0 {
-			share = int(math.Round(100 * float64(b.Requests) / float64(all)))
-		}
-		last.Backends = append(last.Backends, backendView{
-			b, share, short(float64(b.Requests)), short(float64(b.Failures)), short(float64(b.Tokens)),
-		})
-	}
-	for _, e := range overview.Episodes(p.Name, maxEpisodes) {
-		view.Episodes = append(view.Episodes, episodeView{e, !now.Before(e.Until)})
-	}
-	return view
+// NeedsOperator reports whether a bench of the backend needs an operator.
+func (b backendStatus) NeedsOperator() bool {
+	return slices.ContainsFunc(b.Benches, func(bench overview.Bench) bool { return bench.NeedsOperator })
 }
 
-// failing is the state of a backend that active health checks keep out of use.
-const failing = "failing health checks"
-
-// summaryOf says in a sentence how the backends are.
-func summaryOf(backends []overview.Backend) string {
+// Summary says in a sentence how the backends are.
+func (s poolStatus) Summary() string {
 	in := make(map[string]int)
-	for _, b := range backends {
+	for _, b := range s.Backends {
 		if !b.Healthy && b.State != overview.Drained {
-			b.State = failing
+			in[failing]++
+		} else {
+			in[s.Condition(b)]++
 		}
-		in[b.State]++
 	}
-	sentence := fmt.Sprintf("%d of %d backends available", in[overview.Available], len(backends))
-	for _, state := range []string{overview.Benched, overview.Probing, overview.Drained, failing} {
+	sentence := fmt.Sprintf("%d of %d backends available", in[overview.Available], len(s.Backends))
+	for _, state := range []string{overview.Benched, benchedForModels, overview.Probing, overview.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
@@ -125,10 +123,218 @@ func summaryOf(backends []overview.Backend) string {
 	return sentence + "."
 }
 
-// Shown are the benches that are shown, and Hidden is how many are not.
-func (b backendView) Shown() []overview.Bench { return b.Benches[:min(maxBenches, len(b.Benches))] }
+// maxShown is how many benches of a backend are shown, and models of a problem.
+const maxShown = 3
 
-func (b backendView) Hidden() int { return len(b.Benches) - len(b.Shown()) }
+// Shown are the benches that are shown, and Hidden is how many are not.
+func (b backendStatus) Shown() []overview.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
+
+// Hidden is how many benches are not shown.
+func (b backendStatus) Hidden() int { return len(b.Benches) - len(b.Shown()) }
+
+// utilizationView is what the page shows of the utilization of a deployment.
+type utilizationView struct {
+	Deployment, Percent string
+	Width               float64
+	Full                bool
+}
+
+// Utilizations are those of the backend's deployments, with a name if there are
+// several.
+func (b backendStatus) Utilizations() (views []utilizationView) {
+	for _, deployment := range slices.Sorted(maps.Keys(b.Utilization)) {
+		ratio, name := b.Utilization[deployment], ""
+		if len(b.Utilization) > 1 {
+			name = deployment
+		}
+		views = append(views, utilizationView{name, percent(&ratio), math.Round(100 * min(1, ratio)), ratio >= 1})
+	}
+	return views
+}
+
+// Says says what the problem is.
+func (p problem) Says() string {
+	switch class := verdict.Class(p.Class); {
+	case p.Class == unavailable:
+		return "no backend is available"
+	case p.Class == unhealthy:
+		return "fails health checks"
+	case p.Class == apierror.AllThrottled:
+		return "all backends throttle"
+	case class == verdict.NoCredential:
+		return "has no credential to send"
+	case class == verdict.Credential:
+		return "refuses its key"
+	case class == verdict.NotPermitted:
+		return "does not permit what its key is used for"
+	case class == verdict.Quota:
+		return "has no budget left"
+	case class == verdict.NoModel:
+		return "does not have the model"
+	case class == verdict.Unreachable:
+		return "cannot be reached"
+	case class == verdict.Timeout:
+		return "did not answer in time"
+	case class == verdict.Overloaded:
+		return "is overloaded"
+	case class == verdict.BrokenStream:
+		return "broke off a stream"
+	}
+	return "answers with errors"
+}
+
+// Named are models as they are shown, but only some of them.
+func (s poolStatus) Named(models []string) string {
+	var names []string
+	for _, model := range models[:min(maxShown, len(models))] {
+		names = append(names, s.NameOf(model))
+	}
+	if more := len(models) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, ", ")
+}
+
+// NameOf is how a model is shown.
+func (s poolStatus) NameOf(model string) string {
+	listed := func(m modelStatus) bool { return m.Model.Model != "" && m.Model.Model != metrics.Other }
+	switch {
+	case model == "":
+		return "no model named"
+	case model != metrics.Other:
+		return cut(model)
+	case slices.ContainsFunc(s.Models, listed):
+		return "other models"
+	}
+	return "all models"
+}
+
+// Condition says how many backends of the model are usable.
+func (m modelStatus) Condition() string {
+	usable := m.usable()
+	switch {
+	case len(m.Backends) == 0:
+		return "No backend has it"
+	case usable == len(m.Backends):
+		return "Available"
+	case usable == 0:
+		return "None available"
+	}
+	return fmt.Sprintf("%d of %d available", usable, len(m.Backends))
+}
+
+// State is that of the model as a whole: unhealthy if an operator has to act because
+// no backend can serve it, benched if one is away that is not drained, or available.
+func (m modelStatus) State() string {
+	notDrained := func(b overview.ModelBackend) bool { return b.State != overview.Drained }
+	switch {
+	case whyNone(m.Model) == unavailable:
+		return unhealthy
+	case slices.ContainsFunc(m.Away(), notDrained):
+		return overview.Benched
+	}
+	return overview.Available
+}
+
+func (m modelStatus) usable() (n int) {
+	for _, b := range m.Backends {
+		if b.Usable() {
+			n++
+		}
+	}
+	return n
+}
+
+// Away are the backends that are not usable for the model.
+func (m modelStatus) Away() (away []overview.ModelBackend) {
+	for _, b := range m.Backends {
+		if !b.Usable() {
+			away = append(away, b)
+		}
+	}
+	return away
+}
+
+// why says why a backend is not usable for a model.
+func why(b overview.ModelBackend) string {
+	switch {
+	case !b.Healthy:
+		return failing
+	case b.Class != "":
+		return words(b.Class)
+	}
+	return b.State
+}
+
+// part is what a priority served, in a bar.
+type part struct {
+	Priority, Number int
+	Percent          string
+	X, Width         float64
+}
+
+// Parts are those of the priorities.
+func (m modelStatus) Parts() (parts []part) {
+	x := 0.0
+	for i, p := range m.Priorities {
+		width := 0.0
+		if p.ServedRatio != nil {
+			width = 100 * *p.ServedRatio
+		}
+		parts = append(parts, part{p.Priority, min(i, 3), percent(p.ServedRatio), x, width})
+		x += width
+	}
+	return parts
+}
+
+// detail is why a backend was benched, besides the class.
+func detail(status int, cause string) (text string) {
+	if status != 0 {
+		text = fmt.Sprintf(" (%d)", status)
+	}
+	if cause != "" && cause != strconv.Itoa(status) {
+		text += ": " + words(cause)
+	}
+	return text
+}
+
+// words makes a class readable.
+func words(class string) string { return strings.ReplaceAll(class, "_", " ") }
+
+// percent writes a share, which is 0 % only if it is nothing, and 100 % only if it
+// is all.
+func percent(ratio *float64) string {
+	if ratio == nil {
+		return "–"
+	}
+	switch r := *ratio; {
+	case r > 0 && r < .0005:
+		return "< 0.1 %"
+	case r < .0995 && r != 0:
+		return fmt.Sprintf("%.1f %%", 100*r)
+	case r < 1 && r >= .995:
+		return "> 99 %"
+	default:
+		return fmt.Sprintf("%.0f %%", 100*r)
+	}
+}
+
+// seconds writes a duration with two digits.
+func seconds(s *float64) string {
+	switch {
+	case s == nil:
+		return "–"
+	case *s <= .01: // the first bucket of the histogram, in which nothing more is known
+		return "< 10 ms"
+	case *s < .0995:
+		return fmt.Sprintf("%.0f ms", 1000**s)
+	case *s < 1:
+		return fmt.Sprintf("%.0f ms", math.Round(100**s)*10)
+	case *s < 9.95:
+		return fmt.Sprintf("%.1f s", *s)
+	}
+	return fmt.Sprintf("%.0f s", *s)
+}
 
 // chart is a curve over the last five minutes.
 type chart struct {
@@ -147,22 +353,18 @@ const (
 	chartSpans = 60
 )
 
-func chartsOf(pool string, spans []traffic.Span) []chart {
-	requests, failovers, tokens := make([]float64, len(spans)), make([]float64, len(spans)), make([]float64, len(spans))
-	for i, span := range spans {
-		var total traffic.Counts
-		for key, counts := range span.Counts {
-			if key.Pool == pool {
-				total = total.Plus(counts)
-			}
+// Charts are those of the pool.
+func (s poolStatus) Charts() []chart {
+	rates := func(of func(spanStatus) float64) (rates []float64) {
+		for _, span := range s.Spans {
+			rates = append(rates, of(span)/span.Seconds)
 		}
-		seconds := span.Length.Seconds()
-		requests[i], failovers[i], tokens[i] = total.Requests/seconds, total.Failovers/seconds, total.Tokens/seconds
+		return rates
 	}
 	return []chart{
-		newChart("Requests", requests),
-		newChart("Failovers", failovers),
-		newChart("Tokens", tokens),
+		newChart("Requests", rates(func(s spanStatus) float64 { return s.Requests })),
+		newChart("Failovers", rates(func(s spanStatus) float64 { return s.Failovers })),
+		newChart("Tokens", rates(func(s spanStatus) float64 { return s.Tokens })),
 	}
 }
 

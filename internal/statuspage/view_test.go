@@ -3,36 +3,20 @@ package statuspage
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 )
 
-func TestChartsAndSharesAreThoseOfThePool(t *testing.T) {
-	counts := func(requests, failovers, tokens float64) traffic.Counts {
-		return traffic.Counts{Requests: requests, Failovers: failovers, Tokens: tokens}
-	}
-	a, b, nobody, other := traffic.Key{Pool: "p", Backend: "a"}, traffic.Key{Pool: "p", Backend: "b"}, traffic.Key{Pool: "p"}, traffic.Key{Pool: "q", Backend: "a"}
-	spans := []traffic.Span{
-		{Length: 5 * time.Second, Counts: map[traffic.Key]traffic.Counts{a: counts(10, 5, 1000), nobody: counts(5, 0, 0), other: counts(999, 999, 999)}},
-		{Length: 10 * time.Second, Counts: map[traffic.Key]traffic.Counts{a: counts(5, 0, 0), b: counts(10, 0, 30)}},
-	}
-	pool := overview.Pool{Name: "p", Backends: []overview.Backend{{Name: "a", Requests: 15}, {Name: "b", Requests: 10}, {Name: "c"}}}
-	view := viewOf(pool, spans, time.Now())
+func TestACurveShowsRates(t *testing.T) {
+	pool := poolStatus{Spans: []spanStatus{{5, 15, 5, 1000}, {10, 15, 0, 30}}}
 	want := []chart{
 		{"Requests", "1.5", "3", "294.9,3.0 300.0,33.0", "294.9,64 294.9,3.0 300.0,33.0 300,64"},
 		{"Failovers", "0", "1", "294.9,3.0 300.0,63.0", "294.9,64 294.9,3.0 300.0,63.0 300,64"},
 		{"Tokens", "3", "200", "294.9,3.0 300.0,62.1", "294.9,64 294.9,3.0 300.0,62.1 300,64"},
 	}
-	for i, got := range view.Charts {
+	for i, got := range pool.Charts() {
 		if got != want[i] {
 			t.Errorf("got %+v, want %+v", got, want[i])
-		}
-	}
-	for i, share := range []int{60, 40, 0} {
-		if got := view.Priorities[0].Backends[i].Share; got != share {
-			t.Errorf("backend %d has a share of %d, want %d", i, got, share)
 		}
 	}
 }
@@ -45,15 +29,44 @@ func TestAChartHasRoomForFiveMinutes(t *testing.T) {
 }
 
 func TestTheSummaryNamesEachStateThatThereIs(t *testing.T) {
+	partly := []modelStatus{{Model: overview.Model{Model: "gpt", Backends: []overview.ModelBackend{{Backend: "partly", State: overview.Available, Healthy: true}}}}}
 	for want, backends := range map[string][]overview.Backend{
 		"1 of 1 backends available.": {{State: overview.Available, Healthy: true}},
-		"0 of 6 backends available, 1 benched, 1 probing, 2 drained, 2 failing health checks.": {
-			{State: overview.Benched, Healthy: true}, {State: overview.Probing, Healthy: true}, {State: overview.Drained, Healthy: true},
+		"0 of 7 backends available, 1 benched, 1 benched for some models, 1 probing, 2 drained, 2 failing health checks.": {
+			{State: overview.Benched, Healthy: true}, {Name: "partly", State: overview.Benched, Healthy: true},
+			{State: overview.Probing, Healthy: true}, {State: overview.Drained, Healthy: true},
 			{State: overview.Drained}, {State: overview.Available}, {State: overview.Benched},
 		},
 	} {
-		if got := summaryOf(backends); got != want {
+		pool := poolStatus{Models: partly}
+		for _, b := range backends {
+			pool.Backends = append(pool.Backends, backendStatus{Backend: b})
+		}
+		if got := pool.Summary(); got != want {
 			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestASharesRoundingHidesNothing(t *testing.T) {
+	for ratio, want := range map[float64]string{
+		0: "0 %", .0001: "< 0.1 %", .0014: "0.1 %", .0349: "3.5 %", .0994: "9.9 %", .0996: "10 %", .994: "99 %", .9951: "> 99 %", 1: "100 %", 1.382: "138 %",
+	} {
+		if got := percent(&ratio); got != want {
+			t.Errorf("%v is %q, want %q", ratio, got, want)
+		}
+	}
+	if got := percent(nil); got != "–" {
+		t.Errorf("no share is %q", got)
+	}
+}
+
+func TestDurationsHaveTwoDigits(t *testing.T) {
+	for s, want := range map[float64]string{
+		.005: "< 10 ms", .0123: "12 ms", .0994: "99 ms", .0996: "100 ms", .234: "230 ms", .994: "990 ms", 1: "1.0 s", 2.34: "2.3 s", 9.94: "9.9 s", 9.96: "10 s", 120: "120 s",
+	} {
+		if got := seconds(&s); got != want {
+			t.Errorf("%v is %q, want %q", s, got, want)
 		}
 	}
 }

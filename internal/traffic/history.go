@@ -9,27 +9,30 @@ import (
 )
 
 const (
-	// Interval is the time between two samples of a History.
+	// Interval is how long a Span of a History lasts.
 	Interval = 5 * time.Second
-	// maxSamples is how many samples are kept: those of five minutes, with the
-	// one from which the first interval counts.
-	maxSamples = 61
+	// maxSpans is how many spans are kept: those of five minutes.
+	maxSpans = 60
 )
 
-// History is what was counted in the last five minutes. It takes samples while
-// it has users, by a timer and without a goroutine of its own.
+// History is what was counted in the last five minutes. It reads the metrics
+// while it has users, by a timer and without a goroutine of its own.
 type History struct {
 	from prometheus.Gatherer
 
-	mu      sync.Mutex
-	users   int
-	timer   *time.Timer
-	samples []sample // the newest last
+	mu    sync.Mutex
+	users int
+	timer *time.Timer
+	// total is what was counted until at.
+	total map[Key]Counts
+	at    time.Time
+	spans []Span // the newest last
 }
 
-type sample struct {
-	at     time.Time
-	counts map[Key]Counts
+// Span is what was counted in a span of time. Without a key, that is nothing.
+type Span struct {
+	Length time.Duration
+	Counts map[Key]Counts
 }
 
 // NewHistory returns the history of what can be gathered there.
@@ -38,13 +41,13 @@ func NewHistory(from prometheus.Gatherer) *History { return &History{from: from}
 // Recent is the history of this process.
 var Recent = NewHistory(Registry)
 
-// Use begins to take samples, until each user has called Leave. A config that
-// replaces another begins before that one leaves, so nothing is lost.
+// Use begins to read, until each user has called Leave. A config that replaces
+// another begins before that one leaves, so nothing is lost.
 func (h *History) Use() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.users++; h.users == 1 {
-		h.take()
+		h.read()
 		h.timer = time.AfterFunc(Interval, h.tick)
 	}
 }
@@ -55,48 +58,49 @@ func (h *History) Leave() {
 	defer h.mu.Unlock()
 	if h.users--; h.users == 0 {
 		h.timer.Stop()
-		h.samples = nil
+		h.total, h.spans = nil, nil
 	}
 }
 
 func (h *History) tick() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.users > 0 {
-		h.take()
-		h.timer.Reset(Interval)
+	if h.users == 0 {
+		return
 	}
-}
-
-func (h *History) take() {
-	counts, _ := Read(h.from) // what cannot be gathered is missing in /metrics, too
-	h.samples = append(h.samples, sample{time.Now(), counts})
-	if surplus := len(h.samples) - maxSamples; surplus > 0 {
-		h.samples = slices.Delete(h.samples, 0, surplus)
+	before, at := h.total, h.at
+	h.read()
+	span := Span{h.at.Sub(at), make(map[Key]Counts)}
+	for key, counts := range h.total {
+		if more := counts.Minus(before[key]); !more.isZero() {
+			span.Counts[key] = more
+		}
 	}
+	h.spans = append(h.spans, span)
+	h.spans = slices.Delete(h.spans, 0, max(0, len(h.spans)-maxSpans))
+	h.timer.Reset(Interval)
 }
 
-// Span is what was counted in a span of time.
-type Span struct {
-	Length time.Duration
-	Counts map[Key]Counts
+func (h *History) read() {
+	h.total, _ = Read(h.from) // what cannot be gathered is missing in /metrics, too
+	h.at = time.Now()
 }
 
-// Spans returns what was counted in each interval, the newest last.
+// Spans returns what was counted in each span of time, the newest last.
 func (h *History) Spans() []Span {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var spans []Span
-	for i := 1; i < len(h.samples); i++ {
-		spans = append(spans, between(h.samples[i-1], h.samples[i]))
-	}
-	return spans
+	return slices.Clone(h.spans)
 }
 
-func between(before, after sample) Span {
-	span := Span{after.at.Sub(before.at), make(map[Key]Counts)}
-	for key, counts := range after.counts {
-		span.Counts[key] = counts.Minus(before.counts[key])
+// Sum adds up what was counted in all spans.
+func Sum(spans []Span) (total map[Key]Counts, length time.Duration) {
+	total = make(map[Key]Counts)
+	for _, span := range spans {
+		length += span.Length
+		for key, counts := range span.Counts {
+			total[key] = total[key].Plus(counts)
+		}
 	}
-	return span
+	return total, length
 }

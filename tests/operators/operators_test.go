@@ -59,7 +59,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		}
 		// what was counted is that of all tests of this process
 		b := &got[0]
-		b.Requests, b.Attempts, b.Failures, b.Failovers, b.Tokens = 0, 0, 0, 0, 0
+		b.Requests, b.Attempts, b.Throttles, b.Failures, b.Failovers, b.Tokens = 0, 0, 0, 0, 0, 0
 		text, err := json.Marshal(b)
 		if err != nil {
 			t.Fatal(err)
@@ -67,7 +67,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		from, to := since.Format(time.RFC3339Nano), until.Format(time.RFC3339Nano)
 		want := `{"pool":"openai_lb","name":"a","priority":1,"weight":3,"state":"benched",` +
 			`"class":"throttled","model":"gpt-4o","deployment":"gpt-4o","until":"` + to + `","remaining_ms":6999,` +
-			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
+			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"throttles":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
 			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","deployment":"gpt-4o","time":"` + from + `"},` +
 			`"benches":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
 			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999,"until_reached":false,"needs_operator":false}]}`
@@ -89,9 +89,9 @@ func TestOperatorsSeeWhatTheMetricsHaveCounted(t *testing.T) {
 		}
 		var got []string
 		for _, b := range everyBackend() {
-			got = append(got, fmt.Sprint(b.Name, b.Requests, b.Attempts, b.Failures, b.Failovers, b.Tokens))
+			got = append(got, fmt.Sprint(b.Name, b.Requests, b.Attempts, b.Throttles, b.Failures, b.Failovers, b.Tokens))
 		}
-		if want := []string{"a0 1 1 1 0", "b2 2 0 0 30"}; !reflect.DeepEqual(got, want) {
+		if want := []string{"a0 1 1 0 1 0", "b2 2 0 0 0 30"}; !reflect.DeepEqual(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	})

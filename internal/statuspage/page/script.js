@@ -4,7 +4,7 @@
 	const live = document.getElementById('live');
 	const clock = document.getElementById('time');
 	const news = document.getElementById('news');
-	const words = {yes: 'Live', wait: 'Connecting', lost: 'No live updates'};
+	const words = {yes: 'Updating', wait: 'Connecting', lost: 'No updates'};
 	let ahead = main.dataset.now - Date.now(); // how much the server's clock is
 	const still = matchMedia('(prefers-reduced-motion: reduce)').matches; // the bars then move once a second
 	let heard = 0;
@@ -19,10 +19,15 @@
 		return Math.floor(s / 60) + ' min ' + String(s % 60).padStart(2, '0') + ' s left';
 	}
 
+	// next says when a backend that cannot be reached is tried again.
+	function next(ms) {
+		return ms <= 1000 ? 'next try now' : 'next try in ' + Math.ceil(ms / 1000) + ' s';
+	}
+
 	function tick() {
 		const now = Date.now() + ahead;
 		for (const e of main.querySelectorAll('.left')) {
-			const text = left(e.dataset.until - now);
+			const text = 'next' in e.dataset ? next(e.dataset.until - now) : left(e.dataset.until - now);
 			if (e.textContent !== text) e.textContent = text;
 		}
 		for (const e of main.querySelectorAll('.rest')) {

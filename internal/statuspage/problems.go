@@ -1,0 +1,177 @@
+package statuspage
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// problem is why clients may not be served, or only by another backend.
+type problem struct {
+	// NeedsOperator reports whether the problem lasts until an operator solves it.
+	// Any other ends by itself.
+	NeedsOperator bool `json:"needs_operator"`
+	// Backend is empty if the problem is about all backends of the models.
+	Backend string `json:"backend"`
+	Class   string `json:"class"`
+	Status  int    `json:"status"`
+	Cause   string `json:"cause"`
+	// Models are those that the problem is about. Without any, it is about the whole
+	// backend.
+	Models []string `json:"models"`
+	// Since, Until and UntilReached are those of the bench, if there is one.
+	Since        *time.Time `json:"since"`
+	Until        *time.Time `json:"until"`
+	UntilReached bool       `json:"until_reached"`
+	// RunbookURL is the page that says what to do.
+	RunbookURL string `json:"runbook_url"`
+}
+
+// Classes of problems that are not those of a reply.
+const (
+	// unhealthy: the backend fails active health checks.
+	unhealthy = "unhealthy"
+	// unavailable: no backend can serve a model.
+	unavailable = "unavailable"
+	// notInTouch: this replica cannot reach the engine of state.
+	notInTouch = "not_in_touch"
+)
+
+// problemsOf returns the problems of a pool. That a backend throttles is not a problem
+// while another one serves: a provisioned deployment throttles by design. A problem
+// that needs an operator outlives its bench, until a request shows that it is solved.
+func problemsOf(backends []backendStatus, models []modelStatus) []problem {
+	problems := []problem{}
+	add := func(p problem) *problem {
+		i := slices.IndexFunc(problems, func(q problem) bool {
+			return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause && p.NeedsOperator == q.NeedsOperator
+		})
+		if i < 0 {
+			p.RunbookURL = runbookURL(p.Class)
+			if p.Models == nil {
+				p.Models = []string{}
+			}
+			problems = append(problems, p)
+			return nil
+		}
+		problems[i].Models = append(problems[i].Models, p.Models...)
+		return &problems[i]
+	}
+	for _, m := range models {
+		if class := whyNone(m.Model); class != "" {
+			add(problem{NeedsOperator: class == unavailable, Class: class, Models: []string{m.Model.Model}})
+		}
+	}
+	for _, b := range backends {
+		if !b.Healthy {
+			add(problem{Backend: b.Name, Class: unhealthy})
+		}
+		for i, bench := range slices.Concat(b.Benches, b.Due) {
+			due := i >= len(b.Benches)
+			if bench.Class == string(verdict.Throttled) || due && !bench.NeedsOperator {
+				continue
+			}
+			p := problem{
+				NeedsOperator: bench.NeedsOperator, Backend: b.Name, Class: bench.Class, Status: bench.Status, Cause: bench.Cause,
+				Since: &bench.Since, Until: &bench.Until, UntilReached: bench.UntilReached,
+			}
+			if bench.Scope == overview.ModelScope {
+				p.Models = []string{bench.Model}
+			}
+			if same := add(p); same != nil {
+				same.Since, same.Until = earlier(same.Since, p.Since), later(same.Until, p.Until)
+			}
+		}
+	}
+	slices.SortStableFunc(problems, func(a, b problem) int {
+		return cmp.Or(before(a.NeedsOperator, b.NeedsOperator), before(a.Backend == "", b.Backend == ""))
+	})
+	return problems
+}
+
+// whyNone returns why no backend can serve the model, or nothing if one can.
+func whyNone(m overview.Model) (class string) {
+	class = apierror.AllThrottled
+	for _, b := range m.Backends {
+		switch {
+		case b.Class == "" && b.Healthy: // it may be drained, and is used nevertheless
+			return ""
+		case b.Class != string(verdict.Throttled):
+			class = unavailable
+		}
+	}
+	if len(m.Backends) == 0 {
+		return "" // a model that a client made up
+	}
+	return class
+}
+
+// before orders what holds before what does not.
+func before(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+func earlier(a, b *time.Time) *time.Time {
+	if b.Before(*a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b *time.Time) *time.Time {
+	if b.After(*a) {
+		return b
+	}
+	return a
+}
+
+// troubleshooting is the page that says what to do about problems.
+const troubleshooting = "https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/troubleshooting.md"
+
+// runbooks are its sections, by the class of a problem or of an answer.
+var runbooks = map[string]string{
+	unavailable:                  "the-readiness-probe-fails",
+	notInTouch:                   "a-replica-is-not-connected",
+	unhealthy:                    "a-backend-gets-no-requests",
+	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",
+	apierror.AllThrottled:        "all-backends-throttle",
+	apierror.AllBusy:             "429-all-backends-are-busy",
+	apierror.RetryLater:          "429-some-backends-are-rate-limited",
+	apierror.NoSuchModel:         "404-for-a-model",
+	apierror.Unauthenticated:     "everything-is-a-401",
+	apierror.InvalidRequest:      "404-unknown_url",
+	string(verdict.Credential):   "502-upstream_credentials_rejected",
+	string(verdict.NoCredential): "502-upstream_credentials_rejected",
+	string(verdict.NotPermitted): "502-upstream_credentials_rejected",
+	string(verdict.Quota):        "429-and-it-stays-for-minutes",
+	string(verdict.NoModel):      "404-for-a-model",
+	string(verdict.Unreachable):  "502-upstream_unreachable",
+	string(verdict.Timeout):      "504-upstream_timeout",
+	string(verdict.Throttled):    "429-while-a-backend-is-idle",
+	string(verdict.BrokenStream): "a-stream-breaks-off",
+}
+
+// runbookURL returns where it says what to do about a class. For mistakes of
+// callers there may be nothing.
+func runbookURL(class string) string {
+	section, ok := runbooks[class]
+	switch {
+	case ok:
+	case traffic.FaultOf(class) == traffic.ServiceFault:
+		section = "many-requests-fail"
+	default:
+		return ""
+	}
+	return troubleshooting + "#" + section
+}

@@ -1,0 +1,272 @@
+package statuspage
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// Status is all that the page shows. As JSON, its fields have the names that they
+// have in the admin API and in metrics.
+type Status struct {
+	Version      string    `json:"version"`
+	CaddyVersion string    `json:"caddy_version"`
+	Time         time.Time `json:"time"`
+	// WindowSeconds is the time in which was counted what is counted: at most five
+	// minutes.
+	WindowSeconds float64           `json:"window_seconds"`
+	Pools         []poolStatus      `json:"pools"`
+	States        []replicas.Status `json:"states"`
+}
+
+// poolStatus is what the page shows of a pool.
+type poolStatus struct {
+	Pool string `json:"pool"`
+	// Requests are the Served ones, those NotServed by a fault of the service, and
+	// CallerErrors. NotServedRatio leaves out the last of these: mistakes of callers
+	// must not hide an outage.
+	Requests       int64    `json:"requests"`
+	Served         int64    `json:"served"`
+	NotServed      int64    `json:"not_served"`
+	CallerErrors   int64    `json:"caller_errors"`
+	NotServedRatio *float64 `json:"not_served_ratio"`
+	// SpilloverRatio is the share of the served requests that another priority than
+	// the first one of their model served. It is nil if no model has another one.
+	SpilloverRatio *float64  `json:"spillover_ratio"`
+	Failovers      int64     `json:"failovers"`
+	Tokens         int64     `json:"tokens"`
+	FirstByte      quantiles `json:"time_to_first_byte_seconds"`
+	// Classes are the answers other than served ones, the most frequent first.
+	Classes []classStatus `json:"classes"`
+	// Problems are sorted: those first that an operator has to solve.
+	Problems []problem          `json:"problems"`
+	Backends []backendStatus    `json:"backends"`
+	Models   []modelStatus      `json:"models"`
+	Benches  []overview.Episode `json:"recent_benches"`
+	Spans    []spanStatus       `json:"spans"`
+}
+
+// quantiles are estimates in seconds. Without requests, they are nil.
+type quantiles struct {
+	P50 *float64 `json:"p50"`
+	P95 *float64 `json:"p95"`
+}
+
+func quantilesOf(h traffic.Histogram) (q quantiles) {
+	for _, quantile := range []struct {
+		of   float64
+		into **float64
+	}{{.5, &q.P50}, {.95, &q.P95}} {
+		if seconds, ok := h.Quantile(quantile.of); ok {
+			*quantile.into = new(math.Round(seconds*1000) / 1000)
+		}
+	}
+	return q
+}
+
+// classStatus is how many requests got an answer of a class.
+type classStatus struct {
+	Class      string        `json:"class"`
+	Requests   int64         `json:"requests"`
+	Fault      traffic.Fault `json:"at_fault"`
+	RunbookURL string        `json:"runbook_url"`
+}
+
+// backendStatus is what the page shows of a backend.
+type backendStatus struct {
+	overview.Backend
+	// RequestsRatio is its part of the requests of the pool that a backend answered.
+	// It is nil if there were none.
+	RequestsRatio *float64  `json:"requests_ratio"`
+	FirstByte     quantiles `json:"time_to_first_byte_seconds"`
+	// Utilization is what its provisioned deployments last said, by their names. It
+	// is empty if no request was sent to the backend: it would be too old.
+	Utilization map[string]float64 `json:"deployment_utilization_ratio"`
+}
+
+// modelStatus is what the page shows of a model.
+type modelStatus struct {
+	overview.Model
+	Requests   int64            `json:"requests"`
+	Served     int64            `json:"served"`
+	Priorities []priorityStatus `json:"priorities"`
+}
+
+// priorityStatus is what the backends of a priority served.
+type priorityStatus struct {
+	Priority int   `json:"priority"`
+	Served   int64 `json:"served"`
+	// ServedRatio is their part of what was served. It is nil if that is nothing.
+	ServedRatio *float64 `json:"served_ratio"`
+}
+
+// spanStatus is what was counted in a span of time.
+type spanStatus struct {
+	Seconds   float64 `json:"seconds"`
+	Requests  float64 `json:"requests"`
+	Failovers float64 `json:"failovers"`
+	Tokens    float64 `json:"tokens"`
+}
+
+// maxEpisodes is how many recent benches are shown of a pool.
+const maxEpisodes = 10
+
+// statusAt returns what the page shows now.
+func statusAt(now time.Time) Status {
+	spans := traffic.Recent.Spans()
+	counts, length := traffic.Sum(spans)
+	s := Status{
+		Version: overview.Version(), CaddyVersion: caddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
+		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
+	}
+	for _, p := range overview.Pools(now, counts) {
+		s.Pools = append(s.Pools, poolStatusOf(p, counts, spans))
+	}
+	return s
+}
+
+func poolStatusOf(p overview.Pool, counts map[traffic.Key]traffic.Counts, spans []traffic.Span) poolStatus {
+	its := make(map[traffic.Key]traffic.Counts)
+	for key, c := range counts {
+		if key.Pool == p.Name {
+			its[key] = c
+		}
+	}
+	total := traffic.By(its, func(traffic.Key) string { return "" })[""]
+	s := poolStatus{
+		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
+		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
+		Benches: append([]overview.Episode{}, overview.Episodes(p.Name, maxEpisodes)...),
+		Spans:   spanStatuses(p.Name, spans),
+	}
+	s.countClasses(its)
+	s.countSpillover()
+	s.Problems = problemsOf(s.Backends, s.Models)
+	return s
+}
+
+// countClasses sums up what became of the requests.
+func (s *poolStatus) countClasses(counts map[traffic.Key]traffic.Counts) {
+	s.Classes = []classStatus{}
+	for class, c := range traffic.By(counts, func(k traffic.Key) string { return k.Class }) {
+		n, fault := int64(c.Requests), traffic.FaultOf(class)
+		switch fault {
+		case traffic.CallersFault:
+			s.CallerErrors += n
+		case traffic.ServiceFault:
+			s.NotServed += n
+		case traffic.NoFault:
+			if class == string(verdict.Served) { // and not a probe, or a list of models
+				s.Served += n
+			}
+			continue
+		}
+		if n > 0 {
+			s.Classes = append(s.Classes, classStatus{class, n, fault, runbookURL(class)})
+		}
+	}
+	slices.SortFunc(s.Classes, func(a, b classStatus) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Class, b.Class))
+	})
+	s.Requests = s.Served + s.NotServed + s.CallerErrors
+	s.NotServedRatio = ratio(s.NotServed, s.NotServed+s.Served)
+}
+
+func (s *poolStatus) countSpillover() {
+	var spilled, served int64
+	several := false
+	for _, m := range s.Models {
+		for i, p := range m.Priorities {
+			served += p.Served
+			if i > 0 {
+				several = true
+				spilled += p.Served
+			}
+		}
+	}
+	if several {
+		s.SpilloverRatio = ratio(spilled, served)
+	}
+}
+
+// ratio returns a part of a whole, or nil if the whole is nothing.
+func ratio(part, whole int64) *float64 {
+	if whole == 0 {
+		return nil
+	}
+	return new(float64(part) / float64(whole))
+}
+
+func backendStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []backendStatus {
+	var answered int64
+	for _, b := range p.Backends {
+		answered += b.Requests
+	}
+	byBackend := traffic.By(counts, func(k traffic.Key) string { return k.Backend })
+	backends := []backendStatus{}
+	for _, b := range p.Backends {
+		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered), FirstByte: quantilesOf(byBackend[b.Name].FirstByte)}
+		if b.Attempts > 0 {
+			s.Utilization = b.Utilization()
+		}
+		backends = append(backends, s)
+	}
+	return backends
+}
+
+func modelStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []modelStatus {
+	type key struct{ model, backend string }
+	requests, served := make(map[string]int64), make(map[key]int64)
+	for k, c := range counts {
+		switch n := int64(c.Requests); {
+		case n == 0 || traffic.FaultOf(k.Class) == traffic.NoFault && k.Class != string(verdict.Served):
+		case k.Class == string(verdict.Served):
+			served[key{k.Model, k.Backend}] += n
+			fallthrough
+		default:
+			requests[k.Model] += n
+		}
+	}
+	models := []modelStatus{}
+	others := slices.Sorted(maps.Keys(requests))
+	if p.TakesAnyModel() {
+		others = append(others, metrics.Other)
+	}
+	for _, m := range p.Models(others...) {
+		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{}}
+		for _, b := range p.Backends { // by priority
+			n := served[key{m.Model, b.Name}]
+			serves := slices.ContainsFunc(m.Backends, func(its overview.ModelBackend) bool { return its.Backend == b.Name })
+			if n == 0 && !serves {
+				continue
+			}
+			if last := len(s.Priorities) - 1; last < 0 || s.Priorities[last].Priority != b.Priority {
+				s.Priorities = append(s.Priorities, priorityStatus{Priority: b.Priority})
+			}
+			s.Priorities[len(s.Priorities)-1].Served += n
+			s.Served += n
+		}
+		for i := range s.Priorities {
+			s.Priorities[i].ServedRatio = ratio(s.Priorities[i].Served, s.Served)
+		}
+		models = append(models, s)
+	}
+	return models
+}
+
+func spanStatuses(pool string, spans []traffic.Span) []spanStatus {
+	statuses := []spanStatus{}
+	for _, span := range spans {
+		total := traffic.By(span.Counts, func(k traffic.Key) string { return k.Pool })[pool]
+		statuses = append(statuses, spanStatus{span.Length.Seconds(), total.Requests, total.Failovers, total.Tokens})
+	}
+	return statuses
+}

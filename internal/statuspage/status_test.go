@@ -1,0 +1,253 @@
+package statuspage
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+)
+
+// statusOf returns what the page shows of a pool in use, of which so much was
+// counted.
+func statusOf(name string, counts map[traffic.Key]traffic.Counts) poolStatus {
+	for _, p := range overview.Pools(time.Now(), counts) {
+		if p.Name == name {
+			return poolStatusOf(p, counts, []traffic.Span{{Length: 10 * time.Second, Counts: counts}})
+		}
+	}
+	return poolStatus{}
+}
+
+// requests are counts of lines like `backend model class 12`, in which - is nothing.
+func requests(pool string, lines ...string) map[traffic.Key]traffic.Counts {
+	counts := make(map[traffic.Key]traffic.Counts)
+	for _, line := range lines {
+		var n float64
+		var words [3]string
+		fmt.Sscan(line, &words[0], &words[1], &words[2], &n)
+		for i, word := range words {
+			words[i] = strings.TrimPrefix(word, "-")
+		}
+		counts[traffic.Key{Pool: pool, Backend: words[0], Model: words[1], Class: words[2]}] = traffic.Counts{Requests: n}
+	}
+	return counts
+}
+
+func TestThePageShowsWhatClientsGot(t *testing.T) {
+	usePool(t, t.Name(), "a", "b")
+	got := statusOf(t.Name(), requests(t.Name(),
+		"a gpt served 60", "b gpt served 10", "b mini served 10", "- gpt all_throttled 15", "a gpt unreachable 5",
+		"- - unauthenticated 900", "- gpt-6 no_such_model 7", "a gpt client_error 3", "- - ready 5000", "- - models 40",
+	))
+	if *got.NotServedRatio != .2 || got.NotServed != 20 || got.Served != 80 || got.CallerErrors != 910 || got.Requests != 1010 {
+		t.Errorf("got %+v", got)
+	}
+	var classes []string
+	for _, c := range got.Classes {
+		classes = append(classes, fmt.Sprint(c.Class, " ", c.Requests, " ", c.Fault))
+	}
+	want := []string{"unauthenticated 900 caller", "all_throttled 15 service", "no_such_model 7 caller", "unreachable 5 service", "client_error 3 caller"}
+	if !slices.Equal(classes, want) {
+		t.Errorf("got %q", classes)
+	}
+	if got, want := got.Named([]string{"other", "", "gpt-4o", "mini", "x"}), "other models, no model named, gpt-4o, 2 more"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if none := statusOf(t.Name(), nil); none.NotServedRatio != nil || none.Level() != "none" || none.SpilloverRatio != nil || none.NameOf("other") != "all models" {
+		t.Errorf("without requests: %+v", none)
+	}
+}
+
+func TestThePageShowsSpillover(t *testing.T) {
+	members := usePool(t, t.Name(), "ptu", "east", "west") // of priorities 1, 2 and 3
+	members["ptu"].Names = map[string]string{"gpt": "ptu-gpt"}
+	members["east"].Names = map[string]string{"gpt": "east-gpt", "mini": "east-mini"}
+	got := statusOf(t.Name(), requests(t.Name(),
+		"ptu gpt served 60", "east gpt served 15", "west gpt served 25", "- gpt all_throttled 100", "east mini served 100",
+	))
+	if *got.SpilloverRatio != .2 {
+		t.Errorf("%v of all was served by other priorities than the first one of the model", *got.SpilloverRatio)
+	}
+	var models []string
+	for _, m := range got.Models {
+		line := fmt.Sprintf("%s %d of %d:", m.Model.Model, m.Served, m.Requests)
+		for _, part := range m.Parts() {
+			line += fmt.Sprintf(" %d %s", part.Priority, part.Percent)
+		}
+		models = append(models, line)
+	}
+	want := []string{"gpt 100 of 200: 1 60 % 2 15 % 3 25 %", "mini 100 of 100: 2 100 % 3 0 %", "other 0 of 0: 3 –"}
+	if !slices.Equal(models, want) {
+		t.Errorf("got  %q\nwant %q", models, want)
+	}
+}
+
+// problemLines are the problems of a pool as text.
+func problemLines(s poolStatus) (lines []string) {
+	for _, p := range s.Problems {
+		_, section, _ := strings.Cut(p.RunbookURL, "#")
+		lines = append(lines, fmt.Sprintf("%v %s %s %s %s", p.NeedsOperator, p.Backend, p.Class, s.Named(p.Models), section))
+	}
+	return lines
+}
+
+func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		members := usePool(t, t.Name(), "a", "b", "c", "d")
+		for _, m := range members {
+			m.Names = map[string]string{"gpt": m.Name + "-gpt", "mini": m.Name + "-mini"}
+			m.Models = []string{m.Name + "-gpt", m.Name + "-mini"}
+		}
+		wants := func(want ...string) {
+			t.Helper()
+			if got := problemLines(statusOf(t.Name(), nil)); !slices.Equal(got, want) {
+				t.Errorf("got  %q\nwant %q", got, want)
+			}
+		}
+		bench := func(name, class, model string) {
+			members[name].Bench(pool.Refusal{
+				Reason: pool.Reason{Class: class}, Throttle: class == "throttled" || class == "quota", Whole: model == "", Model: model,
+				Lost: class == "unreachable", Wait: time.Minute,
+			}, time.Now())
+		}
+		wants()
+		bench("a", "throttled", "a-gpt")
+		wants() // as it is meant to be: others serve
+		bench("b", "unreachable", "")
+		bench("c", "credential", "")
+		bench("d", "no_model", "d-mini")
+		bench("d", "failed", "d-gpt")
+		wants(
+			"true  unavailable gpt the-readiness-probe-fails",
+			"true c credential  502-upstream_credentials_rejected",
+			"true d no_model mini 404-for-a-model",
+			"false b unreachable  502-upstream_unreachable",
+			"false d failed gpt many-requests-fail",
+		)
+		members["b"].Reset()
+		members["c"].Reset()
+		members["d"].Reset()
+		for _, name := range []string{"b", "c", "d"} {
+			bench(name, "throttled", name+"-gpt")
+		}
+		wants("false  all_throttled gpt all-backends-throttle")
+		members["d"].Reset()
+		members["d"].Drain(pool.Order{}) // it serves when no other is left
+		wants()
+		bench("d", "quota", "")
+		wants(
+			"true  unavailable gpt the-readiness-probe-fails",
+			"true d quota  429-and-it-stays-for-minutes",
+		)
+		time.Sleep(2 * time.Minute) // nobody has tried again
+		wants("true d quota  429-and-it-stays-for-minutes")
+		members["d"].Served("d-gpt", time.Now())
+		wants()
+	})
+}
+
+func TestProblemsOfOneKindAreOne(t *testing.T) {
+	members := usePool(t, t.Name(), "a")
+	for i := range 200 { // a client makes up models
+		members["a"].Bench(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: fmt.Sprintf("model-%03d", i), Wait: time.Minute}, time.Now())
+	}
+	got := problemLines(statusOf(t.Name(), nil))
+	if len(got) != 1 || !strings.HasPrefix(got[0], "false a no_model model-") || !strings.Contains(got[0], ", 197 more ") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestEachProblemLeadsToASectionThatExists(t *testing.T) {
+	page, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]bool{"many-requests-fail": false}
+	for section := range maps.Values(runbooks) {
+		sections[section] = false
+	}
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(string(page), -1) {
+		name := strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")
+		sections[regexp.MustCompile(`[^\p{L}\p{N}_-]`).ReplaceAllString(name, "")] = true
+	}
+	for section, there := range sections {
+		if !there {
+			t.Errorf("docs/troubleshooting.md has no section %s", section)
+		}
+	}
+	for _, class := range []string{"served", "client_error"} {
+		if url := runbookURL(class); url != "" {
+			t.Errorf("%s leads to %s", class, url)
+		}
+	}
+}
+
+// fieldsIn are the names of the fields in JSON, with those that they are in.
+func fieldsIn(value any, path string, into map[string]bool) {
+	switch value := value.(type) {
+	case map[string]any:
+		for name, its := range value {
+			into[strings.TrimPrefix(path+"."+name, ".")] = true
+			fieldsIn(its, path+"."+name, into)
+		}
+	case []any:
+		for _, its := range value {
+			fieldsIn(its, path, into)
+		}
+	}
+}
+
+func TestThePageIsAvailableAsJSON(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		members := usePool(t, t.Name(), "a", "b")
+		members["a"].Names = map[string]string{"gpt": "a-gpt"}
+		members["a"].Bench(throttle("a-gpt", time.Minute), time.Now())
+		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "credential", Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
+		h, _ := newHandler(t, 1)
+		answer, err := ask(t, h, http.MethodGet, "/status?json")
+		if err != nil || answer.Header().Get("Content-Type") != "application/json" || answer.Header().Get("Cache-Control") != "no-store" {
+			t.Fatalf("got %v, %v", err, answer.Header())
+		}
+		var got map[string]any
+		if err := json.Unmarshal(answer.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		fields := make(map[string]bool)
+		fieldsIn(got, "", fields)
+		for field := range strings.FieldsSeq(`version caddy_version time window_seconds states
+			pools.pool pools.requests pools.served pools.not_served pools.not_served_ratio pools.caller_errors pools.spillover_ratio
+			pools.failovers pools.tokens pools.classes pools.spans pools.time_to_first_byte_seconds.p50 pools.time_to_first_byte_seconds.p95
+			pools.problems.needs_operator pools.problems.backend pools.problems.class pools.problems.status pools.problems.cause
+			pools.problems.models pools.problems.since pools.problems.until pools.problems.until_reached pools.problems.runbook_url
+			pools.backends.name pools.backends.priority pools.backends.weight pools.backends.state pools.backends.requests
+			pools.backends.requests_ratio pools.backends.throttles pools.backends.failures pools.backends.failovers pools.backends.tokens
+			pools.backends.in_flight pools.backends.healthy pools.backends.time_to_first_byte_seconds.p95 pools.backends.deployment_utilization_ratio
+			pools.backends.benches.model pools.backends.benches.deployment pools.backends.benches.class pools.backends.benches.until
+			pools.backends.benches.needs_operator pools.models.model pools.models.backends.backend pools.models.backends.deployment
+			pools.models.backends.state pools.models.backends.class pools.models.requests pools.models.served
+			pools.models.priorities.priority pools.models.priorities.served pools.models.priorities.served_ratio
+			pools.recent_benches.backend pools.recent_benches.class pools.recent_benches.model pools.recent_benches.deployment
+			pools.recent_benches.times pools.recent_benches.since pools.recent_benches.latest pools.recent_benches.until`) {
+			if !fields[field] {
+				t.Errorf("there is no %s", field)
+			}
+		}
+		if head, err := ask(t, h, http.MethodHead, "/status?json"); err != nil || head.Body.Len() > 0 || head.Header().Get("Content-Length") == "" {
+			t.Errorf("HEAD: got %v, %v", err, head)
+		}
+		if t.Failed() {
+			t.Log(answer.Body)
+		}
+	})
+}
