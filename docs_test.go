@@ -76,6 +76,19 @@ func TestCellsOfTablesInTheDocsAreShort(t *testing.T) {
 	}
 }
 
+// TestEachPageLeadsToTheGlossary is about those of the user's pages that use its terms.
+func TestEachPageLeadsToTheGlossary(t *testing.T) {
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, "README.md") {
+		if page != "docs/glossary.md" && page != "docs/index.md" && !strings.Contains(readPage(t, page), "glossary.md)") {
+			t.Errorf("%s has no link to the glossary", page)
+		}
+	}
+}
+
 // TestNoPageIsLong keeps each page to one reader.
 func TestNoPageIsLong(t *testing.T) {
 	const longest = 4500
