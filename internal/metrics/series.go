@@ -31,12 +31,12 @@ func (s *series[K, M]) of(key K) M {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	more := make(map[K]M)
+	more := make(map[K]M, 1)
 	if known = s.known.Load(); known != nil {
 		if m, ok := (*known)[key]; ok {
 			return m
 		}
-		maps.Copy(more, *known)
+		more = maps.Clone(*known)
 	}
 	m := s.find(key)
 	more[key] = m
