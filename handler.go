@@ -119,7 +119,7 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 		return apierror.UnknownPath.Answer(r)
 	}
 	if openaiapi.OddlySpelled(route.Operation) {
-		return apierror.InvalidPath("The path must be spelled as the documentation of the API has it.").Answer(r)
+		return apierror.InvalidPath("The path must be spelled as in the API's documentation.").Answer(r)
 	}
 	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && tunnel.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
 		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through

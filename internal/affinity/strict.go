@@ -20,11 +20,11 @@ func (r *Request) refuses() (e apierror.Error, refused bool) {
 	}
 	switch openaiapi.ReachOf(r.Method, r.Operation) {
 	case openaiapi.ReachesAll:
-		return forbidden("A list is not available: it shows the objects of all callers, and callers are kept apart here."), true
+		return forbidden("A list is not available: it would show the objects of all callers, and callers are kept apart here."), true
 	case openaiapi.ReachesUnseen:
 		return forbidden("This operation is not available: the objects that it uses cannot be seen in the request, and callers are kept apart here."), true
 	case openaiapi.ReachesUnknown:
-		return forbidden("This operation is not available: it is not known which objects it uses, and callers are kept apart here."), true
+		return forbidden("This operation is not available: it is unknown which objects it uses, and callers are kept apart here."), true
 	}
 	switch {
 	case openaiapi.BodyNamesNothing(r.Method, r.Operation):
@@ -48,5 +48,5 @@ func forbidden(message string) apierror.Error {
 
 func unseen(status int, code, message string) apierror.Error {
 	return apierror.Error{Status: status, Kind: "invalid_request_error", Code: code, Class: apierror.InvalidRequest,
-		Message: message + ": the objects that it names have to be seen, because callers are kept apart here."}
+		Message: message + ": the objects that it names must be visible, because callers are kept apart here."}
 }

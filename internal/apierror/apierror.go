@@ -66,7 +66,7 @@ var (
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.",
 		"invalid_request_error", "unsupported_content_encoding", InvalidRequest}
 	UnknownPath = Error{http.StatusNotFound,
-		"Unknown path. The base URL for OpenAI's SDKs is this server's address with /v1 at its end. The endpoint for Azure's SDKs is the address alone.",
+		"Unknown path. The base URL for OpenAI's SDKs is this server's address followed by /v1. The endpoint for Azure's SDKs is the address alone.",
 		"invalid_request_error", "unknown_url", InvalidRequest}
 	NoWebSocket = Error{http.StatusUpgradeRequired,
 		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.",
@@ -75,11 +75,11 @@ var (
 		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.",
 		"invalid_request_error", "websocket_not_supported", InvalidRequest}
 	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
-		"The request has more headers than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}
+		"The request headers are larger than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}
 	InvalidHeaders = Error{http.StatusBadRequest,
 		"The request has an invalid header.", "invalid_request_error", "invalid_headers", InvalidRequest}
 	UpstreamError = Error{http.StatusBadGateway,
-		"The backend's error cannot be shown.", "server_error", "upstream_error", ""}
+		"The backend's error was withheld because it might reveal a key.", "server_error", "upstream_error", ""}
 	CredentialsRejected = Error{http.StatusBadGateway,
 		"No backend accepts the credentials of the load balancer.", "server_error", "upstream_credentials_rejected", ""}
 	Unreachable = Error{http.StatusBadGateway,
@@ -89,19 +89,19 @@ var (
 	TimedOut = Error{http.StatusGatewayTimeout,
 		"No backend answered in time.", "server_error", "upstream_timeout", ""}
 	PerhapsExecuted = Error{http.StatusBadGateway,
-		"The backend closed the connection before its answer was complete. The request may have been executed, and was not sent again.",
+		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.",
 		"server_error", "upstream_unreachable", ""}
 	PerhapsStillExecuted = Error{http.StatusGatewayTimeout,
-		"The backend did not answer in time. The request may have been executed, and was not sent again.",
+		"The backend did not answer in time. The request may have been executed, so it was not retried.",
 		"server_error", "upstream_timeout", ""}
 	// OwnersUnknown is the error while the engine of state does not say whose the
 	// objects are that a request names, or saved ids have not been read. It has a
 	// Retry-After of a second.
 	OwnersUnknown = Error{http.StatusServiceUnavailable,
-		"It cannot be found out now whether the caller may use the objects that the request names. Please retry after 1 second.",
+		"The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.",
 		"server_error", "owners_unknown", RetryLater}
 	NotReady = Error{http.StatusServiceUnavailable,
-		"No backend can be used: they cannot be reached, refuse their keys, or have no budget left.",
+		"No backend can be used: each one is unreachable, refuses its key, or has no budget left.",
 		"server_error", "no_backend_usable", Unready}
 )
 
