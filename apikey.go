@@ -127,7 +127,7 @@ func (b *Backend) chooseAuth() error {
 	hasKey := b.auth == authAPIKey || b.auth == authBearer
 	switch {
 	case hasKey && b.APIKey == "" && b.Auth == "":
-		return fmt.Errorf("an api_key is required: auth is %s for this host unless it is set", b.auth)
+		return fmt.Errorf("api_key is required: auth defaults to %s for this host", b.auth)
 	case hasKey && b.APIKey == "":
 		return fmt.Errorf("auth %s requires an api_key", b.auth)
 	case !hasKey && b.APIKey != "":

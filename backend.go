@@ -210,7 +210,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 
 func checkHeader(name, value string) error {
 	if !httpguts.ValidHeaderFieldName(name) {
-		return fmt.Errorf("header %q is not a valid name of a header", name)
+		return fmt.Errorf("header name %q is not valid", name)
 	}
 	if !httpguts.ValidHeaderFieldValue(value) {
 		return fmt.Errorf("header %s: the value must not contain control characters", name)
@@ -255,7 +255,7 @@ func (b *Backend) provisionModels() error {
 
 func (m Model) check() error {
 	if strings.Contains(m.Name, "*") {
-		return fmt.Errorf("model '%s' has a *, but is the name of one model: a backend without the option serves any", m.Name)
+		return fmt.Errorf("model '%s' must not contain *: leave out model to serve any model", m.Name)
 	}
 	return nil
 }

@@ -161,7 +161,7 @@ func TestWhatAPlainReverseProxyCannotDoIsRefused(t *testing.T) {
 		"lb_policy openai_lb\nunhealthy_latency 3s\ntransport openai_lb":                              "unhealthy_latency of reverse_proxy is not allowed",
 		"lb_policy openai_lb\nunhealthy_request_count 3\ntransport openai_lb {\nfail_duration 30s\n}": "",
 		"lb_policy openai_lb\nfail_duration 30s":                                                      "",
-		"lb_policy openai_lb {\nupstream b {\npriority 2\n}\n}":                                       "upstream 'b' is not one of reverse_proxy's: a:1, b:80",
+		"lb_policy openai_lb {\nupstream b {\npriority 2\n}\n}":                                       "upstream 'b' is not one of reverse_proxy's upstreams: a:1, b:80",
 		"lb_policy openai_lb {\nupstream b:80\nupstream b:80\n}":                                      "upstream b:80 is given twice",
 		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                                    "",
 		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                                       "",

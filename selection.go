@@ -164,7 +164,7 @@ func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
 	}
 	lb := proxy.LoadBalancing
 	if lb.RetryMatchRaw != nil {
-		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which judges replies itself")
+		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
 	}
 	if option := plainproxy.PassiveOption(proxy); option != "" {
 		return fmt.Errorf("%s of reverse_proxy is not allowed with the openai_lb transport, because it would count each throttle as a failure: use the transport's own options", option)

@@ -81,17 +81,17 @@ func (c *Credentials) check() error {
 		given := *o.value != ""
 		switch {
 		case given && !slices.Contains(takes[kind], o.name):
-			return fmt.Errorf("credential %s takes no %s: expected none but %s%s",
+			return fmt.Errorf("credential %s does not take %s: expected only %s%s",
 				kind, o.name, strings.Join(takes[kind], ", "), instead(kind, o.name))
 		case !given && kind == kindClientSecret && slices.Contains(takes[kind][:3], o.name):
-			return fmt.Errorf("credential %s needs a %s: it takes tenant_id, client_id and client_secret", kind, o.name)
+			return fmt.Errorf("credential %s requires %s: it takes tenant_id, client_id and client_secret", kind, o.name)
 		}
 	}
 	if given := filled(c.ClientID, c.ObjectID, c.ResourceID); kind == kindManagedIdentity && given > 1 {
 		return errors.New("client_id, object_id and resource_id each name a managed identity: expected one of them, or none for the system-assigned one")
 	}
 	if c.Cloud != "" && c.AuthorityHost != "" {
-		return errors.New("cloud and authority_host both say where to sign in: expected one of them")
+		return errors.New("cloud and authority_host both set where to sign in: expected one of them")
 	}
 	return nil
 }
@@ -235,7 +235,7 @@ func (s *settings) logFields() []zap.Field {
 func (s *settings) resolveSecret() (string, error) {
 	secret, err := caddy.NewReplacer().ReplaceOrErr(s.secret, true, true)
 	if err != nil {
-		return "", errors.New("client_secret: a placeholder in it is unknown, or stands for nothing")
+		return "", errors.New("client_secret: a placeholder in it is unknown or resolves to nothing")
 	}
 	if secret = strings.TrimSpace(secret); secret == "" {
 		return "", errors.New("client_secret is empty")

@@ -59,7 +59,7 @@ func (e *Engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // checkEarly checks what can be checked before placeholders are resolved.
 func (e *Engine) checkEarly() error {
 	if e.Sentinel != "" && e.Cluster {
-		return errors.New("sentinel and cluster exclude each other")
+		return errors.New("sentinel and cluster cannot be combined")
 	}
 	if e.Username != "" && e.Password == "" {
 		return errors.New("username requires a password")

@@ -39,7 +39,7 @@ func TestAMistakeIsRefusedWithItsLineAndWhatIsAllowed(t *testing.T) {
 		"address :6379":                     "address ':6379' is not a host:port",
 		"address redis://lb:s3cret@redis:1": "address must be a host:port, without a scheme, a user or a password",
 		"address a:1 b:2":                   "address names 2 servers: expected one, or sentinel or cluster",
-		"address a:1\nsentinel m\ncluster":  "sentinel and cluster exclude each other",
+		"address a:1\nsentinel m\ncluster":  "sentinel and cluster cannot be combined",
 		"address a:1\nusername lb":          "username requires a password",
 		"address a:1\nsentinel m\nsentinel_username w": "sentinel_username requires a sentinel_password",
 		"address a:1\npassword s3cret s3cret":          "password has too many arguments",

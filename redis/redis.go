@@ -177,7 +177,7 @@ func (s *settings) check() error {
 	}
 	switch {
 	case s.Cluster && s.Master != "":
-		return errors.New("sentinel and cluster exclude each other")
+		return errors.New("sentinel and cluster cannot be combined")
 	case !s.Cluster && s.Master == "" && len(s.Address) > 1:
 		return fmt.Errorf("address names %d servers: expected one, or sentinel or cluster", len(s.Address))
 	case s.Sentinel != login{} && s.Master == "":

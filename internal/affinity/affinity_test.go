@@ -201,7 +201,7 @@ func TestOptions(t *testing.T) {
 		"affinity {\nsave yes\n}":                 "unexpected argument 'yes'",
 		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of callers, ids, ids_ttl, lookup_timeout, prompt_cache, save",
 		"affinity on":                             "unexpected argument",
-		"affinity {\nids 0\nsave\n}":              "save is of no use with ids 0",
+		"affinity {\nids 0\nsave\n}":              "save has no effect with ids 0",
 		"affinity {\nids_ttl 1h\n ids_ttl 2h\n}":  "ids_ttl is given twice",
 		"affinity {\nids 1000 {\nids 2000\n}\n}":  "does not take a block",
 	} {

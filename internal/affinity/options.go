@@ -116,13 +116,13 @@ func (o *Options) provision() error {
 		return fmt.Errorf("lookup_timeout '%s' is longer than %s", time.Duration(o.LookupTimeout), maxLookupTimeout)
 	}
 	if o.Save && *o.IDs == 0 {
-		return fmt.Errorf("save is of no use with ids 0")
+		return fmt.Errorf("save has no effect with ids 0")
 	}
 	switch {
 	case o.Callers != "" && o.Callers != Strict:
 		return fmt.Errorf("callers '%s' is not strict", o.Callers)
 	case o.Callers == Strict && *o.IDs == 0:
-		return fmt.Errorf("callers strict is of no use with ids 0")
+		return fmt.Errorf("callers strict has no effect with ids 0")
 	}
 	return o.checkIDs()
 }

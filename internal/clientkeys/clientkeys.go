@@ -46,7 +46,7 @@ const (
 // Why a caller is refused.
 var (
 	ErrNoKey      = errors.New("the request has no key")
-	ErrUnknownKey = errors.New("the request has no key that is known")
+	ErrUnknownKey = errors.New("the request has no known key")
 	ErrTwoCallers = errors.New("the request has keys of different callers")
 )
 

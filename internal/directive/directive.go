@@ -111,7 +111,7 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 		}
 		if d.NextArg() {
 			if option.secret {
-				return d.Errf("%s has too many arguments: quote a value that holds blanks", name)
+				return d.Errf("%s has too many arguments: quote a value that contains spaces", name)
 			}
 			return d.Errf("unexpected argument '%s' after %s", d.Val(), name)
 		}

@@ -133,7 +133,7 @@ func TestAMistakeIsRefusedByLineOptionAndValue(t *testing.T) {
 		"name {\nx\n}":         "name requires an argument " + hint + ", at Testfile:2",
 		"name bad":             "name 'bad' is not good, at Testfile:2",
 		"key":                  "key requires an argument " + hint + ", at Testfile:2",
-		"key s3cret s3cret":    "key has too many arguments: quote a value that holds blanks, at Testfile:2",
+		"key s3cret s3cret":    "key has too many arguments: quote a value that contains spaces, at Testfile:2",
 		"key s3cret {\nx\n}":   "key does not take a block, at Testfile:3",
 		"keys":                 "keys requires at least one argument, and none that is empty " + hint + ", at Testfile:2",
 		`keys s3cret ""`:       "keys requires at least one argument, and none that is empty " + hint + ", at Testfile:2",
@@ -158,7 +158,7 @@ func TestAMistakeIsRefusedByLineOptionAndValue(t *testing.T) {
 		"size 20EiB":           "size '20EiB' is not a size",
 		"policy":               "policy requires an argument " + hint + ", at Testfile:2",
 		"policy best":          "policy 'best' is not in this build: there are client_ip_hash, cookie, first, header, ip_hash, least_conn, query, random, random_choose, round_robin, uri_hash, weighted_round_robin, at Testfile:2",
-		"encoder http":         "encoder 'http' is not allowed: a module of type *reverseproxy.HTTPTransport does not belong here, at Testfile:2",
+		"encoder http":         "encoder 'http' is not allowed: a module of type *reverseproxy.HTTPTransport cannot be used here, at Testfile:2",
 		"block a b":            "unexpected argument 'b' after block, at Testfile:2",
 		"block a {\nouter b\n": "unrecognized option 'outer': expected one of inner, at Testfile:3",
 	} {

@@ -212,7 +212,7 @@ func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
 			return err
 		}
 		if _, ok := module.(T); !ok {
-			return d.Errf("%s '%s' is not allowed: a module of type %T does not belong here", option, name, module)
+			return d.Errf("%s '%s' is not allowed: a module of type %T cannot be used here", option, name, module)
 		}
 		*into = caddyconfig.JSONModuleObject(module, inlineKey, name, nil)
 		return nil

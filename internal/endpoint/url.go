@@ -52,17 +52,17 @@ func ParseURL(rawURL string) (*url.URL, error) {
 	case u.Hostname() == "":
 		return nil, fmt.Errorf("url %s has no host", shown)
 	case strings.ContainsAny(u.Hostname(), "<>\"{}"):
-		return nil, fmt.Errorf("url %s is an example: replace the part in brackets by your own", shown)
+		return nil, fmt.Errorf("url %s is an example: replace the part in brackets with your own", shown)
 	case strings.Contains(u.Path+"/", "/openai/deployments/"):
-		return nil, fmt.Errorf("url %s must not contain /openai/deployments/: end it before that, and name the deployment in the option deployment", shown)
+		return nil, fmt.Errorf("url %s must not contain /openai/deployments/: the client or the option deployment adds it", shown)
 	case endsInOperation(u.EscapedPath()):
-		return nil, fmt.Errorf("url %s must not contain an operation: end it before that, such as https://api.openai.com/v1", shown)
+		return nil, fmt.Errorf("url %s must not contain an operation: expected a base URL, such as https://api.openai.com/v1", shown)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		return nil, fmt.Errorf("url %s must not contain a query or a fragment", shown)
 	}
 	if port := u.Port(); port != "" {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return nil, fmt.Errorf("url %s has no port from 1 to 65535", shown)
+			return nil, fmt.Errorf("url %s has an invalid port: expected 1 to 65535", shown)
 		}
 	}
 	return u, nil

@@ -74,7 +74,7 @@ func (f *Fleet) Claim(ctx caddy.Context, name string, options ...any) error {
 		context.AfterFunc(ctx.Context, func() { f.giveBack(config) })
 	}
 	if other, taken := n.taken[name]; taken && other != mine {
-		return fmt.Errorf("pool '%s': another pool has this name, give this one a name of its own", name)
+		return fmt.Errorf("pool '%s': another pool has this name, choose a different one", name)
 	}
 	n.taken[name] = mine
 	return nil

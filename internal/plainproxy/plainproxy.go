@@ -35,7 +35,7 @@ func CheckUpstream(proxy *reverseproxy.Handler, dial string) error {
 	if slices.Contains(dials, dial) {
 		return nil
 	}
-	return fmt.Errorf("upstream '%s' is not one of reverse_proxy's: %s", dial, strings.Join(dials, ", "))
+	return fmt.Errorf("upstream '%s' is not one of reverse_proxy's upstreams: %s", dial, strings.Join(dials, ", "))
 }
 
 // HasPolicy reports whether the proxy, which is being set up, has the selection

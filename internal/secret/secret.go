@@ -65,7 +65,7 @@ var shellVariable = regexp.MustCompile(`^\$\w+$`)
 // quotes, which `docker --env-file` does not remove.
 func ResolveKey(raw string) (string, error) {
 	if shellVariable.MatchString(raw) {
-		return "", errors.New("it looks like a variable of a shell, which is not replaced here: expected {env.X}")
+		return "", errors.New("it looks like a shell variable, which is not replaced here: expected {env.X}")
 	}
 	key, err := Resolve(raw)
 	switch {

@@ -88,7 +88,7 @@ func (o *State) Join(ctx caddy.Context) (*Membership, error) {
 	}
 	engine, ok := loaded.(state.Engine)
 	if !ok {
-		return nil, fmt.Errorf("state: a module of type %T does not belong here", loaded)
+		return nil, fmt.Errorf("state: a module of type %T cannot be used here", loaded)
 	}
 	if err := replicas.Register(ctx.GetMetricsRegistry()); err != nil {
 		return nil, err

@@ -186,7 +186,7 @@ func TestAStrictPoolServesWhatNamesNothing(t *testing.T) {
 func TestAStrictPoolNeedsNamesAndAMemory(t *testing.T) {
 	for options, want := range map[string]string{
 		"affinity {\ncallers strict\n}":                                                    "callers strict requires client_key or client_keys_file",
-		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\nids 0\n}":        "callers strict is of no use with ids 0",
+		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\nids 0\n}":        "callers strict has no effect with ids 0",
 		"client_key alice " + alice + "-1234\naffinity {\ncallers lax\n}":                  "callers 'lax' is not one of strict",
 		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\nsave\n}":         "",
 		"client_key alice " + alice + "-1234\naffinity {\nids_ttl 1h\ncallers strict\n}\n": "",
