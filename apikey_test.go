@@ -65,7 +65,7 @@ func TestABenchForAKeyEndsWithTheKey(t *testing.T) {
 		time.Sleep(secret.ReloadInterval)
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 2, "b": 2})
-		if back := w.Logged("backend back"); len(back) != 1 {
+		if back := w.Logged("backend recovered"); len(back) != 1 {
 			t.Errorf("%d lines say that the backend is back, want 1", len(back))
 		}
 	})

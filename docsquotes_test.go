@@ -90,7 +90,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 			if err := json.Unmarshal([]byte(line), &l); err != nil {
 				t.Fatalf("%s: %v", b.where, err)
 			}
-			happening := map[string]pool.Happening{"backend benched": pool.Began, "backend back": pool.Ended}[l.Msg]
+			happening := map[string]pool.Happening{"backend benched": pool.Began, "backend recovered": pool.Ended}[l.Msg]
 			if happening == 0 {
 				continue
 			}

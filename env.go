@@ -48,7 +48,7 @@ func (h *Handler) provisionFromEnv() error {
 	for _, d := range []*caddy.Duration{&h.ResponseHeaderTimeout, &h.StreamFirstEventTimeout, &h.StreamIdleTimeout} {
 		*d = cmp.Or(*d, caddy.Duration(timeout))
 	}
-	h.logger.Info("backends from the environment", zap.Strings("variables", prefixes), zap.Duration("timeout", timeout))
+	h.logger.Info("read backends from the environment", zap.Strings("variables", prefixes), zap.Duration("timeout", timeout))
 	return nil
 }
 

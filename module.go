@@ -214,7 +214,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if unnamed && fleet.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
-		h.logger.Warn("several pools have no name: give each one a name, because another order in the file gives callers the stored objects of others")
+		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
 	if err := h.provisionClientKeys(); err != nil {
 		return err

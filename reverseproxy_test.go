@@ -92,7 +92,7 @@ func TestTwoReverseProxiesOfOneRequestDoNotMix(t *testing.T) {
 }
 
 func TestATransportWithoutThePolicyIsWarnedOf(t *testing.T) {
-	wantWarning(t, "judges no reply", map[string]bool{
+	wantWarning(t, "has no effect without lb_policy", map[string]bool{
 		"reverse_proxy a {\ntransport openai_lb\n}":                                    true,
 		"reverse_proxy a {\ntransport openai_lb\nlb_policy openai_lb\n}":               false,
 		"reverse_proxy a {\nhandle_response {\nopenai_lb {\nbackend http://b\n}\n}\n}": false,

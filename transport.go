@@ -83,7 +83,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if proxy := plainproxy.Around(ctx.Modules()); t.schemes == nil && proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
-		ctx.Logger().Warn("transport openai_lb judges no reply without lb_policy openai_lb")
+		ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
 	}
 	if t.HTTP == nil {
 		t.HTTP = new(reverseproxy.HTTPTransport)

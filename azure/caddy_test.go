@@ -301,7 +301,7 @@ func TestADeadTokenEndpointBenchesItsBackendAlone(t *testing.T) {
 				t.Errorf("logged %v, want a bench of a", benches)
 			}
 			if name != "hanging" {
-				failures := b.logged("no token")
+				failures := b.logged("could not get a token")
 				if len(failures) != 1 || failures[0]["level"] != "error" || failures[0]["credential"] != kindManagedIdentity || failures[0]["logger"] != "http.openai_lb.credentials.azure_identity" {
 					t.Errorf("logged %v, want an error", failures)
 				}

@@ -36,8 +36,8 @@ const (
 )
 
 var (
-	errClosed = errors.New("it is shut down")
-	errSlow   = fmt.Errorf("no token within %s, the request goes on", maxWait)
+	errClosed = errors.New("the token source is shut down")
+	errSlow   = fmt.Errorf("no token within %s, the request fails over", maxWait)
 )
 
 // token is an access token, ready for use.
@@ -255,7 +255,7 @@ func (s *source) finish(received azcore.AccessToken, err error, previous string,
 	level, message := zap.DebugLevel, "token renewed"
 	switch {
 	case received.Token == previous:
-		message = "token not renewed: there is no other yet"
+		message = "could not renew token: there is no newer one yet"
 		if refused {
 			level = zap.WarnLevel
 		}
@@ -280,9 +280,9 @@ func (s *source) failed(err error, now time.Time) {
 	}
 	due := now.Add(backoff)
 	t := s.current.Load()
-	level, message, left := zap.ErrorLevel, "no token", time.Duration(0)
+	level, message, left := zap.ErrorLevel, "could not get a token", time.Duration(0)
 	if t.valid(now) {
-		level, message, left = zap.WarnLevel, "token not renewed, the one before stays", t.ExpiresOn.Sub(now)
+		level, message, left = zap.WarnLevel, "could not renew token, keeping the current one", t.ExpiresOn.Sub(now)
 		if due.After(t.ExpiresOn) {
 			due = t.ExpiresOn
 		}
@@ -333,11 +333,11 @@ func (r *request) wait(ctx context.Context) error {
 func check(t azcore.AccessToken, now time.Time) error {
 	switch {
 	case t.Token == "":
-		return errors.New("the token that came is empty")
+		return errors.New("the received token is empty")
 	case strings.ContainsFunc(t.Token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
-		return errors.New("the token that came holds white space or control characters")
+		return errors.New("the received token contains white space or control characters")
 	case !now.Before(t.ExpiresOn):
-		return errors.New("the token that came is expired: check the clock")
+		return errors.New("the received token has expired: check the clock")
 	}
 	return nil
 }

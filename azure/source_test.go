@@ -94,12 +94,12 @@ func TestAFailedRefreshIsTriedAgainWithCareWhileTheTokenServes(t *testing.T) {
 		}
 		// after 0, 2, 6, 14, 30, 62, 122, 182 and 242 s
 		f.wantAsked(1 + 9)
-		f.wantLogged("warn", "token not renewed, the one before stays", 9)
-		f.wantLogged("error", "no token", 0)
+		f.wantLogged("warn", "could not renew token, keeping the current one", 9)
+		f.wantLogged("error", "could not get a token", 0)
 
 		f.wantError("the endpoint is down", 0)
 		f.wantAsked(1 + 10)
-		f.wantLogged("error", "no token", 1)
+		f.wantLogged("error", "could not get a token", 1)
 		for range 100 {
 			f.wantError("the endpoint is down", 0)
 		}
@@ -233,7 +233,7 @@ func TestTheSameTokenAgainIsNoRenewal(t *testing.T) {
 			}
 		}
 		f.wantAsked(2)
-		f.wantLogged("warn", "token not renewed: there is no other yet", 1)
+		f.wantLogged("warn", "could not renew token: there is no newer one yet", 1)
 
 		// refreshes that bring nothing new: after 55, 59, 59.8 and 59.97 minutes
 		for time.Until(end) > 0 {
@@ -309,6 +309,6 @@ func TestClosingEndsTheRequestThatIsUnderWay(t *testing.T) {
 			t.Errorf("got %v", c)
 		}
 		f.wantAsked(2)
-		f.wantLogged("warn", "token not renewed, the one before stays", 0)
+		f.wantLogged("warn", "could not renew token, keeping the current one", 0)
 	})
 }

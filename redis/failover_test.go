@@ -47,10 +47,10 @@ func testFailover(t *testing.T, m masters) {
 		var took []time.Duration
 		for _, r := range replicas {
 			lbtest.WaitFor(t, func() bool {
-				lost, back := r.last("out of touch with other replicas"), r.last("in touch with other replicas")
+				lost, back := r.last("not connected to other replicas"), r.last("connected to other replicas")
 				return lost.After(killed) && back.After(lost)
 			})
-			took = append(took, max(0, r.last("in touch with other replicas").Sub(succeeded)))
+			took = append(took, max(0, r.last("connected to other replicas").Sub(succeeded)))
 		}
 		t.Logf("the master was succeeded after %v; the replicas were in touch %v after that", succeeded.Sub(killed), took)
 		if *measure && slices.Max(took) > 2*time.Second {

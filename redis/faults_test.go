@@ -175,7 +175,7 @@ func testFault(t *testing.T, f fault) (during, calm []time.Duration) {
 	}
 	inTouch(t, replicas)
 	for i, r := range replicas {
-		lost := r.logged("out of touch with other replicas", "")
+		lost := r.logged("not connected to other replicas", "")
 		if f.unseen && len(lost) > 0 || !f.unseen && len(lost) != 1 {
 			t.Errorf("replica %d logged %v", i, lost)
 		}
@@ -187,7 +187,7 @@ func testFault(t *testing.T, f fault) (during, calm []time.Duration) {
 	if *measure {
 		t.Log(compareP99(during, calm))
 	}
-	if lost := replicas[0].logged("out of touch with other replicas", ""); len(lost) > 0 {
+	if lost := replicas[0].logged("not connected to other replicas", ""); len(lost) > 0 {
 		t.Log(lost[0].Error)
 	}
 	return during, calm

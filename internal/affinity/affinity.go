@@ -84,7 +84,7 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 		return nil, errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
 	}
 	if strict && !c.Save && c.Link == nil {
-		c.Logger.Warn("callers strict without save or state: after a restart, callers do not reach what they made before")
+		c.Logger.Warn("callers strict without save or state: after a restart, callers cannot use objects that they created before")
 	}
 	a := &Affinity{strict: strict, name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL), patience: time.Duration(c.LookupTimeout)}
 	for _, account := range c.Accounts {

@@ -179,7 +179,7 @@ func (k *keeper) saveIfDue(now time.Time) {
 	}()
 }
 
-var errNotRead = errors.New("what was saved before has not been read yet, and is not replaced")
+var errNotRead = errors.New("the saved ids have not been read yet, so they are not replaced")
 
 // save saves what was learned since it was last saved.
 func (k *keeper) save() {

@@ -180,7 +180,7 @@ func (s *Events) work() {
 func (s *Events) tell(e event) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			s.Error("handler of an event panicked", zap.String("event", e.name), zap.Any("error", panicked), zap.Stack("stack"))
+			s.Error("event handler panicked", zap.String("event", e.name), zap.Any("error", panicked), zap.Stack("stack"))
 		}
 	}()
 	s.app.Emit(s.ctx, e.name, e.data)
@@ -193,7 +193,7 @@ func (s *Events) next() (e event, ok bool) {
 		s.queue = nil
 	}
 	if s.lost > 0 && len(s.queue) < maxQueue {
-		s.Warn("events lost: their handlers take too long", zap.Int("events", s.lost))
+		s.Warn("events dropped: their handlers are too slow", zap.Int("events", s.lost))
 		s.lost = 0
 	}
 	if len(s.queue) == 0 {

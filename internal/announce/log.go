@@ -39,7 +39,7 @@ func (l *Log) Happened(e pool.Event) {
 				optional("cause", e.Bench.Cause), optional("error", e.Bench.Error))...)
 		}
 	case pool.Ended:
-		if c := l.Check(min(level, zap.InfoLevel), "backend back"); c != nil {
+		if c := l.Check(min(level, zap.InfoLevel), "backend recovered"); c != nil {
 			c.Write(fields(e)...)
 		}
 	case pool.Drained:

@@ -19,7 +19,7 @@ import (
 )
 
 // errGone tells that a body cannot be read, or not again.
-var errGone = errors.New("the request body is no longer there")
+var errGone = errors.New("the request body is no longer available")
 
 // Body is the body of a client's request.
 type Body struct {

@@ -168,10 +168,10 @@ func parse(text []byte) (m message, err error) {
 		return m, err
 	}
 	if m.Version != version {
-		return m, fmt.Errorf("it is of version %d", m.Version)
+		return m, fmt.Errorf("it has version %d", m.Version)
 	}
 	if !isDigest(m.From) || !isTime(m.Sent) || !isTime(m.At) {
-		return m, errors.New("it does not say who sent it, and when")
+		return m, errors.New("it has no sender or no time")
 	}
 	return m, m.check()
 }
@@ -180,7 +180,7 @@ func (m *message) check() error {
 	switch m.Kind {
 	case alive:
 		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) {
-			return errors.New("it is not of a replica")
+			return errors.New("it is not from a replica")
 		}
 		return nil
 	case drained, resumed:
@@ -194,7 +194,7 @@ func (m *message) check() error {
 		}
 		return m.Bench.check()
 	}
-	return fmt.Errorf("it is of an unknown kind")
+	return fmt.Errorf("it has an unknown kind")
 }
 
 func (b *bench) check() error {
@@ -204,9 +204,9 @@ func (b *bench) check() error {
 	switch {
 	case !slices.Contains(classes, verdict.Class(b.Class)), !slices.Contains(hints, hint.Source(b.Hint)),
 		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", b.Cause != "" && !verdict.IsCode(b.Cause):
-		return errors.New("no backend is benched like that")
+		return errors.New("its bench is not valid")
 	case b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
-		return errors.New("no bench lasts as long")
+		return errors.New("no bench lasts that long")
 	}
 	return nil
 }

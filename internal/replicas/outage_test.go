@@ -93,7 +93,7 @@ func TestAnOutageIsLoggedOnce(t *testing.T) {
 				t.Errorf("the log has %s", text)
 			}
 		}
-		if want := []string{"info in touch with other replicas", "warn out of touch with other replicas", "info in touch with other replicas"}; fmt.Sprint(got) != fmt.Sprint(want) {
+		if want := []string{"info connected to other replicas", "warn not connected to other replicas", "info connected to other replicas"}; fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("logged %q, want %q", got, want)
 		}
 	})

@@ -153,11 +153,11 @@ func (f *refusals) kept(r *Replica, err error) {
 		f.inARow++
 		if f.inARow >= loggedFrom && !f.logged && r.touch.is() {
 			f.logged = true
-			r.logger.Load().Warn("owners not shared", zap.String("error", bounded(err.Error())))
+			r.logger.Load().Warn("could not share owners", zap.String("error", bounded(err.Error())))
 		}
 	case r.owned.len() == 0: // or else those that were refused may be among them
 		if f.logged {
-			r.logger.Load().Info("owners shared again")
+			r.logger.Load().Info("sharing owners again")
 		}
 		*f = refusals{}
 	}

@@ -322,7 +322,7 @@ func TestAStoreThatKeepsNoOwnersIsLoggedOnce(t *testing.T) {
 		time.Sleep(time.Second)
 		r.owners().tell("resp_2", "a", 0)
 		time.Sleep(time.Second)
-		warned, told := r.logs.FilterMessage("owners not shared"), r.logs.FilterMessage("owners shared again").Len()
+		warned, told := r.logs.FilterMessage("could not share owners"), r.logs.FilterMessage("sharing owners again").Len()
 		if warned.Len() != 1 || told != 1 || warned.All()[0].Level != zapcore.WarnLevel || warned.All()[0].ContextMap()["error"] != "NOPERM" {
 			t.Errorf("logged %v", r.logs.All())
 		}
@@ -358,7 +358,7 @@ func TestAnOwnerThatIsNotKeptIsInNobodysWay(t *testing.T) {
 		if n := len(w.hub.Entries()); n != 5*maxBatch {
 			t.Errorf("%d are kept at last, want %d", n, 5*maxBatch)
 		}
-		warned, told := r.logs.FilterMessage("owners not shared"), r.logs.FilterMessage("owners shared again").Len()
+		warned, told := r.logs.FilterMessage("could not share owners"), r.logs.FilterMessage("sharing owners again").Len()
 		if warned.Len() != 1 || told != 1 {
 			t.Errorf("logged %v", r.logs.All())
 		}
@@ -374,7 +374,7 @@ func TestOwnersThatAreRefusedAreLoggedWheneverTheRestWorks(t *testing.T) {
 		w.hub.Refuse(errors.New("NOPERM"))
 		w.hub.Fail(nil)
 		time.Sleep(minutes / 2)
-		if warned := r.logs.FilterMessage("owners not shared"); warned.Len() != 1 || warned.All()[0].ContextMap()["error"] != "NOPERM" {
+		if warned := r.logs.FilterMessage("could not share owners"); warned.Len() != 1 || warned.All()[0].ContextMap()["error"] != "NOPERM" {
 			t.Errorf("logged %v", r.logs.All())
 		}
 	})

@@ -57,14 +57,14 @@ func (t *touch) settle(r *Replica, err error) {
 	case err != nil && t.now != outOfTouch:
 		t.now, t.lostAt = outOfTouch, time.Now()
 		t.hears, t.compares = false, false // both have to be seen again
-		logger.Warn("out of touch with other replicas", zap.String("error", bounded(err.Error())))
+		logger.Warn("not connected to other replicas", zap.String("error", bounded(err.Error())))
 	case t.hears && t.compares && t.now != inTouch:
 		seconds := zap.Skip()
 		if t.now == outOfTouch {
 			seconds = zap.Float64("seconds", time.Since(t.lostAt).Seconds())
 		}
 		t.now = inTouch
-		logger.Info("in touch with other replicas", zap.Int("replicas", len(r.Peers(time.Now()))), seconds)
+		logger.Info("connected to other replicas", zap.Int("replicas", len(r.Peers(time.Now()))), seconds)
 	}
 }
 

@@ -32,11 +32,11 @@ const (
 
 // What can be wrong with a reply besides the errors of its connection.
 var (
-	ErrIdle       = &cause.Error{Word: "stalled", Text: "nothing came from the backend in time"}
+	ErrIdle       = &cause.Error{Word: "stalled", Text: "the backend sent nothing in time"}
 	ErrEmpty      = &cause.Error{Word: "empty", Text: "the stream ended before any content"}
-	ErrNotJSON    = &cause.Error{Word: "not_json", Text: "the reply is not JSON, although its type says so"}
-	ErrUnfinished = &cause.Error{Word: "unfinished", Text: "the stream ended without saying that it is over"}
-	ErrInStream   = &cause.Error{Word: "stream_error", Text: "the stream told of an error"}
+	ErrNotJSON    = &cause.Error{Word: "not_json", Text: "the reply is not JSON, although its Content-Type is"}
+	ErrUnfinished = &cause.Error{Word: "unfinished", Text: "the stream ended without its end marker"}
+	ErrInStream   = &cause.Error{Word: "stream_error", Text: "the stream contained an error"}
 )
 
 // Body is the body of a reply that may become the client's. Its beginning

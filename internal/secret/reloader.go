@@ -62,9 +62,9 @@ func (s *source) refresh(logger *zap.Logger, now time.Time) {
 	switch {
 	case err == nil && failed != nil:
 		s.failed.Store(nil)
-		logger.Info("secret read again", zap.String("secret", s.name))
+		logger.Info("secret reloaded", zap.String("secret", s.name))
 	case err != nil && (failed == nil || now.Sub(*failed) >= problemInterval):
 		s.failed.Store(&now)
-		logger.Error("secret not read again, the one before stays", zap.String("secret", s.name), zap.String("error", err.Error()))
+		logger.Error("could not reload secret, keeping the previous one", zap.String("secret", s.name), zap.String("error", err.Error()))
 	}
 }

@@ -120,8 +120,8 @@ func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
 		for _, entry := range logs.TakeAll() {
 			got = append(got, entry.Level.String()+" "+entry.Message)
 		}
-		const problem = "error secret not read again, the one before stays"
-		if want := []string{problem, problem, "info secret read again"}; !slices.Equal(got, want) {
+		const problem = "error could not reload secret, keeping the previous one"
+		if want := []string{problem, problem, "info secret reloaded"}; !slices.Equal(got, want) {
 			t.Errorf("logged %q, want %q", got, want)
 		}
 	})

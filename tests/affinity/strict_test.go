@@ -199,7 +199,7 @@ func TestAStrictPoolNeedsNamesAndAMemory(t *testing.T) {
 			t.Errorf("%s: %v, want %s", options, err, want)
 		}
 	}
-	const warning = "callers strict without save or state: after a restart, callers do not reach what they made before"
+	const warning = "callers strict without save or state: after a restart, callers cannot use objects that they created before"
 	for config, want := range map[string]int{strict: 1, strings.Replace(strict, "callers strict\n", "callers strict\nsave\n", 1): 0} {
 		inBubble(t, config, func(t *testing.T, w *world) {
 			if got := len(w.Logged(warning)); got != want {

@@ -68,7 +68,7 @@ func TestSuspectsAreTriedWhenNobodyElseIsLeft(t *testing.T) {
 		time.Sleep(500 * time.Millisecond) // before the balancer looks for them
 		w.Serve("c:80", w.Backends["c"])
 		w.Post(`{}`).WantServed(t, "c")
-		if n := len(w.Logged("backend back")); n != 1 {
+		if n := len(w.Logged("backend recovered")); n != 1 {
 			t.Errorf("logged %d backends as back, want 1: the suspect that served", n)
 		}
 		w.Post(`{}`).WantServed(t, "c")

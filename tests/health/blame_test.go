@@ -125,13 +125,13 @@ func TestADeadBackendCostsOneClientItsTime(t *testing.T) {
 		if n := len(w.Logged("attempt")); n != 1001 {
 			t.Errorf("%d of 1000 requests were sent to the dead backend, want 1", n-1000)
 		}
-		if n := len(w.Logged("backend benched")) + len(w.Logged("backend back")); n != 1 {
+		if n := len(w.Logged("backend benched")) + len(w.Logged("backend recovered")); n != 1 {
 			t.Errorf("%d log lines about the dead backend, want 1", n)
 		}
 		w.Serve("a:80", w.Backends["a"])
 		time.Sleep(time.Minute)
 		w.Post(`{}`).WantServed(t, "a")
-		if n := len(w.Logged("backend back")); n != 1 {
+		if n := len(w.Logged("backend recovered")); n != 1 {
 			t.Errorf("%d log lines say that it is back", n)
 		}
 
@@ -160,8 +160,8 @@ func TestABackendThatIsReachedAgainRestsForItsRefusedKey(t *testing.T) {
 			time.Sleep(time.Second)
 			w.Post(`{}`).WantServed(t, "b")
 		}
-		w.WantCalls(map[string]int{"a": 2, "b": 22})    // the second one only looked whether a can be reached
-		if n := len(w.Logged("backend back")); n != 2 { // b's throttle is over, and a was reached
+		w.WantCalls(map[string]int{"a": 2, "b": 22})         // the second one only looked whether a can be reached
+		if n := len(w.Logged("backend recovered")); n != 2 { // b's throttle is over, and a was reached
 			t.Errorf("%d log lines of a backend that is back", n)
 		}
 		w.Backends["a"].Recovers()

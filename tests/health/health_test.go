@@ -49,7 +49,7 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 			t.Errorf("a was called again after %s, want 3s or more", rest)
 		}
 		synctest.Wait() // for the timer that tells of the end
-		benched, back := w.Logged("backend benched"), w.Logged("backend back")
+		benched, back := w.Logged("backend benched"), w.Logged("backend recovered")
 		if len(benched) != 1 || len(back) != 1 {
 			t.Fatalf("logged %d benched and %d back, want one each", len(benched), len(back))
 		}

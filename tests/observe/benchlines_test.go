@@ -56,7 +56,7 @@ func TestTheLineOfABenchSaysWhy(t *testing.T) {
 					w.Serve("a:80", w.Backends["a"])
 				}
 				time.Sleep(6 * time.Minute)
-				if back := w.Logged("backend back"); len(back) != 1 || back[0].ContextMap()["seconds"] != fields["seconds"] {
+				if back := w.Logged("backend recovered"); len(back) != 1 || back[0].ContextMap()["seconds"] != fields["seconds"] {
 					t.Errorf("of the return it says %v", back)
 				}
 			})
@@ -83,7 +83,7 @@ func TestABenchThatChangesItsReasonIsAnnouncedAgain(t *testing.T) {
 		}
 		lbtest.WantSums(t, pool, "benches_total class=failed 1", "benches_total class=no_model 1")
 		time.Sleep(2 * time.Minute)
-		if back := w.Logged("backend back"); len(back) != 1 || back[0].ContextMap()["class"] != "no_model" {
+		if back := w.Logged("backend recovered"); len(back) != 1 || back[0].ContextMap()["class"] != "no_model" {
 			t.Errorf("of the return it says %v", back)
 		}
 	})
