@@ -58,23 +58,23 @@ func checkAuth(scheme string) error {
 
 // CredentialSource supplies the credentials that authenticate requests to a
 // backend. Caddy modules in the namespace http.openai_lb.credentials implement
-// it: `auth <name>` uses the module of that name. Many requests use a source at
-// once.
+// it: `auth <name>` uses the module of that name. Many requests use a source
+// concurrently.
 type CredentialSource interface {
-	// Credential returns the credential for one attempt. It must not wait
-	// while it has a valid one, nor once the context is over. After an error,
-	// the request goes to another backend, and this one is benched for a minute,
-	// or for as long as the error's method RetryAfter() time.Duration says. The
-	// error must not hold a secret.
+	// Credential returns the credential for one attempt. It must not wait while
+	// it has a valid one, nor after the context is done. After an error, the
+	// request fails over to another backend, and this one is benched for a
+	// minute, or for as long as the error's method RetryAfter() time.Duration
+	// says. The error must not contain a secret.
 	Credential(ctx context.Context) (Credential, error)
 
-	// Renew returns another credential after the backend refused one with
+	// Renew returns another credential after the backend refused this one with
 	// status 401. It returns the same one if there is no other.
 	Renew(ctx context.Context, refused Credential) (Credential, error)
 
-	// Identity tells accounts apart, and holds no secret. As long as a
-	// backend's URL and this stay the same, what is known of the backend
-	// survives a reload.
+	// Identity identifies the account, and contains no secret. Backend state
+	// survives a reload as long as the backend's URL and its Identity stay the
+	// same.
 	Identity() string
 }
 
@@ -198,7 +198,7 @@ func (b *Backend) renew(ctx context.Context, refused Credential) (Credential, bo
 	return renewed, err == nil && renewed != refused
 }
 
-// atOnce is a context that is over, for what must not wait.
+// atOnce is a context that is done, for calls that must not wait.
 var atOnce = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -24,44 +24,47 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
-// Backend is an OpenAI or Azure OpenAI endpoint with a credential of its own.
+// Backend is an OpenAI or Azure OpenAI endpoint with its own credential.
 type Backend struct {
-	// URL is an http or https URL, with a base path if the API does not begin
+	// URL is an http or https URL, with a base path if the API does not start
 	// at the root (`https://host/openai/v1`). A host under openai.azure.com,
 	// cognitiveservices.azure.com or services.ai.azure.com is Azure, and any
 	// other is OpenAI. Placeholders like {env.X} are resolved at load.
 	// Required.
 	URL string `json:"url"`
 
-	// Name stands for the backend in logs, metrics and placeholders.
+	// Name identifies the backend in logs, metrics and placeholders.
 	// Placeholders like {env.X} are resolved at load. Default: the URL's host,
 	// made unique.
 	Name string `json:"name,omitempty"`
 
 	// Priority ranks the backend. Requests go to the backends with the lowest
-	// number of those that can serve. It is 1 or more. Default: 1.
+	// number among those that can serve. It is 1 or more. Default: 1.
 	Priority int `json:"priority,omitempty"`
 
 	// Weight is the backend's share of the requests within its priority. With 0
-	// the backend is drained: it is used only when no other is left. Default: 1.
+	// the backend is drained: it is used only when no other backend is left.
+	// Default: 1.
 	Weight *int `json:"weight,omitempty"`
 
 	// APIKey is the backend's key. Use {env.X} or {file.X}: they are resolved
-	// at load and never shown. A literal key can be read by everybody who can
-	// read the config. A file is read again when it changes. Default: none.
+	// at load and never shown. Anyone who can read the config can read a
+	// literal key. A file is reloaded when it changes. Default: none.
 	APIKey string `json:"api_key,omitempty"`
 
 	// Auth is how requests to the backend are authenticated: `api_key` (an
 	// api-key header), `bearer` (an Authorization header), `passthrough` (the
 	// caller's own credential goes to this backend), `none`, or the name of a
 	// module in the namespace http.openai_lb.credentials, such as
-	// `azure_identity`. With `api_key` or `azure_identity`, the backend is an
-	// Azure one whatever its host. Default: `api_key` for Azure, `bearer` for
-	// api.openai.com and others with a key, `none` for others without one.
+	// `azure_identity`. With `api_key` or `azure_identity`, the backend counts
+	// as Azure, whatever its host. Default: `api_key` for Azure, `bearer` for
+	// api.openai.com and other hosts with a key, `none` for other hosts without
+	// one.
 	Auth string `json:"auth,omitempty"`
 
 	// AuthOptions configures the module in the namespace
-	// http.openai_lb.credentials that auth names. Default: its own defaults.
+	// http.openai_lb.credentials that auth names. Default: the module's
+	// defaults.
 	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
 	// Header is set on every request to this backend. Placeholders are
@@ -69,34 +72,33 @@ type Backend struct {
 	// the backend, which it would replace. Default: none.
 	Header http.Header `json:"header,omitempty"`
 
-	// Deployment replaces the deployment or model that the client named,
-	// unless Model has another name for it. Placeholders like {env.X} are
-	// resolved at load. Default: the client's is kept.
+	// Deployment replaces the deployment or model that the client named, unless
+	// Model has another name for it. Placeholders like {env.X} are resolved at
+	// load. Default: the client's name is kept.
 	Deployment string `json:"deployment,omitempty"`
 
-	// Account names what shares stored objects with other backends of this name,
-	// such as two keys of one organization. Placeholders like {env.X} are
-	// resolved at load. Default: the URL's host together with the credential, or
-	// the host alone if it is Azure's.
+	// Account is a name for backends that share stored objects, such as two keys
+	// of one organization. Placeholders like {env.X} are resolved at load.
+	// Default: the URL's host and the credential, or only the host for Azure.
 	Account string `json:"account,omitempty"`
 
-	// Model lists the models that the backend serves. Requests for others go
-	// to other backends. Default: it serves any.
+	// Model lists the models that the backend serves. Requests for other models
+	// go to other backends. Default: the backend serves any model.
 	Model []Model `json:"model,omitempty"`
 
 	// MaxRequests is how many requests the backend gets at a time. Further
-	// ones go to other backends, or get a 429 if there is none. Default: no
-	// limit.
+	// requests go to other backends, or get a 429 if no backend is left.
+	// Default: no limit.
 	MaxRequests int `json:"max_requests,omitempty"`
 
-	// StreamUsage, if it is false, makes an exception to the handler's: streams
-	// of this backend are not asked for their usage. Use it for a backend that
-	// refuses stream_options. Default: as the handler's.
+	// StreamUsage, if it is false, overrides the handler's setting: streams of
+	// this backend are not asked for their usage. Use it for a backend that
+	// refuses stream_options. Default: the handler's setting.
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
 	// TraceContext sends the backend the context of the request's trace
-	// (`traceparent`, `tracestate`, `baggage` and their like). With Caddy's
-	// tracing, the attempt is then the parent of what the backend traces.
+	// (`traceparent`, `tracestate`, `baggage` and similar). With Caddy's
+	// tracing, the attempt is then the parent of the backend's spans.
 	// Default: false.
 	TraceContext bool `json:"trace_context,omitempty"`
 
@@ -282,7 +284,7 @@ func (b *Backend) nameOf(model string) string {
 	return cmp.Or(b.models[model], b.Deployment, model)
 }
 
-// errTakenName says that the name of a backend is not its own.
+// errTakenName reports that two backends have the same name.
 var errTakenName = errors.New("another backend has this name")
 
 // label names the backend, the ith of the config, in an error. It has no part

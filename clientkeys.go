@@ -19,13 +19,14 @@ import (
 // ClientKey is a key with which a caller may use the balancer. A caller may
 // have several keys.
 type ClientKey struct {
-	// Name stands for the caller in logs, metrics and placeholders. It has at
+	// Name identifies the caller in logs, metrics and placeholders. It has at
 	// most 64 bytes. Required.
 	Name string `json:"name"`
 
 	// Key is the key itself, of at least 16 characters, or `sha256:` and its
-	// SHA-256 digest in hex, which `printf %s "$KEY" | sha256sum` prints. {env.X} and {file.X} are resolved
-	// at load. A file is read again when it changes. Required.
+	// SHA-256 digest in hex, which `printf %s "$KEY" | sha256sum` prints. {env.X}
+	// and {file.X} are resolved at load. A file is reloaded when it changes.
+	// Required.
 	Key string `json:"key"`
 }
 

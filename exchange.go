@@ -213,8 +213,9 @@ func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttemp
 
 type exchangeCtxKey struct{}
 
-// exchangeVar is where a plain reverse_proxy's selection leaves the exchange
-// for the transport: a selection policy cannot change the request's context.
+// exchangeVar is the variable in which a plain reverse_proxy's selection leaves
+// the exchange for the transport: a selection policy cannot change the
+// request's context.
 const exchangeVar = "openai_lb.exchange"
 
 // exchangeOf returns the exchange that t makes attempts for. A request may
@@ -229,8 +230,8 @@ func exchangeOf(ctx context.Context, t *Transport) *exchange {
 	return nil
 }
 
-// ourselves is the upstream of answers that are not a backend's: reverse_proxy needs
-// one to count them for. It is never dialed, and no policy or health check sees it.
+// ourselves is the upstream of the balancer's own answers: reverse_proxy needs one
+// to count them for. It is never dialed, and no policy or health check sees it.
 var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
 
 // choose moves on to the backend that is attempted next. If there is none, it
@@ -295,7 +296,7 @@ func (ex *exchange) isLeft(t *target) bool {
 }
 
 // Once implements pool.Request. A request that may have been executed after a
-// failure is not sent again either.
+// failure is not retried either.
 func (ex *exchange) Once() bool { return !ex.body.Whole() || !ex.asked.repeatable }
 
 // Cost implements pool.Request.

@@ -23,8 +23,8 @@ import (
 )
 
 // ServeHTTP reads the request once and has reverse_proxy send it to the
-// backends, one after the other, until one serves it. What needs no backend
-// takes the same way, so that all replies look alike.
+// backends, one after the other, until one serves it. Requests that need no
+// backend also pass through reverse_proxy, so that all replies look alike.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	h.keyFiles.Refresh()
 	ex := h.balancer.newExchange(w, r, h.maxAttempts(), h.tryDuration(r))
@@ -202,8 +202,8 @@ func (h *Handler) answerReady(r *http.Request) (res *http.Response, class string
 	return res, class
 }
 
-// shownVar is where the request's first handler leaves its exchange, which knows
-// whose placeholders are shown.
+// shownVar is the variable in which the request's first handler leaves its
+// exchange, which decides whose placeholders are shown.
 const shownVar = "openai_lb.shown"
 
 // fillPlaceholders makes the placeholders of the request those of the exchange.

@@ -34,51 +34,52 @@ func loadHealth(key string) *pool.Health {
 	return value.(*pool.Health)
 }
 
-// PassiveHealth configures what the balancer learns from replies: for which ones
-// a backend is benched, and for how long.
+// PassiveHealth configures what the balancer learns from replies: which replies
+// bench a backend, and for how long.
 type PassiveHealth struct {
-	// UnhealthyStatus lists the statuses that are judged. A reply with any
+	// UnhealthyStatus lists the statuses that are classified. A reply with any
 	// other status is passed on to the client and benches no backend. 4 and 5
-	// stand for all of 4xx and 5xx. A status that is listed and has no meaning
-	// of its own counts as a failure. Default: every status that has one.
+	// stand for all of 4xx and 5xx. A listed status without a class of its own
+	// counts as a failure. Default: every status with its own class.
 	UnhealthyStatus []int `json:"unhealthy_status,omitempty"`
 
 	// FailDuration is how long a backend is benched after a failure, and how
 	// long a failure counts towards max_fails. A backend that is benched for a
-	// failure is used when no other is left. Default: 10s.
+	// failure is used when no other backend is left. Default: 10s.
 	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
 
 	// MaxFails is how many failures within fail_duration bench a backend.
 	// Default: 1.
 	MaxFails int `json:"max_fails,omitempty"`
 
-	// RetryAfterDefault is how long a backend rests that throttles and does not
-	// say for how long. Default: 10s, or RetryAfterMax if that is less.
+	// RetryAfterDefault is how long a backend is benched that throttles and
+	// does not say for how long. Default: 10s, or RetryAfterMax if that is
+	// less.
 	RetryAfterDefault caddy.Duration `json:"retry_after_default,omitempty"`
 
-	// RetryAfterMin is the shortest rest of a backend that throttles.
+	// RetryAfterMin is the shortest bench of a backend that throttles.
 	// Default: 50ms.
 	RetryAfterMin caddy.Duration `json:"retry_after_min,omitempty"`
 
-	// RetryAfterMax is the longest rest of a backend that throttles, however
-	// long it asks for, and the rest of one whose quota is used up.
+	// RetryAfterMax is the longest bench of a backend that throttles, however
+	// long it asks for, and the bench of one whose quota is used up.
 	// Default: 5m.
 	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
 
-	// AllThrottled says what becomes of a request while all backends
-	// throttle: `respond` answers 429 with the soonest return, `forward`
-	// sends it to the backend that returns soonest and passes the reply on. If
-	// another backend fails or is busy, it is as with respond. Default: respond.
+	// AllThrottled defines the outcome of a request while all backends throttle:
+	// `respond` answers 429 with the shortest wait, `forward` sends the request
+	// to the backend with the shortest wait and passes the reply on. If another
+	// backend fails or is busy, forward works like respond. Default: respond.
 	AllThrottled string `json:"all_throttled,omitempty"`
 
-	// RequestBuffers is how many bytes of a request body are kept in memory
-	// to be sent to another backend if need be. A longer body is streamed to
-	// one backend. If backends name their models, and the model is not in what
-	// is kept, the request is refused with 413. Default: 32 MiB.
+	// RequestBuffers is how many bytes of a request body are kept in memory so
+	// that the request can be retried at another backend. A longer body is
+	// streamed to one backend. If backends name their models, and the model is
+	// not in the kept part, the request is refused with 413. Default: 32 MiB.
 	RequestBuffers int64 `json:"request_buffers,omitempty"`
 
-	// ResponseHeaderTimeout is how long a backend may take to begin a reply
-	// that is not streamed. Such a reply begins when it is complete.
+	// ResponseHeaderTimeout is how long a backend may take to start a reply
+	// that is not streamed. Such a reply starts when it is complete.
 	// Default: 10m.
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
@@ -87,17 +88,16 @@ type PassiveHealth struct {
 	HandshakeTimeout caddy.Duration `json:"handshake_timeout,omitempty"`
 
 	// StreamFirstEventTimeout is how long a backend may take until the first
-	// byte of the body of a reply that is streamed. Default: 90s.
+	// byte of the body of a streamed reply. Default: 90s.
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
 
-	// StreamIdleTimeout is how long a reply may stall between two reads,
-	// before it is broken off. A model may think for minutes without a byte.
-	// Default: 5m.
+	// StreamIdleTimeout is how long a reply may stall between two reads before
+	// it is cut. A model may think for minutes without a byte. Default: 5m.
 	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
 
 	// StreamRequireEnd treats a stream that ends without [DONE] or
-	// response.completed as a broken one: some backends that fail end their
-	// streams like that. Default: false.
+	// response.completed as broken: some failing backends end their streams
+	// like that. Default: false.
 	StreamRequireEnd bool `json:"stream_require_end,omitempty"`
 }
 

@@ -29,8 +29,9 @@ func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 	return value.(reverseproxy.Selector), nil
 }
 
-// weightIgnored is the warning for weights next to a policy of reverse_proxy's. None
-// of them has access to a weight. 0, which drains a backend, is not theirs to know.
+// weightIgnored is the warning for weights next to a selection policy of
+// reverse_proxy. These policies cannot read weights. A weight of 0 still drains a
+// backend: the pool does that, not the policy.
 const weightIgnored = "weight is ignored by lb_policy: leave one of them out"
 
 // chooseByPolicy asks a policy of reverse_proxy's to choose.

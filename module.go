@@ -1,7 +1,7 @@
-// Package openailb is a load balancer for OpenAI and Azure OpenAI endpoints,
-// as modules for Caddy. Clients have one address. Behind it are many backends,
-// each with its own key, priority and weight. A backend that throttles gets no
-// request for as long as it asked for, and the request that it refused goes to
+// Package openailb is a load balancer for OpenAI and Azure OpenAI endpoints, as
+// modules for Caddy. Clients use one address. Behind it are many backends, each
+// with its own key, priority and weight. A backend that throttles gets no
+// requests for as long as it asked, and the refused request fails over to
 // another backend.
 package openailb
 
@@ -42,7 +42,7 @@ func init() {
 }
 
 // Handler balances requests for OpenAI's API over several backends. It is a
-// reverse_proxy with a selection policy and a transport of its own.
+// reverse_proxy with its own selection policy and transport.
 //
 // In JSON it has the options of the Caddyfile. Options that can be repeated are
 // lists:
@@ -60,12 +60,12 @@ func init() {
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.openai_lb.backend}` | The name of the backend whose reply it is, or of the last one that was tried. It is empty if the answer is not about one backend
-// `{http.openai_lb.class}` | What the reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_credential, no_model, unreachable, timeout, broken_stream or client_left. An answer of the balancer's own is all_throttled, owner_throttled, all_busy, retry_later, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
+// `{http.openai_lb.backend}` | The name of the backend that replied, or of the last one that was tried. It is empty if the answer is not about one backend
+// `{http.openai_lb.class}` | What the reply means: served, client_error, throttled, quota, too_large, overloaded, failed, credential, not_permitted, no_credential, no_model, unreachable, timeout, broken_stream or client_left. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
-// `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it has what the request names), asked (it was asked whether it has), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
-// `{http.openai_lb.affinity_result}` | What came of that: hit, move or miss, as in metrics. It is empty if the choice was free
+// `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
+// `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in metrics. It is empty if the choice was free
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.pool}` | The name of the pool
@@ -74,9 +74,9 @@ func init() {
 // `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
 type Handler struct {
 	// Pool names the pool of backends in logs, metrics and the admin API. No two
-	// pools have the same name, unless all of their options are the same. Default:
-	// openai_lb; further ones of a Caddyfile are openai_lb_2, openai_lb_3 and so
-	// on, in the order of the file.
+	// pools have the same name, unless all of their options are the same.
+	// Default: openai_lb; further pools of a Caddyfile are openai_lb_2,
+	// openai_lb_3 and so on, in the order of the file.
 	Pool string `json:"pool,omitempty"`
 
 	// Backends are the endpoints to choose from. At least one is required,
@@ -91,21 +91,21 @@ type Handler struct {
 	// underscore. HTTP_TIMEOUT_SECONDS (100 if it is not set) becomes the
 	// default of response_header_timeout, stream_first_event_timeout and
 	// stream_idle_timeout. The variables are read at load and never appear in
-	// the config. Default: none are read.
+	// the config. Default: no variables are read.
 	BackendsFromEnv string `json:"backends_from_env,omitempty"`
 
-	// ReadyPath is a path at which GET tells whether requests can be served:
-	// 200 if any backend can be used, 503 if each one cannot be reached,
-	// refuses its credential, has no budget left, or fails active health
-	// checks. What cannot be reached counts as such until it was reached, which
-	// the balancer tries in the background. A model that every backend throttles does not count: another
-	// replica could not serve it either. A matcher before the handler must let
-	// the path through. Default: none.
+	// ReadyPath is a path at which GET reports whether requests can be served: 200
+	// if any backend can be used, 503 if each one cannot be reached, refuses its
+	// credential, has no budget left, or fails active health checks. An unreachable
+	// backend counts as unreachable until it is reached, which the balancer tries
+	// in the background. A model that every backend throttles does not count:
+	// another replica could not serve it either. A matcher before the handler must
+	// let the path through. Default: none.
 	ReadyPath string `json:"ready_path,omitempty"`
 
 	// LBPolicyRaw chooses among the backends of a priority. It is any selection
-	// policy of reverse_proxy's except weighted_round_robin, which knows
-	// backends by their position. The prompt_cache of affinity comes first.
+	// policy of reverse_proxy except weighted_round_robin, whose weights belong
+	// to positions. It does not apply to requests with a prompt_cache key.
 	// Default: at random, by weight.
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
@@ -113,48 +113,49 @@ type Handler struct {
 	LBRetries *int `json:"lb_retries,omitempty"`
 
 	// LBTryDuration is how long after the request's arrival a further attempt
-	// may begin. Default: no limit.
+	// may start. Default: no limit.
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	// Affinity keeps requests together that belong together, and with the stored
-	// objects that they name: responses, conversations, files and the like.
-	// Default: its own defaults.
+	// Affinity sends related requests to the same account or backend, and
+	// requests that name stored objects (responses, conversations, files and
+	// similar) to the account that stores them. Default: the defaults of its
+	// options.
 	Affinity *affinity.Options `json:"affinity,omitempty"`
 
 	PassiveHealth
 
 	// StreamUsage asks for the usage of streams of chat and completions whose
 	// client did not, so that their tokens are counted too. The backend then
-	// sends one chunk more, which is taken out before the client gets it.
-	// Default: false, the bytes of requests and streams stay as they are.
+	// sends one more chunk, which is removed before the client gets it.
+	// Default: false, the bytes of requests and streams stay unchanged.
 	StreamUsage bool `json:"stream_usage,omitempty"`
 
 	// ClientKeys are the keys with which callers may use the balancer. They are
 	// accepted wherever SDKs put a key, and no backend gets them. Without these
-	// and a ClientKeysFile, everybody may use the balancer. An empty list is an
+	// and a ClientKeysFile, anyone may use the balancer. An empty list is an
 	// error. Default: none.
 	ClientKeys []ClientKey `json:"client_keys,omitempty"`
 
-	// ClientKeysFile is the path of a file with more client keys. Each line has
-	// a name, white space and a key, plain or as a digest. Empty lines and
-	// lines that begin with # are ignored. The file is read again when it
-	// changes. A last line without a line feed counts only when the file has not
-	// changed for a second. If it is gone or malformed, the keys from before stay and an
-	// error is logged. A file without keys lets nobody in. An empty path is an
+	// ClientKeysFile is the path of a file with more client keys. Each line has a
+	// name, white space and a key, plain or as a digest. Empty lines and lines that
+	// begin with # are ignored. The file is reloaded when it changes. A last line
+	// without a line feed counts only when the file has not changed for a second.
+	// If the file is missing or malformed, the previous keys stay valid and an
+	// error is logged. A file without keys admits no one. An empty path is an
 	// error. Default: none.
 	ClientKeysFile *string `json:"client_keys_file,omitempty"`
 
 	// ReverseProxy holds options that are passed on to the reverse_proxy
 	// handler. Its transport must be `http`, and configures the connections to
 	// the backends. Upstreams, load balancing, passive health checks and
-	// request buffers are not allowed, because openai_lb has options of its own
+	// request buffers are not allowed, because openai_lb has its own options
 	// for them. All replies pass through it, also openai_lb's own errors.
 	// Default: none.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	sharing.State
 
-	// Transport makes the attempts at the backends. Provision makes it, of
+	// Transport makes the attempts at the backends. Provision creates it from
 	// PassiveHealth and the transport of ReverseProxy.
 	Transport *Transport `json:"-"`
 
@@ -341,7 +342,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup gives back what Provision took. It also runs after a Provision that
+// Cleanup releases what Provision acquired. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
 	errs := []error{h.affinity.Close(), h.shared.Leave()}

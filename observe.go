@@ -41,8 +41,8 @@ func (ex *exchange) outcome() (t *target, class string) {
 // client left.
 const clientClosedRequest = 499
 
-// refused are the classes of answers to requests that wanted a backend and found
-// none, perhaps without an attempt.
+// refused lists the classes of answers to requests that needed a backend and
+// found none, perhaps without an attempt.
 var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
 
 // observe counts a request that is over, and tells the access log of it. err is

@@ -32,17 +32,17 @@ func init() {
 // Selection is a selection policy for a plain reverse_proxy. It chooses among
 // the upstreams by priority and weight.
 //
-// Together with the openai_lb transport, it leaves out upstreams that throttle
-// for as long as they asked for. A request that is throttled goes on to another
-// upstream. lb_retries and lb_try_duration limit that. Without them, a request
-// may try every upstream.
+// Together with the openai_lb transport, it skips upstreams that throttle for
+// as long as they asked. A throttled request fails over to another upstream.
+// lb_retries and lb_try_duration limit that. Without them, a request may try
+// every upstream.
 type Selection struct {
 	// Pool names the pool of upstreams in logs, metrics and the admin API. No
 	// two pools have the same name, unless all of their options are the same.
 	// Default: reverse_proxy.
 	Pool string `json:"pool,omitempty"`
 
-	// Upstreams gives upstreams a priority and a weight, by their dial address.
+	// Upstreams sets the priority and the weight of upstreams, by dial address.
 	// Default: priority 1 and weight 1 for all.
 	Upstreams []SelectionUpstream `json:"upstreams,omitempty"`
 
@@ -72,12 +72,12 @@ type SelectionUpstream struct {
 	Dial string `json:"dial"`
 
 	// Priority ranks the upstream. Requests go to the upstreams with the lowest
-	// number of those that can serve. It is 1 or more. Default: 1.
+	// number among those that can serve. It is 1 or more. Default: 1.
 	Priority int `json:"priority,omitempty"`
 
 	// Weight is the upstream's share of the requests within its priority. With
-	// 0 the upstream is drained: it is used only when no other is left.
-	// Default: 1.
+	// 0 the upstream is drained: it is used only when no other upstream is
+	// left. Default: 1.
 	Weight *int `json:"weight,omitempty"`
 }
 
@@ -147,7 +147,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 }
 
 // maxDynamicAttempts limits the attempts if upstreams are dynamic, so that
-// nobody knows how many there are.
+// their number is unknown.
 const maxDynamicAttempts = 64
 
 // takeOver makes this policy count the retries, if the reverse_proxy that it is
@@ -179,7 +179,7 @@ func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
 	return nil
 }
 
-// Cleanup gives back the health of the upstreams.
+// Cleanup releases the health of the upstreams.
 func (s *Selection) Cleanup() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

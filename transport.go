@@ -30,20 +30,19 @@ func init() {
 	caddy.RegisterModule(new(Transport))
 }
 
-// Transport makes one attempt at a backend, judges the reply and remembers
+// Transport makes one attempt at a backend, classifies the reply and records
 // what it means. If another backend may do better, the client does not get the
 // reply: reverse_proxy asks the selection again, which chooses the next backend.
 //
 // In a plain reverse_proxy it works together with the openai_lb selection
-// policy, and does nothing without it.
+// policy, and has no effect without it.
 type Transport struct {
 	PassiveHealth
 
-	// HTTP configures the connections to the backends, as reverse_proxy's
-	// http transport does. Default: that transport's defaults, but no
-	// compression of its own, more idle connections,
-	// kept for less long than providers keep theirs, and pings that find dead
-	// HTTP/2 connections.
+	// HTTP configures the connections to the backends, as reverse_proxy's http
+	// transport does. Default: that transport's defaults, but no added
+	// compression, more idle connections, which are closed before providers
+	// close theirs, and pings that find dead HTTP/2 connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
 	roundTripper http.RoundTripper
@@ -119,7 +118,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup closes idle connections, and stops timers that nobody uses.
+// Cleanup closes idle connections, and stops unused timers.
 func (t *Transport) Cleanup() error {
 	t.alarms.Close()
 	if t.HTTP == nil {
