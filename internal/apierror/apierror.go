@@ -1,4 +1,4 @@
-// Package apierror has the errors that the balancer itself answers with.
+// Package apierror defines the balancer's own errors.
 package apierror
 
 import (
@@ -28,12 +28,12 @@ type Error struct {
 	// Kind is the "type" of the error.
 	Kind string
 	Code string
-	// Class is that of the answer in metrics and logs. Without one, the answer
-	// has the class of the last attempt.
+	// Class is the class of the answer in metrics and logs. If it is empty, the
+	// answer has the class of the last attempt.
 	Class string
 }
 
-// The classes of answers that are not a backend's.
+// The classes of the balancer's own answers.
 const (
 	Unauthenticated = "unauthenticated"
 	InvalidRequest  = "invalid_request"
@@ -94,9 +94,9 @@ var (
 	PerhapsStillExecuted = Error{http.StatusGatewayTimeout,
 		"The backend did not answer in time. The request may have been executed, so it was not retried.",
 		"server_error", "upstream_timeout", ""}
-	// OwnersUnknown is the error while the engine of state does not say whose the
-	// objects are that a request names, or saved ids have not been read. It has a
-	// Retry-After of a second.
+	// OwnersUnknown is the error while the engine of state cannot look up the
+	// owners of the objects that a request names, or saved ids have not been
+	// read. It has a Retry-After of a second.
 	OwnersUnknown = Error{http.StatusServiceUnavailable,
 		"The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.",
 		"server_error", "owners_unknown", RetryLater}
@@ -105,15 +105,15 @@ var (
 		"server_error", "no_backend_usable", Unready}
 )
 
-// RateLimited is the error while every backend throttles, or some do and no other,
-// which may be busy, could serve. If the request can only go to the account that
-// stores an object, it is about the backends of that account.
+// RateLimited is the error while every backend throttles, or some do and the
+// others, which may be busy, cannot serve. If the request can only go to the
+// account that stores an object, it is about the backends of that account.
 func RateLimited(wait time.Duration, all bool, object string) Error {
 	return retryLater("rate limited", wait, all, AllThrottled, object, OwnerThrottled)
 }
 
 // Busy is the error while every backend has as many requests as it may get, or
-// some have and no other could serve.
+// some have and the others cannot serve.
 func Busy(wait time.Duration, all bool, object string) Error {
 	return retryLater("busy", wait, all, AllBusy, object, RetryLater)
 }
@@ -132,7 +132,7 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 }
 
 // NoCredential is the error while there is no credential for a backend, or if the
-// one that was sent has been replaced and the body cannot be sent again.
+// credential that was sent has been replaced and the body cannot be sent again.
 func NoCredential(wait time.Duration) Error {
 	return Error{http.StatusServiceUnavailable,
 		"The load balancer's credential for the backend is being renewed. Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
@@ -146,8 +146,8 @@ func UnknownModel(name string, models []string) Error {
 		"invalid_request_error", "model_not_found", NoSuchModel}
 }
 
-// UnknownModelThere is the error for a model that only accounts serve that do not
-// store the object that the request names.
+// UnknownModelThere is the error for a model that is not served by the account
+// that stores the object which the request names.
 func UnknownModelThere(name, object string, models []string) Error {
 	e := UnknownModel(name, models)
 	e.Message = "The model '" + pool.ModelKey(name) + "' is not available where " + object + " is stored. Available models there: " + strings.Join(models, ", ") + "."
@@ -155,7 +155,7 @@ func UnknownModelThere(name, object string, models []string) Error {
 }
 
 // MissingModel is the error for a request for inference in which no model was
-// found, while the backends serve these.
+// found. It lists the models that the backends serve.
 func MissingModel(models []string) Error {
 	text := "You must provide a model parameter: 'model' in a JSON object with Content-Type application/json, or in a multipart form."
 	if len(models) > 0 {
@@ -164,7 +164,8 @@ func MissingModel(models []string) Error {
 	return Error{http.StatusBadRequest, text, "invalid_request_error", "missing_required_parameter", InvalidRequest}
 }
 
-// TooManyIDs is the error for a body that names more than so many stored objects.
+// TooManyIDs is the error for a body that names more stored objects than the
+// limit.
 func TooManyIDs(limit int) Error {
 	return Error{http.StatusBadRequest, "The request names more than " + strconv.Itoa(limit) + " stored objects.",
 		"invalid_request_error", "too_many_ids", InvalidRequest}
@@ -175,8 +176,8 @@ func InvalidPath(problem string) Error {
 	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path", InvalidRequest}
 }
 
-// ModelBeyondBuffer is the error for a body whose model is not in its beginning
-// of so many bytes.
+// ModelBeyondBuffer is the error for a body whose model is not in its first
+// limit bytes.
 func ModelBeyondBuffer(limit int64) Error {
 	return Error{http.StatusRequestEntityTooLarge,
 		"The model is not in the first " + strconv.FormatInt(limit, 10) +
@@ -184,8 +185,8 @@ func ModelBeyondBuffer(limit int64) Error {
 		"invalid_request_error", "request_too_large", InvalidRequest}
 }
 
-// http2Left is what net/http says of a client that left while its body was read
-// over HTTP/2. It has no exported error for that.
+// http2Left is in net/http's error for a client that left while its body was
+// read over HTTP/2. That error is not exported.
 const http2Left = "client disconnected"
 
 // UnreadableBody is the error for a request body that could not be read: it is
@@ -209,7 +210,7 @@ func UnreadableBody(err error) Error {
 		"invalid_request_error", "invalid_body", class}
 }
 
-// Response makes the error a reply to req.
+// Response returns the error as a reply to req.
 func (e Error) Response(req *http.Request) *http.Response {
 	res := JSONResponse(req, e.Status, map[string]any{"error": struct {
 		Message string  `json:"message"`
@@ -231,7 +232,7 @@ func (e Error) Answer(req *http.Request) (res *http.Response, class string) {
 	return e.Response(req), e.Class
 }
 
-// JSONResponse is a reply of our own to req.
+// JSONResponse returns the balancer's own reply to req.
 func JSONResponse(req *http.Request, status int, value any) *http.Response {
 	text, _ := json.Marshal(value) // only strings and numbers: it cannot fail
 	return &http.Response{

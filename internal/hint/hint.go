@@ -1,13 +1,14 @@
-// Package hint reads from a reply when its sender may be asked again, and tells clients when they
-// may ask again.
+// Package hint reads from a reply when its sender may be called again, and writes
+// when clients may retry.
 //
-// Providers say so in many ways, of which the official SDKs read only two. The more specific a
-// source is, the closer it is to the wait that is really needed. An x-ratelimit-reset header says
-// when the whole budget is refilled. That can be sixty times later than the moment when this request
-// would have passed, so it comes last, after the text of the error.
+// Providers send such hints in many forms, of which the official SDKs read only two. The more
+// specific a source is, the closer it is to the wait that is really needed. An x-ratelimit-reset
+// header says when the whole budget is refilled. That can be sixty times later than the moment
+// when this request would have passed, so it comes last, after the text of the error.
 //
-// Nothing is rounded and nothing is clamped. A provisioned Azure deployment says 43 ms and means it;
-// an exhausted standard one says 86400 s. The caller decides what to make of it.
+// Nothing is rounded and nothing is clamped. A provisioned Azure deployment asks
+// for exactly 43 ms; an exhausted standard deployment asks for 86400 s. The caller
+// decides how to use the hint.
 package hint
 
 import (
@@ -25,7 +26,7 @@ import (
 type Source string
 
 const (
-	// None: the reply does not say.
+	// None: the reply has no hint.
 	None Source = ""
 	// RetryAfterMS is the header Azure OpenAI sends and the OpenAI SDKs prefer. Milliseconds,
 	// with or without a fraction.
@@ -41,11 +42,12 @@ const (
 	RateLimitReset Source = "x-ratelimit-reset"
 )
 
-// Read tells how long to wait before the sender of this reply may be asked again, and where the
-// reply says so. The first usable source wins, in the order of the constants above. If a header has
-// several values, the first usable one wins. Negative, NaN, infinite, empty and unreadable values
-// are not usable. A finite number that is too large for a time.Duration is usable: it becomes the
-// longest Duration there is. Without a usable source, wait is 0 and source is None.
+// Read returns how long to wait before the sender of this reply may be called again, and the
+// source of that hint. The first usable source wins, in the order of the constants above. If a
+// header has several values, the first usable one wins. Negative, NaN, infinite, empty and
+// unreadable values are not usable. A finite number that is too large for a time.Duration is
+// usable: it becomes the longest Duration there is. Without a usable source, wait is 0 and source
+// is None.
 //
 // A retry-after of any kind is read for every status. The body and the resets are read for 429 and
 // 503 only: in any other error a phrase like "try again in" is about something else, and a budget

@@ -1,5 +1,6 @@
-// Package verdict says what a backend's reply means: whose fault it is, whether it speaks against
-// the backend, and whether the same request may succeed elsewhere.
+// Package verdict classifies a backend's reply: who caused an error, whether the
+// reply counts against the backend, and whether the same request may succeed at
+// another backend.
 package verdict
 
 import (
@@ -12,21 +13,24 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 )
 
-// Class is what a reply means, or what it means that there is none.
+// Class is the meaning of a reply, or of a missing reply.
 type Class string
 
 const (
 	// Served is a reply for the client: a success, a redirect, an upgrade.
 	Served Class = "served"
-	// ClientError is the client's own fault. Every other backend would say the same.
+	// ClientError is an error in the request. Every other backend would reject the
+	// request too.
 	ClientError Class = "client_error"
-	// Throttled: the rate limit is used up. The backend promises to be back later.
+	// Throttled: the rate limit is used up. The backend says when it accepts
+	// requests again.
 	Throttled Class = "throttled"
-	// Quota: the account has no budget left. Somebody has to pay before it is back.
+	// Quota: the account has no budget left. Somebody has to pay before the backend
+	// can be used again.
 	Quota Class = "quota"
 	// TooLarge: this one request exceeds a limit of the backend, and would do so at any time.
-	// Smaller requests are served, so the backend is not to blame. There are two kinds, which
-	// ContextLength tells apart.
+	// Smaller requests are served, so it does not count against the backend. There are two
+	// kinds, which ContextLength distinguishes.
 	TooLarge Class = "too_large"
 	// Overloaded: the backend has no capacity at the moment.
 	Overloaded Class = "overloaded"
@@ -45,33 +49,34 @@ const (
 	Unreachable Class = "unreachable"
 	// Timeout: no headers came in time, or no first byte of a stream.
 	Timeout Class = "timeout"
-	// BrokenStream: the reply broke off, or told of an error, after its beginning had gone to the
-	// client.
+	// BrokenStream: the reply was cut, or contained an error, after its beginning
+	// had gone to the client.
 	BrokenStream Class = "broken_stream"
 	// ClientLeft: the client went away before there was a reply.
 	ClientLeft Class = "client_left"
 )
 
-// Failover reports whether the same request may succeed on another backend. For the limit of a
-// model that is only one that calls the model something else: see ContextLength.
+// Failover reports whether the same request may succeed on another backend. After
+// TooLarge for the context of a model, only a backend with another model may
+// succeed: see ContextLength.
 func (c Class) Failover() bool {
 	return c != Served && c != ClientError && c != BrokenStream && c != ClientLeft
 }
 
-// Promise reports whether the backend itself said when it is back, so that it is not called before.
-// All other classes only make it a suspect.
+// Promise reports whether the backend itself said when it accepts requests again,
+// so that it is not called before. All other classes only make it a suspect.
 func (c Class) Promise() bool {
 	return c == Throttled || c == Quota
 }
 
-// Blames reports whether a reply of this class speaks against the backend: it may be benched for it,
-// or the reply counted as one that failed.
+// Blames reports whether a reply of this class counts against the backend: the
+// backend may be benched for it, or the reply counts as failed.
 func (c Class) Blames() bool {
 	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft
 }
 
-// NeedsOperator reports whether a backend stays like this until a person changes something. All other
-// classes end by themselves.
+// NeedsOperator reports whether the problem lasts until a person changes something.
+// All other problems end on their own.
 func (c Class) NeedsOperator() bool {
 	return c == Credential || c == NotPermitted || c == NoModel || c == Quota
 }
@@ -82,8 +87,8 @@ func (c Class) WholeBackend() bool {
 	return c == Quota || c == Credential || c == NoCredential || c == Unreachable
 }
 
-// OfCredential reports whether the class is about the credential that was used, its permissions,
-// limits and budget, rather than about the backend.
+// OfCredential reports whether the class concerns the credential that was used, its
+// permissions, limits and budget, rather than the backend.
 func (c Class) OfCredential() bool {
 	switch c {
 	case Throttled, Quota, TooLarge, Credential, NotPermitted, NoModel:
@@ -92,9 +97,10 @@ func (c Class) OfCredential() bool {
 	return false
 }
 
-// ContextLength reports whether a reply of this class and status says that the request is longer
-// than the model can take. Any backend with the same model would say so too. The other kind of
-// TooLarge, a 429 or 402, is about a limit or a budget, which any other backend may have set higher.
+// ContextLength reports whether a reply of this class and status means that the request is
+// longer than the model's context. Any backend with the same model would reject it too. The
+// other kind of TooLarge, a 429 or 402, is about a limit or a budget, which any other backend
+// may have set higher.
 func (c Class) ContextLength(status int) bool {
 	return c == TooLarge && status == http.StatusBadRequest
 }
@@ -103,22 +109,22 @@ func (c Class) ContextLength(status int) bool {
 type Reply struct {
 	// Status is its status.
 	Status int
-	// Header are its headers. They are read for a 429 only, and may be nil.
+	// Header is its header. It is read for a 429 only, and may be nil.
 	Header http.Header
 	// Body is the first part of its decoded body. It may be nil if the status does not need it:
 	// see NeedsBody.
 	Body []byte
-	// Cost is the estimate of the tokens that the request counts for, as openaiapi has it. It is 0
-	// if it is not known.
+	// Cost is the estimate of the tokens that the request counts for, as openaiapi
+	// computes it. It is 0 if it is not known.
 	Cost int64
 }
 
-// NeedsBody reports whether Judge may tell more from the body of a reply with this status.
+// NeedsBody reports whether Judge may need the body of a reply with this status.
 func NeedsBody(status int) bool {
 	return status == http.StatusBadRequest || status == http.StatusNotFound || Judge(Reply{Status: status}).Failover()
 }
 
-// Judge tells the class of a reply.
+// Judge returns the class of a reply.
 func Judge(reply Reply) Class {
 	switch status := reply.Status; {
 	case status < 100: // HTTP has no such status
@@ -172,10 +178,11 @@ func Judge(reply Reply) Class {
 	return ClientError
 }
 
-// Missing reports whether a reply says that an object which the request names is not there, so that
-// it may be elsewhere. Nothing was executed then. OpenAI's words for it are many: a code such as
-// previous_response_not_found or invalid_encrypted_content, "Item with id '…' not found.", "No such
-// File object: …", "Files [file-…] were not found", "The encrypted content … could not be verified."
+// Missing reports whether a reply says that the account does not store an object which the request
+// names, so that another account may store it. Nothing was executed then. OpenAI's words for it are
+// many: a code such as previous_response_not_found or invalid_encrypted_content, "Item with id '…'
+// not found.", "No such File object: …", "Files [file-…] were not found", "The encrypted content …
+// could not be verified."
 func Missing(status int, body []byte) bool {
 	switch r := parseReport(body); status {
 	case http.StatusNotFound:
@@ -211,8 +218,8 @@ func exceedsLimit(header http.Header, cost int64) bool {
 	return limit > 0 && limit < float64(cost)
 }
 
-// Status returns the HTTP status that an error stands for which came inside a reply of status 200. An
-// error that is not known is a failure of the backend.
+// Status returns the HTTP status that corresponds to an error inside a reply of
+// status 200. An unknown error counts as a failure of the backend.
 func Status(body []byte) int {
 	r := parseReport(body)
 	byCode, byType := meaningOf(r.code).status, meaningOf(r.kind).status
@@ -280,7 +287,8 @@ func parseReport(body []byte) report {
 	return report{code: code, kind: f.Type, message: f.Message, number: number, aboutPart: param != "" && param != "model"}
 }
 
-// Code returns the code of an error, or else its type. Codes are words: what is none is left out.
+// Code returns the code of an error, or else its type. Codes are words: anything
+// else is left out.
 func Code(body []byte) string {
 	r := parseReport(body)
 	for _, code := range []string{r.code, r.kind} {

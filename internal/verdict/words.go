@@ -89,7 +89,8 @@ var words = map[string]meaning{
 	"vector_store_timeout": {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
 }
 
-// anySpendLimit is the end of organization_spend_limit_exceeded and its like.
+// anySpendLimit is the end of organization_spend_limit_exceeded and similar
+// codes.
 const anySpendLimit = "_spend_limit_exceeded"
 
 // meaningOf returns the meaning of a word. That of an unknown word is empty.
