@@ -18,12 +18,11 @@ const (
 // boundary is the parameter of the Content-Type.
 //
 // Like ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
-// The fields may stand in any order, before a file or after it. A part with a filename is a file,
+// The fields may be in any order, before a file or after it. A part with a filename is a file,
 // whatever its name is. Values are taken as they are: nothing is trimmed, and a
 // Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone, but makes the
-// form unclear. Of a body that
-// was cut off, it finds the parts that came whole. Lines may end in a bare LF if the first
-// delimiter's does.
+// form unclear. Of a body that was cut off, it finds the parts that came whole. Lines may end in
+// a bare LF if the first delimiter's does.
 func ParseForm(body []byte, boundary string) Request {
 	none := Request{N: 1}
 	if !isBoundary(boundary) {

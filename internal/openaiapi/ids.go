@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// Kind is the place where an id stands, as far as it matters.
+// Kind is the kind of place in which an id was found.
 type Kind uint8
 
 const (
@@ -13,16 +13,18 @@ const (
 	Object Kind = iota
 	// PreviousResponse is the value of previous_response_id.
 	PreviousResponse
-	// Item is the id of an input item. A backend need not know it: a message comes whole, and only
-	// what is not in it is looked up.
+	// Item is the id of an input item. A backend need not know it: messages are
+	// sent in full, and only items without content are looked up.
 	Item
-	// Encrypted is an encrypted_content, which only the account can read that wrote it.
+	// Encrypted is an encrypted_content, which only the account that wrote it can
+	// read.
 	Encrypted
-	// Part is what a reply has made of the object that it shows: an output item of a response, the output
-	// file of a batch, the thread of a run. In a reply, Object is the id of that object itself, or of
-	// one in a list.
+	// Part is an object that was created as a part of the shown one: an output item of a response,
+	// the output file of a batch, the thread of a run. In a reply, Object is the id of that object
+	// itself, or of one in a list.
 	Part
-	// Mentioned is what a reply only mentions, such as a file that an answer cites.
+	// Mentioned is an object that a reply only mentions, such as a file that an
+	// answer cites.
 	Mentioned
 )
 
@@ -37,7 +39,8 @@ const (
 	// of the API have a prefix, a separator and 20 characters or more.
 	shortestID = 8
 	longestID  = 512
-	// MaxIDs is how many ids a body may name, and how many of a reply are read.
+	// MaxIDs is how many ids a body may name, and how many ids of a reply are
+	// read.
 	MaxIDs = 1000
 	// maxDepth is how deep in a body ids are looked for. The API has none below depth 7.
 	maxDepth = 16
@@ -193,16 +196,17 @@ func (r Request) EachID(body []byte, f func(kind Kind, text []byte)) {
 	}
 }
 
-// TooManyIDs reports whether the body names more than MaxIDs. Those behind are not read.
+// TooManyIDs reports whether the body names more than MaxIDs ids. Further ids are
+// not read.
 func (r Request) TooManyIDs() bool { return len(r.ids) > MaxIDs }
 
 // HasIDs reports whether the body names an object.
 func (r Request) HasIDs() bool { return len(r.ids) > 0 }
 
-// EachIDInReply calls f with every id in a JSON reply, or an event of a stream: those of objects
-// that exist where it comes from. text is a part of reply. Of a reply that was cut off, it finds
-// those that came whole. Of a response that says that it is not stored, only encrypted contents
-// are stored: they hold what they need themselves.
+// EachIDInReply calls f with every id in a JSON reply, or an event of a stream: the ids of
+// objects that the replying account stores. text is a part of reply. In a reply that was cut
+// off, it finds the ids that are complete. In a response that is not stored, only encrypted
+// contents count as stored: they contain all that they need.
 func EachIDInReply(reply []byte, f func(kind Kind, stored bool, text []byte)) (notStored bool) {
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)

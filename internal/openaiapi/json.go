@@ -3,13 +3,14 @@ package openaiapi
 import "bytes"
 
 // ParseJSON reads the top-level members of a JSON object that a [Request] has fields for. A "model"
-// that is not a string is no model, but With puts one in the place of null. The prompt is taken in on the way, unless p is nil.
+// that is not a string does not count, but With replaces null by a model. The prompt is recorded in
+// p, unless p is nil.
 //
 // It is a scanner, not a parser: it goes over the bytes once, remembers a depth and no more, and
 // jumps from quote to quote where strings are, which is what most of a prompt is. It does not
-// judge what it can step over: if a body is not quite JSON, or not even UTF-8, the backend will
-// refuse it. Where the scanner cannot go on, it returns what it has found so far. Of a body that
-// was cut off, these are the members that came whole. For a body that is valid JSON the result is
+// check what it can skip: if a body is not quite JSON, or not even UTF-8, the backend will
+// reject it. Where the scanner cannot go on, it returns what it has found so far. For a body
+// that was cut off, these are the complete members. For a body that is valid JSON the result is
 // the same as from encoding/json, if keys are compared exactly.
 func ParseJSON(body []byte, p *Prompt) (r Request) {
 	r.N = 1

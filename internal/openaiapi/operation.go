@@ -7,11 +7,12 @@ import (
 )
 
 // Inference reports whether a request asks a model to do what models are for, and for nothing
-// else: to answer, embed, transcribe, draw or rank. Such a request may be sent again after a
-// failure. A model that did the work twice costs twice, but leaves no second file or batch behind.
+// else: to answer, embed, transcribe, draw or rank. Such a request may be retried after a
+// failure. A model that did the work twice costs twice, but leaves no second file or batch
+// behind.
 //
-// The operation is one as [Route] has it. Only the operations of this list count, exactly as they
-// are written. Whatever is below them, like /responses/{id}/cancel, is about a stored object.
+// The operation is written as in [Route]. Only the operations of this list count, exactly as
+// they are written. Paths below them, like /responses/{id}/cancel, are about stored objects.
 func Inference(method, operation string) bool {
 	if method != http.MethodPost {
 		return false
@@ -27,8 +28,8 @@ func Inference(method, operation string) bool {
 	return false
 }
 
-// InfersByWebSocket reports whether the messages of a WebSocket of this operation, as Route has it, ask a
-// model to do what Inference does.
+// InfersByWebSocket reports whether the messages of a WebSocket of this operation,
+// written as in Route, are requests for inference.
 func InfersByWebSocket(operation string) bool {
 	switch strings.TrimSuffix(operation, "/") {
 	case "/realtime", "/responses":
@@ -37,13 +38,14 @@ func InfersByWebSocket(operation string) bool {
 	return false
 }
 
-// MayInfer reports whether a server may take the request for one of [Inference], however its path is
-// spelled.
+// MayInfer reports whether a server may treat the request as [Inference], however
+// its path is spelled.
 func MayInfer(method, operation string) bool {
 	return Inference(method, operation) || method == http.MethodPost && Inference(method, mostCommon(operation))
 }
 
-// MayBeResponses reports whether a server may take the operation for /responses, however it is spelled.
+// MayBeResponses reports whether a server may treat the operation as /responses,
+// however it is spelled.
 func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
 
 // mostCommon is how an operation is usually spelled.
@@ -51,7 +53,8 @@ func mostCommon(operation string) string {
 	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))
 }
 
-// TellsUsageIfAsked reports whether a stream of the operation tells its usage only to who asks for it.
+// TellsUsageIfAsked reports whether a stream of the operation contains its usage
+// only if the client asks for it.
 func TellsUsageIfAsked(operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
 	return operation == "/chat/completions" || operation == "/completions"
@@ -66,8 +69,9 @@ func CachesPrompts(operation string) bool {
 	return false
 }
 
-// Repeatable reports whether a request may be sent again when nobody knows whether it was executed
-// already: it is inference, or its method is safe (RFC 9110 section 9.2.1). No backend gets a TRACE.
+// Repeatable reports whether a request may be retried when it is unknown whether it was executed
+// already: it is inference, or its method is safe (RFC 9110 section 9.2.1). No backend gets a
+// TRACE.
 func Repeatable(method, operation string) bool {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:

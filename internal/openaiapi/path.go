@@ -1,7 +1,7 @@
 // Package openaiapi reads what a request to the OpenAI API asks for: which dialect its path
-// speaks, which model its path, its body or its query names, and how much output it may cost. It
-// can put another model in the place of that one and leaves every other byte as it is: encoding a
-// body again would reorder its keys and round its numbers.
+// uses, which model its path, its body or its query names, and how much output it may cost. It
+// can replace that model and leaves every other byte unchanged: encoding a body again would
+// reorder its keys and round its numbers.
 package openaiapi
 
 import (
@@ -12,11 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// Dialect is the shape of an API's paths, and with it the place of the model's name.
+// Dialect is the form of an API's paths, which also determines where the model's
+// name is.
 type Dialect int
 
 const (
-	// Other is any path that is none of those below.
+	// Other is any path in none of the dialects below.
 	Other Dialect = iota
 	// OpenAI is /v1/<operation>; the model is in the body.
 	OpenAI
@@ -56,13 +57,14 @@ type Route struct {
 
 // ParsePath takes apart a path as url.URL.EscapedPath returns it.
 //
-// The segments that tell the dialect may be written in any case, and percent-encoded: Azure takes
-// "/OpenAI/Deployments/x" for "/openai/deployments/x", so we must see the deployment as well. No
-// other part of the path is unescaped, cleaned or folded. A deployment named "a%2Fb" stays one
-// segment, and a trailing slash stays where it is.
+// The segments that identify the dialect may be written in any case, and percent-encoded: Azure
+// treats "/OpenAI/Deployments/x" like "/openai/deployments/x", so we must find the deployment as
+// well. No other part of the path is unescaped, cleaned or folded. A deployment named "a%2Fb"
+// stays one segment, and a trailing slash stays where it is.
 //
-// A deployment or an operation is not empty, and not a literal "." or "..", which servers resolve
-// (RFC 3986 section 5.2.4). Where one of these takes its place, the dialect is Other.
+// A deployment or an operation is not empty, and not a literal "." or "..", which
+// servers resolve (RFC 3986 section 5.2.4). A path with one of these there has the
+// dialect Other.
 func ParsePath(escapedPath string) Route {
 	if operation, ok := cutSegment(escapedPath, "v1"); ok {
 		return Route{Dialect: OpenAI, Operation: operation}
@@ -101,8 +103,8 @@ func parseBare(path string) Route {
 	return Route{Dialect: Bare, Operation: path}
 }
 
-// Path is the escaped path of the route, with the segments that tell the dialect as the API's
-// documentation writes them.
+// Path returns the escaped path of the route, with the segments of the dialect
+// spelled as in the API's documentation.
 func (r Route) Path() string {
 	switch {
 	case r.Dialect == OpenAI:
@@ -117,7 +119,8 @@ func (r Route) Path() string {
 	return r.Operation
 }
 
-// Name is the deployment unescaped: a model's name, or nothing if the path has none.
+// Name returns the unescaped deployment: a model's name, or nothing if the path has
+// none.
 func (r Route) Name() string {
 	return unescapeOr(r.Deployment, url.PathUnescape)
 }
@@ -144,12 +147,13 @@ func cutName(path string) (name, rest string, ok bool) {
 	return name, rest, name != "" && name != "." && name != ".."
 }
 
-// CheckPath tells what is wrong with a path that must not be passed on, in words for the client,
-// or nothing if it may be. The path is one that url.URL.EscapedPath returns.
+// CheckPath returns what is wrong with a path that must not be passed on, in words
+// for the client, or nothing if it may be passed on. The path is one that
+// url.URL.EscapedPath returns.
 //
-// What it refuses are paths that some servers read in another way than others do, and than
-// ParsePath does. Such a path would lead out of a backend's base path, or to a deployment that
-// nobody checked. No SDK sends them.
+// It refuses paths that some servers read in another way than other servers and ParsePath.
+// Such a path would lead out of a backend's base path, or to a deployment that was not
+// checked. No SDK sends them.
 func CheckPath(escapedPath string) (problem string) {
 	if !strings.ContainsAny(escapedPath, `.;%\`) && !strings.Contains(escapedPath, "//") {
 		return "" // everybody reads it in the same way
@@ -189,13 +193,13 @@ func asOthersRead(path string) string {
 	return b.String()
 }
 
-// ClassicPath builds the escaped path of an operation, itself as Route has it, on a deployment,
-// whose name is escaped here.
+// ClassicPath returns the escaped path of an operation, which is written as in
+// Route, on a deployment, whose name is escaped here.
 func ClassicPath(deployment, operation string) string {
 	return classicPrefix + deployments + "/" + EscapeSegment(deployment) + operation
 }
 
-// EscapeSegment makes a name one segment of a path.
+// EscapeSegment escapes a name to be one segment of a path.
 func EscapeSegment(s string) string {
 	switch s {
 	case ".", "..":
@@ -205,8 +209,9 @@ func EscapeSegment(s string) string {
 	return url.PathEscape(s)
 }
 
-// OddlySpelled reports whether some servers read an operation, as Route has it, as one on stored objects
-// that ReadStored does not see, or sees otherwise. Ids below a collection may be percent-encoded.
+// OddlySpelled reports whether some servers read an operation, written as in Route, as one on
+// stored objects that ReadStored does not find, or reads differently. Ids below a collection may
+// be percent-encoded.
 func OddlySpelled(operation string) bool {
 	if isPlain(operation) { // nearly all
 		return false

@@ -2,15 +2,15 @@ package openaiapi
 
 import "github.com/cespare/xxhash/v2"
 
-// Prompt is what requests of one session have in common, as far as providers cache prompts: the
-// model reads the beginning of a prompt only once if another request that began in the same way
-// came to the same place before. It holds hashes and no part of the body.
+// Prompt identifies the beginning that the prompts of one session share. Providers cache it: a
+// backend need not read the beginning of a prompt again if an earlier request there began in
+// the same way. A Prompt contains hashes and no part of the body.
 //
-// The beginning is what stays from turn to turn: the instructions, the tools, and the messages up
-// to the first one of the user's. Later messages change with each turn, and without that first one
-// all sessions of an application would begin alike. A prompt of completions, which may grow from turn
-// to turn, is known by as much of it as a cache needs. Bytes are compared as they are sent, except
-// that the order of the body's members does not matter.
+// The beginning is the part that stays the same from turn to turn: the instructions, the tools,
+// and the messages up to the user's first one. Later messages change with each turn, and without
+// that first one all sessions of an application would begin alike. A prompt of completions, which
+// may grow from turn to turn, is identified by as much of it as a cache needs. Bytes are compared
+// as they are sent, except that the order of the body's members does not matter.
 type Prompt struct {
 	cacheKey, conversation        uint64
 	instructions, tools, messages uint64
@@ -20,13 +20,13 @@ type Prompt struct {
 	continues bool
 }
 
-// shortestPrompt is how many bytes a body has at least whose prompt may be cached: providers cache
-// nothing of less than 1024 tokens.
+// shortestPrompt is the least number of bytes of a body whose prompt may be cached:
+// providers cache no prompts of less than 1024 tokens.
 const shortestPrompt = 1024 * charsPerToken
 
-// Key is the same for requests of one session. It is the prompt_cache_key if there is one, else the
-// conversation, else the beginning of the prompt. That is 0, which is no key, if the body is too
-// short for a cache, or does not have the beginning.
+// Key returns a number that is the same for requests of one session. It is the prompt_cache_key
+// if there is one, else the conversation, else the beginning of the prompt. It is 0 for no key,
+// if the body is too short for a cache, or does not contain the beginning.
 func (p *Prompt) Key(bodyLength int64) uint64 {
 	switch {
 	case p.cacheKey != 0:

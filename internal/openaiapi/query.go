@@ -10,8 +10,8 @@ import (
 // parameters (WHATWG URL, section 5.1); a semicolon is part of a value. Names are compared
 // unescaped and without regard to case, since Azure reads them so.
 
-// Param returns the value of a query's parameter. If there are several, it is the first one, as
-// for URLSearchParams.get and url.Values.Get. A value that is badly escaped is taken as it is.
+// Param returns the value of a query's parameter. If there are several, it is the first one,
+// as for URLSearchParams.get and url.Values.Get. A badly escaped value is returned as it is.
 func Param(rawQuery, name string) (value string, ok bool) {
 	for pair := range strings.SplitSeq(rawQuery, "&") {
 		if hasName(pair, name) {
@@ -22,8 +22,8 @@ func Param(rawQuery, name string) (value string, ok bool) {
 	return "", false
 }
 
-// SetParam puts the value into all parameters of that name, so that it does not matter which of
-// them a server reads. If there is none, it adds one at the end.
+// SetParam sets all parameters of that name to the value, so that it does not
+// matter which of them a server reads. If there is none, it adds one at the end.
 func SetParam(rawQuery, name, value string) string {
 	// A space is %20, which is the same to those who do not know of the plus sign.
 	value = "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")

@@ -15,17 +15,17 @@ type Reach uint8
 const (
 	// ReachesUnknown: the operation is not a known one.
 	ReachesUnknown Reach = iota
-	// ReachesNamed: the objects that it names, and what is below them.
+	// ReachesNamed: the objects that it names, and the objects below them.
 	ReachesNamed
 	// ReachesAll: all objects of an account, as a list shows them.
 	ReachesAll
-	// ReachesUnseen: objects that something else names: the frames of a session, the file of a batch, or
-	// what an eval is to look for.
+	// ReachesUnseen: objects that are named elsewhere: in the frames of a session,
+	// in the file of a batch, or in the filters of an eval.
 	ReachesUnseen
 )
 
-// ReachOf returns which stored objects a request with this method and operation, as Route has it, can use. An
-// id in the operation's path is the one of the object.
+// ReachOf returns which stored objects a request with this method and operation,
+// written as in Route, can use. An id in the operation's path names the object.
 func ReachOf(method, operation string) Reach {
 	reads := method == http.MethodGet || method == http.MethodHead
 	first, rest, _ := strings.Cut(strings.Trim(operation, "/"), "/")
@@ -77,8 +77,9 @@ func BodyNamesNothing(method, operation string) bool {
 	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
-// Readable reports whether EachID and OddID return all objects that the body names: no server reads
-// a part of it in another way. Servers in Go ignore the case of names.
+// Readable reports whether EachID and OddID return all objects that the body names:
+// no server reads any part of it differently. Servers in Go ignore the case of
+// names.
 func (r Request) Readable(body []byte) bool {
 	if r.dashBoundary != nil {
 		return r.Clear && r.Whole && !r.nested
@@ -95,7 +96,7 @@ func (r Request) Readable(body []byte) bool {
 	return len(w.ids) == len(r.ids) && (w.odd.end > 0) == (r.odd.end > 0)
 }
 
-// OddID returns a text of the body that is where an id is expected, but does not look like one.
+// OddID returns a text of the body in a place of ids that does not look like an id.
 func (r Request) OddID(body []byte) (text []byte, ok bool) {
 	if r.odd.end == 0 {
 		return nil, false

@@ -8,47 +8,50 @@ import (
 	"strings"
 )
 
-// Request is what a body asks for, and where it says so. The zero Request is that of a body that
-// nobody read: it names no model, and none can be put into it.
+// Request is what a body asks for, and where it says so. The zero Request stands
+// for a body that was not read: it names no model, and With cannot add one.
 type Request struct {
 	// Model is the value of "model". If there are several, it is the last one, as in the parsers
 	// that the providers use.
 	Model string
 
-	// HasModel tells whether there is one, even an empty one.
+	// HasModel reports whether there is a model, even an empty one.
 	HasModel bool
 
-	// Stream tells whether the last "stream" is true.
+	// Stream reports whether the last "stream" is true.
 	Stream bool
 
 	// MaxOutput is how many tokens the reply may have at most: the largest of "max_tokens",
-	// "max_completion_tokens" and "max_output_tokens". What is not a number, or less than 0, does
-	// not count, and a fraction is cut off. It is 0 if the body does not say.
+	// "max_completion_tokens" and "max_output_tokens". Values that are not numbers, or less
+	// than 0, do not count, and a fraction is cut off. It is 0 if the body has none of
+	// them.
 	MaxOutput int64
 
-	// Stores tells whether the last "store" is true.
+	// Stores reports whether the last "store" is true.
 	Stores bool
 
-	// Speaks tells whether the last "audio" asks for a reply that can be heard, which has an id.
+	// Speaks reports whether the last "audio" asks for an audio reply, which has an
+	// id.
 	Speaks bool
 
 	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
 	// whole number.
 	N int64
 
-	// Whole tells that nothing after the bytes that were read can change the fields above: the
-	// object or the form ends there, or the bytes begin with something that is neither, such as
-	// an array or a picture. It is false for what was cut off, and for what does not follow the
-	// grammar so that the end could not be found. It is also false for no bytes and for nothing but
-	// white space, after which an object may begin.
+	// Whole reports whether nothing after the bytes that were read can change the fields above:
+	// the object or the form ends there, or the bytes begin with something that is neither,
+	// such as an array or a picture. It is false for a body that was cut off, and for one whose
+	// grammar errors hide the end. It is also false for an empty body and for only white space,
+	// after which an object may begin.
 	Whole bool
 
-	// Clear reports whether the body is an object or a form, in which all servers find the models that
-	// With replaces, and no others. Of a body that was cut off, only what came counts.
+	// Clear reports whether the body is an object or a form, in which all servers find
+	// the models that With replaces, and no others. Of a body that was cut off, only
+	// the part that came counts.
 	Clear bool
 
-	// StreamUsage tells whether the stream is to tell its usage: the last "include_usage" of the
-	// last "stream_options" is true.
+	// StreamUsage reports whether the stream is to contain its usage: the last
+	// "include_usage" of the last "stream_options" is true.
 	StreamUsage bool
 
 	// askUsage is what asks for the usage of the stream. Without text, it cannot be asked for.
@@ -86,13 +89,14 @@ type edit struct {
 // span is a range of bytes, from start up to but not including end. The end is never 0.
 type span struct{ start, end int }
 
-// charsPerToken is how many bytes of a prompt are taken for one token.
+// charsPerToken is how many bytes of a prompt count as one token.
 const charsPerToken = 4
 
 // Cost estimates how many tokens the request counts for in a rate limit: its prompt and the
 // output that it asks for. Azure counts in the same way, before it knows how long the reply will
-// be (Microsoft Learn, "Manage Azure OpenAI quota"). bodyLength is that of all of the body; less
-// than 0 if it is not known. What does not fit an int64 is the largest one.
+// be (Microsoft Learn, "Manage Azure OpenAI quota"). bodyLength is the length of the whole body,
+// or less than 0 if it is not known. A cost that does not fit an int64 becomes the largest
+// int64.
 func (r Request) Cost(bodyLength int64) int64 {
 	prompt := PromptCost(bodyLength)
 	output, n := max(r.MaxOutput, 0), max(r.N, 1)
@@ -102,7 +106,8 @@ func (r Request) Cost(bodyLength int64) int64 {
 	return prompt + output*n
 }
 
-// PromptCost estimates how many tokens the prompt in a body of that length has.
+// PromptCost returns an estimate of how many tokens the prompt in a body of
+// that length has.
 func PromptCost(bodyLength int64) int64 { return max(bodyLength, 0) / charsPerToken }
 
 // take takes in the value of any member but the model.
@@ -163,7 +168,7 @@ func saturate(f float64) int64 {
 	return int64(f)
 }
 
-// maxModels is how many further models of a body are noted.
+// maxModels is how many further models of a body are recorded.
 const maxModels = 100
 
 func (r *Request) addModel(s span) {
@@ -189,14 +194,14 @@ func (r *Request) lastModel() (last span, ok bool) {
 // they read.
 func (r Request) NamesSeveral() bool { return len(r.models) > 0 }
 
-// CanAskUsage reports whether With can make a stream tell its usage. It cannot if the body was cut
-// off, or names the stream's options twice.
+// CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
+// the body was cut off, or names the stream's options twice.
 func (r Request) CanAskUsage() bool { return r.Whole && !r.StreamUsage && r.askUsage.text != "" }
 
-// With returns the body in pieces, with the model in place of each that it names. A JSON object or a
-// form that names none gets it as its first member or part. Of a body that was cut off, only what came
-// is known: if a model follows, both will be there. With askUsage, the usage of a stream is asked for,
-// if it can be.
+// With returns the body in pieces, and replaces each model that it names by this one. A JSON object
+// or a form that names no model gets this one as its first member or part. Of a body that was cut
+// off, only what came is known: if a model follows, both will be there. With askUsage, the usage of
+// a stream is asked for, if it can be.
 //
 // An empty model changes nothing. The model stays as well if
 //   - the body names this model already, and no other,

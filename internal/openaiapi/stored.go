@@ -7,20 +7,20 @@ import (
 	"strings"
 )
 
-// Stored tells what a request has to do with objects that are stored, by its method, path and
+// Stored describes how a request uses stored objects, by its method, path and
 // query.
 type Stored struct {
-	// IDs are those in the path, and after them those in the query.
+	// IDs are the ids in the path, followed by the ids in the query.
 	IDs []string
-	// Subject is the last one in the path: the object that the request is about.
+	// Subject is the last id in the path: the object that the request is about.
 	Subject string
-	// Creates reports whether the request makes what its reply shows.
+	// Creates reports whether the request creates the object in its reply.
 	Creates bool
-	// List tells that the request asks for a list of objects, which each account answers from what
-	// is its own.
+	// List reports whether the request asks for a list of objects. Each account
+	// lists only its own.
 	List bool
-	// Teaches tells that the reply names objects. The reply to a chat completion does so only if
-	// the request asks to store it, or to hear it.
+	// Teaches reports whether the reply names objects. The reply to a chat
+	// completion does so only if the request asks to store it, or for audio.
 	Teaches, TeachesIfStored bool
 }
 
@@ -34,14 +34,15 @@ var collections = map[string][]string{
 	"chatkit":     {"sessions", "threads"},
 }
 
-// notIDs are segments that stand where ids do.
+// notIDs are segments in places of ids that are not ids.
 var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters"}
 
 // creating are the last segments of paths below an object to which a POST makes something new. Whatever
 // else is sent there, such as cancel or search, only changes or shows what there is.
 var creating = []string{"files", "file_batches", "messages", "runs", "items", "parts", "versions", "permissions", "remix"}
 
-// ReadStored takes a method, an operation as Route has it, and a query.
+// ReadStored returns how a request uses stored objects. The operation is
+// written as in Route.
 func ReadStored(method, operation, rawQuery string) (s Stored) {
 	first, rest, _ := strings.Cut(strings.Trim(operation, "/"), "/")
 	seconds, ok := collections[first]
@@ -101,8 +102,8 @@ func (s *Stored) addParams(rawQuery string) {
 	}
 }
 
-// IDInLocation returns the id at the end of a Location header, or nothing. A realtime call has its
-// id only there.
+// IDInLocation returns the id at the end of a Location header, or nothing. The id
+// of a realtime call is only there.
 func IDInLocation(location string) string {
 	u, err := url.Parse(location)
 	if err != nil {
