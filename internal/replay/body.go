@@ -1,10 +1,10 @@
 // Package replay keeps the body of a request so that it can be sent to one
-// backend after the other. What fits into memory can be sent as often as
-// needed. What comes after that is streamed on, and can be sent only once.
+// backend after the other. The part that fits into memory can be sent as often
+// as needed. The rest is streamed, and can be sent only once.
 //
 // A [Body] belongs to the client's request. For every attempt at a backend,
-// [Body.Attach] makes an [Upload] of it, which is the body of the request to
-// that backend.
+// [Body.Attach] returns an [Upload], which is the body of the request to that
+// backend.
 package replay
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// errGone tells that a body cannot be read, or not again.
+// errGone reports that a body cannot be read, or not again.
 var errGone = errors.New("the request body is no longer available")
 
 // Body is the body of a client's request.
@@ -94,35 +94,35 @@ func moved(from *bufpool.Buffer, buf []byte, size int) (*bufpool.Buffer, []byte)
 	return to, buf
 }
 
-// Buffered is what is in memory, which is the beginning of the body. It must
-// not be used after Release.
+// Buffered returns the part in memory, which is the beginning of the body. It
+// must not be used after Release.
 func (b *Body) Buffered() []byte { return b.prefix }
 
 // Whole reports whether all of the body was in memory.
 func (b *Body) Whole() bool { return b.tail == nil }
 
-// Length is how long the body is. It is -1 if nobody knows.
+// Length returns the length of the body, or -1 if it is not known.
 func (b *Body) Length() int64 { return b.length }
 
-// wholeBodySize is up to what size a body is handed to net/http as one piece,
-// which it then sends together with the headers.
+// wholeBodySize is the largest size of a body that is passed to net/http in one
+// piece, which it then sends together with the headers.
 const wholeBodySize = 64 << 10
 
 // Options say how a body is sent to a backend.
 type Options struct {
-	// Model takes the place of the model in the body, unless it is empty.
+	// Model replaces the model in the body, unless it is empty.
 	Model string
-	// AskUsage makes a stream tell its usage.
+	// AskUsage asks for the usage of a stream.
 	AskUsage bool
 	// Request is what the body asks for, and where it names the model.
 	Request *openaiapi.Request
-	// Repeatable tells that the backend may execute the request twice.
+	// Repeatable reports whether the backend may execute the request twice.
 	Repeatable bool
-	// Progress is told whenever more of a long body is about to be sent.
+	// Progress is extended whenever more of a long body is about to be sent.
 	Progress interface{ Extend() }
 }
 
-// Attach makes the body that of an outgoing request, whose header it may change.
+// Attach sets the body of an outgoing request, whose header it may change.
 func (b *Body) Attach(out *http.Request, o Options) *Upload {
 	out.GetBody, out.TransferEncoding = nil, nil
 	if !o.Repeatable {
@@ -151,8 +151,8 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 	return up
 }
 
-// Restore makes the body that of the request which it was read from, for a handler
-// that comes after the backends, unless a part of it is gone.
+// Restore sets the body of the request from which it was read, for a handler that
+// comes after the backends, unless a part of the body is gone.
 func (b *Body) Restore(r *http.Request) {
 	if b.read && !b.wasTouched() {
 		b.Attach(r, Options{Repeatable: true, Progress: unlimited{}})
@@ -214,8 +214,7 @@ func (b *Body) upload(o Options) *Upload {
 	return up
 }
 
-// Release lets go of what is in memory. Only readers that still send it keep
-// it.
+// Release frees the part in memory. Only readers that still send it keep it.
 func (b *Body) Release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -265,8 +264,8 @@ func (b *Body) readTail(p []byte) (int, error) {
 	return n, err
 }
 
-// Failure is why the client's body did not arrive whole. It is nil if it did,
-// or may still do so.
+// Failure returns why the client's body did not arrive completely. It is nil if
+// it did, or may still do so.
 func (b *Body) Failure() error {
 	if b.tail == nil {
 		return nil
@@ -277,7 +276,7 @@ func (b *Body) Failure() error {
 }
 
 // Gone stands for a body that went to the backends. A handler that comes after
-// them must not take it for an empty one.
+// them must not treat it as empty.
 type Gone struct{}
 
 // Read implements io.Reader. It always fails.

@@ -11,7 +11,7 @@ import (
 )
 
 // Upload is a body on its way to one backend. Its methods can be called on nil,
-// which is the upload of an attempt that never began.
+// which is the upload of an attempt that never started.
 type Upload struct {
 	body   *Body
 	length int64
@@ -39,8 +39,9 @@ func (u *Upload) reader() io.ReadCloser {
 	return u.long
 }
 
-// Sent lets go of a body of which net/http has sent all. The request would hold
-// it for as long as the reply streams. net/http does not read the body again.
+// Sent frees a body that net/http has sent completely. Otherwise the request
+// would keep it for as long as the reply streams. net/http does not read the
+// body again.
 func (u *Upload) Sent() {
 	if u == nil || !u.isSmall || u.settled.Swap(true) {
 		return
@@ -52,8 +53,8 @@ func (u *Upload) Sent() {
 	}
 }
 
-// Abandon ends the reading, so that the body can be sent from its beginning
-// again. It reports false if a part was read that cannot be read twice.
+// Abandon ends the reading, so that the body can be sent again from its
+// beginning. It reports false if a part that cannot be read twice was read.
 func (u *Upload) Abandon() bool {
 	if u == nil || u.long == nil || u.body.tail == nil {
 		return true // any number may read what is in memory
@@ -68,12 +69,13 @@ const (
 	stall = time.Second
 )
 
-// Stalled reports whether the client keeps the backend waiting for the rest of the body, or did so
-// just before: it pauses, or is far slower than any network. A backend may give up then.
+// Stalled reports whether the client keeps the backend waiting for the rest of the body,
+// or did so just before: it pauses, or is far slower than any network. The backend may
+// then give up.
 func (u *Upload) Stalled() bool { return u != nil && u.long != nil && u.long.late() >= stall }
 
-// Long reports whether the body takes more than one write, so that a connection may break in its
-// midst.
+// Long reports whether the body takes more than one write, so that a connection may
+// break in the middle of it.
 func (u *Upload) Long() bool { return u != nil && u.long != nil }
 
 // reader reads the body for one attempt.
