@@ -6,41 +6,43 @@ import (
 	"time"
 )
 
-// Affinity keeps requests of one key at one member, whose cache knows the
-// beginning of their prompts. It only reorders: priorities, benches and limits
-// come first. The zero Affinity is that of a request without a key.
+// Affinity keeps requests of one key at one member, whose cache contains the
+// beginning of their prompts. It only changes the order: priorities, benches
+// and limits come first. The zero Affinity stands for a request without a key.
 //
 // Each key has a home: the member that has the highest random weight for it
-// (rendezvous hashing) among all that could serve it in the best priority,
-// whatever their state. If the home is out, or has too many requests, the key
-// moves to the next in this order, and stays there until it was idle for ten
-// minutes, or a better priority is back: the next one has read the prompt by then.
-// Only keys that a throttle drove away return before, while the member to which
-// they moved got more than its share of the requests of the last minute. Otherwise
-// one short throttle would overturn the weights. Where keys moved is all that is
+// (rendezvous hashing) among all members of the best priority that could serve it,
+// whatever their state. If the home is unavailable, or has too many requests, the
+// key moves to the next member in this order, and stays there until it was idle
+// for ten minutes, or a better priority is back: by then, that member has read the
+// prompt. Only keys that moved because of a throttle return before, while the
+// member to which they moved got more than its share of the requests of the last
+// minute. Otherwise one short throttle would upset the weights. Only moves are
 // remembered: see Moves.
 type Affinity struct {
-	// Key tells what belongs together. 0: the request belongs to nothing.
+	// Key is the same for related requests. 0: the request has no key.
 	Key uint64
-	// Result is what the latest pick came to.
+	// Result is the result of the latest pick.
 	Result Result
 }
 
-// Result tells whether a request of a key got where its prompt is cached.
+// Result is whether a request with a key went to the member that caches its
+// prompt.
 type Result string
 
 const (
 	// Hit: it went where the key lives.
 	Hit Result = "hit"
-	// Move: that one was out, or a better priority is back, or the key returned
-	// home. The key lives now where the request went.
+	// Move: that member was unavailable, or a better priority is back, or the
+	// key returned home. The key now lives where the request went.
 	Move Result = "move"
-	// Miss: that one had too many requests. The key lives now at the next one.
+	// Miss: that member had too many requests. The key now lives at the next
+	// one.
 	Miss Result = "miss"
 )
 
-// These bound what keys do to the balance: of what its tier has in flight, a
-// member takes 1.25 times its fair share, rounded up, and one more. While there
+// These limit how uneven keys make the load: a member takes 1.25 times its fair
+// share of its tier's requests in flight, rounded up, and one more. While there
 // are few, it takes three more than its share. Otherwise sessions would lose
 // their caches only because some requests of a member come at the same moment.
 const (

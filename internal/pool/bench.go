@@ -10,46 +10,48 @@ import (
 // Bench is a time in which a backend gets no requests.
 type Bench struct {
 	Reason
-	// ID tells benches apart, also between replicas. One that grew has a new ID,
-	// which is smaller than before.
+	// ID identifies the bench, also between replicas. A bench that grew has a
+	// new ID, which is smaller than before.
 	ID uint64
-	// Whole tells that the bench is about every model.
+	// Whole reports whether the bench covers every model.
 	Whole bool
-	// Model is the one that the bench is about. It is empty if the bench is
-	// about the whole backend, or about requests that name no model.
+	// Model is the benched model. It is empty if the bench covers the whole
+	// backend, or requests that name no model.
 	Model        string
 	Since, Until time.Time
-	// Throttle tells that the backend asked for it. Otherwise it is for a failure.
+	// Throttle reports whether the backend asked for the bench. Otherwise it is
+	// for a failure.
 	Throttle bool
-	// Cost is that of the smallest request that was refused.
+	// Cost is the cost of the smallest request that was refused.
 	Cost int64
-	// Lost reports whether the bench lasts until the backend was reached. Until is
+	// Lost reports whether the bench lasts until the backend is reached. Until is
 	// then the time of the next attempt to reach it.
 	Lost bool
-	// InDoubt tells, in a snapshot, that the bench is in doubt.
+	// InDoubt reports, in a snapshot, whether the bench is in doubt.
 	InDoubt bool
-	// Heard reports whether another replica told of the bench.
+	// Heard reports whether another replica reported the bench.
 	Heard bool
 }
 
 // inForce reports whether the bench keeps requests away, and not its end only.
 func (b *Bench) inForce(now time.Time) bool { return b.Lost || now.Before(b.Until) }
 
-// Grace is for how long after its end all wait for what becomes of the probe.
+// Grace returns how long after the bench's end all requests wait for the result
+// of the probe.
 func (b *Bench) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
 
-// Reason is why a backend is benched. The pool only tells it to listeners.
+// Reason is why a backend is benched. The pool only passes it to listeners.
 type Reason struct {
-	// Class is what the backend's reply was taken for.
+	// Class is the class of the backend's reply.
 	Class string
 	// Status is the reply's HTTP status, or 0 if there was no reply.
 	Status int
 	// Hint is where the backend said how long the bench lasts, if it did.
 	Hint string
-	// Cause says more than the class, in a word: dns, refused or certificate of a
-	// backend that is unreachable, or the code of the backend's error.
+	// Cause is a more specific word than the class: dns, refused or certificate
+	// for an unreachable backend, or the code of the backend's error.
 	Cause string
-	// Error is the error in full if there was no reply. It holds no secret.
+	// Error is the error in full if there was no reply. It contains no secret.
 	Error string
 }
 
@@ -83,8 +85,8 @@ const (
 const checkShare = 4
 
 // untried is for how long after its end a bench waits for a probe that can be sent
-// again. If only requests come that cannot, one of them is the probe then: the
-// backend would never be back otherwise.
+// again. If only requests come that cannot be sent again, one of them is then the
+// probe: otherwise the backend would never be used again.
 const untried = time.Minute
 
 // trial is a request that goes first: when it was sent, as nanoseconds since

@@ -10,7 +10,7 @@ import (
 // What other replicas tell is taken in as if it had happened here, but told to
 // listeners as an event from elsewhere, so that nobody tells it back.
 
-// Hear takes in a bench of another replica that lasts for so long from now on.
+// Hear records a bench of another replica, which lasts for wait from now on.
 func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	if m.find(b) != nil || wait <= 0 {
 		return // it was heard before
@@ -27,7 +27,7 @@ func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	m.put(b, now, true)
 }
 
-// HearDoubt takes in that a bench is in doubt.
+// HearDoubt records that a bench is in doubt.
 func (m *Member) HearDoubt(b Bench) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
@@ -36,8 +36,8 @@ func (m *Member) HearDoubt(b Bench) {
 	}
 }
 
-// HearDisproved takes in that a bench was disproved. One that has grown here in
-// the meantime stays.
+// HearDisproved records that a bench was disproved. A bench that has grown here
+// in the meantime stays.
 func (m *Member) HearDisproved(b Bench) {
 	m.health.mu.Lock()
 	known := m.find(b)
@@ -48,14 +48,14 @@ func (m *Member) HearDisproved(b Bench) {
 	m.tellDisproved(known, true)
 }
 
-// HearProbe takes in that another replica sends the probe of a bench.
+// HearProbe records that another replica sends the probe of a bench.
 func (m *Member) HearProbe(b Bench, now time.Time) {
 	if known := m.find(b); known != nil {
 		known.probe.claim(known, now)
 	}
 }
 
-// HearDrained takes in that an operator took the member out of use, or put it
+// HearDrained records that an operator took the member out of use, or put it
 // back.
 func (m *Member) HearDrained(drained bool, o Order) {
 	happening := Resumed

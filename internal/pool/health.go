@@ -13,7 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
-// Health is what is known of one backend. Reading it takes no lock.
+// Health is the state of one backend. Reading it takes no lock.
 type Health struct {
 	// whole is what counts for every model.
 	whole benches
@@ -45,10 +45,10 @@ type benches struct {
 	failures []time.Time
 }
 
-// noBenches stands for those of a model of which nothing is known.
+// noBenches stands for the benches of an unknown model.
 var noBenches = new(benches)
 
-// Limits on what clients can make us remember, whatever they name.
+// Limits on the memory that clients can make us use, whatever models they name.
 const (
 	// maxModels is how many models of a backend are remembered, and how many of
 	// those that it served.
@@ -57,7 +57,7 @@ const (
 	maxModelName = 256
 )
 
-// ModelKey bounds the name of a model, and makes it fit to be shown.
+// ModelKey shortens the name of a model, and makes it safe to show.
 func ModelKey(model string) string {
 	if len(model) <= maxModelName {
 		return showntext.Valid(model)
@@ -68,8 +68,8 @@ func ModelKey(model string) string {
 // Destruct implements caddy.Destructor, so that a usage pool can hold Health.
 func (*Health) Destruct() error { return nil }
 
-// StartFresh forgets what is known of the member if it was learned with another
-// identity. Its benches are then over.
+// StartFresh clears the member's state if it was learned with another identity.
+// Its benches then end.
 func (m *Member) StartFresh(identity string) {
 	h := m.health
 	h.mu.Lock()
@@ -247,38 +247,38 @@ func (m *Member) Served(model string, started time.Time) {
 }
 
 // Knows reports whether the config names the model, or the member has served it.
-// Clients can make up any other one.
+// Clients can make up any other model.
 func (m *Member) Knows(model string) bool {
 	key := ModelKey(model)
 	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
 }
 
-// Refusal is a reply for which a backend is benched.
+// Refusal is a reply that benches a backend.
 type Refusal struct {
 	Reason
-	// Throttle tells that the backend asked for the bench. Otherwise the bench
-	// is for a failure.
+	// Throttle reports whether the backend asked for the bench. Otherwise the
+	// bench is for a failure.
 	Throttle bool
-	// Whole tells that it concerns every model.
+	// Whole reports whether it concerns every model.
 	Whole bool
 	// Lost reports whether the backend could not be reached, so that the bench
-	// lasts until it was.
+	// lasts until it is reached.
 	Lost bool
 	// Model is what the member calls the model that was asked for.
 	Model string
-	// Cost is that of the request.
+	// Cost is the cost of the request.
 	Cost int64
 	// Wait is how long the bench lasts.
 	Wait time.Duration
-	// Longest is set if the backend asked to be called again at once: it is how
-	// long the bench may become if it does so again and again.
+	// Longest is set if the backend asked to be called again immediately: it is
+	// how long the bench may become if the backend repeats that.
 	Longest time.Duration
 	// Started is when the request was sent.
 	Started time.Time
 }
 
-// Bench keeps the member out of use from now on. It reports whether the bench
-// began with this refusal.
+// Bench benches the member from now on. It reports whether this refusal started
+// the bench.
 func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
 		r.Wait = m.rest(&r, now)
@@ -341,8 +341,8 @@ func (m *Member) scope(whole bool, model string, now time.Time) *benches {
 	return m.remember(model, now)
 }
 
-// Doubt puts the throttle of a model, or of the whole backend, in doubt that began
-// at since.
+// Doubt puts the throttle of a model, or of the whole backend, that started at
+// since in doubt.
 func (m *Member) Doubt(whole bool, model string, since time.Time) {
 	m.health.mu.Lock()
 	b := m.health.known(Bench{Whole: whole, Model: model}).throttle.cast(since)
@@ -352,8 +352,8 @@ func (m *Member) Doubt(whole bool, model string, since time.Time) {
 	}
 }
 
-// CountFailure counts a failure and reports whether it is one too many: the
-// limit is reached within the duration.
+// CountFailure counts a failure and reports whether the limit is reached within
+// the duration.
 func (m *Member) CountFailure(whole bool, model string, now time.Time, limit int, duration time.Duration) bool {
 	if limit <= 1 {
 		return true

@@ -1,7 +1,7 @@
 package pool
 
-// Listener is told what happens to the members of a pool. It is called without
-// a lock, by the goroutine of a request or of a timer, and must not wait.
+// Listener receives the events of the members of a pool. It is called without a
+// lock, by the goroutine of a request or of a timer, and must not wait.
 type Listener interface {
 	Happened(Event)
 }
@@ -10,11 +10,11 @@ type Listener interface {
 type Event struct {
 	Happening Happening
 	Member    *Member
-	// Bench is the one that it happened to, if it happened to one.
+	// Bench is the bench that the event is about, if it is about one.
 	Bench Bench
-	// Order is that of an operator, if it was one.
+	// Order is the operator's order, if the event is one.
 	Order Order
-	// Elsewhere tells that another replica told of it.
+	// Elsewhere reports whether another replica reported it.
 	Elsewhere bool
 }
 
@@ -29,15 +29,15 @@ const (
 	Grew
 	// Due: the member is lost, and an attempt to reach it is due.
 	Due
-	// Turned: its bench has another reason than it had so far, and may have grown.
+	// Turned: its bench has a new reason, and may have grown.
 	Turned
-	// Ended: the bench is over. Its time has passed, a request was served before
-	// that, or an operator ended it.
+	// Ended: the bench has ended, because its time has passed, a request was
+	// served before that, or an operator ended it.
 	Ended
 	// Doubted: the bench is in doubt.
 	Doubted
-	// Disproved: a request was served in spite of the bench, or after its time,
-	// or an operator ended it. If the bench was not over before, Ended follows.
+	// Disproved: a request was served during the bench, or after its time, or
+	// an operator ended it. If the bench had not ended before, Ended follows.
 	Disproved
 	// Drained: an operator took the member out of use.
 	Drained

@@ -63,8 +63,8 @@ func (m *Member) Reached() {
 	m.tellEnd(b, false)
 }
 
-// Seek returns the members that are lost and that no attempt to reach was made for
-// lately. The attempts are the caller's, which calls Sought after each.
+// Seek returns the lost members without a recent attempt to reach them. The caller
+// makes the attempts, and calls Sought after each.
 func (p *Pool) Seek(now time.Time) (lost []*Member) {
 	for _, m := range p.Members {
 		if !m.Lost() {
@@ -81,12 +81,13 @@ func (p *Pool) Seek(now time.Time) (lost []*Member) {
 	return lost
 }
 
-// Sought records whether an attempt to reach the member is under way, and reports
-// whether that is new.
+// Sought records whether an attempt to reach the member is in progress, and
+// reports whether that is new.
 func (m *Member) Sought(now bool) bool { return m.health.lost.sought.CompareAndSwap(!now, now) }
 
-// Usable reports whether any member may be used, whatever the model. If none
-// may, wait is until the first may again, or 0 if nobody knows.
+// Usable reports whether any member may be used, whatever the model. If not,
+// wait is the time until the first one may be used again, or 0 if that is
+// unknown.
 func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
 	for _, m := range p.Members {
 		back := m.health.whole.returns(now).Sub(now)

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Moves remembers which keys live elsewhere than at home. Its size is fixed, at
-// half a megabyte for 65,536 keys, and nobody waits for a lock: a key has one
-// set of eight entries, of which the one goes first that was not used for the
-// longest time. What two requests do at the same moment may be lost. Then a key
-// moves once more.
+// Moves remembers which keys do not live at home. Its size is fixed, at half a
+// megabyte for 65,536 keys, and it has no lock: a key has one set of eight
+// entries, of which the least recently used one is replaced first. If two
+// requests write at the same moment, one write may be lost. Then a key moves
+// once more.
 type Moves struct {
 	sets [1 << 13][8]atomic.Uint64
 }
@@ -32,8 +32,8 @@ const (
 // Destruct implements caddy.Destructor, so that a usage pool can hold Moves.
 func (*Moves) Destruct() error { return nil }
 
-// began is when the process began. What is remembered for long is measured from
-// there: wall clocks are set, and then all that they measured would seem old, or new.
+// began is when the process started. Long times are measured from there: if a wall
+// clock is set, all times measured with it seem older, or newer.
 var began = time.Now()
 
 func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count

@@ -9,16 +9,16 @@ import (
 	"unicode/utf8"
 )
 
-// Order is what an operator said with an order to take a member out of use, or to
-// put it back.
+// Order describes an operator's order to take a member out of use, or to put it
+// back.
 type Order struct {
 	// Time is when the order was given. It is zero if that is not known.
 	Time time.Time
-	// By is who gave it, and Reason why. Both may be empty.
+	// By is who gave the order, and Reason why. Both may be empty.
 	By, Reason string
 }
 
-// MaxBy and MaxReason are how many bytes these have at most.
+// MaxBy and MaxReason are the most bytes that By and Reason may have.
 const (
 	MaxBy     = 128
 	MaxReason = 256
@@ -40,15 +40,15 @@ func (o Order) Check() error {
 	return nil
 }
 
-// Drained reports whether the member is used only when no other is left: its
-// weight is 0, or an operator took it out of use.
+// Drained reports whether the member is used only when no other member is left:
+// its weight is 0, or an operator took it out of use.
 func (m *Member) Drained() bool { return m.Weight == 0 || m.TakenOut() != nil }
 
-// Drain takes the member out of use, and others of its name, until Resume. That
-// outlives the pool.
+// Drain takes the member out of use, and others of its name, until Resume. The
+// drain outlives the pool.
 func (m *Member) Drain(o Order) { m.execute(Drained, o, false) }
 
-// Resume puts a member back into use that Drain took out. A weight of 0 stays.
+// Resume puts a member back into use after Drain. A weight of 0 stays.
 func (m *Member) Resume(o Order) { m.execute(Resumed, o, false) }
 
 // TakenOut returns the order by which the member is out of use, or nil.
@@ -79,27 +79,26 @@ func (m *Member) Reset() {
 	}
 }
 
-// State is what operators see of a member.
+// State is the state of a member, for operators.
 type State struct {
 	Member   *Member
 	Drained  bool
 	InFlight int64
-	// Healthy tells that the member passes active health checks.
+	// Healthy reports whether the member passes active health checks.
 	Healthy bool
-	// Benches are those in force, and Due those whose time has passed, while it is
-	// not known whether the member is back.
+	// Benches are the active benches, and Due the benches whose time has passed,
+	// while it is not known whether the member can serve again.
 	Benches, Due []Bench
-	// Probing tells that the time of a bench has passed, and that it is not
-	// known yet whether the member is back: after a failure until a request was
-	// served, after a throttle while its probe may still be refused. A member
-	// that is lost is probed until it was reached.
+	// Probing reports whether the time of a bench has passed while it is not
+	// known whether the member can serve again: after a failure until a request
+	// is served, after a throttle while its probe may still be refused. A lost
+	// member is probed until it is reached.
 	Probing bool
-	// Last is the latest refusal for which the member was benched, and for how
-	// long it was meant. It is nil if there was none.
+	// Last is the bench of the latest refusal. It is nil if there was none.
 	Last *Bench
 }
 
-// Snapshot tells the state of every member, in the order of their priorities.
+// Snapshot returns the state of every member, in the order of their priorities.
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
@@ -123,7 +122,7 @@ func (p *Pool) Snapshot(now time.Time) []State {
 	return states
 }
 
-// Benched reports whether a bench is in force.
+// Benched reports whether a bench is active.
 func (h *Health) Benched(now time.Time) bool {
 	return slices.ContainsFunc(h.benches(), func(b *bench) bool { return b.inForce(now) })
 }

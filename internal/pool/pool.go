@@ -1,24 +1,25 @@
-// Package pool decides which backend gets a request: which ones may be called
-// now, which of them is next, and when the first one returns. It knows time
-// only from its arguments, and nothing of HTTP or Caddy.
+// Package pool decides which backend gets a request: which backends may be
+// called now, which one is next, and the shortest wait. It gets the time only
+// from its arguments, and does not depend on HTTP or Caddy.
 //
 // Its words, which the rest of the project uses in the same sense:
 //
 //   - A member is a backend as one pool sees it, with a priority and a weight.
-//   - Health is what is known of a backend. Pools share it, and it outlives them.
+//   - Health is the state of a backend. Pools share it, and it outlives them.
 //   - A bench is a time in which a backend gets no requests: for one model, or
 //     for every model if it concerns the whole backend.
-//   - A throttle is a bench that the backend asked for, and so a promise: the
-//     backend is not called before the throttle ends.
-//   - A member is lost if it could not be reached, until it was reached again.
+//   - A throttle is a bench that the backend asked for: the backend is not called
+//     before the throttle ends.
+//   - A member is lost if it could not be reached, until it is reached again.
 //   - A failure is every other reason for a bench. It is only a suspicion: its
-//     backend is a suspect, which is called when nobody else is left.
+//     backend is a suspect, which is called only when no other backend is left.
 //   - A probe is the one request that goes first when a bench has ended. The
-//     others follow when it was not refused, or when it had time enough to be.
-//   - Doubt: a throttle speaks for the request that was refused, and so for its
-//     cost. If one request met a throttle everywhere, be it of a rate or of a
-//     budget, perhaps it was only too large. The throttles that it began are then in doubt, and one much
-//     smaller request may check each of them.
+//     others follow when it was not refused, or when enough time for a refusal
+//     has passed.
+//   - Doubt: a throttle may apply only to requests of the cost that was refused.
+//     If one request met a throttle everywhere, be it of a rate or of a budget,
+//     perhaps it was only too large. The throttles that it started are then in
+//     doubt, and one much smaller request may check each of them.
 package pool
 
 import (
@@ -28,19 +29,20 @@ import (
 	"time"
 )
 
-// Random returns a random number from 0 up to but not including 1. Tests put one
-// with a seed in its place.
+// Random returns a random number from 0 up to but not including 1. Tests replace
+// it by one with a seed.
 var Random = rand.Float64
 
 // Pool is a set of members to choose from.
 type Pool struct {
 	// Members are in the order of their priorities.
 	Members []*Member
-	// Policy, if it is set, chooses among members of one priority, which it
-	// must not keep. It may return nil for no choice. It is not asked about
+	// Policy, if it is set, chooses among members of one priority. It must not
+	// keep the slice, and may return nil for no choice. It does not apply to
 	// requests with a key of [Affinity].
 	Policy func(Request, []*Member) *Member
-	// Moves, if it is set, keeps requests of one key together: see [Affinity].
+	// Moves, if it is set, keeps requests of one key at one member: see
+	// [Affinity].
 	Moves *Moves
 
 	listeners []Listener
@@ -58,8 +60,8 @@ type Member struct {
 	Weight int
 	// MaxRequests is how many requests it gets at a time. 0: no limit.
 	MaxRequests int64
-	// Models are those that the config names, by their names at the member. With
-	// AnyModel, it takes any other one as well.
+	// Models are the models that the config names, by their names at the member.
+	// With AnyModel, it takes any other model as well.
 	Models   []string
 	AnyModel bool
 	// Names are the names of models at the member, by the names that clients use.
@@ -68,7 +70,7 @@ type Member struct {
 	// name that the client used.
 	Names      map[string]string
 	Deployment string
-	// Checks are what others know of the member. It may be nil.
+	// Checks is the state that the pool does not know. It may be nil.
 	Checks Checks
 
 	pool   *Pool
@@ -79,8 +81,8 @@ type Member struct {
 	seed, tag uint64
 }
 
-// Checks are what others know of a member. With a method InFlight() int64, they
-// also count its requests, which are then not given back with Release.
+// Checks is state of a member outside the pool. With a method InFlight() int64,
+// it also counts its requests, which then need no Release.
 type Checks interface {
 	// Healthy reports whether the member passes active health checks.
 	Healthy() bool
@@ -88,10 +90,10 @@ type Checks interface {
 	Full() bool
 }
 
-// Request is what a pool asks about a request.
+// Request describes a request to a pool.
 type Request interface {
-	// ModelAt returns what the member calls the model that is asked for. It
-	// returns false if the request cannot be sent to the member.
+	// ModelAt returns the member's name for the requested model. It returns
+	// false if the request cannot be sent to the member.
 	ModelAt(*Member) (model string, ok bool)
 	// MayTry reports whether the request may still go to a member to which it
 	// can be sent.
@@ -99,15 +101,14 @@ type Request interface {
 	// Once reports whether the request can be sent only once, so that it must not
 	// be a probe.
 	Once() bool
-	// Cost tells how much of a rate limit the request takes, in tokens.
+	// Cost returns how much of a rate limit the request takes, in tokens.
 	Cost() int64
-	// Affinity tells which requests it belongs together with. Pick sets the
-	// result.
+	// Affinity returns the request's affinity. Pick sets its result.
 	Affinity() *Affinity
 }
 
-// New returns a pool of the members, which it sorts by priority. What happens
-// to them is told to the listeners until the pool is closed.
+// New returns a pool of the members, which it sorts by priority. The listeners
+// receive their events until the pool is closed.
 func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
@@ -125,7 +126,7 @@ func NewMember(name string, health *Health) *Member {
 }
 
 // Pick chooses the member that gets the request next, and reserves a place at
-// it, which Release gives back. It returns nil if nobody is left.
+// it until Release. It returns nil if no member is left.
 func (p *Pool) Pick(r Request, now time.Time) *Member {
 	for {
 		m, rank := p.choose(r, now)
@@ -146,7 +147,8 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 	}
 }
 
-// PickThrottled chooses the member that returns soonest, although it throttles.
+// PickThrottled chooses the member with the shortest wait, although it
+// throttles.
 func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
 	var soonest *Member
 	var back time.Time
@@ -239,7 +241,7 @@ func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Memb
 	return chosen
 }
 
-// Wait tells in how long the first member that can serve the request returns.
+// Wait returns the shortest wait of the members that can serve the request.
 func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	for _, m := range p.Members {
@@ -291,7 +293,7 @@ func (m *Member) Full() bool {
 	return m.MaxRequests > 0 && m.InFlight() >= m.MaxRequests || m.Checks != nil && m.Checks.Full()
 }
 
-// InFlight is how many requests the member serves, and others of its name.
+// InFlight returns how many requests the member and others of its name serve.
 func (m *Member) InFlight() int64 {
 	if others, ok := m.Checks.(interface{ InFlight() int64 }); ok {
 		return others.InFlight()
@@ -320,5 +322,5 @@ func (p place) reserve() bool {
 	return true
 }
 
-// Release gives back what Pick reserved.
+// Release frees the place that Pick reserved.
 func (m *Member) Release() { m.shared.inFlight.Add(-1) }

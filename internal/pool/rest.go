@@ -15,8 +15,8 @@ type rest struct {
 	length       time.Duration
 }
 
-// restMemory is for how long after the end of a rest a refusal counts as the
-// next one, besides the length of the rest.
+// restMemory is how long after the end of a rest, plus the length of the rest,
+// a refusal counts as the next one.
 const restMemory = time.Second
 
 // next tells how long the backend rests after the refusal of a request that was

@@ -15,8 +15,8 @@ type returns struct {
 	closed bool
 }
 
-// Close ends the telling of benches whose time has passed. Another pool with
-// the same backends tells of them.
+// Close ends the reports of benches whose time has passed. Another pool with
+// the same backends reports them.
 func (p *Pool) Close() {
 	for _, m := range p.Members {
 		m.health.mu.Lock()
