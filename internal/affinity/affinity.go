@@ -18,8 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// Affinity knows which account owns what, for the requests of one pool. A nil
-// Affinity knows nothing and learns nothing.
+// Affinity stores which account owns which object, for the requests of one
+// pool. A nil Affinity knows nothing and learns nothing.
 type Affinity struct {
 	keeper   *keeper
 	name     any // of the keeper
@@ -33,13 +33,13 @@ type Affinity struct {
 	patience time.Duration
 }
 
-// Config is what an Affinity is made of.
+// Config configures an Affinity.
 type Config struct {
 	*Options
-	// Pool is the name of the pool. What is known survives a reload under it.
+	// Pool is the name of the pool, under which owners survive a reload.
 	Pool string
-	// Accounts are those of the pool's backends, the best priority first. One
-	// may be there several times.
+	// Accounts are the accounts of the pool's backends, the best priority
+	// first. They may repeat.
 	Accounts []string
 	// Named reports whether callers have names.
 	Named bool
@@ -48,10 +48,10 @@ type Config struct {
 	Logger *zap.Logger
 }
 
-// Account returns the account of a backend: the one that it was given, or else
-// the one that its URL and the fingerprint of its credential mean. All keys of an
-// Azure resource share its objects. It is a digest, so that what is saved and
-// shared names no account.
+// Account returns the account of a backend: the digest of its name, or else of
+// the URL and the fingerprint of the credential. All keys of an Azure resource
+// share its objects, so only its URL counts. The digest keeps names out of
+// saved and shared data.
 func Account(name string, u *url.URL, fingerprint string) string {
 	account := strings.ToLower(u.Host) + " " + fingerprint
 	switch {
@@ -64,7 +64,7 @@ func Account(name string, u *url.URL, fingerprint string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// keepers have what is known through config reloads.
+// keepers keep the owners through config reloads.
 var keepers = caddy.NewUsagePool()
 
 // New returns the Affinity of a pool, or nil if the options turn it off. The
@@ -101,10 +101,10 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	return a, nil
 }
 
-// IsStrict reports whether a caller reaches only what it made.
+// IsStrict reports whether a caller reaches only the objects that it made.
 func (a *Affinity) IsStrict() bool { return a != nil && a.strict }
 
-// Close gives back what New took.
+// Close releases what New acquired.
 func (a *Affinity) Close() error {
 	if a == nil {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
-// Home tells which accounts may get a request. It belongs to the goroutine that
-// serves the request. The zero Home lets any account have it.
+// Home defines which accounts may get a request. It belongs to the goroutine
+// that serves the request. The zero Home allows any account.
 type Home struct {
 	affinity *Affinity
 	caller   owners.Caller
@@ -48,25 +48,25 @@ type id struct {
 	caller owners.Caller
 }
 
-// Request is what a Home is found by.
+// Request is the input for finding a Home.
 type Request struct {
 	Method, Operation, RawQuery string
-	// Body is what the body says, and Text the body itself.
+	// Body is the parsed body, and Text the body itself.
 	Body *openaiapi.Request
 	Text []byte
-	// Caller is the name of who sent it, if callers have names.
+	// Caller is the name of the caller, if callers have names.
 	Caller string
 	// Upgrade reports whether it opens a WebSocket, and Compressed whether its body
 	// could not be read.
 	Upgrade, Compressed bool
-	// Disputed reports whether servers may take the body for different types.
+	// Disputed reports whether servers may read the body as different types.
 	Disputed bool
 	// CutAt is how many bytes were read of a longer body. 0: all of it.
 	CutAt int64
 }
 
-// Home finds the home of a request. refused tells that no account may get it,
-// and refusal why.
+// Home returns the home of a request. If no account may get it, refused is true
+// and refusal says why.
 func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool) {
 	if a == nil {
 		return h, refusal, false
@@ -174,9 +174,9 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	}
 }
 
-// foundFor is how long an id belongs to no caller, as far as other replicas
-// know. Then they are asked again: one of them may not have been able to tell
-// whose it is, or may only know it since.
+// foundFor is how long an id counts as belonging to no caller after other
+// replicas were asked. Then they are asked again: one of them may have been
+// unable to answer, or may have learned the caller since.
 const foundFor = 5 * time.Minute
 
 // askReplicas asks what other replicas know of the open ids. If there is no
@@ -226,8 +226,8 @@ func (h *Home) Allows(account string) bool {
 	return (h.account == "" || h.account == account) && !slices.Contains(h.missing, account)
 }
 
-// Stored is what the only account stores that may get the request, in words for
-// the client. It is empty if any account may get it.
+// Stored returns, in words for the client, the object because of which only one
+// account may get the request. It is empty if any account may get it.
 func (h *Home) Stored() string {
 	if h.account == "" {
 		return ""
@@ -251,7 +251,7 @@ func (h *Home) Stored() string {
 	return "the " + kind + " '" + showntext.Cut(h.firstText, longestShown) + "'"
 }
 
-// kinds are those of objects, by what their ids begin with.
+// kinds are the kinds of objects, by the prefix of their ids.
 var kinds = map[string]string{
 	"resp": "response", "conv": "conversation", "file": "file", "batch": "batch", "vs": "vector store", "upload": "upload",
 	"cntr": "container", "asst": "assistant", "thread": "thread", "ftjob": "fine-tuning job", "eval": "eval", "video": "video",
@@ -259,7 +259,8 @@ var kinds = map[string]string{
 }
 
 // IsList reports whether the request asks for a list. Any account could answer,
-// but each with what is its own, so it has to be the same one every time.
+// but each lists only its own objects, so it has to be the same account every
+// time.
 func (h *Home) IsList() bool { return h.list }
 
 // Makes reports whether the request makes an object without naming one.
@@ -268,21 +269,22 @@ func (h *Home) Makes() bool { return h.creates && len(h.named) == 0 }
 // Settle makes the account the only one that may get the request.
 func (h *Home) Settle(account string) { h.account = account }
 
-// Asks reports whether the owner is to be found by asking one account after the
+// Asks reports whether the owner is found by asking one account after the
 // other.
 func (h *Home) Asks() bool {
 	return h.affinity != nil && h.account == "" && len(h.unknown) > 0 && len(h.affinity.accounts) > 1
 }
 
-// Missing takes in that the account does not have what the request names.
+// Missing records that the account does not store the objects that the request
+// names.
 func (h *Home) Missing(account string) { h.missing = append(h.missing, account) }
 
-// Asked is how many accounts do not have it.
+// Asked returns how many accounts do not store them.
 func (h *Home) Asked() int { return len(h.missing) }
 
-// Served takes in that the account served the request, with this reply. The
-// account then has what the request names. Only an input item's id proves
-// nothing, unless another account did not know it.
+// Served records that the account served the request, with this reply. So the
+// account stores the objects that the request names. Only an input item's id
+// proves nothing, unless another account did not know it.
 func (h *Home) Served(account string, res *http.Response) {
 	if h.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return

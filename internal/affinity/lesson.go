@@ -10,12 +10,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// maxReply is how much of a JSON reply is looked at. A reply names what was made
-// at its beginning.
+// maxReply is how much of a JSON reply is read. A reply names the object that
+// was created at its beginning.
 const maxReply = 1 << 20
 
 // Lesson learns the ids that a reply names while the reply passes, before its
-// end reaches the client: the next request may come at once.
+// end reaches the client: the next request may come immediately.
 type Lesson struct {
 	home    *Home
 	account string
@@ -50,8 +50,8 @@ func (h *Home) Lesson(account string, res *http.Response) *Lesson {
 	return nil
 }
 
-// Join makes the watcher of a stream tell the lesson of its events, besides
-// those whom it tells already. It returns nil: the lesson needs no bytes then.
+// Join makes the watcher of a stream pass its events to the lesson too. It
+// returns nil: the lesson then needs no bytes.
 func (l *Lesson) Join(w *sse.Watcher) *Lesson {
 	if l == nil {
 		return nil
@@ -72,7 +72,8 @@ func (l *Lesson) Join(w *sse.Watcher) *Lesson {
 	return nil
 }
 
-// Watch takes in the next bytes of the reply. end tells that they are the last.
+// Watch reads the next bytes of the reply. end reports whether they are the
+// last.
 func (l *Lesson) Watch(p []byte, end bool) {
 	if l == nil {
 		return

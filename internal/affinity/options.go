@@ -1,16 +1,16 @@
-// Package affinity keeps what belongs together at one account. A stored
-// response, a conversation, a file or a batch exists where it was made, and
-// only that account can serve requests for it.
+// Package affinity sends related requests to one account. A stored response, a
+// conversation, a file or a batch exists only in the account that created it,
+// and only that account can serve requests for it.
 //
 // An [Affinity] belongs to a pool. It learns the ids of objects from replies as
 // they pass, and remembers their owners in a store that outlives a reload. A
-// [Home] belongs to one request: it tells which accounts may get the request,
-// and reads the reply. Bytes to and from clients stay as they are.
+// [Home] belongs to one request: it defines which accounts may get the request,
+// and reads the reply. Bytes to and from clients stay unchanged.
 //
-// Apart from that, a [PromptCache] keeps requests of one session together, where
-// the choice is free.
+// In addition, a [PromptCache] sends the requests of one session to one backend,
+// if the choice is free.
 //
-// The words are those of package owners.
+// Package owners defines the words.
 package affinity
 
 import (
@@ -24,20 +24,22 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// Options say how requests are kept together with the objects that they name.
+// Options configure how requests are sent to the accounts that store the
+// objects which they name.
 type Options struct {
-	// IDs is how many ids of stored objects are remembered. The oldest ones are
-	// forgotten first. An id takes about 100 bytes. It is 64 to 100000000, or 0
-	// to remember none: then any backend may get any request. Default: 1000000.
+	// IDs is how many ids of stored objects are remembered. The least recently
+	// seen are forgotten first. An id takes about 100 bytes. It is 64 to
+	// 100000000, or 0 to remember none: then any backend may get any request.
+	// Default: 1000000.
 	IDs *int `json:"ids,omitempty"`
 
 	// IDsTTL is how long an id is remembered after it was last seen in a reply.
 	// Default: 720h.
 	IDsTTL caddy.Duration `json:"ids_ttl,omitempty"`
 
-	// LookupTimeout is how long a request waits at most for what other replicas
-	// know, if it names an id that this one does not know. Only a pool with
-	// `state` asks. It is 1s at most. Default: 50ms.
+	// LookupTimeout is how long a request waits at most for the answer of other
+	// replicas, if it names an id that this replica does not know. Only a pool
+	// with `state` asks. It is 1s at most. Default: 50ms.
 	LookupTimeout caddy.Duration `json:"lookup_timeout,omitempty"`
 
 	// Save keeps the ids in Caddy's storage, so that they are still known after
@@ -47,15 +49,14 @@ type Options struct {
 	Save bool `json:"save,omitempty"`
 
 	// Callers is `strict` if a caller is to reach only the objects that it made
-	// through this pool, and gets a 404 for all others. It needs client keys, and
-	// `save` or `state`, because the ids that are remembered are all that callers
-	// reach. Requests of which the objects cannot be seen, and lists, are refused.
-	// Default: a caller reaches all objects but those that are known to be another
-	// caller's.
+	// through this pool, and to get a 404 for all others. It requires client keys,
+	// and `save` or `state`, because callers reach only remembered ids. Lists, and
+	// requests whose objects cannot be seen, are refused. Default: a caller
+	// reaches all objects except those that are known to be another caller's.
 	Callers string `json:"callers,omitempty"`
 
-	// PromptCache sends the requests of a session to the backend whose cache has
-	// the beginning of their prompts. Default: off.
+	// PromptCache sends the requests of a session to the backend whose cache
+	// contains the beginning of their prompts. Default: off.
 	PromptCache *PromptCache `json:"prompt_cache,omitempty"`
 }
 

@@ -15,20 +15,21 @@ import (
 )
 
 // PromptCache sends requests of one key to one backend, within the priority and
-// the weights that the other options give. Backends that are out, are full or do
-// not have the model stay so: keys only change the order of the others. No
-// backend gets more than 1.25 times its fair share of the requests in flight
+// the weights that the other options give. Backends that are benched, are full or
+// do not have the model stay excluded: keys only change the order of the others.
+// No backend gets more than 1.25 times its fair share of the requests in flight
 // (rounded up, and one more; while there are few, three more than its share). If
-// a session has to go elsewhere, it stays there until it was idle for 10
-// minutes, or a better priority is back. If a throttle drove it away, it returns
-// while the other backend gets more than its share of the last minute's requests.
+// a session has to move to another backend, it stays there until it was idle for
+// 10 minutes, or a better priority is back. If it moved because of a throttle, it
+// returns while the other backend gets more than its share of the last minute's
+// requests.
 //
-// The key is the first that a request has of: a header named here, the body's
-// prompt_cache_key, its conversation, and a digest of what stays from turn to
-// turn, which is the model, the instructions, the tools and the messages up to
-// the first one of the user's, or the beginning of a prompt of completions. The last one counts for requests of 4 KiB or
-// more: providers cache nothing of less than 1,024 tokens. A request without a
-// key goes where the lb_policy says.
+// The key is the first of these that a request has: a header named here, the body's
+// prompt_cache_key, its conversation, and a digest of the part that stays the same
+// from turn to turn: the model, the instructions, the tools and the messages up to
+// the user's first one, or the beginning of a prompt of completions. The digest
+// requires a request of at least 4 KiB: providers cache no prompts of less than
+// 1,024 tokens. lb_policy applies to requests without a key.
 type PromptCache struct {
 	// Headers are the names of headers whose value is a key, such as a session's
 	// id. The first one that a request has counts. Default: none.
@@ -62,11 +63,11 @@ func (c *PromptCache) check() error {
 	return nil
 }
 
-// moves has where keys moved, by pool, through config reloads.
+// moves keeps the moves of keys, by pool, through config reloads.
 var moves = caddy.NewUsagePool()
 
-// OpenPromptCache makes the pool of this name keep keys together, if the options
-// say so. The caller closes what it returns, which may be nil.
+// OpenPromptCache turns on the prompt cache of the pool of this name, if the
+// options have it. The caller closes the result, which may be nil.
 func (o *Options) OpenPromptCache(name string, p *pool.Pool) (*PromptCache, error) {
 	if o == nil || o.PromptCache == nil {
 		return nil, nil
@@ -84,7 +85,7 @@ func (o *Options) OpenPromptCache(name string, p *pool.Pool) (*PromptCache, erro
 	return c, nil
 }
 
-// Close gives back what OpenPromptCache took.
+// Close releases what OpenPromptCache acquired.
 func (c *PromptCache) Close() error {
 	if c == nil {
 		return nil
@@ -93,8 +94,8 @@ func (c *PromptCache) Close() error {
 	return err
 }
 
-// Prompt returns a prompt to be filled in when the body is read, or nil if there
-// is no cache to care for.
+// Prompt returns a prompt to be filled in when the body is read, or nil without
+// a prompt cache.
 func (c *PromptCache) Prompt() *openaiapi.Prompt {
 	if c == nil {
 		return nil

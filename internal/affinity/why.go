@@ -7,13 +7,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// Why a backend was chosen, in placeholders and logs.
+// The reasons why a backend was chosen, in placeholders and logs.
 const (
 	// None: by no affinity.
 	None = "none"
-	// Owner: its account is known to have what the request names.
+	// Owner: its account is known to store the objects that the request names.
 	Owner = "owner"
-	// Asked: nobody knew which account has it, so they were asked.
+	// Asked: the owner was not known, so the accounts were asked.
 	Asked = "asked"
 	// Cache: by the session's key.
 	Cache = "cache"
@@ -21,7 +21,7 @@ const (
 	Learned = "learned"
 )
 
-// Why tells why a backend was chosen.
+// Why returns why a backend was chosen.
 func (h *Home) Why(a pool.Affinity) string {
 	switch {
 	case h.owns:
@@ -42,8 +42,8 @@ func (h *Home) asked() bool {
 	return len(h.missing) > 0 || h.Asks() && slices.ContainsFunc(h.unknown, func(it id) bool { return it.kind != openaiapi.Item })
 }
 
-// Result tells, for metrics, whether the owner of what the request names was
-// known. Both are empty if it names nothing.
+// Result returns, for metrics, whether the owner of the objects that the
+// request names was known. Both are empty if it names none.
 func (h *Home) Result() (kind, result string) {
 	switch {
 	case h.owns:
@@ -54,8 +54,8 @@ func (h *Home) Result() (kind, result string) {
 	return "", ""
 }
 
-// CameTo tells of the affinity that Why tells whether the backend was the one
-// where the request belongs. It is empty if the choice was free.
+// CameTo returns the result of the affinity that Why returns: hit, move or
+// miss. It is empty if the choice was free.
 func (h *Home) CameTo(a pool.Affinity) string {
 	if _, result := h.Result(); result != "" {
 		return result

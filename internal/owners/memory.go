@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Memory remembers owners. It holds a limited number of ids, and forgets those
-// first that were put longest ago. It has many parts with a lock each, so that
+// Memory remembers owners. It holds a limited number of ids, and forgets the
+// least recently put ones first. It has many parts with a lock each, so that
 // requests hardly ever wait for each other.
 type Memory struct {
 	parts [partCount]part
@@ -85,16 +85,15 @@ func (m *Memory) Changes() uint64 { return m.changes.Load() }
 
 func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
 
-// aWhile is the part of its time to live after which it is news that an id was
-// put again.
+// aWhile is the part of an id's time to live after which another Put of it is
+// news.
 const aWhile = 100
 
 // Put remembers the owner of an id for ttl. An id that is known to be one
-// caller's does not become another's, nor that of no caller, and stays that
-// caller's for as long as before. Nor does a Put without a caller change for how
-// long an id is known as one of no caller. Put returns the owner that is
-// remembered, and whether that is news to others: anything about it is new, or
-// the id was last put a while ago.
+// caller's keeps that caller, and for as long as before. A Put without a caller
+// also does not change how long an id counts as belonging to no caller. Put
+// returns the remembered owner, and whether that is news to others: anything
+// about it is new, or the id was last put a while ago.
 func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
 	e := entry{key: id, caller: o.Caller, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
 	p := m.partOf(id)

@@ -2,7 +2,7 @@
 // made it. Only the owner of a stored response, a file or a batch can serve
 // requests for it.
 //
-// Its words, which the rest of the project uses in the same sense:
+// It defines these words for the whole project:
 //
 //   - An id is the name of a stored object, such as resp_… or file-…. A Key
 //     stands for it here, so that neither memory nor storage holds any id.
@@ -21,27 +21,27 @@ import (
 	"encoding/binary"
 )
 
-// Owner is what is known of an id: its account and its caller.
+// Owner is the account and the caller of an id.
 type Owner struct {
 	// Account stores the object.
 	Account string
-	// Caller made it. It is 0 if that is not known: the object was made without a
-	// name, or only seen later.
+	// Caller made it. It is 0 if the caller is not known: the object was made
+	// without a name, or only seen later.
 	Caller Caller
 }
 
-// MayUse reports whether a caller may use the id, as far as its own caller is
-// known. Callers without names are not kept apart.
+// MayUse reports whether a caller may use the id, as far as the id's caller is
+// known. Callers without names may use each other's ids.
 func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.Caller == c }
 
 // Caller is a digest of a caller's name. It is 0 for callers without a name.
 type Caller uint64
 
-// NoCaller takes the place of an id's caller if the other replicas were asked, and
-// none of them knows one.
+// NoCaller replaces an id's caller if the other replicas were asked, and none of
+// them knows a caller.
 const NoCaller Caller = 1
 
-// Named reports whether it is the caller with some name.
+// Named reports whether the caller has a name.
 func (c Caller) Named() bool { return c > NoCaller }
 
 // CallerNamed returns the Caller with this name.
@@ -56,13 +56,14 @@ func CallerNamed(name string) Caller {
 // Key is the digest of an id, or of a content that only its owner can read.
 type Key [16]byte
 
-// sample is how many bytes of a long text are looked at, half of them at its
+// sample is how many bytes of a long text are hashed, half of them at its
 // beginning and half at its end.
 const sample = 96
 
-// KeyOf returns the key of an id or of an encrypted content. Of a long content,
-// only the beginning, the end and the length count: encrypted texts begin with
-// a random number and end with a digest, so no two of them share both.
+// KeyOf returns the key of an id or of an encrypted content. For a long
+// content, only the beginning, the end and the length count: encrypted texts
+// begin with a random number and end with a digest, so no two of them share
+// both.
 func KeyOf[T string | []byte](text T) (k Key) {
 	var buf [sample + 8]byte
 	n := len(text)

@@ -25,8 +25,8 @@ const (
 	maxAccount  = 1 << 10
 )
 
-// Save returns what the store knows, to be read by Load. It holds neither ids,
-// nor names of callers, nor keys.
+// Save returns the contents of the store, to be read by Load. They include no
+// ids, names of callers or keys.
 func (m *Memory) Save(now time.Time) []byte {
 	ids := make([]byte, 0, m.Len()*savedID)
 	count := uint32(0)
@@ -58,9 +58,9 @@ func (m *Memory) Save(now time.Time) []byte {
 
 var errDamaged = errors.New("the saved ids are damaged")
 
-// Load adds what was saved, and reports how many ids that were. What was learned
-// since stays, except that an id whose caller is known remains that caller's. It
-// adds nothing if the data is not what Save returned.
+// Load adds saved owners, and returns the number of ids. Owners that were
+// learned since stay, except that an id whose caller is known remains that
+// caller's. It adds nothing if the data does not come from Save.
 func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	if !bytes.HasPrefix(saved, []byte(magic)) {
 		return 0, fmt.Errorf("the saved ids are not in the format %q", magic[:len(magic)-1])
