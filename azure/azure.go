@@ -1,6 +1,6 @@
-// Package azure has openai_lb authenticate to Azure OpenAI with Entra ID, the
+// Package azure authenticates openai_lb to Azure OpenAI with Entra ID, the
 // former Azure Active Directory: with a managed identity, a workload identity
-// of Kubernetes, a client secret, or what the Azure CLI is signed in with.
+// of Kubernetes, a client secret, or the account of the Azure CLI.
 package azure
 
 import (
@@ -17,19 +17,18 @@ func init() {
 	caddy.RegisterModule(new(Credentials))
 }
 
-// Credentials authenticates requests with access tokens of an identity in
-// Entra ID. A token is renewed before it expires, or when a backend refuses
-// it, while requests go on. All backends with the same options share one token,
-// which outlives reloads of the config.
+// Credentials authenticates requests with access tokens of an identity in Entra
+// ID. A token is renewed before it expires, or when a backend refuses it,
+// without stopping requests. All backends with the same options share one
+// token, which survives reloads of the config.
 //
-// The values may hold placeholders, such as {env.NAME} and {file./path}.
+// The values may contain placeholders, such as {env.NAME} and {file./path}.
 type Credentials struct {
-	// Kind is what stands for the identity: `managed_identity`, which
-	// Azure gives to a virtual machine, an app or a container;
-	// `workload_identity`, a service account of Kubernetes; `client_secret`,
-	// a password of an app registration; or `default`, the first that works
-	// of these and the Azure CLI's, as the environment has them. Default:
-	// `default`.
+	// Kind is the kind of the identity: `managed_identity`, which Azure gives
+	// to a virtual machine, an app or a container; `workload_identity`, a
+	// service account of Kubernetes; `client_secret`, a password of an app
+	// registration; or `default`, the first of these and the Azure CLI's that
+	// is set up in the environment and works. Default: `default`.
 	Kind string `json:"credential,omitempty"`
 
 	// TenantID is the directory that the identity is in. Default: the value
@@ -42,8 +41,8 @@ type Credentials struct {
 	// for `managed_identity`, none for `client_secret`.
 	ClientID string `json:"client_id,omitempty"`
 
-	// ClientSecret is the secret of a `client_secret`. A {file./path} is read
-	// again for each token. Default: none.
+	// ClientSecret is the secret of a `client_secret`. A {file./path} is
+	// reloaded for each token. Default: none.
 	ClientSecret string `json:"client_secret,omitempty"`
 
 	// ObjectID chooses a user-assigned managed identity by its object
@@ -55,21 +54,21 @@ type Credentials struct {
 	ResourceID string `json:"resource_id,omitempty"`
 
 	// TokenFile is the file with the token of the Kubernetes service account.
-	// It is read again for each token. Default: the value of
+	// It is reloaded for each token. Default: the value of
 	// AZURE_FEDERATED_TOKEN_FILE.
 	TokenFile string `json:"token_file,omitempty"`
 
-	// Scope is what the tokens are good for. Default: that of Azure OpenAI in
-	// the cloud, which is `https://cognitiveservices.azure.com/.default` in
-	// the public one.
+	// Scope is the scope of the tokens. Default: the scope of Azure OpenAI in
+	// the cloud, which is `https://cognitiveservices.azure.com/.default` in the
+	// public cloud.
 	Scope string `json:"scope,omitempty"`
 
-	// Cloud is where the identity is: `public`, `government` or `china`.
-	// Default: what AZURE_AUTHORITY_HOST says, else `public`.
+	// Cloud is the cloud of the identity: `public`, `government` or `china`.
+	// Default: the cloud of AZURE_AUTHORITY_HOST, else `public`.
 	Cloud string `json:"cloud,omitempty"`
 
-	// AuthorityHost is the URL of Entra ID in any other cloud. Default: that
-	// of the cloud.
+	// AuthorityHost is the URL of Entra ID in any other cloud. Default: the URL
+	// in the cloud.
 	AuthorityHost string `json:"authority_host,omitempty"`
 
 	settings settings
@@ -85,7 +84,7 @@ func (*Credentials) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// sources are the sources of tokens of all configs that are loaded.
+// sources are the sources of tokens of all loaded configs.
 var sources = caddy.NewUsagePool()
 
 // shared is a source of tokens in use by any number of backends.
@@ -123,7 +122,7 @@ func (c *Credentials) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup gives the source back.
+// Cleanup releases the source.
 func (c *Credentials) Cleanup() error {
 	if c.shared == nil {
 		return nil

@@ -57,7 +57,7 @@ func summarize(err error, secrets ...string) error {
 // query matches the query of a URL.
 var query = regexp.MustCompile(`\?[^\s"]*`)
 
-// opaque matches JSON Web Tokens, and what is too long for a word.
+// opaque matches JSON Web Tokens, and texts too long for a word.
 var opaque = regexp.MustCompile(`eyJ[\w.-]{16,}|[\w.~+=-]{80,}`)
 
 func cut(text string) string {
@@ -104,7 +104,7 @@ func describe(res *http.Response) string {
 // chainIntroduction begins the list of the credentials that a chain tried.
 const chainIntroduction = "Attempted credentials:"
 
-// bodyMarks come before what azidentity quotes of a reply's body.
+// bodyMarks come before azidentity's quotes of a reply's body.
 var bodyMarks = []string{"The endpoint responded with", "unexpected response", "To troubleshoot, visit"}
 
 // tried lists the credentials of a chain with the first line of each one's error.

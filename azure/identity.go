@@ -132,7 +132,7 @@ func (i *identity) newCredential() (credential azcore.TokenCredential, secret st
 	return credential, secret, nil
 }
 
-// withClaims has MSAL pass over its memory.
+// withClaims makes MSAL ignore its cache.
 const withClaims = "{}"
 
 // token requests a token in place of the previous one, which a backend may

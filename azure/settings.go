@@ -25,7 +25,7 @@ const (
 
 var kinds = []string{kindDefault, kindManagedIdentity, kindWorkloadIdentity, kindClientSecret}
 
-// takes lists the options of each kind, besides credential itself.
+// takes lists the options of each kind, in addition to credential.
 var takes = map[string][]string{
 	kindDefault:          {"tenant_id", "scope", "cloud", "authority_host"},
 	kindManagedIdentity:  {"client_id", "object_id", "resource_id", "scope", "cloud"},
@@ -33,9 +33,9 @@ var takes = map[string][]string{
 	kindClientSecret:     {"tenant_id", "client_id", "client_secret", "scope", "cloud", "authority_host"},
 }
 
-// clouds are those of Azure. Their audiences are those of the SDKs of Azure
-// OpenAI and of the other Cognitive Services, such as AzureOpenAIAudience and
-// FormRecognizerAudience of the SDK for .NET.
+// clouds are the clouds of Azure. Their audiences are the same as in the SDKs
+// of Azure OpenAI and of the other Cognitive Services, such as
+// AzureOpenAIAudience and FormRecognizerAudience of the SDK for .NET.
 var clouds = map[string]struct {
 	authority cloud.Configuration
 	scope     string
