@@ -1,5 +1,5 @@
-// Package redis lets replicas of openai_lb tell each other by Redis, or by
-// Valkey, what they learn of backends and of stored objects.
+// Package redis lets replicas of openai_lb share what they learn about backends
+// and stored objects, by Redis or Valkey.
 package redis
 
 import (
@@ -35,15 +35,15 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// Engine shares what replicas know by Redis: one server, servers with Sentinel,
-// or Redis Cluster. Every value may have placeholders, which are resolved at
-// load.
+// Engine shares the knowledge of replicas by Redis: one server, servers with
+// Sentinel, or Redis Cluster. Every value may contain placeholders, which are
+// resolved at load.
 type Engine struct {
 	// Address lists servers, sentinels or nodes of a cluster, as host:port.
 	// Without Sentinel and Cluster it is one server. Required.
 	Address []string `json:"address,omitempty"`
 
-	// Sentinel is the name of the master whose address the sentinels tell.
+	// Sentinel is the name of the master for which the sentinels are asked.
 	// Default: no Sentinel.
 	Sentinel string `json:"sentinel,omitempty"`
 
@@ -51,34 +51,33 @@ type Engine struct {
 	// user.
 	SentinelUsername string `json:"sentinel_username,omitempty"`
 
-	// SentinelPassword is the password of the sentinels, if they want one. It is
-	// read as Password is. Default: none.
+	// SentinelPassword is the password of the sentinels, if they require one. It
+	// is read like Password. Default: none.
 	SentinelPassword string `json:"sentinel_password,omitempty"`
 
-	// Cluster tells that the servers are a Redis Cluster. Default: false.
+	// Cluster is true if the servers are a Redis Cluster. Default: false.
 	Cluster bool `json:"cluster,omitempty"`
 
-	// Username is that of an ACL. Default: the default user.
+	// Username is a user of an ACL. Default: the default user.
 	Username string `json:"username,omitempty"`
 
-	// Password is the user's. Use {env.X} or {file.X}: they are resolved at
-	// load and never shown. A file is read again for each connection. Default:
-	// none.
+	// Password is the user's password. Use {env.X} or {file.X}: they are
+	// resolved at load and never shown. A file is reloaded for each connection.
+	// Default: none.
 	Password string `json:"password,omitempty"`
 
 	// DB is the number of the database. A cluster has only 0. Default: 0.
 	DB int `json:"db,omitempty"`
 
-	// TLS tells that connections are encrypted. The server's certificate is
-	// checked against the system's certificates, or those of SSL_CERT_FILE.
-	// Default: false.
+	// TLS encrypts connections. The server's certificate is checked against the
+	// system's certificates, or the ones in SSL_CERT_FILE. Default: false.
 	TLS bool `json:"tls,omitempty"`
 
 	// ServerName is the name in the server's certificate. Default: its host.
 	ServerName string `json:"server_name,omitempty"`
 
-	// KeyPrefix begins every key and every channel. Balancers with different
-	// prefixes or databases share nothing. Default: `openai_lb:`.
+	// KeyPrefix is the beginning of every key and every channel. Balancers with
+	// different prefixes or databases share nothing. Default: `openai_lb:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
 	// resolved has no placeholders, but for those of passwords in files.
@@ -128,7 +127,7 @@ func (*Engine) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision resolves the options. It connects to nobody.
+// Provision resolves the options. It opens no connection.
 func (e *Engine) Provision(caddy.Context) error {
 	s := settings{Cluster: e.Cluster, DB: e.DB, TLS: e.TLS}
 	repl := caddy.NewReplacer()
@@ -219,7 +218,7 @@ const (
 	connections, spare = 4, 2
 )
 
-// roots are the certificates that are trusted. nil: those of the system.
+// roots are the trusted certificates. nil: the system's.
 var roots *x509.CertPool
 
 // Open implements state.Engine.

@@ -36,11 +36,12 @@ type store struct {
 	apart atomic.Bool
 }
 
-// groupsAtOnce is how many groups one command loads, unless they are apart.
+// groupsAtOnce is how many groups one command loads, unless they are on
+// different nodes.
 const groupsAtOnce = 100
 
-// The scripts are sent as they are: the server knows them again by their text,
-// and one that has restarted or become the master lacks nothing.
+// The scripts are sent in full: the server recognizes them by their text, so a
+// server that has restarted or become the master needs no setup.
 var (
 	//go:embed put.lua
 	putScript string
@@ -156,7 +157,7 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 	return kept, now, nil
 }
 
-// maxField is how many bytes a field has at most: a message and what is before it.
+// maxField is the most bytes that a field may have: a message and its prefix.
 const maxField = state.MaxMessage + 100
 
 // appendKept reads what is kept of a group.
@@ -193,7 +194,7 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, 
 	return failed, err
 }
 
-// maxEntry is how many bytes are kept of an entry at most: its mark and its value.
+// maxEntry is the most bytes that are kept of an entry: its mark and its value.
 const maxEntry = 1 + state.MaxValue
 
 // Find implements state.Store.
