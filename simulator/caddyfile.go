@@ -36,7 +36,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    request_window      1s|10s
 //	    tokens_per_minute   <n>
 //
-//	    ptu                 <units>            # in place of the three above
+//	    ptu                 <units>            # instead of the three above
 //	    input_tpm_per_ptu   <n>
 //	    output_ratio        <n>
 //	    bucket_seconds      <seconds>

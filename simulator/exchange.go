@@ -16,8 +16,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// parsedBytes is how much of a request body is kept and parsed. All of it is
-// received and hashed. It is a variable for a test, which needs less.
+// parsedBytes is how much of a request body is kept and parsed. The whole body
+// is received and hashed. It is a variable for a test, which needs less.
 var parsedBytes int64 = 64 << 20
 
 // exchange is one request and its reply.

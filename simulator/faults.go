@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Fault is a way to misbehave.
+// Fault is a fault to simulate.
 type Fault struct {
 	// Action is what happens:
 	//
@@ -34,9 +34,9 @@ type Fault struct {
 	//   - `comments`: a comment precedes every event
 	//
 	// The first seven replace the answer and are not charged to any limit. The
-	// others change an answer that was admitted. A fault of streams does not
-	// change a whole reply, and json_cut does not change a stream. A chat
-	// stream starts with two events before its first token: Azure's filter
+	// others change an answer that was admitted. A fault of streams changes
+	// only streams, and json_cut changes only replies that are not streamed. A
+	// chat stream starts with two events before its first token: Azure's filter
 	// results and the role. The messages of a WebSocket are events for
 	// truncate_rst, truncate_eof (no close frame is sent) and hang_after.
 	Action string `json:"action"`

@@ -1,9 +1,9 @@
-// Package simulator is a Caddy handler that behaves as an OpenAI or Azure
-// OpenAI deployment does, without a model: it checks its key, counts requests
-// and tokens, throttles in any of the styles seen in the wild, answers whole or
-// streamed, and misbehaves on demand. The quickstart, the tests and the
-// benchmarks run against it, and so can a configuration before it gets real
-// keys.
+// Package simulator is a Caddy handler that behaves like an OpenAI or Azure
+// OpenAI deployment, without a model: it checks its key, counts requests and
+// tokens, throttles in any of the styles that providers use, replies with or
+// without a stream, and fails on demand. The quickstart, the tests and the
+// benchmarks run against it. You can also try a configuration with it before
+// you add real keys.
 package simulator
 
 import (
@@ -24,7 +24,7 @@ func init() {
 }
 
 // Handler is a simulated deployment, or a whole resource of them: limits are
-// counted for each deployment by itself. It answers
+// counted separately for each deployment. It answers
 //
 //   - `POST /openai/deployments/{deployment}/…?api-version=` (Azure classic),
 //   - `POST /openai/v1/…` (Azure v1) and `POST /v1/…` (OpenAI), each with
@@ -33,28 +33,28 @@ func init() {
 //   - `POST responses`, `GET` and `DELETE responses/{id}` and `GET models`
 //     under both v1 roots,
 //   - files, batches, vector stores and conversations there as well: it stores
-//     what it makes, and refuses to know of what another simulator has,
+//     the objects that it creates, and answers 404 for all others,
 //
 // and the WebSockets of `GET realtime` there, and of Azure's
-// `/openai/realtime?api-version=`: sessions with text in and text out. Anything
-// else is answered with 404.
+// `/openai/realtime?api-version=`: sessions with text in and text out. Any
+// other request gets a 404.
 //
 // Its limits, counters and stored objects live in the memory of this module
 // instance: a config reload starts fresh.
 type Handler struct {
-	// Name tells simulators apart: it is sent as `x-simulator` on every reply
+	// Name identifies the simulator: it is sent as `x-simulator` on every reply
 	// and shown in the status. Default: `simulator`
 	Name string `json:"name,omitempty"`
 
 	// APIKey lists the accepted keys. A caller sends one in `api-key` or as
-	// `Authorization: Bearer`; anything else gets the 401 of OpenAI under `/v1`,
-	// and Azure's elsewhere. Placeholders such as `{env.KEY}` and
-	// `{file./run/secrets/key}` are resolved when the config is loaded. Default:
-	// keys are not checked
+	// `Authorization: Bearer`; other callers get OpenAI's 401 under `/v1`, and
+	// Azure's elsewhere. Placeholders such as `{env.KEY}` and
+	// `{file./run/secrets/key}` are resolved when the config is loaded.
+	// Default: keys are not checked
 	APIKey []string `json:"api_key,omitempty"`
 
-	// Deployments lists the deployments (or models) that exist; any other is
-	// answered with 404 `DeploymentNotFound`, or `model_not_found` under `/v1`.
+	// Deployments lists the deployments (or models) that exist; any other gets
+	// a 404 `DeploymentNotFound`, or `model_not_found` under `/v1`.
 	// Default: any name exists
 	Deployments []string `json:"deployments,omitempty"`
 
@@ -67,22 +67,22 @@ type Handler struct {
 	RequestsPerMinute int `json:"requests_per_minute,omitempty"`
 
 	// RequestWindow is the fixed window in which requests are counted, `1s` or
-	// `10s`. It opens with the first request that finds none open.
+	// `10s`. A window opens with the first request while none is open.
 	// Default: `10s`
 	RequestWindow caddy.Duration `json:"request_window,omitempty"`
 
-	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over
-	// fixed windows of 60 s that open as request windows do. What counts is the
-	// estimate made on arrival: a token for every four characters of prompt, and
-	// of the JSON of tools, plus the `max_tokens` asked for, or 16, for each reply
-	// that `n` or `best_of` asks for. Default: no limit
+	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over fixed
+	// windows of 60 s that open as request windows do. The estimate made on
+	// arrival counts: a token for every four characters of prompt, and of the JSON
+	// of tools, plus the `max_tokens` asked for, or 16, for each reply that `n` or
+	// `best_of` asks for. Default: no limit
 	TokensPerMinute int `json:"tokens_per_minute,omitempty"`
 
 	// PTU makes this a provisioned deployment of that many units: a leaky
-	// bucket in place of the two limits above. Default: none, pay-as-you-go
+	// bucket instead of the two limits above. Default: none, pay-as-you-go
 	PTU int `json:"ptu,omitempty"`
 
-	// InputTPMPerPTU is how many input tokens a minute one unit works off.
+	// InputTPMPerPTU is how many input tokens a minute one unit processes.
 	// Default: `2500`, which is gpt-4o's
 	InputTPMPerPTU int `json:"input_tpm_per_ptu,omitempty"`
 
@@ -95,7 +95,7 @@ type Handler struct {
 	// value. Default: `10`
 	BucketSeconds float64 `json:"bucket_seconds,omitempty"`
 
-	// Hints is the style of the headers of a 429 that say when to come back:
+	// Hints is the style of the headers of a 429 that say when to retry:
 	// `azure_ms`, `azure_both`, `azure_s`, `azure_none`, `azure_neg1`,
 	// `azure_day`, `date`, `openai_dur`, `garbage`, `negative` or `zero`.
 	// Default: `azure_both`
@@ -107,34 +107,34 @@ type Handler struct {
 	// Default: `azure_classic`, or `azure_ptu` for a provisioned deployment
 	ErrorBody string `json:"error_body,omitempty"`
 
-	// FirstTokenLatency passes before the first token is there. Default: `0`
+	// FirstTokenLatency is the time before the first token. Default: `0`
 	FirstTokenLatency caddy.Duration `json:"first_token_latency,omitempty"`
 
-	// TokenLatency passes between two streamed tokens; a whole reply waits that
-	// long for each of its tokens. Default: `0`
+	// TokenLatency is the time between two streamed tokens; a reply that is not
+	// streamed waits that long for each of its tokens. Default: `0`
 	TokenLatency caddy.Duration `json:"token_latency,omitempty"`
 
 	// OutputTokens is how many tokens a reply has, unless the request allows
 	// fewer. Default: `16`
 	OutputTokens int `json:"output_tokens,omitempty"`
 
-	// PromptCache is how many prompts each deployment remembers, those that were
-	// used last. A prompt that begins with one of them, up to the end of a
+	// PromptCache is how many prompts each deployment remembers, the most
+	// recently used. A prompt that begins with one of them, up to the end of a
 	// message, is reported to have that many `cached_tokens`, and its first token
-	// comes up to 80 % sooner. As at OpenAI, it takes 1,024 tokens, and steps of
-	// 128 count. A provisioned deployment does not charge them. Default: none
+	// comes up to 80 % sooner. As at OpenAI, it requires 1,024 tokens, and steps
+	// of 128 count. A provisioned deployment does not charge them. Default: none
 	PromptCache int `json:"prompt_cache,omitempty"`
 
 	// Fault lists faults and how often each happens. If several are due for one
 	// request, the first one happens. Default: none
 	Fault []Fault `json:"fault,omitempty"`
 
-	// AllowFaultHeader lets a request ask for a fault by itself, in the header
+	// AllowFaultHeader lets a request ask for a fault, in the header
 	// `X-Simulator-Fault: <action>`. Default: `false`
 	AllowFaultHeader bool `json:"allow_fault_header,omitempty"`
 
-	// EarlyGrace is how long after a 429 a request is not counted as an early
-	// one: its sender may not have known of the 429. Default: `0`
+	// EarlyGrace is how long after a 429 a request is not counted as early: its
+	// sender may not have received the 429 yet. Default: `0`
 	EarlyGrace caddy.Duration `json:"early_grace,omitempty"`
 
 	// StatusPath is where `GET` shows the counters and the latest requests, and
@@ -224,7 +224,7 @@ func (h *Handler) resolveKeys() error {
 	return nil
 }
 
-// Validate refuses what cannot be simulated.
+// Validate rejects options that cannot be simulated.
 func (h *Handler) Validate() error {
 	if h.PTU > 0 && (h.RequestsPerMinute > 0 || h.TokensPerMinute > 0) {
 		return errors.New("ptu replaces requests_per_minute and tokens_per_minute: set one or the other")
@@ -281,7 +281,7 @@ func checkWindow(window caddy.Duration) error {
 	return nil
 }
 
-// ServeHTTP answers as the deployment would. It never calls the next handler.
+// ServeHTTP answers like the deployment. It never calls the next handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	if r.URL.Path == h.StatusPath {
 		return h.serveStatus(w, r)

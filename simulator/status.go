@@ -31,19 +31,20 @@ type Status struct {
 	Unauthorized int64     `json:"unauthorized"` // without a valid key
 	Cancelled    int64     `json:"cancelled"`    // the client left before the end
 	InFlight     int64     `json:"in_flight"`
-	// Early counts requests that came before the wait was over that an earlier
-	// 429 of their deployment named. One that names more than its limit asks
-	// for counts as if it named that. A request is not early that arrived
-	// before the 429 was sent, or less than early_grace after that.
+	// Early counts requests that came before the wait of an earlier 429 of
+	// their deployment was over. A 429 with a longer wait than its limit
+	// requires counts with the required wait. Requests that arrived before the
+	// 429 was sent, or less than early_grace after that, are not early.
 	Early  int64  `json:"early"`
 	Tokens Tokens `json:"tokens"`
-	// Utilization is that of the fullest provisioned deployment, in percent.
+	// Utilization is the utilization of the fullest provisioned deployment, in
+	// percent.
 	Utilization float64 `json:"utilization"`
-	// Last has the latest requests that are over, the oldest first.
+	// Last lists the latest finished requests, the oldest first.
 	Last []Request `json:"last"`
 }
 
-// Throttled counts refusals by the limit that was reached.
+// Throttled counts refused requests by the limit that was reached.
 type Throttled struct {
 	Requests int64 `json:"requests"`
 	Tokens   int64 `json:"tokens"`
@@ -70,7 +71,7 @@ type Tokens struct {
 	Output    int64 `json:"output"`
 }
 
-// Request is one request in the status. It holds no value of any header.
+// Request is one request in the status. It contains no values of headers.
 type Request struct {
 	Time       time.Time `json:"time"` // of arrival
 	Method     string    `json:"method"`
