@@ -136,7 +136,7 @@ func (ex *exchange) checkHandshake(r *reply, req *http.Request) {
 	}
 }
 
-// fail takes in why there is no reply.
+// fail records why there is no reply.
 func (r *reply) fail(why roundtrip.Failure) {
 	r.err, r.class, r.connected, r.uploading, r.refusal = why.Err, why.Class, why.Connected, why.Uploading, why.Refusal
 }

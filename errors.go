@@ -139,7 +139,7 @@ func (ex *exchange) allThrottle(now time.Time) bool {
 	return r.throttled != nil && r.all
 }
 
-// cameOf tells what came of the attempt at a backend, if it was tried.
+// cameOf returns the outcome of the attempt at a backend, if it was tried.
 func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
 	for i := range ex.attempts {
 		if ex.attempts[i].target == t {

@@ -34,14 +34,14 @@ type balancer struct {
 	// another transport.
 	transport *Transport
 	// forward sends a request that all backends throttle to the one that
-	// returns soonest, in place of refusing it.
+	// returns soonest, instead of refusing it.
 	forward bool
-	// plain tells that this is a plain reverse_proxy. It directs requests and
+	// plain reports whether this is a plain reverse_proxy. It directs requests and
 	// decides on headers by itself.
 	plain bool
-	// debugs tells that reverse_proxy's debug log is written.
+	// debugs reports whether reverse_proxy's debug log is written.
 	debugs bool
-	// streamUsage makes streams tell their usage to us.
+	// streamUsage asks for the usage of streams.
 	streamUsage bool
 	logger      *announce.Log
 	events      *announce.Events
@@ -174,16 +174,16 @@ type exchange struct {
 	duration time.Duration
 	aborted  bool
 
-	// keepsHeader tells that the attempts take the header from request, and not
+	// keepsHeader reports whether the attempts take the header from request, and not
 	// from what reverse_proxy made of it, and that the client has that of the reply
 	// from us.
 	keepsHeader bool
 	// executed reports whether the last attempt may have executed a request that
 	// must not be executed twice.
 	executed bool
-	// lastMissing tells that last only says that an object is not there.
+	// lastMissing reports whether last only says that an object is not there.
 	lastMissing bool
-	// forwarded tells that the request went to a backend that throttles.
+	// forwarded reports whether the request went to a backend that throttles.
 	forwarded bool
 }
 
@@ -197,7 +197,7 @@ type attempt struct {
 	benched time.Time
 	// deployment is the label in metrics of what the backend calls the model.
 	deployment string
-	// over tells that metrics know what came of it, and span is over.
+	// over reports whether metrics know what came of it, and span is over.
 	over bool
 	span *tracing.Span
 }
@@ -339,7 +339,7 @@ func (ex *exchange) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || ex.asked.infers)
 }
 
-// keep holds on to a reply, in case nobody has a better one.
+// keep keeps a reply, in case no backend has a better one.
 func (ex *exchange) keep(res *http.Response) {
 	ex.dropLast()
 	ex.last, ex.lastFrom, ex.lastMissing = res, len(ex.attempts)-1, false

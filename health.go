@@ -178,7 +178,7 @@ func (p *PassiveHealth) listed(status int) bool {
 	return slices.ContainsFunc(p.UnhealthyStatus, func(s int) bool { return caddyhttp.StatusCodeMatches(status, s) })
 }
 
-// remember takes in what a reply means for the current backend, and logs the
+// remember records what a reply means for the current backend, and logs the
 // attempt.
 func (p *PassiveHealth) remember(ex *exchange, r *reply) {
 	now, t, a := time.Now(), ex.current, ex.attempted()
@@ -254,7 +254,7 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 	return 0, false
 }
 
-// longest tells how long a bench may become that a backend keeps asking for
+// longest returns how long a bench may become that a backend keeps asking for
 // without naming a time: a hint of 0, again and again, is as good as none.
 func (p *PassiveHealth) longest(r *reply, wait time.Duration) time.Duration {
 	if r.class != verdict.Throttled || r.source == hint.None || r.wait > 0 {
@@ -274,7 +274,7 @@ func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time
 	return wait, ex.current.CountFailure(class.WholeBackend(), ex.benchModel(ex.current.backend), now, p.MaxFails, wait)
 }
 
-// rememberBroken takes in that a reply broke off, or told of an error, after
+// rememberBroken records that a reply was cut, or contained an error, after
 // its beginning went to the client.
 func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
 	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || r.upload().Stalled() {

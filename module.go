@@ -178,11 +178,11 @@ type Handler struct {
 	// keyFiles reads keys again that come from files.
 	keyFiles secret.Reloader
 
-	// keepsHeaders tells that reverse_proxy has no use for the headers of most
+	// keepsHeaders reports whether reverse_proxy has no use for the headers of most
 	// requests.
 	keepsHeaders bool
 
-	// passesThrough tells that a backend wants the callers' own credentials.
+	// passesThrough reports whether a backend wants the callers' own credentials.
 	passesThrough bool
 
 	// models are all models that the backends have. It is nil unless every
@@ -192,7 +192,7 @@ type Handler struct {
 	// tellsAccounts reports whether backends have different accounts.
 	tellsAccounts bool
 
-	// tellsModels tells that the model matters to a backend: it lists its
+	// tellsModels reports whether the model matters to a backend: it lists its
 	// models, or has its own name for one.
 	tellsModels bool
 }

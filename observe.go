@@ -105,7 +105,7 @@ func (ex *exchange) observeThrottled(now time.Time) {
 	}
 }
 
-// observeForwarded takes in that the client gets the reply of a backend.
+// observeForwarded records that the client gets the reply of a backend.
 func (ex *exchange) observeForwarded(class verdict.Class) {
 	if !ex.balancer.forward || !class.Promise() {
 		return
@@ -131,7 +131,7 @@ func (ex *exchange) unanswered(err error) {
 	}
 }
 
-// observeAttempt takes in what a reply to the current attempt says, and counts
+// observeAttempt records what a reply to the current attempt says, and counts
 // the attempt if it is over. The reply of any other may still break off.
 func (ex *exchange) observeAttempt(a *attempt, r *reply) {
 	if r.class.Failover() || ex.balancer.plain {

@@ -31,10 +31,10 @@ type reply struct {
 	status int
 	wait   time.Duration
 	source hint.Source
-	// missing tells that the backend does not have an object that the request
+	// missing reports whether the backend does not have an object that the request
 	// names.
 	missing bool
-	// whole tells that all of an error's body was read, and cut that the
+	// whole reports whether all of an error's body was read, and cut whether the
 	// connection broke before its end.
 	whole, cut bool
 	// connected tells, if there is no response, that the backend may have got the
@@ -196,7 +196,7 @@ func (r *reply) guard(text []byte, complete bool) {
 }
 
 // peek returns the beginning of an error's body, decoded. The client can still
-// read the body from its beginning. complete tells that the text is all of it.
+// read the body from its beginning. complete reports whether the text is all of it.
 func (r *reply) peek(rt *roundTrip) (text []byte, complete bool) {
 	body := r.res.Body
 	rt.Timeout.Start(errorBodyTimeout, errSlowBody)

@@ -18,13 +18,13 @@ type asked struct {
 	// model is what the client named, in the path, the body or the query. It
 	// is empty if the request needs none, or it cannot be found.
 	model string
-	// inPath tells that the path names the model, as Azure's classic paths do.
+	// inPath reports whether the path names the model, as Azure's classic paths do.
 	inPath bool
 	// operation is the path without what tells its dialect.
 	operation string
 	// body is what the body says.
 	body openaiapi.Request
-	// opaque tells that the body is compressed, so that no model in it can be
+	// opaque reports whether the body is compressed, so that no model in it can be
 	// found or replaced.
 	opaque bool
 	// unclear reports whether the request is for inference, and backends may read
@@ -34,7 +34,7 @@ type asked struct {
 	// needsModel reports whether a backend that lists its models gets the request
 	// only for one of these.
 	needsModel bool
-	// cutOff tells that the body is too long to be buffered and no model was
+	// cutOff reports whether the body is too long to be buffered and no model was
 	// found in its beginning, so that none can be replaced.
 	cutOff bool
 	// cost is how many tokens the request counts for in a rate limit.
@@ -43,18 +43,18 @@ type asked struct {
 	promptCost int64
 	// handshake reports whether the request opens a WebSocket.
 	handshake bool
-	// infers tells that the request is for inference, and not about files,
+	// infers reports whether the request is for inference, and not about files,
 	// fine-tuning and the like.
 	infers bool
-	// withoutUsage tells that the request is for a stream that does not tell its
+	// withoutUsage reports whether the request is for a stream that does not tell its
 	// usage, because nobody asked for that: neither the client nor we.
 	withoutUsage bool
-	// repeatable tells that the request may be sent again when nobody knows
+	// repeatable reports whether the request may be sent again when nobody knows
 	// whether it was executed.
 	repeatable bool
-	// affinity tells which requests it belongs together with.
+	// affinity is the request's affinity in the pool.
 	affinity pool.Affinity
-	// anonymous tells that the caller brought no credential for a backend.
+	// anonymous reports whether the caller brought no credential for a backend.
 	anonymous bool
 }
 

@@ -27,7 +27,7 @@ func (t *Transport) watchOver(r *reply, rt *roundTrip) *replybody.Body {
 }
 
 // open holds a reply to inference back until it is certain that the request was
-// served. A stream that brings an error in place of content, or nothing at all,
+// served. A stream that brings an error instead of content, or nothing at all,
 // becomes the error that it stands for, and a reply that is not JSON a failure.
 // The reply to a request that must not be executed twice is held back until it is
 // whole: if it is cut, a client that has its status can no longer be told not to
@@ -76,7 +76,7 @@ func (r *reply) openJSON(ex *exchange) (*sse.Error, error) {
 	return failure, nil
 }
 
-// judgeOpening takes in what a reply opens with.
+// judgeOpening classifies the beginning of a reply.
 func (t *Transport) judgeOpening(r *reply, open func() (*sse.Error, error)) {
 	switch failure, err := open(); {
 	case failure != nil:

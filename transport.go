@@ -150,7 +150,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		r.discard()
 		ex.attempted().class = verdict.ClientLeft
 		ex.endAttempt(ex.attempted())
-		return nil, err // the client left, and nobody is to blame
+		return nil, err // the client left, and no backend is to blame
 	}
 	if refusal, ok := ex.clientsFault(r); ok {
 		r.discard()

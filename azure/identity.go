@@ -135,7 +135,7 @@ func (i *identity) newCredential() (credential azcore.TokenCredential, secret st
 // withClaims makes MSAL ignore its cache.
 const withClaims = "{}"
 
-// token requests a token in place of the previous one, which a backend may
+// token requests a token to replace the previous one, which a backend may
 // have refused.
 func (i *identity) token(ctx context.Context, previous string, refused bool) (azcore.AccessToken, error) {
 	credential, secret := i.kept, os.Getenv("AZURE_CLIENT_SECRET")

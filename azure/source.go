@@ -55,7 +55,7 @@ func (t *token) refreshOn() time.Time {
 	life := t.ExpiresOn.Sub(t.arrived)
 	due := t.ExpiresOn.Add(-min(refreshMargin, life/5))
 	// What was due already before it came, as when the endpoint gives the
-	// token that it gave before, is not due again at once.
+	// token that it gave before, is not due again immediately.
 	if t.RefreshOn.After(t.arrived) && t.RefreshOn.Before(due) {
 		due = t.RefreshOn
 	}
@@ -70,10 +70,10 @@ func (t *token) refreshOn() time.Time {
 
 // source holds the current token of an identity, and replaces it in time. Its
 // users never wait while it has a valid one. At most one request for a token
-// is under way at a time.
+// is in progress at a time.
 type source struct {
 	// get requests a token. It must not return the previous one out of a
-	// cache of this process. refused tells that a backend refused that.
+	// cache of this process. refused reports whether a backend refused that.
 	get func(ctx context.Context, previous string, refused bool) (azcore.AccessToken, error)
 
 	current atomic.Pointer[token]
@@ -93,7 +93,7 @@ type source struct {
 	requests sync.WaitGroup
 }
 
-// request is a request for a token that is under way.
+// request is a request for a token that is in progress.
 type request struct {
 	started time.Time
 	done    chan struct{}
@@ -105,7 +105,7 @@ func newSource(get func(ctx context.Context, previous string, refused bool) (azc
 	return s
 }
 
-// close ends the request that is under way, and waits until it is gone.
+// close ends the request that is in progress, and waits until it is gone.
 func (s *source) close() {
 	s.mu.Lock()
 	s.cancel(errClosed)
@@ -171,7 +171,7 @@ func (s *source) unavailable(err error) error {
 	return unavailable{err, wait}
 }
 
-// renew returns a token in place of one that a backend refused, or that one if
+// renew returns a token to replace one that a backend refused, or that one if
 // there is no other.
 func (s *source) renew(ctx context.Context, refused openailb.Credential) (openailb.Credential, error) {
 	if t := s.current.Load(); t.valid(time.Now()) && t.credential != refused {
@@ -186,7 +186,7 @@ func (s *source) renew(ctx context.Context, refused openailb.Credential) (openai
 	return refused, nil
 }
 
-// refresh returns the request that is under way, after starting one if it is
+// refresh returns the request that is in progress, after starting one if it is
 // time to; else nil.
 func (s *source) refresh(now time.Time) *request {
 	s.mu.Lock()

@@ -32,7 +32,7 @@ type store struct {
 	channel string
 	// id tells who has claimed a name.
 	id string
-	// apart tells that no command can have keys of several slots.
+	// apart reports whether no command can have keys of several slots.
 	apart atomic.Bool
 }
 

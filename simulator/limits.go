@@ -168,7 +168,7 @@ func (l *limiter) promise(now time.Time, wait time.Duration) {
 }
 
 // early reports whether a request arrived before the time that was promised. A
-// request that may have been under way when the promise was made is not early.
+// request that may have been in progress when the promise was made is not early.
 func (l *limiter) early(arrived time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

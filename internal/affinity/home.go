@@ -21,7 +21,7 @@ type Home struct {
 	caller   owners.Caller
 	// account is the only one that may get the request, if it is known.
 	account string
-	// list tells that it was chosen because the request asks for a list, and
+	// list reports whether it was chosen because the request asks for a list, and
 	// owns that it was because of an id.
 	list, owns bool
 	// creates reports whether the request makes what its reply shows. mine reports
@@ -35,7 +35,7 @@ type Home struct {
 	// firstText and firstKind are those of the first id that has an owner.
 	firstText string
 	firstKind openaiapi.Kind
-	// teaches tells that the reply names objects, and learned that it did.
+	// teaches reports whether the reply names objects, and learned whether it did.
 	teaches, learned bool
 }
 
@@ -156,7 +156,7 @@ func (f *finder) othersMayKnow(o owners.Owner) bool {
 
 // apply uses what is known about an id. An account that the config no longer
 // has may have another name or key now, so that it is not known who has the
-// object. The caller is known all the same.
+// object. The caller is known anyway.
 func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
 	it.caller = o.Caller

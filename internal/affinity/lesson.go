@@ -27,7 +27,7 @@ type Lesson struct {
 	coding string
 	// read is how many ids were read so far.
 	read int
-	// unstored tells that a streamed response is not stored, and chats that the
+	// unstored reports whether a streamed response is not stored, and chats whether the
 	// beginning of a streamed chat was there.
 	unstored, chats bool
 }
@@ -102,7 +102,7 @@ func (l *Lesson) keep(p []byte) {
 	l.text = append(l.text, p[:min(len(p), maxReply-len(l.text))]...)
 }
 
-// event takes in an event of a stream. Those that bring a part of a text are
+// event reads an event of a stream. Those that bring a part of a text are
 // passed over.
 func (l *Lesson) event(e sse.Event) {
 	data := e.Data

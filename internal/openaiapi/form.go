@@ -123,7 +123,7 @@ func lines(body []byte, whole bool) []byte {
 }
 
 // nextDelimiter finds the next delimiter: a line break, two dashes and the boundary. It returns where
-// it starts and where it ends, or -1 if there is none. more tells that another part follows it.
+// it starts and where it ends, or -1 if there is none. more reports whether another part follows it.
 func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, more bool) {
 	for {
 		n := bytes.Index(body[from:], delimiter)
@@ -140,7 +140,7 @@ func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, mor
 
 // delimiterEnd returns the end of the delimiter whose boundary ends at i. It is -1 if this is not a
 // delimiter: after the boundary come either two dashes, or white space (RFC 2046 section 5.1.1,
-// transport-padding) and a line break. more tells that it is the latter.
+// transport-padding) and a line break. more reports whether it is the latter.
 func delimiterEnd(body []byte, i int) (end int, more bool) {
 	if bytes.HasPrefix(body[i:], []byte("--")) {
 		return i + 2, false

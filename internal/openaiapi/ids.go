@@ -68,7 +68,7 @@ type walker struct {
 	grammar grammar
 	ids     []ID
 	odd     span // of a text that is in the place of an id
-	// notStored tells that a response says that it is not stored.
+	// notStored reports whether a response says that it is not stored.
 	notStored bool
 	// prompt takes in the messages that the walker is among, if it is.
 	prompt *Prompt

@@ -14,9 +14,9 @@ import "github.com/cespare/xxhash/v2"
 type Prompt struct {
 	cacheKey, conversation        uint64
 	instructions, tools, messages uint64
-	// begins tells that messages has one of the user's.
+	// begins reports whether messages has one of the user's.
 	begins bool
-	// continues tells that the prompt goes on where a stored response ended.
+	// continues reports whether the prompt goes on where a stored response ended.
 	continues bool
 }
 
@@ -39,7 +39,7 @@ func (p *Prompt) Key(bodyLength int64) uint64 {
 	return 0
 }
 
-// take takes in a member of the body.
+// take records a member of the body.
 func (p *Prompt) take(name, value []byte) {
 	switch string(name) {
 	case "prompt_cache_key":
@@ -75,8 +75,8 @@ func (p *Prompt) begin(name []byte) *Prompt {
 	return p
 }
 
-// takeMessage takes in one of the messages, up to the first one of the user's, and no further. A
-// text in place of the list is that message.
+// takeMessage records one of the messages, up to the first one of the user's, and no further. A
+// text instead of the list is that message.
 func (p *Prompt) takeMessage(role, content []byte) {
 	if p.begins {
 		return

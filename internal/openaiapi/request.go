@@ -110,7 +110,7 @@ func (r Request) Cost(bodyLength int64) int64 {
 // that length has.
 func PromptCost(bodyLength int64) int64 { return max(bodyLength, 0) / charsPerToken }
 
-// take takes in the value of any member but the model.
+// take records the value of any member but the model.
 func (r *Request) take(at place, value []byte) {
 	switch at {
 	case memberStream:

@@ -68,7 +68,7 @@ type bench struct {
 	doubt atomic.Int32
 	// pool is the one that tells its listeners of the bench.
 	pool *Pool
-	// told tells that they know that the bench is over.
+	// told reports whether they know that the bench is over.
 	told atomic.Bool
 	// classes are those of the reasons that the bench had so far.
 	classes []string
@@ -124,7 +124,7 @@ const (
 // slot holds a bench, or nil.
 type slot struct{ atomic.Pointer[bench] }
 
-// standing tells what the slot means for a request of this cost, if an
+// standing returns what the slot means for a request of this cost, if an
 // unfinished bench in it means benched.
 func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 	b := s.Load()
@@ -261,7 +261,7 @@ func (s *slot) cast(since time.Time) *bench {
 	return nil
 }
 
-// until tells when the bench ends, or returns the zero time if it has ended.
+// until returns when the bench ends, or returns the zero time if it has ended.
 func (s *slot) until(now time.Time) time.Time {
 	if b := s.Load(); b != nil && now.Before(b.Until) {
 		return b.Until

@@ -156,7 +156,7 @@ func (h *Health) hasServed(model string) bool {
 	return served != nil && (*served)[ModelKey(model)]
 }
 
-// rememberServed takes in that the backend has served a model.
+// rememberServed records that the backend has served a model.
 func (h *Health) rememberServed(model string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -176,7 +176,7 @@ func (b *benches) compareEnds(other *benches, now time.Time) int {
 		b.failure.until(now).Compare(other.failure.until(now)))
 }
 
-// returns tells when the benches end.
+// returns returns when the benches end.
 func (b *benches) returns(now time.Time) time.Time {
 	return later(b.throttle.until(now), b.failure.until(now))
 }
@@ -188,17 +188,17 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// standing tells what the benches mean for a request of this cost.
+// standing returns what the benches mean for a request of this cost.
 func (b *benches) standing(cost int64, now time.Time) standing {
 	return max(b.throttle.standing(cost, now, throttled), b.failure.standing(cost, now, suspected))
 }
 
-// standing tells what the member's benches mean for a request.
+// standing returns what the member's benches mean for a request.
 func (m *Member) standing(model string, cost int64, now time.Time) standing {
 	return max(m.health.whole.standing(cost, now), m.health.lost.standing(cost, now, suspected), m.health.of(model).standing(cost, now))
 }
 
-// returns tells when the member's benches end for a model.
+// returns returns when the member's benches end for a model.
 func (m *Member) returns(model string, now time.Time) time.Time {
 	return later(later(m.health.whole.returns(now), m.health.lost.until(now)), m.health.of(model).returns(now))
 }
@@ -294,7 +294,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	return m.put(b, now, false) == Began
 }
 
-// rest tells how long the member rests that asked to be called again at once.
+// rest returns how long the member rests that asked to be called again at once.
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()

@@ -52,14 +52,14 @@ func (m *Member) tell(e Event) {
 	}
 }
 
-// tellEnd tells that a bench is over, unless it is nil or that was told before.
+// tellEnd reports that a bench has ended, unless it is nil or that was reported before.
 func (m *Member) tellEnd(b *bench, elsewhere bool) {
 	if b != nil && b.told.CompareAndSwap(false, true) {
 		m.tell(Event{Happening: Ended, Bench: b.Bench, Elsewhere: elsewhere})
 	}
 }
 
-// tellDisproved tells that a bench was disproved, unless it is nil.
+// tellDisproved reports that a bench was disproved, unless it is nil.
 func (m *Member) tellDisproved(b *bench, elsewhere bool) {
 	if b != nil {
 		m.tell(Event{Happening: Disproved, Bench: b.Bench, Elsewhere: elsewhere})

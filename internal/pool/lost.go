@@ -10,7 +10,7 @@ import (
 // beside it.
 type lost struct {
 	slot
-	// sought reports whether an attempt to reach it is under way.
+	// sought reports whether an attempt to reach it is in progress.
 	sought atomic.Bool
 	// pause is the time between the last attempt and the next one, which is due then.
 	pause time.Duration

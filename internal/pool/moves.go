@@ -94,7 +94,7 @@ func (v *Moves) put(key uint64, to move, now time.Time) {
 	place.Store(entry)
 }
 
-// forget takes in that the key lives at home.
+// forget records that the key lives at home.
 func (v *Moves) forget(key uint64) {
 	set := v.set(key)
 	for i := range set {

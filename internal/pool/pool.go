@@ -265,7 +265,7 @@ func (m *Member) hasThrottle(r Request) bool {
 	return m.health.whole.throttle.Load() != nil || m.health.of(model).throttle.Load() != nil
 }
 
-// rank tells how good a choice the member is for the request.
+// rank returns how good a choice the member is for the request.
 func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	model, ok := r.ModelAt(m)
 	if !ok || m.Full() || !r.MayTry(m) {

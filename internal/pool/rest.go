@@ -19,7 +19,7 @@ type rest struct {
 // a refusal counts as the next one.
 const restMemory = time.Second
 
-// next tells how long the backend rests after the refusal of a request that was
+// next returns how long the backend rests after the refusal of a request that was
 // sent at started. The caller holds the lock.
 func (r *rests) next(refusal *Refusal, now time.Time) time.Duration {
 	length := refusal.Wait

@@ -222,7 +222,7 @@ func (b *Body) Release() {
 	b.recycle()
 }
 
-// left takes in that one of the readers will not read the prefix any more.
+// left records that one of the readers will not read the prefix any more.
 func (b *Body) left() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -22,7 +22,7 @@ type Upload struct {
 	long    *reader
 	// joined has the bytes of a small body that is not sent as it came.
 	joined *bufpool.Buffer
-	// settled tells that small was let go, or must not be: if net/http sends
+	// settled reports whether small was let go, or must not be: if net/http sends
 	// the body once more, nobody knows which of the two it sent.
 	settled atomic.Bool
 }
