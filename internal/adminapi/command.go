@@ -33,14 +33,14 @@ func init() {
 		Usage: "status|drain|resume|reset|replicas",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
-Shows how the backends of the running Caddy's load balancers are, takes one out
-of use, puts it back, or ends its benches. What a drain began outlives a reload
-of the configuration, and ends with the process. With the option state it holds
-for all replicas, also for those that start later. Shows those replicas, too.
+Shows the backends of the running Caddy's load balancers, takes a backend out
+of use, puts it back, or ends its benches. A drain survives a reload of the
+configuration, and ends with the process. With the option state, it applies to
+all replicas, also to those that start later. The command also shows replicas.
 
-It asks Caddy's admin API, at the --address if that is given. Otherwise the
-address is taken from the --config file, or else it is Caddy's default. Of a
-Caddyfile it reads only the option admin, so no other variable has to be set.
+It calls Caddy's admin API at --address, if that is given. Otherwise, the
+address comes from the --config file, or is Caddy's default. The command reads
+only the option admin of a Caddyfile, so no other variable has to be set.
 `,
 		CobraFunc: addCommands,
 	})
@@ -50,21 +50,21 @@ func addCommands(parent *cobra.Command) {
 	flags := parent.PersistentFlags()
 	flags.StringP("config", "c", "", "Configuration file, for the address of the admin API")
 	flags.StringP("adapter", "a", "", "Name of the config adapter to apply to it")
-	flags.String("address", "", "Address of the admin API, if it is not that of the config")
+	flags.String("address", "", "Address of the admin API, if it differs from the config")
 	flags.String("pool", "", "Only the backends of this pool")
-	flags.Bool("json", false, "Prints the answer of the admin API in place of a table")
+	flags.Bool("json", false, "Prints the admin API's answer instead of a table")
 	parent.Args = cobra.NoArgs
 	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
-	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other one is left", cobra.ExactArgs(1))
+	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left", cobra.ExactArgs(1))
 	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of this Caddy")
 	resume := newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1))
 	for _, command := range []*cobra.Command{drain, resume} {
-		command.Flags().String("reason", "", "Why, for the log and for others who look at the backend")
-		command.Flags().String("by", "", "Who gives the order, for the same (default: you, as user@host)")
+		command.Flags().String("reason", "", "Why, for the log and for other operators")
+		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
-		newCommand("replicas", "Shows the replicas that share what they know, and when each was last heard", cobra.NoArgs),
+		newCommand("replicas", "Shows the replicas that share state, and when each was last heard from", cobra.NoArgs),
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
 	)
@@ -180,7 +180,7 @@ func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte
 // decode reads an answer of the admin API.
 func decode(answer []byte, into any) error {
 	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("the admin API's answer cannot be read: %w", err)
+		return fmt.Errorf("could not read the admin API's answer: %w", err)
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 	fmt.Fprintln(table, "HOST\tID\tSINCE\tHEARD")
 	for _, s := range statuses {
 		if !s.InTouch {
-			fmt.Fprintf(table, "out of touch: %d messages wait\n", s.Queue)
+			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
 		}
 		for _, p := range s.Peers {
 			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, moment(p.Since), moment(p.Heard)}, "\t"))

@@ -40,7 +40,7 @@ func TestReplicasAreATable(t *testing.T) {
 	want := "HOST    ID  SINCE                 HEARD\n" +
 		"pod�-1  0f  2026-01-02T03:04:05Z  2026-01-02T04:04:05Z\n" +
 		"pod-2   1f  2026-01-02T03:04:06Z  2026-01-02T04:04:04Z\n" +
-		"out of touch: 7 messages wait\n"
+		"not connected: 7 messages wait\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
