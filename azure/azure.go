@@ -67,8 +67,8 @@ type Credentials struct {
 	// Default: the cloud of AZURE_AUTHORITY_HOST, else `public`.
 	Cloud string `json:"cloud,omitempty"`
 
-	// AuthorityHost is the URL of Entra ID in any other cloud. Default: the URL
-	// in the cloud.
+	// AuthorityHost is the URL of Entra ID in any other cloud. Default: the
+	// cloud's URL of Entra ID.
 	AuthorityHost string `json:"authority_host,omitempty"`
 
 	settings settings

@@ -56,9 +56,9 @@ const (
 	ClientLeft Class = "client_left"
 )
 
-// Failover reports whether the same request may succeed on another backend. After
-// TooLarge for the context of a model, only a backend with another model may
-// succeed: see ContextLength.
+// Failover reports whether the same request may succeed on another backend. If
+// the model's context is too short, that is only a backend with another name for
+// the model: see ContextLength.
 func (c Class) Failover() bool {
 	return c != Served && c != ClientError && c != BrokenStream && c != ClientLeft
 }
