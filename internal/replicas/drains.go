@@ -106,8 +106,13 @@ func (r *Replica) hearDrain(m message, told, now time.Time) {
 	if ok && o.before(known) || !r.believes(o, now) {
 		return
 	}
-	if !known.before(o) && known.told.After(told) {
-		o.told = known.told
+	if ok && !known.before(o) { // it is the same order
+		if o.said.By == "" && o.said.Reason == "" { // told by an earlier version
+			o.said = known.said
+		}
+		if known.told.After(told) {
+			o.told = known.told
+		}
 	}
 	if r.applyOrder(key, o) {
 		r.drains.known[key] = o

@@ -43,6 +43,25 @@ func TestReplicasKnowWhoDrainedABackendAndWhy(t *testing.T) {
 	})
 }
 
+// So repeat replicas of an earlier version, which do not know who gave it and why.
+func TestAnOrderThatIsRepeatedWithoutItsReasonKeepsIt(t *testing.T) {
+	share(t, 2, func(w *world) {
+		given := pool.Order{Time: time.Now(), By: "alice", Reason: "new PTU"}
+		w.at(0, "a").Drain(given)
+		synctest.Wait()
+		m := message{Version: version, Kind: drained, From: digest("r"), Backend: digest("https://a key"), Member: digest("a"), Order: given.Time.UnixMicro()}
+		if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: drainGroup, Key: m.Backend + m.Member, Mode: state.Replace, Message: m.text(), Version: m.order(someTime).version()}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		for i := range w.replicas {
+			if got := w.at(i, "a").TakenOut(); got == nil || got.By != given.By || got.Reason != given.Reason {
+				t.Errorf("at replica %d, a is out of use by %+v, want %+v", i, got, given)
+			}
+		}
+	})
+}
+
 func TestTheLatestOrderHoldsIfTheStoreKeepsNothing(t *testing.T) {
 	share(t, 3, func(w *world) {
 		w.hub.FailWrites(errors.New("OOM"))
