@@ -286,6 +286,23 @@ func TestMoreSeriesThanAreKeptAtHandAreCountedToo(t *testing.T) {
 	}
 }
 
+func TestAScrapeRemembersNothingOfDeploymentsWithoutTraffic(t *testing.T) {
+	name, m := unique("idle"), pool.NewMember("a", new(pool.Health))
+	for i := range 10 {
+		m.Models = append(m.Models, fmt.Sprint("gpt-", i))
+	}
+	inUse(t, name, m)
+	b := Of(name).Backend("a")
+	b.Saw("gpt-1", http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "Azure-Openai-Deployment-Utilization": {"50"}})
+	wantValues(t, name, map[string]float64{"ratelimit_remaining a gpt-1 tokens": 1200, "ratelimit_remaining a gpt-2 tokens": none, "backend_available a gpt-9": 1})
+	if got := b.Utilization(m); len(got) != 1 || got["gpt-1"] != .5 {
+		t.Errorf("got %v", got)
+	}
+	if n := len(*b.last.known.Load()); n != 1 {
+		t.Errorf("%d deployments are kept at hand", n)
+	}
+}
+
 // BenchmarkCount is what counting a request costs that one backend refused and
 // another one served.
 func BenchmarkCount(b *testing.B) {

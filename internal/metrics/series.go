@@ -19,6 +19,14 @@ type series[K comparable, M any] struct {
 // each time.
 const maxSeries = 2048
 
+// seen returns the series if it is at hand, and else the zero value.
+func (s *series[K, M]) seen(key K) (m M) {
+	if known := s.known.Load(); known != nil {
+		m = (*known)[key]
+	}
+	return m
+}
+
 func (s *series[K, M]) of(key K) M {
 	known := s.known.Load()
 	if known != nil {

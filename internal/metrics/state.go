@@ -76,7 +76,10 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 		left := remaining(s, deployment, now)
 		gauge(availableDesc, bit(left == 0 && s.Healthy), deployment)
 		gauge(remainingDesc, left.Seconds(), deployment)
-		last := b.last.of(deployment)
+		last := b.last.seen(deployment)
+		if last == nil {
+			continue
+		}
 		for _, number := range []struct {
 			*number
 			kind string
@@ -96,7 +99,7 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 func (b *Backend) Utilization(m *pool.Member) map[string]float64 {
 	ratios := make(map[string]float64)
 	for _, model := range modelsOf(m) {
-		if last := b.last.of(model); last.utilization.known.Load() {
+		if last := b.last.seen(model); last != nil && last.utilization.known.Load() {
 			ratios[model] = last.utilization.value()
 		}
 	}
@@ -116,14 +119,13 @@ func bit(b bool) float64 {
 func modelsOf(m *pool.Member) []string {
 	names := []string{""}
 	for _, name := range m.Models {
-		if name = clean(name); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+		names = append(names, clean(name))
 	}
-	if m.AnyModel && !slices.Contains(names, Other) {
+	if m.AnyModel {
 		names = append(names, Other)
 	}
-	return names
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Deployment is the label of what the member calls a model.

@@ -49,14 +49,17 @@ func (p Pool) Models(others ...string) []Model {
 	}
 	names = append(names, others...)
 	var models []Model
-	for i, name := range names {
-		if slices.Contains(names[:i], name) {
-			continue
-		}
+	named := make(map[string]bool, len(names))
+	names = slices.DeleteFunc(names, func(name string) bool {
+		again := named[name]
+		named[name] = true
+		return again
+	})
+	for _, name := range names {
 		model := Model{Model: name, Backends: []ModelBackend{}}
 		for _, b := range p.Backends {
 			if deployment, ok := DeploymentAt(b.member, name); ok {
-				model.Backends = append(model.Backends, b.forModel(name, deployment, names))
+				model.Backends = append(model.Backends, b.forModel(name, deployment, named))
 			}
 		}
 		models = append(models, model)
@@ -65,7 +68,7 @@ func (p Pool) Models(others ...string) []Model {
 }
 
 // forModel returns how the backend is for one of the named models.
-func (b Backend) forModel(model, deployment string, named []string) ModelBackend {
+func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
 	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
 	if its.State == Benched {
 		its.State = Available
@@ -73,7 +76,7 @@ func (b Backend) forModel(model, deployment string, named []string) ModelBackend
 	for _, bench := range b.Benches {
 		concerns := bench.Scope == BackendScope || bench.Deployment == pool.ModelKey(deployment)
 		if model == metrics.Other { // a backend need not have what a client made up
-			concerns = concerns || !slices.Contains(named, bench.Model) && (bench.NeedsOperator || bench.Class != string(verdict.NoModel))
+			concerns = concerns || !named[bench.Model] && (bench.NeedsOperator || bench.Class != string(verdict.NoModel))
 		}
 		if !concerns {
 			continue
