@@ -152,7 +152,7 @@ var runbooks = map[string]string{
 	apierror.Unauthenticated:     "everything-is-a-401",
 	apierror.InvalidRequest:      "404-unknown_url",
 	string(verdict.Credential):   "502-upstream_credentials_rejected",
-	string(verdict.NoCredential): "502-upstream_credentials_rejected",
+	string(verdict.NoCredential): "503-upstream_credential_unavailable",
 	string(verdict.NotPermitted): "502-upstream_credentials_rejected",
 	string(verdict.Quota):        "429-and-it-stays-for-minutes",
 	string(verdict.NoModel):      "404-for-a-model",

@@ -186,6 +186,19 @@ func TestEachProblemLeadsToASectionThatExists(t *testing.T) {
 			t.Errorf("docs/troubleshooting.md has no section %s", section)
 		}
 	}
+	// What the page of docs says to do about a class is what the status page leads to.
+	rows := regexp.MustCompile("(?m)^\\| (`[a-z_`, ]+) \\| \\[[^\\]]*\\]\\(#([^)]+)\\)").FindAllStringSubmatch(string(page), -1)
+	if len(rows) < 10 {
+		t.Errorf("the table of classes has %d rows", len(rows))
+	}
+	for _, row := range rows {
+		for class := range strings.SplitSeq(strings.ReplaceAll(row[1], "`", ""), ", ") {
+			// a bench for a throttle does not mean that all backends throttle
+			if got := runbookURL(class); got != troubleshooting+"#"+row[2] && class != "throttled" {
+				t.Errorf("%s leads to %s, want %s", class, got, row[2])
+			}
+		}
+	}
 	for _, class := range []string{"served", "client_error"} {
 		if url := runbookURL(class); url != "" {
 			t.Errorf("%s leads to %s", class, url)
