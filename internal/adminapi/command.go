@@ -24,7 +24,9 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 func init() {
@@ -70,16 +72,17 @@ func addCommands(parent *cobra.Command) {
 	)
 }
 
-// operator is the user of this process and where it runs.
+// operator is the user of this process and where it runs, as the admin API accepts it.
 func operator() string {
 	name := os.Getenv("SUDO_USER")
 	if u, err := user.Current(); name == "" && err == nil {
 		name = u.Username
 	}
+	name = cmp.Or(name, strconv.Itoa(os.Getuid())) // not each user has a name
 	if host, err := os.Hostname(); err == nil {
 		name += "@" + host
 	}
-	return name
+	return showntext.Cut(printable(name), pool.MaxBy)
 }
 
 // newCommand makes a command. Cobra prints its errors as plain text; Caddy's

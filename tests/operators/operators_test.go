@@ -404,6 +404,17 @@ func TestOperatorsSeeWhoDrainedABackendAndWhy(t *testing.T) {
 	}
 }
 
+func TestNoNameOfAUserKeepsABackendFromBeingDrained(t *testing.T) {
+	o := newOperated(t)
+	for _, user := range []string{strings.Repeat("ä", 200), "bob\nroot", "CORP\\bob"} {
+		t.Setenv("SUDO_USER", user)
+		output, err := o.command("drain", "b", "--pool", "other")
+		if by := everyBackend()[0].Drain; err != nil || by == nil || by.By == "" || !strings.HasPrefix(by.By, user[:3]) {
+			t.Errorf("%q: %v, it is drained by %+v\n%s", user, err, by, output)
+		}
+	}
+}
+
 func TestTheLogSaysWhoDrainedABackendAndWhoPutItBack(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		a := fleet.Default.Entries()[0].Pool.Members[0]
