@@ -213,7 +213,7 @@ func backendStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []b
 	byBackend := traffic.By(counts, func(k traffic.Key) string { return k.Backend })
 	backends := []backendStatus{}
 	for _, b := range p.Backends {
-		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered), FirstByte: quantilesOf(byBackend[b.Name].FirstByte)}
+		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered), FirstByte: quantilesOf(byBackend[b.Name].FirstByte), Utilization: map[string]float64{}}
 		if b.Attempts > 0 {
 			s.Utilization = b.Utilization()
 		}

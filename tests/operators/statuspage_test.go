@@ -131,7 +131,7 @@ func TestThePageShowsTheLastFiveMinutes(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		var later page
 		pageOf(t, name, &later)
-		if later.Served+later.NotServed+later.CallerErrors > 0 || later.FirstByte.P50 != nil || len(later.Backends[0].Utilization) > 0 {
+		if later.Served+later.NotServed+later.CallerErrors > 0 || later.FirstByte.P50 != nil || later.Backends[0].Utilization == nil || len(later.Backends[0].Utilization) > 0 {
 			t.Errorf("five minutes later: %+v", later)
 		}
 	})
