@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -228,6 +229,7 @@ func modelStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []mod
 	for k, c := range counts {
 		switch n := int64(c.Requests); {
 		case n == 0 || traffic.FaultOf(k.Class) == traffic.NoFault && k.Class != string(verdict.Served):
+		case k.Class == apierror.Unauthenticated: // it was refused before its model was known
 		case k.Class == string(verdict.Served):
 			served[key{k.Model, k.Backend}] += n
 			fallthrough

@@ -69,6 +69,14 @@ func TestThePageShowsWhatClientsGot(t *testing.T) {
 	}
 }
 
+func TestRequestsWithoutAKeyAreOfNoModel(t *testing.T) {
+	usePool(t, t.Name(), "a")["a"].Names = map[string]string{"gpt": "gpt"}
+	got := statusOf(t.Name(), requests(t.Name(), "a gpt served 1", "- - unauthenticated 900"))
+	if len(got.Models) != 1 || got.Models[0].Requests != 1 || got.CallerErrors != 900 {
+		t.Errorf("got %+v", got.Models)
+	}
+}
+
 func TestThePageShowsSpillover(t *testing.T) {
 	members := usePool(t, t.Name(), "ptu", "east", "west") // of priorities 1, 2 and 3
 	members["ptu"].Names = map[string]string{"gpt": "ptu-gpt"}
