@@ -314,6 +314,8 @@ func TestAPublicSiteWithoutClientKeysIsWarnedOf(t *testing.T) {
 		"one with a local name":         {"localhost, llm.example.com", lb, true},
 		"one of any name":               {"*.example.com", lb, true},
 		"a name that is not public":     {"llm.internal, localhost, 10.0.0.1", lb, false},
+		"names of an own network":       {"llm, llm.lan, llm.corp, llm.test", lb, false},
+		"a public name in capitals":     {"LLM.Example.COM", lb, true},
 		"no name":                       {"", lb, false},
 		"a listener that is not public": {"llm.example.com", "bind 127.0.0.1\n" + lb, false},
 		"client keys":                   {"llm.example.com", strings.Replace(lb, "backend", "client_key alice client-key-of-alice\nbackend", 1), false},

@@ -3,12 +3,14 @@ package clientkeys
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/caddyserver/caddy/v2/modules/caddytls"
 	"github.com/caddyserver/certmagic"
+	"golang.org/x/net/publicsuffix"
 )
 
 // PublicSites returns the public host names by which requests reach a handler
@@ -75,10 +77,17 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 
 func (s *search) add(hosts []string) {
 	for _, host := range hosts {
-		if certmagic.SubjectQualifiesForPublicCert(host) && !certmagic.SubjectIsIP(host) {
+		if isPublicName(host) {
 			s.sites = append(s.sites, host)
 		}
 	}
+}
+
+// isPublicName reports whether the internet may know a host by this name. It does not
+// know names such as llm and llm.corp, which an own network may have.
+func isPublicName(host string) bool {
+	suffix, icann := publicsuffix.PublicSuffix(strings.ToLower(host))
+	return (icann || strings.Contains(suffix, ".")) && certmagic.SubjectQualifiesForPublicCert(host) && !certmagic.SubjectIsIP(host)
 }
 
 func hostsOf(route caddyhttp.Route) (hosts []string) {
