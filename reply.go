@@ -85,7 +85,11 @@ func (r *reply) discard() {
 
 // presentable reports whether a client may see the reply.
 func (r *reply) presentable() bool {
-	return r.res != nil && !r.cut && r.class != verdict.Credential && r.class != verdict.NotPermitted
+	switch r.class {
+	case verdict.Credential, verdict.NotPermitted, verdict.NoCredential:
+		return false
+	}
+	return r.res != nil && !r.cut
 }
 
 // tellsMore reports whether the reply tells the client more than an error of

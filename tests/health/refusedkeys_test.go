@@ -117,3 +117,17 @@ func TestForwardNeverPassesARefusedKeyOn(t *testing.T) {
 		w.Post(`{}`).WantError(t, 429, "rate_limit_exceeded")
 	})
 }
+
+func TestForwardNeverPassesARefusalOfAReplacedKeyOn(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	lbtest.WriteFile(t, file, "first-key")
+	lbtest.InBubble(t, "openai_lb {\nrequest_buffers 1KiB\nall_throttled forward\nbackend http://a {\napi_key {file."+file+"}\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Throttled("60"))
+		w.Post(`{}`).WantStatus(t, 429)
+		lbtest.WriteFile(t, file, "second-key")
+		w.Backends["a"].Replies(lbtest.WantsKey("second-key"))
+		tooLongToRepeat := `{"user":"` + strings.Repeat("x", 4<<10) + `"}`
+		w.Post(tooLongToRepeat).WantError(t, 503, "upstream_credential_unavailable")
+		w.Post(tooLongToRepeat).WantServed(t, "a")
+	})
+}
