@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -236,7 +237,11 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 		// another operation has no bench for a model
 		return misconfigured, ex.asked.infers && ex.blame.take()
 	case verdict.Credential, verdict.NotPermitted:
-		// a credential for inference may lack every other permission
+		// a credential for inference may lack every other permission, that to open a
+		// WebSocket included, and uvicorn answers 403 where it has none
+		if ex.asked.handshake && (r.class == verdict.NotPermitted || r.status == http.StatusForbidden) {
+			return 0, false
+		}
 		return misconfigured, ex.asked.infers && ex.blame.take()
 	case verdict.NoCredential:
 		return min(cmp.Or(r.wait, misconfigured), misconfigured), r.status == 0

@@ -197,6 +197,27 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 	})
 }
 
+// TestABackendThatForbidsAHandshakeServesOtherRequests because the key may lack only
+// this permission, and servers by uvicorn answer like this where they have no WebSocket.
+func TestABackendThatForbidsAHandshakeServesOtherRequests(t *testing.T) {
+	for name, forbids := range map[string]http.HandlerFunc{
+		"an empty 403":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) },
+		"a missing scope":    lbtest.Says(403, `{"error":{"message":"Missing scopes: api.model.realtime.","code":"missing_scope"}}`),
+		"a missing action":   lbtest.Says(401, `{"error":{"code":"PermissionDenied","message":"The principal lacks the required data action."}}`),
+		"a forbidding proxy": lbtest.Says(403, "<html>Forbidden</html>"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, inOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(forbids)
+				w.Backends["b"].Replies(upgrades)
+				open(t, w.Client.Transport, upgrade(w, "/v1/realtime?model=m")).wantOpen(t, "b")
+				w.AllReply(nil)
+				w.Post(`{"model":"m"}`).WantServed(t, "a")
+			})
+		})
+	}
+}
+
 func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 	withExtendedConnect(t, func(t *testing.T) {
 		for name, c := range map[string]struct {
