@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap/zapcore"
@@ -152,6 +153,7 @@ func TestABackendThatIsReachedAgainRestsForItsRefusedKey(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.Status(401))
 		w.Post(`{}`).WantServed(t, "b")
 		w.Stop("a")
+		synctest.Wait() // until its idle connections are closed
 		w.Backends["b"].Replies(lbtest.Throttled("1"))
 		w.Post(`{}`).WantStatus(t, 429)
 		w.Backends["b"].Recovers()
