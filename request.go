@@ -49,7 +49,7 @@ type asked struct {
 	// withoutUsage reports whether the request is for a stream that does not tell its
 	// usage, because nobody asked for that: neither the client nor we.
 	withoutUsage bool
-	// repeatable reports whether the request may be sent again when nobody knows
+	// repeatable reports whether the request may be retried when it is unknown
 	// whether it was executed.
 	repeatable bool
 	// affinity is the request's affinity in the pool.

@@ -66,7 +66,7 @@ func (x *exchange) realtime() {
 	}
 }
 
-// receive passes the client's messages on until there are no more, or nobody wants one.
+// receive passes the client's messages on until there are no more, or the session is over.
 func (s *session) receive(messages chan<- []byte, over <-chan struct{}) {
 	defer close(s.left)
 	for {

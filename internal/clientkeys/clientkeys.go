@@ -219,7 +219,10 @@ func (s *Store) settled(text string, changed time.Time) bool {
 
 // resolve replaces the placeholders of a key.
 func (k Key) resolve() (foundKey, error) {
-	where := fmt.Sprintf("client_key %q", k.Name)
+	where := "client_key"
+	if utf8.RuneCountInString(k.Name) < minKey { // a longer one may be the key, written in its place
+		where = fmt.Sprintf("client_key %q", k.Name)
+	}
 	key, err := secret.ResolveKey(k.Key)
 	if err != nil {
 		return foundKey{}, fmt.Errorf("%s: %w", where, err)

@@ -178,3 +178,10 @@ func BenchmarkIdentify(b *testing.B) {
 		})
 	}
 }
+
+func TestAKeyInThePlaceOfItsNameIsNotShown(t *testing.T) {
+	err := Key{Name: "key-of-alice-0123456789", Key: "alice"}.Check()
+	if err == nil || strings.Contains(err.Error(), "0123456789") {
+		t.Errorf("the error is %v", err)
+	}
+}

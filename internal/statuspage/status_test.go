@@ -158,7 +158,7 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 			"true  unavailable gpt the-readiness-probe-fails",
 			"true d quota  429-and-it-stays-for-minutes",
 		)
-		time.Sleep(2 * time.Minute) // nobody has tried again
+		time.Sleep(2 * time.Minute) // no request has tried again
 		wants("true d quota  429-and-it-stays-for-minutes")
 		members["d"].Served("d-gpt", time.Now())
 		wants()
