@@ -18,7 +18,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/proxyvars"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -39,8 +38,6 @@ type balancer struct {
 	// plain reports whether this is a plain reverse_proxy. It directs requests and
 	// decides on headers by itself.
 	plain bool
-	// debugs reports whether reverse_proxy's debug log is written.
-	debugs bool
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
 	logger      *announce.Log
@@ -126,9 +123,8 @@ type exchange struct {
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough.
 	credentials callerkeys.Presented
-	// vars are the placeholders of reverse_proxy, if the client has the header of
-	// the reply from us.
-	vars proxyvars.Vars
+	// split is the client's header, if reverse_proxy got only a part of it.
+	split http.Header
 	// cookies are set once a policy was asked, which may set more.
 	cookies *savedCookies
 
@@ -174,10 +170,6 @@ type exchange struct {
 	duration time.Duration
 	aborted  bool
 
-	// keepsHeader reports whether the attempts take the header from request, and not
-	// from what reverse_proxy made of it, and that the client has that of the reply
-	// from us.
-	keepsHeader bool
 	// executed reports whether the last attempt may have executed a request that
 	// must not be executed twice.
 	executed bool

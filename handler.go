@@ -74,19 +74,14 @@ func (ex *exchange) buffer(limit int64) error {
 }
 
 // takeKeys takes the caller's keys out of the request, and returns the query
-// without them. It takes out all of the header if reverse_proxy has no use for it,
-// which would copy it again and again.
+// without them. reverse_proxy copies the header again and again, so it gets only the
+// fields that it reads, unless the config has a use for the others.
 func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
-	if h.keepsHeaders && !tunnel.IsExtendedConnect(r) {
-		if ex.credentials, query, ex.keepsHeader = callerkeys.TakeFrom(r.Header, r.URL.RawQuery); ex.keepsHeader {
-			r.Header = make(http.Header)
-			// as if it came from a Unix socket: reverse_proxy then makes no headers
-			// of its address, which no backend is told
-			r.RemoteAddr = "@"
-			return query
-		}
+	take := callerkeys.Take
+	if h.splitsHeaders {
+		take, ex.split = callerkeys.Split, r.Header
 	}
-	ex.credentials, r.Header, query = callerkeys.Take(r.Header, r.URL.RawQuery)
+	ex.credentials, r.Header, query = take(r.Header, r.URL.RawQuery)
 	return query
 }
 
@@ -210,20 +205,19 @@ const shownVar = "openai_lb.shown"
 // A request may pass several handlers, of which the last one counts.
 func (ex *exchange) fillPlaceholders() {
 	ctx := ex.request.Context()
-	ex.vars.Replacer = ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if first, ok := caddyhttp.GetVar(ctx, shownVar).(*exchange); ok {
 		first.shown = ex
 		return
 	}
 	ex.shown = ex
 	caddyhttp.SetVar(ctx, shownVar, ex)
-	ex.vars.Replacer.Map(ex.shownPlaceholder) // reverse_proxy needs it, too
+	ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Map(ex.shownPlaceholder)
 }
 
 // shownPlaceholder is a caddy.ReplacerFunc.
 func (ex *exchange) shownPlaceholder(key string) (any, bool) {
 	if !strings.HasPrefix(key, summary.Prefix) {
-		return ex.shown.vars.Value(key)
+		return nil, false
 	}
 	return ex.shown.summary().Placeholder(key)
 }

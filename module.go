@@ -178,9 +178,9 @@ type Handler struct {
 	// keyFiles reads keys again that come from files.
 	keyFiles secret.Reloader
 
-	// keepsHeaders reports whether reverse_proxy has no use for the headers of most
-	// requests.
-	keepsHeaders bool
+	// splitsHeaders reports whether reverse_proxy gets only the fields of a request's
+	// header that it reads.
+	splitsHeaders bool
 
 	// passesThrough reports whether a backend wants the callers' own credentials.
 	passesThrough bool

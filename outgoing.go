@@ -3,7 +3,6 @@ package openailb
 import (
 	"net/http"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
@@ -14,11 +13,7 @@ import (
 // returns the model that the body must name, or nothing if the body stays as it
 // is.
 func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential) (model string) {
-	if ex.keepsHeader {
-		out.Header = ex.keptHeader(out.Header)
-	} else {
-		out.Header = callerkeys.Unforwarded(out.Header)
-	}
+	out.Header = ex.credentials.Outgoing(out.Header, ex.split)
 	if b.TraceContext {
 		ex.attempted().span.Inject(out.Header)
 	} else {
@@ -45,18 +40,4 @@ func (b *Backend) direct(out *http.Request, ex *exchange, credential Credential)
 		return model
 	}
 	return ""
-}
-
-// keptHeader is the header of the client's request, as it may go to a backend. What
-// reverse_proxy has to say is in another one.
-func (ex *exchange) keptHeader(proxys http.Header) http.Header {
-	header := ex.credentials.Public(ex.request.Header)
-	delete(header, "Connection")
-	if early := proxys["Early-Data"]; early != nil {
-		header["Early-Data"] = early
-	}
-	if header["User-Agent"] == nil {
-		header["User-Agent"] = []string{""} // so that net/http sends no name of its own
-	}
-	return header
 }

@@ -60,8 +60,8 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
 	}
 	h.proxy = proxy
-	h.balancer.debugs = ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
-	h.keepsHeaders = !h.balancer.debugs && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
+	logsHeaders := ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
+	h.splitsHeaders = !logsHeaders && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
 	if err := proxy.Provision(ctx); err != nil {
 		return fmt.Errorf("reverse_proxy: %w", err)
 	}

@@ -137,11 +137,6 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if ex == nil {
 		return t.roundTripper.RoundTrip(req)
 	}
-	if !ex.balancer.plain && !ex.balancer.debugs && req.Header["Upgrade"] == nil {
-		// reverse_proxy encodes the header for its debug log, even if nobody
-		// writes that, and logs the address with replies that break off
-		defer func() { req.Header, req.RemoteAddr = nil, ex.request.RemoteAddr }()
-	}
 	if ex.current == nil {
 		return ex.answer(req), nil
 	}
@@ -254,26 +249,11 @@ func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
 		}
 		r.res.Body = tunnel.Between(ex.writer, backend, broken)
 	}
-	ex.passHeader(r)
+	if !ex.balancer.plain {
+		replyheader.RemoveProviders(r.res.Header)
+		replyheader.RemoveProviders(r.res.Trailer) // those announced: others come with the end of the body
+	}
 	return r.res
-}
-
-// passHeader has the reply's header reach the client, unless a plain reverse_proxy
-// decides on its headers itself.
-func (ex *exchange) passHeader(r *reply) {
-	if ex.balancer.plain {
-		return
-	}
-	replyheader.RemoveProviders(r.res.Header)
-	replyheader.RemoveProviders(r.res.Trailer) // those announced: others come with the end of the body
-	if !ex.keepsHeader || r.res.StatusCode == http.StatusSwitchingProtocols {
-		return
-	}
-	ex.vars.Take(ex.current.upstream, r.res)
-	if r.body != nil {
-		r.body.Vars = &ex.vars
-	}
-	replyheader.Pass(ex.writer.Header(), r.res)
 }
 
 // RequestHeaderOps sets the Host of a plain reverse_proxy's requests.

@@ -60,14 +60,14 @@ const (
 	// X-Original-URL to another method or path. A referrer may hold a key.
 	private
 	protocol
-	connection // which only reverse_proxy reads
+	connection // which reverse_proxy reads
 )
 
 // kindOf tells by its canonical name what may become of a header. It is asked
 // about every header of every request, so the usual ones come first.
 func kindOf(name string) kind {
 	switch name {
-	case "Accept", "Accept-Encoding", "Accept-Language", "Content-Length", "Content-Type", "User-Agent",
+	case "Accept", "Accept-Encoding", "Accept-Language", "Content-Length", "Content-Type",
 		"X-Stainless-Arch", "X-Stainless-Async", "X-Stainless-Helper-Method", "X-Stainless-Lang", "X-Stainless-Os",
 		"X-Stainless-Package-Version", "X-Stainless-Raw-Response", "X-Stainless-Read-Timeout", "X-Stainless-Retry-Count",
 		"X-Stainless-Runtime", "X-Stainless-Runtime-Version", "X-Stainless-Timeout",
@@ -81,8 +81,9 @@ func kindOf(name string) kind {
 		return private
 	case "Sec-Websocket-Protocol":
 		return protocol
-	case "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
-		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization":
+	case "User-Agent", "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
+		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+		":protocol", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions":
 		return connection
 	}
 	switch {
@@ -160,64 +161,94 @@ func IsCredential(name string) bool { return kindOf(http.CanonicalHeaderKey(name
 // a query without any key, and without anything that is meant for the balancer
 // only.
 func Take(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
+	goesOn = make(http.Header, len(header))
 	for name, values := range header {
-		switch kindOf(name) {
-		case credential, otherKey:
-			presented.add(name, values)
-		case protocol:
-			presented.Protocols = values
-			presented.keys.addProtocols(values)
+		if kind := presented.take(name, values); kind == public || kind == connection {
+			goesOn[name] = values
 		}
 	}
 	goesOnQuery = presented.takeQuery(rawQuery)
-	goesOn = presented.Public(header)
-	delete(goesOn, "Sec-Websocket-Protocol")
-	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || presented.keys.in(protocol) }
-	if kept := protocolsWithout(presented.Protocols, isKey); kept != nil {
-		goesOn["Sec-Websocket-Protocol"] = kept
+	presented.clean(goesOn)
+	return presented, goesOn, goesOnQuery
+}
+
+// unforwarded are fields that reverse_proxy adds unless they are there without a value.
+var unforwarded = []string{"X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"}
+
+// Split is Take for a header of which only the fields go on that reverse_proxy reads. Outgoing
+// adds the others.
+func Split(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
+	goesOn = make(http.Header, len(unforwarded)+1) // and the user agent
+	for name, values := range header {
+		if presented.take(name, values) == connection {
+			goesOn[name] = values
+		}
+	}
+	goesOnQuery = presented.takeQuery(rawQuery)
+	presented.clean(goesOn)
+	for _, name := range unforwarded {
+		goesOn[name] = nil
 	}
 	return presented, goesOn, goesOnQuery
 }
 
-// TakeFrom is Take for a header that stays where it is, and of which Public
-// returns what goes on. It reports false if more than that is to be taken out,
-// because a part of the header is about the connection.
-func TakeFrom(header http.Header, rawQuery string) (presented Presented, goesOnQuery string, ok bool) {
-	for name, values := range header {
-		switch kind := kindOf(name); {
-		case kind == credential, kind == otherKey:
-			presented.add(name, values)
-		case name == "Connection" && len(values) == 1 && persists(values[0]):
-		case kind == protocol, kind == connection:
-			return Presented{}, "", false
+// Outgoing returns the header for a backend: what reverse_proxy made of the header that it got,
+// without what it says of the caller, and the public fields of split, which is the caller's header
+// if Split was called with it. A key in proxied that does not identify a caller is one that the
+// config adds (header_up). The values are shared with both headers.
+func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
+	out := make(http.Header, len(proxied)+len(split)+1) // and a credential
+	for name, values := range split {
+		if kindOf(name) == public && !p.keys.inAny(values) {
+			out[name] = values
 		}
 	}
-	return presented, presented.takeQuery(rawQuery), true
-}
-
-// Public returns the headers of the caller that neither hold a key nor are for the
-// balancer only. Their values are shared with the header.
-func (p *Presented) Public(header http.Header) http.Header {
-	kept := make(http.Header, len(header)+1) // and a credential
-	for name, values := range header {
-		if kind := kindOf(name); (kind == public || kind == protocol || kind == connection) && !p.keys.inAny(values) {
-			kept[name] = values
-		}
+	for _, value := range split["Connection"] {
+		removeNamed(out, value)
 	}
-	return kept
-}
-
-// Unforwarded returns the header that reverse_proxy made of what Take returned,
-// without what it says of the caller. A key in it that does not identify a caller
-// is one that the config adds (header_up).
-func Unforwarded(header http.Header) http.Header {
-	kept := make(http.Header, len(header)+1) // and a credential
-	for name, values := range header {
+	for name, values := range proxied {
 		if kind := kindOf(name); kind != credential && kind != private {
-			kept[name] = values
+			out[name] = values
 		}
 	}
-	return kept
+	return out
+}
+
+// removeNamed removes the fields that the value of a Connection header names (RFC 9110 section 7.6.1).
+func removeNamed(header http.Header, connection string) {
+	if persists(connection) {
+		return
+	}
+	for name := range strings.SplitSeq(connection, ",") {
+		header.Del(strings.TrimSpace(name))
+	}
+}
+
+// take records a header if it holds a key. It returns what may become of it.
+func (p *Presented) take(name string, values []string) kind {
+	kind := kindOf(name)
+	switch kind {
+	case credential, otherKey:
+		p.add(name, values)
+	case protocol:
+		p.Protocols = values
+		p.keys.addProtocols(values)
+	}
+	return kind
+}
+
+// clean removes from a header what has one of the keys as its value, and adds the subprotocols of a
+// WebSocket that hold none.
+func (p *Presented) clean(goesOn http.Header) {
+	for name, values := range goesOn {
+		if p.keys.inAny(values) {
+			delete(goesOn, name)
+		}
+	}
+	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || p.keys.in(protocol) }
+	if kept := protocolsWithout(p.Protocols, isKey); kept != nil {
+		goesOn["Sec-Websocket-Protocol"] = kept
+	}
 }
 
 // persists reports whether the value of a Connection header says no more than

@@ -151,9 +151,8 @@ func TestAKeyIsFoundByItsValue(t *testing.T) {
 				if got, err := url.ParseQuery(goesOnQuery); err != nil || got.Has("team") != passes || !got.Has("kept") {
 					t.Errorf("%q: there goes on the query %s", value, goesOnQuery)
 				}
-				presented, fromQuery, ok := TakeFrom(header, query)
-				if stays := presented.Public(header); ok && (fromQuery != goesOnQuery || !maps.EqualFunc(stays, goesOn, slices.Equal)) {
-					t.Errorf("%q: of a header that stays, there goes on %v and %s", value, stays, fromQuery)
+				if split, fromQuery := splitAndJoined(header, query); fromQuery != goesOnQuery || !maps.EqualFunc(split, goesOn, slices.Equal) {
+					t.Errorf("%q: of a header that is split, there goes on %v and %s", value, split, fromQuery)
 				}
 			}
 		})
@@ -209,25 +208,47 @@ func sdk() http.Header {
 	}
 }
 
-func TestOnlyTheCallersKeyIsAllocated(t *testing.T) {
-	header := sdk()
-	if n := testing.AllocsPerRun(100, func() { TakeFrom(header, "api-version=2024-10-21") }); n > 1 {
-		t.Errorf("%v allocations, want that of Presented alone", n)
+// splitAndJoined is what goes on if reverse_proxy gets only a part of the header and adds nothing.
+func splitAndJoined(header http.Header, query string) (goesOn http.Header, goesOnQuery string) {
+	presented, proxied, goesOnQuery := Split(header, query)
+	return presented.Outgoing(proxied, header), goesOnQuery
+}
+
+func TestFieldsThatTheConnectionNamesDoNotGoOn(t *testing.T) {
+	header := http.Header{"Connection": {"close, X-Hop"}, "X-Hop": {"1"}, "X-Team": {"a"}}
+	if goesOn, _ := splitAndJoined(header, ""); goesOn["X-Hop"] != nil || goesOn["X-Team"] == nil {
+		t.Errorf("there goes on %v", goesOn)
 	}
 }
 
-func BenchmarkTakeFrom(b *testing.B) {
-	header := sdk()
-	for b.Loop() {
-		TakeFrom(header, "")
+func TestReverseProxyAddsNoAddressToAHeaderThatIsSplit(t *testing.T) {
+	_, proxied, _ := Split(sdk(), "")
+	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"} {
+		if values, ok := proxied[name]; values != nil || !ok {
+			t.Errorf("%s is %q, %t", name, values, ok)
+		}
 	}
 }
 
-func BenchmarkPublic(b *testing.B) {
+func TestSplittingAllocatesTheKeyAndAHeader(t *testing.T) {
 	header := sdk()
-	presented, _, _ := TakeFrom(header, "")
+	if n := testing.AllocsPerRun(100, func() { Split(header, "api-version=2024-10-21") }); n > 3 {
+		t.Errorf("%v allocations, want those of Presented and of a small map", n)
+	}
+}
+
+func BenchmarkSplit(b *testing.B) {
+	header := sdk()
 	for b.Loop() {
-		presented.Public(header)
+		Split(header, "")
+	}
+}
+
+func BenchmarkOutgoing(b *testing.B) {
+	header := sdk()
+	presented, proxied, _ := Split(header, "")
+	for b.Loop() {
+		presented.Outgoing(proxied, header)
 	}
 }
 
@@ -255,9 +276,8 @@ func FuzzTake(f *testing.F) {
 		if _, _, again := Take(header, goesOnQuery); again != goesOnQuery {
 			t.Errorf("of %q there goes on %q, and of that %q", query, goesOnQuery, again)
 		}
-		stays, fromQuery, ok := TakeFrom(header, query)
-		if public := stays.Public(header); ok && (fromQuery != goesOnQuery || !maps.EqualFunc(public, goesOn, slices.Equal)) {
-			t.Errorf("there goes on %q with %q, and %q with %q", goesOn, goesOnQuery, public, fromQuery)
+		if split, fromQuery := splitAndJoined(header, query); header["Connection"] == nil && (fromQuery != goesOnQuery || !maps.EqualFunc(split, goesOn, slices.Equal)) {
+			t.Errorf("there goes on %q with %q, and of a header that is split %q with %q", goesOn, goesOnQuery, split, fromQuery)
 		}
 		presented.Remove(func(string, bool) bool { return true })
 		if !presented.None() {

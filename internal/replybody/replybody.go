@@ -12,7 +12,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
-	"github.com/openai-lb/caddy-openai-lb/internal/proxyvars"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -70,9 +69,6 @@ type Body struct {
 	// Broken is called, once at most, if the reply broke off or told of an
 	// error. Until the reply is the client's, it is nil.
 	Broken func(reason error)
-
-	// Vars are told when the body is closed. They may be nil.
-	Vars *proxyvars.Vars
 
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
@@ -267,7 +263,6 @@ func (b *Body) finish(err error) error {
 func (b *Body) Close() error {
 	b.held, b.Broken = nil, nil
 	b.Deadline.End()
-	b.Vars.Closed()
 	b.Usage.Close()
 	return b.Source.Close()
 }
