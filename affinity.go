@@ -3,7 +3,6 @@ package openailb
 import (
 	"errors"
 	"maps"
-	"net/http"
 	"slices"
 	"time"
 
@@ -11,9 +10,9 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 func (h *Handler) checkAffinity(shares bool) error {
@@ -36,33 +35,33 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 	return err
 }
 
-// findHome finds out which accounts may get the request. It returns the answer
-// and its class if none may. A list is that of the first account.
-func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class string) {
-	if a != nil && ex.asked.body.TooManyIDs() {
+// place finds out which accounts may get the request. It returns the answer if none
+// may. A list is that of the first account.
+func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
+	api := &ex.api
+	if a != nil && api.parsed.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
 	}
 	r := affinity.Request{
-		Method: tunnel.MethodOf(ex.request), Operation: ex.asked.operation, RawQuery: ex.request.URL.RawQuery,
-		Body: &ex.asked.body, Text: ex.body.Buffered(), Caller: ex.caller.Name,
-		Upgrade: tunnel.IsHandshake(ex.request), Compressed: ex.asked.opaque, Disputed: mediatype.Disputed(ex.request.Header),
+		Method: api.method, Operation: api.route.Operation, RawQuery: ex.request.URL.RawQuery,
+		Body: &api.parsed, Text: api.body.Buffered(), Caller: api.caller.Name,
+		Upgrade: api.Handshake, Compressed: api.clarity == bodyOpaque, Disputed: mediatype.Disputed(ex.request.Header),
 	}
-	if !ex.body.Whole() {
+	if !api.body.Whole() {
 		r.CutAt = ex.balancer.transport.RequestBuffers
 	}
-	home, refusal, refused := a.Home(r)
+	placement, refusal, refused := a.Home(r)
 	if refused {
-		if own, class = refusal.Answer(ex.request); refusal == apierror.OwnersUnknown {
-			own.Header.Set("Retry-After", "1")
+		answer := refusal.Answer(ex.request)
+		if refusal == apierror.OwnersUnknown {
+			answer.Header.Set("Retry-After", "1")
 		}
-		return own, class
+		return answer
 	}
-	ex.home = home
-	ex.wantsAllModels = home.Makes() && ex.asked.model == ""
-	if home.IsList() {
+	if api.placement = placement; placement.IsList() {
 		ex.settleList()
 	}
-	return nil, ""
+	return none
 }
 
 // settleList has a list come from the first account by priority, or from the
@@ -70,12 +69,12 @@ func (ex *exchange) findHome(a *affinity.Affinity) (own *http.Response, class st
 func (ex *exchange) settleList() {
 	var first *target
 	for _, t := range ex.balancer.targets {
-		if t.backend.takes(&ex.asked) && (first == nil || t.allModels && !first.allModels) {
+		if t.backend.takes(&ex.api) && (first == nil || t.allModels && !first.allModels) {
 			first = t
 		}
 	}
 	if first != nil {
-		ex.home.Settle(first.backend.account)
+		ex.api.placement.Settle(first.backend.account)
 	}
 }
 
@@ -105,41 +104,35 @@ func findAllModels(targets []*target) {
 func (ex *exchange) mayHaveAllModels() bool {
 	now := time.Now()
 	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
-		return t.allModels && !t.Drained() && !t.Lost() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.asked) && !t.Throttles(ex, now)
+		return t.allModels && !t.Drained() && !t.Lost() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.api) && !t.Throttles(ex, now)
 	})
 }
 
 // mayBeElsewhere reports whether the request goes on to another account,
 // because the current one does not have what the request names, and nobody
 // knows who does.
-func (ex *exchange) mayBeElsewhere(r *reply) bool {
-	if r.class.Failover() || !r.missing || !ex.home.Asks() || !r.whole && !ex.body.Whole() || !r.upload().Abandon() {
+func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
+	placement, best := &ex.api.placement, &ex.tries.best
+	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.body.Whole() || !r.Upload().Abandon() {
 		return false
 	}
-	ex.home.Missing(ex.current.backend.account)
-	if ex.last != nil && !ex.lastMissing {
-		r.discard() // a failure tells more: its backend may have the object
+	placement.Missing(ex.tries.current.backend.account)
+	if best.Response != nil && !best.missing {
+		r.Discard() // a failure tells more: its backend may have the object
 		return true
 	}
-	ex.keep(r.res)
-	ex.lastMissing = true
+	ex.keep(r.Response)
+	best.missing = true
 	return true
 }
 
-// undecided reports whether the last reply says that an account does not have
+// undecided reports whether the best reply says that an account does not have
 // what the request names, while another account may have it, which could not be
 // asked now.
 func (ex *exchange) undecided() bool {
-	if ex.last == nil || !ex.lastMissing {
+	if !ex.tries.best.missing {
 		return false
 	}
 	_, nobody := ex.whyNobodyTakes()
 	return !nobody
-}
-
-// learnFrom has the reply teach which objects the current account has.
-func (ex *exchange) learnFrom(r *reply) {
-	if r.body != nil {
-		r.body.Lesson = ex.home.Lesson(ex.current.backend.account, r.res)
-	}
 }

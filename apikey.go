@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -249,19 +250,19 @@ type knownSecrets struct {
 
 // authorize puts the credential on an outgoing request that has none, or the
 // caller's own one with passthrough.
-func (b *Backend) authorize(out *http.Request, credential Credential, caller callerkeys.Presented) {
+func (b *Backend) authorize(header http.Header, u *url.URL, credential Credential, caller callerkeys.Presented) {
 	if credential.Header != "" {
-		out.Header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
+		header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
 	}
 	if b.passesThrough() {
 		for _, line := range caller.Header {
-			out.Header[line.Name] = line.Values
+			header[line.Name] = line.Values
 		}
 		if caller.Protocols != nil {
 			// reverse_proxy writes a handshake's headers as RFC 6455 spells them
-			delete(out.Header, "Sec-Websocket-Protocol")
-			out.Header["Sec-WebSocket-Protocol"] = caller.Protocols
+			delete(header, "Sec-Websocket-Protocol")
+			header["Sec-WebSocket-Protocol"] = caller.Protocols
 		}
-		out.URL.RawQuery = caller.RawQuery
+		u.RawQuery = caller.RawQuery
 	}
 }

@@ -303,19 +303,22 @@ func (b *Backend) label(i int) string {
 func (b *Backend) dial() string { return endpoint.Dial(b.url) }
 
 // takes reports whether the request can be sent to the backend: the backend
-// has the model, the body need not be read or changed if it cannot be, and there
-// is a credential of the caller's if the backend gets that one.
-func (b *Backend) takes(a *asked) bool {
-	if b.passesThrough() && a.anonymous {
-		return false
-	}
-	if a.cutOff && a.inPath && !b.paths.HasClassic() {
-		return false
-	}
-	if a.opaque || a.unclear {
-		if a.inPath && !b.paths.HasClassic() || !a.inPath && (b.models != nil || b.Deployment != "") {
+// understands it, and there is a credential of the caller's if the backend gets
+// that one.
+func (b *Backend) takes(a *apiRequest) bool {
+	return (!a.anonymous || !b.passesThrough()) && b.understands(a)
+}
+
+// understands reports whether the backend has the model, and the body need not be
+// read or changed if it cannot be.
+func (b *Backend) understands(a *apiRequest) bool {
+	switch {
+	case a.inPath():
+		if (a.clarity != bodyClear || a.cutOff()) && !b.paths.HasClassic() {
 			return false
 		}
+	case a.clarity != bodyClear && (b.models != nil || b.Deployment != ""):
+		return false
 	}
 	return b.serves(a.model) && (a.model != "" || !a.needsModel || b.models == nil)
 }

@@ -108,7 +108,7 @@ const defaultPool = "openai_lb"
 //
 // Every option but backend, header, model and client_key may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	err := directive.Unmarshal(d, h.PassiveHealth.options(), directive.Options{
+	err := directive.Unmarshal(d, h.PassiveHealth.options(), h.Options.Directives(), directive.Options{
 		"pool": directive.String(&h.Pool),
 		"backend": directive.Func(func(d *caddyfile.Dispenser) error {
 			b, begin := new(Backend), *d
@@ -286,7 +286,7 @@ func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
 //	    }
 //	}
 func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return directive.Unmarshal(d, t.PassiveHealth.options(), directive.Options{
+	return directive.Unmarshal(d, t.PassiveHealth.options(), t.Options.Directives(), directive.Options{
 		"http": directive.Func(func(d *caddyfile.Dispenser) error {
 			t.HTTP = new(reverseproxy.HTTPTransport)
 			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
@@ -333,13 +333,6 @@ func (p *PassiveHealth) options() directive.Options {
 		"retry_after_min":     directive.Duration(&p.RetryAfterMin),
 		"retry_after_max":     directive.Duration(&p.RetryAfterMax),
 		"all_throttled":       directive.OneOf(&p.AllThrottled, respondThrottled, forwardThrottled),
-
-		"request_buffers":            directive.Size(&p.RequestBuffers),
-		"response_header_timeout":    directive.Duration(&p.ResponseHeaderTimeout),
-		"handshake_timeout":          directive.Duration(&p.HandshakeTimeout),
-		"stream_first_event_timeout": directive.Duration(&p.StreamFirstEventTimeout),
-		"stream_idle_timeout":        directive.Duration(&p.StreamIdleTimeout),
-		"stream_require_end":         directive.Flag(&p.StreamRequireEnd),
 	}.Check(func() error {
 		checked := *p
 		return checked.provision()

@@ -83,7 +83,7 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	if h.clientKeys == nil {
 		return apierror.Error{}, false
 	}
-	who, err := h.clientKeys.Identify(&ex.credentials)
+	who, err := h.clientKeys.Identify(&ex.api.credentials)
 	switch {
 	case errors.Is(err, clientkeys.ErrNoKey):
 		return apierror.MissingKey, true
@@ -92,7 +92,7 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	case err != nil:
 		return apierror.WrongKey, true
 	}
-	ex.caller = who
+	ex.api.caller = who
 	if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(ex.callerField())
 	}
@@ -101,8 +101,8 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 
 // callerField names the caller in a log. It is empty if callers need no key.
 func (ex *exchange) callerField() zap.Field {
-	if ex.caller.Name == "" {
+	if ex.api.caller.Name == "" {
 		return zap.Skip()
 	}
-	return zap.String("caller", ex.caller.Name)
+	return zap.String("caller", ex.api.caller.Name)
 }

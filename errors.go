@@ -8,7 +8,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -19,49 +18,55 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
 	wait := ex.balancer.Pool.Wait(ex, now)
 	if ex.undecided() {
-		ex.dropLast()
+		ex.dropBest()
 	}
-	res := ex.own
-	if res == nil {
-		res, ex.last = ex.last, nil
+	best := ex.tries.best
+	if ex.own.Response == nil {
+		ex.tries.best = bestReply{} // it is not dropped
 	}
-	if _, gone := ex.proxied.Body.(replay.Gone); ex.executed {
+	if _, gone := ex.proxied.Body.(replay.Gone); ex.tries.executed {
 		// a handler that comes after the backends must not have it executed again
 		ex.proxied.Body, ex.proxied.ContentLength = replay.Gone{}, -1
 	} else if gone {
-		ex.body.Restore(&ex.proxied)
+		ex.api.body.Restore(&ex.proxied)
 	}
 	ex.committed()
-	ex.ours = res == nil || res == ex.own
-	switch res {
-	case nil:
+	res := best.Response
+	switch {
+	case ex.own.Response != nil:
+		res = ex.own.Response
+		res.Request = req
+	case res != nil:
+		ex.answerWith(best, wait)
+	default:
 		e := ex.whyNobody(now, wait)
-		res, ex.ownClass = e.Answer(req)
+		ex.own = e.Answer(req)
+		res = ex.own.Response
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 			hint.Set(res.Header, wait)
 		}
 		if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
 			ex.observeThrottled(now)
 		}
-	case ex.own:
-		res.Request = req
-	default:
-		ex.from = &ex.attempts[ex.lastFrom]
-		ex.observeForwarded(ex.from.class)
-		if !ex.balancer.forward || res.StatusCode != http.StatusTooManyRequests {
-			hint.Rewrite(res.Header, wait)
-			if ex.from.class == verdict.Overloaded {
-				hint.Set(res.Header, wait) // even if the backend does not say
-			}
-		}
-		if !ex.balancer.plain {
-			replyheader.RemoveProviders(res.Header)
-			replyheader.RemoveProviders(res.Trailer)
-		}
 	}
 	ex.forbidRetry(res)
-	ex.status = res.StatusCode
+	ex.record.status, ex.record.ours = res.StatusCode, ex.own.Response != nil
 	return res
+}
+
+// answerWith makes the best reply that a backend had the answer.
+func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
+	from := &ex.tries.attempts[best.attempt]
+	ex.record.from = from
+	ex.observeForwarded(from.class)
+	if !ex.balancer.forward || best.StatusCode != http.StatusTooManyRequests {
+		hint.Rewrite(best.Header, wait)
+		if from.class == verdict.Overloaded {
+			hint.Set(best.Header, wait) // even if the backend does not say
+		}
+	}
+	ex.balancer.front.Final(best.Header)
+	ex.balancer.front.Final(best.Trailer)
 }
 
 // whyNobody is the error that says why no backend could serve.
@@ -71,7 +76,7 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	}
 	r := ex.whoRefuses(now)
 	var last verdict.Class
-	for _, a := range ex.attempts {
+	for _, a := range ex.tries.attempts {
 		if a.class.Failover() {
 			last = a.class
 		}
@@ -112,8 +117,8 @@ func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
 	others, elsewhere := false, false
 	for _, t := range ex.balancer.targets {
 		switch class, tried := ex.cameOf(t); {
-		case !t.backend.takes(&ex.asked):
-		case !ex.home.Allows(t.backend.account):
+		case !t.backend.takes(&ex.api):
+		case !ex.api.placement.Allows(t.backend.account):
 			elsewhere = true
 		case class.Promise() || t.Throttles(ex, now):
 			if r.throttled == nil {
@@ -126,7 +131,7 @@ func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
 		}
 	}
 	if elsewhere {
-		r.object = ex.home.Stored()
+		r.object = ex.api.placement.Stored()
 		others = others || r.object == "" // accounts that lack the object were asked
 	}
 	r.all = !others && (r.throttled != nil) != r.busy
@@ -141,9 +146,9 @@ func (ex *exchange) allThrottle(now time.Time) bool {
 
 // cameOf returns the outcome of the attempt at a backend, if it was tried.
 func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
-	for i := range ex.attempts {
-		if ex.attempts[i].target == t {
-			return ex.attempts[i].class, true
+	for i := range ex.tries.attempts {
+		if ex.tries.attempts[i].target == t {
+			return ex.tries.attempts[i].class, true
 		}
 	}
 	return "", false
@@ -153,18 +158,16 @@ func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
 // backend. It reports false if it can be sent to one.
 func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	var models []string
-	withKey := ex.asked
-	withKey.anonymous = false
 	lacksKey, elsewhere := false, false
 	for _, t := range ex.balancer.targets {
-		if !ex.home.Allows(t.backend.account) {
-			elsewhere = elsewhere || t.backend.takes(&ex.asked)
+		if !ex.api.placement.Allows(t.backend.account) {
+			elsewhere = elsewhere || t.backend.takes(&ex.api)
 			continue
 		}
-		if t.backend.takes(&ex.asked) {
+		if t.backend.takes(&ex.api) {
 			return apierror.Error{}, false
 		}
-		lacksKey = lacksKey || t.backend.takes(&withKey)
+		lacksKey = lacksKey || t.backend.understands(&ex.api)
 		for _, model := range t.backend.Model {
 			if !slices.Contains(models, model.Name) {
 				models = append(models, model.Name)
@@ -174,15 +177,15 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	switch {
 	case lacksKey:
 		return apierror.MissingKey, true
-	case ex.asked.opaque:
+	case ex.api.clarity == bodyOpaque:
 		return apierror.CompressedBody, true
-	case ex.asked.cutOff:
+	case ex.api.cutOff():
 		return apierror.ModelBeyondBuffer(ex.balancer.transport.RequestBuffers), true
-	case ex.asked.unclear, ex.asked.model == "":
+	case ex.api.clarity == bodyUnclear, ex.api.model == "":
 		return apierror.MissingModel(models), true
 	}
-	if object := ex.home.Stored(); elsewhere && object != "" {
-		return apierror.UnknownModelThere(ex.asked.model, object, models), true
+	if object := ex.api.placement.Stored(); elsewhere && object != "" {
+		return apierror.UnknownModelThere(ex.api.model, object, models), true
 	}
-	return apierror.UnknownModel(ex.asked.model, models), true
+	return apierror.UnknownModel(ex.api.model, models), true
 }

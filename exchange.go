@@ -4,101 +4,19 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
-	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
-	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
-	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// balancer is what all requests of a handler, or of a plain reverse_proxy, have
-// in common: a pool, and the backends that its members stand for.
-type balancer struct {
-	fleet.Entry
-	targets []*target // by the index of their members
-	// transport makes the attempts. It is nil in a plain reverse_proxy with
-	// another transport.
-	transport *Transport
-	// forward sends a request that all backends throttle to the one that
-	// returns soonest, instead of refusing it.
-	forward bool
-	// plain reports whether this is a plain reverse_proxy. It directs requests and
-	// decides on headers by itself.
-	plain bool
-	// streamUsage asks for the usage of streams.
-	streamUsage bool
-	logger      *announce.Log
-	events      *announce.Events
-	// metrics are those of the pool, and ownMetrics those of what no backend
-	// answers. models are the labels of what clients ask for.
-	metrics    *metrics.Pool
-	ownMetrics *metrics.Backend
-	models     metrics.Models
-}
-
-// target is a backend as reverse_proxy and the pool see it.
-type target struct {
-	*pool.Member
-	backend  *Backend
-	upstream *reverseproxy.Upstream
-	// allModels means that its account serves all models of the pool.
-	allModels bool
-	// servedAt is when it last served a request: Unix time in nanoseconds.
-	servedAt atomic.Int64
-	metrics  *metrics.Backend
-}
-
-func newBalancer(name string, targets []*target, policy reverseproxy.Selector, events *announce.Events, listeners ...pool.Listener) *balancer {
-	b := &balancer{targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
-	b.ownMetrics = b.metrics.Backend("")
-	members := make([]*pool.Member, len(targets))
-	var models []string
-	for i, t := range targets {
-		if t.Checks == nil {
-			t.Checks = t.upstream
-		}
-		t.metrics = b.metrics.Backend(t.Name)
-		members[i] = t.Member
-		models = append(models, t.Models...)
-		for _, m := range t.backend.Model {
-			models = append(models, m.Name)
-		}
-	}
-	b.models = metrics.ModelsOf(models)
-	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
-	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
-	if policy != nil {
-		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
-			return b.chooseByPolicy(policy, r.(*exchange), tier)
-		}
-	}
-	return b
-}
-
-// open makes the balancer's pool part of the fleet until close. Its upstreams must
-// be set up: whoever shows the fleet looks at them.
-func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
-
-func (b *balancer) close() {
-	fleet.Default.Remove(&b.Entry)
-	b.Pool.Close()
-}
-
-// exchange is the state of one request: what it asks for, its body, and which
-// backends it tried. It belongs to the goroutine that serves the request.
+// exchange is the state of one request. It belongs to the goroutine that serves the request.
 type exchange struct {
 	balancer *balancer
 	request  *http.Request
@@ -107,84 +25,49 @@ type exchange struct {
 	proxied http.Request
 	// shown is whose placeholders are shown, if this is the request's first exchange.
 	shown *exchange
+	// cookies are set once a policy was asked, which may set more.
+	cookies *savedCookies
 
+	api   apiRequest
+	tries tries
+	// own is an answer of ours, for which no backend is asked.
+	own    apierror.Answer
+	record record
+}
+
+// tries are the attempts of an exchange, and what limits further ones.
+type tries struct {
 	// maxAttempts is how many backends the request may try. 0: all of them.
 	maxAttempts int
 	// deadline is when the last attempt may begin. Zero: any time.
 	deadline time.Time
-
-	asked asked
-	body  replay.Body
-	home  affinity.Home // which accounts may get the request
-	// wantsAllModels means that the request makes an object without a model.
-	wantsAllModels bool
-	// caller is who sent the request, if callers need a key.
-	caller clientkeys.Caller
-	// credentials are what the caller identified itself with, for a backend
-	// with auth passthrough.
-	credentials callerkeys.Presented
-	// split is the client's header, if reverse_proxy got only a part of it.
-	split http.Header
-	// cookies are set once a policy was asked, which may set more.
-	cookies *savedCookies
-
-	// own is an answer of ours, for which no backend is asked, and ownClass its
-	// class, if it is not that of the last attempt.
-	own      *http.Response
-	ownClass string
-	// owner is the backend of the only account that may get the request, if it
-	// throttles.
-	owner *target
+	// attempts are those made, the current one included.
+	attempts []try
+	// first is where the first of them is.
+	first [1]try
 	// current is the backend that is attempted right now, if any is.
 	current *target
-	// attempts are those made, the current one included.
-	attempts []attempt
-	// room is where the first attempt is.
-	room [1]attempt
-
-	// last is the latest reply that says more than that a backend throttles.
-	last *http.Response
-	// lastFrom is the number of the attempt that brought it, and from the attempt
-	// whose reply the client gets, if that is not the last one.
-	lastFrom int
-	from     *attempt
-	// blame is what the request has to answer for.
-	blame blame
+	// best is the reply that the client gets if no further backend has a better one.
+	best bestReply
+	// bench is claimed by a fault that may be the request's own.
+	bench benchOnce
 	// exceeded are the names of models whose context is too short for the request.
 	exceeded []string
-
-	// usage reads the client's reply. tokens are what it found, once that is over.
-	usage  *usage.Reader
-	tokens usage.Tokens
-
-	// started is when the request came, and firstByte how long after that the
-	// first byte of the reply's body went to the client.
-	started   time.Time
-	firstByte time.Duration
-	// status is that of the answer.
-	status int
-	// ours reports whether the client got an answer of the balancer's own.
-	ours bool
-	// duration is how long the request took, once it is over, and aborted reports
-	// whether its reply was aborted then.
-	duration time.Duration
-	aborted  bool
-
 	// executed reports whether the last attempt may have executed a request that
 	// must not be executed twice.
 	executed bool
-	// lastMissing reports whether last only says that an object is not there.
-	lastMissing bool
 	// forwarded reports whether the request went to a backend that throttles.
 	forwarded bool
 }
 
-// attempt is one backend's answer to an exchange.
-type attempt struct {
+// try is one attempt at a backend.
+type try struct {
 	target  *target
 	class   verdict.Class
 	status  int
 	started time.Time
+	// credential is the backend's, with which the request was sent.
+	credential Credential
 	// benched is when a promise began by this attempt, if one did.
 	benched time.Time
 	// deployment is the label in metrics of what the backend calls the model.
@@ -194,11 +77,32 @@ type attempt struct {
 	span *tracing.Span
 }
 
+// bestReply is the latest reply that says more than that a backend throttles.
+type bestReply struct {
+	*http.Response // nil: there is none
+	// attempt is the number of the attempt that brought it.
+	attempt int
+	// missing reports whether it only says that an object is not there.
+	missing bool
+}
+
+// benchOnce is for faults that may be the request's own: what fails everywhere is
+// the request's doing, so one request benches one backend for it at most.
+type benchOnce struct{ claimed bool }
+
+// claim reports whether this is the first such fault.
+func (b *benchOnce) claim() bool {
+	first := !b.claimed
+	b.claimed = true
+	return first
+}
+
 func (b *balancer) newExchange(w http.ResponseWriter, r *http.Request, maxAttempts int, tryDuration time.Duration) *exchange {
-	ex := &exchange{balancer: b, request: r, writer: w, maxAttempts: maxAttempts, started: time.Now()}
-	ex.attempts = ex.room[:0]
+	ex := &exchange{balancer: b, request: r, writer: w}
+	ex.record.started = time.Now()
+	ex.tries.maxAttempts, ex.tries.attempts = maxAttempts, ex.tries.first[:0]
 	if tryDuration > 0 {
-		ex.deadline = ex.started.Add(tryDuration)
+		ex.tries.deadline = ex.record.started.Add(tryDuration)
 	}
 	return ex
 }
@@ -231,17 +135,17 @@ var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reversepro
 func (ex *exchange) choose() *reverseproxy.Upstream {
 	ex.release()
 	now := time.Now()
-	if ex.own == nil && ex.mayGoOn(now) {
+	if ex.own.Response == nil && ex.mayGoOn(now) {
 		m := ex.balancer.Pool.Pick(ex, now)
-		if m == nil && ex.balancer.forward && !ex.forwarded && ex.allThrottle(now) {
+		if m == nil && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
 			m = ex.balancer.Pool.PickThrottled(ex, now)
-			ex.forwarded = m != nil
+			ex.tries.forwarded = m != nil
 		}
 		if m != nil {
 			ex.observeFailover()
-			ex.current = ex.balancer.targets[m.Index]
-			ex.attempts = append(ex.attempts, attempt{target: ex.current, started: now, deployment: ex.deploymentLabel(ex.current)})
-			return ex.current.upstream
+			ex.tries.current = ex.balancer.targets[m.Index]
+			ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, deployment: ex.deploymentLabel(ex.tries.current)})
+			return ex.tries.current.upstream
 		}
 	}
 	return ourselves
@@ -249,17 +153,17 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 
 // mayGoOn reports whether a further backend may be tried.
 func (ex *exchange) mayGoOn(now time.Time) bool {
-	if len(ex.attempts) == 0 {
+	if len(ex.tries.attempts) == 0 {
 		return true
 	}
-	return (ex.maxAttempts == 0 || len(ex.attempts)-ex.home.Asked() < ex.maxAttempts) &&
-		(ex.deadline.IsZero() || !now.After(ex.deadline))
+	return (ex.tries.maxAttempts == 0 || len(ex.tries.attempts)-ex.api.placement.Asked() < ex.tries.maxAttempts) &&
+		(ex.tries.deadline.IsZero() || !now.After(ex.tries.deadline))
 }
 
 // ModelAt implements pool.Request.
 func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 	b := ex.balancer.targets[m.Index].backend
-	return ex.benchModel(b), ex.home.Allows(b.account) && b.takes(&ex.asked)
+	return ex.benchModel(b), ex.api.placement.Allows(b.account) && b.takes(&ex.api)
 }
 
 // MayTry implements pool.Request. After a backend whose model has too short a
@@ -269,8 +173,8 @@ func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 func (ex *exchange) MayTry(m *pool.Member) bool {
 	t := ex.balancer.targets[m.Index]
 	return ex.isLeft(t) &&
-		(len(ex.exceeded) == 0 || !slices.Contains(ex.exceeded, t.backend.nameOf(ex.asked.model))) &&
-		(!ex.wantsAllModels || t.allModels || !ex.mayHaveAllModels())
+		(len(ex.tries.exceeded) == 0 || !slices.Contains(ex.tries.exceeded, t.backend.nameOf(ex.api.model))) &&
+		(!ex.api.makesObject() || t.allModels || !ex.mayHaveAllModels())
 }
 
 // isLeft reports whether the target was not tried: a request may go to each
@@ -278,8 +182,8 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 // another such one: otherwise we would pay for what the caller's account was
 // refused.
 func (ex *exchange) isLeft(t *target) bool {
-	for i := range ex.attempts {
-		tried := ex.attempts[i].target
+	for i := range ex.tries.attempts {
+		tried := ex.tries.attempts[i].target
 		if tried == t || tried.backend.passesThrough() && !t.backend.passesThrough() {
 			return false
 		}
@@ -289,36 +193,36 @@ func (ex *exchange) isLeft(t *target) bool {
 
 // Once implements pool.Request. A request that may have been executed after a
 // failure is not retried either.
-func (ex *exchange) Once() bool { return !ex.body.Whole() || !ex.asked.repeatable }
+func (ex *exchange) Once() bool { return !ex.api.body.Whole() || !ex.api.Repeatable }
 
 // Cost implements pool.Request.
-func (ex *exchange) Cost() int64 { return ex.asked.cost }
+func (ex *exchange) Cost() int64 { return ex.api.Cost }
 
 // attempted is the attempt that is made right now.
-func (ex *exchange) attempted() *attempt { return &ex.attempts[len(ex.attempts)-1] }
+func (ex *exchange) attempted() *try { return &ex.tries.attempts[len(ex.tries.attempts)-1] }
 
 // model is what the current backend calls the model that is asked for.
-func (ex *exchange) model() string { return ex.current.backend.nameOf(ex.asked.model) }
+func (ex *exchange) model() string { return ex.tries.current.backend.nameOf(ex.api.model) }
 
 // benchModel is what the backend calls the model whose benches count for the request,
 // and which the request may bench. An operation other than inference has separate
 // limits, such as a number of jobs. So it counts as a request without a model.
 func (ex *exchange) benchModel(b *Backend) string {
-	if !ex.asked.infers {
+	if !ex.api.Infers {
 		return ""
 	}
-	return b.nameOf(ex.asked.model)
+	return b.nameOf(ex.api.model)
 }
 
 // doubtBenches puts the benches in doubt that the request began, if it met nothing
 // but refusals for a limit: perhaps it was only too large.
 func (ex *exchange) doubtBenches() {
-	for _, a := range ex.attempts {
+	for _, a := range ex.tries.attempts {
 		if !a.class.Promise() && a.class != verdict.TooLarge {
 			return
 		}
 	}
-	for _, a := range ex.attempts {
+	for _, a := range ex.tries.attempts {
 		if !a.benched.IsZero() {
 			a.target.Doubt(ex.wholeBackend(a.class), ex.benchModel(a.target.backend), a.benched)
 		}
@@ -328,19 +232,19 @@ func (ex *exchange) doubtBenches() {
 // wholeBackend reports whether a class is about all of the backend. A quota that an
 // operation other than inference has met may be one of these.
 func (ex *exchange) wholeBackend(c verdict.Class) bool {
-	return c.WholeBackend() && (c != verdict.Quota || ex.asked.infers)
+	return c.WholeBackend() && (c != verdict.Quota || ex.api.Infers)
 }
 
 // keep keeps a reply, in case no backend has a better one.
 func (ex *exchange) keep(res *http.Response) {
-	ex.dropLast()
-	ex.last, ex.lastFrom, ex.lastMissing = res, len(ex.attempts)-1, false
+	ex.dropBest()
+	ex.tries.best = bestReply{Response: res, attempt: len(ex.tries.attempts) - 1}
 }
 
-func (ex *exchange) dropLast() {
-	if ex.last != nil {
-		ex.last.Body.Close()
-		ex.last = nil
+func (ex *exchange) dropBest() {
+	if ex.tries.best.Response != nil {
+		ex.tries.best.Body.Close()
+		ex.tries.best = bestReply{}
 	}
 }
 
@@ -348,27 +252,25 @@ func (ex *exchange) dropLast() {
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
 	ex.doubtBenches()
-	ex.dropLast()
-	ex.body.Release()
-	ex.credentials = callerkeys.Presented{}
+	ex.dropBest()
+	ex.api.body.Release()
+	ex.api.credentials, ex.api.split = callerkeys.Presented{}, nil
 }
 
 // release gives back the place at the current backend.
 func (ex *exchange) release() {
-	if ex.current != nil {
-		ex.current.Release()
-		ex.current = nil
+	if ex.tries.current != nil {
+		ex.tries.current.Release()
+		ex.tries.current = nil
 	}
 }
 
 // finish gives back what the exchange holds and counts it. net/http's server ends
 // the context of the reply that the client got.
 func (ex *exchange) finish(err error, aborted bool) {
-	ex.duration, ex.aborted = time.Since(ex.started), aborted
-	ex.usage.Close()
-	ex.tokens = ex.usage.Tokens()
-	ex.dropLast()
-	ex.body.Release()
+	ex.record.end(aborted)
+	ex.dropBest()
+	ex.api.body.Release()
 	ex.release()
 	ex.observe(err)
 }

@@ -22,13 +22,13 @@ func (h *Handler) UseSource(backend string, source CredentialSource) {
 
 // Replace puts another round tripper in the place of the one it returns.
 func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
-	before, t.roundTripper = t.roundTripper, next
+	before, t.sender.RoundTripper = t.sender.RoundTripper, next
 	return before
 }
 
 // TokensOf returns the tokens of a request that is over.
 func TokensOf(r *http.Request) usage.Tokens {
-	return caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown.tokens
+	return caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown.record.tokens
 }
 
 // RemembersHealth reports whether anything is known of a backend.

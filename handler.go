@@ -32,7 +32,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer func() { ex.finish(err, aborted) }()
 	ex.fillPlaceholders()
 	proxied := h.proxied(ex)
-	ex.own, ex.ownClass = h.read(ex)
+	ex.own = h.read(ex)
 	aborted = true // unless reverse_proxy returns: it panics to abort a reply
 	err = h.proxy.ServeHTTP(w, proxied, next)
 	aborted = false
@@ -66,7 +66,7 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 // buffer reads the body of the request. A handler in handle_response gets none of
 // it, unless nothing was read, or answer restores it.
 func (ex *exchange) buffer(limit int64) error {
-	err := ex.body.Buffer(ex.request, limit)
+	err := ex.api.body.Buffer(ex.request, limit)
 	if r := &ex.proxied; r.Body != nil && r.Body != http.NoBody {
 		r.Body, r.ContentLength = replay.Gone{}, -1
 	}
@@ -79,9 +79,9 @@ func (ex *exchange) buffer(limit int64) error {
 func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 	take := callerkeys.Take
 	if h.splitsHeaders {
-		take, ex.split = callerkeys.Split, r.Header
+		take, ex.api.split = callerkeys.Split, r.Header
 	}
-	ex.credentials, r.Header, query = take(r.Header, r.URL.RawQuery)
+	ex.api.credentials, r.Header, query = take(r.Header, r.URL.RawQuery)
 	return query
 }
 
@@ -93,9 +93,9 @@ func isEchoOrTunnel(r *http.Request) bool {
 		strings.EqualFold(r.Method, http.MethodConnect) && !tunnel.IsExtendedConnect(r)
 }
 
-// read finds out what the request asks for. It returns the answer and its class
-// if that needs no backend.
-func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
+// read finds out what the request asks for. It returns the answer if that needs no
+// backend.
+func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 	r := ex.request
 	if h.asksReady(r) {
 		return h.answerReady(r)
@@ -127,17 +127,17 @@ func (h *Handler) read(ex *exchange) (own *http.Response, class string) {
 			return apierror.UnreadableBody(err).Answer(r)
 		}
 	}
-	ex.asked = readAsked(r, route, &ex.body, h.promptCache)
-	ex.asked.anonymous = h.passesThrough && ex.credentials.None()
+	ex.api.read(r, route, h.promptCache)
+	ex.api.anonymous = h.passesThrough && ex.api.credentials.None()
 	if h.models != nil {
-		if own, class = modellist.Answer(r, h.models); own != nil {
-			return own, class
+		if own = modellist.Answer(r, route, h.models); own.Response != nil {
+			return own
 		}
 	}
-	if h.tellsModels && ex.asked.cutOff && ex.asked.model == "" {
+	if h.tellsModels && ex.api.cutOff() && ex.api.model == "" {
 		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
 	}
-	return ex.findHome(h.affinity)
+	return ex.place(h.affinity)
 }
 
 // nextBackend is the selection policy of the handler's reverse_proxy.
@@ -181,20 +181,20 @@ func (h *Handler) asksReady(r *http.Request) bool {
 
 // answerReady says whether there is a backend to use, and if not, when the
 // first one may be. It calls none, but has those looked for that are lost.
-func (h *Handler) answerReady(r *http.Request) (res *http.Response, class string) {
+func (h *Handler) answerReady(r *http.Request) (answer apierror.Answer) {
 	now := time.Now()
 	usable, wait := h.balancer.Pool.Usable(now)
 	if usable {
-		res, class = apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), apierror.Ready
+		answer = apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), Class: apierror.Ready}
 	} else {
 		h.seeker.Seek(h.balancer.Pool, now)
-		res, class = apierror.NotReady.Answer(r)
+		answer = apierror.NotReady.Answer(r)
 		if wait > 0 {
-			res.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
+			answer.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
 		}
 	}
-	res.Header.Set("Cache-Control", "no-store")
-	return res, class
+	answer.Header.Set("Cache-Control", "no-store")
+	return answer
 }
 
 // shownVar is the variable in which the request's first handler leaves its

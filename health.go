@@ -5,21 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
-	"github.com/openai-lb/caddy-openai-lb/internal/roundtrip"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -72,34 +69,6 @@ type PassiveHealth struct {
 	// to the backend with the shortest wait and passes the reply on. If another
 	// backend fails or is busy, forward works like respond. Default: respond.
 	AllThrottled string `json:"all_throttled,omitempty"`
-
-	// RequestBuffers is how many bytes of a request body are kept in memory so
-	// that the request can be retried at another backend. A longer body is
-	// streamed to one backend. If backends name their models, and the model is
-	// not in the kept part, the request is refused with 413. Default: 32 MiB.
-	RequestBuffers int64 `json:"request_buffers,omitempty"`
-
-	// ResponseHeaderTimeout is how long a backend may take to start a reply
-	// that is not streamed. Such a reply starts when it is complete.
-	// Default: 10m.
-	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
-
-	// HandshakeTimeout is how long a backend may take to answer the handshake of
-	// a WebSocket, which needs no model. Default: 5s.
-	HandshakeTimeout caddy.Duration `json:"handshake_timeout,omitempty"`
-
-	// StreamFirstEventTimeout is how long a backend may take until the first
-	// byte of the body of a streamed reply. Default: 90s.
-	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
-
-	// StreamIdleTimeout is how long a reply may stall between two reads before
-	// it is cut. A model may think for minutes without a byte. Default: 5m.
-	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
-
-	// StreamRequireEnd treats a stream that ends without [DONE] or
-	// response.completed as broken: some failing backends end their streams
-	// like that. Default: false.
-	StreamRequireEnd bool `json:"stream_require_end,omitempty"`
 }
 
 // The values of all_throttled.
@@ -112,8 +81,6 @@ const (
 // it refuses its credential, or does not have the model.
 const misconfigured = time.Minute
 
-const defaultRequestBuffers = 32 << 20
-
 func (p *PassiveHealth) provision() error {
 	for _, d := range []struct {
 		name     string
@@ -124,10 +91,6 @@ func (p *PassiveHealth) provision() error {
 		{"retry_after_default", &p.RetryAfterDefault, min(10*time.Second, cmp.Or(time.Duration(p.RetryAfterMax), 10*time.Second))},
 		{"retry_after_min", &p.RetryAfterMin, 50 * time.Millisecond},
 		{"retry_after_max", &p.RetryAfterMax, 5 * time.Minute},
-		{"response_header_timeout", &p.ResponseHeaderTimeout, 10 * time.Minute},
-		{"handshake_timeout", &p.HandshakeTimeout, 5 * time.Second},
-		{"stream_first_event_timeout", &p.StreamFirstEventTimeout, 90 * time.Second},
-		{"stream_idle_timeout", &p.StreamIdleTimeout, 5 * time.Minute},
 	} {
 		if err := directive.DefaultDuration(d.name, d.value, d.fallback); err != nil {
 			return err
@@ -145,10 +108,6 @@ func (p *PassiveHealth) provision() error {
 		return fmt.Errorf("max_fails '%d' is not a whole number of 1 or more", p.MaxFails)
 	}
 	p.MaxFails = cmp.Or(p.MaxFails, 1)
-	if p.RequestBuffers < 0 || p.RequestBuffers > maxInt {
-		return fmt.Errorf("request_buffers '%d' is not a number of bytes from 1 to %d", p.RequestBuffers, maxInt)
-	}
-	p.RequestBuffers = cmp.Or(p.RequestBuffers, defaultRequestBuffers)
 	for _, status := range p.UnhealthyStatus {
 		if !validStatusOrClass(status) {
 			return fmt.Errorf("unhealthy_status '%d' is not a status from 400 to 599, 4 for 4xx or 5 for 5xx", status)
@@ -174,60 +133,55 @@ func parseStatus(word string) (int, error) {
 	return status, nil
 }
 
-// listed reports whether the status is in unhealthy_status.
-func (p *PassiveHealth) listed(status int) bool {
-	return slices.ContainsFunc(p.UnhealthyStatus, func(s int) bool { return caddyhttp.StatusCodeMatches(status, s) })
-}
-
 // remember records what a reply means for the current backend, and logs the
 // attempt.
-func (p *PassiveHealth) remember(ex *exchange, r *reply) {
-	now, t, a := time.Now(), ex.current, ex.attempted()
-	a.class, a.status = r.class, r.status
+func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
+	now, t, a := time.Now(), ex.tries.current, ex.attempted()
+	a.class, a.status = r.Class, r.Status
 	ex.observeAttempt(a, r)
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", t.Name), ex.callerField(), zap.String("class", string(r.class)), zap.Int("status", r.status),
-			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.source)), zap.String("affinity", ex.home.Why(ex.asked.affinity)), errorField(r.secrets, r.err))
+		c.Write(zap.String("backend", t.Name), ex.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", ex.api.placement.Why(ex.api.affinity)), errorField(r, r.Err))
 	}
-	if !r.class.Failover() {
+	if !r.Class.Failover() {
 		t.Served(ex.benchModel(t.backend), a.started)
 		t.servedAt.Store(now.UnixNano())
 	}
-	if r.connected || r.status > 0 {
+	if r.Connected || r.Status > 0 {
 		t.Reached()
 	}
-	if t.backend.outdated(r.credential) {
+	if t.backend.outdated(a.credential) {
 		return // it says nothing of the key that there is now
 	}
 	if wait, benches := p.bench(ex, r, now); benches {
 		began := t.Bench(pool.Refusal{
-			Reason:   r.reason(),
-			Throttle: r.class.Promise(),
-			Whole:    ex.wholeBackend(r.class),
-			Lost:     r.class == verdict.Unreachable && !ex.balancer.plain, // which has no seeker
+			Reason:   r.Reason(),
+			Throttle: r.Class.Promise(),
+			Whole:    ex.wholeBackend(r.Class),
+			Lost:     r.Class == verdict.Unreachable && ex.balancer.front.rechecks(),
 			Model:    ex.benchModel(t.backend),
-			Cost:     ex.asked.cost,
+			Cost:     ex.api.Cost,
 			Wait:     wait,
 			Longest:  p.longest(r, wait),
 			Started:  a.started,
 		}, now)
-		if began && r.class.Promise() {
+		if began && r.Class.Promise() {
 			a.benched = now
 		}
 	}
 }
 
 // bench tells for how long a reply benches the current backend, if it does.
-func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.Duration, benches bool) {
-	hinted := min(max(r.wait, time.Duration(p.RetryAfterMin)), time.Duration(p.RetryAfterMax))
-	switch r.class {
+func (p *PassiveHealth) bench(ex *exchange, r *attempt.Reply, now time.Time) (wait time.Duration, benches bool) {
+	hinted := min(max(r.Wait, time.Duration(p.RetryAfterMin)), time.Duration(p.RetryAfterMax))
+	switch r.Class {
 	case verdict.Throttled:
-		if r.source == hint.None {
+		if r.Source == hint.None {
 			hinted = time.Duration(p.RetryAfterDefault)
 		}
 		return hinted, true
 	case verdict.Overloaded:
-		if r.source == hint.None {
+		if r.Source == hint.None {
 			hinted = time.Duration(p.FailDuration)
 		}
 		return hinted, true
@@ -235,34 +189,34 @@ func (p *PassiveHealth) bench(ex *exchange, r *reply, now time.Time) (wait time.
 		return time.Duration(p.RetryAfterMax), true
 	case verdict.NoModel:
 		// another operation has no bench for a model
-		return misconfigured, ex.asked.infers && ex.blame.take()
+		return misconfigured, ex.api.Infers && ex.tries.bench.claim()
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to open a
 		// WebSocket included, and uvicorn answers 403 where it has none
-		if ex.asked.handshake && (r.class == verdict.NotPermitted || r.status == http.StatusForbidden) {
+		if ex.api.Handshake && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
 			return 0, false
 		}
-		return misconfigured, ex.asked.infers && ex.blame.take()
+		return misconfigured, ex.api.Infers && ex.tries.bench.claim()
 	case verdict.NoCredential:
-		return min(cmp.Or(r.wait, misconfigured), misconfigured), r.status == 0
+		return min(cmp.Or(r.Wait, misconfigured), misconfigured), r.Status == 0
 	case verdict.Failed, verdict.Timeout:
-		if r.uploading {
+		if r.Uploading {
 			return 0, false // perhaps it refused the upload
 		}
-		if errors.Is(r.err, roundtrip.ErrLostAgain) && ex.current.servesOthers(ex.attempted().started) || !ex.blame.take() {
+		if errors.Is(r.Err, attempt.ErrLostAgain) && ex.tries.current.servesOthers(ex.attempted().started) || !ex.tries.bench.claim() {
 			return 0, false
 		}
-		return p.countFailure(ex, r.class, now)
+		return p.countFailure(ex, r.Class, now)
 	case verdict.Unreachable:
-		return p.countFailure(ex, r.class, now)
+		return p.countFailure(ex, r.Class, now)
 	}
 	return 0, false
 }
 
 // longest returns how long a bench may become that a backend keeps asking for
 // without naming a time: a hint of 0, again and again, is as good as none.
-func (p *PassiveHealth) longest(r *reply, wait time.Duration) time.Duration {
-	if r.class != verdict.Throttled || r.source == hint.None || r.wait > 0 {
+func (p *PassiveHealth) longest(r *attempt.Reply, wait time.Duration) time.Duration {
+	if r.Class != verdict.Throttled || r.Source == hint.None || r.Wait > 0 {
 		return 0
 	}
 	return max(wait, time.Duration(p.RetryAfterDefault))
@@ -276,68 +230,57 @@ func (t *target) servesOthers(since time.Time) bool {
 
 func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time.Time) (wait time.Duration, benches bool) {
 	wait = time.Duration(p.FailDuration)
-	return wait, ex.current.CountFailure(class.WholeBackend(), ex.benchModel(ex.current.backend), now, p.MaxFails, wait)
+	return wait, ex.tries.current.CountFailure(class.WholeBackend(), ex.benchModel(ex.tries.current.backend), now, p.MaxFails, wait)
 }
 
-// rememberBroken records that a reply was cut, or contained an error, after
-// its beginning went to the client.
-func (p *PassiveHealth) rememberBroken(ex *exchange, r *reply, reason error) {
-	if ex.request.Context().Err() != nil || ex.body.Failure() != nil || r.upload().Stalled() {
+// Broken implements attempt.Recipient. It records that a reply was cut, or contained
+// an error, after its beginning went to the client.
+func (ex *exchange) Broken(r *attempt.Reply, reason error) {
+	if ex.request.Context().Err() != nil || ex.api.body.Failure() != nil || r.Upload().Stalled() {
 		return // the client left, or did not send all of its body
 	}
-	now, t, a := time.Now(), ex.current, ex.attempted()
-	if r.body.GivenUp(reason) {
+	now, t, a := time.Now(), ex.tries.current, ex.attempted()
+	if r.GivenUp(reason) {
 		a.class = verdict.ClientError
 		if c := ex.balancer.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
-			c.Write(zap.String("backend", t.Name), zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
+			c.Write(zap.String("backend", t.Name), zap.Duration("duration", now.Sub(a.started)), errorField(r, reason))
 		}
 		return
 	}
-	p.breaks(ex, r, reason, true)
+	ex.balancer.transport.breaks(ex, r, reason, true)
 }
 
-// rememberBrokenTunnel records that the backend ended a WebSocket while its client was
-// connected. begun reports whether it had sent data before: then it is not benched.
-func (p *PassiveHealth) rememberBrokenTunnel(ex *exchange, r *reply, reason error, begun bool) {
+// BrokenTunnel implements attempt.Recipient. A backend that had sent data before is not
+// benched.
+func (ex *exchange) BrokenTunnel(r *attempt.Reply, reason error, begun bool) {
 	if ex.request.Context().Err() == nil {
-		p.breaks(ex, r, reason, !begun)
+		ex.balancer.transport.breaks(ex, r, reason, !begun)
 	}
 }
 
 // breaks makes the attempt a broken stream.
-func (p *PassiveHealth) breaks(ex *exchange, r *reply, reason error, benches bool) {
-	now, t, a := time.Now(), ex.current, ex.attempted()
+func (p *PassiveHealth) breaks(ex *exchange, r *attempt.Reply, reason error, benches bool) {
+	now, t, a := time.Now(), ex.tries.current, ex.attempted()
 	a.class = verdict.BrokenStream
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", t.Name), zap.String("deployment", pool.ModelKey(ex.model())),
-			zap.Duration("duration", now.Sub(a.started)), errorField(r.secrets, reason))
+			zap.Duration("duration", now.Sub(a.started)), errorField(r, reason))
 	}
-	if !benches || !ex.blame.take() {
+	if !benches || !ex.tries.bench.claim() {
 		return
 	}
 	if wait, benches := p.countFailure(ex, a.class, now); benches {
 		t.Bench(pool.Refusal{
-			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: cause.Of(reason), Error: boundedText(r.secrets, reason)},
+			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: cause.Of(reason), Error: r.ErrorText(reason)},
 			Model:  ex.benchModel(t.backend), Wait: wait,
 		}, now)
 	}
 }
 
-// errorField is an error for a log.
-func errorField(secrets redact.Secrets, err error) zap.Field {
+// errorField is an error of an attempt for a log.
+func errorField(r *attempt.Reply, err error) zap.Field {
 	if err == nil {
 		return zap.Skip()
 	}
-	return zap.String("error", boundedText(secrets, err))
-}
-
-// blame is for faults that may be the request's own: what fails everywhere is
-// the request's doing, so one request benches one backend for it at most.
-type blame struct{ spent bool }
-
-// take reports whether this is the first such fault.
-func (b *blame) take() bool {
-	first := !b.spent
-	b.spent = true
-	return first
+	return zap.String("error", r.ErrorText(err))
 }

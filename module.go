@@ -24,6 +24,7 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover"  // openai_lb_handover
@@ -123,6 +124,7 @@ type Handler struct {
 	Affinity *affinity.Options `json:"affinity,omitempty"`
 
 	PassiveHealth
+	attempt.Options
 
 	// StreamUsage asks for the usage of streams of chat and completions whose
 	// client did not, so that their tokens are counted too. The backend then
@@ -156,7 +158,7 @@ type Handler struct {
 	sharing.State
 
 	// Transport makes the attempts at the backends. Provision creates it from
-	// PassiveHealth and the transport of ReverseProxy.
+	// the options of attempts, of passive health, and the transport of ReverseProxy.
 	Transport *Transport `json:"-"`
 
 	balancer *balancer
@@ -288,9 +290,9 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	h.models = modelsOf(h.Backends)
 	h.seeker = reach.Seeker{
-		Context: ctx, Transport: h.Transport.roundTripper, URL: h.urlOf, Class: string(verdict.Unreachable),
+		Context: ctx, Transport: h.Transport.sender.RoundTripper, URL: h.urlOf, Class: string(verdict.Unreachable),
 	}
-	h.balancer = newBalancer(h.Pool, targets, policy, events, h.shared.Link(), &h.seeker)
+	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, policy, events, h.shared.Link(), &h.seeker)
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled

@@ -12,27 +12,58 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
+
+// record is what is to be said of a request when it is over.
+type record struct {
+	// started is when the request came, and firstByte how long after that the
+	// first byte of the reply's body went to the client.
+	started   time.Time
+	firstByte time.Duration
+	// status is that of the answer.
+	status int
+	// ours reports whether the client got an answer of the balancer's own.
+	ours bool
+	// from is the attempt whose reply the client got, if that is not the last one.
+	from *try
+	// owner is the backend of the only account that may get the request, if it
+	// throttles.
+	owner *target
+	// usage reads the client's reply. tokens are what it found, once that is over.
+	usage  *usage.Reader
+	tokens usage.Tokens
+	// duration is how long the request took, once it is over, and aborted reports
+	// whether its reply was aborted then.
+	duration time.Duration
+	aborted  bool
+}
+
+// end records that the request is over.
+func (r *record) end(aborted bool) {
+	r.duration, r.aborted = time.Since(r.started), aborted
+	r.usage.Close()
+	r.tokens = r.usage.Tokens()
+}
 
 // outcome tells whose reply the client got, and what it was taken for. t is nil
 // if that was an answer of our own that is not about one backend.
 func (ex *exchange) outcome() (t *target, class string) {
 	switch {
-	case ex.ownClass != "":
-		return ex.owner, ex.ownClass
-	case len(ex.attempts) == 0:
+	case ex.own.Class != "":
+		return ex.record.owner, ex.own.Class
+	case len(ex.tries.attempts) == 0:
 		return nil, ""
 	}
 	a := ex.attempted()
-	if ex.from != nil {
-		a = ex.from
+	if ex.record.from != nil {
+		a = ex.record.from
 	}
 	return a.target, string(a.class)
 }
@@ -48,15 +79,15 @@ var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.
 // observe counts a request that is over, and tells the access log of it. err is
 // the error with which reverse_proxy ended, if it did.
 func (ex *exchange) observe(err error) {
-	if ex.status == 0 {
+	if ex.record.status == 0 {
 		ex.unanswered(err)
 	}
 	t, class := ex.outcome()
 	if t != nil {
 		ex.observeTokens(t, verdict.Class(class))
 	}
-	for i := range ex.attempts {
-		ex.endAttempt(&ex.attempts[i])
+	for i := range ex.tries.attempts {
+		ex.endAttempt(&ex.tries.attempts[i])
 	}
 	if server, ok := ex.request.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
 		if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
@@ -64,29 +95,29 @@ func (ex *exchange) observe(err error) {
 		}
 	}
 	m := ex.balancer.metrics
-	if len(ex.attempts) > 0 || slices.Contains(refused, class) {
-		m.Attempts(len(ex.attempts))
+	if len(ex.tries.attempts) > 0 || slices.Contains(refused, class) {
+		m.Attempts(len(ex.tries.attempts))
 	}
-	m.Affinity(affinity.Cache, string(ex.asked.affinity.Result))
-	m.Affinity(ex.home.Result())
+	m.Affinity(affinity.Cache, string(ex.api.affinity.Result))
+	m.Affinity(ex.api.placement.Result())
 	whose := ex.balancer.ownMetrics
-	if t != nil && !ex.ours {
+	if t != nil && !ex.record.ours {
 		whose = t.metrics
 	}
-	whose.Answered(ex.caller.Label, ex.modelLabel(), class, ex.status, ex.duration, ex.firstByte)
+	whose.Answered(ex.api.caller.Label, ex.modelLabel(), class, ex.record.status, ex.record.duration, ex.record.firstByte)
 }
 
 // observeTokens counts the tokens of the reply, of which the last attempt is
 // the one that the client got, if it has any.
 func (ex *exchange) observeTokens(t *target, class verdict.Class) {
-	known := ex.tokens.Known()
+	known := ex.record.tokens.Known()
 	if known {
-		ex.attempted().span.Used(ex.tokens.Input, ex.tokens.Output)
+		ex.attempted().span.Used(ex.record.tokens.Input, ex.record.tokens.Output)
 	}
 	switch {
 	case known:
-		t.metrics.Used(ex.caller.Label, ex.modelLabel(), ex.attempted().deployment, ex.tokens)
-	case class == verdict.Served && ex.status == http.StatusOK && ex.asked.infers:
+		t.metrics.Used(ex.api.caller.Label, ex.modelLabel(), ex.attempted().deployment, ex.record.tokens)
+	case class == verdict.Served && ex.record.status == http.StatusOK && ex.api.Infers:
 		t.metrics.UsedUnknown(ex.attempted().deployment)
 	}
 }
@@ -97,8 +128,8 @@ func (ex *exchange) observeThrottled(now time.Time) {
 	switch r := ex.whoRefuses(now); {
 	case !r.all || r.throttled == nil:
 	case r.object != "":
-		ex.owner = r.throttled
-		ex.owner.metrics.OwnerThrottled()
+		ex.record.owner = r.throttled
+		ex.record.owner.metrics.OwnerThrottled()
 	default:
 		ex.balancer.metrics.AllThrottled()
 		ex.balancer.events.AllThrottled()
@@ -118,14 +149,14 @@ func (ex *exchange) observeForwarded(class verdict.Class) {
 func (ex *exchange) unanswered(err error) {
 	class := apierror.Unsent
 	var failure caddyhttp.HandlerError
-	switch ex.status = http.StatusInternalServerError; {
+	switch ex.record.status = http.StatusInternalServerError; {
 	case ex.request.Context().Err() != nil:
-		class, ex.status = string(verdict.ClientLeft), clientClosedRequest
+		class, ex.record.status = string(verdict.ClientLeft), clientClosedRequest
 	case errors.As(err, &failure) && failure.StatusCode != 0:
-		ex.status = failure.StatusCode
+		ex.record.status = failure.StatusCode
 	}
-	if len(ex.attempts) == 0 {
-		ex.ownClass = class
+	if len(ex.tries.attempts) == 0 {
+		ex.own.Class = class
 	} else if a := ex.attempted(); a.class == "" {
 		a.class = verdict.Class(class)
 	}
@@ -133,26 +164,26 @@ func (ex *exchange) unanswered(err error) {
 
 // observeAttempt records what a reply to the current attempt says, and counts
 // the attempt if it is over. The reply of any other may still break off.
-func (ex *exchange) observeAttempt(a *attempt, r *reply) {
-	if r.class.Failover() || ex.balancer.plain {
+func (ex *exchange) observeAttempt(a *try, r *attempt.Reply) {
+	if r.Class.Failover() || !ex.balancer.front.finishes() {
 		ex.endAttempt(a)
 	}
 	m := a.target.metrics
 	if m == nil {
 		return
 	}
-	if r.class == verdict.Throttled {
-		m.Throttled(string(r.source))
+	if r.Class == verdict.Throttled {
+		m.Throttled(string(r.Source))
 	}
-	if r.res != nil && !a.target.backend.passesThrough() { // the limits would be the caller's
-		m.Saw(a.deployment, r.res.Header)
+	if r.Response != nil && !a.target.backend.passesThrough() { // the limits would be the caller's
+		m.Saw(a.deployment, r.Response.Header)
 	}
 }
 
 // observeFailover counts that the request goes on to another backend, if it was
 // at one before.
 func (ex *exchange) observeFailover() {
-	if len(ex.attempts) == 0 {
+	if len(ex.tries.attempts) == 0 {
 		return
 	}
 	if last := ex.attempted(); last.over {
@@ -160,9 +191,16 @@ func (ex *exchange) observeFailover() {
 	}
 }
 
+// endAttemptAs ends the last attempt with this class.
+func (ex *exchange) endAttemptAs(class verdict.Class) {
+	a := ex.attempted()
+	a.class = class
+	ex.endAttempt(a)
+}
+
 // endAttempt counts an attempt of which it is known what came of it, and ends
 // its span.
-func (ex *exchange) endAttempt(a *attempt) {
+func (ex *exchange) endAttempt(a *try) {
 	if a.over || a.class == "" {
 		return
 	}
@@ -174,38 +212,38 @@ func (ex *exchange) endAttempt(a *attempt) {
 // startSpan begins the span of the current attempt, if requests are traced.
 func (ex *exchange) startSpan(ctx context.Context) {
 	ex.attempted().span = tracing.Start(ctx, func() tracing.Attempt {
-		b := ex.current.backend
+		b := ex.tries.current.backend
 		return tracing.Attempt{
-			Method: tunnel.MethodOf(ex.request), Operation: openaiapi.ParsePath(ex.request.URL.EscapedPath()).Operation,
-			Model: ex.model(), Stream: ex.asked.body.Stream,
-			Pool: ex.balancer.Name, Backend: ex.current.Name, Azure: b.azure, Address: ex.current.upstream.Dial,
+			Method: ex.api.method, Operation: ex.api.route.Operation,
+			Model: ex.model(), Stream: ex.api.Stream,
+			Pool: ex.balancer.Name, Backend: ex.tries.current.Name, Azure: b.azure, Address: ex.tries.current.upstream.Dial,
 		}
 	})
 }
 
 // modelLabel is the label in metrics of the model that the client named.
-func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.asked.model) }
+func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api.model) }
 
 // deploymentLabel is the label in metrics of what the backend calls that model.
 func (ex *exchange) deploymentLabel(t *target) string {
-	return metrics.Deployment(t.Member, t.backend.nameOf(ex.asked.model))
+	return metrics.Deployment(t.Member, t.backend.nameOf(ex.api.model))
 }
 
 // summary is what placeholders and the access log say of the request.
 func (ex *exchange) summary() *summary.Summary {
 	s := &summary.Summary{
-		Pool: ex.balancer.Name, Caller: ex.caller.Name, Model: pool.ModelKey(ex.asked.model), FirstByte: ex.firstByte, Tokens: ex.tokens,
-		Affinity: ex.home.Why(ex.asked.affinity), AffinityResult: ex.home.CameTo(ex.asked.affinity),
+		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens,
+		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
 	}
-	if ex.aborted {
-		s.Aborted, s.Duration = true, ex.duration
-		s.Tokens, s.Estimated = ex.usage.Estimate(ex.asked.promptCost)
+	if ex.record.aborted {
+		s.Aborted, s.Duration = true, ex.record.duration
+		s.Tokens, s.Estimated = ex.record.usage.Estimate(ex.api.promptCost)
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {
 		s.Backend = t.Name
 	}
-	for _, a := range ex.attempts {
+	for _, a := range ex.tries.attempts {
 		s.Attempts = append(s.Attempts, summary.Attempt{Backend: a.target.Name, Class: string(a.class)})
 	}
 	return s

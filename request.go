@@ -3,8 +3,12 @@ package openailb
 import (
 	"mime"
 	"net/http"
+	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -13,104 +17,109 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
-// asked is what a request asks for.
-type asked struct {
+// apiRequest is what a client asks for. It is read once.
+type apiRequest struct {
+	method string // at a backend
+	route  openaiapi.Route
 	// model is what the client named, in the path, the body or the query. It
 	// is empty if the request needs none, or it cannot be found.
 	model string
-	// inPath reports whether the path names the model, as Azure's classic paths do.
-	inPath bool
-	// operation is the path without what tells its dialect.
-	operation string
-	// body is what the body says.
-	body openaiapi.Request
-	// opaque reports whether the body is compressed, so that no model in it can be
-	// found or replaced.
-	opaque bool
-	// unclear reports whether the request is for inference, and backends may read
-	// a model in its body that we do not find there: it is not JSON, or
-	// is declared as something else.
-	unclear bool
+	body  replay.Body
+	// parsed is what the body says, and clarity how much of it can be read.
+	parsed  openaiapi.Request
+	clarity clarity
+	attempt.Asks
 	// needsModel reports whether a backend that lists its models gets the request
 	// only for one of these.
 	needsModel bool
-	// cutOff reports whether the body is too long to be buffered and no model was
-	// found in its beginning, so that none can be replaced.
-	cutOff bool
-	// cost is how many tokens the request counts for in a rate limit.
-	cost int64
-	// promptCost is how much of that is the prompt.
+	// promptCost is how much of the cost is the prompt.
 	promptCost int64
-	// handshake reports whether the request opens a WebSocket.
-	handshake bool
-	// infers reports whether the request is for inference, and not about files,
-	// fine-tuning and the like.
-	infers bool
-	// withoutUsage reports whether the request is for a stream that does not tell its
-	// usage, because nobody asked for that: neither the client nor we.
-	withoutUsage bool
-	// repeatable reports whether the request may be retried when it is unknown
-	// whether it was executed.
-	repeatable bool
-	// affinity is the request's affinity in the pool.
-	affinity pool.Affinity
-	// anonymous reports whether the caller brought no credential for a backend.
-	anonymous bool
+	// affinity is the request's affinity in the pool, and placement the accounts that may get it.
+	affinity  pool.Affinity
+	placement affinity.Home
+
+	// caller is who sent the request, if callers need a key.
+	caller clientkeys.Caller
+	// credentials are what the caller identified itself with, for a backend
+	// with auth passthrough. anonymous reports whether such a backend could not get any.
+	credentials callerkeys.Presented
+	anonymous   bool
+	// split is the client's header, if reverse_proxy got only a part of it.
+	split http.Header
 }
 
-// Affinity implements pool.Request.
-func (ex *exchange) Affinity() *pool.Affinity { return &ex.asked.affinity }
+// clarity is how much of a body can be read, and so be replaced.
+type clarity uint8
 
-// readAsked finds what a request asks for.
-func readAsked(r *http.Request, route openaiapi.Route, b *replay.Body, cache *affinity.PromptCache) asked {
-	var a asked
+const (
+	bodyClear clarity = iota
+	// bodyUnclear: the request is for inference, and backends may read a model in its
+	// body that we do not find there: it is not JSON, or is declared as something else.
+	bodyUnclear
+	// bodyOpaque: it is compressed.
+	bodyOpaque
+)
+
+// inPath reports whether the path names the model, as Azure's classic paths do.
+func (a *apiRequest) inPath() bool { return a.route.Name() != "" }
+
+// cutOff reports whether the body is too long to be buffered and no model was found in its
+// beginning, so that none can be replaced.
+func (a *apiRequest) cutOff() bool { return !a.body.Whole() && !a.parsed.Whole && !a.parsed.HasModel }
+
+// makesObject reports whether the request makes an object without a model, which may be
+// used with any.
+func (a *apiRequest) makesObject() bool { return a.model == "" && a.placement.Makes() }
+
+// read finds what a request with this body asks for.
+func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinity.PromptCache) {
+	buffered := a.body.Buffered()
 	beginning := cache.Prompt()
-	prompt := max(b.Length(), int64(len(b.Buffered())))
+	prompt := max(a.body.Length(), int64(len(buffered)))
+	readable := contentcoding.Readable(r.Header)
 	switch {
-	case !contentcoding.Readable(r.Header):
-		a.opaque = len(b.Buffered()) > 0
+	case !readable:
 	case mediatype.Of(r.Header) == mediatype.Form:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
-		a.body = openaiapi.ParseForm(b.Buffered(), params["boundary"])
-		prompt = 0 // a file's size tells nothing of its tokens
+		a.parsed = openaiapi.ParseForm(buffered, params["boundary"])
+		prompt = 0 // a file's size says nothing about its tokens
 	default:
-		a.body = openaiapi.ParseJSON(b.Buffered(), beginning)
+		a.parsed = openaiapi.ParseJSON(buffered, beginning)
 	}
-	a.operation = route.Operation
-	method := tunnel.MethodOf(r)
-	a.handshake = tunnel.IsHandshake(r)
-	byBody := openaiapi.Inference(method, route.Operation)
-	a.infers = byBody || a.handshake && openaiapi.InfersByWebSocket(route.Operation)
-	a.withoutUsage = a.infers && a.body.Stream && !a.body.StreamUsage && openaiapi.TellsUsageIfAsked(route.Operation)
-	a.repeatable = a.infers || openaiapi.Repeatable(method, route.Operation)
-	a.cost, a.promptCost = a.body.Cost(prompt), openaiapi.PromptCost(prompt)
-	a.model = route.Name()
-	a.inPath = a.model != ""
-	if a.model == "" {
-		a.model = a.body.Model
+	a.method, a.route = tunnel.MethodOf(r), route
+	a.Handshake = tunnel.IsHandshake(r)
+	a.Infers = openaiapi.Inference(a.method, route.Operation) || a.Handshake && openaiapi.InfersByWebSocket(route.Operation)
+	a.Repeatable = a.Infers || openaiapi.Repeatable(a.method, route.Operation)
+	a.Stream, a.Responds = a.parsed.Stream, strings.HasSuffix(r.URL.Path, "/responses")
+	a.needsModel = a.Infers || openaiapi.MayInfer(a.method, route.Operation)
+	a.Cost, a.promptCost = a.parsed.Cost(prompt), openaiapi.PromptCost(prompt)
+	if a.model = route.Name(); a.model == "" {
+		a.model = a.parsed.Model
 	}
-	if a.needsModel = a.infers || openaiapi.MayInfer(method, route.Operation); a.needsModel && !a.opaque && len(b.Buffered()) > 0 {
-		a.unclear = !a.body.Clear || b.Whole() && !a.body.Whole || mediatype.Disputed(r.Header)
+	switch {
+	case !readable && len(buffered) > 0:
+		a.clarity = bodyOpaque
+	case a.needsModel && len(buffered) > 0 && (!a.parsed.Clear || a.body.Whole() && !a.parsed.Whole || mediatype.Disputed(r.Header)):
+		a.clarity = bodyUnclear
 	}
 	for _, param := range []string{"model", "deployment"} {
-		if a.model == "" && r.URL.RawQuery != "" && !a.unclear {
+		if a.model == "" && r.URL.RawQuery != "" && a.clarity != bodyUnclear {
 			a.model, _ = openaiapi.Param(r.URL.RawQuery, param)
 		}
 	}
-	if a.handshake {
+	if a.Handshake {
 		call, _ := openaiapi.Param(r.URL.RawQuery, "call_id")
 		a.needsModel = a.needsModel && call == "" // a call has its model
-	}
-	if byBody {
+	} else if a.Infers {
 		a.affinity.Key = cache.Key(r.Header, route.Operation, a.model, beginning, prompt)
 	}
-	a.cutOff = !b.Whole() && !a.body.Whole && !a.body.HasModel
-	return a
 }
 
-// asksUsage reports whether the current backend is asked for the usage of a stream
-// in the client's place.
-func (ex *exchange) asksUsage() bool {
-	b := ex.current.backend
-	return ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && ex.asked.withoutUsage && ex.asked.body.CanAskUsage() && ex.body.Whole()
+// hidesUsage reports whether the request is for a stream that does not report its
+// usage unless somebody asks for that, which we may do.
+func (a *apiRequest) hidesUsage() bool {
+	return a.Infers && a.Stream && !a.parsed.StreamUsage && openaiapi.TellsUsageIfAsked(a.route.Operation) && a.parsed.CanAskUsage() && a.body.Whole()
 }
+
+// Affinity implements pool.Request.
+func (ex *exchange) Affinity() *pool.Affinity { return &ex.api.affinity }

@@ -11,7 +11,7 @@ import (
 
 // provisionTransport sets up the transport, and with it passive health.
 func (h *Handler) provisionTransport(ctx caddy.Context) error {
-	h.Transport = &Transport{PassiveHealth: h.PassiveHealth, schemes: make(map[string]string)}
+	h.Transport = &Transport{PassiveHealth: h.PassiveHealth, Options: h.Options, front: openaiLB{}, schemes: make(map[string]string)}
 	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
 		h.Transport.HTTP = new(reverseproxy.HTTPTransport)
 		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.Transport.HTTP); err != nil {

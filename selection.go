@@ -18,6 +18,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -198,10 +199,10 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 	}
 	ex := s.exchange(upstreams, r, w)
 	upstream := ex.choose()
-	if s.transport == nil && ex.current == nil {
+	if s.transport == nil && ex.tries.current == nil {
 		// with another transport, reverse_proxy decides whether to go on
-		ex.attempts = ex.attempts[:0]
-		if upstream = ex.choose(); ex.current == nil {
+		ex.tries.attempts = ex.tries.attempts[:0]
+		if upstream = ex.choose(); ex.tries.current == nil {
 			return nil
 		}
 	}
@@ -221,13 +222,12 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 	caddyhttp.SetVar(r.Context(), exchangeVar, ex)
 	if s.transport != nil {
 		if isEchoOrTunnel(r) {
-			ex.own, ex.ownClass = apierror.MethodNotAllowed.Answer(r)
-		} else if err := ex.body.Buffer(r, s.transport.RequestBuffers); err != nil {
-			ex.own, ex.ownClass = apierror.UnreadableBody(err).Answer(r)
+			ex.own = apierror.MethodNotAllowed.Answer(r)
+		} else if err := ex.api.body.Buffer(r, s.transport.RequestBuffers); err != nil {
+			ex.own = apierror.UnreadableBody(err).Answer(r)
 		}
-		// the rest is for backends that rewrite requests, and have benches for models
-		a := readAsked(r, openaiapi.ParsePath(r.URL.EscapedPath()), &ex.body, nil)
-		ex.asked = asked{body: a.body, cost: a.cost, handshake: a.handshake, infers: a.infers, repeatable: a.repeatable}
+		ex.api.read(r, openaiapi.ParsePath(r.URL.EscapedPath()), nil)
+		ex.api.model = "" // an upstream has no benches for models
 	}
 	return ex
 }
@@ -249,14 +249,18 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 			}
 		}
 		m.Checks = plainUpstream{upstream}
-		targets[i] = &target{Member: m, backend: new(Backend), upstream: upstream}
+		targets[i] = &target{Member: m, backend: anyBackend, upstream: upstream}
 	}
-	b := newBalancer(s.Pool, targets, s.policy, s.events)
-	b.transport, b.plain = s.transport, true
+	b := newBalancer(s.Pool, plainProxy{}, targets, s.policy, s.events)
+	b.transport = s.transport
 	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
 	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})
 	return b
 }
+
+// anyBackend stands for the upstreams of a plain reverse_proxy: it serves any model
+// at any path.
+var anyBackend = &Backend{paths: endpoint.PathsAt("", true)}
 
 // plainUpstream is an upstream of a plain reverse_proxy, which does not tell when
 // a request is over, but counts them.

@@ -3,7 +3,6 @@ package openailb
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -13,16 +12,12 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
-	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
-	"github.com/openai-lb/caddy-openai-lb/internal/replyheader"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
-	"github.com/openai-lb/caddy-openai-lb/internal/usage"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -38,6 +33,7 @@ func init() {
 // policy, and has no effect without it.
 type Transport struct {
 	PassiveHealth
+	attempt.Options
 
 	// HTTP configures the connections to the backends, as reverse_proxy's http
 	// transport does. Default: that transport's defaults, but no added
@@ -45,10 +41,10 @@ type Transport struct {
 	// close theirs, and pings that find dead HTTP/2 connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
-	roundTripper http.RoundTripper
-	alarms       deadline.Alarms
+	sender attempt.Sender
+	front  front
 	// schemes are those of the backends by dial address, for active health
-	// checks. In a plain reverse_proxy it is nil.
+	// checks. A plain reverse_proxy has none.
 	schemes map[string]string
 }
 
@@ -81,8 +77,14 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err := t.PassiveHealth.provision(); err != nil {
 		return err
 	}
-	if proxy := plainproxy.Around(ctx.Modules()); t.schemes == nil && proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
-		ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
+	if err := t.Options.Provision(); err != nil {
+		return err
+	}
+	if t.front == nil {
+		t.front = plainProxy{}
+		if proxy := plainproxy.Around(ctx.Modules()); proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
+			ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
+		}
 	}
 	if t.HTTP == nil {
 		t.HTTP = new(reverseproxy.HTTPTransport)
@@ -113,14 +115,14 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		PingTimeout:               pingTimeout,
 		MaxReceiveBufferPerStream: maxReceiveBuffer,
 	}
-	t.HTTP.Transport.DialContext = bulk.Over(t.HTTP.Transport.DialContext)
-	t.roundTripper = t.HTTP
+	t.HTTP.Transport.DialContext = attempt.Dialing(t.HTTP.Transport.DialContext)
+	t.sender = attempt.Sender{RoundTripper: t.HTTP, Options: t.Options, Statuses: t.UnhealthyStatus}
 	return nil
 }
 
 // Cleanup closes idle connections, and stops unused timers.
 func (t *Transport) Cleanup() error {
-	t.alarms.Close()
+	t.sender.Close()
 	if t.HTTP == nil {
 		return nil
 	}
@@ -135,133 +137,165 @@ var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backe
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ex := exchangeOf(req.Context(), t)
 	if ex == nil {
-		return t.roundTripper.RoundTrip(req)
+		return t.sender.RoundTripper.RoundTrip(req)
 	}
-	if ex.current == nil {
+	if ex.tries.current == nil {
 		return ex.answer(req), nil
 	}
 	r := t.attempt(ex, req)
-	if err := r.ended(req); err != nil && !ex.bodyLate() {
-		r.discard()
-		ex.attempted().class = verdict.ClientLeft
-		ex.endAttempt(ex.attempted())
+	if err := r.Ended(req); err != nil && !ex.bodyLate() {
+		r.Discard()
+		ex.endAttemptAs(verdict.ClientLeft)
 		return nil, err // the client left, and no backend is to blame
 	}
 	if refusal, ok := ex.clientsFault(r); ok {
-		r.discard()
-		if r.upload().Stalled() {
-			// net/http's server sends no answer while the body is being read
-			_ = http.NewResponseController(ex.writer).SetReadDeadline(time.Now()) // not all writers have one
-		}
-		ex.own, ex.ownClass = refusal.Answer(req)
-		ex.attempted().class = verdict.ClientError
-		ex.endAttempt(ex.attempted())
+		ex.refuse(r, refusal)
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)
-	ex.executed = !ex.asked.repeatable && r.perhapsExecuted()
-	if ex.mayBeElsewhere(r) {
+	ex.tries.executed = !ex.api.Repeatable && r.PerhapsExecuted()
+	switch {
+	case ex.mayBeElsewhere(r):
 		return nil, errNextBackend
-	}
-	if !r.class.Failover() || ex.forwarded && r.presentable() {
-		return t.commit(ex, r), nil
-	}
-	if ex.mayRepeat(r) {
+	case !r.Class.Failover() || ex.tries.forwarded && r.Presentable():
+		return ex.commit(r), nil
+	case ex.mayRepeat(r):
 		return nil, errNextBackend
 	}
 	return ex.answer(req), nil
 }
 
+// attempt asks the exchange's current backend, and asks it once more if it
+// refuses a credential of which the source has a newer one.
+func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
+	ctx, b, try := req.Context(), ex.tries.current.backend, ex.attempted()
+	ex.startSpan(ctx)
+	var err error
+	if try.credential, err = b.credential(ctx); err != nil {
+		return attempt.Unsent(err)
+	}
+	r := t.sender.Send(ex.outgoing(req, try.credential))
+	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
+		if renewed, ok := b.renew(ctx, try.credential); ok && r.Upload().Abandon() {
+			r.Discard()
+			if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
+				c.Write(zap.String("backend", ex.tries.current.Name))
+			}
+			try.credential = renewed
+			r = t.sender.Send(ex.outgoing(req, renewed))
+		}
+	}
+	switch {
+	case b.passesThrough() && r.Class.OfCredential():
+		r.Class = verdict.ClientError // the credential is the caller's
+	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && b.hasReplaced(try.credential):
+		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
+	}
+	return r
+}
+
+// outgoing is the request for the current backend.
+func (ex *exchange) outgoing(req *http.Request, credential Credential) *attempt.Request {
+	b, api := ex.tries.current.backend, &ex.api
+	out := &attempt.Request{
+		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.body, Change: replay.Options{Request: &api.parsed},
+		Asks: api.Asks, Secrets: b.secretsOf(credential, api.credentials), Fields: ex.balancer.front,
+	}
+	ex.balancer.front.direct(ex, out, credential)
+	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.hidesUsage()
+	if api.placement.Teaches() {
+		out.IDs = func(res *http.Response) attempt.IDReader {
+			if lesson := api.placement.Lesson(b.account, res); lesson != nil {
+				return lesson
+			}
+			return nil
+		}
+	}
+	return out
+}
+
 // bodyLate reports whether the client was too slow with its body. net/http's
 // server then cancels the request, as if the client had left.
-func (ex *exchange) bodyLate() bool { return errors.Is(ex.body.Failure(), os.ErrDeadlineExceeded) }
+func (ex *exchange) bodyLate() bool {
+	return errors.Is(ex.api.body.Failure(), os.ErrDeadlineExceeded)
+}
 
 // clientsFault returns the error for a request that could not be sent because of
 // the client. A backend that gives up an upload which the client stalls answers 408,
 // breaks the connection, or waits until we give up.
-func (ex *exchange) clientsFault(r *reply) (apierror.Error, bool) {
-	failure := ex.body.Failure()
+func (ex *exchange) clientsFault(r *attempt.Reply) (apierror.Error, bool) {
+	failure := ex.api.body.Failure()
 	switch {
-	case r.refusal.Status != 0:
-		return r.refusal, true
-	case failure != nil && r.err != nil:
+	case r.Refusal.Status != 0:
+		return r.Refusal, true
+	case failure != nil && r.Err != nil:
 		return apierror.UnreadableBody(failure), true
-	case r.upload().Stalled() && (r.err != nil || r.status == http.StatusRequestTimeout):
+	case r.Upload().Stalled() && (r.Err != nil || r.Status == http.StatusRequestTimeout):
 		return apierror.UnreadableBody(os.ErrDeadlineExceeded), true
 	}
 	return apierror.Error{}, false
 }
 
+// refuse makes the answer an error of the client's.
+func (ex *exchange) refuse(r *attempt.Reply, refusal apierror.Error) {
+	r.Discard()
+	if r.Upload().Stalled() {
+		// net/http's server sends no answer while the body is being read
+		_ = http.NewResponseController(ex.writer).SetReadDeadline(time.Now()) // not all writers have one
+	}
+	ex.own = refusal.Answer(ex.request)
+	ex.endAttemptAs(verdict.ClientError)
+}
+
 // mayRepeat reports whether the request may be sent to another backend. It also
 // keeps what the client gets if no other backend has a better reply.
-func (ex *exchange) mayRepeat(r *reply) bool {
-	sendable := r.upload().Abandon()
+func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
+	sendable := r.Upload().Abandon()
 	switch {
-	case ex.executed && !r.presentable():
-		r.discard()
-		ex.own = apierror.PerhapsExecuted.Response(ex.request)
-		if r.class == verdict.Timeout {
-			ex.own = apierror.PerhapsStillExecuted.Response(ex.request)
+	case ex.tries.executed && !r.Presentable():
+		r.Discard()
+		ex.own.Response = apierror.PerhapsExecuted.Response(ex.request)
+		if r.Class == verdict.Timeout {
+			ex.own.Response = apierror.PerhapsStillExecuted.Response(ex.request)
 		}
 	// an upload that is ended takes the rest of a long error with it
-	case r.tellsMore(ex.balancer.forward) && (r.whole || !sendable || ex.body.Whole()):
-		ex.keep(r.res)
+	case r.SaysMore(ex.balancer.forward) && (r.Whole || !sendable || ex.api.body.Whole()):
+		ex.keep(r.Response)
 	default:
-		r.discard()
+		r.Discard()
 	}
-	if r.class.ContextLength(r.status) {
-		ex.exceeded = append(ex.exceeded, ex.model())
+	if r.Class.ContextLength(r.Status) {
+		ex.tries.exceeded = append(ex.tries.exceeded, ex.model())
 	}
-	return sendable && !ex.executed
+	return sendable && !ex.tries.executed
 }
 
 // forbidRetry keeps the client's SDK from sending a request again that may have been
 // executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
 func (ex *exchange) forbidRetry(res *http.Response) {
-	if ex.executed {
+	if ex.tries.executed {
 		res.Header["X-Should-Retry"] = []string{"false"}
 	}
 }
 
 // commit makes the response the client's.
-func (t *Transport) commit(ex *exchange, r *reply) *http.Response {
+func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.committed()
-	ex.home.Served(ex.current.backend.account, r.res)
-	ex.status = r.res.StatusCode
-	ex.observeForwarded(r.class)
-	if ex.firstByte = time.Since(ex.started); r.body != nil {
-		if r.body.Waits() {
-			r.body.Begun = func() { ex.firstByte = time.Since(ex.started) }
-		}
-		r.body.GoesOut()
-		ex.usage = r.body.Usage
-		r.body.Broken = func(err error) { t.rememberBroken(ex, r, err) }
-	}
-	if ex.asksUsage() && mediatype.Of(r.res.Header) == mediatype.EventStream && !contentcoding.Compressed(r.res.Header) {
-		r.res.Body, r.res.ContentLength = usage.Hide(r.res.Body), -1
-		delete(r.res.Header, "Content-Length")
-	}
-	ex.forbidRetry(r.res)
-	if backend, ok := r.res.Body.(io.ReadWriteCloser); ok && r.status == http.StatusSwitchingProtocols {
-		var broken func(reason error, begun bool)
-		if ex.asked.handshake {
-			broken = func(reason error, begun bool) { t.rememberBrokenTunnel(ex, r, reason, begun) }
-		}
-		r.res.Body = tunnel.Between(ex.writer, backend, broken)
-	}
-	if !ex.balancer.plain {
-		replyheader.RemoveProviders(r.res.Header)
-		replyheader.RemoveProviders(r.res.Trailer) // those announced: others come with the end of the body
-	}
-	return r.res
+	ex.api.placement.Served(ex.tries.current.backend.account, r.Response)
+	ex.observeForwarded(r.Class)
+	ex.FirstByte()
+	res, tokens := r.Commit(ex.writer, ex)
+	ex.record.status, ex.record.usage = res.StatusCode, tokens
+	ex.forbidRetry(res)
+	return res
 }
+
+// FirstByte implements attempt.Recipient.
+func (ex *exchange) FirstByte() { ex.record.firstByte = time.Since(ex.record.started) }
 
 // RequestHeaderOps sets the Host of a plain reverse_proxy's requests.
 func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
-	if t.schemes != nil {
-		return nil // each backend has its own
-	}
-	return t.HTTP.RequestHeaderOps()
+	return t.front.headerOps(t)
 }
 
 // TLSEnabled reports whether a plain reverse_proxy reaches its upstreams by TLS.

@@ -32,6 +32,9 @@ type Lesson struct {
 	unstored, chats bool
 }
 
+// Teaches reports whether a reply may teach something.
+func (h *Home) Teaches() bool { return h.teaches }
+
 // Lesson returns the lesson of a reply, or nil if the reply teaches nothing.
 func (h *Home) Lesson(account string, res *http.Response) *Lesson {
 	if !h.teaches || res.StatusCode < 200 || res.StatusCode >= 300 {
@@ -50,12 +53,9 @@ func (h *Home) Lesson(account string, res *http.Response) *Lesson {
 	return nil
 }
 
-// Join makes the watcher of a stream pass its events to the lesson too. It
-// returns nil: the lesson then needs no bytes.
-func (l *Lesson) Join(w *sse.Watcher) *Lesson {
-	if l == nil {
-		return nil
-	}
+// Join makes the watcher of a stream pass its events to the lesson too, which then
+// needs no bytes.
+func (l *Lesson) Join(w *sse.Watcher) {
 	each, long := w.Each, w.Long
 	w.Each = func(e sse.Event) {
 		if each != nil {
@@ -69,15 +69,11 @@ func (l *Lesson) Join(w *sse.Watcher) *Lesson {
 		}
 		l.keep(data) // the event itself comes after all parts of it
 	}
-	return nil
 }
 
 // Watch reads the next bytes of the reply. end reports whether they are the
 // last.
 func (l *Lesson) Watch(p []byte, end bool) {
-	if l == nil {
-		return
-	}
 	if l.events != nil {
 		if l.events.Watch(p); end {
 			l.events.Finish()

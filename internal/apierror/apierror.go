@@ -227,10 +227,15 @@ func (e Error) Response(req *http.Request) *http.Response {
 	return res
 }
 
-// Answer returns the reply, and the class of the answer.
-func (e Error) Answer(req *http.Request) (res *http.Response, class string) {
-	return e.Response(req), e.Class
+// Answer is a reply of the balancer's own. The zero Answer is none.
+type Answer struct {
+	*http.Response
+	// Class is that of the answer. If empty, it is that of the last attempt.
+	Class string
 }
+
+// Answer returns the error as an answer to req.
+func (e Error) Answer(req *http.Request) Answer { return Answer{e.Response(req), e.Class} }
 
 // JSONResponse returns the balancer's own reply to req.
 func JSONResponse(req *http.Request, status int, value any) *http.Response {

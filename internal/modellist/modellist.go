@@ -20,21 +20,19 @@ type object struct {
 }
 
 // Answer answers GET /v1/models and GET /v1/models/{model}, and the same
-// requests at Azure's paths. It returns nil for any other request. The answer
-// has a class in metrics.
-func Answer(r *http.Request, models []string) (res *http.Response, class string) {
+// requests at Azure's paths. It returns no answer to any other request.
+func Answer(r *http.Request, route openaiapi.Route, models []string) (none apierror.Answer) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return nil, ""
+		return none
 	}
-	route := openaiapi.ParsePath(r.URL.EscapedPath())
 	rest, ok := strings.CutPrefix(route.Operation, "/models")
 	if !ok || route.Dialect == openaiapi.Other || route.Deployment != "" || rest != "" && rest[0] != '/' {
-		return nil, ""
+		return none
 	}
 	name, err := url.PathUnescape(strings.Trim(rest, "/"))
 	switch {
 	case err != nil:
-		return nil, ""
+		return none
 	case name == "":
 		list := struct {
 			Object string   `json:"object"`
@@ -43,9 +41,9 @@ func Answer(r *http.Request, models []string) (res *http.Response, class string)
 		for _, model := range models {
 			list.Data = append(list.Data, describe(model))
 		}
-		return apierror.JSONResponse(r, http.StatusOK, list), apierror.Models
+		return apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, list), Class: apierror.Models}
 	case slices.Contains(models, name):
-		return apierror.JSONResponse(r, http.StatusOK, describe(name)), apierror.Models
+		return apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, describe(name)), Class: apierror.Models}
 	}
 	return apierror.UnknownModel(name, models).Answer(r)
 }

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -27,14 +26,14 @@ type Body struct {
 	// attempt when the next one begins.
 	mu      sync.Mutex
 	prefix  []byte
-	buffer  *bufpool.Buffer // has the prefix
-	readers int             // that may still read the prefix
-	tail    io.ReadCloser   // nil: prefix is all of it
-	touched bool            // tail is being read
-	tailErr error           // why the reading of tail failed
-	gone    bool            // prefix was released
-	length  int64           // -1: unknown
-	read    bool            // Buffer succeeded
+	buffer  *Buffer       // has the prefix
+	readers int           // that may still read the prefix
+	tail    io.ReadCloser // nil: prefix is all of it
+	touched bool          // tail is being read
+	tailErr error         // why the reading of tail failed
+	gone    bool          // prefix was released
+	length  int64         // -1: unknown
+	read    bool          // Buffer succeeded
 }
 
 const (
@@ -57,7 +56,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 	if r.ContentLength >= 0 {
 		size = int(min(r.ContentLength+1, int64(most), initialBufferSize))
 	}
-	buffer := bufpool.Get(size)
+	buffer := GetBuffer(size)
 	for buf := buffer.Bytes; len(buf) < most; {
 		n, err := r.Body.Read(buf[len(buf):min(cap(buf), most)])
 		buf = buf[:len(buf)+n]
@@ -79,7 +78,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 }
 
 // hold keeps all of a body, in a buffer of about its size.
-func (b *Body) hold(buffer *bufpool.Buffer, body []byte) {
+func (b *Body) hold(buffer *Buffer, body []byte) {
 	if cap(body)-len(body) > max(spareBuffer, len(body)/4) {
 		buffer, body = moved(buffer, body, len(body))
 	}
@@ -87,8 +86,8 @@ func (b *Body) hold(buffer *bufpool.Buffer, body []byte) {
 }
 
 // moved copies the bytes into a buffer with room for size.
-func moved(from *bufpool.Buffer, buf []byte, size int) (*bufpool.Buffer, []byte) {
-	to := bufpool.Get(size)
+func moved(from *Buffer, buf []byte, size int) (*Buffer, []byte) {
+	to := GetBuffer(size)
 	buf = append(to.Bytes, buf...)
 	from.Put()
 	return to, buf
@@ -202,7 +201,7 @@ func (b *Body) upload(o Options) *Upload {
 		}
 	}
 	if b.tail == nil && up.length <= wholeBodySize {
-		up.joined = bufpool.Get(int(up.length))
+		up.joined = GetBuffer(int(up.length))
 		for _, segment := range segments {
 			up.joined.Bytes = append(up.joined.Bytes, segment...)
 		}

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
 )
 
 // Upload is a body on its way to one backend. Its methods can be called on nil,
@@ -21,7 +19,7 @@ type Upload struct {
 	isSmall bool
 	long    *reader
 	// joined has the bytes of a small body that is not sent as it came.
-	joined *bufpool.Buffer
+	joined *Buffer
 	// settled reports whether small was let go, or must not be: if net/http sends
 	// the body once more, nobody knows which of the two it sent.
 	settled atomic.Bool

@@ -1,7 +1,7 @@
+// Package tunnel recognizes the handshake of a WebSocket.
 package tunnel
 
 import (
-	"io"
 	"net/http"
 	"strings"
 
@@ -30,11 +30,4 @@ func MethodOf(r *http.Request) string {
 		return http.MethodGet
 	}
 	return r.Method
-}
-
-// Switches reports whether the response, a 101, switches to the protocol that the request asks for.
-func Switches(req *http.Request, res *http.Response) bool {
-	asked := req.Header.Get("Upgrade")
-	_, connection := res.Body.(io.ReadWriteCloser)
-	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
 }

@@ -1,4 +1,4 @@
-package bulk
+package attempt
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-func client(t testing.TB) *http.Client {
-	transport := &http.Transport{DialContext: Over(new(net.Dialer).DialContext)}
+func clientOf(t testing.TB) *http.Client {
+	transport := &http.Transport{DialContext: Dialing(new(net.Dialer).DialContext)}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
@@ -28,7 +28,7 @@ func TestABodyArrivesAsItIs(t *testing.T) {
 		w.Write(body)
 	}))
 	defer server.Close()
-	c := client(t)
+	c := clientOf(t)
 	for _, size := range []int{1, 3900, 4096, 5000, 64 << 10, 3 << 20} {
 		text := strings.Repeat("0123456789abcdef", size/16+1)[:size]
 		for name, body := range map[string]io.Reader{
@@ -54,7 +54,7 @@ func TestNoMoreIsWrittenThanAnnounced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	c, err := Over(new(net.Dialer).DialContext)(t.Context(), "tcp", listener.Addr().String())
+	c, err := Dialing(new(net.Dialer).DialContext)(t.Context(), "tcp", listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,17 +104,17 @@ func TestAFailedWriteOfAnUploadWaitsUntilItsReaderCloses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				conn, err := Over(func(context.Context, string, string) (net.Conn, error) {
+				conn, err := Dialing(func(context.Context, string, string) (net.Conn, error) {
 					return refusing{err: c.err}, nil
 				})(t.Context(), "tcp", "")
 				if err != nil {
 					t.Fatal(err)
 				}
 				for range c.uploads {
-					UploadBegins(tls.Client(tls.Client(conn, nil), nil)) // to a backend behind a proxy
+					uploadBegins(tls.Client(tls.Client(conn, nil), nil)) // to a backend behind a proxy
 				}
-				UploadBegins(conn)
-				UploadEnds(conn)
+				uploadBegins(conn)
+				uploadEnds(conn)
 				go c.reader(conn)
 				for _, wait := range []time.Duration{c.wait, 0} { // once only
 					begin := time.Now()
@@ -130,7 +130,7 @@ func TestAFailedWriteOfAnUploadWaitsUntilItsReaderCloses(t *testing.T) {
 func BenchmarkPost(b *testing.B) {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }))
 	defer server.Close()
-	c, body := client(b), make([]byte, 8000)
+	c, body := clientOf(b), make([]byte, 8000)
 	b.ReportAllocs()
 	for b.Loop() {
 		res, err := c.Post(server.URL, "application/json", bytes.NewReader(body))

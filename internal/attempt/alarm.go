@@ -1,4 +1,4 @@
-package deadline
+package attempt
 
 import (
 	"sync"
@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Alarms are timers that one deadline after the other uses. A timer is not stopped in between: in
-// time it goes off, and nobody minds. The zero Alarms is ready to use.
-type Alarms struct {
+// alarms are timers that one deadline after the other uses. A timer is not stopped in between: in
+// time it goes off, and nobody minds. The zero alarms is ready to use.
+type alarms struct {
 	mu     sync.Mutex
 	idle   []*alarm
 	closed bool
@@ -22,13 +22,13 @@ type alarm struct {
 	timer *time.Timer
 	born  time.Time
 	// deadline is whose alarm it is. nil: nobody's.
-	deadline atomic.Pointer[Deadline]
+	deadline atomic.Pointer[deadline]
 	// goesOff is when it does, since it was born. 0: it is not set.
 	goesOff atomic.Int64
 }
 
 // take lends an alarm to d, which gives it back.
-func (as *Alarms) take(d *Deadline) (a *alarm) {
+func (as *alarms) take(d *deadline) (a *alarm) {
 	as.mu.Lock()
 	if last := len(as.idle) - 1; last >= 0 {
 		a, as.idle = as.idle[last], as.idle[:last]
@@ -41,7 +41,7 @@ func (as *Alarms) take(d *Deadline) (a *alarm) {
 	return a
 }
 
-func (as *Alarms) giveBack(a *alarm) {
+func (as *alarms) giveBack(a *alarm) {
 	a.deadline.Store(nil)
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -60,7 +60,7 @@ func (a *alarm) stop() {
 }
 
 // Close stops the timers. Whoever still uses one stops it itself.
-func (as *Alarms) Close() {
+func (as *alarms) Close() {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	for _, a := range as.idle {

@@ -1,5 +1,4 @@
-// Package deadline ends what does not go on in time.
-package deadline
+package attempt
 
 import (
 	"context"
@@ -7,15 +6,15 @@ import (
 	"time"
 )
 
-// Deadline limits the time of one step after the other: of a request until its reply, and then of
+// deadline limits the time of one step after the other: of a request until its reply, and then of
 // each read of the reply. A step is over in nearly no time, and there are many, so the timer is not
 // stopped and set again for each. It goes off too early instead, and then sees how long it has to
-// wait. After the last step, End lets go of it.
-type Deadline struct {
-	// Cancel ends what is not in time.
-	Cancel context.CancelCauseFunc
-	// Alarms have the timer.
-	Alarms *Alarms
+// wait. After the last step, end lets go of it.
+type deadline struct {
+	// cancel ends what is not in time.
+	cancel context.CancelCauseFunc
+	// alarms have the timer.
+	alarms *alarms
 
 	mu      sync.Mutex
 	alarm   *alarm        // nil: no step has begun since the end
@@ -29,12 +28,12 @@ type Deadline struct {
 	lag          time.Duration
 }
 
-// Start begins a step, which may take so long from now.
-func (d *Deadline) Start(limit time.Duration, reason error) {
+// start begins a step, which may take so long from now.
+func (d *deadline) start(limit time.Duration, reason error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.alarm == nil {
-		d.alarm = d.Alarms.take(d)
+		d.alarm = d.alarms.take(d)
 	}
 	d.limit, d.reason = limit, reason
 	now := d.alarm.now()
@@ -47,7 +46,7 @@ func (d *Deadline) Start(limit time.Duration, reason error) {
 }
 
 // Extend gives the step as long again.
-func (d *Deadline) Extend() {
+func (d *deadline) Extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.reason != nil {
@@ -55,8 +54,8 @@ func (d *Deadline) Extend() {
 	}
 }
 
-// Stop ends the step. It reports whether all steps were in time.
-func (d *Deadline) Stop() bool {
+// stop ends the step. It reports whether all steps were in time.
+func (d *deadline) stop() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.reason = nil
@@ -67,37 +66,37 @@ func (d *Deadline) Stop() bool {
 	return !d.expired
 }
 
-// Measure begins to measure the time between the steps. It ends with End.
-func (d *Deadline) Measure() {
+// measure begins to measure the time between the steps. It ends with end.
+func (d *deadline) measure() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.alarm == nil {
-		d.alarm = d.Alarms.take(d)
+		d.alarm = d.alarms.take(d)
 	}
 	d.measures, d.ended = true, d.alarm.now()
 }
 
-// Lag returns how far the steps are behind: for how much longer no step was taken lately than
+// lagging returns how far the steps are behind: for how much longer no step was taken lately than
 // steps took. Each step makes up for as much of a pause before it as it takes. Steps that find
 // everything done, because much was left undone in a pause, make up for nothing.
-func (d *Deadline) Lag() time.Duration {
+func (d *deadline) lagging() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.lag
 }
 
-// End ends the step, and lets go of the timer until another one begins.
-func (d *Deadline) End() {
+// end ends the step, and lets go of the timer until another one begins.
+func (d *deadline) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.reason, d.measures = nil, false; d.alarm != nil {
-		d.Alarms.giveBack(d.alarm)
+		d.alarms.giveBack(d.alarm)
 		d.alarm = nil
 	}
 }
 
 // wake looks whether the step takes too long.
-func (d *Deadline) wake(by *alarm) {
+func (d *deadline) wake(by *alarm) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.alarm != by || d.reason == nil {
@@ -108,5 +107,5 @@ func (d *Deadline) wake(by *alarm) {
 		return
 	}
 	d.expired = true
-	d.Cancel(d.reason)
+	d.cancel(d.reason)
 }

@@ -1,4 +1,4 @@
-package bufpool
+package replay
 
 import "testing"
 
@@ -23,12 +23,12 @@ func TestEverySizeHasRoomAndLittleToSpare(t *testing.T) {
 }
 
 func TestABufferComesBackEmptyAndWhole(t *testing.T) {
-	b := Get(5000)
+	b := GetBuffer(5000)
 	size := cap(b.Bytes)
 	b.Bytes = append(b.Bytes, "text"...)[2:]
 	b.Put()
 	for range 100 { // the race detector drops some
-		if b = Get(size); len(b.Bytes) != 0 || cap(b.Bytes) != size {
+		if b = GetBuffer(size); len(b.Bytes) != 0 || cap(b.Bytes) != size {
 			t.Fatalf("it has %d bytes, and room for %d, want 0 and %d", len(b.Bytes), cap(b.Bytes), size)
 		}
 		b.Put()
@@ -36,7 +36,7 @@ func TestABufferComesBackEmptyAndWhole(t *testing.T) {
 }
 
 func TestALargeBufferIsNotKept(t *testing.T) {
-	b := Get(3 << 20)
+	b := GetBuffer(3 << 20)
 	if cap(b.Bytes) != 3<<20 {
 		t.Errorf("it has room for %d bytes", cap(b.Bytes))
 	}

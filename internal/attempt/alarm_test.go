@@ -1,4 +1,4 @@
-package deadline
+package attempt
 
 import (
 	"context"
@@ -12,13 +12,13 @@ import (
 // end in time, and some not.
 func TestOneAlarmServesManyDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var alarms Alarms
+		var alarms alarms
 		defer alarms.Close()
 		for i := range 100 {
 			ctx, cancel := context.WithCancelCause(t.Context())
-			d := Deadline{Cancel: cancel, Alarms: &alarms}
+			d := deadline{cancel: cancel, alarms: &alarms}
 			limit := time.Duration(1+i*37%60) * time.Second
-			d.Start(limit, errFirst)
+			d.start(limit, errFirst)
 			begin := time.Now()
 			if late := i%3 == 0; late {
 				<-ctx.Done()
@@ -28,10 +28,10 @@ func TestOneAlarmServesManyDeadlines(t *testing.T) {
 			} else {
 				time.Sleep(limit - 1)
 			}
-			if d.Stop() != (ctx.Err() == nil) {
+			if d.stop() != (ctx.Err() == nil) {
 				t.Errorf("deadline %d says that it is %t that it was in time", i, ctx.Err() == nil)
 			}
-			d.End()
+			d.end()
 			cancel(nil)
 			time.Sleep(time.Duration(i%5) * 7 * time.Second)
 		}
@@ -45,19 +45,19 @@ func TestOneAlarmServesManyDeadlines(t *testing.T) {
 // when another one has its alarm.
 func TestADeadlineThatHasEndedLeavesTheNextOneAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var alarms Alarms
+		var alarms alarms
 		defer alarms.Close()
-		first := Deadline{Cancel: func(error) { t.Error("the first ended though it was in time") }, Alarms: &alarms}
-		first.Start(time.Second, errFirst)
-		first.End()
+		first := deadline{cancel: func(error) { t.Error("the first ended though it was in time") }, alarms: &alarms}
+		first.start(time.Second, errFirst)
+		first.end()
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		second := Deadline{Cancel: cancel, Alarms: &alarms}
+		second := deadline{cancel: cancel, alarms: &alarms}
 		begin := time.Now()
-		second.Start(3*time.Second, errLater)
+		second.start(3*time.Second, errLater)
 		first.Extend()
-		first.Stop()
-		first.End()
+		first.stop()
+		first.end()
 		<-ctx.Done()
 		if got := time.Since(begin); got != 3*time.Second || context.Cause(ctx) != errLater {
 			t.Errorf("the second ended after %s with %v, want 3s and %v", got, context.Cause(ctx), errLater)
@@ -68,23 +68,23 @@ func TestADeadlineThatHasEndedLeavesTheNextOneAlone(t *testing.T) {
 // TestManyDeadlinesAtOnce is for the race detector, and for alarms that go off
 // just when another deadline gets them.
 func TestManyDeadlinesAtOnce(t *testing.T) {
-	var alarms Alarms
+	var alarms alarms
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
 			for range 200 {
 				ctx, cancel := context.WithCancelCause(t.Context())
-				d := Deadline{Cancel: cancel, Alarms: &alarms}
-				d.Start(time.Microsecond, errFirst)
+				d := deadline{cancel: cancel, alarms: &alarms}
+				d.start(time.Microsecond, errFirst)
 				<-ctx.Done() // or the test hangs
-				if d.Stop() {
+				if d.stop() {
 					t.Error("it counts as in time")
 				}
-				d.End()
-				quick := Deadline{Cancel: cancel, Alarms: &alarms}
-				quick.Start(time.Hour, errLater)
+				d.end()
+				quick := deadline{cancel: cancel, alarms: &alarms}
+				quick.start(time.Hour, errLater)
 				quick.Extend()
-				quick.End()
+				quick.end()
 				cancel(nil)
 			}
 		})
@@ -96,14 +96,14 @@ func TestManyDeadlinesAtOnce(t *testing.T) {
 // TestClosedAlarmsKeepNoTimer has a deadline outlive the alarms.
 func TestClosedAlarmsKeepNoTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var alarms Alarms
+		var alarms alarms
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		d := Deadline{Cancel: cancel, Alarms: &alarms}
-		d.Start(time.Second, errFirst)
+		d := deadline{cancel: cancel, alarms: &alarms}
+		d.start(time.Second, errFirst)
 		alarms.Close()
 		<-ctx.Done()
-		d.End()
+		d.end()
 		if len(alarms.idle) != 0 {
 			t.Error("an alarm is kept")
 		}
@@ -115,13 +115,13 @@ func TestClosedAlarmsKeepNoTimer(t *testing.T) {
 func TestAnAlarmThatWasNeverSetNeedsNoTimer(t *testing.T) {
 	for name, closedBefore := range map[string]bool{"it is idle when the alarms close": false, "the alarms are closed": true} {
 		t.Run(name, func(*testing.T) {
-			as := new(Alarms)
+			as := new(alarms)
 			if closedBefore {
 				as.Close()
 			}
-			d := Deadline{Alarms: as, Cancel: func(error) {}}
-			d.Measure()
-			d.End()
+			d := deadline{alarms: as, cancel: func(error) {}}
+			d.measure()
+			d.end()
 			as.Close()
 		})
 	}

@@ -1,7 +1,4 @@
-// Package bulk writes to a connection in one piece what is in memory in one piece. net/http would
-// copy it through a buffer that it makes for each request. If the other side stops reading in the
-// midst of that, the package lets its last words be read.
-package bulk
+package attempt
 
 import (
 	"context"
@@ -12,14 +9,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/bufpool"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 )
 
 // Dialer is the function that opens the connections of an http.Transport.
 type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Over returns a dialer that uses this one.
-func Over(dial Dialer) Dialer {
+// Dialing returns a dialer that uses this one. Its connections write in one piece what is in
+// memory in one piece: net/http would copy it through a buffer that it makes for each request. If
+// the other side stops reading in the midst of that, its last words can still be read.
+func Dialing(dial Dialer) Dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
 		if err != nil {
@@ -55,12 +54,12 @@ type conn struct {
 	held    atomic.Bool
 }
 
-// UploadBegins tells a connection of net/http's that a long body is sent from now on. Without it, no
+// uploadBegins tells a connection of net/http's that a long body is sent from now on. Without it, no
 // write waits.
-func UploadBegins(c net.Conn) { count(c, 1) }
+func uploadBegins(c net.Conn) { count(c, 1) }
 
-// UploadEnds tells it that the body was sent, or will not be.
-func UploadEnds(c net.Conn) { count(c, -1) }
+// uploadEnds tells it that the body was sent, or will not be.
+func uploadEnds(c net.Conn) { count(c, -1) }
 
 func count(c net.Conn, uploads int32) {
 	for {
@@ -122,7 +121,7 @@ func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 			return n, err
 		}
 	}
-	buffer := bufpool.Get(copySize)
+	buffer := replay.GetBuffer(copySize)
 	defer buffer.Put()
 	return io.CopyBuffer(struct{ io.Writer }{c}, r, buffer.Bytes[:copySize])
 }

@@ -1,4 +1,4 @@
-package replybody
+package attempt
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/deadline"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
@@ -18,7 +17,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &Body{Response: new(http.Response), Source: backend, Idle: 10 * time.Second, Deadline: &deadline.Deadline{Cancel: cancel, Alarms: new(deadline.Alarms)}}
+		b := &body{response: new(http.Response), fields: All{}, source: backend, idle: 10 * time.Second, deadline: &deadline{cancel: cancel, alarms: new(alarms)}}
 		go func() {
 			for range 3 {
 				io.WriteString(wire, "x")
@@ -39,10 +38,10 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	})
 }
 
-// script is a reply whose reads take so long each. The last one finds the cut.
-type script []time.Duration
+// timedReads is a reply whose reads take so long each. The last one finds the cut.
+type timedReads []time.Duration
 
-func (s *script) Read([]byte) (int, error) {
+func (s *timedReads) Read([]byte) (int, error) {
 	time.Sleep((*s)[0])
 	if *s = (*s)[1:]; len(*s) == 0 {
 		return 0, io.ErrUnexpectedEOF
@@ -50,34 +49,34 @@ func (s *script) Read([]byte) (int, error) {
 	return 1, nil
 }
 
-func (*script) Close() error { return nil }
+func (*timedReads) Close() error { return nil }
 
 func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	for name, c := range map[string]struct {
-		reads  script
+		reads  timedReads
 		pauses []time.Duration // before each read
 		given  bool
 	}{
-		"at once":                            {script{0}, []time.Duration{0}, false},
-		"a prompt client":                    {script{s, s, s}, []time.Duration{ms, ms, ms}, false},
-		"right after some content":           {script{s, 0}, []time.Duration{ms, ms}, false},
-		"a burst to a prompt client":         {script{s, 0, 0, 0, 0}, []time.Duration{ms, ms, ms, ms, ms}, false},
-		"a client that paused":               {script{s, 0}, []time.Duration{ms, 3 * s}, true},
-		"a client that never read":           {script{0}, []time.Duration{3 * s}, true},
-		"buffers that lasted for some reads": {script{s, 0, 0, 0, 0}, []time.Duration{ms, 3 * s, ms, ms, ms}, true},
-		"a client that is slow all the time": {script{s, 0, 0, 0, 0, 0, 0, 0}, []time.Duration{ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms}, true},
-		"a client that paused long ago":      {script{s, s, s, s, s, s}, []time.Duration{ms, 3 * s, ms, ms, ms, ms}, false},
+		"at once":                            {timedReads{0}, []time.Duration{0}, false},
+		"a prompt client":                    {timedReads{s, s, s}, []time.Duration{ms, ms, ms}, false},
+		"right after some content":           {timedReads{s, 0}, []time.Duration{ms, ms}, false},
+		"a burst to a prompt client":         {timedReads{s, 0, 0, 0, 0}, []time.Duration{ms, ms, ms, ms, ms}, false},
+		"a client that paused":               {timedReads{s, 0}, []time.Duration{ms, 3 * s}, true},
+		"a client that never read":           {timedReads{0}, []time.Duration{3 * s}, true},
+		"buffers that lasted for some reads": {timedReads{s, 0, 0, 0, 0}, []time.Duration{ms, 3 * s, ms, ms, ms}, true},
+		"a client that is slow all the time": {timedReads{s, 0, 0, 0, 0, 0, 0, 0}, []time.Duration{ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms, 100 * ms}, true},
+		"a client that paused long ago":      {timedReads{s, s, s, s, s, s}, []time.Duration{ms, 3 * s, ms, ms, ms, ms}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := &Body{Response: new(http.Response), Source: &c.reads, Idle: time.Hour, Deadline: &deadline.Deadline{Alarms: new(deadline.Alarms)}}
-				b.Deadline.Start(time.Hour, ErrIdle)
+				b := &body{response: new(http.Response), fields: All{}, source: &c.reads, idle: time.Hour, deadline: &deadline{alarms: new(alarms)}}
+				b.deadline.start(time.Hour, ErrIdle)
 				time.Sleep(3 * s) // until the reply begins
-				b.Deadline.Stop()
-				b.Deadline.End()
+				b.deadline.stop()
+				b.deadline.end()
 				time.Sleep(3 * s) // while it is held back
-				b.GoesOut()
+				b.goOut(nil, nil)
 				for _, pause := range c.pauses[:len(c.pauses)-1] {
 					time.Sleep(pause)
 					if _, err := b.Read(make([]byte, 1)); err != nil {
@@ -88,10 +87,10 @@ func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 				if _, err := b.Read(make([]byte, 1)); !errors.Is(err, io.ErrUnexpectedEOF) {
 					t.Errorf("the client gets %v, want the cut", err)
 				}
-				if got := b.GivenUp(io.ErrUnexpectedEOF); got != c.given {
+				if got := b.givenUp(io.ErrUnexpectedEOF); got != c.given {
 					t.Errorf("it is %t that the backend gave up, want %t", got, c.given)
 				}
-				if b.GivenUp(ErrInStream) {
+				if b.givenUp(ErrInStream) {
 					t.Error("an error that the backend tells of counts as a cut")
 				}
 				b.Close()
@@ -113,18 +112,26 @@ func (h *hesitant) Read(p []byte) (int, error) {
 
 func (*hesitant) Close() error { return nil }
 
+// recipient is told of a broken reply.
+type recipient struct {
+	Recipient
+	broken func(reason error)
+}
+
+func (recipient) FirstByte()                      {}
+func (r recipient) Broken(_ *Reply, reason error) { r.broken(reason) }
+
 func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, cancel := context.WithCancelCause(t.Context())
-		b := Body{Source: new(hesitant), Response: new(http.Response), Idle: time.Minute, Secrets: redact.Secrets{"sk-1234567890abcdef"},
-			Deadline: &deadline.Deadline{Alarms: new(deadline.Alarms), Cancel: cancel}, watch: new(sse.Watcher)}
+		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: redact.Secrets{"sk-1234567890abcdef"},
+			deadline: &deadline{alarms: new(alarms), cancel: cancel}, watch: new(sse.Watcher)}
 		broke := false
-		b.Broken = func(reason error) {
-			if broke = true; b.GivenUp(reason) {
+		b.goOut(nil, recipient{broken: func(reason error) {
+			if broke = true; b.givenUp(reason) {
 				t.Error("the cut counts as that of a client that read at once")
 			}
-		}
-		b.GoesOut()
+		}})
 		if _, err := io.Copy(io.Discard, &b); err == nil || !broke {
 			t.Errorf("the reply ended with %v", err)
 		}

@@ -1,4 +1,4 @@
-package roundtrip
+package attempt
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/bulk"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 )
 
@@ -22,18 +21,18 @@ type broken struct{ net.Conn }
 func (broken) Write([]byte) (int, error) { return 0, syscall.ECONNRESET }
 
 func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
-	for name, fails := range map[string]func(trip *Trip, again func() net.Conn){
-		"net/http refuses to send it": func(trip *Trip, _ func() net.Conn) {
-			trip.Why(errors.New("http2: " + headerListTooLarge))
+	for name, fails := range map[string]func(sent *trip, again func() net.Conn){
+		"net/http refuses to send it": func(sent *trip, _ func() net.Conn) {
+			sent.why(errors.New("http2: " + headerListTooLarge))
 		},
-		"net/http takes another connection": func(trip *Trip, again func() net.Conn) {
-			httptrace.ContextClientTrace(trip).GotConn(httptrace.GotConnInfo{Conn: again()})
+		"net/http takes another connection": func(sent *trip, again func() net.Conn) {
+			httptrace.ContextClientTrace(sent).GotConn(httptrace.GotConnInfo{Conn: again()})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dial := func() net.Conn {
-					conn, _ := bulk.Over(func(context.Context, string, string) (net.Conn, error) { return broken{}, nil })(t.Context(), "tcp", "")
+					conn, _ := Dialing(func(context.Context, string, string) (net.Conn, error) { return broken{}, nil })(t.Context(), "tcp", "")
 					return conn
 				}
 				upload := bytes.Repeat([]byte("x"), 100<<10)
@@ -42,10 +41,10 @@ func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
 				if err := body.Buffer(r, 1<<20); err != nil {
 					t.Fatal(err)
 				}
-				var trip Trip
-				trip.Begin(t.Context())
-				defer trip.Cancel(nil)
-				trip.Upload = body.Attach(r, replay.Options{})
+				var trip trip
+				trip.begin(t.Context())
+				defer trip.cancel(nil)
+				trip.upload = body.Attach(r, replay.Options{})
 				shared := dial() // as HTTP/2 shares it
 				httptrace.ContextClientTrace(&trip).GotConn(httptrace.GotConnInfo{Conn: shared})
 				fails(&trip, dial)

@@ -1,13 +1,12 @@
-// Package bufpool lends out buffers for prompts and replies, so that the garbage collector has
-// less to do. Who gives a buffer back must be certain that nobody reads it any more.
-package bufpool
+package replay
 
 import (
 	"math/bits"
 	"sync"
 )
 
-// Buffer is memory on loan. Put gives it back.
+// Buffer is memory on loan, for prompts and replies, so that the garbage collector has less to do. Put
+// gives it back. Whoever does so must be certain that it is not read any more.
 type Buffer struct {
 	// Bytes is empty at first, and may be changed in any way.
 	Bytes []byte
@@ -26,8 +25,8 @@ const (
 // pools have the buffers of each size.
 var pools [classes]sync.Pool
 
-// Get lends a buffer with room for n bytes.
-func Get(n int) *Buffer {
+// GetBuffer lends a buffer with room for n bytes.
+func GetBuffer(n int) *Buffer {
 	i, size := class(n)
 	if i >= classes {
 		return &Buffer{Bytes: make([]byte, 0, n)}

@@ -1,0 +1,86 @@
+package openailb
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/announce"
+	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// balancer is what all requests of a handler, or of a plain reverse_proxy, have
+// in common: a pool, and the backends that its members stand for.
+type balancer struct {
+	fleet.Entry
+	targets []*target // by the index of their members
+	// transport makes the attempts. It is nil in a plain reverse_proxy with
+	// another transport.
+	transport *Transport
+	// forward sends a request that all backends throttle to the one that
+	// returns soonest, instead of refusing it.
+	forward bool
+	// front is how requests get here.
+	front front
+	// streamUsage asks for the usage of streams.
+	streamUsage bool
+	logger      *announce.Log
+	events      *announce.Events
+	// metrics are those of the pool, and ownMetrics those of what no backend
+	// answers. models are the labels of what clients ask for.
+	metrics    *metrics.Pool
+	ownMetrics *metrics.Backend
+	models     metrics.Models
+}
+
+// target is a backend as reverse_proxy and the pool see it.
+type target struct {
+	*pool.Member
+	backend  *Backend
+	upstream *reverseproxy.Upstream
+	// allModels means that its account serves all models of the pool.
+	allModels bool
+	// servedAt is when it last served a request: Unix time in nanoseconds.
+	servedAt atomic.Int64
+	metrics  *metrics.Backend
+}
+
+func newBalancer(name string, front front, targets []*target, policy reverseproxy.Selector, events *announce.Events, listeners ...pool.Listener) *balancer {
+	b := &balancer{front: front, targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
+	b.ownMetrics = b.metrics.Backend("")
+	members := make([]*pool.Member, len(targets))
+	var models []string
+	for i, t := range targets {
+		if t.Checks == nil {
+			t.Checks = t.upstream
+		}
+		t.metrics = b.metrics.Backend(t.Name)
+		members[i] = t.Member
+		models = append(models, t.Models...)
+		for _, m := range t.backend.Model {
+			models = append(models, m.Name)
+		}
+	}
+	b.models = metrics.ModelsOf(models)
+	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
+	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
+	if policy != nil {
+		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
+			return b.chooseByPolicy(policy, r.(*exchange), tier)
+		}
+	}
+	return b
+}
+
+// open makes the balancer's pool part of the fleet until close. Its upstreams must
+// be set up: whoever shows the fleet looks at them.
+func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
+
+func (b *balancer) close() {
+	fleet.Default.Remove(&b.Entry)
+	b.Pool.Close()
+}

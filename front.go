@@ -1,0 +1,87 @@
+package openailb
+
+import (
+	"maps"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
+)
+
+// front is where requests come from: the directive openai_lb, or a plain reverse_proxy
+// with our policy and our transport.
+type front interface {
+	// Fields decides on the fields of replies.
+	attempt.Fields
+	// direct makes an outgoing request, which has the header, the host and the URL that
+	// reverse_proxy gave it, one for the current backend.
+	direct(ex *exchange, out *attempt.Request, credential Credential)
+	// rechecks reports whether backends that cannot be reached are checked in the background.
+	rechecks() bool
+	// finishes reports whether exchanges are finished.
+	finishes() bool
+	// headerOps are what reverse_proxy does with the headers of requests.
+	headerOps(*Transport) *headers.HeaderOps
+}
+
+// plainProxy is a plain reverse_proxy. It decides on requests and headers itself.
+type plainProxy struct{ attempt.All }
+
+func (plainProxy) direct(_ *exchange, out *attempt.Request, _ Credential) {
+	out.Header = maps.Clone(out.Header) // its values are not changed in place
+}
+
+func (plainProxy) rechecks() bool { return false }
+func (plainProxy) finishes() bool { return false }
+
+func (plainProxy) headerOps(t *Transport) *headers.HeaderOps { return t.HTTP.RequestHeaderOps() }
+
+// openaiLB is the directive openai_lb.
+type openaiLB struct{ attempt.Public }
+
+// direct sets the request's address, its credential, its headers, its path and the
+// model in its body.
+func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential) {
+	b, api := ex.tries.current.backend, &ex.api
+	out.Header = api.credentials.Outgoing(out.Header, api.split)
+	if b.TraceContext {
+		ex.attempted().span.Inject(out.Header)
+	} else {
+		tracing.Remove(out.Header)
+	}
+	b.authorize(out.Header, &out.URL, credential, api.credentials)
+	// the body was read, so the client was told to continue already
+	delete(out.Header, "Expect")
+	if api.Stream {
+		// the beginning of a stream is read before it is passed on
+		delete(out.Header, "Accept-Encoding")
+	}
+	contentcoding.AcceptReadable(out.Header)
+	for name, values := range b.header {
+		out.Header[name] = values
+	}
+	out.Host = b.header.Get("Host")
+	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
+
+	model := b.nameOf(api.model)
+	place := b.paths.Rewrite(&out.URL, api.model, model)
+	replaced := model != api.model || b.models != nil && api.parsed.NamesSeveral()
+	if place == endpoint.InBody || place == endpoint.AsNamed && replaced && api.parsed.HasModel {
+		out.Change.Model = model
+	}
+}
+
+func (openaiLB) rechecks() bool { return true }
+func (openaiLB) finishes() bool { return true }
+
+// headerOps are none: each backend has its own host.
+func (openaiLB) headerOps(*Transport) *headers.HeaderOps { return nil }
+
+// Interface guards
+var (
+	_ front = plainProxy{}
+	_ front = openaiLB{}
+)

@@ -1,0 +1,228 @@
+package attempt
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// open holds a reply to inference back until it is certain that the request was
+// served. A stream that brings an error instead of content, or nothing at all,
+// becomes the error that it stands for, and a reply that is not JSON a failure.
+// The reply to a request that must not be executed twice is held back until it is
+// whole: if it is cut, a client that has its status can no longer be told not to
+// send the request again. The reply to a GET is passed on at once: a stored
+// response that failed long ago is not a failure.
+func (s *Sender) open(r *Reply) {
+	asks, res := &r.request.Asks, r.Response
+	inferred := asks.Infers && r.Status == http.StatusOK
+	once := !asks.Repeatable && r.Status < 300
+	kind := mediatype.Of(res.Header)
+	if r.body != nil && r.request.IDs != nil {
+		r.body.ids = r.request.IDs(res)
+	}
+	if inferred && r.body != nil {
+		r.body.tokens = r.body.tokenReader.Begin(res.Header)
+	}
+	switch {
+	case kind == mediatype.EventStream && inferred && !contentcoding.Compressed(res.Header):
+		s.judgeOpening(r, r.openStream)
+	case kind == mediatype.JSON && (inferred || once) && res.ContentLength <= openingLimit:
+		s.judgeOpening(r, r.openJSON)
+	}
+	if r.body != nil {
+		r.Response = r.body.forClient(r.Response)
+	}
+}
+
+func (r *Reply) openStream() (*sse.Error, error) {
+	if r.body == nil {
+		return nil, ErrEmpty
+	}
+	return r.body.openStream()
+}
+
+func (r *Reply) openJSON() (*sse.Error, error) {
+	asks := &r.request.Asks
+	mustBeJSON := asks.Infers && !asks.Stream
+	if r.body == nil {
+		if mustBeJSON {
+			return nil, ErrNotJSON
+		}
+		return nil, nil
+	}
+	if err := r.body.readJSON(); err != nil || !asks.Infers {
+		return nil, err
+	}
+	failure := r.body.errorIn(asks.Responds)
+	if failure == nil && mustBeJSON && r.body.notJSON() {
+		return nil, ErrNotJSON
+	}
+	return failure, nil
+}
+
+// judgeOpening classifies the beginning of a reply.
+func (s *Sender) judgeOpening(r *Reply, open func() (*sse.Error, error)) {
+	switch failure, err := open(); {
+	case failure != nil:
+		s.becomeError(r, failure)
+	case errors.Is(err, ErrNoReply):
+		r.breakOff(err)
+		r.Class = verdict.Timeout
+	case err != nil:
+		r.breakOff(err)
+	}
+}
+
+// breakOff makes the reply a failure that no client may see.
+func (r *Reply) breakOff(reason error) {
+	r.Class, r.Err, r.cut = verdict.Failed, reason, true
+}
+
+// openStream reads ahead until it is known what the stream opens with: for the
+// first byte as long as for the headers, and after it for a short time for content.
+// It cannot wait for content longer: a model that thinks may send none for minutes.
+// It returns the error that came in place of content, or why there is none.
+func (b *body) openStream() (*sse.Error, error) {
+	b.watch = new(sse.Watcher)
+	b.tokens.Watch(b.watch)
+	if b.ids != nil {
+		b.ids.Join(b.watch)
+		b.ids = nil
+	}
+	b.buffer = replay.GetBuffer(openingRead)
+	buf := b.buffer.Bytes[:openingRead]
+	n, err := b.source.Read(buf)
+	inTime := b.deadline.stop()
+	b.take(readAhead{buf[:n], err})
+	if err != nil && !inTime {
+		return nil, ErrNoReply
+	}
+	var timeout *time.Timer
+	for {
+		switch opening := b.watch.Opening; {
+		case opening == sse.Content && (b.heldErr != nil || !b.failing()):
+			return nil, nil
+		case opening == sse.Failure:
+			return b.watch.Failure, nil
+		case opening == sse.End, b.heldErr != nil:
+			return nil, ErrEmpty
+		case len(b.held) >= openingLimit:
+			return nil, nil
+		}
+		if timeout == nil {
+			timeout = time.NewTimer(openingTimeout)
+			defer timeout.Stop()
+		}
+		if !b.readMore(timeout.C) {
+			return nil, nil
+		}
+	}
+}
+
+// readJSON reads ahead a reply that is not streamed. It returns why the reply
+// broke off, if it did. A reply without a Content-Length is read for a short time
+// only, and up to openingLimit.
+func (b *body) readJSON() error {
+	if b.response.ContentLength >= 0 {
+		b.readWhole(int(b.response.ContentLength))
+	} else if !b.readUntil(openingTimeout) {
+		return nil
+	}
+	if b.whole() {
+		return nil
+	}
+	return b.heldErr
+}
+
+// whole reports whether all of the body was read ahead.
+func (b *body) whole() bool { return errors.Is(b.heldErr, io.EOF) }
+
+// errorIn returns the error that a reply is, if it was read ahead. creates reports
+// whether a response object in it was created by this request.
+func (b *body) errorIn(creates bool) *sse.Error {
+	if !b.whole() {
+		return nil
+	}
+	text, all := b.text()
+	if !all {
+		return nil
+	}
+	return sse.Whole(text, creates)
+}
+
+// text returns what was read ahead, without its compression. all reports whether it is all of that.
+func (b *body) text() (text []byte, all bool) {
+	return contentcoding.Decode(b.held, contentcoding.Of(b.response.Header), openingLimit)
+}
+
+// notJSON reports whether all of a reply was read ahead, and is not JSON although it
+// says so. It parses no reply whose tokens were read from beginning to end, which
+// are nearly all. A reply that cannot be decompressed is not judged.
+func (b *body) notJSON() bool {
+	if !b.whole() {
+		return false
+	}
+	if b.tokens.Close(); b.tokens.IsObject() {
+		return false
+	}
+	text, all := b.text()
+	return all && !json.Valid(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")))
+}
+
+// forgive records that an error of the stream is not the backend's fault, now or
+// later.
+func (b *body) forgive() { b.watch = nil }
+
+// forClient is the response that the client gets. It is another one than the
+// backend's while a read is pending, which may still change that one.
+func (b *body) forClient(res *http.Response) *http.Response {
+	if b.pending == nil {
+		return res
+	}
+	client := *res
+	client.Trailer = maps.Clone(client.Trailer)
+	b.late = &lateReply{&client, res}
+	return &client
+}
+
+// readWhole reads ahead all of a body that is of this length.
+func (b *body) readWhole(length int) {
+	b.buffer = replay.GetBuffer(length + 1) // one more, to meet the end
+	buf := b.buffer.Bytes[:length+1]
+	n := 0
+	var err error
+	for err == nil && n < len(buf) {
+		var more int
+		b.deadline.start(b.idle, ErrIdle)
+		more, err = b.source.Read(buf[n:])
+		n += more
+	}
+	if !b.deadline.stop() && !errors.Is(err, io.EOF) {
+		err = ErrIdle
+	}
+	b.take(readAhead{buf[:n:n], err})
+}
+
+// readUntil reads ahead until the end of the body or openingLimit. It reports
+// false if the time was up before.
+func (b *body) readUntil(limit time.Duration) bool {
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
+	for b.heldErr == nil && len(b.held) < openingLimit {
+		if !b.readMore(timeout.C) {
+			return false
+		}
+	}
+	return true
+}

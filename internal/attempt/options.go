@@ -1,0 +1,83 @@
+package attempt
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+)
+
+// Options configures attempts: how much of a request is kept for further ones, and how
+// long a backend may take.
+type Options struct {
+	// RequestBuffers is how many bytes of a request body are kept in memory so
+	// that the request can be retried at another backend. A longer body is
+	// streamed to one backend. If backends name their models, and the model is
+	// not in the kept part, the request is refused with 413. Default: 32 MiB.
+	RequestBuffers int64 `json:"request_buffers,omitempty"`
+
+	// ResponseHeaderTimeout is how long a backend may take to start a reply
+	// that is not streamed. Such a reply starts when it is complete.
+	// Default: 10m.
+	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
+
+	// HandshakeTimeout is how long a backend may take to answer the handshake of
+	// a WebSocket, which needs no model. Default: 5s.
+	HandshakeTimeout caddy.Duration `json:"handshake_timeout,omitempty"`
+
+	// StreamFirstEventTimeout is how long a backend may take until the first
+	// byte of the body of a streamed reply. Default: 90s.
+	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
+
+	// StreamIdleTimeout is how long a reply may stall between two reads before
+	// it is cut. A model may think for minutes without a byte. Default: 5m.
+	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
+
+	// StreamRequireEnd treats a stream that ends without [DONE] or
+	// response.completed as broken: some failing backends end their streams
+	// like that. Default: false.
+	StreamRequireEnd bool `json:"stream_require_end,omitempty"`
+}
+
+const defaultRequestBuffers = 32 << 20
+
+// Provision checks the options and sets their defaults.
+func (o *Options) Provision() error {
+	for _, d := range []struct {
+		name     string
+		value    *caddy.Duration
+		fallback time.Duration
+	}{
+		{"response_header_timeout", &o.ResponseHeaderTimeout, 10 * time.Minute},
+		{"handshake_timeout", &o.HandshakeTimeout, 5 * time.Second},
+		{"stream_first_event_timeout", &o.StreamFirstEventTimeout, 90 * time.Second},
+		{"stream_idle_timeout", &o.StreamIdleTimeout, 5 * time.Minute},
+	} {
+		if err := directive.DefaultDuration(d.name, d.value, d.fallback); err != nil {
+			return err
+		}
+	}
+	if o.RequestBuffers < 0 || o.RequestBuffers > directive.MaxInt {
+		return fmt.Errorf("request_buffers '%d' is not a number of bytes from 1 to %d", o.RequestBuffers, directive.MaxInt)
+	}
+	o.RequestBuffers = cmp.Or(o.RequestBuffers, defaultRequestBuffers)
+	return nil
+}
+
+// Directives are the options in a Caddyfile.
+func (o *Options) Directives() directive.Options {
+	return directive.Options{
+		"request_buffers":            directive.Size(&o.RequestBuffers),
+		"response_header_timeout":    directive.Duration(&o.ResponseHeaderTimeout),
+		"handshake_timeout":          directive.Duration(&o.HandshakeTimeout),
+		"stream_first_event_timeout": directive.Duration(&o.StreamFirstEventTimeout),
+		"stream_idle_timeout":        directive.Duration(&o.StreamIdleTimeout),
+		"stream_require_end":         directive.Flag(&o.StreamRequireEnd),
+	}.Check(func() error {
+		checked := *o
+		return checked.Provision()
+	})
+}

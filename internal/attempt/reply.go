@@ -1,0 +1,340 @@
+package attempt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/cause"
+	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// Reply is the result of an attempt: a response, or a failure.
+type Reply struct {
+	// Response is nil if there is none.
+	Response *http.Response
+	Failure
+	Class  verdict.Class
+	Status int
+	// Wait is for how long the backend asked not to be called, and Source where it said so.
+	Wait   time.Duration
+	Source hint.Source
+	// Missing reports whether the backend does not have an object that the request
+	// names.
+	Missing bool
+	// Whole reports whether all of an error's body was read, and cut whether the
+	// connection broke before its end.
+	Whole, cut bool
+	// code is the code of the error, if it may need somebody to act.
+	code string
+	// request is nil if nothing was sent.
+	request *Request
+	// body is that of a response that may become the client's.
+	body *body
+}
+
+// Unsent is the reply of an attempt for which there was no credential.
+func Unsent(err error) *Reply {
+	r := &Reply{Failure: Failure{Err: err}, Class: verdict.NoCredential}
+	var later interface{ RetryAfter() time.Duration }
+	if errors.As(err, &later) {
+		r.Wait = later.RetryAfter()
+	}
+	return r
+}
+
+// Ended returns why the client's request is over, if it is. The context of the
+// attempt, which ends with it, is asked first: it is nearer.
+func (r *Reply) Ended(proxied *http.Request) error {
+	if r.request != nil && r.request.trip.Err() == nil {
+		return nil
+	}
+	return proxied.Context().Err()
+}
+
+// Upload is the request's body on its way.
+func (r *Reply) Upload() *replay.Upload {
+	if r.request == nil {
+		return nil
+	}
+	return r.request.trip.upload
+}
+
+// Discard ends the attempt.
+func (r *Reply) Discard() {
+	if r.Response != nil {
+		r.Response.Body.Close()
+	}
+	if r.request != nil {
+		r.request.trip.cancel(context.Canceled)
+	}
+}
+
+// Presentable reports whether a client may see the reply.
+func (r *Reply) Presentable() bool {
+	switch r.Class {
+	case verdict.Credential, verdict.NotPermitted, verdict.NoCredential:
+		return false
+	}
+	return r.Response != nil && !r.cut
+}
+
+// SaysMore reports whether the reply says more to the client than an error of
+// our own would. With forward, that is also true of a throttle.
+func (r *Reply) SaysMore(forward bool) bool {
+	if !r.Presentable() {
+		return false
+	}
+	switch r.Class {
+	case verdict.Failed, verdict.Overloaded, verdict.TooLarge, verdict.Quota, verdict.NoModel:
+		return true
+	}
+	return forward && r.Class == verdict.Throttled
+}
+
+// PerhapsExecuted reports whether the backend may have executed the request.
+// With a 503 it says that it did not.
+func (r *Reply) PerhapsExecuted() bool {
+	switch r.Status {
+	case 0:
+		return r.Connected
+	case http.StatusServiceUnavailable:
+		return false
+	}
+	return r.Status >= 500 || r.Status == http.StatusRequestTimeout || r.Class == verdict.Failed || r.Class == verdict.Timeout
+}
+
+// Reason says why the reply benches a backend.
+func (r *Reply) Reason() pool.Reason {
+	reason := pool.Reason{Class: string(r.Class), Status: r.Status, Hint: string(r.Source), Cause: r.code}
+	if r.Err != nil {
+		reason.Cause, reason.Error = cause.Of(r.Err), r.ErrorText(r.Err)
+	}
+	if r.secrets().In(reason.Cause) {
+		reason.Cause = redact.Mark
+	}
+	return reason
+}
+
+// maxErrorText is how much of an error is logged.
+const maxErrorText = 256
+
+// ErrorText is an error for a log. One of net/http's may repeat what the
+// backend sent.
+func (r *Reply) ErrorText(err error) string {
+	return showntext.Cut(r.secrets().Text(err.Error()), maxErrorText)
+}
+
+func (r *Reply) secrets() redact.Secrets {
+	if r.request == nil {
+		return nil
+	}
+	return r.request.Secrets
+}
+
+// Recipient is told what becomes of a reply that a client gets.
+type Recipient interface {
+	// FirstByte is called when the first byte of the body comes, unless it was there already.
+	FirstByte()
+	// Broken is called if the body broke off or contained an error.
+	Broken(r *Reply, reason error)
+	// BrokenTunnel is called if the backend ended a WebSocket while its client was connected. begun
+	// reports whether it had sent data before.
+	BrokenTunnel(r *Reply, reason error, begun bool)
+}
+
+// Commit makes the reply the client's. It returns the response, and the reader of the
+// tokens that it costs.
+func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response, *usage.Reader) {
+	var tokens *usage.Reader
+	if r.body != nil {
+		tokens = r.body.goOut(r, to)
+	}
+	res := r.Response
+	if r.request.Change.AskUsage && mediatype.Of(res.Header) == mediatype.EventStream && !contentcoding.Compressed(res.Header) {
+		res.Body, res.ContentLength = usage.Hide(res.Body), -1
+		delete(res.Header, "Content-Length")
+	}
+	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols {
+		var broken func(reason error, begun bool)
+		if r.request.Asks.Handshake {
+			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
+		}
+		res.Body = between(client, backend, broken)
+	}
+	r.request.Fields.Final(res.Header)
+	r.request.Fields.Final(res.Trailer) // those announced: others come with the end of the body
+	return res, tokens
+}
+
+// GivenUp reports whether a reply that broke for this reason may have been given up by its
+// backend, because the client did not read it.
+func (r *Reply) GivenUp(reason error) bool { return r.body.givenUp(reason) }
+
+const (
+	// errorBodyLimit is how much of an error's body is read to judge it.
+	errorBodyLimit = 64 << 10
+	// errorBodyTimeout is how long that may take.
+	errorBodyTimeout = 2 * time.Second
+)
+
+var errSlowBody = errors.New("the body of an error did not arrive in time")
+
+// classifies reports whether the status is one of those that are listed, and whether it is
+// classified: without a list, each one is.
+func (s *Sender) classifies(status int) (listed, classified bool) {
+	listed = slices.ContainsFunc(s.Statuses, func(s int) bool { return s == status || s == status/100 })
+	return listed, listed || len(s.Statuses) == 0
+}
+
+// judge finds out what a response means: by its status, its headers and, if it
+// is an error, its body.
+func (s *Sender) judge(r *Reply) {
+	listed, classified := s.classifies(r.Status)
+	var text []byte
+	complete := false
+	mayMiss := r.Status == http.StatusNotFound || r.Status == http.StatusBadRequest
+	if mayMiss || classified && (listed || verdict.NeedsBody(r.Status)) || len(r.secrets()) > 0 && r.Status >= 300 && contentcoding.Compressed(r.Response.Header) {
+		text, complete = r.peek()
+		r.Missing = verdict.Missing(r.Status, text)
+	}
+	if !classified {
+		r.Class = verdict.Served // the client gets it as it is
+	} else if r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.request.Asks.Cost}); listed && !r.Class.Failover() {
+		r.Class = verdict.Failed
+	}
+	if r.Status >= 300 {
+		r.Wait, r.Source = hint.Read(r.Status, r.Response.Header, text, time.Now())
+	}
+	r.readCode(text)
+	r.guard(text, complete)
+}
+
+// readCode reads the code of an error, but not of a throttle: there are many.
+func (r *Reply) readCode(text []byte) {
+	if r.Class.Failover() && r.Class != verdict.Throttled {
+		r.code = verdict.Code(text)
+	}
+}
+
+// guard keeps the secrets out of the response. It removes headers that hold
+// one, and puts stars in its place in the body of an error or a redirect. A
+// compressed body cannot be changed: it is replaced by an error of our own,
+// unless the text is complete and holds no secret.
+func (r *Reply) guard(text []byte, complete bool) {
+	if len(r.secrets()) == 0 {
+		return
+	}
+	r.secrets().DropFrom(r.Response.Header)
+	switch {
+	case r.Response.StatusCode < 300:
+	case !contentcoding.Compressed(r.Response.Header):
+		r.Response.Body = r.secrets().Body(r.Response.Body)
+	case !complete || r.secrets().In(string(text)):
+		r.Response.Body.Close()
+		e := apierror.UpstreamError
+		e.Status = r.Response.StatusCode
+		*r.Response = *e.Response(r.Response.Request)
+	}
+}
+
+// peek returns the beginning of an error's body, decoded. The client can still
+// read the body from its beginning. complete reports whether the text is all of it.
+func (r *Reply) peek() (text []byte, complete bool) {
+	body, timeout := r.Response.Body, &r.request.trip.timeout
+	timeout.start(errorBodyTimeout, errSlowBody)
+	raw, err := io.ReadAll(io.LimitReader(r.raw(), errorBodyLimit))
+	r.cut = !timeout.stop() || err != nil
+	r.Whole = len(raw) < errorBodyLimit && !r.cut
+	r.Response.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(raw), body), body}
+	text, complete = contentcoding.Decode(raw, contentcoding.Of(r.Response.Header), errorBodyLimit)
+	return text, r.Whole && complete
+}
+
+// raw is the response's body without the time limit for each read.
+func (r *Reply) raw() io.Reader {
+	if r.body != nil {
+		return r.body.source
+	}
+	return r.Response.Body
+}
+
+// becomeError makes the reply the error that it brought. If the error is the client's
+// own, the reply stays as it is.
+func (s *Sender) becomeError(r *Reply, failure *sse.Error) {
+	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
+	if _, classified := s.classifies(failure.Status); !class.Failover() || !classified {
+		r.body.forgive()
+		if len(r.secrets()) > 0 {
+			r.decompress()
+			r.Response.Body = r.secrets().Body(r.Response.Body)
+		}
+		return
+	}
+	original := r.Response
+	header := original.Header.Clone()
+	for _, name := range []string{"Content-Length", "Content-Encoding", "Cache-Control", "Transfer-Encoding"} {
+		header.Del(name)
+	}
+	header.Set("Content-Type", "application/json")
+	original.Body.Close()
+	r.Response = &http.Response{
+		Status:        strconv.Itoa(failure.Status) + " " + http.StatusText(failure.Status),
+		StatusCode:    failure.Status,
+		Proto:         original.Proto,
+		ProtoMajor:    original.ProtoMajor,
+		ProtoMinor:    original.ProtoMinor,
+		Header:        header,
+		Body:          io.NopCloser(bytes.NewReader(failure.Body)),
+		ContentLength: int64(len(failure.Body)),
+		Request:       original.Request,
+	}
+	r.body, r.Class, r.Status, r.Whole = nil, class, failure.Status, true
+	r.readCode(failure.Body)
+	r.guard(nil, true)
+	r.Wait, r.Source = hint.Read(r.Status, header, failure.Body, time.Now())
+}
+
+// decompress makes a compressed reply that holds a secret its text, in which it can be replaced.
+func (r *Reply) decompress() {
+	if !contentcoding.Compressed(r.Response.Header) {
+		return
+	}
+	text, all := r.body.text()
+	if !all || !r.secrets().In(string(text)) {
+		return
+	}
+	r.Response.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(text), drained{r.Response.Body}), r.Response.Body}
+	r.Response.ContentLength = int64(len(text))
+	r.Response.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	r.Response.Header.Del("Content-Encoding")
+}
+
+// drained reads a body to its end and returns nothing of it.
+type drained struct{ io.Reader }
+
+func (d drained) Read(p []byte) (int, error) {
+	_, err := d.Reader.Read(p)
+	return 0, err
+}
