@@ -195,13 +195,13 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 }
 
 // outgoing is the request for the current backend.
-func (ex *exchange) outgoing(req *http.Request, credential Credential) *attempt.Request {
+func (ex *exchange) outgoing(req *http.Request, credential Credential) attempt.Request {
 	b, api := ex.tries.current.backend, &ex.api
-	out := &attempt.Request{
+	out := attempt.Request{
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.body, Change: replay.Options{Request: &api.parsed},
 		Asks: api.Asks, Secrets: b.secretsOf(credential, api.credentials), Fields: ex.balancer.front,
 	}
-	ex.balancer.front.direct(ex, out, credential)
+	ex.balancer.front.direct(ex, &out, credential)
 	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.hidesUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {

@@ -32,7 +32,7 @@ type Sender struct {
 // Close stops unused timers.
 func (s *Sender) Close() { s.alarms.Close() }
 
-// Request is a request for one backend. It is sent once.
+// Request is a request for one backend.
 type Request struct {
 	// Proxied is the request of which a copy is sent, with what follows in place of its own.
 	Proxied *http.Request
@@ -50,11 +50,6 @@ type Request struct {
 	Fields Fields
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader
-
-	trip  trip
-	out   http.Request
-	reply Reply
-	body  body
 }
 
 // Asks is what the request asks for, as far as the meaning of the reply depends on it.
@@ -83,75 +78,90 @@ type IDReader interface {
 	Watch(p []byte, end bool)
 }
 
+// sent is a request on its way, and what comes of it. It is allocated in one piece to
+// spare the garbage collector.
+type sent struct {
+	Request
+	trip  trip
+	out   http.Request
+	reply Reply
+	body  body
+}
+
 // Send sends the request and returns its reply.
-func (s *Sender) Send(r *Request) *Reply {
-	r.begin(s)
-	reply := &r.reply
-	reply.request = r
-	res, err := s.RoundTripper.RoundTrip(&r.out)
+func (s *Sender) Send(r Request) *Reply {
+	t := &sent{Request: r}
+	t.begin(s)
+	reply := &t.reply
+	reply.sent = t
+	res, err := s.RoundTripper.RoundTrip(&t.out)
 	if err == nil {
-		// the first would make net/http's server panic, the second would be empty
-		switch {
-		case res.StatusCode < 100:
-			err = ErrNoHTTP
-		case res.StatusCode == http.StatusSwitchingProtocols && !switches(r.Proxied, res):
-			err = ErrWrongProtocol
-		case mediatype.Of(res.Header) != mediatype.EventStream && !r.trip.timeout.stop():
-			err = ErrNoReply
-		}
-		if err != nil {
+		if err = t.check(res); err != nil {
 			res.Body.Close()
 		}
 	}
 	if err != nil {
-		r.trip.timeout.end()
-		reply.Failure = r.trip.why(err)
+		t.trip.timeout.end()
+		reply.Failure = t.trip.why(err)
 		reply.Class = reply.Failure.class
 		return reply
 	}
 	reply.Response, reply.Status = res, res.StatusCode
-	reply.body = r.watchOver(s, res)
+	reply.body = t.watchOver(s, res)
 	s.judge(reply)
 	reply.judgeHandshake()
 	if reply.Class == verdict.Served {
 		s.open(reply)
 	}
-	r.trip.timeout.end()
+	t.trip.timeout.end()
 	return reply
 }
 
 // begin makes the request that goes out, and limits its time.
-func (r *Request) begin(s *Sender) {
-	r.trip.fields = r.Fields
-	r.trip.begin(r.Proxied.Context())
-	r.out = *r.Proxied.WithContext(&r.trip)
-	r.out.URL, r.out.Host, r.out.Header = &r.URL, r.Host, r.Header
-	if r.Change.AskUsage {
-		r.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
+func (t *sent) begin(s *Sender) {
+	t.trip.fields = t.Fields
+	t.trip.begin(t.Proxied.Context())
+	t.out = *t.Proxied.WithContext(&t.trip)
+	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header
+	if t.Change.AskUsage {
+		t.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
-	r.Change.Repeatable, r.Change.Progress = r.Asks.Repeatable, &r.trip.timeout
-	r.trip.upload = r.Body.Attach(&r.out, r.Change)
+	t.Change.Repeatable, t.Change.Progress = t.Asks.Repeatable, &t.trip.timeout
+	t.trip.upload = t.Body.Attach(&t.out, t.Change)
 	limit := s.ResponseHeaderTimeout
 	switch {
-	case r.Asks.Handshake:
+	case t.Asks.Handshake:
 		limit = s.HandshakeTimeout
-	case r.Asks.Stream:
+	case t.Asks.Stream:
 		limit = s.StreamFirstEventTimeout
 	}
-	r.trip.timeout.alarms = &s.alarms
-	r.trip.timeout.start(time.Duration(limit), ErrNoReply)
+	t.trip.timeout.alarms = &s.alarms
+	t.trip.timeout.start(time.Duration(limit), ErrNoReply)
+}
+
+// check returns what is wrong with a response that no client may see, if anything is.
+func (t *sent) check(res *http.Response) error {
+	switch {
+	case res.StatusCode < 100: // net/http's server would panic
+		return ErrNoHTTP
+	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Proxied, res): // it would be empty
+		return ErrWrongProtocol
+	case mediatype.Of(res.Header) != mediatype.EventStream && !t.trip.timeout.stop():
+		return ErrNoReply
+	}
+	return nil
 }
 
 // watchOver puts a limit on the time of each read of a response's body. It returns
 // nil for a response without a body, and for one whose body is a connection.
-func (r *Request) watchOver(s *Sender, res *http.Response) *body {
+func (t *sent) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}
-	r.body = body{source: res.Body, response: res, secrets: r.Secrets, fields: r.Fields,
-		deadline: &r.trip.timeout, idle: time.Duration(s.StreamIdleTimeout), mustEnd: s.StreamRequireEnd}
-	res.Body = &r.body
-	return &r.body
+	t.body = body{source: res.Body, response: res, secrets: t.Secrets, fields: t.Fields,
+		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout), mustEnd: s.StreamRequireEnd}
+	res.Body = &t.body
+	return &t.body
 }
 
 // judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for
@@ -159,12 +169,12 @@ func (r *Request) watchOver(s *Sender, res *http.Response) *body {
 // except to an extended CONNECT, for which a 2xx means that the WebSocket is open (RFC
 // 8441 section 5).
 func (r *Reply) judgeHandshake() {
-	asks := &r.request.Asks
+	asks := &r.sent.Asks
 	switch {
 	case !asks.Handshake || r.Status < 200 || r.Status >= 300:
 	case asks.Infers:
 		r.breakOff(ErrNoUpgrade)
-	case r.request.Proxied.ProtoMajor > 1:
+	case r.sent.Proxied.ProtoMajor > 1:
 		r.Class, r.Refusal = verdict.ClientError, apierror.NotUpgraded
 	}
 }

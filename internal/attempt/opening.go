@@ -24,12 +24,12 @@ import (
 // send the request again. The reply to a GET is passed on at once: a stored
 // response that failed long ago is not a failure.
 func (s *Sender) open(r *Reply) {
-	asks, res := &r.request.Asks, r.Response
+	asks, res := &r.sent.Asks, r.Response
 	inferred := asks.Infers && r.Status == http.StatusOK
 	once := !asks.Repeatable && r.Status < 300
 	kind := mediatype.Of(res.Header)
-	if r.body != nil && r.request.IDs != nil {
-		r.body.ids = r.request.IDs(res)
+	if r.body != nil && r.sent.IDs != nil {
+		r.body.ids = r.sent.IDs(res)
 	}
 	if inferred && r.body != nil {
 		r.body.tokens = r.body.tokenReader.Begin(res.Header)
@@ -53,7 +53,7 @@ func (r *Reply) openStream() (*sse.Error, error) {
 }
 
 func (r *Reply) openJSON() (*sse.Error, error) {
-	asks := &r.request.Asks
+	asks := &r.sent.Asks
 	mustBeJSON := asks.Infers && !asks.Stream
 	if r.body == nil {
 		if mustBeJSON {

@@ -42,8 +42,8 @@ type Reply struct {
 	Whole, cut bool
 	// code is the code of the error, if it may need somebody to act.
 	code string
-	// request is nil if nothing was sent.
-	request *Request
+	// sent is nil if nothing was sent.
+	sent *sent
 	// body is that of a response that may become the client's.
 	body *body
 }
@@ -61,7 +61,7 @@ func Unsent(err error) *Reply {
 // Ended returns why the client's request is over, if it is. The context of the
 // attempt, which ends with it, is asked first: it is nearer.
 func (r *Reply) Ended(proxied *http.Request) error {
-	if r.request != nil && r.request.trip.Err() == nil {
+	if r.sent != nil && r.sent.trip.Err() == nil {
 		return nil
 	}
 	return proxied.Context().Err()
@@ -69,10 +69,10 @@ func (r *Reply) Ended(proxied *http.Request) error {
 
 // Upload is the request's body on its way.
 func (r *Reply) Upload() *replay.Upload {
-	if r.request == nil {
+	if r.sent == nil {
 		return nil
 	}
-	return r.request.trip.upload
+	return r.sent.trip.upload
 }
 
 // Discard ends the attempt.
@@ -80,8 +80,8 @@ func (r *Reply) Discard() {
 	if r.Response != nil {
 		r.Response.Body.Close()
 	}
-	if r.request != nil {
-		r.request.trip.cancel(context.Canceled)
+	if r.sent != nil {
+		r.sent.trip.cancel(context.Canceled)
 	}
 }
 
@@ -141,10 +141,10 @@ func (r *Reply) ErrorText(err error) string {
 }
 
 func (r *Reply) secrets() redact.Secrets {
-	if r.request == nil {
+	if r.sent == nil {
 		return nil
 	}
-	return r.request.Secrets
+	return r.sent.Secrets
 }
 
 // Recipient is told what becomes of a reply that a client gets.
@@ -166,19 +166,19 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		tokens = r.body.goOut(r, to)
 	}
 	res := r.Response
-	if r.request.Change.AskUsage && mediatype.Of(res.Header) == mediatype.EventStream && !contentcoding.Compressed(res.Header) {
+	if r.sent.Change.AskUsage && mediatype.Of(res.Header) == mediatype.EventStream && !contentcoding.Compressed(res.Header) {
 		res.Body, res.ContentLength = usage.Hide(res.Body), -1
 		delete(res.Header, "Content-Length")
 	}
 	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols {
 		var broken func(reason error, begun bool)
-		if r.request.Asks.Handshake {
+		if r.sent.Asks.Handshake {
 			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
 		}
 		res.Body = between(client, backend, broken)
 	}
-	r.request.Fields.Final(res.Header)
-	r.request.Fields.Final(res.Trailer) // those announced: others come with the end of the body
+	r.sent.Fields.Final(res.Header)
+	r.sent.Fields.Final(res.Trailer) // those announced: others come with the end of the body
 	return res, tokens
 }
 
@@ -215,7 +215,7 @@ func (s *Sender) judge(r *Reply) {
 	}
 	if !classified {
 		r.Class = verdict.Served // the client gets it as it is
-	} else if r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.request.Asks.Cost}); listed && !r.Class.Failover() {
+	} else if r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost}); listed && !r.Class.Failover() {
 		r.Class = verdict.Failed
 	}
 	if r.Status >= 300 {
@@ -256,7 +256,7 @@ func (r *Reply) guard(text []byte, complete bool) {
 // peek returns the beginning of an error's body, decoded. The client can still
 // read the body from its beginning. complete reports whether the text is all of it.
 func (r *Reply) peek() (text []byte, complete bool) {
-	body, timeout := r.Response.Body, &r.request.trip.timeout
+	body, timeout := r.Response.Body, &r.sent.trip.timeout
 	timeout.start(errorBodyTimeout, errSlowBody)
 	raw, err := io.ReadAll(io.LimitReader(r.raw(), errorBodyLimit))
 	r.cut = !timeout.stop() || err != nil

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // upgrades accepts a WebSocket handshake and sends back what it gets.
