@@ -10,7 +10,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -106,33 +105,4 @@ func (ex *exchange) mayHaveAllModels() bool {
 	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
 		return t.allModels && !t.Drained() && !t.Lost() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.api) && !t.Throttles(ex, now)
 	})
-}
-
-// mayBeElsewhere reports whether the request goes on to another account,
-// because the current one does not have what the request names, and nobody
-// knows who does.
-func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
-	placement, best := &ex.api.placement, &ex.tries.best
-	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.body.Whole() || !r.Upload().Abandon() {
-		return false
-	}
-	placement.Missing(ex.tries.current.backend.account)
-	if best.Response != nil && !best.missing {
-		r.Discard() // a failure tells more: its backend may have the object
-		return true
-	}
-	ex.keep(r.Response)
-	best.missing = true
-	return true
-}
-
-// undecided reports whether the best reply says that an account does not have
-// what the request names, while another account may have it, which could not be
-// asked now.
-func (ex *exchange) undecided() bool {
-	if !ex.tries.best.missing {
-		return false
-	}
-	_, nobody := ex.whyNobodyTakes()
-	return !nobody
 }

@@ -69,6 +69,17 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 	ex.balancer.front.Final(best.Trailer)
 }
 
+// undecided reports whether the best reply says that an account does not have
+// what the request names, while another account may have it, which could not be
+// asked now.
+func (ex *exchange) undecided() bool {
+	if !ex.tries.best.missing {
+		return false
+	}
+	_, nobody := ex.whyNobodyTakes()
+	return !nobody
+}
+
 // whyNobody is the error that says why no backend could serve.
 func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error {
 	if e, ok := ex.whyNobodyTakes(); ok {

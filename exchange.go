@@ -235,19 +235,6 @@ func (ex *exchange) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || ex.api.Infers)
 }
 
-// keep keeps a reply, in case no backend has a better one.
-func (ex *exchange) keep(res *http.Response) {
-	ex.dropBest()
-	ex.tries.best = bestReply{Response: res, attempt: len(ex.tries.attempts) - 1}
-}
-
-func (ex *exchange) dropBest() {
-	if ex.tries.best.Response != nil {
-		ex.tries.best.Body.Close()
-		ex.tries.best = bestReply{}
-	}
-}
-
 // committed lets go of what only another attempt would need. A reply may
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {

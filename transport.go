@@ -270,6 +270,37 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 	return sendable && !ex.tries.executed
 }
 
+// mayBeElsewhere reports whether the request goes on to another account,
+// because the current one does not have what the request names, and nobody
+// knows who does.
+func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
+	placement, best := &ex.api.placement, &ex.tries.best
+	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.body.Whole() || !r.Upload().Abandon() {
+		return false
+	}
+	placement.Missing(ex.tries.current.backend.account)
+	if best.Response != nil && !best.missing {
+		r.Discard() // a failure tells more: its backend may have the object
+		return true
+	}
+	ex.keep(r.Response)
+	best.missing = true
+	return true
+}
+
+// keep keeps a reply, in case no backend has a better one.
+func (ex *exchange) keep(res *http.Response) {
+	ex.dropBest()
+	ex.tries.best = bestReply{Response: res, attempt: len(ex.tries.attempts) - 1}
+}
+
+func (ex *exchange) dropBest() {
+	if ex.tries.best.Response != nil {
+		ex.tries.best.Body.Close()
+		ex.tries.best = bestReply{}
+	}
+}
+
 // forbidRetry keeps the client's SDK from sending a request again that may have been
 // executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
 func (ex *exchange) forbidRetry(res *http.Response) {
