@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -271,7 +270,7 @@ func (p *PassiveHealth) breaks(ex *exchange, r *attempt.Reply, reason error, ben
 	}
 	if wait, benches := p.countFailure(ex, a.class, now); benches {
 		t.Bench(pool.Refusal{
-			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: cause.Of(reason), Error: r.ErrorText(reason)},
+			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(reason), Error: r.ErrorText(reason)},
 			Model:  ex.benchModel(t.backend), Wait: wait,
 		}, now)
 	}

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -26,11 +25,11 @@ const (
 
 // What can be wrong with a reply besides the errors of its connection.
 var (
-	ErrIdle       = &cause.Error{Word: "stalled", Text: "the backend sent nothing in time"}
-	ErrEmpty      = &cause.Error{Word: "empty", Text: "the stream ended before any content"}
-	ErrNotJSON    = &cause.Error{Word: "not_json", Text: "the reply is not JSON, although its Content-Type is"}
-	ErrUnfinished = &cause.Error{Word: "unfinished", Text: "the stream ended without its end marker"}
-	ErrInStream   = &cause.Error{Word: "stream_error", Text: "the stream contained an error"}
+	ErrIdle       = &verdict.CauseError{Word: "stalled", Text: "the backend sent nothing in time"}
+	ErrEmpty      = &verdict.CauseError{Word: "empty", Text: "the stream ended before any content"}
+	ErrNotJSON    = &verdict.CauseError{Word: "not_json", Text: "the reply is not JSON, although its Content-Type is"}
+	ErrUnfinished = &verdict.CauseError{Word: "unfinished", Text: "the stream ended without its end marker"}
+	ErrInStream   = &verdict.CauseError{Word: "stream_error", Text: "the stream contained an error"}
 )
 
 // body is the body of a response that may become the client's. Its beginning

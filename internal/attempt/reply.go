@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
@@ -123,7 +122,7 @@ func (r *Reply) PerhapsExecuted() bool {
 func (r *Reply) Reason() pool.Reason {
 	reason := pool.Reason{Class: string(r.Class), Status: r.Status, Hint: string(r.Source), Cause: r.code}
 	if r.Err != nil {
-		reason.Cause, reason.Error = cause.Of(r.Err), r.ErrorText(r.Err)
+		reason.Cause, reason.Error = verdict.CauseOf(r.Err), r.ErrorText(r.Err)
 	}
 	if r.secrets().In(reason.Cause) {
 		reason.Cause = redact.Mark

@@ -12,18 +12,17 @@ import (
 	"sync/atomic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // What can become of an attempt besides the errors of net/http.
 var (
-	ErrNoReply       = &cause.Error{Word: "no_reply", Text: "no reply in time"}
-	ErrNoHTTP        = &cause.Error{Word: "malformed", Text: "the reply is not a valid HTTP response"}
-	ErrWrongProtocol = &cause.Error{Word: "wrong_protocol", Text: "the backend switched to another protocol than the requested one"}
-	ErrNoUpgrade     = &cause.Error{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
-	ErrLostAgain     = &cause.Error{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
+	ErrNoReply       = &verdict.CauseError{Word: "no_reply", Text: "no reply in time"}
+	ErrNoHTTP        = &verdict.CauseError{Word: "malformed", Text: "the reply is not a valid HTTP response"}
+	ErrWrongProtocol = &verdict.CauseError{Word: "wrong_protocol", Text: "the backend switched to another protocol than the requested one"}
+	ErrNoUpgrade     = &verdict.CauseError{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
+	ErrLostAgain     = &verdict.CauseError{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 
 // trip is a request on its way: the context that ends it, and what net/http reports of it.

@@ -8,14 +8,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // TunnelGrace is how long a side may stay open after the other has ended. Tests shorten it.
 var TunnelGrace = 10 * time.Second
 
 // ErrNoClose is the reason if the backend ended a WebSocket without a close frame.
-var ErrNoClose = &cause.Error{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
+var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 
 // between returns the backend's side of a tunnel with this client. reverse_proxy passes the end of one
 // side on to the other, and then waits for the end of that one. Some servers, Node's among them, wait

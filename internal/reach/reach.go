@@ -13,10 +13,10 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/cause"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 const (
@@ -62,7 +62,7 @@ func (s *Seeker) look(m *pool.Member) {
 		return
 	}
 	m.StillLost(pool.Refusal{
-		Reason: pool.Reason{Class: s.Class, Cause: cause.Of(err), Error: showntext.Cut(err.Error(), maxErrorText)}, Whole: true, Lost: true,
+		Reason: pool.Reason{Class: s.Class, Cause: verdict.CauseOf(err), Error: showntext.Cut(err.Error(), maxErrorText)}, Whole: true, Lost: true,
 	}, time.Now())
 }
 

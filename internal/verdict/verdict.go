@@ -1,6 +1,7 @@
 // Package verdict classifies a backend's reply: who caused an error, whether the
 // reply counts against the backend, and whether the same request may succeed at
-// another backend.
+// another backend. It has the only table of the words that providers use for errors
+// (words.go), and the words for why there was no reply (cause.go).
 package verdict
 
 import (
@@ -212,7 +213,7 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 }
 
 // exceedsLimit reports whether a request costs more tokens than the backend grants in a whole window:
-// it would be refused even if nobody else sent any.
+// it would be refused even if no other request were sent.
 func exceedsLimit(header http.Header, cost int64) bool {
 	limit, _ := hint.Number(header, "X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens")
 	return limit > 0 && limit < float64(cost)

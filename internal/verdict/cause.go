@@ -1,5 +1,4 @@
-// Package cause says in a word why there was no reply.
-package cause
+package verdict
 
 import (
 	"crypto/tls"
@@ -12,17 +11,18 @@ import (
 	"syscall"
 )
 
-// Error is an error with a word for it.
-type Error struct{ Word, Text string }
+// CauseError is an error with its own word for the cause.
+type CauseError struct{ Word, Text string }
 
 // Error implements error.
-func (e *Error) Error() string { return e.Text }
+func (e *CauseError) Error() string { return e.Text }
 
-// Of returns the word for an error: that of an Error, one of dns, refused,
-// unroutable, reset, closed, certificate, tls, timeout and malformed for what
-// the network and net/http say, or other. It is empty if there is no error.
-func Of(err error) string {
-	var own *Error
+// CauseOf returns a word for why there was no reply: that of a CauseError, or, for
+// the errors of the network and net/http, one of dns, refused, unroutable, reset,
+// closed, certificate, tls, timeout and malformed. The word for all other errors is
+// other. It is empty if there is no error.
+func CauseOf(err error) string {
+	var own *CauseError
 	var timeout net.Error
 	switch {
 	case err == nil:
@@ -46,7 +46,7 @@ func Of(err error) string {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe):
 		return "closed"
 	}
-	return ofText(err.Error())
+	return causeIn(err.Error())
 }
 
 func isCertificate(err error) bool {
@@ -54,9 +54,9 @@ func isCertificate(err error) bool {
 		errors.As(err, new(x509.HostnameError)) || errors.As(err, new(x509.CertificateInvalidError))
 }
 
-// texts are parts of errors whose type is not exported, or which Caddy has put
-// into its DialError, which has no Unwrap. The first match counts.
-var texts = []struct{ part, word string }{
+// causeTexts are parts of errors whose type is not exported, or which Caddy wraps
+// in its DialError, which has no Unwrap. The first match counts.
+var causeTexts = []struct{ part, word string }{
 	{"x509: ", "certificate"},
 	{"i/o timeout", "timeout"},
 	{"deadline exceeded", "timeout"},
@@ -76,8 +76,8 @@ var texts = []struct{ part, word string }{
 	{"EOF", "closed"},
 }
 
-func ofText(text string) string {
-	for _, t := range texts {
+func causeIn(text string) string {
+	for _, t := range causeTexts {
 		if strings.Contains(text, t.part) {
 			return t.word
 		}

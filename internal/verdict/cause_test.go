@@ -1,4 +1,4 @@
-package cause
+package verdict
 
 import (
 	"bufio"
@@ -46,11 +46,11 @@ func TestAWordForWhatTheNetworkDoes(t *testing.T) {
 				res.Body.Close()
 				t.Fatal("there was a reply")
 			}
-			if got := Of(fmt.Errorf("attempt: %w", err)); got != want {
+			if got := CauseOf(fmt.Errorf("attempt: %w", err)); got != want {
 				t.Errorf("%q is %s", err, got)
 			}
 			// Caddy's error for a connection that was not made has no Unwrap
-			if got := Of(errors.New(err.Error())); got != want {
+			if got := CauseOf(errors.New(err.Error())); got != want {
 				t.Errorf("the text %q alone is %s", err, got)
 			}
 		})
@@ -65,7 +65,7 @@ func neverConnects(ctx context.Context, _, _ string) (net.Conn, error) {
 	return (&net.Dialer{Timeout: time.Nanosecond}).DialContext(ctx, "tcp", "127.0.0.1:9")
 }
 
-// closedPort is an address where nobody listens.
+// closedPort is an address on which no server listens.
 func closedPort(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -100,12 +100,12 @@ func replies(t *testing.T, reply func(*net.TCPConn)) string {
 func TestAWordForOtherErrors(t *testing.T) {
 	for want, err := range map[string]error{
 		"":        nil,
-		"stalled": fmt.Errorf("reading: %w", &Error{"stalled", "nothing came"}),
+		"stalled": fmt.Errorf("reading: %w", &CauseError{"stalled", "nothing came"}),
 		"tls":     fmt.Errorf("remote: %w", tls.AlertError(40)),
 		"closed":  io.ErrUnexpectedEOF,
 		"other":   errors.New("something else"),
 	} {
-		if got := Of(err); got != want {
+		if got := CauseOf(err); got != want {
 			t.Errorf("%v is %q, want %q", err, got, want)
 		}
 	}
