@@ -49,27 +49,29 @@ type Splitter struct {
 	within  bool   // the beginning of a line was taken already, because it is so long
 	inData  bool   // that is a data line
 
-	name   [maxName]byte
-	named  int    // how much of name is used
-	hasAny bool   // the event has a data line
-	data   []byte // the data so far, in the current piece, in partial or in joined
-	joined []byte // the buffer for data that does not lie in one place
-	long   bool   // there was more data than is kept
+	inEvent    bool // a line came that is part of an event
+	begin, end int  // where the event lies in the piece
+	name       [maxName]byte
+	named      int    // how much of name is used
+	hasAny     bool   // the event has a data line
+	data       []byte // the data so far, in the current piece, in partial or in joined
+	joined     []byte // the buffer for data that does not lie in one place
+	long       bool   // there was more data than is kept
 }
 
-// Split takes in the next piece of the stream and calls each with every event that ends in it. The
+// Split reads the next piece of the stream and calls each with every event that ends in it. The
 // piece may be reused as soon as Split returns.
 func (s *Splitter) Split(piece []byte, each func(Event)) {
+	at := 0
 	if s.gotCR && len(piece) > 0 {
 		s.gotCR = false
 		if piece[0] == '\n' {
-			piece = piece[1:]
+			at = 1
 		}
 	}
 	// Where the next of each is, len(piece) if there is none. Both are remembered, so that a
 	// piece full of the one is not searched for the other again and again.
 	lf, cr := -1, -1
-	at := 0
 	for {
 		if lf < at {
 			if at < len(piece) && piece[at] == '\n' { // the empty line after an event's data
@@ -85,28 +87,37 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 		if end == len(piece) {
 			break
 		}
-		if line := piece[at:end]; len(s.partial) > 0 || s.within {
+		next := end + 1
+		if end == cr {
+			if next < len(piece) && piece[next] == '\n' {
+				next++
+			} else {
+				s.gotCR = next == len(piece)
+			}
+		}
+		if line := piece[at:end]; s.inLine() {
 			s.keep(line)
 			s.takePartial()
 			s.within = false
 		} else if len(line) > 0 {
+			s.beginEvent(line, at)
 			s.takeLine(line)
 		} else {
+			s.end = next
 			s.endEvent(each)
 		}
-		at = end + 1
-		if end == cr {
-			if at < len(piece) && piece[at] == '\n' {
-				at++
-			} else {
-				s.gotCR = at == len(piece)
-			}
-		}
+		at = next
 	}
 	if s.hasAny {
 		s.own() // before partial, where it may lie, is written
 	}
-	s.keep(piece[at:])
+	if rest := piece[at:]; len(rest) > 0 {
+		if !s.inLine() {
+			s.beginEvent(rest, at)
+		}
+		s.keep(rest)
+	}
+	s.begin -= len(piece)
 }
 
 // End calls each with the last event, if the stream ended without the empty line after it. SDKs
@@ -114,7 +125,33 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 func (s *Splitter) End(each func(Event)) {
 	s.takePartial()
 	s.within = false
+	s.end = 0
 	s.endEvent(each)
+}
+
+// Bounds returns, while an event is shown, which bytes of the piece are the event and the empty line
+// after it. begin is negative if the event began in an earlier piece. Comments before the first line
+// of an event are not part of it. If the piece ends with the CR of a CRLF, the LF is not counted.
+func (s *Splitter) Bounds() (begin, end int) { return s.begin, s.end }
+
+// Unfinished returns how many bytes at the end of the last piece and of those before it belong to an
+// event that has not ended.
+func (s *Splitter) Unfinished() int {
+	if !s.inEvent {
+		return 0
+	}
+	return -s.begin
+}
+
+// inLine reports whether the beginning of a line came in an earlier piece.
+func (s *Splitter) inLine() bool { return len(s.partial) > 0 || s.within }
+
+// beginEvent records that an event begins with this line of the piece, unless one has begun already
+// or the line is a comment.
+func (s *Splitter) beginEvent(line []byte, at int) {
+	if !s.inEvent && line[0] != ':' {
+		s.inEvent, s.begin = true, at
+	}
 }
 
 func indexFrom(b []byte, at int, c byte) int {
@@ -234,7 +271,7 @@ func (s *Splitter) endEvent(each func(Event)) {
 	if len(s.data) > 0 {
 		each(Event{s.name[:s.named], s.data, s.long})
 	}
-	s.named, s.hasAny, s.data, s.long = 0, false, nil, false
+	s.inEvent, s.named, s.hasAny, s.data, s.long = false, 0, false, nil, false
 	s.joined = s.joined[:0]
 	if cap(s.joined) > maxIdle {
 		s.joined = nil

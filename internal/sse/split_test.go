@@ -73,6 +73,47 @@ func TestEventsOfAStream(t *testing.T) {
 	}
 }
 
+// In the streams below, events lie between < and >, and an unfinished one after (.
+func TestWhereAnEventLies(t *testing.T) {
+	for _, marked := range []string{
+		"<data: a\n\n><data: b\n\n>",
+		"\n\n<data: a\n\n>\n\n",
+		": hello\n<data: a\n: hello\n\n>: hello\n\n: hel",
+		": hello\r\n<event: e\r\nid: 7\r\ndata: a\r\n\r\n>: hello\r\n\r\n(data: b\r\n",
+		"<data: a\r\r>:\r<data: b\r\n\n>\n\r<data: c\n\r\n>\r",
+		"id: 7\n\n<data: a\n\n>data:\n\n(d",
+		"<" + bom + ": hello\ndata: a\n\n>(" + bom,
+		": " + strings.Repeat("x", 2*maxLine) + "\n<data: " + strings.Repeat("x", 2*maxLine) + "\n\n>(data: " + strings.Repeat("x", 2*maxLine),
+	} {
+		stream := strings.NewReplacer("<", "", ">", "", "(", "").Replace(marked)
+		_, unfinished, _ := strings.Cut(marked, "(")
+		for _, size := range []int{1 << 30, 4096, 3, 2, 1} {
+			var s Splitter
+			begun, before, got := 0, 0, ""
+			each := func(Event) {
+				begin, end := s.Bounds()
+				begin, end = before+begin, before+end
+				if stream[end-1] == '\r' && strings.HasPrefix(stream[end:], "\n") { // which is in the next piece
+					end++
+				}
+				got += stream[begun:begin] + "<" + stream[begin:end] + ">"
+				begun = end
+			}
+			for piece := range slices.Chunk([]byte(stream), size) {
+				s.Split(piece, each)
+				before += len(piece)
+			}
+			got += stream[begun : before-s.Unfinished()]
+			if n := s.Unfinished(); n > 0 {
+				got += "(" + stream[before-n:]
+			}
+			if got != marked || s.Unfinished() != len(unfinished) {
+				t.Errorf("%d bytes at a time: got %.300q, want %.300q", size, got, marked)
+			}
+		}
+	}
+}
+
 func TestAllOfALongEventsDataIsShown(t *testing.T) {
 	full := strings.Repeat("x", MaxEvent)
 	stream := bom + "data: a\n\ndata: " + full + "y" + full + "\n\n" + ": " + full + "z\nevent: " + full + "\n\n" +

@@ -64,8 +64,8 @@ func (w *Watcher) Finish() {
 // Failing reports whether the stream has begun an event that may tell of an error, and has not ended it.
 func (w *Watcher) Failing() bool {
 	s := &w.splitter
-	if s.within || s.long || len(s.partial) == 0 && !s.hasAny && s.named == 0 {
-		return false // it cannot be read, or there is none
+	if !s.inEvent || s.within || s.long {
+		return false // there is none, or it cannot be read
 	}
 	line, _ := cutField(s.partial, "data")
 	for _, data := range [][]byte{s.data, line} {

@@ -1,7 +1,6 @@
 package usage
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -9,51 +8,42 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// Hide takes out of a stream of chat or completions the chunk that tells only its usage, which the
-// client did not ask for. All other bytes stay as they are. An event is held back until its end came;
-// one that is much longer than such a chunk is not.
+// Hide removes from a stream of chat or completions the chunk that has nothing but the usage, which
+// the client did not ask for. All other bytes stay as they are. An event is held back until it has
+// ended, unless it is much longer than such a chunk.
 func Hide(stream io.ReadCloser) io.ReadCloser { return &hider{stream: stream} }
 
 const (
-	// maxHeld is how long an event may be to be taken out. A usage has a few hundred bytes.
+	// maxHeld is how much of an event is held back. A usage has a few hundred bytes.
 	maxHeld  = 8 << 10
 	hideRead = 4 << 10
 )
 
-// hider cuts a stream into units: an event with the empty line after it, or a comment before one.
+// hider copies what it reads to out. An event that has nothing but the usage is cut off again.
 type hider struct {
-	stream io.ReadCloser
+	stream   io.ReadCloser
+	splitter sse.Splitter
+	err      error // why there is no more to read
+
 	buf    [hideRead]byte
-	err    error  // why there is no more to read
-	out    []byte // what the client gets
-	gone   int    // how much of it the client has
+	piece  []byte // what was read last
+	passed int    // how much of piece is in out or was removed
+	cutCR  bool   // the last byte was removed, and a line feed that comes next is the rest of it
 
-	held   []byte // the beginning of a unit that may be taken out
-	passes bool   // the rest of the unit passes
-	hidden bool   // the last unit was taken out
-
-	begun   bool // some of the unit came
-	comment bool // the unit is a comment, and ends with its line
-	inLine  bool // the line has a byte
-	gotCR   bool // the last byte was a carriage return
+	out   []byte // what was read and not removed
+	ready int    // how much of out is for the client: the rest is the beginning of an event
+	gone  int    // how much of out the client has
 }
 
 // Read implements io.Reader.
 func (h *hider) Read(p []byte) (int, error) {
-	for h.gone == len(h.out) && h.err == nil {
-		h.out, h.gone = h.out[:0], 0
-		n, err := h.stream.Read(h.buf[:])
-		h.take(h.buf[:n])
-		if h.err = err; errors.Is(err, io.EOF) {
-			h.endUnit(h.held) // SDKs read the last event even if no empty line comes after it
-		} else if err != nil {
-			h.out = append(h.out, h.held...)
-		}
+	for h.gone == h.ready && h.err == nil {
+		h.readMore()
 	}
-	if h.gone == len(h.out) {
+	if h.gone == h.ready {
 		return 0, h.err
 	}
-	n := copy(p, h.out[h.gone:])
+	n := copy(p, h.out[h.gone:h.ready])
 	h.gone += n
 	return n, nil
 }
@@ -61,89 +51,49 @@ func (h *hider) Read(p []byte) (int, error) {
 // Close implements io.Closer.
 func (h *hider) Close() error { return h.stream.Close() }
 
-func (h *hider) take(data []byte) {
-	for len(data) > 0 {
-		if !h.begun && h.gotCR && data[0] == '\n' { // of the line that ended the last unit
-			if !h.hidden {
-				h.out = append(h.out, '\n')
-			}
-			h.gotCR, data = false, data[1:]
-			continue
+func (h *hider) readMore() {
+	h.out = append(h.out[:0], h.out[h.ready:]...)
+	n, err := h.stream.Read(h.buf[:])
+	h.piece, h.passed = h.buf[:n], 0
+	if h.cutCR && n > 0 {
+		h.cutCR = false
+		if h.piece[0] == '\n' {
+			h.passed = 1
 		}
-		if !h.begun {
-			h.begun, h.comment = true, data[0] == ':'
-			h.passes = h.comment
-		}
-		n, ends := h.unitEnd(data)
-		part := data[:n]
-		data = data[n:]
-		switch {
-		case h.passes:
-			h.out = append(h.out, part...)
-		case ends && len(h.held) == 0:
-			h.endUnit(part)
-		default:
-			h.held = append(h.held, part...)
-			if ends {
-				h.endUnit(h.held)
-			} else if h.passes = len(h.held) > maxHeld; h.passes {
-				h.out = append(h.out, h.held...)
-			}
-			if ends || h.passes {
-				h.held = h.held[:0]
-			}
-		}
-		h.hidden = h.hidden && !h.passes
-		h.begun = !ends
+	}
+	h.splitter.Split(h.piece, h.remove)
+	h.out = append(h.out, h.piece[h.passed:]...)
+	if errors.Is(err, io.EOF) {
+		h.piece, h.passed = nil, 0
+		h.splitter.End(h.remove) // SDKs read the last event even if no empty line comes after it
+	}
+	h.gone, h.ready, h.err = 0, len(h.out), err
+	if held := h.splitter.Unfinished(); err == nil && held <= maxHeld {
+		h.ready -= held
 	}
 }
 
-// unitEnd returns how much of the data belongs to the unit, and whether that ends there.
-func (h *hider) unitEnd(data []byte) (n int, ends bool) {
-	for n < len(data) {
-		switch c := data[n]; {
-		case c == '\n' && h.gotCR:
-			h.gotCR = false
-			n++
-		case c == '\n' || c == '\r':
-			ends = !h.inLine || h.comment
-			h.inLine, h.gotCR = false, c == '\r'
-			n++
-			if ends {
-				return n, true
-			}
-		default:
-			h.inLine, h.gotCR = true, false
-			if end := bytes.IndexAny(data[n:], "\r\n"); end > 0 {
-				n += end
-			} else {
-				n = len(data)
-			}
-		}
+// remove leaves the event out if it has nothing but the usage, and its beginning was held back.
+func (h *hider) remove(e sse.Event) {
+	begin, end := h.splitter.Bounds()
+	if begin < -maxHeld || !hasOnlyUsage(e.Data) {
+		return
 	}
-	return n, false
+	if begin < 0 {
+		h.out = h.out[:len(h.out)+begin]
+	} else {
+		h.out = append(h.out, h.piece[h.passed:begin]...)
+	}
+	h.passed, h.cutCR = end, end > 0 && end == len(h.piece) && h.piece[end-1] == '\r'
 }
 
-// endUnit passes a unit on, unless it is to be taken out.
-func (h *hider) endUnit(unit []byte) {
-	if h.hidden = tellsOnlyUsage(unit); !h.hidden {
-		h.out = append(h.out, unit...)
-	}
-}
-
-func tellsOnlyUsage(unit []byte) (only bool) {
-	if !mayHoldUsage(unit) {
+func hasOnlyUsage(data []byte) bool {
+	if !mayHoldUsage(data) {
 		return false
 	}
-	judge := func(e sse.Event) {
-		var chunk struct {
-			Choices *[]json.RawMessage `json:"choices"`
-			Usage   map[string]any     `json:"usage"`
-		}
-		only = json.Unmarshal(e.Data, &chunk) == nil && chunk.Choices != nil && len(*chunk.Choices) == 0 && chunk.Usage != nil
+	var chunk struct {
+		Choices *[]json.RawMessage `json:"choices"`
+		Usage   map[string]any     `json:"usage"`
 	}
-	var s sse.Splitter
-	s.Split(unit, judge)
-	s.End(judge)
-	return only
+	return json.Unmarshal(data, &chunk) == nil && chunk.Choices != nil && len(*chunk.Choices) == 0 && chunk.Usage != nil
 }
