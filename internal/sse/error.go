@@ -8,7 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Error is an error that a reply of status 200 brought, as a reply of its own.
+// Error is an error in a reply of status 200, as a separate reply.
 type Error struct {
 	// Status is the HTTP status that the error stands for.
 	Status int
@@ -16,9 +16,9 @@ type Error struct {
 	Body []byte
 }
 
-// Whole returns the error that a JSON reply of status 200 is. It is one if it has an error at its
-// top, and is not a stored object that tells of an error in its past. creates tells that a response
-// in it was made just now.
+// Whole returns the error in a JSON reply of status 200, or nil if there is none. An error counts if it
+// is a member of the reply itself, and the reply is not a stored object that failed earlier. creates
+// reports whether a response object in the reply was created by this request.
 func Whole(body []byte, creates bool) *Error {
 	if !mayHoldError(body) {
 		return nil
@@ -39,9 +39,9 @@ func Whole(body []byte, creates bool) *Error {
 const whiteSpace = " \t\r\n"
 
 // mayHoldError reports whether some object in the data has an "error" that is not empty. It is a
-// quick look, since hardly any event has one: that of an inner object has to be told apart by whoever
-// parses the data then. A text that speaks of an "error" does not look like one, because JSON puts a
-// backslash before each of its quotes.
+// quick look, because hardly any event has one. The caller then parses the data, and finds out whether
+// the error is that of an inner object. A text that contains "error" does not match, because JSON puts
+// a backslash before each of its quotes.
 func mayHoldError(data []byte) bool {
 	const key = `"error"`
 	for hasRR(data) {
@@ -60,7 +60,7 @@ func mayHoldError(data []byte) bool {
 	return false
 }
 
-// hasRR reports whether there may be two of the letter r in a row, which is rare but for "error".
+// hasRR reports whether there may be two of the letter r in a row, which is rare except in "error".
 // It takes a fraction of the time of bytes.Index, which stops at each of the many quotes.
 func hasRR(data []byte) bool {
 	for ; len(data) >= 29; data = data[28:] { // four steps at once
@@ -76,8 +76,8 @@ func hasRR(data []byte) bool {
 	return bytes.Contains(data, []byte("rr"))
 }
 
-// rr is not 0 if there are two of the letter r in a row among the first eight bytes. Now and then
-// it takes an s for an r.
+// rr returns a number other than 0 if there are two of the letter r in a row among the first eight
+// bytes, and sometimes if an r and an s are.
 func rr(b []byte) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	x := binary.LittleEndian.Uint64(b) ^ ones*'r' // a zero byte for each r
@@ -94,8 +94,7 @@ func beginsEmpty(data []byte) bool {
 	return false
 }
 
-// present reports whether a value is there. Some backends write an empty one where others have
-// null.
+// present reports whether there is a value. Some backends write an empty one where others write null.
 func present(raw json.RawMessage) bool {
 	switch string(raw) {
 	case "", "null", "false", "0", `""`:
@@ -111,7 +110,7 @@ func present(raw json.RawMessage) bool {
 	return true
 }
 
-// newError makes a reply of the value of an "error".
+// newError returns the reply for the value of an "error".
 func newError(raw json.RawMessage) *Error {
 	if !present(raw) || !json.Valid(raw) {
 		raw = json.RawMessage(`{"message":"The backend's stream failed.","type":"server_error","param":null,"code":null}`)

@@ -22,21 +22,21 @@ type Event struct {
 	Name []byte
 	// Data are the values of the "data" lines, with a line feed between two.
 	Data []byte
-	// TooLong tells that Data is only the first MaxEvent bytes of the data. Whoever needs the rest
-	// has got it from [Splitter.Long].
+	// TooLong reports whether Data is only the first MaxEvent bytes of the data. [Splitter.Long] was
+	// called with all of it.
 	TooLong bool
 }
 
-// Splitter cuts a stream of events into its events. The zero Splitter is at the beginning of a
-// stream. It is given the stream in pieces of any size, as they come.
+// Splitter cuts a stream into its events. The zero Splitter is at the beginning of a stream. It gets
+// the stream in pieces of any size, as they come.
 //
-// Lines end with LF, CRLF or CR, comments and unknown fields are passed over, "data:" needs no
-// space after it, and an event without data is none (WHATWG HTML, "Server-sent events").
+// Lines end with LF, CRLF or CR, comments and unknown fields are skipped, "data:" needs no space after
+// it, and an event without data does not count (WHATWG HTML, "Server-sent events").
 //
 // Every token that is streamed passes through here. Therefore each byte is searched for the end of
 // a line only once for LF and once for CR, and an event that lies within one piece is not copied:
-// its Data is a part of that piece. What begins in one piece and goes on in the next is kept in
-// buffers of limited size.
+// its Data is a part of that piece. Lines and events that begin in one piece and go on in the next are
+// kept in buffers of limited size.
 type Splitter struct {
 	// Long, if it is set, is called with the data of an event that is longer than MaxEvent: first
 	// with the beginning that is kept, then with all the rest, in pieces, as they come.
@@ -45,11 +45,11 @@ type Splitter struct {
 	begun bool // the first line was read, and with it the byte order mark
 	gotCR bool // a line feed that comes next is the rest of a line's end
 
-	partial []byte // the beginning of a line whose end did not come yet
-	within  bool   // the beginning of a line was taken already, because it is so long
+	partial []byte // the beginning of a line that has not ended
+	within  bool   // the beginning of the line was read already, because the line is so long
 	inData  bool   // that is a data line
 
-	inEvent    bool // a line came that is part of an event
+	inEvent    bool // a line of an event that has not ended was read
 	begin, end int  // where the event lies in the piece
 	name       [maxName]byte
 	named      int    // how much of name is used
@@ -69,8 +69,8 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 			at = 1
 		}
 	}
-	// Where the next of each is, len(piece) if there is none. Both are remembered, so that a
-	// piece full of the one is not searched for the other again and again.
+	// Where the next LF and the next CR are, or len(piece) if there is none. Both are remembered, so
+	// that a piece full of one of them is not searched for the other again and again.
 	lf, cr := -1, -1
 	for {
 		if lf < at {
@@ -161,8 +161,8 @@ func indexFrom(b []byte, at int, c byte) int {
 	return len(b)
 }
 
-// keep adds to the line whose end did not come yet. Of a line that is too long to be kept, it takes
-// in the beginning, and then what comes of the rest.
+// keep adds to the line that has not ended. Of a line that is too long to be kept, it reads the
+// beginning, and then each further piece.
 func (s *Splitter) keep(b []byte) {
 	if !s.within {
 		n := min(len(b), maxLine-len(s.partial))
@@ -179,7 +179,7 @@ func (s *Splitter) keep(b []byte) {
 	}
 }
 
-// takePartial takes in the line that came in several pieces, or the beginning of it.
+// takePartial reads the line that came in several pieces, or its beginning.
 func (s *Splitter) takePartial() {
 	if len(s.partial) > 0 {
 		s.takeLine(s.partial)
@@ -187,7 +187,7 @@ func (s *Splitter) takePartial() {
 	}
 }
 
-// takeLine takes in one line of the event.
+// takeLine reads one line of the event.
 func (s *Splitter) takeLine(line []byte) {
 	if !s.begun {
 		s.begun = true
@@ -246,7 +246,7 @@ func (s *Splitter) join(b []byte) {
 	}
 }
 
-// exceed passes on data that is not kept.
+// exceed shows data that is not kept.
 func (s *Splitter) exceed(b []byte) {
 	if s.Long != nil {
 		if !s.long {
@@ -265,7 +265,7 @@ func (s *Splitter) own() {
 	}
 }
 
-// endEvent passes the event on, if it is one, and begins the next.
+// endEvent shows the event, unless it has no data, and begins the next.
 func (s *Splitter) endEvent(each func(Event)) {
 	s.begun = true
 	if len(s.data) > 0 {

@@ -1,6 +1,7 @@
-// Package sse reads streamed replies (server-sent events) as they pass: whether one brings content
-// yet, or an error in place of it, after a status that said 200; whether it tells of an error later;
-// and whether it says that it is over. A JSON reply that is not streamed is read in the same way.
+// Package sse reads streamed replies (server-sent events) as they pass. A Splitter cuts a stream into
+// its events. A Watcher finds in them whether the reply begins with content or with an error, after a
+// status that said 200; whether an error follows later; and whether the stream says that it is over.
+// Whole finds the error in a JSON reply that is not streamed.
 package sse
 
 import (
@@ -18,15 +19,15 @@ const (
 	Content
 	// Failure: an error came before any content.
 	Failure
-	// End: the stream says that it is over, and brought nothing.
+	// End: the stream says that it is over, and had no content.
 	End
 )
 
-// Watcher looks at a stream as it passes: first for what it opens with, then for an error and for
-// its end. The zero Watcher is at the beginning of a stream.
+// Watcher reads a stream as it passes: first what it opens with, then whether it has an error and an
+// end. The zero Watcher is at the beginning of a stream.
 type Watcher struct {
-	// Each, if it is set, is called with every event: to count tokens, say, or to learn the ids
-	// of stored objects. The event is valid during the call only.
+	// Each, if it is set, is called with every event, for example to count tokens or to learn the
+	// ids of stored objects. The event is valid during the call only.
 	Each func(Event)
 
 	// Long, if it is set, is called with all data of events that are longer than MaxEvent, as
@@ -36,32 +37,31 @@ type Watcher struct {
 	// Opening is what the stream amounts to so far. Once it is more than a Preamble, it stays.
 	Opening Opening
 
-	// Failure is the first error that the stream told of, before or after content. An error that
-	// cannot be read, because its event is longer than MaxEvent, is none: nobody can tell whose
-	// fault it is.
+	// Failure is the first error in the stream, before or after content. An error in an event that
+	// is longer than MaxEvent does not count: it cannot be read, so it is not known whose fault it is.
 	Failure *Error
 
-	// Pieces is how many events so far had a part of the content, which is about a token.
+	// Pieces is how many events so far had a part of the content, each of which is about a token.
 	Pieces int64
 
-	// Ended tells that the stream said that it is over.
+	// Ended reports whether the stream said that it is over.
 	Ended bool
 
 	splitter Splitter
 }
 
-// Watch takes in the next bytes of the stream.
+// Watch reads the next bytes of the stream.
 func (w *Watcher) Watch(p []byte) {
 	w.splitter.Long = w.Long
 	w.splitter.Split(p, w.take)
 }
 
-// Finish takes in the end of the stream, and with it a last event without an empty line after it.
+// Finish records the end of the stream. It reads a last event without an empty line after it.
 func (w *Watcher) Finish() {
 	w.splitter.End(w.take)
 }
 
-// Failing reports whether the stream has begun an event that may tell of an error, and has not ended it.
+// Failing reports whether the stream has begun an event that may be an error, and has not ended it.
 func (w *Watcher) Failing() bool {
 	s := &w.splitter
 	if !s.inEvent || s.within || s.long {
@@ -98,14 +98,14 @@ func (w *Watcher) take(e Event) {
 	}
 }
 
-// isPiece reports whether an event of that kind has a part of the content. Chat completions have no
-// kinds: all of their events have one, but for the first and the last ones.
+// isPiece reports whether an event of that kind has a part of the content. Events of chat completions
+// have no kind: all of them have a part, except the first and the last ones.
 func isPiece(kind []byte) bool { return len(kind) == 0 || bytes.HasSuffix(kind, []byte("delta")) }
 
-// Kind is what the event is, in the words of the API that sent it, such as "response.completed":
-// its name or, if it has none, the "type" that its data begins with. Chat completions have neither.
+// Kind returns what the event is, in the API's words, such as "response.completed": its name or, if it
+// has none, the "type" that its data begins with. Events of chat completions have neither.
 func (e Event) Kind() []byte {
-	if len(e.Name) > 0 && string(e.Name) != "message" { // which is the name of all that have none
+	if len(e.Name) > 0 && string(e.Name) != "message" { // the default name
 		return e.Name
 	}
 	value, ok := bytes.CutPrefix(e.Data, []byte(`{"type":`))
@@ -144,13 +144,13 @@ func isPreamble(kind []byte) bool {
 	return false
 }
 
-// opening tells what the event amounts to if it is the first one that tells something. What is not
-// known is content, and so is what is too long to be read.
+// opening returns what the stream opens with if only preambles came before the event. An event of an
+// unknown kind is content, and so is one that is too long to be read.
 func (e Event) opening() (Opening, *Error) {
 	if isPreamble(e.Kind()) {
 		return Preamble, nil
 	}
-	if e.TooLong || e.bringsText() {
+	if e.TooLong || e.hasText() {
 		return Content, nil
 	}
 	var chunk struct {
@@ -165,7 +165,7 @@ func (e Event) opening() (Opening, *Error) {
 	if err != nil {
 		return Content, nil
 	}
-	if isPreamble([]byte(chunk.Type)) { // which need not stand first
+	if isPreamble([]byte(chunk.Type)) { // which need not be the first member
 		return Preamble, nil
 	}
 	if chunk.Choices == nil {
@@ -182,15 +182,15 @@ func (e Event) opening() (Opening, *Error) {
 	return Preamble, nil
 }
 
-// bringsText reports whether the event plainly brings text of a chat, as nearly all do: then it need
-// not be parsed. What looks like the name of a member is one, for the quotes in a text are escaped.
-func (e Event) bringsText() bool {
+// hasText reports whether the event plainly has a text of a chat, as nearly all do: it need not be
+// parsed then. A match is the name of a member, because the quotes in a text are escaped.
+func (e Event) hasText() bool {
 	_, text, ok := bytes.Cut(e.Data, []byte(`"delta":{"content":"`))
-	text = bytes.TrimLeft(text, whiteSpace) // which alone is none
+	text = bytes.TrimLeft(text, whiteSpace) // which alone does not count
 	return ok && len(text) > 0 && text[0] != '"' && !mayHoldError(e.Data)
 }
 
-// choice is one of a chat completion's. The first chunk often says no more of it than the role.
+// choice is one of the choices of a chat completion. In the first chunk it often has only a role.
 type choice struct {
 	Text         string                     `json:"text"`
 	FinishReason json.RawMessage            `json:"finish_reason"`
@@ -206,20 +206,20 @@ func (c choice) empty() bool {
 	return c.Text == "" && !present(c.FinishReason)
 }
 
-// report is what an event says of an error.
+// report has the members of an event in which an error may be.
 type report struct {
 	Type     string          `json:"type"`
 	Error    json.RawMessage `json:"error"`
 	Response json.RawMessage `json:"response"`
 }
 
-// failure returns the error that the event tells of, if it does and can be read.
+// failure returns the error in the event, or nil if there is none or it cannot be read.
 func (e Event) failure() *Error {
 	if e.TooLong {
 		return nil
 	}
 	var r report
-	_ = json.Unmarshal(e.Data, &r) // what is not such an object has none of its members
+	_ = json.Unmarshal(e.Data, &r) // other data has none of these members
 	return e.failureIn(r)
 }
 
@@ -238,7 +238,7 @@ func (e Event) failureIn(r report) *Error {
 	case present(r.Error):
 		return newError(r.Error)
 	case string(kind) == "error":
-		return newError(e.Data) // the Responses API's has its fields at the top
+		return newError(e.Data) // an error event of the Responses API has its fields at the top
 	}
 	return nil
 }

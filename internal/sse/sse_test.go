@@ -15,8 +15,8 @@ const (
 	inProgress    = "event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"response\":{\"id\":\"resp_1\",\"error\":null}}\n\n"
 )
 
-// open tells what a stream amounts to that begins with these bytes, and its error if that is a
-// Failure. Only whole events count, unless atEnd tells that the stream ends with the bytes.
+// open returns what a stream that begins with these bytes opens with, and its error if that is a
+// Failure. Only whole events count, unless the stream ends with the bytes (atEnd).
 func open(begin []byte, atEnd bool) (Opening, *Error) {
 	var w Watcher
 	w.Watch(begin)
@@ -199,7 +199,7 @@ func TestAWatcherReadsTheErrorThatItSaw(t *testing.T) {
 		{"id: 7\nevent: error\ndata: {\"type\":\"error\",\"code\":\"invalid_prompt\"}\n\n", 400},
 		{"event: response.failed\ndata: {\"response\":{\"error\":{\"code\":\"server_is_overloaded\"}}}", 503},
 		{"event: response.failed\ndata: {\"response\":{\"instructions\":\"" + strings.Repeat("x", 60<<10) + "\",\"error\":{\"code\":\"rate_limit_exceeded\"}}}\n\n", 429},
-		{"event: error\ndata: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", MaxEvent) + "\"}}\n\n", 0}, // nobody can tell
+		{"event: error\ndata: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", MaxEvent) + "\"}}\n\n", 0}, // it cannot be read
 		{"data: {\"error\":{\"code\":429,\"message\":\"" + strings.Repeat("x", MaxEvent) + "\"}}\n\n", 0},
 	} {
 		for size := 0; size < len(c.event); size += 1 + len(c.event)/200 {
@@ -322,7 +322,7 @@ func TestAWatcherSaysWhetherAnErrorHasBegun(t *testing.T) {
 		content + "data: {\"error\":{}}\n":          false,
 		content + "data: {\"error\":{\"x\":1}}\n":   true, // its empty line has yet to come
 		content + "data: {\"error\":{\"x\":1}}\n\n": false,
-		content + "data: {\"error\":{\"x\":\"" + strings.Repeat("x", MaxEvent+len(content)):  false, // nobody can tell
+		content + "data: {\"error\":{\"x\":\"" + strings.Repeat("x", MaxEvent+len(content)):  false, // it cannot be read
 		content + "data: {\"choices\":[{\"delta\":{\"content\":\"{\\\"error\\\":{\\\"x\\\":": false,
 	} {
 		for size := range min(len(stream), len(content)) + 1 {

@@ -59,7 +59,7 @@ func TestTheChunkOfTheUsageIsTakenOut(t *testing.T) {
 			}
 		}
 		if name == "without an end" {
-			want = stream // nobody knows that it is all of the event
+			want = stream // it is not known to be all of the event
 		}
 		got, err := io.ReadAll(Hide(io.NopCloser(io.MultiReader(strings.NewReader(stream), iotest.ErrReader(broken)))))
 		if string(got) != want || !errors.Is(err, broken) {

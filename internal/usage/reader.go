@@ -10,18 +10,18 @@ import (
 )
 
 // Reader reads the tokens of one reply, once Begin was called. Its methods can be called on nil, which
-// is the reader of a reply that says nothing of tokens.
+// is the reader of a reply without a usage.
 type Reader struct {
 	scanner  scanner
-	long     bool          // an event that is longer than what is kept is being read
+	long     bool          // an event that is too long to be kept is being read
 	trailing bool          // something comes after the object that a JSON reply is
-	splitter *sse.Splitter // nil: no piece of a stream of events came so far
+	splitter *sse.Splitter // nil until the first piece of a stream of events
 	watcher  *sse.Watcher  // splits the stream in place of splitter
 	decoder  *contentcoding.Decoder
 }
 
 // Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
-// JSON nor a stream of events, or is compressed in a way that nobody here can undo.
+// JSON nor a stream of events, or cannot be decompressed.
 func (r *Reader) Begin(header http.Header) *Reader {
 	switch mediatype.Of(header) {
 	case mediatype.JSON:
@@ -39,7 +39,7 @@ func (r *Reader) Begin(header http.Header) *Reader {
 	return r
 }
 
-// Write takes in the next bytes of the reply.
+// Write reads the next bytes of the reply.
 func (r *Reader) Write(p []byte) {
 	switch {
 	case r == nil:
@@ -50,7 +50,7 @@ func (r *Reader) Write(p []byte) {
 	}
 }
 
-// Whole takes in all of the reply.
+// Whole reads all of the reply.
 func (r *Reader) Whole(p []byte) {
 	if r == nil || r.decoder != nil || r.scanner.inEvent || !r.scanner.scanFrom(p) {
 		r.Write(p)
@@ -79,7 +79,7 @@ func (r *Reader) event(e sse.Event) {
 	}
 }
 
-// more takes in the next part of an event that is too long to be kept.
+// more reads the next part of an event that is too long to be kept.
 func (r *Reader) more(data []byte) {
 	if !r.long {
 		r.long = true
@@ -88,7 +88,7 @@ func (r *Reader) more(data []byte) {
 	r.scanner.scan(data)
 }
 
-// Watch makes the watcher of a stream show its events to the reader, in place of Write.
+// Watch has the watcher of a stream pass its events to the reader, in place of Write.
 func (r *Reader) Watch(w *sse.Watcher) {
 	if r == nil {
 		return
@@ -101,8 +101,8 @@ func (r *Reader) Watch(w *sse.Watcher) {
 // be looked at.
 const nameEnd = `usage"`
 
-// mayHoldUsage reports whether there is an object in the data that some member "usage" may be. It is a
-// quick look: hardly any event has one, though many have a null.
+// mayHoldUsage reports whether the data may have a member "usage" that is an object. It is a quick
+// look: hardly any event has one, though many have a null.
 func mayHoldUsage(data []byte) bool {
 	for {
 		i := bytes.Index(data, []byte(nameEnd))
@@ -121,7 +121,8 @@ func mayHoldUsage(data []byte) bool {
 
 const whiteSpace = " \t\r\n"
 
-// Close takes in the end of the reply, wherever that is. It must be called, and may be called again.
+// Close records the end of the reply, whether it is complete or not. It must be called, and may be
+// called again.
 func (r *Reader) Close() {
 	if r == nil {
 		return
@@ -135,10 +136,10 @@ func (r *Reader) Close() {
 }
 
 // IsObject reports whether the reply so far is one JSON object, from its beginning to its end. The
-// reader does not look at each byte, so an object with a mistake in it may be taken for one as well.
+// reader does not look at each byte, so it may also be true of an object with a mistake in it.
 func (r *Reader) IsObject() bool { return r != nil && !r.trailing && r.scanner.leftRoot() }
 
-// Tokens are those that the reply told of so far.
+// Tokens returns the tokens that the reply has reported so far.
 func (r *Reader) Tokens() Tokens {
 	if r == nil {
 		return Tokens{}
@@ -146,9 +147,9 @@ func (r *Reader) Tokens() Tokens {
 	return r.scanner.found.tokens()
 }
 
-// Estimate returns the tokens of a reply that was aborted, and reports whether one of its counts is
-// an estimate. Most streams would have reported their tokens at the end. In place of that, prompt is
-// the input, and each event with content is a token of the output.
+// Estimate returns the tokens of a reply that was aborted, and reports whether one of the counts is
+// an estimate. Most streams would have reported their tokens at the end. Without a report, the input
+// is prompt, and the output is one token for each event with content.
 func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	t = r.Tokens()
 	if r == nil || r.watcher == nil {

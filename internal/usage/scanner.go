@@ -5,33 +5,33 @@ import (
 	"encoding/binary"
 )
 
-// maxName is as long as a member's name that matters.
+// maxName is the length of the longest name of a member that matters.
 const maxName = len("cache_creation_input_tokens")
 
 // maxDigits is how many digits a count may have, so that no sum of two overflows.
 const maxDigits = 15
 
 // scanner reads the usage of one JSON text, which comes in pieces of any size. It remembers where it
-// is and what it has found. Of a text that is not JSON, it finds what it can until it cannot go on.
+// is and what it has found. In a text that is not JSON, it stops at the first byte that it cannot read.
 type scanner struct {
 	inEvent bool
-	// found is what was found in this text and those before it.
+	// found has the counts of this text and of those before it.
 	found counts
 
-	// path leads from the root to the object whose members are read. What is beside the path is
+	// path leads from the root to the object of which the members are read. All other values are
 	// skipped.
 	path   [4]node
 	level  int // how much of path is used
 	member node
 	state  state
-	depth  int  // of what is skipped
+	depth  int  // how many objects and lists are open in the value that is skipped
 	slash  bool // an escape is not complete
 
 	current counts // of the usage that is read
 	name    [maxName]byte
-	named   int // how long the name is, which may be longer than what is kept
+	named   int // the length of the name, of which only maxName bytes are kept
 	number  int64
-	digits  int // -1 if it is not a number of nothing but digits
+	digits  int // -1 if the number has anything but digits
 }
 
 type state uint8
@@ -53,8 +53,8 @@ func (s *scanner) begin() {
 	s.level, s.depth, s.slash, s.state = 0, 0, false, begins
 }
 
-// scanFrom takes in a whole text, of which it reads only what comes from its usage on: that is nearly
-// the last that a reply has. It reports whether this was to be found without reading all.
+// scanFrom reads a whole text, but only from its usage on, which is one of the last members of a
+// reply. It reports whether it found the usage. If not, the whole text must be scanned.
 func (s *scanner) scanFrom(text []byte) bool {
 	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
 		return false
@@ -79,7 +79,7 @@ func (s *scanner) scanFrom(text []byte) bool {
 	}
 }
 
-// scan takes in the next piece of the text. It returns what comes after the text.
+// scan reads the next piece of the text. It returns the bytes after the end of the text.
 func (s *scanner) scan(p []byte) (rest []byte) {
 	for len(p) > 0 && s.state != ended {
 		switch s.state {
@@ -101,7 +101,7 @@ func (s *scanner) scan(p []byte) (rest []byte) {
 	return p
 }
 
-// structure takes in a byte between names and values. After a scalar, it gets the byte that ends it.
+// structure reads a byte between names and values. After a scalar, it gets the byte that ends it.
 func (s *scanner) structure(c byte) {
 	switch {
 	case s.state == begins && c == '{':
@@ -179,7 +179,7 @@ func (s *scanner) readName(p []byte) []byte {
 	return rest
 }
 
-// readScalar reads a number or a word, up to what ends it.
+// readScalar reads a number or a word, up to the byte after it.
 func (s *scanner) readScalar(p []byte) []byte {
 	for i, c := range p {
 		switch c {
@@ -206,7 +206,7 @@ func (s *scanner) takeDigit(c byte) {
 	}
 }
 
-// skipString goes to the end of a string, and changes the state there.
+// skipString skips the rest of a string, and then changes the state.
 func (s *scanner) skipString(p []byte) []byte {
 	start := 0
 	if s.slash {
@@ -239,8 +239,8 @@ func (s *scanner) skipString(p []byte) []byte {
 	}
 }
 
-// skip goes to the next string or to the end of what is skipped. It counts braces and brackets
-// alike, and does not check that they match.
+// skip skips the value up to its next string or its end. It counts braces and brackets alike, and does
+// not check that they match.
 func (s *scanner) skip(p []byte) []byte {
 	for i := 0; i < len(p); i++ {
 		switch p[i] {
@@ -261,8 +261,8 @@ func (s *scanner) skip(p []byte) []byte {
 	return nil
 }
 
-// plain returns how many of the bytes can be passed over at once, because there is no string, no
-// brace and no bracket among them. An embedding is a list of thousands of numbers.
+// plain returns how many of the bytes can be skipped at once, because there is no string, no brace and
+// no bracket among them. An embedding is a list of thousands of numbers.
 func plain(p []byte) (n int) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for ; len(p)-n >= 8; n += 8 {

@@ -1,18 +1,19 @@
-// Package usage reads from a reply how many tokens it says that it cost. It looks at the bytes as
-// they pass, keeps none of them, and changes none.
+// Package usage finds in a reply how many tokens the request used. A Reader reads the bytes as they
+// pass, keeps none of them, and changes none: it splits a stream into its events, and scans for the
+// usage only. Hide removes the usage from a stream of which the client did not ask for it.
 package usage
 
-// Tokens are those of one reply, as OpenAI counts them.
+// Tokens are the tokens of one reply, as OpenAI counts them.
 type Tokens struct {
-	// Input are those of the prompt. Cached of them came from the backend's cache.
+	// Input is the tokens of the prompt. Cached of them came from the backend's cache.
 	Input, Cached int64
-	// Output are those of the answer. Reasoning of them were thought and not shown.
+	// Output is the tokens of the answer. Reasoning of them are not part of its text.
 	Output, Reasoning int64
 
 	known bool
 }
 
-// Known reports whether the reply said how many tokens it cost.
+// Known reports whether the reply said how many tokens the request used.
 func (t Tokens) Known() bool { return t.known }
 
 // node is a place in a reply: an object on the way to the counts, or a count.
@@ -22,14 +23,14 @@ const (
 	nowhere node = iota
 
 	root    // the reply, or the data of an event
-	wrapper // the object of which an event tells
+	wrapper // the object that an event is about
 	object  // the usage
 	inputDetails
 	outputDetails
 
 	prompt     // of chat, completions and embeddings
 	completion // of chat and completions
-	input      // of all others
+	input      // of all other APIs
 	output
 	cacheRead  // of Anthropic's messages
 	cacheWrite // of Anthropic's messages
@@ -39,15 +40,15 @@ const (
 
 const firstCount, lastCount = prompt, reasoning
 
-// child is the member of that name of an object. Names are compared as they are written: no backend
-// writes their letters as escapes.
+// child returns the member of that name. Names are compared as they are written: no backend writes
+// their letters as escapes.
 func (n node) child(name []byte, inEvent bool) node {
 	switch n {
 	case root, wrapper:
 		switch string(name) {
 		case "usage":
 			return object
-		case "response", "message": // of OpenAI's responses and of Anthropic's messages
+		case "response", "message": // in OpenAI's responses and in Anthropic's messages
 			if n == root && inEvent {
 				return wrapper
 			}
@@ -83,10 +84,10 @@ func (n node) child(name []byte, inEvent bool) node {
 	return nowhere
 }
 
-// counts are what a usage says.
+// counts are the numbers of a usage.
 type counts struct {
 	values [lastCount - firstCount + 1]int64
-	known  uint16 // a bit for each
+	known  uint16 // has a bit for each value
 }
 
 func (c *counts) of(n node) int64 { return c.values[n-firstCount] }
@@ -98,7 +99,7 @@ func (c *counts) set(n node, count int64) {
 	c.known |= 1 << (n - firstCount)
 }
 
-// add takes in a later usage of the same reply, of which each count is the better one.
+// add replaces counts by those of a later usage of the same reply.
 func (c *counts) add(later *counts) {
 	for n := firstCount; n <= lastCount; n++ {
 		if later.has(n) {
@@ -114,7 +115,7 @@ func (c *counts) tokens() Tokens {
 	}
 	if !c.has(prompt) {
 		t.Input = c.of(input)
-		if !c.has(cached) { // Anthropic does not count as input what its cache has to do with
+		if !c.has(cached) { // Anthropic's input tokens do not include those read from or written to its cache
 			t.Cached = c.of(cacheRead)
 			t.Input += c.of(cacheRead) + c.of(cacheWrite)
 		}
