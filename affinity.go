@@ -22,10 +22,10 @@ func (h *Handler) checkAffinity(shares bool) error {
 }
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	if err := h.checkAffinity(h.shared != nil); err != nil {
+	if err := h.checkAffinity(h.link != nil); err != nil {
 		return err
 	}
-	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.shared.Link(), Logger: h.logger}
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.link, Logger: h.logger}
 	findAllModels(h.balancer.targets)
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.account)

@@ -32,8 +32,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/reach"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
-	"github.com/openai-lb/caddy-openai-lb/internal/sharing"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -155,7 +155,7 @@ type Handler struct {
 	// Default: none.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	sharing.State
+	replicas.State
 
 	// Transport makes the attempts at the backends. Provision creates it from
 	// the options of attempts, of passive health, and the transport of ReverseProxy.
@@ -163,7 +163,7 @@ type Handler struct {
 
 	balancer *balancer
 	affinity *affinity.Affinity
-	shared   *sharing.Membership
+	link     *replicas.Link // nil without state
 	proxy    *reverseproxy.Handler
 	logger   *zap.Logger
 
@@ -263,9 +263,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.balancer.open()
 	for _, t := range h.balancer.targets {
-		t.startFresh(h.shared.Link(), h.balancer.logger.Logger)
+		t.startFresh(h.link, h.balancer.logger.Logger)
 	}
-	h.shared.Link().Open(h.balancer.Pool)
+	h.link.Open(h.balancer.Pool)
 	return nil
 }
 
@@ -274,13 +274,18 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	if err != nil {
 		return err
 	}
-	if h.shared, err = h.State.Join(ctx); err != nil {
+	if h.link, err = h.Join(ctx); err != nil {
 		return err
+	}
+	if h.link != nil {
+		if err := announce.On(ctx, announce.Started, h.link.Start); err != nil {
+			return err
+		}
 	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = b.target()
-		h.shared.Link().Name(targets[i].Member, b.toOthers())
+		h.link.Name(targets[i].Member, b.toOthers())
 		h.passesThrough = h.passesThrough || b.passesThrough()
 		h.tellsAccounts = h.tellsAccounts || b.account != h.Backends[0].account
 		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
@@ -292,7 +297,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.seeker = reach.Seeker{
 		Context: ctx, Transport: h.Transport.sender.RoundTripper, URL: h.urlOf, Class: string(verdict.Unreachable),
 	}
-	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, policy, events, h.shared.Link(), &h.seeker)
+	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, policy, events, h.link, &h.seeker)
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
@@ -347,7 +352,7 @@ func (h *Handler) provisionBackends(ctx caddy.Context) error {
 // Cleanup releases what Provision acquired. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
-	errs := []error{h.affinity.Close(), h.shared.Leave()}
+	errs := []error{h.affinity.Close(), h.link.Close()}
 	if h.balancer != nil {
 		h.balancer.close()
 		metrics.Left()

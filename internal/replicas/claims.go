@@ -25,12 +25,12 @@ type claims struct {
 	due map[recordKey]pool.Bench
 	// first is when the first of them ends, as next has seen it.
 	first time.Time
-	// changed tells that there is one that ends before that.
-	changed chan struct{}
+	// changed is given when there is one that ends before that.
+	changed signal
 }
 
 func newClaims() *claims {
-	return &claims{due: make(map[recordKey]pool.Bench), changed: make(chan struct{}, 1)}
+	return &claims{due: make(map[recordKey]pool.Bench), changed: newSignal()}
 }
 
 func (c *claims) plan(backend string, b pool.Bench) {
@@ -38,17 +38,12 @@ func (c *claims) plan(backend string, b pool.Bench) {
 		return
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if len(c.due) < maxEnded {
 		c.due[recordKey{backend, benchOf(b, b.Since).key()}] = b
 	}
-	later := !b.Until.Before(c.first)
-	c.mu.Unlock()
-	if later {
-		return
-	}
-	select {
-	case c.changed <- struct{}{}:
-	default:
+	if b.Until.Before(c.first) {
+		c.changed.give()
 	}
 }
 

@@ -70,7 +70,7 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time
 	case drained, resumed:
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
-		r.hearAlive(m, now.Add(min(k.TTL-lifetime, 0)))
+		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
 	default:
 		// what is left may be a little more than the message says, if it is two benches
 		// in one; it is much more if somebody set the store's clock back, or if the
@@ -83,7 +83,8 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time
 }
 
 // slack is how long a message may take without being late, and by how much the
-// store's clock may be misread.
+// store's clock may be misread. A late message was sent before this replica or the
+// store was suspended.
 const slack = 500 * time.Millisecond
 
 // lag is by how much what is left of a bench may differ between replicas, and

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -13,6 +15,8 @@ import (
 // The methods of a nil Link do nothing.
 type Link struct {
 	replica *Replica
+	key     string // of the replica among those in use
+	logger  *zap.Logger
 	pool    *pool.Pool
 
 	mu sync.Mutex
@@ -35,33 +39,14 @@ func (l *Link) Name(m *pool.Member, name string) {
 	l.mu.Lock()
 	l.names[m] = digest(name)
 	l.mu.Unlock()
-	l.replica.compareSoon()
+	l.replica.due.give()
 }
 
-// backends are the names of the members.
+// backends returns the names of the backends that the members are.
 func (l *Link) backends() map[*pool.Member]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.names)
-}
-
-// member is one of the backend, or nil.
-func (l *Link) member(backend string) *pool.Member {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for m, name := range l.names {
-		if name == backend {
-			return m
-		}
-	}
-	return nil
-}
-
-// backend is the name of a member.
-func (l *Link) backend(m *pool.Member) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.names[m]
 }
 
 // Open lets the members of the pool hear what happens elsewhere.
@@ -74,18 +59,23 @@ func (l *Link) Open(p *pool.Pool) {
 	r.mu.Lock()
 	r.links = append(r.links, l)
 	r.mu.Unlock()
-	r.compareSoon()
+	r.due.give()
 }
 
-// Close ends that.
-func (l *Link) Close() {
+// Start makes the replica run, if it does not run yet.
+func (l *Link) Start() { l.replica.start(l.logger) }
+
+// Close ends the link, and the replica with its last link.
+func (l *Link) Close() error {
 	if l == nil {
-		return
+		return nil
 	}
 	r := l.replica
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.links = slices.DeleteFunc(r.links, func(other *Link) bool { return other == l })
+	r.mu.Unlock()
+	_, err := inUse.Delete(l.key)
+	return err
 }
 
 // Happened implements pool.Listener.
@@ -93,7 +83,7 @@ func (l *Link) Happened(e pool.Event) {
 	if l == nil {
 		return
 	}
-	r, i := l.replica, item{backend: l.backend(e.Member), bench: e.Bench, at: time.Now()}
+	r, i := l.replica, item{backend: l.backends()[e.Member], bench: e.Bench, at: time.Now()}
 	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !concernsOthers(e.Member, e.Bench) {
 		return
 	}
@@ -125,8 +115,8 @@ func (l *Link) Happened(e pool.Event) {
 }
 
 func (r *Replica) enqueue(i item) {
-	if lost := r.queue.add(i); lost > 0 {
-		droppedTotal.WithLabelValues("full").Add(float64(lost))
+	if dropped := r.queue.add(i); dropped > 0 {
+		droppedTotal.WithLabelValues("full").Add(float64(dropped))
 	}
 }
 
@@ -153,7 +143,7 @@ const maxEnded = 4096
 func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
-		r.hearAlive(m, then)
+		r.peers.hear(m, then)
 	case drained, resumed:
 		r.hearDrain(m, then, now)
 	case benched, doubted, disproved:
@@ -162,18 +152,6 @@ func (r *Replica) hear(m message, then, now time.Time) {
 		}
 	}
 }
-
-func (r *Replica) hearAlive(m message, heard time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p, known := r.peers[m.From]; known && p.Heard.After(heard) || !known && len(r.peers) >= maxPeers {
-		return
-	}
-	r.peers[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard}
-}
-
-// maxPeers is how many replicas are counted.
-const maxPeers = 1024
 
 func (r *Replica) hearBench(m message, member *pool.Member, now time.Time) {
 	b, left := m.Bench.pool(now)

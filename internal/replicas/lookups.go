@@ -105,14 +105,7 @@ func (t *turns) take() bool {
 	select {
 	case t.taken <- struct{}{}:
 		return true
-	default:
-	}
-	timer := time.NewTimer(maxTurn)
-	defer timer.Stop()
-	select {
-	case t.taken <- struct{}{}:
-		return true
-	case <-timer.C:
+	case <-time.After(maxTurn):
 		return false
 	}
 }

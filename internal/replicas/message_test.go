@@ -134,7 +134,7 @@ func FuzzParse(f *testing.F) {
 		defer p.Close()
 		l.Open(p)
 		r.hear(m, someTime, someTime)
-		if _, err := json.Marshal(r.Peers(someTime)); err != nil {
+		if _, err := json.Marshal(r.peers.list(someTime)); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range p.Snapshot(someTime) {

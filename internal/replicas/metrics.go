@@ -1,7 +1,6 @@
 package replicas
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,10 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
 }
 
+func histogram(name, help string, buckets ...float64) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, Buckets: buckets})
+}
+
 // The metrics are of the process. Each config has a registry of its own, with
 // which they are registered again.
 var (
@@ -29,9 +32,14 @@ var (
 	droppedTotal    = counter("messages_dropped_total", "Messages that were not sent: the queue was full, or sending failed.", "reason")
 	reconnectsTotal = counter("reconnects_total", "Times that listening to other replicas ended or did not begin.").WithLabelValues()
 	claimsTotal     = counter("claims_total", "Claims of the right to a probe, by how they ended: won, lost, late (lost, but known only after the bench had ended) or failed.", "outcome")
-	benchDelay      = prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
-		Name: "bench_delay_seconds", Help: "Time from the beginning of a bench to its arrival here, as far as the clocks of the replicas agree.",
-		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}})
+	ownersOut       = counter("owners_sent_total", "Owners of ids that the other replicas can ask for since.").WithLabelValues()
+	ownersDropped   = counter("owners_dropped_total", "Owners of ids that were not sent, because the queue was full.").WithLabelValues()
+	lookupsTotal    = counter("lookups_total", "Times that a request named ids which the replica does not know, by what the engine knew: found, unknown, late, failed or skipped.", "outcome")
+
+	benchDelay = histogram("bench_delay_seconds", "Time from the beginning of a bench to its arrival here, as far as the clocks of the replicas agree.",
+		.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5)
+	lookupDuration = histogram("lookup_duration_seconds", "Time that a request waited for owners that the engine keeps.",
+		.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1)
 )
 
 // Register registers the metrics.
@@ -40,25 +48,12 @@ func Register(registry prometheus.Registerer) error {
 		ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{})
 }
 
-var (
-	runningMu sync.Mutex
-	running   = make(map[*Replica]bool)
-)
-
-// inUse takes in that a replica runs, or does so no more.
-func inUse(r *Replica, is bool) {
-	runningMu.Lock()
-	defer runningMu.Unlock()
-	if is {
-		running[r] = true
-	} else {
-		delete(running, r)
-	}
-}
+// running are the replicas that run.
+var running sync.Map
 
 // Status is what operators see of a store.
 type Status struct {
-	// InTouch tells that the store can be reached.
+	// InTouch reports whether the store can be reached.
 	InTouch bool `json:"in_touch"`
 	// Queue is how many messages wait to be sent.
 	Queue int `json:"queue"`
@@ -68,11 +63,14 @@ type Status struct {
 
 // Statuses returns that of every store in use.
 func Statuses() []Status {
-	runningMu.Lock()
-	defer runningMu.Unlock()
-	statuses := make([]Status, 0, len(running))
-	for _, r := range slices.SortedFunc(maps.Keys(running), func(a, b *Replica) int { return strings.Compare(a.id, b.id) }) {
-		statuses = append(statuses, Status{InTouch: r.touch.is(), Queue: r.queue.len(), Peers: r.Peers(time.Now())})
+	var replicas []*Replica
+	for r := range running.Range {
+		replicas = append(replicas, r.(*Replica))
+	}
+	slices.SortFunc(replicas, func(a, b *Replica) int { return strings.Compare(a.peers.self.ID, b.peers.self.ID) })
+	statuses := make([]Status, len(replicas))
+	for i, r := range replicas {
+		statuses[i] = Status{InTouch: r.connectivity.isConnected(), Queue: r.queue.len(), Peers: r.peers.list(time.Now())}
 	}
 	return statuses
 }
@@ -84,15 +82,15 @@ func desc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(namespace, subsystem, name), help, nil, nil)
 }
 
-var (
-	inTouchDesc  = desc("in_touch", "Whether every engine of `state` can be reached: 1 or 0.")
-	queueDesc    = desc("queue_length", "Messages that wait to be sent.")
-	replicasDesc = desc("replicas", "Replicas that were heard of in the last 10 s, this one included.")
-)
+var gaugeDescs = []*prometheus.Desc{
+	desc("in_touch", "Whether every engine of `state` can be reached: 1 or 0."),
+	desc("queue_length", "Messages that wait to be sent."),
+	desc("replicas", "Replicas that were heard of in the last 10 s, this one included."),
+}
 
 // Describe implements prometheus.Collector.
 func (gauges) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{inTouchDesc, queueDesc, replicasDesc} {
+	for _, d := range gaugeDescs {
 		descs <- d
 	}
 }
@@ -103,14 +101,15 @@ func (gauges) Collect(ch chan<- prometheus.Metric) {
 	if len(statuses) == 0 {
 		return
 	}
-	touch, queue, replicas := 1, 0, 0
-	for _, s := range statuses {
-		if !s.InTouch {
-			touch = 0
+	values := []int{1, 0, 0}
+	for _, status := range statuses {
+		if !status.InTouch {
+			values[0] = 0
 		}
-		queue, replicas = queue+s.Queue, replicas+len(s.Peers)
+		values[1] += status.Queue
+		values[2] += len(status.Peers)
 	}
-	for d, value := range map[*prometheus.Desc]int{inTouchDesc: touch, queueDesc: queue, replicasDesc: replicas} {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value))
+	for i, d := range gaugeDescs {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(values[i]))
 	}
 }

@@ -68,7 +68,7 @@ func TestAStoreWhoseClockIsSetBackMakesNoBenchLonger(t *testing.T) {
 		for range 20 {
 			time.Sleep(time.Second)
 			for i, r := range w.replicas {
-				if heard := r.Peers(time.Now())[0].Heard; heard.After(time.Now()) {
+				if heard := r.peers.list(time.Now())[0].Heard; heard.After(time.Now()) {
 					t.Fatalf("replica %d has heard another at %v", i, heard)
 				}
 			}

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
@@ -47,6 +46,13 @@ func (l *Link) Owners(pool string, accounts []string) *Owners {
 	return o
 }
 
+// ownerStore is what the store keeps of owners: queue has those that it is to
+// keep, and lookups are those that it is asked for.
+type ownerStore struct {
+	queue   *queue[owned]
+	lookups lookups
+}
+
 // owned is an id whose owner the store is to keep.
 type owned struct {
 	pool  string
@@ -64,9 +70,7 @@ func (o *Owners) Tell(id owners.Key, owner owners.Owner, ttl time.Duration) {
 	if o == nil {
 		return
 	}
-	if lost := o.replica.owned.add(owned{o.pool, id, owner, ttl}); lost > 0 {
-		ownersDropped.Add(float64(lost))
-	}
+	ownersDropped.Add(float64(o.replica.stored.queue.add(owned{o.pool, id, owner, ttl})))
 }
 
 func entryKey(pool string, id owners.Key) string {
@@ -90,22 +94,20 @@ func (i owned) entry() state.Entry {
 func (r *Replica) tellOwners(ctx context.Context) {
 	var refused refusals
 	for {
-		items := r.owned.take(ctx)
+		items := r.stored.queue.take(ctx)
 		if items == nil {
 			break
 		}
 		failed, err := r.keep(ctx, items)
 		for _, i := range failed {
-			if lost := r.owned.add(i); lost > 0 {
-				ownersDropped.Add(float64(lost))
-			}
+			ownersDropped.Add(float64(r.stored.queue.add(i)))
 		}
 		refused.kept(r, err)
 		if len(failed) == len(items) {
 			pause(ctx, retry)
 		}
 	}
-	if r.touch.is() {
+	if r.connectivity.isConnected() {
 		r.keepLast(context.WithoutCancel(ctx))
 	}
 }
@@ -113,7 +115,7 @@ func (r *Replica) tellOwners(ctx context.Context) {
 // keepLast has the store keep what the last requests taught.
 func (r *Replica) keepLast(ctx context.Context) {
 	until := time.Now().Add(patience)
-	for items := r.owned.next(); len(items) > 0 && time.Now().Before(until); items = r.owned.next() {
+	for items := r.stored.queue.next(); len(items) > 0 && time.Now().Before(until); items = r.stored.queue.next() {
 		if failed, _ := r.keep(ctx, items); len(failed) == len(items) {
 			return
 		}
@@ -151,11 +153,11 @@ func (f *refusals) kept(r *Replica, err error) {
 	switch {
 	case err != nil:
 		f.inARow++
-		if f.inARow >= loggedFrom && !f.logged && r.touch.is() {
+		if f.inARow >= loggedFrom && !f.logged && r.connectivity.isConnected() {
 			f.logged = true
 			r.logger.Load().Warn("could not share owners", zap.String("error", bounded(err.Error())))
 		}
-	case r.owned.len() == 0: // or else those that were refused may be among them
+	case r.stored.queue.len() == 0: // or else those that were refused may be among them
 		if f.logged {
 			r.logger.Load().Info("sharing owners again")
 		}
@@ -184,7 +186,7 @@ func (o *Owners) Ask(c owners.Caller, ids []owners.Key, timeout time.Duration) (
 	outcome := "skipped"
 	err = ErrNoAnswer
 	if r.runs.Load() {
-		err = r.lookups.do(c, func() bool {
+		err = r.stored.lookups.do(c, func() bool {
 			found, outcome = o.find(ids, timeout)
 			return found != nil
 		})
@@ -233,12 +235,3 @@ func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
 	}
 	return found, outcome
 }
-
-var (
-	ownersOut      = counter("owners_sent_total", "Owners of ids that the other replicas can ask for since.").WithLabelValues()
-	ownersDropped  = counter("owners_dropped_total", "Owners of ids that were not sent, because the queue was full.").WithLabelValues()
-	lookupsTotal   = counter("lookups_total", "Times that a request named ids which the replica does not know, by what the engine knew: found, unknown, late, failed or skipped.", "outcome")
-	lookupDuration = prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
-		Name: "lookup_duration_seconds", Help: "Time that a request waited for owners that the engine keeps.",
-		Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}})
-)

@@ -213,7 +213,7 @@ func TestManyLookupsOfACallerAreLateForNoCaller(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if n := len(w.replicas[1].lookups.callers); n != 0 {
+		if n := len(w.replicas[1].stored.lookups.callers); n != 0 {
 			t.Errorf("%d callers are remembered", n)
 		}
 	})
@@ -252,7 +252,7 @@ func TestOnlyCallersWhoseLookupsWereLateAreRemembered(t *testing.T) {
 			w.hub.Fail(nil)
 			time.Sleep(time.Millisecond)
 		}
-		if n := len(r.lookups.callers); n > maxIdle {
+		if n := len(r.stored.lookups.callers); n > maxIdle {
 			t.Errorf("%d callers are remembered", n)
 		}
 	})
@@ -283,7 +283,7 @@ func TestOwnersWaitUntilTheStoreIsBackAndTheOldestGoFirst(t *testing.T) {
 				time.Sleep(time.Second) // so that it is on its way
 			}
 		}
-		if n := o.replica.owned.len(); n != maxOwned {
+		if n := o.replica.stored.queue.len(); n != maxOwned {
 			t.Errorf("%d wait, want %d", n, maxOwned)
 		}
 		time.Sleep(time.Minute)
@@ -349,7 +349,7 @@ func TestAnOwnerThatIsNotKeptIsInNobodysWay(t *testing.T) {
 		if n := len(w.hub.Entries()); n != 3*maxBatch {
 			t.Errorf("%d are kept, want %d", n, 3*maxBatch)
 		}
-		if n := r.owned.len(); n > 2*maxBatch {
+		if n := r.stored.queue.len(); n > 2*maxBatch {
 			t.Errorf("%d wait, want those that are refused", n)
 		}
 		time.Sleep(10 * time.Second)

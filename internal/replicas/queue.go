@@ -8,15 +8,27 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// queue holds what is to be told. It is bounded: the oldest goes first, for what
-// is newer says more. What was lost is found again: benches when replicas compare
-// what they know, owners by asking the accounts.
+// queue holds what is to be sent. It is bounded: the oldest item is dropped first,
+// because newer ones say more. What a dropped item said is found again: benches when
+// replicas compare what they know, owners by asking the accounts.
 type queue[T any] struct {
 	mu    sync.Mutex
 	items []T
 	limit int
-	// more has an element while there are items, or were.
-	more chan struct{}
+	// more is given while there are items, or were.
+	more signal
+}
+
+// signal wakes one goroutine, now or when it waits next.
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+func (s signal) give() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
 }
 
 // item is an event of a pool's, or what a comparison found.
@@ -38,27 +50,20 @@ const (
 )
 
 func newQueue[T any](limit int) *queue[T] {
-	return &queue[T]{limit: limit, more: make(chan struct{}, 1)}
+	return &queue[T]{limit: limit, more: newSignal()}
 }
 
-// add never waits. It reports how many items are lost by it.
-func (q *queue[T]) add(i T) (lost int) {
+// add never waits. It reports how many items were dropped for it.
+func (q *queue[T]) add(i T) (dropped int) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if len(q.items) == q.limit {
 		q.items = q.items[1:]
-		lost = 1
+		dropped = 1
 	}
 	q.items = append(q.items, i)
-	q.mu.Unlock()
-	q.wake()
-	return lost
-}
-
-func (q *queue[T]) wake() {
-	select {
-	case q.more <- struct{}{}:
-	default:
-	}
+	q.more.give()
+	return dropped
 }
 
 // take waits for items. It returns nil when the context is done.
@@ -82,7 +87,7 @@ func (q *queue[T]) next() []T {
 	n := min(len(q.items), maxBatch)
 	taken := q.items[:n:n]
 	if q.items = q.items[n:]; len(q.items) > 0 {
-		q.wake()
+		q.more.give()
 	} else {
 		q.items = nil
 	}

@@ -1,28 +1,26 @@
-// Package replicas lets the replicas of a balancer share what they know. It
-// tells other replicas what happens to the members of pools here, and tells
-// these members what happened elsewhere. A [state.Store] moves the messages.
+// Package replicas lets the replicas of a balancer share what they know: which
+// backends are benched or drained, and which account has which stored object.
 //
-// What happens is told at once. Once a second, and whenever the store can be
-// reached again, a replica also compares what is kept in the store with what it
-// knows, and makes up for the difference on either side. So a message that is
-// lost costs a second, and a store that lost its data gets it back.
+// A handler that names an engine joins the [Replica] of that engine, which all
+// handlers of the process with the same engine share. It gets a [Link], which
+// connects its pool with the other replicas: what happens to a member is sent to
+// them, and what they send is applied to the members. [Owners] asks them for the
+// accounts of stored objects. A [state.Store] moves the messages.
 //
-// They also share which account has which stored object: [Owners].
+// An event is sent at once. Once a second, and whenever the store can be reached
+// again, a replica also compares what the store keeps with what it knows, and
+// makes up for the difference on either side. So a message that is dropped costs
+// a second, and a store that has lost its data gets it back.
 //
 // No request waits for any of that, except for an answer about an owner. While
 // the store cannot be reached, replicas go on by themselves.
 package replicas
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	mathrand "math/rand/v2"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,8 +39,6 @@ const (
 	retry = 400 * time.Millisecond
 	// patience is how long any use of the store may take.
 	patience = time.Second
-	// lifetime is how long a replica counts after it was last heard.
-	lifetime = 10 * time.Second
 )
 
 // Groups of records besides those of each backend.
@@ -53,75 +49,80 @@ const (
 
 // Replica is one of those that share a store.
 type Replica struct {
-	id     string
-	host   string
 	store  state.Store
+	logger atomic.Pointer[zap.Logger]
 	queue  *queue[item]
 	claims *claims
 	drains drains
 	clock  clock
-	// due wakes who compares.
-	due    chan struct{}
-	logger atomic.Pointer[zap.Logger]
-	touch  touch
-	// owned are owners that the store is to keep.
-	owned   *queue[owned]
-	lookups lookups
+	peers  peers
+	stored ownerStore
+	// due wakes compareAgain.
+	due          signal
+	connectivity connectivity
 	// runs reports whether the store may be used.
 	runs atomic.Bool
 
 	mu    sync.Mutex
-	began time.Time
+	stop  func() // nil: it was not started
 	links []*Link
 	ended map[uint64]ending
-	peers map[string]Peer
 }
 
 // ending is what is known of a bench that is over.
 type ending struct {
 	disproved bool
-	// until is when nobody can tell of the bench any more.
+	// until is when no replica can report the bench any more.
 	until time.Time
-}
-
-// Peer is a replica, this one included.
-type Peer struct {
-	ID   string `json:"id"`
-	Host string `json:"host"`
-	// Since is when it began, and Heard when it was last heard of.
-	Since time.Time `json:"since"`
-	Heard time.Time `json:"heard"`
 }
 
 // New returns a replica, which does nothing until Run.
 func New(store state.Store, logger *zap.Logger) *Replica {
-	id := make([]byte, digestSize/2)
-	rand.Read(id)
 	r := &Replica{
-		id: hex.EncodeToString(id), store: store, queue: newQueue[item](maxQueue), owned: newQueue[owned](maxOwned), claims: newClaims(), due: make(chan struct{}, 1),
-		drains: drains{known: make(map[drainKey]order)}, ended: make(map[uint64]ending), peers: make(map[string]Peer),
-		lookups: lookups{callers: make(map[owners.Caller]*turns)},
+		store: store, queue: newQueue[item](maxQueue), claims: newClaims(), due: newSignal(), peers: newPeers(),
+		ended: make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
+		stored: ownerStore{newQueue[owned](maxOwned), lookups{callers: make(map[owners.Caller]*turns)}},
 	}
-	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
-		r.host = host
-	}
-	r.SetLogger(logger)
+	r.logger.Store(logger)
 	return r
 }
 
-// SetLogger has the replica log there from now on.
-func (r *Replica) SetLogger(l *zap.Logger) { r.logger.Store(l) }
+// start runs the replica in the background, and lets it log there from now on.
+func (r *Replica) start(logger *zap.Logger) {
+	r.logger.Store(logger)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stop != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
+	r.stop = func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// Destruct implements caddy.Destructor: it ends the replica after its last use.
+func (r *Replica) Destruct() error {
+	r.mu.Lock()
+	stop := r.stop
+	r.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+	return r.store.Close()
+}
 
 // Run shares until the context is done. When it returns, the store is not in
 // use any more.
 func (r *Replica) Run(ctx context.Context) {
-	r.mu.Lock()
-	r.began = time.Now()
-	r.mu.Unlock()
+	r.peers.self.Since = time.Now()
 	r.runs.Store(true)
 	defer r.runs.Store(false)
-	inUse(r, true)
-	defer inUse(r, false)
+	running.Store(r, true)
+	defer running.Delete(r)
 	var tasks sync.WaitGroup
 	for _, task := range []func(context.Context){r.tell, r.listen, r.compareAgain, r.claim, r.tellOwners} {
 		tasks.Go(func() { task(ctx) })
@@ -164,7 +165,7 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 // record is what the store keeps of an item. It returns false if there is
 // nothing to tell any more.
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
-	m := message{Version: version, Kind: i.kind, From: r.id, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
+	m := message{Version: version, Kind: i.kind, From: r.peers.self.ID, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
 	switch i.kind {
 	case drained, resumed:
 		m.Member, m.Order, m.By, m.Reason = i.member, i.order.number, i.order.said.By, i.order.said.Reason
@@ -199,7 +200,7 @@ func (m *message) text() []byte {
 // listen hears what happens elsewhere.
 func (r *Replica) listen(ctx context.Context) {
 	for {
-		err := r.store.Listen(ctx, r.compareSoon, func(text []byte) {
+		err := r.store.Listen(ctx, r.due.give, func(text []byte) {
 			m, err := parse(text)
 			if err != nil {
 				messagesIn.WithLabelValues("invalid").Inc()
@@ -207,16 +208,19 @@ func (r *Replica) listen(ctx context.Context) {
 			}
 			messagesIn.WithLabelValues(string(m.Kind)).Inc()
 			now := time.Now()
-			if m.From == r.id && m.Kind == alive && now.Sub(time.UnixMicro(m.Sent)) < interval {
-				r.touch.heard(r)
+			if m.From == r.peers.self.ID && m.Kind == alive && now.Sub(time.UnixMicro(m.Sent)) < interval {
+				r.connectivity.heard(r)
 			}
-			if m.From == r.id && m.Bench != nil {
+			if m.From == r.peers.self.ID && m.Bench != nil {
 				return
 			}
 			if m.Kind == benched {
 				benchDelay.Observe(max(0, now.Sub(time.UnixMicro(m.Sent)).Seconds()))
 			}
-			late := r.lateBy(m, now)
+			late := r.clock.age(m, now)
+			if late < slack {
+				late = 0 // it took no longer than messages do
+			}
 			if m.Bench != nil {
 				m.Bench.Left = max(0, m.Bench.Left-late.Milliseconds())
 			}
@@ -225,21 +229,12 @@ func (r *Replica) listen(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.touch.lost(r, err)
+		r.connectivity.notHeard(r, err)
 		reconnectsTotal.Inc()
 		if !pause(ctx, retry) {
 			return
 		}
 	}
-}
-
-// lateBy returns how late a message is read, or 0 if it took no longer than
-// messages do. A late one was sent before this replica or the store was suspended.
-func (r *Replica) lateBy(m message, now time.Time) time.Duration {
-	if age := r.clock.age(m, now); age >= slack {
-		return age
-	}
-	return 0
 }
 
 // pause waits for about so long. It returns false if the context is done first.
@@ -265,7 +260,7 @@ func (r *Replica) compareAgain(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.touch.compared(r, err)
+		r.connectivity.compared(r, err)
 		wait := interval
 		if err != nil {
 			wait = retry
@@ -279,40 +274,13 @@ func (r *Replica) compareAgain(ctx context.Context) {
 	}
 }
 
-func (r *Replica) compareSoon() {
-	select {
-	case r.due <- struct{}{}:
-	default:
-	}
-}
-
-// Peers returns the replicas that share the store, the oldest first.
-func (r *Replica) Peers(now time.Time) []Peer {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	peers := make([]Peer, 0, len(r.peers))
-	for id, p := range r.peers {
-		if now.Sub(p.Heard) >= lifetime {
-			delete(r.peers, id)
-			continue
-		}
-		peers = append(peers, p)
-	}
-	slices.SortFunc(peers, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
-	return peers
-}
-
-// alive is the record that says that this replica is there.
-func (r *Replica) alive(now time.Time) state.Record {
-	m := message{Version: version, Kind: alive, From: r.id, Sent: now.UnixMicro(), At: r.clock.at(now), Host: r.host, Since: r.began.UnixMilli()}
-	return state.Record{Group: replicaGroup, Key: r.id, Mode: state.Replace, TTL: lifetime, Message: m.text()}
-}
-
 // memberOf returns a member of the backend, or nil.
 func (r *Replica) memberOf(backend string) *pool.Member {
 	for _, l := range slices.Backward(r.openLinks()) {
-		if m := l.member(backend); m != nil {
-			return m
+		for m, name := range l.backends() {
+			if name == backend {
+				return m
+			}
 		}
 	}
 	return nil

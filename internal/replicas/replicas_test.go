@@ -392,13 +392,13 @@ func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
 func TestReplicasAreCounted(t *testing.T) {
 	share(t, 3, func(w *world) {
 		for i, r := range w.replicas {
-			if peers := r.Peers(time.Now()); len(peers) != 3 || time.Since(peers[0].Heard) > 2*time.Second {
+			if peers := r.peers.list(time.Now()); len(peers) != 3 || time.Since(peers[0].Heard) > 2*time.Second {
 				t.Errorf("replica %d knows of %v, want 3", i, peers)
 			}
 		}
 		w.replicas[0].stop()
 		time.Sleep(12 * time.Second)
-		if peers := w.replicas[1].Peers(time.Now()); len(peers) != 2 {
+		if peers := w.replicas[1].peers.list(time.Now()); len(peers) != 2 {
 			t.Errorf("after one has left, %d are known, want 2", len(peers))
 		}
 		if s := Statuses(); len(s) != 2 || !s[0].InTouch || s[0].Queue != 0 {

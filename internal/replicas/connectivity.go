@@ -1,0 +1,68 @@
+package replicas
+
+import (
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+)
+
+// connectivity is whether a replica is connected to the others. It is logged once
+// when that changes, and not for each failure.
+type connectivity struct {
+	mu sync.Mutex
+	// hears and compares report whether these work.
+	hears, compares bool
+	now             connection
+	// since is when the connection ended.
+	since time.Time
+}
+
+type connection int
+
+const (
+	unknown connection = iota
+	connected
+	disconnected
+)
+
+// heard records that the replica's own heartbeat came back in time.
+func (c *connectivity) heard(r *Replica) { c.record(r, &c.hears, true, nil) }
+
+// notHeard records that no message comes any more.
+func (c *connectivity) notHeard(r *Replica, err error) { c.record(r, &c.hears, false, err) }
+
+// compared records the result of a comparison.
+func (c *connectivity) compared(r *Replica, err error) { c.record(r, &c.compares, err == nil, err) }
+
+func (c *connectivity) record(r *Replica, part *bool, works bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*part = works
+	logger := r.logger.Load()
+	switch {
+	case err != nil && c.now != disconnected:
+		c.now, c.since = disconnected, time.Now()
+		c.hears, c.compares = false, false // both have to be seen again
+		logger.Warn("not connected to other replicas", zap.String("error", bounded(err.Error())))
+	case c.hears && c.compares && c.now != connected:
+		seconds := zap.Skip()
+		if c.now == disconnected {
+			seconds = zap.Float64("seconds", time.Since(c.since).Seconds())
+		}
+		c.now = connected
+		logger.Info("connected to other replicas", zap.Int("replicas", len(r.peers.list(time.Now()))), seconds)
+	}
+}
+
+// isConnected reports whether the replica is connected.
+func (c *connectivity) isConnected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now == connected
+}
+
+// bounded returns the beginning of a text from elsewhere.
+func bounded(text string) string { return showntext.Cut(text, 300) }

@@ -1,0 +1,59 @@
+package replicas
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// inUse are the replicas of all configs that are loaded.
+var inUse = caddy.NewUsagePool()
+
+// State is the option that names the engine.
+type State struct {
+	// StateRaw is the engine by which replicas of the balancer tell each other
+	// which backends are benched or drained, and which account has a stored
+	// object. It is a module in the namespace http.openai_lb.state, such as
+	// `redis`. Default: each replica has to find out by itself.
+	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
+}
+
+// Join returns a link to the replica of the engine, or nil without an engine.
+// Handlers with the same engine share one replica, which outlives reloads of the
+// config. It runs only after Start, because `caddy validate` must connect to nothing.
+func (o *State) Join(ctx caddy.Context) (*Link, error) {
+	if o.StateRaw == nil {
+		return nil, nil
+	}
+	loaded, err := ctx.LoadModule(o, "StateRaw")
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	engine, ok := loaded.(state.Engine)
+	if !ok {
+		return nil, fmt.Errorf("state: a module of type %T cannot be used here", loaded)
+	}
+	if err := Register(ctx.GetMetricsRegistry()); err != nil {
+		return nil, err
+	}
+	name := loaded.(caddy.Module).CaddyModule().ID.Name()
+	key := fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(engine.Identity())))
+	value, _, err := inUse.LoadOrNew(key, func() (caddy.Destructor, error) {
+		store, err := engine.Open()
+		if err != nil {
+			return nil, err
+		}
+		return New(store, zap.NewNop()), nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	l := value.(*Replica).NewLink()
+	l.key, l.logger = key, ctx.Logger().With(zap.String("engine", name))
+	return l, nil
+}

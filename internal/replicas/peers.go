@@ -1,0 +1,82 @@
+package replicas
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+const (
+	// lifetime is how long a replica counts after it was last heard.
+	lifetime = 10 * time.Second
+	// maxPeers is how many replicas are counted.
+	maxPeers = 1024
+)
+
+// Peer is a replica, this one included.
+type Peer struct {
+	ID   string `json:"id"`
+	Host string `json:"host"`
+	// Since is when it began, and Heard when it was last heard of.
+	Since time.Time `json:"since"`
+	Heard time.Time `json:"heard"`
+}
+
+// peers are the replicas that share the store.
+type peers struct {
+	// self is this one. It does not change while the replica runs.
+	self Peer
+
+	mu    sync.Mutex
+	known map[string]Peer
+}
+
+func newPeers() peers {
+	id := make([]byte, digestSize/2)
+	rand.Read(id)
+	self := Peer{ID: hex.EncodeToString(id)}
+	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
+		self.Host = host
+	}
+	return peers{self: self, known: make(map[string]Peer)}
+}
+
+// hear records that a replica sent a sign of life then.
+func (p *peers) hear(m message, heard time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if peer, known := p.known[m.From]; known && peer.Heard.After(heard) || !known && len(p.known) >= maxPeers {
+		return
+	}
+	p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard}
+}
+
+// list returns the replicas that count, the oldest first.
+func (p *peers) list(now time.Time) []Peer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := make([]Peer, 0, len(p.known))
+	for id, peer := range p.known {
+		if now.Sub(peer.Heard) >= lifetime {
+			delete(p.known, id)
+			continue
+		}
+		list = append(list, peer)
+	}
+	slices.SortFunc(list, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
+	return list
+}
+
+// alive returns the record by which others know that this replica runs.
+func (r *Replica) alive(now time.Time) state.Record {
+	self := r.peers.self
+	m := message{Version: version, Kind: alive, From: self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Host: self.Host, Since: self.Since.UnixMilli()}
+	return state.Record{Group: replicaGroup, Key: self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
+}
