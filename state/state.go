@@ -7,6 +7,8 @@
 //
 // No request waits for an engine, except for Find: a request that names an
 // object which its replica does not know waits for that, for a short time.
+//
+// Package statetest tests engines.
 package state
 
 import (

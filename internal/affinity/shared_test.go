@@ -17,7 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
 // shared is replicas of a pool that share what they know.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
 func TestWhatWasLostIsMadeUpFor(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
 // world is some replicas with the same backends, in virtual time.

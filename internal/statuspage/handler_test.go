@@ -22,7 +22,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
 // usePool puts a pool into use until the test ends.

@@ -10,8 +10,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 	"github.com/openai-lb/caddy-openai-lb/state"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
 // strict is a pool of three accounts whose callers reach only what they made.

@@ -3,8 +3,8 @@ package statetest_test
 import (
 	"testing"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/statetest"
 	"github.com/openai-lb/caddy-openai-lb/state"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
 func TestTheStoreInMemoryIsAStore(t *testing.T) {
