@@ -103,6 +103,6 @@ func findAllModels(targets []*target) {
 func (ex *exchange) mayHaveAllModels() bool {
 	now := time.Now()
 	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
-		return t.allModels && !t.Drained() && !t.Lost() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.api) && !t.Throttles(ex, now)
+		return t.allModels && !t.Drained() && !t.Unreachable() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.api) && !t.Throttles(ex, now)
 	})
 }

@@ -101,7 +101,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 				LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
 			}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
 			announce.NewLog(logger, l.Pool).Happened(pool.Event{
-				Happening: happening, Member: &pool.Member{Name: l.Backend}, Bench: l.Bench, Elsewhere: l.Elsewhere,
+				Happening: happening, Member: &pool.Member{Name: l.Backend}, Bench: l.Bench, Remote: l.Elsewhere,
 			})
 			if logged.String() != line {
 				t.Errorf("%s: the docs have\n%s\nand the log\n%s", b.where, line, logged.String())

@@ -154,15 +154,15 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 	}
 	if wait, benches := p.bench(ex, r, now); benches {
 		began := t.Bench(pool.Refusal{
-			Reason:   r.Reason(),
-			Throttle: r.Class.Promise(),
-			Whole:    ex.wholeBackend(r.Class),
-			Lost:     r.Class == verdict.Unreachable && ex.balancer.front.rechecks(),
-			Model:    ex.benchModel(t.backend),
-			Cost:     ex.api.Cost,
-			Wait:     wait,
-			Longest:  p.longest(r, wait),
-			Started:  a.started,
+			Reason:      r.Reason(),
+			Throttle:    r.Class.Promise(),
+			Whole:       ex.wholeBackend(r.Class),
+			Unreachable: r.Class == verdict.Unreachable && ex.balancer.front.rechecks(),
+			Model:       ex.benchModel(t.backend),
+			Cost:        ex.api.Cost,
+			Wait:        wait,
+			Longest:     p.longest(r, wait),
+			Started:     a.started,
 		}, now)
 		if began && r.Class.Promise() {
 			a.benched = now

@@ -35,9 +35,9 @@ type PromptCache struct {
 	// id. The first one that a request has counts. Default: none.
 	Headers []string `json:"headers,omitempty"`
 
-	// moves are kept under this name.
-	name  string
-	moves *pool.Moves
+	// relocations are kept under this name.
+	name        string
+	relocations *pool.Relocations
 }
 
 func (o *Options) unmarshalPromptCache(d *caddyfile.Dispenser) error {
@@ -63,8 +63,8 @@ func (c *PromptCache) check() error {
 	return nil
 }
 
-// moves keeps the moves of keys, by pool, through config reloads.
-var moves = caddy.NewUsagePool()
+// relocations keeps the relocations of keys, by pool, through config reloads.
+var relocations = caddy.NewUsagePool()
 
 // OpenPromptCache turns on the prompt cache of the pool of this name, if the
 // options have it. The caller closes the result, which may be nil.
@@ -79,9 +79,9 @@ func (o *Options) OpenPromptCache(name string, p *pool.Pool) (*PromptCache, erro
 	for _, header := range o.PromptCache.Headers {
 		c.Headers = append(c.Headers, http.CanonicalHeaderKey(header))
 	}
-	value, _, _ := moves.LoadOrNew(name, func() (caddy.Destructor, error) { return new(pool.Moves), nil })
-	c.moves = value.(*pool.Moves)
-	p.Moves = c.moves
+	value, _, _ := relocations.LoadOrNew(name, func() (caddy.Destructor, error) { return new(pool.Relocations), nil })
+	c.relocations = value.(*pool.Relocations)
+	p.Relocations = c.relocations
 	return c, nil
 }
 
@@ -90,7 +90,7 @@ func (c *PromptCache) Close() error {
 	if c == nil {
 		return nil
 	}
-	_, err := moves.Delete(c.name)
+	_, err := relocations.Delete(c.name)
 	return err
 }
 

@@ -12,8 +12,8 @@ import (
 func TestTheFirstKeyThatIsThereCounts(t *testing.T) {
 	p := new(pool.Pool)
 	c, err := (&Options{PromptCache: &PromptCache{Headers: []string{"session-id", "X-Thread"}}}).OpenPromptCache("test", p)
-	if err != nil || p.Moves == nil {
-		t.Fatal(err, p.Moves)
+	if err != nil || p.Relocations == nil {
+		t.Fatal(err, p.Relocations)
 	}
 	defer c.Close()
 	const responses = "/responses"
@@ -66,8 +66,8 @@ func TestWithoutTheOptionThereIsNothing(t *testing.T) {
 	for _, o := range []*Options{nil, {}} {
 		p := new(pool.Pool)
 		c, err := o.OpenPromptCache("test", p)
-		if c != nil || err != nil || p.Moves != nil {
-			t.Errorf("got %v, %v, %v", c, err, p.Moves)
+		if c != nil || err != nil || p.Relocations != nil {
+			t.Errorf("got %v, %v, %v", c, err, p.Relocations)
 		}
 		if c.Prompt() != nil || c.Key(http.Header{}, "/responses", "m", nil, 5000) != 0 || c.Close() != nil {
 			t.Error("there is something")
@@ -77,13 +77,13 @@ func TestWithoutTheOptionThereIsNothing(t *testing.T) {
 
 func TestWhereKeysMovedSurvivesUntilTheLastPoolIsGone(t *testing.T) {
 	o := &Options{PromptCache: new(PromptCache)}
-	open := func(name string) (*PromptCache, *pool.Moves) {
+	open := func(name string) (*PromptCache, *pool.Relocations) {
 		p := new(pool.Pool)
 		c, err := o.OpenPromptCache(name, p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return c, p.Moves
+		return c, p.Relocations
 	}
 	old, oldMoves := open("one")
 	other, otherMoves := open("other")

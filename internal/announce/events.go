@@ -78,7 +78,7 @@ func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 
 // Happened implements pool.Listener. What another replica tells is its event.
 func (s *Events) Happened(e pool.Event) {
-	if e.Elsewhere {
+	if e.Remote {
 		return
 	}
 	switch e.Happening {
@@ -121,7 +121,7 @@ func (s *Events) ended(e pool.Event) {
 func isLong(b pool.Bench) bool { return b.Until.Sub(b.Since) >= minBench }
 
 func toldOf(e pool.Event) toldBench {
-	return toldBench{e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Lost}
+	return toldBench{e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
 }
 
 func (s *Events) data(e pool.Event) map[string]any {

@@ -59,7 +59,7 @@ func orderFields(e pool.Event) []zap.Field {
 }
 
 func elsewhere(e pool.Event) zap.Field {
-	if e.Elsewhere {
+	if e.Remote {
 		return zap.Bool("elsewhere", true)
 	}
 	return zap.Skip()

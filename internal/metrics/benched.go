@@ -14,8 +14,8 @@ import (
 // Happened implements pool.Listener. It counts benches.
 func (p *Pool) Happened(e pool.Event) {
 	its := benchLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Bench.Model), e.Bench.Class}
-	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Lost}
-	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Elsewhere { // a sum over replicas has each bench once
+	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
+	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote { // a sum over replicas has each bench once
 		benchesTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
 	}
 	switch now := time.Now(); e.Happening {
@@ -64,7 +64,7 @@ func (b openBench) seconds(now time.Time) float64 {
 
 // endOf is when a bench ends, unless an event ends it before.
 func endOf(b pool.Bench, now time.Time) time.Time {
-	if b.Lost {
+	if b.Unreachable {
 		return now.AddDate(100, 0, 0) // it lasts until the backend was reached
 	}
 	return b.Until

@@ -137,7 +137,7 @@ func TestABackendThatCannotBeReachedCountsUntilItIs(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		inUse(t, name, m)
 		lost := refusal(verdict.Unreachable, "", 0)
-		lost.Lost = true
+		lost.Unreachable = true
 		m.Bench(lost, time.Now())
 		for _, seconds := range []float64{30, 60} { // attempts to reach it hang
 			time.Sleep(30 * time.Second)

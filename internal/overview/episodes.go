@@ -78,7 +78,7 @@ func (r Recorder) Happened(e pool.Event) {
 		}
 		episode.Model, episode.Deployment = strings.Join(ModelsAt(e.Member, e.Bench.Model), ", "), e.Bench.Model
 		episode.Cause, episode.Status = e.Bench.Cause, e.Bench.Status
-		episode.Until, episode.UntilReached = e.Bench.Until, e.Bench.Lost
+		episode.Until, episode.UntilReached = e.Bench.Until, e.Bench.Unreachable
 		episodes.all = append(episodes.all, episode)
 		if surplus := len(episodes.all) - maxEpisodes; surplus > 0 {
 			episodes.all = slices.Delete(episodes.all, 0, surplus)

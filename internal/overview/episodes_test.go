@@ -95,7 +95,7 @@ func TestBenchesAreInTheOrderOfTime(t *testing.T) {
 		}
 		a.Bench(refusal("throttled", "m", time.Minute), time.Now())
 		time.Sleep(time.Second)
-		c.Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Lost: true}, time.Now())
+		c.Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
 		time.Sleep(time.Second)
 		b.Bench(refusal("failed", "m", time.Second), time.Now())
 		time.Sleep(time.Second)

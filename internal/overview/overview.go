@@ -216,7 +216,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	// a bench that is in force has some time left
 	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Bench{scope, model, b.Model, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Lost, needs})
+		shown = append(shown, Bench{scope, model, b.Model, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
 	}
 	return shown
 }

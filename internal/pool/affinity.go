@@ -17,8 +17,8 @@ import (
 // for ten minutes, or a better priority is back: by then, that member has read the
 // prompt. Only keys that moved because of a throttle return before, while the
 // member to which they moved got more than its share of the requests of the last
-// minute. Otherwise one short throttle would upset the weights. Only moves are
-// remembered: see Moves.
+// minute. Otherwise one short throttle would upset the weights. Only
+// relocations are remembered: see Relocations.
 type Affinity struct {
 	// Key is the same for related requests. 0: the request has no key.
 	Key uint64
@@ -77,7 +77,7 @@ func (t *tier) place(m *Member) place {
 // chooseByKey chooses among the members that are as good as the one chosen: the
 // one where the key lives, or else the next in the order of the key that has room.
 func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best rank) place {
-	cost, moved := r.Cost(), p.Moves.get(a.Key, now)
+	cost, moved := r.Cost(), p.Relocations.get(a.Key, now)
 	var t tier
 	var home, there, first *Member
 	var homeScore, firstScore float64
@@ -87,7 +87,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		score := m.score(a.Key)
 		if _, serves := r.ModelAt(m); serves {
-			if m.tag == moved.tag {
+			if m.digest.tag == moved.tag {
 				there = m
 			}
 			if !m.Drained() && (home == nil || m.Priority == home.Priority && score < homeScore) {
@@ -137,9 +137,9 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Moves.put(a.Key, move{to.tag, moved.fled || home.hasThrottle(r)}, now)
+		p.Relocations.put(a.Key, relocation{to.digest.tag, moved.fled || home.hasThrottle(r)}, now)
 	} else if moved.tag != 0 {
-		p.Moves.forget(a.Key)
+		p.Relocations.forget(a.Key)
 	}
 	return to
 }
@@ -172,7 +172,7 @@ func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
 // each member is first for its share of the keys, and a member that comes or
 // goes changes nothing for the keys of others.
 func (m *Member) score(key uint64) float64 {
-	random := (float64(mix(key^m.seed)>>11) + 0.5) / (1 << 53)
+	random := (float64(mix(key^m.digest.seed)>>11) + 0.5) / (1 << 53)
 	return -math.Log(random) / m.share()
 }
 
@@ -184,11 +184,13 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// identify makes the numbers that stand for the member's name. They are the same
-// in each process, so that replicas agree where a key lives.
-func (m *Member) identify() {
+// digest is a name as numbers: seed is random, and tag is part of it. They are the
+// same in each process, so that replicas agree where a key lives.
+type digest struct{ seed, tag uint64 }
+
+func digestOf(name string) digest {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(m.Name)) // it never fails
-	m.seed = mix(h.Sum64())
-	m.tag = max(1, m.seed>>(64-tagBits))
+	_, _ = h.Write([]byte(name)) // it never fails
+	seed := mix(h.Sum64())
+	return digest{seed, max(1, seed>>(64-tagBits))}
 }

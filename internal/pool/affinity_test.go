@@ -15,7 +15,7 @@ import (
 func withKeys(t testing.TB, members ...string) (*Pool, map[string]*Member) {
 	p, byName, _ := poolOf(t, members...)
 	t.Cleanup(p.Close)
-	p.Moves = new(Moves)
+	p.Relocations = new(Relocations)
 	return p, byName
 }
 
@@ -243,7 +243,7 @@ func TestAKeyIsTheChoiceBeforeAnyPolicy(t *testing.T) {
 		t.Error("the policy chose for a request with a key")
 	}
 	wantPick(t, p, 1, start, "b")
-	p.Moves = nil
+	p.Relocations = nil
 	if name, result := pickKey(p, key, start); name != "b" || result != "" {
 		t.Errorf("without the option the key got %s (%s)", name, result)
 	}
@@ -303,13 +303,13 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 }
 
 func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
-	v := new(Moves)
+	v := new(Relocations)
 	if size := unsafe.Sizeof(*v); size > 1<<19 {
 		t.Errorf("moves take %d bytes", size)
 	}
 	sameSet := func(i uint64) uint64 { return i<<40 | 5 }
 	for i := range uint64(9) {
-		v.put(sameSet(i+1), move{tag: i + 1}, at(float64(60*i)))
+		v.put(sameSet(i+1), relocation{tag: i + 1}, at(float64(60*i)))
 	}
 	now := at(60 * 9)
 	if tag := v.get(sameSet(1), now).tag; tag != 0 {
@@ -321,7 +321,7 @@ func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
 		}
 	}
 	v.forget(sameSet(4))
-	v.put(sameSet(20), move{tag: 20}, now)
+	v.put(sameSet(20), relocation{tag: 20}, now)
 	for key, want := range map[uint64]uint64{4: 0, 20: 20, 2: 2, 9: 9} {
 		if tag := v.get(sameSet(key), now).tag; tag != want {
 			t.Errorf("key %d is at %d, want %d", key, tag, want)
@@ -337,7 +337,7 @@ func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
 
 func TestAPickByKeyAllocatesNothing(t *testing.T) {
 	p := sixteen(t)
-	p.Moves = new(Moves)
+	p.Relocations = new(Relocations)
 	r := &asks{model: "m", cost: 1}
 	if n := testing.AllocsPerRun(1000, func() {
 		r.affinity.Key = mix(r.affinity.Key + 1)
@@ -349,7 +349,7 @@ func TestAPickByKeyAllocatesNothing(t *testing.T) {
 
 func BenchmarkPickByKey(b *testing.B) {
 	p := sixteen(b)
-	p.Moves = new(Moves)
+	p.Relocations = new(Relocations)
 	b.ReportAllocs()
 	r := &asks{model: "m", cost: 1}
 	for b.Loop() {
@@ -376,7 +376,7 @@ func TestAStepOfTheWallClockChangesNothingThatIsRemembered(t *testing.T) {
 	members["a"].Bench(throttle(300, 1), now)
 	second, _ := pickKey(p, key, now)
 	third := map[string]string{"b": "c", "c": "b"}[second]
-	members[third].Bench(Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Lost: true}, now)
+	members[third].Bench(Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, now)
 	now = now.Add(2 * time.Second)
 	for _, by := range []time.Duration{-time.Hour, time.Hour} {
 		after := stepped(now, by)
@@ -386,10 +386,10 @@ func TestAStepOfTheWallClockChangesNothingThatIsRemembered(t *testing.T) {
 		if got, result := pickKey(p, key, after); got != second || result != Hit {
 			t.Errorf("after a step of %v the key got %s (%s), want %s, to which it moved", by, got, result, second)
 		}
-		if lost := p.Seek(after); len(lost) != 1 {
-			t.Errorf("after a step of %v, %d members are sought, want %s", by, len(lost), third)
+		if due := p.Rechecks(after); len(due) != 1 {
+			t.Errorf("after a step of %v, %d rechecks are due, want %s", by, len(due), third)
 		} else {
-			lost[0].Sought(false)
+			due[0].EndRecheck()
 		}
 	}
 }

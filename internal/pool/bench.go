@@ -24,9 +24,9 @@ type Bench struct {
 	Throttle bool
 	// Cost is the cost of the smallest request that was refused.
 	Cost int64
-	// Lost reports whether the bench lasts until the backend is reached. Until is
-	// then the time of the next attempt to reach it.
-	Lost bool
+	// Unreachable reports whether the bench lasts until the backend is reached.
+	// Until is then the time of the next recheck.
+	Unreachable bool
 	// InDoubt reports, in a snapshot, whether the bench is in doubt.
 	InDoubt bool
 	// Heard reports whether another replica reported the bench.
@@ -34,7 +34,7 @@ type Bench struct {
 }
 
 // inForce reports whether the bench keeps requests away, and not its end only.
-func (b *Bench) inForce(now time.Time) bool { return b.Lost || now.Before(b.Until) }
+func (b *Bench) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
 
 // Grace returns how long after the bench's end all requests wait for the result
 // of the probe.
@@ -199,7 +199,7 @@ func (s *slot) clear(started time.Time) (over *bench) {
 // nothing but the cost that the bench speaks for, and its reason if that is of a
 // class that it did not have so far. over is the bench before it,
 // if there was one and its time has passed. The caller holds the lock.
-func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
+func (s *slot) put(b *bench, remote bool) (happened Happening, over *bench) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
 		b.classes = []string{b.Class}
@@ -213,7 +213,7 @@ func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 	}
 	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
 	b.Since, b.pool = current.Since, current.pool
-	happened = b.follow(current, elsewhere)
+	happened = b.follow(current, remote)
 	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {
 		b.classes = append(slices.Clip(b.classes), b.Class)
 		happened = Turned
@@ -229,14 +229,14 @@ func (s *slot) put(b *bench, elsewhere bool) (happened Happening, over *bench) {
 // bench of its own. They are one bench to all, and the smallest of the IDs is
 // its ID, in whichever order a replica hears of them. So one replica sends the
 // probe, and what becomes of it counts for all.
-func (b *bench) follow(current *bench, elsewhere bool) Happening {
+func (b *bench) follow(current *bench, remote bool) Happening {
 	longer := b.Until.After(current.Until)
-	switch same := elsewhere && b.Until.Sub(current.Until).Abs() < b.Grace(); {
+	switch same := remote && b.Until.Sub(current.Until).Abs() < b.Grace(); {
 	case same:
 		b.ID = min(b.ID, current.ID)
 	case !longer:
 		b.ID = current.ID
-	case !elsewhere:
+	case !remote:
 		b.ID = current.ID - 1 - rand.Uint64N(idStep)
 	}
 	if !longer {

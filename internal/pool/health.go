@@ -24,8 +24,8 @@ type Health struct {
 	served atomic.Pointer[map[string]bool]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
-	// lost is its bench if it cannot be reached at all.
-	lost lost
+	// unreachable is its bench if it cannot be reached at all.
+	unreachable unreachable
 	// names is what is known of members, by their names.
 	names sync.Map
 
@@ -90,7 +90,7 @@ func (m *Member) StartFresh(identity string) {
 // endAll ends all benches, which may be nil, and forgets the failures that count
 // towards one. The caller holds the lock.
 func (h *Health) endAll() (over []*bench) {
-	over = append(over, h.lost.Swap(nil))
+	over = append(over, h.unreachable.Swap(nil))
 	for _, b := range h.all() {
 		over = append(over, b.throttle.Swap(nil), b.failure.Swap(nil))
 		b.failures = nil
@@ -98,17 +98,17 @@ func (h *Health) endAll() (over []*bench) {
 	return over
 }
 
-// shared is what members of one name and one backend have in common.
-type shared struct {
+// namesakes is what members of one name and one backend have in common.
+type namesakes struct {
 	// inFlight is how many requests they serve.
 	inFlight atomic.Int64
 	// drained is the order by which an operator took them out of use, or nil.
 	drained atomic.Pointer[Order]
 }
 
-func (h *Health) sharedBy(name string) *shared {
-	value, _ := h.names.LoadOrStore(name, new(shared))
-	return value.(*shared)
+func (h *Health) namesakesOf(name string) *namesakes {
+	value, _ := h.names.LoadOrStore(name, new(namesakes))
+	return value.(*namesakes)
 }
 
 // of returns the benches that count for a model besides those of the whole.
@@ -195,24 +195,24 @@ func (b *benches) standing(cost int64, now time.Time) standing {
 
 // standing returns what the member's benches mean for a request.
 func (m *Member) standing(model string, cost int64, now time.Time) standing {
-	return max(m.health.whole.standing(cost, now), m.health.lost.standing(cost, now, suspected), m.health.of(model).standing(cost, now))
+	return max(m.health.whole.standing(cost, now), m.health.unreachable.standing(cost, now, suspected), m.health.of(model).standing(cost, now))
 }
 
 // returns returns when the member's benches end for a model.
 func (m *Member) returns(model string, now time.Time) time.Time {
-	return later(later(m.health.whole.returns(now), m.health.lost.until(now)), m.health.of(model).returns(now))
+	return later(later(m.health.whole.returns(now), m.health.unreachable.until(now)), m.health.of(model).returns(now))
 }
 
 // unbenched reports whether there is no bench at all, not even one that ended.
 func (m *Member) unbenched(model string) bool {
 	whole, its := &m.health.whole, m.health.of(model)
-	return whole.throttle.Load() == nil && whole.failure.Load() == nil && !m.Lost() && its.throttle.Load() == nil && its.failure.Load() == nil
+	return whole.throttle.Load() == nil && whole.failure.Load() == nil && !m.Unreachable() && its.throttle.Load() == nil && its.failure.Load() == nil
 }
 
 // slots are all that count for a model.
 func (m *Member) slots(model string) [5]*slot {
 	whole, its := &m.health.whole, m.health.of(model)
-	return [5]*slot{&whole.throttle, &whole.failure, &m.health.lost.slot, &its.throttle, &its.failure}
+	return [5]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &its.throttle, &its.failure}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
@@ -261,9 +261,9 @@ type Refusal struct {
 	Throttle bool
 	// Whole reports whether it concerns every model.
 	Whole bool
-	// Lost reports whether the backend could not be reached, so that the bench
-	// lasts until it is reached.
-	Lost bool
+	// Unreachable reports whether the backend could not be reached, so that the
+	// bench lasts until it is reached.
+	Unreachable bool
 	// Model is what the member calls the model that was asked for.
 	Model string
 	// Cost is the cost of the request.
@@ -283,10 +283,10 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
 		r.Wait = m.rest(&r, now)
 	}
-	if r.Lost {
+	if r.Unreachable {
 		r.Wait = firstPause // or longer: see put
 	}
-	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Lost: r.Lost, Cost: r.Cost}
+	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
@@ -302,22 +302,22 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 }
 
 // put starts or extends a bench, and tells of it.
-func (m *Member) put(next Bench, now time.Time, elsewhere bool) Happening {
+func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
-	wake, into := b.Until, &m.health.lost.slot
-	if b.Lost {
-		wake = m.health.lost.lose(now)
+	wake, into := b.Until, &m.health.unreachable.slot
+	if b.Unreachable {
+		wake = m.health.unreachable.failed(now)
 		b.Until = later(b.Until, wake)
 	} else {
 		into = m.scope(b.Whole, b.Model, now).slot(b.Throttle)
 	}
-	happened, over := into.put(b, elsewhere)
+	happened, over := into.put(b, remote)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
-	m.tellEnd(over, elsewhere)
+	m.tellEnd(over, remote)
 	if happened != nothing {
-		m.tell(Event{Happening: happened, Bench: b.Bench, Elsewhere: elsewhere})
+		m.tell(Event{Happening: happened, Bench: b.Bench, Remote: remote})
 	}
 	for _, p := range pools { // the member's own pool may be closed, while its last requests go on
 		p.wakeAt(wake, now)

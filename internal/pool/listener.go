@@ -14,8 +14,8 @@ type Event struct {
 	Bench Bench
 	// Order is the operator's order, if the event is one.
 	Order Order
-	// Elsewhere reports whether another replica reported it.
-	Elsewhere bool
+	// Remote reports whether another replica reported it.
+	Remote bool
 }
 
 // Happening is a kind of event.
@@ -27,8 +27,8 @@ const (
 	Began
 	// Grew: its bench lasts longer than it first did.
 	Grew
-	// Due: the member is lost, and an attempt to reach it is due.
-	Due
+	// RecheckDue: the member is unreachable, and the next recheck is due.
+	RecheckDue
 	// Turned: its bench has a new reason, and may have grown.
 	Turned
 	// Ended: the bench has ended, because its time has passed, a request was
@@ -53,16 +53,16 @@ func (m *Member) tell(e Event) {
 }
 
 // tellEnd reports that a bench has ended, unless it is nil or that was reported before.
-func (m *Member) tellEnd(b *bench, elsewhere bool) {
+func (m *Member) tellEnd(b *bench, remote bool) {
 	if b != nil && b.told.CompareAndSwap(false, true) {
-		m.tell(Event{Happening: Ended, Bench: b.Bench, Elsewhere: elsewhere})
+		m.tell(Event{Happening: Ended, Bench: b.Bench, Remote: remote})
 	}
 }
 
 // tellDisproved reports that a bench was disproved, unless it is nil.
-func (m *Member) tellDisproved(b *bench, elsewhere bool) {
+func (m *Member) tellDisproved(b *bench, remote bool) {
 	if b != nil {
-		m.tell(Event{Happening: Disproved, Bench: b.Bench, Elsewhere: elsewhere})
-		m.tellEnd(b, elsewhere)
+		m.tell(Event{Happening: Disproved, Bench: b.Bench, Remote: remote})
+		m.tellEnd(b, remote)
 	}
 }

@@ -52,20 +52,20 @@ func (m *Member) Drain(o Order) { m.execute(Drained, o, false) }
 func (m *Member) Resume(o Order) { m.execute(Resumed, o, false) }
 
 // TakenOut returns the order by which the member is out of use, or nil.
-func (m *Member) TakenOut() *Order { return m.shared.drained.Load() }
+func (m *Member) TakenOut() *Order { return m.namesakes.drained.Load() }
 
 // execute tells of an order that was given here also if it changes nothing: for
 // another replica, it may.
-func (m *Member) execute(happening Happening, o Order, elsewhere bool) {
+func (m *Member) execute(happening Happening, o Order, remote bool) {
 	var out *Order
 	if happening == Drained {
 		out = &o
 	}
-	before := m.shared.drained.Swap(out)
-	if elsewhere && (before == nil) == (out == nil) {
+	before := m.namesakes.drained.Swap(out)
+	if remote && (before == nil) == (out == nil) {
 		return
 	}
-	m.tell(Event{Happening: happening, Order: o, Elsewhere: elsewhere})
+	m.tell(Event{Happening: happening, Order: o, Remote: remote})
 }
 
 // Reset ends all benches of the member, and forgets the failures that count
@@ -91,8 +91,8 @@ type State struct {
 	Benches, Due []Bench
 	// Probing reports whether the time of a bench has passed while it is not
 	// known whether the member can serve again: after a failure until a request
-	// is served, after a throttle while its probe may still be refused. A lost
-	// member is probed until it is reached.
+	// is served, after a throttle while its probe may still be refused. An
+	// unreachable member is probed until it is reached.
 	Probing bool
 	// Last is the bench of the latest refusal. It is nil if there was none.
 	Last *Bench
@@ -102,11 +102,11 @@ type State struct {
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
-		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Lost(), Last: m.health.last.Load()}
+		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
 		for _, b := range m.health.benches() {
 			if b.inForce(now) {
 				bench := b.Bench
-				if b.Lost { // an attempt to reach it may be under way
+				if b.Unreachable { // a recheck may be under way
 					bench.Until = later(b.Until, now.Add(firstPause))
 				}
 				bench.InDoubt = b.doubt.Load() == inDoubt
@@ -140,7 +140,7 @@ func (h *Health) all() []*benches {
 
 // benches returns those that there are, in force or due.
 func (h *Health) benches() (there []*bench) {
-	if b := h.lost.Load(); b != nil {
+	if b := h.unreachable.Load(); b != nil {
 		there = append(there, b)
 	}
 	for _, benches := range h.all() {

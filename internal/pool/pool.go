@@ -7,16 +7,18 @@
 //   - A member is a backend as one pool sees it, with a priority and a weight.
 //   - Health is the state of a backend. Pools share it, and it outlives them.
 //   - A bench is a time in which a backend gets no requests: for one model, or
-//     for every model if it concerns the whole backend.
+//     for every model if it concerns the whole backend. Other projects call it a
+//     cooldown, and Envoy an ejection.
 //   - A throttle is a bench that the backend asked for: the backend is not called
 //     before the throttle ends.
-//   - A member is lost if it could not be reached, until it is reached again.
+//   - A member is unreachable if it could not be reached, until it is reached
+//     again. A recheck tries that in the background.
 //   - A failure is every other reason for a bench. It is only a suspicion: its
 //     backend is a suspect, which is called only when no other backend is left.
-//   - A probe is the one request that goes first when a bench has ended. The
-//     others follow when it was not refused, or when enough time for a refusal
-//     has passed.
-//   - Doubt: a throttle may apply only to requests of the cost that was refused.
+//   - A probe is the one request that goes first when a bench has ended, in the
+//     half-open state of a circuit breaker. The others follow when it was not
+//     refused, or when enough time for a refusal has passed.
+//   - Doubt, a word of ours: a throttle may apply only to requests of the cost that was refused.
 //     If one request met a throttle everywhere, be it of a rate or of a budget,
 //     perhaps it was only too large. The throttles that it started are then in
 //     doubt, and one much smaller request may check each of them.
@@ -41,9 +43,9 @@ type Pool struct {
 	// keep the slice, and may return nil for no choice. It does not apply to
 	// requests with a key of [Affinity].
 	Policy func(Request, []*Member) *Member
-	// Moves, if it is set, keeps requests of one key at one member: see
+	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
-	Moves *Moves
+	Relocations *Relocations
 
 	listeners []Listener
 	returns   returns
@@ -73,12 +75,11 @@ type Member struct {
 	// Checks is the state that the pool does not know. It may be nil.
 	Checks Checks
 
-	pool   *Pool
-	health *Health
-	shared *shared
-	lately lately
-	// seed and tag stand for the name.
-	seed, tag uint64
+	pool      *Pool
+	health    *Health
+	namesakes *namesakes
+	lately    lately
+	digest    digest // of the name
 }
 
 // Checks is state of a member outside the pool. With a method InFlight() int64,
@@ -113,8 +114,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
 	for i, m := range members {
-		m.Index, m.pool = i, p
-		m.identify()
+		m.Index, m.pool, m.digest = i, p, digestOf(m.Name)
 	}
 	p.watchReturns()
 	return p
@@ -122,7 +122,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 
 // NewMember returns a member with this name and health, of priority and weight 1.
 func NewMember(name string, health *Health) *Member {
-	return &Member{Name: name, Priority: 1, Weight: 1, health: health, shared: health.sharedBy(name)}
+	return &Member{Name: name, Priority: 1, Weight: 1, health: health, namesakes: health.namesakesOf(name)}
 }
 
 // Pick chooses the member that gets the request next, and reserves a place at
@@ -140,7 +140,7 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 			m.Release()
 			continue // another request became the probe
 		}
-		if p.Moves != nil {
+		if p.Relocations != nil {
 			m.lately.add(now)
 		}
 		return m.Member
@@ -215,7 +215,7 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
 	if chosen == nil {
 		return place{}, nobody
 	}
-	if p.Moves != nil {
+	if p.Relocations != nil {
 		if a := r.Affinity(); a.Key != 0 {
 			return p.chooseByKey(r, a, now, chosen, best), best
 		}
@@ -298,7 +298,7 @@ func (m *Member) InFlight() int64 {
 	if others, ok := m.Checks.(interface{ InFlight() int64 }); ok {
 		return others.InFlight()
 	}
-	return m.shared.inFlight.Load()
+	return m.namesakes.inFlight.Load()
 }
 
 // place is a member with the room that it has for a request.
@@ -315,7 +315,7 @@ func (p place) hasRoom() bool { return p.limit == 0 || p.InFlight() < p.limit }
 
 // reserve takes a part of the room.
 func (p place) reserve() bool {
-	if n := p.shared.inFlight.Add(1); p.limit > 0 && n > p.limit {
+	if n := p.namesakes.inFlight.Add(1); p.limit > 0 && n > p.limit {
 		p.Release()
 		return false
 	}
@@ -323,4 +323,4 @@ func (p place) reserve() bool {
 }
 
 // Release frees the place that Pick reserved.
-func (m *Member) Release() { m.shared.inFlight.Add(-1) }
+func (m *Member) Release() { m.namesakes.inFlight.Add(-1) }

@@ -32,7 +32,7 @@ type events []string
 
 func (e *events) Happened(event Event) {
 	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended", Drained: "drained", Resumed: "resumed", Doubted: "doubted", Disproved: "disproved"}[event.Happening]
-	if event.Elsewhere {
+	if event.Remote {
 		word += " elsewhere"
 	}
 	if event.Bench.Until.IsZero() {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// returns tells of benches whose time has passed, although no request comes. It
-// has one timer, for the bench that ends next.
+// returns reports benches of which the time has passed, although no request comes.
+// It has one timer, for the bench that ends next.
 type returns struct {
 	mu     sync.Mutex
 	timer  *time.Timer // nil: no bench is in force
@@ -46,11 +46,11 @@ func (p *Pool) watchReturns() {
 	}
 }
 
-// wakeTime is when there is something to tell about a bench: its end, or that an
-// attempt to reach the member is due.
+// wakeTime returns when there is something to report about a bench: its end, or
+// that a recheck of the member is due.
 func (m *Member) wakeTime(b *bench) time.Time {
-	if b.Lost {
-		return m.health.lost.dueAt()
+	if b.Unreachable {
+		return m.health.unreachable.dueAt()
 	}
 	return b.Until
 }
@@ -71,7 +71,7 @@ func (p *Pool) wakeAt(end, now time.Time) {
 	}
 }
 
-// tellReturns tells of the benches that are over.
+// tellReturns reports the benches that are over.
 func (p *Pool) tellReturns() {
 	p.returns.mu.Lock()
 	p.returns.timer = nil
@@ -82,9 +82,9 @@ func (p *Pool) tellReturns() {
 			switch at := m.wakeTime(b); {
 			case now.Before(at):
 				p.wakeAt(at, now)
-			case b.Lost:
-				m.tell(Event{Happening: Due, Bench: b.Bench})
-				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its attempt
+			case b.Unreachable:
+				m.tell(Event{Happening: RecheckDue, Bench: b.Bench})
+				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its recheck
 			case b.pool == p || b.pool.isClosed():
 				m.tellEnd(b, false)
 			}

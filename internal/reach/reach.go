@@ -42,7 +42,7 @@ type Seeker struct {
 
 // Happened implements pool.Listener.
 func (s *Seeker) Happened(e pool.Event) {
-	if e.Happening == pool.Due && s.Context.Err() == nil && e.Member.Sought(true) {
+	if e.Happening == pool.RecheckDue && s.Context.Err() == nil && e.Member.StartRecheck() {
 		go s.look(e.Member)
 	}
 }
@@ -50,19 +50,19 @@ func (s *Seeker) Happened(e pool.Event) {
 // Seek tries to reach the members of a pool that are lost, and for which an
 // attempt is due.
 func (s *Seeker) Seek(p *pool.Pool, now time.Time) {
-	for _, m := range p.Seek(now) {
+	for _, m := range p.Rechecks(now) {
 		go s.look(m)
 	}
 }
 
 func (s *Seeker) look(m *pool.Member) {
-	defer m.Sought(false)
+	defer m.EndRecheck()
 	err := s.reach(m)
 	if err == nil || s.Context.Err() != nil {
 		return
 	}
-	m.StillLost(pool.Refusal{
-		Reason: pool.Reason{Class: s.Class, Cause: verdict.CauseOf(err), Error: showntext.Cut(err.Error(), maxErrorText)}, Whole: true, Lost: true,
+	m.StillUnreachable(pool.Refusal{
+		Reason: pool.Reason{Class: s.Class, Cause: verdict.CauseOf(err), Error: showntext.Cut(err.Error(), maxErrorText)}, Whole: true, Unreachable: true,
 	}, time.Now())
 }
 

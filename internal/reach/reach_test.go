@@ -42,7 +42,7 @@ func lostPool(t *testing.T, d *dialer) (p *pool.Pool, s *Seeker, unload func()) 
 	}
 	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, s)
 	t.Cleanup(p.Close)
-	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Lost: true}, time.Now())
+	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
 	return p, s, cancel
 }
 
@@ -122,7 +122,7 @@ func TestAConfigThatIsUnloadedLeavesLostBackendsToTheNextOne(t *testing.T) {
 		if usable(p) || d.dials.Load() != 1 {
 			t.Errorf("%d attempts, want 1", d.dials.Load())
 		}
-		if got := p.Seek(time.Now()); len(got) != 1 {
+		if got := p.Rechecks(time.Now()); len(got) != 1 {
 			t.Error("the next config does not try to reach it")
 		}
 	})

@@ -105,11 +105,11 @@ func (l *Link) Happened(e pool.Event) {
 		if i.kind, i.member = resumed, digest(e.Member.Name); e.Happening == pool.Drained {
 			i.kind = drained
 		}
-		if i.order.said = e.Order; !e.Elsewhere {
+		if i.order.said = e.Order; !e.Remote {
 			r.ordered(e.Member, &i)
 		}
 	}
-	if !e.Elsewhere && (i.member != "" || shareable(e.Bench)) {
+	if !e.Remote && (i.member != "" || shareable(e.Bench)) {
 		r.enqueue(i)
 	}
 }

@@ -381,7 +381,7 @@ func (w *world) picks(name string) (n int) {
 func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
-		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: "dns"}, Whole: true, Lost: true, Wait: time.Minute}, time.Now())
+		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: "dns"}, Whole: true, Unreachable: true, Wait: time.Minute}, time.Now())
 		time.Sleep(3 * time.Second)
 		if got := w.replicas[1].benched("a"); got != 0 {
 			t.Errorf("another replica benches for %v", got)

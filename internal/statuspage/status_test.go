@@ -126,7 +126,7 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 		bench := func(name, class, model string) {
 			members[name].Bench(pool.Refusal{
 				Reason: pool.Reason{Class: class}, Throttle: class == "throttled" || class == "quota", Whole: model == "", Model: model,
-				Lost: class == "unreachable", Wait: time.Minute,
+				Unreachable: class == "unreachable", Wait: time.Minute,
 			}, time.Now())
 		}
 		wants()

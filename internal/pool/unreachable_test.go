@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-var unreachable = Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Lost: true}
+var cannotReach = Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Unreachable: true}
 
-// dues counts when an attempt to reach a member was due.
+// dues counts when a recheck of a member was due.
 type dues struct{ times []time.Time }
 
 func (d *dues) Happened(e Event) {
-	if e.Happening == Due {
+	if e.Happening == RecheckDue {
 		d.times = append(d.times, time.Now())
 	}
 }
@@ -22,13 +22,13 @@ func TestABackendThatIsReachedIsNotLostWhateverHappensAtTheSameTime(t *testing.T
 	for range 2000 {
 		m := NewMember("a", new(Health))
 		p := New([]*Member{m})
-		m.Bench(unreachable, time.Now())
+		m.Bench(cannotReach, time.Now())
 		var wg sync.WaitGroup
-		wg.Go(func() { m.Bench(unreachable, time.Now()) })
+		wg.Go(func() { m.Bench(cannotReach, time.Now()) })
 		wg.Go(m.Reached)
 		wg.Wait()
-		if benches := p.Snapshot(time.Now())[0].Benches; (len(benches) > 0) != m.Lost() {
-			t.Fatalf("the benches are %+v, and lost is %t", benches, m.Lost())
+		if benches := p.Snapshot(time.Now())[0].Benches; (len(benches) > 0) != m.Unreachable() {
+			t.Fatalf("the benches are %+v, and lost is %t", benches, m.Unreachable())
 		}
 		p.Close()
 	}
@@ -48,7 +48,7 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 				p := New([]*Member{before})
 				next := New([]*Member{after}, due)
 				defer next.Close()
-				closes(p, func() { before.Bench(unreachable, time.Now()) })
+				closes(p, func() { before.Bench(cannotReach, time.Now()) })
 				time.Sleep(firstPause)
 				synctest.Wait()
 				if len(due.times) != 1 {
@@ -57,8 +57,8 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 				after.Reached()
 				time.Sleep(time.Hour)
 				synctest.Wait()
-				if len(due.times) != 1 || after.Lost() || !after.unbenched("") {
-					t.Errorf("after it was reached: %d attempts, lost %t", len(due.times), after.Lost())
+				if len(due.times) != 1 || after.Unreachable() || !after.unbenched("") {
+					t.Errorf("after it was reached: %d attempts, unreachable %t", len(due.times), after.Unreachable())
 				}
 			})
 		})
@@ -72,7 +72,7 @@ func TestAnAttemptIsDueBesideALongerBench(t *testing.T) {
 		p := New([]*Member{m}, due)
 		defer p.Close()
 		m.Bench(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
-		m.Bench(unreachable, time.Now())
+		m.Bench(cannotReach, time.Now())
 		time.Sleep(firstPause)
 		synctest.Wait()
 		if len(due.times) != 1 {
@@ -89,21 +89,21 @@ func TestAnotherKeyMakesABackendNotLost(t *testing.T) {
 	p := New([]*Member{m})
 	defer p.Close()
 	m.StartFresh("one")
-	m.Bench(unreachable, time.Now())
-	if m.StartFresh("two"); m.Lost() {
-		t.Error("it is lost without a bench")
+	m.Bench(cannotReach, time.Now())
+	if m.StartFresh("two"); m.Unreachable() {
+		t.Error("it is unreachable without a bench")
 	}
 }
 
 func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
 	credential := Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}
 	for name, happens := range map[string]func(m *Member, now time.Time){
-		"before it was lost": func(m *Member, now time.Time) {
+		"before it was unreachable": func(m *Member, now time.Time) {
 			m.Bench(credential, now)
-			m.Bench(unreachable, now)
+			m.Bench(cannotReach, now)
 		},
-		"after it was lost": func(m *Member, now time.Time) {
-			m.Bench(unreachable, now)
+		"after it was unreachable": func(m *Member, now time.Time) {
+			m.Bench(cannotReach, now)
 			m.Bench(credential, now)
 		},
 	} {
@@ -114,8 +114,8 @@ func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
 			happens(m, now)
 			m.Reached()
 			s := p.Snapshot(now)[0]
-			if m.Lost() || len(s.Benches) != 1 || s.Benches[0].Class != "credential" || !s.Benches[0].Until.Equal(now.Add(time.Minute)) {
-				t.Errorf("lost %t, and its benches are %+v", m.Lost(), s.Benches)
+			if m.Unreachable() || len(s.Benches) != 1 || s.Benches[0].Class != "credential" || !s.Benches[0].Until.Equal(now.Add(time.Minute)) {
+				t.Errorf("unreachable %t, and its benches are %+v", m.Unreachable(), s.Benches)
 			}
 			if usable, wait := p.Usable(now); usable || wait != time.Minute {
 				t.Errorf("usable %t, in %s", usable, wait)
@@ -130,11 +130,11 @@ func TestABackendStaysLostWhateverOthersDisprove(t *testing.T) {
 	m, now := NewMember("a", new(Health)), time.Now()
 	p := New([]*Member{m})
 	defer p.Close()
-	m.Bench(unreachable, now)
+	m.Bench(cannotReach, now)
 	heard := Bench{Reason: Reason{Class: "not_permitted"}, ID: 1, Whole: true, Since: now, Until: now.Add(time.Minute)}
 	m.Hear(heard, time.Minute, now)
 	m.HearDisproved(heard)
-	if s := p.Snapshot(now)[0]; !m.Lost() || len(s.Benches) != 1 || s.Benches[0].Class != "unreachable" {
-		t.Errorf("lost %t, and its benches are %+v", m.Lost(), s.Benches)
+	if s := p.Snapshot(now)[0]; !m.Unreachable() || len(s.Benches) != 1 || s.Benches[0].Class != "unreachable" {
+		t.Errorf("unreachable %t, and its benches are %+v", m.Unreachable(), s.Benches)
 	}
 }

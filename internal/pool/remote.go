@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// What other replicas tell is taken in as if it had happened here, but told to
-// listeners as an event from elsewhere, so that nobody tells it back.
+// What other replicas report is applied as if it had happened here, but listeners
+// get it as a remote event, so that no replica reports it back.
 
 // Hear records a bench of another replica, which lasts for wait from now on.
 func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {

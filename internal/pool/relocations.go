@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// Moves remembers which keys do not live at home. Its size is fixed, at half a
+// Relocations remembers which keys do not live at home: relocated, they live at
+// another member. Its size is fixed, at half a
 // megabyte for 65,536 keys, and it has no lock: a key has one set of eight
 // entries, of which the least recently used one is replaced first. If two
 // requests write at the same moment, one write may be lost. Then a key moves
 // once more.
-type Moves struct {
+type Relocations struct {
 	sets [1 << 13][8]atomic.Uint64
 }
 
@@ -29,8 +30,8 @@ const (
 	tickMask = 1<<tickBits - 1
 )
 
-// Destruct implements caddy.Destructor, so that a usage pool can hold Moves.
-func (*Moves) Destruct() error { return nil }
+// Destruct implements caddy.Destructor, so that a usage pool can hold Relocations.
+func (*Relocations) Destruct() error { return nil }
 
 // began is when the process started. Long times are measured from there: if a wall
 // clock is set, all times measured with it seem older, or newer.
@@ -38,16 +39,16 @@ var began = time.Now()
 
 func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
 
-// move is where a key lives that is not at home.
-type move struct {
+// relocation is where a key lives that is not at home.
+type relocation struct {
 	// tag is that of the member. 0: the key is at home.
 	tag uint64
 	// fled reports whether the key left its home because of a throttle.
 	fled bool
 }
 
-// entryOf is what is remembered of a key's move.
-func entryOf(key uint64, to move, now time.Time) uint64 {
+// entryOf returns what is remembered of a key's relocation.
+func entryOf(key uint64, to relocation, now time.Time) uint64 {
 	entry := key>>keyShift<<keyShift | to.tag<<tickBits | ticks(now)
 	if to.fled {
 		entry |= fledBit
@@ -61,21 +62,21 @@ func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>keyShift =
 // idle is for how many ticks the entry was not used.
 func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & tickMask }
 
-func (v *Moves) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }
+func (v *Relocations) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }
 
 // get returns where the key moved.
-func (v *Moves) get(key uint64, now time.Time) move {
+func (v *Relocations) get(key uint64, now time.Time) relocation {
 	set := v.set(key)
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) && idle(e, now) <= stays {
-			return move{tag: e >> tickBits & tagMask, fled: e&fledBit != 0}
+			return relocation{tag: e >> tickBits & tagMask, fled: e&fledBit != 0}
 		}
 	}
-	return move{}
+	return relocation{}
 }
 
 // put records that the key moved.
-func (v *Moves) put(key uint64, to move, now time.Time) {
+func (v *Relocations) put(key uint64, to relocation, now time.Time) {
 	set, entry := v.set(key), entryOf(key, to, now)
 	place := &set[0]
 	for i := range set {
@@ -95,7 +96,7 @@ func (v *Moves) put(key uint64, to move, now time.Time) {
 }
 
 // forget records that the key lives at home.
-func (v *Moves) forget(key uint64) {
+func (v *Relocations) forget(key uint64) {
 	set := v.set(key)
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) {

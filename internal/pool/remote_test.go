@@ -190,7 +190,7 @@ func TestBenchesThatReplicasBeginAtOnceAreOne(t *testing.T) {
 type benchesTold []Bench
 
 func (l *benchesTold) Happened(e Event) {
-	if !e.Elsewhere && (e.Happening == Began || e.Happening == Grew) {
+	if !e.Remote && (e.Happening == Began || e.Happening == Grew) {
 		*l = append(*l, e.Bench)
 	}
 }

@@ -1,0 +1,111 @@
+package pool
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// unreachable is the bench of a backend that cannot be reached at all. It has no
+// end in time: it lasts until the backend is reached. Other benches of the backend
+// go on beside it.
+type unreachable struct {
+	slot
+	// checking reports whether a recheck is in progress.
+	checking atomic.Bool
+	// pause is the time between the last recheck and the next one, which is due then.
+	pause time.Duration
+	due   atomic.Int64 // in nanoseconds since the process began
+}
+
+const (
+	// firstPause is how long after a backend became unreachable the first recheck
+	// begins. Each pause is twice as long as the one before.
+	firstPause   = time.Second
+	longestPause = time.Minute
+)
+
+// failed records that the member could not be reached, and returns when the next
+// recheck is due. The caller holds the lock.
+func (u *unreachable) failed(now time.Time) time.Time {
+	if u.Load() == nil {
+		u.pause = firstPause
+	}
+	due := now.Add(u.pause)
+	u.due.Store(int64(due.Sub(began)))
+	return due
+}
+
+// dueAt returns when the next recheck is due.
+func (u *unreachable) dueAt() time.Time { return began.Add(time.Duration(u.due.Load())) }
+
+// Unreachable reports whether the member cannot be reached.
+func (m *Member) Unreachable() bool { return m.health.unreachable.Load() != nil }
+
+// StillUnreachable records that a recheck has failed.
+func (m *Member) StillUnreachable(r Refusal, now time.Time) {
+	h := m.health
+	h.mu.Lock()
+	h.unreachable.pause = min(2*h.unreachable.pause, longestPause)
+	h.mu.Unlock()
+	if m.Unreachable() {
+		m.Bench(r, now)
+	}
+}
+
+// Reached records that the member was reached, whatever it answered.
+func (m *Member) Reached() {
+	if !m.Unreachable() {
+		return
+	}
+	m.health.mu.Lock()
+	b := m.health.unreachable.Swap(nil)
+	m.health.mu.Unlock()
+	m.tellEnd(b, false)
+}
+
+// Rechecks returns the unreachable members without a recent recheck. The caller
+// makes the rechecks, and calls EndRecheck after each.
+func (p *Pool) Rechecks(now time.Time) (due []*Member) {
+	for _, m := range p.Members {
+		if !m.Unreachable() {
+			continue
+		}
+		h := m.health
+		h.mu.Lock()
+		last := h.unreachable.dueAt().Add(-h.unreachable.pause)
+		h.mu.Unlock()
+		if now.Sub(last) >= firstPause && m.StartRecheck() {
+			due = append(due, m)
+		}
+	}
+	return due
+}
+
+// StartRecheck records that a recheck of the member is in progress. It returns
+// false if that was so before.
+func (m *Member) StartRecheck() bool {
+	return m.health.unreachable.checking.CompareAndSwap(false, true)
+}
+
+// EndRecheck records that the recheck of the member is over.
+func (m *Member) EndRecheck() { m.health.unreachable.checking.Store(false) }
+
+// Usable reports whether any member may be used, whatever the model. If not,
+// wait is the time until the first one may be used again, or 0 if that is
+// unknown.
+func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
+	for _, m := range p.Members {
+		back := m.health.whole.returns(now).Sub(now)
+		switch {
+		case m.Unreachable(): // the next recheck may succeed
+			back = max(firstPause, back)
+		case back <= 0 && m.healthy():
+			return true, 0
+		}
+		// a member that fails active health checks does not say when it returns
+		if back > 0 && (wait == 0 || back < wait) {
+			wait = back
+		}
+	}
+	return false, wait
+}
