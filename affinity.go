@@ -49,7 +49,7 @@ func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	if !api.body.Whole() {
 		r.CutAt = ex.balancer.transport.RequestBuffers
 	}
-	placement, refusal, refused := a.Home(r)
+	placement, refusal, refused := a.Place(r)
 	if refused {
 		answer := refusal.Answer(ex.request)
 		if refusal == apierror.OwnersUnknown {

@@ -156,7 +156,7 @@ func (ex *exchange) mayGoOn(now time.Time) bool {
 	if len(ex.tries.attempts) == 0 {
 		return true
 	}
-	return (ex.tries.maxAttempts == 0 || len(ex.tries.attempts)-ex.api.placement.Asked() < ex.tries.maxAttempts) &&
+	return (ex.tries.maxAttempts == 0 || len(ex.tries.attempts)-ex.api.placement.Misses() < ex.tries.maxAttempts) &&
 		(ex.tries.deadline.IsZero() || !now.After(ex.tries.deadline))
 }
 

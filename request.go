@@ -36,7 +36,7 @@ type apiRequest struct {
 	promptCost int64
 	// affinity is the request's affinity in the pool, and placement the accounts that may get it.
 	affinity  pool.Affinity
-	placement affinity.Home
+	placement affinity.Placement
 
 	// caller is who sent the request, if callers need a key.
 	caller clientkeys.Caller

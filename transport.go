@@ -205,8 +205,8 @@ func (ex *exchange) outgoing(req *http.Request, credential Credential) attempt.R
 	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.hidesUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
-			if lesson := api.placement.Lesson(b.account, res); lesson != nil {
-				return lesson
+			if reader := api.placement.IDReader(b.account, res); reader != nil {
+				return reader
 			}
 			return nil
 		}

@@ -21,15 +21,15 @@ import (
 // Affinity stores which account owns which object, for the requests of one
 // pool. A nil Affinity knows nothing and learns nothing.
 type Affinity struct {
-	keeper   *keeper
-	name     any // of the keeper
+	owners   *savedOwners
+	name     any // of the owners among those in use
 	ttl      time.Duration
 	accounts []string
 	// strict reports whether a caller reaches only what it made.
 	strict bool
-	// shared is what other replicas know, and patience how long a request waits
+	// others is what other replicas know, and patience how long a request waits
 	// for that.
-	shared   *replicas.Owners
+	others   *replicas.Owners
 	patience time.Duration
 }
 
@@ -64,8 +64,8 @@ func Account(name string, u *url.URL, fingerprint string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// keepers keep the owners through config reloads.
-var keepers = caddy.NewUsagePool()
+// inUse keeps the owners through config reloads.
+var inUse = caddy.NewUsagePool()
 
 // New returns the Affinity of a pool, or nil if the options turn it off. The
 // caller closes it.
@@ -92,12 +92,12 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 			a.accounts = append(a.accounts, account)
 		}
 	}
-	a.shared = c.Link.Owners(c.Pool, a.accounts)
-	kept, _, _ := keepers.LoadOrNew(a.name, func() (caddy.Destructor, error) {
-		return &keeper{memory: owners.NewMemory(*c.IDs)}, nil
+	a.others = c.Link.Owners(c.Pool, a.accounts)
+	kept, _, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
+		return &savedOwners{memory: owners.NewMemory(*c.IDs)}, nil
 	})
-	a.keeper = kept.(*keeper)
-	a.keeper.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
+	a.owners = kept.(*savedOwners)
+	a.owners.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
 	return a, nil
 }
 
@@ -109,7 +109,7 @@ func (a *Affinity) Close() error {
 	if a == nil {
 		return nil
 	}
-	a.keeper.save()
-	_, err := keepers.Delete(a.name)
+	a.owners.save()
+	_, err := inUse.Delete(a.name)
 	return err
 }

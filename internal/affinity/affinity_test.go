@@ -46,9 +46,12 @@ func open(t *testing.T, ctx caddy.Context, options Options, logger *zap.Logger) 
 	return a
 }
 
-func (a *Affinity) of(t *testing.T, caller, id string) Home {
+// owns reports whether an id has an owner.
+func (p *Placement) owns() bool { return p.basis == owned }
+
+func (a *Affinity) of(t *testing.T, caller, id string) Placement {
 	t.Helper()
-	h, refusal, refused := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+	h, refusal, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
 	if refused {
 		t.Fatalf("%s may not have %s: %+v", caller, id, refusal)
 	}
@@ -57,7 +60,7 @@ func (a *Affinity) of(t *testing.T, caller, id string) Home {
 
 // learn has the caller make these ids at the account.
 func (a *Affinity) learn(account, caller string, ids ...string) {
-	h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request), Caller: caller})
+	h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request), Caller: caller})
 	for _, id := range ids {
 		h.learn(account, openaiapi.Object, []byte(id))
 	}
@@ -72,10 +75,10 @@ func TestIDsOutliveARestartIfTheyAreSaved(t *testing.T) {
 			t.Fatal(err)
 		}
 		a = open(t, storage(t, folder), Options{Save: save}, zap.NewNop())
-		if h := a.of(t, "alice", "resp_12345678"); h.owns != save || h.Allows("a") == save || !h.Allows("b") || h.Asks() == save {
+		if h := a.of(t, "alice", "resp_12345678"); h.owns() != save || h.Allows("a") == save || !h.Allows("b") || h.Asks() == save {
 			t.Errorf("with save %v: %+v", save, h)
 		}
-		if _, _, refused := a.Home(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Request), Caller: "bob"}); refused != save {
+		if _, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Request), Caller: "bob"}); refused != save {
 			t.Errorf("with save %v, another caller is refused: %v", save, refused)
 		}
 		if err := a.Close(); err != nil {
@@ -109,7 +112,7 @@ func TestAReloadKeepsWhatIsKnown(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if h := next.of(t, "", "resp_12345678"); !h.owns {
+	if h := next.of(t, "", "resp_12345678"); !h.owns() {
 		t.Errorf("it is forgotten: %+v", h)
 	}
 	if err := next.Close(); err != nil {
@@ -117,7 +120,7 @@ func TestAReloadKeepsWhatIsKnown(t *testing.T) {
 	}
 	fresh := open(t, ctx, Options{}, zap.NewNop())
 	defer fresh.Close()
-	if h := fresh.of(t, "", "resp_12345678"); h.owns {
+	if h := fresh.of(t, "", "resp_12345678"); h.owns() {
 		t.Errorf("it is known without a reload: %+v", h)
 	}
 }
@@ -174,13 +177,13 @@ func TestDamagedIDsAreLoggedAndLeftBehind(t *testing.T) {
 	core, logs := observer.New(zapcore.ErrorLevel)
 	a := open(t, ctx, Options{Save: true}, zap.New(core))
 	a.learn("a", "", "resp_12345678")
-	if h := a.of(t, "", "resp_12345678"); !h.owns || logs.FilterMessage("could not read saved ids").Len() != 1 {
+	if h := a.of(t, "", "resp_12345678"); !h.owns() || logs.FilterMessage("could not read saved ids").Len() != 1 {
 		t.Errorf("%+v, %v", h, logs.All())
 	}
 	_ = a.Close()
 	a = open(t, ctx, Options{Save: true}, zap.New(core))
 	defer a.Close()
-	if h := a.of(t, "", "resp_12345678"); !h.owns || logs.Len() != 1 {
+	if h := a.of(t, "", "resp_12345678"); !h.owns() || logs.Len() != 1 {
 		t.Errorf("%+v, %v", h, logs.All())
 	}
 }
@@ -240,12 +243,12 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 		"text/event-stream": stream.String(),
 	} {
 		a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
-		h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request)})
-		l := h.Lesson("a", &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}}, ContentLength: -1})
+		h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Request)})
+		l := h.IDReader("a", &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}}, ContentLength: -1})
 		l.Watch([]byte(text), true)
 		for id, want := range map[string]bool{"file-00000000": true, "file-00000999": true, "file-00001000": false, "file-00001499": false} {
-			if h := a.of(t, "", id); h.owns != want {
-				t.Errorf("%s: the owner of %s is known: %t", kind, id, h.owns)
+			if h := a.of(t, "", id); h.owns() != want {
+				t.Errorf("%s: the owner of %s is known: %t", kind, id, h.owns())
 			}
 		}
 		a.Close()
@@ -259,7 +262,7 @@ func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 	for id, asks := range map[string]bool{`"input":[{"id":"msg_12345"}]`: false, `"conversation":"conv_12345"`: true, `"input":[{"id":"msg_12345"}],"conversation":"conv_12345"`: true} {
 		text := []byte("{" + id + "}")
 		body := openaiapi.ParseJSON(text, nil)
-		h, _, _ := a.Home(Request{Method: "POST", Operation: "/responses", Body: &body, Text: text})
+		h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: &body, Text: text})
 		why, result := None, ""
 		if asks {
 			why, result = Asked, "miss"
@@ -279,18 +282,18 @@ func TestARequestWithoutIDsCostsNothing(t *testing.T) {
 	defer a.Close()
 	body := openaiapi.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`), nil)
 	res := new(http.Response)
-	var h Home
+	var h Placement
 	if n := testing.AllocsPerRun(100, func() {
-		h, _, _ = a.Home(Request{Method: "POST", Operation: "/chat/completions", Body: &body, Caller: "alice"})
-		if !h.Allows("a") || h.Asks() || h.Lesson("a", res) != nil {
-			t.Error("it has a home")
+		h, _, _ = a.Place(Request{Method: "POST", Operation: "/chat/completions", Body: &body, Caller: "alice"})
+		if !h.Allows("a") || h.Asks() || h.IDReader("a", res) != nil {
+			t.Error("it has a placement")
 		}
 	}); n != 0 {
 		t.Errorf("it allocates %v times", n)
 	}
 }
 
-func BenchmarkHome(b *testing.B) {
+func BenchmarkPlace(b *testing.B) {
 	ctx, err := caddy.ProvisionContext(&caddy.Config{})
 	if err != nil {
 		b.Fatal(err)
@@ -310,7 +313,7 @@ func BenchmarkHome(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				a.Home(Request{Method: "POST", Operation: operation, Body: &body, Text: []byte(text), Caller: "alice"})
+				a.Place(Request{Method: "POST", Operation: operation, Body: &body, Text: []byte(text), Caller: "alice"})
 			}
 		})
 	}

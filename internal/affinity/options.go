@@ -4,7 +4,7 @@
 //
 // An [Affinity] belongs to a pool. It learns the ids of objects from replies as
 // they pass, and remembers their owners in a store that outlives a reload. A
-// [Home] belongs to one request: it defines which accounts may get the request,
+// [Placement] belongs to one request: it defines which accounts may get the request,
 // and reads the reply. Bytes to and from clients stay unchanged.
 //
 // In addition, a [PromptCache] sends the requests of one session to one backend,

@@ -51,16 +51,16 @@ func (s *shared) replica(accounts ...string) *Affinity {
 		s.Fatal(err)
 	}
 	s.Cleanup(func() { _ = a.Close() })
-	a.keeper = &keeper{memory: owners.NewMemory(1000)} // not that of the other replicas in this process
+	a.owners = &savedOwners{memory: owners.NewMemory(1000)} // not that of the other replicas in this process
 	time.Sleep(2 * time.Second)
 	return a
 }
 
 // names is a request that names these ids.
-func (a *Affinity) names(caller string, ids ...string) (Home, apierror.Error, bool) {
+func (a *Affinity) names(caller string, ids ...string) (Placement, apierror.Error, bool) {
 	text := []byte(`{"input":[{"id":"` + strings.Join(ids, `"},{"id":"`) + `"}]}`)
 	body := openaiapi.ParseJSON(text, nil)
-	return a.Home(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
+	return a.Place(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
 }
 
 func (s *shared) wantFinds(want int) {
@@ -77,19 +77,19 @@ func TestWhatAnotherReplicaLearnedIsLookedUpOnce(t *testing.T) {
 		synctest.Wait()
 		for range 3 {
 			h, _, refused := other.names("alice", "resp_12345678", "rs_12345678")
-			if refused || !h.owns || h.Asks() || h.Allows("a") || !h.Allows("b") {
-				t.Errorf("it has the home %+v", h)
+			if refused || !h.owns() || h.Asks() || h.Allows("a") || !h.Allows("b") {
+				t.Errorf("it has the placement %+v", h)
 			}
 		}
 		s.wantFinds(1)
 		one.learn("b", "alice", "resp_12345678")
 		other.learn("a", "bob", "resp_23456789")
 		synctest.Wait()
-		if h, _, _ := one.names("alice", "resp_12345678"); !h.owns {
-			t.Errorf("it has the home %+v", h)
+		if h, _, _ := one.names("alice", "resp_12345678"); !h.owns() {
+			t.Errorf("it has the placement %+v", h)
 		}
 		body := openaiapi.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`), nil)
-		other.Home(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
+		other.Place(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
 		s.wantFinds(1) // for nothing that a replica knows, nor for what names nothing
 	})
 }
@@ -106,7 +106,7 @@ func TestAnothersIDIsNotFoundAtAnyReplica(t *testing.T) {
 					t.Errorf("bob may have it: %+v", refusal)
 				}
 			}
-			if h, _, refused := other.names("alice", id); refused || !h.owns {
+			if h, _, refused := other.names("alice", id); refused || !h.owns() {
 				t.Error("alice may not have it")
 			}
 		}
@@ -121,10 +121,10 @@ func TestAnAccountThatAnotherConfigHasIsFoundByAsking(t *testing.T) {
 		one.learn("a", "", "resp_23456789")
 		synctest.Wait()
 		if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.Asks() {
-			t.Errorf("it has the home %+v", h)
+			t.Errorf("it has the placement %+v", h)
 		}
 		if h, _, refused := other.names("alice", "resp_23456789", "resp_12345678"); refused || !h.Allows("a") || h.Allows("b") {
-			t.Errorf("it has the home %+v", h)
+			t.Errorf("it has the placement %+v", h)
 		}
 		if _, refusal, refused := other.names("bob", "resp_12345678"); !refused || refusal.Status != 404 {
 			t.Errorf("bob may have it: %+v", refusal)
@@ -133,8 +133,8 @@ func TestAnAccountThatAnotherConfigHasIsFoundByAsking(t *testing.T) {
 		h, _, _ := other.names("alice", "resp_12345678")
 		h.Missing("a")
 		h.Served("b", &http.Response{StatusCode: 200})
-		if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.owns || h.Allows("a") {
-			t.Errorf("it has the home %+v", h)
+		if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.owns() || h.Allows("a") {
+			t.Errorf("it has the placement %+v", h)
 		}
 		if _, _, refused := other.names("bob", "resp_12345678"); !refused {
 			t.Error("bob may have it")
@@ -147,13 +147,13 @@ func TestWhatWasFoundByAskingIsShared(t *testing.T) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")
 		h, _, _ := one.names("alice", "resp_12345678")
 		if !h.Asks() {
-			t.Errorf("it has the home %+v", h)
+			t.Errorf("it has the placement %+v", h)
 		}
 		h.Missing("a")
 		h.Served("b", &http.Response{StatusCode: 200})
 		synctest.Wait()
-		if h, _, refused := other.names("bob", "resp_12345678"); refused || !h.owns || h.Allows("a") {
-			t.Errorf("it has the home %+v", h)
+		if h, _, refused := other.names("bob", "resp_12345678"); refused || !h.owns() || h.Allows("a") {
+			t.Errorf("it has the placement %+v", h)
 		}
 	})
 }
@@ -173,7 +173,7 @@ func TestWithoutTheStoreAccountsAreAsked(t *testing.T) {
 				for i := range 10 {
 					began := time.Now()
 					if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.Asks() {
-						t.Errorf("it has the home %+v", h)
+						t.Errorf("it has the placement %+v", h)
 					}
 					if took := time.Since(began); took > defaultLookupTimeout || took > 0 && i > 0 {
 						t.Errorf("request %d waited for %v", i, took)
@@ -214,13 +214,13 @@ func (a *Affinity) wantRefused(t *testing.T, when string) {
 // findByAsking has a caller find the owner of an id by asking the accounts.
 func (a *Affinity) findByAsking(t *testing.T, caller, id, account string) {
 	t.Helper()
-	h, refusal, refused := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+	h, refusal, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
 	if refused {
 		t.Fatalf("%s is refused: %+v", caller, refusal)
 	}
 	res := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/json"}}}
 	h.Served(account, res)
-	h.Lesson(account, res).Watch([]byte(`{"id":"`+id+`"}`), true)
+	h.IDReader(account, res).Watch([]byte(`{"id":"`+id+`"}`), true)
 }
 
 // TestMadeUpIDsHideNoOther at a replica that has to look all of them up.
@@ -281,13 +281,13 @@ func TestWhatAReplyMentionsIsLookedUpBeforeItIsUsed(t *testing.T) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")
 		one.learn("b", "alice", "resp_of_alice")
 		synctest.Wait()
-		h, _, _ := other.Home(Request{Method: "GET", Operation: "/files", Body: new(openaiapi.Request), Caller: "bob"})
+		h, _, _ := other.Place(Request{Method: "GET", Operation: "/files", Body: new(openaiapi.Request), Caller: "bob"})
 		h.learn("b", openaiapi.Object, []byte("resp_of_alice"))
 		h.learn("b", openaiapi.Object, []byte("file_of_nobody"))
 		other.wantRefused(t, "after a list")
 		for range 3 {
 			if h, _, refused := other.names("bob", "file_of_nobody"); refused || h.Asks() || h.Allows("a") {
-				t.Errorf("it has the home %+v", h)
+				t.Errorf("it has the placement %+v", h)
 			}
 		}
 		s.wantFinds(2)

@@ -22,15 +22,15 @@ const (
 )
 
 // Why returns why a backend was chosen.
-func (h *Home) Why(a pool.Affinity) string {
+func (p *Placement) Why(a pool.Affinity) string {
 	switch {
-	case h.owns:
+	case p.basis == owned:
 		return Owner
-	case h.asked():
+	case p.asked():
 		return Asked
 	case a.Result != "":
 		return Cache
-	case h.learned:
+	case p.ids == learnedIDs:
 		return Learned
 	}
 	return None
@@ -38,17 +38,17 @@ func (h *Home) Why(a pool.Affinity) string {
 
 // asked reports whether accounts are asked who has what the request names. An
 // input item, which may come whole, only counts once an account lacks it.
-func (h *Home) asked() bool {
-	return len(h.missing) > 0 || h.Asks() && slices.ContainsFunc(h.unknown, func(it id) bool { return it.kind != openaiapi.Item })
+func (p *Placement) asked() bool {
+	return len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.Item })
 }
 
 // Result returns, for metrics, whether the owner of the objects that the
 // request names was known. Both are empty if it names none.
-func (h *Home) Result() (kind, result string) {
+func (p *Placement) Result() (kind, result string) {
 	switch {
-	case h.owns:
+	case p.basis == owned:
 		return Owner, "hit"
-	case h.asked():
+	case p.asked():
 		return Owner, "miss"
 	}
 	return "", ""
@@ -56,8 +56,8 @@ func (h *Home) Result() (kind, result string) {
 
 // CameTo returns the result of the affinity that Why returns: hit, move or
 // miss. It is empty if the choice was free.
-func (h *Home) CameTo(a pool.Affinity) string {
-	if _, result := h.Result(); result != "" {
+func (p *Placement) CameTo(a pool.Affinity) string {
+	if _, result := p.Result(); result != "" {
 		return result
 	}
 	return string(a.Result)

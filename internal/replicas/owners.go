@@ -174,11 +174,11 @@ type Found struct {
 // Gone is in place of an account that the pool does not have.
 const Gone = "gone"
 
-// Ask asks for the owners of the ids that a request of the caller names, and waits
+// Lookup asks for the owners of the ids that a request of the caller names, and waits
 // for the answer for some time at most, after the caller's turn has come. It
 // returns ErrNoAnswer if there is none in time, and then for a while without
 // asking, or ErrCrowded.
-func (o *Owners) Ask(c owners.Caller, ids []owners.Key, timeout time.Duration) (found []Found, err error) {
+func (o *Owners) Lookup(c owners.Caller, ids []owners.Key, timeout time.Duration) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
 		return nil, ErrNoAnswer
 	}

@@ -38,7 +38,7 @@ func (o *Owners) askAs(c owners.Caller, ids ...string) ([]Found, error) {
 	for i, id := range ids {
 		keys[i] = owners.KeyOf(id)
 	}
-	return o.Ask(c, keys, waiting)
+	return o.Lookup(c, keys, waiting)
 }
 
 func (o *Owners) tell(id, account string, caller owners.Caller) {

@@ -14,12 +14,12 @@ import (
 // was created at its beginning.
 const maxReply = 1 << 20
 
-// Lesson learns the ids that a reply names while the reply passes, before its
+// IDReader learns the ids that a reply names while the reply passes, before its
 // end reaches the client: the next request may come immediately.
-type Lesson struct {
-	home    *Home
-	account string
-	// events takes apart a stream that nobody else watches.
+type IDReader struct {
+	placement *Placement
+	account   string
+	// events splits a stream that nothing else watches.
 	events *sse.Watcher
 	// text is what came of a reply of this length and coding.
 	text   []byte
@@ -33,85 +33,85 @@ type Lesson struct {
 }
 
 // Teaches reports whether a reply may teach something.
-func (h *Home) Teaches() bool { return h.teaches }
+func (p *Placement) Teaches() bool { return p.ids != noIDs }
 
-// Lesson returns the lesson of a reply, or nil if the reply teaches nothing.
-func (h *Home) Lesson(account string, res *http.Response) *Lesson {
-	if !h.teaches || res.StatusCode < 200 || res.StatusCode >= 300 {
+// IDReader returns the reader of the ids in a reply, or nil if the reply has none to learn.
+func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
+	if p.ids == noIDs || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return nil
 	}
-	l := &Lesson{home: h, account: account, length: res.ContentLength}
+	r := &IDReader{placement: p, account: account, length: res.ContentLength}
 	switch mediatype.Of(res.Header) {
 	case mediatype.JSON:
-		l.coding = contentcoding.Of(res.Header)
-		return l
+		r.coding = contentcoding.Of(res.Header)
+		return r
 	case mediatype.EventStream:
-		l.events = new(sse.Watcher)
-		l.Join(l.events)
-		return l
+		r.events = new(sse.Watcher)
+		r.Join(r.events)
+		return r
 	}
 	return nil
 }
 
-// Join makes the watcher of a stream pass its events to the lesson too, which then
+// Join makes the watcher of a stream pass its events to the reader too, which then
 // needs no bytes.
-func (l *Lesson) Join(w *sse.Watcher) {
+func (r *IDReader) Join(w *sse.Watcher) {
 	each, long := w.Each, w.Long
 	w.Each = func(e sse.Event) {
 		if each != nil {
 			each(e)
 		}
-		l.event(e)
+		r.event(e)
 	}
 	w.Long = func(data []byte) {
 		if long != nil {
 			long(data)
 		}
-		l.keep(data) // the event itself comes after all parts of it
+		r.keep(data) // the event itself comes after all parts of it
 	}
 }
 
 // Watch reads the next bytes of the reply. end reports whether they are the
 // last.
-func (l *Lesson) Watch(p []byte, end bool) {
-	if l.events != nil {
-		if l.events.Watch(p); end {
-			l.events.Finish()
+func (r *IDReader) Watch(p []byte, end bool) {
+	if r.events != nil {
+		if r.events.Watch(p); end {
+			r.events.Finish()
 		}
 		return
 	}
-	if l.home == nil {
+	if r.placement == nil {
 		return // it is over
 	}
-	l.keep(p)
-	if end || len(l.text) == maxReply || int64(len(l.text)) == l.length {
-		text := l.text
-		if l.coding != "" {
-			text, _ = contentcoding.Decode(text, l.coding, maxReply)
+	r.keep(p)
+	if end || len(r.text) == maxReply || int64(len(r.text)) == r.length {
+		text := r.text
+		if r.coding != "" {
+			text, _ = contentcoding.Decode(text, r.coding, maxReply)
 		}
-		l.learn(text)
-		l.home, l.text = nil, nil
+		r.learn(text)
+		r.placement, r.text = nil, nil
 	}
 }
 
-func (l *Lesson) keep(p []byte) {
-	l.text = append(l.text, p[:min(len(p), maxReply-len(l.text))]...)
+func (r *IDReader) keep(p []byte) {
+	r.text = append(r.text, p[:min(len(p), maxReply-len(r.text))]...)
 }
 
 // event reads an event of a stream. Those that bring a part of a text are
 // passed over.
-func (l *Lesson) event(e sse.Event) {
+func (r *IDReader) event(e sse.Event) {
 	data := e.Data
 	if e.TooLong {
-		data, l.text = l.text, nil
+		data, r.text = r.text, nil
 	}
 	switch kind := e.Kind(); {
 	case bytes.HasPrefix(kind, []byte("thread.")) && bytes.HasSuffix(kind, []byte(".created")):
 	case len(kind) == 0: // a chat, of which each event has the id, and one that of what is said
-		if l.chats && !bytes.Contains(data, []byte(`"audio":{"id":`)) {
+		if r.chats && !bytes.Contains(data, []byte(`"audio":{"id":`)) {
 			return
 		}
-		l.chats = true
+		r.chats = true
 	default:
 		switch string(kind) {
 		case "response.created", "response.output_item.done", "response.completed", "response.incomplete", "response.failed":
@@ -119,18 +119,18 @@ func (l *Lesson) event(e sse.Event) {
 			return
 		}
 	}
-	l.learn(data)
+	r.learn(data)
 }
 
-func (l *Lesson) learn(text []byte) {
+func (r *IDReader) learn(text []byte) {
 	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.Kind, stored bool, text []byte) {
-		switch l.read++; {
-		case l.read > openaiapi.MaxIDs:
-		case kind == openaiapi.Encrypted || stored && !l.unstored:
-			l.home.learn(l.account, kind, text)
+		switch r.read++; {
+		case r.read > openaiapi.MaxIDs:
+		case kind == openaiapi.Encrypted || stored && !r.unstored:
+			r.placement.learn(r.account, kind, text)
 		case kind == openaiapi.Part:
-			l.home.learnUnstored(text)
+			r.placement.learnUnstored(text)
 		}
 	})
-	l.unstored = l.unstored || unstored
+	r.unstored = r.unstored || unstored
 }

@@ -72,15 +72,15 @@ func (s *shelf) set(fails error, takes time.Duration) {
 func (s *shelf) on(t *testing.T, logger *zap.Logger) *Affinity {
 	t.Helper()
 	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
-	a.keeper.configure(1000, true, s, "a pool", logger)
+	a.owners.configure(1000, true, s, "a pool", logger)
 	return a
 }
 
 const savedKey = "openai_lb/ids_a%20pool"
 
 func (a *Affinity) knows(caller, id string) bool {
-	h, _, refused := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
-	return h.owns && !refused
+	h, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+	return h.owns() && !refused
 }
 
 func TestNothingIsSavedBeforeWhatWasSavedIsRead(t *testing.T) {
@@ -191,7 +191,7 @@ func TestACallerIsToComeBackWhileWhatWasSavedIsNotRead(t *testing.T) {
 			a.strict = true
 			a.learn("a", "alice", "resp_33333333")
 			status := func(caller, id string) int {
-				_, refusal, _ := a.Home(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+				_, refusal, _ := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
 				return refusal.Status
 			}
 			want := func(when string, statuses map[string]int) {
@@ -252,7 +252,7 @@ func TestAccountsAreNotSavedInClearText(t *testing.T) {
 		a.accounts = []string{named, byHost, byKey}
 		for i, account := range a.accounts {
 			id := "resp_1234567" + string(rune('0'+i))
-			if h := a.of(t, "", id); h.owns && !h.Allows(account) {
+			if h := a.of(t, "", id); h.owns() && !h.Allows(account) {
 				t.Errorf("%s is elsewhere after a restart", id)
 			}
 			a.learn(account, "", id)

@@ -14,30 +14,66 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
-// Home defines which accounts may get a request. It belongs to the goroutine
-// that serves the request. The zero Home allows any account.
-type Home struct {
+// Placement defines which accounts may get a request. It belongs to the goroutine
+// that serves the request. The zero Placement allows any account.
+type Placement struct {
 	affinity *Affinity
 	caller   owners.Caller
-	// account is the only one that may get the request, if it is known.
+	// account is the only one that may get the request, if it is known. basis is
+	// why, and first the first id that has an owner.
 	account string
-	// list reports whether it was chosen because the request asks for a list, and
-	// owns that it was because of an id.
-	list, owns bool
-	// creates reports whether the request makes what its reply shows. mine reports
-	// whether the request is about an object of the caller's, which is the subject.
-	creates, mine bool
-	subject       owners.Key
+	basis   basis
+	first   struct {
+		text string
+		kind openaiapi.Kind
+	}
+	// creation is how much of the reply is the caller's, and subject the object below
+	// which the request is.
+	creation creation
+	subject  owners.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
 	// missing are the accounts that do not have what the request names.
 	missing []string
-	// firstText and firstKind are those of the first id that has an owner.
-	firstText string
-	firstKind openaiapi.Kind
-	// teaches reports whether the reply names objects, and learned whether it did.
-	teaches, learned bool
+	// ids is what the reply teaches.
+	ids teaching
 }
+
+// basis is why only one account may get a request.
+type basis int
+
+const (
+	// free: any account may.
+	free basis = iota
+	// listed: the request asks for a list, and each account lists only its objects.
+	listed
+	// owned: the account stores an object that the request names.
+	owned
+)
+
+// creation is which of the objects in a reply are the caller's.
+type creation int
+
+const (
+	// createsNothing: the reply does not show whose its objects are.
+	createsNothing creation = iota
+	// createsParts: new parts of the subject, which is the caller's.
+	createsParts
+	// createsAll: the request makes what its reply shows.
+	createsAll
+)
+
+// teaching is what a reply teaches.
+type teaching int
+
+const (
+	// noIDs: the reply names no objects.
+	noIDs teaching = iota
+	// someIDs: it names objects.
+	someIDs
+	// learnedIDs: it did, and their account is known now.
+	learnedIDs
+)
 
 type id struct {
 	owners.Key
@@ -48,7 +84,7 @@ type id struct {
 	caller owners.Caller
 }
 
-// Request is the input for finding a Home.
+// Request is the input for finding a Placement.
 type Request struct {
 	Method, Operation, RawQuery string
 	// Body is the parsed body, and Text the body itself.
@@ -65,41 +101,49 @@ type Request struct {
 	CutAt int64
 }
 
-// Home returns the home of a request. If no account may get it, refused is true
-// and refusal says why.
-func (a *Affinity) Home(r Request) (h Home, refusal apierror.Error, refused bool) {
+// Place returns the placement of a request. If no account may get it, refused is
+// true and refusal says why.
+func (a *Affinity) Place(r Request) (p Placement, refusal apierror.Error, refused bool) {
 	if a == nil {
-		return h, refusal, false
+		return p, refusal, false
 	}
 	if a.strict {
 		if refusal, refused = r.refuses(); refused {
-			return h, refusal, true
+			return p, refusal, true
 		}
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
 	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
 	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
-		return h, refusal, false
+		return p, refusal, false
 	}
 	return a.find(&r, stored)
 }
 
-func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Home, apierror.Error, bool) {
-	h := Home{affinity: a, caller: owners.CallerNamed(r.Caller), list: stored.List, teaches: stored.Teaches, creates: stored.Creates && (stored.Subject == "" || r.showsAll())}
-	if stored.Subject != "" {
-		h.subject = owners.KeyOf(stored.Subject)
+func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierror.Error, bool) {
+	p := Placement{affinity: a, caller: owners.CallerNamed(r.Caller)}
+	if stored.List {
+		p.basis = listed // unless an id has an owner
 	}
-	f := finder{Home: &h, store: a.keeper.store(), now: time.Now()}
-	f.unread = a.keeper.isUnread()
+	if stored.Teaches {
+		p.ids = someIDs
+	}
+	if stored.Creates && (stored.Subject == "" || r.showsAll()) {
+		p.creation = createsAll
+	}
+	if stored.Subject != "" {
+		p.subject = owners.KeyOf(stored.Subject)
+	}
+	f := finder{Placement: &p, store: a.owners.loaded(), now: time.Now()}
+	f.unread = a.owners.isUnread()
 	for i, text := range stored.IDs {
 		f.own = a.strict && i == 0 // the others are below it
 		f.take(openaiapi.Object, []byte(text))
 	}
 	f.own = a.strict
 	r.Body.EachID(r.Text, f.take)
-	f.askReplicas()
-	h.list = h.list && !h.owns
-	return h, f.refusal, f.refused
+	f.lookUp()
+	return p, f.refusal, f.refused
 }
 
 // showsAll reports whether every object that the body names was seen. What is made below another object
@@ -110,7 +154,7 @@ func (r *Request) showsAll() bool {
 
 // finder finds the owner of a request's ids.
 type finder struct {
-	*Home
+	*Placement
 	store *owners.Memory
 	// unread reports whether the store lacks what was saved.
 	unread  bool
@@ -151,14 +195,16 @@ func (f *finder) take(kind openaiapi.Kind, text []byte) {
 // several.
 func (f *finder) othersMayKnow(o owners.Owner) bool {
 	a := f.affinity
-	return a.shared != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.accounts) > 1)
+	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.accounts) > 1)
 }
 
 // apply uses what is known about an id. An account that the config no longer
 // has may have another name or key now, so that it is not known who has the
 // object. The caller is known anyway.
 func (f *finder) apply(it id, text []byte, o owners.Owner) {
-	f.mine = f.mine || it.Key == f.subject && o.Caller == f.caller
+	if it.Key == f.subject && o.Caller == f.caller {
+		f.creation = max(f.creation, createsParts)
+	}
 	it.caller = o.Caller
 	switch {
 	case it.own && f.unread && !o.Caller.Named():
@@ -167,10 +213,10 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 		f.refuse(notFound(it.kind, string(text)))
 	case !slices.Contains(f.affinity.accounts, o.Account):
 		f.unknown = append(f.unknown, it)
-	case !f.owns:
-		f.owns, f.account, f.firstText, f.firstKind = true, o.Account, string(text), it.kind
+	case f.basis != owned:
+		f.basis, f.account, f.first.text, f.first.kind = owned, o.Account, string(text), it.kind
 	case f.account != o.Account:
-		f.refuse(apart(f.firstText, string(text)))
+		f.refuse(apart(f.first.text, string(text)))
 	}
 }
 
@@ -179,10 +225,10 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 // unable to answer, or may have learned the caller since.
 const foundFor = 5 * time.Minute
 
-// askReplicas asks what other replicas know of the open ids. If there is no
+// lookUp asks other replicas what they know of the open ids. If there is no
 // answer, what is known here has to do, and is not taken for what they know.
 // It does not do for an id that has to be the caller's own.
-func (f *finder) askReplicas() {
+func (f *finder) lookUp() {
 	if f.refused || len(f.open) == 0 {
 		return
 	}
@@ -190,7 +236,7 @@ func (f *finder) askReplicas() {
 	for i := range keys {
 		keys[i] = f.open[i].Key
 	}
-	found, err := f.affinity.shared.Ask(f.caller, keys, f.affinity.patience)
+	found, err := f.affinity.others.Lookup(f.caller, keys, f.affinity.patience)
 	if errors.Is(err, replicas.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
@@ -222,18 +268,18 @@ func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 }
 
 // Allows reports whether the account may get the request.
-func (h *Home) Allows(account string) bool {
-	return (h.account == "" || h.account == account) && !slices.Contains(h.missing, account)
+func (p *Placement) Allows(account string) bool {
+	return (p.account == "" || p.account == account) && !slices.Contains(p.missing, account)
 }
 
 // Stored returns, in words for the client, the object because of which only one
 // account may get the request. It is empty if any account may get it.
-func (h *Home) Stored() string {
-	if h.account == "" {
+func (p *Placement) Stored() string {
+	if p.account == "" {
 		return ""
 	}
 	kind := "object"
-	switch h.firstKind {
+	switch p.first.kind {
 	case openaiapi.PreviousResponse:
 		kind = "response"
 	case openaiapi.Item:
@@ -241,14 +287,14 @@ func (h *Home) Stored() string {
 	case openaiapi.Encrypted:
 		kind = "encrypted content"
 	default:
-		if h.list {
+		if p.basis == listed {
 			return "this list"
 		}
-		if known, ok := kinds[h.firstText[:max(0, strings.IndexAny(h.firstText, "_-"))]]; ok {
+		if known, ok := kinds[p.first.text[:max(0, strings.IndexAny(p.first.text, "_-"))]]; ok {
 			kind = known
 		}
 	}
-	return "the " + kind + " '" + showntext.Cut(h.firstText, longestShown) + "'"
+	return "the " + kind + " '" + showntext.Cut(p.first.text, longestShown) + "'"
 }
 
 // kinds are the kinds of objects, by the prefix of their ids.
@@ -261,104 +307,104 @@ var kinds = map[string]string{
 // IsList reports whether the request asks for a list. Any account could answer,
 // but each lists only its own objects, so it has to be the same account every
 // time.
-func (h *Home) IsList() bool { return h.list }
+func (p *Placement) IsList() bool { return p.basis == listed }
 
 // Makes reports whether the request makes an object without naming one.
-func (h *Home) Makes() bool { return h.creates && len(h.named) == 0 }
+func (p *Placement) Makes() bool { return p.creation == createsAll && len(p.named) == 0 }
 
 // Settle makes the account the only one that may get the request.
-func (h *Home) Settle(account string) { h.account = account }
+func (p *Placement) Settle(account string) { p.account = account }
 
 // Asks reports whether the owner is found by asking one account after the
 // other.
-func (h *Home) Asks() bool {
-	return h.affinity != nil && h.account == "" && len(h.unknown) > 0 && len(h.affinity.accounts) > 1
+func (p *Placement) Asks() bool {
+	return p.affinity != nil && p.account == "" && len(p.unknown) > 0 && len(p.affinity.accounts) > 1
 }
 
 // Missing records that the account does not store the objects that the request
 // names.
-func (h *Home) Missing(account string) { h.missing = append(h.missing, account) }
+func (p *Placement) Missing(account string) { p.missing = append(p.missing, account) }
 
-// Asked returns how many accounts do not store them.
-func (h *Home) Asked() int { return len(h.missing) }
+// Misses returns how many accounts do not store them.
+func (p *Placement) Misses() int { return len(p.missing) }
 
 // Served records that the account served the request, with this reply. So the
 // account stores the objects that the request names. Only an input item's id
 // proves nothing, unless another account did not know it.
-func (h *Home) Served(account string, res *http.Response) {
-	if h.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
+func (p *Placement) Served(account string, res *http.Response) {
+	if p.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return
 	}
-	for _, it := range h.unknown {
-		if it.kind != openaiapi.Item || len(h.missing) > 0 {
-			h.found(it, account)
+	for _, it := range p.unknown {
+		if it.kind != openaiapi.Item || len(p.missing) > 0 {
+			p.found(it, account)
 		}
 	}
-	if h.unknown = nil; h.teaches && len(res.Header["Location"]) > 0 {
+	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {
 		if text := openaiapi.IDInLocation(res.Header.Get("Location")); text != "" {
-			h.learn(account, openaiapi.Object, []byte(text))
+			p.learn(account, openaiapi.Object, []byte(text))
 		}
 	}
 }
 
 // found records that the account has what an id names. That says nothing about
 // whose it is. What other replicas say about that does not hold for long.
-func (h *Home) found(it id, account string) {
-	ttl := h.affinity.ttl
-	if h.affinity.shared != nil && h.caller != 0 && !it.caller.Named() {
+func (p *Placement) found(it id, account string) {
+	ttl := p.affinity.ttl
+	if p.affinity.others != nil && p.caller != 0 && !it.caller.Named() {
 		ttl = min(ttl, foundFor)
 	}
-	h.put(it.Key, account, it.caller, ttl)
+	p.put(it.Key, account, it.caller, ttl)
 }
 
 // learn records the account of an id in a reply, and the caller that it belongs
 // to. That is the caller of this request if the request made the object, or if
 // the object is a new part of one of the caller's. Otherwise the reply shows
 // nothing about whose the object is.
-func (h *Home) learn(account string, kind openaiapi.Kind, text []byte) {
+func (p *Placement) learn(account string, kind openaiapi.Kind, text []byte) {
 	key := owners.KeyOf(text)
 	made := false
 	switch kind {
 	case openaiapi.Object:
-		made = h.creates
+		made = p.creation == createsAll
 	case openaiapi.Part, openaiapi.Encrypted:
-		made = (h.creates || h.mine) && h.isNew(key)
+		made = p.creation != createsNothing && p.isNew(key)
 	}
-	caller := h.caller
-	if !made || h.names(key) {
+	caller := p.caller
+	if !made || p.names(key) {
 		caller = 0
 	}
-	h.learned = true
-	h.put(key, account, caller, h.affinity.ttl)
+	p.ids = learnedIDs
+	p.put(key, account, caller, p.affinity.ttl)
 }
 
 // learnUnstored records that a new output item of a response that no account
 // stores belongs to the caller. Only a caller who reaches nothing else needs that,
 // because clients send such items back.
-func (h *Home) learnUnstored(text []byte) {
-	if key := owners.KeyOf(text); h.affinity.strict && h.creates && h.isNew(key) && !h.names(key) {
-		h.put(key, "", h.caller, h.affinity.ttl)
+func (p *Placement) learnUnstored(text []byte) {
+	if key := owners.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
+		p.put(key, "", p.caller, p.affinity.ttl)
 	}
 }
 
 // isNew reports whether the id may be the caller's: it is not known as one that
 // belongs to no caller.
-func (h *Home) isNew(key owners.Key) bool {
-	o, known := h.affinity.keeper.store().Get(key, time.Now())
+func (p *Placement) isNew(key owners.Key) bool {
+	o, known := p.affinity.owners.loaded().Get(key, time.Now())
 	return !known || o.Caller.Named()
 }
 
-func (h *Home) names(key owners.Key) bool {
-	return slices.ContainsFunc(h.named, func(it id) bool { return it.Key == key })
+func (p *Placement) names(key owners.Key) bool {
+	return slices.ContainsFunc(p.named, func(it id) bool { return it.Key == key })
 }
 
-func (h *Home) put(key owners.Key, account string, caller owners.Caller, ttl time.Duration) {
-	a, now := h.affinity, time.Now()
-	o, news := a.keeper.store().Put(key, owners.Owner{Account: account, Caller: caller}, now, ttl)
+func (p *Placement) put(key owners.Key, account string, caller owners.Caller, ttl time.Duration) {
+	a, now := p.affinity, time.Now()
+	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, ttl)
 	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
-		a.shared.Tell(key, o, a.ttl)
+		a.others.Tell(key, o, a.ttl)
 	}
-	a.keeper.saveIfDue(now)
+	a.owners.saveIfDue(now)
 }
 
 // longestShown is how much of an id an error shows.

@@ -26,13 +26,13 @@ const (
 	readPatience = 3 * time.Second
 )
 
-// keeper holds a store, and keeps it in Caddy's storage if the options say so.
-// It reads what was saved when the first request asks, because `caddy validate`
+// savedOwners holds the owners, and keeps them in Caddy's storage if the options
+// say so. It reads what was saved when the first request asks, because `caddy validate`
 // must not, and saves when requests come, both in the background. Nothing is
 // saved until what was saved before has been read, because it is replaced.
-type keeper struct {
+type savedOwners struct {
 	memory *owners.Memory
-	place  atomic.Pointer[savePlace] // nil: nothing is saved
+	file   atomic.Pointer[savedFile] // nil: nothing is saved
 	read   atomic.Bool               // what was saved has been read, or there was nothing
 
 	saving  atomic.Bool
@@ -45,8 +45,8 @@ type keeper struct {
 	newest *reading   // nil: none has begun
 }
 
-// savePlace is where a store is saved.
-type savePlace struct {
+// savedFile is where the owners are saved.
+type savedFile struct {
 	storage certmagic.Storage
 	key     string
 	logger  *zap.Logger
@@ -60,49 +60,49 @@ type reading struct {
 }
 
 // Destruct implements caddy.Destructor.
-func (*keeper) Destruct() error { return nil }
+func (*savedOwners) Destruct() error { return nil }
 
 // configure applies the options of a new config.
-func (k *keeper) configure(limit int, save bool, storage certmagic.Storage, pool string, logger *zap.Logger) {
-	k.memory.Limit(limit)
+func (o *savedOwners) configure(limit int, save bool, storage certmagic.Storage, pool string, logger *zap.Logger) {
+	o.memory.Limit(limit)
 	if !save {
-		k.place.Store(nil)
+		o.file.Store(nil)
 		return
 	}
-	k.place.Store(&savePlace{storage, "openai_lb/ids_" + url.PathEscape(pool), logger})
+	o.file.Store(&savedFile{storage, "openai_lb/ids_" + url.PathEscape(pool), logger})
 }
 
-// store returns the store, with what was saved in it. While the storage hangs or
-// fails, requests do without that.
-func (k *keeper) store() *owners.Memory {
-	if p := k.place.Load(); p != nil && !k.read.Load() {
-		r := k.readFrom(p, readPause)
+// loaded returns the owners, with those that were saved. While the storage hangs or
+// fails, requests do without these.
+func (o *savedOwners) loaded() *owners.Memory {
+	if f := o.file.Load(); f != nil && !o.read.Load() {
+		r := o.readFrom(f, readPause)
 		r.wait(r.until)
 	}
-	return k.memory
+	return o.memory
 }
 
-// isUnread reports whether what was saved has not been read, so that the store may
-// lack it.
-func (k *keeper) isUnread() bool { return k.place.Load() != nil && !k.read.Load() }
+// isUnread reports whether what was saved has not been read, so that some owners may
+// not be known.
+func (o *savedOwners) isUnread() bool { return o.file.Load() != nil && !o.read.Load() }
 
 // readFrom returns the newest attempt to read what was saved. A new one begins
 // if the last one has ended, and began at least pause ago.
-func (k *keeper) readFrom(p *savePlace, pause time.Duration) *reading {
-	k.readMu.Lock()
-	defer k.readMu.Unlock()
+func (o *savedOwners) readFrom(f *savedFile, pause time.Duration) *reading {
+	o.readMu.Lock()
+	defer o.readMu.Unlock()
 	now := time.Now()
 	r := &reading{began: now, until: now, done: make(chan struct{})}
-	if last := k.newest; last == nil {
+	if last := o.newest; last == nil {
 		r.until = now.Add(readPatience)
 	} else if !last.hasEnded() || now.Sub(last.began) < pause {
 		return last
 	}
-	k.newest = r
+	o.newest = r
 	go func() {
 		defer close(r.done)
-		if p.load(k.memory) {
-			k.read.Store(true)
+		if f.load(o.memory) {
+			o.read.Store(true)
 		}
 	}()
 	return r
@@ -133,14 +133,14 @@ func (r *reading) wait(until time.Time) {
 
 // load reads what was saved, and reports whether other data may replace it.
 // Data that is not understood is kept under another key.
-func (p *savePlace) load(memory *owners.Memory) bool {
+func (f *savedFile) load(memory *owners.Memory) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
-	saved, err := p.storage.Load(ctx, p.key)
+	saved, err := f.storage.Load(ctx, f.key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true
 	}
-	logger := p.logger.With(zap.String("key", p.key))
+	logger := f.logger.With(zap.String("key", f.key))
 	if err != nil {
 		logger.Error("could not read saved ids", zap.Error(err), zap.Duration("retry_in", readPause))
 		return false
@@ -150,8 +150,8 @@ func (p *savePlace) load(memory *owners.Memory) bool {
 		logger.Info("saved ids read", zap.Int("ids", ids))
 		return true
 	}
-	aside := p.key + "_unreadable_" + time.Now().UTC().Format("20060102T150405Z")
-	if failed := p.storage.Store(ctx, aside, saved); failed != nil {
+	aside := f.key + "_unreadable_" + time.Now().UTC().Format("20060102T150405Z")
+	if failed := f.storage.Store(ctx, aside, saved); failed != nil {
 		logger.Error("could not read saved ids", zap.Error(errors.Join(err, failed)), zap.Duration("retry_in", readPause))
 		return false
 	}
@@ -160,51 +160,51 @@ func (p *savePlace) load(memory *owners.Memory) bool {
 }
 
 // saveIfDue begins to save what was learned, if it is time to.
-func (k *keeper) saveIfDue(now time.Time) {
-	if k.place.Load() == nil {
+func (o *savedOwners) saveIfDue(now time.Time) {
+	if o.file.Load() == nil {
 		return
 	}
-	last := k.lastDue.Load()
+	last := o.lastDue.Load()
 	if last == 0 {
-		k.lastDue.CompareAndSwap(0, now.UnixNano())
+		o.lastDue.CompareAndSwap(0, now.UnixNano())
 		return
 	}
-	if now.Sub(time.Unix(0, last)) < saveInterval || !k.saving.CompareAndSwap(false, true) {
+	if now.Sub(time.Unix(0, last)) < saveInterval || !o.saving.CompareAndSwap(false, true) {
 		return
 	}
-	k.lastDue.Store(now.UnixNano())
+	o.lastDue.Store(now.UnixNano())
 	go func() {
-		defer k.saving.Store(false)
-		k.save()
+		defer o.saving.Store(false)
+		o.save()
 	}()
 }
 
 var errNotRead = errors.New("the saved ids have not been read yet, so they are not replaced")
 
 // save saves what was learned since it was last saved.
-func (k *keeper) save() {
-	p := k.place.Load()
-	if p == nil {
+func (o *savedOwners) save() {
+	f := o.file.Load()
+	if f == nil {
 		return
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	changes := k.memory.Changes()
-	if changes == k.saved {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	changes := o.memory.Changes()
+	if changes == o.saved {
 		return
 	}
-	if !k.read.Load() {
-		k.readFrom(p, 0).wait(time.Now().Add(storageTimeout))
+	if !o.read.Load() {
+		o.readFrom(f, 0).wait(time.Now().Add(storageTimeout))
 	}
 	err := errNotRead
-	if k.read.Load() {
+	if o.read.Load() {
 		ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 		defer cancel()
-		err = p.storage.Store(ctx, p.key, k.memory.Save(time.Now()))
+		err = f.storage.Store(ctx, f.key, o.memory.Save(time.Now()))
 	}
 	if err != nil {
-		p.logger.Error("could not save ids", zap.String("key", p.key), zap.Error(err))
+		f.logger.Error("could not save ids", zap.String("key", f.key), zap.Error(err))
 		return
 	}
-	k.saved = changes
+	o.saved = changes
 }
