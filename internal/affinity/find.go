@@ -1,0 +1,234 @@
+package affinity
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+)
+
+type id struct {
+	owners.Key
+	kind openaiapi.Kind
+	// own reports whether the id has to be the caller's own.
+	own bool
+	// caller is the one that it belongs to, as far as that is known.
+	caller owners.Caller
+}
+
+// Request is the input for finding a Placement.
+type Request struct {
+	Method, Operation, RawQuery string
+	// Body is the parsed body, and Text the body itself.
+	Body *openaiapi.Request
+	Text []byte
+	// Caller is the name of the caller, if callers have names.
+	Caller string
+	// Upgrade reports whether it opens a WebSocket, and Compressed whether its body
+	// could not be read.
+	Upgrade, Compressed bool
+	// Disputed reports whether servers may read the body as different types.
+	Disputed bool
+	// CutAt is how many bytes were read of a longer body. 0: all of it.
+	CutAt int64
+}
+
+// Place returns the placement of a request. If no account may get it, refused is
+// true and refusal says why.
+func (a *Affinity) Place(r Request) (p Placement, refusal apierror.Error, refused bool) {
+	if a == nil {
+		return p, refusal, false
+	}
+	if a.strict {
+		if refusal, refused = r.refuses(); refused {
+			return p, refusal, true
+		}
+	}
+	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
+	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
+	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
+		return p, refusal, false
+	}
+	return a.find(&r, stored)
+}
+
+func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierror.Error, bool) {
+	p := Placement{affinity: a, caller: owners.CallerNamed(r.Caller)}
+	if stored.List {
+		p.basis = listed // unless an id has an owner
+	}
+	if stored.Teaches {
+		p.ids = someIDs
+	}
+	if stored.Creates && (stored.Subject == "" || r.showsAll()) {
+		p.creation = createsAll
+	}
+	if stored.Subject != "" {
+		p.subject = owners.KeyOf(stored.Subject)
+	}
+	f := finder{Placement: &p, store: a.owners.loaded(), now: time.Now()}
+	f.unread = a.owners.isUnread()
+	for i, text := range stored.IDs {
+		f.own = a.strict && i == 0 // the others are below it
+		f.take(openaiapi.Object, []byte(text))
+	}
+	f.own = a.strict
+	r.Body.EachID(r.Text, f.take)
+	f.lookUp()
+	return p, f.refusal, f.refused
+}
+
+// showsAll reports whether every object that the body names was seen. What is made below another object
+// may otherwise be one that the body names, such as a file that is added to a vector store.
+func (r *Request) showsAll() bool {
+	return openaiapi.BodyNamesNothing(r.Method, r.Operation) || !r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
+}
+
+// finder finds the owner of a request's ids.
+type finder struct {
+	*Placement
+	store *owners.Memory
+	// unread reports whether the store lacks what was saved.
+	unread  bool
+	now     time.Time
+	refusal apierror.Error
+	refused bool
+	// own reports whether the next id has to be the caller's own.
+	own bool
+	// open are the ids of which other replicas may know more.
+	open []openID
+}
+
+type openID struct {
+	id
+	text  []byte
+	owner owners.Owner // as far as it is known here
+}
+
+func (f *finder) refuse(e apierror.Error) {
+	if !f.refused {
+		f.refusal, f.refused = e, true
+	}
+}
+
+func (f *finder) take(kind openaiapi.Kind, text []byte) {
+	it := id{Key: owners.KeyOf(text), kind: kind, own: f.own}
+	f.named = append(f.named, it)
+	o, _ := f.store.Get(it.Key, f.now)
+	if f.othersMayKnow(o) {
+		f.open = append(f.open, openID{it, text, o})
+	} else {
+		f.apply(it, text, o)
+	}
+}
+
+// othersMayKnow reports whether other replicas may know what this one does not:
+// the caller of an id, if callers have names, and its account, if there are
+// several.
+func (f *finder) othersMayKnow(o owners.Owner) bool {
+	a := f.affinity
+	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.accounts) > 1)
+}
+
+// apply uses what is known about an id. An account that the config no longer
+// has may have another name or key now, so that it is not known who has the
+// object. The caller is known anyway.
+func (f *finder) apply(it id, text []byte, o owners.Owner) {
+	if it.Key == f.subject && o.Caller == f.caller {
+		f.creation = max(f.creation, createsParts)
+	}
+	it.caller = o.Caller
+	switch {
+	case it.own && f.unread && !o.Caller.Named():
+		f.refuse(apierror.OwnersUnknown)
+	case !o.MayUse(f.caller), it.own && o.Caller != f.caller:
+		f.refuse(notFound(it.kind, string(text)))
+	case !slices.Contains(f.affinity.accounts, o.Account):
+		f.unknown = append(f.unknown, it)
+	case f.basis != owned:
+		f.basis, f.account, f.first.text, f.first.kind = owned, o.Account, string(text), it.kind
+	case f.account != o.Account:
+		f.refuse(apart(f.first.text, string(text)))
+	}
+}
+
+// foundFor is how long an id counts as belonging to no caller after other
+// replicas were asked. Then they are asked again: one of them may have been
+// unable to answer, or may have learned the caller since.
+const foundFor = 5 * time.Minute
+
+// lookUp asks other replicas what they know of the open ids. If there is no
+// answer, what is known here has to do, and is not taken for what they know.
+// It does not do for an id that has to be the caller's own.
+func (f *finder) lookUp() {
+	if f.refused || len(f.open) == 0 {
+		return
+	}
+	keys := make([]owners.Key, len(f.open))
+	for i := range keys {
+		keys[i] = f.open[i].Key
+	}
+	found, err := f.affinity.others.Lookup(f.caller, keys, f.affinity.patience)
+	if errors.Is(err, replicas.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
+		f.refuse(apierror.OwnersUnknown)
+		return
+	}
+	for i, it := range f.open {
+		o := it.owner
+		if err == nil {
+			o = f.settle(it, found[i])
+		}
+		f.apply(it.id, it.text, o)
+	}
+}
+
+// settle remembers what other replicas know of an id, and returns its owner.
+func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
+	a, o, ttl := f.affinity, it.owner, min(found.TTL, f.affinity.ttl)
+	if found.TTL > 0 {
+		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.accounts, found.Account) {
+			o.Account = found.Account
+		}
+	}
+	if o.Caller == 0 && f.caller != 0 && !it.own {
+		o.Caller, ttl = owners.NoCaller, foundFor
+	}
+	if slices.Contains(a.accounts, o.Account) {
+		o, _ = f.store.Put(it.Key, o, f.now, ttl)
+	}
+	return o
+}
+
+// longestShown is how much of an id an error shows.
+const longestShown = 80
+
+// notFound is the error for an object that the caller may not use, in the words
+// that OpenAI's API has for it.
+func notFound(kind openaiapi.Kind, text string) apierror.Error {
+	text = showntext.Cut(text, longestShown)
+	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}
+	switch kind {
+	case openaiapi.PreviousResponse:
+		e.Message, e.Code = "Previous response with id '"+text+"' not found.", "previous_response_not_found"
+	case openaiapi.Item:
+		e.Message = "Item with id '" + text + "' not found."
+	case openaiapi.Encrypted:
+		e.Message, e.Code = "The encrypted content "+text+" could not be verified.", "invalid_encrypted_content"
+	default:
+		e.Message = "No such object: " + text
+	}
+	return e
+}
+
+// apart is the error for a request whose objects are in different accounts.
+func apart(one, other string) apierror.Error {
+	return apierror.Error{Status: http.StatusBadRequest, Kind: "invalid_request_error", Code: "objects_in_different_accounts", Class: apierror.InvalidRequest,
+		Message: "The request names objects that are stored in different accounts: " + showntext.Cut(one, longestShown) +
+			" and " + showntext.Cut(other, longestShown) + ". No account has both."}
+}

@@ -1,0 +1,89 @@
+package affinity
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+)
+
+// Served records that the account served the request, with this reply. So the
+// account stores the objects that the request names. Only an input item's id
+// proves nothing, unless another account did not know it.
+func (p *Placement) Served(account string, res *http.Response) {
+	if p.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
+		return
+	}
+	for _, it := range p.unknown {
+		if it.kind != openaiapi.Item || len(p.missing) > 0 {
+			p.found(it, account)
+		}
+	}
+	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {
+		if text := openaiapi.IDInLocation(res.Header.Get("Location")); text != "" {
+			p.learn(account, openaiapi.Object, []byte(text))
+		}
+	}
+}
+
+// found records that the account has what an id names. That says nothing about
+// whose it is. What other replicas say about that does not hold for long.
+func (p *Placement) found(it id, account string) {
+	ttl := p.affinity.ttl
+	if p.affinity.others != nil && p.caller != 0 && !it.caller.Named() {
+		ttl = min(ttl, foundFor)
+	}
+	p.put(it.Key, account, it.caller, ttl)
+}
+
+// learn records the account of an id in a reply, and the caller that it belongs
+// to. That is the caller of this request if the request made the object, or if
+// the object is a new part of one of the caller's. Otherwise the reply shows
+// nothing about whose the object is.
+func (p *Placement) learn(account string, kind openaiapi.Kind, text []byte) {
+	key := owners.KeyOf(text)
+	made := false
+	switch kind {
+	case openaiapi.Object:
+		made = p.creation == createsAll
+	case openaiapi.Part, openaiapi.Encrypted:
+		made = p.creation != createsNothing && p.isNew(key)
+	}
+	caller := p.caller
+	if !made || p.names(key) {
+		caller = 0
+	}
+	p.ids = learnedIDs
+	p.put(key, account, caller, p.affinity.ttl)
+}
+
+// learnUnstored records that a new output item of a response that no account
+// stores belongs to the caller. Only a caller who reaches nothing else needs that,
+// because clients send such items back.
+func (p *Placement) learnUnstored(text []byte) {
+	if key := owners.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
+		p.put(key, "", p.caller, p.affinity.ttl)
+	}
+}
+
+// isNew reports whether the id may be the caller's: it is not known as one that
+// belongs to no caller.
+func (p *Placement) isNew(key owners.Key) bool {
+	o, known := p.affinity.owners.loaded().Get(key, time.Now())
+	return !known || o.Caller.Named()
+}
+
+func (p *Placement) names(key owners.Key) bool {
+	return slices.ContainsFunc(p.named, func(it id) bool { return it.Key == key })
+}
+
+func (p *Placement) put(key owners.Key, account string, caller owners.Caller, ttl time.Duration) {
+	a, now := p.affinity, time.Now()
+	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, ttl)
+	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
+		a.others.Tell(key, o, a.ttl)
+	}
+	a.owners.saveIfDue(now)
+}
