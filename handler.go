@@ -180,14 +180,14 @@ func (h *Handler) asksReady(r *http.Request) bool {
 }
 
 // answerReady says whether there is a backend to use, and if not, when the
-// first one may be. It calls none, but has those looked for that are lost.
+// first one may be. It calls none, but rechecks the unreachable ones.
 func (h *Handler) answerReady(r *http.Request) (answer apierror.Answer) {
 	now := time.Now()
 	usable, wait := h.balancer.Pool.Usable(now)
 	if usable {
 		answer = apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), Class: apierror.Ready}
 	} else {
-		h.seeker.Seek(h.balancer.Pool, now)
+		h.rechecker.recheckAll(h.balancer.Pool, now)
 		answer = apierror.NotReady.Answer(r)
 		if wait > 0 {
 			answer.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))

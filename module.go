@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -30,12 +29,9 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover"  // openai_lb_handover
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/reach"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
-	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 func init() {
@@ -170,8 +166,7 @@ type Handler struct {
 	// promptCache is nil if it is off.
 	promptCache *affinity.PromptCache
 
-	// seeker looks for backends that could not be reached.
-	seeker reach.Seeker
+	rechecker rechecker
 
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
@@ -294,10 +289,8 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		}
 	}
 	h.models = modelsOf(h.Backends)
-	h.seeker = reach.Seeker{
-		Context: ctx, Transport: h.Transport.sender.RoundTripper, URL: h.urlOf, Class: string(verdict.Unreachable),
-	}
-	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, policy, events, h.link, &h.seeker)
+	h.rechecker = rechecker{ctx, h.Transport.sender.RoundTripper, h.Backends}
+	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, policy, events, h.link, &h.rechecker)
 	h.balancer.transport = h.Transport
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
@@ -305,16 +298,6 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		return err
 	}
 	return h.provisionAffinity(ctx)
-}
-
-// urlOf returns the URL of a member's backend.
-func (h *Handler) urlOf(m *pool.Member) *url.URL {
-	for _, b := range h.Backends {
-		if b.Name == m.Name {
-			return b.url
-		}
-	}
-	return nil
 }
 
 func (h *Handler) provisionBackends(ctx caddy.Context) error {

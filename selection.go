@@ -22,7 +22,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -64,7 +63,7 @@ type Selection struct {
 
 	mu        sync.Mutex
 	closed    bool
-	addresses plainproxy.Addresses
+	addresses addresses
 }
 
 // SelectionUpstream is the priority and the weight of an upstream.
@@ -98,7 +97,7 @@ func (*Selection) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the policy.
 func (s *Selection) Provision(ctx caddy.Context) error {
-	proxy := plainproxy.Around(ctx.Modules())
+	proxy := proxyAround(ctx.Modules())
 	seen := make(map[string]bool)
 	for i := range s.Upstreams {
 		u := &s.Upstreams[i]
@@ -118,16 +117,12 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		if err := checkRank(u.Priority, *u.Weight); err != nil {
 			return fmt.Errorf("upstream %s: %w", u.Dial, err)
 		}
-		if err := plainproxy.CheckUpstream(proxy, u.Dial); err != nil {
+		if err := checkUpstream(proxy, u.Dial); err != nil {
 			return err
 		}
 	}
 	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
-	s.addresses = plainproxy.Addresses{
-		Load:      loadHealth,
-		Unload:    func(dial string) error { _, err := healths.Delete(dial); return err },
-		Forgotten: func(dial string) { metrics.Forget(s.Pool, dial) },
-	}
+	s.addresses.pool = s.Pool
 	err := fleet.Default.Claim(ctx, s.Pool, s, proxy)
 	if err != nil {
 		return err
@@ -156,7 +151,7 @@ const maxDynamicAttempts = 64
 // with an error of its own, although we have a backend's reply, and would make
 // no retry without lb_retries.
 func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
-	if !plainproxy.HasPolicy(proxy, "openai_lb") {
+	if !hasSelection(proxy) {
 		return nil // this one is part of another policy
 	}
 	var ok bool
@@ -167,7 +162,7 @@ func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
 	if lb.RetryMatchRaw != nil {
 		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
 	}
-	if option := plainproxy.PassiveOption(proxy); option != "" {
+	if option := passiveOption(proxy); option != "" {
 		return fmt.Errorf("%s of reverse_proxy is not allowed with the openai_lb transport, because it would count each throttle as a failure: use the transport's own options", option)
 	}
 	if lb.Retries > 0 {
@@ -189,7 +184,7 @@ func (s *Selection) Cleanup() error {
 		metrics.Left()
 	}
 	s.closed = true
-	return s.addresses.Close()
+	return s.addresses.close()
 }
 
 // Select implements reverseproxy.Selector.
@@ -240,7 +235,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 		return current.balancer
 	}
 	targets := make([]*target, len(upstreams))
-	for i, health := range s.addresses.Use(upstreams) {
+	for i, health := range s.addresses.use(upstreams) {
 		upstream := upstreams[i]
 		m := pool.NewMember(upstream.Dial, health)
 		for _, u := range s.Upstreams {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/plainproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -82,7 +81,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	}
 	if t.front == nil {
 		t.front = plainProxy{}
-		if proxy := plainproxy.Around(ctx.Modules()); proxy != nil && !plainproxy.HasPolicy(proxy, "openai_lb") {
+		if proxy := proxyAround(ctx.Modules()); proxy != nil && !hasSelection(proxy) {
 			ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
 		}
 	}

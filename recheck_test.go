@@ -1,4 +1,4 @@
-package reach
+package openailb
 
 import (
 	"context"
@@ -31,19 +31,16 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errors.New("no answer from a server of these names: " + strings.Repeat("a.example.com\xff\n", 100))
 }
 
-// lostPool is a pool of a backend that was just lost, and the seeker that tries to
-// reach it until the config is unloaded.
-func lostPool(t *testing.T, d *dialer) (p *pool.Pool, s *Seeker, unload func()) {
+// unreachablePool is a pool of a backend that just became unreachable, and its rechecker
+// until the config is unloaded.
+func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *rechecker, unload func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	s = &Seeker{
-		Context: ctx, Transport: d, Class: "unreachable",
-		URL: func(*pool.Member) *url.URL { return &url.URL{Scheme: "http", Host: "a"} },
-	}
-	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, s)
+	c = &rechecker{ctx, d, []*Backend{{Name: "a", url: &url.URL{Scheme: "http", Host: "a"}}}}
+	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, c)
 	t.Cleanup(p.Close)
 	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
-	return p, s, cancel
+	return p, c, cancel
 }
 
 // usable reports whether a backend of the pool may be used.
@@ -56,7 +53,7 @@ func usable(p *pool.Pool) bool {
 func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d dialer
-		p, _, _ := lostPool(t, &d)
+		p, _, _ := unreachablePool(t, &d)
 		attempts := 0
 		for _, seconds := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
 			time.Sleep(time.Duration(seconds)*time.Second - time.Millisecond)
@@ -67,7 +64,7 @@ func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 			if attempts++; usable(p) || int(d.dials.Load()) != attempts {
 				t.Errorf("%d attempts after the pause of %d s, want %d", d.dials.Load(), seconds, attempts)
 			}
-			time.Sleep(timeout)
+			time.Sleep(recheckTimeout)
 		}
 		d.connects.Store(true)
 		time.Sleep(time.Minute)
@@ -83,10 +80,10 @@ func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 
 func TestAnErrorIsShownInShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, _, _ := lostPool(t, new(dialer))
-		time.Sleep(time.Second + timeout)
+		p, _, _ := unreachablePool(t, new(dialer))
+		time.Sleep(time.Second + recheckTimeout)
 		usable(p)
-		if text := p.Snapshot(time.Now())[0].Benches[0].Error; len(text) < 100 || len(text) > maxErrorText || !utf8.ValidString(text) {
+		if text := p.Snapshot(time.Now())[0].Benches[0].Error; len(text) < 100 || len(text) > maxRecheckError || !utf8.ValidString(text) {
 			t.Errorf("the error is %q", text)
 		}
 	})
@@ -95,16 +92,16 @@ func TestAnErrorIsShownInShort(t *testing.T) {
 func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d dialer
-		p, s, _ := lostPool(t, &d)
-		s.Seek(p, time.Now())
+		p, c, _ := unreachablePool(t, &d)
+		c.recheckAll(p, time.Now())
 		if usable(p); d.dials.Load() != 0 {
 			t.Error("it is tried in the moment in which it was lost")
 		}
-		time.Sleep(time.Second + timeout + 2*time.Second + timeout) // two attempts, and the next is due in 4 s
+		time.Sleep(time.Second + recheckTimeout + 2*time.Second + recheckTimeout) // two attempts, and the next is due in 4 s
 		usable(p)
 		time.Sleep(2 * time.Second)
 		for range 5 {
-			s.Seek(p, time.Now())
+			c.recheckAll(p, time.Now())
 			if usable(p); d.dials.Load() != 3 {
 				t.Errorf("%d attempts, want one at a time", d.dials.Load())
 			}
@@ -115,7 +112,7 @@ func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 func TestAConfigThatIsUnloadedLeavesLostBackendsToTheNextOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d dialer
-		p, _, unload := lostPool(t, &d)
+		p, _, unload := unreachablePool(t, &d)
 		time.Sleep(time.Second)
 		usable(p)
 		unload() // synctest notices a goroutine that stays

@@ -1,0 +1,102 @@
+package openailb
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+const (
+	// recheckTimeout is how long it may take to reach a backend.
+	recheckTimeout = 10 * time.Second
+	// maxRecheckError is how much of an error is shown. It may have the names of a
+	// certificate, or what a backend sent.
+	maxRecheckError = 256
+)
+
+// rechecker rechecks in the background which unreachable backends can be reached,
+// so that no request has to. It is a listener of their pool.
+type rechecker struct {
+	ctx       context.Context // ends every recheck when it is done
+	transport http.RoundTripper
+	backends  []*Backend
+}
+
+// Happened implements pool.Listener.
+func (c *rechecker) Happened(e pool.Event) {
+	if e.Happening == pool.RecheckDue && c.ctx.Err() == nil && e.Member.StartRecheck() {
+		go c.recheck(e.Member)
+	}
+}
+
+// recheckAll rechecks the members of a pool that are unreachable, and have not been
+// rechecked just before.
+func (c *rechecker) recheckAll(p *pool.Pool, now time.Time) {
+	for _, m := range p.Rechecks(now) {
+		go c.recheck(m)
+	}
+}
+
+func (c *rechecker) recheck(m *pool.Member) {
+	defer m.EndRecheck()
+	err := c.connect(m)
+	if err == nil || c.ctx.Err() != nil {
+		return
+	}
+	m.StillUnreachable(pool.Refusal{
+		Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: verdict.CauseOf(err), Error: showntext.Cut(err.Error(), maxRecheckError)},
+		Whole:  true, Unreachable: true,
+	}, time.Now())
+}
+
+// connect connects to the member, and records as soon as it has, or returns why it
+// could not. The request has no credential, so the answer costs nothing.
+func (c *rechecker) connect(m *pool.Member) error {
+	at := c.backends[slices.IndexFunc(c.backends, func(b *Backend) bool { return b.Name == m.Name })].url
+	ctx, cancel := context.WithTimeout(withUpstream(c.ctx, at), recheckTimeout)
+	defer cancel()
+	var connected atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		if !got.Reused { // one that was idle may be dead
+			connected.Store(true)
+			m.Reached()
+		}
+	}})
+	root := url.URL{Scheme: at.Scheme, Host: at.Host, Path: "/"}
+	r, err := http.NewRequestWithContext(ctx, http.MethodHead, root.String(), http.NoBody)
+	if err != nil {
+		return err
+	}
+	res, err := c.transport.RoundTrip(r)
+	switch {
+	case err == nil:
+		res.Body.Close()
+		m.Reached()
+	case connected.Load():
+		return nil
+	}
+	return err
+}
+
+// withUpstream adds the placeholders of reverse_proxy that tls_server_name may have, without which Caddy's
+// transport panics.
+func withUpstream(ctx context.Context, at *url.URL) context.Context {
+	repl, dial := caddy.NewReplacer(), endpoint.Dial(at)
+	host, port, _ := net.SplitHostPort(dial)
+	for name, value := range map[string]string{"address": dial, "hostport": dial, "host": host, "port": port} {
+		repl.Set("http.reverse_proxy.upstream."+name, value)
+	}
+	return context.WithValue(ctx, caddy.ReplacerCtxKey, repl)
+}
