@@ -137,7 +137,7 @@ func (f *finder) othersMayKnow(o owners.Owner) bool {
 }
 
 // apply uses what is known about an id. An account that the config no longer
-// has may have another name or key now, so that it is not known who has the
+// has may have another name or key now, so that it is not known which one has the
 // object. The caller is known anyway.
 func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	if it.Key == f.subject && o.Caller == f.caller {
@@ -164,8 +164,8 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 const foundFor = 5 * time.Minute
 
 // lookUp asks other replicas what they know of the open ids. If there is no
-// answer, what is known here has to do, and is not taken for what they know.
-// It does not do for an id that has to be the caller's own.
+// answer, it goes by what is known here, but does not record that as what they know.
+// For an id that must be the caller's own, that is not enough.
 func (f *finder) lookUp() {
 	if f.refused || len(f.open) == 0 {
 		return
@@ -208,7 +208,7 @@ func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 // longestShown is how much of an id an error shows.
 const longestShown = 80
 
-// notFound is the error for an object that the caller may not use, in the words
+// notFound returns the error for an object that the caller may not use, in the words
 // that OpenAI's API has for it.
 func notFound(kind openaiapi.Kind, text string) apierror.Error {
 	text = showntext.Cut(text, longestShown)
@@ -226,7 +226,7 @@ func notFound(kind openaiapi.Kind, text string) apierror.Error {
 	return e
 }
 
-// apart is the error for a request whose objects are in different accounts.
+// apart returns the error for a request whose objects are in different accounts.
 func apart(one, other string) apierror.Error {
 	return apierror.Error{Status: http.StatusBadRequest, Kind: "invalid_request_error", Code: "objects_in_different_accounts", Class: apierror.InvalidRequest,
 		Message: "The request names objects that are stored in different accounts: " + showntext.Cut(one, longestShown) +

@@ -83,7 +83,7 @@ func (p *Placement) put(key owners.Key, account string, caller owners.Caller, tt
 	a, now := p.affinity, time.Now()
 	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, ttl)
 	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
-		a.others.Tell(key, o, a.ttl)
+		a.others.Send(key, o, a.ttl)
 	}
 	a.owners.saveIfDue(now)
 }

@@ -38,8 +38,7 @@ type Placement struct {
 type basis int
 
 const (
-	// free: any account may.
-	free basis = iota
+	_ basis = iota // any account may
 	// listed: the request asks for a list, and each account lists only its objects.
 	listed
 	// owned: the account stores an object that the request names.

@@ -36,7 +36,7 @@ func (p *Placement) Why(a pool.Affinity) string {
 	return None
 }
 
-// asked reports whether accounts are asked who has what the request names. An
+// asked reports whether accounts are asked for what the request names. An
 // input item, which may come whole, only counts once an account lacks it.
 func (p *Placement) asked() bool {
 	return len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.Item })

@@ -69,7 +69,7 @@ func (m *Memory) Limit(limit int) {
 	}
 }
 
-// Len is how many ids are held.
+// Len returns how many ids are held.
 func (m *Memory) Len() (n int) {
 	for i := range m.parts {
 		p := &m.parts[i]

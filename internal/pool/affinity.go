@@ -164,10 +164,10 @@ func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t
 	return next
 }
 
-// share is the member's weight. Drained ones share alike.
+// share returns the member's weight. Drained members share alike.
 func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
 
-// score is the member's place in the order of a key: the lowest comes first. It
+// score returns the member's place in the order of a key: the lowest comes first. It
 // is a random number of an exponential distribution whose rate is the weight, so
 // each member is first for its share of the keys, and a member that comes or
 // goes changes nothing for the keys of others.

@@ -66,7 +66,7 @@ type bench struct {
 	check trial
 	// doubt is one of noDoubt, inDoubt and doubtOver.
 	doubt atomic.Int32
-	// pool is the one that tells its listeners of the bench.
+	// pool is the one that reports the bench to its listeners.
 	pool *Pool
 	// told reports whether they know that the bench is over.
 	told atomic.Bool
@@ -155,8 +155,8 @@ func (b *bench) checkableBy(cost int64) bool {
 	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
 }
 
-// muchLarger reports whether the bench speaks for requests that are so much
-// larger than one of this cost that it may not hold for that one.
+// muchLarger reports whether the bench is for requests that are so much larger than
+// one of this cost that it may not hold for that one.
 func (b *bench) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
 
 // claim takes the right to send a request: the trial, or one of many. It fails
@@ -196,7 +196,7 @@ func (s *slot) clear(started time.Time) (over *bench) {
 }
 
 // put starts or extends a bench. A bench only grows: a shorter one changes
-// nothing but the cost that the bench speaks for, and its reason if that is of a
+// nothing but the cost that the bench is for, and its reason if that is of a
 // class that it did not have so far. over is the bench before it,
 // if there was one and its time has passed. The caller holds the lock.
 func (s *slot) put(b *bench, remote bool) (happened Happening, over *bench) {
@@ -225,8 +225,8 @@ func (s *slot) put(b *bench, remote bool) (happened Happening, over *bench) {
 }
 
 // follow gives b the end and the ID that it has after a bench that is still in
-// force. If replicas are refused at the same time, each tells the others of a
-// bench of its own. They are one bench to all, and the smallest of the IDs is
+// force. If replicas are refused at the same time, each reports its own bench to
+// the others. They are one bench to all, and the smallest of the IDs is
 // its ID, in whichever order a replica hears of them. So one replica sends the
 // probe, and what becomes of it counts for all.
 func (b *bench) follow(current *bench, remote bool) Happening {

@@ -32,7 +32,7 @@ type Health struct {
 	mu sync.Mutex // guards the writing of all of it
 	// pools are those in use that have a member with this health.
 	pools []*Pool
-	// identity tells apart what the backend is called with.
+	// identity distinguishes the credentials with which the backend is called.
 	identity string
 }
 
@@ -53,7 +53,7 @@ const (
 	// maxModels is how many models of a backend are remembered, and how many of
 	// those that it served.
 	maxModels = 256
-	// maxModelName is how many bytes of a name tell models apart.
+	// maxModelName is how many bytes of a name distinguish models.
 	maxModelName = 256
 )
 
@@ -209,7 +209,7 @@ func (m *Member) unbenched(model string) bool {
 	return whole.throttle.Load() == nil && whole.failure.Load() == nil && !m.Unreachable() && its.throttle.Load() == nil && its.failure.Load() == nil
 }
 
-// slots are all that count for a model.
+// slots returns all that count for a model.
 func (m *Member) slots(model string) [5]*slot {
 	whole, its := &m.health.whole, m.health.of(model)
 	return [5]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &its.throttle, &its.failure}
@@ -301,7 +301,7 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	return m.scope(r.Whole, r.Model, now).rests.next(r, now)
 }
 
-// put starts or extends a bench, and tells of it.
+// put starts or extends a bench, and reports it.
 func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
 	m.health.mu.Lock()
@@ -325,7 +325,7 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// slot is the one for throttles, or for failures.
+// slot returns the slot for throttles, or for failures.
 func (b *benches) slot(throttle bool) *slot {
 	if throttle {
 		return &b.throttle

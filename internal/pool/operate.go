@@ -54,7 +54,7 @@ func (m *Member) Resume(o Order) { m.execute(Resumed, o, false) }
 // TakenOut returns the order by which the member is out of use, or nil.
 func (m *Member) TakenOut() *Order { return m.namesakes.drained.Load() }
 
-// execute tells of an order that was given here also if it changes nothing: for
+// execute reports an order that was given here even if it changes nothing here: for
 // another replica, it may.
 func (m *Member) execute(happening Happening, o Order, remote bool) {
 	var out *Order

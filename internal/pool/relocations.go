@@ -59,7 +59,7 @@ func entryOf(key uint64, to relocation, now time.Time) uint64 {
 // isOf reports whether the entry is that of the key.
 func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>keyShift == 0 }
 
-// idle is for how many ticks the entry was not used.
+// idle returns for how many ticks the entry was not used.
 func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & tickMask }
 
 func (v *Relocations) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }

@@ -95,7 +95,7 @@ func (m *Member) hasRoom(model string, now time.Time) bool {
 	return (*models)[least].returns(now).IsZero() || m.Knows(model) && !m.Knows(least)
 }
 
-// worthLeast is the model that is forgotten first.
+// worthLeast returns the model that is forgotten first.
 func (m *Member) worthLeast(models map[string]*benches, now time.Time) string {
 	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
 		return cmp.Or(boolToInt(m.Knows(a))-boolToInt(m.Knows(b)), models[a].compareEnds(models[b], now))

@@ -14,12 +14,12 @@ const (
 	// margin is how long before the end of a bench the answer to the claim of its
 	// probe is expected, so that it is settled when a request comes.
 	margin = 50 * time.Millisecond
-	// shortest is how long a bench lasts at least whose probe is claimed. After
-	// a shorter one there is nothing to wait for.
+	// shortest is the shortest bench of which the probe is claimed. After a shorter
+	// one there is nothing to wait for.
 	shortest = time.Second
 )
 
-// claims are the benches of whose probes the right is to be claimed.
+// claims are the benches of which the probes are to be claimed.
 type claims struct {
 	mu  sync.Mutex
 	due map[recordKey]pool.Bench
@@ -56,7 +56,7 @@ func (c *claims) drop(backend string, b pool.Bench) {
 	}
 }
 
-// claim is for the right to the probe of a bench.
+// claim is a claim to the right to send the probe of a bench.
 type claim struct {
 	backend string
 	pool.Bench
@@ -64,11 +64,11 @@ type claim struct {
 	ttl time.Duration
 }
 
-// lead is how long before the end of a bench its probe is claimed.
+// lead returns how long before the end of a bench its probe is claimed.
 func (r *Replica) lead() time.Duration { return min(r.clock.roundTrip()+margin, shortest/2) }
 
-// next takes out what is due now, which is so long before the end of a bench. If
-// nothing is, it returns how long there is nothing to do.
+// next removes and returns the claims that are due, so long before the end of a
+// bench. If there are none, it returns how long there is nothing to do.
 func (c *claims) next(now time.Time, lead time.Duration) (due []claim, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +111,7 @@ func (r *Replica) claim(ctx context.Context) {
 }
 
 // claimProbes claims the right to the probe of each bench. If another replica has
-// it, requests here wait for what becomes of that probe. Without an answer each
+// it, requests here wait for the result of that probe. Without an answer each
 // replica sends a probe.
 func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 	claims, longest := make([]state.Claim, len(due)), time.Duration(0)

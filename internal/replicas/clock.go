@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// clock is the clock of the store, as far as it is known here. Replicas date by
-// it what they tell, so that a replica which reads that late notices, whatever
-// the clocks of the machines show.
+// clock is the clock of the store, as far as it is known here. Replicas date their
+// messages by it, so that a replica which reads one late notices that, whatever the
+// clocks of the machines show.
 type clock struct {
 	mu sync.Mutex
 	// shown is what the store's clock showed at a time here. It is zero until the
@@ -18,15 +18,15 @@ type clock struct {
 	trip time.Duration
 }
 
-// set takes the time from an answer of the store.
-func (c *clock) set(shown, asked, answered time.Time) {
+// set records the time in an answer of the store.
+func (c *clock) set(shown, sent, answered time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	trip := answered.Sub(asked)
-	c.shown, c.here, c.trip = shown, asked.Add(trip/2), max(trip, c.trip*7/8)
+	trip := answered.Sub(sent)
+	c.shown, c.here, c.trip = shown, sent.Add(trip/2), max(trip, c.trip*7/8)
 }
 
-// roundTrip is how long the store takes to answer.
+// roundTrip returns how long the store takes to answer.
 func (c *clock) roundTrip() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// compare says that this replica is there, takes in what the store keeps, and
-// tells what the store does not keep but should.
+// compare sends a sign of life, applies what the store keeps, and sends what the
+// store should keep but does not.
 func (r *Replica) compare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -25,23 +25,23 @@ func (r *Replica) compare(ctx context.Context) error {
 		}
 	}
 	failed := r.store.Put(ctx, []state.Record{r.alive(time.Now())})
-	asked := time.Now()
+	sent := time.Now()
 	kept, shown, err := r.store.Load(ctx, groups)
 	now := time.Now()
-	if now.Sub(asked) > patience {
+	if now.Sub(sent) > patience {
 		err = cmp.Or(err, errors.New("the answer came too late")) // what is left of each record is less by now
 	}
 	if err != nil {
 		return cmp.Or(failed, err)
 	}
-	r.clock.set(shown, asked, now)
+	r.clock.set(shown, sent, now)
 	known, sizes := make(map[recordKey]record), make(map[string]int)
 	for _, k := range kept {
 		sizes[k.Group]++
-		r.takeIn(k, known, now)
+		r.apply(k, known, now)
 	}
 	for _, l := range links {
-		r.tellMissing(l, known, sizes, now)
+		r.sendMissing(l, known, sizes, now)
 	}
 	r.repeatOrders(links, known, now)
 	return failed
@@ -53,12 +53,12 @@ type recordKey struct{ group, key string }
 type record struct {
 	message
 	ttl time.Duration
-	// foreign tells that it is not for us: replicas of another version wrote it.
+	// foreign reports whether replicas of another version wrote it.
 	foreign bool
 }
 
-// takeIn applies a record that the store keeps.
-func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time) {
+// apply applies a record that the store keeps.
+func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time) {
 	m, err := parse(k.Message)
 	if err != nil {
 		messagesIn.WithLabelValues("invalid").Inc()
@@ -73,7 +73,7 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time
 		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
 	default:
 		// what is left may be a little more than the message says, if it is two benches
-		// in one; it is much more if somebody set the store's clock back, or if the
+		// in one; it is much more if the store's clock was set back, or if the
 		// store was suspended before it kept the message
 		told, more := m.Bench.Left-r.clock.age(m, now).Milliseconds(), m.Bench.Length/10+slack.Milliseconds()
 		m.Bench.Left = max(0, min(milliseconds(k.TTL), m.Bench.Length+m.Bench.Length/10, told+more))
@@ -87,14 +87,14 @@ func (r *Replica) takeIn(k state.Kept, known map[recordKey]record, now time.Time
 // store was suspended.
 const slack = 500 * time.Millisecond
 
-// lag is by how much what is left of a bench may differ between replicas, and
-// what is not worth telling any more.
+// lag is by how much the rest of a bench may differ between replicas, and the
+// longest rest that is not worth a message.
 const lag = 200 * time.Millisecond
 
-// tellMissing tells of what is known here and not kept by the store: because it
-// could not be reached, or lost its data. A bench for which a backend has no room
-// waits until another one is over.
-func (r *Replica) tellMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
+// sendMissing sends the benches that the store does not keep, because it could not
+// be reached, or lost its data. A bench for which a backend has no room waits until
+// another one is over.
+func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
 	// before the snapshot, in which a backend of a new name has no benches of the
 	// one before
 	names := l.backends()

@@ -31,8 +31,8 @@ type order struct {
 	out bool
 	// said is what the operator said with it.
 	said pool.Order
-	// told is when a replica last told of the order.
-	told time.Time
+	// sent is when a replica last sent the order.
+	sent time.Time
 	// given is when it was given here, if the store's clock was not known yet.
 	given time.Time
 }
@@ -41,7 +41,7 @@ const (
 	// remembered is for how long an order to put a member back is repeated. One to
 	// take it out of use is repeated for as long as that lasts.
 	remembered = state.MaxTTL
-	// repeat is after which time an order is told again that the store does not keep.
+	// repeat is after which time an order is sent again that the store does not keep.
 	repeat = 2 * interval
 )
 
@@ -61,13 +61,13 @@ func (o order) kind() kind {
 // version orders records as before orders orders.
 func (o order) version() string { return fmt.Sprintf("%019d %s", o.number, o.kind()) }
 
-// left is for how long the order to put a member back is still repeated.
+// left returns for how long the order to put a member back is still repeated.
 func (o order) left(shows int64) time.Duration {
 	return min(remembered, remembered-time.Duration(shows-o.number)*time.Microsecond)
 }
 
-func (m *message) order(told time.Time) order {
-	o := order{number: m.Order, out: m.Kind == drained, said: pool.Order{By: m.By, Reason: m.Reason}, told: told}
+func (m *message) order(sent time.Time) order {
+	o := order{number: m.Order, out: m.Kind == drained, said: pool.Order{By: m.By, Reason: m.Reason}, sent: sent}
 	if m.Order > 0 {
 		o.said.Time = time.UnixMicro(m.Order)
 	}
@@ -87,7 +87,7 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
 	key := drainKey{i.backend, i.member}
-	i.order.out, i.order.told = i.kind == drained, i.at
+	i.order.out, i.order.sent = i.kind == drained, i.at
 	shows, exact := r.date(i.at)
 	if i.order.number = max(shows, r.drains.known[key].number+1); !exact {
 		i.order.given = i.at
@@ -96,22 +96,22 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 	m.HearDrained(i.order.out, i.order.said) // perhaps an older order was applied just now
 }
 
-// hearDrain applies an order that another replica tells, or the store keeps, if it
+// hearDrain applies an order that another replica sends, or the store keeps, if it
 // is the latest.
-func (r *Replica) hearDrain(m message, told, now time.Time) {
+func (r *Replica) hearDrain(m message, sent, now time.Time) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
-	key, o := drainKey{m.Backend, m.Member}, m.order(told)
+	key, o := drainKey{m.Backend, m.Member}, m.order(sent)
 	known, ok := r.drains.known[key]
 	if ok && o.before(known) || !r.believes(o, now) {
 		return
 	}
 	if ok && !known.before(o) { // it is the same order
-		if o.said.By == "" && o.said.Reason == "" { // told by an earlier version
+		if o.said.By == "" && o.said.Reason == "" { // sent by an earlier version
 			o.said = known.said
 		}
-		if known.told.After(told) {
-			o.told = known.told
+		if known.sent.After(sent) {
+			o.sent = known.sent
 		}
 	}
 	if r.applyOrder(key, o) {
@@ -139,7 +139,7 @@ func (r *Replica) applyOrder(key drainKey, o order) (there bool) {
 	return there
 }
 
-// repeatOrders tells the orders again that are later than what the store keeps.
+// repeatOrders sends the orders again that are later than what the store keeps.
 func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now time.Time) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
@@ -166,17 +166,17 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 		}
 		kept, there := known[key.record()]
 		wrong := there && !kept.foreign && !r.believes(kept.order(now), now)
-		if there && !wrong && (kept.foreign || !kept.order(now).before(o)) || now.Sub(o.told) < repeat {
+		if there && !wrong && (kept.foreign || !kept.order(now).before(o)) || now.Sub(o.sent) < repeat {
 			continue
 		}
-		o.told = now
+		o.sent = now
 		r.drains.known[key] = o
 		r.enqueue(item{kind: o.kind(), backend: key.backend, member: key.member, order: o, replace: wrong, at: now})
 	}
 }
 
-// recordOrder is what the store keeps of an order. It returns false if the order
-// is too old to be told.
+// recordOrder returns what the store keeps of an order. It returns false if the
+// order is too old to be sent.
 func (r *Replica) recordOrder(i item, now time.Time) (record state.Record, ok bool) {
 	record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Latest, Version: i.order.version()}
 	if i.replace {

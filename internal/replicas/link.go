@@ -29,9 +29,9 @@ func (r *Replica) NewLink() *Link {
 	return &Link{replica: r, names: make(map[*pool.Member]string)}
 }
 
-// Name names the backend that a member is from now on, the same to all replicas.
-// Only a digest of the name leaves the process. When a member becomes another
-// backend, what is known of the one before has to be forgotten first.
+// Name sets the name of the backend that a member is from now on, the same for all
+// replicas. Only a digest of the name leaves the process. When a member becomes
+// another backend, the state of the one before must be cleared first.
 func (l *Link) Name(m *pool.Member, name string) {
 	if l == nil {
 		return
@@ -49,7 +49,7 @@ func (l *Link) backends() map[*pool.Member]string {
 	return maps.Clone(l.names)
 }
 
-// Open lets the members of the pool hear what happens elsewhere.
+// Open applies to the members of the pool what other replicas send.
 func (l *Link) Open(p *pool.Pool) {
 	if l == nil {
 		return
@@ -120,8 +120,8 @@ func (r *Replica) enqueue(i item) {
 	}
 }
 
-// end remembers for a while that a bench is over, so that nobody who did not
-// hear of its end makes it begin once more.
+// end remembers for a while that a bench is over, so that it does not begin once
+// more because of a replica that has not heard of its end.
 func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 // maxEnded is how many benches are remembered that are over.
 const maxEnded = 4096
 
-// hear applies what another replica told then, or what the store keeps.
+// hear applies what another replica sent then, or what the store keeps.
 func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:

@@ -17,18 +17,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// message is what replicas tell each other. It holds no key and no name of a
+// message is what replicas send each other. It holds no key and no name of a
 // backend, a caller or an object.
 type message struct {
 	// Version is that of this format. Others are ignored.
 	Version int  `json:"v"`
 	Kind    kind `json:"kind"`
-	// From is the replica that tells it, and Sent its time, in microseconds
+	// From is the replica that sent it, and Sent its time, in microseconds
 	// since 1970. At is the same by the store's clock, or 0 if that is not known.
 	From string `json:"from"`
 	Sent int64  `json:"sent"`
 	At   int64  `json:"at,omitempty"`
-	// Backend is a digest, as is Member, which tells members of a backend apart.
+	// Backend is a digest, as is Member, which distinguishes members of a backend.
 	Backend string `json:"backend,omitempty"`
 	Member  string `json:"member,omitempty"`
 	Bench   *bench `json:"bench,omitempty"`
@@ -79,31 +79,30 @@ type bench struct {
 	Left   int64 `json:"left"`
 }
 
-// maxLength is how long a bench of another replica lasts at most, whatever the
-// store holds.
+// maxLength is the longest bench of another replica, whatever the store holds.
 const maxLength = state.MaxTTL
 
-// classes are what others may bench a backend for. What a backend thinks of its
-// credential is no news: a replica may have a newer one. Nor is it that a replica
-// cannot reach a backend: its own network may be down.
+// classes are what others may bench a backend for. A refused credential does
+// not count: a replica may have a newer one. Nor does a backend that a replica cannot
+// reach: its own network may be down.
 var classes = []verdict.Class{verdict.Throttled, verdict.Quota, verdict.Overloaded, verdict.Failed, verdict.NotPermitted,
 	verdict.NoModel, verdict.Timeout, verdict.BrokenStream}
 
 var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
 
 // concernsOthers reports whether other replicas may know of a bench of the member:
-// one of them told of it, or the model exists. Clients can make up any number of
-// models, each of which begins a bench that only the replica needs which met it.
+// one of them reported it, or the model exists. Clients can make up any number of
+// models, and the bench of each is needed only by the replica that met it.
 func concernsOthers(m *pool.Member, b pool.Bench) bool {
 	return b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model)
 }
 
-// shareable reports whether replicas tell each other of benches for this reason.
+// shareable reports whether replicas share benches for this reason.
 func shareable(b pool.Bench) bool {
 	return slices.Contains(classes, verdict.Class(b.Class))
 }
 
-// benchOf is how a bench is told of.
+// benchOf returns the bench as messages have it.
 func benchOf(b pool.Bench, now time.Time) *bench {
 	cause := b.Cause
 	if !verdict.IsCode(cause) {
@@ -115,12 +114,12 @@ func benchOf(b pool.Bench, now time.Time) *bench {
 	}
 }
 
-// milliseconds rounds up: nobody calls a backend before its bench is over.
+// milliseconds rounds up: no backend is called before its bench is over.
 func milliseconds(d time.Duration) int64 {
 	return int64((min(max(d, 0), maxLength) + time.Millisecond - 1) / time.Millisecond)
 }
 
-// idOf is the ID as text. Texts compare as IDs do.
+// idOf returns the ID as text. Texts compare as IDs do.
 func idOf(b pool.Bench) string { return fmt.Sprintf("%016x", b.ID) }
 
 // pool returns the bench as a pool knows it, and what is left of it.
@@ -134,7 +133,7 @@ func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
 	}, left
 }
 
-// key names what the bench is about: no backend has two benches of one name.
+// key returns what the bench is about: no backend has two benches of one key.
 func (b *bench) key() string {
 	key := "failure"
 	if b.Throttle {
@@ -146,7 +145,7 @@ func (b *bench) key() string {
 	return key
 }
 
-// most is how many benches the backend may have in the store, this one included.
+// most returns how many benches the backend may have in the store, this one included.
 // Those for failures of single models leave room for throttles, and both for those
 // of the whole backend.
 func (b *bench) most() int {

@@ -14,7 +14,7 @@ import (
 )
 
 // Owners is what replicas know together of the ids of one pool. Each replica
-// tells the store what it learns, in the background, and asks the store only for
+// sends the store what it learns, in the background, and asks the store only for
 // ids that it does not know. The methods of a nil Owners do nothing.
 //
 // In the store, an id is a digest of its key and of the pool's name. Its value
@@ -25,7 +25,7 @@ type Owners struct {
 	accounts map[accountDigest]string
 }
 
-// accountDigest stands for an account, whose own name may tell a host.
+// accountDigest stands for an account, whose own name may contain a host.
 type accountDigest [8]byte
 
 func digestOf(account string) accountDigest {
@@ -53,7 +53,7 @@ type ownerStore struct {
 	lookups lookups
 }
 
-// owned is an id whose owner the store is to keep.
+// owned is an id of which the store is to keep the owner.
 type owned struct {
 	pool  string
 	id    owners.Key
@@ -61,12 +61,12 @@ type owned struct {
 	ttl   time.Duration
 }
 
-// maxOwned is how many ids wait to be told of at most.
+// maxOwned is how many ids wait to be sent at most.
 const maxOwned = 16_384
 
-// Tell has the store keep the owner of an id for the other replicas. It never
+// Send makes the store keep the owner of an id for the other replicas. It never
 // waits.
-func (o *Owners) Tell(id owners.Key, owner owners.Owner, ttl time.Duration) {
+func (o *Owners) Send(id owners.Key, owner owners.Owner, ttl time.Duration) {
 	if o == nil {
 		return
 	}
@@ -78,8 +78,8 @@ func entryKey(pool string, id owners.Key) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// entry is what the store keeps of it. Who made an object never changes. Who
-// found it by asking proves nothing about that.
+// entry returns what the store keeps of it. The caller that made an object never
+// changes, and one that found it by asking proves nothing about that.
 func (i owned) entry() state.Entry {
 	account := digestOf(i.owner.Account)
 	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller.Named()}
@@ -89,9 +89,9 @@ func (i owned) entry() state.Entry {
 	return e
 }
 
-// tellOwners has the store keep owners, as they are learned. What the store does
-// not keep now goes to the end of the queue, so that it is in nobody's way.
-func (r *Replica) tellOwners(ctx context.Context) {
+// sendOwners makes the store keep owners, as they are learned. Those that the store
+// does not keep now go to the end of the queue, so that they hold up no others.
+func (r *Replica) sendOwners(ctx context.Context) {
 	var refused refusals
 	for {
 		items := r.stored.queue.take(ctx)
@@ -112,7 +112,7 @@ func (r *Replica) tellOwners(ctx context.Context) {
 	}
 }
 
-// keepLast has the store keep what the last requests taught.
+// keepLast makes the store keep what the last requests taught.
 func (r *Replica) keepLast(ctx context.Context) {
 	until := time.Now().Add(patience)
 	for items := r.stored.queue.next(); len(items) > 0 && time.Now().Before(until); items = r.stored.queue.next() {
@@ -138,8 +138,8 @@ func (r *Replica) keep(ctx context.Context, items []owned) (failed []owned, err 
 	return failed, err
 }
 
-// refusals has one line logged if owners are refused for long and nothing else
-// fails: a replica that is out of touch has a line of its own.
+// refusals logs one line if owners are refused for long and nothing else fails: a
+// replica that is not connected has its own line.
 type refusals struct {
 	inARow int
 	logged bool
@@ -165,7 +165,8 @@ func (f *refusals) kept(r *Replica, err error) {
 	}
 }
 
-// Found is the owner of an id. TTL is for how long, and 0 if nobody knows.
+// Found is the owner of an id, and for how long that holds. TTL is 0 if no replica
+// knows it.
 type Found struct {
 	owners.Owner
 	TTL time.Duration

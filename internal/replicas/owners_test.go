@@ -42,7 +42,7 @@ func (o *Owners) askAs(c owners.Caller, ids ...string) ([]Found, error) {
 }
 
 func (o *Owners) tell(id, account string, caller owners.Caller) {
-	o.Tell(owners.KeyOf(id), owners.Owner{Account: account, Caller: caller}, minutes)
+	o.Send(owners.KeyOf(id), owners.Owner{Account: account, Caller: caller}, minutes)
 }
 
 func (w *world) wantOwner(at int, id, account string, caller owners.Caller) {

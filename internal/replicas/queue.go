@@ -31,7 +31,7 @@ func (s signal) give() {
 	}
 }
 
-// item is an event of a pool's, or what a comparison found.
+// item is an event of a pool, or what a comparison found.
 type item struct {
 	kind    kind
 	backend string

@@ -124,14 +124,14 @@ func (r *Replica) Run(ctx context.Context) {
 	running.Store(r, true)
 	defer running.Delete(r)
 	var tasks sync.WaitGroup
-	for _, task := range []func(context.Context){r.tell, r.listen, r.compareAgain, r.claim, r.tellOwners} {
+	for _, task := range []func(context.Context){r.send, r.listen, r.compareAgain, r.claim, r.sendOwners} {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()
 }
 
-// tell tells others what happens here.
-func (r *Replica) tell(ctx context.Context) {
+// send sends others what happens here.
+func (r *Replica) send(ctx context.Context) {
 	for {
 		items := r.queue.take(ctx)
 		if items == nil {
@@ -162,8 +162,8 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 	return err
 }
 
-// record is what the store keeps of an item. It returns false if there is
-// nothing to tell any more.
+// record returns what the store keeps of an item. It returns false if there is
+// nothing to send any more.
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 	m := message{Version: version, Kind: i.kind, From: r.peers.self.ID, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
 	switch i.kind {

@@ -10,7 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// memory is a store of a hub. Its id tells it apart.
+// memory is a store of a hub. Its id distinguishes it from others.
 type memory struct {
 	*Hub
 	id *byte
