@@ -10,7 +10,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -44,7 +44,7 @@ func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	r := affinity.Request{
 		Method: api.method, Operation: api.route.Operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &api.parsed, Text: api.body.Buffered(), Caller: api.caller.Name,
-		Upgrade: api.Handshake, Compressed: api.clarity == bodyOpaque, Disputed: mediatype.Disputed(ex.request.Header),
+		Upgrade: api.Handshake, Compressed: api.clarity == bodyOpaque, Disputed: content.Disputed(ex.request.Header),
 	}
 	if !api.body.Whole() {
 		r.CutAt = ex.balancer.transport.RequestBuffers

@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 )
@@ -59,7 +59,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 		// the beginning of a stream is read before it is passed on
 		delete(out.Header, "Accept-Encoding")
 	}
-	contentcoding.AcceptReadable(out.Header)
+	content.AcceptReadable(out.Header)
 	for name, values := range b.header {
 		out.Header[name] = values
 	}

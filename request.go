@@ -9,8 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -76,10 +75,10 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 	buffered := a.body.Buffered()
 	beginning := cache.Prompt()
 	prompt := max(a.body.Length(), int64(len(buffered)))
-	readable := contentcoding.Readable(r.Header)
+	readable := content.Readable(r.Header)
 	switch {
 	case !readable:
-	case mediatype.Of(r.Header) == mediatype.Form:
+	case content.TypeOf(r.Header) == content.Form:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		a.parsed = openaiapi.ParseForm(buffered, params["boundary"])
 		prompt = 0 // a file's size says nothing about its tokens
@@ -99,7 +98,7 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 	switch {
 	case !readable && len(buffered) > 0:
 		a.clarity = bodyOpaque
-	case a.needsModel && len(buffered) > 0 && (!a.parsed.Clear || a.body.Whole() && !a.parsed.Whole || mediatype.Disputed(r.Header)):
+	case a.needsModel && len(buffered) > 0 && (!a.parsed.Clear || a.body.Whole() && !a.parsed.Whole || content.Disputed(r.Header)):
 		a.clarity = bodyUnclear
 	}
 	for _, param := range []string{"model", "deployment"} {

@@ -4,8 +4,7 @@ import (
 	"bytes"
 	"net/http"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -146,7 +146,7 @@ func (t *sent) check(res *http.Response) error {
 		return ErrNoHTTP
 	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Proxied, res): // it would be empty
 		return ErrWrongProtocol
-	case mediatype.Of(res.Header) != mediatype.EventStream && !t.trip.timeout.stop():
+	case content.TypeOf(res.Header) != content.EventStream && !t.trip.timeout.stop():
 		return ErrNoReply
 	}
 	return nil

@@ -9,8 +9,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -27,7 +26,7 @@ func (s *Sender) open(r *Reply) {
 	asks, res := &r.sent.Asks, r.Response
 	inferred := asks.Infers && r.Status == http.StatusOK
 	once := !asks.Repeatable && r.Status < 300
-	kind := mediatype.Of(res.Header)
+	kind := content.TypeOf(res.Header)
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
 	}
@@ -35,9 +34,9 @@ func (s *Sender) open(r *Reply) {
 		r.body.tokens = r.body.tokenReader.Begin(res.Header)
 	}
 	switch {
-	case kind == mediatype.EventStream && inferred && !contentcoding.Compressed(res.Header):
+	case kind == content.EventStream && inferred && !content.Compressed(res.Header):
 		s.judgeOpening(r, r.openStream)
-	case kind == mediatype.JSON && (inferred || once) && res.ContentLength <= openingLimit:
+	case kind == content.JSON && (inferred || once) && res.ContentLength <= openingLimit:
 		s.judgeOpening(r, r.openJSON)
 	}
 	if r.body != nil {
@@ -163,7 +162,7 @@ func (b *body) errorIn(creates bool) *sse.Error {
 
 // text returns what was read ahead, without its compression. all reports whether it is all of that.
 func (b *body) text() (text []byte, all bool) {
-	return contentcoding.Decode(b.held, contentcoding.Of(b.response.Header), openingLimit)
+	return content.Decode(b.held, content.CodingOf(b.response.Header), openingLimit)
 }
 
 // notJSON reports whether all of a reply was read ahead, and is not JSON although it

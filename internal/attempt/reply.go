@@ -11,9 +11,8 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -165,7 +164,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		tokens = r.body.goOut(r, to)
 	}
 	res := r.Response
-	if r.sent.Change.AskUsage && mediatype.Of(res.Header) == mediatype.EventStream && !contentcoding.Compressed(res.Header) {
+	if r.sent.Change.AskUsage && content.TypeOf(res.Header) == content.EventStream && !content.Compressed(res.Header) {
 		res.Body, res.ContentLength = usage.Hide(res.Body), -1
 		delete(res.Header, "Content-Length")
 	}
@@ -208,7 +207,7 @@ func (s *Sender) judge(r *Reply) {
 	var text []byte
 	complete := false
 	mayMiss := r.Status == http.StatusNotFound || r.Status == http.StatusBadRequest
-	if mayMiss || classified && (listed || verdict.NeedsBody(r.Status)) || len(r.secrets()) > 0 && r.Status >= 300 && contentcoding.Compressed(r.Response.Header) {
+	if mayMiss || classified && (listed || verdict.NeedsBody(r.Status)) || len(r.secrets()) > 0 && r.Status >= 300 && content.Compressed(r.Response.Header) {
 		text, complete = r.peek()
 		r.Missing = verdict.Missing(r.Status, text)
 	}
@@ -242,7 +241,7 @@ func (r *Reply) guard(text []byte, complete bool) {
 	r.secrets().DropFrom(r.Response.Header)
 	switch {
 	case r.Response.StatusCode < 300:
-	case !contentcoding.Compressed(r.Response.Header):
+	case !content.Compressed(r.Response.Header):
 		r.Response.Body = r.secrets().Body(r.Response.Body)
 	case !complete || r.secrets().In(string(text)):
 		r.Response.Body.Close()
@@ -264,7 +263,7 @@ func (r *Reply) peek() (text []byte, complete bool) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	text, complete = contentcoding.Decode(raw, contentcoding.Of(r.Response.Header), errorBodyLimit)
+	text, complete = content.Decode(raw, content.CodingOf(r.Response.Header), errorBodyLimit)
 	return text, r.Whole && complete
 }
 
@@ -314,7 +313,7 @@ func (s *Sender) becomeError(r *Reply, failure *sse.Error) {
 
 // decompress makes a compressed reply that holds a secret its text, in which it can be replaced.
 func (r *Reply) decompress() {
-	if !contentcoding.Compressed(r.Response.Header) {
+	if !content.Compressed(r.Response.Header) {
 		return
 	}
 	text, all := r.body.text()

@@ -4,8 +4,7 @@ import (
 	"bytes"
 	"net/http"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/contentcoding"
-	"github.com/openai-lb/caddy-openai-lb/internal/mediatype"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -17,21 +16,21 @@ type Reader struct {
 	trailing bool          // something comes after the object that a JSON reply is
 	splitter *sse.Splitter // nil until the first piece of a stream of events
 	watcher  *sse.Watcher  // splits the stream in place of splitter
-	decoder  *contentcoding.Decoder
+	decoder  *content.Decoder
 }
 
 // Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
 // JSON nor a stream of events, or cannot be decompressed.
 func (r *Reader) Begin(header http.Header) *Reader {
-	switch mediatype.Of(header) {
-	case mediatype.JSON:
-	case mediatype.EventStream:
+	switch content.TypeOf(header) {
+	case content.JSON:
+	case content.EventStream:
 		r.scanner.inEvent = true
 	default:
 		return nil
 	}
-	if coding := contentcoding.Of(header); coding != "" {
-		r.decoder = contentcoding.NewDecoder(coding, r.read)
+	if coding := content.CodingOf(header); coding != "" {
+		r.decoder = content.NewDecoder(coding, r.read)
 		if r.decoder == nil {
 			return nil
 		}

@@ -1,6 +1,7 @@
-// Package mediatype tells what a body is by its Content-Type (RFC 9110 section
-// 8.3).
-package mediatype
+// Package content reads what headers say of a body: its type (RFC 9110 section 8.3) and its coding
+// (section 8.4). It decodes compressed bodies, because what an error means, and how many tokens a reply
+// took, is in its body: Decode reads a body that is in memory, and a Decoder one that passes by.
+package content
 
 import (
 	"net/http"
@@ -14,9 +15,8 @@ const (
 	Form        = "multipart/form-data"
 )
 
-// Of is the type of the body after this header, in small letters and without
-// parameters.
-func Of(header http.Header) string {
+// TypeOf returns the type of the body after this header, in lower case and without parameters.
+func TypeOf(header http.Header) string {
 	value := header.Get("Content-Type")
 	if value == JSON || value == EventStream {
 		return value
@@ -33,13 +33,13 @@ func Disputed(header http.Header) bool {
 		return len(values) > 1
 	}
 	value := strings.ToLower(values[0])
-	if Of(header) != Form && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded")) {
+	if TypeOf(header) != Form && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded")) {
 		return true
 	}
 	return strings.Contains(value, "boundary*") || hasOddCharset(value)
 }
 
-// hasOddCharset reports whether a media type in small letters has a charset in which ASCII means something
+// hasOddCharset reports whether a media type in lower case has a charset in which ASCII means something
 // else.
 func hasOddCharset(value string) bool {
 	for _, rest, more := strings.Cut(value, "charset"); more; _, rest, more = strings.Cut(rest, "charset") {

@@ -1,4 +1,4 @@
-package contentcoding
+package content
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package contentcoding
+package content
 
 import (
 	"compress/gzip"
@@ -12,7 +12,7 @@ import (
 )
 
 // Decoder undoes the compression of a body while it passes by. It is given the body in pieces, and
-// calls its sink with what they decode to. Where it cannot go on, it stops without a word.
+// calls its sink with what they decode to. Where it cannot go on, it stops, and reports no error.
 //
 // The decoders that exist want to read, and wait for more. So they run as a coroutine, which goes on
 // in each Write until it has used up what it got. Nothing runs at the same time, and Close ends it.
@@ -49,7 +49,7 @@ func NewDecoder(encoding string, sink func([]byte)) *Decoder {
 	return nil
 }
 
-// Write takes in the next bytes of the body.
+// Write decodes the next bytes of the body.
 func (d *Decoder) Write(p []byte) {
 	if d.closed {
 		return
@@ -120,14 +120,14 @@ func (d *Decoder) run(wait func(struct{}) bool) {
 	}
 }
 
-// These are large enough to be used again.
+// These are large enough to be worth reusing.
 var (
 	buffers = sync.Pool{New: func() any { return new([stepSize]byte) }}
 	gzips   = sync.Pool{New: func() any { return new(gzip.Reader) }}
 	zlibs   sync.Pool
 )
 
-// maxWindow limits the memory that decoding zstd takes.
+// maxWindow limits the memory that decoding zstd needs.
 const maxWindow = 1 << 20
 
 // open returns what decodes a body, and how to give it back. It returns nil if the coding is not

@@ -1,6 +1,4 @@
-// Package contentcoding reads bodies that are compressed (RFC 9110 section
-// 8.4), because what an error means may be in its body.
-package contentcoding
+package content
 
 import (
 	"bytes"
@@ -10,9 +8,9 @@ import (
 	"strings"
 )
 
-// Of returns the codings of the body after this header, in small letters and separated by commas,
+// CodingOf returns the codings of the body after this header, in lower case and separated by commas,
 // without those that change nothing. All lines of the header are one list (RFC 9110 section 5.3).
-func Of(header http.Header) string {
+func CodingOf(header http.Header) string {
 	lines := header["Content-Encoding"]
 	if len(lines) == 0 {
 		return ""
@@ -29,16 +27,16 @@ func Of(header http.Header) string {
 }
 
 // Compressed reports whether the body after this header may be compressed: it has a coding.
-func Compressed(header http.Header) bool { return Of(header) != "" }
+func Compressed(header http.Header) bool { return CodingOf(header) != "" }
 
 // compressions are the codings that servers undo: those that IANA lists, and others in use.
 var compressions = []string{"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz",
 	"aes128gcm", "exi", "pack200-gzip", "snappy", "lz4", "lzma", "xz", "bzip2", "aws-chunked"}
 
 // Readable reports whether the body after this header is read as it is. Some clients name a charset
-// as its coding, or none, which servers ignore.
+// as its coding, or "none", which servers ignore.
 func Readable(header http.Header) bool {
-	for coding := range strings.SplitSeq(Of(header), ",") {
+	for coding := range strings.SplitSeq(CodingOf(header), ",") {
 		if slices.Contains(compressions, coding) {
 			return false
 		}
@@ -46,12 +44,11 @@ func Readable(header http.Header) bool {
 	return true
 }
 
-// readable are the codings that a backend may use. Decode knows zstd as well,
-// but only with a small window, so no backend is invited to use it.
+// readable are the codings that a backend may use. Decode reads zstd as well, but only with a small
+// window, so no backend is invited to use it.
 var readable = []string{"gzip", "deflate", "identity"}
 
-// AcceptReadable removes from Accept-Encoding the codings that Decode may not
-// be able to undo.
+// AcceptReadable removes from Accept-Encoding the codings that Decode may not be able to undo.
 func AcceptReadable(header http.Header) {
 	if values := header["Accept-Encoding"]; values == nil || len(values) == 1 && values[0] == "gzip" {
 		return
@@ -70,9 +67,8 @@ func AcceptReadable(header http.Header) {
 	}
 }
 
-// Decode undoes the compression of a body, as far as it can: raw may be only
-// the beginning, which may be enough. It returns at most limit bytes. all tells
-// that the text is complete.
+// Decode undoes the compression of a body, as far as it can: raw may be only the beginning, which may
+// be enough. It returns at most limit bytes. all reports whether the text is complete.
 func Decode(raw []byte, encoding string, limit int64) (text []byte, all bool) {
 	if len(raw) == 0 {
 		return nil, true

@@ -1,4 +1,4 @@
-package mediatype
+package content
 
 import (
 	"net/http"
@@ -15,7 +15,7 @@ func TestOf(t *testing.T) {
 		"":                                  "",
 		";":                                 "",
 	} {
-		if got := Of(http.Header{"Content-Type": {value}}); got != want {
+		if got := TypeOf(http.Header{"Content-Type": {value}}); got != want {
 			t.Errorf("%q is taken for %q, want %q", value, got, want)
 		}
 	}
@@ -48,7 +48,7 @@ func TestOf(t *testing.T) {
 			t.Errorf("%q is disputed: %t", c.values, got)
 		}
 	}
-	if got := Of(nil); got != "" {
+	if got := TypeOf(nil); got != "" {
 		t.Errorf("no header is taken for %q", got)
 	}
 }

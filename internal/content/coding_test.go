@@ -1,4 +1,4 @@
-package contentcoding
+package content
 
 import (
 	"bytes"
@@ -114,7 +114,7 @@ func TestAllLinesOfContentEncodingAreOneList(t *testing.T) {
 		{[]string{"utf-8", "zstd"}, "utf-8,zstd", false},
 	} {
 		header := http.Header{"Content-Encoding": c.lines}
-		if got := Of(header); got != c.want || Compressed(header) != (c.want != "") || Readable(header) != c.readable {
+		if got := CodingOf(header); got != c.want || Compressed(header) != (c.want != "") || Readable(header) != c.readable {
 			t.Errorf("%q is %q, readable: %t", c.lines, got, Readable(header))
 		}
 	}
