@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
@@ -110,12 +110,12 @@ func (k apiKey) Renew(_ context.Context, refused Credential) (Credential, error)
 func (b *Backend) chooseAuth() error {
 	b.auth = b.Auth
 	host := b.url.Hostname()
-	azure := endpoint.IsAzure(host)
+	azure := openaiapi.IsAzure(host)
 	if b.auth == "" {
 		switch {
 		case azure:
 			b.auth = authAPIKey
-		case b.APIKey != "" || endpoint.IsOpenAI(host):
+		case b.APIKey != "" || openaiapi.IsOpenAI(host):
 			b.auth = authBearer
 		default:
 			b.auth = authNone

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
@@ -103,7 +103,7 @@ type Backend struct {
 	TraceContext bool `json:"trace_context,omitempty"`
 
 	url    *url.URL // without a path
-	paths  endpoint.Paths
+	paths  openaiapi.Paths
 	models map[string]string // its names by the clients', nil: it serves any
 	auth   string
 	source CredentialSource // nil: passthrough or none
@@ -149,7 +149,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("url: %w", err)
 	}
-	if b.url, err = endpoint.ParseURL(rawURL); err != nil {
+	if b.url, err = openaiapi.ParseBaseURL(rawURL); err != nil {
 		return err
 	}
 	for _, field := range []struct {
@@ -165,7 +165,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err := b.provisionAuth(ctx); err != nil {
 		return err
 	}
-	b.paths = endpoint.PathsAt(base, b.azure)
+	b.paths = openaiapi.PathsAt(base, b.azure)
 	if err := b.provisionModels(); err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	identity := ""
 	if b.source != nil {
 		identity = b.source.Identity()
-		if b.url.Scheme == "http" && (endpoint.IsAzure(b.url.Hostname()) || endpoint.IsOpenAI(b.url.Hostname())) {
+		if b.url.Scheme == "http" && (openaiapi.IsAzure(b.url.Hostname()) || openaiapi.IsOpenAI(b.url.Hostname())) {
 			ctx.Logger().Warn("the backend's key is sent without encryption: use https", zap.String("url", b.url.String()))
 		}
 	}
@@ -300,7 +300,7 @@ func (b *Backend) label(i int) string {
 }
 
 // dial is the backend's network address.
-func (b *Backend) dial() string { return endpoint.Dial(b.url) }
+func (b *Backend) dial() string { return openaiapi.DialAddress(b.url) }
 
 // takes reports whether the request can be sent to the backend: the backend
 // understands it, and there is a credential of the caller's if the backend gets

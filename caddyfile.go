@@ -16,8 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -174,7 +174,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	// What has placeholders is checked when they are resolved, at load.
 	if !hasPlaceholder(b.URL) {
 		var err error
-		if b.url, err = endpoint.ParseURL(b.URL); err != nil {
+		if b.url, err = openaiapi.ParseBaseURL(b.URL); err != nil {
 			return d.WrapErr(err)
 		}
 	}

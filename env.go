@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
@@ -61,7 +61,7 @@ func (h *Handler) checkEnvPrefix() error {
 
 // backendFromEnv makes a backend of what variables say. Its errors hold no key.
 func backendFromEnv(d acaenv.Backend) (*Backend, error) {
-	u, err := endpoint.ParseURL(d.URL.Value)
+	u, err := openaiapi.ParseBaseURL(d.URL.Value)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.URL.Name, err)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 )
 
@@ -67,9 +67,13 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
 
 	model := b.nameOf(api.model)
-	place := b.paths.Rewrite(&out.URL, api.model, model)
+	route := api.route
+	if out.URL.Path != ex.request.URL.Path || out.URL.RawPath != ex.request.URL.RawPath {
+		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
+	}
+	place := b.paths.Rewrite(&out.URL, route, api.model, model)
 	replaced := model != api.model || b.models != nil && api.parsed.NamesSeveral()
-	if place == endpoint.InBody || place == endpoint.AsNamed && replaced && api.parsed.HasModel {
+	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && api.parsed.HasModel {
 		out.Change.Model = model
 	}
 }

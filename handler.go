@@ -19,7 +19,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/summary"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 // ServeHTTP reads the request once and has reverse_proxy send it to the
@@ -52,12 +51,12 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 		r.URL = &url
 	}
 	r.Trailer = nil // no operation has any, and they may hold whatever headers may
-	if r.Header["Upgrade"] != nil && !tunnel.IsHandshake(ex.request) {
+	if r.Header["Upgrade"] != nil && !openaiapi.IsHandshake(ex.request) {
 		// of all upgrades, these APIs have only this one; a client that offers
 		// another, like h2c, must not make a request that no backend can take
 		r.Header.Del("Upgrade")
 	}
-	if !tunnel.IsExtendedConnect(r) && len(h.proxy.HandleResponse) == 0 {
+	if !openaiapi.IsExtendedConnect(r) && len(h.proxy.HandleResponse) == 0 {
 		r.Body, r.ContentLength = nil, 0
 	}
 	return r
@@ -90,7 +89,7 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 // TRACE), or with a connection to any address. No API has such requests.
 func isEchoOrTunnel(r *http.Request) bool {
 	return strings.EqualFold(r.Method, http.MethodTrace) || strings.EqualFold(r.Method, "TRACK") ||
-		strings.EqualFold(r.Method, http.MethodConnect) && !tunnel.IsExtendedConnect(r)
+		strings.EqualFold(r.Method, http.MethodConnect) && !openaiapi.IsExtendedConnect(r)
 }
 
 // read finds out what the request asks for. It returns the answer if that needs no
@@ -116,13 +115,13 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 	if openaiapi.OddlySpelled(route.Operation) {
 		return apierror.InvalidPath("The path must be spelled as in the API's documentation.").Answer(r)
 	}
-	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && tunnel.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
+	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
 		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
 			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}
 		}
 		return apierror.NoWebSocket.Answer(r)
 	}
-	if !tunnel.IsExtendedConnect(r) {
+	if !openaiapi.IsExtendedConnect(r) {
 		if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
 			return apierror.UnreadableBody(err).Answer(r)
 		}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -93,7 +93,7 @@ func (c *rechecker) connect(m *pool.Member) error {
 // withUpstream adds the placeholders of reverse_proxy that tls_server_name may have, without which Caddy's
 // transport panics.
 func withUpstream(ctx context.Context, at *url.URL) context.Context {
-	repl, dial := caddy.NewReplacer(), endpoint.Dial(at)
+	repl, dial := caddy.NewReplacer(), openaiapi.DialAddress(at)
 	host, port, _ := net.SplitHostPort(dial)
 	for name, value := range map[string]string{"address": dial, "hostport": dial, "host": host, "port": port} {
 		repl.Set("http.reverse_proxy.upstream."+name, value)

@@ -13,7 +13,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 // apiRequest is what a client asks for. It is read once.
@@ -85,8 +84,8 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 	default:
 		a.parsed = openaiapi.ParseJSON(buffered, beginning)
 	}
-	a.method, a.route = tunnel.MethodOf(r), route
-	a.Handshake = tunnel.IsHandshake(r)
+	a.method, a.route = openaiapi.MethodOf(r), route
+	a.Handshake = openaiapi.IsHandshake(r)
 	a.Infers = openaiapi.Inference(a.method, route.Operation) || a.Handshake && openaiapi.InfersByWebSocket(route.Operation)
 	a.Repeatable = a.Infers || openaiapi.Repeatable(a.method, route.Operation)
 	a.Stream, a.Responds = a.parsed.Stream, strings.HasSuffix(r.URL.Path, "/responses")

@@ -69,6 +69,15 @@ func TestAHandlerAfterTheBackendsDoesNotHaveARequestExecutedAgain(t *testing.T) 
 	}
 }
 
+func TestAPathThatReverseProxyRewritesIsTheOneThatTheBackendGets(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	address := lbtest.ServeAt(t, "openai_lb {\nbackend "+server.URL+"/base\nreverse_proxy {\nrewrite /openai/deployments/m/embeddings?x=1\n}\n}")
+	lbtest.Ask(lbtest.NewClient(t), "http://"+address+"/v1/x").WantServed(t, "a")
+	if got := a.Received()[0].Request.RequestURI; got != "/base/embeddings?x=1" {
+		t.Errorf("a got %s", got)
+	}
+}
+
 func TestTwoReverseProxiesOfOneRequestDoNotMix(t *testing.T) {
 	_, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")

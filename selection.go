@@ -18,7 +18,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -255,7 +254,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 
 // anyBackend stands for the upstreams of a plain reverse_proxy: it serves any model
 // at any path.
-var anyBackend = &Backend{paths: endpoint.PathsAt("", true)}
+var anyBackend = &Backend{paths: openaiapi.PathsAt("", true)}
 
 // plainUpstream is an upstream of a plain reverse_proxy, which does not tell when
 // a request is over, but counts them.

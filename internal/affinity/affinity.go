@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/endpoint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -57,7 +57,7 @@ func Account(name string, u *url.URL, fingerprint string) string {
 	switch {
 	case name != "":
 		account = "account " + name
-	case endpoint.IsAzure(u.Hostname()):
+	case openaiapi.IsAzure(u.Hostname()):
 		account = strings.ToLower(u.Host)
 	}
 	sum := sha256.Sum256([]byte(account))

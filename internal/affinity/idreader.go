@@ -40,11 +40,11 @@ func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
 		return nil
 	}
 	r := &IDReader{placement: p, account: account, length: res.ContentLength}
-	switch mediatype.Of(res.Header) {
-	case mediatype.JSON:
-		r.coding = contentcoding.Of(res.Header)
+	switch content.TypeOf(res.Header) {
+	case content.JSON:
+		r.coding = content.CodingOf(res.Header)
 		return r
-	case mediatype.EventStream:
+	case content.EventStream:
 		r.events = new(sse.Watcher)
 		r.Join(r.events)
 		return r
@@ -86,7 +86,7 @@ func (r *IDReader) Watch(p []byte, end bool) {
 	if end || len(r.text) == maxReply || int64(len(r.text)) == r.length {
 		text := r.text
 		if r.coding != "" {
-			text, _ = contentcoding.Decode(text, r.coding, maxReply)
+			text, _ = content.Decode(text, r.coding, maxReply)
 		}
 		r.learn(text)
 		r.placement, r.text = nil, nil

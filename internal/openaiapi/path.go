@@ -1,7 +1,7 @@
 // Package openaiapi reads what a request to the OpenAI API asks for: which dialect its path
 // uses, which model its path, its body or its query names, and how much output it may cost. It
 // can replace that model and leaves every other byte unchanged: encoding a body again would
-// reorder its keys and round its numbers.
+// reorder its keys and round its numbers. It knows at which path each backend has the same operation.
 package openaiapi
 
 import (

@@ -1,5 +1,4 @@
-// Package endpoint knows where a backend is, and at which paths it has its API.
-package endpoint
+package openaiapi
 
 import (
 	"errors"
@@ -9,12 +8,10 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// azureDomains are the domains of Azure OpenAI resources: in the public cloud, in
-// Azure Government, and in Azure operated by 21Vianet.
+// azureDomains are the domains of Azure OpenAI resources: in the public cloud, in Azure Government,
+// and in Azure operated by 21Vianet.
 var azureDomains = []string{
 	"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com",
 	"openai.azure.us", "cognitiveservices.azure.us",
@@ -31,12 +28,11 @@ func IsAzure(host string) bool {
 	return false
 }
 
-// IsOpenAI reports whether a host is OpenAI's own.
+// IsOpenAI reports whether a host is that of OpenAI.
 func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com") }
 
-// ParseURL reads the URL of a backend. Its errors do not repeat what may be a
-// secret.
-func ParseURL(rawURL string) (*url.URL, error) {
+// ParseBaseURL reads the URL of a backend. Its errors do not repeat a part that may be a secret.
+func ParseBaseURL(rawURL string) (*url.URL, error) {
 	shown := "'" + strings.Trim(strconv.Quote(rawURL), `"`) + "'"
 	if strings.ContainsAny(rawURL, "@?#") || !strings.Contains(rawURL, "://") && len(rawURL) >= shortestKey {
 		shown = "'…'" // a password, a key in the query, or a key in the place of the URL
@@ -71,19 +67,18 @@ func ParseURL(rawURL string) (*url.URL, error) {
 // shortestKey is the length from which a text may be a key.
 const shortestKey = 16
 
-// endsInOperation reports whether a path ends in an operation of a model, such as
-// /chat/completions.
+// endsInOperation reports whether a path ends in an operation of a model, such as /chat/completions.
 func endsInOperation(path string) bool {
 	for i := range path {
-		if path[i] == '/' && openaiapi.Inference(http.MethodPost, path[i:]) {
+		if path[i] == '/' && Inference(http.MethodPost, path[i:]) {
 			return true
 		}
 	}
 	return false
 }
 
-// Dial is the network address for a URL.
-func Dial(u *url.URL) string {
+// DialAddress returns the network address for a URL.
+func DialAddress(u *url.URL) string {
 	port := u.Port()
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]

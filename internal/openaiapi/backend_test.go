@@ -1,4 +1,4 @@
-package endpoint
+package openaiapi
 
 import (
 	"net/url"
@@ -8,7 +8,7 @@ import (
 
 func TestAURLWithASecretIsNotEchoed(t *testing.T) {
 	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x"} {
-		if _, err := ParseURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
+		if _, err := ParseBaseURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
 			t.Errorf("%s gives %v", raw, err)
 		}
 	}
@@ -29,13 +29,13 @@ func TestWhatIsNoURLOfABackendIsRefused(t *testing.T) {
 		"http://user@h":                  "url must not contain a user or a password: use api_key or header instead",
 		"https://h/openai/deployments/x": "url 'https://h/openai/deployments/x' must not contain /openai/deployments/",
 	} {
-		if _, err := ParseURL(raw); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ParseBaseURL(raw); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %s", raw, err, want)
 		}
 	}
 	for raw, want := range map[string]string{"http://h": "h:80", "https://h/v1": "h:443", "https://h:8443/openai": "h:8443", "http://[::1]": "[::1]:80"} {
-		u, err := ParseURL(raw)
-		if err != nil || Dial(u) != want {
+		u, err := ParseBaseURL(raw)
+		if err != nil || DialAddress(u) != want {
 			t.Errorf("%s gives %v, %v, want the address %s", raw, u, err, want)
 		}
 	}
@@ -71,31 +71,31 @@ func TestAPathAndAQueryBecomeTheBackends(t *testing.T) {
 		want  string
 		place ModelPlace
 	}{
-		{"v1 to OpenAI", openAI, "/v1/responses", "m", "/v1/responses", AsNamed},
-		{"v1 to Azure", azure, "/v1/responses", "m", "/openai/v1/responses", AsNamed},
-		{"v1 to a base path", PathsAt("/gateway", false), "/v1/responses", "m", "/gateway/responses", AsNamed},
-		{"v1 to Azure's v1", PathsAt("/openai/v1", true), "/v1/responses", "m", "/openai/v1/responses", AsNamed},
-		{"v1 to Azure's /openai", PathsAt("/x/openai", true), "/v1/responses", "m", "/x/openai/v1/responses", AsNamed},
-		{"Azure's v1 to OpenAI", openAI, "/openai/v1/responses", "m", "/v1/responses", AsNamed},
-		{"classic to Azure", azure, "/openai/deployments/m/embeddings?api-version=1", "m", "/openai/deployments/m/embeddings?api-version=1", InPath},
-		{"classic to another deployment", azure, "/openai/deployments/m/embeddings?api-version=1", "a/b", "/openai/deployments/a%2Fb/embeddings?api-version=1", InPath},
-		{"classic to Azure's base path", PathsAt("/gateway", true), "/openai/deployments/m/embeddings", "m", "/gateway/openai/deployments/m/embeddings", InPath},
-		{"classic to OpenAI", openAI, "/openai/deployments/m/embeddings?api-version=1&x=2", "m", "/v1/embeddings?x=2", InBody},
-		{"classic without a deployment", azure, "/openai/files?api-version=1", "", "/openai/files?api-version=1", AsNamed},
-		{"classic without a deployment to OpenAI", openAI, "/openai/files?api-version=1", "", "/v1/files", AsNamed},
-		{"an operation alone", PathsAt("/gateway", false), "/chat/completions?api-version=1&x=2", "m", "/gateway/chat/completions?x=2", AsNamed},
-		{"an operation alone to Azure", azure, "/chat/completions", "m", "/openai/v1/chat/completions", AsNamed},
-		{"Foundry to Azure", azure, "/models/chat/completions?api-version=1", "m", "/openai/v1/chat/completions", AsNamed},
-		{"Foundry to Foundry", PathsAt("/models", true), "/models/chat/completions?api-version=1", "m", "/models/chat/completions?api-version=1", AsNamed},
-		{"realtime to another model", openAI, "/v1/realtime?model=m", "n", "/v1/realtime?model=n", AsNamed},
-		{"classic realtime to OpenAI", openAI, "/openai/realtime?api-version=1&deployment=m", "m", "/v1/realtime?model=m", AsNamed},
+		{"v1 to OpenAI", openAI, "/v1/responses", "m", "/v1/responses", ModelAsNamed},
+		{"v1 to Azure", azure, "/v1/responses", "m", "/openai/v1/responses", ModelAsNamed},
+		{"v1 to a base path", PathsAt("/gateway", false), "/v1/responses", "m", "/gateway/responses", ModelAsNamed},
+		{"v1 to Azure's v1", PathsAt("/openai/v1", true), "/v1/responses", "m", "/openai/v1/responses", ModelAsNamed},
+		{"v1 to Azure's /openai", PathsAt("/x/openai", true), "/v1/responses", "m", "/x/openai/v1/responses", ModelAsNamed},
+		{"Azure's v1 to OpenAI", openAI, "/openai/v1/responses", "m", "/v1/responses", ModelAsNamed},
+		{"classic to Azure", azure, "/openai/deployments/m/embeddings?api-version=1", "m", "/openai/deployments/m/embeddings?api-version=1", ModelInPath},
+		{"classic to another deployment", azure, "/openai/deployments/m/embeddings?api-version=1", "a/b", "/openai/deployments/a%2Fb/embeddings?api-version=1", ModelInPath},
+		{"classic to Azure's base path", PathsAt("/gateway", true), "/openai/deployments/m/embeddings", "m", "/gateway/openai/deployments/m/embeddings", ModelInPath},
+		{"classic to OpenAI", openAI, "/openai/deployments/m/embeddings?api-version=1&x=2", "m", "/v1/embeddings?x=2", ModelInBody},
+		{"classic without a deployment", azure, "/openai/files?api-version=1", "", "/openai/files?api-version=1", ModelAsNamed},
+		{"classic without a deployment to OpenAI", openAI, "/openai/files?api-version=1", "", "/v1/files", ModelAsNamed},
+		{"an operation alone", PathsAt("/gateway", false), "/chat/completions?api-version=1&x=2", "m", "/gateway/chat/completions?x=2", ModelAsNamed},
+		{"an operation alone to Azure", azure, "/chat/completions", "m", "/openai/v1/chat/completions", ModelAsNamed},
+		{"Foundry to Azure", azure, "/models/chat/completions?api-version=1", "m", "/openai/v1/chat/completions", ModelAsNamed},
+		{"Foundry to Foundry", PathsAt("/models", true), "/models/chat/completions?api-version=1", "m", "/models/chat/completions?api-version=1", ModelAsNamed},
+		{"realtime to another model", openAI, "/v1/realtime?model=m", "n", "/v1/realtime?model=n", ModelAsNamed},
+		{"classic realtime to OpenAI", openAI, "/openai/realtime?api-version=1&deployment=m", "m", "/v1/realtime?model=m", ModelAsNamed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			u, err := url.Parse("http://h" + c.asked)
 			if err != nil {
 				t.Fatal(err)
 			}
-			place := c.paths.Rewrite(u, "m", c.model)
+			place := c.paths.Rewrite(u, ParsePath(u.EscapedPath()), "m", c.model)
 			if got := u.RequestURI(); got != c.want || place != c.place {
 				t.Errorf("got %s (%d), want %s (%d)", got, place, c.want, c.place)
 			}

@@ -1,5 +1,4 @@
-// Package tunnel recognizes the handshake of a WebSocket.
-package tunnel
+package openaiapi
 
 import (
 	"net/http"

@@ -1,0 +1,120 @@
+package openaiapi
+
+import (
+	"net/url"
+	"strings"
+)
+
+// Paths are where a backend has its API.
+type Paths struct {
+	// v1 comes before an operation if its model is in the body.
+	v1 string
+	// classic comes before what follows /openai on Azure's classic paths. It is empty if the backend
+	// does not have them.
+	classic string
+}
+
+// PathsAt returns the paths of a backend with this base path. On Azure, the API is below /openai. The
+// base path may already end with that, or with the prefix of the v1 API. All paths stay below the
+// base path.
+func PathsAt(base string, azure bool) Paths {
+	switch {
+	case azure && base == "":
+		return Paths{azureV1Prefix, classicPrefix}
+	case azure && strings.HasSuffix(base, classicPrefix):
+		return Paths{base + openAIPrefix, base}
+	case azure && !strings.HasSuffix(base, openAIPrefix):
+		return Paths{base, base + classicPrefix}
+	case base == "":
+		return Paths{openAIPrefix, ""}
+	}
+	return Paths{base, ""}
+}
+
+// HasClassic reports whether the backend has Azure's classic paths, which name a deployment. All
+// others have the model in the body.
+func (p Paths) HasClassic() bool { return p.classic != "" }
+
+// ModelPlace is where the backend expects the model of a request, once its path was rewritten.
+type ModelPlace int
+
+const (
+	// ModelAsNamed: the body may name a model, which is replaced if the backend has another name
+	// for it.
+	ModelAsNamed ModelPlace = iota
+	// ModelInPath: the path names the model, and the body stays as it is.
+	ModelInPath
+	// ModelInBody: the client named the model in the path, and the backend expects it in the body.
+	ModelInBody
+)
+
+// Rewrite changes the path and the query of a client's request, of which route is the path, to those
+// that the backend has for it. asked is the model as the client names it, and model is the backend's
+// name for it.
+func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace {
+	var path string
+	place := ModelAsNamed
+	switch {
+	case route.Dialect == Bare:
+		path = p.v1 + route.Operation
+		if u.RawQuery != "" && !strings.HasSuffix(p.v1, "/models") { // where Foundry wants it
+			u.RawQuery = DropParams(u.RawQuery, "api-version")
+		}
+	case route.Dialect != AzureClassic:
+		path = p.v1 + route.Operation
+	case !p.HasClassic():
+		path = p.v1 + route.Operation
+		u.RawQuery = DropParams(u.RawQuery, "api-version")
+		if route.Deployment != "" {
+			place = ModelInBody
+		}
+	case route.Deployment != "":
+		path = route.Path()
+		if model != asked {
+			path = ClassicPath(model, route.Operation)
+		}
+		path = p.classic + strings.TrimPrefix(path, classicPrefix)
+		place = ModelInPath
+	default:
+		path = p.classic + route.Operation
+	}
+	setEscapedPath(u, path)
+	u.RawQuery = p.query(u.RawQuery, route, model)
+	return place
+}
+
+// query puts the backend's name of the model where the query has the client's. A realtime connection
+// has it in the parameter deployment on Azure's classic path, and in the parameter model on all
+// others.
+func (p Paths) query(rawQuery string, route Route, model string) string {
+	if rawQuery == "" {
+		return ""
+	}
+	asked := "model"
+	named, ok := Param(rawQuery, asked)
+	if !ok {
+		asked = "deployment"
+		named, ok = Param(rawQuery, asked)
+	}
+	want := asked
+	if strings.HasSuffix(route.Operation, "/realtime") {
+		want = "model"
+		if route.Dialect == AzureClassic && p.HasClassic() {
+			want = "deployment"
+		}
+	}
+	if !ok || model == "" || named == model && asked == want {
+		return rawQuery
+	}
+	if asked != want {
+		rawQuery = DropParams(rawQuery, asked)
+	}
+	return SetParam(rawQuery, want, model)
+}
+
+// setEscapedPath sets u's path so that it is sent exactly as escaped.
+func setEscapedPath(u *url.URL, escaped string) {
+	if path, err := url.PathUnescape(escaped); err == nil {
+		u.Path, u.RawPath = path, escaped
+	}
+}
