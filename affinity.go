@@ -9,9 +9,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 func (h *Handler) checkAffinity(shares bool) error {
@@ -39,7 +39,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	api := &ex.api
 	if a != nil && api.parsed.TooManyIDs() {
-		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
+		return apierror.TooManyIDs(apibody.MaxIDs).Answer(ex.request)
 	}
 	r := affinity.Request{
 		Method: api.method, Operation: api.route.Operation, RawQuery: ex.request.URL.RawQuery,

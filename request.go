@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
@@ -24,7 +25,7 @@ type apiRequest struct {
 	model string
 	body  replay.Body
 	// parsed is what the body says, and clarity how much of it can be read.
-	parsed  openaiapi.Request
+	parsed  apibody.Body
 	clarity clarity
 	attempt.Asks
 	// needsModel reports whether a backend that lists its models gets the request
@@ -79,10 +80,10 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 	case !readable:
 	case content.TypeOf(r.Header) == content.Form:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
-		a.parsed = openaiapi.ParseForm(buffered, params["boundary"])
+		a.parsed = apibody.ParseForm(buffered, params["boundary"])
 		prompt = 0 // a file's size says nothing about its tokens
 	default:
-		a.parsed = openaiapi.ParseJSON(buffered, beginning)
+		a.parsed = apibody.ParseJSON(buffered, beginning)
 	}
 	a.method, a.route = openaiapi.MethodOf(r), route
 	a.Handshake = openaiapi.IsHandshake(r)
@@ -90,7 +91,7 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 	a.Repeatable = a.Infers || openaiapi.Repeatable(a.method, route.Operation)
 	a.Stream, a.Responds = a.parsed.Stream, strings.HasSuffix(r.URL.Path, "/responses")
 	a.needsModel = a.Infers || openaiapi.MayInfer(a.method, route.Operation)
-	a.Cost, a.promptCost = a.parsed.Cost(prompt), openaiapi.PromptCost(prompt)
+	a.Cost, a.promptCost = a.parsed.Cost(prompt), apibody.PromptCost(prompt)
 	if a.model = route.Name(); a.model == "" {
 		a.model = a.parsed.Model
 	}
@@ -116,7 +117,7 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 // hidesUsage reports whether the request is for a stream that does not report its
 // usage unless somebody asks for that, which we may do.
 func (a *apiRequest) hidesUsage() bool {
-	return a.Infers && a.Stream && !a.parsed.StreamUsage && openaiapi.TellsUsageIfAsked(a.route.Operation) && a.parsed.CanAskUsage() && a.body.Whole()
+	return a.Infers && a.Stream && !a.parsed.StreamUsage && openaiapi.ShowsUsageIfAsked(a.route.Operation) && a.parsed.CanAskUsage() && a.body.Whole()
 }
 
 // Affinity implements pool.Request.

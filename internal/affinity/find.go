@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
@@ -15,7 +16,7 @@ import (
 
 type id struct {
 	owners.Key
-	kind openaiapi.Kind
+	kind apibody.Kind
 	// own reports whether the id has to be the caller's own.
 	own bool
 	// caller is the one that it belongs to, as far as that is known.
@@ -26,7 +27,7 @@ type id struct {
 type Request struct {
 	Method, Operation, RawQuery string
 	// Body is the parsed body, and Text the body itself.
-	Body *openaiapi.Request
+	Body *apibody.Body
 	Text []byte
 	// Caller is the name of the caller, if callers have names.
 	Caller string
@@ -76,7 +77,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierro
 	f.unread = a.owners.isUnread()
 	for i, text := range stored.IDs {
 		f.own = a.strict && i == 0 // the others are below it
-		f.take(openaiapi.Object, []byte(text))
+		f.take(apibody.Object, []byte(text))
 	}
 	f.own = a.strict
 	r.Body.EachID(r.Text, f.take)
@@ -117,7 +118,7 @@ func (f *finder) refuse(e apierror.Error) {
 	}
 }
 
-func (f *finder) take(kind openaiapi.Kind, text []byte) {
+func (f *finder) take(kind apibody.Kind, text []byte) {
 	it := id{Key: owners.KeyOf(text), kind: kind, own: f.own}
 	f.named = append(f.named, it)
 	o, _ := f.store.Get(it.Key, f.now)
@@ -210,15 +211,15 @@ const longestShown = 80
 
 // notFound returns the error for an object that the caller may not use, in the words
 // that OpenAI's API has for it.
-func notFound(kind openaiapi.Kind, text string) apierror.Error {
+func notFound(kind apibody.Kind, text string) apierror.Error {
 	text = showntext.Cut(text, longestShown)
 	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}
 	switch kind {
-	case openaiapi.PreviousResponse:
+	case apibody.PreviousResponse:
 		e.Message, e.Code = "Previous response with id '"+text+"' not found.", "previous_response_not_found"
-	case openaiapi.Item:
+	case apibody.Item:
 		e.Message = "Item with id '" + text + "' not found."
-	case openaiapi.Encrypted:
+	case apibody.Encrypted:
 		e.Message, e.Code = "The encrypted content "+text+" could not be verified.", "invalid_encrypted_content"
 	default:
 		e.Message = "No such object: " + text

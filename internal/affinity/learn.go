@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
@@ -17,13 +18,13 @@ func (p *Placement) Served(account string, res *http.Response) {
 		return
 	}
 	for _, it := range p.unknown {
-		if it.kind != openaiapi.Item || len(p.missing) > 0 {
+		if it.kind != apibody.Item || len(p.missing) > 0 {
 			p.found(it, account)
 		}
 	}
 	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {
 		if text := openaiapi.IDInLocation(res.Header.Get("Location")); text != "" {
-			p.learn(account, openaiapi.Object, []byte(text))
+			p.learn(account, apibody.Object, []byte(text))
 		}
 	}
 }
@@ -42,13 +43,13 @@ func (p *Placement) found(it id, account string) {
 // to. That is the caller of this request if the request made the object, or if
 // the object is a new part of one of the caller's. Otherwise the reply shows
 // nothing about whose the object is.
-func (p *Placement) learn(account string, kind openaiapi.Kind, text []byte) {
+func (p *Placement) learn(account string, kind apibody.Kind, text []byte) {
 	key := owners.KeyOf(text)
 	made := false
 	switch kind {
-	case openaiapi.Object:
+	case apibody.Object:
 		made = p.creation == createsAll
-	case openaiapi.Part, openaiapi.Encrypted:
+	case apibody.Part, apibody.Encrypted:
 		made = p.creation != createsNothing && p.isNew(key)
 	}
 	caller := p.caller

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
@@ -20,7 +20,7 @@ type Placement struct {
 	basis   basis
 	first   struct {
 		text string
-		kind openaiapi.Kind
+		kind apibody.Kind
 	}
 	// creation is how much of the reply is the caller's, and subject the object below
 	// which the request is.
@@ -82,11 +82,11 @@ func (p *Placement) Stored() string {
 	}
 	kind := "object"
 	switch p.first.kind {
-	case openaiapi.PreviousResponse:
+	case apibody.PreviousResponse:
 		kind = "response"
-	case openaiapi.Item:
+	case apibody.Item:
 		kind = "item"
-	case openaiapi.Encrypted:
+	case apibody.Encrypted:
 		kind = "encrypted content"
 	default:
 		if p.basis == listed {

@@ -13,8 +13,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
@@ -59,7 +59,7 @@ func (s *shared) replica(accounts ...string) *Affinity {
 // names is a request that names these ids.
 func (a *Affinity) names(caller string, ids ...string) (Placement, apierror.Error, bool) {
 	text := []byte(`{"input":[{"id":"` + strings.Join(ids, `"},{"id":"`) + `"}]}`)
-	body := openaiapi.ParseJSON(text, nil)
+	body := apibody.ParseJSON(text, nil)
 	return a.Place(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
 }
 
@@ -88,7 +88,7 @@ func TestWhatAnotherReplicaLearnedIsLookedUpOnce(t *testing.T) {
 		if h, _, _ := one.names("alice", "resp_12345678"); !h.owns() {
 			t.Errorf("it has the placement %+v", h)
 		}
-		body := openaiapi.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`), nil)
+		body := apibody.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`), nil)
 		other.Place(Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
 		s.wantFinds(1) // for nothing that a replica knows, nor for what names nothing
 	})
@@ -214,7 +214,7 @@ func (a *Affinity) wantRefused(t *testing.T, when string) {
 // findByAsking has a caller find the owner of an id by asking the accounts.
 func (a *Affinity) findByAsking(t *testing.T, caller, id, account string) {
 	t.Helper()
-	h, refusal, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Request), Caller: caller})
+	h, refusal, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(apibody.Body), Caller: caller})
 	if refused {
 		t.Fatalf("%s is refused: %+v", caller, refusal)
 	}
@@ -281,9 +281,9 @@ func TestWhatAReplyMentionsIsLookedUpBeforeItIsUsed(t *testing.T) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")
 		one.learn("b", "alice", "resp_of_alice")
 		synctest.Wait()
-		h, _, _ := other.Place(Request{Method: "GET", Operation: "/files", Body: new(openaiapi.Request), Caller: "bob"})
-		h.learn("b", openaiapi.Object, []byte("resp_of_alice"))
-		h.learn("b", openaiapi.Object, []byte("file_of_nobody"))
+		h, _, _ := other.Place(Request{Method: "GET", Operation: "/files", Body: new(apibody.Body), Caller: "bob"})
+		h.learn("b", apibody.Object, []byte("resp_of_alice"))
+		h.learn("b", apibody.Object, []byte("file_of_nobody"))
 		other.wantRefused(t, "after a list")
 		for range 3 {
 			if h, _, refused := other.names("bob", "file_of_nobody"); refused || h.Asks() || h.Allows("a") {

@@ -28,8 +28,8 @@ func Inference(method, operation string) bool {
 	return false
 }
 
-// InfersByWebSocket reports whether the messages of a WebSocket of this operation,
-// written as in Route, are requests for inference.
+// InfersByWebSocket reports whether the messages of a WebSocket of this operation, written as in Route,
+// are requests for inference.
 func InfersByWebSocket(operation string) bool {
 	switch strings.TrimSuffix(operation, "/") {
 	case "/realtime", "/responses":
@@ -38,24 +38,22 @@ func InfersByWebSocket(operation string) bool {
 	return false
 }
 
-// MayInfer reports whether a server may treat the request as [Inference], however
-// its path is spelled.
+// MayInfer reports whether a server may treat the request as [Inference], however its path is spelled.
 func MayInfer(method, operation string) bool {
 	return Inference(method, operation) || method == http.MethodPost && Inference(method, mostCommon(operation))
 }
 
-// MayBeResponses reports whether a server may treat the operation as /responses,
-// however it is spelled.
+// MayBeResponses reports whether a server may treat the operation as /responses, however it is spelled.
 func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
 
-// mostCommon is how an operation is usually spelled.
+// mostCommon returns the usual spelling of an operation.
 func mostCommon(operation string) string {
 	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))
 }
 
-// TellsUsageIfAsked reports whether a stream of the operation contains its usage
-// only if the client asks for it.
-func TellsUsageIfAsked(operation string) bool {
+// ShowsUsageIfAsked reports whether a stream of the operation contains its usage only if the client asks
+// for it.
+func ShowsUsageIfAsked(operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
 	return operation == "/chat/completions" || operation == "/completions"
 }

@@ -1,7 +1,8 @@
-// Package openaiapi reads what a request to the OpenAI API asks for: which dialect its path
-// uses, which model its path, its body or its query names, and how much output it may cost. It
-// can replace that model and leaves every other byte unchanged: encoding a body again would
-// reorder its keys and round its numbers. It knows at which path each backend has the same operation.
+// Package openaiapi reads what a request to the OpenAI API asks for, except for its body, which
+// apibody reads. [ParsePath] splits the path into its dialect, its deployment and its operation. From
+// the operation follows whether the request is for inference, whether it may be repeated, and how it
+// uses stored objects. [Paths] are where a backend has its API: they rewrite a request's path and query
+// to those of the backend, in whatever dialect the request came.
 package openaiapi
 
 import (
@@ -156,7 +157,7 @@ func cutName(path string) (name, rest string, ok bool) {
 // checked. No SDK sends them.
 func CheckPath(escapedPath string) (problem string) {
 	if !strings.ContainsAny(escapedPath, `.;%\`) && !strings.Contains(escapedPath, "//") {
-		return "" // everybody reads it in the same way
+		return "" // every server reads it in the same way
 	}
 	path := unescapeOr(escapedPath, url.PathUnescape)
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {
@@ -181,8 +182,8 @@ func CheckPath(escapedPath string) (problem string) {
 
 func isSlash(r rune) bool { return r == '/' || r == '\\' }
 
-// asOthersRead returns an unescaped path as a server sees it that takes backslashes for slashes,
-// several slashes for one, and what follows a semicolon for no part of the segment.
+// asOthersRead returns an unescaped path as some servers read it: a backslash is a slash, several
+// slashes are one, and a semicolon and what follows it are not part of the segment.
 func asOthersRead(path string) string {
 	var b strings.Builder
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Patience returns how long the caller waits for a reply. OpenAI's SDK for
-// Python sends that, in seconds.
+// Patience returns how long the caller waits for a reply. OpenAI's SDK for Python sends that, in seconds.
 func Patience(header http.Header) (patience time.Duration, ok bool) {
 	values := header["X-Stainless-Read-Timeout"]
 	if len(values) == 0 {

@@ -22,10 +22,10 @@ func Param(rawQuery, name string) (value string, ok bool) {
 	return "", false
 }
 
-// SetParam sets all parameters of that name to the value, so that it does not
-// matter which of them a server reads. If there is none, it adds one at the end.
+// SetParam sets all parameters of that name to the value, so that it does not matter which of them a
+// server reads. If there is none, it adds one at the end.
 func SetParam(rawQuery, name, value string) string {
-	// A space is %20, which is the same to those who do not know of the plus sign.
+	// A space is %20, which is the same to servers that do not know the plus sign.
 	value = "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")
 	pairs := strings.Split(rawQuery, "&")
 	found := false

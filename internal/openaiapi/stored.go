@@ -5,10 +5,11 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 )
 
-// Stored describes how a request uses stored objects, by its method, path and
-// query.
+// Stored describes how a request uses stored objects, by its method, path and query.
 type Stored struct {
 	// IDs are the ids in the path, followed by the ids in the query.
 	IDs []string
@@ -16,11 +17,10 @@ type Stored struct {
 	Subject string
 	// Creates reports whether the request creates the object in its reply.
 	Creates bool
-	// List reports whether the request asks for a list of objects. Each account
-	// lists only its own.
+	// List reports whether the request asks for a list of objects. Each account lists only its own.
 	List bool
-	// Teaches reports whether the reply names objects. The reply to a chat
-	// completion does so only if the request asks to store it, or for audio.
+	// Teaches reports whether the reply names objects. The reply to a chat completion does so only if
+	// the request asks to store it, or for audio.
 	Teaches, TeachesIfStored bool
 }
 
@@ -34,6 +34,19 @@ var collections = map[string][]string{
 	"chatkit":     {"sessions", "threads"},
 }
 
+// cutCollection cuts the collection that an operation is about: its first segment, and the second one if
+// that belongs to it.
+func cutCollection(operation string) (first, rest string, ok bool) {
+	first, rest, _ = strings.Cut(strings.Trim(operation, "/"), "/")
+	seconds, ok := collections[first]
+	if seconds != nil {
+		var second string
+		second, rest, _ = strings.Cut(rest, "/")
+		ok = slices.Contains(seconds, second)
+	}
+	return first, rest, ok
+}
+
 // notIDs are segments in places of ids that are not ids.
 var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters"}
 
@@ -41,26 +54,14 @@ var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", 
 // else is sent there, such as cancel or search, only changes or shows what there is.
 var creating = []string{"files", "file_batches", "messages", "runs", "items", "parts", "versions", "permissions", "remix"}
 
-// ReadStored returns how a request uses stored objects. The operation is
-// written as in Route.
+// ReadStored returns how a request uses stored objects. The operation is written as in Route.
 func ReadStored(method, operation, rawQuery string) (s Stored) {
-	first, rest, _ := strings.Cut(strings.Trim(operation, "/"), "/")
-	seconds, ok := collections[first]
+	first, rest, ok := cutCollection(operation)
 	if !ok {
-		if first == "realtime" || operation == "/realtime" {
+		if first == "realtime" {
 			s.addParams(rawQuery)
 		}
 		return s
-	}
-	if seconds != nil {
-		var second string
-		second, rest, _ = strings.Cut(rest, "/")
-		if !slices.Contains(seconds, second) {
-			if first == "realtime" {
-				s.addParams(rawQuery)
-			}
-			return s
-		}
 	}
 	s.Teaches = !strings.HasSuffix(rest, "/content") // that may be anything
 	if s.TeachesIfStored = first == "chat" && method == http.MethodPost && rest == ""; s.TeachesIfStored {
@@ -77,7 +78,7 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 		case i%2 == 0 && slices.Contains(notIDs, segment):
 			i-- // what follows may be one
 		case i%2 == 0:
-			if s.Creates = false; isID(segment) {
+			if s.Creates = false; apibody.IsID(segment) {
 				s.IDs, s.Subject = append(s.IDs, segment), segment
 			}
 		default:
@@ -90,20 +91,81 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 	return s
 }
 
-// addParams adds the ids in a query: after and before of lists, and that of a realtime call.
+// addParams adds the ids in a query: after and before of lists, and the id of a realtime call.
 func (s *Stored) addParams(rawQuery string) {
 	if rawQuery == "" {
 		return
 	}
 	for _, name := range []string{"after", "before", "call_id"} {
-		if id, ok := Param(rawQuery, name); ok && isID(id) {
+		if id, ok := Param(rawQuery, name); ok && apibody.IsID(id) {
 			s.IDs = append(s.IDs, id)
 		}
 	}
 }
 
-// IDInLocation returns the id at the end of a Location header, or nothing. The id
-// of a realtime call is only there.
+// Reach is which stored objects a request can use.
+type Reach uint8
+
+const (
+	// ReachesUnknown: the operation is not a known one.
+	ReachesUnknown Reach = iota
+	// ReachesNamed: the objects that it names, and the objects below them.
+	ReachesNamed
+	// ReachesAll: all objects of an account, as a list shows them.
+	ReachesAll
+	// ReachesUnseen: objects that are named elsewhere: in the frames of a session, in the file of a
+	// batch, or in the filters of an eval.
+	ReachesUnseen
+)
+
+// ReachOf returns which stored objects a request with this method and operation, written as in Route, can
+// use. An id in the operation's path names the object.
+func ReachOf(method, operation string) Reach {
+	reads := method == http.MethodGet || method == http.MethodHead
+	first, rest, ok := cutCollection(operation)
+	switch {
+	case Inference(method, operation), first == "models" && reads:
+		return ReachesNamed
+	case first == "realtime", first == "chatkit", first == "evals":
+		return ReachesUnseen
+	case !ok:
+		return ReachesUnknown
+	}
+	for rest != "" {
+		var segment string
+		segment, rest, _ = strings.Cut(rest, "/")
+		if segment = unescapeOr(segment, url.PathUnescape); apibody.IsID(segment) {
+			return ReachesNamed
+		}
+		if !slices.Contains(notIDs, segment) {
+			return ReachesUnknown
+		}
+	}
+	switch {
+	case method != http.MethodPost:
+		return ReachesAll
+	case first == "batches":
+		return ReachesUnseen
+	}
+	return ReachesNamed
+}
+
+// BodyNamesNothing reports whether the body of an operation names no object, so that it need not be
+// searched for ids.
+func BodyNamesNothing(method, operation string) bool {
+	operation = strings.TrimSuffix(operation, "/")
+	if method != http.MethodPost {
+		return false
+	}
+	switch operation {
+	case "/files", "/completions", "/embeddings", "/moderations", "/rerank", "/images/generations", "/images/variations":
+		return true
+	}
+	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
+}
+
+// IDInLocation returns the id at the end of a Location header, or nothing. The id of a realtime call is
+// only there.
 func IDInLocation(location string) string {
 	u, err := url.Parse(location)
 	if err != nil {

@@ -110,3 +110,58 @@ func TestTheIDInALocation(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatARequestCanReach(t *testing.T) {
+	for request, want := range map[[2]string]Reach{
+		{"POST", "/chat/completions"}:                ReachesNamed,
+		{"POST", "/responses"}:                       ReachesNamed,
+		{"POST", "/responses/compact"}:               ReachesNamed,
+		{"POST", "/embeddings/"}:                     ReachesNamed,
+		{"GET", "/models"}:                           ReachesNamed,
+		{"GET", "/models/gpt-4o"}:                    ReachesNamed,
+		{"DELETE", "/models/ft:gpt-4o"}:              ReachesUnknown,
+		{"GET", "/responses/resp_12345"}:             ReachesNamed,
+		{"GET", "/responses"}:                        ReachesAll,
+		{"POST", "/files"}:                           ReachesNamed,
+		{"GET", "/files"}:                            ReachesAll,
+		{"DELETE", "/files"}:                         ReachesAll,
+		{"DELETE", "/files/file-12345"}:              ReachesNamed,
+		{"GET", "/files/file%2D12345/content"}:       ReachesNamed,
+		{"GET", "/files/short"}:                      ReachesUnknown,
+		{"GET", "/threads/short/messages/msg_12345"}: ReachesUnknown,
+		{"GET", "/chat/completions"}:                 ReachesAll,
+		{"GET", "/chat/completions/chatcmpl-12345"}:  ReachesNamed,
+		{"GET", "/chat/else/chatcmpl-12345"}:         ReachesUnknown,
+		{"POST", "/threads/runs"}:                    ReachesNamed,
+		{"GET", "/threads/runs"}:                     ReachesAll,
+		{"POST", "/threads/thread_12345/runs"}:       ReachesNamed,
+		{"GET", "/videos/characters/char_12345"}:     ReachesNamed,
+		{"GET", "/fine_tuning/jobs"}:                 ReachesAll,
+		{"POST", "/fine_tuning/jobs"}:                ReachesNamed,
+		{"POST", "/fine_tuning/checkpoints/ft:gpt-4o:x::ckpt-step-1/permissions"}: ReachesNamed,
+		{"POST", "/fine_tuning/alpha/graders/run"}:                                ReachesUnknown,
+		{"POST", "/batches"}:                 ReachesUnseen,
+		{"GET", "/batches"}:                  ReachesAll,
+		{"GET", "/batches/batch_12345"}:      ReachesNamed,
+		{"POST", "/evals/eval_12345/runs"}:   ReachesUnseen,
+		{"GET", "/realtime"}:                 ReachesUnseen,
+		{"POST", "/realtime/client_secrets"}: ReachesUnseen,
+		{"POST", "/chatkit/sessions"}:        ReachesUnseen,
+		{"GET", "/organization/users"}:       ReachesUnknown,
+		{"GET", "/Files"}:                    ReachesUnknown,
+		{"GET", "/files%2Ffile-12345"}:       ReachesUnknown,
+		{"GET", ""}:                          ReachesUnknown,
+	} {
+		if got := ReachOf(request[0], request[1]); got != want {
+			t.Errorf("%q: got %d, want %d", request, got, want)
+		}
+	}
+	for operation, want := range map[string]bool{
+		"/files": true, "/audio/transcriptions": true, "/audio/speech": false, "/uploads/upload_12345/parts": true, "/embeddings": true,
+		"/chat/completions": false, "/responses": false, "/images/edits": false, "/containers/cntr_12345/files": false, "/uploads/upload_12345/complete": false, "/files/file-12345": false,
+	} {
+		if got := BodyNamesNothing("POST", operation); got != want {
+			t.Errorf("a body of %s names nothing: %v", operation, got)
+		}
+	}
+}

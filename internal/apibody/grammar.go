@@ -1,11 +1,11 @@
-package openaiapi
+package apibody
 
 import (
 	"bytes"
 	"slices"
 )
 
-// place tells what a value in a body is.
+// place is what a value in a body is.
 type place uint8
 
 const (
@@ -19,12 +19,12 @@ const (
 	listed     // an item of a list, which may be older than the request
 	holder     // an object whose id is that of another object
 	variables  // an object whose members may all name objects
-	annotation // a note of the model's on where its text comes from
+	annotation // the model's note on where its text comes from
 
 	// Ids, lists of them, or objects that have one.
 	named
 	partID  // of a part of what a reply shows
-	mention // of something that a reply only mentions
+	mention // of an object that a reply only mentions
 
 	// Texts, or lists of them.
 	previous
@@ -47,7 +47,7 @@ const (
 // isText reports whether a text at the place is an id, or encrypted content.
 func (at place) isText() bool { return named <= at && at <= mentionEncrypted }
 
-// grammar tells what stands under a name in an object that is at a place itself.
+// grammar defines what a member of an object is, by its name and by the place of the object.
 type grammar uint8
 
 const (
@@ -56,7 +56,7 @@ const (
 	inRequestOfAnyCase
 )
 
-// under takes a name as it is written.
+// under returns the place of a member, whose name is given as it is written.
 func (g grammar) under(at place, quoted []byte) place {
 	if g == inRequestOfAnyCase {
 		return g.place(at, unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'})))
@@ -73,8 +73,8 @@ func (g grammar) under(at place, quoted []byte) place {
 	return g.place(at, key)
 }
 
-// place knows where the API's requests name objects. All others are passed over: ids in prompts,
-// metadata and schemas are text of the user's.
+// place returns the place of a member. It knows where the API's requests name objects. All other members
+// are passed over: ids in prompts, metadata and schemas are the user's text.
 func (g grammar) place(at place, key []byte) place {
 	switch g {
 	case inReply:
@@ -157,10 +157,10 @@ func (g grammar) place(at place, key []byte) place {
 	return elsewhere
 }
 
-// lower returns the name in the letters that servers take for the same if they ignore their case.
+// lower returns the name in lower case, as servers compare it that ignore the case.
 func lower(key []byte) []byte { return bytes.ToLower(bytes.ToUpper(key)) }
 
-// placeInReply knows where replies name objects that exist where the reply comes from.
+// placeInReply is place for replies. These name objects that exist where the reply comes from.
 func placeInReply(at place, key []byte) place {
 	switch string(key) {
 	case "id":

@@ -1,4 +1,4 @@
-package openaiapi
+package apibody
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ const (
 	maxPartHeaders = 16 << 10
 )
 
-// ParseForm reads the fields of a multipart/form-data body that a [Request] has fields for. Its
+// ParseForm reads the fields of a multipart/form-data body that a [Body] has fields for. Its
 // boundary is the parameter of the Content-Type.
 //
 // Like ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
@@ -23,22 +23,22 @@ const (
 // Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone, but makes the
 // form unclear. Of a body that was cut off, it finds the parts that came whole. Lines may end in
 // a bare LF if the first delimiter's does.
-func ParseForm(body []byte, boundary string) Request {
-	none := Request{N: 1}
+func ParseForm(body []byte, boundary string) Body {
+	none := Body{N: 1}
 	if !isBoundary(boundary) {
 		return none
 	}
 	delimiter := []byte("\r\n--" + boundary)
-	r := Request{N: 1, dashBoundary: delimiter[2:]}
+	b := Body{N: 1, dashBoundary: delimiter[2:]}
 
 	// The first delimiter begins the body, or any line after a preamble.
 	at, more := -1, false
-	if bytes.HasPrefix(body, r.dashBoundary) {
-		at, more = delimiterEnd(body, len(r.dashBoundary))
+	if bytes.HasPrefix(body, b.dashBoundary) {
+		at, more = delimiterEnd(body, len(b.dashBoundary))
 	}
 	if at < 0 {
-		r.addAt, at, more = nextDelimiter(body, 0, delimiter[1:])
-		r.addAt++ // past the line feed
+		b.models.addAt, at, more = nextDelimiter(body, 0, delimiter[1:])
+		b.models.addAt++ // past the line feed
 	}
 	if at < 0 {
 		return none
@@ -62,31 +62,31 @@ func ParseForm(body []byte, boundary string) Request {
 		field, headers, plain := fieldName(body[start:end], newline)
 		odd = odd || !plain && (whole || headers > 0 || end-start >= maxPartHeaders)
 		value := span{start + headers, end}
-		r.nested = r.nested || isNested(field, body[value.start:value.end])
+		b.nested = b.nested || isNested(field, body[value.start:value.end])
 		switch at := inRequest.place(top, []byte(field)); {
 		case at == memberModel:
 			namesModel = true
 			if whole {
-				r.addModel(value)
+				b.addModel(value)
 			}
-		case whole && at == named && len(r.ids) <= MaxIDs && isID(body[value.start:value.end]):
-			r.ids = append(r.ids, ID{Object, value})
+		case whole && at == named && len(b.objects.ids) <= MaxIDs && IsID(body[value.start:value.end]):
+			b.objects.ids = append(b.objects.ids, id{Object, value})
 		case whole && at.isText() && value.end > value.start:
-			r.odd = value
+			b.objects.odd = value
 		case whole:
-			r.take(at, body[value.start:value.end])
+			b.set(at, body[value.start:value.end])
 		}
 	}
-	r.Whole = at >= 0                                    // the last delimiter is there, and it is the closing one
-	r.Clear = !odd && body[skipSpace(body, 0)] != '{' && // otherwise some servers read the JSON before the form
-		bytes.Count(lines(body, r.Whole), r.dashBoundary) == delimiters // or find more parts than we do
-	if last, ok := r.lastModel(); ok {
-		r.Model, r.HasModel = string(body[last.start:last.end]), true
+	b.Whole = at >= 0                                    // the last delimiter is there, and it is the closing one
+	b.Clear = !odd && body[skipSpace(body, 0)] != '{' && // otherwise some servers read the JSON before the form
+		bytes.Count(lines(body, b.Whole), b.dashBoundary) == delimiters // or find more parts than we do
+	if last, ok := b.lastModel(); ok {
+		b.Model, b.HasModel = string(body[last.start:last.end]), true
 	} else if !namesModel {
-		r.before = "--" + boundary + newline + `Content-Disposition: form-data; name="model"` + newline + newline
-		r.after = newline
+		b.models.before = "--" + boundary + newline + `Content-Disposition: form-data; name="model"` + newline + newline
+		b.models.after = newline
 	}
-	return r
+	return b
 }
 
 // isBoundary reports whether RFC 2046 section 5.1.1 has such boundaries. Servers read others in different ways:

@@ -1,4 +1,4 @@
-package openaiapi
+package apibody
 
 import (
 	"bytes"
@@ -106,11 +106,11 @@ func TestModelInJSON(t *testing.T) {
 }
 
 // places are where a body names the model, in order.
-func places(r Request) (spans []span) {
-	if r.model.end > 0 {
-		spans = append(spans, r.model)
+func places(r Body) (spans []span) {
+	if r.models.first.end > 0 {
+		spans = append(spans, r.models.first)
 	}
-	return append(spans, r.models...)
+	return append(spans, r.models.others...)
 }
 
 // unmark removes the marks and says what was between « and ».
@@ -178,11 +178,11 @@ func TestABodyThatAlreadySaysSoStaysWhole(t *testing.T) {
 }
 
 func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
-	parseJSON := func(body []byte) Request { return ParseJSON(body, nil) }
-	parseForm := func(body []byte) Request { return ParseForm(body, "XX") }
+	parseJSON := func(body []byte) Body { return ParseJSON(body, nil) }
+	parseForm := func(body []byte) Body { return ParseForm(body, "XX") }
 	for _, tt := range []struct {
 		name, body string
-		parse      func([]byte) Request
+		parse      func([]byte) Body
 	}{
 		{"replaced in an object", `{"prompt":"long","model":"a","n":1}`, parseJSON},
 		{"added to an object", `{"prompt":"long"}`, parseJSON},
@@ -210,7 +210,7 @@ func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
 }
 
 func TestARequestThatWasNotParsedChangesNothing(t *testing.T) {
-	if pieces := (Request{}).With([]byte("{}"), "a", false); len(pieces) != 1 || string(pieces[0]) != "{}" {
+	if pieces := (Body{}).With([]byte("{}"), "a", false); len(pieces) != 1 || string(pieces[0]) != "{}" {
 		t.Errorf("got %q", pieces)
 	}
 }
@@ -226,7 +226,7 @@ func TestNestingCostsNoStack(t *testing.T) {
 }
 
 // reference says with encoding/json what ParseJSON says without.
-func reference(t *testing.T, body []byte) (want Request, ok bool) {
+func reference(t *testing.T, body []byte) (want Body, ok bool) {
 	if !json.Valid(body) {
 		return want, false
 	}
@@ -312,10 +312,10 @@ func FuzzParseJSON(f *testing.F) {
 	})
 }
 
-// checkPlaces fails unless what a Request says of a body fits together.
-func checkPlaces(t *testing.T, r Request, body []byte) {
+// checkPlaces fails unless what a Body says fits together.
+func checkPlaces(t *testing.T, r Body, body []byte) {
 	t.Helper()
-	if r.HasModel && len(places(r)) == 0 || !r.HasModel && r.Model != "" || r.HasModel && r.before != "" {
+	if r.HasModel && len(places(r)) == 0 || !r.HasModel && r.Model != "" || r.HasModel && r.models.before != "" {
 		t.Errorf("%q: a contradiction: %+v", body, r)
 	}
 	at := 0
@@ -325,14 +325,14 @@ func checkPlaces(t *testing.T, r Request, body []byte) {
 		}
 		at = s.end
 	}
-	if r.addAt < 0 || r.addAt > len(body) {
-		t.Errorf("%q: nothing can be added at %d", body, r.addAt)
+	if r.models.addAt < 0 || r.models.addAt > len(body) {
+		t.Errorf("%q: nothing can be added at %d", body, r.models.addAt)
 	}
 }
 
 // withModel returns the body that WithModel makes. It fails unless that differs from the original
 // in the model's places alone, where value has to be, and the original is untouched.
-func withModel(t *testing.T, r Request, body []byte, model, value string) []byte {
+func withModel(t *testing.T, r Body, body []byte, model, value string) []byte {
 	t.Helper()
 	before := bytes.Clone(body)
 	got := bytes.Join(r.With(body, model, false), nil)
@@ -345,9 +345,9 @@ func withModel(t *testing.T, r Request, body []byte, model, value string) []byte
 		want = append(append(want, body[at:s.start]...), value...)
 		at = s.end
 	}
-	if r.before != "" {
-		want = append(append(want, body[:r.addAt]...), r.before+value+r.after...)
-		at = r.addAt
+	if r.models.before != "" {
+		want = append(append(want, body[:r.models.addAt]...), r.models.before+value+r.models.after...)
+		at = r.models.addAt
 	}
 	if want = append(want, body[at:]...); !bytes.Equal(got, want) {
 		t.Fatalf("%q: got %q, want %q", body, got, want)
@@ -395,7 +395,7 @@ func decode(t *testing.T, body []byte) (m map[string]any) {
 	return m
 }
 
-func checkCost(t *testing.T, r Request, body []byte) {
+func checkCost(t *testing.T, r Body, body []byte) {
 	t.Helper()
 	cost := r.Cost(int64(len(body)))
 	if r.MaxOutput < 0 || r.N < 1 || cost < r.MaxOutput || cost < int64(len(body)/charsPerToken) {
@@ -447,19 +447,19 @@ func TestTheOutputThatIsAskedFor(t *testing.T) {
 func TestCost(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
-		request      Request
+		request      Body
 		length, want int64
 	}{
-		{"the prompt alone", Request{N: 1}, 4000, 1000},
-		{"the prompt and the output", Request{N: 1, MaxOutput: 500}, 4000, 1500},
-		{"several outputs", Request{N: 3, MaxOutput: 500}, 4000, 2500},
-		{"a body that was not read", Request{}, 4000, 1000},
-		{"a body of unknown length", Request{N: 1, MaxOutput: 500}, -1, 500},
-		{"nothing", Request{N: 1}, 0, 0},
-		{"an absurd output", Request{N: 1, MaxOutput: math.MaxInt64}, 4, math.MaxInt64},
-		{"an absurd number of outputs", Request{N: math.MaxInt64, MaxOutput: 2}, 0, math.MaxInt64},
-		{"an absurd length", Request{N: 1, MaxOutput: math.MaxInt64}, math.MaxInt64, math.MaxInt64},
-		{"many times nothing", Request{N: math.MaxInt64}, 8, 2},
+		{"the prompt alone", Body{N: 1}, 4000, 1000},
+		{"the prompt and the output", Body{N: 1, MaxOutput: 500}, 4000, 1500},
+		{"several outputs", Body{N: 3, MaxOutput: 500}, 4000, 2500},
+		{"a body that was not read", Body{}, 4000, 1000},
+		{"a body of unknown length", Body{N: 1, MaxOutput: 500}, -1, 500},
+		{"nothing", Body{N: 1}, 0, 0},
+		{"an absurd output", Body{N: 1, MaxOutput: math.MaxInt64}, 4, math.MaxInt64},
+		{"an absurd number of outputs", Body{N: math.MaxInt64, MaxOutput: 2}, 0, math.MaxInt64},
+		{"an absurd length", Body{N: 1, MaxOutput: math.MaxInt64}, math.MaxInt64, math.MaxInt64},
+		{"many times nothing", Body{N: math.MaxInt64}, 8, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := tt.request.Cost(tt.length); got != tt.want {
@@ -501,7 +501,7 @@ func TestWhetherMoreMayFollowAnObject(t *testing.T) {
 			t.Errorf("%q: got %v, want %v", body, r.Whole, want)
 		}
 	}
-	if (Request{}).Whole {
+	if (Body{}).Whole {
 		t.Error("what nobody read is whole")
 	}
 }

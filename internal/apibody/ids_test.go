@@ -1,4 +1,4 @@
-package openaiapi
+package apibody
 
 import (
 	"encoding/json"
@@ -118,7 +118,7 @@ func (r *idReference) value(dec *json.Decoder, at place, depth int) {
 	token, _ := dec.Token()
 	switch v := token.(type) {
 	case string:
-		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(v) >= shortestID || isID(v)) {
+		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(v) >= shortestID || IsID(v)) {
 			r.found = append(r.found, fmt.Sprint(kinds[at], " ", v))
 		}
 	case json.Delim:
@@ -183,7 +183,7 @@ func FuzzIDs(f *testing.F) {
 			var got []string
 			for _, id := range w.ids {
 				text := unquoteBytes(body[id.span.start:id.span.end])
-				got = append(got, fmt.Sprint(id.Kind, " ", string(text)))
+				got = append(got, fmt.Sprint(id.kind, " ", string(text)))
 			}
 			if len(got) != len(want.found) {
 				t.Errorf("%s %q: got %q, want %q", name, body, got, want.found)

@@ -1,4 +1,4 @@
-package openaiapi
+package apibody
 
 import (
 	"bytes"
@@ -279,7 +279,7 @@ func FuzzParseForm(f *testing.F) {
 			return
 		}
 		result := withModel(t, r, body, model, model)
-		if again := ParseForm(result, boundary); (r.HasModel || r.before != "") && (again.Model != model || again.Stream != r.Stream) {
+		if again := ParseForm(result, boundary); (r.HasModel || r.models.before != "") && (again.Model != model || again.Stream != r.Stream) {
 			t.Errorf("%q: got %+v, want %q", result, again, model)
 		}
 	})

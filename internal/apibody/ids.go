@@ -1,11 +1,11 @@
-package openaiapi
+package apibody
 
 import (
 	"bytes"
 	"encoding/json"
 )
 
-// Kind is the kind of place in which an id was found.
+// Kind is the kind of place where an id was found.
 type Kind uint8
 
 const (
@@ -28,15 +28,15 @@ const (
 	Mentioned
 )
 
-// ID is an id, or an encrypted content, in a path, a query or a body.
-type ID struct {
-	Kind Kind
+// id is where an id, or an encrypted content, is in a body.
+type id struct {
+	kind Kind
 	span span
 }
 
 const (
-	// shortestID and longestID are how long an id is that can be told from other texts. Those
-	// of the API have a prefix, a separator and 20 characters or more.
+	// shortestID and longestID limit the length of an id that can be distinguished from other texts.
+	// The API's ids have a prefix, a separator and 20 characters or more.
 	shortestID = 8
 	longestID  = 512
 	// MaxIDs is how many ids a body may name, and how many ids of a reply are
@@ -46,8 +46,8 @@ const (
 	maxDepth = 16
 )
 
-// isID reports whether a text can be the id of an object, and not a word such as "auto".
-func isID[T string | []byte](text T) bool {
+// IsID reports whether a text may be the id of an object, and is not a word such as "auto".
+func IsID[T string | []byte](text T) bool {
 	if len(text) < shortestID || len(text) > longestID {
 		return false
 	}
@@ -61,16 +61,15 @@ func isID[T string | []byte](text T) bool {
 	return separated
 }
 
-// walker goes over JSON and notes the ids in it. Like ParseJSON it is a scanner. What it need not
-// look into, it steps over.
+// walker goes over JSON and records the ids in it. Like ParseJSON it is a scanner. It steps over the
+// values in which there can be no id.
 type walker struct {
 	body    []byte
 	grammar grammar
-	ids     []ID
-	odd     span // of a text that is in the place of an id
+	objects // those that were found
 	// notStored reports whether a response says that it is not stored.
 	notStored bool
-	// prompt takes in the messages that the walker is among, if it is.
+	// prompt records the messages among which the walker is, if it is not nil.
 	prompt *Prompt
 }
 
@@ -82,7 +81,7 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 	switch c := w.body[i]; {
 	case c == '"':
 		if end = skipString(w.body, i); end > 0 && at.isText() {
-			w.note(at, span{i, end})
+			w.add(at, span{i, end})
 		}
 		return end
 	case depth >= maxDepth, at == elsewhere, at > mention && at != memberAudio:
@@ -131,13 +130,13 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 		}
 	}
 	if w.prompt != nil && depth == messageDepth {
-		w.prompt.takeMessage(role, content)
+		w.prompt.addMessage(role, content)
 	}
 	return endOf(b, i)
 }
 
-// array looks at objects and strings. It steps over what else is among them: null, lists, and numbers, of
-// which a prompt of tokens has thousands.
+// array looks at objects and strings. It steps over null, lists, and numbers, of which a prompt of tokens
+// has thousands.
 func (w *walker) array(i int, at place, depth int) (end int) {
 	b := w.body
 	for i++; i >= 0 && i < len(b); {
@@ -157,19 +156,19 @@ func (w *walker) array(i int, at place, depth int) (end int) {
 	return -1
 }
 
-func (w *walker) note(at place, s span) {
+func (w *walker) add(at place, s span) {
 	if len(w.ids) > MaxIDs {
 		return // it is refused
 	}
 	text := unquoteBytes(w.body[s.start:s.end])
-	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || isID(text) {
-		w.ids = append(w.ids, ID{kinds[at], s})
+	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || IsID(text) {
+		w.ids = append(w.ids, id{kinds[at], s})
 	} else if len(text) > 0 {
 		w.odd = s
 	}
 }
 
-// kinds are those of the ids at places with texts.
+// kinds are the kinds of ids, by their places.
 var kinds = [...]Kind{named: Object, partID: Part, mention: Mentioned, previous: PreviousResponse, itemID: Item, encrypted: Encrypted, mentionEncrypted: Mentioned}
 
 // unquoteBytes decodes a string, without a copy if it has no escape.
@@ -186,22 +185,49 @@ func unquoteBytes(quoted []byte) []byte {
 
 // EachID calls f with every id that the body names, in their order. The body is the one that was
 // parsed, and the text is a part of it.
-func (r Request) EachID(body []byte, f func(kind Kind, text []byte)) {
-	for _, id := range r.ids {
+func (b Body) EachID(body []byte, f func(kind Kind, text []byte)) {
+	for _, id := range b.objects.ids {
 		text := body[id.span.start:id.span.end]
-		if r.dashBoundary == nil {
+		if b.dashBoundary == nil {
 			text = unquoteBytes(text)
 		}
-		f(id.Kind, text)
+		f(id.kind, text)
 	}
 }
 
 // TooManyIDs reports whether the body names more than MaxIDs ids. Further ids are
 // not read.
-func (r Request) TooManyIDs() bool { return len(r.ids) > MaxIDs }
+func (b Body) TooManyIDs() bool { return len(b.objects.ids) > MaxIDs }
 
 // HasIDs reports whether the body names an object.
-func (r Request) HasIDs() bool { return len(r.ids) > 0 }
+func (b Body) HasIDs() bool { return len(b.objects.ids) > 0 }
+
+// Readable reports whether EachID and OddID return all objects that the body names:
+// no server reads any part of it differently. Servers in Go ignore the case of
+// names.
+func (b Body) Readable(body []byte) bool {
+	if b.dashBoundary != nil {
+		return b.Clear && b.Whole && !b.nested
+	}
+	if len(body) == 0 {
+		return true
+	}
+	text := bytes.TrimPrefix(body, bom)
+	if !b.Clear || !json.Valid(text) {
+		return false
+	}
+	w := walker{body: text, grammar: inRequestOfAnyCase}
+	w.value(skipSpace(text, 0), top, 0)
+	return len(w.ids) == len(b.objects.ids) && (w.odd.end > 0) == (b.objects.odd.end > 0)
+}
+
+// OddID returns a text of the body in a place of ids that does not look like an id.
+func (b Body) OddID(body []byte) (text []byte, ok bool) {
+	if b.objects.odd.end == 0 {
+		return nil, false
+	}
+	return body[b.objects.odd.start:b.objects.odd.end], true
+}
 
 // EachIDInReply calls f with every id in a JSON reply, or an event of a stream: the ids of
 // objects that the replying account stores. text is a part of reply. In a reply that was cut
@@ -211,7 +237,7 @@ func EachIDInReply(reply []byte, f func(kind Kind, stored bool, text []byte)) (n
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)
 	for _, id := range w.ids[:min(len(w.ids), MaxIDs)] {
-		f(id.Kind, id.Kind == Encrypted || !w.notStored, unquoteBytes(reply[id.span.start:id.span.end]))
+		f(id.kind, id.kind == Encrypted || !w.notStored, unquoteBytes(reply[id.span.start:id.span.end]))
 	}
 	return w.notStored
 }

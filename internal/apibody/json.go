@@ -1,8 +1,8 @@
-package openaiapi
+package apibody
 
 import "bytes"
 
-// ParseJSON reads the top-level members of a JSON object that a [Request] has fields for. A "model"
+// ParseJSON reads the top-level members of a JSON object that a [Body] has fields for. A "model"
 // that is not a string does not count, but With replaces null by a model. The prompt is recorded in
 // p, unless p is nil.
 //
@@ -12,8 +12,8 @@ import "bytes"
 // reject it. Where the scanner cannot go on, it returns what it has found so far. For a body
 // that was cut off, these are the complete members. For a body that is valid JSON the result is
 // the same as from encoding/json, if keys are compared exactly.
-func ParseJSON(body []byte, p *Prompt) (r Request) {
-	r.N = 1
+func ParseJSON(body []byte, p *Prompt) (b Body) {
+	b.N = 1
 	i := 0
 	if bytes.HasPrefix(body, bom) {
 		i = len(bom) // RFC 8259 section 8.1 lets a parser ignore it
@@ -21,12 +21,12 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 	i = skipSpace(body, i)
 	if i >= len(body) || body[i] != '{' {
 		// Only an object can hold something, and this may still become one.
-		r.Whole = i < len(body) && !bytes.HasPrefix(bom, body)
-		return r
+		b.Whole = i < len(body) && !bytes.HasPrefix(bom, body)
+		return b
 	}
 	w := walker{body: body}
 	first := i + 1
-	r.Clear = true
+	b.Clear = true
 	namesModel := false // there is a "model", whatever its value
 	optioned := false   // there are "stream_options"
 	last := span{}      // of the last one's value, unless that is no string
@@ -35,7 +35,7 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 		at := inRequest.under(top, name)
 		namesModel = namesModel || at == memberModel
 		if value < 0 {
-			r.Whole = endOf(body, i+1) > 0 // no member, or a comma too many
+			b.Whole = endOf(body, i+1) > 0 // no member, or a comma too many
 			break
 		}
 		if p != nil {
@@ -54,70 +54,70 @@ func ParseJSON(body []byte, p *Prompt) (r Request) {
 		switch at {
 		case elsewhere:
 		case memberOddModel:
-			r.Clear = false
+			b.Clear = false
 		case memberModel:
 			last = span{}
 			if body[value] == '"' {
 				last = span{value, end}
 			}
 			if last.end > 0 || string(body[value:end]) == "null" {
-				r.addModel(span{value, end})
+				b.addModel(span{value, end})
 			}
 		case memberStreamOptions:
-			r.StreamUsage, r.askUsage = readStreamOptions(body[value:end])
-			r.askUsage.start, r.askUsage.end = r.askUsage.start+value, r.askUsage.end+value
+			b.StreamUsage, b.askUsage = readStreamOptions(body[value:end])
+			b.askUsage.start, b.askUsage.end = b.askUsage.start+value, b.askUsage.end+value
 			if optioned {
-				r.askUsage = edit{}
+				b.askUsage = edit{}
 			}
 			optioned = true
 		case memberMaxOutput, memberN:
 			if end < len(body) { // otherwise more digits may follow
-				r.take(at, body[value:end])
+				b.set(at, body[value:end])
 			}
 		default:
-			r.take(at, body[value:end])
+			b.set(at, body[value:end])
 		}
 		if p != nil {
-			p.take(name, body[value:end])
+			p.set(name, body[value:end])
 		}
 		if i = skipSpace(body, end); i >= len(body) || body[i] != ',' {
-			r.Whole = i < len(body) && body[i] == '}'
+			b.Whole = i < len(body) && body[i] == '}'
 			break
 		}
 	}
-	r.ids, r.odd = w.ids, w.odd
+	b.objects = w.objects
 	if last.end > 0 {
-		r.Model, r.HasModel = unquote(body[last.start:last.end])
+		b.Model, b.HasModel = unquote(body[last.start:last.end])
 	}
 	if !namesModel {
-		r.addFirst(body, first)
+		b.addFirst(body, first)
 	}
 	if next := skipSpace(body, first); !optioned && next < len(body) && body[next] == '"' {
-		r.askUsage = edit{span{first, first}, `"stream_options":{"include_usage":true},`}
+		b.askUsage = edit{span{first, first}, `"stream_options":{"include_usage":true},`}
 	}
-	return r
+	return b
 }
 
 // bom is a byte order mark.
 var bom = []byte("\xef\xbb\xbf")
 
-// addFirst sees to it that a model can be added to the object whose first member would be at i,
-// if that is there to see.
-func (r *Request) addFirst(body []byte, i int) {
+// addFirst records where a model can be added to the object whose first member would be at i, if that
+// came.
+func (b *Body) addFirst(body []byte, i int) {
 	next := skipSpace(body, i)
 	if next >= len(body) {
 		return
 	}
 	switch body[next] {
 	case '"':
-		r.addAt, r.before, r.after = i, `"model":`, ","
+		b.models.addAt, b.models.before, b.models.after = i, `"model":`, ","
 	case '}':
-		r.addAt, r.before = i, `"model":`
+		b.models.addAt, b.models.before = i, `"model":`
 	}
 }
 
-// readStreamOptions reads the value of "stream_options": whether the stream is to tell its usage, and
-// if it is not, how it can be asked for. Without text, it cannot be.
+// readStreamOptions reads the value of "stream_options": whether the stream is to contain its usage, and
+// if not, how it can be asked for. Without text, it cannot be.
 func readStreamOptions(value []byte) (usage bool, ask edit) {
 	switch {
 	case string(value) == "null":
@@ -142,7 +142,7 @@ func readStreamOptions(value []byte) (usage bool, ask edit) {
 		if inRequest.under(memberStreamOptions, name) == memberIncludeUsage {
 			usage = string(value[start:end]) == "true"
 			if ask = (edit{span{start, end}, "true"}); named {
-				ask.text = "" // nobody can tell which of them a backend reads
+				ask.text = "" // it is unknown which of them a backend reads
 			}
 			named = true
 		} else if ask.start == 1 {

@@ -1,4 +1,4 @@
-package openaiapi
+package apibody
 
 import "github.com/cespare/xxhash/v2"
 
@@ -39,8 +39,8 @@ func (p *Prompt) Key(bodyLength int64) uint64 {
 	return 0
 }
 
-// take records a member of the body.
-func (p *Prompt) take(name, value []byte) {
+// set records a member of the body.
+func (p *Prompt) set(name, value []byte) {
 	switch string(name) {
 	case "prompt_cache_key":
 		p.cacheKey = hashText(value)
@@ -66,7 +66,7 @@ func (p *Prompt) take(name, value []byte) {
 	}
 }
 
-// begin begins a member of the body. It returns who takes in the messages in it, if there are any.
+// begin begins a member of the body. It returns p if the member is a list of messages, and else nil.
 func (p *Prompt) begin(name []byte) *Prompt {
 	if string(name) != "messages" && string(name) != "input" {
 		return nil
@@ -75,9 +75,9 @@ func (p *Prompt) begin(name []byte) *Prompt {
 	return p
 }
 
-// takeMessage records one of the messages, up to the first one of the user's, and no further. A
-// text instead of the list is that message.
-func (p *Prompt) takeMessage(role, content []byte) {
+// addMessage records one of the messages, up to the first one of the user's, and no further. A text
+// instead of the list is that message.
+func (p *Prompt) addMessage(role, content []byte) {
 	if p.begins {
 		return
 	}
@@ -90,7 +90,7 @@ func (p *Prompt) takeMessage(role, content []byte) {
 	}
 }
 
-// hashText is 0 if the value is not a string, or an empty one.
+// hashText returns 0 if the value is not a string, or an empty one.
 func hashText(value []byte) uint64 {
 	if len(value) <= len(`""`) || value[0] != '"' {
 		return 0
@@ -100,7 +100,7 @@ func hashText(value []byte) uint64 {
 
 func hash(value []byte) uint64 { return max(1, xxhash.Sum64(value)) }
 
-// join makes one hash of two. Their order matters.
+// join returns one hash of two. Their order matters.
 func join(a, b uint64) uint64 {
 	const odd = 0x9e3779b97f4a7c15 // the golden ratio, as in many hashes
 	a = (a ^ a>>29) * odd

@@ -1,4 +1,12 @@
-package openaiapi
+// Package apibody reads what a body of the OpenAI API says: the model, whether to stream, how much
+// output a request may cost, and the ids of the stored objects that it names. It can replace the model
+// and leaves every other byte unchanged: encoding a body again would reorder its keys and round its
+// numbers.
+//
+// [ParseJSON] and [ParseForm] scan a body once and return a [Body], which remembers places in it and
+// copies nothing. The grammar says what a member means where it is. A [Prompt] identifies the session
+// that a request belongs to. [EachIDInReply] finds the ids in a reply.
+package apibody
 
 import (
 	"bytes"
@@ -8,9 +16,9 @@ import (
 	"strings"
 )
 
-// Request is what a body asks for, and where it says so. The zero Request stands
-// for a body that was not read: it names no model, and With cannot add one.
-type Request struct {
+// Body is what the body of a request asks for, and where it says so. The zero Body stands for a body
+// that was not read: it names no model, and With cannot add one.
+type Body struct {
 	// Model is the value of "model". If there are several, it is the last one, as in the parsers
 	// that the providers use.
 	Model string
@@ -57,27 +65,36 @@ type Request struct {
 	// askUsage is what asks for the usage of the stream. Without text, it cannot be asked for.
 	askUsage edit
 
-	// model is the place of the first value of "model" that is a string or null, if there is one, and
-	// models are the places of all others, which hardly any body has.
-	model  span
-	models []span
+	// models is where the body names its model, and objects is where it names stored objects.
+	models  models
+	objects objects
 
-	// ids are the places of those that the body names, and odd is that of a text that is in the place
-	// of one, but not like an id.
-	ids []ID
-	odd span
+	// dashBoundary begins a form's delimiters: two dashes and the boundary. Only a form has it.
+	dashBoundary []byte
 
 	// nested reports whether a form has a field that is more than a text.
 	nested bool
+}
 
-	// before and after go around the value of a model that is added at addAt. Without before,
-	// none can be added.
+// models is where a body names its model, or where one can be added.
+type models struct {
+	// first is the place of the first value of "model" that is a string or null, if there is one, and
+	// others are the places of all others, which hardly any body has.
+	first  span
+	others []span
+
+	// before and after go around the value of a model that is added at addAt. Without before, none
+	// can be added.
 	before, after string
 	addAt         int
+}
 
-	// dashBoundary is what begins a form's delimiters: two dashes and the boundary. Only a form
-	// has it.
-	dashBoundary []byte
+// objects is where a body names stored objects.
+type objects struct {
+	// ids are the places of the ids, and odd is the place of a text that is in the place of an id, but
+	// not like one.
+	ids []id
+	odd span
 }
 
 // edit puts a text in the place of some bytes, which may be none.
@@ -97,9 +114,9 @@ const charsPerToken = 4
 // be (Microsoft Learn, "Manage Azure OpenAI quota"). bodyLength is the length of the whole body,
 // or less than 0 if it is not known. A cost that does not fit an int64 becomes the largest
 // int64.
-func (r Request) Cost(bodyLength int64) int64 {
+func (b Body) Cost(bodyLength int64) int64 {
 	prompt := PromptCost(bodyLength)
-	output, n := max(r.MaxOutput, 0), max(r.N, 1)
+	output, n := max(b.MaxOutput, 0), max(b.N, 1)
 	if output > (math.MaxInt64-prompt)/n {
 		return math.MaxInt64
 	}
@@ -110,23 +127,23 @@ func (r Request) Cost(bodyLength int64) int64 {
 // that length has.
 func PromptCost(bodyLength int64) int64 { return max(bodyLength, 0) / charsPerToken }
 
-// take records the value of any member but the model.
-func (r *Request) take(at place, value []byte) {
+// set records the value of any member but the model.
+func (b *Body) set(at place, value []byte) {
 	switch at {
 	case memberStream:
-		r.Stream = string(value) == "true"
+		b.Stream = string(value) == "true"
 	case memberStore:
-		r.Stores = string(value) == "true"
+		b.Stores = string(value) == "true"
 	case memberAudio:
-		r.Speaks = bytes.HasPrefix(value, []byte("{"))
+		b.Speaks = bytes.HasPrefix(value, []byte("{"))
 	case memberMaxOutput:
 		if f, ok := parseNumber(value); ok {
-			r.MaxOutput = max(r.MaxOutput, saturate(f))
+			b.MaxOutput = max(b.MaxOutput, saturate(f))
 		}
 	case memberN:
-		r.N = 1
+		b.N = 1
 		if f, ok := parseNumber(value); ok && f >= 1 && f == math.Trunc(f) {
-			r.N = saturate(f)
+			b.N = saturate(f)
 		}
 	}
 }
@@ -171,32 +188,32 @@ func saturate(f float64) int64 {
 // maxModels is how many further models of a body are recorded.
 const maxModels = 100
 
-func (r *Request) addModel(s span) {
-	if r.model.end == 0 {
-		r.model = s
+func (b *Body) addModel(s span) {
+	if b.models.first.end == 0 {
+		b.models.first = s
 		return
 	}
-	if len(r.models) == maxModels {
-		r.Clear = false // it is no use to replace only some of them
+	if len(b.models.others) == maxModels {
+		b.Clear = false // it is no use to replace only some of them
 		return
 	}
-	r.models = append(r.models, s)
+	b.models.others = append(b.models.others, s)
 }
 
-func (r *Request) lastModel() (last span, ok bool) {
-	if n := len(r.models); n > 0 {
-		return r.models[n-1], true
+func (b *Body) lastModel() (last span, ok bool) {
+	if n := len(b.models.others); n > 0 {
+		return b.models.others[n-1], true
 	}
-	return r.model, r.model.end > 0
+	return b.models.first, b.models.first.end > 0
 }
 
-// NamesSeveral reports whether the body names a model more than once. Servers differ in which one
-// they read.
-func (r Request) NamesSeveral() bool { return len(r.models) > 0 }
+// NamesSeveral reports whether the body names a model more than once. Servers differ in which one they
+// read.
+func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
 
 // CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
 // the body was cut off, or names the stream's options twice.
-func (r Request) CanAskUsage() bool { return r.Whole && !r.StreamUsage && r.askUsage.text != "" }
+func (b Body) CanAskUsage() bool { return b.Whole && !b.StreamUsage && b.askUsage.text != "" }
 
 // With returns the body in pieces, and replaces each model that it names by this one. A JSON object
 // or a form that names no model gets this one as its first member or part. Of a body that was cut
@@ -212,68 +229,68 @@ func (r Request) CanAskUsage() bool { return r.Whole && !r.StreamUsage && r.askU
 //
 // The body must be the one that was parsed. If it stays as it is, it is the only piece. The pieces
 // share its memory, so that a prompt of megabytes is not copied for each backend that is tried.
-func (r Request) With(body []byte, model string, askUsage bool) [][]byte {
-	value := r.newModel(body, model)
-	if askUsage = askUsage && r.CanAskUsage(); !askUsage && value == nil {
+func (b Body) With(body []byte, model string, askUsage bool) [][]byte {
+	value := b.newModel(body, model)
+	if askUsage = askUsage && b.CanAskUsage(); !askUsage && value == nil {
 		return [][]byte{body}
 	}
-	pieces := make([][]byte, 0, 2*len(r.models)+5)
+	pieces := make([][]byte, 0, 2*len(b.models.others)+5)
 	at := 0
 	put := func(place span, text []byte) {
 		pieces = append(pieces, piece(body, at, place.start), text)
 		at = place.end
 	}
-	for i := -1; i < len(r.models) && value != nil; i++ {
-		place := r.model
+	for i := -1; i < len(b.models.others) && value != nil; i++ {
+		place := b.models.first
 		if i >= 0 {
-			place = r.models[i]
-		} else if r.model.end == 0 {
-			place = span{r.addAt, r.addAt}
+			place = b.models.others[i]
+		} else if b.models.first.end == 0 {
+			place = span{b.models.addAt, b.models.addAt}
 		}
-		if askUsage && r.askUsage.start <= place.start {
-			put(r.askUsage.span, []byte(r.askUsage.text))
+		if askUsage && b.askUsage.start <= place.start {
+			put(b.askUsage.span, []byte(b.askUsage.text))
 			askUsage = false
 		}
 		put(place, value)
 	}
 	if askUsage {
-		put(r.askUsage.span, []byte(r.askUsage.text))
+		put(b.askUsage.span, []byte(b.askUsage.text))
 	}
 	return append(pieces, piece(body, at, len(body)))
 }
 
-// newModel is what is written in the place of each model, or as a first member or part. It is nil if
-// the model stays as it is.
-func (r Request) newModel(body []byte, model string) []byte {
-	if model == "" || r.model.end == 0 && r.before == "" || r.says(body, model) {
+// newModel returns what is written in the place of each model, or as a first member or part. It is nil
+// if the model stays as it is.
+func (b Body) newModel(body []byte, model string) []byte {
+	if model == "" || b.models.first.end == 0 && b.models.before == "" || b.says(body, model) {
 		return nil
 	}
-	value, ok := r.encode(model)
+	value, ok := b.encode(model)
 	if !ok {
 		return nil
 	}
-	if r.model.end == 0 {
-		return slices.Concat([]byte(r.before), value, []byte(r.after))
+	if b.models.first.end == 0 {
+		return slices.Concat([]byte(b.models.before), value, []byte(b.models.after))
 	}
 	return value
 }
 
 // says reports whether the body names this model already, letter by letter, and no other.
-func (r Request) says(body []byte, model string) bool {
-	if !r.HasModel || r.Model != model || !r.saysAt(r.model, body, model) {
+func (b Body) says(body []byte, model string) bool {
+	if !b.HasModel || b.Model != model || !b.saysAt(b.models.first, body, model) {
 		return false
 	}
-	for _, s := range r.models {
-		if !r.saysAt(s, body, model) {
+	for _, s := range b.models.others {
+		if !b.saysAt(s, body, model) {
 			return false
 		}
 	}
 	return true
 }
 
-func (r Request) saysAt(s span, body []byte, model string) bool {
+func (b Body) saysAt(s span, body []byte, model string) bool {
 	switch {
-	case r.dashBoundary != nil:
+	case b.dashBoundary != nil:
 		return string(body[s.start:s.end]) == model
 	case body[s.start] != '"':
 		return false
@@ -285,15 +302,15 @@ func (r Request) saysAt(s span, body []byte, model string) bool {
 
 // encode returns the model as it is written in the body, unless it cannot be written there. In a
 // form, a delimiter begins with a line break or, for some readers, right after a part's headers.
-func (r Request) encode(model string) (value []byte, ok bool) {
-	if r.dashBoundary == nil {
+func (b Body) encode(model string) (value []byte, ok bool) {
+	if b.dashBoundary == nil {
 		return quote(model), true
 	}
 	value = []byte(model)
-	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, r.dashBoundary)
+	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, b.dashBoundary)
 }
 
-// piece is a part of the body whose capacity ends where it does. Otherwise an append would write
+// piece returns a part of the body whose capacity ends where it does. Otherwise an append would write
 // into the body.
 func piece(body []byte, start, end int) []byte {
 	return body[start:end:end]

@@ -1,4 +1,4 @@
-package openaiapi
+package apibody
 
 import (
 	"fmt"
@@ -27,15 +27,15 @@ func formOf(n int, field, value string) string {
 
 func TestABodyMayNameAThousandIDs(t *testing.T) {
 	for _, n := range []int{999, 1000, 1001, 5000} {
-		for name, r := range map[string]Request{
+		for name, r := range map[string]Body{
 			"a list":               ParseJSON([]byte(`{"file_ids":`+list(n, false)+`}`), nil),
 			"a list with escapes":  ParseJSON([]byte(`{"file_ids":`+list(n, true)+`}`), nil),
 			"items":                ParseJSON([]byte(`{"input":[`+strings.Repeat(`{"id":"msg_12345"},`, n-1)+`{"id":"msg_12345"}]}`), nil),
 			"places of every kind": ParseJSON([]byte(`{"previous_response_id":"resp_12345","file_ids":`+list(n-1, false)+`}`), nil),
 			"a form":               ParseForm([]byte(formOf(n, "file_id", "file-12345")), "b"),
 		} {
-			if r.TooManyIDs() != (n > MaxIDs) || len(r.ids) > 1000+1 {
-				t.Errorf("%s of %d has %d ids, too many: %t", name, n, len(r.ids), r.TooManyIDs())
+			if r.TooManyIDs() != (n > MaxIDs) || len(r.objects.ids) > 1000+1 {
+				t.Errorf("%s of %d has %d ids, too many: %t", name, n, len(r.objects.ids), r.TooManyIDs())
 			}
 			if !r.Whole {
 				t.Errorf("%s of %d is not read to its end", name, n)
@@ -44,8 +44,8 @@ func TestABodyMayNameAThousandIDs(t *testing.T) {
 	}
 	const texts = 5000
 	r := ParseJSON([]byte(`{"file_ids":[`+strings.Repeat(`"auto",`, texts)+`"auto"],"messages":`+list(texts, false)+`}`), nil)
-	if r.TooManyIDs() || len(r.ids) > 0 {
-		t.Errorf("what are no ids are %d", len(r.ids))
+	if r.TooManyIDs() || len(r.objects.ids) > 0 {
+		t.Errorf("what are no ids are %d", len(r.objects.ids))
 	}
 }
 
