@@ -87,7 +87,7 @@ func (a *apiRequest) read(r *http.Request, route openaiapi.Route, cache *affinit
 	}
 	a.method, a.route = openaiapi.MethodOf(r), route
 	a.Handshake = openaiapi.IsHandshake(r)
-	a.Infers = openaiapi.Inference(a.method, route.Operation) || a.Handshake && openaiapi.InfersByWebSocket(route.Operation)
+	a.Infers = openaiapi.IsInference(a.method, route.Operation) || a.Handshake && openaiapi.InfersByWebSocket(route.Operation)
 	a.Repeatable = a.Infers || openaiapi.Repeatable(a.method, route.Operation)
 	a.Stream, a.Responds = a.parsed.Stream, strings.HasSuffix(r.URL.Path, "/responses")
 	a.needsModel = a.Infers || openaiapi.MayInfer(a.method, route.Operation)

@@ -70,7 +70,7 @@ const shortestKey = 16
 // endsInOperation reports whether a path ends in an operation of a model, such as /chat/completions.
 func endsInOperation(path string) bool {
 	for i := range path {
-		if path[i] == '/' && Inference(http.MethodPost, path[i:]) {
+		if path[i] == '/' && IsInference(http.MethodPost, path[i:]) {
 			return true
 		}
 	}

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Inference reports whether a request asks a model to do what models are for, and for nothing
+// IsInference reports whether a request asks a model to do what models are for, and for nothing
 // else: to answer, embed, transcribe, draw or rank. Such a request may be retried after a
 // failure. A model that did the work twice costs twice, but leaves no second file or batch
 // behind.
 //
 // The operation is written as in [Route]. Only the operations of this list count, exactly as
 // they are written. Paths below them, like /responses/{id}/cancel, are about stored objects.
-func Inference(method, operation string) bool {
+func IsInference(method, operation string) bool {
 	if method != http.MethodPost {
 		return false
 	}
@@ -38,9 +38,9 @@ func InfersByWebSocket(operation string) bool {
 	return false
 }
 
-// MayInfer reports whether a server may treat the request as [Inference], however its path is spelled.
+// MayInfer reports whether a server may treat the request as [IsInference], however its path is spelled.
 func MayInfer(method, operation string) bool {
-	return Inference(method, operation) || method == http.MethodPost && Inference(method, mostCommon(operation))
+	return IsInference(method, operation) || method == http.MethodPost && IsInference(method, mostCommon(operation))
 }
 
 // MayBeResponses reports whether a server may treat the operation as /responses, however it is spelled.
@@ -58,7 +58,7 @@ func ShowsUsageIfAsked(operation string) bool {
 	return operation == "/chat/completions" || operation == "/completions"
 }
 
-// CachesPrompts reports whether providers cache the prompts of an operation of [Inference].
+// CachesPrompts reports whether providers cache the prompts of an operation of [IsInference].
 func CachesPrompts(operation string) bool {
 	switch strings.TrimSuffix(operation, "/") {
 	case "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages":
@@ -75,5 +75,5 @@ func Repeatable(method, operation string) bool {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
 		return true
 	}
-	return Inference(method, operation)
+	return IsInference(method, operation)
 }

@@ -90,7 +90,7 @@ func ParsePath(escapedPath string) Route {
 // parseBare takes apart a path that has no prefix. It knows operations only as the API's documentation
 // writes them.
 func parseBare(path string) Route {
-	if operation, ok := strings.CutPrefix(path, "/models"); ok && Inference(http.MethodPost, operation) {
+	if operation, ok := strings.CutPrefix(path, "/models"); ok && IsInference(http.MethodPost, operation) {
 		return Route{Dialect: Bare, Operation: operation}
 	}
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")

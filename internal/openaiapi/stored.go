@@ -124,7 +124,7 @@ func ReachOf(method, operation string) Reach {
 	reads := method == http.MethodGet || method == http.MethodHead
 	first, rest, ok := cutCollection(operation)
 	switch {
-	case Inference(method, operation), first == "models" && reads:
+	case IsInference(method, operation), first == "models" && reads:
 		return ReachesNamed
 	case first == "realtime", first == "chatkit", first == "evals":
 		return ReachesUnseen

@@ -73,7 +73,7 @@ func (a *Attempt) name() string {
 // genAI is the name of the operation in the conventions. It is empty for what is
 // not inference, and one of our own for inference that they have no name for.
 func (a *Attempt) genAI() string {
-	if !openaiapi.Inference(a.Method, a.Operation) {
+	if !openaiapi.IsInference(a.Method, a.Operation) {
 		return ""
 	}
 	switch operation := strings.Trim(a.Operation, "/"); operation {

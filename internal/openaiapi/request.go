@@ -1,0 +1,162 @@
+package openaiapi
+
+import (
+	"mime"
+	"net/http"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/content"
+)
+
+// Request is what a request to the API asks for. It is parsed once, before a backend is chosen, and does
+// not change.
+type Request struct {
+	// Route is the path taken apart.
+	Route Route
+	// Kind says what a backend does for the request, and so whether it may do that twice.
+	Kind Kind
+
+	// Body is what the body says, as far as it was received and can be read.
+	Body apibody.Body
+	// Whole reports whether all of the body was received. Otherwise it is too long to be buffered.
+	Whole bool
+
+	// Model is the model that the client named, in the path, the body or the query. It is empty if the
+	// request needs none, or if it cannot be found.
+	Model string
+	// Clarity is whether the body has the models that Body found there.
+	Clarity Clarity
+	// NeedsModel reports whether a backend that lists its models gets the request only for one of
+	// these.
+	NeedsModel bool
+
+	// PromptLength is how many bytes of the body count as a prompt.
+	PromptLength int64
+	// Cost is how many tokens the request counts for in a rate limit.
+	Cost int64
+}
+
+// Kind is what a backend does for a request.
+type Kind uint8
+
+const (
+	// Once: the request changes something, or may do so, and must not be executed twice.
+	Once Kind = iota
+	// Safe: its method is safe (RFC 9110 section 9.2.1).
+	Safe
+	// WebSocket: it opens a WebSocket that is not for inference.
+	WebSocket
+	// Inference: a model answers the body. See [IsInference].
+	Inference
+	// InferenceWebSocket: it opens a WebSocket in which a model answers messages.
+	InferenceWebSocket
+)
+
+// Repeatable reports whether the request may be retried when it is unknown whether it was executed.
+func (k Kind) Repeatable() bool { return k != Once }
+
+// Infers reports whether the request is for inference, and not about files, fine-tuning and the like.
+func (k Kind) Infers() bool { return k >= Inference }
+
+// IsHandshake reports whether the request opens a WebSocket.
+func (k Kind) IsHandshake() bool { return k == WebSocket || k == InferenceWebSocket }
+
+// Clarity is whether a body has the models that were found in it, and no others.
+type Clarity uint8
+
+const (
+	// Clear: all servers find the same models in what was received of the body, or the request needs
+	// no model.
+	Clear Clarity = iota
+	// Unclear: the request is for inference, and backends may read a model in its body that was not
+	// found there: it is not JSON, or is declared as something else.
+	Unclear
+	// Opaque: the body is compressed, so that no model in it can be found or replaced.
+	Opaque
+)
+
+// Received is what was received of a body.
+type Received struct {
+	// Bytes is the body, or its beginning.
+	Bytes []byte
+	// Whole reports whether this is all of it.
+	Whole bool
+	// Length is the length of the whole body, or less than 0 if it is not known.
+	Length int64
+}
+
+// Parse returns what a request asks for. Its path was parsed already. The prompt is recorded in p,
+// unless p is nil.
+func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Request {
+	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole, PromptLength: max(body.Length, int64(len(body.Bytes)))}
+	switch {
+	case !content.Readable(r.Header):
+		if len(body.Bytes) > 0 {
+			q.Clarity = Opaque
+		}
+	case content.TypeOf(r.Header) == content.Form:
+		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+		q.Body = apibody.ParseForm(body.Bytes, params["boundary"])
+		q.PromptLength = 0 // the size of a file says nothing about its tokens
+	default:
+		q.Body = apibody.ParseJSON(body.Bytes, p)
+	}
+	q.Cost = q.Body.Cost(q.PromptLength)
+	q.NeedsModel = q.Kind.Infers() || MayInfer(MethodOf(r), route.Operation)
+	if q.NeedsModel && q.Clarity == Clear && len(body.Bytes) > 0 &&
+		(!q.Body.Clear || body.Whole && !q.Body.Whole || content.Disputed(r.Header)) {
+		q.Clarity = Unclear
+	}
+	q.findModel(r.URL.RawQuery)
+	return q
+}
+
+func kindOf(r *http.Request, operation string) Kind {
+	method := MethodOf(r)
+	switch handshake := IsHandshake(r); {
+	case IsInference(method, operation):
+		return Inference
+	case handshake && InfersByWebSocket(operation):
+		return InferenceWebSocket
+	case handshake:
+		return WebSocket
+	case Repeatable(method, operation):
+		return Safe
+	}
+	return Once
+}
+
+// findModel finds the model in the path, the body or the query, in this order.
+func (q *Request) findModel(rawQuery string) {
+	if q.Model = q.Route.Name(); q.Model == "" {
+		q.Model = q.Body.Model
+	}
+	if rawQuery == "" {
+		return
+	}
+	for _, param := range []string{"model", "deployment"} {
+		if q.Model == "" && q.Clarity != Unclear {
+			q.Model, _ = Param(rawQuery, param)
+		}
+	}
+	if q.Kind.IsHandshake() {
+		call, _ := Param(rawQuery, "call_id")
+		q.NeedsModel = q.NeedsModel && call == "" // a call has its model
+	}
+}
+
+// ModelInPath reports whether the path names the model, as Azure's classic paths do.
+func (q *Request) ModelInPath() bool { return q.Route.Deployment != "" }
+
+// CutOff reports whether the body is too long to be buffered and no model was found in its beginning, so
+// that none can be replaced. What was received may be unclear or opaque as well.
+func (q *Request) CutOff() bool { return !q.Whole && !q.Body.Whole && !q.Body.HasModel }
+
+// CanAskUsage reports whether the request is for a stream without its usage, which can be asked for in the
+// client's place.
+func (q *Request) CanAskUsage() bool {
+	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && ShowsUsageIfAsked(q.Route.Operation)
+}
+
+// PromptCost returns how many tokens of the cost are those of the prompt.
+func (q *Request) PromptCost() int64 { return apibody.PromptCost(q.PromptLength) }
