@@ -9,6 +9,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
 func init() {
@@ -75,8 +77,8 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"output_ratio":      directive.Float(&h.OutputRatio),
 		"bucket_seconds":    directive.Float(&h.BucketSeconds),
 
-		"hints":      directive.OneOf(&h.Hints, hintStyles...),
-		"error_body": directive.OneOf(&h.ErrorBody, bodyStyles...),
+		"hints":      directive.OneOf(&h.Hints, limits.HintStyles...),
+		"error_body": directive.OneOf(&h.ErrorBody, limits.BodyStyles...),
 
 		"first_token_latency": directive.DurationOrZero(&h.FirstTokenLatency),
 		"token_latency":       directive.DurationOrZero(&h.TokenLatency),
@@ -92,7 +94,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 func (h *Handler) addFault(args []string) error {
 	f := Fault{Action: args[0]}
-	if _, err := parseAction(f.Action); err != nil {
+	if _, err := wire.ParseAction(f.Action); err != nil {
 		return err
 	}
 	if len(args) == 2 {

@@ -5,6 +5,9 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
 func TestTheDocsNameEveryOptionStyleAndFault(t *testing.T) {
@@ -24,7 +27,7 @@ func TestTheDocsNameEveryOptionStyleAndFault(t *testing.T) {
 			want = append(want, "\n- **`"+name+"`**")
 		}
 	}
-	for _, words := range [][]string{hintStyles, bodyStyles, faultForms} {
+	for _, words := range [][]string{limits.HintStyles, limits.BodyStyles, wire.ActionForms} {
 		for _, word := range words {
 			want = append(want, "\n| `"+word+"` |")
 		}

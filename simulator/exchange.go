@@ -10,10 +10,13 @@ import (
 	"hash"
 	"io"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/model"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
 // parsedBytes is how much of a request body is kept and parsed. The whole body
@@ -23,39 +26,41 @@ var parsedBytes int64 = 64 << 20
 // exchange is one request and its reply.
 type exchange struct {
 	h       *Handler
-	w       http.ResponseWriter
 	r       *http.Request
+	client  *wire.Client
 	arrived time.Time
 
 	route   route
-	request request
-	// body is what was kept of it, and fields what it says, if the request is
+	body    body
+	request model.Request
+	charge  charge
+}
+
+// body is the body of a request.
+type body struct {
+	read  bool
+	bytes int64
+	sum   string // hex, once the body was read
+	// kept is what was kept of it, and fields what it says, if the request is
 	// about responses or objects.
-	body   []byte
+	kept   []byte
 	fields map[string]any
-	call   *toolCall // nil: the reply is a text
-	fault  action
+}
 
-	bodyRead  bool
-	bodyBytes int64
-	bodySum   string // hex, once the body was read
-
-	limiter  *limiter // nil while the deployment is not known
-	cost     cost
-	cached   int64 // tokens of the prompt that were in the cache
-	admitted bool
-	settled  bool
-	produced int64 // tokens generated so far
-	faulted  bool
-
-	status    int // 0: no reply
-	cancelled bool
+// charge is what a request costs its deployment.
+type charge struct {
+	deployment *deployment // nil while it is not known
+	cost       limits.Cost
+	cached     int64 // tokens of the prompt that were in the cache
+	admitted   bool
+	settled    bool
+	produced   int64 // tokens generated so far
 }
 
 // open starts an exchange. The caller must call close, also after a panic.
 func (h *Handler) open(w http.ResponseWriter, r *http.Request) *exchange {
-	x := &exchange{h: h, w: w, r: r, arrived: h.now()}
-	x.route = parseRoute(r)
+	x := &exchange{h: h, r: r, arrived: h.now(), route: parseRoute(r)}
+	x.client = wire.NewClient(h.ctx, w, r, func() { h.state.count(func(s *Status) { s.Faults++ }) })
 	h.state.count(func(s *Status) { s.Requests++; s.InFlight++ })
 	return x
 }
@@ -72,18 +77,18 @@ func (x *exchange) serve() {
 		x.reply(rep)
 		return
 	}
-	x.generate()
+	x.answer()
 }
 
 // refuse checks the request in the order in which a deployment does. It returns
 // the error reply of the first check that fails, or nil.
-func (x *exchange) refuse() *reply {
+func (x *exchange) refuse() *wire.Reply {
 	known := x.h.authorized(x.r)
 	var faultErr error
 	if known {
 		faultErr = x.chooseFault()
 	}
-	if x.fault.kind == faultEarly429 {
+	if x.client.RefusesEarly() {
 		return x.throttleEarly()
 	}
 	problem := x.readBody()
@@ -92,36 +97,54 @@ func (x *exchange) refuse() *reply {
 		return x.statusError(http.StatusUnauthorized)
 	}
 	if faultErr != nil {
-		return openaiError(http.StatusBadRequest, "invalid_request_error", nil, "X-Simulator-Fault: "+faultErr.Error())
+		return badRequest("X-Simulator-Fault: " + faultErr.Error())
 	}
 	x.findDeployment()
 	if rep := x.faultReply(); rep != nil {
 		return rep
 	}
-	switch {
-	case x.route.op == opUnknown:
+	switch limited := x.route.op.Limited(); {
+	case x.route.op == model.OpUnknown:
 		return x.notFound()
 	case problem != nil:
 		return problem
-	case x.route.op.limited() && x.route.deployment == "" && !x.cut():
-		return openaiError(http.StatusBadRequest, "invalid_request_error", nil, "you must provide a model parameter")
-	case x.route.op.limited() && x.limiter == nil:
+	case limited && x.route.deployment == "" && !x.cut():
+		return badRequest("you must provide a model parameter")
+	case limited && x.charge.deployment == nil:
 		return x.statusError(http.StatusNotFound)
+	case limited:
+		return x.admit()
 	}
-	return x.admit()
+	return nil
 }
 
-func (x *exchange) notFound() *reply {
+func badRequest(message string) *wire.Reply {
+	return wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", nil, message)
+}
+
+func notFound(message string) *wire.Reply {
+	return wire.OpenAIError(http.StatusNotFound, "invalid_request_error", nil, message)
+}
+
+func (x *exchange) notFound() *wire.Reply {
 	if x.route.classic {
-		return azureError(http.StatusNotFound, "404", "Resource not found")
+		return wire.AzureError(http.StatusNotFound, "404", "Resource not found")
 	}
-	return openaiError(http.StatusNotFound, "invalid_request_error", nil,
-		fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
+	return notFound(fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
+}
+
+// statusError is the reply of the API that is called, with an error status other
+// than 429.
+func (x *exchange) statusError(status int) *wire.Reply {
+	if x.route.openai {
+		return wire.OpenAIStatus(status, x.route.deployment, x.r.Header.Get("Authorization") != "")
+	}
+	return wire.AzureStatus(status)
 }
 
 // readBody receives the whole body, hashes it and parses it. If something is
 // wrong with the body, it returns the error reply.
-func (x *exchange) readBody() *reply {
+func (x *exchange) readBody() *wire.Reply {
 	sum := sha256.New()
 	var kept bytes.Buffer
 	body := &meteredReader{r: x.r.Body, sum: sum}
@@ -129,34 +152,33 @@ func (x *exchange) readBody() *reply {
 	if err == nil {
 		_, err = io.Copy(io.Discard, body)
 	}
-	x.bodyBytes = body.n
+	x.body.bytes = body.n
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge): // the request_body directive has a limit
-		return openaiError(http.StatusRequestEntityTooLarge, "invalid_request_error", nil, "The request body is too large.")
+		return wire.OpenAIError(http.StatusRequestEntityTooLarge, "invalid_request_error", nil, "The request body is too large.")
 	case err != nil:
-		x.cancelled = true
-		x.abort()
+		x.client.Leave()
 	}
-	x.bodyRead = true
-	x.bodySum = hex.EncodeToString(sum.Sum(nil))
-	if op := x.route.op; op == opResponse || op == opObject {
-		x.body = kept.Bytes()
-		_ = json.Unmarshal(x.body, &x.fields) // a form has none
+	x.body.read = true
+	x.body.sum = hex.EncodeToString(sum.Sum(nil))
+	if op := x.route.op; op == model.OpResponse || op == model.OpObject {
+		x.body.kept = kept.Bytes()
+		_ = json.Unmarshal(x.body.kept, &x.body.fields) // a form has none
 	}
-	if !x.route.op.generates() {
+	if !x.route.op.Generates() {
 		return nil
 	}
 	var problem string
-	x.request, problem = parseRequest(x.route.op, x.r.Header.Get("Content-Type"), kept.Bytes(), x.cut())
+	x.request, problem = model.ParseRequest(x.route.op, x.r.Header.Get("Content-Type"), kept.Bytes(), x.cut())
 	if problem != "" {
-		return openaiError(http.StatusBadRequest, "invalid_request_error", nil, problem)
+		return badRequest(problem)
 	}
 	return nil
 }
 
 // cut reports whether the body was too large to be parsed to its end.
-func (x *exchange) cut() bool { return x.bodyBytes > parsedBytes }
+func (x *exchange) cut() bool { return x.body.bytes > parsedBytes }
 
 // meteredReader counts and hashes what passes.
 type meteredReader struct {
@@ -175,151 +197,109 @@ func (m *meteredReader) Read(p []byte) (int, error) {
 // findDeployment finds the deployment: the one in the path, or else the model in
 // the body.
 func (x *exchange) findDeployment() {
-	if !x.route.op.limited() {
+	if !x.route.op.Limited() {
 		return
 	}
 	if x.route.deployment == "" {
 		x.route.deployment = x.request.Model
 	}
 	if (x.route.deployment != "" || x.cut()) && x.h.serves(x.route.deployment) {
-		x.limiter = x.h.state.limiter(x.route.deployment)
-		if x.limiter.early(x.arrived) {
+		x.charge.deployment = x.h.state.deployment(x.route.deployment)
+		if x.charge.deployment.Early(x.arrived) {
 			x.h.state.count(func(s *Status) { s.Early++ })
 		}
 	}
 }
 
 // admit charges the request to its deployment's limits.
-func (x *exchange) admit() *reply {
-	if !x.route.op.limited() {
-		return nil
+func (x *exchange) admit() *wire.Reply {
+	c := &x.charge
+	c.cost.Prompt, c.cost.Output = x.request.Cost(x.route.op)
+	if x.cut() && x.route.op != model.OpTranscription {
+		c.cost.Prompt = x.body.bytes / 4 // its text was not parsed
 	}
-	x.cost = x.request.cost(x.route.op)
-	if x.cut() && x.route.op != opTranscription {
-		x.cost.prompt = x.bodyBytes / 4 // its text was not parsed
+	var prompt []model.Prefix
+	if x.h.PromptCache > 0 {
+		prompt = x.request.Prefixes(x.route.op)
 	}
-	prompt := x.cacheable()
-	x.cached = x.limiter.prompts.find(prompt)
-	charged := x.cost
-	if x.limiter.drain > 0 {
-		charged.prompt -= x.cached // "Provisioned throughput": they cost no capacity
+	c.cached = c.deployment.prompts.Find(prompt)
+	charged := c.cost
+	if c.deployment.Drain > 0 {
+		charged.Prompt -= c.cached // "Provisioned throughput": they cost no capacity
 	}
-	refused, ok := x.limiter.admit(x.h.now(), charged)
+	refused, ok := x.admitCost(charged)
 	if !ok {
-		x.h.state.count(func(s *Status) { s.Throttled.add(refused.limit) })
-		return x.throttle(refused)
+		return x.h.rules.Style.Throttle(c.deployment.Limiter, x.asked(), refused, x.h.now())
 	}
-	x.admitted = true
-	x.limiter.prompts.use(prompt, x.h.PromptCache)
+	c.admitted = true
+	c.deployment.prompts.Use(prompt, x.h.PromptCache)
 	x.h.state.count(func(s *Status) {
 		s.Admitted++
-		s.Tokens.Estimated += charged.tokens()
-		s.Tokens.Input += x.cost.prompt
-		s.Tokens.Cached += x.cached
+		s.Tokens.Input += c.cost.Prompt
+		s.Tokens.Cached += c.cached
 	})
 	return nil
 }
 
-// settle ends the generation, finished or not.
-func (x *exchange) settle() {
-	if x.admitted && !x.settled {
-		x.settled = true
-		x.limiter.settle(x.h.now(), x.cost, x.produced)
-		x.h.state.count(func(s *Status) { s.Tokens.Output += x.produced })
+// admitCost charges a cost to the deployment's limits, or counts that they refuse it.
+func (x *exchange) admitCost(cost limits.Cost) (refused limits.Refusal, ok bool) {
+	refused, ok = x.charge.deployment.Admit(x.h.now(), cost)
+	x.h.state.count(func(s *Status) {
+		if ok {
+			s.Tokens.Estimated += cost.Tokens()
+		} else {
+			s.Throttled.add(refused.Limit)
+		}
+	})
+	return refused, ok
+}
+
+// asked is what a 429 says of the request.
+func (x *exchange) asked() limits.Asked {
+	return limits.Asked{
+		Operation: x.route.op.AzureName(), APIVersion: x.route.apiVersion, Deployment: x.route.deployment, Tokens: x.charge.cost.Tokens(),
 	}
 }
 
-// header sends the status and the headers that every reply has.
+// settle ends the generation, finished or not.
+func (x *exchange) settle() {
+	if x.charge.admitted && !x.charge.settled {
+		x.charge.settled = true
+		x.settleCost(x.charge.cost, x.charge.produced)
+	}
+}
+
+// settleCost replaces an estimate with the tokens that were generated.
+func (x *exchange) settleCost(cost limits.Cost, produced int64) {
+	x.charge.deployment.Settle(x.h.now(), cost, produced)
+	x.h.state.count(func(s *Status) { s.Tokens.Output += produced })
+}
+
+// header writes the headers that every reply has.
 func (x *exchange) header(status int) {
-	hdr := x.w.Header()
+	hdr := x.client.Header()
 	hdr.Set("x-request-id", uuid.NewString())
 	hdr.Set("apim-request-id", uuid.NewString())
 	hdr.Set("x-ms-region", x.h.Region)
 	hdr.Set("x-simulator", x.h.Name)
-	if x.limiter != nil && x.route.deployment != "" {
+	if x.charge.deployment != nil && x.route.deployment != "" {
 		hdr.Set("x-ms-deployment-name", x.route.deployment)
 	}
-	if x.bodyRead {
-		hdr.Set("x-simulator-body-sha256", x.bodySum)
+	if x.body.read {
+		hdr.Set("x-simulator-body-sha256", x.body.sum)
 	}
-	if x.limiter != nil && status != http.StatusTooManyRequests {
-		setLimitHeaders(hdr, x.h.Hints, x.limiter, x.h.now())
+	if x.charge.deployment != nil && status != http.StatusTooManyRequests {
+		x.charge.deployment.SetHeaders(hdr, x.h.now())
 	}
 	// These three headers are about this host. A load balancer must not pass
 	// them on, because clients would take them to be about its own host.
 	hdr.Set("alt-svc", `h3=":443"; ma=86400`)
 	hdr.Set("set-cookie", "simulator=1; Path=/; HttpOnly; SameSite=Lax")
 	hdr.Set("strict-transport-security", "max-age=31536000; includeSubDomains; preload")
-	x.status = status
-	x.w.WriteHeader(status)
 }
 
 // reply sends a whole reply.
-func (x *exchange) reply(rep *reply) {
-	hdr := x.w.Header()
-	for name, values := range rep.header {
-		hdr[name] = values
-	}
-	if rep.contentType != "" {
-		hdr.Set("content-type", rep.contentType)
-	}
-	hdr.Set("content-length", strconv.Itoa(len(rep.body)))
-	x.header(rep.status)
-	if x.r.Method == http.MethodHead {
-		return
-	}
-	if x.fault.kind == faultJSONCut && rep.status == http.StatusOK {
-		x.acted()
-		_, _ = x.w.Write(rep.body[:len(rep.body)/2])
-		_ = x.flush()
-		x.abort()
-	}
-	if _, err := x.w.Write(rep.body); err != nil {
-		x.cancelled = true
-	}
-}
-
-// flush sends what was written so far. It is not an error if the writer cannot
-// flush.
-func (x *exchange) flush() error {
-	err := http.NewResponseController(x.w).Flush()
-	if errors.Is(err, http.ErrNotSupported) {
-		return nil
-	}
-	return err
-}
-
-// wait waits for d. It reports whether the client is still connected.
-func (x *exchange) wait(d time.Duration) bool {
-	if d > 0 {
-		select {
-		case <-time.After(d):
-		case <-x.r.Context().Done():
-		}
-	}
-	return !x.gone()
-}
-
-// hang waits until the client leaves, or the config is unloaded.
-func (x *exchange) hang() {
-	select {
-	case <-x.r.Context().Done():
-		x.cancelled = true
-	case <-x.h.ctx.Done():
-	}
-	x.abort()
-}
-
-// gone reports whether the client has left. It also records that in x.
-func (x *exchange) gone() bool {
-	if x.r.Context().Err() != nil {
-		x.cancelled = true
-	}
-	return x.cancelled
-}
-
-// abort breaks the connection, so that the client sees that the reply is
-// incomplete.
-func (x *exchange) abort() {
-	panic(http.ErrAbortHandler)
+func (x *exchange) reply(rep *wire.Reply) {
+	x.header(rep.Status)
+	x.client.Send(rep)
 }

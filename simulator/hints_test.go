@@ -1,12 +1,14 @@
 package simulator
 
 import (
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
 // throttled is the 429 of a deployment whose second request comes 600 ms after
@@ -60,17 +62,8 @@ func TestAThrottleTellsItsWaitInEveryStyle(t *testing.T) {
 			}
 		})
 	}
-	if len(hintStyles) != 11 {
-		t.Errorf("%d styles, of which 11 are tested", len(hintStyles))
-	}
-}
-
-func TestADateHintIsNeverTooSoon(t *testing.T) {
-	hdr := make(http.Header)
-	now := start.Add(300 * time.Millisecond)
-	setHints(hdr, hintsDate, nil, refusal{limit: limitTokens, wait: 2 * time.Second}, now)
-	if got := hdr.Get("retry-after"); got != "Wed, 21 Oct 2026 07:28:03 GMT" {
-		t.Errorf("got %s for 07:28:02.3", got)
+	if len(limits.HintStyles) != 11 {
+		t.Errorf("%d styles, of which 11 are tested", len(limits.HintStyles))
 	}
 }
 
@@ -101,17 +94,17 @@ func TestWhatIsLeftButTooLittleIsNothing(t *testing.T) {
 
 func TestAThrottleHasEveryBody(t *testing.T) {
 	for style, want := range map[string]struct{ contentType, body string }{
-		"azure_classic":      {jsonType, `{"error":{"code":"429","message":"Requests to the ChatCompletions_Create Operation under Azure OpenAI API version 2024-10-21 have exceeded call rate limit of your current OpenAI S0 pricing tier. Please retry after 10 seconds. Please go here: https://aka.ms/oai/quotaincrease if you would like to further increase the default rate limit."}}`},
-		"azure_new":          {jsonType, `{"error":{"code":"RateLimitReached","message":"Your requests to gpt-4o for gpt-4o in West Europe have exceeded the call rate limit for your current AIServices S0 pricing tier. This request was for ChatCompletions_Create under Azure OpenAI API version 2024-10-21. Please retry after 10 seconds. To increase your default rate limit, visit: https://aka.ms/oai/quotaincrease."}}`},
-		"azure_capacity":     {jsonType, `{"error":{"message":"The system is currently experiencing high demand and cannot process your request. Your request exceeds the maximum usage size allowed during peak load. For improved capacity reliability, consider switching to Provisioned Throughput.","type":"too_many_requests","param":null,"code":"no_capacity"}}`},
-		"azure_ptu":          {jsonType, `{"error":{"message":"Requests have exceeded the throughput limit on your Provisioned-Managed deployment. If you continue to exceed your limit, consider increasing the number of provisioned throughput units deployed.","type":"too_many_requests","param":null,"code":"rate_limit_reached"}}`},
-		"openai_tokens":      {jsonType, `{"error":{"message":"Rate limit reached for gpt-4o in organization org-simulator on requests per min (RPM). Please try again in 9.4s. Visit https://platform.openai.com/account/rate-limits to learn more.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`},
-		"insufficient_quota": {jsonType, `{"error":{"message":"You exceeded your current quota, please check your plan and billing details.","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`},
-		"mistral_flat":       {jsonType, `{"object":"error","message":"Rate limit exceeded","type":"rate_limited","param":null,"code":"1300","raw_status_code":429}`},
-		"openrouter_num":     {jsonType, `{"error":{"code":429,"message":"Provider returned error","metadata":{"provider_name":"Simulator","raw":"rate limited upstream"}}}`},
+		"azure_classic":      {wire.JSONType, `{"error":{"code":"429","message":"Requests to the ChatCompletions_Create Operation under Azure OpenAI API version 2024-10-21 have exceeded call rate limit of your current OpenAI S0 pricing tier. Please retry after 10 seconds. Please go here: https://aka.ms/oai/quotaincrease if you would like to further increase the default rate limit."}}`},
+		"azure_new":          {wire.JSONType, `{"error":{"code":"RateLimitReached","message":"Your requests to gpt-4o for gpt-4o in West Europe have exceeded the call rate limit for your current AIServices S0 pricing tier. This request was for ChatCompletions_Create under Azure OpenAI API version 2024-10-21. Please retry after 10 seconds. To increase your default rate limit, visit: https://aka.ms/oai/quotaincrease."}}`},
+		"azure_capacity":     {wire.JSONType, `{"error":{"message":"The system is currently experiencing high demand and cannot process your request. Your request exceeds the maximum usage size allowed during peak load. For improved capacity reliability, consider switching to Provisioned Throughput.","type":"too_many_requests","param":null,"code":"no_capacity"}}`},
+		"azure_ptu":          {wire.JSONType, `{"error":{"message":"Requests have exceeded the throughput limit on your Provisioned-Managed deployment. If you continue to exceed your limit, consider increasing the number of provisioned throughput units deployed.","type":"too_many_requests","param":null,"code":"rate_limit_reached"}}`},
+		"openai_tokens":      {wire.JSONType, `{"error":{"message":"Rate limit reached for gpt-4o in organization org-simulator on requests per min (RPM). Please try again in 9.4s. Visit https://platform.openai.com/account/rate-limits to learn more.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`},
+		"insufficient_quota": {wire.JSONType, `{"error":{"message":"You exceeded your current quota, please check your plan and billing details.","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`},
+		"mistral_flat":       {wire.JSONType, `{"object":"error","message":"Rate limit exceeded","type":"rate_limited","param":null,"code":"1300","raw_status_code":429}`},
+		"openrouter_num":     {wire.JSONType, `{"error":{"code":429,"message":"Provider returned error","metadata":{"provider_name":"Simulator","raw":"rate limited upstream"}}}`},
 		"html":               {"text/html; charset=utf-8", "<html><head><title>429 Too Many Requests</title></head><body><h1>429 Too Many Requests</h1><hr>a&amp;b</body></html>\n"},
 		"empty":              {"", ""},
-		"string_error":       {jsonType, `{"error":"Too Many Requests"}`},
+		"string_error":       {wire.JSONType, `{"error":"Too Many Requests"}`},
 	} {
 		t.Run(style, func(t *testing.T) {
 			rec := throttled(t, &Handler{Name: "a&b", Region: "West Europe", ErrorBody: style, RequestsPerMinute: 6})
@@ -123,8 +116,8 @@ func TestAThrottleHasEveryBody(t *testing.T) {
 			}
 		})
 	}
-	if len(bodyStyles) != 11 {
-		t.Errorf("%d styles, of which 11 are tested", len(bodyStyles))
+	if len(limits.BodyStyles) != 11 {
+		t.Errorf("%d styles, of which 11 are tested", len(limits.BodyStyles))
 	}
 }
 
@@ -160,7 +153,7 @@ func TestAProvisionedThrottleIsTheSizeOfItsOverflow(t *testing.T) {
 	// 24 PTU of 2500 TPM: 1000 tokens/s, 10 ms of which fit in the bucket. A
 	// request of 3 + 4*16 leaves 67 in it; its reply really has 16 tokens.
 	now := start
-	h := &Handler{PTU: 24, BucketSeconds: 0.01, now: func() time.Time { return now }}
+	h := &Handler{PTU: 24, BucketSeconds: 0.01, running: running{now: func() time.Time { return now }}}
 	provision(t, h)
 	send := func() *httptest.ResponseRecorder {
 		rec := httptest.NewRecorder()

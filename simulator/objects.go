@@ -11,6 +11,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/model"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
 // object is something stored, other than a response: a file, a batch, a vector
@@ -34,8 +37,8 @@ var collections = map[string]collection{
 }
 
 // notHere is the reply about an object that is not stored here.
-func (c collection) notHere(id string) *reply {
-	return openaiError(http.StatusNotFound, "invalid_request_error", nil, fmt.Sprintf(c.missing, id))
+func (c collection) notHere(id string) *wire.Reply {
+	return notFound(fmt.Sprintf(c.missing, id))
 }
 
 // objectPath is a path to objects taken apart.
@@ -59,7 +62,7 @@ func parseObjectPath(rest string) (p objectPath, ok bool) {
 }
 
 // object answers requests about objects.
-func (x *exchange) object() *reply {
+func (x *exchange) object() *wire.Reply {
 	p, method := x.route.object, x.r.Method
 	c := collections[p.name]
 	if p.id == "" {
@@ -78,12 +81,12 @@ func (x *exchange) object() *reply {
 	}
 	switch within, nested := collections[p.name+"/"+p.within]; {
 	case p.within == "" && method == http.MethodGet, p.within == "" && method == http.MethodPost:
-		return jsonReply(http.StatusOK, o)
+		return wire.JSON(http.StatusOK, o)
 	case p.within == "" && method == http.MethodDelete:
 		x.h.state.forget(p.id)
-		return jsonReply(http.StatusOK, object{"id": p.id, "object": c.kind + ".deleted", "deleted": true})
+		return wire.JSON(http.StatusOK, object{"id": p.id, "object": c.kind + ".deleted", "deleted": true})
 	case p.name == "files" && p.within == "content" && method == http.MethodGet:
-		return &reply{status: http.StatusOK, contentType: "application/octet-stream", body: x.h.state.stored("content of " + p.id)}
+		return &wire.Reply{Status: http.StatusOK, ContentType: "application/octet-stream", Body: x.h.state.stored("content of " + p.id)}
 	case p.name == "batches" && p.within == "cancel" && method == http.MethodPost:
 		o["status"] = "cancelled"
 		return x.keep(p.id, o)
@@ -94,12 +97,12 @@ func (x *exchange) object() *reply {
 }
 
 // nestedObject answers requests about what belongs to an object.
-func (x *exchange) nestedObject(p objectPath, c collection) *reply {
+func (x *exchange) nestedObject(p objectPath, c collection) *wire.Reply {
 	switch method := x.r.Method; {
 	case p.item == "" && method == http.MethodGet:
 		return x.list(c.kind, p.id)
 	case p.item == "" && method == http.MethodPost && p.within == "files":
-		id, _ := x.fields["file_id"].(string)
+		id, _ := x.body.fields["file_id"].(string)
 		if x.h.state.stored(id) == nil {
 			return collections["files"].notHere(id)
 		}
@@ -118,15 +121,15 @@ func (x *exchange) nestedObject(p objectPath, c collection) *reply {
 		return c.notHere(p.item)
 	case x.r.Method == http.MethodDelete:
 		x.h.state.forget(key)
-		return jsonReply(http.StatusOK, object{"id": p.item, "object": c.kind + ".deleted", "deleted": true})
+		return wire.JSON(http.StatusOK, object{"id": p.item, "object": c.kind + ".deleted", "deleted": true})
 	default:
-		return &reply{status: http.StatusOK, contentType: jsonType, body: body}
+		return stored(body)
 	}
 }
 
 // createObject makes an object, if everything that the request names is here.
-func (x *exchange) createObject(name string, c collection) *reply {
-	if missing := x.missing(x.fields); missing != nil {
+func (x *exchange) createObject(name string, c collection) *wire.Reply {
+	if missing := x.missing(x.body.fields); missing != nil {
 		return missing
 	}
 	id := c.prefix + rand.Text()
@@ -137,15 +140,15 @@ func (x *exchange) createObject(name string, c collection) *reply {
 		o["bytes"], o["filename"], o["purpose"], o["status"] = len(content), filename, purpose, "processed"
 		x.h.state.store("content of "+id, content)
 	case "batches":
-		input, _ := x.fields["input_file_id"].(string)
+		input, _ := x.body.fields["input_file_id"].(string)
 		output := collections["files"].prefix + rand.Text()
 		x.keep(output, object{"id": output, "object": "file", "created_at": x.h.now().Unix(), "bytes": 3, "filename": "output.jsonl",
 			"purpose": "batch_output", "status": "processed"})
 		x.h.state.store("content of "+output, []byte("{}\n"))
-		o["input_file_id"], o["output_file_id"], o["endpoint"] = input, output, x.fields["endpoint"]
+		o["input_file_id"], o["output_file_id"], o["endpoint"] = input, output, x.body.fields["endpoint"]
 		o["completion_window"], o["status"] = "24h", "completed"
 	case "vector_stores":
-		o["name"], o["status"], o["usage_bytes"], o["last_active_at"] = x.fields["name"], "completed", 0, x.h.now().Unix()
+		o["name"], o["status"], o["usage_bytes"], o["last_active_at"] = x.body.fields["name"], "completed", 0, x.h.now().Unix()
 		o["file_counts"] = object{"in_progress": 0, "completed": 0, "failed": 0, "cancelled": 0, "total": 0}
 	case "conversations":
 		x.addItems(id)
@@ -154,18 +157,18 @@ func (x *exchange) createObject(name string, c collection) *reply {
 }
 
 // keep stores an object and replies with it.
-func (x *exchange) keep(id string, o object) *reply {
-	rep := jsonReply(http.StatusOK, o)
-	x.h.state.store(id, rep.body)
+func (x *exchange) keep(id string, o object) *wire.Reply {
+	rep := wire.JSON(http.StatusOK, o)
+	x.h.state.store(id, rep.Body)
 	return rep
 }
 
 // addItems stores the items of a conversation.
 func (x *exchange) addItems(conversation string) {
-	items, _ := x.fields["items"].([]any)
+	items, _ := x.body.fields["items"].([]any)
 	for _, value := range items {
 		if item, ok := value.(map[string]any); ok {
-			id := newMessageID()
+			id := model.NewMessageID()
 			x.keep(id, object{"id": id, "object": "message", "type": "message", "status": "completed", "role": item["role"],
 				"content": []any{}, "conversation": conversation})
 		}
@@ -174,7 +177,7 @@ func (x *exchange) addItems(conversation string) {
 
 // list replies with the objects of a kind, the newest first: all that are here,
 // or those of one object.
-func (x *exchange) list(kind, of string) *reply {
+func (x *exchange) list(kind, of string) *wire.Reply {
 	list := []object{}
 	for _, body := range x.h.state.all() {
 		var o object
@@ -187,7 +190,7 @@ func (x *exchange) list(kind, of string) *reply {
 	if len(list) > 0 {
 		first, last = list[0]["id"], list[len(list)-1]["id"]
 	}
-	return jsonReply(http.StatusOK, object{"object": "list", "data": list, "first_id": first, "last_id": last, "has_more": false})
+	return wire.JSON(http.StatusOK, object{"object": "list", "data": list, "first_id": first, "last_id": last, "has_more": false})
 }
 
 // upload reads the form that brings a file.
@@ -196,7 +199,7 @@ func (x *exchange) upload() (filename, purpose string, content []byte) {
 	if err != nil {
 		return "", "", nil
 	}
-	for form := multipart.NewReader(bytes.NewReader(x.body), params["boundary"]); ; {
+	for form := multipart.NewReader(bytes.NewReader(x.body.kept), params["boundary"]); ; {
 		part, err := form.NextPart()
 		if err != nil {
 			return filename, purpose, content
@@ -212,7 +215,7 @@ func (x *exchange) upload() (filename, purpose string, content []byte) {
 
 // missing is the reply to a request that names what is not stored here. What a
 // prompt says is no name.
-func (x *exchange) missing(fields map[string]any) *reply {
+func (x *exchange) missing(fields map[string]any) *wire.Reply {
 	if id, _ := fields["conversation"].(string); id != "" && x.h.state.stored(id) == nil {
 		return collections["conversations"].notHere(id)
 	}
@@ -225,7 +228,7 @@ func (x *exchange) missing(fields map[string]any) *reply {
 }
 
 // missingIn looks for names in a value that is called so.
-func (x *exchange) missingIn(name string, value any) *reply {
+func (x *exchange) missingIn(name string, value any) *wire.Reply {
 	switch v := value.(type) {
 	case []any:
 		for _, element := range v {
@@ -249,7 +252,7 @@ func (x *exchange) missingIn(name string, value any) *reply {
 		case name == "vector_store_ids" && x.h.state.stored(v) == nil:
 			return collections["vector_stores"].notHere(v)
 		case name == "encrypted_content" && x.h.state.stored(v) == nil:
-			return openaiError(http.StatusBadRequest, "invalid_request_error", new("invalid_encrypted_content"),
+			return wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", new("invalid_encrypted_content"),
 				"The encrypted content "+v[:min(len(v), 5)]+"... could not be verified. Reason: Encrypted content could not be decrypted or parsed.")
 		}
 	}
@@ -258,12 +261,12 @@ func (x *exchange) missingIn(name string, value any) *reply {
 
 // missingItem checks an input item. Only a reference, and reasoning that does not
 // come with its content, is looked up.
-func (x *exchange) missingItem(item map[string]any) *reply {
+func (x *exchange) missingItem(item map[string]any) *wire.Reply {
 	id, _ := item["id"].(string)
 	lookedUp := item["type"] == "item_reference" || item["type"] == "reasoning" && item["encrypted_content"] == nil
 	if !lookedUp || id == "" || x.h.state.stored(id) != nil {
 		return nil
 	}
-	return openaiError(http.StatusNotFound, "invalid_request_error", nil, "Item with id '"+id+"' not found. Items are not persisted when "+
+	return notFound("Item with id '" + id + "' not found. Items are not persisted when " +
 		"`store` is set to false. Try again with `store` set to true, or remove this item from your input.")
 }

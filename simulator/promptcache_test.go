@@ -20,14 +20,18 @@ func cachedTokens(t *testing.T, h *Handler, body string) (cached int64, took tim
 	w, _ := run(h, path, body, "", 0)
 	var reply struct {
 		Usage struct {
-			PromptTokensDetails promptDetails `json:"prompt_tokens_details"`
-			InputTokensDetails  inputDetails  `json:"input_tokens_details"`
+			Chat struct {
+				Cached int64 `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+			Responses struct {
+				Cached int64 `json:"cached_tokens"`
+			} `json:"input_tokens_details"`
 		} `json:"usage"`
 	}
 	if err := json.Unmarshal(w.Body.Bytes(), &reply); err != nil || w.Code != 200 {
 		t.Fatalf("%d %s: %v", w.Code, w.Body, err)
 	}
-	return reply.Usage.PromptTokensDetails.CachedTokens + reply.Usage.InputTokensDetails.CachedTokens, w.header
+	return reply.Usage.Chat.Cached + reply.Usage.Responses.Cached, w.header
 }
 
 // chatOf is a chat with these messages, each of so many tokens.
@@ -81,7 +85,7 @@ func TestAPromptThatBeginsWithAnEarlierOneIsCached(t *testing.T) {
 func TestCachedTokensCostAProvisionedDeploymentNothing(t *testing.T) {
 	now := start
 	// 1000 tokens a second, of which 3000 fit in the bucket
-	h := provision(t, &Handler{PTU: 60, InputTPMPerPTU: 1000, BucketSeconds: 3, PromptCache: 4, now: func() time.Time { return now }})
+	h := provision(t, &Handler{PTU: 60, InputTPMPerPTU: 1000, BucketSeconds: 3, PromptCache: 4, running: running{now: func() time.Time { return now }}})
 	ask := func(body string, status int, utilization float64) {
 		t.Helper()
 		w, _ := run(h, "/v1/chat/completions", body, "", 0)

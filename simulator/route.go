@@ -5,63 +5,22 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-)
 
-// operation is the kind of a request.
-type operation int
-
-const (
-	opUnknown operation = iota
-	opChat
-	opCompletion
-	opEmbedding
-	opTranscription
-	opResponse
-	opStoredResponse
-	opObject
-	opModels
-	opRealtime
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/model"
 )
 
 // operations are the paths that take a POST, without the part before them.
-var operations = map[string]operation{
-	"chat/completions":     opChat,
-	"completions":          opCompletion,
-	"embeddings":           opEmbedding,
-	"audio/transcriptions": opTranscription,
-	"responses":            opResponse,
-}
-
-// generates reports whether the operation counts towards the limits.
-func (op operation) generates() bool {
-	return op >= opChat && op <= opResponse
-}
-
-// limited reports whether the operation is one of a deployment, whose limits it counts
-// towards.
-func (op operation) limited() bool { return op.generates() || op == opRealtime }
-
-// azureName is the name of the operation in the text of Azure's 429.
-func (op operation) azureName() string {
-	switch op {
-	case opCompletion:
-		return "Completions_Create"
-	case opEmbedding:
-		return "Embeddings_Create"
-	case opTranscription:
-		return "Transcriptions_Create"
-	case opResponse:
-		return "Responses_Create"
-	case opRealtime:
-		return "Realtime_Connect"
-	default:
-		return "ChatCompletions_Create"
-	}
+var operations = map[string]model.Operation{
+	"chat/completions":     model.OpChat,
+	"completions":          model.OpCompletion,
+	"embeddings":           model.OpEmbedding,
+	"audio/transcriptions": model.OpTranscription,
+	"responses":            model.OpResponse,
 }
 
 // route is what the request line asks for.
 type route struct {
-	op         operation
+	op         model.Operation
 	classic    bool // under /openai/deployments/
 	openai     bool // under /v1/, where OpenAI has its API
 	deployment string
@@ -82,7 +41,7 @@ func parseRoute(r *http.Request) route {
 		// The Responses API has no classic path, and every classic path
 		// requires an api-version.
 		op := operations[rest]
-		if err != nil || deployment == "" || rt.apiVersion == "" || r.Method != http.MethodPost || op == opResponse {
+		if err != nil || deployment == "" || rt.apiVersion == "" || r.Method != http.MethodPost || op == model.OpResponse {
 			return rt
 		}
 		rt.deployment, rt.op = deployment, op
@@ -106,19 +65,19 @@ func parseRoute(r *http.Request) route {
 	object, isObject := parseObjectPath(rest)
 	switch {
 	case isObject:
-		rt.op, rt.object = opObject, object
+		rt.op, rt.object = model.OpObject, object
 	case isStored && r.Method == http.MethodPost && about == "cancel", isStored && r.Method == http.MethodGet && about == "input_items":
-		rt.op, rt.id, rt.about = opStoredResponse, id, about
+		rt.op, rt.id, rt.about = model.OpStoredResponse, id, about
 	case r.Method == http.MethodPost:
 		rt.op = operations[rest]
 	case r.Method == http.MethodGet && rest == "models":
-		rt.op = opModels
+		rt.op = model.OpModels
 	case r.Method == http.MethodGet && rest == "realtime":
 		query := r.URL.Query()
-		rt.op, rt.classic = opRealtime, strings.HasPrefix(path, "/openai/realtime")
+		rt.op, rt.classic = model.OpRealtime, strings.HasPrefix(path, "/openai/realtime")
 		rt.deployment = cmp.Or(query.Get("model"), query.Get("deployment"))
 	case isStored && id != "" && about == "" && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
-		rt.op, rt.id = opStoredResponse, id
+		rt.op, rt.id = model.OpStoredResponse, id
 	}
 	return rt
 }

@@ -4,6 +4,11 @@
 // without a stream, and fails on demand. The quickstart, the tests and the
 // benchmarks run against it. You can also try a configuration with it before
 // you add real keys.
+//
+// The exchange takes a request through three packages: internal/limits admits it
+// or makes a 429, internal/model says what the reply is, and internal/wire sends
+// it, with the fault that is due. What is stored and counted is in the state of
+// this package.
 package simulator
 
 import (
@@ -17,6 +22,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 )
 
 func init() {
@@ -142,8 +149,13 @@ type Handler struct {
 	// Default: `/_simulator/status`
 	StatusPath string `json:"status_path,omitempty"`
 
+	running
+}
+
+// running is what a loaded Handler works with.
+type running struct {
 	keys  map[[sha256.Size]byte]struct{} // digests, so that the time of a lookup reveals no key
-	rules rules
+	rules limits.Rules
 	state *state
 	now   func() time.Time
 	ctx   caddy.Context
@@ -188,16 +200,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 
 	drain := float64(h.PTU) * float64(h.InputTPMPerPTU) / 60
-	h.rules = rules{
-		requestsPerMinute: h.RequestsPerMinute,
-		requestWindow:     time.Duration(h.RequestWindow),
-		tokensPerMinute:   h.TokensPerMinute,
-		drain:             drain,
-		capacity:          drain * h.BucketSeconds,
-		outputRatio:       h.OutputRatio,
-		sized:             h.ErrorBody == bodyOpenAITokens,
-		unnamed:           !h.namesWait(),
-		grace:             time.Duration(h.EarlyGrace),
+	h.rules = limits.Rules{
+		RequestsPerMinute: h.RequestsPerMinute,
+		RequestWindow:     time.Duration(h.RequestWindow),
+		TokensPerMinute:   h.TokensPerMinute,
+		Drain:             drain,
+		Capacity:          drain * h.BucketSeconds,
+		OutputRatio:       h.OutputRatio,
+		Style:             limits.Style{Hints: h.Hints, ErrorBody: h.ErrorBody, Simulator: h.Name, Region: h.Region},
+		Grace:             time.Duration(h.EarlyGrace),
 	}
 	h.state = newState(h.rules)
 	return nil
@@ -261,11 +272,11 @@ func (h *Handler) Validate() error {
 	if err := checkWindow(h.RequestWindow); err != nil {
 		return err
 	}
-	if !slices.Contains(hintStyles, h.Hints) {
-		return fmt.Errorf("hints '%s' is not one of %s", h.Hints, strings.Join(hintStyles, ", "))
+	if !slices.Contains(limits.HintStyles, h.Hints) {
+		return fmt.Errorf("hints '%s' is not one of %s", h.Hints, strings.Join(limits.HintStyles, ", "))
 	}
-	if !slices.Contains(bodyStyles, h.ErrorBody) {
-		return fmt.Errorf("error_body '%s' is not one of %s", h.ErrorBody, strings.Join(bodyStyles, ", "))
+	if !slices.Contains(limits.BodyStyles, h.ErrorBody) {
+		return fmt.Errorf("error_body '%s' is not one of %s", h.ErrorBody, strings.Join(limits.BodyStyles, ", "))
 	}
 	if !strings.HasPrefix(h.StatusPath, "/") {
 		return fmt.Errorf("status_path '%s' is not a path that begins with '/'", h.StatusPath)

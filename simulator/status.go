@@ -7,6 +7,10 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/model"
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
 const (
@@ -15,9 +19,9 @@ const (
 	// keptResponses bounds the stored responses and other objects; the oldest go
 	// first.
 	keptResponses = 10_000
-	// keptLimiters bounds the deployments that have limits of their own. All
+	// keptDeployments bounds the deployments that have separate limits. All
 	// further ones share one set of limits.
-	keptLimiters = 1000
+	keptDeployments = 1000
 )
 
 // Status is the status page of a simulator. It counts from the load of the config
@@ -53,11 +57,11 @@ type Throttled struct {
 
 func (t *Throttled) add(limit string) {
 	switch limit {
-	case limitRequests:
+	case limits.Requests:
 		t.Requests++
-	case limitTokens:
+	case limits.Tokens:
 		t.Tokens++
-	case limitPTU:
+	case limits.PTU:
 		t.PTU++
 	}
 }
@@ -86,17 +90,23 @@ type Request struct {
 
 // state is everything that a simulator keeps in memory.
 type state struct {
-	rules rules
+	rules limits.Rules
 
-	mu        sync.Mutex
-	status    Status
-	numbered  int64 // requests with a valid key, which faults count
-	limiters  map[string]*limiter
-	responses map[string][]byte
-	order     []string // of the responses, the oldest first
+	mu          sync.Mutex
+	status      Status
+	numbered    int64 // requests with a valid key, which faults count
+	deployments map[string]*deployment
+	responses   map[string][]byte
+	order       []string // of the responses, the oldest first
 }
 
-func newState(r rules) *state {
+// deployment is what is counted and remembered for one deployment.
+type deployment struct {
+	*limits.Limiter
+	prompts model.PromptCache
+}
+
+func newState(r limits.Rules) *state {
 	s := &state{rules: r}
 	s.reset()
 	return s
@@ -108,7 +118,7 @@ func (s *state) reset() {
 	defer s.mu.Unlock()
 	s.status = Status{InFlight: s.status.InFlight}
 	s.numbered = 0
-	s.limiters = make(map[string]*limiter)
+	s.deployments = make(map[string]*deployment)
 	s.responses = make(map[string][]byte)
 	s.order = nil
 }
@@ -126,19 +136,19 @@ func (s *state) nextRequest() int64 {
 	return s.numbered
 }
 
-func (s *state) limiter(deployment string) *limiter {
+func (s *state) deployment(name string) *deployment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, ok := s.limiters[deployment]
-	if !ok && len(s.limiters) >= keptLimiters {
-		deployment = ""
-		l, ok = s.limiters[deployment]
+	d, ok := s.deployments[name]
+	if !ok && len(s.deployments) >= keptDeployments {
+		name = ""
+		d, ok = s.deployments[name]
 	}
 	if !ok {
-		l = &limiter{rules: s.rules}
-		s.limiters[deployment] = l
+		d = &deployment{Limiter: &limits.Limiter{Rules: s.rules}}
+		s.deployments[name] = d
 	}
-	return l
+	return d
 }
 
 func (s *state) finish(x *exchange) {
@@ -147,16 +157,16 @@ func (s *state) finish(x *exchange) {
 		Method:     x.r.Method,
 		Path:       x.r.URL.Path,
 		Deployment: x.route.deployment,
-		Status:     x.status,
-		BodyBytes:  x.bodyBytes,
-		BodySHA256: x.bodySum,
-		Cancelled:  x.cancelled,
+		Status:     x.client.Status,
+		BodyBytes:  x.body.bytes,
+		BodySHA256: x.body.sum,
+		Cancelled:  x.client.Cancelled,
 		Headers:    slices.Sorted(maps.Keys(x.r.Header)),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status.InFlight--
-	if x.cancelled {
+	if x.client.Cancelled {
 		s.status.Cancelled++
 	}
 	if len(s.status.Last) == keptRequests {
@@ -169,10 +179,10 @@ func (s *state) snapshot(now time.Time) Status {
 	s.mu.Lock()
 	status := s.status
 	status.Last = append([]Request{}, s.status.Last...)
-	limiters := slices.Collect(maps.Values(s.limiters))
+	deployments := slices.Collect(maps.Values(s.deployments))
 	s.mu.Unlock()
-	for _, l := range limiters {
-		status.Utilization = max(status.Utilization, l.utilization(now))
+	for _, d := range deployments {
+		status.Utilization = max(status.Utilization, d.Utilization(now))
 	}
 	return status
 }
@@ -223,7 +233,7 @@ func (h *Handler) serveStatus(w http.ResponseWriter, r *http.Request) error {
 	case http.MethodGet, http.MethodHead:
 		status := h.state.snapshot(h.now())
 		status.Name = h.Name
-		w.Header().Set("content-type", jsonType)
+		w.Header().Set("content-type", wire.JSONType)
 		w.Header().Set("cache-control", "no-store")
 		return json.NewEncoder(w).Encode(status)
 	case http.MethodDelete, http.MethodPost:

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 )
 
 func TestTheStatusCountsWithoutAKeyAndNamesNoSecret(t *testing.T) {
@@ -84,15 +86,15 @@ func TestTheStatusShowsTheLastHundredRequests(t *testing.T) {
 }
 
 func TestDeploymentsBeyondTheBoundShareTheirLimits(t *testing.T) {
-	s := newState(rules{})
-	first := s.limiter("0")
-	for i := range keptLimiters {
-		s.limiter(fmt.Sprint(i))
+	s := newState(limits.Rules{})
+	first := s.deployment("0")
+	for i := range keptDeployments {
+		s.deployment(fmt.Sprint(i))
 	}
-	if s.limiter("0") != first {
+	if s.deployment("0") != first {
 		t.Error("a known deployment lost its limits")
 	}
-	if s.limiter("one more") != s.limiter("yet another") {
+	if s.deployment("one more") != s.deployment("yet another") {
 		t.Error("the limiters are unbounded")
 	}
 }

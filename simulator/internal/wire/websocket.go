@@ -1,4 +1,4 @@
-package simulator
+package wire
 
 import (
 	"bufio"
@@ -52,14 +52,21 @@ func (e closeError) Error() string {
 	return fmt.Sprintf("the WebSocket is closed with code %d", uint16(e))
 }
 
-// socket is the server's side of a WebSocket. One goroutine may read while others
+// Socket is the server's side of a WebSocket. One goroutine may read while others
 // write.
-type socket struct {
+type Socket struct {
+	Messages <-chan []byte // of the client, until it leaves
+
 	conn   net.Conn
 	reader *bufio.Reader
 
 	mu     sync.Mutex // guards writing
 	closed bool       // a close frame was sent
+
+	client *Client
+	sent   int           // messages so far
+	left   chan struct{} // closed when nothing more can be received
+	over   chan struct{} // closed when nothing more is wanted
 }
 
 // acceptKey proves to the client that the handshake was understood (RFC 6455 section 1.3).
@@ -68,36 +75,111 @@ func acceptKey(key string) string {
 	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// asksWebSocket reports whether r is the handshake of a WebSocket.
-func asksWebSocket(r *http.Request) bool {
+// AsksWebSocket reports whether r is the handshake of a WebSocket.
+func AsksWebSocket(r *http.Request) bool {
 	return r.ProtoMajor == 1 && strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && r.Header.Get("Sec-WebSocket-Version") == "13" &&
 		r.Header.Get("Sec-WebSocket-Key") != "" && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
 }
 
-// accept opens the WebSocket. It chooses the subprotocol if the client offers it.
-func (x *exchange) accept(subprotocol string) (*socket, error) {
-	hdr := x.w.Header()
+// Accept opens the WebSocket. It chooses the subprotocol if the client offers it.
+func (c *Client) Accept(subprotocol string) *Socket {
+	hdr := c.Header()
 	hdr.Set("Upgrade", "websocket")
 	hdr.Set("Connection", "Upgrade")
-	hdr["Sec-WebSocket-Accept"] = []string{acceptKey(x.r.Header.Get("Sec-WebSocket-Key"))}
-	if httpguts.HeaderValuesContainsToken(x.r.Header["Sec-Websocket-Protocol"], subprotocol) {
+	hdr["Sec-WebSocket-Accept"] = []string{acceptKey(c.r.Header.Get("Sec-WebSocket-Key"))}
+	if httpguts.HeaderValuesContainsToken(c.r.Header["Sec-Websocket-Protocol"], subprotocol) {
 		hdr["Sec-WebSocket-Protocol"] = []string{subprotocol}
 	}
-	x.header(http.StatusSwitchingProtocols)
-	conn, rw, err := http.NewResponseController(x.w).Hijack()
+	c.sendHeader(http.StatusSwitchingProtocols)
+	conn, rw, err := http.NewResponseController(c.w).Hijack()
 	if err != nil {
-		return nil, err
+		c.abort()
 	}
 	if err := rw.Flush(); err != nil {
 		conn.Close()
-		return nil, err
+		c.abort()
 	}
-	return &socket{conn: conn, reader: rw.Reader}, nil
+	messages := make(chan []byte)
+	s := &Socket{Messages: messages, conn: conn, reader: rw.Reader, client: c, left: make(chan struct{}), over: make(chan struct{})}
+	go s.listen(messages)
+	return s
+}
+
+// listen passes the client's messages on until there are no more, or the WebSocket is closed.
+func (s *Socket) listen(messages chan<- []byte) {
+	defer close(messages)
+	defer close(s.left)
+	for {
+		message, err := s.receive()
+		if code, ok := codeOf(err); ok {
+			s.sendClose(code)
+		}
+		if err != nil {
+			return
+		}
+		select {
+		case messages <- message:
+		case <-s.over:
+			return
+		}
+	}
+}
+
+// Send sends a message, and applies the fault before it. It reports whether the
+// WebSocket is still open.
+func (s *Socket) Send(v any) bool {
+	if s.disturb() {
+		return false
+	}
+	s.sent++
+	return s.send(opcodeText, encode(v)) == nil
+}
+
+// disturb applies the fault if its message is the next one. It reports whether the
+// WebSocket has ended.
+func (s *Socket) disturb() bool {
+	if s.sent != s.client.Fault.n {
+		return false
+	}
+	switch s.client.Fault.kind {
+	case faultTruncateRST:
+		s.client.acted()
+		s.reset()
+	case faultTruncateEOF:
+		s.client.acted()
+		s.conn.Close()
+	case faultHangAfter:
+		s.client.acted()
+		<-s.left
+	default:
+		return false
+	}
+	return true
+}
+
+// Wait waits for d. It reports whether the client is still connected.
+func (s *Socket) Wait(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-s.left:
+		s.client.Cancelled = true
+	}
+	return false
+}
+
+// GoAway closes the WebSocket because its server stops.
+func (s *Socket) GoAway() { s.sendClose(closeGoingAway) }
+
+// Close ends the WebSocket.
+func (s *Socket) Close() {
+	close(s.over)
+	s.sendClose(closeNormal)
 }
 
 // receive returns the next text. It answers pings, and a close frame, whose error is a
 // closeError, as is that of a client that breaks the rules.
-func (s *socket) receive() ([]byte, error) {
+func (s *Socket) receive() ([]byte, error) {
 	var message []byte
 	begun := false
 	for {
@@ -133,7 +215,7 @@ func (s *socket) receive() ([]byte, error) {
 }
 
 // frame reads a frame with a payload of up to limit bytes (RFC 6455 section 5.2).
-func (s *socket) frame(limit int) (opcode byte, final bool, payload []byte, err error) {
+func (s *Socket) frame(limit int) (opcode byte, final bool, payload []byte, err error) {
 	var head [8]byte
 	if _, err = io.ReadFull(s.reader, head[:2]); err != nil {
 		return 0, false, nil, err
@@ -172,7 +254,7 @@ func (s *socket) frame(limit int) (opcode byte, final bool, payload []byte, err 
 }
 
 // send sends a frame, unless the WebSocket is closed.
-func (s *socket) send(opcode byte, payload []byte) error {
+func (s *Socket) send(opcode byte, payload []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -193,15 +275,15 @@ func (s *socket) send(opcode byte, payload []byte) error {
 	return err
 }
 
-// close sends a close frame and closes the connection.
-func (s *socket) close(code uint16) {
+// sendClose sends a close frame and closes the connection.
+func (s *Socket) sendClose(code uint16) {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	_ = s.send(opcodeClose, binary.BigEndian.AppendUint16(nil, code))
 	s.conn.Close()
 }
 
 // reset breaks the connection, so that the client reads an error.
-func (s *socket) reset() {
+func (s *Socket) reset() {
 	conn := s.conn
 	if secured, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = secured.NetConn()
@@ -221,14 +303,14 @@ func codeOf(err error) (code uint16, ok bool) {
 }
 
 // switchWrongly answers with a 101 to another protocol than the requested one.
-func (x *exchange) switchWrongly() {
-	conn, rw, err := http.NewResponseController(x.w).Hijack()
+func (c *Client) switchWrongly() {
+	conn, rw, err := http.NewResponseController(c.w).Hijack()
 	if err != nil {
-		x.abort()
+		c.abort()
 	}
 	defer conn.Close()
-	x.status = http.StatusSwitchingProtocols
+	c.Status = http.StatusSwitchingProtocols
 	_, _ = rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n")
 	_ = rw.Flush()
-	x.abort()
+	c.abort()
 }

@@ -1,4 +1,4 @@
-package simulator
+package model
 
 import (
 	"container/list"
@@ -18,8 +18,8 @@ const (
 	latencySaved   = 0.8
 )
 
-// promptCache remembers the prompts of a deployment that were used last.
-type promptCache struct {
+// PromptCache remembers the prompts of a deployment that were used last.
+type PromptCache struct {
 	mu     sync.Mutex
 	known  map[digest]*list.Element
 	latest list.List // of digests, the latest first
@@ -27,28 +27,31 @@ type promptCache struct {
 
 type digest [sha256.Size]byte
 
-// prefix is the beginning of a prompt up to the end of a message.
-type prefix struct {
+// Prefix is the beginning of a prompt up to the end of a message.
+type Prefix struct {
 	digest
 	tokens int64
 }
 
-// prefixes are the beginnings of the prompt, the shortest first. The last one is
-// all of it.
-func (r request) prefixes() (all []prefix) {
+// Prefixes are the beginnings of the prompt, the shortest first, if the cache is for
+// the operation. The last one is all of the prompt.
+func (r Request) Prefixes(op Operation) (all []Prefix) {
+	if op != OpChat && op != OpCompletion && op != OpResponse {
+		return nil
+	}
 	var sum digest
 	var chars int64
 	for part, n := range r.parts() {
 		text, _ := json.Marshal(part) // it was JSON before
 		sum = sha256.Sum256(append(sum[:], text...))
 		chars += n
-		all = append(all, prefix{sum, chars / 4})
+		all = append(all, Prefix{sum, chars / 4})
 	}
 	return all
 }
 
-// find returns how many tokens of the prompt are in the cache.
-func (c *promptCache) find(prompt []prefix) (cached int64) {
+// Find returns how many tokens of the prompt are in the cache.
+func (c *PromptCache) Find(prompt []Prefix) (cached int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, cached = c.longest(prompt)
@@ -56,7 +59,7 @@ func (c *promptCache) find(prompt []prefix) (cached int64) {
 }
 
 // longest finds the longest beginning of the prompt that is in the cache.
-func (c *promptCache) longest(prompt []prefix) (place *list.Element, cached int64) {
+func (c *PromptCache) longest(prompt []Prefix) (place *list.Element, cached int64) {
 	for _, p := range slices.Backward(prompt) {
 		if p.tokens < shortestCached {
 			break
@@ -68,9 +71,9 @@ func (c *promptCache) longest(prompt []prefix) (place *list.Element, cached int6
 	return nil, 0
 }
 
-// use puts the prompt of an admitted request into the cache, which holds at most
+// Use puts the prompt of an admitted request into the cache, which holds at most
 // limit prompts.
-func (c *promptCache) use(prompt []prefix, limit int) {
+func (c *PromptCache) Use(prompt []Prefix, limit int) {
 	if len(prompt) == 0 || prompt[len(prompt)-1].tokens < shortestCached {
 		return
 	}
@@ -92,22 +95,11 @@ func (c *promptCache) use(prompt []prefix, limit int) {
 	}
 }
 
-// cacheable are the beginnings of the prompt, if the cache is for it.
-func (x *exchange) cacheable() []prefix {
-	switch x.route.op {
-	case opChat, opCompletion, opResponse:
-		if x.h.PromptCache > 0 {
-			return x.request.prefixes()
-		}
-	}
-	return nil
-}
-
-// firstTokenLatency is that of the prompt: what is cached takes less time.
-func (x *exchange) firstTokenLatency() time.Duration {
-	latency := time.Duration(x.h.FirstTokenLatency)
-	if x.cached > 0 {
-		latency -= time.Duration(latencySaved * float64(latency) * float64(x.cached) / float64(x.cost.prompt))
+// FirstTokenLatency is the time before the first token, of which it takes less if
+// some of the prompt was cached.
+func FirstTokenLatency(latency time.Duration, prompt, cached int64) time.Duration {
+	if cached > 0 {
+		latency -= time.Duration(latencySaved * float64(latency) * float64(cached) / float64(prompt))
 	}
 	return latency
 }

@@ -1,8 +1,9 @@
-package simulator
+package model
 
 import (
 	"crypto/rand"
 	"encoding/json"
+	"iter"
 )
 
 // usage is what a reply cost, in the words of chat and completions.
@@ -76,123 +77,118 @@ var (
 	promptFilter = []promptFilterResult{{}}
 )
 
-func (x *exchange) usage() json.RawMessage {
+func (g *Generation) usage() json.RawMessage {
+	produced := g.Candidates() * g.Tokens()
 	u, _ := json.Marshal(usage{
-		PromptTokens:        x.cost.prompt,
-		CompletionTokens:    x.produced,
-		TotalTokens:         x.cost.prompt + x.produced,
-		PromptTokensDetails: promptDetails{CachedTokens: x.cached},
+		PromptTokens:        g.Prompt,
+		CompletionTokens:    produced,
+		TotalTokens:         g.Prompt + produced,
+		PromptTokensDetails: promptDetails{CachedTokens: g.Cached},
 	})
 	return u
 }
 
-func (x *exchange) newCompletion(object string) completion {
+func (g *Generation) newCompletion(object string) completion {
 	prefix := "chatcmpl-"
-	if x.route.op == opCompletion {
+	if g.Op == OpCompletion {
 		prefix, object = "cmpl-", "text_completion"
 	}
 	return completion{
-		Created:           x.h.now().Unix(),
+		Created:           g.Now().Unix(),
 		ID:                prefix + rand.Text(),
-		Model:             x.model(),
+		Model:             g.Model,
 		Object:            object,
 		SystemFingerprint: &fingerprint,
 	}
 }
 
-func (x *exchange) completion() any {
-	c := x.newCompletion("chat.completion")
-	content, reason := x.text(x.outputTokens()), x.finishReason()
-	for i := range x.request.choices(x.route.op) {
+func (g *Generation) completion() completion {
+	c := g.newCompletion("chat.completion")
+	content, reason := g.text(), g.finishReason()
+	for i := range g.Request.choices(g.Op) {
 		one := choice{Index: i, FinishReason: &reason}
 		switch {
-		case x.route.op == opCompletion:
+		case g.Op == OpCompletion:
 			one.Text = &content
-		case x.call != nil:
-			one.Message = x.callMessage(content)
+		case g.call != nil:
+			one.Message = g.call.message(content)
 		default:
 			one.Message = &message{Role: "assistant", Content: &content}
 		}
 		c.Choices = append(c.Choices, one)
 	}
 	c.PromptFilterResults = promptFilter
-	c.Usage = x.usage()
+	c.Usage = g.usage()
 	return c
 }
 
-// callMessage is a message with the call, as far as its arguments go.
-func (x *exchange) callMessage(arguments string) *message {
+// message is a message with the call, as far as its arguments go.
+func (c *toolCall) message(arguments string) *message {
 	return &message{Role: "assistant", Content: (*string)(nil), ToolCalls: []toolCallPart{{
-		ID: "call_" + rand.Text(), Type: "function", Function: toolCallFunction{x.call.name, arguments},
+		ID: "call_" + rand.Text(), Type: "function", Function: toolCallFunction{c.name, arguments},
 	}}}
 }
 
-// streamCompletion sends what Azure sends: a chunk about the prompt that has
-// neither id nor choices, a role, the tokens, the finish, the usage if asked
-// for, and the end.
-func (x *exchange) streamCompletion() {
-	if !x.wait(x.firstTokenLatency()) {
-		x.abort()
-	}
-	s := x.startStream()
-	chunk := x.newCompletion("chat.completion.chunk")
-	includeUsage := x.request.StreamOptions != nil && x.request.StreamOptions.IncludeUsage
-	if includeUsage {
-		// "All other chunks will also include a usage field, but with a null
-		// value", says OpenAI's API reference.
-		chunk.Usage = json.RawMessage("null")
-	}
-
-	s.send("", completion{Choices: []choice{}, PromptFilterResults: promptFilter})
-	sendEach := func(next func() choice) { // of the choices
-		for i := range x.request.choices(x.route.op) {
-			one := next()
-			one.Index = i
-			chunk.Choices = []choice{one}
-			s.send("", chunk)
+// Events are the reply of chat and completions as Azure streams it: a chunk about
+// the prompt that has neither id nor choices, a role, the tokens, the finish, the
+// usage if asked for, and the end.
+func (g *Generation) Events() iter.Seq[Event] {
+	return sequence(func(send func(Event) bool) {
+		send(Event{Wait: FirstToken, Data: completion{Choices: []choice{}, PromptFilterResults: promptFilter}})
+		chunk := g.newCompletion("chat.completion.chunk")
+		includeUsage := g.Request.StreamOptions != nil && g.Request.StreamOptions.IncludeUsage
+		if includeUsage {
+			// "All other chunks will also include a usage field, but with a null
+			// value", says OpenAI's API reference.
+			chunk.Usage = json.RawMessage("null")
 		}
-	}
-	first := 0 // the index of the only call
-	if x.route.op == opChat {
-		sendEach(func() choice {
-			if x.call == nil {
-				return choice{Delta: &message{Role: "assistant", Content: new(string)}}
+		sendEach := func(e Event, next func() choice) (ok bool) { // of the choices
+			for i := range g.Request.choices(g.Op) {
+				one := next()
+				one.Index = i
+				chunk.Choices = []choice{one}
+				e.Data = chunk
+				ok = send(e)
+				e.Wait, e.Tokens = NoWait, 0 // they are those of all choices
 			}
-			delta := x.callMessage("")
-			delta.ToolCalls[0].Index = &first
-			return choice{Delta: delta}
-		})
-	}
-	for i := range x.outputTokens() {
-		if i > 0 {
-			s.pause()
+			return ok
 		}
-		if s.ended {
-			return
+		first := 0 // the index of the only call
+		if g.Op == OpChat {
+			sendEach(Event{}, func() choice {
+				if g.call == nil {
+					return choice{Delta: &message{Role: "assistant", Content: new(string)}}
+				}
+				delta := g.call.message("")
+				delta.ToolCalls[0].Index = &first
+				return choice{Delta: delta}
+			})
 		}
-		word := x.token(i)
-		x.produced += x.candidates()
-		sendEach(func() choice {
-			switch {
-			case x.route.op == opCompletion:
-				return choice{Text: &word}
-			case x.call != nil:
-				part := toolCallPart{Index: &first, Function: toolCallFunction{Arguments: word}}
-				return choice{Delta: &message{ToolCalls: []toolCallPart{part}}}
+		for word, wait := range g.tokens() {
+			if !sendEach(Event{Wait: wait, Tokens: g.Candidates()}, func() choice {
+				switch {
+				case g.Op == OpCompletion:
+					return choice{Text: &word}
+				case g.call != nil:
+					part := toolCallPart{Index: &first, Function: toolCallFunction{Arguments: word}}
+					return choice{Delta: &message{ToolCalls: []toolCallPart{part}}}
+				}
+				return choice{Delta: &message{Content: &word}}
+			}) {
+				return
 			}
-			return choice{Delta: &message{Content: &word}}
-		})
-	}
-	reason, empty := x.finishReason(), ""
-	sendEach(func() choice {
-		if x.route.op == opCompletion {
-			return choice{FinishReason: &reason, Text: &empty}
 		}
-		return choice{FinishReason: &reason, Delta: &message{}}
+		reason, empty := g.finishReason(), ""
+		sendEach(Event{}, func() choice {
+			if g.Op == OpCompletion {
+				return choice{FinishReason: &reason, Text: &empty}
+			}
+			return choice{FinishReason: &reason, Delta: &message{}}
+		})
+		if includeUsage {
+			chunk.Choices, chunk.Usage = []choice{}, g.usage()
+			send(Event{Data: chunk})
+		}
+		send(Event{Last: true})
 	})
-	if includeUsage {
-		chunk.Choices, chunk.Usage = []choice{}, x.usage()
-		s.send("", chunk)
-	}
-	s.done()
 }

@@ -1,4 +1,4 @@
-package simulator
+package model
 
 import (
 	"cmp"
@@ -18,8 +18,8 @@ type toolCall struct {
 // chooseCall decides whether the reply calls a function: always if tool_choice
 // demands it, and otherwise as an answer to the user, but not to a function's
 // result, so that an agent's loop ends.
-func (r *request) chooseCall(op operation) *toolCall {
-	if op != opChat && op != opResponse {
+func (r Request) chooseCall(op Operation) *toolCall {
+	if op != OpChat && op != OpResponse {
 		return nil
 	}
 	wanted, demanded := "", false
@@ -55,7 +55,7 @@ func (r *request) chooseCall(op operation) *toolCall {
 }
 
 // functionName is the name of a function in tools or tool_choice, where chat has
-// it in an object of its own. It is empty for other kinds of tools.
+// it in a separate object. It is empty for other kinds of tools.
 func functionName(tool map[string]any) string {
 	if tool["type"] != "function" {
 		return ""
@@ -87,30 +87,6 @@ func newCall(id, name, arguments string) *toolCall {
 	}
 	c.pieces = append(c.pieces, string(text))
 	return c
-}
-
-// fullLength is how many tokens the reply has if the request does not limit them.
-func (x *exchange) fullLength() int64 {
-	if x.call != nil {
-		return int64(len(x.call.pieces))
-	}
-	return int64(x.h.OutputTokens)
-}
-
-// token is the n-th token of the reply.
-func (x *exchange) token(n int64) string {
-	if x.call != nil {
-		return x.call.pieces[n]
-	}
-	return token(n)
-}
-
-// text is the first n tokens of the reply.
-func (x *exchange) text(n int64) string {
-	if x.call != nil {
-		return strings.Join(x.call.pieces[:n], "")
-	}
-	return text(n)
 }
 
 // faker makes up values for JSON schemas.

@@ -1,4 +1,4 @@
-package simulator
+package model
 
 import (
 	"crypto/sha256"
@@ -27,21 +27,21 @@ type embeddingUsage struct {
 	TotalTokens  int64 `json:"total_tokens"`
 }
 
-func (x *exchange) embeddings() any {
+func (g *Generation) embeddings() any {
 	list := embeddingList{
 		Object: "list",
 		Data:   []embedding{},
-		Model:  x.model(),
-		Usage:  embeddingUsage{x.cost.prompt, x.cost.prompt},
+		Model:  g.Model,
+		Usage:  embeddingUsage{g.Prompt, g.Prompt},
 	}
 	n := int64(defaultDimensions)
-	if x.request.Dimensions != nil {
-		n = *x.request.Dimensions
+	if g.Request.Dimensions != nil {
+		n = *g.Request.Dimensions
 	}
-	for i, input := range inputs(x.request.Input) {
+	for i, input := range inputs(g.Request.Input) {
 		vector := embed(input, n)
 		e := embedding{Object: "embedding", Index: i, Embedding: vector}
-		if x.request.EncodingFormat == "base64" {
+		if g.Request.EncodingFormat == "base64" {
 			// The official SDKs ask for base64 and decode it.
 			buf := make([]byte, 0, 4*n)
 			for _, value := range vector {

@@ -1,4 +1,4 @@
-package simulator
+package model
 
 import (
 	"bytes"
@@ -14,22 +14,14 @@ import (
 	"unicode/utf8"
 )
 
-// request holds the fields of a body that the simulator uses.
-type request struct {
-	Model               string         `json:"model"`
-	Stream              bool           `json:"stream"`
-	StreamOptions       *streamOptions `json:"stream_options"`
-	MaxTokens           *int64         `json:"max_tokens"`
-	MaxCompletionTokens *int64         `json:"max_completion_tokens"`
-	MaxOutputTokens     *int64         `json:"max_output_tokens"`
-	N                   *int64         `json:"n"`
-	BestOf              *int64         `json:"best_of"`
-	EncodingFormat      string         `json:"encoding_format"`
-	Dimensions          *int64         `json:"dimensions"`
-	Store               *bool          `json:"store"`
-	Background          bool           `json:"background"`
-	Include             []string       `json:"include"`
-	PreviousResponseID  string         `json:"previous_response_id"`
+// Request holds the fields of a body that the simulator uses.
+type Request struct {
+	Model               string `json:"model"`
+	MaxTokens           *int64 `json:"max_tokens"`
+	MaxCompletionTokens *int64 `json:"max_completion_tokens"`
+	MaxOutputTokens     *int64 `json:"max_output_tokens"`
+	N                   *int64 `json:"n"`
+	BestOf              *int64 `json:"best_of"`
 
 	Messages     any `json:"messages"`
 	Prompt       any `json:"prompt"`
@@ -37,6 +29,42 @@ type request struct {
 	Instructions any `json:"instructions"`
 	Tools        any `json:"tools"`
 	ToolChoice   any `json:"tool_choice"`
+
+	streaming
+	ofEmbeddings
+	ofResponses
+}
+
+type streaming struct {
+	Stream        bool           `json:"stream"`
+	StreamOptions *streamOptions `json:"stream_options"`
+}
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"`
+}
+
+// ofEmbeddings are the fields of embeddings.
+type ofEmbeddings struct {
+	EncodingFormat string `json:"encoding_format"`
+	Dimensions     *int64 `json:"dimensions"`
+}
+
+// ofResponses are the fields of the Responses API.
+type ofResponses struct {
+	Store              *bool    `json:"store"`
+	Background         bool     `json:"background"`
+	Include            []string `json:"include"`
+	PreviousResponseID string   `json:"previous_response_id"`
+}
+
+// jsonField is the name of a field in JSON. In an error, encoding/json has the name
+// of the embedded struct before it.
+func jsonField(path string) string {
+	for _, part := range []string{"streaming.", "ofEmbeddings.", "ofResponses."} {
+		path = strings.TrimPrefix(path, part)
+	}
+	return path
 }
 
 // The most that the API reference allows for n and best_of.
@@ -45,24 +73,20 @@ const (
 	mostCandidates = 20
 )
 
-type streamOptions struct {
-	IncludeUsage bool `json:"include_usage"`
-}
-
-// parseRequest reads a body, or the start of a body that was too large. The
+// ParseRequest reads a body, or the start of a body that was too large. The
 // second result is an error message for the client, or empty.
-func parseRequest(op operation, contentType string, body []byte, cut bool) (request, string) {
-	if op == opTranscription {
+func ParseRequest(op Operation, contentType string, body []byte, cut bool) (Request, string) {
+	if op == OpTranscription {
 		return parseForm(contentType, body, cut)
 	}
 	if cut {
 		return parsePrefix(body), ""
 	}
-	var req request
+	var req Request
 	if err := json.Unmarshal(body, &req); err != nil {
 		var mismatch *json.UnmarshalTypeError
 		if errors.As(err, &mismatch) && mismatch.Field != "" {
-			return req, fmt.Sprintf("Invalid type for '%s': got %s instead.", mismatch.Field, mismatch.Value)
+			return req, fmt.Sprintf("Invalid type for '%s': got %s instead.", jsonField(mismatch.Field), mismatch.Value)
 		}
 		return req, "We could not parse the JSON body of your request."
 	}
@@ -97,8 +121,8 @@ func parseRequest(op operation, contentType string, body []byte, cut bool) (requ
 }
 
 // parsePrefix reads the fields of a JSON object whose end is missing.
-func parsePrefix(body []byte) request {
-	var req request
+func parsePrefix(body []byte) Request {
+	var req Request
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if start, err := dec.Token(); err != nil || start != json.Delim('{') {
 		return req
@@ -129,8 +153,8 @@ func parsePrefix(body []byte) request {
 }
 
 // parseForm finds the model in a multipart form. It may be the last part.
-func parseForm(contentType string, body []byte, cut bool) (request, string) {
-	var req request
+func parseForm(contentType string, body []byte, cut bool) (Request, string) {
+	var req Request
 	media, params, err := mime.ParseMediaType(contentType)
 	if err != nil || media != "multipart/form-data" || params["boundary"] == "" {
 		return req, "Invalid Content-Type header: expected multipart/form-data with a boundary."
@@ -151,31 +175,33 @@ func parseForm(contentType string, body []byte, cut bool) (request, string) {
 	}
 }
 
-// cost estimates the tokens of a request from its prompt, from max_tokens, and
-// from how many replies it asks for, as "Manage Azure OpenAI quota" describes.
-// Embeddings and transcriptions generate no tokens, nor does the handshake of a
-// realtime session.
-func (r request) cost(op operation) cost {
+// Cost estimates the tokens of the prompt, and the most that may be generated: from
+// max_tokens and from how many replies are asked for, as "Manage Azure OpenAI quota"
+// describes. Embeddings and transcriptions generate no tokens, nor does the handshake
+// of a realtime session.
+func (r Request) Cost(op Operation) (prompt, output int64) {
 	var chars int64
 	for _, n := range r.parts() {
 		chars += n
 	}
-	c := cost{prompt: (chars + 3) / 4}
-	if op == opEmbedding || op == opTranscription || op == opRealtime {
-		return c
+	prompt = tokensOf(chars)
+	if op == OpEmbedding || op == OpTranscription || op == OpRealtime {
+		return prompt, 0
 	}
-	c.output = 16
+	output = 16
 	if limit := r.maxTokens(); limit > 0 {
 		// Sums of these must not overflow, whatever a client asks for.
-		c.output = min(limit, math.MaxInt32)
+		output = min(limit, math.MaxInt32)
 	}
-	c.output *= r.candidates(op)
-	return c
+	return prompt, output * r.candidates(op)
 }
+
+// tokensOf is how many tokens so many characters are.
+func tokensOf(chars int64) int64 { return (chars + 3) / 4 }
 
 // parts are the parts of the prompt and their lengths in characters: the tools,
 // the instructions, and each message. Tools count as their JSON.
-func (r request) parts() iter.Seq2[any, int64] {
+func (r Request) parts() iter.Seq2[any, int64] {
 	return func(yield func(any, int64) bool) {
 		if !yield(r.Tools, jsonLength(r.Tools)) || !yield(r.Instructions, textLength(r.Instructions)) {
 			return
@@ -191,16 +217,16 @@ func (r request) parts() iter.Seq2[any, int64] {
 }
 
 // choices is how many replies the client gets.
-func (r request) choices(op operation) int64 {
-	if (op == opChat || op == opCompletion) && r.N != nil {
+func (r Request) choices(op Operation) int64 {
+	if (op == OpChat || op == OpCompletion) && r.N != nil {
 		return between1And(mostChoices, *r.N)
 	}
 	return 1
 }
 
 // candidates is how many replies are generated, of which the client gets the best.
-func (r request) candidates(op operation) int64 {
-	if op == opCompletion && r.BestOf != nil {
+func (r Request) candidates(op Operation) int64 {
+	if op == OpCompletion && r.BestOf != nil {
 		return between1And(mostCandidates, *r.BestOf)
 	}
 	return r.choices(op)
@@ -211,7 +237,7 @@ func (r request) candidates(op operation) int64 {
 func between1And(most, n int64) int64 { return max(1, min(n, most)) }
 
 // maxTokens is the most tokens that the reply may have. Zero means no limit.
-func (r request) maxTokens() int64 {
+func (r Request) maxTokens() int64 {
 	for _, limit := range []*int64{r.MaxCompletionTokens, r.MaxTokens, r.MaxOutputTokens} {
 		if limit != nil {
 			return max(0, *limit)

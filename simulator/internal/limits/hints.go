@@ -1,4 +1,4 @@
-package simulator
+package limits
 
 import (
 	"math"
@@ -24,33 +24,34 @@ const (
 	dayHintSeconds = 86400
 )
 
-var hintStyles = []string{
+// HintStyles are the styles of the headers of a 429.
+var HintStyles = []string{
 	hintsMS, hintsBoth, hintsSeconds, hintsNone, hintsNeg1, hintsDay,
 	hintsDate, hintsOpenAI, hintsGarbage, hintsNegative, hintsZero,
 }
 
-// namesWait reports whether a 429 says for how long its caller is to stay away.
+// NamesWait reports whether a 429 says for how long its caller is to stay away.
 // A wait of 0 says that it need not.
-func (h *Handler) namesWait() bool {
-	switch h.Hints {
+func (s Style) NamesWait() bool {
+	switch s.Hints {
 	case hintsZero:
 		return false
 	case hintsNeg1, hintsGarbage, hintsNegative:
-		return slices.Contains([]string{bodyAzureClassic, bodyAzureNew, bodyOpenAITokens}, h.ErrorBody)
+		return slices.Contains([]string{bodyAzureClassic, bodyAzureNew, bodyOpenAITokens}, s.ErrorBody)
 	}
 	return true
 }
 
-// setLimitHeaders writes how much of each limit is left. Azure sends these
-// headers on every reply, with whole seconds; OpenAI sends durations.
-func setLimitHeaders(hdr http.Header, style string, l *limiter, now time.Time) {
-	if l.drain > 0 {
-		hdr.Set("azure-openai-deployment-utilization", strconv.FormatFloat(l.utilization(now), 'f', 1, 64)+"%")
+// SetHeaders writes how much of each limit is left. Azure sends these headers on
+// every reply, with whole seconds; OpenAI sends durations.
+func (l *Limiter) SetHeaders(hdr http.Header, now time.Time) {
+	if l.Drain > 0 {
+		hdr.Set("azure-openai-deployment-utilization", strconv.FormatFloat(l.Utilization(now), 'f', 1, 64)+"%")
 		return
 	}
 	requests, tokens := l.meters(now)
-	requests.set(hdr, style, "requests")
-	tokens.set(hdr, style, "tokens")
+	requests.set(hdr, l.Style.Hints, "requests")
+	tokens.set(hdr, l.Style.Hints, "tokens")
 }
 
 func (m meter) set(hdr http.Header, style, dimension string) {
@@ -68,30 +69,30 @@ func (m meter) set(hdr http.Header, style, dimension string) {
 }
 
 // setHints writes the wait into the headers of a 429, in the given style.
-func setHints(hdr http.Header, style string, l *limiter, r refusal, now time.Time) {
+func setHints(hdr http.Header, style string, l *Limiter, r Refusal, now time.Time) {
 	if l != nil {
-		setLimitHeaders(hdr, style, l, now)
+		l.SetHeaders(hdr, now)
 		// A request may be refused although something is left: it asks for more.
-		if hdr.Get("x-ratelimit-remaining-"+r.limit) != "" {
-			hdr.Set("x-ratelimit-remaining-"+r.limit, "0")
+		if hdr.Get("x-ratelimit-remaining-"+r.Limit) != "" {
+			hdr.Set("x-ratelimit-remaining-"+r.Limit, "0")
 		}
 	}
 	switch style {
 	case hintsMS:
-		hdr.Set("retry-after-ms", milliseconds(r.wait))
+		hdr.Set("retry-after-ms", milliseconds(r.Wait))
 	case hintsBoth:
-		hdr.Set("retry-after-ms", milliseconds(r.wait))
-		hdr.Set("retry-after", seconds(r.wait))
+		hdr.Set("retry-after-ms", milliseconds(r.Wait))
+		hdr.Set("retry-after", seconds(r.Wait))
 	case hintsSeconds:
-		hdr.Set("retry-after", seconds(r.wait))
+		hdr.Set("retry-after", seconds(r.Wait))
 	case hintsNone:
-		for _, dimension := range []string{limitRequests, limitTokens} {
+		for _, dimension := range []string{Requests, Tokens} {
 			hdr.Del("x-ratelimit-reset-" + dimension)
 		}
-		hdr.Del("x-ratelimit-remaining-" + r.limit)
-		hdr.Set("x-rate-limit-reset-"+payg(r.limit), seconds(r.wait))
+		hdr.Del("x-ratelimit-remaining-" + r.Limit)
+		hdr.Set("x-rate-limit-reset-"+payg(r.Limit), seconds(r.Wait))
 	case hintsNeg1:
-		for _, dimension := range []string{limitRequests, limitTokens} {
+		for _, dimension := range []string{Requests, Tokens} {
 			hdr.Set("x-ratelimit-limit-"+dimension, "-1")
 			hdr.Set("x-ratelimit-remaining-"+dimension, "-1")
 			hdr.Set("x-ratelimit-reset-"+dimension, "0")
@@ -101,11 +102,11 @@ func setHints(hdr http.Header, style string, l *limiter, r refusal, now time.Tim
 	case hintsDate:
 		// The date in retry-after is to be compared with the date of the reply.
 		hdr.Set("date", now.UTC().Format(http.TimeFormat))
-		hdr.Set("retry-after", roundUp(now.Add(r.wait)).UTC().Format(http.TimeFormat))
+		hdr.Set("retry-after", roundUp(now.Add(r.Wait)).UTC().Format(http.TimeFormat))
 	case hintsOpenAI:
-		dimension := payg(r.limit)
+		dimension := payg(r.Limit)
 		hdr.Set("x-ratelimit-remaining-"+dimension, "0")
-		hdr.Set("x-ratelimit-reset-"+dimension, upToMillisecond(r.wait).String())
+		hdr.Set("x-ratelimit-reset-"+dimension, upToMillisecond(r.Wait).String())
 	case hintsGarbage:
 		hdr.Set("retry-after-ms", "soon")
 		hdr.Set("retry-after", "later")
@@ -120,10 +121,10 @@ func setHints(hdr http.Header, style string, l *limiter, r refusal, now time.Tim
 
 // payg is the `x-ratelimit` dimension of a limit. For a bucket it is tokens.
 func payg(limit string) string {
-	if limit == limitRequests {
-		return limitRequests
+	if limit == Requests {
+		return Requests
 	}
-	return limitTokens
+	return Tokens
 }
 
 // Every wait is rounded up, so that a client that comes back at that time is
@@ -146,15 +147,4 @@ func roundUp(t time.Time) time.Time {
 		return whole.Add(time.Second)
 	}
 	return t
-}
-
-// throttle is the 429 of a deployment that has reached a limit.
-func (x *exchange) throttle(r refusal) *reply {
-	rep := x.throttleBody(r)
-	if r.tooLarge {
-		setLimitHeaders(rep.header, x.h.Hints, x.limiter, x.h.now())
-		return rep
-	}
-	setHints(rep.header, x.h.Hints, x.limiter, r, x.h.now())
-	return rep
 }

@@ -1,0 +1,236 @@
+// Package limits counts the requests and tokens of a deployment in fixed windows or,
+// for a provisioned deployment, in a leaky bucket. A Limiter admits a request or
+// returns a Refusal. A Style makes a 429 of that, with the hints in its headers and
+// one of the bodies that providers send.
+package limits
+
+import (
+	"math"
+	"sync"
+	"time"
+)
+
+// The names of the limits, as the status and the error texts spell them.
+const (
+	Requests = "requests"
+	Tokens   = "tokens"
+	PTU      = "ptu"
+)
+
+// tokenWindow is the window of the token limit. "Manage Azure OpenAI quota"
+// has the counter reset every minute.
+const tokenWindow = time.Minute
+
+// maxWait bounds what a refusal says. A request may ask for so many tokens that
+// the time to work them off does not fit into a time.Duration.
+const maxWait = 365 * 24 * time.Hour
+
+// maxWeight bounds what one request adds to a bucket, so that the settlement
+// can take the same off again.
+const maxWeight = 1 << 52
+
+// Rules are the limits of every deployment of a simulator. A zero limit is none.
+type Rules struct {
+	RequestsPerMinute int
+	RequestWindow     time.Duration
+	TokensPerMinute   int
+
+	Drain       float64 // what a provisioned deployment works off, in input tokens a second
+	Capacity    float64 // what its bucket holds before it refuses
+	OutputRatio float64 // input tokens that one output token weighs
+
+	Style Style         // of a 429
+	Grace time.Duration // how long after a 429 a request may still have been under way
+}
+
+// requestsPerWindow spreads the request limit over its windows: 600 a minute
+// are 10 in every second.
+func (r Rules) requestsPerWindow() int64 {
+	return int64(math.Ceil(float64(r.RequestsPerMinute) * r.RequestWindow.Minutes()))
+}
+
+// Cost is what a request is charged on arrival, before tokens are generated.
+type Cost struct {
+	Prompt int64
+	Output int64 // the most that it may generate
+}
+
+// Tokens is all of it.
+func (c Cost) Tokens() int64 { return c.Prompt + c.Output }
+
+// Refusal says which limit turned a request away, and for how long.
+type Refusal struct {
+	Limit   string
+	Wait    time.Duration
+	exceeds int // the whole limit, if the request is above it, so that no wait helps
+}
+
+// window is a fixed window. It opens with the first use that finds none open.
+type window struct {
+	end  time.Time
+	used int64
+}
+
+func (w *window) roll(now time.Time, length time.Duration) {
+	if !now.Before(w.end) {
+		w.end, w.used = now.Add(length), 0
+	}
+}
+
+// Limiter keeps the limits of one deployment. It never looks at the clock.
+type Limiter struct {
+	Rules
+
+	mu       sync.Mutex
+	requests window
+	tokens   window
+	level    float64   // of the leaky bucket, in input tokens
+	drained  time.Time // when level was last right
+
+	promised time.Time // when the latest promise was made
+	opens    time.Time // the time it named
+}
+
+// Admit charges a request, or refuses it with a wait that is above zero.
+func (l *Limiter) Admit(now time.Time, c Cost) (Refusal, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.charge(now, c)
+	if !ok && l.Style.NamesWait() && r.exceeds == 0 {
+		l.promise(now, r.Wait)
+	}
+	return r, ok
+}
+
+func (l *Limiter) charge(now time.Time, c Cost) (Refusal, bool) {
+	if l.Drain > 0 {
+		return l.pour(now, c)
+	}
+	if l.RequestsPerMinute > 0 {
+		l.requests.roll(now, l.RequestWindow)
+		// "Unsuccessful requests still count toward the limit", says Azure's
+		// quota page, so every request counts, also one that is refused.
+		l.requests.used++
+		if l.requests.used > l.requestsPerWindow() {
+			return Refusal{Limit: Requests, Wait: l.requests.end.Sub(now)}, false
+		}
+	}
+	if l.TokensPerMinute > 0 {
+		l.tokens.roll(now, tokenWindow)
+		if c.Tokens() > int64(l.TokensPerMinute)-l.tokens.used {
+			r := Refusal{Limit: Tokens, Wait: l.tokens.end.Sub(now)}
+			if l.Style.namesSize() && c.Tokens() > int64(l.TokensPerMinute) {
+				r.exceeds = l.TokensPerMinute
+			}
+			return r, false
+		}
+		l.tokens.used += c.Tokens()
+	}
+	return Refusal{}, true
+}
+
+// pour adds a request to the leaky bucket. A bucket that is not full takes any
+// request: short bursts over 100 % are part of what "Provisioned throughput"
+// describes.
+func (l *Limiter) pour(now time.Time, c Cost) (Refusal, bool) {
+	l.leak(now)
+	if l.level >= l.Capacity {
+		ms := min(math.Ceil(1000*(l.level-l.Capacity)/l.Drain)+1, float64(maxWait.Milliseconds()))
+		return Refusal{Limit: PTU, Wait: time.Duration(ms) * time.Millisecond}, false
+	}
+	l.level += l.weight(c.Prompt, c.Output)
+	return Refusal{}, true
+}
+
+func (l *Limiter) leak(now time.Time) {
+	if since := now.Sub(l.drained).Seconds(); since > 0 {
+		l.level = max(0, l.level-l.Drain*since)
+		l.drained = now
+	}
+}
+
+func (l *Limiter) weight(prompt, output int64) float64 {
+	return max(-maxWeight, min(float64(prompt)+l.OutputRatio*float64(output), maxWeight))
+}
+
+// Settle replaces a provisioned deployment's estimate with the tokens that were
+// really generated. A pay-as-you-go estimate is not corrected.
+func (l *Limiter) Settle(now time.Time, c Cost, produced int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Drain > 0 {
+		l.leak(now)
+		l.level = max(0, l.level+l.weight(0, produced-c.Output))
+	}
+}
+
+// Promise records the wait of a 429 that no limit caused.
+func (l *Limiter) Promise(now time.Time, wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.promise(now, wait)
+}
+
+// promise records that callers were told to come back after wait.
+func (l *Limiter) promise(now time.Time, wait time.Duration) {
+	if !now.Before(l.opens) {
+		l.promised = now
+	}
+	if end := now.Add(wait); end.After(l.opens) {
+		l.opens = end
+	}
+}
+
+// Early reports whether a request arrived before the time that was promised. A
+// request that may have been in progress when the promise was made is not early.
+func (l *Limiter) Early(arrived time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !arrived.Before(l.promised.Add(l.Grace)) && arrived.Before(l.opens)
+}
+
+// meter is one dimension of the `x-ratelimit-*` headers.
+type meter struct {
+	limit     int
+	remaining int64
+	reset     time.Duration
+	renewal   time.Duration
+}
+
+// meters reads the pay-as-you-go limits. A limit that is not set gives a zero
+// meter.
+func (l *Limiter) meters(now time.Time) (requests, tokens meter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.RequestsPerMinute > 0 {
+		l.requests.roll(now, l.RequestWindow)
+		requests = meter{
+			limit:     l.RequestsPerMinute,
+			remaining: max(0, l.requestsPerWindow()-l.requests.used),
+			reset:     l.requests.end.Sub(now),
+			renewal:   l.RequestWindow,
+		}
+	}
+	if l.TokensPerMinute > 0 {
+		l.tokens.roll(now, tokenWindow)
+		tokens = meter{
+			limit:     l.TokensPerMinute,
+			remaining: max(0, int64(l.TokensPerMinute)-l.tokens.used),
+			reset:     l.tokens.end.Sub(now),
+			renewal:   tokenWindow,
+		}
+	}
+	return requests, tokens
+}
+
+// Utilization is the level of a provisioned deployment in percent; it may be
+// above 100.
+func (l *Limiter) Utilization(now time.Time) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Drain == 0 {
+		return 0
+	}
+	l.leak(now)
+	return 100 * l.level / l.Capacity
+}

@@ -1,0 +1,171 @@
+// Package model generates the replies of a simulated model. It parses what a request
+// asks for, and returns the reply whole, or as a sequence of Events with the Wait
+// before each. It sends and stores nothing, and knows no limits.
+package model
+
+import (
+	"iter"
+	"strings"
+	"time"
+)
+
+// Task is a request that was admitted, and what is known of it.
+type Task struct {
+	Op      Operation
+	Request Request
+	Model   string // the name that the reply carries
+	Length  int64  // tokens of a reply that nothing limits
+	Prompt  int64  // tokens of the prompt
+	Cached  int64  // and how many of them were in the cache
+	Now     func() time.Time
+}
+
+// Generation is what the model makes of a task.
+type Generation struct {
+	Task
+	call *toolCall // nil: the reply is a text
+}
+
+// New starts a generation. It decides whether the reply is a call of a function.
+func New(task Task) *Generation {
+	return &Generation{task, task.Request.chooseCall(task.Op)}
+}
+
+// Event is an event of a streamed reply. A Last one without Data is the end mark of
+// chat and completions.
+type Event struct {
+	Name   string // of those of the Responses API
+	Data   any
+	Last   bool
+	Wait   Wait     // before it
+	Tokens int64    // generated with it
+	Stored []Stored // to be stored after it
+}
+
+// Wait is what an event waits for.
+type Wait int
+
+// The waits.
+const (
+	NoWait     Wait = iota
+	FirstToken      // the time before the first token
+	NextToken       // the time between two tokens
+)
+
+// sequence makes a sequence of the events that a function sends. After its end, send
+// drops further events and returns false.
+func sequence(generate func(send func(Event) bool)) iter.Seq[Event] {
+	return func(yield func(Event) bool) {
+		goesOn := true
+		generate(func(e Event) bool {
+			goesOn = goesOn && yield(e)
+			return goesOn
+		})
+	}
+}
+
+// Stored is something that a client can refer to later.
+type Stored struct {
+	ID   string
+	Body []byte
+}
+
+// Whole is the reply in one piece: that of chat, completions, embeddings or
+// transcriptions.
+func (g *Generation) Whole() any {
+	switch g.Op {
+	case OpEmbedding:
+		return g.embeddings()
+	case OpTranscription:
+		return map[string]any{"text": text(g.Tokens())}
+	default:
+		return g.completion()
+	}
+}
+
+// Candidates is how many replies are generated at the same time.
+func (g *Generation) Candidates() int64 { return g.Request.candidates(g.Op) }
+
+// Tokens is how many tokens each of them has when it is finished.
+func (g *Generation) Tokens() int64 {
+	if g.Op == OpEmbedding {
+		return 0
+	}
+	n := g.fullLength()
+	if limit := g.Request.maxTokens(); limit > 0 {
+		n = min(n, limit)
+	}
+	return n
+}
+
+// finishReason is why the reply ends after its last token.
+func (g *Generation) finishReason() string {
+	switch {
+	case g.Tokens() < g.fullLength():
+		return "length"
+	case g.call != nil:
+		return "tool_calls"
+	}
+	return "stop"
+}
+
+// fullLength is how many tokens the reply has if the request does not limit them.
+func (g *Generation) fullLength() int64 {
+	if g.call != nil {
+		return int64(len(g.call.pieces))
+	}
+	return g.Length
+}
+
+// tokens are the tokens of the reply, with the wait before each.
+func (g *Generation) tokens() iter.Seq2[string, Wait] { return tokens(g.Tokens(), g.token) }
+
+func tokens(n int64, token func(int64) string) iter.Seq2[string, Wait] {
+	return func(yield func(string, Wait) bool) {
+		for i := range n {
+			wait := NextToken
+			if i == 0 {
+				wait = NoWait
+			}
+			if !yield(token(i), wait) {
+				return
+			}
+		}
+	}
+}
+
+// token is the n-th token of the reply.
+func (g *Generation) token(n int64) string {
+	if g.call != nil {
+		return g.call.pieces[n]
+	}
+	return token(n)
+}
+
+// text is all of the reply.
+func (g *Generation) text() string {
+	if g.call != nil {
+		return strings.Join(g.call.pieces[:g.Tokens()], "")
+	}
+	return text(g.Tokens())
+}
+
+// words are the text of every reply, repeated as needed. Each word is a token.
+var words = strings.Fields("This reply comes from a simulated deployment, so please read nothing into the words it is made of.")
+
+// token is the n-th token of any text.
+func token(n int64) string {
+	word := words[n%int64(len(words))]
+	if n == 0 {
+		return word
+	}
+	return " " + word
+}
+
+func text(n int64) string {
+	var b strings.Builder
+	for i := range n {
+		b.WriteString(token(i))
+	}
+	return b.String()
+}

@@ -1,0 +1,115 @@
+// Package wire sends the replies of a simulator: whole, as a stream of events, or as
+// the messages of a WebSocket. It defines the shapes of errors, and the faults: the
+// Client, its Stream or its Socket applies the fault of the request while it sends.
+package wire
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Client is the client of one request, and what it was sent so far.
+type Client struct {
+	w        http.ResponseWriter
+	r        *http.Request
+	unloaded context.Context // done when the config is unloaded
+	onFault  func()          // called once, when the fault takes effect
+
+	Fault   Action // of the request
+	faulted bool
+
+	Status    int  // 0: no reply
+	Cancelled bool // it left before the end
+}
+
+// NewClient returns the client that gets its reply through w.
+func NewClient(unloaded context.Context, w http.ResponseWriter, r *http.Request, onFault func()) *Client {
+	return &Client{w: w, r: r, unloaded: unloaded, onFault: onFault}
+}
+
+// Header returns the headers of the reply, until it is sent.
+func (c *Client) Header() http.Header { return c.w.Header() }
+
+func (c *Client) sendHeader(status int) {
+	c.Status = status
+	c.w.WriteHeader(status)
+}
+
+// Send sends a whole reply.
+func (c *Client) Send(rep *Reply) {
+	hdr := c.Header()
+	for name, values := range rep.Header {
+		hdr[name] = values
+	}
+	if rep.ContentType != "" {
+		hdr.Set("content-type", rep.ContentType)
+	}
+	hdr.Set("content-length", strconv.Itoa(len(rep.Body)))
+	c.sendHeader(rep.Status)
+	if c.r.Method == http.MethodHead {
+		return
+	}
+	if c.Fault.kind == faultJSONCut && rep.Status == http.StatusOK {
+		c.acted()
+		_, _ = c.w.Write(rep.Body[:len(rep.Body)/2])
+		_ = c.flush()
+		c.abort()
+	}
+	if _, err := c.w.Write(rep.Body); err != nil {
+		c.Cancelled = true
+	}
+}
+
+// flush sends what was written so far. It is not an error if the writer cannot
+// flush.
+func (c *Client) flush() error {
+	err := http.NewResponseController(c.w).Flush()
+	if errors.Is(err, http.ErrNotSupported) {
+		return nil
+	}
+	return err
+}
+
+// Wait waits for d. It reports whether the client is still connected.
+func (c *Client) Wait(d time.Duration) bool {
+	if d > 0 {
+		select {
+		case <-time.After(d):
+		case <-c.r.Context().Done():
+		}
+	}
+	return !c.gone()
+}
+
+// hang waits until the client leaves, or the config is unloaded.
+func (c *Client) hang() {
+	select {
+	case <-c.r.Context().Done():
+		c.Cancelled = true
+	case <-c.unloaded.Done():
+	}
+	c.abort()
+}
+
+// gone reports whether the client has left. It also records that in c.
+func (c *Client) gone() bool {
+	if c.r.Context().Err() != nil {
+		c.Cancelled = true
+	}
+	return c.Cancelled
+}
+
+// Leave records that the client left, and ends its request.
+func (c *Client) Leave() {
+	c.Cancelled = true
+	c.abort()
+}
+
+// abort breaks the connection, so that the client sees that the reply is
+// incomplete.
+func (c *Client) abort() {
+	panic(http.ErrAbortHandler)
+}

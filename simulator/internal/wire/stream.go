@@ -1,0 +1,82 @@
+package wire
+
+import "net/http"
+
+// Stream sends server-sent events and flushes each one. After the end of the
+// stream, it drops further events. It aborts when the client leaves.
+type Stream struct {
+	Named bool // its errors are events of the Responses API, which have names
+	Skip  int  // how many events are left out, because the client has them
+
+	c     *Client
+	sent  int // events so far
+	ended bool
+	buf   []byte
+}
+
+// Stream writes the headers of a stream. They are sent with its first event.
+func (c *Client) Stream() *Stream {
+	hdr := c.Header()
+	hdr.Set("content-type", "text/event-stream; charset=utf-8")
+	hdr.Set("cache-control", "no-cache, must-revalidate")
+	c.sendHeader(http.StatusOK)
+	return &Stream{c: c}
+}
+
+// Ended reports whether a fault has ended the stream.
+func (s *Stream) Ended() bool { return s.ended }
+
+// Send sends an event. Events of the Responses API have a name; those of chat
+// have none.
+func (s *Stream) Send(name string, v any) {
+	if s.Skip > 0 {
+		s.Skip--
+		return
+	}
+	if s.ended || s.disturb() {
+		return
+	}
+	s.event(name, v)
+	s.sent++
+}
+
+// Last sends the last event, unless the fault leaves it out. Without a value, it
+// is the end mark of chat and completions.
+func (s *Stream) Last(name string, v any) {
+	switch {
+	case s.ended || s.unfinished():
+	case v == nil:
+		s.write([]byte("data: [DONE]\n\n"))
+	default:
+		s.Send(name, v)
+	}
+}
+
+func (s *Stream) event(name string, v any) {
+	data := encode(v)
+	b := s.buf[:0]
+	if name != "" {
+		b = append(append(append(b, "event: "...), name...), '\n')
+	}
+	b = append(b, "data: "...)
+	if s.sent == 0 && s.c.Fault.kind == faultNullErrorChunk {
+		s.c.acted()
+		b, data = append(b, `{"error":null,`...), data[1:]
+	}
+	b = append(append(b, data...), "\n\n"...)
+	s.write(b)
+	s.buf = b
+}
+
+func (s *Stream) write(b []byte) {
+	if s.c.gone() {
+		s.c.abort()
+	}
+	_, err := s.c.w.Write(b)
+	if err == nil {
+		err = s.c.flush()
+	}
+	if err != nil {
+		s.c.Leave()
+	}
+}
