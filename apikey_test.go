@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func TestARotatedKeyIsUsedAtOnce(t *testing.T) {
@@ -35,7 +35,7 @@ func TestARotatedKeyIsUsedAtOnce(t *testing.T) {
 
 		// the provider still takes both
 		lbtest.WriteFile(t, file, "third\n")
-		time.Sleep(secret.ReloadInterval)
+		time.Sleep(keys.ReloadInterval)
 		w.Backends["a"].Replies(lbtest.WantsKey("third"))
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 4})
@@ -62,7 +62,7 @@ func TestABenchForAKeyEndsWithTheKey(t *testing.T) {
 		w.Post(`{}`).WantServed(t, "b")
 
 		lbtest.WriteFile(t, file, "right")
-		time.Sleep(secret.ReloadInterval)
+		time.Sleep(keys.ReloadInterval)
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 2, "b": 2})
 		if back := w.Logged("backend recovered"); len(back) != 1 {
@@ -82,11 +82,11 @@ func TestAKeyFileThatCannotBeReadChangesNothing(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.WantsKey("right"))
 		for _, broken := range []string{"", "two words", "a line\nand another"} {
 			lbtest.WriteFile(t, file, broken)
-			time.Sleep(secret.ReloadInterval)
+			time.Sleep(keys.ReloadInterval)
 			w.Post(`{}`).WantServed(t, "a")
 		}
 		lbtest.WriteFile(t, file, "right")
-		time.Sleep(secret.ReloadInterval)
+		time.Sleep(keys.ReloadInterval)
 		w.Post(`{}`).WantServed(t, "a")
 		told := w.Logs.Filter(func(entry observer.LoggedEntry) bool { return entry.Level > zap.DebugLevel }).All()
 		if got := lbtest.Levels(told); !slices.Equal(got, []zapcore.Level{zap.ErrorLevel, zap.InfoLevel}) {

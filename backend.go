@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -18,10 +17,10 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 // Backend is an OpenAI or Azure OpenAI endpoint with its own credential.
@@ -105,17 +104,23 @@ type Backend struct {
 	url    *url.URL // without a path
 	paths  openaiapi.Paths
 	models map[string]string // its names by the clients', nil: it serves any
-	auth   string
-	source CredentialSource // nil: passthrough or none
+	auth   keys.Auth
 	azure  bool
 	header http.Header
-	// secretHeaders are the values of headers that may hold a key.
-	secretHeaders []string
-	secrets       atomic.Pointer[knownSecrets]
-	base          string // its URL, with a path
-	health        string // the key of its health in healths
-	account       string // what shares its stored objects
+
+	base    string // its URL, with a path
+	health  string // the key of its health in healths
+	account string // what shares its stored objects
 }
+
+// CredentialSource supplies the credentials that authenticate requests to a
+// backend. Caddy modules in the namespace http.openai_lb.credentials implement
+// it: `auth <name>` uses the module of that name.
+type CredentialSource = keys.Source
+
+// Credential authenticates a request: a header and its value, and the secret in
+// the value.
+type Credential = keys.Credential
 
 // Model is a model that a backend serves.
 type Model struct {
@@ -162,9 +167,11 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	}
 	base := strings.TrimRight(b.url.EscapedPath(), "/")
 	b.url = &url.URL{Scheme: b.url.Scheme, Host: b.url.Host}
-	if err := b.provisionAuth(ctx); err != nil {
+	auth := b.authConfig()
+	if err := b.auth.Provision(ctx, auth); err != nil {
 		return err
 	}
+	b.azure = auth.Azure || b.auth.Scheme == keys.SchemeAPIKey || b.auth.Scheme == keys.SchemeAzureIdentity
 	b.paths = openaiapi.PathsAt(base, b.azure)
 	if err := b.provisionModels(); err != nil {
 		return err
@@ -191,23 +198,31 @@ func (b *Backend) provision(ctx caddy.Context) error {
 				return err
 			}
 			b.header.Add(name, value)
-			if secret.InHeader(name) {
-				b.secretHeaders = append(b.secretHeaders, value)
+			if keys.MayHoldKey(name) {
+				b.auth.InHeaders = append(b.auth.InHeaders, value)
 			}
 		}
 	}
 	identity := ""
-	if b.source != nil {
-		identity = b.source.Identity()
-		if b.url.Scheme == "http" && (openaiapi.IsAzure(b.url.Hostname()) || openaiapi.IsOpenAI(b.url.Hostname())) {
+	if b.auth.Source != nil {
+		identity = b.auth.Source.Identity()
+		if b.url.Scheme == "http" && (auth.Azure || auth.OpenAI) {
 			ctx.Logger().Warn("the backend's key is sent without encryption: use https", zap.String("url", b.url.String()))
 		}
 	}
-	fingerprint := secret.Fingerprint(b.auth, identity, b.header)
+	fingerprint := b.auth.Fingerprint(identity, b.header)
 	b.base = b.url.String() + base
 	b.health = b.base + " " + fingerprint
 	b.account = affinity.Account(b.Account, b.url, fingerprint)
 	return nil
+}
+
+func (b *Backend) authConfig() keys.AuthConfig {
+	host := b.url.Hostname()
+	return keys.AuthConfig{
+		Scheme: b.Auth, APIKey: b.APIKey, Options: b.AuthOptions, Header: b.Header,
+		Azure: openaiapi.IsAzure(host), OpenAI: openaiapi.IsOpenAI(host),
+	}
 }
 
 func checkHeader(name, value string) error {
@@ -223,8 +238,8 @@ func checkHeader(name, value string) error {
 // toOthers names the backend to other replicas. A key in a file counts as it is
 // now: elsewhere, a file of this name may hold another one.
 func (b *Backend) toOthers() string {
-	if key, ok := b.source.(apiKey); ok {
-		return b.base + " " + secret.Fingerprint(b.auth, key.Digest(), b.header)
+	if key, ok := b.auth.Source.(*keys.Key); ok {
+		return b.base + " " + b.auth.Fingerprint(key.Digest(), b.header)
 	}
 	return b.health
 }
@@ -306,7 +321,7 @@ func (b *Backend) dial() string { return openaiapi.DialAddress(b.url) }
 // understands it, and there is a credential of the caller's if the backend gets
 // that one.
 func (b *Backend) takes(a *apiRequest) bool {
-	return (!a.anonymous || !b.passesThrough()) && b.understands(a)
+	return (!a.anonymous || !b.auth.Passthrough) && b.understands(a)
 }
 
 // understands reports whether the backend has the model, and the body need not be
@@ -323,11 +338,8 @@ func (b *Backend) understands(a *apiRequest) bool {
 	return b.serves(a.model) && (a.model != "" || !a.needsModel || b.models == nil)
 }
 
-// passesThrough reports whether the backend gets the caller's own credential.
-func (b *Backend) passesThrough() bool { return b.auth == authPassthrough }
-
 // hasCredential reports whether the backend gets a credential of its own.
-func (b *Backend) hasCredential() bool { return b.source != nil || b.secretHeaders != nil }
+func (b *Backend) hasCredential() bool { return b.auth.Source != nil || b.auth.InHeaders != nil }
 
 // target makes the backend a member of a pool. The caller gives its health
 // back to healths.
@@ -342,7 +354,7 @@ func (b *Backend) target() *target {
 // startFresh forgets what was learned with another key, now and whenever the key
 // changes. To other replicas it is then another backend.
 func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
-	key, ok := t.backend.source.(apiKey)
+	key, ok := t.backend.auth.Source.(*keys.Key)
 	if !ok {
 		return
 	}

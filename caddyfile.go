@@ -14,11 +14,10 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -128,7 +127,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				h.BackendsFromEnv = d.Val()
 			}
 			return nil
-		}).Check(h.checkEnvPrefix),
+		}).Check(func() error { return acaenv.CheckPrefix(h.BackendsFromEnv) }),
 		"affinity": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.Affinity = new(affinity.Options)
 			return h.Affinity.UnmarshalCaddyfile(d)
@@ -160,7 +159,7 @@ func (h *Handler) addClientKey(args []string) error {
 	if hasPlaceholder(args[1]) {
 		return nil
 	}
-	return clientkeys.Key{Name: args[0], Key: args[1]}.Check()
+	return keys.ClientKey{Name: args[0], Key: args[1]}.Check()
 }
 
 // hasPlaceholder reports whether a value is known only at load.
@@ -200,7 +199,7 @@ func (b *Backend) checkKey() error {
 	if hasPlaceholder(b.APIKey) {
 		return nil
 	}
-	if _, err := secret.ResolveKey(b.APIKey); err != nil {
+	if _, err := keys.ResolveKey(b.APIKey); err != nil {
 		return fmt.Errorf("api_key: %w", err)
 	}
 	return nil
@@ -211,8 +210,7 @@ func (b *Backend) checkTogether() error {
 	if b.url == nil {
 		return nil
 	}
-	checked := Backend{url: b.url, Auth: b.Auth, APIKey: b.APIKey, Header: b.Header}
-	return checked.chooseAuth()
+	return b.authConfig().Check()
 }
 
 func (b *Backend) addHeader(args []string) error {
@@ -241,19 +239,19 @@ func (b *Backend) addModel(args []string) error {
 // unmarshalAuth reads a scheme. A scheme that is a module has options.
 func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
 	if !d.NextArg() {
-		return d.Errf("auth requires an argument: expected one of %s", strings.Join(authSchemes(), ", "))
+		return d.Errf("auth requires an argument: expected one of %s", strings.Join(keys.Schemes(), ", "))
 	}
 	b.Auth = d.Val()
-	if err := checkAuth(b.Auth); err != nil {
+	if err := keys.CheckScheme(b.Auth); err != nil {
 		return d.WrapErr(err)
 	}
-	if slices.Contains(builtInSchemes, b.Auth) {
+	if !keys.IsModule(b.Auth) {
 		if spare := len(d.RemainingArgs()); spare > 0 {
 			return d.Errf("auth %s does not take another argument, and has %d", b.Auth, spare) // one may be a key
 		}
 		return nil
 	}
-	module, err := caddyfile.UnmarshalModule(d, credentialsNamespace+"."+b.Auth)
+	module, err := caddyfile.UnmarshalModule(d, keys.SourceNamespace+"."+b.Auth)
 	if err != nil {
 		return err
 	}

@@ -2,9 +2,7 @@ package openailb
 
 import (
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -12,7 +10,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
 
@@ -38,56 +36,45 @@ func (h *Handler) provisionClientKeys() error {
 	if h.ClientKeys != nil && len(h.ClientKeys) == 0 {
 		return errors.New("client_keys is an empty list: expected at least one key")
 	}
-	var file string
-	if h.ClientKeysFile != nil {
-		var err error
-		if file, err = caddy.NewReplacer().ReplaceOrErr(*h.ClientKeysFile, true, true); err != nil {
-			return fmt.Errorf("client_keys_file: %w", err)
-		}
-		if strings.TrimSpace(file) == "" {
-			return errors.New("client_keys_file is empty: expected the path of a file")
-		}
-	}
-	config := clientkeys.Config{File: file, Label: metrics.Caller, Logger: h.logger}
+	config := keys.ClientsConfig{File: h.ClientKeysFile, Label: metrics.Caller, Logger: h.logger}
 	for _, k := range h.ClientKeys {
-		config.Keys = append(config.Keys, clientkeys.Key(k))
+		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}
-	store, err := clientkeys.New(config)
+	clients, err := keys.NewClients(config)
 	if err != nil {
 		return err
 	}
-	if h.clientKeys = store; store.InFiles() {
-		h.keyFiles.Add("client keys", store.Read)
+	if h.clientKeys = clients; clients.InFiles() {
+		h.keyFiles.Add("client keys", clients.Read)
 	}
 	return nil
 }
 
-// warnIfPublic logs a warning if everybody can use the keys of the backends. Which
-// routes lead to a handler is known when the config was loaded.
+// warnIfPublic logs a warning if anyone can use the keys of the backends. Which
+// routes lead to a handler is known once the config is loaded.
 func (h *Handler) warnIfPublic(ctx caddy.Context) error {
 	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*Backend).hasCredential) {
 		return nil
 	}
 	return announce.On(ctx, announce.Started, func() {
 		if app, err := ctx.AppIfConfigured("http"); err == nil {
-			if sites := clientkeys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
+			if sites := keys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
 				h.logger.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", h.Pool))
 			}
 		}
 	})
 }
 
-// admit finds out who sent the request. It refuses a caller without a valid
-// key.
+// admit records who sent the request. It refuses a caller without a valid key.
 func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	if h.clientKeys == nil {
 		return apierror.Error{}, false
 	}
 	who, err := h.clientKeys.Identify(&ex.api.credentials)
 	switch {
-	case errors.Is(err, clientkeys.ErrNoKey):
+	case errors.Is(err, keys.ErrNoKey):
 		return apierror.MissingKey, true
-	case errors.Is(err, clientkeys.ErrTwoCallers):
+	case errors.Is(err, keys.ErrTwoCallers):
 		return apierror.TwoCallers, true
 	case err != nil:
 		return apierror.WrongKey, true

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func hexDigest(key string) string {
@@ -189,7 +189,7 @@ func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 			{"bob fourth-key-of-a-caller\n", "fourth-key-of-a-caller"},
 		} {
 			lbtest.WriteFile(t, file, c.text)
-			time.Sleep(secret.ReloadInterval)
+			time.Sleep(keys.ReloadInterval)
 			w.Send(w.RequestWithKey(c.key)).WantServed(t, "a")
 		}
 		if reply := w.Send(w.RequestWithKey("third-key-of-a-caller")); reply.Status != 401 {
@@ -197,10 +197,10 @@ func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 		}
 		for _, emptied := range []string{"# bob fourth-key-of-a-caller\n", ""} {
 			lbtest.WriteFile(t, file, "bob fourth-key-of-a-caller\n")
-			time.Sleep(secret.ReloadInterval)
+			time.Sleep(keys.ReloadInterval)
 			w.Send(w.RequestWithKey("fourth-key-of-a-caller")).WantServed(t, "a")
 			lbtest.WriteFile(t, file, emptied)
-			time.Sleep(secret.ReloadInterval)
+			time.Sleep(keys.ReloadInterval)
 			if reply := w.Send(w.RequestWithKey("fourth-key-of-a-caller")); reply.Status != 401 {
 				t.Errorf("with the file %q, a key that was there got %d", emptied, reply.Status)
 			}

@@ -16,8 +16,8 @@ import (
 
 	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 // testSource is a credential source of another module.
@@ -42,7 +42,7 @@ func (s *testSource) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 func (s *testSource) Provision(caddy.Context) (err error) {
 	if s.Start != "" {
-		s.value, err = secret.Resolve(s.Start)
+		s.value, err = keys.Resolve(s.Start)
 	}
 	return err
 }

@@ -9,8 +9,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 // provisionFromEnv adds the backends that the environment describes. That
@@ -19,9 +19,6 @@ import (
 func (h *Handler) provisionFromEnv() error {
 	if h.BackendsFromEnv == "" {
 		return nil
-	}
-	if err := h.checkEnvPrefix(); err != nil {
-		return err
 	}
 	env := acaenv.Parse(os.Environ())
 	described, err := env.Backends(h.BackendsFromEnv)
@@ -52,13 +49,6 @@ func (h *Handler) provisionFromEnv() error {
 	return nil
 }
 
-func (h *Handler) checkEnvPrefix() error {
-	if err := acaenv.CheckPrefix(h.BackendsFromEnv); err != nil {
-		return fmt.Errorf("backends_from_env %w", err)
-	}
-	return nil
-}
-
 // backendFromEnv makes a backend of what variables say. Its errors hold no key.
 func backendFromEnv(d acaenv.Backend) (*Backend, error) {
 	u, err := openaiapi.ParseBaseURL(d.URL.Value)
@@ -68,14 +58,14 @@ func backendFromEnv(d acaenv.Backend) (*Backend, error) {
 	// u.String escapes braces, which would be placeholders in the config
 	b := &Backend{URL: u.String(), Priority: d.Priority, Deployment: d.Deployment}
 	if d.APIKey.Value == "" {
-		b.Auth = authAzureIdentity
-		if err := checkAuth(b.Auth); err != nil {
+		b.Auth = keys.SchemeAzureIdentity
+		if err := keys.CheckScheme(b.Auth); err != nil {
 			return nil, fmt.Errorf("%s is not set, and %w", d.APIKey.Name, err)
 		}
 		return b, nil
 	}
-	b.Auth, b.APIKey = authAPIKey, "{env."+d.APIKey.Name+"}"
-	if _, err := secret.ResolveKey(b.APIKey); err != nil {
+	b.Auth, b.APIKey = keys.SchemeAPIKey, "{env."+d.APIKey.Name+"}"
+	if _, err := keys.ResolveKey(b.APIKey); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.APIKey.Name, err)
 	}
 	return b, nil

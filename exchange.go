@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -184,7 +184,7 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.tries.attempts {
 		tried := ex.tries.attempts[i].target
-		if tried == t || tried.backend.passesThrough() && !t.backend.passesThrough() {
+		if tried == t || tried.backend.auth.Passthrough && !t.backend.auth.Passthrough {
 			return false
 		}
 	}
@@ -241,7 +241,7 @@ func (ex *exchange) committed() {
 	ex.doubtBenches()
 	ex.dropBest()
 	ex.api.body.Release()
-	ex.api.credentials, ex.api.split = callerkeys.Presented{}, nil
+	ex.api.credentials, ex.api.split = keys.Presented{}, nil
 }
 
 // release gives back the place at the current backend.

@@ -15,7 +15,7 @@ var BackendFromEnv = backendFromEnv
 func (h *Handler) UseSource(backend string, source CredentialSource) {
 	for _, b := range h.Backends {
 		if b.Name == backend {
-			b.source = source
+			b.auth.Source = source
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 	} else {
 		tracing.Remove(out.Header)
 	}
-	b.authorize(out.Header, &out.URL, credential, api.credentials)
+	b.auth.Authorize(out.Header, &out.URL, credential, api.credentials)
 	// the body was read, so the client was told to continue already
 	delete(out.Header, "Expect")
 	if api.Stream {

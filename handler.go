@@ -14,7 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -76,9 +76,9 @@ func (ex *exchange) buffer(limit int64) error {
 // without them. reverse_proxy copies the header again and again, so it gets only the
 // fields that it reads, unless the config has a use for the others.
 func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
-	take := callerkeys.Take
+	take := keys.Take
 	if h.splitsHeaders {
-		take, ex.api.split = callerkeys.Split, r.Header
+		take, ex.api.split = keys.Split, r.Header
 	}
 	ex.api.credentials, r.Header, query = take(r.Header, r.URL.RawQuery)
 	return query

@@ -14,17 +14,17 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // repeats answers with all credentials of a request, wherever they may stand.
 func repeats(code int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		for _, name := range callerkeys.Headers {
+		for _, name := range keys.CallerHeaders {
 			w.Header().Add("X-Repeated", r.Header.Get(name))
 		}
-		w.Header().Set("Location", "https://elsewhere.example/?api-key="+callerkeys.KeyIn(r.Header.Get("Authorization"))+r.Header.Get("Api-Key"))
+		w.Header().Set("Location", "https://elsewhere.example/?api-key="+keys.KeyIn(r.Header.Get("Authorization"))+r.Header.Get("Api-Key"))
 		w.WriteHeader(code)
 		fmt.Fprintf(w, `{"error":{"message":"not for %v"}}`, r.Header)
 	}
@@ -253,7 +253,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 		}
 		for name, credentials := range want {
 			got := w.Backends[name].Received()[0].Request
-			for _, header := range append([]string{"Openai-Organization", "Openai-Project"}, callerkeys.Headers...) {
+			for _, header := range append([]string{"Openai-Organization", "Openai-Project"}, keys.CallerHeaders...) {
 				if g, w := got.Header.Get(header), credentials.Get(header); g != w {
 					t.Errorf("%s got %s %q, want %q", name, header, g, w)
 				}

@@ -24,13 +24,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
-	_ "github.com/openai-lb/caddy-openai-lb/internal/handover"  // openai_lb_handover
+	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 )
 
@@ -170,10 +169,10 @@ type Handler struct {
 
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
-	clientKeys *clientkeys.Store
+	clientKeys *keys.Clients
 
 	// keyFiles reads keys again that come from files.
-	keyFiles secret.Reloader
+	keyFiles keys.Reloader
 
 	// splitsHeaders reports whether reverse_proxy gets only the fields of a request's
 	// header that it reads.
@@ -281,10 +280,10 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	for i, b := range h.Backends {
 		targets[i] = b.target()
 		h.link.Name(targets[i].Member, b.toOthers())
-		h.passesThrough = h.passesThrough || b.passesThrough()
+		h.passesThrough = h.passesThrough || b.auth.Passthrough
 		h.tellsAccounts = h.tellsAccounts || b.account != h.Backends[0].account
 		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
-		if key, ok := b.source.(apiKey); ok && key.InFile() {
+		if key, ok := b.auth.Source.(*keys.Key); ok && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
 		}
 	}

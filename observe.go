@@ -175,7 +175,7 @@ func (ex *exchange) observeAttempt(a *try, r *attempt.Reply) {
 	if r.Class == verdict.Throttled {
 		m.Throttled(string(r.Source))
 	}
-	if r.Response != nil && !a.target.backend.passesThrough() { // the limits would be the caller's
+	if r.Response != nil && !a.target.backend.auth.Passthrough { // the limits would be the caller's
 		m.Saw(a.deployment, r.Response.Header)
 	}
 }

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 )
 
 // echo answers with the request's credentials in every place there is.
@@ -23,7 +22,7 @@ func echo(code int, encoding string) http.HandlerFunc {
 		w.Header().Set("X-Debug", key)
 		w.Header().Add("X-Many", "harmless")
 		w.Header().Add("X-Many", key)
-		w.Header().Set("Location", "https://elsewhere.example/?api-key="+callerkeys.KeyIn(key))
+		w.Header().Set("Location", "https://elsewhere.example/?api-key="+keys.KeyIn(key))
 		w.Header().Set("X-Request-Id", "req-1")
 		w.Header().Set("Content-Type", "application/json")
 		text := fmt.Sprintf(`{"error":{"message":"no good: %s","code":"x"}}`, key)
@@ -84,8 +83,8 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 			t.Errorf("client got %d %s", reply.Status, reply.Body)
 		}
 		attempts := w.Logged("attempt")
-		if len(attempts) != 1 || !strings.Contains(fmt.Sprint(attempts[0].ContextMap()["error"]), redact.Mark) {
-			t.Errorf("logged %v, want the error with %s in it", attempts, redact.Mark)
+		if len(attempts) != 1 || !strings.Contains(fmt.Sprint(attempts[0].ContextMap()["error"]), keys.Redacted) {
+			t.Errorf("logged %v, want the error with %s in it", attempts, keys.Redacted)
 		}
 		if text := fmt.Sprint(w.Logs.All()); strings.Contains(text, key) {
 			t.Errorf("the log holds the key: %s", text)
@@ -108,7 +107,7 @@ func TestAKeyOfStarsEndsNothing(t *testing.T) {
 func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
 	lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-			rw.Header().Set("Link", "</x?key="+callerkeys.KeyIn(r.Header.Get("Authorization"))+">")
+			rw.Header().Set("Link", "</x?key="+keys.KeyIn(r.Header.Get("Authorization"))+">")
 			rw.Header().Set("Set-Cookie", "a=b")
 			rw.WriteHeader(http.StatusEarlyHints)
 			rw.Header().Del("Link")

@@ -8,9 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
-	"github.com/openai-lb/caddy-openai-lb/internal/clientkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -38,10 +37,10 @@ type apiRequest struct {
 	placement affinity.Placement
 
 	// caller is who sent the request, if callers need a key.
-	caller clientkeys.Caller
+	caller keys.Caller
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough. anonymous reports whether such a backend could not get any.
-	credentials callerkeys.Presented
+	credentials keys.Presented
 	anonymous   bool
 	// split is the client's header, if reverse_proxy got only a part of it.
 	split http.Header

@@ -170,12 +170,12 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 	ctx, b, try := req.Context(), ex.tries.current.backend, ex.attempted()
 	ex.startSpan(ctx)
 	var err error
-	if try.credential, err = b.credential(ctx); err != nil {
+	if try.credential, err = b.auth.Credential(ctx); err != nil {
 		return attempt.Unsent(err)
 	}
 	r := t.sender.Send(ex.outgoing(req, try.credential))
 	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
-		if renewed, ok := b.renew(ctx, try.credential); ok && r.Upload().Abandon() {
+		if renewed, ok := b.auth.Renew(ctx, try.credential); ok && r.Upload().Abandon() {
 			r.Discard()
 			if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
 				c.Write(zap.String("backend", ex.tries.current.Name))
@@ -185,9 +185,9 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 		}
 	}
 	switch {
-	case b.passesThrough() && r.Class.OfCredential():
+	case b.auth.Passthrough && r.Class.OfCredential():
 		r.Class = verdict.ClientError // the credential is the caller's
-	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && b.hasReplaced(try.credential):
+	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && b.auth.HasReplaced(try.credential):
 		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
 	}
 	return r
@@ -198,7 +198,7 @@ func (ex *exchange) outgoing(req *http.Request, credential Credential) attempt.R
 	b, api := ex.tries.current.backend, &ex.api
 	out := attempt.Request{
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.body, Change: replay.Options{Request: &api.parsed},
-		Asks: api.Asks, Secrets: b.secretsOf(credential, api.credentials), Fields: ex.balancer.front,
+		Asks: api.Asks, Secrets: b.auth.Secrets(credential, api.credentials), Fields: ex.balancer.front,
 	}
 	ex.balancer.front.direct(ex, &out, credential)
 	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.hidesUsage()

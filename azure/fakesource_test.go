@@ -129,5 +129,5 @@ func (f *fakeSource) wantLogged(level, message string, n int) {
 }
 
 func bearer(token string) openailb.Credential {
-	return openailb.Credential{Header: "Authorization", Value: "Bearer " + token}
+	return openailb.Credential{Header: "Authorization", Value: "Bearer " + token, Secret: token}
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	openailb "github.com/openai-lb/caddy-openai-lb"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
 const (
@@ -249,7 +251,7 @@ func (s *source) finish(received azcore.AccessToken, err error, previous string,
 	}
 	t := &token{
 		AccessToken: received,
-		credential:  openailb.Credential{Header: "Authorization", Value: "Bearer " + received.Token},
+		credential:  keys.Bearer(received.Token),
 		arrived:     now,
 	}
 	level, message := zap.DebugLevel, "token renewed"

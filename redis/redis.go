@@ -21,7 +21,7 @@ import (
 	client "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -103,7 +103,7 @@ func (l *login) setPassword(raw string) (err error) {
 	if raw == "" {
 		return nil
 	}
-	if l.Pass, err = secret.Resolve(raw); secret.InFile(raw) {
+	if l.Pass, err = keys.Resolve(raw); keys.InFile(raw) {
 		l.Pass, l.File = "", raw
 	}
 	return err
@@ -116,7 +116,7 @@ func (l login) password() (string, error) {
 	if l.File == "" {
 		return l.Pass, nil
 	}
-	return secret.Resolve(l.File)
+	return keys.Resolve(l.File)
 }
 
 // CaddyModule returns the Caddy module information.

@@ -36,11 +36,11 @@ const (
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 
-// CheckPrefix says what is wrong with a prefix of variables' names, if anything
-// is.
+// CheckPrefix checks the prefix of variables' names, which is the value of
+// backends_from_env.
 func CheckPrefix(prefix string) error {
 	if !validPrefix.MatchString(prefix) {
-		return fmt.Errorf("'%s' is not a prefix of environment variables, such as %s: expected letters, digits and _, and no _ at the end",
+		return fmt.Errorf("backends_from_env '%s' is not a prefix of environment variables, such as %s: expected letters, digits and _, and no _ at the end",
 			prefix, DefaultPrefix)
 	}
 	return nil
@@ -94,9 +94,12 @@ func (e Environment) lookup(name string) Variable {
 	return v
 }
 
-// Backends returns the backends whose variables' names begin with the prefix.
-// Its errors hold no key.
+// Backends returns the backends of which the variables' names begin with the prefix.
+// Its errors contain no key.
 func (e Environment) Backends(prefix string) ([]Backend, error) {
+	if err := CheckPrefix(prefix); err != nil {
+		return nil, err
+	}
 	var backends []Backend
 	for _, word := range e.words(prefix) {
 		b := Backend{Prefix: prefix + "_" + word}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -45,7 +45,7 @@ type Request struct {
 
 	Asks Asks
 	// Secrets are the keys that are sent with the request. No reply may show one.
-	Secrets redact.Secrets
+	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.
 	Fields Fields
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -41,7 +41,7 @@ type body struct {
 	// response is the one that the body belongs to. secrets must not be in the
 	// trailers that come with the end of the body.
 	response *http.Response
-	secrets  redact.Secrets
+	secrets  keys.Secrets
 	fields   Fields
 	// deadline ends a read that takes longer than idle.
 	deadline *deadline

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -124,7 +124,7 @@ func (r recipient) Broken(_ *Reply, reason error) { r.broken(reason) }
 func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, cancel := context.WithCancelCause(t.Context())
-		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: redact.Secrets{"sk-1234567890abcdef"},
+		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: keys.Secrets{"sk-1234567890abcdef"},
 			deadline: &deadline{alarms: new(alarms), cancel: cancel}, watch: new(sse.Watcher)}
 		broke := false
 		b.goOut(nil, recipient{broken: func(reason error) {

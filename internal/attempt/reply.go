@@ -13,8 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -124,7 +124,7 @@ func (r *Reply) Reason() pool.Reason {
 		reason.Cause, reason.Error = verdict.CauseOf(r.Err), r.ErrorText(r.Err)
 	}
 	if r.secrets().In(reason.Cause) {
-		reason.Cause = redact.Mark
+		reason.Cause = keys.Redacted
 	}
 	return reason
 }
@@ -138,7 +138,7 @@ func (r *Reply) ErrorText(err error) string {
 	return showntext.Cut(r.secrets().Text(err.Error()), maxErrorText)
 }
 
-func (r *Reply) secrets() redact.Secrets {
+func (r *Reply) secrets() keys.Secrets {
 	if r.sent == nil {
 		return nil
 	}

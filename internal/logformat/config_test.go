@@ -4,7 +4,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
 func TestAConfigIsShownWithoutItsSecrets(t *testing.T) {
@@ -19,12 +19,12 @@ func TestAConfigIsShownWithoutItsSecrets(t *testing.T) {
 	}
 	want := map[string]any{
 		"name":     "ptu",
-		"api_key":  redact.Mark,
-		"backends": []any{map[string]any{"api_key": "{env.KEY}", "header": redact.Mark}},
-		"state":    map[string]any{"password": redact.Mark, "sentinel_password": "{file./run/password}", "address": []any{"redis:6379"}},
-		"request":  map[string]any{"set": map[string]any{"authorization": redact.Mark, "Cf-Aig-Authorization": redact.Mark, "X-Kept": []any{"kept"}}},
-		"keys":     map[string]any{"key": redact.Mark},
-		"headers":  map[string]any{"Authorization": redact.Mark, "Cookie": redact.Mark, "X-Db-Password": redact.Mark, "Aws_credential": redact.Mark},
+		"api_key":  keys.Redacted,
+		"backends": []any{map[string]any{"api_key": "{env.KEY}", "header": keys.Redacted}},
+		"state":    map[string]any{"password": keys.Redacted, "sentinel_password": "{file./run/password}", "address": []any{"redis:6379"}},
+		"request":  map[string]any{"set": map[string]any{"authorization": keys.Redacted, "Cf-Aig-Authorization": keys.Redacted, "X-Kept": []any{"kept"}}},
+		"keys":     map[string]any{"key": keys.Redacted},
+		"headers":  map[string]any{"Authorization": keys.Redacted, "Cookie": keys.Redacted, "X-Db-Password": keys.Redacted, "Aws_credential": keys.Redacted},
 	}
 	if got := redactConfig(config); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)

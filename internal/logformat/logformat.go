@@ -17,10 +17,8 @@ import (
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/redact"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
 func init() {
@@ -180,8 +178,8 @@ func (r valueRedactor) AppendString(value string) {
 
 // redactListed hides the key in a value of an array, as all headers are.
 func redactListed(name, value string) string {
-	if callerkeys.HoldsKey(name) {
-		return redact.Mark
+	if keys.HoldsKey(name) {
+		return keys.Redacted
 	}
 	return redactValue(name, value)
 }
@@ -190,8 +188,8 @@ func redactListed(name, value string) string {
 // the field "key" may be that of a storage, and "secret" the name of one.
 func redactValue(name, value string) string {
 	switch name = http.CanonicalHeaderKey(name); {
-	case slices.Contains(callerkeys.Headers, name):
-		return redact.Mark
+	case slices.Contains(keys.CallerHeaders, name):
+		return keys.Redacted
 	case name == "Sec-Websocket-Protocol":
 		return redactProtocols(value)
 	}
@@ -201,9 +199,9 @@ func redactValue(name, value string) string {
 func redactProtocols(value string) string {
 	protocols := strings.Split(value, ",")
 	for i, protocol := range protocols {
-		if key := strings.TrimSpace(protocol); callerkeys.IsCredentialProtocol(key) {
+		if key := strings.TrimSpace(protocol); keys.IsCredentialProtocol(key) {
 			prefix, _, _ := strings.Cut(key, ".")
-			protocols[i] = strings.Replace(protocol, key, prefix+"."+redact.Mark, 1)
+			protocols[i] = strings.Replace(protocol, key, prefix+"."+keys.Redacted, 1)
 		}
 	}
 	return strings.Join(protocols, ",")
@@ -213,9 +211,9 @@ func redactProtocols(value string) string {
 func redactURI(uri string) string {
 	path, query, ok := strings.Cut(uri, "?")
 	if !ok {
-		return callerkeys.MaskQuery(uri, redact.Mark)
+		return keys.MaskQuery(uri)
 	}
-	return path + "?" + callerkeys.MaskQuery(query, redact.Mark)
+	return path + "?" + keys.MaskQuery(query)
 }
 
 // configMessage is that of Caddy's debug line with the config of all servers.
@@ -231,7 +229,7 @@ func holdsSecret(name string, field any) bool {
 	switch {
 	case name == "header" || name == "auth_options":
 		return true // of a backend: any of them may hold a key
-	case list && secret.InHeader(name), slices.Contains(callerkeys.Headers, http.CanonicalHeaderKey(name)):
+	case list && keys.MayHoldKey(name), slices.Contains(keys.CallerHeaders, http.CanonicalHeaderKey(name)):
 		return true // a header, of which reverse_proxy has lists
 	case slices.Contains(secretFields, name):
 		text, ok := field.(string)
@@ -247,11 +245,11 @@ var placeholder = regexp.MustCompile(`^\{(env|file)\.[^{}]*\}$`)
 func redactConfig(config any) any {
 	text, err := json.Marshal(config)
 	if err != nil {
-		return redact.Mark
+		return keys.Redacted
 	}
 	var copied any
 	if json.Unmarshal(text, &copied) != nil {
-		return redact.Mark
+		return keys.Redacted
 	}
 	redactFields(copied)
 	return copied
@@ -266,7 +264,7 @@ func redactFields(value any) {
 	case map[string]any:
 		for name, field := range value {
 			if holdsSecret(name, field) {
-				value[name] = redact.Mark
+				value[name] = keys.Redacted
 			} else {
 				redactFields(field)
 			}

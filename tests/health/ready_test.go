@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 const twoBackends = `openai_lb {
@@ -171,7 +171,7 @@ func TestReadyPathNoticesAKeyThatWasMended(t *testing.T) {
 		w.Post(`{}`)
 		w.WantNotReady("60")
 		lbtest.WriteFile(t, file, "right")
-		time.Sleep(secret.ReloadInterval)
+		time.Sleep(keys.ReloadInterval)
 		w.WantReady()
 	})
 }

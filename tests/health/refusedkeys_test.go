@@ -10,8 +10,8 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
@@ -81,7 +81,7 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 			})
 			done := make(chan lbtest.Reply)
 			go func() { done <- w.Post(`{}`) }()
-			time.Sleep(2 * secret.ReloadInterval)
+			time.Sleep(2 * keys.ReloadInterval)
 			lbtest.WriteFile(t, file, "second-key")
 			w.Post(`{}`).WantServed(t, "a")
 			close(release)

@@ -1,4 +1,4 @@
-package clientkeys
+package keys
 
 import (
 	"net/netip"
@@ -44,7 +44,7 @@ type search struct {
 	sites   []string
 }
 
-// walk takes the way of requests for these hosts through routes. It reports whether
+// walk follows requests for these hosts through routes. It reports whether
 // a handler in them answers, and whether what follows is guarded: something in them
 // may have refused a request because of who sent it.
 func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) (answers, guards bool) {
@@ -101,7 +101,7 @@ func hostsOf(route caddyhttp.Route) (hosts []string) {
 	return hosts
 }
 
-// ignoreCaller reports whether matchers look only at what is asked.
+// ignoreCaller reports whether matchers look only at what is asked for, and not at who asks.
 func ignoreCaller(sets []caddyhttp.MatcherSet) bool {
 	for _, set := range sets {
 		for _, matcher := range set {

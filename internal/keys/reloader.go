@@ -1,4 +1,4 @@
-package secret
+package keys
 
 import (
 	"sync/atomic"
@@ -8,24 +8,24 @@ import (
 )
 
 const (
-	// ReloadInterval is how often files are looked at.
+	// ReloadInterval is how often files are read.
 	ReloadInterval = time.Second
-	// problemInterval is how often an error is logged that stays.
+	// problemInterval is how often an error that stays is logged.
 	problemInterval = time.Minute
 )
 
-// Reloader reads secrets in files again when requests come: as long as there
-// is no request, nobody needs the new secret.
+// Reloader reads secrets in files again when requests come: without a request, no new
+// secret is needed.
 type Reloader struct {
-	// Logger gets the errors. Required.
+	// Logger records the errors. Required.
 	Logger *zap.Logger
 
 	sources []*source
-	// looked is when the files were last looked at.
+	// looked is when the files were last read.
 	looked atomic.Pointer[time.Time]
 }
 
-// source is something that reads a secret from a file.
+// source is a secret in a file.
 type source struct {
 	name string
 	read func() error
@@ -33,8 +33,8 @@ type source struct {
 	failed atomic.Pointer[time.Time]
 }
 
-// Add adds a secret by its name in the log and the function that reads it. The
-// errors of that function must not hold a key.
+// Add adds a secret: its name in the log, and the function that reads it. The
+// function's errors must not contain a key.
 func (r *Reloader) Add(name string, read func() error) {
 	r.sources = append(r.sources, &source{name: name, read: read})
 }

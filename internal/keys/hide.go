@@ -1,7 +1,4 @@
-// Package redact keeps keys out of what a backend sends and what a log says. A
-// backend may repeat the key that it was called with, in a header, a redirect
-// or an error page.
-package redact
+package keys
 
 import (
 	"encoding/hex"
@@ -11,14 +8,10 @@ import (
 	"strings"
 )
 
-// Mark stands for a secret in a log. It is Caddy's own word.
-const Mark = "REDACTED"
+// Redacted replaces a key in a log. It is Caddy's own word.
+const Redacted = "REDACTED"
 
-// minLength is how long a secret is at least. What is shorter guards nothing,
-// and would be found everywhere.
-const minLength = 8
-
-// Secrets are the keys that went with an attempt.
+// Secrets are the keys that were sent with an attempt.
 type Secrets []string
 
 // Add makes a key one of the secrets.
@@ -28,12 +21,11 @@ func (s *Secrets) Add(key string) {
 	}
 }
 
-// maxEncodings is how many times a secret may be percent-encoded to be found.
+// maxEncodings is how often a secret may be percent-encoded and is still found.
 // Each time costs a pass over the text, which may be long.
 const maxEncodings = 3
 
-// In reports whether a text holds a secret, as it is or percent-encoded, be it
-// up to maxEncodings times.
+// In reports whether a text contains a secret, percent-encoded up to maxEncodings times.
 func (s Secrets) In(text string) bool {
 	for range maxEncodings + 1 {
 		if slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) }) {
@@ -47,7 +39,7 @@ func (s Secrets) In(text string) bool {
 	return false
 }
 
-// decode undoes percent-encoding wherever there is some.
+// decode returns a text without percent-encoding.
 func decode(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); {
@@ -72,12 +64,12 @@ func byteAt(text []byte) (c byte, n int) {
 // Text replaces the secrets in a text.
 func (s Secrets) Text(text string) string {
 	for _, secret := range s {
-		text = strings.ReplaceAll(text, secret, Mark)
+		text = strings.ReplaceAll(text, secret, Redacted)
 	}
 	return text
 }
 
-// DropFrom empties the headers, or trailers, that hold a secret. Their names
+// DropFrom empties the headers, or trailers, that contain a secret. Their names
 // stay, because reverse_proxy counts trailers to know which were announced.
 func (s Secrets) DropFrom(header http.Header) {
 	for name, values := range header {
@@ -87,13 +79,13 @@ func (s Secrets) DropFrom(header http.Header) {
 	}
 }
 
-// Body returns the body with a star in place of every byte of a secret, be it
-// percent-encoded or not, so that its length stays the same.
+// Body returns the body with a star in place of every byte of a secret, percent-encoded
+// or not, so that its length stays the same.
 func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 	return &starredBody{ReadCloser: body, secrets: s}
 }
 
-// Star does the same with a text that is whole, in place.
+// Star does the same with a complete text, in place.
 func (s Secrets) Star(text []byte) {
 	whole := starredBody{secrets: s, held: text, err: io.EOF}
 	whole.star()
@@ -102,7 +94,7 @@ func (s Secrets) Star(text []byte) {
 type starredBody struct {
 	io.ReadCloser
 	secrets Secrets
-	// held is what was read, of which no secret begins before ready.
+	// held is read but not returned yet. No secret begins before ready.
 	held  []byte
 	ready int
 	// err is how the reading ended.
@@ -126,8 +118,8 @@ func (b *starredBody) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// star stars the secrets in what is held, and stops where one may begin whose
-// end was not read yet.
+// star stars the secrets in held, and stops where one may begin of which the end was not
+// read yet.
 func (b *starredBody) star() {
 	for ; b.ready < len(b.held); b.ready++ {
 		for _, secret := range b.secrets {
@@ -144,8 +136,8 @@ func (b *starredBody) star() {
 	}
 }
 
-// match reports whether a text begins with the whole secret, and how many bytes
-// that takes. A number without that tells that the text ends within the secret.
+// match reports whether a text begins with the whole secret, and of how many bytes it is
+// there. If it is not whole, n is over 0 if the text ends within the secret.
 func match(text []byte, secret string) (n int, whole bool) {
 	for i := range len(secret) {
 		if n == len(text) || text[n] == '%' && len(text)-n < 3 {

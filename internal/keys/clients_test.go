@@ -1,4 +1,4 @@
-package clientkeys
+package keys
 
 import (
 	"crypto/sha256"
@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
 )
 
-func newStore(t testing.TB, keys []Key, file string) *Store {
+func newStore(t testing.TB, keys []ClientKey, file string) *Clients {
 	t.Helper()
-	s, err := New(Config{Keys: keys, File: file, Label: strings.ToUpper, Logger: zap.NewNop()})
+	config := ClientsConfig{Keys: keys, Label: strings.ToUpper, Logger: zap.NewNop()}
+	if file != "" {
+		config.File = &file
+	}
+	s, err := NewClients(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,35 +32,35 @@ func digestOf(key string) string {
 	return digestPrefix + hex.EncodeToString(sum[:])
 }
 
-func bearer(key string) *callerkeys.Presented {
-	return &callerkeys.Presented{Header: []callerkeys.Line{{Name: "Authorization", Values: []string{"Bearer " + key}}}}
+func bearer(key string) *Presented {
+	return &Presented{Header: []Line{{Name: "Authorization", Values: []string{"Bearer " + key}}}}
 }
 
 // long makes a word a key that is long enough.
 func long(word string) string { return "client-key-" + word + "-0123" }
 
 func TestACallerIsKnownByEachOfItsKeys(t *testing.T) {
-	s := newStore(t, []Key{{"alice", long("one")}, {"alice", digestOf("two")}, {"bob", long("three")}}, "")
+	s := newStore(t, []ClientKey{{"alice", long("one")}, {"alice", digestOf("two")}, {"bob", long("three")}}, "")
 	if s.InFiles() {
 		t.Error("a key of the config comes from a file")
 	}
 	for key, want := range map[string]string{long("one"): "alice", "two": "alice", long("three"): "bob", "four": "", digestOf(long("one")): "", digestOf("two"): ""} {
 		presented := bearer(key)
 		who, err := s.Identify(presented)
-		if who.Name != want || who.Label != strings.ToUpper(want) || (err == nil) != (want != "") || want == "" && err != ErrUnknownKey {
+		if who.Name != want || who.Label != strings.ToUpper(want) || (err == nil) != (want != "") || want == "" && err != errUnknownKey {
 			t.Errorf("the key %q is that of %v (%v), want %q", key, who, err, want)
 		}
 		if left := presented.Header; (len(left) == 0) != (err == nil) {
 			t.Errorf("after the key %q, %v is left", key, left)
 		}
 	}
-	if _, err := s.Identify(new(callerkeys.Presented)); err != ErrNoKey {
+	if _, err := s.Identify(new(Presented)); err != ErrNoKey {
 		t.Errorf("a caller without a key gives %v", err)
 	}
 }
 
 func TestKeysOfDifferentCallersDoNotSayWhoIsAsking(t *testing.T) {
-	s := newStore(t, []Key{{"alice", long("one")}, {"alice", long("two")}, {"bob", long("three")}}, "")
+	s := newStore(t, []ClientKey{{"alice", long("one")}, {"alice", long("two")}, {"bob", long("three")}}, "")
 	for keys, want := range map[[3]string]error{
 		{"one", "two", "one"}:    nil,
 		{"one", "four", "two"}:   nil,
@@ -66,9 +68,9 @@ func TestKeysOfDifferentCallersDoNotSayWhoIsAsking(t *testing.T) {
 		{"one", "three", "one"}:  ErrTwoCallers,
 		{"three", "one", "two"}:  ErrTwoCallers,
 		{"one", "four", "three"}: ErrTwoCallers,
-		{"four", "four", "five"}: ErrUnknownKey,
+		{"four", "four", "five"}: errUnknownKey,
 	} {
-		presented := new(callerkeys.Presented)
+		presented := new(Presented)
 		for _, key := range keys {
 			presented.Header = append(presented.Header, bearer(long(key)).Header...)
 		}
@@ -165,9 +167,9 @@ func TestALineWithoutALineFeedCountsOnceTheFileIsSettled(t *testing.T) {
 func BenchmarkIdentify(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			var keys []Key
+			var keys []ClientKey
 			for i := range n {
-				keys = append(keys, Key{fmt.Sprint("caller-", i), long(fmt.Sprint(i))})
+				keys = append(keys, ClientKey{fmt.Sprint("caller-", i), long(fmt.Sprint(i))})
 			}
 			s := newStore(b, keys, "")
 			for b.Loop() {
@@ -180,7 +182,7 @@ func BenchmarkIdentify(b *testing.B) {
 }
 
 func TestAKeyInThePlaceOfItsNameIsNotShown(t *testing.T) {
-	err := Key{Name: "key-of-alice-0123456789", Key: "alice"}.Check()
+	err := ClientKey{Name: "key-of-alice-0123456789", Key: "alice"}.Check()
 	if err == nil || strings.Contains(err.Error(), "0123456789") {
 		t.Errorf("the error is %v", err)
 	}

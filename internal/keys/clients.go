@@ -1,14 +1,4 @@
-// Package clientkeys knows the keys with which callers may use the balancer,
-// and whose they are. The keys come from the config and from a file. Both are
-// read again when files change, see [Store.Read].
-//
-// Nobody must learn a key from how long a lookup takes. So the store mixes a
-// random number of its own into what it looks up.
-//
-// A file may be read while it is being written. Its last line may then be the
-// beginning of a longer one, with the beginning of a key. So a last line without a
-// line feed counts only when the file has not changed for a second.
-package clientkeys
+package keys
 
 import (
 	"crypto/rand"
@@ -25,10 +15,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/callerkeys"
-	"github.com/openai-lb/caddy-openai-lb/internal/secret"
 )
 
 const (
@@ -39,46 +27,54 @@ const (
 	// minKey is how many characters a key must have. What is shorter can be
 	// guessed, or is the beginning of a key.
 	minKey = 16
-	// settleTime is how long a file that ends within a line must stay as it is.
+	// settleTime is how long a file that ends within a line must stay as it is. Its
+	// last line may be the beginning of a longer one, with the beginning of a key.
 	settleTime = time.Second
 )
 
 // Why a caller is refused.
 var (
 	ErrNoKey      = errors.New("the request has no key")
-	ErrUnknownKey = errors.New("the request has no known key")
+	errUnknownKey = errors.New("the request has no known key")
 	ErrTwoCallers = errors.New("the request has keys of different callers")
 )
 
-// Key is a key and the name of its caller. It may have placeholders, or be the
+// ClientKey is a key and the name of its caller. It may have placeholders, or be the
 // digest of a key.
-type Key struct{ Name, Key string }
+type ClientKey struct{ Name, Key string }
 
-// Caller is somebody with a key.
+// Caller is the owner of a key.
 type Caller struct {
 	Name string
 	// Label stands for the caller in metrics.
 	Label string
 }
 
-// Config says where the keys are.
-type Config struct {
-	Keys []Key
-	// File is the path of a file with more keys. If empty, there is none.
-	File string
-	// Label gives the label of a caller in metrics. Required.
+// ClientsConfig lists the keys of callers, and the file with more.
+type ClientsConfig struct {
+	Keys []ClientKey
+	// File is the path of a file with more keys, which may have placeholders. If
+	// nil, there is none.
+	File *string
+	// Label returns the label of a caller in metrics. Required.
 	Label func(name string) string
-	// Logger is told when the keys change. Required.
+	// Logger records when the keys change. Required.
 	Logger *zap.Logger
 }
 
-// Store finds out whose a key is. Many requests use it at once.
-type Store struct {
-	config Config
+// Clients knows the keys with which callers may use the balancer, and whose they are. The
+// keys come from the config and from a file. Both are read again when files change, see
+// [Clients.Read]. Many requests use it at once.
+//
+// Nobody must learn a key from the time that a lookup takes. So what is looked up is mixed
+// with a random number.
+type Clients struct {
+	config ClientsConfig
+	file   string // of the config, without placeholders
 
 	mu   sync.Mutex        // guards the reading
 	last [sha256.Size]byte // the digest of all that was read last
-	err  error             // why that failed, if it did
+	err  error             // of the last reading
 	// unfinished is the digest of a file that ended within a line, and seen is
 	// when it was first read.
 	unfinished [sha256.Size]byte
@@ -91,56 +87,65 @@ type Store struct {
 // blinded is the digest of a random number and a key's digest.
 type blinded [sha256.Size]byte
 
-// New reads the keys. Its errors hold no key.
-func New(config Config) (*Store, error) {
-	s := &Store{config: config}
-	rand.Read(s.blind[:])
-	return s, s.Read()
+// NewClients reads the keys. Its errors hold no key.
+func NewClients(config ClientsConfig) (*Clients, error) {
+	c := &Clients{config: config}
+	if config.File != nil {
+		var err error
+		if c.file, err = caddy.NewReplacer().ReplaceOrErr(*config.File, true, true); err != nil {
+			return nil, fmt.Errorf("client_keys_file: %w", err)
+		}
+		if strings.TrimSpace(c.file) == "" {
+			return nil, errors.New("client_keys_file is empty: expected the path of a file")
+		}
+	}
+	rand.Read(c.blind[:])
+	return c, c.Read()
 }
 
 // InFiles reports whether any key comes from a file.
-func (s *Store) InFiles() bool {
-	for _, k := range s.config.Keys {
-		if secret.InFile(k.Key) {
+func (c *Clients) InFiles() bool {
+	for _, k := range c.config.Keys {
+		if InFile(k.Key) {
 			return true
 		}
 	}
-	return s.config.File != ""
+	return c.file != ""
 }
 
-// errUnfinished says that the file is being written, and should be read later.
+// errUnfinished reports that the file is being written, and should be read later.
 var errUnfinished = errors.New("the file is being written")
 
 // Read reads the keys again. If that fails, or if the file is being written, those
 // from before stay. Its errors hold no key.
-func (s *Store) Read() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.read(); !errors.Is(err, errUnfinished) {
-		s.err = err
+func (c *Clients) Read() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.read(); !errors.Is(err, errUnfinished) {
+		c.err = err
 	}
-	return s.err
+	return c.err
 }
 
-func (s *Store) read() error {
-	found, err := s.find()
+func (c *Clients) read() error {
+	found, err := c.find()
 	if err != nil {
 		return err
 	}
 	digest := sha256.Sum256(fmt.Appendf(nil, "%#v", found))
-	if digest == s.last {
+	if digest == c.last {
 		return nil
 	}
 	known := make(map[blinded]Caller)
 	for _, k := range found {
-		if err := s.add(known, k); err != nil {
+		if err := c.add(known, k); err != nil {
 			return err
 		}
 	}
-	if s.known.Swap(&known) != nil {
-		s.config.Logger.Info("client keys changed", zap.Int("keys", len(known)))
+	if c.known.Swap(&known) != nil {
+		c.config.Logger.Info("client keys changed", zap.Int("keys", len(known)))
 	}
-	s.last = digest
+	c.last = digest
 	return nil
 }
 
@@ -152,19 +157,19 @@ type foundKey struct {
 }
 
 // find collects the keys of the config and the file.
-func (s *Store) find() ([]foundKey, error) {
+func (c *Clients) find() ([]foundKey, error) {
 	var found []foundKey
-	for _, k := range s.config.Keys {
+	for _, k := range c.config.Keys {
 		key, err := k.resolve()
 		if err != nil {
 			return nil, err
 		}
 		found = append(found, key)
 	}
-	if s.config.File == "" {
+	if c.file == "" {
 		return found, nil
 	}
-	text, changed, err := readFile(s.config.File)
+	text, changed, err := readFile(c.file)
 	if err != nil {
 		return nil, fmt.Errorf("client_keys_file: %w", err)
 	}
@@ -174,11 +179,11 @@ func (s *Store) find() ([]foundKey, error) {
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		unfinished := i == len(lines)-1 && !s.settled(text, changed)
-		if unfinished && s.known.Load() != nil {
+		unfinished := i == len(lines)-1 && !c.settled(text, changed)
+		if unfinished && c.known.Load() != nil {
 			return nil, errUnfinished
 		}
-		where := fmt.Sprintf("client_keys_file %s: line %d", s.config.File, i+1)
+		where := fmt.Sprintf("client_keys_file %s: line %d", c.file, i+1)
 		if len(fields) != 2 {
 			return nil, fmt.Errorf("%s: expected a name and a key, and nothing else", where)
 		}
@@ -209,29 +214,29 @@ func readFile(path string) (text string, changed time.Time, err error) {
 // settled reports whether a file that ends within a line has been as it is for
 // settleTime: by the time of its last change or, because the clock of its file
 // system may be ahead of ours, by when it was first read.
-func (s *Store) settled(text string, changed time.Time) bool {
+func (c *Clients) settled(text string, changed time.Time) bool {
 	now := time.Now()
-	if digest := sha256.Sum256([]byte(text)); digest != s.unfinished {
-		s.unfinished, s.seen = digest, now
+	if digest := sha256.Sum256([]byte(text)); digest != c.unfinished {
+		c.unfinished, c.seen = digest, now
 	}
-	return now.Sub(changed) >= settleTime || now.Sub(s.seen) >= settleTime
+	return now.Sub(changed) >= settleTime || now.Sub(c.seen) >= settleTime
 }
 
 // resolve replaces the placeholders of a key.
-func (k Key) resolve() (foundKey, error) {
+func (k ClientKey) resolve() (foundKey, error) {
 	where := "client_key"
 	if utf8.RuneCountInString(k.Name) < minKey { // a longer one may be the key, written in its place
 		where = fmt.Sprintf("client_key %q", k.Name)
 	}
-	key, err := secret.ResolveKey(k.Key)
+	key, err := ResolveKey(k.Key)
 	if err != nil {
 		return foundKey{}, fmt.Errorf("%s: %w", where, err)
 	}
 	return foundKey{where: where, name: k.Name, key: key}, nil
 }
 
-// Check reports what is wrong with a key and its name, if anything is.
-func (k Key) Check() error {
+// Check checks a key and its name.
+func (k ClientKey) Check() error {
 	found, err := k.resolve()
 	if err == nil {
 		_, err = found.digest()
@@ -266,40 +271,39 @@ func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
 
 // add adds a key, or the digest of one, to those that are known. One that is
 // unfinished is only checked.
-func (s *Store) add(known map[blinded]Caller, k foundKey) error {
+func (c *Clients) add(known map[blinded]Caller, k foundKey) error {
 	digest, err := k.digest()
 	if err != nil {
 		return err
 	}
-	b := s.blinded(digest)
+	b := c.blinded(digest)
 	if other, ok := known[b]; ok && other.Name != k.name {
 		return fmt.Errorf("%s: it is also the key of %q", k.where, other.Name)
 	}
 	if k.unfinished {
 		return nil
 	}
-	known[b] = Caller{Name: k.name, Label: s.config.Label(k.name)}
+	known[b] = Caller{Name: k.name, Label: c.config.Label(k.name)}
 	return nil
 }
 
-func (s *Store) blinded(digest [sha256.Size]byte) blinded {
-	return sha256.Sum256(append(s.blind[:len(s.blind):len(s.blind)], digest[:]...))
+func (c *Clients) blinded(digest [sha256.Size]byte) blinded {
+	return sha256.Sum256(append(c.blind[:len(c.blind):len(c.blind)], digest[:]...))
 }
 
-// Identify finds out who presented the keys, and removes those that it knows:
-// they must not reach a backend. Keys that it does not know make no difference
-// next to one that it knows: they may be for a backend. Keys of different callers
-// do not say who is asking.
-func (s *Store) Identify(presented *callerkeys.Presented) (who Caller, err error) {
-	known := *s.known.Load()
+// Identify returns the caller that presented the keys, and removes the keys that it knows,
+// which must not reach a backend. Unknown keys next to a known one are ignored, because they
+// may be for a backend. Keys of different callers do not identify either of them.
+func (c *Clients) Identify(presented *Presented) (who Caller, err error) {
+	known := *c.known.Load()
 	err = ErrNoKey
-	presented.Remove(func(key string, identifies bool) bool {
-		caller, found := known[s.blinded(sha256.Sum256([]byte(key)))]
+	presented.remove(func(key string, identifies bool) bool {
+		caller, found := known[c.blinded(sha256.Sum256([]byte(key)))]
 		switch {
 		case !identifies:
 		case !found:
 			if errors.Is(err, ErrNoKey) {
-				err = ErrUnknownKey
+				err = errUnknownKey
 			}
 		case who.Name == "":
 			who, err = caller, nil

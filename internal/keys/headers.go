@@ -1,0 +1,142 @@
+package keys
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// CallerHeaders are the headers with a key that identifies the caller.
+var CallerHeaders = []string{"Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key"}
+
+// kind is what a header is for, and so where it may go.
+type kind int
+
+const (
+	public kind = iota
+	// credential identifies the caller, or chooses whose budget it spends.
+	credential
+	// otherKey has a key, but does not identify the caller.
+	otherKey
+	// private is for the balancer only. Forwarding headers would show the
+	// provider who the caller is, and Azure answers 431 to more than ten custom
+	// headers. With x-ms-spillover-deployment a caller could move its request to
+	// another deployment of the backend, and with X-HTTP-Method-Override or
+	// X-Original-URL to another method or path. A referrer may hold a key.
+	private
+	protocol
+	connection // which reverse_proxy reads
+)
+
+// kindOf returns the kind of a header by its canonical name. It is called for every
+// header of every request, so the usual names come first.
+func kindOf(name string) kind {
+	switch name {
+	case "Accept", "Accept-Encoding", "Accept-Language", "Content-Length", "Content-Type",
+		"X-Stainless-Arch", "X-Stainless-Async", "X-Stainless-Helper-Method", "X-Stainless-Lang", "X-Stainless-Os",
+		"X-Stainless-Package-Version", "X-Stainless-Raw-Response", "X-Stainless-Read-Timeout", "X-Stainless-Retry-Count",
+		"X-Stainless-Runtime", "X-Stainless-Runtime-Version", "X-Stainless-Timeout",
+		"Openai-Beta", "Traceparent", "Tracestate", "X-Client-Request-Id", "X-Ms-Client-Request-Id", "X-Ms-Useragent", "X-Request-Id":
+		return public
+	case "Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key", "Openai-Organization", "Openai-Project":
+		return credential
+	case "Cookie", "Referer", "X-Ms-Spillover-Deployment", "Via", "X-Envoy-External-Address",
+		"X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
+		"X-Original-Url", "X-Rewrite-Url", "X-Original-Host", "X-Host":
+		return private
+	case "Sec-Websocket-Protocol":
+		return protocol
+	case "User-Agent", "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
+		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+		":protocol", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions":
+		return connection
+	}
+	switch {
+	case strings.HasPrefix(name, "X-Forwarded-"): // before the words, because proxies add three of them
+		return private
+	case HoldsKey(name):
+		return otherKey
+	case hasWord(name, isOfAddress):
+		return private
+	}
+	return public
+}
+
+// HoldsKey reports whether a header or a query parameter of a caller holds a key, by the
+// words of its name.
+func HoldsKey(name string) bool {
+	return hasWord(name, isOfKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
+}
+
+// MayHoldKey reports whether a header of the config may hold a key, by any part of its name.
+// It finds more than [HoldsKey] does, because its headers are only hidden, and not removed.
+func MayHoldKey(name string) bool {
+	name = strings.ToLower(name)
+	return slices.ContainsFunc([]string{"auth", "key", "token", "secret", "cookie", "credential", "password"}, func(word string) bool {
+		return strings.Contains(name, word)
+	})
+}
+
+func isOfKey(word string) bool {
+	switch len(word) {
+	case 3:
+		return strings.EqualFold(word, "key")
+	case 4:
+		return strings.EqualFold(word, "auth")
+	case 5:
+		return strings.EqualFold(word, "token")
+	case 6:
+		return strings.EqualFold(word, "apikey") || strings.EqualFold(word, "secret") || strings.EqualFold(word, "cookie")
+	case 8:
+		return strings.EqualFold(word, "password")
+	case 10:
+		return strings.EqualFold(word, "credential")
+	case 13:
+		return strings.EqualFold(word, "authorization")
+	}
+	return false
+}
+
+// isOfAddress reports whether proxies use a word in the names of headers with the address
+// of a client, such as X-Real-Ip or X-Azure-ClientIP.
+func isOfAddress(word string) bool {
+	switch len(word) {
+	case 2:
+		return strings.EqualFold(word, "ip")
+	case 4:
+		return strings.EqualFold(word, "ipv4") || strings.EqualFold(word, "ipv6") || strings.EqualFold(word, "addr")
+	case 8:
+		return strings.EqualFold(word, "clientip") || strings.EqualFold(word, "socketip")
+	case 9:
+		return strings.EqualFold(word, "forwarded")
+	}
+	return false
+}
+
+// hasWord reports whether a name has a word for which is returns true. Words are
+// separated by hyphens and underscores.
+func hasWord(name string, is func(word string) bool) bool {
+	for start, i := 0, 0; i <= len(name); i++ {
+		if i == len(name) || name[i] == '-' || name[i] == '_' {
+			if is(name[start:i]) {
+				return true
+			}
+			start = i + 1
+		}
+	}
+	return false
+}
+
+// isCredential reports whether the header of this name identifies a caller, or chooses
+// whose budget it spends.
+func isCredential(name string) bool { return kindOf(http.CanonicalHeaderKey(name)) == credential }
+
+// persists reports whether the value of a Connection header says only whether the
+// connection stays open (RFC 9112 section 9.3).
+func persists(value string) bool {
+	return strings.EqualFold(value, "keep-alive") || strings.EqualFold(value, "close")
+}
+
+// isBasic reports whether a credential is a password for Caddy's own basic_auth
+// (RFC 7617), which no provider accepts.
+func isBasic(value string) bool { return hasPrefixFold(strings.TrimSpace(value), "Basic ") }

@@ -1,0 +1,65 @@
+package keys
+
+import (
+	"slices"
+	"strings"
+)
+
+// keySet is the keys of a request. Nearly every request has at most one.
+type keySet struct {
+	one  string
+	more []string
+	// shortest is the length of the shortest one. Most values are shorter.
+	shortest int
+}
+
+func (k *keySet) add(key string) {
+	switch {
+	case len(key) < minLength, key == k.one:
+		return
+	case k.one == "":
+		k.one, k.shortest = key, len(key)
+	default:
+		k.more, k.shortest = append(k.more, key), min(k.shortest, len(key))
+	}
+}
+
+func (k *keySet) addProtocols(values []string) {
+	protocolsWithout(values, func(protocol string) bool {
+		if hasPrefixFold(protocol, keyProtocol) {
+			k.add(protocol[len(keyProtocol):])
+		}
+		return true
+	})
+}
+
+// in reports whether a value is one of the keys, alone or after a scheme such as Bearer.
+func (k *keySet) in(value string) bool {
+	return k.one != "" && len(value) >= k.shortest &&
+		(isKey(value, k.one) || slices.ContainsFunc(k.more, func(key string) bool { return isKey(value, key) }))
+}
+
+// inAny reports whether one of the values is one of the keys.
+func (k *keySet) inAny(values []string) bool {
+	for _, value := range values {
+		if len(value) >= k.shortest && k.in(value) {
+			return true
+		}
+	}
+	return false
+}
+
+func isKey(value, key string) bool {
+	value = strings.TrimSpace(value)
+	return strings.HasSuffix(value, key) && (len(value) == len(key) || KeyIn(value) == key)
+}
+
+// KeyIn returns the key in the value of a header that others wrote. The value may begin
+// with a scheme, such as Bearer (RFC 6750).
+func KeyIn(value string) string {
+	value = strings.TrimSpace(value)
+	if i := strings.IndexAny(value, " \t"); i >= 0 {
+		return strings.TrimSpace(value[i:])
+	}
+	return value
+}

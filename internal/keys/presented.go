@@ -1,0 +1,227 @@
+package keys
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Presented holds what identifies a caller, and all other keys of its request. A caller
+// is identified by the keys in a few places, but a request may hold keys in many more, for
+// gateways that the balancer does not know. So it holds every header and query parameter of
+// which the name says that it has a key. A header that has one of these keys as its value
+// goes to no backend. Methods that change it leave the request as it is.
+type Presented struct {
+	Header []Line
+	// Protocols are the values of Sec-WebSocket-Protocol, which may hold keys.
+	Protocols []string
+	RawQuery  string
+
+	keys keySet
+}
+
+// Line is a header with all its values.
+type Line struct {
+	Name   string
+	Values []string
+}
+
+// Take separates what identifies the caller from what may go to a backend: a header and
+// a query without any key, and without anything that is for the balancer only.
+func Take(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
+	goesOn = make(http.Header, len(header))
+	for name, values := range header {
+		if kind := presented.take(name, values); kind == public || kind == connection {
+			goesOn[name] = values
+		}
+	}
+	goesOnQuery = presented.takeQuery(rawQuery)
+	presented.clean(goesOn)
+	return presented, goesOn, goesOnQuery
+}
+
+// unforwarded are fields that reverse_proxy adds unless they are there without a value.
+var unforwarded = []string{"X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"}
+
+// Split is Take, but the returned header has only the fields that reverse_proxy reads.
+// [Presented.Outgoing] adds the others.
+func Split(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
+	goesOn = make(http.Header, len(unforwarded)+1) // and the user agent
+	for name, values := range header {
+		if presented.take(name, values) == connection {
+			goesOn[name] = values
+		}
+	}
+	goesOnQuery = presented.takeQuery(rawQuery)
+	presented.clean(goesOn)
+	for _, name := range unforwarded {
+		goesOn[name] = nil
+	}
+	return presented, goesOn, goesOnQuery
+}
+
+// Outgoing returns the header for a backend: the one from reverse_proxy without what it says
+// about the caller, and the public fields of split, which is the caller's header if Split was
+// called with it. A key in proxied that does not identify a caller comes from the config
+// (header_up). The values are shared with both headers.
+func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
+	out := make(http.Header, len(proxied)+len(split)+1) // and a credential
+	for name, values := range split {
+		if kindOf(name) == public && !p.keys.inAny(values) {
+			out[name] = values
+		}
+	}
+	for _, value := range split["Connection"] {
+		removeNamed(out, value)
+	}
+	for name, values := range proxied {
+		if kind := kindOf(name); kind != credential && kind != private {
+			out[name] = values
+		}
+	}
+	return out
+}
+
+// removeNamed removes the fields that the value of a Connection header names (RFC 9110 section 7.6.1).
+func removeNamed(header http.Header, connection string) {
+	if persists(connection) {
+		return
+	}
+	for name := range strings.SplitSeq(connection, ",") {
+		header.Del(strings.TrimSpace(name))
+	}
+}
+
+// take records a header if it holds a key, and returns its kind.
+func (p *Presented) take(name string, values []string) kind {
+	kind := kindOf(name)
+	switch kind {
+	case credential, otherKey:
+		p.add(name, values)
+	case protocol:
+		p.Protocols = values
+		p.keys.addProtocols(values)
+	}
+	return kind
+}
+
+// clean removes the fields with one of the keys as their value from a header, and adds the
+// subprotocols of a WebSocket that hold no key.
+func (p *Presented) clean(goesOn http.Header) {
+	for name, values := range goesOn {
+		if p.keys.inAny(values) {
+			delete(goesOn, name)
+		}
+	}
+	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || p.keys.in(protocol) }
+	if kept := protocolsWithout(p.Protocols, isKey); kept != nil {
+		goesOn["Sec-Websocket-Protocol"] = kept
+	}
+}
+
+// add records a header that identifies the caller, or has another key.
+func (p *Presented) add(name string, values []string) {
+	if slices.ContainsFunc(values, isBasic) {
+		values = slices.DeleteFunc(slices.Clone(values), isBasic)
+	}
+	if len(values) == 0 {
+		return
+	}
+	p.Header = append(p.Header, Line{name, values})
+	if HoldsKey(name) {
+		for _, value := range values {
+			p.keys.add(KeyIn(value))
+		}
+	}
+}
+
+// takeQuery records the query, and returns it without the parameters that hold a
+// key, by their names or their values, and with every other byte as it was.
+func (p *Presented) takeQuery(rawQuery string) string {
+	if rawQuery == "" {
+		return ""
+	}
+	p.RawQuery = rawQuery
+	replaceParams(rawQuery, func(q param) (string, bool) {
+		if HoldsKey(q.name) {
+			p.keys.add(KeyIn(q.value))
+		}
+		return "", true
+	})
+	return replaceParams(rawQuery, func(q param) (string, bool) { return "", !HoldsKey(q.name) && !p.keys.in(q.value) })
+}
+
+// remove removes every key for which match returns true, wherever it is. It calls match
+// for each key, with whether a key in this place identifies the caller.
+func (p *Presented) remove(match func(key string, identifies bool) bool) {
+	var removed keySet
+	matches := func(key string, identifies bool) bool {
+		if key == "" || !match(key, identifies) {
+			return false
+		}
+		removed.add(key)
+		return true
+	}
+	var kept []Line
+	for _, line := range p.Header {
+		if HoldsKey(line.Name) {
+			identifies := slices.Contains(CallerHeaders, line.Name)
+			line.Values = slices.DeleteFunc(slices.Clone(line.Values), func(value string) bool { return matches(KeyIn(value), identifies) })
+		}
+		if len(line.Values) > 0 {
+			kept = append(kept, line)
+		}
+	}
+	p.Header = kept
+	p.RawQuery = replaceParams(p.RawQuery, func(q param) (string, bool) {
+		switch {
+		case isIn(params, q.name):
+			return "", !matches(q.value, true)
+		case HoldsKey(q.name):
+			return "", !matches(KeyIn(q.value), false)
+		}
+		return "", true
+	})
+	p.Protocols = protocolsWithout(p.Protocols, func(protocol string) bool {
+		return hasPrefixFold(protocol, keyProtocol) && matches(protocol[len(keyProtocol):], true)
+	})
+	if removed.one == "" {
+		return
+	}
+	// where no key is expected
+	p.Header = slices.DeleteFunc(p.Header, func(line Line) bool { return !HoldsKey(line.Name) && removed.inAny(line.Values) })
+	p.RawQuery = replaceParams(p.RawQuery, func(q param) (string, bool) { return "", !removed.in(q.value) })
+	p.Protocols = protocolsWithout(p.Protocols, removed.in)
+}
+
+// each calls visit with every key.
+func (p Presented) each(visit func(key string)) {
+	p.remove(func(key string, _ bool) bool {
+		visit(key)
+		return false
+	})
+}
+
+// None reports whether the caller sent no key that identifies it.
+func (p Presented) None() bool {
+	none := true
+	p.remove(func(_ string, identifies bool) bool {
+		none = none && !identifies
+		return false
+	})
+	return none
+}
+
+// putOn sets what the caller presented on a request to a backend.
+func (p Presented) putOn(header http.Header, u *url.URL) {
+	for _, line := range p.Header {
+		header[line.Name] = line.Values
+	}
+	if p.Protocols != nil {
+		// reverse_proxy writes a handshake's headers as RFC 6455 spells them
+		delete(header, "Sec-Websocket-Protocol")
+		header["Sec-WebSocket-Protocol"] = p.Protocols
+	}
+	u.RawQuery = p.RawQuery
+}

@@ -1,0 +1,44 @@
+package keys
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.DebugLevel)
+		r := Reloader{Logger: zap.New(core)}
+		reads := 0
+		var err error
+		r.Add("the secret", func() error { reads++; return err })
+		for range 10 {
+			r.Refresh()
+			time.Sleep(ReloadInterval / 2)
+		}
+		if reads != 5 || logs.Len() != 0 {
+			t.Errorf("%d reads in 5 seconds, and %d lines in the log", reads, logs.Len())
+		}
+		err = errors.New("no such file")
+		for range 61 {
+			r.Refresh()
+			time.Sleep(ReloadInterval)
+		}
+		err = nil
+		r.Refresh()
+		var got []string
+		for _, entry := range logs.TakeAll() {
+			got = append(got, entry.Level.String()+" "+entry.Message)
+		}
+		const problem = "error could not reload secret, keeping the previous one"
+		if want := []string{problem, problem, "info secret reloaded"}; !slices.Equal(got, want) {
+			t.Errorf("logged %q, want %q", got, want)
+		}
+	})
+}

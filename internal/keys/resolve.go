@@ -1,0 +1,85 @@
+package keys
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// InFile reports whether a key comes from a file, because it has a placeholder
+// for one.
+func InFile(raw string) bool { return strings.Contains(raw, "{file.") }
+
+// longest is the length limit of a key. Tokens have a few kilobytes.
+const longest = 8 << 10
+
+// Resolve replaces the placeholders of a key, and trims it.
+func Resolve(raw string) (string, error) {
+	if strings.Count(raw, "{") != strings.Count(raw, "}") {
+		return "", errors.New("it has an unpaired brace: expected {env.X} or {file./path}")
+	}
+	resolved, err := caddy.NewReplacer().ReplaceOrErr(raw, true, true)
+	if err != nil {
+		return "", whyUnresolved(raw, err)
+	}
+	resolved = strings.TrimSpace(resolved)
+	switch {
+	case resolved == "":
+		return "", errors.New("it is empty")
+	case len(resolved) > longest:
+		return "", fmt.Errorf("it must not be longer than %d bytes", longest)
+	case strings.ContainsFunc(resolved, func(r rune) bool { return r <= ' ' || r == 0x7f }):
+		return "", errors.New("it must not contain white space or control characters")
+	}
+	return resolved, nil
+}
+
+// shellVariable matches what a shell would replace, and Caddy does not.
+var shellVariable = regexp.MustCompile(`^\$\w+$`)
+
+// ResolveKey is Resolve for the key of an API, which has only visible ASCII
+// characters. It refuses a variable of a shell, and a key in quotes, which
+// `docker --env-file` does not remove.
+func ResolveKey(raw string) (string, error) {
+	if shellVariable.MatchString(raw) {
+		return "", errors.New("it looks like a shell variable, which is not replaced here: expected {env.X}")
+	}
+	key, err := Resolve(raw)
+	switch {
+	case err != nil:
+		return "", err
+	case strings.ContainsFunc(key, func(r rune) bool { return r > '~' }):
+		return "", errors.New("it must contain only visible ASCII characters, and no byte order mark")
+	case quoted.MatchString(key):
+		return "", errors.New("it must not be in quotes")
+	}
+	return key, nil
+}
+
+var quoted = regexp.MustCompile(`^(".*"|'.*')$`)
+
+// whyUnresolved returns why a placeholder in a key has no value. Caddy's error is the same
+// for a file that cannot be read and an empty one. The error does not repeat an unknown
+// placeholder, because it may be a part of the key.
+func whyUnresolved(raw string, err error) error {
+	for _, match := range placeholder.FindAllStringSubmatch(raw, -1) {
+		switch name, path, _ := strings.Cut(match[1], "."); name {
+		case "file":
+			file, err := os.Open(path)
+			if err != nil {
+				return err
+			}
+			file.Close()
+		case "env":
+		default:
+			return errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
+		}
+	}
+	return err
+}
+
+var placeholder = regexp.MustCompile(`\{([^{}]*)\}`)
