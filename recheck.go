@@ -14,7 +14,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -56,7 +55,7 @@ func (c *rechecker) recheck(m *pool.Member) {
 		return
 	}
 	m.StillUnreachable(pool.Refusal{
-		Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: verdict.CauseOf(err), Error: showntext.Cut(err.Error(), maxRecheckError)},
+		Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: verdict.CauseOf(err), Error: pool.CutText(err.Error(), maxRecheckError)},
 		Whole:  true, Unreachable: true,
 	}, time.Now())
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 func init() {
@@ -82,7 +81,7 @@ func operator() string {
 	if host, err := os.Hostname(); err == nil {
 		name += "@" + host
 	}
-	return showntext.Cut(printable(name), pool.MaxBy)
+	return pool.CutText(printable(name), pool.MaxBy)
 }
 
 // newCommand makes a command. Cobra prints its errors as plain text; Caddy's

@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 type id struct {
@@ -212,7 +212,7 @@ const longestShown = 80
 // notFound returns the error for an object that the caller may not use, in the words
 // that OpenAI's API has for it.
 func notFound(kind apibody.Kind, text string) apierror.Error {
-	text = showntext.Cut(text, longestShown)
+	text = pool.CutText(text, longestShown)
 	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}
 	switch kind {
 	case apibody.PreviousResponse:
@@ -230,6 +230,6 @@ func notFound(kind apibody.Kind, text string) apierror.Error {
 // apart returns the error for a request whose objects are in different accounts.
 func apart(one, other string) apierror.Error {
 	return apierror.Error{Status: http.StatusBadRequest, Kind: "invalid_request_error", Code: "objects_in_different_accounts", Class: apierror.InvalidRequest,
-		Message: "The request names objects that are stored in different accounts: " + showntext.Cut(one, longestShown) +
-			" and " + showntext.Cut(other, longestShown) + ". No account has both."}
+		Message: "The request names objects that are stored in different accounts: " + pool.CutText(one, longestShown) +
+			" and " + pool.CutText(other, longestShown) + ". No account has both."}
 }

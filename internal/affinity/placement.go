@@ -6,7 +6,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // Placement defines which accounts may get a request. It belongs to the goroutine
@@ -96,7 +96,7 @@ func (p *Placement) Stored() string {
 			kind = known
 		}
 	}
-	return "the " + kind + " '" + showntext.Cut(p.first.text, longestShown) + "'"
+	return "the " + kind + " '" + pool.CutText(p.first.text, longestShown) + "'"
 }
 
 // kinds are the kinds of objects, by the prefix of their ids.

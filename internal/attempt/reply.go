@@ -16,7 +16,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -135,7 +134,7 @@ const maxErrorText = 256
 // ErrorText is an error for a log. One of net/http's may repeat what the
 // backend sent.
 func (r *Reply) ErrorText(err error) string {
-	return showntext.Cut(r.secrets().Text(err.Error()), maxErrorText)
+	return pool.CutText(r.secrets().Text(err.Error()), maxErrorText)
 }
 
 func (r *Reply) secrets() keys.Secrets {

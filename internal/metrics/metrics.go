@@ -15,7 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 const (
@@ -149,4 +149,4 @@ func (m Models) Label(name string) string {
 }
 
 // clean makes a name a valid value of a label.
-func clean(name string) string { return showntext.Valid(name) }
+func clean(name string) string { return pool.ValidText(name) }

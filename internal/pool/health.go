@@ -9,8 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 // Health is the state of one backend. Reading it takes no lock.
@@ -60,9 +58,9 @@ const (
 // ModelKey shortens the name of a model, and makes it safe to show.
 func ModelKey(model string) string {
 	if len(model) <= maxModelName {
-		return showntext.Valid(model)
+		return ValidText(model)
 	}
-	return strings.Clone(showntext.Cut(model, maxModelName))
+	return strings.Clone(CutText(model, maxModelName))
 }
 
 // Destruct implements caddy.Destructor, so that a usage pool can hold Health.

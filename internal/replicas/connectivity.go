@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 // connectivity is whether a replica is connected to the others. It is logged once
@@ -65,4 +65,4 @@ func (c *connectivity) isConnected() bool {
 }
 
 // bounded returns the beginning of a text from elsewhere.
-func bounded(text string) string { return showntext.Cut(text, 300) }
+func bounded(text string) string { return pool.CutText(text, 300) }

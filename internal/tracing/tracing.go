@@ -16,7 +16,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/showntext"
 )
 
 // scope names what makes the spans.
@@ -94,8 +93,8 @@ func (a *Attempt) attributes() []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
 		attribute.String("gen_ai.provider.name", provider),
 		attribute.String("http.request.method", a.Method),
-		attribute.String("openai_lb.pool", showntext.Valid(a.Pool)),
-		attribute.String("openai_lb.backend", showntext.Valid(a.Backend)),
+		attribute.String("openai_lb.pool", pool.ValidText(a.Pool)),
+		attribute.String("openai_lb.backend", pool.ValidText(a.Backend)),
 	}
 	if operation := a.genAI(); operation != "" {
 		attributes = append(attributes, attribute.String("gen_ai.operation.name", operation))

@@ -1,4 +1,4 @@
-package showntext
+package pool
 
 import (
 	"strings"
@@ -28,7 +28,7 @@ func TestATextIsCutBetweenTwoCharacters(t *testing.T) {
 		{"m\x80\x80\x80\x80\x80\x80", 6, "m\uFFFD"},
 		{"\xe2\x82", 9, "\uFFFD"},
 	} {
-		if got := Cut(c.text, c.limit); got != c.want {
+		if got := CutText(c.text, c.limit); got != c.want {
 			t.Errorf("%q in %d bytes is %q, want %q", c.text, c.limit, got, c.want)
 		}
 	}
@@ -36,21 +36,21 @@ func TestATextIsCutBetweenTwoCharacters(t *testing.T) {
 
 func TestATextThatFitsIsNotCopied(t *testing.T) {
 	text := strings.Repeat("é", 100)
-	if n := testing.AllocsPerRun(100, func() { text = Cut(text, 256) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { text = CutText(text, 256) }); n > 0 {
 		t.Errorf("it costs %v allocations", n)
 	}
 }
 
-func FuzzCut(f *testing.F) {
+func FuzzCutText(f *testing.F) {
 	f.Add("aé😀\xff", 4)
 	f.Add("\x80\x80\x80\x80\x80", 3)
 	f.Fuzz(func(t *testing.T, text string, limit int) {
 		limit = max(0, limit)
-		got := Cut(text, limit)
+		got := CutText(text, limit)
 		if !utf8.ValidString(got) || len(got) > limit {
 			t.Fatalf("%q in %d bytes is %q", text, limit, got)
 		}
-		if again := Cut(got, limit); again != got {
+		if again := CutText(got, limit); again != got {
 			t.Fatalf("%q is cut again, to %q", got, again)
 		}
 		if utf8.ValidString(text) && (!strings.HasPrefix(text, got) || len(text) <= limit && got != text || len(text) > limit && len(got) < limit-3) {
