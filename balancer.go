@@ -6,9 +6,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -28,8 +28,8 @@ type balancer struct {
 	front front
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
-	logger      *announce.Log
-	events      *announce.Events
+	logger      *observe.Log
+	events      *observe.Events
 	// metrics are those of the pool, and ownMetrics those of what no backend
 	// answers. models are the labels of what clients ask for.
 	metrics    *metrics.Pool
@@ -49,7 +49,7 @@ type target struct {
 	metrics  *metrics.Backend
 }
 
-func newBalancer(name string, front front, targets []*target, policy reverseproxy.Selector, events *announce.Events, listeners ...pool.Listener) *balancer {
+func newBalancer(name string, front front, targets []*target, policy reverseproxy.Selector, events *observe.Events, listeners ...pool.Listener) *balancer {
 	b := &balancer{front: front, targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))

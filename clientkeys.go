@@ -8,10 +8,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
 // ClientKey is a key with which a caller may use the balancer. A caller may
@@ -56,7 +56,7 @@ func (h *Handler) warnIfPublic(ctx caddy.Context) error {
 	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*Backend).hasCredential) {
 		return nil
 	}
-	return announce.On(ctx, announce.Started, func() {
+	return observe.On(ctx, observe.Started, func() {
 		if app, err := ctx.AppIfConfigured("http"); err == nil {
 			if sites := keys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
 				h.logger.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", h.Pool))

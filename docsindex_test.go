@@ -86,7 +86,7 @@ func namesInTheCode(t *testing.T) []names {
 		})
 	}
 	placeholders := make(map[string]bool)
-	summaries, err := os.ReadFile("internal/summary/summary.go")
+	summaries, err := os.ReadFile("internal/observe/summary.go")
 	if err != nil {
 		t.Fatal(err)
 	}

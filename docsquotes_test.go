@@ -18,9 +18,9 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -100,7 +100,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 			logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{
 				LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
 			}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
-			announce.NewLog(logger, l.Pool).Happened(pool.Event{
+			observe.NewLog(logger, l.Pool).Happened(pool.Event{
 				Happening: happening, Member: &pool.Member{Name: l.Backend}, Bench: l.Bench, Remote: l.Elsewhere,
 			})
 			if logged.String() != line {

@@ -12,8 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
 // exchange is the state of one request. It belongs to the goroutine that serves the request.
@@ -74,7 +74,7 @@ type try struct {
 	deployment string
 	// over reports whether metrics know what came of it, and span is over.
 	over bool
-	span *tracing.Span
+	span *observe.Span
 }
 
 // bestReply is the latest reply that says more than that a backend throttles.

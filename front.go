@@ -7,8 +7,8 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 )
 
 // front is where requests come from: the directive openai_lb, or a plain reverse_proxy
@@ -50,7 +50,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 	if b.TraceContext {
 		ex.attempted().span.Inject(out.Header)
 	} else {
-		tracing.Remove(out.Header)
+		observe.RemoveTraceContext(out.Header)
 	}
 	b.auth.Authorize(out.Header, &out.URL, credential, api.credentials)
 	// the body was read, so the client was told to continue already

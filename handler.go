@@ -16,9 +16,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 )
 
 // ServeHTTP reads the request once and has reverse_proxy send it to the
@@ -215,7 +215,7 @@ func (ex *exchange) fillPlaceholders() {
 
 // shownPlaceholder is a caddy.ReplacerFunc.
 func (ex *exchange) shownPlaceholder(key string) (any, bool) {
-	if !strings.HasPrefix(key, summary.Prefix) {
+	if !strings.HasPrefix(key, observe.PlaceholderPrefix) {
 		return nil, false
 	}
 	return ex.shown.summary().Placeholder(key)

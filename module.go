@@ -22,13 +22,13 @@ import (
 
 	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 )
@@ -264,7 +264,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
-	events, err := announce.NewEvents(ctx, h.Pool)
+	events, err := observe.NewEvents(ctx, h.Pool)
 	if err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		return err
 	}
 	if h.link != nil {
-		if err := announce.On(ctx, announce.Started, h.link.Start); err != nil {
+		if err := observe.On(ctx, observe.Started, h.link.Start); err != nil {
 			return err
 		}
 	}

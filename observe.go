@@ -14,9 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/summary"
-	"github.com/openai-lb/caddy-openai-lb/internal/tracing"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -211,9 +210,9 @@ func (ex *exchange) endAttempt(a *try) {
 
 // startSpan begins the span of the current attempt, if requests are traced.
 func (ex *exchange) startSpan(ctx context.Context) {
-	ex.attempted().span = tracing.Start(ctx, func() tracing.Attempt {
+	ex.attempted().span = observe.StartSpan(ctx, func() observe.Attempt {
 		b := ex.tries.current.backend
-		return tracing.Attempt{
+		return observe.Attempt{
 			Method: ex.api.method, Operation: ex.api.route.Operation,
 			Model: ex.model(), Stream: ex.api.Stream,
 			Pool: ex.balancer.Name, Backend: ex.tries.current.Name, Azure: b.azure, Address: ex.tries.current.upstream.Dial,
@@ -230,8 +229,8 @@ func (ex *exchange) deploymentLabel(t *target) string {
 }
 
 // summary is what placeholders and the access log say of the request.
-func (ex *exchange) summary() *summary.Summary {
-	s := &summary.Summary{
+func (ex *exchange) summary() *observe.Summary {
+	s := &observe.Summary{
 		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens,
 		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
 	}
@@ -244,7 +243,7 @@ func (ex *exchange) summary() *summary.Summary {
 		s.Backend = t.Name
 	}
 	for _, a := range ex.tries.attempts {
-		s.Attempts = append(s.Attempts, summary.Attempt{Backend: a.target.Name, Class: string(a.class)})
+		s.Attempts = append(s.Attempts, observe.Tried{Backend: a.target.Name, Class: string(a.class)})
 	}
 	return s
 }

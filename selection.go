@@ -16,10 +16,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -50,7 +50,7 @@ type Selection struct {
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
 	policy      reverseproxy.Selector
-	events      *announce.Events
+	events      *observe.Events
 	maxAttempts int
 	tryDuration time.Duration
 	// transport is the openai_lb transport of the same reverse_proxy. It is nil
@@ -126,7 +126,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.events, err = announce.NewEvents(ctx, s.Pool); err != nil {
+	if s.events, err = observe.NewEvents(ctx, s.Pool); err != nil {
 		return err
 	}
 	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/announce"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
 func init() {
@@ -38,7 +38,7 @@ func (*Wrapper) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the wrapper.
 func (w *Wrapper) Provision(ctx caddy.Context) error {
-	return announce.On(ctx, announce.Stopping, func() {
+	return observe.On(ctx, observe.Stopping, func() {
 		if caddy.Exiting() { // a reload keeps the ports
 			w.handOver()
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
 	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 func TestTheStatusPageShowsNoSecret(t *testing.T) {

@@ -1,4 +1,4 @@
-package announce
+package observe
 
 import (
 	"context"
@@ -7,14 +7,14 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 )
 
-// Caddy's own events of a config. Until it has started nothing may last, because
-// `caddy validate` sets up configs, too.
+// Caddy's own events of a config. Before Started, nothing that lasts may begin,
+// because `caddy validate` sets up configs, too.
 const (
 	Started  = "started"
 	Stopping = "stopping"
 )
 
-// On calls a function at such an event of the config that is set up in ctx.
+// On calls a function at an event of the config that is set up in ctx.
 func On(ctx caddy.Context, event string, do func()) error {
 	app, err := ctx.App("events")
 	if err != nil {

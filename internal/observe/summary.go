@@ -1,6 +1,4 @@
-// Package summary says what became of a request, in placeholders and in the access log. Both have
-// the same names.
-package summary
+package observe
 
 import (
 	"math"
@@ -9,23 +7,23 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
-// Summary is what is known of a request.
+// Summary describes a request and its reply, in placeholders and in the access log. Both
+// have the same names.
 type Summary struct {
 	Pool, Caller, Model string
 	// Backend is the one that answered, or the last one that was tried.
 	Backend string
-	// Class is what the answer was taken for.
+	// Class is the class of the answer.
 	Class string
 	// Affinity is why the backend was chosen, and AffinityResult whether that
 	// was where the request belongs: hit, move or miss.
 	Affinity, AffinityResult string
-	// Attempts are those made, in their order.
-	Attempts []Attempt
-	// FirstByte is the time to the first byte of the reply's body. 0: there is
+	// Attempts are the backends that were tried, in this order.
+	Attempts []Tried
+	// FirstByte is the time to the first byte of the reply's body, or 0 if there is
 	// none yet.
 	FirstByte time.Duration
 	// Tokens are known once the reply is over, if it reported them.
@@ -38,15 +36,15 @@ type Summary struct {
 	Duration time.Duration
 }
 
-// Attempt is one backend that was tried, and the class of its reply.
-type Attempt struct{ Backend, Class string }
+// Tried is a backend that was tried, and the class of its reply.
+type Tried struct{ Backend, Class string }
 
-// Prefix is that of every placeholder.
-const Prefix = "http.openai_lb."
+// PlaceholderPrefix is the prefix of every placeholder.
+const PlaceholderPrefix = "http.openai_lb."
 
 // Placeholder returns the value of a placeholder.
 func (s *Summary) Placeholder(key string) (value any, ok bool) {
-	switch strings.TrimPrefix(key, Prefix) {
+	switch strings.TrimPrefix(key, PlaceholderPrefix) {
 	case "pool":
 		return s.Pool, true
 	case "caller":
@@ -69,12 +67,12 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		if s.FirstByte == 0 {
 			return "", true
 		}
-		return Seconds(s.FirstByte), true
+		return seconds(s.FirstByte), true
 	case "aborted_after":
 		if !s.Aborted {
 			return "", true
 		}
-		return Seconds(s.Duration), true
+		return seconds(s.Duration), true
 	case "tokens_estimated":
 		if !s.Estimated {
 			return "", true
@@ -92,7 +90,7 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 	return nil, false
 }
 
-// count is a number of tokens, or nothing if they are not known.
+// count returns a number of tokens, or an empty text if they are not known.
 func (s *Summary) count(tokens int64) any {
 	if !s.Tokens.Known() {
 		return ""
@@ -100,7 +98,7 @@ func (s *Summary) count(tokens int64) any {
 	return tokens
 }
 
-// classes lists the class of each attempt: ptu=throttled,east=served.
+// classes returns the class of each attempt: ptu=throttled,east=served.
 func (s *Summary) classes() string {
 	var b strings.Builder
 	for i, a := range s.Attempts {
@@ -114,10 +112,13 @@ func (s *Summary) classes() string {
 	return b.String()
 }
 
-// MarshalLogObject implements zapcore.ObjectMarshaler. What is empty is left out.
+// noAffinity is affinity.None. That package imports packages which are observed.
+const noAffinity = "none"
+
+// MarshalLogObject implements zapcore.ObjectMarshaler. Empty values are left out.
 func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	why := s.Affinity
-	if why == affinity.None {
+	if why == noAffinity {
 		why = ""
 	}
 	for _, field := range []struct{ name, value string }{
@@ -132,7 +133,7 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		enc.AddString("classes", s.classes())
 	}
 	if s.FirstByte > 0 {
-		enc.AddFloat64("time_to_first_byte", Seconds(s.FirstByte))
+		enc.AddFloat64("time_to_first_byte", seconds(s.FirstByte))
 	}
 	if t := s.Tokens; t.Known() {
 		enc.AddInt64("tokens_input", t.Input)
@@ -144,10 +145,10 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		}
 	}
 	if s.Aborted {
-		enc.AddFloat64("aborted_after", Seconds(s.Duration))
+		enc.AddFloat64("aborted_after", seconds(s.Duration))
 	}
 	return nil
 }
 
-// Seconds is a duration as logs have it: in seconds, to the millisecond.
-func Seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }
+// seconds returns a duration as it is logged: in seconds, to the millisecond.
+func seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }

@@ -1,7 +1,4 @@
-// Package tracing makes a span of OpenTelemetry for each attempt at a backend, with the attributes of
-// its semantic conventions 1.41 for generative AI. A request without a span that is recorded has none
-// either, and costs nothing.
-package tracing
+package observe
 
 import (
 	"context"
@@ -18,35 +15,35 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// scope names what makes the spans.
+// scope names the library that makes the spans.
 const scope = "github.com/openai-lb/caddy-openai-lb"
 
-// Attempt is an attempt that begins.
+// Attempt describes an attempt that begins.
 type Attempt struct {
-	// Method and Operation are those of the request, the latter as
-	// openaiapi.Route has it.
+	// Method and Operation are the request's. Operation is openaiapi.Route's.
 	Method, Operation string
 	// Model is what the backend calls the model.
 	Model  string
 	Stream bool
 	// Pool and Backend are their names.
 	Pool, Backend string
-	// Azure tells that the backend is one of Azure's.
+	// Azure reports whether the backend is one of Azure's.
 	Azure bool
 	// Address is the host and port of the backend.
 	Address string
 }
 
-// Span is the span of an attempt. Its methods can be called on nil, which is the
-// span of an attempt that is not traced.
+// Span is the span of OpenTelemetry of one attempt at a backend, with the attributes
+// of its semantic conventions 1.41 for generative AI. Its methods can be called on
+// nil, which is the span of an attempt that is not traced, and costs nothing.
 type Span struct {
 	span trace.Span
 	ctx  context.Context
 }
 
-// Start begins the span of an attempt, if the request that ctx belongs to has
-// one that is recorded. Otherwise describe is not called.
-func Start(ctx context.Context, describe func() Attempt) *Span {
+// StartSpan begins the span of an attempt, if the request that ctx belongs to has
+// a span that is recorded. Otherwise describe is not called.
+func StartSpan(ctx context.Context, describe func() Attempt) *Span {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
 		return nil
@@ -57,7 +54,7 @@ func Start(ctx context.Context, describe func() Attempt) *Span {
 	return &Span{span, ctx}
 }
 
-// name is that of the span: the operation and the model, or the method.
+// name returns the span's name: the operation and the model, or the method.
 func (a *Attempt) name() string {
 	operation := a.genAI()
 	switch {
@@ -69,8 +66,8 @@ func (a *Attempt) name() string {
 	return operation + " " + pool.ModelKey(a.Model)
 }
 
-// genAI is the name of the operation in the conventions. It is empty for what is
-// not inference, and one of our own for inference that they have no name for.
+// genAI returns the name of the operation in the conventions. It is empty if the
+// operation is not inference, and our own if the conventions have no name for it.
 func (a *Attempt) genAI() string {
 	if !openaiapi.IsInference(a.Method, a.Operation) {
 		return ""
@@ -115,8 +112,8 @@ func (a *Attempt) attributes() []attribute.KeyValue {
 	return append(attributes, attribute.String("server.address", strings.Trim(host, "[]")))
 }
 
-// End ends the span. status is that of the reply, or 0. class is what the reply
-// was taken for, and served whether that is a success.
+// End ends the span. status is the reply's, or 0. class is the class of the reply,
+// and served reports whether the class is a success.
 func (s *Span) End(status int, class string, served bool) {
 	if s == nil {
 		return
@@ -131,7 +128,7 @@ func (s *Span) End(status int, class string, served bool) {
 	s.span.End()
 }
 
-// Used takes in the tokens that the reply reported.
+// Used records the tokens that the reply reported.
 func (s *Span) Used(input, output int64) {
 	if s != nil {
 		s.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", input), attribute.Int64("gen_ai.usage.output_tokens", output))
@@ -148,9 +145,9 @@ func isContext(name string) bool {
 	return strings.HasPrefix(name, "X-B3-") || strings.HasPrefix(name, "Ot-") || strings.HasPrefix(name, "Uberctx-")
 }
 
-// Remove takes the context of a trace out of the headers for a backend: it may
-// say more of its client than a provider need know.
-func Remove(header http.Header) {
+// RemoveTraceContext removes the context of a trace from the headers for a backend:
+// it may say more about the client than a provider needs to know.
+func RemoveTraceContext(header http.Header) {
 	for name := range header {
 		if isContext(name) {
 			delete(header, name)
@@ -158,7 +155,7 @@ func Remove(header http.Header) {
 	}
 }
 
-// Inject makes the span the parent of what the backend traces.
+// Inject makes the span the parent of the backend's spans.
 func (s *Span) Inject(header http.Header) {
 	if s != nil {
 		propagation.TraceContext{}.Inject(s.ctx, propagation.HeaderCarrier(header))

@@ -1,4 +1,4 @@
-package announce
+package observe
 
 import (
 	"sync"
@@ -9,26 +9,24 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // The names of the events.
 const (
-	Benched      = "openai_lb.benched"
-	Recovered    = "openai_lb.recovered"
-	AllThrottled = "openai_lb.all_throttled"
+	benchedEvent      = "openai_lb.benched"
+	recoveredEvent    = "openai_lb.recovered"
+	allThrottledEvent = "openai_lb.all_throttled"
 )
 
 const (
-	// minBench is how long a bench lasts at least to be an event: a provisioned
-	// deployment under full load throttles for some milliseconds, many times a
-	// second.
+	// minBench is the shortest bench that is an event: a provisioned deployment
+	// under full load throttles for some milliseconds, many times a second.
 	minBench = time.Second
-	// allThrottledInterval is how often it is an event that every backend
-	// throttles: that may be so for thousands of requests a second.
+	// allThrottledInterval is the shortest time between two events that every
+	// backend throttles: that may be true for thousands of requests a second.
 	allThrottledInterval = time.Minute
-	// maxQueue is how many events wait for handlers that are slow.
+	// maxQueue is how many events can wait for slow handlers.
 	maxQueue = 256
 )
 
@@ -45,18 +43,18 @@ type Events struct {
 	noModel limiter
 
 	mu sync.Mutex
-	// told are the benches of which an event told that they began.
-	told map[toldBench]bool
+	// begun are the benches of which the beginning was an event.
+	begun map[benchKey]bool
 	// throttled is when it was last an event that every backend throttles, and
 	// refused how many requests were refused since then.
 	throttled time.Time
 	refused   int
 	queue     []event
 	emits     bool // a goroutine is at work
-	lost      int
+	dropped   int
 }
 
-type toldBench struct {
+type benchKey struct {
 	backend, model        string
 	throttle, whole, lost bool
 }
@@ -76,14 +74,15 @@ func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 	return &Events{Log: NewLog(ctx.Logger(), pool), pool: pool, app: app.(*caddyevents.App), ctx: ctx, since: time.Now()}, nil
 }
 
-// Happened implements pool.Listener. What another replica tells is its event.
+// Happened implements pool.Listener. A bench that another replica reports is an
+// event of that replica.
 func (s *Events) Happened(e pool.Event) {
 	if e.Remote {
 		return
 	}
 	switch e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
-		if isLong(e.Bench) && s.app.ShouldEmit(Benched) && s.noModel.due(e) {
+		if isLong(e.Bench) && s.app.ShouldEmit(benchedEvent) && s.noModel.due(e) {
 			s.benched(e)
 		}
 	case pool.Ended:
@@ -94,47 +93,46 @@ func (s *Events) Happened(e pool.Event) {
 func (s *Events) benched(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	its := toldOf(e)
-	if s.told[its] && e.Happening == pool.Grew {
+	its := keyOf(e)
+	if s.begun[its] && e.Happening == pool.Grew {
 		return
 	}
-	if s.told == nil {
-		s.told = make(map[toldBench]bool)
+	if s.begun == nil {
+		s.begun = make(map[benchKey]bool)
 	}
-	s.told[its] = true
+	s.begun[its] = true
 	data := s.data(e)
 	data["status"], data["hint"], data["cause"], data["error"] = e.Bench.Status, e.Bench.Hint, e.Bench.Cause, e.Bench.Error
-	s.emit(Benched, data)
+	s.emit(benchedEvent, data)
 }
 
 func (s *Events) ended(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	its := toldOf(e)
+	its := keyOf(e)
 	before := e.Bench.Since.Before(s.since) && isLong(e.Bench) && verdict.Class(e.Bench.Class) != verdict.NoModel
-	if s.told[its] || before {
-		delete(s.told, its)
-		s.emit(Recovered, s.data(e))
+	if s.begun[its] || before {
+		delete(s.begun, its)
+		s.emit(recoveredEvent, s.data(e))
 	}
 }
 
 func isLong(b pool.Bench) bool { return b.Until.Sub(b.Since) >= minBench }
 
-func toldOf(e pool.Event) toldBench {
-	return toldBench{e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
+func keyOf(e pool.Event) benchKey {
+	return benchKey{e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
 }
 
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
 		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "class": e.Bench.Class,
-		"seconds": summary.Seconds(e.Bench.Until.Sub(e.Bench.Since)),
+		"seconds": seconds(e.Bench.Until.Sub(e.Bench.Since)),
 	}
 }
 
-// AllThrottled takes in that a request was refused because every backend
-// throttles.
+// AllThrottled records that a request was refused because every backend throttles.
 func (s *Events) AllThrottled() {
-	if s == nil || !s.app.ShouldEmit(AllThrottled) {
+	if s == nil || !s.app.ShouldEmit(allThrottledEvent) {
 		return
 	}
 	s.mu.Lock()
@@ -144,7 +142,7 @@ func (s *Events) AllThrottled() {
 	if !s.throttled.IsZero() && now.Sub(s.throttled) < allThrottledInterval {
 		return
 	}
-	s.emit(AllThrottled, map[string]any{"pool": s.pool, "requests": s.refused})
+	s.emit(allThrottledEvent, map[string]any{"pool": s.pool, "requests": s.refused})
 	s.throttled, s.refused = now, 0
 }
 
@@ -154,7 +152,7 @@ func (s *Events) emit(name string, data map[string]any) {
 		return
 	}
 	if len(s.queue) >= maxQueue {
-		s.lost++
+		s.dropped++
 		return
 	}
 	s.queue = append(s.queue, event{name, data})
@@ -172,12 +170,12 @@ func (s *Events) work() {
 		if !ok {
 			return
 		}
-		s.tell(e)
+		s.handle(e)
 	}
 }
 
-// tell has the handlers handle an event. One that panics must not end Caddy.
-func (s *Events) tell(e event) {
+// handle calls the handlers of an event. One that panics must not end Caddy.
+func (s *Events) handle(e event) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
 			s.Error("event handler panicked", zap.String("event", e.name), zap.Any("error", panicked), zap.Stack("stack"))
@@ -192,9 +190,9 @@ func (s *Events) next() (e event, ok bool) {
 	if s.ctx.Err() != nil {
 		s.queue = nil
 	}
-	if s.lost > 0 && len(s.queue) < maxQueue {
-		s.Warn("events dropped: their handlers are too slow", zap.Int("events", s.lost))
-		s.lost = 0
+	if s.dropped > 0 && len(s.queue) < maxQueue {
+		s.Warn("events dropped: their handlers are too slow", zap.Int("events", s.dropped))
+		s.dropped = 0
 	}
 	if len(s.queue) == 0 {
 		s.emits = false

@@ -1,6 +1,10 @@
-// Package announce tells people and programs outside what happens to the backends of a pool: by log
-// lines and by Caddy's events.
-package announce
+// Package observe reports what happens to backends and requests to people and programs outside. It
+// decides nothing.
+//
+// [Log] and [Events] listen to a pool and report its benches, in log lines and as Caddy's events. A
+// [Summary] describes a request, in placeholders and in the access log. A [Span] is the trace of one
+// attempt.
+package observe
 
 import (
 	"maps"
@@ -11,12 +15,11 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/summary"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Log is the log of a pool, whose lines have its name. It tells when a backend is
-// benched and when it is back, and what operators order.
+// Log is the log of a pool. Its lines have the pool's name. It records when a backend
+// is benched, when it is back, and the orders of operators.
 type Log struct {
 	*zap.Logger
 	noModel limiter
@@ -51,7 +54,7 @@ func (l *Log) Happened(e pool.Event) {
 
 func fields(e pool.Event) []zap.Field {
 	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Bench.Model),
-		zap.String("class", e.Bench.Class), zap.Float64("seconds", summary.Seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
+		zap.String("class", e.Bench.Class), zap.Float64("seconds", seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
 }
 
 func orderFields(e pool.Event) []zap.Field {
@@ -72,7 +75,7 @@ func optional(key, value string) zap.Field {
 	return zap.String(key, value)
 }
 
-// levelOf is the log level for a bench. It is an error if somebody has to
+// levelOf returns the log level for a bench. It is an error if an operator has to
 // change a configuration, and a warning if the backend failed. A throttle of
 // less than a second is only for debugging: a provisioned deployment under full
 // load throttles for some milliseconds, many times a second.
@@ -89,17 +92,17 @@ func levelOf(b pool.Bench) zapcore.Level {
 	return zap.WarnLevel
 }
 
-// limiter limits how often it is told that a backend lacks a model: clients can
+// limiter limits how often it is reported that a backend lacks a model: clients can
 // make up any number of models.
 type limiter struct {
 	mu   sync.Mutex
 	last map[string]time.Time // by the name of the backend
 }
 
-// noModelInterval is how often that is told of a backend.
+// noModelInterval is the shortest time between two such reports of a backend.
 const noModelInterval = time.Minute
 
-// due reports whether a bench may be told of.
+// due reports whether a bench is to be reported.
 func (l *limiter) due(e pool.Event) bool {
 	if e.Bench.Class != string(verdict.NoModel) {
 		return true
