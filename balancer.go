@@ -6,17 +6,17 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // balancer is what all requests of a handler, or of a plain reverse_proxy, have
 // in common: a pool, and the backends that its members stand for.
 type balancer struct {
-	fleet.Entry
+	pools.Entry
 	targets []*target // by the index of their members
 	// transport makes the attempts. It is nil in a plain reverse_proxy with
 	// another transport.
@@ -66,7 +66,7 @@ func newBalancer(name string, front front, targets []*target, policy reverseprox
 		}
 	}
 	b.models = metrics.ModelsOf(models)
-	b.Entry = fleet.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
+	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
@@ -76,11 +76,11 @@ func newBalancer(name string, front front, targets []*target, policy reverseprox
 	return b
 }
 
-// open makes the balancer's pool part of the fleet until close. Its upstreams must
-// be set up: whoever shows the fleet looks at them.
-func (b *balancer) open() { fleet.Default.Add(&b.Entry) }
+// open puts the balancer's pool into use until close. Its upstreams must be set up:
+// the admin API and the metrics read them.
+func (b *balancer) open() { pools.Default.Add(&b.Entry) }
 
 func (b *balancer) close() {
-	fleet.Default.Remove(&b.Entry)
+	pools.Default.Remove(&b.Entry)
 	b.Pool.Close()
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -36,7 +36,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 			return nil, err
 		}
 	}
-	h.Pool = fleet.NameInFile(helper.State, h.Pool, defaultPool)
+	h.Pool = pools.NameInFile(helper.State, h.Pool, defaultPool)
 	return h, nil
 }
 

@@ -11,9 +11,9 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
 // exchange is the state of one request. It belongs to the goroutine that serves the request.

@@ -23,12 +23,12 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 )
@@ -205,12 +205,12 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.keyFiles.Logger = h.logger
-	unnamed := h.Pool == "" || fleet.IsNumbered(h.Pool, defaultPool)
+	unnamed := h.Pool == "" || pools.IsNumbered(h.Pool, defaultPool)
 	h.Pool = cmp.Or(h.Pool, defaultPool)
-	if err := fleet.Default.Claim(ctx, h.Pool, h); err != nil {
+	if err := pools.Default.Claim(ctx, h.Pool, h); err != nil {
 		return err
 	}
-	if unnamed && fleet.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
+	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
 		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
 	if err := h.provisionClientKeys(); err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 func init() {
@@ -122,7 +122,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	}
 	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
 	s.addresses.pool = s.Pool
-	err := fleet.Default.Claim(ctx, s.Pool, s, proxy)
+	err := pools.Default.Claim(ctx, s.Pool, s, proxy)
 	if err != nil {
 		return err
 	}

@@ -14,9 +14,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -154,7 +154,7 @@ func poolOf(query url.Values) (func(pool string) bool, error) {
 		return func(string) bool { return true }, nil
 	}
 	var names []string
-	for _, entry := range fleet.Default.Entries() {
+	for _, entry := range pools.Default.Entries() {
 		names = append(names, entry.Name)
 	}
 	wanted := query.Get("pool")

@@ -22,8 +22,8 @@ type Pool struct {
 }
 
 var (
-	poolsMu sync.Mutex
-	pools   = make(map[string]*Pool)
+	byNameMu sync.Mutex
+	byName   = make(map[string]*Pool)
 	// poolLabels bounds how many pools there are, whatever a dynamic config does.
 	poolLabels labels
 )
@@ -32,9 +32,9 @@ var (
 // config that has it.
 func Of(pool string) *Pool {
 	name := poolLabels.of(clean(pool))
-	poolsMu.Lock()
-	defer poolsMu.Unlock()
-	p, ok := pools[name]
+	byNameMu.Lock()
+	defer byNameMu.Unlock()
+	p, ok := byName[name]
 	if !ok {
 		p = &Pool{
 			name:         name,
@@ -42,7 +42,7 @@ func Of(pool string) *Pool {
 			attempts:     attemptsPerRequest.WithLabelValues(name),
 			backends:     make(map[string]*Backend),
 		}
-		pools[name] = p
+		byName[name] = p
 	}
 	return p
 }

@@ -7,8 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // Happened implements pool.Listener. It counts benches.
@@ -106,7 +106,7 @@ func (s *benchedSeconds) end(which benchKey, now time.Time) {
 // membersInUse has the labels of the pools in use, with the names of their backends.
 func membersInUse() map[[2]string]bool {
 	names := make(map[[2]string]bool)
-	for _, entry := range fleet.Default.Entries() {
+	for _, entry := range pools.Default.Entries() {
 		for _, m := range entry.Pool.Members {
 			names[[2]string{Of(entry.Name).name, m.Name}] = true
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -77,10 +77,10 @@ var none = math.NaN()
 // inUse makes members the pool of this name until the test is over.
 func inUse(t *testing.T, name string, members ...*pool.Member) *pool.Pool {
 	p := pool.New(members, Of(name))
-	entry := &fleet.Entry{Name: name, Pool: p}
-	fleet.Default.Add(entry)
+	entry := &pools.Entry{Name: name, Pool: p}
+	pools.Default.Add(entry)
 	t.Cleanup(func() {
-		fleet.Default.Remove(entry)
+		pools.Default.Remove(entry)
 		p.Close()
 	})
 	return p
@@ -207,15 +207,15 @@ func TestGaugesGoWithTheirBackends(t *testing.T) {
 	m := pool.NewMember("a", new(pool.Health))
 	m.Models = []string{"gpt"}
 	p := pool.New([]*pool.Member{m}, Of(name))
-	entry := &fleet.Entry{Name: name, Pool: p}
-	fleet.Default.Add(entry)
+	entry := &pools.Entry{Name: name, Pool: p}
+	pools.Default.Add(entry)
 	Of(name).Backend("a").Saw("gpt", header)
 	Of(name).Backend("a").Attempted("gpt", "served")
 	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": 1200, "ratelimit_remaining a gpt requests": none, "deployment_utilization_ratio a gpt": 0.893,
 		"attempts_total a served gpt": 1,
 	})
-	fleet.Default.Remove(entry)
+	pools.Default.Remove(entry)
 	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": none, "deployment_utilization_ratio a gpt": none, "backend_available a gpt": none, "backend_drained a": none,
 		"attempts_total a served gpt": 1,

@@ -7,8 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -50,7 +50,7 @@ func (state) Describe(descs chan<- *prometheus.Desc) {
 func (state) Collect(metrics chan<- prometheus.Metric) {
 	now := time.Now()
 	seen := make(map[[2]string]bool)
-	for _, entry := range fleet.Default.Entries() {
+	for _, entry := range pools.Default.Entries() {
 		p := Of(entry.Name)
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := p.Backend(s.Member.Name)

@@ -8,24 +8,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // poolOf puts a pool of the members into use until the test ends, and returns how
 // it is.
 func poolOf(t *testing.T, members ...*pool.Member) func() Pool {
 	t.Helper()
-	e := &fleet.Entry{Name: t.Name(), Pool: pool.New(members)}
-	fleet.Default.Add(e)
+	e := &pools.Entry{Name: t.Name(), Pool: pool.New(members)}
+	pools.Default.Add(e)
 	t.Cleanup(func() {
-		fleet.Default.Remove(e)
+		pools.Default.Remove(e)
 		e.Pool.Close()
 	})
 	return func() Pool {
-		pools := Pools(time.Now(), nil)
-		return pools[slices.IndexFunc(pools, func(p Pool) bool { return p.Name == t.Name() })]
+		all := Pools(time.Now(), nil)
+		return all[slices.IndexFunc(all, func(p Pool) bool { return p.Name == t.Name() })]
 	}
 }
 

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -130,10 +130,9 @@ type Pool struct {
 }
 
 // Pools returns how the pools in use are, of whose backends so much was counted.
-func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) []Pool {
-	var pools []Pool
+func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) (all []Pool) {
 	counts = traffic.By(counts, traffic.Key.OfBackend)
-	for _, entry := range fleet.Default.Entries() {
+	for _, entry := range pools.Default.Entries() {
 		p := Pool{Name: entry.Name}
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := backendOf(s, now)
@@ -141,9 +140,9 @@ func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) []Pool {
 			b.count(counts[traffic.Key{Pool: p.Name, Backend: b.Name}])
 			p.Backends = append(p.Backends, b)
 		}
-		pools = append(pools, p)
+		all = append(all, p)
 	}
-	return pools
+	return all
 }
 
 // Backends tells how the backends are for which keep returns true.

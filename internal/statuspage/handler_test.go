@@ -18,9 +18,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
@@ -35,10 +35,10 @@ func usePool(t *testing.T, name string, members ...string) map[string]*pool.Memb
 		m.Priority = i + 1
 		byName[member], all = m, append(all, m)
 	}
-	e := &fleet.Entry{Name: name, Pool: pool.New(all, overview.Recorder(name))}
-	fleet.Default.Add(e)
+	e := &pools.Entry{Name: name, Pool: pool.New(all, overview.Recorder(name))}
+	pools.Default.Add(e)
 	t.Cleanup(func() {
-		fleet.Default.Remove(e)
+		pools.Default.Remove(e)
 		e.Pool.Close()
 	})
 	return byName

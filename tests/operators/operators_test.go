@@ -19,10 +19,10 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/fleet"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // everyBackend tells how all backends are.
@@ -105,7 +105,7 @@ func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
 				t.Errorf("a is %q, want %q", got, state)
 			}
 		}
-		a := fleet.Default.Entries()[0].Pool.Members[0]
+		a := pools.Default.Entries()[0].Pool.Members[0]
 		want("available   0ms")
 		w.Backends["a"].Replies(status500("model-1"))
 		w.Post(`{"model":"model-1"}`)
@@ -417,7 +417,7 @@ func TestNoNameOfAUserKeepsABackendFromBeingDrained(t *testing.T) {
 
 func TestTheLogSaysWhoDrainedABackendAndWhoPutItBack(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
-		a := fleet.Default.Entries()[0].Pool.Members[0]
+		a := pools.Default.Entries()[0].Pool.Members[0]
 		a.Drain(pool.Order{By: "alice", Reason: "repairs"})
 		a.Resume(pool.Order{By: "bob"})
 		for message, want := range map[string]string{

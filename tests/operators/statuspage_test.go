@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
 	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
-	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 func TestTheStatusPageShowsNoSecret(t *testing.T) {

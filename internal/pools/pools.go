@@ -1,6 +1,6 @@
-// Package fleet knows all pools that are in use, for those who show them to
-// operators or take their orders.
-package fleet
+// Package pools has the pools in use, for packages that show them to operators or
+// execute orders, and the names of the pools of each config.
+package pools
 
 import (
 	"cmp"
@@ -21,13 +21,13 @@ import (
 
 // Entry is a pool in use.
 type Entry struct {
-	// Name tells pools apart, through config reloads.
+	// Name identifies the pool, also through config reloads.
 	Name string
 	Pool *pool.Pool
 }
 
-// Fleet is a set of pools. The zero Fleet is empty.
-type Fleet struct {
+// Set is a set of pools in use. The zero Set is empty.
+type Set struct {
 	mu sync.Mutex
 	// configs are the names in use by the config that they belong to: while one
 	// config replaces another, both have pools of the same names.
@@ -36,42 +36,43 @@ type Fleet struct {
 	entries []*Entry
 }
 
-// names are those of a config's pools, and what has them.
+// names are the names of a config's pools.
 type names struct {
+	// taken are all names, with the options of their pools.
 	taken map[string]digest
-	// unnamed are those of them that the operator did not choose, and keys reports
-	// whether callers have keys for one of these.
+	// unnamed are the names that the operator did not choose, and keys reports
+	// whether callers have keys for one of their pools.
 	unnamed map[string]bool
 	keys    bool
 	warned  bool
 }
 
-// Default is the fleet of the process.
-var Default Fleet
+// Default is the set of the process.
+var Default Set
 
-// digest stands for the options of a pool, which may be secret.
+// digest identifies the options of a pool, which may be secret.
 type digest [sha256.Size]byte
 
 // Claim gives a pool its name in the config that is set up in ctx, for as long as
 // that is in use. It is an error if another pool of the config has the name, unless
 // that has the same options: Caddy makes two of a site that listens on two ports.
-func (f *Fleet) Claim(ctx caddy.Context, name string, options ...any) error {
+func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
 	text, err := json.Marshal(options)
 	if err != nil {
 		return err
 	}
 	mine := digest(sha256.Sum256(text))
 	config := ctx.GetMetricsRegistry() // each config has its own
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := f.configs[config]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.configs[config]
 	if n == nil {
 		n = &names{taken: make(map[string]digest), unnamed: make(map[string]bool)}
-		if f.configs == nil {
-			f.configs = make(map[*prometheus.Registry]*names)
+		if s.configs == nil {
+			s.configs = make(map[*prometheus.Registry]*names)
 		}
-		f.configs[config] = n
-		context.AfterFunc(ctx.Context, func() { f.giveBack(config) })
+		s.configs[config] = n
+		context.AfterFunc(ctx.Context, func() { s.giveBack(config) })
 	}
 	if other, taken := n.taken[name]; taken && other != mine {
 		return fmt.Errorf("pool '%s': another pool has this name, choose a different one", name)
@@ -81,13 +82,13 @@ func (f *Fleet) Claim(ctx caddy.Context, name string, options ...any) error {
 }
 
 // Unnamed records that the operator did not choose the name of a pool that was
-// claimed, and whether callers have keys for the pool. It reports, once for a
-// config, that there are several such pools, and keys: when the order of the pools
+// claimed, and whether callers have keys for the pool. It reports, once for each
+// config, whether there are several such pools, and keys: when the order of the pools
 // changes, one of them gets the name of another, and the ids of its callers.
-func (f *Fleet) Unnamed(ctx caddy.Context, name string, keys bool) (warn bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := f.configs[ctx.GetMetricsRegistry()]
+func (s *Set) Unnamed(ctx caddy.Context, name string, keys bool) (warn bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.configs[ctx.GetMetricsRegistry()]
 	n.unnamed[name] = true
 	n.keys = n.keys || keys
 	warn = n.keys && len(n.unnamed) > 1 && !n.warned
@@ -98,9 +99,9 @@ func (f *Fleet) Unnamed(ctx caddy.Context, name string, keys bool) (warn bool) {
 // fileState is where a Caddyfile's adapter keeps the names of its pools.
 const fileState = "openai_lb.pools"
 
-// NameInFile returns the name of the next pool of a Caddyfile, whose adapter has
-// this state. The first one without a name stays without, and is the fallback.
-// Others are numbered in the order of the file, because Caddy sets up the servers
+// NameInFile returns the name of the next pool of the Caddyfile of which the adapter
+// has this state. The first pool without a name keeps none, and is the fallback.
+// The others are numbered in the order of the file, because Caddy sets up the servers
 // of a config in any order.
 func NameInFile(state map[string]any, name, fallback string) string {
 	names, ok := state[fileState].(map[string]bool)
@@ -125,33 +126,33 @@ func IsNumbered(name, fallback string) bool {
 }
 
 // giveBack frees the names of a config that is no longer in use.
-func (f *Fleet) giveBack(config *prometheus.Registry) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.configs, config)
+func (s *Set) giveBack(config *prometheus.Registry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.configs, config)
 }
 
-// Add puts a pool into the fleet. Until Remove, it hides one of the same name
+// Add puts a pool into the set. Until Remove, it hides a pool of the same name
 // that was added before: while one config replaces another, both have it.
-func (f *Fleet) Add(e *Entry) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.entries = append(f.entries, e)
+func (s *Set) Add(e *Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries = append(s.entries, e)
 }
 
-// Remove takes a pool out of the fleet.
-func (f *Fleet) Remove(e *Entry) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.entries = slices.DeleteFunc(f.entries, func(other *Entry) bool { return other == e })
+// Remove removes a pool from the set.
+func (s *Set) Remove(e *Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries = slices.DeleteFunc(s.entries, func(other *Entry) bool { return other == e })
 }
 
 // Entries returns the pools in use, in the order of their names.
-func (f *Fleet) Entries() []*Entry {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (s *Set) Entries() []*Entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	newest := make(map[string]*Entry)
-	for _, e := range f.entries {
+	for _, e := range s.entries {
 		newest[e.Name] = e
 	}
 	var entries []*Entry

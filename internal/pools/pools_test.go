@@ -1,4 +1,4 @@
-package fleet
+package pools
 
 import (
 	"slices"
@@ -10,7 +10,7 @@ import (
 
 func TestNamesAreUniqueWithinAConfig(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var f Fleet
+		var s Set
 		const one, other = "some options", "others"
 		before, unloadOld := caddy.NewContext(caddy.Context{Context: t.Context()})
 		after, unloadNew := caddy.NewContext(caddy.Context{Context: t.Context()})
@@ -23,29 +23,29 @@ func TestNamesAreUniqueWithinAConfig(t *testing.T) {
 			{before, "a", one, true}, {before, "b", other, true}, {before, "a", other, false}, {before, "a", one, true},
 			{after, "a", other, true}, {after, "b", other, true}, {after, "b", one, false},
 		} {
-			if err := f.Claim(c.config, c.name, c.options); (err == nil) != c.ok {
+			if err := s.Claim(c.config, c.name, c.options); (err == nil) != c.ok {
 				t.Errorf("claim %d of %s ended with %v", i, c.name, err)
 			}
 		}
 		unloadOld()
 		synctest.Wait()
-		if n := len(f.configs); n != 1 {
+		if n := len(s.configs); n != 1 {
 			t.Errorf("the names of %d configs are known, want those of one", n)
 		}
 	})
 }
 
 func TestTheNewestOfANameCounts(t *testing.T) {
-	var f Fleet
+	var s Set
 	old, other, next := &Entry{Name: "lb"}, &Entry{Name: "lb_2"}, &Entry{Name: "lb"}
-	f.Add(old)
-	f.Add(other)
-	f.Add(next)
-	if got := f.Entries(); !slices.Equal(got, []*Entry{next, other}) {
+	s.Add(old)
+	s.Add(other)
+	s.Add(next)
+	if got := s.Entries(); !slices.Equal(got, []*Entry{next, other}) {
 		t.Errorf("got %v", got)
 	}
-	f.Remove(next) // its config could not be loaded
-	if got := f.Entries(); !slices.Equal(got, []*Entry{old, other}) {
+	s.Remove(next) // its config could not be loaded
+	if got := s.Entries(); !slices.Equal(got, []*Entry{old, other}) {
 		t.Errorf("got %v", got)
 	}
 }
