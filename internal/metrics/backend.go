@@ -28,8 +28,8 @@ var (
 	poolLabels labels
 )
 
-// Of returns the metrics of the pool of this name, which are the same for every
-// config that has it.
+// Of returns the metrics of the pool of this name. Every config that has the pool
+// gets the same.
 func Of(pool string) *Pool {
 	name := poolLabels.of(clean(pool))
 	byNameMu.Lock()
@@ -50,19 +50,19 @@ func Of(pool string) *Pool {
 // AllThrottled counts a request that was refused because every backend throttles.
 func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 
-// OwnerThrottled counts a request that was refused because the account throttles
-// that stores what it names.
+// OwnerThrottled counts a request that was refused because the owner of the objects
+// that it names throttles.
 func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
 // Affinity counts a request that belongs together with others by a kind of
-// affinity, and what that came to. Without a result there is nothing to count.
+// affinity, and the result of the affinity. Without a result it counts nothing.
 func (p *Pool) Affinity(kind, result string) {
 	if result != "" {
 		affinityTotal.WithLabelValues(p.name, kind, result).Inc()
 	}
 }
 
-// Attempts takes in how many backends were tried for a request.
+// Attempts records how many backends were tried for a request.
 func (p *Pool) Attempts(n int) { p.attempts.Observe(float64(n)) }
 
 // Backend has the metrics of one backend of a pool.
@@ -74,31 +74,31 @@ type Backend struct {
 	failovers    series[string, prometheus.Counter]
 	hints        series[string, prometheus.Counter]
 	tokens       series[served, tokenCounters]
-	callerTokens series[asked, tokenCounters]
+	callerTokens series[demand, tokenCounters]
 	unknown      series[string, prometheus.Counter]
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
 	last         series[string, *lastSeen]
 }
 
-// answer is what tells the answers of a backend apart.
+// answer has the labels of an answer of a backend.
 type answer struct {
-	asked
+	demand
 	class string
 	code  int
 }
 
-// asked is who asked for which model, by the client's name for it.
-type asked struct{ caller, model string }
+// demand is a caller, and the model that it asked for, by the client's name.
+type demand struct{ caller, model string }
 
-// served is what served a model.
+// served is a model that was served, by the client's name, and the deployment that served it.
 type served struct{ model, deployment string }
 
-// attempt is what tells the attempts at a backend apart.
+// attempt has the labels of an attempt at a backend.
 type attempt struct{ deployment, class string }
 
-// Backend returns the metrics of the backend of this name. That without a name
-// stands for what the balancer answers by itself.
+// Backend returns the metrics of the backend of this name. The backend without a
+// name has the answers of the balancer itself.
 func (p *Pool) Backend(backend string) *Backend {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +111,7 @@ func (p *Pool) Backend(backend string) *Backend {
 	return b
 }
 
-// Forget removes what was counted of the backend of this name, unless it is in use.
+// Forget removes the counts of the backend of this name, unless it is in use.
 func Forget(pool, backend string) {
 	p, name := Of(pool), clean(backend)
 	if membersInUse()[[2]string{p.name, backend}] {
@@ -145,8 +145,8 @@ func newBackend(p *Pool, name string) *Backend {
 	b.tokens.find = func(s served) tokenCounters {
 		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment}))
 	}
-	b.callerTokens.find = func(a asked) tokenCounters {
-		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": a.caller, "model": a.model}))
+	b.callerTokens.find = func(d demand) tokenCounters {
+		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": d.caller, "model": d.model}))
 	}
 	b.unknown.find = func(deployment string) prometheus.Counter { return unknown.WithLabelValues(deployment) }
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
@@ -175,7 +175,7 @@ func (b *Backend) Throttled(source string) {
 // Answered counts a request that got this backend's reply. Caller and model are
 // labels, see Caller and Models. firstByte is 0 if there was none.
 func (b *Backend) Answered(caller, model, class string, code int, duration, firstByte time.Duration) {
-	b.requests.of(answer{asked{caller, model}, class, code}).Inc()
+	b.requests.of(answer{demand{caller, model}, class, code}).Inc()
 	b.duration.Observe(duration.Seconds())
 	if firstByte > 0 && b.firstByte != nil {
 		b.firstByte.Observe(firstByte.Seconds())
@@ -203,7 +203,7 @@ func (b *Backend) Used(caller, model, deployment string, t usage.Tokens) {
 	of := b.tokens.of(served{model, deployment})
 	of.add(t)
 	if caller != "" {
-		of = b.callerTokens.of(asked{caller, model})
+		of = b.callerTokens.of(demand{caller, model})
 		of.add(t)
 	}
 }

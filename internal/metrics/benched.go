@@ -31,10 +31,10 @@ func (p *Pool) Happened(e pool.Event) {
 // benched counts the seconds in which backends were benched.
 var benched benchedSeconds
 
-// benchedSeconds counts a bench as it goes on, and not only when it ends: a rate
+// benchedSeconds counts a bench while it lasts, and not only when it ends: a rate
 // of it is the share of the time in which a backend is benched. It listens to
-// benches in place of asking the pools at a scrape, because a counter must never
-// go back: not when a bench ends early, nor when its pool is gone.
+// benches instead of reading the pools at a scrape, because a counter must never
+// go back: neither when a bench ends early, nor when its pool is gone.
 type benchedSeconds struct {
 	mu      sync.Mutex
 	settled map[benchLabels]float64
@@ -43,7 +43,7 @@ type benchedSeconds struct {
 
 type benchLabels struct{ pool, backend, deployment, class string }
 
-// benchKey is what tells benches in force apart.
+// benchKey identifies a bench in force.
 type benchKey struct {
 	pool, backend, model  string
 	throttle, whole, lost bool
@@ -54,7 +54,7 @@ type openBench struct {
 	since, until time.Time
 }
 
-// seconds is how much of the bench has passed.
+// seconds returns how much of the bench has passed.
 func (b openBench) seconds(now time.Time) float64 {
 	if now.After(b.until) {
 		now = b.until
@@ -62,10 +62,10 @@ func (b openBench) seconds(now time.Time) float64 {
 	return max(0, now.Sub(b.since).Seconds())
 }
 
-// endOf is when a bench ends, unless an event ends it before.
+// endOf returns when a bench ends, unless an event ends it before.
 func endOf(b pool.Bench, now time.Time) time.Time {
 	if b.Unreachable {
-		return now.AddDate(100, 0, 0) // it lasts until the backend was reached
+		return now.AddDate(100, 0, 0) // it lasts until the backend is reached
 	}
 	return b.Until
 }
@@ -103,7 +103,7 @@ func (s *benchedSeconds) end(which benchKey, now time.Time) {
 	s.settle(which, now)
 }
 
-// membersInUse has the labels of the pools in use, with the names of their backends.
+// membersInUse returns the labels of the pools in use, with the names of their backends.
 func membersInUse() map[[2]string]bool {
 	names := make(map[[2]string]bool)
 	for _, entry := range pools.Default.Entries() {
@@ -114,7 +114,7 @@ func membersInUse() map[[2]string]bool {
 	return names
 }
 
-// Left ends the count of benches of backends that no pool in use has any more.
+// Left ends the benches of backends that are no longer in a pool in use.
 func Left() {
 	used, now := membersInUse(), time.Now()
 	benched.mu.Lock()
@@ -126,8 +126,7 @@ func Left() {
 	}
 }
 
-// forget removes what was counted of a backend, by its label. None of its benches is
-// in force.
+// forget removes the counts of a backend, by its label, that has no bench in force.
 func (s *benchedSeconds) forget(pool, backend string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,14 +154,14 @@ func (s *benchedSeconds) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// sums settles what has passed, and adds what is in force.
+// sums settles the benches that have ended, and adds those in force.
 func (s *benchedSeconds) sums(now time.Time) map[benchLabels]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sums := make(map[benchLabels]float64, len(s.settled)+len(s.open))
 	for which, b := range s.open {
 		if !now.Before(b.until) {
-			s.settle(which, now) // nobody told of its end
+			s.settle(which, now) // no event has reported its end
 			continue
 		}
 		sums[b.benchLabels] += b.seconds(now)

@@ -8,10 +8,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 )
 
-// lastSeen is what a backend last said of its limits.
+// lastSeen has the latest values of a backend's limits.
 type lastSeen struct{ requests, tokens, utilization number }
 
-// number is one that may not be known yet.
+// number is a number that may not be known yet.
 type number struct {
 	bits  atomic.Uint64
 	known atomic.Bool
@@ -24,8 +24,8 @@ func (n *number) set(value float64) {
 
 func (n *number) value() float64 { return math.Float64frombits(n.bits.Load()) }
 
-// Headers in which backends tell what is left of their limits: OpenAI's and
-// Azure's, and Anthropic's. Azure has spelled its own in two ways.
+// Headers with the rest of a backend's limits: OpenAI's and Azure's, and Anthropic's.
+// Azure has spelled its own in two ways.
 var (
 	remainingRequests = []string{"X-Ratelimit-Remaining-Requests", "X-Rate-Limit-Remaining-Requests", "Anthropic-Ratelimit-Requests-Remaining"}
 	remainingTokens   = []string{"X-Ratelimit-Remaining-Tokens", "X-Rate-Limit-Remaining-Tokens", "Anthropic-Ratelimit-Tokens-Remaining"}
@@ -35,7 +35,7 @@ var (
 // be over 100.
 const utilization = "Azure-Openai-Deployment-Utilization"
 
-// Saw takes in what a reply says of the backend's limits.
+// Saw records the limits of the backend in the header of a reply.
 func (b *Backend) Saw(deployment string, header http.Header) {
 	requests, hasRequests := hint.Number(header, remainingRequests...)
 	tokens, hasTokens := hint.Number(header, remainingTokens...)

@@ -1,9 +1,10 @@
 // Package metrics counts what the balancer does, for Prometheus.
 //
-// Counters and histograms are of the process: they go on through config reloads. Each config has a
-// registry of its own, with which they are registered again. A [Backend] keeps those of one backend
-// of a pool at hand, so that a request neither hashes labels nor allocates. Gauges of state are
-// those of the pools in use at the time of a scrape, and nothing keeps them in between.
+// Counters and histograms belong to the process: they go on through config reloads. Each config has
+// its own registry, in which they are registered again. A [Backend] keeps the series of one backend
+// of a pool, so that a request neither hashes labels nor allocates. Gauges of state are
+// the states of the pools in use at the time of a scrape, and are not kept in between. The admin API and
+// the status page read [Totals] and the [History] of the last five minutes from the same metrics.
 //
 // Labels are bounded: names of pools, backends and models come from configs, and callers after the
 // first thousand share a label.
@@ -89,9 +90,9 @@ func RegisterAll(registry prometheus.Registerer, collectors ...prometheus.Collec
 }
 
 const (
-	// maxLabels is how many callers, or backends, have a label of their own.
+	// maxLabels is how many callers, or backends, have their own label.
 	maxLabels = 1000
-	// Other is the label of all the others, and of models that no config names.
+	// Other is the label of all others, and of models that no config names.
 	Other = "other"
 )
 
@@ -101,14 +102,14 @@ type labels struct {
 	given map[string]bool
 }
 
-// forget gives back the label for a name.
+// forget makes the label of a name free.
 func (l *labels) forget(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.given, name)
 }
 
-// of is the label for a name.
+// of returns the label of a name.
 func (l *labels) of(name string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,11 +125,11 @@ func (l *labels) of(name string) string {
 
 var callers labels
 
-// Caller is the label of a caller.
+// Caller returns the label of a caller.
 func Caller(name string) string { return callers.of(clean(name)) }
 
-// Models are the labels of the names that clients have for models: those in a
-// config, and one for all others.
+// Models are the labels of the names that clients use for models: one for each name
+// in the config, and one for all others.
 type Models map[string]string
 
 // ModelsOf returns the labels of these names.
@@ -140,7 +141,7 @@ func ModelsOf(names []string) Models {
 	return m
 }
 
-// Label is the label of a name.
+// Label returns the label of a name.
 func (m Models) Label(name string) string {
 	if label, ok := m[name]; ok {
 		return label

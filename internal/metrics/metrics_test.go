@@ -161,7 +161,7 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 		last := 0.0
 		for i := range 40 {
 			switch i {
-			case 5: // another pool with the same backend finds out, which nobody tells this one
+			case 5: // another pool with the same backend finds out, which is no event for this one
 				theirs.Served("", time.Now())
 			case 15: // a reload takes the pool away
 				mine.Bench(refusal(verdict.Quota, "", 10*time.Second), time.Now())
@@ -299,7 +299,7 @@ func TestAScrapeRemembersNothingOfDeploymentsWithoutTraffic(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	if n := len(*b.last.known.Load()); n != 1 {
-		t.Errorf("%d deployments are kept at hand", n)
+		t.Errorf("%d deployments are kept", n)
 	}
 }
 

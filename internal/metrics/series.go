@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// series keeps at hand those series of a metric that were used, by what tells
-// them apart. Reading takes no lock and allocates nothing.
+// series keeps the series of a metric that were used, by their labels. Reading takes
+// no lock and allocates nothing.
 type series[K comparable, M any] struct {
 	find func(K) M
 
@@ -15,11 +15,10 @@ type series[K comparable, M any] struct {
 	mu    sync.Mutex              // guards the writing
 }
 
-// maxSeries is how many series are kept at hand. The others have to be found
-// each time.
+// maxSeries is how many series are kept. The others have to be found each time.
 const maxSeries = 2048
 
-// seen returns the series if it is at hand, and else the zero value.
+// seen returns the series if it is kept, and the zero value otherwise.
 func (s *series[K, M]) seen(key K) (m M) {
 	if known := s.known.Load(); known != nil {
 		m = (*known)[key]

@@ -94,8 +94,8 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 }
 
-// Utilization returns what the member's provisioned deployments last said of their
-// utilization, by their names.
+// Utilization returns the latest utilization of the member's provisioned deployments,
+// by their names.
 func (b *Backend) Utilization(m *pool.Member) map[string]float64 {
 	ratios := make(map[string]float64)
 	for _, model := range modelsOf(m) {
@@ -113,9 +113,8 @@ func bit(b bool) float64 {
 	return 0
 }
 
-// modelsOf are the labels of a member's deployments: none, for what concerns
-// all of them, each one that the config names, and another for those that it does
-// not.
+// modelsOf returns the labels of a member's deployments: an empty one for all of
+// them, one for each that the config names, and one for the others.
 func modelsOf(m *pool.Member) []string {
 	names := []string{""}
 	for _, name := range m.Models {
@@ -128,7 +127,7 @@ func modelsOf(m *pool.Member) []string {
 	return slices.Compact(names)
 }
 
-// Deployment is the label of what the member calls a model.
+// Deployment returns the label of the member's name for a model.
 func Deployment(m *pool.Member, name string) string {
 	switch {
 	case name == "":
@@ -139,8 +138,8 @@ func Deployment(m *pool.Member, name string) string {
 	return Other
 }
 
-// remaining is how long the member is still benched for a deployment, or without
-// one, for every model.
+// remaining returns how long the member is still benched for a deployment, or,
+// without one, for every model.
 func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
 	for _, b := range s.Benches {
 		if b.Whole || deployment != "" && Deployment(s.Member, b.Model) == deployment {
@@ -152,7 +151,7 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 
 // reasonsOf returns why the member is benched, each reason once. A throttle is over
 // when its time has passed. Of anything else, such as a refused key, only a request
-// shows that it is over. None may come for a model that a client made up.
+// shows that it is over. For a model that a client made up, there may be no request.
 func reasonsOf(s pool.State) (reasons []attempt) {
 	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Bench) bool {
 		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)

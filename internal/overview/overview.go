@@ -11,7 +11,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -130,14 +129,14 @@ type Pool struct {
 }
 
 // Pools returns how the pools in use are, of whose backends so much was counted.
-func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) (all []Pool) {
-	counts = traffic.By(counts, traffic.Key.OfBackend)
+func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
+	counts = metrics.By(counts, metrics.Key.OfBackend)
 	for _, entry := range pools.Default.Entries() {
 		p := Pool{Name: entry.Name}
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := backendOf(s, now)
 			b.Pool = p.Name
-			b.count(counts[traffic.Key{Pool: p.Name, Backend: b.Name}])
+			b.count(counts[metrics.Key{Pool: p.Name, Backend: b.Name}])
 			p.Backends = append(p.Backends, b)
 		}
 		all = append(all, p)
@@ -147,9 +146,8 @@ func Pools(now time.Time, counts map[traffic.Key]traffic.Counts) (all []Pool) {
 
 // Backends tells how the backends are for which keep returns true.
 func Backends(now time.Time, keep func(pool, backend string) bool) []Backend {
-	backends := []Backend{}                     // in JSON, none is an empty list
-	counts, _ := traffic.Read(traffic.Registry) // what cannot be read shows as 0
-	for _, p := range Pools(now, counts) {
+	backends := []Backend{} // in JSON, none is an empty list
+	for _, p := range Pools(now, metrics.Totals()) {
 		for _, b := range p.Backends {
 			if keep(p.Name, b.Name) {
 				backends = append(backends, b)
@@ -223,7 +221,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 // moment is a point in time as it is shown.
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
 
-func (b *Backend) count(c traffic.Counts) {
+func (b *Backend) count(c metrics.Counts) {
 	b.Requests, b.Attempts = int64(c.Requests), int64(c.Attempts)
 	b.Throttles, b.Failures = int64(c.Throttles), int64(c.Failures)
 	b.Failovers, b.Tokens = int64(c.Failovers), int64(c.Tokens)

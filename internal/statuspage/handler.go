@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
 
 func init() {
@@ -65,8 +65,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.MaxWatchers = defaultMaxWatchers
 	}
 	h.unloaded = ctx.Done()
-	traffic.Recent.Use()
-	h.leave = sync.OnceFunc(traffic.Recent.Leave)
+	metrics.Recent.Use()
+	h.leave = sync.OnceFunc(metrics.Recent.Leave)
 	return nil
 }
 

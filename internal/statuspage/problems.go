@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -168,7 +168,7 @@ func runbookURL(class string) string {
 	section, ok := runbooks[class]
 	switch {
 	case ok:
-	case traffic.FaultOf(class) == traffic.ServiceFault:
+	case metrics.FaultOf(class) == metrics.ServiceFault:
 		section = "many-requests-fail"
 	default:
 		return ""

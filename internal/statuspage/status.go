@@ -11,7 +11,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -61,7 +60,7 @@ type quantiles struct {
 	P95 *float64 `json:"p95"`
 }
 
-func quantilesOf(h traffic.Histogram) (q quantiles) {
+func quantilesOf(h metrics.Histogram) (q quantiles) {
 	for _, quantile := range []struct {
 		of   float64
 		into **float64
@@ -77,7 +76,7 @@ func quantilesOf(h traffic.Histogram) (q quantiles) {
 type classStatus struct {
 	Class      string        `json:"class"`
 	Requests   int64         `json:"requests"`
-	Fault      traffic.Fault `json:"at_fault"`
+	Fault      metrics.Fault `json:"at_fault"`
 	RunbookURL string        `json:"runbook_url"`
 }
 
@@ -122,8 +121,8 @@ const maxEpisodes = 10
 
 // statusAt returns what the page shows now.
 func statusAt(now time.Time) Status {
-	spans := traffic.Recent.Spans()
-	counts, length := traffic.Sum(spans)
+	spans := metrics.Recent.Spans()
+	counts, length := metrics.Sum(spans)
 	s := Status{
 		Version: overview.Version(), CaddyVersion: caddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
@@ -134,14 +133,14 @@ func statusAt(now time.Time) Status {
 	return s
 }
 
-func poolStatusOf(p overview.Pool, counts map[traffic.Key]traffic.Counts, spans []traffic.Span) poolStatus {
-	its := make(map[traffic.Key]traffic.Counts)
+func poolStatusOf(p overview.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
+	its := make(map[metrics.Key]metrics.Counts)
 	for key, c := range counts {
 		if key.Pool == p.Name {
 			its[key] = c
 		}
 	}
-	total := traffic.By(its, func(traffic.Key) string { return "" })[""]
+	total := metrics.By(its, func(metrics.Key) string { return "" })[""]
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
 		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
@@ -155,16 +154,16 @@ func poolStatusOf(p overview.Pool, counts map[traffic.Key]traffic.Counts, spans 
 }
 
 // countClasses sums up what became of the requests.
-func (s *poolStatus) countClasses(counts map[traffic.Key]traffic.Counts) {
+func (s *poolStatus) countClasses(counts map[metrics.Key]metrics.Counts) {
 	s.Classes = []classStatus{}
-	for class, c := range traffic.By(counts, func(k traffic.Key) string { return k.Class }) {
-		n, fault := int64(c.Requests), traffic.FaultOf(class)
+	for class, c := range metrics.By(counts, func(k metrics.Key) string { return k.Class }) {
+		n, fault := int64(c.Requests), metrics.FaultOf(class)
 		switch fault {
-		case traffic.CallersFault:
+		case metrics.CallersFault:
 			s.CallerErrors += n
-		case traffic.ServiceFault:
+		case metrics.ServiceFault:
 			s.NotServed += n
-		case traffic.NoFault:
+		case metrics.NoFault:
 			if class == string(verdict.Served) { // and not a probe, or a list of models
 				s.Served += n
 			}
@@ -206,12 +205,12 @@ func ratio(part, whole int64) *float64 {
 	return new(float64(part) / float64(whole))
 }
 
-func backendStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []backendStatus {
+func backendStatuses(p overview.Pool, counts map[metrics.Key]metrics.Counts) []backendStatus {
 	var answered int64
 	for _, b := range p.Backends {
 		answered += b.Requests
 	}
-	byBackend := traffic.By(counts, func(k traffic.Key) string { return k.Backend })
+	byBackend := metrics.By(counts, func(k metrics.Key) string { return k.Backend })
 	backends := []backendStatus{}
 	for _, b := range p.Backends {
 		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered), FirstByte: quantilesOf(byBackend[b.Name].FirstByte), Utilization: map[string]float64{}}
@@ -223,12 +222,12 @@ func backendStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []b
 	return backends
 }
 
-func modelStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []modelStatus {
+func modelStatuses(p overview.Pool, counts map[metrics.Key]metrics.Counts) []modelStatus {
 	type key struct{ model, backend string }
 	requests, served := make(map[string]int64), make(map[key]int64)
 	for k, c := range counts {
 		switch n := int64(c.Requests); {
-		case n == 0 || traffic.FaultOf(k.Class) == traffic.NoFault && k.Class != string(verdict.Served):
+		case n == 0 || metrics.FaultOf(k.Class) == metrics.NoFault && k.Class != string(verdict.Served):
 		case k.Class == apierror.Unauthenticated: // it was refused before its model was known
 		case k.Class == string(verdict.Served):
 			served[key{k.Model, k.Backend}] += n
@@ -264,10 +263,10 @@ func modelStatuses(p overview.Pool, counts map[traffic.Key]traffic.Counts) []mod
 	return models
 }
 
-func spanStatuses(pool string, spans []traffic.Span) []spanStatus {
+func spanStatuses(pool string, spans []metrics.Span) []spanStatus {
 	statuses := []spanStatus{}
 	for _, span := range spans {
-		total := traffic.By(span.Counts, func(k traffic.Key) string { return k.Pool })[pool]
+		total := metrics.By(span.Counts, func(k metrics.Key) string { return k.Pool })[pool]
 		statuses = append(statuses, spanStatus{span.Length.Seconds(), total.Requests, total.Failovers, total.Tokens})
 	}
 	return statuses

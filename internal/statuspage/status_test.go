@@ -13,25 +13,25 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
 )
 
 // statusOf returns what the page shows of a pool in use, of which so much was
 // counted.
-func statusOf(name string, counts map[traffic.Key]traffic.Counts) poolStatus {
+func statusOf(name string, counts map[metrics.Key]metrics.Counts) poolStatus {
 	for _, p := range overview.Pools(time.Now(), counts) {
 		if p.Name == name {
-			return poolStatusOf(p, counts, []traffic.Span{{Length: 10 * time.Second, Counts: counts}})
+			return poolStatusOf(p, counts, []metrics.Span{{Length: 10 * time.Second, Counts: counts}})
 		}
 	}
 	return poolStatus{}
 }
 
 // requests are counts of lines like `backend model class 12`, in which - is nothing.
-func requests(pool string, lines ...string) map[traffic.Key]traffic.Counts {
-	counts := make(map[traffic.Key]traffic.Counts)
+func requests(pool string, lines ...string) map[metrics.Key]metrics.Counts {
+	counts := make(map[metrics.Key]metrics.Counts)
 	for _, line := range lines {
 		var n float64
 		var words [3]string
@@ -39,7 +39,7 @@ func requests(pool string, lines ...string) map[traffic.Key]traffic.Counts {
 		for i, word := range words {
 			words[i] = strings.TrimPrefix(word, "-")
 		}
-		counts[traffic.Key{Pool: pool, Backend: words[0], Model: words[1], Class: words[2]}] = traffic.Counts{Requests: n}
+		counts[metrics.Key{Pool: pool, Backend: words[0], Model: words[1], Class: words[2]}] = metrics.Counts{Requests: n}
 	}
 	return counts
 }

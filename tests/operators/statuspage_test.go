@@ -13,7 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
-	"github.com/openai-lb/caddy-openai-lb/internal/traffic"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
 
 func TestTheStatusPageShowsNoSecret(t *testing.T) {
@@ -81,8 +81,8 @@ func TestThePageShowsTheLastFiveMinutes(t *testing.T) {
 		}
 	}`
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
-		traffic.Recent.Use()
-		defer traffic.Recent.Leave()
+		metrics.Recent.Use()
+		defer metrics.Recent.Leave()
 		type quantiles struct{ P50, P95 *float64 }
 		type page struct {
 			Served       int64 `json:"served"`
@@ -116,7 +116,7 @@ func TestThePageShowsTheLastFiveMinutes(t *testing.T) {
 			w.Post(`{"model":"gpt-4o"}`).WantError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
 		}
 		w.Post(`{"model":"gpt-5"}`).WantError(t, http.StatusNotFound, "model_not_found")
-		time.Sleep(traffic.Interval)
+		time.Sleep(metrics.SpanLength)
 		var got page
 		pageOf(t, name, &got)
 		a, b := got.Backends[0], got.Backends[1]

@@ -1,4 +1,4 @@
-package traffic
+package metrics
 
 import (
 	"math"
@@ -11,48 +11,44 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// counted is a registry with some metrics of openai_lb, and one of somebody else.
-func counted(t *testing.T) (registry *prometheus.Registry, add func(name string, value float64, labels ...string)) {
-	t.Helper()
-	registry = prometheus.NewRegistry()
-	vectors := make(map[string]*prometheus.CounterVec)
-	for name, labels := range map[string][]string{
-		"caddy_openai_lb_requests_total":      {"pool", "caller", "backend", "model", "class", "code"},
-		"caddy_openai_lb_attempts_total":      {"pool", "backend", "deployment", "class"},
-		"caddy_openai_lb_failovers_total":     {"pool", "backend", "class"},
-		"caddy_openai_lb_tokens_total":        {"pool", "backend", "model", "deployment", "type"},
-		"caddy_openai_lb_all_throttled_total": {"pool"},
-		"requests_total":                      {"pool", "backend"},
-	} {
-		vectors[name] = prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: "."}, labels)
-		registry.MustRegister(vectors[name])
+// someSources are metrics that only this test counts.
+func someSources() (s sources, add func(metric *prometheus.CounterVec, value float64, labels ...string)) {
+	vector := func(labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "counter", Help: "."}, labels)
 	}
-	return registry, func(name string, value float64, labels ...string) {
-		vectors[name].WithLabelValues(labels...).Add(value)
+	s = sources{
+		requests:  vector("pool", "caller", "backend", "model", "class", "code"),
+		attempts:  vector("pool", "backend", "deployment", "class"),
+		failovers: vector("pool", "backend", "class"),
+		tokens:    vector("pool", "backend", "model", "deployment", "type"),
+		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "histogram", Help: ".", Buckets: []float64{.1, .5, 1, 120},
+		}, []string{"pool", "backend"}),
+	}
+	return s, func(metric *prometheus.CounterVec, value float64, labels ...string) {
+		metric.WithLabelValues(labels...).Add(value)
 	}
 }
 
 func TestCountsAreThoseOfTheMetrics(t *testing.T) {
-	registry, add := counted(t)
-	add("caddy_openai_lb_requests_total", 3, "p", "alice", "a", "gpt-4o", "served", "200")
-	add("caddy_openai_lb_requests_total", 4, "p", "bob", "a", "gpt-4o", "served", "200")
-	add("caddy_openai_lb_requests_total", 2, "p", "bob", "a", "gpt-4o", "client_error", "400")
-	add("caddy_openai_lb_requests_total", 1, "p", "bob", "", "gpt-4o", "all_throttled", "429")
-	add("caddy_openai_lb_requests_total", 9, "q", "bob", "a", "", "served", "200")
+	s, add := someSources()
+	add(s.requests, 3, "p", "alice", "a", "gpt-4o", "served", "200")
+	add(s.requests, 4, "p", "bob", "a", "gpt-4o", "served", "200")
+	add(s.requests, 2, "p", "bob", "a", "gpt-4o", "client_error", "400")
+	add(s.requests, 1, "p", "bob", "", "gpt-4o", "all_throttled", "429")
+	add(s.requests, 9, "q", "bob", "a", "", "served", "200")
 	for outcome, n := range map[string]float64{
 		"served": 1, "client_error": 2, "too_large": 4, "client_left": 8, "throttled": 16, "failed": 32, "broken_stream": 64,
 	} {
-		add("caddy_openai_lb_attempts_total", n, "p", "a", "gpt-4o", outcome)
+		add(s.attempts, n, "p", "a", "gpt-4o", outcome)
 	}
-	add("caddy_openai_lb_failovers_total", 5, "p", "a", "throttled")
-	add("caddy_openai_lb_failovers_total", 6, "p", "a", "failed")
+	add(s.failovers, 5, "p", "a", "throttled")
+	add(s.failovers, 6, "p", "a", "failed")
 	for kind, n := range map[string]float64{"input": 1000, "cached": 900, "output": 50, "reasoning": 40} {
-		add("caddy_openai_lb_tokens_total", n, "p", "a", "gpt-4o", "ptu-4o", kind)
+		add(s.tokens, n, "p", "a", "gpt-4o", "ptu-4o", kind)
 	}
-	add("caddy_openai_lb_all_throttled_total", 1, "p")
-	add("requests_total", 77, "p", "a")
 
-	got, err := Read(registry)
+	got := s.totals()
 	want := map[Key]Counts{
 		{"p", "a", "", ""}:                   {Attempts: 127, Throttles: 16, Failures: 96, Failovers: 11, Tokens: 1050},
 		{"p", "a", "gpt-4o", "served"}:       {Requests: 7},
@@ -60,8 +56,8 @@ func TestCountsAreThoseOfTheMetrics(t *testing.T) {
 		{"p", "", "gpt-4o", "all_throttled"}: {Requests: 1},
 		{"q", "a", "", "served"}:             {Requests: 9},
 	}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, %v, want %v", got, err, want)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 	if sum := By(got, Key.OfBackend)[Key{Pool: "p", Backend: "a"}]; sum.Requests != 9 || sum.Attempts != 127 {
 		t.Errorf("together that is %v", sum)
@@ -70,33 +66,33 @@ func TestCountsAreThoseOfTheMetrics(t *testing.T) {
 
 func TestAHistoryHasTheLastFiveMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		registry, add := counted(t)
-		request := func(n float64) { add("caddy_openai_lb_requests_total", n, "p", "", "a", "gpt-4o", "served", "200") }
-		request(100) // before anybody looks
-		h := NewHistory(registry)
+		s, add := someSources()
+		request := func(n float64) { add(s.requests, n, "p", "", "a", "gpt-4o", "served", "200") }
+		request(100) // before the first user
+		h := &History{totals: s.totals}
 		h.Use()
 		request(1)
-		time.Sleep(Interval + time.Millisecond)
+		time.Sleep(SpanLength + time.Millisecond)
 		request(2)
 		h.Use() // another config, which replaces the first one
 		h.Leave()
-		time.Sleep(Interval)
+		time.Sleep(SpanLength)
 		if got := requests(h.Spans()); !reflect.DeepEqual(got, []float64{1, 2}) {
 			t.Errorf("got %v", got)
 		}
 		for range 100 {
 			request(3)
-			time.Sleep(Interval)
+			time.Sleep(SpanLength)
 		}
 		spans := h.Spans()
 		if got := requests(spans); len(got) != 60 || got[0] != 3 || got[59] != 3 {
 			t.Errorf("got %v", got)
 		}
 		total, length := Sum(spans)
-		if got := total[served].Requests; got != 180 || length != 5*time.Minute {
+		if got := total[servedKey].Requests; got != 180 || length != 5*time.Minute {
 			t.Errorf("in %s there were %v requests", length, got)
 		}
-		if spans[59].Length != Interval {
+		if spans[59].Length != SpanLength {
 			t.Errorf("a span is %s long", spans[59].Length)
 		}
 		h.Leave()
@@ -112,24 +108,24 @@ func TestAHistoryHasTheLastFiveMinutes(t *testing.T) {
 	})
 }
 
-var served = Key{"p", "a", "gpt-4o", "served"}
+var servedKey = Key{"p", "a", "gpt-4o", "served"}
 
 func requests(spans []Span) (requests []float64) {
 	for _, span := range spans {
-		requests = append(requests, span.Counts[served].Requests)
+		requests = append(requests, span.Counts[servedKey].Requests)
 	}
 	return requests
 }
 
 func TestASpanHasOnlyWhatWasCountedInIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		registry, add := counted(t)
-		add("caddy_openai_lb_requests_total", 1, "p", "", "a", "gpt-4o", "served", "200")
-		h := NewHistory(registry)
+		s, add := someSources()
+		add(s.requests, 1, "p", "", "a", "gpt-4o", "served", "200")
+		h := &History{totals: s.totals}
 		h.Use()
 		defer h.Leave()
-		add("caddy_openai_lb_failovers_total", 2, "p", "b", "failed")
-		time.Sleep(Interval + time.Millisecond)
+		add(s.failovers, 2, "p", "b", "failed")
+		time.Sleep(SpanLength + time.Millisecond)
 		if got, want := h.Spans()[0].Counts, (map[Key]Counts{{Pool: "p", Backend: "b"}: {Failovers: 2}}); !reflect.DeepEqual(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
@@ -137,29 +133,17 @@ func TestASpanHasOnlyWhatWasCountedInIt(t *testing.T) {
 }
 
 func TestQuantilesAreThoseOfTheTimesInAWindow(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	times := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "caddy_openai_lb_time_to_first_byte_seconds", Help: ".", Buckets: []float64{.1, .5, 1, 120},
-	}, []string{"pool", "backend"})
-	registry.MustRegister(times)
-	read := func() map[Key]Counts {
-		t.Helper()
-		counts, err := Read(registry)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return counts
-	}
+	s, _ := someSources()
 	for range 100 { // before the window
-		times.WithLabelValues("p", "a").Observe(100)
+		s.firstByte.WithLabelValues("p", "a").Observe(100)
 	}
-	before := read()
+	before := s.totals()
 	for backend, seconds := range map[string][]float64{"a": {.05, .05, .3, .3, .3, .3, .3, .3, .3, .3}, "b": {.7, .7, 500}} {
-		for _, s := range seconds {
-			times.WithLabelValues("p", backend).Observe(s)
+		for _, second := range seconds {
+			s.firstByte.WithLabelValues("p", backend).Observe(second)
 		}
 	}
-	after := read()
+	after := s.totals()
 	var all Counts
 	for backend, want := range map[string][2]float64{"a": {.25, .475}, "b": {.875, 120}} {
 		key := Key{Pool: "p", Backend: backend}

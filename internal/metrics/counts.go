@@ -1,33 +1,19 @@
-// Package traffic reads what the metrics have counted, for the admin API and
-// the status page. It counts nothing itself.
-package traffic
+package metrics
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Registry has the metrics of openai_lb and no others. Unlike the registry of a
-// config, it is never replaced.
-var Registry = prometheus.NewRegistry()
-
-func init() {
-	if err := metrics.Register(Registry); err != nil {
-		panic(err)
-	}
-}
-
-// Key is what is counted. Backend is empty for what no backend answered. Only
+// Key identifies what is counted. Backend is empty if no backend answered. Only
 // requests are counted by Model, as clients name it, and by Class.
 type Key struct{ Pool, Backend, Model, Class string }
 
-// OfBackend returns the key of all that is counted of the backend.
+// OfBackend returns the key of everything that is counted of the backend.
 func (k Key) OfBackend() Key { return Key{Pool: k.Pool, Backend: k.Backend} }
 
 // Counts are sums since the process started. Between two points in time, they
@@ -37,11 +23,11 @@ type Counts struct {
 	Requests float64
 	// Attempts were made at it.
 	Attempts float64
-	// Throttles and Failures are those attempts that speak against it.
+	// Throttles and Failures are the attempts for which it can be benched.
 	Throttles, Failures float64
 	// Failovers are requests that went on to another backend.
 	Failovers float64
-	// Tokens are those of prompts and answers.
+	// Tokens are the tokens of prompts and answers.
 	Tokens float64
 	// FirstByte are the times to the first byte.
 	FirstByte Histogram
@@ -67,7 +53,7 @@ func (c Counts) isZero() bool {
 	return c.Requests == 0 && c.Attempts == 0 && c.Failovers == 0 && c.Tokens == 0 && c.FirstByte.total() == 0
 }
 
-// By adds up counts by what group returns for their keys.
+// By adds up the counts of which the keys are in the same group.
 func By[G comparable](counts map[Key]Counts, group func(Key) G) map[G]Counts {
 	sums := make(map[G]Counts)
 	for key, c := range counts {
@@ -77,62 +63,69 @@ func By[G comparable](counts map[Key]Counts, group func(Key) G) map[G]Counts {
 	return sums
 }
 
-// prefix is that of the names of the metrics.
-const prefix = "caddy_openai_lb_"
-
-// Read returns what was counted. If a part of it cannot be read, it returns an
-// error with the rest.
-func Read(from prometheus.Gatherer) (map[Key]Counts, error) {
-	families, err := from.Gather()
-	counts := make(map[Key]Counts)
-	labels := make(map[string]string)
-	for _, family := range families {
-		name, ours := strings.CutPrefix(family.GetName(), prefix)
-		if !ours {
-			continue
-		}
-		for _, metric := range family.GetMetric() {
-			clear(labels)
-			for _, pair := range metric.GetLabel() {
-				labels[pair.GetName()] = pair.GetValue()
-			}
-			if c, ok := read(name, labels, metric); ok {
-				key := Key{Pool: labels["pool"], Backend: labels["backend"]}
-				if name == "requests_total" {
-					key.Model, key.Class = labels["model"], labels["class"]
-				}
-				counts[key] = counts[key].Plus(c)
-			}
-		}
-	}
-	return counts, err
+// sources are the metrics that Counts are read from.
+type sources struct {
+	requests, attempts, failovers, tokens *prometheus.CounterVec
+	firstByte                             *prometheus.HistogramVec
 }
 
-// read returns what a series has counted, and whether that is of use here.
-func read(name string, labels map[string]string, metric *dto.Metric) (c Counts, ok bool) {
-	value := metric.GetCounter().GetValue()
-	switch name {
-	case "requests_total":
-		return Counts{Requests: value}, true
-	case "attempts_total":
-		c.Attempts = value
+var counted = sources{requestsTotal, attemptsTotal, failoversTotal, tokensTotal, timeToFirstByte}
+
+// Totals returns what was counted since the process started, for the admin API and
+// the status page.
+func Totals() map[Key]Counts { return counted.totals() }
+
+func (s sources) totals() map[Key]Counts {
+	totals := make(map[Key]Counts)
+	add := func(key Key, c Counts) { totals[key] = totals[key].Plus(c) }
+	each(s.requests, func(of Key, labels map[string]string, m *dto.Metric) {
+		of.Model, of.Class = labels["model"], labels["class"]
+		add(of, Counts{Requests: m.GetCounter().GetValue()})
+	})
+	each(s.attempts, func(of Key, labels map[string]string, m *dto.Metric) {
+		c := Counts{Attempts: m.GetCounter().GetValue()}
 		switch class := verdict.Class(labels["class"]); {
 		case class == verdict.Throttled:
-			c.Throttles = value
+			c.Throttles = c.Attempts
 		case class.Blames():
-			c.Failures = value
+			c.Failures = c.Attempts
 		}
-		return c, true
-	case "failovers_total":
-		return Counts{Failovers: value}, true
-	case "tokens_total":
+		add(of, c)
+	})
+	each(s.failovers, func(of Key, _ map[string]string, m *dto.Metric) {
+		add(of, Counts{Failovers: m.GetCounter().GetValue()})
+	})
+	each(s.tokens, func(of Key, labels map[string]string, m *dto.Metric) {
 		// cached tokens are among those of the input, and reasoning ones among
 		// those of the output
-		return Counts{Tokens: value}, labels["type"] == "input" || labels["type"] == "output"
-	case "time_to_first_byte_seconds":
-		return Counts{FirstByte: histogramOf(metric.GetHistogram())}, true
+		if kind := labels["type"]; kind == "input" || kind == "output" {
+			add(of, Counts{Tokens: m.GetCounter().GetValue()})
+		}
+	})
+	each(s.firstByte, func(of Key, _ map[string]string, m *dto.Metric) {
+		add(of, Counts{FirstByte: histogramOf(m.GetHistogram())})
+	})
+	return totals
+}
+
+// each calls do for each series of a metric, with its backend and all of its labels.
+func each(metric prometheus.Collector, do func(of Key, labels map[string]string, m *dto.Metric)) {
+	all := make(chan prometheus.Metric)
+	go func() {
+		metric.Collect(all)
+		close(all)
+	}()
+	for one := range all {
+		var m dto.Metric
+		if one.Write(&m) != nil {
+			continue // it is missing in /metrics, too
+		}
+		labels := make(map[string]string)
+		for _, pair := range m.GetLabel() {
+			labels[pair.GetName()] = pair.GetValue()
+		}
+		do(Key{Pool: labels["pool"], Backend: labels["backend"]}, labels, &m)
 	}
-	return Counts{}, false
 }
 
 // Histogram counts durations. The zero Histogram is empty.
@@ -140,7 +133,7 @@ type Histogram struct {
 	// bounds are the longest durations of the buckets in seconds, except for the
 	// last bucket, which has no bound. They are the same for all histograms.
 	bounds []float64
-	// counts are how many durations are in each bucket or in one before it.
+	// counts are how many durations are in each bucket or in an earlier one.
 	counts []float64
 }
 

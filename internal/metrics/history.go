@@ -1,54 +1,49 @@
-package traffic
+package metrics
 
 import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 const (
-	// Interval is how long a Span of a History lasts.
-	Interval = 5 * time.Second
-	// maxSpans is how many spans are kept: those of five minutes.
+	// SpanLength is how long a Span of a History lasts.
+	SpanLength = 5 * time.Second
+	// maxSpans is how many spans are kept: five minutes.
 	maxSpans = 60
 )
 
-// History is what was counted in the last five minutes. It reads the metrics
-// while it has users, by a timer and without a goroutine of its own.
+// History has the counts of the last five minutes. It reads the metrics while it
+// has users, by a timer and without its own goroutine.
 type History struct {
-	from prometheus.Gatherer
+	totals func() map[Key]Counts
 
 	mu    sync.Mutex
 	users int
 	timer *time.Timer
-	// total is what was counted until at.
+	// total are the counts until at.
 	total map[Key]Counts
 	at    time.Time
 	spans []Span // the newest last
 }
 
-// Span is what was counted in a span of time. Without a key, that is nothing.
+// Span has the counts of a span of time. A key without a count is missing.
 type Span struct {
 	Length time.Duration
 	Counts map[Key]Counts
 }
 
-// NewHistory returns the history of what can be gathered there.
-func NewHistory(from prometheus.Gatherer) *History { return &History{from: from} }
-
 // Recent is the history of this process.
-var Recent = NewHistory(Registry)
+var Recent = &History{totals: Totals}
 
-// Use begins to read, until each user has called Leave. A config that replaces
+// Use starts reading. It ends when each user has called Leave. A config that replaces
 // another begins before that one leaves, so nothing is lost.
 func (h *History) Use() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.users++; h.users == 1 {
 		h.read()
-		h.timer = time.AfterFunc(Interval, h.tick)
+		h.timer = time.AfterFunc(SpanLength, h.tick)
 	}
 }
 
@@ -78,22 +73,21 @@ func (h *History) tick() {
 	}
 	h.spans = append(h.spans, span)
 	h.spans = slices.Delete(h.spans, 0, max(0, len(h.spans)-maxSpans))
-	h.timer.Reset(Interval)
+	h.timer.Reset(SpanLength)
 }
 
 func (h *History) read() {
-	h.total, _ = Read(h.from) // what cannot be gathered is missing in /metrics, too
-	h.at = time.Now()
+	h.total, h.at = h.totals(), time.Now()
 }
 
-// Spans returns what was counted in each span of time, the newest last.
+// Spans returns the spans, the newest last.
 func (h *History) Spans() []Span {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.spans)
 }
 
-// Sum adds up what was counted in all spans.
+// Sum adds up the counts of all spans.
 func Sum(spans []Span) (total map[Key]Counts, length time.Duration) {
 	total = make(map[Key]Counts)
 	for _, span := range spans {

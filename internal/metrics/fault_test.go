@@ -1,4 +1,4 @@
-package traffic
+package metrics
 
 import (
 	"os"

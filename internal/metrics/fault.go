@@ -1,15 +1,15 @@
-package traffic
+package metrics
 
 import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Fault is whose fault it is that a request was not served.
+// Fault says whose fault it is that a request was not served.
 type Fault string
 
 const (
-	// NoFault: the request was served, or asked nothing of a backend.
+	// NoFault: the request was served, or was not for a backend.
 	NoFault Fault = ""
 	// CallersFault: the caller made a mistake, or left.
 	CallersFault Fault = "caller"
@@ -17,8 +17,8 @@ const (
 	ServiceFault Fault = "service"
 )
 
-// FaultOf returns whose fault an answer of the class is, as the alerts have it. A class
-// that is not known is a fault of the service.
+// FaultOf returns whose fault an answer of the class is. The alerts use the same classes.
+// An unknown class is a fault of the service.
 func FaultOf(class string) Fault {
 	switch class {
 	case string(verdict.Served), apierror.Ready, apierror.Unready, apierror.Models:
