@@ -6,9 +6,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
@@ -66,7 +66,7 @@ func newBalancer(name string, front front, targets []*target, policy reverseprox
 		}
 	}
 	b.models = metrics.ModelsOf(models)
-	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, overview.Recorder(name))...)}
+	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	if policy != nil {
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {

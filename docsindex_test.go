@@ -19,8 +19,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
 )
@@ -99,17 +99,17 @@ func namesInTheCode(t *testing.T) []names {
 			t.Fatal(err)
 		}
 	}
-	admin := make(map[string]bool)
-	jsonNames(reflect.TypeFor[overview.Backend](), admin)
+	adminFields := make(map[string]bool)
+	jsonNames(reflect.TypeFor[admin.Backend](), adminFields)
 	page := make(map[string]bool)
 	jsonNames(reflect.TypeFor[statuspage.Status](), page)
-	maps.DeleteFunc(page, func(name string, _ bool) bool { return admin[name] })
+	maps.DeleteFunc(page, func(name string, _ bool) bool { return adminFields[name] })
 	return []names{
 		{"Options", []string{"docs/options.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, options},
 		{"Metrics", []string{"docs/observability.md", "docs/replicas.md"}, counted},
 		{"Placeholders", []string{"docs/observability.md"}, placeholders},
 		{"Fields of logs", []string{"docs/observability.md", "docs/replicas.md", "azure/README.md"}, fields},
-		{"Fields of the admin API", []string{"docs/operators.md"}, admin},
+		{"Fields of the admin API", []string{"docs/operators.md"}, adminFields},
 		{"Fields of the status page", []string{"docs/operators.md", "docs/replicas.md"}, page},
 	}
 }

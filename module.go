@@ -20,7 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
-	_ "github.com/openai-lb/caddy-openai-lb/internal/adminapi" // /openai_lb/ in the admin API, `caddy openai-lb`
+	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover

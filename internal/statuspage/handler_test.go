@@ -18,7 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -35,7 +35,7 @@ func usePool(t *testing.T, name string, members ...string) map[string]*pool.Memb
 		m.Priority = i + 1
 		byName[member], all = m, append(all, m)
 	}
-	e := &pools.Entry{Name: name, Pool: pool.New(all, overview.Recorder(name))}
+	e := &pools.Entry{Name: name, Pool: pool.New(all, admin.Recorder(name))}
 	pools.Default.Add(e)
 	t.Cleanup(func() {
 		pools.Default.Remove(e)

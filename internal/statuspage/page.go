@@ -14,7 +14,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 )
 
 //go:embed page
@@ -42,7 +42,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 var (
 	style, script = mustRead("page/style.css"), mustRead("page/script.js")
 	shell         = strings.NewReplacer(
-		"{style}", style, "{script}", script, "{version}", html.EscapeString(overview.Version()), "{caddy}", html.EscapeString(caddyVersion()),
+		"{style}", style, "{script}", script, "{version}", html.EscapeString(admin.Version()), "{caddy}", html.EscapeString(caddyVersion()),
 	).Replace(mustRead("page/shell.html"))
 	contentSecurityPolicy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(style), digest(script))

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -80,7 +80,7 @@ func problemsOf(backends []backendStatus, models []modelStatus) []problem {
 				NeedsOperator: bench.NeedsOperator, Backend: b.Name, Class: bench.Class, Status: bench.Status, Cause: bench.Cause,
 				Since: &bench.Since, Until: &bench.Until, UntilReached: bench.UntilReached,
 			}
-			if bench.Scope == overview.ModelScope {
+			if bench.Scope == admin.ModelScope {
 				p.Models = []string{bench.Model}
 			}
 			if same := add(p); same != nil {
@@ -95,7 +95,7 @@ func problemsOf(backends []backendStatus, models []modelStatus) []problem {
 }
 
 // whyNone returns why no backend can serve the model, or nothing if one can.
-func whyNone(m overview.Model) (class string) {
+func whyNone(m admin.Model) (class string) {
 	class = apierror.AllThrottled
 	for _, b := range m.Backends {
 		switch {

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -47,11 +47,11 @@ type poolStatus struct {
 	// Classes are the answers other than served ones, the most frequent first.
 	Classes []classStatus `json:"classes"`
 	// Problems are sorted: those first that an operator has to solve.
-	Problems []problem          `json:"problems"`
-	Backends []backendStatus    `json:"backends"`
-	Models   []modelStatus      `json:"models"`
-	Benches  []overview.Episode `json:"recent_benches"`
-	Spans    []spanStatus       `json:"spans"`
+	Problems []problem       `json:"problems"`
+	Backends []backendStatus `json:"backends"`
+	Models   []modelStatus   `json:"models"`
+	Benches  []admin.Episode `json:"recent_benches"`
+	Spans    []spanStatus    `json:"spans"`
 }
 
 // quantiles are estimates in seconds. Without requests, they are nil.
@@ -82,7 +82,7 @@ type classStatus struct {
 
 // backendStatus is what the page shows of a backend.
 type backendStatus struct {
-	overview.Backend
+	admin.Backend
 	// RequestsRatio is its part of the requests of the pool that a backend answered.
 	// It is nil if there were none.
 	RequestsRatio *float64  `json:"requests_ratio"`
@@ -94,7 +94,7 @@ type backendStatus struct {
 
 // modelStatus is what the page shows of a model.
 type modelStatus struct {
-	overview.Model
+	admin.Model
 	Requests   int64            `json:"requests"`
 	Served     int64            `json:"served"`
 	Priorities []priorityStatus `json:"priorities"`
@@ -124,16 +124,16 @@ func statusAt(now time.Time) Status {
 	spans := metrics.Recent.Spans()
 	counts, length := metrics.Sum(spans)
 	s := Status{
-		Version: overview.Version(), CaddyVersion: caddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
+		Version: admin.Version(), CaddyVersion: caddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
 	}
-	for _, p := range overview.Pools(now, counts) {
+	for _, p := range admin.Pools(now, counts) {
 		s.Pools = append(s.Pools, poolStatusOf(p, counts, spans))
 	}
 	return s
 }
 
-func poolStatusOf(p overview.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
+func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
 	its := make(map[metrics.Key]metrics.Counts)
 	for key, c := range counts {
 		if key.Pool == p.Name {
@@ -144,7 +144,7 @@ func poolStatusOf(p overview.Pool, counts map[metrics.Key]metrics.Counts, spans 
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
 		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
-		Benches: append([]overview.Episode{}, overview.Episodes(p.Name, maxEpisodes)...),
+		Benches: append([]admin.Episode{}, admin.Episodes(p.Name, maxEpisodes)...),
 		Spans:   spanStatuses(p.Name, spans),
 	}
 	s.countClasses(its)
@@ -205,7 +205,7 @@ func ratio(part, whole int64) *float64 {
 	return new(float64(part) / float64(whole))
 }
 
-func backendStatuses(p overview.Pool, counts map[metrics.Key]metrics.Counts) []backendStatus {
+func backendStatuses(p admin.Pool, counts map[metrics.Key]metrics.Counts) []backendStatus {
 	var answered int64
 	for _, b := range p.Backends {
 		answered += b.Requests
@@ -222,7 +222,7 @@ func backendStatuses(p overview.Pool, counts map[metrics.Key]metrics.Counts) []b
 	return backends
 }
 
-func modelStatuses(p overview.Pool, counts map[metrics.Key]metrics.Counts) []modelStatus {
+func modelStatuses(p admin.Pool, counts map[metrics.Key]metrics.Counts) []modelStatus {
 	type key struct{ model, backend string }
 	requests, served := make(map[string]int64), make(map[key]int64)
 	for k, c := range counts {
@@ -245,7 +245,7 @@ func modelStatuses(p overview.Pool, counts map[metrics.Key]metrics.Counts) []mod
 		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{}}
 		for _, b := range p.Backends { // by priority
 			n := served[key{m.Model, b.Name}]
-			serves := slices.ContainsFunc(m.Backends, func(its overview.ModelBackend) bool { return its.Backend == b.Name })
+			serves := slices.ContainsFunc(m.Backends, func(its admin.ModelBackend) bool { return its.Backend == b.Name })
 			if n == 0 && !serves {
 				continue
 			}

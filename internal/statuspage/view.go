@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -87,11 +87,11 @@ const (
 
 // Condition is the state of a backend in words.
 func (s poolStatus) Condition(b backendStatus) string {
-	if b.State != overview.Benched {
+	if b.State != admin.Benched {
 		return b.State
 	}
 	for _, m := range s.Models {
-		usable := func(its overview.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
+		usable := func(its admin.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
 		if m.Model.Model != "" && slices.ContainsFunc(m.Backends, usable) {
 			return benchedForModels
 		}
@@ -101,21 +101,21 @@ func (s poolStatus) Condition(b backendStatus) string {
 
 // NeedsOperator reports whether a bench of the backend needs an operator.
 func (b backendStatus) NeedsOperator() bool {
-	return slices.ContainsFunc(b.Benches, func(bench overview.Bench) bool { return bench.NeedsOperator })
+	return slices.ContainsFunc(b.Benches, func(bench admin.Bench) bool { return bench.NeedsOperator })
 }
 
 // Summary says in a sentence how the backends are.
 func (s poolStatus) Summary() string {
 	in := make(map[string]int)
 	for _, b := range s.Backends {
-		if !b.Healthy && b.State != overview.Drained {
+		if !b.Healthy && b.State != admin.Drained {
 			in[failing]++
 		} else {
 			in[s.Condition(b)]++
 		}
 	}
-	sentence := fmt.Sprintf("%d of %d backends available", in[overview.Available], len(s.Backends))
-	for _, state := range []string{overview.Benched, benchedForModels, overview.Probing, overview.Drained, failing} {
+	sentence := fmt.Sprintf("%d of %d backends available", in[admin.Available], len(s.Backends))
+	for _, state := range []string{admin.Benched, benchedForModels, admin.Probing, admin.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
@@ -127,7 +127,7 @@ func (s poolStatus) Summary() string {
 const maxShown = 3
 
 // Shown are the benches that are shown, and Hidden is how many are not.
-func (b backendStatus) Shown() []overview.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
+func (b backendStatus) Shown() []admin.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
 
 // Hidden is how many benches are not shown.
 func (b backendStatus) Hidden() int { return len(b.Benches) - len(b.Shown()) }
@@ -226,14 +226,14 @@ func (m modelStatus) Condition() string {
 // State is that of the model as a whole: unhealthy if an operator has to act because
 // no backend can serve it, benched if one is away that is not drained, or available.
 func (m modelStatus) State() string {
-	notDrained := func(b overview.ModelBackend) bool { return b.State != overview.Drained }
+	notDrained := func(b admin.ModelBackend) bool { return b.State != admin.Drained }
 	switch {
 	case whyNone(m.Model) == unavailable:
 		return unhealthy
 	case slices.ContainsFunc(m.Away(), notDrained):
-		return overview.Benched
+		return admin.Benched
 	}
-	return overview.Available
+	return admin.Available
 }
 
 func (m modelStatus) usable() (n int) {
@@ -246,7 +246,7 @@ func (m modelStatus) usable() (n int) {
 }
 
 // Away are the backends that are not usable for the model.
-func (m modelStatus) Away() (away []overview.ModelBackend) {
+func (m modelStatus) Away() (away []admin.ModelBackend) {
 	for _, b := range m.Backends {
 		if !b.Usable() {
 			away = append(away, b)
@@ -256,7 +256,7 @@ func (m modelStatus) Away() (away []overview.ModelBackend) {
 }
 
 // why says why a backend is not usable for a model.
-func why(b overview.ModelBackend) string {
+func why(b admin.ModelBackend) string {
 	switch {
 	case !b.Healthy:
 		return failing

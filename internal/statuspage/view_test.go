@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 )
 
 func TestACurveShowsRates(t *testing.T) {
@@ -29,13 +29,13 @@ func TestAChartHasRoomForFiveMinutes(t *testing.T) {
 }
 
 func TestTheSummaryNamesEachStateThatThereIs(t *testing.T) {
-	partly := []modelStatus{{Model: overview.Model{Model: "gpt", Backends: []overview.ModelBackend{{Backend: "partly", State: overview.Available, Healthy: true}}}}}
-	for want, backends := range map[string][]overview.Backend{
-		"1 of 1 backends available.": {{State: overview.Available, Healthy: true}},
+	partly := []modelStatus{{Model: admin.Model{Model: "gpt", Backends: []admin.ModelBackend{{Backend: "partly", State: admin.Available, Healthy: true}}}}}
+	for want, backends := range map[string][]admin.Backend{
+		"1 of 1 backends available.": {{State: admin.Available, Healthy: true}},
 		"0 of 7 backends available, 1 benched, 1 benched for some models, 1 probing, 2 drained, 2 failing health checks.": {
-			{State: overview.Benched, Healthy: true}, {Name: "partly", State: overview.Benched, Healthy: true},
-			{State: overview.Probing, Healthy: true}, {State: overview.Drained, Healthy: true},
-			{State: overview.Drained}, {State: overview.Available}, {State: overview.Benched},
+			{State: admin.Benched, Healthy: true}, {Name: "partly", State: admin.Benched, Healthy: true},
+			{State: admin.Probing, Healthy: true}, {State: admin.Drained, Healthy: true},
+			{State: admin.Drained}, {State: admin.Available}, {State: admin.Benched},
 		},
 	} {
 		pool := poolStatus{Models: partly}

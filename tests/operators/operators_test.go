@@ -19,15 +19,15 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // everyBackend tells how all backends are.
-func everyBackend() []overview.Backend {
-	return overview.Backends(time.Now(), func(_, _ string) bool { return true })
+func everyBackend() []admin.Backend {
+	return admin.Backends(time.Now(), func(_, _ string) bool { return true })
 }
 
 // states are the backends by name, with their states and what benches them.
@@ -74,7 +74,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		if string(text) != want {
 			t.Errorf("got  %s\nwant %s", text, want)
 		}
-		if got[1].State != overview.Available || got[1].Benches == nil || got[1].Until != nil {
+		if got[1].State != admin.Available || got[1].Benches == nil || got[1].Until != nil {
 			t.Errorf("got %+v", got[1])
 		}
 	})
@@ -224,7 +224,7 @@ func (o *operated) call(method, path string) lbtest.Reply {
 func (o *operated) backends(method, path string) (backends []string) {
 	o.t.Helper()
 	got := o.call(method, path)
-	var list []overview.Backend
+	var list []admin.Backend
 	if err := json.Unmarshal([]byte(got.Body), &list); err != nil || got.Status != http.StatusOK || got.Header.Get("Content-Type") != "application/json" {
 		o.t.Fatalf("%s %s: got %d %v %s (%v, %v)", method, path, got.Status, got.Header, got.Body, got.Err, err)
 	}
@@ -375,7 +375,7 @@ func TestTheCommandPrintsTheAnswerOfTheAdminAPI(t *testing.T) {
 	o := newOperated(t)
 	for _, args := range []string{"status", "drain b --pool other", "drain b --pool other --wait", "reset b", "resume b"} {
 		output, err := o.command(append(strings.Fields(args), "--json")...)
-		var backends []overview.Backend
+		var backends []admin.Backend
 		if err != nil || json.Unmarshal([]byte(output), &backends) != nil || len(backends) == 0 || backends[0].Pool != "other" || backends[0].Name != "b" {
 			t.Errorf("%s: %v\n%s", args, err, output)
 		}

@@ -1,6 +1,4 @@
-// Package adminapi shows operators the backends and takes their orders: by
-// Caddy's admin API, and by a command that calls it.
-package adminapi
+package admin
 
 import (
 	"cmp"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -31,10 +28,10 @@ func init() {
 //     requests only when no other backend is left.
 //   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
-//   - `GET /openai_lb/replicas` lists the replicas that share what they know.
+//   - `GET /openai_lb/replicas` lists the replicas that share state.
 //
-// `?pool=` limits each of the others to a pool. `?by=` and `?reason=` of a drain or
-// a resume are logged, and shown while the backend is drained.
+// `?pool=` limits each of the other routes to a pool. `?by=` and `?reason=` of a drain
+// or a resume are logged, and shown while the backend is drained.
 type API struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -45,10 +42,11 @@ func (API) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// backendsPath lists the backends. Below it are their orders.
-const backendsPath = "/openai_lb/backends"
-
-const replicasPath = "/openai_lb/replicas"
+// The paths of the routes. The orders are below backendsPath.
+const (
+	backendsPath = "/openai_lb/backends"
+	replicasPath = "/openai_lb/replicas"
+)
 
 // Routes implements caddy.AdminRouter.
 func (a API) Routes() []caddy.AdminRoute {
@@ -59,7 +57,7 @@ func (a API) Routes() []caddy.AdminRoute {
 	}
 }
 
-// list tells how the backends are.
+// list answers with the backends.
 func (API) list(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
@@ -68,14 +66,14 @@ func (API) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	inPool, err := poolOf(query)
+	inPool, err := poolFilter(query)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, overview.Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
+	return writeJSON(w, Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
 }
 
-// replicas tells who shares what is known, by each engine of the option state.
+// replicas answers with the replicas that share state, by each engine of the option state.
 func (API) replicas(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
@@ -83,10 +81,10 @@ func (API) replicas(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, replicas.Statuses())
 }
 
-// order has something done to the backends of a name, and tells how they are
-// then.
+// order executes an order for the backends of a name, and answers with these
+// backends.
 func (API) order(w http.ResponseWriter, r *http.Request) error {
-	execute, known := overview.Orders[r.PathValue("order")]
+	execute, known := orders[r.PathValue("order")]
 	if !known {
 		return refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
 	}
@@ -97,7 +95,7 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	inPool, err := poolOf(query)
+	inPool, err := poolFilter(query)
 	if err != nil {
 		return err
 	}
@@ -105,11 +103,11 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	if err := order.Check(); err != nil {
 		return refuse(http.StatusBadRequest, "query parameter %v", err)
 	}
-	meant := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
-	backends := overview.Backends(time.Now(), meant)
+	selected := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
+	backends := Backends(time.Now(), selected)
 	if len(backends) == 0 {
 		var names []string
-		for _, b := range overview.Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }) {
+		for _, b := range Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }) {
 			if !slices.Contains(names, b.Name) {
 				names = append(names, b.Name)
 			}
@@ -119,7 +117,7 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	for _, b := range backends {
 		execute(b, order)
 	}
-	return writeJSON(w, overview.Backends(time.Now(), meant))
+	return writeJSON(w, Backends(time.Now(), selected))
 }
 
 // allowMethods refuses other methods.
@@ -132,8 +130,8 @@ func allowMethods(w http.ResponseWriter, r *http.Request, methods ...string) err
 	return refuse(http.StatusMethodNotAllowed, "method %s is not allowed here, only %s", r.Method, allowed)
 }
 
-// queryOf returns the query, which has each of the parameters that are allowed at
-// most once, and no other.
+// queryOf returns the query. Each of the allowed parameters may be in it once, and no
+// other parameter.
 func queryOf(r *http.Request, allowed ...string) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -147,9 +145,9 @@ func queryOf(r *http.Request, allowed ...string) (url.Values, error) {
 	return query, nil
 }
 
-// poolOf returns a function that reports whether a pool is meant. Without `?pool=`
-// every pool is.
-func poolOf(query url.Values) (func(pool string) bool, error) {
+// poolFilter returns a function that reports whether `?pool=` selects a pool. Without
+// `?pool=`, it selects every pool.
+func poolFilter(query url.Values) (func(pool string) bool, error) {
 	if !query.Has("pool") {
 		return func(string) bool { return true }, nil
 	}
@@ -164,10 +162,10 @@ func poolOf(query url.Values) (func(pool string) bool, error) {
 	return func(pool string) bool { return pool == wanted }, nil
 }
 
-// listed shows the names that there are.
+// listed returns the names as text.
 func listed(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
 
-// inWhich names the pool that is meant.
+// inWhich says which pool `?pool=` selects.
 func inWhich(query url.Values) string {
 	if !query.Has("pool") {
 		return ""
@@ -175,7 +173,7 @@ func inWhich(query url.Values) string {
 	return fmt.Sprintf(" in the pool '%s'", query.Get("pool"))
 }
 
-// refuse makes an error that Caddy's admin API tells its client.
+// refuse returns an error that Caddy's admin API sends to its client.
 func refuse(status int, format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
 }

@@ -1,4 +1,4 @@
-package adminapi
+package admin
 
 import (
 	"cmp"
@@ -16,8 +16,8 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 )
 
-// adminAddress returns the address of the admin API: the one that is given, or
-// that of the config file, or Caddy's default.
+// adminAddress returns the address of the admin API: from the option address, from
+// the config file, or Caddy's default.
 func adminAddress(flags caddycmd.Flags) (string, error) {
 	address, file := flags.String("address"), flags.String("config")
 	if address != "" || file == "" {
@@ -33,8 +33,8 @@ func adminAddress(flags caddycmd.Flags) (string, error) {
 	return cmp.Or(config.Listen, caddy.DefaultAdminListen), nil
 }
 
-// adminConfig returns what a config file says about the admin API. Of a Caddyfile
-// it evaluates nothing else: that may need variables which only the service has.
+// adminConfig returns the options of the admin API in a config file. It evaluates
+// nothing else in a Caddyfile: that may need variables which only the service has.
 func adminConfig(file, adapter string) (admin caddy.AdminConfig, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -66,7 +66,7 @@ func adminConfig(file, adapter string) (admin caddy.AdminConfig, err error) {
 	return admin, json.Unmarshal(text, &config)
 }
 
-// isCaddyfile reports whether Caddy takes a config file for a Caddyfile.
+// isCaddyfile reports whether Caddy reads a config file as a Caddyfile.
 func isCaddyfile(file, adapter string) bool {
 	name := strings.ToLower(filepath.Base(file))
 	return adapter == "caddyfile" ||

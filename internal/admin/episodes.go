@@ -1,4 +1,4 @@
-package overview
+package admin
 
 import (
 	"slices"
@@ -9,22 +9,22 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// Episode is a series of benches of a backend for the same reason, each soon
-// after the one before: a provisioned deployment under full load is benched many
-// times a second, which is one thing for who looks at it.
+// Episode is a series of benches of a backend for the same reason, each soon after
+// the previous one: a provisioned deployment under full load is benched many times a
+// second, and the page shows that once.
 type Episode struct {
 	Pool    string `json:"-"`
 	Backend string `json:"backend"`
 	Class   string `json:"class"`
-	// Model, Deployment, Cause and Status are those of the latest bench.
+	// Model, Deployment, Cause and Status are from the latest bench.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
 	Cause      string `json:"cause"`
 	Status     int    `json:"status"`
 	// Times is how many benches there were.
 	Times int `json:"times"`
-	// Since is when the first one began, and Latest when the latest one began,
-	// which ends at Until.
+	// Since is when the first one began, and Latest when the latest one began.
+	// Until is when the latest one ends.
 	Since  time.Time `json:"since"`
 	Latest time.Time `json:"latest"`
 	Until  time.Time `json:"until"`
@@ -33,13 +33,13 @@ type Episode struct {
 	UntilReached bool `json:"until_reached"`
 }
 
-// Over reports whether all of its benches have ended.
+// Over reports whether all benches of the episode have ended.
 func (e Episode) Over(now time.Time) bool { return !e.UntilReached && !now.Before(e.Until) }
 
 const (
-	// pause is how long after a bench another one belongs to the same episode.
+	// pause is the longest time between two benches of the same episode.
 	pause = time.Minute
-	// maxEpisodes is how many are remembered. No client can make more of them
+	// maxEpisodes is how many are remembered. Clients cannot make more of them
 	// than there are backends and classes.
 	maxEpisodes = 100
 )
@@ -50,7 +50,7 @@ var episodes struct {
 	all []Episode
 }
 
-// Recorder listens to the pool of this name, for Episodes.
+// Recorder records the episodes of the pool of this name.
 type Recorder string
 
 // Happened implements pool.Listener.
@@ -76,7 +76,7 @@ func (r Recorder) Happened(e pool.Event) {
 			episode.Times++
 			episode.Latest = time.Now()
 		}
-		episode.Model, episode.Deployment = strings.Join(ModelsAt(e.Member, e.Bench.Model), ", "), e.Bench.Model
+		episode.Model, episode.Deployment = strings.Join(modelsAt(e.Member, e.Bench.Model), ", "), e.Bench.Model
 		episode.Cause, episode.Status = e.Bench.Cause, e.Bench.Status
 		episode.Until, episode.UntilReached = e.Bench.Until, e.Bench.Unreachable
 		episodes.all = append(episodes.all, episode)

@@ -1,4 +1,4 @@
-package overview
+package admin
 
 import (
 	"cmp"
@@ -11,7 +11,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Model is how the backends are that serve a model.
+// Model has the backends that serve a model.
 type Model struct {
 	// Model is the name that clients use, or metrics.Other for each model that no
 	// config names. It is empty for requests that name none.
@@ -19,14 +19,14 @@ type Model struct {
 	Backends []ModelBackend `json:"backends"`
 }
 
-// ModelBackend is how a backend is for one model.
+// ModelBackend is the state of a backend for one model.
 type ModelBackend struct {
 	Backend    string `json:"backend"`
 	Deployment string `json:"deployment"`
 	Priority   int    `json:"priority"`
 	State      string `json:"state"`
 	Healthy    bool   `json:"healthy"`
-	// Class, Until and RemainingMs are those of the bench that ends last.
+	// Class, Until and RemainingMs are from the bench that ends last.
 	Class       string     `json:"class"`
 	Until       *time.Time `json:"until"`
 	RemainingMs int64      `json:"remaining_ms"`
@@ -35,13 +35,12 @@ type ModelBackend struct {
 // Usable reports whether the backend gets requests for the model.
 func (b ModelBackend) Usable() bool { return b.State != Benched && b.State != Drained && b.Healthy }
 
-// TakesAnyModel reports whether a backend takes models that the config does not name.
+// TakesAnyModel reports whether a backend accepts models that the config does not name.
 func (p Pool) TakesAnyModel() bool {
 	return slices.ContainsFunc(p.Backends, func(b Backend) bool { return b.member.Names == nil })
 }
 
-// Models returns how the backends are for each model that the config names, and
-// for these others.
+// Models returns each model that the config names, and these others.
 func (p Pool) Models(others ...string) []Model {
 	var names []string
 	for _, b := range p.Backends {
@@ -58,7 +57,7 @@ func (p Pool) Models(others ...string) []Model {
 	for _, name := range names {
 		model := Model{Model: name, Backends: []ModelBackend{}}
 		for _, b := range p.Backends {
-			if deployment, ok := DeploymentAt(b.member, name); ok {
+			if deployment, ok := deploymentAt(b.member, name); ok {
 				model.Backends = append(model.Backends, b.forModel(name, deployment, named))
 			}
 		}
@@ -67,7 +66,7 @@ func (p Pool) Models(others ...string) []Model {
 	return models
 }
 
-// forModel returns how the backend is for one of the named models.
+// forModel returns the state of the backend for one of the named models.
 func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
 	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
 	if its.State == Benched {
@@ -91,9 +90,9 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 	return its
 }
 
-// DeploymentAt returns what a member calls a model of clients, and reports whether
+// deploymentAt returns the member's name for a model of clients, and reports whether
 // the member serves the model.
-func DeploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
+func deploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
 	if model == "" {
 		return "", true
 	}
@@ -101,9 +100,9 @@ func DeploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
 	return cmp.Or(name, m.Deployment, model), listed || m.Names == nil
 }
 
-// ModelsAt returns which models of clients a member calls so. If clients may use
-// any name, or none, it is an empty one.
-func ModelsAt(m *pool.Member, deployment string) (models []string) {
+// modelsAt returns the names of clients for a deployment of a member. If clients may
+// use any name, or none, it returns an empty name.
+func modelsAt(m *pool.Member, deployment string) (models []string) {
 	for model, name := range m.Names {
 		if pool.ModelKey(name) == deployment {
 			models = append(models, model)

@@ -1,4 +1,4 @@
-package adminapi
+package admin
 
 import (
 	"bytes"
@@ -23,7 +23,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/overview"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -71,7 +70,7 @@ func addCommands(parent *cobra.Command) {
 	)
 }
 
-// operator is the user of this process and where it runs, as the admin API accepts it.
+// operator returns the user of this process and its host, as the admin API accepts it.
 func operator() string {
 	name := os.Getenv("SUDO_USER")
 	if u, err := user.Current(); name == "" && err == nil {
@@ -92,8 +91,7 @@ func newCommand(use, short string, args cobra.PositionalArgs) *cobra.Command {
 	}}
 }
 
-// run asks the admin API for the status, or gives it an order, and prints the
-// answer.
+// run calls the admin API for the status or with an order, and prints the answer.
 func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	address, err := adminAddress(flags)
 	if err != nil {
@@ -146,25 +144,25 @@ func ask(address, method, path string, query url.Values) ([]byte, error) {
 	return io.ReadAll(res.Body)
 }
 
-// pause is the time between two looks at a backend that is awaited.
-const pause = 300 * time.Millisecond
+// pollInterval is the time between two requests while --wait waits.
+const pollInterval = 300 * time.Millisecond
 
-// waitFor waits until no request is in flight at the backends of a name that were
-// drained, and returns what the admin API then tells of them.
+// waitFor waits until no request is in flight at the drained backends of a name, and
+// returns the admin API's answer about them.
 func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte, error) {
-	for told := int64(0); ; time.Sleep(pause) {
+	for shown := int64(0); ; time.Sleep(pollInterval) {
 		answer, err := ask(address, http.MethodGet, backendsPath, query)
 		if err != nil {
 			return nil, err
 		}
-		var backends []overview.Backend
+		var backends []Backend
 		if err := decode(answer, &backends); err != nil {
 			return nil, err
 		}
-		backends = slices.DeleteFunc(backends, func(b overview.Backend) bool { return b.Name != name })
+		backends = slices.DeleteFunc(backends, func(b Backend) bool { return b.Name != name })
 		var inFlight int64
 		for _, b := range backends {
-			if b.State != overview.Drained {
+			if b.State != Drained {
 				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", printable(b.Name), printable(b.Pool))
 			}
 			inFlight += b.InFlight
@@ -172,9 +170,9 @@ func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte
 		if inFlight == 0 {
 			return json.Marshal(backends)
 		}
-		if inFlight != told {
+		if inFlight != shown {
 			fmt.Fprintf(progress, "requests in flight: %d\n", inFlight)
-			told = inFlight
+			shown = inFlight
 		}
 	}
 }
@@ -206,17 +204,17 @@ func showReplicas(to io.Writer, answer []byte) error {
 			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
 		}
 		for _, p := range s.Peers {
-			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, moment(p.Since), moment(p.Heard)}, "\t"))
+			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, utc(p.Since), utc(p.Heard)}, "\t"))
 		}
 	}
 	return table.Flush()
 }
 
-func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+func utc(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// showBackends prints backends as a table, and below it who drained them.
+// showBackends prints backends as a table, and below it by whom they were drained.
 func showBackends(to io.Writer, answer []byte) error {
-	var backends []overview.Backend
+	var backends []Backend
 	if err := decode(answer, &backends); err != nil {
 		return err
 	}
@@ -232,7 +230,7 @@ func showBackends(to io.Writer, answer []byte) error {
 			state += ", unhealthy"
 		}
 		model := printable(b.Model)
-		if len(b.Benches) > 0 && b.Benches[0].Scope == overview.ModelScope {
+		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
 			model = cmp.Or(model, printable(b.Deployment), "(none named)")
 		}
 		fmt.Fprintln(table, strings.Join([]string{
@@ -252,10 +250,10 @@ func showBackends(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// drainOf says when a backend was drained, by whom and why, as far as that is known.
-func drainOf(d overview.Drain) (text string) {
+// drainOf returns when a backend was drained, by whom and why, as far as that is known.
+func drainOf(d Drain) (text string) {
 	if d.Since != nil {
-		text += " at " + moment(*d.Since)
+		text += " at " + utc(*d.Since)
 	}
 	if d.By != "" {
 		text += " by " + printable(d.By)

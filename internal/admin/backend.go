@@ -1,6 +1,10 @@
-// Package overview says how each backend of each pool is, in the words that the
-// admin API, the command line and the status page have in common.
-package overview
+// Package admin shows operators the backends of all pools, and executes their orders.
+//
+// [Pools] and [Backends] return the state of each backend, [Pool.Models] the state of
+// each model, and [Episodes] the recent benches, all in the same words. [API] adds them
+// to Caddy's admin API as JSON, with the orders. The command `caddy openai-lb` calls
+// this API. The status page, in package statuspage, is another view of the same state.
+package admin
 
 import (
 	"cmp"
@@ -14,20 +18,20 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// The states of a backend. If several of them hold, the first one of these does.
+// The states of a backend. If several apply, the first of them counts.
 const (
 	// Drained: an operator took it out of use, or its weight is 0.
 	Drained = "drained"
 	// Benched: a bench is in force, for the whole backend or for a model.
 	Benched = "benched"
-	// Probing: the time of a bench has passed, and it is not known yet whether
+	// Probing: the time of a bench has passed, and no request has shown yet that
 	// the backend is back.
 	Probing = "probing"
 	// Available: it gets requests.
 	Available = "available"
 )
 
-// Backend is how a backend of a pool is.
+// Backend is the state of a backend of a pool.
 type Backend struct {
 	Pool     string `json:"pool"`
 	Name     string `json:"name"`
@@ -72,20 +76,20 @@ type Backend struct {
 }
 
 // Drain is an order to take a backend out of use: since when it is in force, who
-// gave it, and why. What is not known is nil or empty.
+// gave it, and why. Unknown values are nil or empty.
 type Drain struct {
 	Since  *time.Time `json:"since"`
 	By     string     `json:"by"`
 	Reason string     `json:"reason"`
 }
 
-// What a bench is about: the whole backend, or one model of it.
+// The scopes of a bench: the whole backend, or one of its models.
 const (
 	BackendScope = "backend"
 	ModelScope   = "model"
 )
 
-// Bench is a bench in force. Cause says more than the class: why a backend is
+// Bench is a bench in force. Cause is more specific than the class: why a backend is
 // unreachable, or the code of its error.
 type Bench struct {
 	// Scope is BackendScope or ModelScope.
@@ -105,13 +109,13 @@ type Bench struct {
 	// UntilReached reports whether the bench lasts until the backend is reached.
 	// Until is then the time of the next attempt.
 	UntilReached bool `json:"until_reached"`
-	// NeedsOperator reports whether the backend stays like this until an operator
-	// changes something. That the backend lacks a model which a client may have
-	// made up does not count.
+	// NeedsOperator reports whether the bench lasts until an operator changes
+	// something. It is false if the backend lacks a model that a client may have
+	// made up.
 	NeedsOperator bool `json:"needs_operator"`
 }
 
-// Error is a reply that speaks against a backend. Status is 0 if there was none.
+// Error is a reply for which a backend was benched. Status is 0 if there was none.
 type Error struct {
 	Class  string `json:"class"`
 	Status int    `json:"status"`
@@ -122,13 +126,13 @@ type Error struct {
 	Time       time.Time `json:"time"`
 }
 
-// Pool is how the backends of a pool are, in the order of their priorities.
+// Pool has the backends of a pool, in the order of their priorities.
 type Pool struct {
 	Name     string
 	Backends []Backend
 }
 
-// Pools returns how the pools in use are, of whose backends so much was counted.
+// Pools returns the pools in use, with these counts of their backends.
 func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	counts = metrics.By(counts, metrics.Key.OfBackend)
 	for _, entry := range pools.Default.Entries() {
@@ -144,7 +148,7 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	return all
 }
 
-// Backends tells how the backends are for which keep returns true.
+// Backends returns all backends for which keep returns true.
 func Backends(now time.Time, keep func(pool, backend string) bool) []Backend {
 	backends := []Backend{} // in JSON, none is an empty list
 	for _, p := range Pools(now, metrics.Totals()) {
@@ -184,7 +188,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 		}
 	}
 	if last := s.Last; last != nil {
-		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(ModelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
+		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
 }
@@ -201,12 +205,12 @@ func stateOf(s pool.State) string {
 	return Available
 }
 
-// benchesOf returns a bench as it is shown: once for each model of clients that it
-// concerns.
+// benchesOf returns a bench as it is shown: once for each model of clients that is
+// benched.
 func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	scope, models := BackendScope, []string{""}
 	if !b.Whole {
-		scope, models = ModelScope, ModelsAt(m, b.Model)
+		scope, models = ModelScope, modelsAt(m, b.Model)
 	}
 	class := verdict.Class(b.Class)
 	needs := class.NeedsOperator() && (class != verdict.NoModel || m.Knows(b.Model))
@@ -218,7 +222,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	return shown
 }
 
-// moment is a point in time as it is shown.
+// moment returns a time as it is shown.
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
 
 func (b *Backend) count(c metrics.Counts) {
@@ -227,14 +231,14 @@ func (b *Backend) count(c metrics.Counts) {
 	b.Failovers, b.Tokens = int64(c.Failovers), int64(c.Tokens)
 }
 
-// Utilization returns what the backend's provisioned deployments last said of their
-// utilization, by the backend's names for them.
+// Utilization returns the latest utilization of the backend's provisioned
+// deployments, by the backend's names for them.
 func (b *Backend) Utilization() map[string]float64 {
 	return metrics.Of(b.Pool).Backend(b.Name).Utilization(b.member)
 }
 
-// Orders are what an operator can have done to a backend, by their names.
-var Orders = map[string]func(Backend, pool.Order){
+// orders are the orders of operators for a backend, by their names.
+var orders = map[string]func(Backend, pool.Order){
 	"drain":  func(b Backend, o pool.Order) { b.member.Drain(o) },
 	"resume": func(b Backend, o pool.Order) { b.member.Resume(o) },
 	"reset":  func(b Backend, _ pool.Order) { b.member.Reset() },
