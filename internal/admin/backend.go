@@ -39,28 +39,14 @@ type Backend struct {
 	Weight   int    `json:"weight"`
 	State    string `json:"state"`
 
-	// Class, Model, Deployment, Until and RemainingMs are those of the bench that
-	// matters most: one of the whole backend before one of a model, and among these
-	// the one that ends last.
-	Class       string     `json:"class"`
-	Model       string     `json:"model"`
-	Deployment  string     `json:"deployment"`
-	Until       *time.Time `json:"until"`
-	RemainingMs int64      `json:"remaining_ms"`
+	WorstBench
 
 	InFlight    int64 `json:"in_flight"`
 	MaxRequests int64 `json:"max_requests"`
 	// Healthy is false if active health checks fail.
 	Healthy bool `json:"healthy"`
 
-	// Requests, Attempts, Throttles, Failures, Failovers and Tokens are counted
-	// since the process started, and on the status page in the last five minutes.
-	Requests  int64 `json:"requests"`
-	Attempts  int64 `json:"attempts"`
-	Throttles int64 `json:"throttles"`
-	Failures  int64 `json:"failures"`
-	Failovers int64 `json:"failovers"`
-	Tokens    int64 `json:"tokens"`
+	Counts
 
 	// Drain is the order by which an operator took it out of use, or nil.
 	Drain *Drain `json:"drain"`
@@ -73,6 +59,27 @@ type Backend struct {
 	Due []Bench `json:"-"`
 
 	member *pool.Member
+}
+
+// WorstBench has the bench of a backend that matters most: a bench of the whole backend
+// before a bench of a model, and among these the one that ends last.
+type WorstBench struct {
+	Class       string     `json:"class"`
+	Model       string     `json:"model"`
+	Deployment  string     `json:"deployment"`
+	Until       *time.Time `json:"until"`
+	RemainingMs int64      `json:"remaining_ms"`
+}
+
+// Counts are what was counted of a backend since the process started, and on the status
+// page in the last five minutes.
+type Counts struct {
+	Requests  int64 `json:"requests"`
+	Attempts  int64 `json:"attempts"`
+	Throttles int64 `json:"throttles"`
+	Failures  int64 `json:"failures"`
+	Failovers int64 `json:"failovers"`
+	Tokens    int64 `json:"tokens"`
 }
 
 // Drain is an order to take a backend out of use: since when it is in force, who
@@ -140,7 +147,7 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := backendOf(s, now)
 			b.Pool = p.Name
-			b.count(counts[metrics.Key{Pool: p.Name, Backend: b.Name}])
+			b.Counts = countsOf(counts[metrics.Key{Pool: p.Name, Backend: b.Name}])
 			p.Backends = append(p.Backends, b)
 		}
 		all = append(all, p)
@@ -179,7 +186,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	})
 	if len(b.Benches) > 0 {
 		worst := &b.Benches[0]
-		b.Class, b.Model, b.Deployment, b.Until, b.RemainingMs = worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs
+		b.WorstBench = WorstBench{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
 	}
 	if o := m.TakenOut(); o != nil {
 		b.Drain = &Drain{By: o.By, Reason: o.Reason}
@@ -225,10 +232,8 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 // moment returns a time as it is shown.
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
 
-func (b *Backend) count(c metrics.Counts) {
-	b.Requests, b.Attempts = int64(c.Requests), int64(c.Attempts)
-	b.Throttles, b.Failures = int64(c.Throttles), int64(c.Failures)
-	b.Failovers, b.Tokens = int64(c.Failovers), int64(c.Tokens)
+func countsOf(c metrics.Counts) Counts {
+	return Counts{int64(c.Requests), int64(c.Attempts), int64(c.Throttles), int64(c.Failures), int64(c.Failovers), int64(c.Tokens)}
 }
 
 // Utilization returns the latest utilization of the backend's provisioned

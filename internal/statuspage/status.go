@@ -30,14 +30,7 @@ type Status struct {
 // poolStatus is what the page shows of a pool.
 type poolStatus struct {
 	Pool string `json:"pool"`
-	// Requests are the Served ones, those NotServed by a fault of the service, and
-	// CallerErrors. NotServedRatio leaves out the last of these: mistakes of callers
-	// must not hide an outage.
-	Requests       int64    `json:"requests"`
-	Served         int64    `json:"served"`
-	NotServed      int64    `json:"not_served"`
-	CallerErrors   int64    `json:"caller_errors"`
-	NotServedRatio *float64 `json:"not_served_ratio"`
+	requestCounts
 	// SpilloverRatio is the share of the served requests that another priority than
 	// the first one of their model served. It is nil if no model has another one.
 	SpilloverRatio *float64  `json:"spillover_ratio"`
@@ -52,6 +45,17 @@ type poolStatus struct {
 	Models   []modelStatus   `json:"models"`
 	Benches  []admin.Episode `json:"recent_benches"`
 	Spans    []spanStatus    `json:"spans"`
+}
+
+// requestCounts are the answered requests of a pool. Requests is the sum of the Served
+// requests, those NotServed by a fault of the service, and CallerErrors. NotServedRatio
+// leaves out the last: mistakes of callers must not hide an outage.
+type requestCounts struct {
+	Requests       int64    `json:"requests"`
+	Served         int64    `json:"served"`
+	NotServed      int64    `json:"not_served"`
+	CallerErrors   int64    `json:"caller_errors"`
+	NotServedRatio *float64 `json:"not_served_ratio"`
 }
 
 // quantiles are estimates in seconds. Without requests, they are nil.
