@@ -52,10 +52,10 @@ type Backend struct {
 	Drain *Drain `json:"drain"`
 	// LastError is the latest reply for which the backend was benched.
 	LastError *Error `json:"last_error"`
-	// Benches are those in force.
+	// Benches are the benches in force.
 	Benches []Bench `json:"benches"`
-	// Due are those whose time has passed, while no request has shown yet that the
-	// backend is back.
+	// Due are the benches of which the time has passed, while no request has shown yet
+	// that the backend is back.
 	Due []Bench `json:"-"`
 
 	member *pool.Member
@@ -71,8 +71,8 @@ type WorstBench struct {
 	RemainingMs int64      `json:"remaining_ms"`
 }
 
-// Counts are what was counted of a backend since the process started, and on the status
-// page in the last five minutes.
+// Counts are the counts of a backend since the process started, and on the status page
+// of the last five minutes.
 type Counts struct {
 	Requests  int64 `json:"requests"`
 	Attempts  int64 `json:"attempts"`

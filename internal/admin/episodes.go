@@ -86,7 +86,7 @@ func (r Recorder) Happened(e pool.Event) {
 	}
 }
 
-// Episodes returns the latest ones of a pool, those with the latest bench first.
+// Episodes returns the latest episodes of a pool, the one with the latest bench first.
 func Episodes(pool string, limit int) (latest []Episode) {
 	episodes.Lock()
 	defer episodes.Unlock()

@@ -74,7 +74,7 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 	}
 	for _, bench := range b.Benches {
 		concerns := bench.Scope == BackendScope || bench.Deployment == pool.ModelKey(deployment)
-		if model == metrics.Other { // a backend need not have what a client made up
+		if model == metrics.Other { // no backend has to have a model that a client made up
 			concerns = concerns || !named[bench.Model] && (bench.NeedsOperator || bench.Class != string(verdict.NoModel))
 		}
 		if !concerns {

@@ -162,8 +162,7 @@ func (s *Events) emit(name string, data map[string]any) {
 	}
 }
 
-// work emits what is queued, and ends when there is no more, or the config is
-// gone.
+// work emits the queued events. It ends when the queue is empty, or the config is gone.
 func (s *Events) work() {
 	for {
 		e, ok := s.next()

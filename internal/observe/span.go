@@ -22,7 +22,7 @@ const scope = "github.com/openai-lb/caddy-openai-lb"
 type Attempt struct {
 	// Method and Operation are the request's. Operation is openaiapi.Route's.
 	Method, Operation string
-	// Model is what the backend calls the model.
+	// Model is the backend's name for the model.
 	Model  string
 	Stream bool
 	// Pool and Backend are their names.

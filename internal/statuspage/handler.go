@@ -70,7 +70,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup gives back what Provision took.
+// Cleanup ends the use of the recent counts.
 func (h *Handler) Cleanup() error {
 	if h.leave != nil {
 		h.leave()

@@ -61,7 +61,7 @@ func mustRead(name string) string {
 	return string(text)
 }
 
-// digest is how a Content-Security-Policy names what it allows.
+// digest returns the name of a text in a Content-Security-Policy.
 func digest(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])

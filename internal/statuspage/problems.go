@@ -21,10 +21,10 @@ type problem struct {
 	Class   string `json:"class"`
 	Status  int    `json:"status"`
 	Cause   string `json:"cause"`
-	// Models are those that the problem is about. Without any, it is about the whole
+	// Models are the models that the problem is about. Without any, it is about the whole
 	// backend.
 	Models []string `json:"models"`
-	// Since, Until and UntilReached are those of the bench, if there is one.
+	// Since, Until and UntilReached are from the bench, if there is one.
 	Since        *time.Time `json:"since"`
 	Until        *time.Time `json:"until"`
 	UntilReached bool       `json:"until_reached"`
@@ -32,7 +32,7 @@ type problem struct {
 	RunbookURL string `json:"runbook_url"`
 }
 
-// Classes of problems that are not those of a reply.
+// The classes of problems that are not classes of a reply.
 const (
 	// unhealthy: the backend fails active health checks.
 	unhealthy = "unhealthy"
@@ -94,7 +94,7 @@ func problemsOf(backends []backendStatus, models []modelStatus) []problem {
 	return problems
 }
 
-// whyNone returns why no backend can serve the model, or nothing if one can.
+// whyNone returns why no backend can serve the model. It is empty if one can.
 func whyNone(m admin.Model) (class string) {
 	class = apierror.AllThrottled
 	for _, b := range m.Backends {
@@ -111,7 +111,7 @@ func whyNone(m admin.Model) (class string) {
 	return class
 }
 
-// before orders what holds before what does not.
+// before orders true before false.
 func before(a, b bool) int {
 	switch {
 	case a == b:
@@ -162,8 +162,8 @@ var runbooks = map[string]string{
 	string(verdict.BrokenStream): "a-stream-breaks-off",
 }
 
-// runbookURL returns where it says what to do about a class. For mistakes of
-// callers there may be nothing.
+// runbookURL returns the section that says what to do about a class. For mistakes of
+// callers it may be empty.
 func runbookURL(class string) string {
 	section, ok := runbooks[class]
 	switch {

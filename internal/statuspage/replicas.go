@@ -7,7 +7,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// shareView is what the page shows of replicas that share what they know.
+// shareView is what the page shows of the replicas that share state.
 type shareView struct {
 	Summary  string
 	InTouch  bool
@@ -17,13 +17,13 @@ type shareView struct {
 // replicaView is one of them.
 type replicaView struct {
 	replicas.Peer
-	// Silent tells that it was not heard of for a while.
+	// Silent reports whether it has not been heard from for a while.
 	Silent bool
 }
 
 const (
-	// silence is how long a replica is not heard of that is silent. Each tells
-	// once a second that it is there.
+	// silence is how long a silent replica has not been heard from. Each replica
+	// reports once a second that it is there.
 	silence = 3 * time.Second
 	// maxReplicas is how many are shown.
 	maxReplicas = 50
@@ -41,7 +41,7 @@ func sharesOf(s Status) (shares []shareView) {
 	return shares
 }
 
-// shareSummaryOf says in a sentence how many there are.
+// shareSummaryOf returns a sentence with their number.
 func shareSummaryOf(s replicas.Status) string {
 	switch n := len(s.Peers); {
 	case !s.InTouch:

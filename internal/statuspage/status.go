@@ -14,14 +14,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Status is all that the page shows. As JSON, its fields have the names that they
-// have in the admin API and in metrics.
+// Status is everything that the page shows. As JSON, its fields have the same names as
+// in the admin API and in metrics.
 type Status struct {
 	Version      string    `json:"version"`
 	CaddyVersion string    `json:"caddy_version"`
 	Time         time.Time `json:"time"`
-	// WindowSeconds is the time in which was counted what is counted: at most five
-	// minutes.
+	// WindowSeconds is the time of all counts: at most five minutes.
 	WindowSeconds float64           `json:"window_seconds"`
 	Pools         []poolStatus      `json:"pools"`
 	States        []replicas.Status `json:"states"`
@@ -31,15 +30,15 @@ type Status struct {
 type poolStatus struct {
 	Pool string `json:"pool"`
 	requestCounts
-	// SpilloverRatio is the share of the served requests that another priority than
-	// the first one of their model served. It is nil if no model has another one.
+	// SpilloverRatio is the share of the served requests that were not served by the
+	// first priority of their model. It is nil if no model has another one.
 	SpilloverRatio *float64  `json:"spillover_ratio"`
 	Failovers      int64     `json:"failovers"`
 	Tokens         int64     `json:"tokens"`
 	FirstByte      quantiles `json:"time_to_first_byte_seconds"`
-	// Classes are the answers other than served ones, the most frequent first.
+	// Classes are the classes of the answers other than served, the most frequent first.
 	Classes []classStatus `json:"classes"`
-	// Problems are sorted: those first that an operator has to solve.
+	// Problems are sorted: problems that an operator has to solve come first.
 	Problems []problem       `json:"problems"`
 	Backends []backendStatus `json:"backends"`
 	Models   []modelStatus   `json:"models"`
@@ -87,11 +86,11 @@ type classStatus struct {
 // backendStatus is what the page shows of a backend.
 type backendStatus struct {
 	admin.Backend
-	// RequestsRatio is its part of the requests of the pool that a backend answered.
+	// RequestsRatio is its part of the pool's requests that were answered by a backend.
 	// It is nil if there were none.
 	RequestsRatio *float64  `json:"requests_ratio"`
 	FirstByte     quantiles `json:"time_to_first_byte_seconds"`
-	// Utilization is what its provisioned deployments last said, by their names. It
+	// Utilization is the latest utilization of its provisioned deployments, by their names. It
 	// is empty if no request was sent to the backend: it would be too old.
 	Utilization map[string]float64 `json:"deployment_utilization_ratio"`
 }
@@ -104,15 +103,15 @@ type modelStatus struct {
 	Priorities []priorityStatus `json:"priorities"`
 }
 
-// priorityStatus is what the backends of a priority served.
+// priorityStatus has the requests that the backends of a priority served.
 type priorityStatus struct {
 	Priority int   `json:"priority"`
 	Served   int64 `json:"served"`
-	// ServedRatio is their part of what was served. It is nil if that is nothing.
+	// ServedRatio is their part of all served requests. It is nil if there are none.
 	ServedRatio *float64 `json:"served_ratio"`
 }
 
-// spanStatus is what was counted in a span of time.
+// spanStatus has the counts of a span of time.
 type spanStatus struct {
 	Seconds   float64 `json:"seconds"`
 	Requests  float64 `json:"requests"`
@@ -157,7 +156,7 @@ func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []m
 	return s
 }
 
-// countClasses sums up what became of the requests.
+// countClasses adds up the classes of the answers.
 func (s *poolStatus) countClasses(counts map[metrics.Key]metrics.Counts) {
 	s.Classes = []classStatus{}
 	for class, c := range metrics.By(counts, func(k metrics.Key) string { return k.Class }) {
@@ -201,7 +200,7 @@ func (s *poolStatus) countSpillover() {
 	}
 }
 
-// ratio returns a part of a whole, or nil if the whole is nothing.
+// ratio returns a part of a whole, or nil if the whole is 0.
 func ratio(part, whole int64) *float64 {
 	if whole == 0 {
 		return nil

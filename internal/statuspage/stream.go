@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// interval is how often a watcher looks whether something has changed.
+	// interval is how often a watcher checks whether something has changed.
 	interval = time.Second
-	// beatInterval is how long a stream is silent at most, so that the page
-	// knows that it is up to date, and proxies do not cut it.
+	// beatInterval is the longest time without an event, so that the page knows that
+	// it is up to date, and proxies do not cut the stream.
 	beatInterval = 10 * time.Second
-	// writeTimeout is how long a browser may take no more of a stream.
+	// writeTimeout is how long a write to a browser may take.
 	writeTimeout = 30 * time.Second
 )
 
-// stream sends what has changed, as server-sent events, until the browser
+// stream sends changes, as server-sent events, until the browser
 // leaves, the config is unloaded or Caddy exits.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) error {
 	if watchers := h.watchers.Add(1); watchers > int64(h.MaxWatchers) || caddy.Exiting() {
@@ -73,7 +73,7 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// event tells the server's time, and the new state if it has changed.
+// event returns an event with the server's time, and the new state if it has changed.
 func event(fragment []byte, changed bool, now time.Time) []byte {
 	if !changed {
 		return fmt.Appendf(nil, "id: %d\nevent: beat\ndata: 0\n\n", now.UnixMilli())

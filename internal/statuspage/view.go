@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
@@ -22,13 +21,13 @@ func renderState(s Status) ([]byte, error) {
 	return fragment.Bytes(), err
 }
 
-// What follows is how the template shows a status.
+// The methods below are for the template.
 
 // manyNotServed is the share of requests that are not served from which on the
 // page shows it in red. The alert on it has the same limit.
 const manyNotServed = .05
 
-// Level is how bad it is that requests are not served.
+// Level returns how bad NotServedRatio is.
 func (s poolStatus) Level() string {
 	switch {
 	case s.NotServedRatio == nil:
@@ -41,10 +40,10 @@ func (s poolStatus) Level() string {
 	return "warn"
 }
 
-// Judged is how many requests the share of those not served is of.
+// Judged returns how many requests NotServedRatio is a share of.
 func (s poolStatus) Judged() int64 { return s.Served + s.NotServed }
 
-// ByFault are the classes of answers that are a fault of the service, or of the
+// ByFault returns the classes of answers that are a fault of the service, or of the
 // caller.
 func (s poolStatus) ByFault(fault string) (classes []classStatus) {
 	for _, c := range s.Classes {
@@ -55,7 +54,7 @@ func (s poolStatus) ByFault(fault string) (classes []classStatus) {
 	return classes
 }
 
-// Utilized reports whether a backend says how much of its capacity is used.
+// Utilized reports whether the utilization of a backend is known.
 func (s poolStatus) Utilized() bool {
 	return slices.ContainsFunc(s.Backends, func(b backendStatus) bool { return len(b.Utilization) > 0 })
 }
@@ -66,7 +65,7 @@ type priorityView struct {
 	Backends []backendStatus
 }
 
-// ByPriority are the backends in groups.
+// ByPriority returns the backends in groups.
 func (s poolStatus) ByPriority() (groups []priorityView) {
 	for _, b := range s.Backends {
 		if n := len(groups); n == 0 || groups[n-1].Priority != b.Priority {
@@ -78,14 +77,14 @@ func (s poolStatus) ByPriority() (groups []priorityView) {
 	return groups
 }
 
-// failing is the state of a backend that active health checks keep out of use, and
-// benchedForModels that of one that is benched, but not for all models.
+// failing is the state of a backend that fails active health checks, and
+// benchedForModels the state of a backend that is benched, but not for all models.
 const (
 	failing          = "failing health checks"
 	benchedForModels = "benched for some models"
 )
 
-// Condition is the state of a backend in words.
+// Condition returns the state of a backend in words.
 func (s poolStatus) Condition(b backendStatus) string {
 	if b.State != admin.Benched {
 		return b.State
@@ -104,7 +103,7 @@ func (b backendStatus) NeedsOperator() bool {
 	return slices.ContainsFunc(b.Benches, func(bench admin.Bench) bool { return bench.NeedsOperator })
 }
 
-// Summary says in a sentence how the backends are.
+// Summary returns the states of the backends as a sentence.
 func (s poolStatus) Summary() string {
 	in := make(map[string]int)
 	for _, b := range s.Backends {
@@ -126,10 +125,10 @@ func (s poolStatus) Summary() string {
 // maxShown is how many benches of a backend are shown, and models of a problem.
 const maxShown = 3
 
-// Shown are the benches that are shown, and Hidden is how many are not.
+// Shown returns the benches that are shown.
 func (b backendStatus) Shown() []admin.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
 
-// Hidden is how many benches are not shown.
+// Hidden returns how many benches are not shown.
 func (b backendStatus) Hidden() int { return len(b.Benches) - len(b.Shown()) }
 
 // utilizationView is what the page shows of the utilization of a deployment.
@@ -139,8 +138,8 @@ type utilizationView struct {
 	Full                bool
 }
 
-// Utilizations are those of the backend's deployments, with a name if there are
-// several.
+// Utilizations returns the utilization of the backend's deployments, with their names
+// if there are several.
 func (b backendStatus) Utilizations() (views []utilizationView) {
 	for _, deployment := range slices.Sorted(maps.Keys(b.Utilization)) {
 		ratio, name := b.Utilization[deployment], ""
@@ -152,7 +151,7 @@ func (b backendStatus) Utilizations() (views []utilizationView) {
 	return views
 }
 
-// Says says what the problem is.
+// Says returns the problem in words.
 func (p problem) Says() string {
 	switch class := verdict.Class(p.Class); {
 	case p.Class == unavailable:
@@ -183,7 +182,7 @@ func (p problem) Says() string {
 	return "answers with errors"
 }
 
-// Named are models as they are shown, but only some of them.
+// Named returns the first models as they are shown.
 func (s poolStatus) Named(models []string) string {
 	var names []string
 	for _, model := range models[:min(maxShown, len(models))] {
@@ -195,7 +194,7 @@ func (s poolStatus) Named(models []string) string {
 	return strings.Join(names, ", ")
 }
 
-// NameOf is how a model is shown.
+// NameOf returns a model as it is shown.
 func (s poolStatus) NameOf(model string) string {
 	listed := func(m modelStatus) bool { return m.Model.Model != "" && m.Model.Model != metrics.Other }
 	switch {
@@ -209,7 +208,7 @@ func (s poolStatus) NameOf(model string) string {
 	return "all models"
 }
 
-// Condition says how many backends of the model are usable.
+// Condition returns how many backends of the model are usable.
 func (m modelStatus) Condition() string {
 	usable := m.usable()
 	switch {
@@ -223,7 +222,7 @@ func (m modelStatus) Condition() string {
 	return fmt.Sprintf("%d of %d available", usable, len(m.Backends))
 }
 
-// State is that of the model as a whole: unhealthy if an operator has to act because
+// State returns the state of the model as a whole: unhealthy if an operator has to act because
 // no backend can serve it, benched if one is away that is not drained, or available.
 func (m modelStatus) State() string {
 	notDrained := func(b admin.ModelBackend) bool { return b.State != admin.Drained }
@@ -245,7 +244,7 @@ func (m modelStatus) usable() (n int) {
 	return n
 }
 
-// Away are the backends that are not usable for the model.
+// Away returns the backends that are not usable for the model.
 func (m modelStatus) Away() (away []admin.ModelBackend) {
 	for _, b := range m.Backends {
 		if !b.Usable() {
@@ -255,7 +254,7 @@ func (m modelStatus) Away() (away []admin.ModelBackend) {
 	return away
 }
 
-// why says why a backend is not usable for a model.
+// why returns why a backend is not usable for a model.
 func why(b admin.ModelBackend) string {
 	switch {
 	case !b.Healthy:
@@ -266,14 +265,14 @@ func why(b admin.ModelBackend) string {
 	return b.State
 }
 
-// part is what a priority served, in a bar.
+// part is the part of a priority in a bar of served requests.
 type part struct {
 	Priority, Number int
 	Percent          string
 	X, Width         float64
 }
 
-// Parts are those of the priorities.
+// Parts returns the parts of the priorities.
 func (m modelStatus) Parts() (parts []part) {
 	x := 0.0
 	for i, p := range m.Priorities {
@@ -285,132 +284,4 @@ func (m modelStatus) Parts() (parts []part) {
 		x += width
 	}
 	return parts
-}
-
-// detail is why a backend was benched, besides the class.
-func detail(status int, cause string) (text string) {
-	if status != 0 {
-		text = fmt.Sprintf(" (%d)", status)
-	}
-	if cause != "" && cause != strconv.Itoa(status) {
-		text += ": " + words(cause)
-	}
-	return text
-}
-
-// words makes a class readable.
-func words(class string) string { return strings.ReplaceAll(class, "_", " ") }
-
-// percent writes a share, which is 0 % only if it is nothing, and 100 % only if it
-// is all.
-func percent(ratio *float64) string {
-	if ratio == nil {
-		return "–"
-	}
-	switch r := *ratio; {
-	case r > 0 && r < .0005:
-		return "< 0.1 %"
-	case r < .0995 && r != 0:
-		return fmt.Sprintf("%.1f %%", 100*r)
-	case r < 1 && r >= .995:
-		return "> 99 %"
-	default:
-		return fmt.Sprintf("%.0f %%", 100*r)
-	}
-}
-
-// seconds writes a duration with two digits.
-func seconds(s *float64) string {
-	switch {
-	case s == nil:
-		return "–"
-	case *s <= .01: // the first bucket of the histogram, in which nothing more is known
-		return "< 10 ms"
-	case *s < .0995:
-		return fmt.Sprintf("%.0f ms", 1000**s)
-	case *s < 1:
-		return fmt.Sprintf("%.0f ms", math.Round(100**s)*10)
-	case *s < 9.95:
-		return fmt.Sprintf("%.1f s", *s)
-	}
-	return fmt.Sprintf("%.0f s", *s)
-}
-
-// chart is a curve over the last five minutes.
-type chart struct {
-	Title string
-	// Now and Most are rates per second, as text.
-	Now, Most string
-	// Line are the points of the curve, and Area those of the area below it, in
-	// a box of chartWidth and chartHeight.
-	Line, Area string
-}
-
-const (
-	chartWidth  = 300
-	chartHeight = 64
-	// chartSpans is how many spans a chart has room for.
-	chartSpans = 60
-)
-
-// Charts are those of the pool.
-func (s poolStatus) Charts() []chart {
-	rates := func(of func(spanStatus) float64) (rates []float64) {
-		for _, span := range s.Spans {
-			rates = append(rates, of(span)/span.Seconds)
-		}
-		return rates
-	}
-	return []chart{
-		newChart("Requests", rates(func(s spanStatus) float64 { return s.Requests })),
-		newChart("Failovers", rates(func(s spanStatus) float64 { return s.Failovers })),
-		newChart("Tokens", rates(func(s spanStatus) float64 { return s.Tokens })),
-	}
-}
-
-func newChart(title string, rates []float64) chart {
-	var now, most float64
-	for _, rate := range rates {
-		now, most = rate, max(most, rate)
-	}
-	const step = float64(chartWidth) / (chartSpans - 1)
-	var line strings.Builder
-	first := float64(chartWidth)
-	for i, rate := range rates {
-		x, y := chartWidth-float64(len(rates)-1-i)*step, float64(chartHeight-1)
-		if most > 0 {
-			y -= rate / most * (chartHeight - 4)
-		}
-		first = min(first, x)
-		fmt.Fprintf(&line, "%.1f,%.1f ", x, y)
-	}
-	points := strings.TrimSpace(line.String())
-	area := ""
-	if points != "" {
-		area = fmt.Sprintf("%.1f,%d %s %d,%d", first, chartHeight, points, chartWidth, chartHeight)
-	}
-	return chart{title, short(now), short(most), points, area}
-}
-
-// short writes a number with three digits at most.
-func short(n float64) string {
-	for _, scale := range []struct {
-		size float64
-		unit string
-	}{{1e9, " G"}, {1e6, " M"}, {1e3, " k"}} {
-		if n >= scale.size {
-			return digits(n/scale.size) + scale.unit
-		}
-	}
-	return digits(n)
-}
-
-func digits(n float64) string {
-	switch {
-	case n == math.Trunc(n) || n >= 99.95:
-		return fmt.Sprintf("%.0f", n)
-	case n >= 9.995:
-		return fmt.Sprintf("%.1f", n)
-	}
-	return fmt.Sprintf("%.2g", n)
 }

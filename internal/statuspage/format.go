@@ -1,0 +1,79 @@
+package statuspage
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// detail returns why a backend was benched, in addition to the class.
+func detail(status int, cause string) (text string) {
+	if status != 0 {
+		text = fmt.Sprintf(" (%d)", status)
+	}
+	if cause != "" && cause != strconv.Itoa(status) {
+		text += ": " + words(cause)
+	}
+	return text
+}
+
+// words makes a class readable.
+func words(class string) string { return strings.ReplaceAll(class, "_", " ") }
+
+// percent writes a share. It writes 0 % only for exactly 0, and 100 % only for exactly 1.
+func percent(ratio *float64) string {
+	if ratio == nil {
+		return "–"
+	}
+	switch r := *ratio; {
+	case r > 0 && r < .0005:
+		return "< 0.1 %"
+	case r < .0995 && r != 0:
+		return fmt.Sprintf("%.1f %%", 100*r)
+	case r < 1 && r >= .995:
+		return "> 99 %"
+	default:
+		return fmt.Sprintf("%.0f %%", 100*r)
+	}
+}
+
+// seconds writes a duration with two digits.
+func seconds(s *float64) string {
+	switch {
+	case s == nil:
+		return "–"
+	case *s <= .01: // the first bucket of the histogram, nothing more is known in it
+		return "< 10 ms"
+	case *s < .0995:
+		return fmt.Sprintf("%.0f ms", 1000**s)
+	case *s < 1:
+		return fmt.Sprintf("%.0f ms", math.Round(100**s)*10)
+	case *s < 9.95:
+		return fmt.Sprintf("%.1f s", *s)
+	}
+	return fmt.Sprintf("%.0f s", *s)
+}
+
+// short writes a number with three digits at most.
+func short(n float64) string {
+	for _, scale := range []struct {
+		size float64
+		unit string
+	}{{1e9, " G"}, {1e6, " M"}, {1e3, " k"}} {
+		if n >= scale.size {
+			return digits(n/scale.size) + scale.unit
+		}
+	}
+	return digits(n)
+}
+
+func digits(n float64) string {
+	switch {
+	case n == math.Trunc(n) || n >= 99.95:
+		return fmt.Sprintf("%.0f", n)
+	case n >= 9.995:
+		return fmt.Sprintf("%.1f", n)
+	}
+	return fmt.Sprintf("%.2g", n)
+}
