@@ -15,7 +15,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/modellist"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -129,7 +128,7 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 	ex.api.read(r, route, h.promptCache)
 	ex.api.anonymous = h.passesThrough && ex.api.credentials.None()
 	if h.models != nil {
-		if own = modellist.Answer(r, route, h.models); own.Response != nil {
+		if own = apierror.ModelList(r, route, h.models); own.Response != nil {
 			return own
 		}
 	}

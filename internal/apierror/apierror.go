@@ -1,4 +1,4 @@
-// Package apierror defines the balancer's own errors.
+// Package apierror defines the answers of the balancer itself: its errors, and the list of models.
 package apierror
 
 import (

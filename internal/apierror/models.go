@@ -1,5 +1,4 @@
-// Package modellist answers requests for the list of models.
-package modellist
+package apierror
 
 import (
 	"net/http"
@@ -7,21 +6,20 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// object describes a model in the format of OpenAI's API.
-type object struct {
+// modelObject describes a model in the format of OpenAI's API.
+type modelObject struct {
 	ID      string `json:"id"`
 	Object  string `json:"object"`
 	Created int    `json:"created"`
 	OwnedBy string `json:"owned_by"`
 }
 
-// Answer answers GET /v1/models and GET /v1/models/{model}, and the same
+// ModelList answers GET /v1/models and GET /v1/models/{model}, and the same
 // requests at Azure's paths. It returns no answer to any other request.
-func Answer(r *http.Request, route openaiapi.Route, models []string) (none apierror.Answer) {
+func ModelList(r *http.Request, route openaiapi.Route, models []string) (none Answer) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return none
 	}
@@ -35,19 +33,19 @@ func Answer(r *http.Request, route openaiapi.Route, models []string) (none apier
 		return none
 	case name == "":
 		list := struct {
-			Object string   `json:"object"`
-			Data   []object `json:"data"`
+			Object string        `json:"object"`
+			Data   []modelObject `json:"data"`
 		}{Object: "list"}
 		for _, model := range models {
 			list.Data = append(list.Data, describe(model))
 		}
-		return apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, list), Class: apierror.Models}
+		return Answer{Response: JSONResponse(r, http.StatusOK, list), Class: Models}
 	case slices.Contains(models, name):
-		return apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, describe(name)), Class: apierror.Models}
+		return Answer{Response: JSONResponse(r, http.StatusOK, describe(name)), Class: Models}
 	}
-	return apierror.UnknownModel(name, models).Answer(r)
+	return UnknownModel(name, models).Answer(r)
 }
 
-func describe(name string) object {
-	return object{ID: name, Object: "model", OwnedBy: "openai_lb"}
+func describe(name string) modelObject {
+	return modelObject{ID: name, Object: "model", OwnedBy: "openai_lb"}
 }
