@@ -12,6 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 func (h *Handler) checkAffinity(shares bool) error {
@@ -38,15 +39,15 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 // may. A list is that of the first account.
 func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	api := &ex.api
-	if a != nil && api.parsed.TooManyIDs() {
+	if a != nil && api.Body.TooManyIDs() {
 		return apierror.TooManyIDs(apibody.MaxIDs).Answer(ex.request)
 	}
 	r := affinity.Request{
-		Method: api.method, Operation: api.route.Operation, RawQuery: ex.request.URL.RawQuery,
-		Body: &api.parsed, Text: api.body.Buffered(), Caller: api.caller.Name,
-		Upgrade: api.Handshake, Compressed: api.clarity == bodyOpaque, Disputed: content.Disputed(ex.request.Header),
+		Method: openaiapi.MethodOf(ex.request), Operation: api.Route.Operation, RawQuery: ex.request.URL.RawQuery,
+		Body: &api.Body, Text: api.received.Buffered(), Caller: api.caller.Name,
+		Upgrade: api.Kind.IsHandshake(), Compressed: api.Clarity == openaiapi.Opaque, Disputed: content.Disputed(ex.request.Header),
 	}
-	if !api.body.Whole() {
+	if !api.received.Whole() {
 		r.CutAt = ex.balancer.transport.RequestBuffers
 	}
 	placement, refusal, refused := a.Place(r)

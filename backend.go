@@ -328,14 +328,14 @@ func (b *Backend) takes(a *apiRequest) bool {
 // read or changed if it cannot be.
 func (b *Backend) understands(a *apiRequest) bool {
 	switch {
-	case a.inPath():
-		if (a.clarity != bodyClear || a.cutOff()) && !b.paths.HasClassic() {
+	case a.ModelInPath():
+		if (a.Clarity != openaiapi.Clear || a.CutOff()) && !b.paths.HasClassic() {
 			return false
 		}
-	case a.clarity != bodyClear && (b.models != nil || b.Deployment != ""):
+	case a.Clarity != openaiapi.Clear && (b.models != nil || b.Deployment != ""):
 		return false
 	}
-	return b.serves(a.model) && (a.model != "" || !a.needsModel || b.models == nil)
+	return b.serves(a.Model) && (a.Model != "" || !a.NeedsModel || b.models == nil)
 }
 
 // hasCredential reports whether the backend gets a credential of its own.

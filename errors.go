@@ -7,6 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -28,7 +29,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		// a handler that comes after the backends must not have it executed again
 		ex.proxied.Body, ex.proxied.ContentLength = replay.Gone{}, -1
 	} else if gone {
-		ex.api.body.Restore(&ex.proxied)
+		ex.api.received.Restore(&ex.proxied)
 	}
 	ex.committed()
 	res := best.Response
@@ -188,15 +189,15 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	switch {
 	case lacksKey:
 		return apierror.MissingKey, true
-	case ex.api.clarity == bodyOpaque:
+	case ex.api.Clarity == openaiapi.Opaque:
 		return apierror.CompressedBody, true
-	case ex.api.cutOff():
+	case ex.api.CutOff():
 		return apierror.ModelBeyondBuffer(ex.balancer.transport.RequestBuffers), true
-	case ex.api.clarity == bodyUnclear, ex.api.model == "":
+	case ex.api.Clarity == openaiapi.Unclear, ex.api.Model == "":
 		return apierror.MissingModel(models), true
 	}
 	if object := ex.api.placement.Stored(); elsewhere && object != "" {
-		return apierror.UnknownModelThere(ex.api.model, object, models), true
+		return apierror.UnknownModelThere(ex.api.Model, object, models), true
 	}
-	return apierror.UnknownModel(ex.api.model, models), true
+	return apierror.UnknownModel(ex.api.Model, models), true
 }

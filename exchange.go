@@ -173,7 +173,7 @@ func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 func (ex *exchange) MayTry(m *pool.Member) bool {
 	t := ex.balancer.targets[m.Index]
 	return ex.isLeft(t) &&
-		(len(ex.tries.exceeded) == 0 || !slices.Contains(ex.tries.exceeded, t.backend.nameOf(ex.api.model))) &&
+		(len(ex.tries.exceeded) == 0 || !slices.Contains(ex.tries.exceeded, t.backend.nameOf(ex.api.Model))) &&
 		(!ex.api.makesObject() || t.allModels || !ex.mayHaveAllModels())
 }
 
@@ -193,7 +193,10 @@ func (ex *exchange) isLeft(t *target) bool {
 
 // Once implements pool.Request. A request that may have been executed after a
 // failure is not retried either.
-func (ex *exchange) Once() bool { return !ex.api.body.Whole() || !ex.api.Repeatable }
+func (ex *exchange) Once() bool { return !ex.api.received.Whole() || !ex.api.Kind.Repeatable() }
+
+// Affinity implements pool.Request.
+func (ex *exchange) Affinity() *pool.Affinity { return &ex.api.affinity }
 
 // Cost implements pool.Request.
 func (ex *exchange) Cost() int64 { return ex.api.Cost }
@@ -202,16 +205,16 @@ func (ex *exchange) Cost() int64 { return ex.api.Cost }
 func (ex *exchange) attempted() *try { return &ex.tries.attempts[len(ex.tries.attempts)-1] }
 
 // model is what the current backend calls the model that is asked for.
-func (ex *exchange) model() string { return ex.tries.current.backend.nameOf(ex.api.model) }
+func (ex *exchange) model() string { return ex.tries.current.backend.nameOf(ex.api.Model) }
 
 // benchModel is what the backend calls the model whose benches count for the request,
 // and which the request may bench. An operation other than inference has separate
 // limits, such as a number of jobs. So it counts as a request without a model.
 func (ex *exchange) benchModel(b *Backend) string {
-	if !ex.api.Infers {
+	if !ex.api.Kind.Infers() {
 		return ""
 	}
-	return b.nameOf(ex.api.model)
+	return b.nameOf(ex.api.Model)
 }
 
 // doubtBenches puts the benches in doubt that the request began, if it met nothing
@@ -232,7 +235,7 @@ func (ex *exchange) doubtBenches() {
 // wholeBackend reports whether a class is about all of the backend. A quota that an
 // operation other than inference has met may be one of these.
 func (ex *exchange) wholeBackend(c verdict.Class) bool {
-	return c.WholeBackend() && (c != verdict.Quota || ex.api.Infers)
+	return c.WholeBackend() && (c != verdict.Quota || ex.api.Kind.Infers())
 }
 
 // committed lets go of what only another attempt would need. A reply may
@@ -240,7 +243,7 @@ func (ex *exchange) wholeBackend(c verdict.Class) bool {
 func (ex *exchange) committed() {
 	ex.doubtBenches()
 	ex.dropBest()
-	ex.api.body.Release()
+	ex.api.received.Release()
 	ex.api.credentials, ex.api.split = keys.Presented{}, nil
 }
 
@@ -257,7 +260,7 @@ func (ex *exchange) release() {
 func (ex *exchange) finish(err error, aborted bool) {
 	ex.record.end(aborted)
 	ex.dropBest()
-	ex.api.body.Release()
+	ex.api.received.Release()
 	ex.release()
 	ex.observe(err)
 }

@@ -55,7 +55,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 	b.auth.Authorize(out.Header, &out.URL, credential, api.credentials)
 	// the body was read, so the client was told to continue already
 	delete(out.Header, "Expect")
-	if api.Stream {
+	if api.Body.Stream {
 		// the beginning of a stream is read before it is passed on
 		delete(out.Header, "Accept-Encoding")
 	}
@@ -66,14 +66,14 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 	out.Host = b.header.Get("Host")
 	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
 
-	model := b.nameOf(api.model)
-	route := api.route
+	model := b.nameOf(api.Model)
+	route := api.Route
 	if out.URL.Path != ex.request.URL.Path || out.URL.RawPath != ex.request.URL.RawPath {
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
 	}
-	place := b.paths.Rewrite(&out.URL, route, api.model, model)
-	replaced := model != api.model || b.models != nil && api.parsed.NamesSeveral()
-	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && api.parsed.HasModel {
+	place := b.paths.Rewrite(&out.URL, route, api.Model, model)
+	replaced := model != api.Model || b.models != nil && api.Body.NamesSeveral()
+	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && api.Body.HasModel {
 		out.Change.Model = model
 	}
 }

@@ -64,7 +64,7 @@ func (h *Handler) proxied(ex *exchange) *http.Request {
 // buffer reads the body of the request. A handler in handle_response gets none of
 // it, unless nothing was read, or answer restores it.
 func (ex *exchange) buffer(limit int64) error {
-	err := ex.api.body.Buffer(ex.request, limit)
+	err := ex.api.received.Buffer(ex.request, limit)
 	if r := &ex.proxied; r.Body != nil && r.Body != http.NoBody {
 		r.Body, r.ContentLength = replay.Gone{}, -1
 	}
@@ -125,14 +125,14 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 			return apierror.UnreadableBody(err).Answer(r)
 		}
 	}
-	ex.api.read(r, route, h.promptCache)
+	ex.api.parse(r, route, h.promptCache)
 	ex.api.anonymous = h.passesThrough && ex.api.credentials.None()
 	if h.models != nil {
 		if own = apierror.ModelList(r, route, h.models); own.Response != nil {
 			return own
 		}
 	}
-	if h.tellsModels && ex.api.cutOff() && ex.api.model == "" {
+	if h.tellsModels && ex.api.CutOff() && ex.api.Model == "" {
 		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
 	}
 	return ex.place(h.affinity)

@@ -188,14 +188,14 @@ func (p *PassiveHealth) bench(ex *exchange, r *attempt.Reply, now time.Time) (wa
 		return time.Duration(p.RetryAfterMax), true
 	case verdict.NoModel:
 		// another operation has no bench for a model
-		return misconfigured, ex.api.Infers && ex.tries.bench.claim()
+		return misconfigured, ex.api.Kind.Infers() && ex.tries.bench.claim()
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to open a
 		// WebSocket included, and uvicorn answers 403 where it has none
-		if ex.api.Handshake && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
+		if ex.api.Kind.IsHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
 			return 0, false
 		}
-		return misconfigured, ex.api.Infers && ex.tries.bench.claim()
+		return misconfigured, ex.api.Kind.Infers() && ex.tries.bench.claim()
 	case verdict.NoCredential:
 		return min(cmp.Or(r.Wait, misconfigured), misconfigured), r.Status == 0
 	case verdict.Failed, verdict.Timeout:
@@ -235,7 +235,7 @@ func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time
 // Broken implements attempt.Recipient. It records that a reply was cut, or contained
 // an error, after its beginning went to the client.
 func (ex *exchange) Broken(r *attempt.Reply, reason error) {
-	if ex.request.Context().Err() != nil || ex.api.body.Failure() != nil || r.Upload().Stalled() {
+	if ex.request.Context().Err() != nil || ex.api.received.Failure() != nil || r.Upload().Stalled() {
 		return // the client left, or did not send all of its body
 	}
 	now, t, a := time.Now(), ex.tries.current, ex.attempted()

@@ -15,6 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -116,7 +117,7 @@ func (ex *exchange) observeTokens(t *target, class verdict.Class) {
 	switch {
 	case known:
 		t.metrics.Used(ex.api.caller.Label, ex.modelLabel(), ex.attempted().deployment, ex.record.tokens)
-	case class == verdict.Served && ex.record.status == http.StatusOK && ex.api.Infers:
+	case class == verdict.Served && ex.record.status == http.StatusOK && ex.api.Kind.Infers():
 		t.metrics.UsedUnknown(ex.attempted().deployment)
 	}
 }
@@ -213,30 +214,30 @@ func (ex *exchange) startSpan(ctx context.Context) {
 	ex.attempted().span = observe.StartSpan(ctx, func() observe.Attempt {
 		b := ex.tries.current.backend
 		return observe.Attempt{
-			Method: ex.api.method, Operation: ex.api.route.Operation,
-			Model: ex.model(), Stream: ex.api.Stream,
+			Method: openaiapi.MethodOf(ex.request), Operation: ex.api.Route.Operation,
+			Model: ex.model(), Stream: ex.api.Body.Stream,
 			Pool: ex.balancer.Name, Backend: ex.tries.current.Name, Azure: b.azure, Address: ex.tries.current.upstream.Dial,
 		}
 	})
 }
 
 // modelLabel is the label in metrics of the model that the client named.
-func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api.model) }
+func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api.Model) }
 
 // deploymentLabel is the label in metrics of what the backend calls that model.
 func (ex *exchange) deploymentLabel(t *target) string {
-	return metrics.Deployment(t.Member, t.backend.nameOf(ex.api.model))
+	return metrics.Deployment(t.Member, t.backend.nameOf(ex.api.Model))
 }
 
 // summary is what placeholders and the access log say of the request.
 func (ex *exchange) summary() *observe.Summary {
 	s := &observe.Summary{
-		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens,
+		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens,
 		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
 	}
 	if ex.record.aborted {
 		s.Aborted, s.Duration = true, ex.record.duration
-		s.Tokens, s.Estimated = ex.record.usage.Estimate(ex.api.promptCost)
+		s.Tokens, s.Estimated = ex.record.usage.Estimate(ex.api.PromptCost())
 	}
 	t, class := ex.outcome()
 	if s.Class = class; t != nil {

@@ -217,11 +217,11 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 	if s.transport != nil {
 		if isEchoOrTunnel(r) {
 			ex.own = apierror.MethodNotAllowed.Answer(r)
-		} else if err := ex.api.body.Buffer(r, s.transport.RequestBuffers); err != nil {
+		} else if err := ex.api.received.Buffer(r, s.transport.RequestBuffers); err != nil {
 			ex.own = apierror.UnreadableBody(err).Answer(r)
 		}
-		ex.api.read(r, openaiapi.ParsePath(r.URL.EscapedPath()), nil)
-		ex.api.model = "" // an upstream has no benches for models
+		ex.api.parse(r, openaiapi.ParsePath(r.URL.EscapedPath()), nil)
+		ex.api.Model, ex.api.Route.Deployment = "", "" // an upstream has no benches for models
 	}
 	return ex
 }
@@ -252,9 +252,8 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 	return b
 }
 
-// anyBackend stands for the upstreams of a plain reverse_proxy: it serves any model
-// at any path.
-var anyBackend = &Backend{paths: openaiapi.PathsAt("", true)}
+// anyBackend stands for the upstreams of a plain reverse_proxy: it serves any model.
+var anyBackend = new(Backend)
 
 // plainUpstream is an upstream of a plain reverse_proxy, which does not tell when
 // a request is over, but counts them.

@@ -152,7 +152,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return ex.answer(req), nil
 	}
 	t.remember(ex, r)
-	ex.tries.executed = !ex.api.Repeatable && r.PerhapsExecuted()
+	ex.tries.executed = !ex.api.Kind.Repeatable() && r.PerhapsExecuted()
 	switch {
 	case ex.mayBeElsewhere(r):
 		return nil, errNextBackend
@@ -197,11 +197,11 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 func (ex *exchange) outgoing(req *http.Request, credential Credential) attempt.Request {
 	b, api := ex.tries.current.backend, &ex.api
 	out := attempt.Request{
-		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.body, Change: replay.Options{Request: &api.parsed},
-		Asks: api.Asks, Secrets: b.auth.Secrets(credential, api.credentials), Fields: ex.balancer.front,
+		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
+		Asks: api.asks(), Secrets: b.auth.Secrets(credential, api.credentials), Fields: ex.balancer.front,
 	}
 	ex.balancer.front.direct(ex, &out, credential)
-	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.hidesUsage()
+	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
 			if reader := api.placement.IDReader(b.account, res); reader != nil {
@@ -216,14 +216,14 @@ func (ex *exchange) outgoing(req *http.Request, credential Credential) attempt.R
 // bodyLate reports whether the client was too slow with its body. net/http's
 // server then cancels the request, as if the client had left.
 func (ex *exchange) bodyLate() bool {
-	return errors.Is(ex.api.body.Failure(), os.ErrDeadlineExceeded)
+	return errors.Is(ex.api.received.Failure(), os.ErrDeadlineExceeded)
 }
 
 // clientsFault returns the error for a request that could not be sent because of
 // the client. A backend that gives up an upload which the client stalls answers 408,
 // breaks the connection, or waits until we give up.
 func (ex *exchange) clientsFault(r *attempt.Reply) (apierror.Error, bool) {
-	failure := ex.api.body.Failure()
+	failure := ex.api.received.Failure()
 	switch {
 	case r.Refusal.Status != 0:
 		return r.Refusal, true
@@ -258,7 +258,7 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 			ex.own.Response = apierror.PerhapsStillExecuted.Response(ex.request)
 		}
 	// an upload that is ended takes the rest of a long error with it
-	case r.SaysMore(ex.balancer.forward) && (r.Whole || !sendable || ex.api.body.Whole()):
+	case r.SaysMore(ex.balancer.forward) && (r.Whole || !sendable || ex.api.received.Whole()):
 		ex.keep(r.Response)
 	default:
 		r.Discard()
@@ -274,7 +274,7 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 // knows who does.
 func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
 	placement, best := &ex.api.placement, &ex.tries.best
-	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.body.Whole() || !r.Upload().Abandon() {
+	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.received.Whole() || !r.Upload().Abandon() {
 		return false
 	}
 	placement.Missing(ex.tries.current.backend.account)

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -54,7 +55,8 @@ type Request struct {
 
 // Asks is what the request asks for, as far as the meaning of the reply depends on it.
 type Asks struct {
-	Infers, Handshake, Stream, Repeatable bool
+	Kind   openaiapi.Kind
+	Stream bool
 	// Responds reports whether a response object in the reply is made by this request.
 	Responds bool
 	// Cost is how many tokens it counts for in a rate limit.
@@ -126,11 +128,11 @@ func (t *sent) begin(s *Sender) {
 	if t.Change.AskUsage {
 		t.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
-	t.Change.Repeatable, t.Change.Progress = t.Asks.Repeatable, &t.trip.timeout
+	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
 	t.trip.upload = t.Body.Attach(&t.out, t.Change)
 	limit := s.ResponseHeaderTimeout
 	switch {
-	case t.Asks.Handshake:
+	case t.Asks.Kind.IsHandshake():
 		limit = s.HandshakeTimeout
 	case t.Asks.Stream:
 		limit = s.StreamFirstEventTimeout
@@ -171,8 +173,8 @@ func (t *sent) watchOver(s *Sender, res *http.Response) *body {
 func (r *Reply) judgeHandshake() {
 	asks := &r.sent.Asks
 	switch {
-	case !asks.Handshake || r.Status < 200 || r.Status >= 300:
-	case asks.Infers:
+	case !asks.Kind.IsHandshake() || r.Status < 200 || r.Status >= 300:
+	case asks.Kind.Infers():
 		r.breakOff(ErrNoUpgrade)
 	case r.sent.Proxied.ProtoMajor > 1:
 		r.Class, r.Refusal = verdict.ClientError, apierror.NotUpgraded

@@ -24,8 +24,8 @@ import (
 // response that failed long ago is not a failure.
 func (s *Sender) open(r *Reply) {
 	asks, res := &r.sent.Asks, r.Response
-	inferred := asks.Infers && r.Status == http.StatusOK
-	once := !asks.Repeatable && r.Status < 300
+	inferred := asks.Kind.Infers() && r.Status == http.StatusOK
+	once := !asks.Kind.Repeatable() && r.Status < 300
 	kind := content.TypeOf(res.Header)
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
@@ -53,14 +53,14 @@ func (r *Reply) openStream() (*sse.Error, error) {
 
 func (r *Reply) openJSON() (*sse.Error, error) {
 	asks := &r.sent.Asks
-	mustBeJSON := asks.Infers && !asks.Stream
+	mustBeJSON := asks.Kind.Infers() && !asks.Stream
 	if r.body == nil {
 		if mustBeJSON {
 			return nil, ErrNotJSON
 		}
 		return nil, nil
 	}
-	if err := r.body.readJSON(); err != nil || !asks.Infers {
+	if err := r.body.readJSON(); err != nil || !asks.Kind.Infers() {
 		return nil, err
 	}
 	failure := r.body.errorIn(asks.Responds)

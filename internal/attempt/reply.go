@@ -169,7 +169,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 	}
 	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols {
 		var broken func(reason error, begun bool)
-		if r.sent.Asks.Handshake {
+		if r.sent.Asks.Kind.IsHandshake() {
 			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
 		}
 		res.Body = between(client, backend, broken)

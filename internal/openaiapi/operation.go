@@ -28,9 +28,9 @@ func IsInference(method, operation string) bool {
 	return false
 }
 
-// InfersByWebSocket reports whether the messages of a WebSocket of this operation, written as in Route,
+// infersByWebSocket reports whether the messages of a WebSocket of this operation, written as in Route,
 // are requests for inference.
-func InfersByWebSocket(operation string) bool {
+func infersByWebSocket(operation string) bool {
 	switch strings.TrimSuffix(operation, "/") {
 	case "/realtime", "/responses":
 		return true
@@ -38,8 +38,8 @@ func InfersByWebSocket(operation string) bool {
 	return false
 }
 
-// MayInfer reports whether a server may treat the request as [IsInference], however its path is spelled.
-func MayInfer(method, operation string) bool {
+// mayInfer reports whether a server may treat the request as [IsInference], however its path is spelled.
+func mayInfer(method, operation string) bool {
 	return IsInference(method, operation) || method == http.MethodPost && IsInference(method, mostCommon(operation))
 }
 
@@ -51,9 +51,9 @@ func mostCommon(operation string) string {
 	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))
 }
 
-// ShowsUsageIfAsked reports whether a stream of the operation contains its usage only if the client asks
+// showsUsageIfAsked reports whether a stream of the operation contains its usage only if the client asks
 // for it.
-func ShowsUsageIfAsked(operation string) bool {
+func showsUsageIfAsked(operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
 	return operation == "/chat/completions" || operation == "/completions"
 }
@@ -67,10 +67,10 @@ func CachesPrompts(operation string) bool {
 	return false
 }
 
-// Repeatable reports whether a request may be retried when it is unknown whether it was executed
+// repeatable reports whether a request may be retried when it is unknown whether it was executed
 // already: it is inference, or its method is safe (RFC 9110 section 9.2.1). No backend gets a
 // TRACE.
-func Repeatable(method, operation string) bool {
+func repeatable(method, operation string) bool {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
 		return true

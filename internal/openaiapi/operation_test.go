@@ -59,9 +59,9 @@ func TestWhatMayBeDoneTwice(t *testing.T) {
 		{"get", "/files", false, false}, // methods are case-sensitive (RFC 9110 section 9.1)
 		{"", "", false, false},
 	} {
-		if IsInference(tt.method, tt.operation) != tt.inference || Repeatable(tt.method, tt.operation) != tt.repeatable {
+		if IsInference(tt.method, tt.operation) != tt.inference || repeatable(tt.method, tt.operation) != tt.repeatable {
 			t.Errorf("%s %s: inference %v and repeatable %v, want %v and %v", tt.method, tt.operation,
-				IsInference(tt.method, tt.operation), Repeatable(tt.method, tt.operation), tt.inference, tt.repeatable)
+				IsInference(tt.method, tt.operation), repeatable(tt.method, tt.operation), tt.inference, tt.repeatable)
 		}
 	}
 }

@@ -102,7 +102,7 @@ func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Reque
 		q.Body = apibody.ParseJSON(body.Bytes, p)
 	}
 	q.Cost = q.Body.Cost(q.PromptLength)
-	q.NeedsModel = q.Kind.Infers() || MayInfer(MethodOf(r), route.Operation)
+	q.NeedsModel = q.Kind.Infers() || mayInfer(MethodOf(r), route.Operation)
 	if q.NeedsModel && q.Clarity == Clear && len(body.Bytes) > 0 &&
 		(!q.Body.Clear || body.Whole && !q.Body.Whole || content.Disputed(r.Header)) {
 		q.Clarity = Unclear
@@ -116,11 +116,11 @@ func kindOf(r *http.Request, operation string) Kind {
 	switch handshake := IsHandshake(r); {
 	case IsInference(method, operation):
 		return Inference
-	case handshake && InfersByWebSocket(operation):
+	case handshake && infersByWebSocket(operation):
 		return InferenceWebSocket
 	case handshake:
 		return WebSocket
-	case Repeatable(method, operation):
+	case repeatable(method, operation):
 		return Safe
 	}
 	return Once
@@ -155,7 +155,7 @@ func (q *Request) CutOff() bool { return !q.Whole && !q.Body.Whole && !q.Body.Ha
 // CanAskUsage reports whether the request is for a stream without its usage, which can be asked for in the
 // client's place.
 func (q *Request) CanAskUsage() bool {
-	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && ShowsUsageIfAsked(q.Route.Operation)
+	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && showsUsageIfAsked(q.Route.Operation)
 }
 
 // PromptCost returns how many tokens of the cost are those of the prompt.
