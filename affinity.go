@@ -29,7 +29,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.link, Logger: h.logger}
 	findAllModels(h.balancer.targets)
 	for _, t := range h.balancer.targets {
-		config.Accounts = append(config.Accounts, t.backend.account)
+		config.Accounts = append(config.Accounts, t.backend.AccountKey)
 	}
 	h.affinity, err = affinity.New(ctx, config)
 	return err
@@ -69,12 +69,12 @@ func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 func (ex *exchange) settleList() {
 	var first *target
 	for _, t := range ex.balancer.targets {
-		if t.backend.takes(&ex.api) && (first == nil || t.allModels && !first.allModels) {
+		if t.backend.Takes(&ex.api.Request, ex.api.anonymous) && (first == nil || t.allModels && !first.allModels) {
 			first = t
 		}
 	}
 	if first != nil {
-		ex.api.placement.Settle(first.backend.account)
+		ex.api.placement.Settle(first.backend.AccountKey)
 	}
 }
 
@@ -85,14 +85,14 @@ func findAllModels(targets []*target) {
 	serveAny := make(map[string]bool)
 	var models []string
 	for _, t := range targets {
-		account := t.backend.account
-		serveAny[account] = serveAny[account] || t.backend.models == nil
-		lists[account] = slices.AppendSeq(lists[account], maps.Keys(t.backend.models))
-		models = slices.AppendSeq(models, maps.Keys(t.backend.models))
+		account := t.backend.AccountKey
+		serveAny[account] = serveAny[account] || t.backend.Models == nil
+		lists[account] = slices.AppendSeq(lists[account], maps.Keys(t.backend.Models))
+		models = slices.AppendSeq(models, maps.Keys(t.backend.Models))
 	}
 	listed := !slices.Contains(slices.Collect(maps.Values(serveAny)), true)
 	for _, t := range targets {
-		account := t.backend.account
+		account := t.backend.AccountKey
 		t.allModels = serveAny[account] ||
 			listed && !slices.ContainsFunc(models, func(model string) bool { return !slices.Contains(lists[account], model) })
 	}
@@ -104,6 +104,6 @@ func findAllModels(targets []*target) {
 func (ex *exchange) mayHaveAllModels() bool {
 	now := time.Now()
 	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
-		return t.allModels && !t.Drained() && !t.Unreachable() && !t.Full() && ex.isLeft(t) && t.backend.takes(&ex.api) && !t.Throttles(ex, now)
+		return t.allModels && !t.Drained() && !t.Unreachable() && !t.Full() && ex.isLeft(t) && t.backend.Takes(&ex.api.Request, ex.api.anonymous) && !t.Throttles(ex, now)
 	})
 }

@@ -1,16 +1,19 @@
 package openailb
 
 import (
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"slices"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // balancer is what all requests of a handler, or of a plain reverse_proxy, have
@@ -40,7 +43,7 @@ type balancer struct {
 // target is a backend as reverse_proxy and the pool see it.
 type target struct {
 	*pool.Member
-	backend  *Backend
+	backend  *backend.Backend
 	upstream *reverseproxy.Upstream
 	// allModels means that its account serves all models of the pool.
 	allModels bool
@@ -83,4 +86,29 @@ func (b *balancer) open() { pools.Default.Add(&b.Entry) }
 func (b *balancer) close() {
 	pools.Default.Remove(&b.Entry)
 	b.Pool.Close()
+}
+
+// targetOf makes a backend a member of a pool. The caller gives its health
+// back to healths.
+func targetOf(b *backend.Backend) *target {
+	m := pool.NewMember(b.Name, loadHealth(b.HealthKey))
+	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
+	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
+	m.Names, m.Deployment = b.Models, b.Deployment
+	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.Dial()}}
+}
+
+// startFresh forgets what was learned with another key, now and whenever the key
+// changes. To other replicas it is then another backend.
+func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
+	key := t.backend.Key()
+	if key == nil {
+		return
+	}
+	t.StartFresh(key.Digest())
+	key.Changed = func(digest string) {
+		t.StartFresh(digest)
+		link.Name(t.Member, t.backend.NameForReplicas())
+		logger.Info("api_key changed", zap.String("backend", t.Name))
+	}
 }

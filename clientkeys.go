@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"errors"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
@@ -53,7 +54,7 @@ func (h *Handler) provisionClientKeys() error {
 // warnIfPublic logs a warning if anyone can use the keys of the backends. Which
 // routes lead to a handler is known once the config is loaded.
 func (h *Handler) warnIfPublic(ctx caddy.Context) error {
-	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*Backend).hasCredential) {
+	if h.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential) {
 		return nil
 	}
 	return observe.On(ctx, observe.Started, func() {

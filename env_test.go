@@ -1,7 +1,6 @@
 package openailb_test
 
 import (
-	"fmt"
 	"net/http"
 	"os"
 	"strings"
@@ -10,8 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	openailb "github.com/openai-lb/caddy-openai-lb"
-	"github.com/openai-lb/caddy-openai-lb/internal/acaenv"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -19,7 +17,7 @@ import (
 func setEnv(t *testing.T, pairs ...string) {
 	t.Helper()
 	for _, pair := range os.Environ() {
-		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") || name == acaenv.TimeoutVariable {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") || name == backend.TimeoutVariable {
 			t.Setenv(name, "") // sets it back in the end
 			os.Unsetenv(name)
 		}
@@ -27,21 +25,6 @@ func setEnv(t *testing.T, pairs ...string) {
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
-	}
-}
-
-func TestABackendOfTheEnvironmentIsAzures(t *testing.T) {
-	t.Setenv("BACKEND_1_APIKEY", "key")
-	b, err := openailb.BackendFromEnv(acaenv.Backend{
-		URL:    acaenv.Variable{Name: "BACKEND_1_URL", Value: "https://a/{env.HOME}"},
-		APIKey: acaenv.Variable{Name: "BACKEND_1_APIKEY", Value: "key"}, Priority: 7, Deployment: "gpt-4o",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// the braces of a variable's value are no placeholder
-	if got := fmt.Sprint(b.URL, b.Priority, b.Auth, b.APIKey, b.Deployment); got != "https://a/%7Benv.HOME%7D7api_key{env.BACKEND_1_APIKEY}gpt-4o" {
-		t.Errorf("got %s", got)
 	}
 }
 

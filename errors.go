@@ -129,8 +129,8 @@ func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
 	others, elsewhere := false, false
 	for _, t := range ex.balancer.targets {
 		switch class, tried := ex.cameOf(t); {
-		case !t.backend.takes(&ex.api):
-		case !ex.api.placement.Allows(t.backend.account):
+		case !t.backend.Takes(&ex.api.Request, ex.api.anonymous):
+		case !ex.api.placement.Allows(t.backend.AccountKey):
 			elsewhere = true
 		case class.Promise() || t.Throttles(ex, now):
 			if r.throttled == nil {
@@ -172,14 +172,14 @@ func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
 	var models []string
 	lacksKey, elsewhere := false, false
 	for _, t := range ex.balancer.targets {
-		if !ex.api.placement.Allows(t.backend.account) {
-			elsewhere = elsewhere || t.backend.takes(&ex.api)
+		if !ex.api.placement.Allows(t.backend.AccountKey) {
+			elsewhere = elsewhere || t.backend.Takes(&ex.api.Request, ex.api.anonymous)
 			continue
 		}
-		if t.backend.takes(&ex.api) {
+		if t.backend.Takes(&ex.api.Request, ex.api.anonymous) {
 			return apierror.Error{}, false
 		}
-		lacksKey = lacksKey || t.backend.understands(&ex.api)
+		lacksKey = lacksKey || t.backend.Understands(&ex.api.Request)
 		for _, model := range t.backend.Model {
 			if !slices.Contains(models, model.Name) {
 				models = append(models, model.Name)

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"context"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net/http"
 	"slices"
 	"time"
@@ -67,7 +68,7 @@ type try struct {
 	status  int
 	started time.Time
 	// credential is the backend's, with which the request was sent.
-	credential Credential
+	credential keys.Credential
 	// benched is when a promise began by this attempt, if one did.
 	benched time.Time
 	// deployment is the label in metrics of what the backend calls the model.
@@ -163,7 +164,7 @@ func (ex *exchange) mayGoOn(now time.Time) bool {
 // ModelAt implements pool.Request.
 func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 	b := ex.balancer.targets[m.Index].backend
-	return ex.benchModel(b), ex.api.placement.Allows(b.account) && b.takes(&ex.api)
+	return ex.benchModel(b), ex.api.placement.Allows(b.AccountKey) && b.Takes(&ex.api.Request, ex.api.anonymous)
 }
 
 // MayTry implements pool.Request. After a backend whose model has too short a
@@ -173,7 +174,7 @@ func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 func (ex *exchange) MayTry(m *pool.Member) bool {
 	t := ex.balancer.targets[m.Index]
 	return ex.isLeft(t) &&
-		(len(ex.tries.exceeded) == 0 || !slices.Contains(ex.tries.exceeded, t.backend.nameOf(ex.api.Model))) &&
+		(len(ex.tries.exceeded) == 0 || !slices.Contains(ex.tries.exceeded, t.backend.NameOf(ex.api.Model))) &&
 		(!ex.api.makesObject() || t.allModels || !ex.mayHaveAllModels())
 }
 
@@ -184,7 +185,7 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.tries.attempts {
 		tried := ex.tries.attempts[i].target
-		if tried == t || tried.backend.auth.Passthrough && !t.backend.auth.Passthrough {
+		if tried == t || tried.backend.Credentials.Passthrough && !t.backend.Credentials.Passthrough {
 			return false
 		}
 	}
@@ -205,16 +206,16 @@ func (ex *exchange) Cost() int64 { return ex.api.Cost }
 func (ex *exchange) attempted() *try { return &ex.tries.attempts[len(ex.tries.attempts)-1] }
 
 // model is what the current backend calls the model that is asked for.
-func (ex *exchange) model() string { return ex.tries.current.backend.nameOf(ex.api.Model) }
+func (ex *exchange) model() string { return ex.tries.current.backend.NameOf(ex.api.Model) }
 
 // benchModel is what the backend calls the model whose benches count for the request,
 // and which the request may bench. An operation other than inference has separate
 // limits, such as a number of jobs. So it counts as a request without a model.
-func (ex *exchange) benchModel(b *Backend) string {
+func (ex *exchange) benchModel(b *backend.Backend) string {
 	if !ex.api.Kind.Infers() {
 		return ""
 	}
-	return b.nameOf(ex.api.Model)
+	return b.NameOf(ex.api.Model)
 }
 
 // doubtBenches puts the benches in doubt that the request began, if it met nothing

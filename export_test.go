@@ -9,13 +9,12 @@ import (
 )
 
 // What tests outside of the package need of its inside.
-var BackendFromEnv = backendFromEnv
 
 // UseSource makes a source that of a backend.
 func (h *Handler) UseSource(backend string, source CredentialSource) {
 	for _, b := range h.Backends {
 		if b.Name == backend {
-			b.auth.Source = source
+			b.Credentials.Source = source
 		}
 	}
 }

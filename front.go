@@ -7,6 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -18,7 +19,7 @@ type front interface {
 	attempt.Fields
 	// direct makes an outgoing request, which has the header, the host and the URL that
 	// reverse_proxy gave it, one for the current backend.
-	direct(ex *exchange, out *attempt.Request, credential Credential)
+	direct(ex *exchange, out *attempt.Request, credential keys.Credential)
 	// rechecks reports whether backends that cannot be reached are checked in the background.
 	rechecks() bool
 	// finishes reports whether exchanges are finished.
@@ -30,7 +31,7 @@ type front interface {
 // plainProxy is a plain reverse_proxy. It decides on requests and headers itself.
 type plainProxy struct{ attempt.All }
 
-func (plainProxy) direct(_ *exchange, out *attempt.Request, _ Credential) {
+func (plainProxy) direct(_ *exchange, out *attempt.Request, _ keys.Credential) {
 	out.Header = maps.Clone(out.Header) // its values are not changed in place
 }
 
@@ -44,7 +45,7 @@ type openaiLB struct{ attempt.Public }
 
 // direct sets the request's address, its credential, its headers, its path and the
 // model in its body.
-func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential) {
+func (openaiLB) direct(ex *exchange, out *attempt.Request, credential keys.Credential) {
 	b, api := ex.tries.current.backend, &ex.api
 	out.Header = api.credentials.Outgoing(out.Header, api.split)
 	if b.TraceContext {
@@ -52,7 +53,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 	} else {
 		observe.RemoveTraceContext(out.Header)
 	}
-	b.auth.Authorize(out.Header, &out.URL, credential, api.credentials)
+	b.Credentials.Authorize(out.Header, &out.URL, credential, api.credentials)
 	// the body was read, so the client was told to continue already
 	delete(out.Header, "Expect")
 	if api.Body.Stream {
@@ -60,22 +61,11 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential Credential
 		delete(out.Header, "Accept-Encoding")
 	}
 	content.AcceptReadable(out.Header)
-	for name, values := range b.header {
-		out.Header[name] = values
-	}
-	out.Host = b.header.Get("Host")
-	out.URL.Scheme, out.URL.Host = b.url.Scheme, b.url.Host
-
-	model := b.nameOf(api.Model)
 	route := api.Route
 	if out.URL.Path != ex.request.URL.Path || out.URL.RawPath != ex.request.URL.RawPath {
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
 	}
-	place := b.paths.Rewrite(&out.URL, route, api.Model, model)
-	replaced := model != api.Model || b.models != nil && api.Body.NamesSeveral()
-	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && api.Body.HasModel {
-		out.Change.Model = model
-	}
+	b.Direct(out, &api.Request, route)
 }
 
 func (openaiLB) rechecks() bool { return true }

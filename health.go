@@ -149,7 +149,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 	if r.Connected || r.Status > 0 {
 		t.Reached()
 	}
-	if t.backend.auth.Outdated(a.credential) {
+	if t.backend.Credentials.Outdated(a.credential) {
 		return // it says nothing of the key that there is now
 	}
 	if wait, benches := p.bench(ex, r, now); benches {

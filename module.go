@@ -10,8 +10,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -77,7 +77,7 @@ type Handler struct {
 
 	// Backends are the endpoints to choose from. At least one is required,
 	// here or by backends_from_env.
-	Backends []*Backend `json:"backends,omitempty"`
+	Backends []*backend.Backend `json:"backends,omitempty"`
 
 	// BackendsFromEnv is the prefix of environment variables that describe
 	// Azure backends. The variables of Microsoft's sample openai-aca-lb have
@@ -193,6 +193,15 @@ type Handler struct {
 	tellsModels bool
 }
 
+// CredentialSource supplies the credentials that authenticate requests to a
+// backend. Caddy modules in the namespace http.openai_lb.credentials implement
+// it: `auth <name>` uses the module of that name.
+type CredentialSource = keys.Source
+
+// Credential authenticates a request: a header and its value, and the secret in
+// the value.
+type Credential = keys.Credential
+
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
@@ -224,7 +233,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.provisionFromEnv(); err != nil {
 		return err
 	}
-	if err := h.provisionBackends(ctx); err != nil {
+	if err := backend.Provision(ctx, h.Backends); err != nil {
 		return err
 	}
 	if h.LBRetries != nil && *h.LBRetries < 0 {
@@ -237,7 +246,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if policy != nil && slices.ContainsFunc(h.Backends, func(b *Backend) bool { return *b.Weight > 1 }) {
+	if policy != nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
 		h.logger.Warn(weightIgnored)
 	}
 	if err := h.warnIfPublic(ctx); err != nil {
@@ -278,16 +287,16 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
-		targets[i] = b.target()
-		h.link.Name(targets[i].Member, b.toOthers())
-		h.passesThrough = h.passesThrough || b.auth.Passthrough
-		h.tellsAccounts = h.tellsAccounts || b.account != h.Backends[0].account
-		h.tellsModels = h.tellsModels || b.models != nil || b.Deployment != ""
-		if key, ok := b.auth.Source.(*keys.Key); ok && key.InFile() {
+		targets[i] = targetOf(b)
+		h.link.Name(targets[i].Member, b.NameForReplicas())
+		h.passesThrough = h.passesThrough || b.Credentials.Passthrough
+		h.tellsAccounts = h.tellsAccounts || b.AccountKey != h.Backends[0].AccountKey
+		h.tellsModels = h.tellsModels || b.Models != nil || b.Deployment != ""
+		if key := b.Key(); key != nil && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
 		}
 	}
-	h.models = modelsOf(h.Backends)
+	h.models = backend.ModelsOf(h.Backends)
 	h.rechecker = rechecker{ctx, h.Transport.sender.RoundTripper, h.Backends}
 	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, policy, events, h.link, &h.rechecker)
 	h.balancer.transport = h.Transport
@@ -299,35 +308,25 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	return h.provisionAffinity(ctx)
 }
 
-func (h *Handler) provisionBackends(ctx caddy.Context) error {
-	if len(h.Backends) == 0 {
-		return errors.New("no backend: expected at least one `backend <url>`")
+// provisionFromEnv adds the backends that the environment describes. That
+// happens here and not when the Caddyfile is read, so that they never appear in
+// the config.
+func (h *Handler) provisionFromEnv() error {
+	if h.BackendsFromEnv == "" {
+		return nil
 	}
-	names := make(map[string]bool)
-	for i, b := range h.Backends {
-		if b == nil {
-			return fmt.Errorf("backend %d is null", i+1)
-		}
-		if err := b.provision(ctx); err != nil {
-			return fmt.Errorf("%s: %w", b.label(i), err)
-		}
-		if b.Name != "" && names[b.Name] {
-			return fmt.Errorf("%s: %w", b.label(i), errTakenName)
-		}
-		names[b.Name] = true
+	backends, variables, idle, err := backend.FromEnv(h.BackendsFromEnv)
+	if err != nil {
+		return err
 	}
-	for _, b := range h.Backends {
-		for n := 1; b.Name == ""; n++ {
-			name := b.url.Host
-			if n > 1 {
-				name += "-" + strconv.Itoa(n)
-			}
-			if !names[name] {
-				names[name] = true
-				b.Name = name
-			}
-		}
+	if h.Backends = append(h.Backends, backends...); len(h.Backends) == 0 {
+		return fmt.Errorf("backends_from_env found no backend: expected variables like %s", backend.ExampleVariables(h.BackendsFromEnv))
 	}
+	// the sample has one limit for how long a request may be idle
+	for _, d := range []*caddy.Duration{&h.ResponseHeaderTimeout, &h.StreamFirstEventTimeout, &h.StreamIdleTimeout} {
+		*d = cmp.Or(*d, caddy.Duration(idle))
+	}
+	h.logger.Info("read backends from the environment", zap.Strings("variables", variables), zap.Duration("timeout", idle))
 	return nil
 }
 
@@ -339,7 +338,7 @@ func (h *Handler) Cleanup() error {
 		h.balancer.close()
 		metrics.Left()
 		for _, t := range h.balancer.targets {
-			_, err := healths.Delete(t.backend.health)
+			_, err := healths.Delete(t.backend.HealthKey)
 			errs = append(errs, err)
 		}
 	}

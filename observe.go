@@ -175,7 +175,7 @@ func (ex *exchange) observeAttempt(a *try, r *attempt.Reply) {
 	if r.Class == verdict.Throttled {
 		m.Throttled(string(r.Source))
 	}
-	if r.Response != nil && !a.target.backend.auth.Passthrough { // the limits would be the caller's
+	if r.Response != nil && !a.target.backend.Credentials.Passthrough { // the limits would be the caller's
 		m.Saw(a.deployment, r.Response.Header)
 	}
 }
@@ -216,7 +216,7 @@ func (ex *exchange) startSpan(ctx context.Context) {
 		return observe.Attempt{
 			Method: openaiapi.MethodOf(ex.request), Operation: ex.api.Route.Operation,
 			Model: ex.model(), Stream: ex.api.Body.Stream,
-			Pool: ex.balancer.Name, Backend: ex.tries.current.Name, Azure: b.azure, Address: ex.tries.current.upstream.Dial,
+			Pool: ex.balancer.Name, Backend: ex.tries.current.Name, Azure: b.Azure, Address: ex.tries.current.upstream.Dial,
 		}
 	})
 }
@@ -226,7 +226,7 @@ func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api
 
 // deploymentLabel is the label in metrics of what the backend calls that model.
 func (ex *exchange) deploymentLabel(t *target) string {
-	return metrics.Deployment(t.Member, t.backend.nameOf(ex.api.Model))
+	return metrics.Deployment(t.Member, t.backend.NameOf(ex.api.Model))
 }
 
 // summary is what placeholders and the access log say of the request.

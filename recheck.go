@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"context"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -30,7 +31,7 @@ const (
 type rechecker struct {
 	ctx       context.Context // ends every recheck when it is done
 	transport http.RoundTripper
-	backends  []*Backend
+	backends  []*backend.Backend
 }
 
 // Happened implements pool.Listener.
@@ -63,7 +64,7 @@ func (c *rechecker) recheck(m *pool.Member) {
 // connect connects to the member, and records as soon as it has, or returns why it
 // could not. The request has no credential, so the answer costs nothing.
 func (c *rechecker) connect(m *pool.Member) error {
-	at := c.backends[slices.IndexFunc(c.backends, func(b *Backend) bool { return b.Name == m.Name })].url
+	at := c.backends[slices.IndexFunc(c.backends, func(b *backend.Backend) bool { return b.Name == m.Name })].Origin
 	ctx, cancel := context.WithTimeout(withUpstream(c.ctx, at), recheckTimeout)
 	defer cancel()
 	var connected atomic.Bool

@@ -3,6 +3,7 @@ package openailb
 import (
 	"context"
 	"errors"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -36,7 +37,7 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *rechecker, unload func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	c = &rechecker{ctx, d, []*Backend{{Name: "a", url: &url.URL{Scheme: "http", Host: "a"}}}}
+	c = &rechecker{ctx, d, []*backend.Backend{{Name: "a", Resolved: backend.Resolved{Origin: &url.URL{Scheme: "http", Host: "a"}}}}}
 	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, c)
 	t.Cleanup(p.Close)
 	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())

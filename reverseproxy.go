@@ -19,7 +19,7 @@ func (h *Handler) provisionTransport(ctx caddy.Context) error {
 		}
 	}
 	for _, b := range h.Backends {
-		h.Transport.schemes[b.dial()] = b.url.Scheme
+		h.Transport.schemes[b.Dial()] = b.Origin.Scheme
 	}
 	return h.Transport.Provision(ctx)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net/http"
 	"slices"
 	"sync"
@@ -113,7 +114,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("upstream %s is given twice", u.Dial)
 		}
 		seen[u.Dial] = true
-		if err := checkRank(u.Priority, *u.Weight); err != nil {
+		if err := backend.CheckRank(u.Priority, *u.Weight); err != nil {
 			return fmt.Errorf("upstream %s: %w", u.Dial, err)
 		}
 		if err := checkUpstream(proxy, u.Dial); err != nil {
@@ -253,7 +254,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 }
 
 // anyBackend stands for the upstreams of a plain reverse_proxy: it serves any model.
-var anyBackend = new(Backend)
+var anyBackend = new(backend.Backend)
 
 // plainUpstream is an upstream of a plain reverse_proxy, which does not tell when
 // a request is over, but counts them.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -170,12 +171,12 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 	ctx, b, try := req.Context(), ex.tries.current.backend, ex.attempted()
 	ex.startSpan(ctx)
 	var err error
-	if try.credential, err = b.auth.Credential(ctx); err != nil {
+	if try.credential, err = b.Credentials.Credential(ctx); err != nil {
 		return attempt.Unsent(err)
 	}
 	r := t.sender.Send(ex.outgoing(req, try.credential))
 	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
-		if renewed, ok := b.auth.Renew(ctx, try.credential); ok && r.Upload().Abandon() {
+		if renewed, ok := b.Credentials.Renew(ctx, try.credential); ok && r.Upload().Abandon() {
 			r.Discard()
 			if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
 				c.Write(zap.String("backend", ex.tries.current.Name))
@@ -185,26 +186,26 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 		}
 	}
 	switch {
-	case b.auth.Passthrough && r.Class.OfCredential():
+	case b.Credentials.Passthrough && r.Class.OfCredential():
 		r.Class = verdict.ClientError // the credential is the caller's
-	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && b.auth.HasReplaced(try.credential):
+	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && b.Credentials.HasReplaced(try.credential):
 		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
 	}
 	return r
 }
 
 // outgoing is the request for the current backend.
-func (ex *exchange) outgoing(req *http.Request, credential Credential) attempt.Request {
+func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) attempt.Request {
 	b, api := ex.tries.current.backend, &ex.api
 	out := attempt.Request{
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
-		Asks: api.asks(), Secrets: b.auth.Secrets(credential, api.credentials), Fields: ex.balancer.front,
+		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front,
 	}
 	ex.balancer.front.direct(ex, &out, credential)
 	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
-			if reader := api.placement.IDReader(b.account, res); reader != nil {
+			if reader := api.placement.IDReader(b.AccountKey, res); reader != nil {
 				return reader
 			}
 			return nil
@@ -277,7 +278,7 @@ func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
 	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.received.Whole() || !r.Upload().Abandon() {
 		return false
 	}
-	placement.Missing(ex.tries.current.backend.account)
+	placement.Missing(ex.tries.current.backend.AccountKey)
 	if best.Response != nil && !best.missing {
 		r.Discard() // a failure tells more: its backend may have the object
 		return true
@@ -311,7 +312,7 @@ func (ex *exchange) forbidRetry(res *http.Response) {
 // commit makes the response the client's.
 func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.committed()
-	ex.api.placement.Served(ex.tries.current.backend.account, r.Response)
+	ex.api.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
 	ex.observeForwarded(r.Class)
 	ex.FirstByte()
 	res, tokens := r.Commit(ex.writer, ex)

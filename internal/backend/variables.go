@@ -1,9 +1,4 @@
-// Package acaenv reads the environment variables with which Microsoft's sample
-// Azure-Samples/openai-aca-lb is configured, so that its users need not change
-// theirs. For each backend there are BACKEND_<n>_URL, BACKEND_<n>_PRIORITY,
-// BACKEND_<n>_APIKEY and BACKEND_<n>_DEPLOYMENT_NAME, and for all of them
-// HTTP_TIMEOUT_SECONDS.
-package acaenv
+package backend
 
 import (
 	"cmp"
@@ -23,10 +18,10 @@ const (
 	// TimeoutVariable is the name of the one that limits the time of a request.
 	TimeoutVariable = "HTTP_TIMEOUT_SECONDS"
 
-	url        = "URL"
-	priority   = "PRIORITY"
-	apiKey     = "APIKEY"
-	deployment = "DEPLOYMENT_NAME"
+	urlVariable        = "URL"
+	priorityVariable   = "PRIORITY"
+	apiKeyVariable     = "APIKEY"
+	deploymentVariable = "DEPLOYMENT_NAME"
 
 	defaultTimeout = 100 * time.Second
 
@@ -46,23 +41,23 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// Example names the variables of a backend, for an error.
-func Example(prefix string) string {
-	return fmt.Sprintf("%[1]s_1_%[2]s, %[1]s_1_%[3]s and %[1]s_1_%[4]s", prefix, url, priority, apiKey)
+// ExampleVariables names the variables of a backend, for an error.
+func ExampleVariables(prefix string) string {
+	return fmt.Sprintf("%[1]s_1_%[2]s, %[1]s_1_%[3]s and %[1]s_1_%[4]s", prefix, urlVariable, priorityVariable, apiKeyVariable)
 }
 
-// Backend is a backend that variables describe.
-type Backend struct {
+// described is a backend that variables describe.
+type described struct {
 	// Prefix is what the names of its variables begin with, such as BACKEND_1.
 	Prefix     string
-	URL        Variable
-	APIKey     Variable
+	URL        variable
+	APIKey     variable
 	Priority   int
 	Deployment string
 }
 
-// Variable is an environment variable.
-type Variable struct {
+// variable is an environment variable.
+type variable struct {
 	// Name is the name under which it is set.
 	Name string
 	// Value has no white space around it. It is empty if the variable is not
@@ -70,49 +65,49 @@ type Variable struct {
 	Value string
 }
 
-// Environment has variables by their names in capitals: the sample takes them
+// environment has variables by their names in capitals: the sample takes them
 // in any case.
-type Environment map[string]Variable
+type environment map[string]variable
 
-// Parse reads variables as [os.Environ] returns them.
-func Parse(environ []string) Environment {
-	env := make(Environment)
+// parseEnvironment reads variables as [os.Environ] returns them.
+func parseEnvironment(environ []string) environment {
+	env := make(environment)
 	// of two names that differ only in case, the one in capitals sorts first
 	for _, pair := range slices.Sorted(slices.Values(environ)) {
 		name, value, _ := strings.Cut(pair, "=")
 		if key := strings.ToUpper(name); env[key].Name == "" {
-			env[key] = Variable{name, strings.TrimSpace(value)}
+			env[key] = variable{name, strings.TrimSpace(value)}
 		}
 	}
 	return env
 }
 
 // lookup returns a variable, with an empty value if it is not set.
-func (e Environment) lookup(name string) Variable {
+func (e environment) lookup(name string) variable {
 	v := e[strings.ToUpper(name)]
 	v.Name = cmp.Or(v.Name, name)
 	return v
 }
 
-// Backends returns the backends of which the variables' names begin with the prefix.
+// backends returns the backends of which the variables' names begin with the prefix.
 // Its errors contain no key.
-func (e Environment) Backends(prefix string) ([]Backend, error) {
+func (e environment) backends(prefix string) ([]described, error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return nil, err
 	}
-	var backends []Backend
+	var backends []described
 	for _, word := range e.words(prefix) {
-		b := Backend{Prefix: prefix + "_" + word}
-		b.URL = e.lookup(b.Prefix + "_" + url)
+		b := described{Prefix: prefix + "_" + word}
+		b.URL = e.lookup(b.Prefix + "_" + urlVariable)
 		if b.URL.Value == "" {
 			return nil, fmt.Errorf("%s is required: expected the URL of an Azure OpenAI resource", b.URL.Name)
 		}
 		var err error
-		if b.Priority, err = e.lookup(b.Prefix + "_" + priority).number(); err != nil {
+		if b.Priority, err = e.lookup(b.Prefix + "_" + priorityVariable).number(); err != nil {
 			return nil, err
 		}
-		b.APIKey = e.lookup(b.Prefix + "_" + apiKey)
-		b.Deployment = e.lookup(b.Prefix + "_" + deployment).Value
+		b.APIKey = e.lookup(b.Prefix + "_" + apiKeyVariable)
+		b.Deployment = e.lookup(b.Prefix + "_" + deploymentVariable).Value
 		if err := e.checkNames(b.Prefix); err != nil {
 			return nil, err
 		}
@@ -127,8 +122,8 @@ var ofService = regexp.MustCompile(`^(SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?)$`)
 
 // checkNames refuses variables of a backend that are not known, such as
 // BACKEND_1_DEPLOYMENT.
-func (e Environment) checkNames(prefix string) error {
-	properties := []string{url, priority, apiKey, deployment}
+func (e environment) checkNames(prefix string) error {
+	properties := []string{urlVariable, priorityVariable, apiKeyVariable, deploymentVariable}
 	for _, name := range slices.Sorted(maps.Keys(e)) {
 		property, ok := strings.CutPrefix(name, strings.ToUpper(prefix)+"_")
 		if ok && !slices.Contains(properties, property) && !ofService.MatchString(property) {
@@ -144,7 +139,7 @@ func (e Environment) checkNames(prefix string) error {
 // Kubernetes sets variables for a service called backend, too, such as
 // BACKEND_SERVICE_HOST. So a name counts only if it has one word without an
 // underscore, and then the name of a property that we know.
-func (e Environment) words(prefix string) []string {
+func (e environment) words(prefix string) []string {
 	var words []string
 	for name := range e {
 		rest, ok := strings.CutPrefix(name, strings.ToUpper(prefix)+"_")
@@ -153,7 +148,7 @@ func (e Environment) words(prefix string) []string {
 			continue
 		}
 		switch property {
-		case url, priority, apiKey, deployment:
+		case urlVariable, priorityVariable, apiKeyVariable, deploymentVariable:
 			words = append(words, word)
 		}
 	}
@@ -176,9 +171,9 @@ func digits(word string) string {
 	return cmp.Or(strings.TrimLeft(word, "0"), "0")
 }
 
-// Timeout is how long a request may take. In the sample, that is how long it
+// timeout is how long a request may take. In the sample, that is how long it
 // may be idle.
-func (e Environment) Timeout() (time.Duration, error) {
+func (e environment) timeout() (time.Duration, error) {
 	v := e.lookup(TimeoutVariable)
 	if v.Value == "" {
 		return defaultTimeout, nil
@@ -188,7 +183,7 @@ func (e Environment) Timeout() (time.Duration, error) {
 }
 
 // number reads a whole number of 1 or more.
-func (v Variable) number() (int, error) {
+func (v variable) number() (int, error) {
 	n, err := strconv.Atoi(v.Value)
 	switch {
 	case v.Value == "":

@@ -1,4 +1,4 @@
-package acaenv
+package backend
 
 import (
 	"fmt"
@@ -40,7 +40,7 @@ func TestTheEnvironmentDescribesBackends(t *testing.T) {
 			"BACKEND_DB_PORT_5432_TCP_ADDR=10.0.0.2"}, one...), []string{wantOne}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			backends, err := Parse(c.env).Backends(c.prefix)
+			backends, err := parseEnvironment(c.env).backends(c.prefix)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +67,7 @@ func TestAWrongVariableIsRefusedByNameAndValue(t *testing.T) {
 		{"BACKEND_2_URL=https://a BACKEND_2_PRIORITY=1.5", "BACKEND_2_PRIORITY '1.5' is not"},
 		{"BACKEND_2_URL=https://a BACKEND_2_PRIORITY=2147483648", "BACKEND_2_PRIORITY '2147483648' is not"},
 	} {
-		if _, err := Parse(strings.Fields(c.env)).Backends("BACKEND"); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := parseEnvironment(strings.Fields(c.env)).backends("BACKEND"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s gives %v, want %s", c.env, err, c.want)
 		}
 	}
@@ -85,12 +85,27 @@ func TestAWrongVariableIsRefusedByNameAndValue(t *testing.T) {
 
 func TestTheTimeoutIsTheSamples(t *testing.T) {
 	for value, want := range map[string]time.Duration{"": 100 * time.Second, " ": 100 * time.Second, " 30 ": 30 * time.Second, "0": 0, "100s": 0} {
-		got, err := Parse([]string{"HTTP_TIMEOUT_SECONDS=" + value}).Timeout()
+		got, err := parseEnvironment([]string{"HTTP_TIMEOUT_SECONDS=" + value}).timeout()
 		if (err == nil) != (want > 0) || err == nil && got != want {
 			t.Errorf("%q gives %s, %v, want %s", value, got, err, want)
 		}
 	}
-	if got, err := Parse(nil).Timeout(); got != 100*time.Second || err != nil {
+	if got, err := parseEnvironment(nil).timeout(); got != 100*time.Second || err != nil {
 		t.Errorf("without a variable: %s, %v", got, err)
+	}
+}
+
+func TestABackendOfTheEnvironmentIsAzures(t *testing.T) {
+	t.Setenv("BACKEND_1_APIKEY", "key")
+	b, err := fromVariables(described{
+		URL:    variable{Name: "BACKEND_1_URL", Value: "https://a/{env.HOME}"},
+		APIKey: variable{Name: "BACKEND_1_APIKEY", Value: "key"}, Priority: 7, Deployment: "gpt-4o",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// the braces of a variable's value are no placeholder
+	if got := fmt.Sprint(b.URL, b.Priority, b.Auth, b.APIKey, b.Deployment); got != "https://a/%7Benv.HOME%7D7api_key{env.BACKEND_1_APIKEY}gpt-4o" {
+		t.Errorf("got %s", got)
 	}
 }

@@ -1,0 +1,130 @@
+package backend
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// Directive is the option backend of a Caddyfile. It may be given once for each backend.
+func Directive(into *[]*Backend) directive.Option {
+	return directive.Func(func(d *caddyfile.Dispenser) error {
+		b, begin := new(Backend), *d
+		err := b.unmarshalCaddyfile(d)
+		if err == nil && b.Name != "" && slices.ContainsFunc(*into, func(other *Backend) bool { return other.Name == b.Name }) {
+			err = begin.WrapErr(errTakenName)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.label(len(*into)), err)
+		}
+		*into = append(*into, b)
+		return nil
+	}).Repeatable()
+}
+
+// hasPlaceholder reports whether a value is known only at load.
+func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
+
+// unmarshalCaddyfile reads the URL of a backend and its block.
+func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	if err := directive.Argument(d, &b.URL); err != nil {
+		return err
+	}
+	// What has placeholders is checked when they are resolved, at load.
+	if !hasPlaceholder(b.URL) {
+		var err error
+		if b.Origin, err = openaiapi.ParseBaseURL(b.URL); err != nil {
+			return d.WrapErr(err)
+		}
+	}
+	return directive.Block(d, directive.Options{
+		"name":         directive.String(&b.Name),
+		"priority":     directive.Int(&b.Priority, 1, directive.MaxInt),
+		"weight":       directive.IntPointer(&b.Weight, MaxWeight),
+		"api_key":      directive.Secret(&b.APIKey).Check(b.checkKey),
+		"auth":         directive.Func(b.unmarshalAuth),
+		"header":       directive.Args("a name and a value", 2, 2, b.addHeader).Repeatable(),
+		"deployment":   directive.String(&b.Deployment),
+		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
+		"max_requests": directive.Int(&b.MaxRequests, 1, directive.MaxInt),
+		"stream_usage": directive.Off(&b.StreamUsage),
+		"account":      directive.String(&b.Account),
+
+		"trace_context": directive.Flag(&b.TraceContext),
+	}.Check(b.checkTogether))
+}
+
+// checkKey checks a key that is in the Caddyfile itself.
+func (b *Backend) checkKey() error {
+	if hasPlaceholder(b.APIKey) {
+		return nil
+	}
+	if _, err := keys.ResolveKey(b.APIKey); err != nil {
+		return fmt.Errorf("api_key: %w", err)
+	}
+	return nil
+}
+
+// checkTogether checks options that depend on each other.
+func (b *Backend) checkTogether() error {
+	if b.Origin == nil {
+		return nil
+	}
+	return b.authConfig().Check()
+}
+
+func (b *Backend) addHeader(args []string) error {
+	if b.Header == nil {
+		b.Header = make(http.Header)
+	}
+	b.Header.Add(args[0], args[1])
+	if hasPlaceholder(args[1]) {
+		return checkHeader(args[0], "")
+	}
+	return checkHeader(args[0], args[1])
+}
+
+func (b *Backend) addModel(args []string) error {
+	m := Model{Name: args[0]}
+	if len(args) == 2 {
+		m.Deployment = args[1]
+	}
+	if slices.ContainsFunc(b.Model, func(other Model) bool { return other.Name == m.Name }) {
+		return fmt.Errorf("model '%s' is given twice", m.Name)
+	}
+	b.Model = append(b.Model, m)
+	return m.check()
+}
+
+// unmarshalAuth reads a scheme. A scheme that is a module has options.
+func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.Errf("auth requires an argument: expected one of %s", strings.Join(keys.Schemes(), ", "))
+	}
+	b.Auth = d.Val()
+	if err := keys.CheckScheme(b.Auth); err != nil {
+		return d.WrapErr(err)
+	}
+	if !keys.IsModule(b.Auth) {
+		if spare := len(d.RemainingArgs()); spare > 0 {
+			return d.Errf("auth %s does not take another argument, and has %d", b.Auth, spare) // one may be a key
+		}
+		return nil
+	}
+	module, err := caddyfile.UnmarshalModule(d, keys.SourceNamespace+"."+b.Auth)
+	if err != nil {
+		return err
+	}
+	if options := caddyconfig.JSON(module, nil); string(options) != "{}" {
+		b.AuthOptions = options
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package backend
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// Provision checks the backends, resolves their placeholders and names those without a name.
+func Provision(ctx caddy.Context, backends []*Backend) error {
+	if len(backends) == 0 {
+		return errors.New("no backend: expected at least one `backend <url>`")
+	}
+	names := make(map[string]bool)
+	for i, b := range backends {
+		if b == nil {
+			return fmt.Errorf("backend %d is null", i+1)
+		}
+		if err := b.provision(ctx); err != nil {
+			return fmt.Errorf("%s: %w", b.label(i), err)
+		}
+		if b.Name != "" && names[b.Name] {
+			return fmt.Errorf("%s: %w", b.label(i), errTakenName)
+		}
+		names[b.Name] = true
+	}
+	for _, b := range backends {
+		for n := 1; b.Name == ""; n++ {
+			name := b.Origin.Host
+			if n > 1 {
+				name += "-" + strconv.Itoa(n)
+			}
+			if !names[name] {
+				names[name] = true
+				b.Name = name
+			}
+		}
+	}
+	return nil
+}
+
+// errTakenName reports that two backends have the same name.
+var errTakenName = errors.New("another backend has this name")
+
+// label names the backend, the ith of the config, in an error. It has no part
+// of a URL that is not valid, because that may hold a password.
+func (b *Backend) label(i int) string {
+	switch {
+	case b.Name != "":
+		return fmt.Sprintf("backend %d %q", i+1, b.Name)
+	case b.Origin != nil:
+		return fmt.Sprintf("backend %d (%s)", i+1, b.Origin.Host)
+	}
+	return fmt.Sprintf("backend %d", i+1)
+}
+
+// provision checks the config of the backend and resolves its placeholders. Its
+// errors hold no secret.
+func (b *Backend) provision(ctx caddy.Context) error {
+	repl := caddy.NewReplacer()
+	rawURL, err := repl.ReplaceOrErr(b.URL, true, true)
+	if err != nil {
+		return fmt.Errorf("url: %w", err)
+	}
+	if b.Origin, err = openaiapi.ParseBaseURL(rawURL); err != nil {
+		return err
+	}
+	for _, field := range []struct {
+		name  string
+		value *string
+	}{{"name", &b.Name}, {"deployment", &b.Deployment}, {"account", &b.Account}} {
+		if *field.value, err = repl.ReplaceOrErr(*field.value, true, true); err != nil {
+			return fmt.Errorf("%s: %w", field.name, err)
+		}
+	}
+	base := strings.TrimRight(b.Origin.EscapedPath(), "/")
+	b.Origin = &url.URL{Scheme: b.Origin.Scheme, Host: b.Origin.Host}
+	auth := b.authConfig()
+	if err := b.Credentials.Provision(ctx, auth); err != nil {
+		return err
+	}
+	b.Azure = auth.Azure || b.Credentials.Scheme == keys.SchemeAPIKey || b.Credentials.Scheme == keys.SchemeAzureIdentity
+	b.paths = openaiapi.PathsAt(base, b.Azure)
+	if err := b.provisionModels(); err != nil {
+		return err
+	}
+	if b.Priority == 0 {
+		b.Priority = 1
+	}
+	if b.Weight == nil {
+		b.Weight = new(1)
+	}
+	if err := CheckRank(b.Priority, *b.Weight); err != nil {
+		return err
+	}
+	if b.MaxRequests < 0 {
+		return fmt.Errorf("max_requests '%d' is not a whole number of 1 or more", b.MaxRequests)
+	}
+	b.header = make(http.Header, len(b.Header))
+	for name, values := range b.Header {
+		for _, value := range values {
+			if value, err = repl.ReplaceOrErr(value, true, true); err != nil {
+				return fmt.Errorf("header %s: %w", name, err)
+			}
+			if err := checkHeader(name, value); err != nil {
+				return err
+			}
+			b.header.Add(name, value)
+			if keys.MayHoldKey(name) {
+				b.Credentials.InHeaders = append(b.Credentials.InHeaders, value)
+			}
+		}
+	}
+	identity := ""
+	if b.Credentials.Source != nil {
+		identity = b.Credentials.Source.Identity()
+		if b.Origin.Scheme == "http" && (auth.Azure || auth.OpenAI) {
+			ctx.Logger().Warn("the backend's key is sent without encryption: use https", zap.String("url", b.Origin.String()))
+		}
+	}
+	fingerprint := b.Credentials.Fingerprint(identity, b.header)
+	b.base = b.Origin.String() + base
+	b.HealthKey = b.base + " " + fingerprint
+	b.AccountKey = affinity.Account(b.Account, b.Origin, fingerprint)
+	return nil
+}
+
+func (b *Backend) authConfig() keys.AuthConfig {
+	host := b.Origin.Hostname()
+	return keys.AuthConfig{
+		Scheme: b.Auth, APIKey: b.APIKey, Options: b.AuthOptions, Header: b.Header,
+		Azure: openaiapi.IsAzure(host), OpenAI: openaiapi.IsOpenAI(host),
+	}
+}
+
+func checkHeader(name, value string) error {
+	if !httpguts.ValidHeaderFieldName(name) {
+		return fmt.Errorf("header name %q is not valid", name)
+	}
+	if !httpguts.ValidHeaderFieldValue(value) {
+		return fmt.Errorf("header %s: the value must not contain control characters", name)
+	}
+	return nil
+}
+
+func (b *Backend) provisionModels() error {
+	repl := caddy.NewReplacer()
+	for _, m := range b.Model {
+		for _, name := range []*string{&m.Name, &m.Deployment} {
+			var err error
+			if *name, err = repl.ReplaceOrErr(*name, true, true); err != nil {
+				return fmt.Errorf("model: %w", err)
+			}
+		}
+		if m.Name == "" {
+			return errors.New("model requires a name")
+		}
+		if err := m.check(); err != nil {
+			return err
+		}
+		if _, ok := b.Models[m.Name]; ok {
+			return fmt.Errorf("model '%s' is given twice", m.Name)
+		}
+		if b.Models == nil {
+			b.Models = make(map[string]string)
+		}
+		b.Models[m.Name] = cmp.Or(m.Deployment, b.Deployment, m.Name)
+	}
+	return nil
+}
+
+func (m Model) check() error {
+	if strings.Contains(m.Name, "*") {
+		return fmt.Errorf("model '%s' must not contain *: leave out model to serve any model", m.Name)
+	}
+	return nil
+}
+
+// MaxWeight keeps the sum of all weights far from overflowing.
+const MaxWeight = 1_000_000
+
+// CheckRank checks a priority and a weight.
+func CheckRank(priority, weight int) error {
+	if priority < 1 {
+		return fmt.Errorf("priority '%d' is not a whole number of 1 or more", priority)
+	}
+	if weight < 0 || weight > MaxWeight {
+		return fmt.Errorf("weight '%d' is not a whole number from 0 to %d", weight, MaxWeight)
+	}
+	return nil
+}
