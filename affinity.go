@@ -4,7 +4,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -96,14 +95,4 @@ func findAllModels(targets []*target) {
 		t.allModels = serveAny[account] ||
 			listed && !slices.ContainsFunc(models, func(model string) bool { return !slices.Contains(lists[account], model) })
 	}
-}
-
-// mayHaveAllModels reports whether the request may go to a backend whose account
-// serves all models of the pool. One that failed is tried, because a request that
-// names the object goes there even then. New objects do not go to a drained one.
-func (ex *exchange) mayHaveAllModels() bool {
-	now := time.Now()
-	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
-		return t.allModels && !t.Drained() && !t.Unreachable() && !t.Full() && ex.isLeft(t) && t.backend.Takes(&ex.api.Request, ex.api.anonymous) && !t.Throttles(ex, now)
-	})
 }

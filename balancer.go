@@ -1,14 +1,18 @@
 package openailb
 
 import (
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"slices"
 	"sync/atomic"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -40,6 +44,22 @@ type balancer struct {
 	models     metrics.Models
 }
 
+// front is where requests come from: the directive openai_lb, or a plain reverse_proxy
+// with our policy and our transport.
+type front interface {
+	// Fields decides on the fields of replies.
+	attempt.Fields
+	// direct makes an outgoing request, which has the header, the host and the URL that
+	// reverse_proxy gave it, one for the current backend.
+	direct(ex *exchange, out *attempt.Request, credential keys.Credential)
+	// rechecks reports whether backends that cannot be reached are checked in the background.
+	rechecks() bool
+	// finishes reports whether exchanges are finished.
+	finishes() bool
+	// headerOps are what reverse_proxy does with the headers of requests.
+	headerOps(*reverseproxy.HTTPTransport) *headers.HeaderOps
+}
+
 // target is a backend as reverse_proxy and the pool see it.
 type target struct {
 	*pool.Member
@@ -52,7 +72,7 @@ type target struct {
 	metrics  *metrics.Backend
 }
 
-func newBalancer(name string, front front, targets []*target, policy reverseproxy.Selector, events *observe.Events, listeners ...pool.Listener) *balancer {
+func newBalancer(name string, front front, targets []*target, events *observe.Events, listeners ...pool.Listener) *balancer {
 	b := &balancer{front: front, targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
@@ -71,11 +91,6 @@ func newBalancer(name string, front front, targets []*target, policy reverseprox
 	b.models = metrics.ModelsOf(models)
 	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
-	if policy != nil {
-		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
-			return b.chooseByPolicy(policy, r.(*exchange), tier)
-		}
-	}
 	return b
 }
 
@@ -111,4 +126,16 @@ func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
 		link.Name(t.Member, t.backend.NameForReplicas())
 		logger.Info("api_key changed", zap.String("backend", t.Name))
 	}
+}
+
+// healths keeps what is known of every backend through config reloads, and
+// shares it between handlers. A key is what the backend is: its base URL and a
+// fingerprint of its credential, or a bare dial address.
+var healths = caddy.NewUsagePool()
+
+// loadHealth returns the health of the backend with this key and counts one
+// more user of it; the user gives it back with healths.Delete.
+func loadHealth(key string) *pool.Health {
+	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pool.Health), nil })
+	return value.(*pool.Health)
 }

@@ -36,9 +36,6 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	return h, nil
 }
 
-// defaultPool is the name of a pool without one.
-const defaultPool = "openai_lb"
-
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
 //
 //	openai_lb [<matcher>] {
@@ -239,3 +236,10 @@ func (p *PassiveHealth) addUnhealthyStatus(args []string) error {
 
 // maxInt is the highest number that an option allows.
 const maxInt = directive.MaxInt
+
+// Interface guards
+var (
+	_ caddyfile.Unmarshaler = (*Handler)(nil)
+	_ caddyfile.Unmarshaler = (*Transport)(nil)
+	_ caddyfile.Unmarshaler = (*Selection)(nil)
+)

@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"errors"
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
@@ -10,24 +9,11 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
-
-// ClientKey is a key with which a caller may use the balancer. A caller may
-// have several keys.
-type ClientKey struct {
-	// Name identifies the caller in logs, metrics and placeholders. It has at
-	// most 64 bytes. Required.
-	Name string `json:"name"`
-
-	// Key is the key itself, of at least 16 characters, or `sha256:` and its
-	// SHA-256 digest in hex, which `printf %s "$KEY" | sha256sum` prints. {env.X}
-	// and {file.X} are resolved at load. A file is reloaded when it changes.
-	// Required.
-	Key string `json:"key"`
-}
 
 // provisionClientKeys reads the client keys, if there are any.
 func (h *Handler) provisionClientKeys() error {

@@ -112,60 +112,6 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	return apierror.Unreachable
 }
 
-// refusals are why backends that take the request refuse it.
-type refusals struct {
-	// throttled is the first one that throttles, or nil, and busy reports whether
-	// one has no room.
-	throttled *target
-	busy      bool
-	// all reports whether all refuse it for the same reason. With an object, these
-	// are all of the one account that stores it. Others could take the request.
-	all    bool
-	object string
-}
-
-// whoRefuses returns why the backends refuse the request.
-func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
-	others, elsewhere := false, false
-	for _, t := range ex.balancer.targets {
-		switch class, tried := ex.cameOf(t); {
-		case !t.backend.Takes(&ex.api.Request, ex.api.anonymous):
-		case !ex.api.placement.Allows(t.backend.AccountKey):
-			elsewhere = true
-		case class.Promise() || t.Throttles(ex, now):
-			if r.throttled == nil {
-				r.throttled = t
-			}
-		case !tried && t.Full():
-			r.busy = true
-		default:
-			others = true
-		}
-	}
-	if elsewhere {
-		r.object = ex.api.placement.Stored()
-		others = others || r.object == "" // accounts that lack the object were asked
-	}
-	r.all = !others && (r.throttled != nil) != r.busy
-	return r
-}
-
-// allThrottle reports whether every backend that may get the request throttles.
-func (ex *exchange) allThrottle(now time.Time) bool {
-	r := ex.whoRefuses(now)
-	return r.throttled != nil && r.all
-}
-
-// cameOf returns the outcome of the attempt at a backend, if it was tried.
-func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
-	for i := range ex.tries.attempts {
-		if ex.tries.attempts[i].target == t {
-			return ex.tries.attempts[i].class, true
-		}
-	}
-	return "", false
-}
-
 // whyNobodyTakes is the error that says why the request can be sent to no
 // backend. It reports false if it can be sent to one.
 func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {

@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"context"
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net/http"
 	"slices"
 	"time"
@@ -11,9 +10,12 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -35,6 +37,9 @@ type exchange struct {
 	own    apierror.Answer
 	record record
 }
+
+// savedCookies are those that were set before any backend was chosen.
+type savedCookies struct{ values []string }
 
 // tries are the attempts of an exchange, and what limits further ones.
 type tries struct {
@@ -85,6 +90,37 @@ type bestReply struct {
 	attempt int
 	// missing reports whether it only says that an object is not there.
 	missing bool
+}
+
+// record is what is to be said of a request when it is over.
+type record struct {
+	// started is when the request came, and firstByte how long after that the
+	// first byte of the reply's body went to the client.
+	started   time.Time
+	firstByte time.Duration
+	// status is that of the answer.
+	status int
+	// ours reports whether the client got an answer of the balancer's own.
+	ours bool
+	// from is the attempt whose reply the client got, if that is not the last one.
+	from *try
+	// owner is the backend of the only account that may get the request, if it
+	// throttles.
+	owner *target
+	// usage reads the client's reply. tokens are what it found, once that is over.
+	usage  *usage.Reader
+	tokens usage.Tokens
+	// duration is how long the request took, once it is over, and aborted reports
+	// whether its reply was aborted then.
+	duration time.Duration
+	aborted  bool
+}
+
+// end records that the request is over.
+func (r *record) end(aborted bool) {
+	r.duration, r.aborted = time.Since(r.started), aborted
+	r.usage.Close()
+	r.tokens = r.usage.Tokens()
 }
 
 // benchOnce is for faults that may be the request's own: what fails everywhere is
@@ -218,6 +254,16 @@ func (ex *exchange) benchModel(b *backend.Backend) string {
 	return b.NameOf(ex.api.Model)
 }
 
+// mayHaveAllModels reports whether the request may go to a backend whose account
+// serves all models of the pool. One that failed is tried, because a request that
+// names the object goes there even then. New objects do not go to a drained one.
+func (ex *exchange) mayHaveAllModels() bool {
+	now := time.Now()
+	return slices.ContainsFunc(ex.balancer.targets, func(t *target) bool {
+		return t.allModels && !t.Drained() && !t.Unreachable() && !t.Full() && ex.isLeft(t) && t.backend.Takes(&ex.api.Request, ex.api.anonymous) && !t.Throttles(ex, now)
+	})
+}
+
 // doubtBenches puts the benches in doubt that the request began, if it met nothing
 // but refusals for a limit: perhaps it was only too large.
 func (ex *exchange) doubtBenches() {
@@ -239,6 +285,14 @@ func (ex *exchange) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || ex.api.Kind.Infers())
 }
 
+// dropBest closes the best reply so far.
+func (ex *exchange) dropBest() {
+	if ex.tries.best.Response != nil {
+		ex.tries.best.Body.Close()
+		ex.tries.best = bestReply{}
+	}
+}
+
 // committed lets go of what only another attempt would need. A reply may
 // stream for minutes, and must not hold the prompt for so long.
 func (ex *exchange) committed() {
@@ -256,12 +310,72 @@ func (ex *exchange) release() {
 	}
 }
 
-// finish gives back what the exchange holds and counts it. net/http's server ends
-// the context of the reply that the client got.
-func (ex *exchange) finish(err error, aborted bool) {
-	ex.record.end(aborted)
-	ex.dropBest()
-	ex.api.received.Release()
-	ex.release()
-	ex.observe(err)
+// refusals are why backends that take the request refuse it.
+type refusals struct {
+	// throttled is the first one that throttles, or nil, and busy reports whether
+	// one has no room.
+	throttled *target
+	busy      bool
+	// all reports whether all refuse it for the same reason. With an object, these
+	// are all of the one account that stores it. Others could take the request.
+	all    bool
+	object string
+}
+
+// whoRefuses returns why the backends refuse the request.
+func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
+	others, elsewhere := false, false
+	for _, t := range ex.balancer.targets {
+		switch class, tried := ex.cameOf(t); {
+		case !t.backend.Takes(&ex.api.Request, ex.api.anonymous):
+		case !ex.api.placement.Allows(t.backend.AccountKey):
+			elsewhere = true
+		case class.Promise() || t.Throttles(ex, now):
+			if r.throttled == nil {
+				r.throttled = t
+			}
+		case !tried && t.Full():
+			r.busy = true
+		default:
+			others = true
+		}
+	}
+	if elsewhere {
+		r.object = ex.api.placement.Stored()
+		others = others || r.object == "" // accounts that lack the object were asked
+	}
+	r.all = !others && (r.throttled != nil) != r.busy
+	return r
+}
+
+// allThrottle reports whether every backend that may get the request throttles.
+func (ex *exchange) allThrottle(now time.Time) bool {
+	r := ex.whoRefuses(now)
+	return r.throttled != nil && r.all
+}
+
+// cameOf returns the outcome of the attempt at a backend, if it was tried.
+func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
+	for i := range ex.tries.attempts {
+		if ex.tries.attempts[i].target == t {
+			return ex.tries.attempts[i].class, true
+		}
+	}
+	return "", false
+}
+
+// observeFailover counts that the request goes on to another backend, if it was
+// at one before.
+func (ex *exchange) observeFailover() {
+	if len(ex.tries.attempts) == 0 {
+		return
+	}
+	if last := ex.attempted(); last.over {
+		last.target.metrics.FailedOver(string(last.class))
+	}
+}
+
+// deploymentLabel is the label in metrics of what the backend calls that model.
+func (ex *exchange) deploymentLabel(t *target) string {
+	return metrics.Deployment(t.Member, t.backend.NameOf(ex.api.Model))
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
@@ -11,22 +12,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
-
-// front is where requests come from: the directive openai_lb, or a plain reverse_proxy
-// with our policy and our transport.
-type front interface {
-	// Fields decides on the fields of replies.
-	attempt.Fields
-	// direct makes an outgoing request, which has the header, the host and the URL that
-	// reverse_proxy gave it, one for the current backend.
-	direct(ex *exchange, out *attempt.Request, credential keys.Credential)
-	// rechecks reports whether backends that cannot be reached are checked in the background.
-	rechecks() bool
-	// finishes reports whether exchanges are finished.
-	finishes() bool
-	// headerOps are what reverse_proxy does with the headers of requests.
-	headerOps(*Transport) *headers.HeaderOps
-}
 
 // plainProxy is a plain reverse_proxy. It decides on requests and headers itself.
 type plainProxy struct{ attempt.All }
@@ -38,7 +23,9 @@ func (plainProxy) direct(_ *exchange, out *attempt.Request, _ keys.Credential) {
 func (plainProxy) rechecks() bool { return false }
 func (plainProxy) finishes() bool { return false }
 
-func (plainProxy) headerOps(t *Transport) *headers.HeaderOps { return t.HTTP.RequestHeaderOps() }
+func (plainProxy) headerOps(http *reverseproxy.HTTPTransport) *headers.HeaderOps {
+	return http.RequestHeaderOps()
+}
 
 // openaiLB is the directive openai_lb.
 type openaiLB struct{ attempt.Public }
@@ -72,7 +59,7 @@ func (openaiLB) rechecks() bool { return true }
 func (openaiLB) finishes() bool { return true }
 
 // headerOps are none: each backend has its own host.
-func (openaiLB) headerOps(*Transport) *headers.HeaderOps { return nil }
+func (openaiLB) headerOps(*reverseproxy.HTTPTransport) *headers.HeaderOps { return nil }
 
 // Interface guards
 var (

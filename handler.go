@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -163,14 +162,6 @@ func (h *Handler) tryDuration(r *http.Request) time.Duration {
 	return duration
 }
 
-// checkReadyPath says what is wrong with ready_path, if anything is.
-func checkReadyPath(path string) error {
-	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
-		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)
-	}
-	return nil
-}
-
 // asksReady reports whether the request asks whether there is a backend to use.
 func (h *Handler) asksReady(r *http.Request) bool {
 	return h.ReadyPath != "" && r.URL.Path == h.ReadyPath &&
@@ -185,7 +176,7 @@ func (h *Handler) answerReady(r *http.Request) (answer apierror.Answer) {
 	if usable {
 		answer = apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), Class: apierror.Ready}
 	} else {
-		h.rechecker.recheckAll(h.balancer.Pool, now)
+		h.rechecker.RecheckAll(h.balancer.Pool, now)
 		answer = apierror.NotReady.Answer(r)
 		if wait > 0 {
 			answer.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))

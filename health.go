@@ -19,18 +19,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// healths keeps what is known of every backend through config reloads, and
-// shares it between handlers. A key is what the backend is: its base URL and a
-// fingerprint of its credential, or a bare dial address.
-var healths = caddy.NewUsagePool()
-
-// loadHealth returns the health of the backend with this key and counts one
-// more user of it; the user gives it back with healths.Delete.
-func loadHealth(key string) *pool.Health {
-	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pool.Health), nil })
-	return value.(*pool.Health)
-}
-
 // PassiveHealth configures what the balancer learns from replies: which replies
 // bench a backend, and for how long.
 type PassiveHealth struct {

@@ -34,6 +34,16 @@ func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 // backend: the pool does that, not the policy.
 const weightIgnored = "weight is ignored by lb_policy: leave one of them out"
 
+// use has a policy of reverse_proxy's, if there is one, choose among the backends of
+// a priority.
+func (b *balancer) use(policy reverseproxy.Selector) {
+	if policy != nil {
+		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
+			return b.chooseByPolicy(policy, r.(*exchange), tier)
+		}
+	}
+}
+
 // chooseByPolicy asks a policy of reverse_proxy's to choose.
 func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, tier []*pool.Member) *pool.Member {
 	upstreams := make(reverseproxy.UpstreamPool, len(tier))
@@ -56,9 +66,6 @@ func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, ti
 	}
 	return nil
 }
-
-// savedCookies are those that were set before any backend was chosen.
-type savedCookies struct{ values []string }
 
 // policyOption reads a selection policy of reverse_proxy.
 func policyOption(into *json.RawMessage) directive.Option {

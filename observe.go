@@ -13,43 +13,20 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// record is what is to be said of a request when it is over.
-type record struct {
-	// started is when the request came, and firstByte how long after that the
-	// first byte of the reply's body went to the client.
-	started   time.Time
-	firstByte time.Duration
-	// status is that of the answer.
-	status int
-	// ours reports whether the client got an answer of the balancer's own.
-	ours bool
-	// from is the attempt whose reply the client got, if that is not the last one.
-	from *try
-	// owner is the backend of the only account that may get the request, if it
-	// throttles.
-	owner *target
-	// usage reads the client's reply. tokens are what it found, once that is over.
-	usage  *usage.Reader
-	tokens usage.Tokens
-	// duration is how long the request took, once it is over, and aborted reports
-	// whether its reply was aborted then.
-	duration time.Duration
-	aborted  bool
-}
-
-// end records that the request is over.
-func (r *record) end(aborted bool) {
-	r.duration, r.aborted = time.Since(r.started), aborted
-	r.usage.Close()
-	r.tokens = r.usage.Tokens()
+// finish gives back what the exchange holds and counts it. net/http's server ends
+// the context of the reply that the client got.
+func (ex *exchange) finish(err error, aborted bool) {
+	ex.record.end(aborted)
+	ex.dropBest()
+	ex.api.received.Release()
+	ex.release()
+	ex.observe(err)
 }
 
 // outcome tells whose reply the client got, and what it was taken for. t is nil
@@ -180,17 +157,6 @@ func (ex *exchange) observeAttempt(a *try, r *attempt.Reply) {
 	}
 }
 
-// observeFailover counts that the request goes on to another backend, if it was
-// at one before.
-func (ex *exchange) observeFailover() {
-	if len(ex.tries.attempts) == 0 {
-		return
-	}
-	if last := ex.attempted(); last.over {
-		last.target.metrics.FailedOver(string(last.class))
-	}
-}
-
 // endAttemptAs ends the last attempt with this class.
 func (ex *exchange) endAttemptAs(class verdict.Class) {
 	a := ex.attempted()
@@ -223,11 +189,6 @@ func (ex *exchange) startSpan(ctx context.Context) {
 
 // modelLabel is the label in metrics of the model that the client named.
 func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api.Model) }
-
-// deploymentLabel is the label in metrics of what the backend calls that model.
-func (ex *exchange) deploymentLabel(t *target) string {
-	return metrics.Deployment(t.Member, t.backend.NameOf(ex.api.Model))
-}
 
 // summary is what placeholders and the access log say of the request.
 func (ex *exchange) summary() *observe.Summary {

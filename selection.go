@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net/http"
 	"slices"
 	"sync"
@@ -13,11 +12,11 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -246,7 +245,8 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 		m.Checks = plainUpstream{upstream}
 		targets[i] = &target{Member: m, backend: anyBackend, upstream: upstream}
 	}
-	b := newBalancer(s.Pool, plainProxy{}, targets, s.policy, s.events)
+	b := newBalancer(s.Pool, plainProxy{}, targets, s.events)
+	b.use(s.policy)
 	b.transport = s.transport
 	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
 	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})
@@ -282,6 +282,5 @@ func (s *Selection) replace(by *upstreamsBalancer) {
 var (
 	_ caddy.Provisioner     = (*Selection)(nil)
 	_ caddy.CleanerUpper    = (*Selection)(nil)
-	_ caddyfile.Unmarshaler = (*Selection)(nil)
 	_ reverseproxy.Selector = (*Selection)(nil)
 )

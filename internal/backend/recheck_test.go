@@ -1,9 +1,8 @@
-package openailb
+package backend
 
 import (
 	"context"
 	"errors"
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -34,10 +33,10 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // unreachablePool is a pool of a backend that just became unreachable, and its rechecker
 // until the config is unloaded.
-func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *rechecker, unload func()) {
+func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *Rechecker, unload func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	c = &rechecker{ctx, d, []*backend.Backend{{Name: "a", Resolved: backend.Resolved{Origin: &url.URL{Scheme: "http", Host: "a"}}}}}
+	c = &Rechecker{ctx, d, []*Backend{{Name: "a", Resolved: Resolved{Origin: &url.URL{Scheme: "http", Host: "a"}}}}}
 	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, c)
 	t.Cleanup(p.Close)
 	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
@@ -94,7 +93,7 @@ func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d dialer
 		p, c, _ := unreachablePool(t, &d)
-		c.recheckAll(p, time.Now())
+		c.RecheckAll(p, time.Now())
 		if usable(p); d.dials.Load() != 0 {
 			t.Error("it is tried in the moment in which it was lost")
 		}
@@ -102,7 +101,7 @@ func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 		usable(p)
 		time.Sleep(2 * time.Second)
 		for range 5 {
-			c.recheckAll(p, time.Now())
+			c.RecheckAll(p, time.Now())
 			if usable(p); d.dials.Load() != 3 {
 				t.Errorf("%d attempts, want one at a time", d.dials.Load())
 			}

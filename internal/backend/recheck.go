@@ -1,8 +1,7 @@
-package openailb
+package backend
 
 import (
 	"context"
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -26,33 +25,34 @@ const (
 	maxRecheckError = 256
 )
 
-// rechecker rechecks in the background which unreachable backends can be reached,
+// Rechecker rechecks in the background which unreachable backends can be reached,
 // so that no request has to. It is a listener of their pool.
-type rechecker struct {
-	ctx       context.Context // ends every recheck when it is done
-	transport http.RoundTripper
-	backends  []*backend.Backend
+type Rechecker struct {
+	// Context ends every recheck when it is done.
+	Context   context.Context
+	Transport http.RoundTripper
+	Backends  []*Backend
 }
 
 // Happened implements pool.Listener.
-func (c *rechecker) Happened(e pool.Event) {
-	if e.Happening == pool.RecheckDue && c.ctx.Err() == nil && e.Member.StartRecheck() {
+func (c *Rechecker) Happened(e pool.Event) {
+	if e.Happening == pool.RecheckDue && c.Context.Err() == nil && e.Member.StartRecheck() {
 		go c.recheck(e.Member)
 	}
 }
 
-// recheckAll rechecks the members of a pool that are unreachable, and have not been
+// RecheckAll rechecks the members of a pool that are unreachable, and have not been
 // rechecked just before.
-func (c *rechecker) recheckAll(p *pool.Pool, now time.Time) {
+func (c *Rechecker) RecheckAll(p *pool.Pool, now time.Time) {
 	for _, m := range p.Rechecks(now) {
 		go c.recheck(m)
 	}
 }
 
-func (c *rechecker) recheck(m *pool.Member) {
+func (c *Rechecker) recheck(m *pool.Member) {
 	defer m.EndRecheck()
 	err := c.connect(m)
-	if err == nil || c.ctx.Err() != nil {
+	if err == nil || c.Context.Err() != nil {
 		return
 	}
 	m.StillUnreachable(pool.Refusal{
@@ -63,9 +63,9 @@ func (c *rechecker) recheck(m *pool.Member) {
 
 // connect connects to the member, and records as soon as it has, or returns why it
 // could not. The request has no credential, so the answer costs nothing.
-func (c *rechecker) connect(m *pool.Member) error {
-	at := c.backends[slices.IndexFunc(c.backends, func(b *backend.Backend) bool { return b.Name == m.Name })].Origin
-	ctx, cancel := context.WithTimeout(withUpstream(c.ctx, at), recheckTimeout)
+func (c *Rechecker) connect(m *pool.Member) error {
+	at := c.Backends[slices.IndexFunc(c.Backends, func(b *Backend) bool { return b.Name == m.Name })].Origin
+	ctx, cancel := context.WithTimeout(withUpstream(c.Context, at), recheckTimeout)
 	defer cancel()
 	var connected atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
@@ -79,7 +79,7 @@ func (c *rechecker) connect(m *pool.Member) error {
 	if err != nil {
 		return err
 	}
-	res, err := c.transport.RoundTrip(r)
+	res, err := c.Transport.RoundTrip(r)
 	switch {
 	case err == nil:
 		res.Body.Close()

@@ -1,0 +1,208 @@
+package openailb
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// errNextBackend makes reverse_proxy ask the selection again.
+var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backend"))
+
+// RoundTrip implements http.RoundTripper. It makes one attempt at the backend
+// that the selection chose for the request, or answers if there is none.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	ex := exchangeOf(req.Context(), t)
+	if ex == nil {
+		return t.sender.RoundTripper.RoundTrip(req)
+	}
+	if ex.tries.current == nil {
+		return ex.answer(req), nil
+	}
+	r := t.attempt(ex, req)
+	if err := r.Ended(req); err != nil && !ex.bodyLate() {
+		r.Discard()
+		ex.endAttemptAs(verdict.ClientLeft)
+		return nil, err // the client left, and no backend is to blame
+	}
+	if refusal, ok := ex.clientsFault(r); ok {
+		ex.refuse(r, refusal)
+		return ex.answer(req), nil
+	}
+	t.remember(ex, r)
+	ex.tries.executed = !ex.api.Kind.Repeatable() && r.PerhapsExecuted()
+	switch {
+	case ex.mayBeElsewhere(r):
+		return nil, errNextBackend
+	case !r.Class.Failover() || ex.tries.forwarded && r.Presentable():
+		return ex.commit(r), nil
+	case ex.mayRepeat(r):
+		return nil, errNextBackend
+	}
+	return ex.answer(req), nil
+}
+
+// attempt asks the exchange's current backend, and asks it once more if it
+// refuses a credential of which the source has a newer one.
+func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
+	ctx, b, try := req.Context(), ex.tries.current.backend, ex.attempted()
+	ex.startSpan(ctx)
+	var err error
+	if try.credential, err = b.Credentials.Credential(ctx); err != nil {
+		return attempt.Unsent(err)
+	}
+	r := t.sender.Send(ex.outgoing(req, try.credential))
+	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
+		if renewed, ok := b.Credentials.Renew(ctx, try.credential); ok && r.Upload().Abandon() {
+			r.Discard()
+			if c := ex.balancer.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
+				c.Write(zap.String("backend", ex.tries.current.Name))
+			}
+			try.credential = renewed
+			r = t.sender.Send(ex.outgoing(req, renewed))
+		}
+	}
+	switch {
+	case b.Credentials.Passthrough && r.Class.OfCredential():
+		r.Class = verdict.ClientError // the credential is the caller's
+	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && b.Credentials.HasReplaced(try.credential):
+		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
+	}
+	return r
+}
+
+// outgoing is the request for the current backend.
+func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) attempt.Request {
+	b, api := ex.tries.current.backend, &ex.api
+	out := attempt.Request{
+		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
+		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front,
+	}
+	ex.balancer.front.direct(ex, &out, credential)
+	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
+	if api.placement.Teaches() {
+		out.IDs = func(res *http.Response) attempt.IDReader {
+			if reader := api.placement.IDReader(b.AccountKey, res); reader != nil {
+				return reader
+			}
+			return nil
+		}
+	}
+	return out
+}
+
+// bodyLate reports whether the client was too slow with its body. net/http's
+// server then cancels the request, as if the client had left.
+func (ex *exchange) bodyLate() bool {
+	return errors.Is(ex.api.received.Failure(), os.ErrDeadlineExceeded)
+}
+
+// clientsFault returns the error for a request that could not be sent because of
+// the client. A backend that gives up an upload which the client stalls answers 408,
+// breaks the connection, or waits until we give up.
+func (ex *exchange) clientsFault(r *attempt.Reply) (apierror.Error, bool) {
+	failure := ex.api.received.Failure()
+	switch {
+	case r.Refusal.Status != 0:
+		return r.Refusal, true
+	case failure != nil && r.Err != nil:
+		return apierror.UnreadableBody(failure), true
+	case r.Upload().Stalled() && (r.Err != nil || r.Status == http.StatusRequestTimeout):
+		return apierror.UnreadableBody(os.ErrDeadlineExceeded), true
+	}
+	return apierror.Error{}, false
+}
+
+// refuse makes the answer an error of the client's.
+func (ex *exchange) refuse(r *attempt.Reply, refusal apierror.Error) {
+	r.Discard()
+	if r.Upload().Stalled() {
+		// net/http's server sends no answer while the body is being read
+		_ = http.NewResponseController(ex.writer).SetReadDeadline(time.Now()) // not all writers have one
+	}
+	ex.own = refusal.Answer(ex.request)
+	ex.endAttemptAs(verdict.ClientError)
+}
+
+// mayRepeat reports whether the request may be sent to another backend. It also
+// keeps what the client gets if no other backend has a better reply.
+func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
+	sendable := r.Upload().Abandon()
+	switch {
+	case ex.tries.executed && !r.Presentable():
+		r.Discard()
+		ex.own.Response = apierror.PerhapsExecuted.Response(ex.request)
+		if r.Class == verdict.Timeout {
+			ex.own.Response = apierror.PerhapsStillExecuted.Response(ex.request)
+		}
+	// an upload that is ended takes the rest of a long error with it
+	case r.SaysMore(ex.balancer.forward) && (r.Whole || !sendable || ex.api.received.Whole()):
+		ex.keep(r.Response)
+	default:
+		r.Discard()
+	}
+	if r.Class.ContextLength(r.Status) {
+		ex.tries.exceeded = append(ex.tries.exceeded, ex.model())
+	}
+	return sendable && !ex.tries.executed
+}
+
+// mayBeElsewhere reports whether the request goes on to another account,
+// because the current one does not have what the request names, and nobody
+// knows who does.
+func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
+	placement, best := &ex.api.placement, &ex.tries.best
+	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.received.Whole() || !r.Upload().Abandon() {
+		return false
+	}
+	placement.Missing(ex.tries.current.backend.AccountKey)
+	if best.Response != nil && !best.missing {
+		r.Discard() // a failure tells more: its backend may have the object
+		return true
+	}
+	ex.keep(r.Response)
+	best.missing = true
+	return true
+}
+
+// keep keeps a reply, in case no backend has a better one.
+func (ex *exchange) keep(res *http.Response) {
+	ex.dropBest()
+	ex.tries.best = bestReply{Response: res, attempt: len(ex.tries.attempts) - 1}
+}
+
+// forbidRetry keeps the client's SDK from sending a request again that may have been
+// executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
+func (ex *exchange) forbidRetry(res *http.Response) {
+	if ex.tries.executed {
+		res.Header["X-Should-Retry"] = []string{"false"}
+	}
+}
+
+// commit makes the response the client's.
+func (ex *exchange) commit(r *attempt.Reply) *http.Response {
+	ex.committed()
+	ex.api.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
+	ex.observeForwarded(r.Class)
+	ex.FirstByte()
+	res, tokens := r.Commit(ex.writer, ex)
+	ex.record.status, ex.record.usage = res.StatusCode, tokens
+	ex.forbidRetry(res)
+	return res
+}
+
+// FirstByte implements attempt.Recipient.
+func (ex *exchange) FirstByte() { ex.record.firstByte = time.Since(ex.record.started) }
+
+// Interface guard
+var _ http.RoundTripper = (*Transport)(nil)

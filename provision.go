@@ -1,0 +1,179 @@
+package openailb
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+// Provision sets up the handler. It makes no request and starts no goroutine.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	h.keyFiles.Logger = h.logger
+	unnamed := h.Pool == "" || pools.IsNumbered(h.Pool, defaultPool)
+	h.Pool = cmp.Or(h.Pool, defaultPool)
+	if err := pools.Default.Claim(ctx, h.Pool, h); err != nil {
+		return err
+	}
+	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
+		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
+	}
+	if err := h.provisionClientKeys(); err != nil {
+		return err
+	}
+	if h.ReadyPath != "" {
+		if err := checkReadyPath(h.ReadyPath); err != nil {
+			return err
+		}
+	}
+	if err := h.provisionFromEnv(); err != nil {
+		return err
+	}
+	if err := backend.Provision(ctx, h.Backends); err != nil {
+		return err
+	}
+	if h.LBRetries != nil && *h.LBRetries < 0 {
+		return fmt.Errorf("lb_retries '%d' is not a whole number of 0 or more", *h.LBRetries)
+	}
+	if h.LBTryDuration < 0 {
+		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
+	}
+	policy, err := loadPolicy(ctx, h, h.LBPolicyRaw)
+	if err != nil {
+		return err
+	}
+	if policy != nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
+		h.logger.Warn(weightIgnored)
+	}
+	if err := h.warnIfPublic(ctx); err != nil {
+		return err
+	}
+	if err := h.provisionTransport(ctx); err != nil {
+		return err
+	}
+	if err := h.provisionBalancer(ctx, policy); err != nil {
+		return err
+	}
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
+	if err := h.provisionProxy(ctx); err != nil {
+		return err
+	}
+	h.balancer.open()
+	for _, t := range h.balancer.targets {
+		t.startFresh(h.link, h.balancer.logger.Logger)
+	}
+	h.link.Open(h.balancer.Pool)
+	return nil
+}
+
+func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
+	events, err := observe.NewEvents(ctx, h.Pool)
+	if err != nil {
+		return err
+	}
+	if h.link, err = h.Join(ctx); err != nil {
+		return err
+	}
+	if h.link != nil {
+		if err := observe.On(ctx, observe.Started, h.link.Start); err != nil {
+			return err
+		}
+	}
+	targets := make([]*target, len(h.Backends))
+	for i, b := range h.Backends {
+		targets[i] = targetOf(b)
+		h.link.Name(targets[i].Member, b.NameForReplicas())
+		h.passesThrough = h.passesThrough || b.Credentials.Passthrough
+		h.tellsAccounts = h.tellsAccounts || b.AccountKey != h.Backends[0].AccountKey
+		h.tellsModels = h.tellsModels || b.Models != nil || b.Deployment != ""
+		if key := b.Key(); key != nil && key.InFile() {
+			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
+		}
+	}
+	h.models = backend.ModelsOf(h.Backends)
+	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Transport.sender.RoundTripper, Backends: h.Backends}
+	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, h.link, &h.rechecker)
+	h.balancer.use(policy)
+	h.balancer.transport = h.Transport
+	h.balancer.streamUsage = h.StreamUsage
+	h.balancer.forward = h.AllThrottled == forwardThrottled
+	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
+		return err
+	}
+	return h.provisionAffinity(ctx)
+}
+
+// provisionFromEnv adds the backends that the environment describes. That
+// happens here and not when the Caddyfile is read, so that they never appear in
+// the config.
+func (h *Handler) provisionFromEnv() error {
+	if h.BackendsFromEnv == "" {
+		return nil
+	}
+	backends, variables, idle, err := backend.FromEnv(h.BackendsFromEnv)
+	if err != nil {
+		return err
+	}
+	if h.Backends = append(h.Backends, backends...); len(h.Backends) == 0 {
+		return fmt.Errorf("backends_from_env found no backend: expected variables like %s", backend.ExampleVariables(h.BackendsFromEnv))
+	}
+	// the sample has one limit for how long a request may be idle
+	for _, d := range []*caddy.Duration{&h.ResponseHeaderTimeout, &h.StreamFirstEventTimeout, &h.StreamIdleTimeout} {
+		*d = cmp.Or(*d, caddy.Duration(idle))
+	}
+	h.logger.Info("read backends from the environment", zap.Strings("variables", variables), zap.Duration("timeout", idle))
+	return nil
+}
+
+// Cleanup releases what Provision acquired. It also runs after a Provision that
+// failed halfway.
+func (h *Handler) Cleanup() error {
+	errs := []error{h.affinity.Close(), h.link.Close()}
+	if h.balancer != nil {
+		h.balancer.close()
+		metrics.Left()
+		for _, t := range h.balancer.targets {
+			_, err := healths.Delete(t.backend.HealthKey)
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, h.promptCache.Close())
+	// a reverse_proxy that failed before its upstreams has nothing to clean up
+	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
+		errs = append(errs, h.proxy.Cleanup())
+	}
+	if h.Transport != nil {
+		errs = append(errs, h.Transport.Cleanup())
+	}
+	return errors.Join(errs...)
+}
+
+// checkReadyPath says what is wrong with ready_path, if anything is.
+func checkReadyPath(path string) error {
+	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
+		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)
