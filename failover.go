@@ -88,7 +88,7 @@ func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) atte
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
 		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front,
 	}
-	ex.balancer.front.direct(ex, &out, credential)
+	out = ex.balancer.front.direct(ex, out, credential)
 	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
