@@ -401,3 +401,23 @@ func testNames(t *testing.T) (names []string) {
 	}
 	return names
 }
+
+// TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is in it without
+// opening it.
+func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
+	text, err := os.ReadFile("CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{"*.go", "internal/*/"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			if base := filepath.Base(name); !strings.HasSuffix(base, "_test.go") && !regexp.MustCompile("(?m)^\\|[^|]*`"+regexp.QuoteMeta(base)+"`").Match(text) {
+				t.Errorf("no table of CONTRIBUTING.md has a line for %s", name)
+			}
+		}
+	}
+}
