@@ -13,7 +13,7 @@ import (
 )
 
 // answer is the response when no backend served the request: an answer that
-// needed no backend, the last backend's reply that tells the client more than
+// needed no backend, the last backend's reply that says more to the client than
 // we could, or an error of our own.
 func (ex *exchange) answer(req *http.Request) *http.Response {
 	now := time.Now()
@@ -40,7 +40,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	case res != nil:
 		ex.answerWith(best, wait)
 	default:
-		e := ex.whyNobody(now, wait)
+		e := ex.whyNone(now, wait)
 		ex.own = e.Answer(req)
 		res = ex.own.Response
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
@@ -77,13 +77,13 @@ func (ex *exchange) undecided() bool {
 	if !ex.tries.best.missing {
 		return false
 	}
-	_, nobody := ex.whyNobodyTakes()
-	return !nobody
+	_, none := ex.whyNoneTakes()
+	return !none
 }
 
-// whyNobody is the error that says why no backend could serve.
-func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error {
-	if e, ok := ex.whyNobodyTakes(); ok {
+// whyNone is the error that says why no backend could serve.
+func (ex *exchange) whyNone(now time.Time, wait time.Duration) apierror.Error {
+	if e, ok := ex.whyNoneTakes(); ok {
 		return e
 	}
 	r := ex.whoRefuses(now)
@@ -112,9 +112,9 @@ func (ex *exchange) whyNobody(now time.Time, wait time.Duration) apierror.Error 
 	return apierror.Unreachable
 }
 
-// whyNobodyTakes is the error that says why the request can be sent to no
+// whyNoneTakes is the error that says why the request can be sent to no
 // backend. It reports false if it can be sent to one.
-func (ex *exchange) whyNobodyTakes() (e apierror.Error, ok bool) {
+func (ex *exchange) whyNoneTakes() (e apierror.Error, ok bool) {
 	var models []string
 	lacksKey, elsewhere := false, false
 	for _, t := range ex.balancer.targets {

@@ -158,8 +158,8 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 }
 
 // mayBeElsewhere reports whether the request goes on to another account,
-// because the current one does not have what the request names, and nobody
-// knows who does.
+// because the current one does not have what the request names, and it is not
+// known which one does.
 func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
 	placement, best := &ex.api.placement, &ex.tries.best
 	if r.Class.Failover() || !r.Missing || !placement.Asks() || !r.Whole && !ex.api.received.Whole() || !r.Upload().Abandon() {
@@ -167,7 +167,7 @@ func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
 	}
 	placement.Missing(ex.tries.current.backend.AccountKey)
 	if best.Response != nil && !best.missing {
-		r.Discard() // a failure tells more: its backend may have the object
+		r.Discard() // a failure says more: its backend may have the object
 		return true
 	}
 	ex.keep(r.Response)

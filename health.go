@@ -158,7 +158,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 	}
 }
 
-// bench tells for how long a reply benches the current backend, if it does.
+// bench returns for how long a reply benches the current backend, if it does.
 func (p *PassiveHealth) bench(ex *exchange, r *attempt.Reply, now time.Time) (wait time.Duration, benches bool) {
 	hinted := min(max(r.Wait, time.Duration(p.RetryAfterMin)), time.Duration(p.RetryAfterMax))
 	switch r.Class {

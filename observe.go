@@ -29,7 +29,7 @@ func (ex *exchange) finish(err error, aborted bool) {
 	ex.observe(err)
 }
 
-// outcome tells whose reply the client got, and what it was taken for. t is nil
+// outcome returns whose reply the client got, and its class. t is nil
 // if that was an answer of our own that is not about one backend.
 func (ex *exchange) outcome() (t *target, class string) {
 	switch {
@@ -53,7 +53,7 @@ const clientClosedRequest = 499
 // found none, perhaps without an attempt.
 var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
 
-// observe counts a request that is over, and tells the access log of it. err is
+// observe counts a request that is over, and describes it in the access log. err is
 // the error with which reverse_proxy ended, if it did.
 func (ex *exchange) observe(err error) {
 	if ex.record.status == 0 {

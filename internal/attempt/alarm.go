@@ -7,7 +7,7 @@ import (
 )
 
 // alarms are timers that one deadline after the other uses. A timer is not stopped in between: in
-// time it goes off, and nobody minds. The zero alarms is ready to use.
+// time it goes off, which changes nothing. The zero alarms is ready to use.
 type alarms struct {
 	mu     sync.Mutex
 	idle   []*alarm
@@ -21,7 +21,7 @@ const maxIdle = 512
 type alarm struct {
 	timer *time.Timer
 	born  time.Time
-	// deadline is whose alarm it is. nil: nobody's.
+	// deadline has the alarm. nil: it is idle.
 	deadline atomic.Pointer[deadline]
 	// goesOff is when it does, since it was born. 0: it is not set.
 	goesOff atomic.Int64
@@ -85,7 +85,7 @@ func (a *alarm) setFor(at, left time.Duration) {
 	}
 }
 
-// goOff tells the deadline. If one gets the alarm just now, it either sees that it is not set any
+// goOff wakes the deadline. If one gets the alarm just now, it either sees that it is not set any
 // more, or is told.
 func (a *alarm) goOff() {
 	a.goesOff.Store(0)

@@ -49,7 +49,7 @@ type body struct {
 	// mustEnd makes a stream that ends without saying so a broken one.
 	mustEnd bool
 
-	// tokens reads how many tokens the reply cost. It is nil if nobody asks, and
+	// tokens reads how many tokens the reply cost. It is nil if that is not asked for, and
 	// else tokenReader.
 	tokens      *usage.Reader
 	tokenReader usage.Reader
@@ -134,7 +134,7 @@ func (b *body) readMore(timeout <-chan time.Time) bool {
 func (b *body) take(more readAhead) {
 	b.pending = nil
 	if b.late != nil && more.err != nil {
-		// the trailers came with the end, and nobody reads or writes them now
+		// the trailers came with the end, and are not read or written now
 		b.late.client.Trailer = b.late.backend.Trailer
 		b.late = nil
 	}
@@ -152,7 +152,7 @@ func (b *body) take(more readAhead) {
 // could bring a secret.
 func (b *body) failing() bool { return len(b.secrets) > 0 && b.watch != nil && b.watch.Failing() }
 
-// star replaces the secrets in what a stream brought if it tells of an error.
+// star replaces the secrets in what a stream brought if it contains an error.
 func (b *body) star(data []byte) {
 	if b.watch != nil && b.watch.Failure != nil || b.failing() {
 		b.secrets.Star(data)
@@ -185,7 +185,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 		if b.held = b.held[n:]; len(b.held) > 0 {
 			return n, nil
 		}
-		b.buffer.Put() // nobody but Read reads it by now
+		b.buffer.Put() // only Read reads it by now
 		b.held, b.buffer = nil, nil
 		if err = b.heldErr; err == nil {
 			return n, nil

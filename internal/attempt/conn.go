@@ -54,11 +54,11 @@ type conn struct {
 	held    atomic.Bool
 }
 
-// uploadBegins tells a connection of net/http's that a long body is sent from now on. Without it, no
+// uploadBegins records that a long body is sent on a connection of net/http's from now on. Without it, no
 // write waits.
 func uploadBegins(c net.Conn) { count(c, 1) }
 
-// uploadEnds tells it that the body was sent, or will not be.
+// uploadEnds records that the body was sent, or will not be.
 func uploadEnds(c net.Conn) { count(c, -1) }
 
 func count(c net.Conn, uploads int32) {

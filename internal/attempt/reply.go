@@ -37,7 +37,7 @@ type Reply struct {
 	// Whole reports whether all of an error's body was read, and cut whether the
 	// connection broke before its end.
 	Whole, cut bool
-	// code is the code of the error, if it may need somebody to act.
+	// code is the code of the error, if an operator may have to act.
 	code string
 	// sent is nil if nothing was sent.
 	sent *sent

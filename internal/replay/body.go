@@ -50,7 +50,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	// one more byte tells whether the body is longer than the limit
+	// one more byte shows whether the body is longer than the limit
 	most := int(limit) + 1
 	size := firstBuffer
 	if r.ContentLength >= 0 {
@@ -229,7 +229,7 @@ func (b *Body) left() {
 	b.recycle()
 }
 
-// recycle gives the buffer back once nobody can read it any more. A reader of
+// recycle gives the buffer back once it cannot be read any more. A reader of
 // which that is not certain, because net/http failed to send all of it, keeps
 // it from the pool forever.
 func (b *Body) recycle() {

@@ -38,7 +38,7 @@ func GetBuffer(n int) *Buffer {
 	return &Buffer{memory, memory}
 }
 
-// Put gives the buffer back. Nobody may use it, or its bytes, after that. A
+// Put gives the buffer back. It, or its bytes, must not be used after that. A
 // buffer that is too large to be kept is left to the garbage collector.
 func (b *Buffer) Put() {
 	if b == nil || b.lent == nil {

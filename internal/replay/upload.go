@@ -13,7 +13,7 @@ import (
 type Upload struct {
 	body   *Body
 	length int64
-	// small is a body in one piece, and long is any other. isSmall tells which
+	// small is a body in one piece, and long is any other. isSmall reports which
 	// of them it is.
 	small   bytes.Reader
 	isSmall bool
@@ -21,7 +21,7 @@ type Upload struct {
 	// joined has the bytes of a small body that is not sent as it came.
 	joined *Buffer
 	// settled reports whether small was let go, or must not be: if net/http sends
-	// the body once more, nobody knows which of the two it sent.
+	// the body once more, it is not known which of the two it sent.
 	settled atomic.Bool
 }
 

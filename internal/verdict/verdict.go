@@ -26,7 +26,7 @@ const (
 	// Throttled: the rate limit is used up. The backend says when it accepts
 	// requests again.
 	Throttled Class = "throttled"
-	// Quota: the account has no budget left. Somebody has to pay before the backend
+	// Quota: the account has no budget left. It has to be paid for before the backend
 	// can be used again.
 	Quota Class = "quota"
 	// TooLarge: this one request exceeds a limit of the backend, and would do so at any time.
