@@ -172,7 +172,7 @@ func (x *exchange) storedResponse() {
 	switch {
 	case x.r.Method == http.MethodDelete:
 		x.h.state.forget(id)
-		x.reply(wire.JSON(http.StatusOK, deletedResponse{ID: id, Object: "response", Deleted: true}))
+		x.reply(stored(fmt.Appendf(nil, `{"id":%q,"object":"response","deleted":true}`, id)))
 	case x.route.about == "input_items":
 		x.reply(wire.JSON(http.StatusOK, object{"object": "list", "data": []object{}, "has_more": false, "first_id": nil, "last_id": nil}))
 	case x.route.about == "cancel" && !resp.InBackground():
@@ -188,13 +188,7 @@ func (x *exchange) storedResponse() {
 	}
 }
 
-type deletedResponse struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	Deleted bool   `json:"deleted"`
-}
-
-// stored is a reply that is what was stored.
+// stored is a reply with JSON such as that of a stored object.
 func stored(body []byte) *wire.Reply {
 	return &wire.Reply{Status: http.StatusOK, ContentType: wire.JSONType, Body: body}
 }
@@ -213,22 +207,20 @@ func (x *exchange) resume(resp *model.Response, after string) {
 	x.stream(resp.Resume(int64(x.h.OutputTokens), x.h.now).Events(), skip)
 }
 
-type modelList struct {
-	Object string      `json:"object"`
-	Data   []modelInfo `json:"data"`
-}
-
-type modelInfo struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	Created int64  `json:"created"`
-	OwnedBy string `json:"owned_by"`
-}
-
-func (x *exchange) models() modelList {
-	list := modelList{Object: "list", Data: []modelInfo{}}
-	for _, id := range x.h.Deployments {
-		list.Data = append(list.Data, modelInfo{ID: id, Object: "model", OwnedBy: x.h.Name})
+// models lists the models as OpenAI does, with the fields in the same order.
+func (x *exchange) models() any {
+	type model struct {
+		ID      string `json:"id"`
+		Object  string `json:"object"`
+		Created int64  `json:"created"`
+		OwnedBy string `json:"owned_by"`
 	}
-	return list
+	models := []model{}
+	for _, id := range x.h.Deployments {
+		models = append(models, model{ID: id, Object: "model", OwnedBy: x.h.Name})
+	}
+	return struct {
+		Object string  `json:"object"`
+		Data   []model `json:"data"`
+	}{"list", models}
 }

@@ -3,40 +3,20 @@ package model
 import (
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"iter"
 )
 
-// usage is what a reply cost, in the words of chat and completions.
-type usage struct {
-	PromptTokens            int64             `json:"prompt_tokens"`
-	CompletionTokens        int64             `json:"completion_tokens"`
-	TotalTokens             int64             `json:"total_tokens"`
-	PromptTokensDetails     promptDetails     `json:"prompt_tokens_details"`
-	CompletionTokensDetails completionDetails `json:"completion_tokens_details"`
-}
-
-type promptDetails struct {
-	AudioTokens  int64 `json:"audio_tokens"`
-	CachedTokens int64 `json:"cached_tokens"`
-}
-
-type completionDetails struct {
-	AcceptedPredictionTokens int64 `json:"accepted_prediction_tokens"`
-	AudioTokens              int64 `json:"audio_tokens"`
-	ReasoningTokens          int64 `json:"reasoning_tokens"`
-	RejectedPredictionTokens int64 `json:"rejected_prediction_tokens"`
-}
-
 // completion is a reply of chat or completions, or a chunk of one.
 type completion struct {
-	Choices             []choice             `json:"choices"`
-	Created             int64                `json:"created"`
-	ID                  string               `json:"id"`
-	Model               string               `json:"model"`
-	Object              string               `json:"object"`
-	PromptFilterResults []promptFilterResult `json:"prompt_filter_results,omitempty"`
-	SystemFingerprint   *string              `json:"system_fingerprint"`
-	Usage               json.RawMessage      `json:"usage,omitempty"`
+	Choices             []choice        `json:"choices"`
+	Created             int64           `json:"created"`
+	ID                  string          `json:"id"`
+	Model               string          `json:"model"`
+	Object              string          `json:"object"`
+	PromptFilterResults json.RawMessage `json:"prompt_filter_results,omitempty"`
+	SystemFingerprint   *string         `json:"system_fingerprint"`
+	Usage               json.RawMessage `json:"usage,omitempty"`
 }
 
 type choice struct {
@@ -67,25 +47,17 @@ type toolCallFunction struct {
 	Arguments string `json:"arguments"`
 }
 
-type promptFilterResult struct {
-	PromptIndex          int      `json:"prompt_index"`
-	ContentFilterResults struct{} `json:"content_filter_results"`
-}
-
 var (
 	fingerprint  = "fp_simulator"
-	promptFilter = []promptFilterResult{{}}
+	promptFilter = json.RawMessage(`[{"prompt_index":0,"content_filter_results":{}}]`)
 )
 
+// usage is what a reply cost, in the words of chat and completions.
 func (g *Generation) usage() json.RawMessage {
 	produced := g.Candidates() * g.Tokens()
-	u, _ := json.Marshal(usage{
-		PromptTokens:        g.Prompt,
-		CompletionTokens:    produced,
-		TotalTokens:         g.Prompt + produced,
-		PromptTokensDetails: promptDetails{CachedTokens: g.Cached},
-	})
-	return u
+	return fmt.Appendf(nil, `{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":%d},`+
+		`"completion_tokens_details":{"accepted_prediction_tokens":0,"audio_tokens":0,"reasoning_tokens":0,"rejected_prediction_tokens":0}}`,
+		g.Prompt, produced, g.Prompt+produced, g.Cached)
 }
 
 func (g *Generation) newCompletion(object string) completion {

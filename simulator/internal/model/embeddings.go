@@ -9,49 +9,27 @@ import (
 	"math/rand/v2"
 )
 
-type embeddingList struct {
-	Object string         `json:"object"`
-	Data   []embedding    `json:"data"`
-	Model  string         `json:"model"`
-	Usage  embeddingUsage `json:"usage"`
-}
-
-type embedding struct {
-	Object    string `json:"object"`
-	Index     int    `json:"index"`
-	Embedding any    `json:"embedding"`
-}
-
-type embeddingUsage struct {
-	PromptTokens int64 `json:"prompt_tokens"`
-	TotalTokens  int64 `json:"total_tokens"`
-}
-
 func (g *Generation) embeddings() any {
-	list := embeddingList{
-		Object: "list",
-		Data:   []embedding{},
-		Model:  g.Model,
-		Usage:  embeddingUsage{g.Prompt, g.Prompt},
-	}
+	data := []any{}
 	n := int64(defaultDimensions)
 	if g.Request.Dimensions != nil {
 		n = *g.Request.Dimensions
 	}
 	for i, input := range inputs(g.Request.Input) {
 		vector := embed(input, n)
-		e := embedding{Object: "embedding", Index: i, Embedding: vector}
+		e := map[string]any{"object": "embedding", "index": i, "embedding": vector}
 		if g.Request.EncodingFormat == "base64" {
 			// The official SDKs ask for base64 and decode it.
 			buf := make([]byte, 0, 4*n)
 			for _, value := range vector {
 				buf = binary.LittleEndian.AppendUint32(buf, math.Float32bits(value))
 			}
-			e.Embedding = base64.StdEncoding.EncodeToString(buf)
+			e["embedding"] = base64.StdEncoding.EncodeToString(buf)
 		}
-		list.Data = append(list.Data, e)
+		data = append(data, e)
 	}
-	return list
+	usage := map[string]int64{"prompt_tokens": g.Prompt, "total_tokens": g.Prompt}
+	return map[string]any{"object": "list", "data": data, "model": g.Model, "usage": usage}
 }
 
 // inputs splits what may be one or several. A string or a list of tokens is one;

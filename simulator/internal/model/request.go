@@ -58,14 +58,9 @@ type ofResponses struct {
 	PreviousResponseID string   `json:"previous_response_id"`
 }
 
-// jsonField is the name of a field in JSON. In an error, encoding/json has the name
-// of the embedded struct before it.
-func jsonField(path string) string {
-	for _, part := range []string{"streaming.", "ofEmbeddings.", "ofResponses."} {
-		path = strings.TrimPrefix(path, part)
-	}
-	return path
-}
+// embedded removes the names of the embedded structs, which encoding/json writes before
+// the name of a field in its errors.
+var embedded = strings.NewReplacer("streaming.", "", "ofEmbeddings.", "", "ofResponses.", "")
 
 // The most that the API reference allows for n and best_of.
 const (
@@ -86,7 +81,7 @@ func ParseRequest(op Operation, contentType string, body []byte, cut bool) (Requ
 	if err := json.Unmarshal(body, &req); err != nil {
 		var mismatch *json.UnmarshalTypeError
 		if errors.As(err, &mismatch) && mismatch.Field != "" {
-			return req, fmt.Sprintf("Invalid type for '%s': got %s instead.", jsonField(mismatch.Field), mismatch.Value)
+			return req, fmt.Sprintf("Invalid type for '%s': got %s instead.", embedded.Replace(mismatch.Field), mismatch.Value)
 		}
 		return req, "We could not parse the JSON body of your request."
 	}

@@ -33,41 +33,24 @@ type response struct {
 }
 
 type responseStatus struct {
-	ID                string             `json:"id"`
-	Object            string             `json:"object"`
-	CreatedAt         int64              `json:"created_at"`
-	Status            string             `json:"status"`
-	Background        bool               `json:"background"`
-	Error             *struct{}          `json:"error"` // none fails
-	IncompleteDetails *incompleteDetails `json:"incomplete_details"`
+	ID                string          `json:"id"`
+	Object            string          `json:"object"`
+	CreatedAt         int64           `json:"created_at"`
+	Status            string          `json:"status"`
+	Background        bool            `json:"background"`
+	Error             *struct{}       `json:"error"` // none fails
+	IncompleteDetails json.RawMessage `json:"incomplete_details"`
 }
 
 type responseSettings struct {
-	Reasoning   reasoning   `json:"reasoning"`
-	Store       bool        `json:"store"`
-	Temperature float64     `json:"temperature"`
-	Text        textOptions `json:"text"`
-	ToolChoice  string      `json:"tool_choice"`
-	Tools       []struct{}  `json:"tools"`
-	TopP        float64     `json:"top_p"`
-	Truncation  string      `json:"truncation"`
-}
-
-type incompleteDetails struct {
-	Reason string `json:"reason"`
-}
-
-type reasoning struct {
-	Effort  *string `json:"effort"`
-	Summary *string `json:"summary"`
-}
-
-type textOptions struct {
-	Format textFormat `json:"format"`
-}
-
-type textFormat struct {
-	Type string `json:"type"`
+	Reasoning   json.RawMessage `json:"reasoning"`
+	Store       bool            `json:"store"`
+	Temperature float64         `json:"temperature"`
+	Text        json.RawMessage `json:"text"`
+	ToolChoice  string          `json:"tool_choice"`
+	Tools       []struct{}      `json:"tools"`
+	TopP        float64         `json:"top_p"`
+	Truncation  string          `json:"truncation"`
 }
 
 type outputItem struct {
@@ -93,19 +76,11 @@ type contentPart struct {
 }
 
 type responseUsage struct {
-	InputTokens         int64         `json:"input_tokens"`
-	InputTokensDetails  inputDetails  `json:"input_tokens_details"`
-	OutputTokens        int64         `json:"output_tokens"`
-	OutputTokensDetails outputDetails `json:"output_tokens_details"`
-	TotalTokens         int64         `json:"total_tokens"`
-}
-
-type inputDetails struct {
-	CachedTokens int64 `json:"cached_tokens"`
-}
-
-type outputDetails struct {
-	ReasoningTokens int64 `json:"reasoning_tokens"`
+	InputTokens         int64            `json:"input_tokens"`
+	InputTokensDetails  map[string]int64 `json:"input_tokens_details"`
+	OutputTokens        int64            `json:"output_tokens"`
+	OutputTokensDetails map[string]int64 `json:"output_tokens_details"`
+	TotalTokens         int64            `json:"total_tokens"`
 }
 
 // responseEvent is any event of a streamed response.
@@ -144,9 +119,10 @@ func (g *Generation) NewResponse() *Response {
 		Output:            []outputItem{},
 		ParallelToolCalls: true,
 		responseSettings: responseSettings{
+			Reasoning:   json.RawMessage(`{"effort":null,"summary":null}`),
 			Store:       g.Request.Store == nil || *g.Request.Store,
 			Temperature: 1,
-			Text:        textOptions{textFormat{"text"}},
+			Text:        json.RawMessage(`{"format":{"type":"text"}}`),
 			ToolChoice:  "auto",
 			Tools:       []struct{}{},
 			TopP:        1,
@@ -183,7 +159,7 @@ func (r *Response) Finish() (stored []Stored) {
 	r.body.Status = "completed"
 	if r.finishReason() == "length" {
 		r.body.Status = "incomplete"
-		r.body.IncompleteDetails = &incompleteDetails{"max_output_tokens"}
+		r.body.IncompleteDetails = json.RawMessage(`{"reason":"max_output_tokens"}`)
 	}
 	item := r.item
 	item.Status = r.body.Status
@@ -201,10 +177,11 @@ func (r *Response) Finish() (stored []Stored) {
 	}
 	r.body.Output = append(r.body.Output, item)
 	r.body.Usage = &responseUsage{
-		InputTokens:        r.Prompt,
-		InputTokensDetails: inputDetails{CachedTokens: r.Cached},
-		OutputTokens:       r.Tokens(),
-		TotalTokens:        r.Prompt + r.Tokens(),
+		InputTokens:         r.Prompt,
+		InputTokensDetails:  map[string]int64{"cached_tokens": r.Cached},
+		OutputTokens:        r.Tokens(),
+		OutputTokensDetails: map[string]int64{"reasoning_tokens": 0},
+		TotalTokens:         r.Prompt + r.Tokens(),
 	}
 	if r.body.Store {
 		body, _ := json.Marshal(r.body)

@@ -30,25 +30,13 @@ func encode(v any) []byte {
 	return data
 }
 
-// azureBody is the shape in which Azure's gateway refuses.
-type azureBody struct {
-	Error errorCode `json:"error"`
-}
-
-type errorCode struct {
-	Code    string `json:"code"`
-	Message string `json:"message"`
-}
-
 // AzureError returns an error as Azure's gateway words it.
 func AzureError(status int, code, message string) *Reply {
-	return JSON(status, azureBody{errorCode{code, message}})
+	return JSON(status, map[string]any{"error": map[string]string{"code": code, "message": message}})
 }
 
 // openaiBody is the shape in which OpenAI, and Azure's models, refuse.
-type openaiBody struct {
-	Error errorDetail `json:"error"`
-}
+type openaiBody map[string]errorDetail // under "error"
 
 type errorDetail struct {
 	Message string  `json:"message"`
@@ -59,7 +47,7 @@ type errorDetail struct {
 
 // OpenAIError returns an error as OpenAI, and Azure's models, word it.
 func OpenAIError(status int, errType string, code *string, message string) *Reply {
-	return JSON(status, openaiBody{errorDetail{Message: message, Type: errType, Code: code}})
+	return JSON(status, openaiBody{"error": {Message: message, Type: errType, Code: code}})
 }
 
 // ContentFilterBody is the body of Azure's content filter.

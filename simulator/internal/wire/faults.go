@@ -137,6 +137,9 @@ func (c *Client) Instead() *Reply {
 	return nil
 }
 
+// endings are the faults that end a stream.
+var endings = []string{faultSSEErrorFirst, faultSSEErrorAfter, faultTruncateEOF, faultTruncateRST, faultHangAfter}
+
 // disturb applies the fault before the next event. It reports whether the stream
 // has ended.
 func (s *Stream) disturb() bool {
@@ -146,28 +149,21 @@ func (s *Stream) disturb() bool {
 		s.write([]byte(": simulator processing\n\n"))
 		return false
 	}
-	if s.sent != f.n {
+	if s.sent != f.n || !slices.Contains(endings, f.kind) {
 		return false
 	}
+	s.c.acted()
 	switch f.kind {
 	case faultSSEErrorFirst:
-		s.c.acted()
 		s.error(f.errType, f.errCode)
 	case faultSSEErrorAfter:
-		s.c.acted()
 		s.error("server_error", "server_error")
-	case faultTruncateEOF:
-		s.c.acted()
 	case faultTruncateRST:
-		s.c.acted()
 		_ = s.c.flush()
 		s.c.abort()
 	case faultHangAfter:
-		s.c.acted()
 		_ = s.c.flush()
 		s.c.hang()
-	default:
-		return false
 	}
 	s.ended = true
 	return true
@@ -199,7 +195,7 @@ func (s *Stream) error(errType, code string) {
 		s.event("error", errorEvent{Type: "error", Error: detail, SequenceNumber: s.sent})
 		return
 	}
-	s.event("", openaiBody{detail})
+	s.event("", openaiBody{"error": detail})
 }
 
 func streamErrorText(errType string) string {
