@@ -20,10 +20,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
-	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
-	_ "github.com/caddyserver/caddy/v2/modules/logging"
-	_ "github.com/caddyserver/caddy/v2/modules/metrics"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // balancer is a Caddy with these openai_lb options.
@@ -45,7 +43,7 @@ func start(t *testing.T, options string) *balancer {
 
 func startWithAdmin(t *testing.T, admin, options string) *balancer {
 	t.Helper()
-	showLog(t)
+	lbtest.ShowLog(t)
 	dir := t.TempDir()
 	b := &balancer{t: t, admin: admin, socket: filepath.Join(dir, "lb.sock"), logs: filepath.Join(dir, "log.json")}
 	// a TCP socket may reset connections when a reload replaces it

@@ -26,7 +26,7 @@ import (
 const foldersVariable = "OPENAI_LB_TEST_FOLDER"
 
 // Main runs the tests of a package, for its TestMain. It gives Caddy folders of its own, so that tests write nothing to the
-// user's, and a file to log to, which Run shows if a test fails. A process that a test
+// user's, and a file to log to, which ShowLog shows if a test fails. A process that a test
 // starts has the folder of that test.
 func Main(m *testing.M) {
 	flag.Parse() // while errors of usage are still seen
@@ -66,8 +66,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// showLog shows what Caddy logs until the end of the test, if it fails.
-func showLog(t testing.TB) {
+// ShowLog shows what Caddy logs until the end of the test, if it fails.
+func ShowLog(t testing.TB) {
 	t.Helper()
 	begin, err := os.Stderr.Stat()
 	if err != nil {
@@ -89,7 +89,7 @@ func showLog(t testing.TB) {
 // Run starts Caddy itself with a Caddyfile, as `caddy run` does.
 func Run(t testing.TB, caddyfile string) {
 	t.Helper()
-	showLog(t)
+	ShowLog(t)
 	Reload(t, caddyfile)
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
