@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,11 +35,10 @@ type Call struct {
 
 // ServeHTTP implements http.Handler.
 func (b *Backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	at := time.Now()
+	c := Call{At: time.Now(), Request: r}
 	b.mu.Lock()
 	reply := b.reply
 	b.mu.Unlock()
-	c := Call{At: at, Request: r}
 	if early := r.Header.Get("X-Early"); early == "" || early != b.Name && early != "1" {
 		hash := sha256.New()
 		c.BodyBytes, c.ReadErr = io.Copy(hash, r.Body)
@@ -70,7 +70,7 @@ func (b *Backend) Recovers() { b.Replies(nil) }
 func (b *Backend) Received() []Call {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return append([]Call(nil), b.calls...)
+	return slices.Clone(b.calls)
 }
 
 // Forget empties what Received returns.
@@ -82,14 +82,7 @@ func (b *Backend) Forget() {
 
 // Status answers with a status, headers in pairs, and an error body.
 func Status(code int, headers ...string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		for i := 0; i+1 < len(headers); i += 2 {
-			w.Header().Set(headers[i], headers[i+1])
-		}
-		w.WriteHeader(code)
-		io.WriteString(w, `{"error":{"message":"as told","type":"test","param":null,"code":null}}`)
-	}
+	return Says(code, `{"error":{"message":"as told","type":"test","param":null,"code":null}}`, headers...)
 }
 
 // Throttled answers 429 with a Retry-After.
@@ -114,8 +107,7 @@ func WantsKey(key string) http.HandlerFunc {
 			Status(401)(w, r)
 			return
 		}
-		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"id":"chatcmpl-1"}`)
+		Says(200, `{"id":"chatcmpl-1"}`)(w, r)
 	}
 }
 
@@ -123,14 +115,7 @@ func WantsKey(key string) http.HandlerFunc {
 func Aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 // Garbage answers with what is not HTTP.
-func Garbage(w http.ResponseWriter, _ *http.Request) {
-	conn, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		panic(err)
-	}
-	io.WriteString(conn, "SSH-2.0-OpenSSH_9.2p1\r\n")
-	conn.Close()
-}
+var Garbage = Raw("SSH-2.0-OpenSSH_9.2p1\r\n")
 
 const (
 	StreamPreamble = "data: {\"choices\":[],\"id\":\"\",\"model\":\"\",\"prompt_filter_results\":[{}]}\n\n" +
@@ -193,7 +178,7 @@ func Noise(n int) string {
 	return string(text)
 }
 
-// Hash is the hash by which a call tells of its body.
+// Hash returns the hash of a body, as Call has it.
 func Hash(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])

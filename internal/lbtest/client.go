@@ -48,15 +48,7 @@ func (w *World) RequestWithKey(key string) *http.Request {
 func (w *World) PostStream() Reply { return w.Post(`{"model":"gpt-4o","stream":true,"messages":[]}`) }
 
 // Send sends a request, and reads all of the reply.
-func (w *World) Send(r *http.Request) Reply {
-	res, err := w.Client.Do(r)
-	if err != nil {
-		return Reply{Err: err}
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	return Reply{res.StatusCode, res.Header, string(body), res.Header.Get("X-Backend"), err}
-}
+func (w *World) Send(r *http.Request) Reply { return send(w.Client, r) }
 
 // WantServed checks that the client was served by one of the backends.
 func (r Reply) WantServed(t *testing.T, backends ...string) {
@@ -144,6 +136,10 @@ func exchangeOnce(client *http.Client, method, url string, body io.Reader, heade
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
+	return send(client, r)
+}
+
+func send(client *http.Client, r *http.Request) Reply {
 	res, err := client.Do(r)
 	if err != nil {
 		return Reply{Err: err}

@@ -45,19 +45,24 @@ func NewCertificate(until time.Time, hosts ...string) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-// certificate is what all servers of a process show.
-var certificate = sync.OnceValues(func() (tls.Certificate, error) {
+var ownCertificate = sync.OnceValues(func() (tls.Certificate, error) {
 	return NewCertificate(time.Now().Add(24*time.Hour), "127.0.0.1", "example.com", "*.example.com")
 })
+
+// certificate returns what all servers of a process show.
+func certificate(t testing.TB) tls.Certificate {
+	t.Helper()
+	shown, err := ownCertificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return shown
+}
 
 // StartTLS starts a server by TLS. All servers show the same certificate.
 func StartTLS(t testing.TB, server *httptest.Server) {
 	t.Helper()
-	shown, err := certificate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{shown}}
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate(t)}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
 }
@@ -66,10 +71,7 @@ func StartTLS(t testing.TB, server *httptest.Server) {
 // key into another.
 func WriteCertificate(t testing.TB) (file, keyFile string) {
 	t.Helper()
-	shown, err := certificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	shown := certificate(t)
 	key, err := x509.MarshalPKCS8PrivateKey(shown.PrivateKey)
 	if err != nil {
 		t.Fatal(err)
