@@ -65,6 +65,13 @@ func NewHub() *Hub {
 	return h
 }
 
+// set changes the hub, or reads it, under its lock.
+func (h *Hub) set(change func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change()
+}
+
 // Flush forgets all that is kept.
 func (h *Hub) Flush() {
 	h.mu.Lock()
@@ -87,25 +94,15 @@ func (h *Hub) Fail(err error) {
 
 // FailWrites makes Put, Claim and Keep fail, and nothing else, until the error is
 // nil. The messages of Put are sent, as by a server that is full or read-only.
-func (h *Hub) FailWrites(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.faults.full = err
-}
+func (h *Hub) FailWrites(err error) { h.set(func() { h.faults.full = err }) }
 
 // LoseMessages loses the messages to stores that listen, but no records.
-func (h *Hub) LoseMessages(lose bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.faults.deaf = lose
-}
+func (h *Hub) LoseMessages(lose bool) { h.set(func() { h.faults.deaf = lose }) }
 
 // Delay sets how long records and claims take to the store, and how long its answers
 // take back.
 func (h *Hub) Delay(put, load time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.delays.put, h.delays.load = put, load
+	h.set(func() { h.delays.put, h.delays.load = put, load })
 }
 
 // Suspend stops the replica of the store, as SIGSTOP stops a process: what is sent
@@ -137,32 +134,21 @@ func (h *Hub) SetBack(by time.Duration) {
 }
 
 // Len returns how many records of a group are kept.
-func (h *Hub) Len(group string) int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.contents.groups[group])
+func (h *Hub) Len(group string) (n int) {
+	h.set(func() { n = len(h.contents.groups[group]) })
+	return n
 }
 
 // SlowDown makes every answer to Find take so long.
-func (h *Hub) SlowDown(by time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.delays.find = by
-}
+func (h *Hub) SlowDown(by time.Duration) { h.set(func() { h.delays.find = by }) }
 
 // Cost makes Find take so long for each key, one call after the other.
-func (h *Hub) Cost(each time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.delays.each = each
-}
+func (h *Hub) Cost(each time.Duration) { h.set(func() { h.delays.each = each }) }
 
 // Refuse makes Keep fail, and nothing else, until the error is nil: for entries
 // with these keys, or for all if none is named.
 func (h *Hub) Refuse(err error, keys ...string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.faults.refuses, h.faults.refused = err, keys
+	h.set(func() { h.faults.refuses, h.faults.refused = err, keys })
 }
 
 // refusal returns why an entry is not kept, or nil.
@@ -174,17 +160,15 @@ func (h *Hub) refusal(key string) error {
 }
 
 // Finds returns how often Find was called.
-func (h *Hub) Finds() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.counts.finds
+func (h *Hub) Finds() (n int) {
+	h.set(func() { n = h.counts.finds })
+	return n
 }
 
 // Claims returns how many claims were made.
-func (h *Hub) Claims() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.counts.claims
+func (h *Hub) Claims() (n int) {
+	h.set(func() { n = h.counts.claims })
+	return n
 }
 
 // Entries returns the entries that are kept.
