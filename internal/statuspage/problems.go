@@ -84,7 +84,8 @@ func problemsOf(backends []backendStatus, models []modelStatus) []problem {
 				p.Models = []string{bench.Model}
 			}
 			if same := add(p); same != nil {
-				same.Since, same.Until = earlier(same.Since, p.Since), later(same.Until, p.Until)
+				same.Since = slices.MinFunc([]*time.Time{same.Since, p.Since}, byTime)
+				same.Until = slices.MaxFunc([]*time.Time{same.Until, p.Until}, byTime)
 			}
 		}
 	}
@@ -111,6 +112,8 @@ func whyNone(m admin.Model) (class string) {
 	return class
 }
 
+func byTime(a, b *time.Time) int { return a.Compare(*b) }
+
 // before orders true before false.
 func before(a, b bool) int {
 	switch {
@@ -120,20 +123,6 @@ func before(a, b bool) int {
 		return -1
 	}
 	return 1
-}
-
-func earlier(a, b *time.Time) *time.Time {
-	if b.Before(*a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b *time.Time) *time.Time {
-	if b.After(*a) {
-		return b
-	}
-	return a
 }
 
 // troubleshooting is the page that says what to do about problems.

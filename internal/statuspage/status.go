@@ -137,12 +137,8 @@ func statusAt(now time.Time) Status {
 }
 
 func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
-	its := make(map[metrics.Key]metrics.Counts)
-	for key, c := range counts {
-		if key.Pool == p.Name {
-			its[key] = c
-		}
-	}
+	its := maps.Clone(counts)
+	maps.DeleteFunc(its, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
 	total := metrics.By(its, func(metrics.Key) string { return "" })[""]
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),

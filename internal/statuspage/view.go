@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -45,13 +46,8 @@ func (s poolStatus) Judged() int64 { return s.Served + s.NotServed }
 
 // ByFault returns the classes of answers that are a fault of the service, or of the
 // caller.
-func (s poolStatus) ByFault(fault string) (classes []classStatus) {
-	for _, c := range s.Classes {
-		if string(c.Fault) == fault {
-			classes = append(classes, c)
-		}
-	}
-	return classes
+func (s poolStatus) ByFault(fault string) []classStatus {
+	return slices.DeleteFunc(slices.Clone(s.Classes), func(c classStatus) bool { return string(c.Fault) != fault })
 }
 
 // Utilized reports whether the utilization of a backend is known.
@@ -153,33 +149,23 @@ func (b backendStatus) Utilizations() (views []utilizationView) {
 
 // Says returns the problem in words.
 func (p problem) Says() string {
-	switch class := verdict.Class(p.Class); {
-	case p.Class == unavailable:
-		return "no backend is available"
-	case p.Class == unhealthy:
-		return "fails health checks"
-	case p.Class == apierror.AllThrottled:
-		return "all backends throttle"
-	case class == verdict.NoCredential:
-		return "has no credential to send"
-	case class == verdict.Credential:
-		return "refuses its key"
-	case class == verdict.NotPermitted:
-		return "does not permit what its key is used for"
-	case class == verdict.Quota:
-		return "has no budget left"
-	case class == verdict.NoModel:
-		return "does not have the model"
-	case class == verdict.Unreachable:
-		return "cannot be reached"
-	case class == verdict.Timeout:
-		return "did not answer in time"
-	case class == verdict.Overloaded:
-		return "is overloaded"
-	case class == verdict.BrokenStream:
-		return "broke off a stream"
-	}
-	return "answers with errors"
+	return cmp.Or(sayings[p.Class], "answers with errors")
+}
+
+// sayings are problems in words, by their classes.
+var sayings = map[string]string{
+	unavailable:                  "no backend is available",
+	unhealthy:                    "fails health checks",
+	apierror.AllThrottled:        "all backends throttle",
+	string(verdict.NoCredential): "has no credential to send",
+	string(verdict.Credential):   "refuses its key",
+	string(verdict.NotPermitted): "does not permit what its key is used for",
+	string(verdict.Quota):        "has no budget left",
+	string(verdict.NoModel):      "does not have the model",
+	string(verdict.Unreachable):  "cannot be reached",
+	string(verdict.Timeout):      "did not answer in time",
+	string(verdict.Overloaded):   "is overloaded",
+	string(verdict.BrokenStream): "broke off a stream",
 }
 
 // Named returns the first models as they are shown.
@@ -210,7 +196,7 @@ func (s poolStatus) NameOf(model string) string {
 
 // Condition returns how many backends of the model are usable.
 func (m modelStatus) Condition() string {
-	usable := m.usable()
+	usable := len(m.Backends) - len(m.Away())
 	switch {
 	case len(m.Backends) == 0:
 		return "No backend has it"
@@ -235,23 +221,9 @@ func (m modelStatus) State() string {
 	return admin.Available
 }
 
-func (m modelStatus) usable() (n int) {
-	for _, b := range m.Backends {
-		if b.Usable() {
-			n++
-		}
-	}
-	return n
-}
-
 // Away returns the backends that are not usable for the model.
-func (m modelStatus) Away() (away []admin.ModelBackend) {
-	for _, b := range m.Backends {
-		if !b.Usable() {
-			away = append(away, b)
-		}
-	}
-	return away
+func (m modelStatus) Away() []admin.ModelBackend {
+	return slices.DeleteFunc(slices.Clone(m.Backends), admin.ModelBackend.Usable)
 }
 
 // why returns why a backend is not usable for a model.
