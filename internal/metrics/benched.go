@@ -19,10 +19,8 @@ func (p *Pool) Happened(e pool.Event) {
 		benchesTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
 	}
 	switch now := time.Now(); e.Happening {
-	case pool.Began:
-		benched.begin(which, its, e.Bench, now)
-	case pool.Grew, pool.Turned:
-		benched.grow(which, its, e.Bench, now)
+	case pool.Began, pool.Grew, pool.Turned:
+		benched.open(which, its, e.Bench, now)
 	case pool.Ended:
 		benched.end(which, now)
 	}
@@ -38,7 +36,7 @@ var benched benchedSeconds
 type benchedSeconds struct {
 	mu      sync.Mutex
 	settled map[benchLabels]float64
-	open    map[benchKey]openBench
+	inForce map[benchKey]openBench
 }
 
 type benchLabels struct{ pool, backend, deployment, class string }
@@ -62,39 +60,19 @@ func (b openBench) seconds(now time.Time) float64 {
 	return max(0, now.Sub(b.since).Seconds())
 }
 
-// endOf returns when a bench ends, unless an event ends it before.
-func endOf(b pool.Bench, now time.Time) time.Time {
+// open counts a bench that has begun, grown or changed its class.
+func (s *benchedSeconds) open(which benchKey, its benchLabels, b pool.Bench, now time.Time) {
+	until := b.Until // unless an event ends it before
 	if b.Unreachable {
-		return now.AddDate(100, 0, 0) // it lasts until the backend is reached
+		until = now.AddDate(100, 0, 0) // it lasts until the backend is reached
 	}
-	return b.Until
-}
-
-func (s *benchedSeconds) begin(which benchKey, its benchLabels, b pool.Bench, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.inForce == nil {
+		s.inForce, s.settled = make(map[benchKey]openBench), make(map[benchLabels]float64)
+	}
 	s.settle(which, now)
-	s.put(which, openBench{its, now, endOf(b, now)})
-}
-
-// grow lets a bench last longer. Its class may be another one from now on.
-func (s *benchedSeconds) grow(which benchKey, its benchLabels, b pool.Bench, now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	open, ok := s.open[which]
-	if !ok || open.benchLabels != its {
-		s.settle(which, now)
-		open = openBench{its, now, now}
-	}
-	open.until = endOf(b, now)
-	s.put(which, open)
-}
-
-func (s *benchedSeconds) put(which benchKey, b openBench) {
-	if s.open == nil {
-		s.open, s.settled = make(map[benchKey]openBench), make(map[benchLabels]float64)
-	}
-	s.open[which] = b
+	s.inForce[which] = openBench{its, now, until}
 }
 
 func (s *benchedSeconds) end(which benchKey, now time.Time) {
@@ -119,7 +97,7 @@ func Left() {
 	used, now := membersInUse(), time.Now()
 	benched.mu.Lock()
 	defer benched.mu.Unlock()
-	for which := range benched.open {
+	for which := range benched.inForce {
 		if !used[[2]string{which.pool, which.backend}] {
 			benched.settle(which, now)
 		}
@@ -130,14 +108,14 @@ func Left() {
 func (s *benchedSeconds) forget(pool, backend string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.open, func(_ benchKey, b openBench) bool { return b.pool == pool && b.backend == backend })
+	maps.DeleteFunc(s.inForce, func(_ benchKey, b openBench) bool { return b.pool == pool && b.backend == backend })
 	maps.DeleteFunc(s.settled, func(its benchLabels, _ float64) bool { return its.pool == pool && its.backend == backend })
 }
 
 func (s *benchedSeconds) settle(which benchKey, now time.Time) {
-	if b, ok := s.open[which]; ok {
+	if b, ok := s.inForce[which]; ok {
 		s.settled[b.benchLabels] += b.seconds(now)
-		delete(s.open, which)
+		delete(s.inForce, which)
 	}
 }
 
@@ -158,8 +136,8 @@ func (s *benchedSeconds) Collect(metrics chan<- prometheus.Metric) {
 func (s *benchedSeconds) sums(now time.Time) map[benchLabels]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sums := make(map[benchLabels]float64, len(s.settled)+len(s.open))
-	for which, b := range s.open {
+	sums := make(map[benchLabels]float64, len(s.settled)+len(s.inForce))
+	for which, b := range s.inForce {
 		if !now.Before(b.until) {
 			s.settle(which, now) // no event has reported its end
 			continue
