@@ -62,11 +62,7 @@ func (API) list(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
 	}
-	query, err := queryOf(r, "pool")
-	if err != nil {
-		return err
-	}
-	inPool, err := poolFilter(query)
+	_, inPool, err := queryOf(r, "pool")
 	if err != nil {
 		return err
 	}
@@ -91,11 +87,7 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodPost); err != nil {
 		return err
 	}
-	query, err := queryOf(r, "pool", "by", "reason")
-	if err != nil {
-		return err
-	}
-	inPool, err := poolFilter(query)
+	query, inPool, err := queryOf(r, "pool", "by", "reason")
 	if err != nil {
 		return err
 	}
@@ -112,7 +104,11 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 				names = append(names, b.Name)
 			}
 		}
-		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inWhich(query), listed(names))
+		where := ""
+		if query.Has("pool") {
+			where = fmt.Sprintf(" in the pool '%s'", query.Get("pool"))
+		}
+		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), where, listed(names))
 	}
 	for _, b := range backends {
 		execute(b, order)
@@ -130,48 +126,31 @@ func allowMethods(w http.ResponseWriter, r *http.Request, methods ...string) err
 	return refuse(http.StatusMethodNotAllowed, "method %s is not allowed here, only %s", r.Method, allowed)
 }
 
-// queryOf returns the query. Each of the allowed parameters may be in it once, and no
-// other parameter.
-func queryOf(r *http.Request, allowed ...string) (url.Values, error) {
-	query, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return nil, refuse(http.StatusBadRequest, "the query cannot be read: %v", err)
+// queryOf returns the query, and a function that reports whether its `?pool=` selects a
+// pool. Without `?pool=`, it selects every pool. Each of the allowed parameters may be in
+// the query once, and no other parameter.
+func queryOf(r *http.Request, allowed ...string) (query url.Values, inPool func(pool string) bool, err error) {
+	if query, err = url.ParseQuery(r.URL.RawQuery); err != nil {
+		return nil, nil, refuse(http.StatusBadRequest, "the query cannot be read: %v", err)
 	}
 	for name, values := range query {
 		if !slices.Contains(allowed, name) || len(values) > 1 {
-			return nil, refuse(http.StatusBadRequest, "query parameter '%s': expected at most one of each of %s", name, strings.Join(allowed, ", "))
+			return nil, nil, refuse(http.StatusBadRequest, "query parameter '%s': expected at most one of each of %s", name, strings.Join(allowed, ", "))
 		}
-	}
-	return query, nil
-}
-
-// poolFilter returns a function that reports whether `?pool=` selects a pool. Without
-// `?pool=`, it selects every pool.
-func poolFilter(query url.Values) (func(pool string) bool, error) {
-	if !query.Has("pool") {
-		return func(string) bool { return true }, nil
 	}
 	var names []string
 	for _, entry := range pools.Default.Entries() {
 		names = append(names, entry.Name)
 	}
 	wanted := query.Get("pool")
-	if !slices.Contains(names, wanted) {
-		return nil, refuse(http.StatusNotFound, "no pool is called '%s': there are %s", wanted, listed(names))
+	if query.Has("pool") && !slices.Contains(names, wanted) {
+		return nil, nil, refuse(http.StatusNotFound, "no pool is called '%s': there are %s", wanted, listed(names))
 	}
-	return func(pool string) bool { return pool == wanted }, nil
+	return query, func(pool string) bool { return pool == wanted || !query.Has("pool") }, nil
 }
 
 // listed returns the names as text.
 func listed(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
-
-// inWhich says which pool `?pool=` selects.
-func inWhich(query url.Values) string {
-	if !query.Has("pool") {
-		return ""
-	}
-	return fmt.Sprintf(" in the pool '%s'", query.Get("pool"))
-}
 
 // refuse returns an error that Caddy's admin API sends to its client.
 func refuse(status int, format string, args ...any) error {
