@@ -1,6 +1,7 @@
 package azure
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -87,11 +88,7 @@ func describe(res *http.Response) string {
 	if json.Unmarshal(body, &reply) != nil {
 		return status
 	}
-	description := reply.ErrorDescription
-	if description == "" {
-		description = reply.Message
-	}
-	description, _, _ = strings.Cut(description, "\n")
+	description, _, _ := strings.Cut(cmp.Or(reply.ErrorDescription, reply.Message), "\n")
 	description, _, _ = strings.Cut(description, " Trace ID:")
 	for _, word := range []string{reply.Error, strings.TrimSpace(description)} {
 		if word != "" {

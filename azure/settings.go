@@ -1,6 +1,7 @@
 package azure
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -87,7 +88,8 @@ func (c *Credentials) check() error {
 			return fmt.Errorf("credential %s requires %s: it takes tenant_id, client_id and client_secret", kind, o.name)
 		}
 	}
-	if given := filled(c.ClientID, c.ObjectID, c.ResourceID); kind == kindManagedIdentity && given > 1 {
+	named := slices.DeleteFunc([]string{c.ClientID, c.ObjectID, c.ResourceID}, func(id string) bool { return id == "" })
+	if kind == kindManagedIdentity && len(named) > 1 {
 		return errors.New("client_id, object_id and resource_id each name a managed identity: expected one of them, or none for the system-assigned one")
 	}
 	if c.Cloud != "" && c.AuthorityHost != "" {
@@ -112,22 +114,7 @@ func instead(kind, option string) string {
 	}
 }
 
-func filled(values ...string) int {
-	n := 0
-	for _, value := range values {
-		if value != "" {
-			n++
-		}
-	}
-	return n
-}
-
-func (c *Credentials) kind() string {
-	if c.Kind == "" {
-		return kindDefault
-	}
-	return c.Kind
-}
+func (c *Credentials) kind() string { return cmp.Or(c.Kind, kindDefault) }
 
 // settings are the options with their placeholders resolved and defaults set.
 type settings struct {
@@ -175,9 +162,7 @@ func (c *Credentials) resolve() (settings, error) {
 		s.authority = clouds[c.Cloud].authority.ActiveDirectoryAuthorityHost
 	}
 	audience := s.audience()
-	if s.scope == "" {
-		s.scope = audience
-	}
+	s.scope = cmp.Or(s.scope, audience)
 	if strings.ContainsAny(s.scope, " \t\n") || !strings.HasSuffix(s.scope, "/.default") {
 		return settings{}, fmt.Errorf("scope '%s': expected one that ends with /.default, like %s", s.scope, audience)
 	}
@@ -187,11 +172,7 @@ func (c *Credentials) resolve() (settings, error) {
 // authorityHost is the host that tokens come from, where it is not the public
 // cloud's.
 func (s *settings) authorityHost() string {
-	authority := s.authority
-	if authority == "" {
-		authority = os.Getenv("AZURE_AUTHORITY_HOST") // as azidentity does
-	}
-	u, err := url.Parse(authority)
+	u, err := url.Parse(cmp.Or(s.authority, os.Getenv("AZURE_AUTHORITY_HOST"))) // as azidentity does
 	if err != nil {
 		return ""
 	}
@@ -208,7 +189,7 @@ func (s *settings) audience() string {
 	return clouds[cloudNames[0]].scope
 }
 
-// identity tells apart whom tokens are for, and reveals no secret. Another
+// identity identifies whom tokens are for, and contains no secret. Another
 // secret makes another identity, for the one before may have been wrong.
 func (s *settings) identity() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", []string{
@@ -217,7 +198,7 @@ func (s *settings) identity() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// logFields tell identities apart in logs.
+// logFields distinguish identities in logs.
 func (s *settings) logFields() []zap.Field {
 	fields := []zap.Field{zap.String("credential", s.kind), zap.String("scope", s.scope)}
 	for _, f := range []struct{ name, value string }{

@@ -115,8 +115,8 @@ func (s *source) close() {
 	s.requests.Wait()
 }
 
-// use and disuse tell whose logger to use. A logger lives as long as the
-// config that it is from, and the source outlives configs.
+// use adds a logger, and disuse removes it. A logger lives as long as the config
+// that it is from, and the source outlives configs.
 func (s *source) use(logger *zap.Logger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +149,7 @@ func (s *source) credential(ctx context.Context) (openailb.Credential, error) {
 	return openailb.Credential{}, s.unavailable(err)
 }
 
-// unavailable tells users not to come back before the next request is due.
+// unavailable is an error that asks users to stay away until the next request is due.
 type unavailable struct {
 	error
 	retryAfter time.Duration
@@ -219,7 +219,7 @@ func (s *source) start(now time.Time, refused bool) {
 	}
 	r := &request{started: now, done: make(chan struct{})}
 	s.pending = r
-	s.due.Store(now.Add(requestTimeout).UnixNano()) // nobody else needs to look
+	s.due.Store(now.Add(requestTimeout).UnixNano()) // no other call needs to look
 	s.requests.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
 		defer cancel()

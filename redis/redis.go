@@ -232,7 +232,7 @@ func (e *Engine) Open() (state.Store, error) {
 		},
 		Protocol:        2, // all servers know it
 		DisableIdentity: true,
-		// the server need not tell of its maintenance
+		// the server need not announce its maintenance
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		DialTimeout:              dialTimeout,
 		ReadTimeout:              ioTimeout,

@@ -30,7 +30,7 @@ type store struct {
 	// channel is where messages go. It has the number of the database in its name,
 	// because databases do not keep channels apart.
 	channel string
-	// id tells who has claimed a name.
+	// id identifies the store that has claimed a name.
 	id string
 	// apart reports whether no command can have keys of several slots.
 	apart atomic.Bool
@@ -78,7 +78,7 @@ func (s *store) reload(ctx context.Context, err error) {
 
 // execute returns the commands of a pipeline, and the first error. Each command
 // that failed has its error, also if the server did not let the connection in:
-// go-redis tells that of none of them.
+// go-redis sets it on none of them.
 func (s *store) execute(ctx context.Context, pipe client.Pipeliner) ([]client.Cmder, error) {
 	done, err := pipe.Exec(ctx)
 	s.reload(ctx, err)

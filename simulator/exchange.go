@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -200,9 +201,7 @@ func (x *exchange) findDeployment() {
 	if !x.route.op.Limited() {
 		return
 	}
-	if x.route.deployment == "" {
-		x.route.deployment = x.request.Model
-	}
+	x.route.deployment = cmp.Or(x.route.deployment, x.request.Model)
 	if (x.route.deployment != "" || x.cut()) && x.h.serves(x.route.deployment) {
 		x.charge.deployment = x.h.state.deployment(x.route.deployment)
 		if x.charge.deployment.Early(x.arrived) {

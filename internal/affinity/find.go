@@ -213,23 +213,19 @@ const longestShown = 80
 // that OpenAI's API has for it.
 func notFound(kind apibody.Kind, text string) apierror.Error {
 	text = pool.CutText(text, longestShown)
-	e := apierror.Error{Status: http.StatusNotFound, Kind: "invalid_request_error", Code: "not_found", Class: apierror.InvalidRequest}
 	switch kind {
 	case apibody.PreviousResponse:
-		e.Message, e.Code = "Previous response with id '"+text+"' not found.", "previous_response_not_found"
+		return apierror.Invalid(http.StatusNotFound, "previous_response_not_found", "Previous response with id '"+text+"' not found.")
 	case apibody.Item:
-		e.Message = "Item with id '" + text + "' not found."
+		return apierror.Invalid(http.StatusNotFound, "not_found", "Item with id '"+text+"' not found.")
 	case apibody.Encrypted:
-		e.Message, e.Code = "The encrypted content "+text+" could not be verified.", "invalid_encrypted_content"
-	default:
-		e.Message = "No such object: " + text
+		return apierror.Invalid(http.StatusNotFound, "invalid_encrypted_content", "The encrypted content "+text+" could not be verified.")
 	}
-	return e
+	return apierror.Invalid(http.StatusNotFound, "not_found", "No such object: "+text)
 }
 
 // apart returns the error for a request whose objects are in different accounts.
 func apart(one, other string) apierror.Error {
-	return apierror.Error{Status: http.StatusBadRequest, Kind: "invalid_request_error", Code: "objects_in_different_accounts", Class: apierror.InvalidRequest,
-		Message: "The request names objects that are stored in different accounts: " + pool.CutText(one, longestShown) +
-			" and " + pool.CutText(other, longestShown) + ". No account has both."}
+	return apierror.Invalid(http.StatusBadRequest, "objects_in_different_accounts", "The request names objects that are stored in different accounts: "+
+		pool.CutText(one, longestShown)+" and "+pool.CutText(other, longestShown)+". No account has both.")
 }

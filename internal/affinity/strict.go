@@ -44,10 +44,9 @@ func (r *Request) refuses() (e apierror.Error, refused bool) {
 }
 
 func forbidden(message string) apierror.Error {
-	return apierror.Error{Status: http.StatusForbidden, Kind: "invalid_request_error", Code: "callers_kept_apart", Class: apierror.InvalidRequest, Message: message}
+	return apierror.Invalid(http.StatusForbidden, "callers_kept_apart", message)
 }
 
 func unseen(status int, code, message string) apierror.Error {
-	return apierror.Error{Status: status, Kind: "invalid_request_error", Code: code, Class: apierror.InvalidRequest,
-		Message: message + ": the objects that it names must be visible, because callers are kept apart here."}
+	return apierror.Invalid(status, code, message+": the objects that it names must be visible, because callers are kept apart here.")
 }

@@ -49,51 +49,45 @@ const (
 	Unsent = "error"
 )
 
+// Invalid returns an error about a mistake of the caller's.
+func Invalid(status int, code, message string) Error {
+	return Error{status, message, "invalid_request_error", code, InvalidRequest}
+}
+
+func unauthenticated(message string) Error {
+	return Error{http.StatusUnauthorized, message, "invalid_request_error", "invalid_api_key", Unauthenticated}
+}
+
+// upstream returns an error about the backends. It has the class of the last attempt.
+func upstream(status int, code, message string) Error {
+	return Error{status, message, "server_error", code, ""}
+}
+
 // The errors with a fixed text.
 var (
-	MissingKey = Error{http.StatusUnauthorized,
-		"You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.",
-		"invalid_request_error", "invalid_api_key", Unauthenticated}
-	WrongKey = Error{http.StatusUnauthorized,
-		"Incorrect API key provided.", "invalid_request_error", "invalid_api_key", Unauthenticated}
-	TwoCallers = Error{http.StatusUnauthorized,
-		"Incorrect API keys provided: they belong to different callers. Send one of them.",
-		"invalid_request_error", "invalid_api_key", Unauthenticated}
-	MethodNotAllowed = Error{http.StatusMethodNotAllowed,
-		"TRACE is not supported, and CONNECT only to open a WebSocket.",
-		"invalid_request_error", "method_not_supported", InvalidRequest}
-	CompressedBody = Error{http.StatusUnsupportedMediaType,
-		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.",
-		"invalid_request_error", "unsupported_content_encoding", InvalidRequest}
-	UnknownPath = Error{http.StatusNotFound,
-		"Unknown path. The base URL for OpenAI's SDKs is this server's address followed by /v1. The endpoint for Azure's SDKs is the address alone.",
-		"invalid_request_error", "unknown_url", InvalidRequest}
-	NoWebSocket = Error{http.StatusUpgradeRequired,
-		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.",
-		"invalid_request_error", "websocket_not_supported", InvalidRequest}
-	NotUpgraded = Error{http.StatusUpgradeRequired,
-		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.",
-		"invalid_request_error", "websocket_not_supported", InvalidRequest}
-	HeadersTooLarge = Error{http.StatusRequestHeaderFieldsTooLarge,
-		"The request headers are larger than the backend accepts.", "invalid_request_error", "headers_too_large", InvalidRequest}
-	InvalidHeaders = Error{http.StatusBadRequest,
-		"The request has an invalid header.", "invalid_request_error", "invalid_headers", InvalidRequest}
-	UpstreamError = Error{http.StatusBadGateway,
-		"The backend's error was withheld because it might reveal a key.", "server_error", "upstream_error", ""}
-	CredentialsRejected = Error{http.StatusBadGateway,
-		"No backend accepts the credentials of the load balancer.", "server_error", "upstream_credentials_rejected", ""}
-	Unreachable = Error{http.StatusBadGateway,
-		"No backend could be reached.", "server_error", "upstream_unreachable", ""}
-	BrokenOff = Error{http.StatusBadGateway,
-		"No backend gave a valid answer.", "server_error", "upstream_unreachable", ""}
-	TimedOut = Error{http.StatusGatewayTimeout,
-		"No backend answered in time.", "server_error", "upstream_timeout", ""}
-	PerhapsExecuted = Error{http.StatusBadGateway,
-		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.",
-		"server_error", "upstream_unreachable", ""}
-	PerhapsStillExecuted = Error{http.StatusGatewayTimeout,
-		"The backend did not answer in time. The request may have been executed, so it was not retried.",
-		"server_error", "upstream_timeout", ""}
+	MissingKey       = unauthenticated("You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.")
+	WrongKey         = unauthenticated("Incorrect API key provided.")
+	TwoCallers       = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
+	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE is not supported, and CONNECT only to open a WebSocket.")
+	CompressedBody   = Invalid(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
+		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.")
+	UnknownPath = Invalid(http.StatusNotFound, "unknown_url",
+		"Unknown path. The base URL for OpenAI's SDKs is this server's address followed by /v1. The endpoint for Azure's SDKs is the address alone.")
+	NoWebSocket = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
+		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.")
+	NotUpgraded = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
+		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
+	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
+	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
+	UpstreamError       = upstream(http.StatusBadGateway, "upstream_error", "The backend's error was withheld because it might reveal a key.")
+	CredentialsRejected = upstream(http.StatusBadGateway, "upstream_credentials_rejected", "No backend accepts the credentials of the load balancer.")
+	Unreachable         = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend could be reached.")
+	BrokenOff           = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend gave a valid answer.")
+	TimedOut            = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
+	PerhapsExecuted     = upstream(http.StatusBadGateway, "upstream_unreachable",
+		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.")
+	PerhapsStillExecuted = upstream(http.StatusGatewayTimeout, "upstream_timeout",
+		"The backend did not answer in time. The request may have been executed, so it was not retried.")
 	// OwnersUnknown is the error while the engine of state cannot look up the
 	// owners of the objects that a request names, or saved ids have not been
 	// read. It has a Retry-After of a second.
@@ -134,9 +128,8 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 // NoCredential is the error while there is no credential for a backend, or if the
 // credential that was sent has been replaced and the body cannot be sent again.
 func NoCredential(wait time.Duration) Error {
-	return Error{http.StatusServiceUnavailable,
-		"The load balancer's credential for the backend is being renewed. Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
-		"server_error", "upstream_credential_unavailable", ""}
+	return upstream(http.StatusServiceUnavailable, "upstream_credential_unavailable",
+		"The load balancer's credential for the backend is being renewed. Please retry after "+strconv.Itoa(hint.ClientSeconds(wait))+" seconds.")
 }
 
 // UnknownModel is the error for a model that no backend serves.
@@ -161,28 +154,25 @@ func MissingModel(models []string) Error {
 	if len(models) > 0 {
 		text += " Available models: " + strings.Join(models, ", ") + "."
 	}
-	return Error{http.StatusBadRequest, text, "invalid_request_error", "missing_required_parameter", InvalidRequest}
+	return Invalid(http.StatusBadRequest, "missing_required_parameter", text)
 }
 
 // TooManyIDs is the error for a body that names more stored objects than the
 // limit.
 func TooManyIDs(limit int) Error {
-	return Error{http.StatusBadRequest, "The request names more than " + strconv.Itoa(limit) + " stored objects.",
-		"invalid_request_error", "too_many_ids", InvalidRequest}
+	return Invalid(http.StatusBadRequest, "too_many_ids", "The request names more than "+strconv.Itoa(limit)+" stored objects.")
 }
 
 // InvalidPath is the error for a path with this problem.
 func InvalidPath(problem string) Error {
-	return Error{http.StatusBadRequest, problem, "invalid_request_error", "invalid_path", InvalidRequest}
+	return Invalid(http.StatusBadRequest, "invalid_path", problem)
 }
 
 // ModelBeyondBuffer is the error for a body whose model is not in its first
 // limit bytes.
 func ModelBeyondBuffer(limit int64) Error {
-	return Error{http.StatusRequestEntityTooLarge,
-		"The model is not in the first " + strconv.FormatInt(limit, 10) +
-			" bytes of the request body. Send 'model' before the long parts of the body, or send a shorter body.",
-		"invalid_request_error", "request_too_large", InvalidRequest}
+	return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
+		"The model is not in the first "+strconv.FormatInt(limit, 10)+" bytes of the request body. Send 'model' before the long parts of the body, or send a shorter body.")
 }
 
 // http2Left is in net/http's error for a client that left while its body was
@@ -194,13 +184,11 @@ const http2Left = "client disconnected"
 func UnreadableBody(err error) Error {
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
-		return Error{http.StatusRequestEntityTooLarge,
-			"The request body is larger than the " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes allowed here.",
-			"invalid_request_error", "request_too_large", InvalidRequest}
+		return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
+			"The request body is larger than the "+strconv.FormatInt(tooLarge.Limit, 10)+" bytes allowed here.")
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return Error{http.StatusRequestTimeout, "The request body did not arrive in time.",
-			"invalid_request_error", "request_timeout", InvalidRequest}
+		return Invalid(http.StatusRequestTimeout, "request_timeout", "The request body did not arrive in time.")
 	}
 	class := InvalidRequest
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled) || strings.Contains(err.Error(), http2Left) {

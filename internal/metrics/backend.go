@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"strconv"
 	"sync"
 	"time"
@@ -166,10 +167,7 @@ func (b *Backend) FailedOver(class string) { b.failovers.of(class).Inc() }
 
 // Throttled counts a throttle by the source of its hint.
 func (b *Backend) Throttled(source string) {
-	if source == "" {
-		source = "none"
-	}
-	b.hints.of(source).Inc()
+	b.hints.of(cmp.Or(source, "none")).Inc()
 }
 
 // Answered counts a request that got this backend's reply. Caller and model are

@@ -2,6 +2,7 @@
 package statuspage
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -61,9 +62,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.MaxWatchers < 0 {
 		return fmt.Errorf("max_watchers '%d' is not a whole number of 1 or more", h.MaxWatchers)
 	}
-	if h.MaxWatchers == 0 {
-		h.MaxWatchers = defaultMaxWatchers
-	}
+	h.MaxWatchers = cmp.Or(h.MaxWatchers, defaultMaxWatchers)
 	h.unloaded = ctx.Done()
 	metrics.Recent.Use()
 	h.leave = sync.OnceFunc(metrics.Recent.Leave)

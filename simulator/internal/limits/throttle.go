@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"net/http"
@@ -73,10 +74,7 @@ func (s Style) body(asked Asked, r Refusal) *wire.Reply {
 	if r.Limit == Requests {
 		counted = "call"
 	}
-	version, model := asked.APIVersion, asked.Deployment
-	if version == "" {
-		version = "v1"
-	}
+	version, model := cmp.Or(asked.APIVersion, "v1"), asked.Deployment
 	wait := r.Wait
 	if s.Hints == hintsDay && wait > 0 {
 		wait = dayHintSeconds * time.Second
