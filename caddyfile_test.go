@@ -21,10 +21,7 @@ func TestCaddyfilesAdaptToTheirJSON(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := lbtest.ReadFile(t, file)
 			got, err := lbtest.Adapt(string(text))
 			if err != nil {
 				t.Fatal(err)
@@ -35,10 +32,7 @@ func TestCaddyfilesAdaptToTheirJSON(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := lbtest.ReadFile(t, golden)
 			if got != string(want) {
 				t.Errorf("%s adapts to\n%s\nwant\n%s", file, got, want)
 			}

@@ -59,10 +59,7 @@ func TestCellsOfTablesInTheDocsAreShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range append(pages, "README.md") {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := lbtest.ReadFile(t, file)
 		for i, line := range strings.Split(string(text), "\n") {
 			if !strings.HasPrefix(line, "|") {
 				continue
@@ -106,10 +103,7 @@ func TestNoPageIsLong(t *testing.T) {
 // TestTheREADMEIsShort keeps it to what a stranger reads: the rest is in docs/.
 func TestTheREADMEIsShort(t *testing.T) {
 	const longest = 1000
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "README.md")
 	if words := len(strings.Fields(string(text))); words > longest {
 		t.Errorf("README.md has %d words, expected %d at most", words, longest)
 	}
@@ -124,10 +118,7 @@ func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
 	for _, pattern := range []string{"*.md", "*/*.md", "examples/*/*.md"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := lbtest.ReadFile(t, file)
 			texts[file] = block.ReplaceAllString(string(text), "")
 		}
 	}
@@ -175,10 +166,7 @@ func docsBlocks(t *testing.T) []docsBlock {
 			t.Fatalf("no pages in %s: %v", pattern, err)
 		}
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := lbtest.ReadFile(t, file)
 			blocks = append(blocks, fencedBlocks(file, string(text))...)
 		}
 	}
@@ -355,10 +343,7 @@ func (s surroundings) validate(t *testing.T, config string) {
 // to tests: each row of their table names at least one, and each name in the
 // page is that of a test.
 func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
-	text, err := os.ReadFile("SECURITY.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "SECURITY.md")
 	tests := testNames(t)
 	name := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
 	for _, match := range name.FindAllStringSubmatch(string(text), -1) {

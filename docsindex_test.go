@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
@@ -86,10 +87,7 @@ func namesInTheCode(t *testing.T) []names {
 		})
 	}
 	placeholders := make(map[string]bool)
-	summaries, err := os.ReadFile("internal/observe/summary.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	summaries := lbtest.ReadFile(t, "internal/observe/summary.go")
 	for _, key := range regexp.MustCompile(`\tcase "(\w+)":`).FindAllStringSubmatch(string(summaries), -1) {
 		placeholders["{http.openai_lb."+key[1]+"}"] = true
 	}
@@ -218,9 +216,6 @@ func explained(t *testing.T, name string, pages []string) (link string) {
 
 func readPage(t *testing.T, page string) string {
 	t.Helper()
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, page)
 	return string(text)
 }

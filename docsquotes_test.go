@@ -57,10 +57,7 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 		}
 	}
 	for _, page := range []string{"docs/clients.md", "docs/replies.md", "docs/troubleshooting.md"} {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := lbtest.ReadFile(t, page)
 		for _, quote := range regexp.MustCompile(`“([A-Z][^”…]*\.)”`).FindAllStringSubmatch(strings.ReplaceAll(string(text), "\n", " "), -1) {
 			if found++; !slices.Contains(messages, quote[1]) {
 				t.Errorf("%s: no error of the balancer is “%s”", page, quote[1])
@@ -123,10 +120,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 // TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration runs its first configuration
 // with backends of our own, and sends a request as it describes.
 func TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "README.md")
 	var config string
 	var quoted []string
 	for _, block := range fencedBlocks("README.md", string(text)) {

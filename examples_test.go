@@ -15,7 +15,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -36,10 +35,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 		}
 	}))
 	t.Cleanup(checks.Close)
-	text, err := os.ReadFile("examples/callers.Caddyfile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "examples/callers.Caddyfile")
 	hash := regexp.MustCompile(`\$2a\$\S+`).FindString(string(text))
 	port := lbtest.FreePort(t)
 	config := strings.NewReplacer(
@@ -70,10 +66,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 	ask := func(site, path string, header http.Header, certificates ...tls.Certificate) int {
 		transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return dial(site, certificates...) }}
 		defer transport.CloseIdleConnections()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fmt.Sprintf("https://%s.localhost:%d%s", site, port, path), strings.NewReader(`{}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := lbtest.NewRequest(t, http.MethodPost, fmt.Sprintf("https://%s.localhost:%d%s", site, port, path), strings.NewReader(`{}`))
 		if header != nil {
 			r.Header = header
 		}
@@ -119,10 +112,7 @@ func TestTheLimitsOfTheExamplesLetFilesThrough(t *testing.T) {
 	errors := regexp.MustCompile(`(?ms)^\thandle_errors .*?^\t}\n`)
 	for _, file := range []string{"examples/edge.Caddyfile", "examples/kubernetes/Caddyfile", "examples/container-apps/Caddyfile", "docs/options.md"} {
 		t.Run(file, func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := lbtest.ReadFile(t, file)
 			_, server := lbtest.Listen(t, "a")
 			address := lbtest.ServeAt(t, strings.ReplaceAll(limit.FindString(string(text)), "32MiB", "1KB")+
 				"openai_lb {\nbackend "+server.URL+"\n}\n"+errors.FindString(string(text)))
@@ -152,10 +142,7 @@ func TestTheLimitsOfTheExamplesLetFilesThrough(t *testing.T) {
 func clientCertificate(t *testing.T, folder string) tls.Certificate {
 	t.Helper()
 	read := func(name string) []byte {
-		text, err := os.ReadFile(filepath.Join(folder, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := lbtest.ReadFile(t, filepath.Join(folder, name))
 		block, _ := pem.Decode(text)
 		return block.Bytes
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -142,10 +141,7 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 			if err := caddy.Stop(); err != nil {
 				t.Fatal(err)
 			}
-			text, err := os.ReadFile(logs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := lbtest.ReadFile(t, logs)
 			if !strings.Contains(string(text), "adjusted config") || !strings.Contains(string(text), "backend-of-the-test") {
 				t.Error("Caddy does not log the config: the test looks at the wrong thing")
 			}

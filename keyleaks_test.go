@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -168,10 +167,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{logs, caddy.ConfigAutosavePath} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := lbtest.ReadFile(t, file)
 		shown.Write(text)
 	}
 	for _, want := range []string{

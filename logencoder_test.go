@@ -36,10 +36,7 @@ func encoderOf(t *testing.T, format string) zapcore.Encoder {
 
 func TestALogHoldsNoKeyWhereverItWasPut(t *testing.T) {
 	const key = "key-of-the-caller"
-	r, err := http.NewRequest(http.MethodGet, "https://lb/v1/realtime?model=x&API-Key="+key+"&subscription%2Dkey="+key+"&y=%20&access_token="+key+"&after=tokens", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := lbtest.NewRequest(t, http.MethodGet, "https://lb/v1/realtime?model=x&API-Key="+key+"&subscription%2Dkey="+key+"&y=%20&access_token="+key+"&after=tokens", http.NoBody)
 	r.RequestURI = r.URL.RequestURI()
 	r.Header = http.Header{
 		"Authorization": {"Bearer " + key}, "Api-Key": {key}, "X-Api-Key": {key}, "Ocp-Apim-Subscription-Key": {key},

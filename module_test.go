@@ -5,7 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,10 +72,7 @@ func TestSeveralUnnamedPoolsOfCallersAreWarnedOfOnce(t *testing.T) {
 		if err := lbtest.Validate(t, config); err != nil {
 			t.Fatal(err)
 		}
-		text, err := os.ReadFile(log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := lbtest.ReadFile(t, log)
 		if n := strings.Count(string(text), "several pools have no name"); n != c.warnings {
 			t.Errorf("%s: %d warnings, want %d:\n%s", c.about, n, c.warnings, text)
 		}

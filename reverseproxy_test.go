@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -133,10 +132,7 @@ func wantWarning(t *testing.T, words string, wants map[string]bool) {
 		t.Run(directives, func(t *testing.T) {
 			logs := filepath.Join(t.TempDir(), "log")
 			lbtest.ServeAt(t, directives, "log {\noutput file "+logs+"\n}")
-			text, err := os.ReadFile(logs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := lbtest.ReadFile(t, logs)
 			if warned := strings.Contains(string(text), words); warned != want {
 				t.Errorf("warned is %t, want %t", warned, want)
 			}
@@ -246,10 +242,7 @@ func TestAPlainReverseProxySendsNoTraceToAnUpstream(t *testing.T) {
 	url := "http://" + lbtest.ServeAt(t, "reverse_proxy "+server.Listener.Addr().String()+" {\nlb_policy openai_lb\ntransport openai_lb\nheader_up Authorization {env.KEY}\n}") + "/v1/x"
 	client := lbtest.NewClient(t)
 	for _, method := range []string{http.MethodTrace, http.MethodConnect} {
-		r, err := http.NewRequest(method, url, http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := lbtest.NewRequest(t, method, url, http.NoBody)
 		res, err := client.Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -408,10 +401,7 @@ func TestAnAnswerOfOursCanBeLeftToAnotherHandler(t *testing.T) {
 				if chunked {
 					body = lbtest.Chunked([]byte(c.body))
 				}
-				r, err := http.NewRequest(c.method, "http://"+address+c.path, body)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := lbtest.NewRequest(t, c.method, "http://"+address+c.path, body)
 				r.Header.Set("Authorization", "Bearer "+c.key)
 				res, err := client.Do(r)
 				if err != nil {

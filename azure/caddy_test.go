@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -122,11 +120,7 @@ func (b *balancer) stop() {
 
 func (b *balancer) log() string {
 	b.t.Helper()
-	text, err := os.ReadFile(b.logs)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return string(text)
+	return string(lbtest.ReadFile(b.t, b.logs))
 }
 
 // logged returns the entries with a message.
@@ -206,21 +200,6 @@ func (b *backend) auth(options string) string {
 
 func (b *backend) key() string {
 	return fmt.Sprintf("backend %s {\nname %s\npriority 2\napi_key %s\n}\n", b.URL, b.name, b.want.Load())
-}
-
-// freePort returns a port that nobody listens on. It is none of those that
-// systems choose for who asks for any (32768 and above).
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 1000 {
-		port := 10_000 + rand.IntN(20_000)
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
 }
 
 // theSource is the only source there is.
@@ -317,7 +296,7 @@ func TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend(t *testing.T) {
 		client_secret {env.THE_SECRET}
 		authority_host %s`, e.URL)
 	a := newBackend(t, "a", tokenNumber(1))
-	admin := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	admin := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
 	b := startWithAdmin(t, admin, a.auth(options))
 	b.wantServed(1, a)
 	for n := range 3 { // the backend takes the tokens before no more

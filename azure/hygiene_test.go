@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // witness is a backend that cannot serve, and remembers what it was asked.
@@ -95,10 +97,7 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 		} else {
 			b.reload(options)
 		}
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://lb/v1/chat/completions?api-key=KEY-OF-CALLER&x=1", strings.NewReader(`{}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := lbtest.NewRequest(t, http.MethodPost, "http://lb/v1/chat/completions?api-key=KEY-OF-CALLER&x=1", strings.NewReader(`{}`))
 		r.Header = http.Header{
 			"Authorization": {"Bearer KEY-OF-CALLER"}, "Api-Key": {"KEY-OF-CALLER"}, "X-Api-Key": {"CLIENT-KEY-OF-ALICE"},
 			"Cookie": {"session=KEY-OF-CALLER"}, "Sec-Websocket-Protocol": {"realtime, openai-insecure-api-key.KEY-OF-CALLER"},

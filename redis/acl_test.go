@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -19,10 +18,7 @@ var (
 // documented are rules of a user that the README names.
 func documented(t *testing.T, rule *regexp.Regexp) string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "README.md")
 	found := rule.FindSubmatch(text)
 	if found == nil {
 		t.Fatalf("the README has no %v", rule)

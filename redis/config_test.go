@@ -3,12 +3,13 @@ package redis
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 func TestTheOptionsOfACaddyfileAreThoseOfJSON(t *testing.T) {
@@ -106,10 +107,7 @@ func TestEnginesOfOtherOptionsAreOthers(t *testing.T) {
 }
 
 func TestNothingOfTheClientIsInABuildWithoutThisModule(t *testing.T) {
-	text, err := os.ReadFile("../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "../go.mod")
 	if strings.Contains(string(text), "go-redis") {
 		t.Error("the root module requires go-redis")
 	}

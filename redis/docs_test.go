@@ -2,7 +2,6 @@ package redis
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"testing"
@@ -21,10 +20,7 @@ func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 	t.Setenv("REDIS_NODES", "a.internal:6379 b.internal:6379")
 	found := 0
 	for _, file := range []string{"../docs/replicas.md", "../examples/redis/Caddyfile", "../examples/production/Caddyfile", "README.md"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := lbtest.ReadFile(t, file)
 		text = synopsis.ReplaceAll(text, nil)
 		for _, block := range stateBlock.FindAllString(string(text), -1) {
 			found++
@@ -64,9 +60,6 @@ func TestTheExampleForgetsIdsAsTheDocsSay(t *testing.T) {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, file)
 	return string(text)
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -208,10 +207,7 @@ func TestRequestsCostTheSameWithRedis(t *testing.T) {
 // cpu is how many seconds of a processor the process has used.
 func cpu(t testing.TB, r *replica) float64 {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.process.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, fmt.Sprintf("/proc/%d/stat", r.process.Process.Pid))
 	fields := strings.Fields(string(text[strings.LastIndex(string(text), ")")+1:]))
 	user, _ := strconv.ParseFloat(fields[11], 64)
 	system, _ := strconv.ParseFloat(fields[12], 64)

@@ -29,10 +29,7 @@ func (w *World) Post(body string) Reply {
 
 // Request makes a request of the balancer.
 func (w *World) Request(method, path string, body io.Reader) *http.Request {
-	r, err := http.NewRequestWithContext(w.T.Context(), method, "http://lb"+path, body)
-	if err != nil {
-		w.T.Fatal(err)
-	}
+	r := NewRequest(w.T, method, "http://lb"+path, body)
 	r.Header.Set("Content-Type", "application/json")
 	return r
 }
@@ -90,6 +87,16 @@ func (r Reply) WantError(t *testing.T, status int, code string) {
 	if r.Header.Get("X-Request-Id") == "" {
 		t.Error("the reply has no X-Request-Id")
 	}
+}
+
+// NewRequest makes a request, which ends with the test.
+func NewRequest(t testing.TB, method, url string, body io.Reader) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 // NewClient is a client with connections of its own.

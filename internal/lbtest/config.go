@@ -86,3 +86,13 @@ func WriteFile(t testing.TB, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+// ReadFile returns what is in a file.
+func ReadFile(t testing.TB, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}

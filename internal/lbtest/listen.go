@@ -26,6 +26,18 @@ func Listen(t *testing.T, name string) (*Backend, *httptest.Server) {
 	return b, s
 }
 
+// Dial connects to a real socket until the end of the test. The connection has a deadline.
+func Dial(t testing.TB, address string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	return conn
+}
+
 // NewCertificate makes a certificate that signs itself. Its key is of ECDSA: RSA
 // takes seconds under the race detector.
 func NewCertificate(until time.Time, hosts ...string) (tls.Certificate, error) {

@@ -107,11 +107,7 @@ func (s *Sites) NewClient(t *testing.T, major int) *http.Client {
 // BeginStream opens a stream, and reads its first content.
 func BeginStream(t *testing.T, client *http.Client, url string) *http.Response {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(`{"stream":true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := client.Do(r)
+	res, err := client.Do(NewRequest(t, http.MethodPost, url, strings.NewReader(`{"stream":true}`)))
 	if err != nil {
 		t.Fatal(err)
 	}

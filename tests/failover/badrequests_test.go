@@ -142,10 +142,7 @@ func TestNoPathLeadsOutOfABackendsBasePath(t *testing.T) {
 func TestABodyOverALimitIsRefusedInOpenAIsWords(t *testing.T) {
 	_, server := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, "request_body {\nmax_size 1KB\n}\nopenai_lb {\nbackend "+server.URL+"\n}")
-	r, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/chat/completions", lbtest.Chunked(make([]byte, 4000)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := lbtest.NewRequest(t, http.MethodPost, "http://"+address+"/v1/chat/completions", lbtest.Chunked(make([]byte, 4000)))
 	res, err := lbtest.NewClient(t).Do(r)
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -370,10 +369,7 @@ func TestAStormOfThrottlesLeavesNothingBehind(t *testing.T) {
 	if n, m := len(a.Received()), len(b.Received()); n != 200 || m != 200 {
 		t.Errorf("a was called %d times and b %d, want 200 each", n, m)
 	}
-	text, err := os.ReadFile(logs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, logs)
 	if n := bytes.Count(text, []byte("backend benched")); n != 1 {
 		t.Errorf("logged %d benches, want 1", n)
 	}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/textproto"
 	"strings"
@@ -135,12 +134,7 @@ func TestAPlainReverseProxyChoosesWhenTheBodyIsThere(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
 	address := lbtest.ServeAt(t, fmt.Sprintf("reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}", serverA.Listener.Addr(), serverB.Listener.Addr()))
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	conn := lbtest.Dial(t, address)
 	io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: lb\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n")
 	replies := bufio.NewReader(conn)
 	// who asks for the body waits for it now

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -53,12 +52,7 @@ func TestTheAccessLogSaysHowAWebSocketEnded(t *testing.T) {
 			config := fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nlog {\noutput file %s\n}\nopenai_lb {\npool %s\nbackend %s {\npriority 1\n}\n}\n}",
 				port, file, lbtest.Unique("sockets"), server.URL)
 			lbtest.Run(t, config)
-			client, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer client.Close()
-			client.SetDeadline(time.Now().Add(20 * time.Second))
+			client := lbtest.Dial(t, fmt.Sprintf("127.0.0.1:%d", port))
 			io.WriteString(client, "GET /v1/realtime?model=m HTTP/1.1\r\nHost: lb\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
 				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
 			replies := bufio.NewReader(client)

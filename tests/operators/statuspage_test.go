@@ -161,10 +161,7 @@ func TestAReloadEndsAWatchAndKeepsWhatItShows(t *testing.T) {
 	lbtest.Ask(client, address+"/v1/chat/completions")
 	watch := func() *bufio.Scanner {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/status?events", http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := lbtest.NewRequest(t, http.MethodGet, address+"/status?events", http.NoBody)
 		res, err := client.Do(r)
 		if err != nil {
 			t.Fatal(err)

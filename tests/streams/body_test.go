@@ -197,10 +197,7 @@ func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {
 		"reverse_proxy " + serverA.Listener.Addr().String() + " {\nlb_policy openai_lb\ntransport openai_lb {\nrequest_buffers 4KiB\n}\n}",
 	} {
 		address := lbtest.ServeAt(t, "request_body {\nmax_size 200KB\n}\n"+proxy)
-		r, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/files", lbtest.Chunked(make([]byte, 1<<20)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := lbtest.NewRequest(t, http.MethodPost, "http://"+address+"/v1/files", lbtest.Chunked(make([]byte, 1<<20)))
 		client := lbtest.NewClient(t)
 		res, err := client.Do(r)
 		if err != nil {

@@ -433,10 +433,7 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 							before := runtime.NumGoroutine()
 							for i := range 3 {
 								header := http.Header{"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}
-								r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=m", port), nil)
-								if err != nil {
-									t.Fatal(err)
-								}
+								r := lbtest.NewRequest(t, http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=m", port), nil)
 								r.Header = header
 								var transport http.RoundTripper = http1
 								if version == "HTTP/2" {

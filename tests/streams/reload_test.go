@@ -33,10 +33,7 @@ func TestCaddyAsAProcess(t *testing.T) {
 	if file == "" {
 		return
 	}
-	caddyfile, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	caddyfile := lbtest.ReadFile(t, file)
 	caddy.TrapSignals()
 	lbtest.Reload(t, string(caddyfile))
 	// Caddy accepts connections before it has started, and then has a data race

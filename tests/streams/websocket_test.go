@@ -56,12 +56,7 @@ func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
 				}
 			}`, serverA.URL, serverB.URL))
 			for range 2 {
-				conn, err := net.Dial("tcp", address)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(20 * time.Second))
+				conn := lbtest.Dial(t, address)
 				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: lb\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
 					"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"+
 					"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.secret, openai-beta.realtime-v1\r\n\r\n", path)
@@ -98,15 +93,12 @@ func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
 
 // handshake opens a WebSocket, and returns the answer.
 func handshake(t *testing.T, address, path string) (res *http.Response, body string) {
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := lbtest.Dial(t, address)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: lb\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"+
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n", path)
-	if res, err = http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if res.StatusCode != http.StatusSwitchingProtocols {
@@ -207,12 +199,7 @@ func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
 					<-over
 				})
 				address := lbtest.ServeAt(t, fmt.Sprintf(config, server.Listener.Addr()))
-				conn, err := net.Dial("tcp", address)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(20 * time.Second))
+				conn := lbtest.Dial(t, address)
 				io.WriteString(conn, "GET /v1/realtime?model=m HTTP/1.1\r\nHost: lb\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
 					"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
 				if res, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil); err != nil || res.StatusCode != 101 {
@@ -278,10 +265,7 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for range 2 {
 		frames, upload := io.Pipe()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=gpt-realtime", port), frames)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=gpt-realtime", port), frames)
 		r.Header[":protocol"] = []string{"websocket"}
 		r.Header.Set("Sec-WebSocket-Version", "13")
 		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.secret")
@@ -302,10 +286,7 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 		upload.Close()
 		res.Body.Close()
 	}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), http.NoBody)
 	r.Header[":protocol"] = []string{"websocket"}
 	refused, err := transport.RoundTrip(r) //nolint:staticcheck
 	if err != nil {
