@@ -125,11 +125,7 @@ func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
 				return nil
 			},
 		}))
-		res, err := w.Client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
+		res := lbtest.Do(t, w.Client, r)
 		io.Copy(io.Discard, res.Body)
 		if len(interim) != 1 || interim[0] != "103 map[]" {
 			t.Errorf("client got the interim replies %q", interim)

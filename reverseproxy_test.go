@@ -299,11 +299,7 @@ func TestAPlainReverseProxyPassesInterimRepliesAndTrailersAsTheyAre(t *testing.T
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := lbtest.NewClient(t).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
+	res := lbtest.Do(t, lbtest.NewClient(t), r)
 	if _, err := io.Copy(io.Discard, res.Body); err != nil || res.Trailer.Get("Set-Cookie") != "a=1" {
 		t.Errorf("client got the trailers %v, %v", res.Trailer, err)
 	}
@@ -403,11 +399,7 @@ func TestAnAnswerOfOursCanBeLeftToAnotherHandler(t *testing.T) {
 				}
 				r := lbtest.NewRequest(t, c.method, "http://"+address+c.path, body)
 				r.Header.Set("Authorization", "Bearer "+c.key)
-				res, err := client.Do(r)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer res.Body.Close()
+				res := lbtest.Do(t, client, r)
 				got := fallback.Received()
 				if res.StatusCode != 200 || len(got) != 1 || got[0].BodyHash != lbtest.Hash([]byte(c.body)) || got[0].ReadErr != nil {
 					t.Fatalf("client got %d, and the other handler's backend %v, want all of the body there", res.StatusCode, got)

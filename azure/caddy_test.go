@@ -310,14 +310,9 @@ func TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend(t *testing.T) {
 	}
 
 	// the admin API shows what was written
-	res, err := http.Get("http://" + admin + "/config/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	config, _ := io.ReadAll(res.Body)
-	without(t, "the config", string(config))
-	if !strings.Contains(string(config), `"client_secret":"{env.THE_SECRET}"`) {
+	config := lbtest.Get(http.DefaultClient, "http://"+admin+"/config/").Body
+	without(t, "the config", config)
+	if !strings.Contains(config, `"client_secret":"{env.THE_SECRET}"`) {
 		t.Errorf("the config is %s", config)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // tokenSecret is in all tokens, and clientSecret is the one that gets them:
@@ -152,9 +154,7 @@ func writeFile(t *testing.T, name, text string) string {
 	if !filepath.IsAbs(name) {
 		path = filepath.Join(t.TempDir(), name)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lbtest.WriteFile(t, path, text)
 	return path
 }
 

@@ -164,8 +164,8 @@ func (b *backends) refuse(n int, w http.ResponseWriter, how string) {
 	_ = http.NewResponseController(w).Flush() // this sends it
 }
 
-// came takes in that the n-th backend has a request. If it is the one that
-// refused the last, nobody went on.
+// came records that the n-th backend has a request. If it is the one that refused
+// the last one, no request went on.
 func (b *backends) came(n int, arrived time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -175,7 +175,7 @@ func (b *backends) came(n int, arrived time.Time) {
 	b.refused = time.Time{}
 }
 
-// control takes a behaviour, or tells what was observed.
+// control sets the behaviour, or returns what was observed.
 func (b *backends) control(w http.ResponseWriter, r *http.Request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

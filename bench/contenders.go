@@ -30,7 +30,7 @@ const (
 type contender struct {
 	name  string
 	about string
-	// ready finds what it needs and tells its version, or what is missing.
+	// ready finds what it needs, and returns its version, or what is missing.
 	ready func(t tools) (version string, err error)
 	// argv is the command that runs it, and env what that finds in its
 	// environment, besides the configuration in contenders/<name>.
@@ -159,7 +159,7 @@ type setup struct {
 	Dir                 string // for its files
 	Address, TLSAddress string // where it listens
 	RenamingAddress     string // where openai_lb listens and renames the model
-	Admin               string // where a Go program tells of itself
+	Admin               string // where a Go program reports on itself
 	Cert, CertKey       string
 	Key                 string // what the backends ask for
 	ClientKey           string

@@ -196,7 +196,7 @@ func (b *bench) idleStreams(backends *told, s setup) error {
 	return nil
 }
 
-// openStreams opens more and more streams, and tells what each costs.
+// openStreams opens more and more streams, and returns what each costs.
 func (b *bench) openStreams(r *running, backends *told) (values []float64, err error) {
 	load := closedLoop{address: r.setup.Address, headers: r.headers, body: chatRequest(2_000, true), clients: clients}
 	if err := backends.behave(behaviour{Reply: replyStream, Events: 1}); err != nil {

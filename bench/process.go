@@ -24,7 +24,7 @@ type process struct {
 	program string
 	command *exec.Cmd
 	log     string // the file with its output
-	admin   string // host:port, where a Go program tells of itself; empty for others
+	admin   string // host:port, where a Go program reports on itself; empty for others
 	ended   chan struct{}
 }
 
@@ -158,7 +158,7 @@ func (p *process) resident() (total float64) {
 	return total
 }
 
-// goMemory is what a Go program tells of its memory, in runtime.MemStats.
+// goMemory is what a Go program reports of its memory, in runtime.MemStats.
 type goMemory struct {
 	Mallocs, TotalAlloc, HeapAlloc, StackInuse float64
 }
@@ -188,7 +188,7 @@ var lastPort atomic.Int64
 
 func init() { lastPort.Store(10_000 + rand.Int64N(10_000)) }
 
-// freePort is a port that nobody listens at. None is given away twice, for it
+// freePort returns a port at which no program listens. None is given away twice, for it
 // takes a program a while to listen at its own.
 func freePort() int {
 	for {

@@ -90,13 +90,8 @@ func TestTheAdminAPITellsWhoShares(t *testing.T) {
 	admin := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
 	lbtest.Run(t, strings.Replace(site(s, lbtest.FreePort(t), ""), "admin off", "admin "+admin, 1))
 	lbtest.WaitFor(t, inTouchHere)
-	res, err := http.Get("http://" + admin + "/openai_lb/replicas")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
 	var got []replicas.Status
-	if err := json.NewDecoder(res.Body).Decode(&got); err != nil {
+	if err := json.Unmarshal([]byte(lbtest.Get(http.DefaultClient, "http://"+admin+"/openai_lb/replicas").Body), &got); err != nil {
 		t.Fatal(err)
 	}
 	host, _ := os.Hostname()

@@ -36,12 +36,7 @@ handle_path /spare/* {
 // status is that of the deployment with the quota.
 func status(t testing.TB, r *replica) (s simulator.Status) {
 	t.Helper()
-	res, err := r.client.Get(r.address + "/quota/_simulator/status")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	if err := json.NewDecoder(res.Body).Decode(&s); err != nil {
+	if err := json.Unmarshal([]byte(lbtest.Get(r.client, r.address+"/quota/_simulator/status").Body), &s); err != nil {
 		t.Fatal(err)
 	}
 	return s

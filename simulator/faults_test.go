@@ -41,7 +41,7 @@ func events(t *testing.T, srv *httptest.Server, path, body, fault string) ([]str
 	return data, err
 }
 
-// about describes an event by the one thing that tells it from the others.
+// about describes an event by what distinguishes it from the others.
 func about(event string) string {
 	for _, mark := range []struct{ text, name string }{
 		{": ", "comment"},

@@ -131,7 +131,7 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 	return nil
 }
 
-// emptyVariable says why an argument that somebody wrote may be missing: Caddy
+// emptyVariable says why an argument that is in the file may be missing: Caddy
 // replaces {$X} before it reads the line.
 const emptyVariable = "an environment variable in {$...} may be empty"
 

@@ -119,10 +119,10 @@ func ServeAt(t testing.TB, directives string, globalOptions ...string) (address 
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
-// FreePort returns a port of 127.0.0.1 that nobody else has until the test is
-// over. It is none of those that systems choose for who asks for any (32768 and
-// above), and tests that run at the same time take it for taken: we hold it at
-// another loopback address, if the system has one.
+// FreePort returns a port of 127.0.0.1 that no other test gets until this one is
+// over. Systems choose other ports (32768 and above) for programs that ask for any. The
+// port is held at another loopback address, if the system has one, so that tests that
+// run at the same time do not take it.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for range 1000 {

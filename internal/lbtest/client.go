@@ -99,6 +99,17 @@ func NewRequest(t testing.TB, method, url string, body io.Reader) *http.Request 
 	return r
 }
 
+// Do sends a request, and closes the body of the reply at the end of the test.
+func Do(t testing.TB, client *http.Client, r *http.Request) *http.Response {
+	t.Helper()
+	res, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	return res
+}
+
 // NewClient is a client with connections of its own.
 func NewClient(t *testing.T) *http.Client {
 	transport := &http.Transport{MaxIdleConnsPerHost: 300}
@@ -166,12 +177,8 @@ type Stream struct {
 func (w *World) Open(t *testing.T) Stream {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
-	res, err := w.Client.Do(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { res.Body.Close(); leave() })
-	return Stream{res, leave}
+	t.Cleanup(leave)
+	return Stream{Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx)), leave}
 }
 
 // Next returns the next n bytes.

@@ -107,11 +107,7 @@ func (s *Sites) NewClient(t *testing.T, major int) *http.Client {
 // BeginStream opens a stream, and reads its first content.
 func BeginStream(t *testing.T, client *http.Client, url string) *http.Response {
 	t.Helper()
-	res, err := client.Do(NewRequest(t, http.MethodPost, url, strings.NewReader(`{"stream":true}`)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { res.Body.Close() })
+	res := Do(t, client, NewRequest(t, http.MethodPost, url, strings.NewReader(`{"stream":true}`)))
 	first := make([]byte, len(StreamContent))
 	if _, err := io.ReadFull(res.Body, first); err != nil || string(first) != StreamContent {
 		t.Fatalf("a stream begins with %q, %v", first, err)

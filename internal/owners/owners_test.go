@@ -222,7 +222,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory tells how much memory an id takes.
+// BenchmarkMemory measures how much memory an id takes.
 func BenchmarkMemory(b *testing.B) {
 	for _, n := range []int{200_000, 1_000_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

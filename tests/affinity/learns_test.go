@@ -71,11 +71,7 @@ func TestAnIDIsKnownBeforeTheReplyEnds(t *testing.T) {
 		}))
 		r := w.Request("POST", "/v1/responses", strings.NewReader(`{"stream":true}`))
 		r.Header.Set("Authorization", "Bearer "+alice)
-		res, err := w.Client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
+		lbtest.Do(t, w.Client, r)
 		w.call(bob, "GET", "/v1/responses/resp_of_b", "").WantError(t, 404, "not_found")
 		w.call(alice, "GET", "/v1/responses/resp_of_b", "").WantServed(t, "b")
 		close(proceed)

@@ -143,11 +143,7 @@ func TestABodyOverALimitIsRefusedInOpenAIsWords(t *testing.T) {
 	_, server := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, "request_body {\nmax_size 1KB\n}\nopenai_lb {\nbackend "+server.URL+"\n}")
 	r := lbtest.NewRequest(t, http.MethodPost, "http://"+address+"/v1/chat/completions", lbtest.Chunked(make([]byte, 4000)))
-	res, err := lbtest.NewClient(t).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
+	res := lbtest.Do(t, lbtest.NewClient(t), r)
 	body, err := io.ReadAll(res.Body)
 	lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: string(body), Err: err}.WantError(t, 413, "request_too_large")
 }

@@ -148,11 +148,7 @@ func TestAProvidersFieldsDoNotPassAsTrailers(t *testing.T) {
 							rw.Header().Set(http.TrailerPrefix+field, "theirs")
 						}
 					})
-					res, err := w.Client.Do(w.Request(c.method, c.path, http.NoBody))
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer res.Body.Close()
+					res := lbtest.Do(t, w.Client, w.Request(c.method, c.path, http.NoBody))
 					for name := range res.Trailer {
 						if slices.Contains(fields, name) {
 							t.Errorf("%s is announced", name)

@@ -202,12 +202,8 @@ func TestReadyPathMindsActiveHealthChecks(t *testing.T) {
 	client := lbtest.NewClient(t)
 	answers := func(status int, retryAfter string) func() bool {
 		return func() bool {
-			res, err := client.Get("http://" + address + "/readyz")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer res.Body.Close()
-			return res.StatusCode == status && res.Header.Get("Retry-After") == retryAfter
+			reply := lbtest.Get(client, "http://"+address+"/readyz")
+			return reply.Status == status && reply.Header.Get("Retry-After") == retryAfter
 		}
 	}
 	lbtest.WaitFor(t, answers(http.StatusOK, ""))

@@ -24,12 +24,7 @@ import (
 // statusOf is what a simulator counted.
 func statusOf(t *testing.T, address string) (status simulator.Status) {
 	t.Helper()
-	res, err := http.Get("http://" + address + "/simulator")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	if err := json.NewDecoder(res.Body).Decode(&status); err != nil {
+	if err := json.Unmarshal([]byte(lbtest.Get(http.DefaultClient, "http://"+address+"/simulator").Body), &status); err != nil {
 		t.Fatal(err)
 	}
 	return status

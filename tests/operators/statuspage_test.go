@@ -162,11 +162,7 @@ func TestAReloadEndsAWatchAndKeepsWhatItShows(t *testing.T) {
 	watch := func() *bufio.Scanner {
 		t.Helper()
 		r := lbtest.NewRequest(t, http.MethodGet, address+"/status?events", http.NoBody)
-		res, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { res.Body.Close() })
+		res := lbtest.Do(t, client, r)
 		lines := bufio.NewScanner(res.Body)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {

@@ -252,11 +252,7 @@ func TestAClientThatLeavesAStreamIsFeltByTheBackend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := lbtest.NewClient(t).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
+	res := lbtest.Do(t, lbtest.NewClient(t), r)
 	if _, err := io.ReadFull(res.Body, make([]byte, len("data: {}\n\n"))); err != nil {
 		t.Fatal(err)
 	}

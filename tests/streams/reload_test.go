@@ -47,9 +47,7 @@ func TestCaddyAsAProcess(t *testing.T) {
 func startProcess(t *testing.T, caddyfile string) *exec.Cmd {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "Caddyfile")
-	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lbtest.WriteFile(t, file, caddyfile)
 	process := exec.Command(os.Args[0], "-test.run=^TestCaddyAsAProcess$", "-test.timeout=60s")
 	process.Env = append(os.Environ(), caddyfileVariable+"="+file)
 	if err := process.Start(); err != nil {

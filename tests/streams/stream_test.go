@@ -224,11 +224,7 @@ func TestTrailersAndInterimRepliesPass(t *testing.T) {
 			io.WriteString(rw, lbtest.StreamContent+lbtest.StreamEnd)
 			rw.Header().Set("X-Sum", "abc")
 		})
-		res, err := w.Client.Do(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
+		res := lbtest.Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)))
 		if body, err := io.ReadAll(res.Body); string(body) != lbtest.StreamContent+lbtest.StreamEnd || err != nil || res.Trailer.Get("X-Sum") != "abc" {
 			t.Errorf("client got %q, %v and the trailers %v", body, err, res.Trailer)
 		}
@@ -279,11 +275,7 @@ func TestTrailersOfAReplyThatWasHeldBackForTheWholeTimePass(t *testing.T) {
 			lbtest.Streams(lbtest.StreamPreamble, 5*time.Second)(rw, r)
 			rw.Header().Set("X-Sum", "abc")
 		})
-		res, err := w.Client.Do(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
+		res := lbtest.Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)))
 		if body, err := io.ReadAll(res.Body); string(body) != lbtest.StreamPreamble || err != nil || res.Trailer.Get("X-Sum") != "abc" {
 			t.Errorf("client got %q, %v and the trailers %v", body, err, res.Trailer)
 		}
