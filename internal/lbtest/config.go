@@ -2,6 +2,7 @@ package lbtest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -26,15 +27,7 @@ const ThreeBackends = `openai_lb {
 }`
 
 // ThreeInOrder is a pool of three priorities.
-const ThreeInOrder = `openai_lb {
-	backend http://a
-	backend http://b {
-		priority 2
-	}
-	backend http://c {
-		priority 3
-	}
-}`
+var ThreeInOrder = InOrder("a b c", "")
 
 // Adapt turns a Caddyfile into JSON as `caddy adapt` does.
 func Adapt(caddyfile string) (string, error) {
@@ -74,6 +67,16 @@ func PoolOf(names, options string) string {
 		block.WriteString("backend http://" + name + "\n")
 	}
 	return block.String() + options + "\nready_path /readyz\n}"
+}
+
+// InOrder writes an openai_lb block with these backends, each with the next priority, and these
+// options.
+func InOrder(names, options string) string {
+	var block strings.Builder
+	for i, name := range strings.Fields(names) {
+		fmt.Fprintf(&block, "backend http://%s {\npriority %d\n}\n", name, i+1)
+	}
+	return "openai_lb {\n" + block.String() + options + "\n}"
 }
 
 // BackendKey is the key of a backend whose key matters.

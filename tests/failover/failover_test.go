@@ -137,16 +137,7 @@ func TestTheClientsOwnErrorIsPassedOnAndBenchesNobody(t *testing.T) {
 }
 
 func TestLBRetriesLimitsFurtherBackends(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-		backend http://c {
-			priority 3
-		}
-		lb_retries 1
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b c", "lb_retries 1"), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("9"))
 		w.Backends["b"].Replies(lbtest.Throttled("9"))
 		reply := w.Post(`{}`)
@@ -161,13 +152,7 @@ func TestLBRetriesLimitsFurtherBackends(t *testing.T) {
 }
 
 func TestLBTryDurationLimitsFurtherBackends(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-		lb_try_duration 5s
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", "lb_try_duration 5s"), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(6 * time.Second)
 			lbtest.Status(500)(rw, r)

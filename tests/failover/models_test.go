@@ -101,12 +101,7 @@ func TestAThrottledModelLeavesTheOthersOfItsBackendInUse(t *testing.T) {
 func TestABenchOfTheWholeBackendCountsForAllItsModels(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{"a refused key": lbtest.Status(401), "an empty account": lbtest.Status(402)} {
 		t.Run(name, func(t *testing.T) {
-			lbtest.InBubble(t, `openai_lb {
-				backend http://a
-				backend http://b {
-					priority 2
-				}
-			}`, func(t *testing.T, w *lbtest.World) {
+			lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(reply)
 				for _, model := range []string{"gpt-4o", "gpt-4o-mini", "o3"} {
 					chat(w, model).WantServed(t, "b")
@@ -121,12 +116,7 @@ func TestABenchOfTheWholeBackendCountsForAllItsModels(t *testing.T) {
 }
 
 func TestNoFloodOfMadeUpNamesMakesAThrottleForgotten(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("60"))
 		chat(w, "gpt-4o").WantServed(t, "b")
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {

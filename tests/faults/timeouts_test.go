@@ -14,13 +14,7 @@ import (
 )
 
 func TestABackendWithoutHeadersInTimeIsLeft(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-		response_header_timeout 30s
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", "response_header_timeout 30s"), func(t *testing.T, w *lbtest.World) {
 		left := make(chan time.Time, 1)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
@@ -45,14 +39,7 @@ func TestABackendWithoutHeadersInTimeIsLeft(t *testing.T) {
 func TestASilentBackendIsLeftInTime(t *testing.T) {
 	silent := func(rw http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	for body, want := range map[string]time.Duration{`{"stream":true}`: 5 * time.Second, `{"stream":false}`: 20 * time.Second} {
-		lbtest.InBubble(t, `openai_lb {
-			backend http://a
-			backend http://b {
-				priority 2
-			}
-			response_header_timeout 20s
-			stream_first_event_timeout 5s
-		}`, func(t *testing.T, w *lbtest.World) {
+		lbtest.InBubble(t, lbtest.InOrder("a b", "response_header_timeout 20s\nstream_first_event_timeout 5s"), func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(silent)
 			start := time.Now()
 			w.Post(body).WantServed(t, "b")

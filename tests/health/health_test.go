@@ -196,16 +196,7 @@ func TestAHintIsKeptWithinItsBounds(t *testing.T) {
 		{"a refused credential rests a minute", lbtest.Status(401), time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			lbtest.InBubble(t, `openai_lb {
-				backend http://a
-				backend http://b {
-					priority 2
-				}
-				fail_duration 4s
-				retry_after_default 7s
-				retry_after_min 100ms
-				retry_after_max 30s
-			}`, func(t *testing.T, w *lbtest.World) {
+			lbtest.InBubble(t, lbtest.InOrder("a b", "fail_duration 4s\nretry_after_default 7s\nretry_after_min 100ms\nretry_after_max 30s"), func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(c.reply)
 				w.Post(`{}`).WantServed(t, "b")
 				w.Backends["a"].Recovers()
@@ -244,14 +235,7 @@ func TestABackendCannotSayWhenItIsBackBeyondTheLimit(t *testing.T) {
 }
 
 func TestMaxFailsCountsFailuresWithinFailDuration(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-		fail_duration 10s
-		max_fails 3
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", "fail_duration 10s\nmax_fails 3"), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Status(500))
 		w.Post(`{}`).WantServed(t, "b")
 		w.Post(`{}`).WantServed(t, "b")
@@ -286,13 +270,7 @@ func TestOneRequestThatFailsEverywhereBenchesOneBackend(t *testing.T) {
 }
 
 func TestOnlyListedStatusesAreJudged(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-		unhealthy_status 429 409
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", "unhealthy_status 429 409"), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Status(500))
 		if reply := w.Post(`{}`); reply.Status != 500 || reply.Backend != "a" {
 			t.Errorf("client got %d of %q, want a's 500", reply.Status, reply.Backend)

@@ -11,13 +11,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-const twoBackends = `openai_lb {
-	backend http://a
-	backend http://b {
-		priority 2
-	}
-	ready_path /readyz
-}`
+var twoBackends = lbtest.InOrder("a b", "ready_path /readyz")
 
 func TestReadyPathTellsWhetherAnyBackendCanBeUsed(t *testing.T) {
 	lbtest.InBubble(t, twoBackends, func(t *testing.T, w *lbtest.World) {

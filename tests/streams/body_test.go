@@ -13,13 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-const limitedBuffers = `openai_lb {
-	backend http://a
-	backend http://b {
-		priority 2
-	}
-	request_buffers 1MiB
-}`
+var limitedBuffers = lbtest.InOrder("a b", "request_buffers 1MiB")
 
 func TestBodiesArriveWholeAtWhicheverBackendAnswers(t *testing.T) {
 	const limit = 1 << 20
@@ -93,12 +87,7 @@ func TestALongBodyGoesOnWhereNothingOfItWasRead(t *testing.T) {
 }
 
 func TestAReplyBeforeTheUploadEndedIsHeard(t *testing.T) {
-	lbtest.InBubble(t, `openai_lb {
-		backend http://a
-		backend http://b {
-			priority 2
-		}
-	}`, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
 		data := bytes.Repeat([]byte("x"), 20<<20)
 		w.Backends["a"].Replies(lbtest.Throttled("9"))
 		r := w.Request(http.MethodPost, "/v1/chat/completions", bytes.NewReader(data))
@@ -117,13 +106,7 @@ func TestNoTwoAttemptsReadOneUpload(t *testing.T) {
 	for _, errorSize := range []int{30, 100 << 10} {
 		for _, framing := range []string{"with a length", "chunked"} {
 			t.Run(fmt.Sprint(errorSize, " ", framing), func(t *testing.T) {
-				lbtest.InBubble(t, `openai_lb {
-					backend http://a
-					backend http://b {
-						priority 2
-					}
-					request_buffers 64KiB
-				}`, func(t *testing.T, w *lbtest.World) {
+				lbtest.InBubble(t, lbtest.InOrder("a b", "request_buffers 64KiB"), func(t *testing.T, w *lbtest.World) {
 					w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 						http.NewResponseController(rw).EnableFullDuplex()
 						rw.Header().Set("Content-Length", fmt.Sprint(errorSize))
