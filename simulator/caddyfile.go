@@ -20,10 +20,7 @@ func init() {
 
 func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	h := new(Handler)
-	if err := h.UnmarshalCaddyfile(helper.Dispenser); err != nil {
-		return nil, err
-	}
-	return h, nil
+	return h, h.UnmarshalCaddyfile(helper.Dispenser)
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

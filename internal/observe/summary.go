@@ -64,38 +64,29 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 	case "classes":
 		return s.classes(), true
 	case "time_to_first_byte":
-		if s.FirstByte == 0 {
-			return "", true
-		}
-		return seconds(s.FirstByte), true
+		return valueIf(s.FirstByte != 0, seconds(s.FirstByte)), true
 	case "aborted_after":
-		if !s.Aborted {
-			return "", true
-		}
-		return seconds(s.Duration), true
+		return valueIf(s.Aborted, seconds(s.Duration)), true
 	case "tokens_estimated":
-		if !s.Estimated {
-			return "", true
-		}
-		return true, true
+		return valueIf(s.Estimated, true), true
 	case "tokens_input":
-		return s.count(s.Tokens.Input), true
+		return valueIf(s.Tokens.Known(), s.Tokens.Input), true
 	case "tokens_cached":
-		return s.count(s.Tokens.Cached), true
+		return valueIf(s.Tokens.Known(), s.Tokens.Cached), true
 	case "tokens_output":
-		return s.count(s.Tokens.Output), true
+		return valueIf(s.Tokens.Known(), s.Tokens.Output), true
 	case "tokens_reasoning":
-		return s.count(s.Tokens.Reasoning), true
+		return valueIf(s.Tokens.Known(), s.Tokens.Reasoning), true
 	}
 	return nil, false
 }
 
-// count returns a number of tokens, or an empty text if they are not known.
-func (s *Summary) count(tokens int64) any {
-	if !s.Tokens.Known() {
+// valueIf returns the value of a placeholder, or an empty text if it is not known.
+func valueIf(known bool, value any) any {
+	if !known {
 		return ""
 	}
-	return tokens
+	return value
 }
 
 // classes returns the class of each attempt: ptu=throttled,east=served.
