@@ -243,10 +243,7 @@ func TestAPlainReverseProxySendsNoTraceToAnUpstream(t *testing.T) {
 	client := lbtest.NewClient(t)
 	for _, method := range []string{http.MethodTrace, http.MethodConnect} {
 		r := lbtest.NewRequest(t, method, url, http.NoBody)
-		res, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := lbtest.Do(t, client, r)
 		res.Body.Close()
 		if res.StatusCode != http.StatusMethodNotAllowed {
 			t.Errorf("%s gives %d, want 405", method, res.StatusCode)

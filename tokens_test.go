@@ -183,10 +183,7 @@ func TestTheTokensUpToThenAreCountedIfTheClientLeaves(t *testing.T) {
 				})
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
-				res, err := l.Client.Do(l.request("/v1/chat/completions", `{}`).WithContext(ctx))
-				if err != nil {
-					t.Fatal(err)
-				}
+				res := lbtest.Do(t, l.Client, l.request("/v1/chat/completions", `{}`).WithContext(ctx))
 				io.ReadFull(res.Body, make([]byte, len(c.body)))
 				leave()
 				res.Body.Close()

@@ -102,10 +102,7 @@ func TestInNoOrderDoesABackendSeeAnothersCredential(t *testing.T) {
 			"Authorization": {"Bearer KEY-OF-CALLER"}, "Api-Key": {"KEY-OF-CALLER"}, "X-Api-Key": {"CLIENT-KEY-OF-ALICE"},
 			"Cookie": {"session=KEY-OF-CALLER"}, "Sec-Websocket-Protocol": {"realtime, openai-insecure-api-key.KEY-OF-CALLER"},
 		}
-		res, err := b.client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := lbtest.Do(t, b.client, r)
 		res.Body.Close()
 		reached := order[:slices.Index(order, "passthrough")+1]
 		for _, kind := range order {

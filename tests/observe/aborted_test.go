@@ -76,10 +76,7 @@ func TestAnAbortedReplyReportsWhatWasSeenOfIt(t *testing.T) {
 					body := `{"model":"gpt-4o","stream":true,"x":"`
 					body += strings.Repeat("x", 400-len(body)-len(`"}`)) + `"}`
 					start := time.Now()
-					res, err := w.Client.Do(w.Request("POST", c.path, strings.NewReader(body)).WithContext(ctx))
-					if err != nil {
-						t.Fatal(err)
-					}
+					res := lbtest.Do(t, w.Client, w.Request("POST", c.path, strings.NewReader(body)).WithContext(ctx))
 					io.ReadFull(res.Body, make([]byte, len(c.stream)))
 					if leaves {
 						time.Sleep(7*time.Second - time.Since(start))
@@ -131,10 +128,7 @@ func TestCaddyLogsAnIncompleteReplyAlsoIfItsClientLeft(t *testing.T) {
 			})
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
-			res, err := w.Client.Do(w.Request("POST", "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx))
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := lbtest.Do(t, w.Client, w.Request("POST", "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx))
 			io.ReadFull(res.Body, make([]byte, len(lbtest.StreamContent)))
 			if leaves {
 				leave()

@@ -182,10 +182,7 @@ func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {
 		address := lbtest.ServeAt(t, "request_body {\nmax_size 200KB\n}\n"+proxy)
 		r := lbtest.NewRequest(t, http.MethodPost, "http://"+address+"/v1/files", lbtest.Chunked(make([]byte, 1<<20)))
 		client := lbtest.NewClient(t)
-		res, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := lbtest.Do(t, client, r)
 		body, err := io.ReadAll(res.Body)
 		res.Body.Close()
 		lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: string(body), Err: err}.WantError(t, 413, "request_too_large")

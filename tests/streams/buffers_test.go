@@ -148,10 +148,7 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 							rw.(http.Flusher).Flush()
 						}
 					})
-					res, err := w.Client.Do(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)))
-					if err != nil {
-						t.Fatal(err)
-					}
+					res := lbtest.Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)))
 					time.Sleep(2 * time.Second)
 					synctest.Wait()
 					if written > 1<<20 {
