@@ -171,10 +171,7 @@ func TestWhatAPlainReverseProxyCannotDoIsRefused(t *testing.T) {
 		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                                    "",
 		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                                       "",
 	} {
-		config, err := lbtest.Adapt(":0 {\nreverse_proxy a:1 b {\n" + options + "\n}\n}")
-		if err == nil {
-			err = lbtest.Validate(t, config)
-		}
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nreverse_proxy a:1 b {\n" + options + "\n}\n}")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s gives %v, want %q", options, err, want)
 		}

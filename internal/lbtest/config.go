@@ -58,6 +58,16 @@ func Validate(t *testing.T, config string) error {
 	return caddy.Validate(&cfg)
 }
 
+// ValidateCaddyfile loads a Caddyfile as `caddy validate` does.
+func ValidateCaddyfile(t *testing.T, caddyfile string) error {
+	t.Helper()
+	config, err := Adapt(caddyfile)
+	if err != nil {
+		return err
+	}
+	return Validate(t, config)
+}
+
 // PoolOf writes an openai_lb block with these backends, in one priority, and
 // these options.
 func PoolOf(names, options string) string {

@@ -191,10 +191,7 @@ func TestAStrictPoolNeedsNamesAndAMemory(t *testing.T) {
 		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\nsave\n}":         "",
 		"client_key alice " + alice + "-1234\naffinity {\nids_ttl 1h\ncallers strict\n}\n": "",
 	} {
-		config, err := lbtest.Adapt(fmt.Sprintf("{\nadmin off\n}\nhttp://:%d {\nopenai_lb {\nbackend http://a\n%s\n}\n}", 1234, options))
-		if err == nil {
-			err = lbtest.Validate(t, config)
-		}
+		err := lbtest.ValidateCaddyfile(t, fmt.Sprintf("{\nadmin off\n}\nhttp://:%d {\nopenai_lb {\nbackend http://a\n%s\n}\n}", 1234, options))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", options, err, want)
 		}
@@ -239,10 +236,7 @@ func TestALookupTimeoutNeedsState(t *testing.T) {
 		"state silent\naffinity {\nlookup_timeout 10ms\n}": "",
 		"affinity {\nlookup_timeout 10ms\n}":               "lookup_timeout is not used without state",
 	} {
-		config, err := lbtest.Adapt("{\nadmin off\n}\nhttp://:1234 {\nopenai_lb {\nbackend http://a\n" + options + "\n}\n}")
-		if err == nil {
-			err = lbtest.Validate(t, config)
-		}
+		err := lbtest.ValidateCaddyfile(t, "{\nadmin off\n}\nhttp://:1234 {\nopenai_lb {\nbackend http://a\n" + options + "\n}\n}")
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", options, err, want)
 		}
