@@ -1,11 +1,13 @@
 package openaiapi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,12 +22,8 @@ var azureDomains = []string{
 
 // IsAzure reports whether a host is that of an Azure OpenAI resource.
 func IsAzure(host string) bool {
-	for _, domain := range azureDomains {
-		if strings.HasSuffix(strings.ToLower(host), "."+domain) {
-			return true
-		}
-	}
-	return false
+	host = strings.ToLower(host)
+	return slices.ContainsFunc(azureDomains, func(domain string) bool { return strings.HasSuffix(host, "."+domain) })
 }
 
 // IsOpenAI reports whether a host is that of OpenAI.
@@ -79,9 +77,5 @@ func endsInOperation(path string) bool {
 
 // DialAddress returns the network address for a URL.
 func DialAddress(u *url.URL) string {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	return net.JoinHostPort(u.Hostname(), port)
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]))
 }
