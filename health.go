@@ -150,6 +150,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 			Cost:        ex.api.Cost,
 			Wait:        wait,
 			Longest:     p.longest(r, wait),
+			Guess:       r.Class == verdict.Throttled && r.Source == hint.None,
 			Started:     a.started,
 		}, now)
 		if began && r.Class.Promise() {

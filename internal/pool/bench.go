@@ -22,6 +22,9 @@ type Bench struct {
 	// Throttle reports whether the backend asked for the bench. Otherwise it is
 	// for a failure.
 	Throttle bool
+	// Guess is the length that we guessed for a throttle, because the backend named
+	// no time. 0: it named Until.
+	Guess time.Duration
 	// Cost is the cost of the smallest request that was refused.
 	Cost int64
 	// Unreachable reports whether the bench lasts until the backend is reached.
@@ -64,6 +67,10 @@ type bench struct {
 	probe trial
 	// check is when a request was sent to check a bench that is in doubt.
 	check trial
+	// promised is until when the backend itself asked for the bench. The rest of it
+	// is a guess, and tried is when a request last tried the backend during that.
+	promised time.Time
+	tried    trial
 	// doubt is one of noDoubt, inDoubt and doubtOver.
 	doubt atomic.Int32
 	// pool is the one that reports the bench to its listeners.
@@ -88,6 +95,13 @@ const checkShare = 4
 // again. If only requests come that cannot be sent again, one of them is then the
 // probe: otherwise the backend would never be used again.
 const untried = time.Minute
+
+// While no other member is left, a guess is tried again and again: each time after a
+// part of it has passed, but no sooner than the pause.
+const (
+	guessParts    = 20
+	guessPause = 250 * time.Millisecond
+)
 
 // trial is a request that goes first: when it was sent, as nanoseconds since
 // its bench began, plus 1. 0: no request was sent.
@@ -117,6 +131,9 @@ const (
 	waiting
 	// suspected: benched for a failure.
 	suspected
+	// guessed: benched because it throttles, but the time is a guess. One request
+	// may try it.
+	guessed
 	// throttled: benched because the backend asked for it.
 	throttled
 )
@@ -133,12 +150,12 @@ func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 	}
 	trial := &b.probe
 	if b.inForce(now) {
-		if !b.checkableBy(cost) {
-			return benched
-		}
 		trial = &b.check
-		if trial.pending(b, now) {
-			return benched // the throttle holds until the check was not refused
+		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
+			if b.tryable(now) {
+				return guessed
+			}
+			return benched
 		}
 	}
 	switch {
@@ -148,6 +165,24 @@ func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 		return waiting
 	}
 	return ready
+}
+
+// tryable reports whether one request may try the backend although the bench is in
+// force.
+func (b *bench) tryable(now time.Time) bool {
+	last := later(b.extended, b.tried.at(b))
+	return b.Guess > 0 && !now.Before(later(b.promised, last.Add(max(b.Guess/guessParts, guessPause))))
+}
+
+// claimTry takes the right to be the next request that tries a throttle. It
+// succeeds if no throttle is in force.
+func (s *slot) claimTry(now time.Time) bool {
+	b := s.Load()
+	if b == nil || !b.inForce(now) {
+		return true
+	}
+	last := b.tried.Load()
+	return b.tryable(now) && b.tried.CompareAndSwap(last, int64(now.Sub(b.Since))+1)
 }
 
 // checkableBy reports whether a request of this cost may check the bench.
@@ -208,6 +243,8 @@ func (s *slot) put(b *bench, remote bool) (happened Happening, over *bench) {
 	}
 	b.doubt.Store(current.doubt.Load())
 	b.check.Store(current.check.Load())
+	b.tried.Store(current.tried.Load())
+	b.promised = later(b.promised, current.promised)
 	if current.muchLarger(b.Cost) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
@@ -240,7 +277,7 @@ func (b *bench) follow(current *bench, remote bool) Happening {
 		b.ID = current.ID - 1 - rand.Uint64N(idStep)
 	}
 	if !longer {
-		b.Until, b.extended = current.Until, current.extended
+		b.Until, b.extended, b.Guess = current.Until, current.extended, current.Guess
 		if b.ID == current.ID {
 			return nothing
 		}

@@ -230,6 +230,12 @@ func (m *Member) claim(r Request, now time.Time) bool {
 	return true
 }
 
+// claimTry takes the right to try a member although it throttles.
+func (m *Member) claimTry(r Request, now time.Time) bool {
+	model, _ := r.ModelAt(m)
+	return m.health.whole.throttle.claimTry(now) && m.health.of(model).throttle.claimTry(now)
+}
+
 // Served ends the benches that an attempt, which started at started, has
 // disproved.
 func (m *Member) Served(model string, started time.Time) {
@@ -271,6 +277,8 @@ type Refusal struct {
 	// Longest is set if the backend asked to be called again immediately: it is
 	// how long the bench may become if the backend repeats that.
 	Longest time.Duration
+	// Guess reports whether the backend named no time, so that Wait is a guess.
+	Guess bool
 	// Started is when the request was sent.
 	Started time.Time
 }
@@ -279,12 +287,17 @@ type Refusal struct {
 // the bench.
 func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
+		shortest := r.Wait
 		r.Wait = m.rest(&r, now)
+		r.Guess = r.Wait > shortest
 	}
 	if r.Unreachable {
 		r.Wait = firstPause // or longer: see put
 	}
 	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
+	if r.Guess {
+		b.Guess = r.Wait
+	}
 	if !r.Whole {
 		b.Model = ModelKey(r.Model)
 	}
@@ -302,6 +315,9 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 // put starts or extends a bench, and reports it.
 func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	b := &bench{Bench: next, extended: now, pool: m.pool}
+	if b.Guess == 0 {
+		b.promised = b.Until
+	}
 	m.health.mu.Lock()
 	wake, into := b.Until, &m.health.unreachable.slot
 	if b.Unreachable {

@@ -13,6 +13,8 @@
 //     before the throttle ends.
 //   - A member is unreachable if it could not be reached, until it is reached
 //     again. A recheck tries that in the background.
+//   - A guess is a throttle for which the backend named no time. While no other
+//     member is left, one request at a time tries it now and then.
 //   - A failure is every other reason for a bench. It is only a suspicion: its
 //     backend is a suspect, which is called only when no other backend is left.
 //   - A probe is the one request that goes first when a bench has ended, in the
@@ -136,9 +138,9 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if rank < suspect && !m.claim(r, now) {
+		if rank < suspect && !m.claim(r, now) || rank >= guess && !m.claimTry(r, now) {
 			m.Release()
-			continue // another request became the probe
+			continue // another request became the probe, or tries it
 		}
 		if p.Relocations != nil {
 			m.lately.add(now)
@@ -178,6 +180,8 @@ const (
 	unprovedToo      // both drained and unproved
 	suspect          // benched for a failure, or waiting for a probe
 	suspectToo       // both drained and suspect
+	guess            // throttles for a time that we guessed, and may be tried
+	guessToo         // both drained and a guess
 	nobody           // must not be called
 )
 
@@ -255,7 +259,7 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r Request, now time.Time) bool {
 	model, ok := r.ModelAt(m)
-	return ok && m.standing(model, r.Cost(), now) == throttled
+	return ok && m.standing(model, r.Cost(), now) >= guessed
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
@@ -275,6 +279,8 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	switch standing := m.standing(model, cost, now); {
 	case standing == throttled:
 		return nobody
+	case standing == guessed:
+		rank = guess
 	case standing > due || !m.healthy():
 		rank = suspect
 	case standing == due && r.Once():

@@ -73,6 +73,8 @@ type bench struct {
 	// Cause is a code, which may come from a backend.
 	Cause string `json:"cause,omitempty"`
 	Cost  int64  `json:"cost,omitempty"`
+	// Guess is the guessed length of a throttle, in milliseconds, if it is a guess.
+	Guess int64 `json:"guess,omitempty"`
 	// Length is that of the whole bench, and Left what is left of it, both in
 	// milliseconds.
 	Length int64 `json:"length"`
@@ -110,7 +112,7 @@ func benchOf(b pool.Bench, now time.Time) *bench {
 	}
 	return &bench{
 		ID: idOf(b), Model: b.Model, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
-		Cost: b.Cost, Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
+		Cost: b.Cost, Guess: milliseconds(b.Guess), Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
 	}
 }
 
@@ -130,6 +132,7 @@ func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
 	return pool.Bench{
 		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model,
 		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
+		Guess: time.Duration(b.Guess) * time.Millisecond,
 	}, left
 }
 
@@ -204,7 +207,7 @@ func (b *bench) check() error {
 	case !slices.Contains(classes, verdict.Class(b.Class)), !slices.Contains(hints, hint.Source(b.Hint)),
 		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("its bench is not valid")
-	case b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
+	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
 		return errors.New("no bench lasts that long")
 	}
 	return nil

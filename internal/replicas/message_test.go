@@ -22,7 +22,7 @@ var someTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 func TestABenchArrivesAsItWas(t *testing.T) {
 	b := pool.Bench{
 		Reason: pool.Reason{Class: "throttled", Status: 429, Hint: "retry-after-ms", Cause: "RateLimit_1.0"}, ID: 1<<64 - 1, Model: "gpt-4o {}\"\n",
-		Since: someTime, Until: someTime.Add(10 * time.Second), Throttle: true, Cost: 12345,
+		Since: someTime, Until: someTime.Add(10 * time.Second), Throttle: true, Guess: 9 * time.Second, Cost: 12345,
 	}
 	m := message{Version: version, Kind: benched, From: digest("r"), Sent: 1, Backend: digest("a"), Bench: benchOf(b, someTime.Add(3*time.Second))}
 	got, err := parse(m.text())
@@ -46,7 +46,7 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 		{`"v":1`, `"v":2`}, {`"kind":"bench"`, `"kind":"ban"`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`}, {`"sent":1`, `"sent":9223372036854775807`},
 		{`"sent":1`, `"sent":1,"at":-1`}, {`"sent":1`, `"sent":1,"at":9223372036854775807`}, {`"kind":"bench"`, `"kind":"alive","since":9223372036854775807`},
 		{`"id":"f"`, `"id":"g"`}, {"throttled", "made_up"}, {"throttled", "credential"}, {`"length":10`, `"length":9`}, {`"left":10`, `"left":-1`},
-		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`},
+		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`}, {`"class"`, `"guess":-1,"class"`}, {`"class"`, `"guess":86400001,"class"`},
 		{`"class"`, `"hint":"made up","class"`}, {`"class"`, `"cause":"two words","class"`}, {`"class"`, `"whole":true,"model":"m","class"`}, {`"class"`, `"model":"` + strings.Repeat("m", 300) + `","class"`},
 		{whole, ""}, {whole, "null"}, {whole, `{"v":1}`}, {whole, whole[:50]}, {whole, whole + " x"}, {`{"id":"f","class":"throttled","length":10,"left":10}`, "null"},
 		{`"kind":"bench"`, `"kind":"drain"`}, {`"kind":"bench"`, `"kind":"drain","member":"x"`},

@@ -339,6 +339,31 @@ func TestOneReplicaSendsTheProbe(t *testing.T) {
 	})
 }
 
+func TestReplicasTryAGuessInTurn(t *testing.T) {
+	share(t, 3, func(w *world) {
+		refuse := func(i int) {
+			guess := throttle(10 * time.Second)
+			guess.Guess = true
+			w.at(i, "a").Bench(guess, time.Now())
+			synctest.Wait()
+		}
+		refuse(0)
+		tries := 0
+		for range 100 { // for 5 s
+			time.Sleep(50 * time.Millisecond)
+			for i, r := range w.replicas {
+				if r.pool.Pick(asks{only: "a"}, time.Now()) != nil {
+					tries++
+					refuse(i)
+				}
+			}
+		}
+		if tries != 10 {
+			t.Errorf("three replicas tried it %d times, want once in each twentieth of the guess", tries)
+		}
+	})
+}
+
 func TestWithoutTheStoreEachReplicaSendsAProbe(t *testing.T) {
 	share(t, 5, func(w *world) {
 		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())
