@@ -38,8 +38,8 @@ type PassiveHealth struct {
 	MaxFails int `json:"max_fails,omitempty"`
 
 	// RetryAfterDefault is how long a backend is benched that throttles and
-	// does not say for how long. Default: 10s, or RetryAfterMax if that is
-	// less.
+	// does not say for how long. While no other backend is left, it is tried
+	// before that. Default: 10s, or RetryAfterMax if that is less.
 	RetryAfterDefault caddy.Duration `json:"retry_after_default,omitempty"`
 
 	// RetryAfterMin is the shortest bench of a backend that throttles.

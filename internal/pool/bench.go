@@ -99,7 +99,7 @@ const untried = time.Minute
 // While no other member is left, a guess is tried again and again: each time after a
 // part of it has passed, but no sooner than the pause.
 const (
-	guessParts    = 20
+	guessParts = 20
 	guessPause = 250 * time.Millisecond
 )
 
