@@ -71,8 +71,16 @@ func generationTime(first, each time.Duration, n int64) time.Duration {
 	return first + time.Duration(n)*each
 }
 
+// normalP95 is the 95th percentile of the normal distribution.
+const normalP95 = 1.6448536
+
 func (x *exchange) firstTokenLatency() time.Duration {
-	return model.FirstTokenLatency(time.Duration(x.h.FirstTokenLatency), x.charge.cost.Prompt, x.charge.cached)
+	latency := time.Duration(x.h.FirstTokenLatency)
+	if p95 := time.Duration(x.h.FirstTokenLatencyP95); p95 > 0 && latency > 0 {
+		spread := math.Log(float64(p95)/float64(latency)) / normalP95
+		latency = time.Duration(float64(latency) * math.Exp(spread*x.h.normal()))
+	}
+	return model.FirstTokenLatency(latency, x.charge.cost.Prompt, x.charge.cached)
 }
 
 // latency is how long an event waits.

@@ -3,7 +3,9 @@ package simulator
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -46,11 +48,13 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	                        insufficient_quota|mistral_flat|openrouter_num|html|empty|string_error
 //
 //	    first_token_latency <duration>
+//	    first_token_latency_p95 <duration>
 //	    token_latency       <duration>
 //	    output_tokens       <n>
 //	    prompt_cache        <n>
 //
 //	    fault               <action> [<every>] # repeatable
+//	    fault               silent for <duration> every <duration>
 //	    allow_fault_header
 //	    early_grace         <duration>
 //	    status_path         <path>
@@ -77,12 +81,13 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"hints":      directive.OneOf(&h.Hints, limits.HintStyles...),
 		"error_body": directive.OneOf(&h.ErrorBody, limits.BodyStyles...),
 
-		"first_token_latency": directive.DurationOrZero(&h.FirstTokenLatency),
-		"token_latency":       directive.DurationOrZero(&h.TokenLatency),
-		"output_tokens":       directive.Int(&h.OutputTokens, 1, directive.MaxInt),
-		"prompt_cache":        directive.Int(&h.PromptCache, 1, directive.MaxInt),
+		"first_token_latency":     directive.DurationOrZero(&h.FirstTokenLatency),
+		"first_token_latency_p95": directive.DurationOrZero(&h.FirstTokenLatencyP95),
+		"token_latency":           directive.DurationOrZero(&h.TokenLatency),
+		"output_tokens":           directive.Int(&h.OutputTokens, 1, directive.MaxInt),
+		"prompt_cache":            directive.Int(&h.PromptCache, 1, directive.MaxInt),
 
-		"fault":              directive.Args("an action and, optionally, a number", 1, 2, h.addFault).Repeatable(),
+		"fault":              directive.Args("an action and, optionally, how often", 1, 5, h.addFault).Repeatable(),
 		"allow_fault_header": directive.Flag(&h.AllowFaultHeader),
 		"early_grace":        directive.DurationOrZero(&h.EarlyGrace),
 		"status_path":        directive.String(&h.StatusPath),
@@ -90,18 +95,42 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) addFault(args []string) error {
-	f := Fault{Action: args[0]}
+	f, times := Fault{Action: args[0]}, args[1:]
+	if f.Action == silent {
+		return h.addSilence(times)
+	}
 	if _, err := wire.ParseAction(f.Action); err != nil {
 		return err
 	}
-	if len(args) == 2 {
+	if len(times) > 1 {
+		return fmt.Errorf("fault '%s' requires at most one number, got '%s'", f.Action, strings.Join(times, " "))
+	}
+	if len(times) == 1 {
 		var err error
-		if f.Every, err = strconv.Atoi(args[1]); err != nil || f.Every < 1 {
-			return fmt.Errorf("fault '%s': '%s' is not a whole number of 1 or more", f.Action, args[1])
+		if f.Every, err = strconv.Atoi(times[0]); err != nil || f.Every < 1 {
+			return fmt.Errorf("fault '%s': '%s' is not a whole number of 1 or more", f.Action, times[0])
 		}
 	}
 	h.Fault = append(h.Fault, f)
 	return nil
+}
+
+// addSilence adds a fault silent, with its times as the Caddyfile has them.
+func (h *Handler) addSilence(times []string) error {
+	if len(times) != 4 || times[0] != "for" || times[2] != "every" {
+		return fmt.Errorf("fault '%s' requires 'for <duration> every <duration>', got '%s'", silent, strings.Join(times, " "))
+	}
+	f := Fault{Action: silent}
+	for i, d := range []*caddy.Duration{&f.For, &f.Period} {
+		text := times[2*i+1]
+		parsed, err := caddy.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("fault '%s': '%s' is not a duration", silent, text)
+		}
+		*d = caddy.Duration(parsed)
+	}
+	h.Fault = append(h.Fault, f)
+	return f.checkTimes()
 }
 
 // Interface guard

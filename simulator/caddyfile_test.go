@@ -27,18 +27,20 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 				hints               azure_day
 				error_body          mistral_flat
 				first_token_latency 300ms
+				first_token_latency_p95 900ms
 				token_latency       20ms
 				output_tokens       100
 				fault               status:503:30 10
 				fault               sse_error_first:too_many_requests:no_capacity
+				fault               silent for 30s every 120s
 				allow_fault_header
 				early_grace         10ms
 				status_path         /status
 			}`,
 			`{"name":"eus","api_key":["{env.KEY_1}","{file./run/key}","plain"],"deployments":["gpt-4o","text-embedding-3-small"],"region":"East US",` +
 				`"requests_per_minute":180,"request_window":1000000000,"tokens_per_minute":30000,"hints":"azure_day","error_body":"mistral_flat",` +
-				`"first_token_latency":300000000,"token_latency":20000000,"output_tokens":100,` +
-				`"fault":[{"action":"status:503:30","every":10},{"action":"sse_error_first:too_many_requests:no_capacity"}],` +
+				`"first_token_latency":300000000,"first_token_latency_p95":900000000,"token_latency":20000000,"output_tokens":100,` +
+				`"fault":[{"action":"status:503:30","every":10},{"action":"sse_error_first:too_many_requests:no_capacity"},{"action":"silent","for":30000000000,"period":120000000000}],` +
 				`"allow_fault_header":true,"early_grace":10000000,"status_path":"/status"}`,
 		},
 		"provisioned": {
@@ -99,7 +101,7 @@ func TestACaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		"error_body json":                        "error_body 'json' is not one of azure_classic, ",
 		"token_latency -1s":                      "token_latency '-1s' is not a duration",
 		"token_latency 20":                       "'20' is not ",
-		"fault":                                  "fault requires an action and, optionally, a number, and has 0 arguments",
+		"fault":                                  "fault requires an action and, optionally, how often, and has 0 arguments",
 		"fault explode":                          "fault 'explode' is not one of status:<code>[:<retry_after>], content_filter, ",
 		"fault status":                           "fault 'status': '' is not a status from 400 to 599",
 		"fault status:200":                       "'200' is not ",
@@ -109,7 +111,14 @@ func TestACaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		"fault reset:1":                          "fault 'reset' does not take an argument, got '1'",
 		"fault reset often":                      "fault 'reset': 'often' is not a whole number of 1 or more",
 		"fault reset 0":                          "'0' is not ",
-		"fault reset 1 2":                        "fault requires an action and, optionally, a number, and has 3 arguments",
+		"fault reset 1 2":                        "fault 'reset' requires at most one number, got '1 2'",
+		"fault silent":                           "fault 'silent' requires 'for <duration> every <duration>', got ''",
+		"fault silent for 30s":                   "fault 'silent' requires 'for <duration> every <duration>', got 'for 30s'",
+		"fault silent 10":                        "got '10'",
+		"fault silent for 30s each 120s":         "got 'for 30s each 120s'",
+		"fault silent for long every 120s":       "fault 'silent': 'long' is not a duration",
+		"fault silent for 30s every 30s":         "fault 'silent' requires for and period, with for the shorter one, got 30s and 30s",
+		"fault silent for 0s every 30s":          "got 0s and 30s",
 		"allow_fault_header yes":                 "unexpected argument 'yes' after allow_fault_header",
 		"allow_fault_header\nallow_fault_header": "allow_fault_header is given twice",
 	} {

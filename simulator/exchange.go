@@ -61,7 +61,7 @@ type charge struct {
 // open starts an exchange. The caller must call close, also after a panic.
 func (h *Handler) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{h: h, r: r, arrived: h.now(), route: parseRoute(r)}
-	x.client = wire.NewClient(h.ctx, w, r, func() { h.state.count(func(s *Status) { s.Faults++ }) })
+	x.client = wire.NewClient(h.ctx, w, r, func() { h.state.count(func(s *Status) { s.Faults++ }) }, x.isSilent)
 	h.state.count(func(s *Status) { s.Requests++; s.InFlight++ })
 	return x
 }
@@ -93,6 +93,7 @@ func (x *exchange) refuse() *wire.Reply {
 		return x.throttleEarly()
 	}
 	problem := x.readBody()
+	x.client.HangIfSilent()
 	if !known {
 		x.h.state.count(func(s *Status) { s.Unauthorized++ })
 		return x.statusError(http.StatusUnauthorized)

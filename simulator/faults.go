@@ -3,8 +3,11 @@ package simulator
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
@@ -36,6 +39,9 @@ type Fault struct {
 	//   - `no_done`: the last event, `[DONE]` or `response.completed`, is missing
 	//   - `null_error_chunk`: the first event has a field `"error":null`
 	//   - `comments`: a comment precedes every event
+	//   - `silent`: during the last For of each Period since the config was loaded,
+	//     nothing is sent; a request that is in progress then, or is sent then, gets
+	//     nothing more until the client leaves
 	//
 	// The first seven replace the answer and are not charged to any limit. The
 	// others change an answer that was admitted. A fault of streams changes
@@ -49,6 +55,11 @@ type Fault struct {
 	// requests with a valid key. Default: `1`
 	Every int `json:"every,omitempty"`
 
+	// For is how long each silence of `silent` lasts, and Period how often it
+	// happens. Default: required for `silent`
+	For    caddy.Duration `json:"for,omitempty"`
+	Period caddy.Duration `json:"period,omitempty"`
+
 	action wire.Action
 }
 
@@ -57,9 +68,39 @@ func (f *Fault) provision() error {
 	if f.Every < 1 {
 		return fmt.Errorf("fault '%s': every must be 1 or more, got %d", f.Action, f.Every)
 	}
+	if f.Action == silent {
+		return f.checkTimes()
+	}
+	if f.For != 0 || f.Period != 0 {
+		return fmt.Errorf("fault '%s' does not take for or period", f.Action)
+	}
 	var err error
 	f.action, err = wire.ParseAction(f.Action)
 	return err
+}
+
+// silent is the fault that depends on the time, and not on the request.
+const silent = "silent"
+
+func (f *Fault) checkTimes() error {
+	if f.For <= 0 || f.Period <= f.For {
+		return fmt.Errorf("fault '%s' requires for and period, with for the shorter one, got %s and %s", silent, time.Duration(f.For), time.Duration(f.Period))
+	}
+	return nil
+}
+
+// silentWithin reports whether there is a silence between the two times since the
+// config was loaded.
+func (f *Fault) silentWithin(from, to time.Duration) bool {
+	latest := (to + time.Duration(f.For)) / time.Duration(f.Period) // its end, in periods
+	return latest > 0 && from < latest*time.Duration(f.Period)
+}
+
+// isSilent reports whether a silence hits the request.
+func (x *exchange) isSilent() bool {
+	return slices.ContainsFunc(x.h.Fault, func(f Fault) bool {
+		return f.Action == silent && f.silentWithin(x.arrived.Sub(x.h.loaded), x.h.now().Sub(x.h.loaded))
+	})
 }
 
 // chooseFault chooses the fault of this request: the one that its header asks
@@ -74,7 +115,7 @@ func (x *exchange) chooseFault() error {
 		return err
 	}
 	for _, f := range x.h.Fault {
-		if n%int64(f.Every) == 0 {
+		if f.Action != silent && n%int64(f.Every) == 0 {
 			x.client.Fault = f.action
 			return nil
 		}

@@ -15,6 +15,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -117,6 +118,11 @@ type Handler struct {
 	// FirstTokenLatency is the time before the first token. Default: `0`
 	FirstTokenLatency caddy.Duration `json:"first_token_latency,omitempty"`
 
+	// FirstTokenLatencyP95 is the time within which 95 % of the first tokens come.
+	// They then take times of a log-normal distribution, of which
+	// FirstTokenLatency is the median. Default: all take FirstTokenLatency
+	FirstTokenLatencyP95 caddy.Duration `json:"first_token_latency_p95,omitempty"`
+
 	// TokenLatency is the time between two streamed tokens; a reply that is not
 	// streamed waits that long for each of its tokens. Default: `0`
 	TokenLatency caddy.Duration `json:"token_latency,omitempty"`
@@ -157,8 +163,11 @@ type running struct {
 	keys  map[[sha256.Size]byte]struct{} // digests, so that the time of a lookup reveals no key
 	rules limits.Rules
 	state *state
-	now   func() time.Time
 	ctx   caddy.Context
+
+	now    func() time.Time
+	loaded time.Time
+	normal func() float64 // a random number of the normal distribution
 }
 
 // CaddyModule returns the Caddy module information.
@@ -175,6 +184,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.now == nil {
 		h.now = time.Now
 	}
+	h.loaded, h.normal = h.now(), rand.NormFloat64
 
 	setDefault(&h.Name, "simulator")
 	setDefault(&h.Region, "Simulated")
@@ -249,6 +259,7 @@ func (h *Handler) Validate() error {
 		{"ptu", float64(h.PTU)},
 		{"input_tpm_per_ptu", float64(h.InputTPMPerPTU)},
 		{"first_token_latency", float64(h.FirstTokenLatency)},
+		{"first_token_latency_p95", float64(h.FirstTokenLatencyP95)},
 		{"token_latency", float64(h.TokenLatency)},
 		{"output_tokens", float64(h.OutputTokens)},
 		{"prompt_cache", float64(h.PromptCache)},
@@ -268,6 +279,10 @@ func (h *Handler) Validate() error {
 		if option.value < 1e-6 || option.value > 1e6 {
 			return fmt.Errorf("%s must be from 0.000001 to 1000000, got %v", option.name, option.value)
 		}
+	}
+	if h.FirstTokenLatencyP95 > 0 && h.FirstTokenLatencyP95 <= h.FirstTokenLatency {
+		return fmt.Errorf("first_token_latency_p95 must be more than first_token_latency, got '%s' and '%s'",
+			time.Duration(h.FirstTokenLatencyP95), time.Duration(h.FirstTokenLatency))
 	}
 	if err := checkWindow(h.RequestWindow); err != nil {
 		return err

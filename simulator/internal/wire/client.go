@@ -17,6 +17,7 @@ type Client struct {
 	r        *http.Request
 	unloaded context.Context // done when the config is unloaded
 	onFault  func()          // called once, when the fault takes effect
+	isSilent func() bool     // whether nothing more may be sent
 
 	Fault   Action // of the request
 	faulted bool
@@ -26,14 +27,15 @@ type Client struct {
 }
 
 // NewClient returns the client that gets its reply through w.
-func NewClient(unloaded context.Context, w http.ResponseWriter, r *http.Request, onFault func()) *Client {
-	return &Client{w: w, r: r, unloaded: unloaded, onFault: onFault}
+func NewClient(unloaded context.Context, w http.ResponseWriter, r *http.Request, onFault func(), isSilent func() bool) *Client {
+	return &Client{w: w, r: r, unloaded: unloaded, onFault: onFault, isSilent: isSilent}
 }
 
 // Header returns the headers of the reply, until it is sent.
 func (c *Client) Header() http.Header { return c.w.Header() }
 
 func (c *Client) sendHeader(status int) {
+	c.HangIfSilent()
 	c.Status = status
 	c.w.WriteHeader(status)
 }
@@ -82,6 +84,14 @@ func (c *Client) Wait(d time.Duration) bool {
 		}
 	}
 	return !c.gone()
+}
+
+// HangIfSilent waits until the client leaves if nothing more may be sent.
+func (c *Client) HangIfSilent() {
+	if c.isSilent() {
+		c.acted()
+		c.hang()
+	}
 }
 
 // hang waits until the client leaves, or the config is unloaded.

@@ -31,7 +31,7 @@ const (
 var ActionForms = []string{
 	"status:<code>[:<retry_after>]", faultContentFilter, faultError200, faultEarly429, faultReset, faultHangHeaders, faultWrongUpgrade,
 	faultJSONCut, "sse_error_first:<type>:<code>", "sse_error_after:<n>", "truncate_rst:<n>", "truncate_eof:<n>",
-	"hang_after:<n>", faultNoDone, faultNullErrorChunk, faultComments,
+	"hang_after:<n>", faultNoDone, faultNullErrorChunk, faultComments, "silent for <duration> every <duration>",
 }
 
 // Action is a parsed fault. The zero Action is none.

@@ -72,6 +72,7 @@ func (s *Stream) write(b []byte) {
 	if s.c.gone() {
 		s.c.abort()
 	}
+	s.c.HangIfSilent()
 	_, err := s.c.w.Write(b)
 	if err == nil {
 		err = s.c.flush()

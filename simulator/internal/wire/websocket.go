@@ -131,6 +131,9 @@ func (s *Socket) Send(v any) bool {
 	if s.disturb() {
 		return false
 	}
+	if s.client.isSilent() {
+		s.client.acted()
+	}
 	s.sent++
 	return s.send(opcodeText, encode(v)) == nil
 }
@@ -259,6 +262,9 @@ func (s *Socket) send(opcode byte, payload []byte) error {
 	defer s.mu.Unlock()
 	if s.closed {
 		return net.ErrClosed
+	}
+	if s.client.isSilent() {
+		return nil
 	}
 	s.closed = opcode == opcodeClose
 	frame := make([]byte, 0, len(payload)+10)

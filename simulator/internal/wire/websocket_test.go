@@ -54,7 +54,7 @@ var badFrames = map[string]struct {
 // reading is a socket that reads these bytes.
 func reading(sent []byte) (*Socket, *bytes.Buffer) {
 	var written bytes.Buffer
-	return &Socket{conn: recorder{&written}, reader: bufio.NewReader(bytes.NewReader(sent))}, &written
+	return &Socket{conn: recorder{&written}, client: &Client{isSilent: func() bool { return false }}, reader: bufio.NewReader(bytes.NewReader(sent))}, &written
 }
 
 // recorder keeps what is written.
