@@ -24,6 +24,9 @@ const (
 	model      = "gpt-4o"
 	// renamedModel is what backends call it where its name is to be replaced.
 	renamedModel = "gpt-4o-eastus2-large"
+	// sdkTimeout is the default, in seconds, of OpenAI's SDK for Python, of which
+	// Microsoft's balancer is made to be the transport.
+	sdkTimeout = 600
 )
 
 // contender is something that people put between clients and deployments.
@@ -135,7 +138,7 @@ var contenders = []contender{
 			}
 			return []string{
 				"BACKENDS=" + strings.Join(backends, " "), "BACKEND_PORT=" + s.Backends[0].Port, "BACKEND_KEY=" + s.Key,
-				"TIMEOUT=" + strconv.Itoa(s.HeaderTimeout),
+				"TIMEOUT=" + strconv.Itoa(cmp.Or(s.HeaderTimeout, sdkTimeout)),
 			}
 		},
 		failsOver: true,
@@ -171,7 +174,8 @@ type setup struct {
 	Cooldown int
 	// Longest is how long a backend may ask to be left alone, in seconds.
 	Longest int
-	// HeaderTimeout is how many seconds a backend has to begin its reply.
+	// HeaderTimeout is how many seconds a backend has to begin its reply. 0: the
+	// contender's default.
 	HeaderTimeout int
 }
 

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // simulators are the processes of a scenario: the n-th one is the n-th
@@ -15,16 +17,24 @@ type simulators struct {
 	upstreams [][]upstream // of each contender
 }
 
-func (b *bench) startSimulators(s worthScenario) (sims *simulators, err error) {
+func (b *bench) startSimulators(s worthScenario, part float64) (sims *simulators, err error) {
 	sims = &simulators{upstreams: make([][]upstream, len(b.contenders))}
 	port := freePort()
 	for n, d := range s.deployments {
+		scaled := func(d time.Duration) time.Duration { return time.Duration(part * float64(d)) }
+		options := d.options + fmt.Sprintf("\nfirst_token_latency %s", cmp.Or(scaled(s.latency), latency))
+		if s.p95 > 0 {
+			options += fmt.Sprintf("\nfirst_token_latency_p95 %s", scaled(s.p95))
+		}
+		if s.silence > 0 && n == 0 {
+			options += fmt.Sprintf("\nfault silent for %s every %s", scaled(s.silence), scaled(s.round))
+		}
 		config := "{\nadmin off\nauto_https off\nlog {\nlevel ERROR\n}\n}\n"
 		for c := range b.contenders {
 			host := fmt.Sprintf("127.0.%d.%d", 10+c, n+1)
 			sims.upstreams[c] = append(sims.upstreams[c], newUpstream(host, port, d.priority))
-			config += fmt.Sprintf("http://:%d {\nbind %s\nopenai_simulator {\nname s%d\napi_key %s\noutput_tokens %d\nfirst_token_latency %s\nearly_grace %s\n%s\n}\n}\n",
-				port, host, n, backendKey, maxTokens, latency, grace, d.options)
+			config += fmt.Sprintf("http://:%d {\nbind %s\nopenai_simulator {\nname s%d\napi_key %s\noutput_tokens %d\nearly_grace %s\n%s\n}\n}\n",
+				port, host, n, backendKey, maxTokens, grace, options)
 		}
 		name := fmt.Sprintf("simulator%d", n)
 		dir := filepath.Join(b.tools.dir, name)

@@ -27,8 +27,9 @@ var worthColumns = []column{
 	{Name: "added p99", Unit: "ms", Digits: 1, Better: "lower"},
 }
 
-var brownOutColumns = []column{
-	{Name: "waited for the timeout", Unit: "%", Digits: 1, Better: "lower"},
+var silenceColumns = []column{
+	{Name: "2 s or more", Unit: "%", Digits: 1, Better: "lower"},
+	{Name: "p99 of all", Unit: "s", Digits: 1, Better: "lower"},
 	{Name: "longest", Unit: "s", Digits: 1, Better: "lower"},
 }
 
@@ -77,26 +78,36 @@ func atAGlance(tables []*table) *table {
 // worth sends all contenders the same requests, at the same times and in one
 // go. A round is a part of it.
 func (b *bench) worth(s worthScenario) error {
-	sims, err := b.startSimulators(s)
+	round := cmp.Or(b.worthRound, s.round, 20*time.Second)
+	part := float64(round) / float64(cmp.Or(s.round, round)) // in a short run, all of it is shorter
+	patience := cmp.Or(time.Duration(part*float64(s.patience)), patience)
+	sims, err := b.startSimulators(s, part)
 	defer sims.stop()
 	if err != nil {
 		return err
 	}
 	timeout := cmp.Or(s.timeout, 30)
+	if s.ownTimeouts {
+		timeout = 0
+	}
 	all := b.runAll(b.contenders, func(n int) setup {
 		return setup{Backends: sims.upstreams[n], Cooldown: s.cooldown, Longest: cmp.Or(s.longest, int(window.Seconds())), HeaderTimeout: timeout}
 	})
 	defer func() { stopAll(all) }()
 	body := chatRequest(worthPrompt, s.stream)
 	all = slices.DeleteFunc(all, func(r *running) bool {
+		answered := 0
 		for range warmUp {
-			if ask(http.DefaultClient, r, body, patience) != served {
-				b.problem("%s does not serve the requests of %q, and is left out", r.name, s.name)
-				r.stop()
-				return true
+			if ask(http.DefaultClient, r, body, patience) == served {
+				answered++
 			}
 		}
-		return false
+		if answered > 0 && (answered == warmUp || s.silence > 0) {
+			return false
+		}
+		b.problem("%s does not serve the requests of %q, and is left out", r.name, s.name)
+		r.stop()
+		return true
 	})
 	number := make([]int, len(all)) // of each one's simulators
 	for n, r := range all {
@@ -106,9 +117,8 @@ func (b *bench) worth(s worthScenario) error {
 		}
 	}
 
-	round := cmp.Or(b.worthRound, s.round, 20*time.Second)
 	rounds, lead := b.worthRounds, s.lead()
-	if s.silentTo > 0 {
+	if s.slow > 0 {
 		rounds++ // who is hit by a silence is a matter of luck
 	}
 	if b.worthRound > 0 {
@@ -151,7 +161,7 @@ func (b *bench) worth(s worthScenario) error {
 	idle := idleTime()
 	for i := range rounds {
 		from := begun.Add(lead + time.Duration(i)*round)
-		b.beSilent(s, sims, from, round)
+		s.stop(sims, from, part)
 		time.Sleep(time.Until(from.Add(round)))
 		count()
 	}
@@ -165,39 +175,38 @@ func (b *bench) worth(s worthScenario) error {
 
 	t := &table{Title: "Worth: " + s.name, Base: plain, Columns: worthColumns}
 	t.About = fmt.Sprintf("%s Measured: %d × %s; the processors were idle for %.0f %% of the time.", s.about, rounds, round, 100*idle)
-	if s.silentTo > 0 {
-		t.Columns = slices.Concat(worthColumns, brownOutColumns)
+	if s.slow > 0 {
+		t.Columns = slices.Concat(worthColumns, silenceColumns)
 	}
 	could := s.ideal(plan)
 	for n, r := range all {
 		for i := range rounds {
 			from := lead + time.Duration(i)*round
-			t.add(r.name, s.values(schedules[n], could, from, from+round, counted[n][i:i+2], time.Duration(timeout)*time.Second)...)
+			t.add(r.name, s.values(schedules[n], could, from, from+round, counted[n][i:i+2])...)
 		}
 	}
 	b.report.print(t)
 	return nil
 }
 
-// beSilent stops the first deployment for a while, if that is due in a round.
-func (b *bench) beSilent(s worthScenario, sims *simulators, from time.Time, round time.Duration) {
-	if s.silentTo == 0 {
+// stop stops the first deployment for a while, if that is due in a round.
+func (s worthScenario) stop(sims *simulators, from time.Time, part float64) {
+	if s.stoppedTo == 0 {
 		return
 	}
-	part := float64(round) / float64(s.round) // in a short run, all of it is shorter
-	time.Sleep(time.Until(from.Add(time.Duration(part * float64(s.silentFrom)))))
+	time.Sleep(time.Until(from.Add(time.Duration(part * float64(s.stoppedFrom)))))
 	sims.processes[0].signal(syscall.SIGSTOP)
-	time.Sleep(time.Until(from.Add(time.Duration(part * float64(s.silentTo)))))
+	time.Sleep(time.Until(from.Add(time.Duration(part * float64(s.stoppedTo)))))
 	sims.processes[0].signal(syscall.SIGCONT)
 }
 
 // values makes the values of a round's row, from what was counted before and
 // after it. The capacity counts from the beginning of the load: who has left
 // some of it unused has more of it later.
-func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Duration, counted []status, timeout time.Duration) []float64 {
+func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Duration, counted []status) []float64 {
 	var came [4]float64
-	var offered, possible, waited, longest float64
-	var took []time.Duration
+	var offered, possible, waited float64
+	var took, all []time.Duration
 	for n, a := range schedule {
 		if could[n] && a.at < to {
 			possible++
@@ -208,14 +217,15 @@ func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Du
 		offered++
 		came[a.came]++
 		if a.came == served {
-			took = append(took, a.took-latency)
+			took = append(took, a.took-cmp.Or(s.latency, latency))
 		}
-		if a.took >= timeout {
+		if a.took >= s.slow {
 			waited++
 		}
-		longest = max(longest, a.took.Seconds())
+		all = append(all, a.took)
 	}
 	slices.Sort(took)
+	slices.Sort(all)
 	used := math.NaN()
 	if possible > 0 {
 		used = 100 * counted[1].admittedPaid / possible
@@ -226,8 +236,8 @@ func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Du
 		100 * came[refused] / offered, 100 * came[failed] / offered, 100 * came[timedOut] / offered,
 		counted[1].early - counted[0].early, calls / came[served], used, percentile(took, .5) / 1e6, percentile(took, .99) / 1e6,
 	}
-	if s.silentTo > 0 {
-		values = append(values, 100*waited/offered, longest)
+	if s.slow > 0 {
+		values = append(values, 100*waited/offered, percentile(all, .99)/1e9, percentile(all, 1)/1e9)
 	}
 	return values
 }

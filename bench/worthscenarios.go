@@ -18,10 +18,21 @@ type worthScenario struct {
 	cooldown    int // seconds; what the operator of such deployments would choose
 	longest     int // seconds that a deployment may ask for; 0: those of a window
 	// timeout is how many seconds a deployment has to begin its reply; 0: 30.
-	timeout int
-	// silent is when the first deployment does not answer, in each round.
-	silentFrom, silentTo time.Duration
-	round                time.Duration // 0: 20 s
+	// With ownTimeouts, each contender keeps its default instead.
+	timeout     int
+	ownTimeouts bool
+	// stopped is when the process of the first deployment is stopped, in each
+	// round. It answers afterwards.
+	stoppedFrom, stoppedTo time.Duration
+	// silence is for how long the first deployment is a black hole, at the end of
+	// each round: what waits then is never answered.
+	silence  time.Duration
+	slow     time.Duration // a reply that took so long waited for a silent deployment
+	patience time.Duration // of a client; 0: patience
+	// latency is the median of a deployment's first token, and p95 its 95th
+	// percentile. 0: latency, and no spread.
+	latency, p95 time.Duration
+	round        time.Duration // 0: 20 s
 }
 
 // deployment is one simulator.
@@ -96,9 +107,21 @@ var worthScenarios = []worthScenario{
 	{name: "no hint", deployments: three(payg(70, "hints azure_neg1", "error_body string_error")), rate: 40, cooldown: 1, about: "Three quotas of 70 requests in 10 s, twice as many requests, and 429s that do not say for how long."},
 	{name: "a wrong hint", deployments: three(payg(70, "hints zero", "error_body string_error")), rate: 40, cooldown: 1, about: "The same, but each 429 asks to come back at once."},
 	{name: "a hint of a day", deployments: three(payg(70, "hints azure_day")), rate: 40, cooldown: 1, longest: 1, about: "The same, but each 429 asks to come back after a day."},
-	{name: "brown-out", deployments: three(unlimited), rate: 20, cooldown: 10, timeout: 2, silentFrom: 5 * time.Second, silentTo: 10 * time.Second, round: 15 * time.Second, about: "One of three deployments without limits is silent for 5 of every 15 s. The contenders give each 2 s to answer."},
+	{name: "brown-out", deployments: three(unlimited), rate: 20, cooldown: 10, timeout: 2, slow: 2 * time.Second, stoppedFrom: 5 * time.Second, stoppedTo: 10 * time.Second, round: 15 * time.Second, about: "One of three deployments without limits is silent for 5 of every 15 s. The contenders give each 2 s to answer."},
+	silent("silence, 20 s", worthScenario{timeout: 20}, "The contenders give each 20 s to answer."),
+	silent("silence, default timeouts", worthScenario{ownTimeouts: true}, "Each contender has its default timeout."),
 	{name: "errors as first event", deployments: three(deployment{options: "fault sse_error_first:too_many_requests:no_capacity 20", priority: 1}), rate: 20, stream: true, cooldown: 10, about: "Streams, of which each deployment begins every 20th with an error, after a status of 200."},
 	{name: "all exhausted", deployments: three(payg(35)), rate: 50, cooldown: 10, about: "Three quotas of 35 requests in 10 s, and nearly five times as many requests."},
+}
+
+// silent is a scenario with a black hole.
+func silent(name string, s worthScenario, timeouts string) worthScenario {
+	s.name, s.deployments, s.rate, s.cooldown = name, []deployment{unlimited, unlimited}, 20, 10
+	s.latency, s.p95 = 300*time.Millisecond, 900*time.Millisecond
+	s.silence, s.round, s.slow, s.patience = 30*time.Second, 2*time.Minute, 2*time.Second, time.Minute
+	s.about = "Two deployments that take 0.3 s for half of the requests, and up to 0.9 s for 95 % of them. One is a black hole for the last 30 s of every 120 s: " +
+		"it accepts requests and sends nothing, also to those in progress. Clients are patient for 60 s. " + timeouts
+	return s
 }
 
 // ideal says which requests a balancer could have served that knows all, by
