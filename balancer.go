@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -33,6 +34,8 @@ type balancer struct {
 	forward bool
 	// front is how requests get here.
 	front front
+	// firstBytes reports whether the policy is first_byte.
+	firstBytes bool
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
 	logger      *observe.Log
@@ -69,7 +72,10 @@ type target struct {
 	allModels bool
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
-	metrics  *metrics.Backend
+	// firstBytes are the times to the first byte of streams, by model, for the
+	// policy first_byte.
+	firstBytes sync.Map
+	metrics    *metrics.Backend
 }
 
 func newBalancer(name string, front front, targets []*target, events *observe.Events, listeners ...pool.Listener) *balancer {

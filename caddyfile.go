@@ -59,7 +59,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //
 //	    ready_path <path>
 //
-//	    lb_policy       <name> [<args...>]
+//	    lb_policy       first_byte | <name> [<args...>]
 //	    lb_retries      <n>
 //	    lb_try_duration <duration>
 //

@@ -133,6 +133,9 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 	if !r.Class.Failover() {
 		t.Served(ex.benchModel(t.backend), a.started)
 		t.servedAt.Store(now.UnixNano())
+		if ex.balancer.firstBytes && r.Class == verdict.Served && ex.api.Body.Stream {
+			t.firstByte(ex).Took(now.Sub(a.started), now)
+		}
 	}
 	if r.Connected || r.Status > 0 {
 		t.Reached()

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 // loadPolicy loads the selection policy in the field LBPolicyRaw of module. It
@@ -21,6 +23,9 @@ func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 	}
 	if err := checkPolicy(raw); err != nil {
 		return nil, err
+	}
+	if policyName(raw) == firstByte {
+		return byFirstByte{}, nil
 	}
 	value, err := ctx.LoadModule(module, "LBPolicyRaw")
 	if err != nil {
@@ -34,10 +39,18 @@ func loadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 // backend: the pool does that, not the policy.
 const weightIgnored = "weight is ignored by lb_policy: leave one of them out"
 
-// use has a policy of reverse_proxy's, if there is one, choose among the backends of
-// a priority.
+// ignoresWeights reports whether it is one of these policies.
+func ignoresWeights(policy reverseproxy.Selector) bool {
+	return policy != nil && policy != byFirstByte{}
+}
+
+// use has a policy, if there is one, choose among the backends of a priority.
 func (b *balancer) use(policy reverseproxy.Selector) {
-	if policy != nil {
+	switch policy {
+	case nil:
+	case byFirstByte{}:
+		b.firstBytes, b.Pool.Policy = true, b.chooseByFirstByte
+	default:
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
 			return b.chooseByPolicy(policy, r.(*exchange), tier)
 		}
@@ -67,23 +80,52 @@ func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, ti
 	return nil
 }
 
-// policyOption reads a selection policy of reverse_proxy.
+// firstByte is the name of a policy that is not one of reverse_proxy's. byFirstByte
+// stands for it: only the balancer knows the times that it needs.
+const firstByte = "first_byte"
+
+type byFirstByte struct{ reverseproxy.Selector }
+
+// chooseByFirstByte chooses by the times to the first byte of streams, and by the
+// requests in flight. A reply that is not streamed takes longer the longer it is, so
+// its time says nothing of the backend.
+func (b *balancer) chooseByFirstByte(r pool.Request, tier []*pool.Member) *pool.Member {
+	ex, now := r.(*exchange), time.Now()
+	choices := make([]pulse.Choice, len(tier))
+	for i, m := range tier {
+		choices[i] = pulse.Choice{Weight: float64(max(1, m.Weight)), InFlight: m.InFlight()}
+		if ex.api.Body.Stream {
+			choices[i].FirstByte = b.targets[m.Index].firstByte(ex).At(now)
+		}
+	}
+	return tier[pulse.Choose(choices, pool.Random)]
+}
+
+// firstByte returns the time to the first byte that counts for the request. Models
+// that clients made up have one in common.
+func (t *target) firstByte(ex *exchange) *pulse.FirstByte {
+	model := ex.benchModel(t.backend)
+	if !t.Knows(model) {
+		model = ""
+	}
+	if known, ok := t.firstBytes.Load(model); ok {
+		return known.(*pulse.FirstByte)
+	}
+	added, _ := t.firstBytes.LoadOrStore(model, new(pulse.FirstByte))
+	return added.(*pulse.FirstByte)
+}
+
+// policyOption reads a selection policy.
 func policyOption(into *json.RawMessage) directive.Option {
 	const namespace = "http.reverse_proxy.selection_policies"
-	return directive.Module[reverseproxy.Selector](into, namespace, "policy").
+	return directive.Module[reverseproxy.Selector](into, namespace, "policy", firstByte).
 		Check(func() error { return checkPolicy(*into) })
 }
 
 // checkPolicy refuses selection policies that cannot choose among the backends
 // of a priority.
 func checkPolicy(raw json.RawMessage) error {
-	var policy struct {
-		Name string `json:"policy"`
-	}
-	if err := json.Unmarshal(raw, &policy); err != nil {
-		return fmt.Errorf("lb_policy: %w", err)
-	}
-	switch policy.Name {
+	switch policyName(raw) {
 	case "openai_lb":
 		return errors.New("lb_policy 'openai_lb' is not available here: expected one of reverse_proxy's own selection policies")
 	case "weighted_round_robin":
@@ -92,4 +134,13 @@ func checkPolicy(raw json.RawMessage) error {
 		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
 	}
 	return nil
+}
+
+// policyName returns the name of a policy. It is empty if there is none.
+func policyName(raw json.RawMessage) string {
+	var policy struct {
+		Name string `json:"policy"`
+	}
+	_ = json.Unmarshal(raw, &policy) // LoadModule reports the error
+	return policy.Name
 }

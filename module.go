@@ -89,7 +89,8 @@ type Handler struct {
 	// let the path through. Default: none.
 	ReadyPath string `json:"ready_path,omitempty"`
 
-	// LBPolicyRaw chooses among the backends of a priority. It is any selection
+	// LBPolicyRaw chooses among the backends of a priority. It is first_byte, which
+	// prefers backends with short times to the first byte, or any selection
 	// policy of reverse_proxy except weighted_round_robin, whose weights belong
 	// to positions. It does not apply to requests with a prompt_cache key.
 	// Default: at random, by weight.

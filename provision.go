@@ -55,7 +55,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if policy != nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
+	if ignoresWeights(policy) && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
 		h.logger.Warn(weightIgnored)
 	}
 	if err := h.warnIfPublic(ctx); err != nil {

@@ -135,7 +135,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	if s.policy, err = loadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
 		return err
 	}
-	if s.policy != nil && slices.ContainsFunc(s.Upstreams, func(u SelectionUpstream) bool { return *u.Weight > 1 }) {
+	if ignoresWeights(s.policy) && slices.ContainsFunc(s.Upstreams, func(u SelectionUpstream) bool { return *u.Weight > 1 }) {
 		ctx.Logger().Warn(weightIgnored)
 	}
 	return s.takeOver(proxy)
