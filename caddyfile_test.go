@@ -134,7 +134,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a mistake in reverse_proxy", "backend http://a\nreverse_proxy {\ntransport http {\ntls_client_auth /dev/null /dev/null\n}\n}", []string{"http: ", "client certificate"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\n" + c.block + "\n}\n}\n")
+			err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\n"+c.block+"\n}\n}\n")
 			if err == nil {
 				t.Fatal("it was accepted")
 			}
@@ -226,7 +226,7 @@ func TestAnErrorNeverHoldsASecret(t *testing.T) {
 		"backend http://user:" + secret + "@a:port",
 		"backend " + secret + secret,
 	} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\n" + block + "\n}\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\n"+block+"\n}\n}\n")
 		if err == nil || strings.Contains(err.Error(), secret) {
 			t.Errorf("%q gives %v", block, err)
 		}

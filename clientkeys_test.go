@@ -235,7 +235,7 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "expected a name and a key, and nothing else"}},
 		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
 	} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\n" + c.line + "\n}\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\n"+c.line+"\n}\n}\n")
 		if err == nil {
 			t.Errorf("%s: it was accepted", c.name)
 			continue

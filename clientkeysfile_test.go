@@ -22,7 +22,7 @@ func TestKeysThatArePresentAndEmptyAreRefused(t *testing.T) {
 	t.Setenv("OPENAI_LB_TEST_EMPTY", "")
 	t.Setenv("OPENAI_LB_TEST_BLANK", " \t ")
 	for _, argument := range []string{`""`, "``", `" "`, `"{$OPENAI_LB_TEST_UNSET}"`, `"{$OPENAI_LB_TEST_EMPTY}"`, "{env.OPENAI_LB_TEST_UNSET}", "{env.OPENAI_LB_TEST_EMPTY}", "{env.OPENAI_LB_TEST_BLANK}"} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\nclient_keys_file " + argument + "\n}\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\nclient_keys_file "+argument+"\n}\n}\n")
 		if err == nil || !strings.Contains(err.Error(), "client_keys_file") {
 			t.Errorf("client_keys_file %s gives %v", argument, err)
 		}
@@ -239,13 +239,13 @@ func TestAShortClientKeyIsRefusedAtLoad(t *testing.T) {
 		"client_key x {env.OPENAI_LB_TEST_SHORT}": `client_key "x"`,
 		"client_keys_file " + file:                file + ": line 2",
 	} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\n" + line + "\n}\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\n"+line+"\n}\n}\n")
 		if err == nil || !strings.Contains(err.Error(), where+": a key must have at least 16 characters") || strings.Contains(err.Error(), "short-of") {
 			t.Errorf("%s gives %v", line, err)
 		}
 	}
 	for _, key := range []string{"long-enough-1234", "sha256:" + hexDigest("short")} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\nclient_key x " + key + "\n}\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\nclient_key x "+key+"\n}\n}\n")
 		if err != nil {
 			t.Errorf("%s gives %v", key, err)
 		}

@@ -199,9 +199,9 @@ func adaptBlock(t *testing.T, text string) string {
 	const backend = "backend http://backend.example"
 	word := firstWord(text)
 	switch {
-	case slices.Contains([]string{"name", "priority", "weight", "api_key", "auth", "header", "deployment", "model", "max_requests", "account"}, word):
+	case slices.Contains(optionsIn(t, "internal/backend/caddyfile.go"), word):
 		text = ":8080 {\nopenai_lb {\n" + backend + " {\n" + text + "}\n}\n}\n"
-	case word == "backend", word == "backends_from_env", isHandlerOption(word):
+	case word == "backend", word == "backends_from_env", slices.Contains(optionsIn(t, handlerFiles...), word) && !slices.Contains([]string{"reverse_proxy", "http", "upstream"}, word):
 		if !strings.Contains(text, "backend ") && word != "backends_from_env" {
 			text = backend + "\n" + text
 		}
@@ -226,14 +226,18 @@ func firstWord(text string) string {
 	return ""
 }
 
-// isHandlerOption reports whether openai_lb has an option of this name, in a
-// block of which nothing else tells where it belongs.
-func isHandlerOption(word string) bool {
-	return slices.Contains([]string{
-		"lb_policy", "lb_retries", "lb_try_duration", "affinity", "unhealthy_status", "fail_duration", "max_fails", "retry_after_default",
-		"retry_after_min", "retry_after_max", "all_throttled", "request_buffers", "response_header_timeout",
-		"stream_first_event_timeout", "stream_idle_timeout", "stream_require_end", "stream_usage", "ready_path", "affinity", "client_key", "client_keys_file",
-	}, word)
+// handlerFiles are those that read the options of openai_lb.
+var handlerFiles = []string{"caddyfile.go", "health.go", "internal/attempt/options.go"}
+
+// optionsIn are the options that a file reads from a Caddyfile.
+func optionsIn(t *testing.T, files ...string) (options []string) {
+	t.Helper()
+	for _, file := range files {
+		for _, option := range regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|policyOption|backend)\b`).FindAllSubmatch(lbtest.ReadFile(t, file), -1) {
+			options = append(options, string(option[1]))
+		}
+	}
+	return options
 }
 
 // wholeJSON makes a JSON block a whole configuration. Lines of a log are none.
@@ -404,5 +408,24 @@ func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 				t.Errorf("no table of CONTRIBUTING.md has a line for %s", name)
 			}
 		}
+	}
+}
+
+// TestEachSyntaxHasTheOptionsThatAreRead compares the options that a Caddyfile may have with the
+// comment above UnmarshalCaddyfile and with the page.
+func TestEachSyntaxHasTheOptionsThatAreRead(t *testing.T) {
+	read := optionsIn(t, append(handlerFiles, "internal/backend/caddyfile.go")...)
+	comment, _, _ := strings.Cut(string(lbtest.ReadFile(t, "caddyfile.go")), "func (h *Handler) UnmarshalCaddyfile")
+	_, page, _ := strings.Cut(string(lbtest.ReadFile(t, "docs/options.md")), "```text\n")
+	page, _, _ = strings.Cut(page, "```")
+	for where, syntax := range map[string]string{"the comment in caddyfile.go": comment, "docs/options.md": page} {
+		for _, option := range read {
+			if !regexp.MustCompile(`(?m)^[/\t ]*`+option+`\b`).MatchString(syntax) && option != "upstream" && option != "http" {
+				t.Errorf("the syntax in %s has no option %s", where, option)
+			}
+		}
+	}
+	if len(read) < 30 {
+		t.Errorf("only %d options are read", len(read))
 	}
 }

@@ -104,12 +104,12 @@ func (ex *exchange) whyNone(now time.Time, wait time.Duration) apierror.Error {
 		return apierror.NoCredential(wait)
 	case last == verdict.Timeout:
 		return apierror.TimedOut
-	case last == verdict.Failed:
-		return apierror.BrokenOff
+	case last == verdict.Unreachable:
+		return apierror.Unreachable
 	case last == "": // there is room again by now
 		return apierror.Busy(wait, true, r.object)
 	}
-	return apierror.Unreachable
+	return apierror.BrokenOff
 }
 
 // whyNoneTakes is the error that says why the request can be sent to no

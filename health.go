@@ -190,18 +190,18 @@ func (p *PassiveHealth) bench(ex *exchange, r *attempt.Reply, now time.Time) (wa
 		return misconfigured, ex.api.Kind.Infers() && ex.tries.bench.claim()
 	case verdict.NoCredential:
 		return min(cmp.Or(r.Wait, misconfigured), misconfigured), r.Status == 0
-	case verdict.Failed, verdict.Timeout:
-		if r.Uploading {
-			return 0, false // perhaps it refused the upload
-		}
-		if errors.Is(r.Err, attempt.ErrLostAgain) && ex.tries.current.servesOthers(ex.attempted().started) || !ex.tries.bench.claim() {
-			return 0, false
-		}
-		return p.countFailure(ex, r.Class, now)
 	case verdict.Unreachable:
 		return p.countFailure(ex, r.Class, now)
 	}
-	return 0, false
+	switch {
+	case !r.Class.Failover() || !r.Class.Blames():
+		return 0, false
+	case r.Uploading: // perhaps it refused the upload
+		return 0, false
+	case errors.Is(r.Err, attempt.ErrLostAgain) && ex.tries.current.servesOthers(ex.attempted().started), !ex.tries.bench.claim():
+		return 0, false
+	}
+	return p.countFailure(ex, r.Class, now)
 }
 
 // longest returns how long a bench may become that a backend keeps asking for

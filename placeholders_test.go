@@ -69,7 +69,7 @@ func TestNamesFromPlaceholdersAreResolvedOrRefused(t *testing.T) {
 	t.Setenv("OPENAI_LB_TEST_NAME", "resolved")
 	for _, option := range []string{"deployment {env.OPENAI_LB_TEST_NAME}", "name {env.OPENAI_LB_TEST_NAME}", "model gpt-4o {env.OPENAI_LB_TEST_NAME}", "model {env.OPENAI_LB_TEST_NAME}"} {
 		block := "openai_lb {\nbackend http://a {\n" + option + "\n}\n}"
-		err := lbtest.ValidateCaddyfile(t, ":0 {\n" + block + "\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\n"+block+"\n}\n")
 		if err != nil {
 			if !strings.Contains(err.Error(), "OPENAI_LB_TEST_NAME") {
 				t.Errorf("%s gives %v", option, err)
@@ -97,7 +97,7 @@ func TestNamesFromPlaceholdersAreResolvedOrRefused(t *testing.T) {
 		})
 	}
 	for _, option := range []string{"deployment {env.OPENAI_LB_TEST_UNSET}", "name {env.OPENAI_LB_TEST_UNSET}", "model gpt-4o {env.OPENAI_LB_TEST_UNSET}"} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a {\n" + option + "\n}\n}\n}\n")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a {\n"+option+"\n}\n}\n}\n")
 		if err == nil || !strings.Contains(err.Error(), "OPENAI_LB_TEST_UNSET") {
 			t.Errorf("%s gives %v", option, err)
 		}

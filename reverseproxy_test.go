@@ -171,7 +171,7 @@ func TestWhatAPlainReverseProxyCannotDoIsRefused(t *testing.T) {
 		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                                    "",
 		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                                       "",
 	} {
-		err := lbtest.ValidateCaddyfile(t, ":0 {\nreverse_proxy a:1 b {\n" + options + "\n}\n}")
+		err := lbtest.ValidateCaddyfile(t, ":0 {\nreverse_proxy a:1 b {\n"+options+"\n}\n}")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s gives %v, want %q", options, err, want)
 		}

@@ -97,11 +97,7 @@ func (r *Reply) SaysMore(forward bool) bool {
 	if !r.Presentable() {
 		return false
 	}
-	switch r.Class {
-	case verdict.Failed, verdict.Overloaded, verdict.TooLarge, verdict.Quota, verdict.NoModel:
-		return true
-	}
-	return forward && r.Class == verdict.Throttled
+	return r.Class.Failover() && (forward || r.Class != verdict.Throttled)
 }
 
 // PerhapsExecuted reports whether the backend may have executed the request.

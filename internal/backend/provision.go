@@ -102,11 +102,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if b.Weight == nil {
 		b.Weight = new(1)
 	}
-	if err := CheckRank(b.Priority, *b.Weight); err != nil {
+	if err := b.check(); err != nil {
 		return err
-	}
-	if b.MaxRequests < 0 {
-		return fmt.Errorf("max_requests '%d' is not a whole number of 1 or more", b.MaxRequests)
 	}
 	b.header = make(http.Header, len(b.Header))
 	for name, values := range b.Header {

@@ -25,12 +25,16 @@ const (
 )
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+	collectors = append(collectors, c)
+	return c
 }
 
 func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, Buckets: buckets}, labels)
+	collectors = append(collectors, h)
+	return h
 }
 
 var (
@@ -70,11 +74,8 @@ var (
 		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
 )
 
-var collectors = []prometheus.Collector{
-	requestsTotal, attemptsTotal, failoversTotal, allThrottledTotal, ownerThrottledTotal, affinityTotal, benchesTotal, hintsTotal,
-	tokensTotal, callerTokensTotal, tokensUnknownTotal, requestDuration, timeToFirstByte, attemptsPerRequest,
-	&benched, state{},
-}
+// collectors are all metrics. counter and histogram add to it.
+var collectors = []prometheus.Collector{&benched, state{}}
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error { return RegisterAll(registry, collectors...) }

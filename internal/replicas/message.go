@@ -84,12 +84,6 @@ type bench struct {
 // maxLength is the longest bench of another replica, whatever the store holds.
 const maxLength = state.MaxTTL
 
-// classes are what others may bench a backend for. A refused credential does
-// not count: a replica may have a newer one. Nor does a backend that a replica cannot
-// reach: its own network may be down.
-var classes = []verdict.Class{verdict.Throttled, verdict.Quota, verdict.Overloaded, verdict.Failed, verdict.NotPermitted,
-	verdict.NoModel, verdict.Timeout, verdict.BrokenStream}
-
 var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
 
 // concernsOthers reports whether other replicas may know of a bench of the member:
@@ -101,7 +95,7 @@ func concernsOthers(m *pool.Member, b pool.Bench) bool {
 
 // shareable reports whether replicas share benches for this reason.
 func shareable(b pool.Bench) bool {
-	return slices.Contains(classes, verdict.Class(b.Class))
+	return verdict.Class(b.Class).Shared()
 }
 
 // benchOf returns the bench as messages have it.
@@ -204,7 +198,7 @@ func (b *bench) check() error {
 		return err
 	}
 	switch {
-	case !slices.Contains(classes, verdict.Class(b.Class)), !slices.Contains(hints, hint.Source(b.Hint)),
+	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, hint.Source(b.Hint)),
 		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("its bench is not valid")
 	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():

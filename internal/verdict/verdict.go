@@ -98,6 +98,17 @@ func (c Class) OfCredential() bool {
 	return false
 }
 
+// Shared reports whether replicas tell each other of a bench for this class. A refused
+// credential is not shared: another replica may have a newer one. Nor is a backend that one
+// of them cannot reach: its own network may be down.
+func (c Class) Shared() bool {
+	switch c {
+	case Throttled, Quota, Overloaded, Failed, NotPermitted, NoModel, Timeout, BrokenStream:
+		return true
+	}
+	return false
+}
+
 // ContextLength reports whether a reply of this class and status means that the request is
 // longer than the model's context. Any backend with the same model would reject it too. The
 // other kind of TooLarge, a 429 or 402, is about a limit or a budget, which any other backend

@@ -236,7 +236,7 @@ func TestALookupTimeoutNeedsState(t *testing.T) {
 		"state silent\naffinity {\nlookup_timeout 10ms\n}": "",
 		"affinity {\nlookup_timeout 10ms\n}":               "lookup_timeout is not used without state",
 	} {
-		err := lbtest.ValidateCaddyfile(t, "{\nadmin off\n}\nhttp://:1234 {\nopenai_lb {\nbackend http://a\n" + options + "\n}\n}")
+		err := lbtest.ValidateCaddyfile(t, "{\nadmin off\n}\nhttp://:1234 {\nopenai_lb {\nbackend http://a\n"+options+"\n}\n}")
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", options, err, want)
 		}
