@@ -36,6 +36,9 @@ type balancer struct {
 	front front
 	// firstBytes reports whether the policy is first_byte.
 	firstBytes bool
+	// hidesHeader keeps the headers of requests from reverse_proxy after each attempt. Its debug
+	// log shows them, if that is written.
+	hidesHeader bool
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
 	logger      *observe.Log

@@ -26,6 +26,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if ex == nil {
 		return t.sender.RoundTripper.RoundTrip(req)
 	}
+	if ex.balancer.hidesHeader {
+		defer hideHeader(req)
+	}
 	if ex.tries.current == nil {
 		return ex.answer(req), nil
 	}
@@ -50,6 +53,18 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errNextBackend
 	}
 	return ex.answer(req), nil
+}
+
+// hideHeader keeps the header of a request out of reverse_proxy's log of a reply that breaks
+// off. It may have a key from the config (header_up). Only the upgrade that the request asks for
+// stays, because reverse_proxy compares it with that of the reply.
+func hideHeader(req *http.Request) {
+	upgrade := req.Header["Upgrade"]
+	if upgrade == nil {
+		req.Header = nil
+		return
+	}
+	req.Header = http.Header{"Connection": req.Header["Connection"], "Upgrade": upgrade}
 }
 
 // attempt asks the exchange's current backend, and asks it once more if it

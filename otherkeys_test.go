@@ -1,11 +1,16 @@
 package openailb_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -159,4 +164,35 @@ func TestAnOperatorsOwnHeadersPassWhateverTheirNames(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestAnOperatorsOwnKeyIsNotLoggedWithAReplyThatBreaksOff(t *testing.T) {
+	_, server := lbtest.Listen(t, "a")
+	server.Config.Handler = http.HandlerFunc(breaksOff)
+	logs := filepath.Join(t.TempDir(), "log")
+	site := "http://" + lbtest.ServeAt(t, `openai_lb {
+		backend `+server.URL+`
+		reverse_proxy {
+			header_up X-Gateway-Token secret-of-the-gateway
+		}
+	}`, "log {\noutput file "+logs+"\n}")
+	client := lbtest.NewClient(t)
+	for _, headers := range [][]string{nil, {"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}} {
+		if reply := lbtest.Get(client, site+"/v1/other", headers...); reply.Err == nil {
+			t.Errorf("the reply is %+v, although it broke off", reply)
+		}
+	}
+	if err := caddy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := bytes.Count(text, []byte("aborting with incomplete response")); lines != 2 {
+		t.Errorf("%d replies broke off in the log, want 2", lines)
+	}
+	if bytes.Contains(text, []byte("secret-")) {
+		t.Errorf("the key is logged:\n%s", text)
+	}
 }

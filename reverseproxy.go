@@ -61,6 +61,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	}
 	h.proxy = proxy
 	logsHeaders := ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
+	h.balancer.hidesHeader = !logsHeaders
 	h.splitsHeaders = !logsHeaders && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
 	if err := proxy.Provision(ctx); err != nil {
 		return fmt.Errorf("reverse_proxy: %w", err)
