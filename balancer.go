@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
@@ -113,9 +112,9 @@ func (b *balancer) close() {
 }
 
 // targetOf makes a backend a member of a pool. The caller gives its health
-// back to healths.
+// back to pools.UnloadHealth.
 func targetOf(b *backend.Backend) *target {
-	m := pool.NewMember(b.Name, loadHealth(b.HealthKey))
+	m := pool.NewMember(b.Name, pools.LoadHealth(b.HealthKey))
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment = b.Models, b.Deployment
@@ -135,16 +134,4 @@ func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
 		link.Name(t.Member, t.backend.NameForReplicas())
 		logger.Info("api_key changed", zap.String("backend", t.Name))
 	}
-}
-
-// healths keeps what is known of every backend through config reloads, and
-// shares it between handlers. A key is what the backend is: its base URL and a
-// fingerprint of its credential, or a bare dial address.
-var healths = caddy.NewUsagePool()
-
-// loadHealth returns the health of the backend with this key and counts one
-// more user of it; the user gives it back with healths.Delete.
-func loadHealth(key string) *pool.Health {
-	value, _, _ := healths.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pool.Health), nil })
-	return value.(*pool.Health)
 }

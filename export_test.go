@@ -29,9 +29,3 @@ func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
 func TokensOf(r *http.Request) usage.Tokens {
 	return caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown.record.tokens
 }
-
-// RemembersHealth reports whether anything is known of a backend.
-func RemembersHealth(key string) bool {
-	_, known := healths.References(key)
-	return known
-}

@@ -148,8 +148,7 @@ func (h *Handler) Cleanup() error {
 		h.balancer.close()
 		metrics.Left()
 		for _, t := range h.balancer.targets {
-			_, err := healths.Delete(t.backend.HealthKey)
-			errs = append(errs, err)
+			errs = append(errs, pools.UnloadHealth(t.backend.HealthKey))
 		}
 	}
 	errs = append(errs, h.promptCache.Close())

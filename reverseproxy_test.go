@@ -19,8 +19,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 func TestAHandlerAfterTheBackendsDoesNotSendAnEmptyBody(t *testing.T) {
@@ -437,7 +437,7 @@ func TestADynamicUpstreamIsForgottenThatIsGoneForAnHour(t *testing.T) {
 					}
 				}
 			}
-			if remembers := openailb.RemembersHealth(dial); series != want || remembers != (want > 0) {
+			if remembers := pools.RemembersHealth(dial); series != want || remembers != (want > 0) {
 				t.Errorf("%s: %d series, and its health is remembered: %t, want %d", dial, series, remembers, want)
 			}
 		}

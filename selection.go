@@ -62,7 +62,7 @@ type Selection struct {
 
 	mu        sync.Mutex
 	closed    bool
-	addresses addresses
+	addresses pools.Addresses
 }
 
 // SelectionUpstream is the priority and the weight of an upstream.
@@ -121,7 +121,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		}
 	}
 	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
-	s.addresses.pool = s.Pool
+	s.addresses.Forgotten = func(dial string) { metrics.Forget(s.Pool, dial) }
 	err := pools.Default.Claim(ctx, s.Pool, s, proxy)
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (s *Selection) Cleanup() error {
 		metrics.Left()
 	}
 	s.closed = true
-	return s.addresses.close()
+	return s.addresses.Close()
 }
 
 // Select implements reverseproxy.Selector.
@@ -234,7 +234,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 		return current.balancer
 	}
 	targets := make([]*target, len(upstreams))
-	for i, health := range s.addresses.use(upstreams) {
+	for i, health := range s.addresses.Use(upstreams) {
 		upstream := upstreams[i]
 		m := pool.NewMember(upstream.Dial, health)
 		for _, u := range s.Upstreams {

@@ -1,4 +1,4 @@
-package openailb
+package pools
 
 import (
 	"fmt"
@@ -21,7 +21,7 @@ func upstreams(dials ...string) (pool reverseproxy.UpstreamPool) {
 }
 
 // wantKnown checks which addresses are known, of which each has a health in use.
-func (a *addresses) wantKnown(t *testing.T, want ...string) {
+func (a *Addresses) wantKnown(t *testing.T, want ...string) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -37,16 +37,16 @@ func (a *addresses) wantKnown(t *testing.T, want ...string) {
 
 func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &addresses{pool: t.Name()}
-		first := a.use(upstreams("a", "b", "c", "d"))
+		a := &Addresses{Forgotten: func(string) {}}
+		first := a.Use(upstreams("a", "b", "c", "d"))
 		m := pool.NewMember("c", first[2])
 		p := pool.New([]*pool.Member{m})
 		defer p.Close()
 		m.Bench(pool.Refusal{Throttle: true, Whole: true, Wait: 100 * time.Minute}, time.Now())
 
-		a.use(upstreams("a", "d"))
+		a.Use(upstreams("a", "d"))
 		time.Sleep(40 * time.Minute)
-		second := a.use(upstreams("a", "e"))
+		second := a.Use(upstreams("a", "e"))
 		if second[0] != first[0] {
 			t.Error("the health of an address in use is another one")
 		}
@@ -56,24 +56,24 @@ func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		a.wantKnown(t, "a", "e") // although no other request came
-		if again := a.use(upstreams("b", "a")); again[0] == first[1] || again[1] != first[0] {
+		if again := a.Use(upstreams("b", "a")); again[0] == first[1] || again[1] != first[0] {
 			t.Error("an address that was forgotten has its health from before")
 		}
-		if err := a.close(); err != nil {
+		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
 		a.wantKnown(t)
-		a.use(upstreams("f"))
+		a.Use(upstreams("f"))
 		a.wantKnown(t) // no health is loaded after the end
 	})
 }
 
 func TestThousandsOfAddressesThatCameAndWentLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &addresses{pool: t.Name()}
-		defer a.close()
+		a := &Addresses{Forgotten: func(string) {}}
+		defer a.Close()
 		for i := range 4000 {
-			a.use(upstreams(fmt.Sprint(i)))
+			a.Use(upstreams(fmt.Sprint(i)))
 			time.Sleep(10 * time.Second)
 		}
 		synctest.Wait()
