@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -185,10 +184,7 @@ func TestAnOperatorsOwnKeyIsNotLoggedWithAReplyThatBreaksOff(t *testing.T) {
 	if err := caddy.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(logs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, logs)
 	if lines := bytes.Count(text, []byte("aborting with incomplete response")); lines != 2 {
 		t.Errorf("%d replies broke off in the log, want 2", lines)
 	}
