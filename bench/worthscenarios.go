@@ -21,18 +21,22 @@ type worthScenario struct {
 	// With ownTimeouts, each contender keeps its default instead.
 	timeout     int
 	ownTimeouts bool
-	// stopped is when the process of the first deployment is stopped, in each
-	// round. It answers afterwards.
-	stoppedFrom, stoppedTo time.Duration
-	// silence is for how long the first deployment is a black hole, at the end of
-	// each round: what waits then is never answered.
-	silence  time.Duration
-	slow     time.Duration // a reply that took so long waited for a silent deployment
+	outage
 	patience time.Duration // of a client; 0: patience
 	// latency is the median of a deployment's first token, and p95 its 95th
 	// percentile. 0: latency, and no spread.
 	latency, p95 time.Duration
 	round        time.Duration // 0: 20 s
+}
+
+// outage is what is wrong with the first deployment in each round.
+type outage struct {
+	// stopped is when its process is stopped. It answers afterwards.
+	stoppedFrom, stoppedTo time.Duration
+	// silence is for how long it is a black hole, at the end: what waits then is
+	// never answered.
+	silence time.Duration
+	slow    time.Duration // a reply that took so long waited for it
 }
 
 // deployment is one simulator.
@@ -107,7 +111,7 @@ var worthScenarios = []worthScenario{
 	{name: "no hint", deployments: three(payg(70, "hints azure_neg1", "error_body string_error")), rate: 40, cooldown: 1, about: "Three quotas of 70 requests in 10 s, twice as many requests, and 429s that do not say for how long."},
 	{name: "a wrong hint", deployments: three(payg(70, "hints zero", "error_body string_error")), rate: 40, cooldown: 1, about: "The same, but each 429 asks to come back at once."},
 	{name: "a hint of a day", deployments: three(payg(70, "hints azure_day")), rate: 40, cooldown: 1, longest: 1, about: "The same, but each 429 asks to come back after a day."},
-	{name: "brown-out", deployments: three(unlimited), rate: 20, cooldown: 10, timeout: 2, slow: 2 * time.Second, stoppedFrom: 5 * time.Second, stoppedTo: 10 * time.Second, round: 15 * time.Second, about: "One of three deployments without limits is silent for 5 of every 15 s. The contenders give each 2 s to answer."},
+	{name: "brown-out", deployments: three(unlimited), rate: 20, cooldown: 10, timeout: 2, outage: outage{slow: 2 * time.Second, stoppedFrom: 5 * time.Second, stoppedTo: 10 * time.Second}, round: 15 * time.Second, about: "One of three deployments without limits is silent for 5 of every 15 s. The contenders give each 2 s to answer."},
 	silent("silence, 20 s", worthScenario{timeout: 20}, "The contenders give each 20 s to answer."),
 	silent("silence, default timeouts", worthScenario{ownTimeouts: true}, "Each contender has its default timeout."),
 	{name: "errors as first event", deployments: three(deployment{options: "fault sse_error_first:too_many_requests:no_capacity 20", priority: 1}), rate: 20, stream: true, cooldown: 10, about: "Streams, of which each deployment begins every 20th with an error, after a status of 200."},
