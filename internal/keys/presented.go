@@ -66,7 +66,7 @@ func Split(header http.Header, rawQuery string) (presented Presented, goesOn htt
 // called with it. A key in proxied that does not identify a caller comes from the config
 // (header_up). The values are shared with both headers.
 func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
-	out := make(http.Header, len(proxied)+len(split)+1) // and a credential
+	out := make(http.Header, max(len(proxied), len(split))+1) // and a credential
 	for name, values := range split {
 		if kindOf(name) == public && !p.keys.inAny(values) {
 			out[name] = values
