@@ -59,7 +59,7 @@ type front interface {
 	direct(ex *exchange, out attempt.Request, credential keys.Credential) attempt.Request
 	// rechecks reports whether backends that cannot be reached are checked in the background.
 	rechecks() bool
-	// finishes reports whether exchanges are finished.
+	// finishes reports whether exchanges are finished, and so what they cost is counted.
 	finishes() bool
 	// headerOps are what reverse_proxy does with the headers of requests.
 	headerOps(*reverseproxy.HTTPTransport) *headers.HeaderOps

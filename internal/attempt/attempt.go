@@ -45,6 +45,8 @@ type Request struct {
 	Change replay.Options
 
 	Asks Asks
+	// CountsTokens has the tokens of a stream read as it passes.
+	CountsTokens bool
 	// Secrets are the keys that are sent with the request. No reply may show one.
 	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.

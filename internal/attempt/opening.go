@@ -30,7 +30,7 @@ func (s *Sender) open(r *Reply) {
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
 	}
-	if inferred && r.body != nil {
+	if inferred && r.body != nil && (r.sent.CountsTokens || kind == content.JSON) { // the reader also shows whether it is JSON
 		r.body.tokens = r.body.tokenReader.Begin(res.Header)
 	}
 	switch {

@@ -148,8 +148,8 @@ func readResets(header http.Header, now time.Time) (time.Duration, bool) {
 	return unstated, unstated > 0
 }
 
-// remainder reports whether name is a reset header, and what is left of its dimension. known tells
-// that the reply says so. What cannot be read is NaN, which is not 0.
+// remainder reports whether name is a reset header, and what is left of its dimension. known reports
+// whether the reply says so. What cannot be read is NaN, which is not 0.
 func remainder(header http.Header, name string) (remaining float64, known, isReset bool) {
 	var values []string
 	if dimension, ok := strings.CutPrefix(name, "Anthropic-Ratelimit-"); ok {

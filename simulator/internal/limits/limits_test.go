@@ -221,7 +221,7 @@ func TestARequestIsEarlyUntilThePromisedTime(t *testing.T) {
 func TestARequestThatMayHaveBeenUnderWayIsNotEarly(t *testing.T) {
 	l := &Limiter{Rules: Rules{Grace: 10 * time.Millisecond}}
 	l.promise(start, 7*time.Second)
-	l.promise(start.Add(time.Second), 6*time.Second) // whoever is refused again knows of the first one
+	l.promise(start.Add(time.Second), 6*time.Second) // a client that is refused again has heard of the first
 	for at, want := range map[time.Duration]bool{
 		10*time.Millisecond - 1:             false,
 		10 * time.Millisecond:               true,
