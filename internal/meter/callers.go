@@ -1,0 +1,143 @@
+package meter
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Callers are the meters of all callers of a pool. They outlive a config.
+type Callers struct {
+	hook func(Crossing)
+
+	mu       sync.RWMutex
+	settings func(name string) Settings
+	byName   map[string]*Caller
+	// byID also has the callers of which only other replicas have said something.
+	byID map[CallerID]*Caller
+	// replicas is the argument of the latest Share.
+	replicas int
+}
+
+// CallerID identifies a caller in messages between replicas, which do not contain its name.
+type CallerID uint64
+
+// IDOf returns the id of the caller with this name.
+func IDOf(name string) CallerID {
+	sum := sha256.Sum256([]byte(name))
+	return CallerID(binary.BigEndian.Uint64(sum[:]))
+}
+
+// maxCallers is how many callers other replicas may name before they send a request here.
+const maxCallers = 100_000
+
+// NewCallers returns an empty set of callers. hook gets the marks that the use of a limit has reached; it
+// is called without any lock, and may be nil.
+func NewCallers(hook func(Crossing)) *Callers {
+	return &Callers{hook: hook, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+}
+
+// Configure applies a config: settings returns those of a caller.
+func (cs *Callers) Configure(now time.Time, settings func(name string) Settings) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.settings = settings
+	for name, c := range cs.byName {
+		c.Change(now, settings(name))
+	}
+}
+
+// Get returns the caller with this name.
+func (cs *Callers) Get(now time.Time, name string) *Caller {
+	cs.mu.RLock()
+	c := cs.byName[name]
+	cs.mu.RUnlock()
+	if c != nil {
+		return c
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if c = cs.byName[name]; c == nil {
+		c = cs.ofID(now, IDOf(name))
+		c.setName(name)
+		if cs.settings != nil {
+			c.Change(now, cs.settings(name))
+		}
+		cs.byName[name] = c
+	}
+	return c
+}
+
+// ofID returns the caller with this id.
+func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
+	c := cs.byID[id]
+	if c == nil {
+		c = newCaller("", id, cs.hook)
+		c.Share(now, cs.replicas)
+		cs.byID[id] = c
+	}
+	return c
+}
+
+func (c *Caller) setName(name string) {
+	c.mu.Lock()
+	c.name = name
+	c.mu.Unlock()
+}
+
+// All returns the callers that Get was called for, by name.
+func (cs *Callers) All() []*Caller {
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	all := make([]*Caller, 0, len(cs.byName))
+	for _, c := range cs.byName {
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
+	return all
+}
+
+// Heard records what another replica has used for a caller, as Caller.Heard does. The caller may be one
+// that has sent no request here yet.
+func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
+	cs.mu.Lock()
+	c := cs.byID[id]
+	if c == nil && len(cs.byID) < maxCallers {
+		c = cs.ofID(now, id)
+	}
+	cs.mu.Unlock()
+	if c != nil {
+		c.Heard(now, replica, version, entries)
+	}
+}
+
+// Share applies Caller.Share to all callers.
+func (cs *Callers) Share(now time.Time, replicas int) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.replicas = replicas
+	for _, c := range cs.byID {
+		c.Share(now, replicas)
+	}
+}
+
+// Save returns what this replica has used in windows of an hour or longer, by the callers' names.
+func (cs *Callers) Save(now time.Time) map[string][]Entry {
+	saved := make(map[string][]Entry)
+	for _, c := range cs.All() {
+		if entries := c.Save(now, nil); len(entries) > 0 {
+			saved[c.name] = entries
+		}
+	}
+	return saved
+}
+
+// Restore adds what Save returned before a restart.
+func (cs *Callers) Restore(now time.Time, saved map[string][]Entry) {
+	for name, entries := range saved {
+		cs.Get(now, name).Restore(now, entries)
+	}
+}

@@ -1,0 +1,264 @@
+package meter
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+	"time"
+)
+
+var (
+	minute = Limit{Kind: Tokens, Unit: Minute}.ID()
+	day    = Limit{Kind: Tokens, Unit: Day}.ID()
+)
+
+// tell sends what each replica has used to the others.
+func tell(now time.Time, version uint64, replicas ...*Caller) {
+	for i, from := range replicas {
+		entries, _ := from.Usage(now, nil)
+		for j, to := range replicas {
+			if i != j {
+				to.Heard(now, string(rune('a'+i)), version, entries)
+			}
+		}
+	}
+}
+
+func TestReplicasAddUpWhatTheyUse(t *testing.T) {
+	a, b, c := caller(t, "tokens 100/minute", "tokens 100/day"), caller(t, "tokens 100/minute", "tokens 100/day"), caller(t, "tokens 100/minute", "tokens 100/day")
+	running := admitted(t, a, noon, exactly(50))
+	admitted(t, b, noon, exactly(30)).settle(noon)
+	tell(noon, 1, a, b, c)
+	for _, replica := range []*Caller{a, b, c} {
+		if got := used(t, replica, noon, "tokens/minute"); got != 80 {
+			t.Errorf("%d are used", got)
+		}
+		if got := refused(t, replica, noon, exactly(21)); got.Used != 80 {
+			t.Errorf("got %+v", got)
+		}
+	}
+	running.Settle(noon.Add(time.Second), spent(10))
+	tell(noon.Add(time.Second), 2, a, b, c)
+	if got := used(t, c, noon.Add(time.Second), "tokens/day"); got != 40 {
+		t.Errorf("%d are used", got)
+	}
+	// half of it counts in the middle of the next minute
+	if got := used(t, c, noon.Add(90*time.Second), "tokens/minute"); got != 20 {
+		t.Errorf("%d are used", got)
+	}
+	if s := c.Snapshot(noon.Add(time.Second)); s.Today != 40 || s.Month != 40 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
+	type message struct {
+		replica string
+		version uint64
+		entry   Entry
+	}
+	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	var messages []message
+	for version := range uint64(20) {
+		for _, replica := range []string{"a", "b"} {
+			for ahead := range int64(2) {
+				messages = append(messages, message{replica, version, Entry{minute, w + ahead, int64(100 - version)}})
+			}
+		}
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 50 {
+		c := caller(t, "tokens 1k/minute")
+		for range 3 {
+			random.Shuffle(len(messages), func(i, j int) { messages[i], messages[j] = messages[j], messages[i] })
+			for _, m := range messages {
+				c.Heard(noon, m.replica, m.version, []Entry{m.entry})
+			}
+		}
+		for after, want := range map[time.Duration]int64{0: 162, time.Minute: 324, 2 * time.Minute: 162, 3 * time.Minute: 0} {
+			copied := caller(t, "tokens 1k/minute")
+			for _, m := range messages {
+				copied.Heard(noon, m.replica, m.version, []Entry{m.entry})
+			}
+			if got := used(t, copied, noon.Add(after), "tokens/minute"); got != want {
+				t.Fatalf("after %s %d are used, want %d", after, got, want)
+			}
+		}
+		if got := used(t, c, noon, "tokens/minute"); got != 162 {
+			t.Fatalf("%d are used", got)
+		}
+	}
+}
+
+func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
+	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	c := caller(t, "tokens 1k/minute")
+	for ahead := int64(-3); ahead <= 3; ahead++ {
+		c.Heard(noon, "a", 1, []Entry{{minute, w + ahead, 100}})
+	}
+	c.Heard(noon, "a", 2, []Entry{{minute, w, -1}, {maxLimits, w, 100}, {255, w, 1}})
+	if n := len(c.meters[minute].figures); n != 3 {
+		t.Errorf("%d figures are kept", n)
+	}
+	for after, want := range map[time.Duration]int64{0: 200, time.Minute: 200} {
+		if got := used(t, c, noon.Add(after), "tokens/minute"); got != want {
+			t.Errorf("after %s %d are used, want %d", after, got, want)
+		}
+	}
+	if used(t, c, noon.Add(2*time.Minute), "tokens/minute"); len(c.meters[minute].figures) != 1 {
+		t.Errorf("figures of windows that are over are kept: %+v", c.meters[minute].figures)
+	}
+	for n := len(c.meters[minute].figures); n < maxFigures-1; n++ {
+		c.meters[minute].figures = append(c.meters[minute].figures, figure{replica: strconv.Itoa(n), window: w + 2})
+	}
+	for _, replica := range []string{"b", "c", "d"} {
+		c.Heard(noon.Add(2*time.Minute), replica, 1, []Entry{{minute, w + 2, 1}})
+	}
+	if n := len(c.meters[minute].figures); n != maxFigures {
+		t.Errorf("%d figures are kept", n)
+	}
+}
+
+func TestARestartedReplicasUseStaysCounted(t *testing.T) {
+	cs := NewCallers(nil)
+	settings := Settings{Limits: limits(t, "tokens 100/minute", "tokens 100/day")}
+	cs.Configure(noon, func(string) Settings { return settings })
+	old := caller(t, "tokens 100/minute", "tokens 100/day")
+	admitted(t, old, noon, exactly(60)).settle(noon)
+	entries, hurry := old.Usage(noon, nil)
+	if !hurry {
+		t.Error("more than half is used, and there is no hurry")
+	}
+	cs.Heard(noon, IDOf("alice"), "old", 7, entries) // before the caller sent a request here
+	if n := len(cs.All()); n != 0 {
+		t.Errorf("there are %d callers", n)
+	}
+	c := cs.Get(noon, "alice")
+	if got := refused(t, c, noon, exactly(41)); got.Used != 60 || c.Name() != "alice" || c.ID() != IDOf("alice") {
+		t.Errorf("got %+v", got)
+	}
+	admitted(t, c, noon, exactly(20)).settle(noon)
+	if entries, _ = c.Usage(noon, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, 20}) {
+		t.Errorf("its own use is %+v", entries)
+	}
+}
+
+func TestUsageNamesEachWindowThatMayStillChange(t *testing.T) {
+	c := caller(t, "tokens 100/minute")
+	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	if entries, hurry := c.Usage(noon, nil); len(entries) != 0 || hurry {
+		t.Errorf("an idle caller has %+v, %t", entries, hurry)
+	}
+	r := admitted(t, c, noon, exactly(40))
+	later := noon.Add(time.Minute)
+	admitted(t, c, later, exactly(1)).settle(later)
+	r.Settle(later, Cost{}) // the others have to learn that nothing was used
+	entries, hurry := c.Usage(later, nil)
+	if len(entries) < 2 || entries[0] != (Entry{minute, w, 0}) || entries[1] != (Entry{minute, w + 1, 1}) || hurry {
+		t.Errorf("got %+v, %t", entries, hurry)
+	}
+}
+
+func TestAReplicaThatHearsNoOthersUsesItsShare(t *testing.T) {
+	a, b := caller(t, "tokens 100/minute", "tokens 1k/day"), caller(t, "tokens 100/minute", "tokens 1k/day")
+	admitted(t, a, noon, exactly(30)).settle(noon)
+	admitted(t, b, noon, exactly(70)).settle(noon)
+	tell(noon, 1, a, b)
+	a.Share(noon, 2)
+	b.Share(noon, 2)
+	// each may use 50 in a minute
+	admitted(t, a, noon, exactly(20)).settle(noon)
+	a.Share(noon, 2) // changes nothing: what was left when this began is shared
+	if got := refused(t, a, noon, exactly(1)); got.Allowed != 50 || got.Used != 50 {
+		t.Errorf("got %+v", got)
+	}
+	if got := refused(t, b, noon, exactly(1)); got.Allowed != 50 || got.Used != 70 {
+		t.Errorf("got %+v", got)
+	}
+	// of the day, 900 were left, so each may use 450 more
+	for i, want := range map[*Caller]int64{a: 480, b: 520} {
+		for _, u := range i.Snapshot(noon).Limits {
+			if u.Limit.Unit == Day && u.Allowed != want {
+				t.Errorf("%d of the day are allowed, want %d", u.Allowed, want)
+			}
+		}
+	}
+	// and of the next day 500
+	if got := a.Snapshot(noon.Add(24 * time.Hour)).Limits[1]; got.Allowed != 500 || got.Used != 0 {
+		t.Errorf("got %+v", got)
+	}
+	c := caller(t, "tokens 100/minute", "tokens 1k/day")
+	c.Share(noon, 2)
+	c.Share(noon, 0)
+	tell(noon, 2, a, b, c)
+	if s := c.Snapshot(noon); s.Limits[0].Allowed != 100 || s.Limits[1].Allowed != 1000 || s.Replicas != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestAShareOfNothingIsNothing(t *testing.T) {
+	a, b := caller(t, "tokens 100/day"), caller(t, "tokens 100/day")
+	admitted(t, b, noon, exactly(100)).settle(noon)
+	tell(noon, 1, a, b)
+	a.Share(noon, 2)
+	if got := refused(t, a, noon, exactly(1)); got.Allowed != 0 || got.Wait != 12*time.Hour {
+		t.Errorf("got %+v", got)
+	}
+	small := caller(t, "tokens 1/minute", "tokens 1/day")
+	small.Share(noon, 4)
+	admitted(t, small, noon, exactly(1))
+	refused(t, small, noon, exactly(1))
+}
+
+func TestSharesApplyToAllCallers(t *testing.T) {
+	cs := NewCallers(nil)
+	cs.Configure(noon, func(name string) Settings { return Settings{Limits: limits(t, "tokens 100/minute")} })
+	early := cs.Get(noon, "early")
+	cs.Share(noon, 4)
+	for _, c := range []*Caller{early, cs.Get(noon, "late")} {
+		if got := c.Snapshot(noon).Limits[0].Allowed; got != 25 {
+			t.Errorf("%s: %d are allowed", c.Name(), got)
+		}
+	}
+	cs.Configure(noon, func(name string) Settings { return Settings{Limits: limits(t, "tokens 200/minute")} })
+	cs.Share(noon, 0)
+	if all := cs.All(); len(all) != 2 || all[0] != early || early.Snapshot(noon).Limits[0].Allowed != 200 {
+		t.Errorf("got %+v", all)
+	}
+}
+
+func TestLongWindowsSurviveARestart(t *testing.T) {
+	settings := Settings{Limits: limits(t, "tokens 100/minute", "tokens 100/hour", "tokens 1k/day", "requests 10/month")}
+	before := NewCallers(nil)
+	before.Configure(noon, func(string) Settings { return settings })
+	admitted(t, before.Get(noon, "alice"), noon, exactly(60)).settle(noon)
+	before.Get(noon, "idle")
+	later := noon.Add(70 * time.Minute)
+	admitted(t, before.Get(noon, "alice"), later, exactly(20)).settle(later)
+	saved, err := json.Marshal(before.Save(later))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var restored map[string][]Entry
+	if err := json.Unmarshal(saved, &restored); err != nil || len(restored) != 1 {
+		t.Fatalf("%s: %v", saved, err)
+	}
+	after := NewCallers(nil)
+	after.Configure(later, func(string) Settings { return settings })
+	admitted(t, after.Get(later, "alice"), later, exactly(5)).settle(later) // before that was read
+	after.Restore(later, restored)
+	for text, want := range map[string]int64{"tokens/minute": 5, "tokens/hour": 75, "tokens/day": 85, "requests/month": 3} {
+		if got := used(t, after.Get(later, "alice"), later, text); got != want {
+			t.Errorf("%s: %d are used, want %d", text, got, want)
+		}
+	}
+	tomorrow := later.Add(24 * time.Hour)
+	late := NewCallers(nil)
+	late.Configure(tomorrow, func(string) Settings { return settings })
+	late.Restore(tomorrow, restored)
+	late.Restore(tomorrow, map[string][]Entry{"alice": {{255, 1, 1}, {day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4}}})
+	if got := late.Get(tomorrow, "alice").Snapshot(tomorrow); got.Today != 0 || got.Month != 80 {
+		t.Errorf("got %+v", got)
+	}
+}

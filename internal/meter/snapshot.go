@@ -1,0 +1,81 @@
+package meter
+
+import "time"
+
+// Use is how much of a limit is used.
+type Use struct {
+	// Limit is the limit. Amount 0: there is none, and the use is only counted.
+	Limit Limit
+	// Allowed is how much this replica may use: all of it, or its share.
+	Allowed, Used int64
+	// Ends is when the current window ends, and Reset how long it takes until nothing is used.
+	Ends  time.Time
+	Reset time.Duration
+	// Refused and Demoted are how many requests this limit has refused or given another tier.
+	Refused, Demoted uint64
+}
+
+// Left returns how much is left.
+func (u *Use) Left() int64 { return max(0, u.Allowed-u.Used) }
+
+// Snapshot is the state of a caller.
+type Snapshot struct {
+	Name string
+	// Limits are the limits, by kind and then by unit.
+	Limits []Use
+	// Today and Month are the tokens of this day and this month.
+	Today, Month int64
+	// InFlight are the requests that are not over, MaxRequests how many there may be, and Busy how many
+	// were refused for that.
+	InFlight, MaxRequests int
+	Busy                  uint64
+	// Reserved are the tokens that requests in flight were charged with.
+	Reserved int64
+	// Ratio is that of a prompt's tokens to its length, and Output the usual output.
+	Ratio, Output float64
+	// Replicas is how many replicas share the limits without hearing each other, or 0.
+	Replicas int
+}
+
+// Snapshot returns the state of the caller.
+func (c *Caller) Snapshot(now time.Time) Snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	s := Snapshot{Name: c.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
+		Ratio: c.usual.ratio(), Output: c.usual.output, Replicas: c.replicas}
+	for id := range c.all() {
+		if c.meters[id].limit.Amount > 0 {
+			s.Limits = append(s.Limits, c.usage(id, at))
+		}
+	}
+	s.Today = c.meters[counted[0]].use(at, false)
+	s.Month = c.meters[counted[1]].use(at, false)
+	return s
+}
+
+// Tightest returns the limit of a kind of which the smallest part is left. ok is false if there is none.
+func (c *Caller) Tightest(now time.Time, kind Kind) (tightest Use, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	for id := range c.all() {
+		if id.Kind() != kind || c.meters[id].limit.Amount == 0 {
+			continue
+		}
+		u := c.usage(id, at)
+		if !ok || part(&u) < part(&tightest) {
+			tightest, ok = u, true
+		}
+	}
+	return tightest, ok
+}
+
+// part returns which part of a limit is left.
+func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
+
+func (c *Caller) usage(id ID, at int64) Use {
+	m := &c.meters[id]
+	return Use{Limit: m.limit, Allowed: m.allowed(c.replicas), Used: m.use(at, c.apart()),
+		Ends: time.Unix(0, m.end), Reset: m.reset(at, c.apart()), Refused: m.refused, Demoted: m.demoted}
+}

@@ -1,0 +1,73 @@
+package meter
+
+import (
+	"testing"
+	"time"
+	_ "time/tzdata"
+)
+
+func zone(t testing.TB, name string) *time.Location {
+	t.Helper()
+	location, err := time.LoadLocation(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return location
+}
+
+func parse(t testing.TB, text string) time.Time {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+func TestWindowsFollowTheClockAndTheCalendar(t *testing.T) {
+	for _, c := range []struct {
+		why, zone string
+		unit      Unit
+		at        string
+		from, to  string
+	}{
+		{"a second", "UTC", Second, "2026-11-22T10:00:00.999Z", "2026-11-22T10:00:00Z", "2026-11-22T10:00:01Z"},
+		{"a minute", "Europe/Berlin", Minute, "2026-11-22T10:00:00Z", "2026-11-22T10:00:00Z", "2026-11-22T10:01:00Z"},
+		{"an hour", "UTC", Hour, "2026-11-22T10:59:59Z", "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"},
+		{"before 1970", "UTC", Minute, "1969-12-31T23:59:59.5Z", "1969-12-31T23:59:00Z", "1970-01-01T00:00:00Z"},
+		{"a day", "UTC", Day, "2026-11-22T00:00:00Z", "2026-11-22T00:00:00Z", "2026-11-23T00:00:00Z"},
+		{"a day elsewhere", "Europe/Berlin", Day, "2026-11-22T23:30:00Z", "2026-11-22T23:00:00Z", "2026-11-23T23:00:00Z"},
+		{"the 23 hours when summer time begins", "Europe/Berlin", Day, "2026-03-29T12:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"},
+		{"the 25 hours when it ends", "Europe/Berlin", Day, "2026-10-25T00:30:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
+		{"the second time at half past two", "Europe/Berlin", Day, "2026-10-25T01:30:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
+		{"a day without midnight", "America/Sao_Paulo", Day, "2018-11-04T12:00:00Z", "2018-11-04T03:00:00Z", "2018-11-05T02:00:00Z"},
+		{"the evening before it", "America/Sao_Paulo", Day, "2018-11-04T02:59:59Z", "2018-11-03T03:00:00Z", "2018-11-04T03:00:00Z"},
+		{"a day with two midnights", "America/Havana", Day, "2026-11-01T05:30:00Z", "2026-11-01T04:00:00Z", "2026-11-02T05:00:00Z"},
+		{"a day before one that never was", "Pacific/Apia", Day, "2011-12-30T09:00:00Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"},
+		{"a month", "UTC", Month, "2028-02-29T23:59:59Z", "2028-02-01T00:00:00Z", "2028-03-01T00:00:00Z"},
+		{"a month with summer time's beginning", "Europe/Berlin", Month, "2026-03-15T00:00:00Z", "2026-02-28T23:00:00Z", "2026-03-31T22:00:00Z"},
+		{"a year's end", "America/New_York", Month, "2027-01-01T04:59:59Z", "2026-12-01T05:00:00Z", "2027-01-01T05:00:00Z"},
+	} {
+		at := parse(t, c.at)
+		got := windowAt(c.unit, at.UnixNano(), zone(t, c.zone))
+		if from, to := time.Unix(0, got.start).UTC(), time.Unix(0, got.end).UTC(); !from.Equal(parse(t, c.from)) || !to.Equal(parse(t, c.to)) {
+			t.Errorf("%s: from %s to %s, want %s to %s", c.why, from, to, c.from, c.to)
+		}
+	}
+}
+
+func TestWindowsFollowEachOtherWithoutAGap(t *testing.T) {
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "Asia/Kathmandu", "Asia/Gaza", "Pacific/Auckland"} {
+		location := zone(t, name)
+		for _, u := range []Unit{Hour, Day, Month} {
+			w := windowAt(u, parse(t, "2017-12-31T12:00:00Z").UnixNano(), location)
+			for range 900 {
+				next := windowAt(u, w.end, location)
+				if next.index != w.index+1 || next.start != w.end || next.end <= next.start {
+					t.Fatalf("%s: after %+v comes %+v", name, w, next)
+				}
+				w = next
+			}
+		}
+	}
+}
