@@ -17,11 +17,11 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/command"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -30,7 +30,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset|replicas",
+		Usage: "status|drain|resume|reset|replicas|check",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
@@ -67,6 +67,7 @@ func addCommands(parent *cobra.Command) {
 		newCommand("replicas", "Shows the replicas that share state, and when each was last heard from", cobra.NoArgs),
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
+		command.Check(),
 	)
 }
 
@@ -80,7 +81,7 @@ func operator() string {
 	if host, err := os.Hostname(); err == nil {
 		name += "@" + host
 	}
-	return pool.CutText(printable(name), pool.MaxBy)
+	return pool.CutText(command.Printable(name), pool.MaxBy)
 }
 
 // newCommand makes a command. Cobra prints its errors as plain text; Caddy's
@@ -163,7 +164,7 @@ func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte
 		var inFlight int64
 		for _, b := range backends {
 			if b.State != Drained {
-				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", printable(b.Name), printable(b.Pool))
+				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", command.Printable(b.Name), command.Printable(b.Pool))
 			}
 			inFlight += b.InFlight
 		}
@@ -204,7 +205,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
 		}
 		for _, p := range s.Peers {
-			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, utc(p.Since), utc(p.Heard)}, "\t"))
+			fmt.Fprintln(table, strings.Join([]string{command.Printable(p.Host), p.ID, utc(p.Since), utc(p.Heard)}, "\t"))
 		}
 	}
 	return table.Flush()
@@ -229,12 +230,12 @@ func showBackends(to io.Writer, answer []byte) error {
 		if !b.Healthy {
 			state += ", unhealthy"
 		}
-		model := printable(b.Model)
+		model := command.Printable(b.Model)
 		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
-			model = cmp.Or(model, printable(b.Deployment), "(none named)")
+			model = cmp.Or(model, command.Printable(b.Deployment), "(none named)")
 		}
 		fmt.Fprintln(table, strings.Join([]string{
-			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,
+			command.Printable(b.Pool), command.Printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,
 			cmp.Or(b.Class, "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10),
 		}, "\t"))
@@ -244,7 +245,7 @@ func showBackends(to io.Writer, answer []byte) error {
 	}
 	for _, b := range backends {
 		if b.Drain != nil {
-			fmt.Fprintf(to, "%s %s was drained%s\n", printable(b.Pool), printable(b.Name), drainOf(*b.Drain))
+			fmt.Fprintf(to, "%s %s was drained%s\n", command.Printable(b.Pool), command.Printable(b.Name), drainOf(*b.Drain))
 		}
 	}
 	return nil
@@ -256,20 +257,10 @@ func drainOf(d Drain) (text string) {
 		text += " at " + utc(*d.Since)
 	}
 	if d.By != "" {
-		text += " by " + printable(d.By)
+		text += " by " + command.Printable(d.By)
 	}
 	if d.Reason != "" {
-		text += ": " + printable(d.Reason)
+		text += ": " + command.Printable(d.Reason)
 	}
 	return text
-}
-
-// printable makes text safe for a terminal. Clients can make up models.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
 }

@@ -24,6 +24,9 @@ type Entry struct {
 	// Name identifies the pool, also through config reloads.
 	Name string
 	Pool *pool.Pool
+	// Rechecker is a *backend.Rechecker, which has the backends and their transport. This
+	// package cannot import it. A plain reverse_proxy has none.
+	Rechecker pool.Listener
 }
 
 // Set is a set of pools in use. The zero Set is empty.

@@ -1,0 +1,38 @@
+package backend
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"net/http"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// NewRequest returns a request of the balancer's own to the backend, with its credential and its
+// headers. The request is for the path that the backend has for the route. The secrets are the keys
+// in it. The error of a missing credential contains no secret.
+func (b *Backend) NewRequest(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) (*http.Request, keys.Secrets, error) {
+	credential, err := b.Credentials.Credential(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	u := *b.Origin
+	u.RawQuery = query
+	b.paths.Rewrite(&u, route, "", "")
+	r, err := http.NewRequestWithContext(withUpstream(ctx, b.Origin), method, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, nil, err
+	}
+	maps.Copy(r.Header, b.header)
+	r.Host = b.header.Get("Host")
+	if len(body) > 0 {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	b.Credentials.Authorize(r.Header, r.URL, credential, keys.Presented{})
+	return r, b.Credentials.Secrets(credential, keys.Presented{}), nil
+}
+
+// HasClassicPaths reports whether the backend has Azure's classic paths.
+func (b *Backend) HasClassicPaths() bool { return b.paths.HasClassic() }

@@ -1,0 +1,218 @@
+// Package command is the commands for a configuration that is not live yet: `caddy openai-lb check`
+// checks the backends of one, and `caddy openai-lb import` makes one.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/spf13/cobra"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+// maxTimeout is the longest time limit of a request of a check.
+const maxTimeout = 5 * time.Second
+
+// Check returns the command check.
+func Check() *cobra.Command {
+	var from configuration
+	var c checker
+	var inJSON bool
+	command := &cobra.Command{
+		Use:   "check",
+		Short: "Checks the backends of a configuration before it is live",
+		Long: `
+Sets up a configuration without starting it, and asks each backend of each
+openai_lb for its models: name resolution, connection, TLS, credential, models,
+latency and what is left of the rate limit. No port is opened, no replica hears of
+it, no backend is benched, and no key is shown. Upstreams of a plain reverse_proxy
+are not checked.
+
+The status is 1 if the configuration is not valid, or if a backend cannot serve:
+the host cannot be resolved or reached, TLS fails, there is no reply in time, the
+credential is missing or refused, the budget is used up, the reply is a 5xx, or a
+model that the options name is missing. Warnings do not change the status: a
+throttle, a certificate that expires within 14 days, no list of models.
+
+Azure lists no deployments. So each deployment that the options name gets a request
+without messages, which costs nothing, and is reported only if it is missing. With
+--spend, each model that the options name gets a request for one token, at any
+backend.
+
+With --offline, nothing is sent, and a stand-in replaces each {env.X} and {file.X}
+that is not set: the structure and the options are validated, for CI. Caddy itself
+replaces {$X}, which needs a value or a default.
+`,
+		Args: cobra.NoArgs, SilenceUsage: true,
+	}
+	flags := command.Flags()
+	flags.StringVarP(&from.file, "config", "c", "", "Configuration file (default: Caddyfile)")
+	flags.StringVarP(&from.adapter, "adapter", "a", "", "Name of the config adapter to apply to it")
+	flags.StringSliceVar(&from.envFiles, "envfile", nil, "Environment file(s) to load")
+	flags.BoolVar(&from.offline, "offline", false, "Only validates the configuration, without secrets and variables")
+	flags.BoolVar(&c.spend, "spend", false, "Asks each model that the options name for one token, which costs money")
+	flags.BoolVar(&inJSON, "json", false, "Prints JSON instead of a table")
+	flags.DurationVar(&c.timeout, "timeout", maxTimeout, "Time limit of each request, 5s at most")
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		switch {
+		case c.timeout <= 0 || c.timeout > maxTimeout:
+			return fmt.Errorf("timeout '%s' is not a duration above 0 of %s at most", c.timeout, maxTimeout)
+		case from.offline && c.spend:
+			return errors.New("offline and spend cannot be combined")
+		}
+		out := command.OutOrStdout()
+		return from.provision(func(entries []*pools.Entry) error {
+			if name := command.Flag("pool"); name != nil && name.Changed {
+				entries = only(name.Value.String(), entries)
+			}
+			if from.offline {
+				_, err := fmt.Fprintln(out, "Valid configuration")
+				return err
+			}
+			if len(entries) == 0 {
+				return errors.New("the configuration has no such pool of openai_lb")
+			}
+			ctx := command.Context()
+			if ctx == nil {
+				ctx = context.Background()
+			}
+			return report(out, c.check(ctx, entries), inJSON)
+		})
+	}
+	return command
+}
+
+func only(name string, entries []*pools.Entry) []*pools.Entry {
+	for _, e := range entries {
+		if e.Name == name {
+			return []*pools.Entry{e}
+		}
+	}
+	return nil
+}
+
+// report prints what a check found. It returns an error if a backend cannot serve.
+func report(out io.Writer, all []*Checked, inJSON bool) error {
+	failed := 0
+	for _, c := range all {
+		if c.Status == Failed {
+			failed++
+		}
+	}
+	if inJSON {
+		text, err := json.MarshalIndent(all, "", "  ")
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s\n", text)
+	} else if err := showTable(out, all, inColor(out)); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d backends cannot serve", failed, len(all))
+	}
+	return nil
+}
+
+// inColor reports whether the output is a terminal whose user wants colors. See no-color.org.
+func inColor(out io.Writer) bool {
+	file, ok := out.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// The colors are of one length, because a table aligns its columns by the length of their text.
+var colors = map[Status]string{"STATUS": "\x1b[39m", OK: "\x1b[32m", Warning: "\x1b[33m", Failed: "\x1b[31m"}
+
+// showTable prints a table of backends, and below it the problems.
+func showTable(out io.Writer, all []*Checked, inColor bool) error {
+	paint := func(status Status) string {
+		if !inColor {
+			return string(status)
+		}
+		return colors[status] + string(status) + "\x1b[0m"
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(cells ...string) { fmt.Fprintln(table, strings.Join(cells, "\t")) }
+	row("POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL", "MODELS", "LATENCY", "REMAINING")
+	for _, c := range all {
+		until := "-"
+		if c.CertificateUntil != nil {
+			until = c.CertificateUntil.UTC().Format(time.DateOnly)
+		}
+		row(Printable(c.Pool), Printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, c := range all {
+		for _, p := range c.Problems {
+			fmt.Fprintf(out, "%s %s: %s: %s\n", Printable(c.Pool), Printable(c.Backend), paint(p.Status), p.Text)
+		}
+	}
+	return nil
+}
+
+// modelsOf counts the models of a backend that the options name, or those that it lists.
+func modelsOf(c *Checked) string {
+	counts := make(map[string]int)
+	for _, m := range c.Models {
+		counts[m.State]++
+	}
+	var texts []string
+	for _, state := range []string{served, found, refused, missing, unknown} {
+		if n := counts[state]; n > 0 {
+			texts = append(texts, strconv.Itoa(n)+" "+state)
+		}
+	}
+	switch {
+	case texts != nil:
+		return strings.Join(texts, ", ")
+	case c.Listed != nil:
+		return strconv.Itoa(*c.Listed) + " listed"
+	}
+	return "-"
+}
+
+func latencyOf(c *Checked) string {
+	if ms, ok := c.Milliseconds["reply"]; ok {
+		return (time.Duration(ms) * time.Millisecond).String()
+	}
+	return "-"
+}
+
+func remainingOf(c *Checked) string {
+	var texts []string
+	for _, name := range []string{"requests", "tokens"} {
+		if n, ok := c.Remaining[name]; ok {
+			texts = append(texts, strconv.FormatInt(n, 10)+" "+name)
+		}
+	}
+	if texts == nil {
+		return "-"
+	}
+	return strings.Join(texts, ", ")
+}
+
+// Printable makes text safe for a terminal. Clients can make up models.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
+}

@@ -1,0 +1,223 @@
+package command
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+// configuration is where a configuration comes from.
+type configuration struct {
+	file, adapter string
+	envFiles      []string
+	// offline replaces each secret and variable that is not set by a stand-in.
+	offline bool
+}
+
+// provision sets the configuration up without starting it, and calls use with its pools. Nothing listens
+// and no request is made. The loggers of the configuration are not opened: warnings go to stderr.
+func (c configuration) provision(use func([]*pools.Entry) error) error {
+	cfg := &caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}},
+	}}}
+	base, err := caddy.ProvisionContext(cfg) // before Caddy logs what it reads
+	if err != nil {
+		return err
+	}
+	if err := loadEnvFiles(c.envFiles); err != nil {
+		return err
+	}
+	apps, err := c.read()
+	if err != nil {
+		return err
+	}
+	cfg.AppsRaw = apps
+	ctx, cleanUp := caddy.NewContext(base)
+	defer cleanUp()
+	before := pools.Default.Entries()
+	for _, name := range appsToLoad(apps, c.offline) {
+		if _, err := ctx.App(name); err != nil {
+			return err
+		}
+	}
+	var entries []*pools.Entry
+	for _, e := range pools.Default.Entries() {
+		if e.Rechecker != nil && !slices.Contains(before, e) {
+			entries = append(entries, e)
+		}
+	}
+	return use(entries)
+}
+
+// appsToLoad returns the app that has the balancers, or with all, every app.
+func appsToLoad(apps caddy.ModuleMap, all bool) (names []string) {
+	for name := range apps {
+		if all || name == "http" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// read returns the apps of the configuration.
+func (c configuration) read() (caddy.ModuleMap, error) {
+	text, file, _, err := caddycmd.LoadConfig(c.file, c.adapter)
+	if err != nil {
+		return nil, err
+	}
+	if file == "" && len(text) == 0 {
+		return nil, errors.New("there is no Caddyfile in this folder: expected --config <path>")
+	}
+	text = caddy.RemoveMetaFields(text)
+	if c.offline {
+		if text, err = standIns(text); err != nil {
+			return nil, err
+		}
+	}
+	var config *caddy.Config
+	if err := caddy.StrictUnmarshalJSON(text, &config); err != nil {
+		return nil, fmt.Errorf("decoding config: %w", err)
+	}
+	if config == nil {
+		return nil, errors.New("the configuration is empty")
+	}
+	return config.AppsRaw, nil
+}
+
+// standIns replaces each secret and variable of a JSON config that is not set here.
+func standIns(text []byte) ([]byte, error) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	var config any
+	if err := decoder.Decode(&config); err != nil {
+		return nil, err
+	}
+	return json.Marshal(standIn("", config))
+}
+
+// standIn returns the value of a field of a config with stand-ins in it. Each variable has a different one,
+// because the names of backends and the keys of clients must differ.
+func standIn(field string, value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		if value["handler"] == "openai_lb" {
+			standInVariables(value)
+		}
+		for name, v := range value {
+			value[name] = standIn(name, v)
+		}
+	case []any:
+		if field == "load_files" {
+			value = slices.DeleteFunc(value, isMissingCertificate)
+		}
+		for i, v := range value {
+			value[i] = standIn(field, v)
+		}
+		return value
+	case string:
+		return standInText(field, value)
+	}
+	return value
+}
+
+// isMissingCertificate reports whether a certificate of the option tls, or its key, is not here.
+func isMissingCertificate(entry any) bool {
+	files, _ := entry.(map[string]any)
+	for _, name := range []string{"certificate", "key"} {
+		path, _ := files[name].(string)
+		if _, err := os.Stat(path); err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// placeholder matches a variable or a file, and the character before it.
+var placeholder = regexp.MustCompile(`(^|.)\{(env|file)\.([^{}]*)\}`)
+
+func standInText(field, text string) string {
+	missing := false
+	replaced := placeholder.ReplaceAllStringFunc(text, func(match string) string {
+		parts := placeholder.FindStringSubmatch(match)
+		before, kind, name := parts[1], parts[2], parts[3]
+		if kind == "env" && strings.TrimSpace(os.Getenv(name)) != "" {
+			return match
+		}
+		if kind == "file" {
+			if content, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(content)) > 0 {
+				return match
+			}
+		}
+		missing = true
+		if before == ":" { // a port
+			return ":443"
+		}
+		return before + fmt.Sprintf("stand-in-%.8x", sha256.Sum256([]byte(kind+name)))
+	})
+	switch {
+	case field == "client_keys_file" && !strings.Contains(replaced, "{"):
+		if _, err := os.ReadFile(replaced); err != nil {
+			return os.DevNull // a file without keys
+		}
+	case missing && field == "url" && !strings.Contains(replaced, "://"):
+		return "https://" + replaced
+	case missing && field == "address" && !strings.Contains(replaced, ":"):
+		return replaced + ":443"
+	}
+	return replaced
+}
+
+// standInVariables gives an openai_lb a backend if the variables of backends_from_env are not set.
+func standInVariables(handler map[string]any) {
+	prefix, _ := handler["backends_from_env"].(string)
+	if prefix == "" {
+		return
+	}
+	if found, _, _, err := backend.FromEnv(prefix); err != nil || len(found) > 0 {
+		return // Provision says what is wrong
+	}
+	delete(handler, "backends_from_env")
+	list, _ := handler["backends"].([]any)
+	handler["backends"] = append(list, map[string]any{"url": "https://stand-in.invalid"})
+}
+
+// lineNumber finds the line in an error of an environment file.
+var lineNumber = regexp.MustCompile(`line \d+`)
+
+// loadEnvFiles sets the variables of files, exactly as `caddy run` does. Caddy exports no function for that, but
+// its command validate does it first, and then ends at once because its configuration is empty. The error holds no value.
+func loadEnvFiles(files []string) error {
+	if len(files) == 0 {
+		return nil
+	}
+	validate := &cobra.Command{SilenceErrors: true, SilenceUsage: true}
+	caddycmd.Commands()["validate"].CobraFunc(validate)
+	args := []string{"--config", os.DevNull}
+	for _, file := range files {
+		args = append(args, "--envfile", file)
+	}
+	validate.SetArgs(args)
+	err := validate.Execute()
+	switch {
+	case err == nil || !strings.Contains(err.Error(), "environment"):
+		return nil
+	case strings.Contains(err.Error(), "parsing environment file"):
+		return fmt.Errorf("envfile: %s is not KEY=VALUE", cmp.Or(lineNumber.FindString(err.Error()), "a line"))
+	}
+	return err
+}

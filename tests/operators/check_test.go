@@ -1,0 +1,362 @@
+package operators
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/command"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	_ "github.com/openai-lb/caddy-openai-lb/simulator"
+)
+
+const rightKey, wrongKey = "sk-the-right-key-of-it", "sk-the-wrong-key-of-it"
+
+// simulators serves simulators, each with these options below the path of its name, and returns their base.
+func simulators(t *testing.T, options map[string]string) (base string) {
+	t.Helper()
+	var sites strings.Builder
+	for name, o := range options {
+		fmt.Fprintf(&sites, "handle_path /%s/* {\nopenai_simulator {\napi_key %s\n%s\n}\n}\n", name, rightKey, o)
+	}
+	return "http://" + lbtest.ServeAt(t, sites.String(), "order openai_simulator before respond")
+}
+
+// configWith writes a Caddyfile with these backends, one of each name.
+func configWith(t *testing.T, options string, backends ...string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "Caddyfile")
+	lbtest.WriteFile(t, file, fmt.Sprintf("{\nadmin off\n}\n:%d {\nroute /ai/* {\nopenai_lb {\n%s\n%s\n}\n}\n}\n",
+		lbtest.FreePort(t), strings.Join(backends, "\n"), options))
+	return file
+}
+
+// backendAt writes a backend with a key.
+func backendAt(name, url, key, options string) string {
+	return fmt.Sprintf("backend %s {\nname %s\napi_key %s\n%s\n}", url, name, key, options)
+}
+
+// check runs `caddy openai-lb check --json`.
+func check(t *testing.T, args ...string) (checked map[string]command.Checked, all string, err error) {
+	t.Helper()
+	lbtest.ShowLog(t)
+	var out bytes.Buffer
+	err = runCommand(&out, append([]string{"check", "--json"}, args...)...)
+	all = out.String()
+	text, _, _ := strings.Cut(all, "Error: ")
+	var list []command.Checked
+	if jsonErr := json.Unmarshal([]byte(text), &list); jsonErr != nil {
+		t.Fatalf("%v, %v: %s", err, jsonErr, all)
+	}
+	checked = make(map[string]command.Checked)
+	for _, c := range list {
+		checked[c.Backend] = c
+	}
+	return checked, all, err
+}
+
+// serveTLS serves an API by TLS with a certificate that is valid until then, and returns its URL.
+func serveTLS(t *testing.T, until time.Time) (url string, certificate tls.Certificate) {
+	t.Helper()
+	certificate, err := lbtest.NewCertificate(until, "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(lbtest.Says(http.StatusOK, `{"data":[]}`))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.URL, certificate
+}
+
+// silent accepts connections, and answers nothing.
+func silent(t *testing.T) (url string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return "http://" + l.Addr().String()
+}
+
+func TestACheckReportsEachFault(t *testing.T) {
+	at := simulators(t, map[string]string{
+		"good":      "deployments gpt-4o gpt-4o-mini",
+		"throttled": "fault status:429:7",
+		"quota":     "error_body insufficient_quota\nfault status:429",
+		"broken":    "fault status:500",
+		"cut":       "fault reset",
+	})
+	expired, first := serveTLS(t, time.Now().Add(-time.Hour))
+	ending, second := serveTLS(t, time.Now().Add(13*24*time.Hour))
+	untrusted, _ := serveTLS(t, time.Now().Add(365*24*time.Hour))
+	roots := make([]string, 2)
+	for i, c := range []tls.Certificate{first, second} {
+		roots[i] = filepath.Join(t.TempDir(), "root.pem")
+		lbtest.WritePEM(t, roots[i], "CERTIFICATE", c.Certificate[0])
+	}
+	_, plain := lbtest.Listen(t, "plain")
+	b, noList := lbtest.Listen(t, "no-list")
+	b.Replies(lbtest.Status(http.StatusNotFound))
+	file := configWith(t, "reverse_proxy {\ntransport http {\ntls_trust_pool file "+strings.Join(roots, " ")+"\n}\n}",
+		backendAt("good", at+"/good/v1", rightKey, "model gpt-4o\nmodel mini gpt-4o-mini"),
+		backendAt("any-model", at+"/good/v1", rightKey, ""),
+		backendAt("wrong-key", at+"/good/v1", wrongKey, ""),
+		backendAt("no-model", at+"/good/v1", rightKey, "model gpt-4o\nmodel other gpt-9"),
+		backendAt("azure", at+"/good/openai", rightKey, "auth api_key\nmodel gpt-4o"),
+		backendAt("no-deployment", at+"/good/openai", rightKey, "auth api_key\nmodel gpt-4o\ndeployment ptu"),
+		backendAt("no-list", noList.URL, rightKey, "model gpt-4o"),
+		backendAt("no-path", at+"/nowhere/v1", rightKey, "model gpt-4o"),
+		"backend "+at+"/good/v1 {\nname no-key\n}",
+		"backend "+at+"/good/v1 {\nname passes\nauth passthrough\n}",
+		backendAt("expired", expired, rightKey, ""),
+		backendAt("ending", ending, rightKey, ""),
+		backendAt("untrusted", untrusted, rightKey, ""),
+		backendAt("silent", silent(t), rightKey, ""),
+		backendAt("refused", fmt.Sprintf("http://127.0.0.1:%d", lbtest.FreePort(t)), rightKey, ""),
+		backendAt("unknown", "https://nowhere.invalid/v1", rightKey, ""),
+		backendAt("plain", strings.Replace(plain.URL, "http:", "https:", 1), rightKey, ""),
+		backendAt("throttled", at+"/throttled/v1", rightKey, ""),
+		backendAt("quota", at+"/quota/v1", rightKey, ""),
+		backendAt("broken", at+"/broken/v1", rightKey, ""),
+		backendAt("cut", at+"/cut/v1", rightKey, ""),
+	)
+	checked, all, err := check(t, "--config", file, "--timeout", "2s")
+	if err == nil || err.Error() != "13 of 21 backends cannot serve" {
+		t.Errorf("got %v", err)
+	}
+	if strings.Contains(all, rightKey) || strings.Contains(all, wrongKey) {
+		t.Errorf("a key is shown: %s", all)
+	}
+	for name, want := range map[string]struct {
+		status     command.Status
+		credential string
+		models     string
+		problem    string
+	}{
+		"good":          {"ok", "accepted", "gpt-4o found, gpt-4o-mini found", ""},
+		"any-model":     {"ok", "accepted", "", ""},
+		"wrong-key":     {"failed", "refused", "", `failed: the credential is refused: status 401 \(invalid_api_key\)`},
+		"no-model":      {"failed", "accepted", "gpt-4o found, gpt-9 missing", "failed: the backend does not have gpt-9"},
+		"azure":         {"ok", "accepted", "gpt-4o unknown", ""},
+		"no-deployment": {"failed", "accepted", "ptu missing", "failed: the backend does not have ptu"},
+		"no-list":       {"warning", "unknown", "gpt-4o unknown", `warning: there is no list of models at /v1/models: status 404 \(test\)`},
+		"no-path":       {"warning", "unknown", "gpt-4o unknown", `warning: the reply from /nowhere/v1/models is not a list of models: is this the API\?`},
+		"no-key":        {"failed", "missing", "", `failed: a credential is required, and the options have none: status 401 \(\w+\)`},
+		"passes":        {"ok", "caller's", "", ""},
+		"expired":       {"failed", "unknown", "", `failed: the certificate expired on \d{4}-\d\d-\d\d`},
+		"ending":        {"warning", "accepted", "", `warning: the certificate expires on \d{4}-\d\d-\d\d`},
+		"untrusted":     {"failed", "unknown", "", "failed: the certificate is not trusted: .*x509: .*"},
+		"silent":        {"failed", "unknown", "", "failed: no reply within 2s"},
+		"refused":       {"failed", "unknown", "", `failed: 127.0.0.1:\d+ refuses connections`},
+		"unknown":       {"failed", "unknown", "", "failed: the host nowhere.invalid could not be resolved: .*"},
+		"plain":         {"failed", "unknown", "", `failed: 127.0.0.1:\d+ does not speak TLS: use http:// or another port`},
+		"throttled":     {"warning", "unknown", "", `warning: throttled now: status 429.*`},
+		"quota":         {"failed", "unknown", "", `failed: the account has no budget left: status 429 \(insufficient_quota\)`},
+		"broken":        {"failed", "unknown", "", "failed: the backend fails: status 500.*"},
+		"cut":           {"failed", "unknown", "", "failed: no reply: .*"},
+	} {
+		got := checked[name]
+		var models, problems []string
+		for _, m := range got.Models {
+			models = append(models, m.Name+" "+m.State)
+		}
+		for _, p := range got.Problems {
+			problems = append(problems, string(p.Status)+": "+p.Text)
+		}
+		if got.Status != want.status || got.Credential != want.credential || strings.Join(models, ", ") != want.models ||
+			!regexp.MustCompile("^"+want.problem+"$").MatchString(strings.Join(problems, "; ")) {
+			t.Errorf("%s: got %s, credential %s, %q, %q", name, got.Status, got.Credential, models, problems)
+		}
+	}
+	if n := checked["any-model"].Listed; n == nil || *n != 2 {
+		t.Error("the models that a backend lists are not counted")
+	}
+	for _, name := range []string{"expired", "ending"} {
+		if checked[name].CertificateUntil == nil {
+			t.Errorf("%s: it is not known until when the certificate is valid", name)
+		}
+	}
+	if got := checked["good"]; got.Milliseconds["reply"] < 0 || got.IP == "" || got.Address == "" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestACheckSpendsATokenOnlyIfItIsTold(t *testing.T) {
+	at := simulators(t, map[string]string{"a": "deployments gpt-4o\nrequests_per_minute 600\ntokens_per_minute 60000"})
+	file := configWith(t, "",
+		backendAt("openai", at+"/a/v1", rightKey, "model gpt-4o\nmodel gpt-9"),
+		backendAt("azure", at+"/a/openai", rightKey, "auth api_key\nmodel gpt-4o\nmodel gpt-9"),
+		backendAt("unnamed", at+"/a/v1", rightKey, ""))
+	served := func() string { return lbtest.Get(lbtest.NewClient(t), at+"/a/_simulator/status").Body }
+	for _, name := range []string{"", "--spend"} {
+		before := served()
+		checked, all, err := check(t, append([]string{"--config", file, "--pool", "openai_lb"}, strings.Fields(name)...)...)
+		if err == nil || err.Error() != "2 of 3 backends cannot serve" {
+			t.Errorf("%q: got %v", name, err)
+		}
+		spent := served() != before
+		for backend, want := range map[string]string{"openai": "[{gpt-4o found} {gpt-9 missing}]", "azure": "[{gpt-4o unknown} {gpt-9 missing}]"} {
+			if name != "" {
+				want = "[{gpt-4o served} {gpt-9 missing}]"
+			}
+			if got := fmt.Sprint(checked[backend].Models); got != want {
+				t.Errorf("%q: %s: got %s, want %s", name, backend, got, want)
+			}
+		}
+		if _, known := checked["openai"].Remaining["tokens"]; known != (name != "") {
+			t.Errorf("%q: what is left of the limit: got %v", name, checked["openai"].Remaining)
+		}
+		if name != "" && (checked["unnamed"].Status != command.Warning || !spent) {
+			t.Errorf("got %s", all)
+		}
+	}
+}
+
+func TestACheckIsATableWithTheProblemsBelow(t *testing.T) {
+	at := simulators(t, map[string]string{"a": "deployments gpt-4o"})
+	file := configWith(t, "pool chat",
+		backendAt("east", at+"/a/v1", rightKey, "model gpt-4o"), backendAt("west", at+"/a/v1", wrongKey, "model gpt-4o"))
+	var out bytes.Buffer
+	err := runCommand(&out, "check", "--config", file)
+	lines := strings.Split(out.String(), "\n")
+	address := strings.TrimPrefix(at, "http://")
+	latency := regexp.MustCompile(`  \d+m?s  `)
+	for i, want := range []string{
+		"POOL BACKEND STATUS ADDRESS CERTIFICATE UNTIL CREDENTIAL MODELS LATENCY REMAINING",
+		"chat east ok " + address + " - accepted 1 found * -",
+		"chat west failed " + address + " - refused 1 unknown * -",
+		"chat west: failed: the credential is refused: status 401 (invalid_api_key)",
+		"Error: 1 of 2 backends cannot serve",
+	} {
+		if got := strings.Join(strings.Fields(latency.ReplaceAllString(lines[min(i, len(lines)-1)], " * ")), " "); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if err == nil || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("got %v, %q", err, &out)
+	}
+}
+
+// TestACheckChangesNothing runs a check in the process of a Caddy that runs the same configuration.
+func TestACheckChangesNothing(t *testing.T) {
+	b, server := lbtest.Listen(t, "b")
+	b.Replies(lbtest.Status(http.StatusTooManyRequests, "Retry-After", "60"))
+	caddyfile := fmt.Sprintf("{\nadmin off\n}\nhttp://:%d {\nbind 127.0.0.1\nopenai_lb {\nbackend %s\n}\n}", lbtest.FreePort(t), server.URL)
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	lbtest.WriteFile(t, file, caddyfile)
+	lbtest.Run(t, caddyfile)
+	before := pools.Default.Entries()
+	checked, _, err := check(t, "--config", file)
+	if err != nil || len(checked) != 1 || len(b.Received()) != 1 {
+		t.Errorf("got %v, %v and %d requests", err, checked, len(b.Received()))
+	}
+	after := pools.Default.Entries()
+	if len(after) != 1 || after[0] != before[0] {
+		t.Error("the pool that runs was replaced")
+	}
+	for _, s := range after[0].Pool.Snapshot(time.Now()) {
+		if len(s.Benches) > 0 {
+			t.Errorf("a check benches a backend: %+v", s)
+		}
+	}
+}
+
+func TestWhatIsWrongWithACheckIsPlainText(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(folder, name)
+		lbtest.WriteFile(t, file, text)
+		return file
+	}
+	good := configWith(t, "", "backend http://127.0.0.1:1")
+	for args, want := range map[string]string{
+		"--config " + filepath.Join(folder, "none"):                                            "reading config from file: open " + folder,
+		"--config " + write("a.Caddyfile", ":80 {\nopenai_lb {\n}\n}"):                         "adapting config using caddyfile: ",
+		"--config " + write("b.Caddyfile", ":80 {\nrespond ok\n}"):                             "the configuration has no such pool of openai_lb",
+		"--config " + write("c.json", "{"):                                                     "config is not valid JSON",
+		"--config " + write("d.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a {\nweigth 1"): "adapting config using caddyfile: ",
+		"--config " + good + " --pool other":                                                   "the configuration has no such pool of openai_lb",
+		"--config " + good + " --timeout 6s":                                                   "timeout '6s' is not a duration above 0 of 5s at most",
+		"--config " + good + " --offline --spend":                                              "offline and spend cannot be combined",
+		"--config " + good + " --envfile " + write("env", "A=1\nKEY= "+wrongKey+"\n"):          "envfile: line 2 is not KEY=VALUE",
+		"--config " + good + " --envfile " + filepath.Join(folder, "no"):                       "loading additional environment variables: reading environment file: open ",
+		"--config " + write("e.json", `{"apps":{"http":{"servers":{"s":{"rutes":[]}}}}}`):      "loading http app module: ",
+		"--config " + write("f.json", `{"aps":{}}`):                                            "decoding config: ",
+	} {
+		var out bytes.Buffer
+		err := runCommand(&out, append([]string{"check"}, strings.Fields(args)...)...)
+		if err == nil || !strings.HasPrefix(out.String(), "Error: "+want) || strings.Contains(out.String(), wrongKey) {
+			t.Errorf("%s: %v\n%s\nwant %s", args, err, &out, want)
+		}
+	}
+}
+
+func TestACheckReadsTheVariablesOfAFile(t *testing.T) {
+	at := simulators(t, map[string]string{"a": ""})
+	t.Setenv("CHECKED_KEY", "") // is removed after the test
+	os.Unsetenv("CHECKED_KEY")
+	env := filepath.Join(t.TempDir(), "env")
+	lbtest.WriteFile(t, env, "# a comment\nexport CHECKED_KEY=\""+rightKey+"\"\n")
+	file := configWith(t, "", backendAt("a", at+"/a/v1", "{env.CHECKED_KEY}", ""))
+	if checked, _, err := check(t, "--config", file, "--envfile", env); err != nil || checked["a"].Credential != "accepted" {
+		t.Errorf("got %v, %v", err, checked)
+	}
+}
+
+func TestOfflineACheckNeedsNoSecretAndNoVariable(t *testing.T) {
+	options := `
+		client_keys_file /nonexistent/client-keys
+		client_key alice {env.UNSET_ALICE}
+		client_key bob {file./nonexistent/bob}
+		reverse_proxy {
+			transport http {
+				tls_server_name {env.UNSET_SERVER}
+			}
+		}
+		backends_from_env UNSET`
+	file := configWith(t, options,
+		"backend {env.UNSET_URL} {\napi_key {env.UNSET_KEY}\nname {env.UNSET_NAME}\n}",
+		"backend https://{env.UNSET_RESOURCE}.openai.azure.com {\napi_key {file./nonexistent/key}\nmodel gpt-4o {env.UNSET_DEPLOYMENT}\n}",
+		"backend http://localhost:{env.UNSET_PORT} {\nheader x-api-key {env.UNSET_HEADER}\n}")
+	var out bytes.Buffer
+	if err := runCommand(&out, "check", "--offline", "--config", file); err != nil || out.String() != "Valid configuration\n" {
+		t.Errorf("got %v, %s", err, &out)
+	}
+	for option, want := range map[string]string{
+		"lb_retries -1":                       "lb_retries",
+		"client_key alice short":              "client_key",
+		"backends_from_env UNSET_":            "is not a prefix of environment variables",
+		"backend http://a/v1?x={env.UNSET_A}": "must not contain a query",
+	} {
+		out.Reset()
+		err := runCommand(&out, "check", "--offline", "--config", configWith(t, option, "backend http://a {\napi_key {env.UNSET_KEY}\n}"))
+		if err == nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: got %v, %s, want %s", option, err, &out, want)
+		}
+	}
+	if err := runCommand(&out, "check", "--config", file); err == nil {
+		t.Error("a check that is not offline needs no variable")
+	}
+}
+
+func TestTheExamplesAreValidOffline(t *testing.T) {
+	for _, name := range []string{"openai.Caddyfile", "azure.Caddyfile", "azure.json", "mixed.Caddyfile", "edge.Caddyfile", "systemd/Caddyfile", "compose/Caddyfile", "container/Caddyfile"} {
+		var out bytes.Buffer
+		if err := runCommand(&out, "check", "--offline", "--config", "../../examples/"+name); err != nil {
+			t.Errorf("%s: %s", name, &out)
+		}
+	}
+}
