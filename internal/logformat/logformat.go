@@ -33,7 +33,9 @@ type LogEncoder struct {
 	// `console` where the log goes to a terminal.
 	WrappedRaw json.RawMessage `json:"wrap,omitempty" caddy:"namespace=caddy.logging.encoders inline_key=format"`
 
-	zapcore.Encoder `json:"-"`
+	// redactor gets the fields that all lines of a logger have, and encoder the lines.
+	redactor `json:"-"`
+	encoder  zapcore.Encoder
 }
 
 // CaddyModule returns the Caddy module information.
@@ -59,65 +61,50 @@ func (e *LogEncoder) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (e *LogEncoder) Provision(ctx caddy.Context) error {
 	if e.WrappedRaw == nil {
 		plain := new(logging.AppendEncoder) // which knows Caddy's defaults
-		e.Encoder = plain
+		e.wrap(plain)
 		return plain.Provision(ctx)
 	}
 	module, err := ctx.LoadModule(e, "WrappedRaw")
 	if err != nil {
 		return fmt.Errorf("wrap: %w", err)
 	}
-	e.Encoder = module.(zapcore.Encoder)
+	e.wrap(module.(zapcore.Encoder))
 	return nil
+}
+
+func (e *LogEncoder) wrap(encoder zapcore.Encoder) {
+	e.redactor, e.encoder = redactor{encoder}, encoder
 }
 
 // ConfigureDefaultFormat implements caddy.ConfiguresFormatterDefault.
 func (e *LogEncoder) ConfigureDefaultFormat(to caddy.WriterOpener) error {
-	if wrapped, ok := e.Encoder.(caddy.ConfiguresFormatterDefault); ok {
+	if wrapped, ok := e.encoder.(caddy.ConfiguresFormatterDefault); ok {
 		return wrapped.ConfigureDefaultFormat(to)
 	}
 	return nil
 }
 
 // Clone implements zapcore.Encoder.
-func (e *LogEncoder) Clone() zapcore.Encoder { return &LogEncoder{Encoder: e.Encoder.Clone()} }
+func (e *LogEncoder) Clone() zapcore.Encoder {
+	clone := new(LogEncoder)
+	clone.wrap(e.encoder.Clone())
+	return clone
+}
 
 // EncodeEntry implements zapcore.Encoder.
 func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
-	entry.Message = redactMessage(entry.Message)
-	fields = slices.Clone(fields)
-	for i := range fields {
-		switch f := &fields[i]; f.Type {
-		case zapcore.StringType:
-			f.String = redactValue(f.Key, f.String)
-		case zapcore.ByteStringType:
-			*f = zap.String(f.Key, redactValue(f.Key, string(f.Interface.([]byte))))
-		case zapcore.ArrayMarshalerType:
-			f.Interface = redactArray(f.Key, f.Interface.(zapcore.ArrayMarshaler))
-		case zapcore.ObjectMarshalerType, zapcore.InlineMarshalerType:
-			f.Interface = redactedObject{f.Interface.(zapcore.ObjectMarshaler)}
-		case zapcore.ReflectType:
-			if entry.Message == configMessage {
+	message := entry.Message
+	entry.Message = redactMessage(message)
+	redacted := zapcore.ObjectMarshalerFunc(func(to zapcore.ObjectEncoder) error {
+		for _, f := range fields {
+			if f.Type == zapcore.ReflectType && message == configMessage {
 				f.Interface = redactConfig(f.Interface)
 			}
+			f.AddTo(redactor{to})
 		}
-	}
-	return e.Encoder.EncodeEntry(entry, fields)
-}
-
-// AddString implements zapcore.ObjectEncoder.
-func (e *LogEncoder) AddString(key, value string) { redactor{e.Encoder}.AddString(key, value) }
-
-// AddByteString implements zapcore.ObjectEncoder.
-func (e *LogEncoder) AddByteString(key string, value []byte) { e.AddString(key, string(value)) }
-
-// AddArray implements zapcore.ObjectEncoder.
-func (e *LogEncoder) AddArray(key string, array zapcore.ArrayMarshaler) error {
-	return redactor{e.Encoder}.AddArray(key, array)
-}
-
-// AddObject implements zapcore.ObjectEncoder.
-func (e *LogEncoder) AddObject(key string, object zapcore.ObjectMarshaler) error {
-	return redactor{e.Encoder}.AddObject(key, object)
+		return nil
+	})
+	return e.encoder.EncodeEntry(entry, []zapcore.Field{zap.Inline(redacted)})
 }
 
 // redactor hides keys in the fields of an object.
