@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"net/http"
 	"time"
@@ -149,15 +148,15 @@ func (x *exchange) statusError(status int) *wire.Reply {
 func (x *exchange) readBody() *wire.Reply {
 	sum := sha256.New()
 	var kept bytes.Buffer
-	body := &meteredReader{r: x.r.Body, sum: sum}
-	_, err := io.Copy(&kept, io.LimitReader(body, parsedBytes))
+	body := io.TeeReader(x.r.Body, sum)
+	first, err := io.Copy(&kept, io.LimitReader(body, parsedBytes))
+	rest := int64(0)
 	if err == nil {
-		_, err = io.Copy(io.Discard, body)
+		rest, err = io.Copy(io.Discard, body)
 	}
-	x.body.bytes = body.n
-	var tooLarge *http.MaxBytesError
+	x.body.bytes = first + rest
 	switch {
-	case errors.As(err, &tooLarge): // the request_body directive has a limit
+	case errors.As(err, new(*http.MaxBytesError)): // the request_body directive has a limit
 		return wire.OpenAIError(http.StatusRequestEntityTooLarge, "invalid_request_error", nil, "The request body is too large.")
 	case err != nil:
 		x.client.Leave()
@@ -181,20 +180,6 @@ func (x *exchange) readBody() *wire.Reply {
 
 // cut reports whether the body was too large to be parsed to its end.
 func (x *exchange) cut() bool { return x.body.bytes > parsedBytes }
-
-// meteredReader counts and hashes what passes.
-type meteredReader struct {
-	r   io.Reader
-	sum hash.Hash
-	n   int64
-}
-
-func (m *meteredReader) Read(p []byte) (int, error) {
-	n, err := m.r.Read(p)
-	m.sum.Write(p[:n])
-	m.n += int64(n)
-	return n, err
-}
 
 // findDeployment finds the deployment: the one in the path, or else the model in
 // the body.

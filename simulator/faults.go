@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -64,7 +65,7 @@ type Fault struct {
 }
 
 func (f *Fault) provision() error {
-	setDefault(&f.Every, 1)
+	f.Every = cmp.Or(f.Every, 1)
 	if f.Every < 1 {
 		return fmt.Errorf("fault '%s': every must be 1 or more, got %d", f.Action, f.Every)
 	}

@@ -12,6 +12,7 @@
 package simulator
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -186,19 +187,19 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.loaded, h.normal = h.now(), rand.NormFloat64
 
-	setDefault(&h.Name, "simulator")
-	setDefault(&h.Region, "Simulated")
-	setDefault(&h.RequestWindow, caddy.Duration(10*time.Second))
-	setDefault(&h.InputTPMPerPTU, 2500)
-	setDefault(&h.OutputRatio, 4)
-	setDefault(&h.BucketSeconds, 10)
-	setDefault(&h.Hints, "azure_both")
+	h.Name = cmp.Or(h.Name, "simulator")
+	h.Region = cmp.Or(h.Region, "Simulated")
+	h.RequestWindow = cmp.Or(h.RequestWindow, caddy.Duration(10*time.Second))
+	h.InputTPMPerPTU = cmp.Or(h.InputTPMPerPTU, 2500)
+	h.OutputRatio = cmp.Or(h.OutputRatio, 4)
+	h.BucketSeconds = cmp.Or(h.BucketSeconds, 10)
+	h.Hints = cmp.Or(h.Hints, "azure_both")
 	if h.PTU > 0 {
-		setDefault(&h.ErrorBody, "azure_ptu")
+		h.ErrorBody = cmp.Or(h.ErrorBody, "azure_ptu")
 	}
-	setDefault(&h.ErrorBody, "azure_classic")
-	setDefault(&h.OutputTokens, 16)
-	setDefault(&h.StatusPath, "/_simulator/status")
+	h.ErrorBody = cmp.Or(h.ErrorBody, "azure_classic")
+	h.OutputTokens = cmp.Or(h.OutputTokens, 16)
+	h.StatusPath = cmp.Or(h.StatusPath, "/_simulator/status")
 
 	for i := range h.Fault {
 		if err := h.Fault[i].provision(); err != nil {
@@ -222,13 +223,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.state = newState(h.rules)
 	return nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var unset T
-	if *field == unset {
-		*field = value
-	}
 }
 
 func (h *Handler) resolveKeys() error {

@@ -111,8 +111,8 @@ func (s *Socket) listen(messages chan<- []byte) {
 	defer close(s.left)
 	for {
 		message, err := s.receive()
-		if code, ok := codeOf(err); ok {
-			s.sendClose(code)
+		if code, ok := errors.AsType[closeError](err); ok { // the client can still be told
+			s.sendClose(uint16(code))
 		}
 		if err != nil {
 			return
@@ -298,14 +298,6 @@ func (s *Socket) reset() {
 		_ = tcp.SetLinger(0)
 	}
 	conn.Close()
-}
-
-// codeOf returns the code with which a WebSocket ends after this error, if the client
-// can still be told.
-func codeOf(err error) (code uint16, ok bool) {
-	var end closeError
-	ok = errors.As(err, &end)
-	return uint16(end), ok
 }
 
 // switchWrongly answers with a 101 to another protocol than the requested one.
