@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,10 +41,7 @@ func hasSelection(proxy *reverseproxy.Handler) bool {
 	if proxy == nil || proxy.LoadBalancing == nil {
 		return false
 	}
-	var policy struct {
-		Name string `json:"policy"`
-	}
-	return json.Unmarshal(proxy.LoadBalancing.SelectionPolicyRaw, &policy) == nil && policy.Name == "openai_lb"
+	return policyName(proxy.LoadBalancing.SelectionPolicyRaw) == "openai_lb"
 }
 
 // passiveOption returns the name of an option with which the proxy counts failures of
