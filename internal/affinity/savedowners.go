@@ -119,15 +119,9 @@ func (r *reading) hasEnded() bool {
 
 // wait waits for the end of the attempt, until a time at most.
 func (r *reading) wait(until time.Time) {
-	left := time.Until(until)
-	if left <= 0 {
-		return
-	}
-	timer := time.NewTimer(left)
-	defer timer.Stop()
 	select {
 	case <-r.done:
-	case <-timer.C:
+	case <-time.After(time.Until(until)):
 	}
 }
 
