@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -158,12 +159,7 @@ func (s *Set) Entries() []*Entry {
 	for _, e := range s.entries {
 		newest[e.Name] = e
 	}
-	var entries []*Entry
-	for _, e := range newest {
-		entries = append(entries, e)
-	}
-	slices.SortFunc(entries, func(a, b *Entry) int {
+	return slices.SortedFunc(maps.Values(newest), func(a, b *Entry) int {
 		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name))
 	})
-	return entries
 }
