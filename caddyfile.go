@@ -150,20 +150,7 @@ func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
 //
 //	transport openai_lb {
-//	    unhealthy_status    <code...>
-//	    fail_duration       <duration>
-//	    max_fails           <n>
-//	    retry_after_default <duration>
-//	    retry_after_min     <duration>
-//	    retry_after_max     <duration>
-//	    all_throttled       respond|forward
-//
-//	    request_buffers            <size>
-//	    response_header_timeout    <duration>
-//	    handshake_timeout          <duration>
-//	    stream_first_event_timeout <duration>
-//	    stream_idle_timeout        <duration>
-//	    stream_require_end
+//	    <options of openai_lb from unhealthy_status to stream_require_end...>
 //
 //	    http {
 //	        <options of the http transport...>

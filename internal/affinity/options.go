@@ -69,16 +69,8 @@ const (
 	maxLookupTimeout     = time.Second
 )
 
-// UnmarshalCaddyfile reads the block of the option affinity. Syntax:
-//
-//	affinity {
-//	    ids            <n>
-//	    ids_ttl        <duration>
-//	    lookup_timeout <duration>
-//	    save
-//	    callers        strict
-//	    prompt_cache   [<header...>]
-//	}
+// UnmarshalCaddyfile reads the block of the option affinity, of which the comment of the
+// handler's UnmarshalCaddyfile has the syntax.
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Block(d, directive.Options{
 		"ids":     directive.IntPointer(&o.IDs, maxIDs).Check(o.checkIDs),
