@@ -65,8 +65,8 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	if !bytes.HasPrefix(saved, []byte(magic)) {
 		return 0, fmt.Errorf("the saved ids are not in the format %q", magic[:len(magic)-1])
 	}
-	body, sum, ok := cutLast(saved, 4)
-	if !ok || crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(sum) {
+	body, sum := saved[:len(saved)-4], saved[len(saved)-4:] // the magic is longer
+	if crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(sum) || len(body) < len(magic) {
 		return 0, errDamaged
 	}
 	r := reader{body[len(magic):]}
@@ -127,10 +127,3 @@ func (r *reader) must(n int) []byte {
 }
 
 func (r *reader) uint32() uint32 { return binary.LittleEndian.Uint32(r.must(4)) }
-
-func cutLast(b []byte, n int) (rest, last []byte, ok bool) {
-	if len(b) < n {
-		return nil, nil, false
-	}
-	return b[:len(b)-n], b[len(b)-n:], true
-}
