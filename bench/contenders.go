@@ -197,10 +197,8 @@ func (s setup) Retries() int { return max(1, len(s.Backends)-1) }
 
 // Tiers says whether some backends are to be preferred to others.
 func (s setup) Tiers() bool {
-	return slices.MaxFunc(s.Backends, byPriority).Priority > s.Backends[0].Priority
+	return slices.ContainsFunc(s.Backends, func(b upstream) bool { return b.Priority > s.Backends[0].Priority })
 }
-
-func byPriority(a, b upstream) int { return cmp.Compare(a.Priority, b.Priority) }
 
 // Attempts is where each attempt of a request may go.
 func (s setup) Attempts() (attempts [][]upstream) {

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -181,14 +182,10 @@ func (l closedLoop) idleStreams(n int) (open []net.Conn, err error) {
 	request := l.request()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	each := make(chan struct{}, n)
-	for range n {
-		each <- struct{}{}
-	}
-	close(each)
+	var begun atomic.Int64
 	for range l.clients {
 		all.Go(func() {
-			for range each {
+			for begun.Add(1) <= int64(n) {
 				conn, failure := l.dial()
 				if failure == nil {
 					failure = firstEvent(conn, request)
