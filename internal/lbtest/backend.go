@@ -114,9 +114,6 @@ func WantsKey(key string) http.HandlerFunc {
 // Aborts closes the connection without an answer.
 func Aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
-// Garbage answers with what is not HTTP.
-var Garbage = Raw("SSH-2.0-OpenSSH_9.2p1\r\n")
-
 const (
 	StreamPreamble = "data: {\"choices\":[],\"id\":\"\",\"model\":\"\",\"prompt_filter_results\":[{}]}\n\n" +
 		"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"

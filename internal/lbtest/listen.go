@@ -126,17 +126,5 @@ func ListenTLS(t *testing.T, name string, http2 bool) (b *Backend, server *httpt
 	return b, server, "reverse_proxy {\ntransport http {\ntls_trust_pool file " + root + "\n}\n}"
 }
 
-// ListenBy serves a backend by plain HTTP/1.1, or by HTTP/2 and TLS, and
-// returns its URL and the options that it takes.
-func ListenBy(t *testing.T, major int, name string) (b *Backend, url, options string) {
-	t.Helper()
-	if major == 1 {
-		b, server := Listen(t, name)
-		return b, server.URL, ""
-	}
-	b, server, options := ListenTLS(t, name, true)
-	return b, server.URL, options
-}
-
 // Wires are the versions of HTTP on both sides of a balancer.
 var Wires = []struct{ Client, Backend int }{{1, 1}, {1, 2}, {2, 1}, {2, 2}}

@@ -67,7 +67,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 		{"409", lbtest.Says(409, "{}"), "client_error", nobody, 0, "", false},
 		{"422", lbtest.Says(422, "{}"), "client_error", nobody, 0, "", false},
 		{"a connection that breaks", lbtest.Aborts, "failed", model, 10, "warn", true},
-		{"what is not HTTP", lbtest.Garbage, "failed", model, 10, "warn", true},
+		{"what is not HTTP", lbtest.Raw("SSH-2.0-OpenSSH_9.2p1\r\n"), "failed", model, 10, "warn", true},
 		{"a redirect", lbtest.Says(307, "", "Location", "/elsewhere"), "served", nobody, 0, "", false},
 		{"200", lbtest.Says(200, "{}"), "served", nobody, 0, "", false},
 	} {

@@ -173,7 +173,7 @@ func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"
 	var rows []lbtest.Row
 	for _, wire := range lbtest.Wires {
-		a, backend, options := lbtest.ListenBy(t, wire.Backend, "a")
+		a, backend, options := listenBy(t, wire.Backend, "a")
 		gaveUp := make(chan struct{})
 		a.Replies(func(w http.ResponseWriter, r *http.Request) {
 			defer close(gaveUp)
@@ -216,7 +216,7 @@ func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"
 	var rows []lbtest.Row
 	for _, wire := range lbtest.Wires[1:3] { // each version on each side
-		a, backend, options := lbtest.ListenBy(t, wire.Backend, "a")
+		a, backend, options := listenBy(t, wire.Backend, "a")
 		var sent atomic.Int64
 		a.Replies(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")

@@ -73,8 +73,8 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 			arrived, felt := make(chan struct{}), make(chan struct{})
 			arrive := sync.OnceFunc(func() { close(arrived) })
 			d := departures(arrive, sync.OnceFunc(func() { close(felt) }))[n]
-			a, backendA, options := lbtest.ListenBy(t, wire.Backend, "a")
-			b, backendB, _ := lbtest.ListenBy(t, wire.Backend, "b")
+			a, backendA, options := listenBy(t, wire.Backend, "a")
+			b, backendB, _ := listenBy(t, wire.Backend, "b")
 			a.Replies(d.a)
 			b.Replies(d.b)
 			nameA, nameB := fmt.Sprintf("a%d", len(rows)), fmt.Sprintf("b%d", len(rows))

@@ -84,7 +84,7 @@ func newHalfway(t *testing.T) *halfway {
 	t.Helper()
 	h := &halfway{Sites: lbtest.NewSites(t, "https"), finish: make(chan struct{})}
 	for _, wire := range lbtest.Wires {
-		a, backend, options := lbtest.ListenBy(t, wire.Backend, "a")
+		a, backend, options := listenBy(t, wire.Backend, "a")
 		a.Replies(func(w http.ResponseWriter, r *http.Request) {
 			defer h.felt.Done()
 			lbtest.Streams(lbtest.StreamContent)(w, r)

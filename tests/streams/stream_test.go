@@ -290,7 +290,7 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 	}
 	var rows []lbtest.Row
 	for _, wire := range lbtest.Wires {
-		a, backend, options := lbtest.ListenBy(t, wire.Backend, "a")
+		a, backend, options := listenBy(t, wire.Backend, "a")
 		seen := make(chan struct{})
 		a.Replies(func(w http.ResponseWriter, r *http.Request) {
 			for _, event := range events {
