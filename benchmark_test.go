@@ -112,6 +112,29 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
+// BenchmarkBurst compares how long a stream takes of which all events are there at once.
+func BenchmarkBurst(b *testing.B) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, strings.Repeat(lbtest.StreamContent, 150)+lbtest.StreamEnd)
+	}))
+	defer server.Close()
+	addresses := startSites(b, "reverse_proxy "+server.URL, "openai_lb {\nbackend "+server.URL+"\n}")
+	prompt := promptOf(1800, true)
+	var took [2][]time.Duration
+	for b.Loop() {
+		for i, address := range addresses {
+			start := time.Now()
+			stream := openAt(b, address, prompt)
+			io.Copy(io.Discard, stream.Response.Body)
+			stream.Response.Body.Close()
+			took[i] = append(took[i], time.Since(start))
+		}
+	}
+	report(b, "µs-per-stream", time.Microsecond, took)
+}
+
 // BenchmarkLeave compares how long after a client left in the middle of a
 // stream the backend feels it.
 func BenchmarkLeave(b *testing.B) {

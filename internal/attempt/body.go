@@ -18,9 +18,12 @@ const (
 	// brings an error, and openingTimeout for how long after its first byte.
 	openingLimit   = 64 << 10
 	openingTimeout = 2 * time.Second
-	// openingRead is how much of it is read at first. Each read is for as much
-	// as was read before.
+	// openingRead is how much of it is read after the first read. Each read is for as
+	// much as was read before.
 	openingRead = 4 << 10
+	// firstRead is how much of a stream is read at first, as much as reverse_proxy reads at a
+	// time: events that came together are passed on with one write.
+	firstRead = 32 << 10
 )
 
 // What can be wrong with a reply besides the errors of its connection.

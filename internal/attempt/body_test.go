@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -136,4 +137,15 @@ func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 			t.Errorf("the reply ended with %v", err)
 		}
 	})
+}
+
+func TestEventsThatCameTogetherGoOnTogether(t *testing.T) {
+	burst := strings.Repeat("data: {\"choices\":[{\"delta\":{\"content\":\"Hello\"}}]}\n\n", 300)
+	b := body{source: io.NopCloser(strings.NewReader(burst)), response: new(http.Response), fields: All{}, idle: time.Minute, deadline: &deadline{alarms: new(alarms)}}
+	if failure, err := b.openStream(); failure != nil || err != nil {
+		t.Fatal(failure, err)
+	}
+	if n, err := b.Read(make([]byte, 32<<10)); n != len(burst) || err != nil {
+		t.Errorf("the first read brings %d of %d bytes, and %v", n, len(burst), err)
+	}
 }

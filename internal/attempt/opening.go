@@ -99,8 +99,8 @@ func (b *body) openStream() (*sse.Error, error) {
 		b.ids.Join(b.watch)
 		b.ids = nil
 	}
-	b.buffer = replay.GetBuffer(openingRead)
-	buf := b.buffer.Bytes[:openingRead]
+	b.buffer = replay.GetBuffer(firstRead)
+	buf := b.buffer.Bytes[:firstRead]
 	n, err := b.source.Read(buf)
 	inTime := b.deadline.stop()
 	b.take(readAhead{buf[:n], err})
