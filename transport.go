@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -30,8 +31,9 @@ type Transport struct {
 
 	// HTTP configures the connections to the backends, as reverse_proxy's http
 	// transport does. Default: that transport's defaults, but no added
-	// compression, more idle connections, which are closed before providers
-	// close theirs, and pings that find dead HTTP/2 connections.
+	// compression, a larger write buffer, more idle connections, which are
+	// closed before providers close theirs, and pings that find dead HTTP/2
+	// connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
 	sender attempt.Sender
@@ -97,6 +99,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.HTTP.KeepAlive.MaxIdleConnsPerHost == 0 {
 		t.HTTP.KeepAlive.MaxIdleConnsPerHost = idleConnsPerHost
 	}
+	t.HTTP.WriteBufferSize = cmp.Or(t.HTTP.WriteBufferSize, attempt.WriteBuffer)
 	if err := t.HTTP.Provision(ctx); err != nil {
 		return fmt.Errorf("http: %w", err)
 	}

@@ -16,8 +16,22 @@ import (
 	"testing/synctest"
 	"time"
 
+	openailb "github.com/openai-lb/caddy-openai-lb"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
+
+func TestMostPromptsAreWrittenInOnePiece(t *testing.T) {
+	for config, want := range map[string]int{`{}`: attempt.WriteBuffer, `{"http":{"write_buffer_size":5000}}`: 5000} {
+		transport, err := lbtest.Context(t).LoadModuleByID("http.reverse_proxy.transport.openai_lb", []byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := transport.(*openailb.Transport).HTTP.Transport.WriteBufferSize; got != want {
+			t.Errorf("%s: requests are written in pieces of %d bytes, want %d", config, got, want)
+		}
+	}
+}
 
 func TestBackendsAreReachedByTLSAndHTTP2(t *testing.T) {
 	a, server, trust := lbtest.ListenTLS(t, "a", true)

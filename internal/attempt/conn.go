@@ -28,6 +28,10 @@ func Dialing(dial Dialer) Dialer {
 	}
 }
 
+// WriteBuffer is how much of a request net/http gathers before it writes. Most prompts fit in. With
+// its own 4 KiB, it writes the others in two pieces.
+const WriteBuffer = 10 << 10
+
 const (
 	// copySize is how much is copied at a time of what is not in one piece.
 	copySize = 32 << 10

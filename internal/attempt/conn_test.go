@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -127,16 +128,40 @@ func TestAFailedWriteOfAnUploadWaitsUntilItsReaderCloses(t *testing.T) {
 	}
 }
 
+// counting is a connection that counts the writes to it.
+type counting struct {
+	net.Conn
+	writes *int
+}
+
+func (c counting) Write(p []byte) (int, error) {
+	*c.writes++
+	return c.Conn.Write(p)
+}
+
+// BenchmarkPost shows what WriteBuffer saves.
 func BenchmarkPost(b *testing.B) {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }))
 	defer server.Close()
-	c, body := clientOf(b), make([]byte, 8000)
-	b.ReportAllocs()
-	for b.Loop() {
-		res, err := c.Post(server.URL, "application/json", bytes.NewReader(body))
-		if err != nil {
-			b.Fatal(err)
-		}
-		res.Body.Close()
+	body := make([]byte, 8000)
+	for _, buffer := range []int{4 << 10, WriteBuffer} {
+		b.Run(strconv.Itoa(buffer), func(b *testing.B) {
+			writes := 0
+			transport := &http.Transport{WriteBufferSize: buffer, DialContext: Dialing(func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := new(net.Dialer).DialContext(ctx, network, address)
+				return counting{c, &writes}, err
+			})}
+			defer transport.CloseIdleConnections()
+			c := http.Client{Transport: transport}
+			b.ReportAllocs()
+			for b.Loop() {
+				res, err := c.Post(server.URL, "application/json", bytes.NewReader(body))
+				if err != nil {
+					b.Fatal(err)
+				}
+				res.Body.Close()
+			}
+			b.ReportMetric(float64(writes)/float64(b.N), "writes/op")
+		})
 	}
 }
