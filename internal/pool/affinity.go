@@ -1,9 +1,10 @@
 package pool
 
 import (
-	"hash/fnv"
 	"math"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 )
 
 // Affinity keeps requests of one key at one member, whose cache contains the
@@ -18,7 +19,7 @@ import (
 // prompt. Only keys that moved because of a throttle return before, while the
 // member to which they moved got more than its share of the requests of the last
 // minute. Otherwise one short throttle would upset the weights. Only
-// relocations are remembered: see Relocations.
+// relocations are remembered: see [homes.Relocations].
 type Affinity struct {
 	// Key is the same for related requests. 0: the request has no key.
 	Key uint64
@@ -61,7 +62,7 @@ type tier struct {
 // exceeded reports whether the member got more than its share of the requests of the
 // last minute.
 func (t *tier) exceeded(m *Member, now time.Time) bool {
-	return float64(m.lately.count(now))*t.weights > float64(t.lately)*m.share()
+	return float64(m.lately.Count(now))*t.weights > float64(t.lately)*m.share()
 }
 
 // place returns the place that a member of the tier has for requests with a key.
@@ -77,7 +78,7 @@ func (t *tier) place(m *Member) place {
 // chooseByKey chooses among the members that are as good as the one chosen: the
 // one where the key lives, or else the next in the order of the key that has room.
 func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best rank) place {
-	cost, moved := r.Cost(), p.Relocations.get(a.Key, now)
+	cost, moved := r.Cost(), p.Relocations.Get(a.Key, now)
 	var t tier
 	var home, there, first *Member
 	var homeScore, firstScore float64
@@ -87,7 +88,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		score := m.score(a.Key)
 		if _, serves := r.ModelAt(m); serves {
-			if m.digest.tag == moved.tag {
+			if m.digest.Tag == moved.Tag {
 				there = m
 			}
 			if !m.Drained() && (home == nil || m.Priority == home.Priority && score < homeScore) {
@@ -99,8 +100,8 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		t.weights += m.share()
 		t.inFlight += m.InFlight()
-		if moved.fled {
-			t.lately += m.lately.count(now)
+		if moved.Fled {
+			t.lately += m.lately.Count(now)
 		}
 		if first == nil || score < firstScore {
 			first, firstScore = m, score
@@ -119,7 +120,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 	isIn := func(m *Member) bool { return m.Priority == chosen.Priority && m.rank(r, cost, now) == best }
 	in := isIn(lives)
 	switch {
-	case in && moved.fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
+	case in && moved.Fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
 		first, in = home, false // it returns
 	case in && t.place(lives).hasRoom():
 		first = lives
@@ -129,7 +130,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		to = p.nextWithRoom(r, a, now, to, &t, best)
 	}
 	switch {
-	case to.Member == lives && (moved.tag == 0 || there != nil):
+	case to.Member == lives && (moved.Tag == 0 || there != nil):
 		a.Result = Hit
 	case to.Member != lives && (in || lives.Full()):
 		a.Result = Miss
@@ -137,9 +138,9 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Relocations.put(a.Key, relocation{to.digest.tag, moved.fled || home.hasThrottle(r)}, now)
-	} else if moved.tag != 0 {
-		p.Relocations.forget(a.Key)
+		p.Relocations.Put(a.Key, homes.Relocation{Tag: to.digest.Tag, Fled: moved.Fled || home.hasThrottle(r)}, now)
+	} else if moved.Tag != 0 {
+		p.Relocations.Forget(a.Key)
 	}
 	return to
 }
@@ -167,30 +168,5 @@ func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t
 // share returns the member's weight. Drained members share alike.
 func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
 
-// score returns the member's place in the order of a key: the lowest comes first. It
-// is a random number of an exponential distribution whose rate is the weight, so
-// each member is first for its share of the keys, and a member that comes or
-// goes changes nothing for the keys of others.
-func (m *Member) score(key uint64) float64 {
-	random := (float64(mix(key^m.digest.seed)>>11) + 0.5) / (1 << 53)
-	return -math.Log(random) / m.share()
-}
-
-// mix makes a number of which each bit depends on all bits of x (the finalizer
-// of SplitMix64).
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
-// digest is a name as numbers: seed is random, and tag is part of it. They are the
-// same in each process, so that replicas agree where a key lives.
-type digest struct{ seed, tag uint64 }
-
-func digestOf(name string) digest {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(name)) // it never fails
-	seed := mix(h.Sum64())
-	return digest{seed, max(1, seed>>(64-tagBits))}
-}
+// score returns the member's place in the order of a key.
+func (m *Member) score(key uint64) float64 { return m.digest.Score(key, m.share()) }

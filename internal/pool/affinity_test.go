@@ -9,13 +9,15 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 )
 
 // withKeys makes a pool that keeps keys together.
 func withKeys(t testing.TB, members ...string) (*Pool, map[string]*Member) {
 	p, byName, _ := poolOf(t, members...)
 	t.Cleanup(p.Close)
-	p.Relocations = new(Relocations)
+	p.Relocations = new(homes.Relocations)
 	return p, byName
 }
 
@@ -41,8 +43,8 @@ func wantKeyAt(t *testing.T, p *Pool, key uint64, now time.Time, want string, re
 // keysOf returns keys that live at this member, in the state that the pool has.
 func keysOf(p *Pool, name string, n int) (keys []uint64) {
 	for key := uint64(1); len(keys) < n; key++ {
-		if got, _ := pickKey(p, mix(key), start); got == name {
-			keys = append(keys, mix(key))
+		if got, _ := pickKey(p, homes.Mix(key), start); got == name {
+			keys = append(keys, homes.Mix(key))
 		}
 	}
 	return keys
@@ -54,12 +56,12 @@ func TestKeysAreSharedByWeightAndStayWhenMembersComeAndGo(t *testing.T) {
 	two, _ := withKeys(t, "c:1:3", "a:1:1") // in another order
 	counts := make(map[string]int)
 	for i := range uint64(keys) {
-		got, _ := pickKey(three, mix(i+1), start)
+		got, _ := pickKey(three, homes.Mix(i+1), start)
 		counts[got]++
-		if after, _ := pickKey(two, mix(i+1), start); got != "b" && after != got {
+		if after, _ := pickKey(two, homes.Mix(i+1), start); got != "b" && after != got {
 			t.Fatalf("a key of %s went to %s because b is gone", got, after)
 		}
-		if again, result := pickKey(three, mix(i+1), at(60)); again != got || result != Hit {
+		if again, result := pickKey(three, homes.Mix(i+1), at(60)); again != got || result != Hit {
 			t.Fatalf("a key of %s went to %s (%s)", got, again, result)
 		}
 	}
@@ -302,45 +304,12 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 	}
 }
 
-func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
-	v := new(Relocations)
-	if size := unsafe.Sizeof(*v); size > 1<<19 {
-		t.Errorf("moves take %d bytes", size)
-	}
-	sameSet := func(i uint64) uint64 { return i<<40 | 5 }
-	for i := range uint64(9) {
-		v.put(sameSet(i+1), relocation{tag: i + 1}, at(float64(60*i)))
-	}
-	now := at(60 * 9)
-	if tag := v.get(sameSet(1), now).tag; tag != 0 {
-		t.Errorf("the oldest is at %d, want it forgotten", tag)
-	}
-	for i := range uint64(8) {
-		if tag := v.get(sameSet(i+2), now).tag; tag != i+2 {
-			t.Errorf("key %d is at %d, want %d", i+2, tag, i+2)
-		}
-	}
-	v.forget(sameSet(4))
-	v.put(sameSet(20), relocation{tag: 20}, now)
-	for key, want := range map[uint64]uint64{4: 0, 20: 20, 2: 2, 9: 9} {
-		if tag := v.get(sameSet(key), now).tag; tag != want {
-			t.Errorf("key %d is at %d, want %d", key, tag, want)
-		}
-	}
-	if tag := v.get(sameSet(20), now.Add(10*time.Minute)).tag; tag != 20 {
-		t.Error("a key was forgotten before its ten minutes")
-	}
-	if tag := v.get(sameSet(20), now.Add(10*time.Minute+2*tick)).tag; tag != 0 {
-		t.Error("a key is remembered for too long")
-	}
-}
-
 func TestAPickByKeyAllocatesNothing(t *testing.T) {
 	p := sixteen(t)
-	p.Relocations = new(Relocations)
+	p.Relocations = new(homes.Relocations)
 	r := &asks{model: "m", cost: 1}
 	if n := testing.AllocsPerRun(1000, func() {
-		r.affinity.Key = mix(r.affinity.Key + 1)
+		r.affinity.Key = homes.Mix(r.affinity.Key + 1)
 		p.Pick(r, start).Release()
 	}); n != 0 {
 		t.Errorf("a pick by key allocates %v times", n)
@@ -349,11 +318,11 @@ func TestAPickByKeyAllocatesNothing(t *testing.T) {
 
 func BenchmarkPickByKey(b *testing.B) {
 	p := sixteen(b)
-	p.Relocations = new(Relocations)
+	p.Relocations = new(homes.Relocations)
 	b.ReportAllocs()
 	r := &asks{model: "m", cost: 1}
 	for b.Loop() {
-		r.affinity.Key = mix(r.affinity.Key + 1)
+		r.affinity.Key = homes.Mix(r.affinity.Key + 1)
 		p.Pick(r, start).Release()
 	}
 }

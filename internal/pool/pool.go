@@ -31,6 +31,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 )
 
 // Random returns a random number from 0 up to but not including 1. Tests replace
@@ -47,7 +49,7 @@ type Pool struct {
 	Policy func(Request, []*Member) *Member
 	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
-	Relocations *Relocations
+	Relocations *homes.Relocations
 
 	listeners []Listener
 	returns   returns
@@ -80,8 +82,8 @@ type Member struct {
 	pool      *Pool
 	health    *Health
 	namesakes *namesakes
-	lately    lately
-	digest    digest // of the name
+	lately    homes.Lately
+	digest    homes.Digest // of the name
 }
 
 // Checks is state of a member outside the pool. With a method InFlight() int64,
@@ -116,7 +118,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
 	for i, m := range members {
-		m.Index, m.pool, m.digest = i, p, digestOf(m.Name)
+		m.Index, m.pool, m.digest = i, p, homes.DigestOf(m.Name)
 	}
 	p.watchReturns()
 	return p
@@ -143,7 +145,7 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 			continue // another request became the probe, or tries it
 		}
 		if p.Relocations != nil {
-			m.lately.add(now)
+			m.lately.Add(now)
 		}
 		return m.Member
 	}

@@ -24,6 +24,10 @@ const (
 	longestPause = time.Minute
 )
 
+// began is when the process started. Long times are measured from there: if a wall
+// clock is set, all times measured with it seem older, or newer.
+var began = time.Now()
+
 // failed records that the member could not be reached, and returns when the next
 // recheck is due. The caller holds the lock.
 func (u *unreachable) failed(now time.Time) time.Time {

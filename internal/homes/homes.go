@@ -1,9 +1,44 @@
-package pool
+// Package homes knows at which member of a pool the requests of a key live, whose cache has the
+// beginning of their prompts. The home of a key is the first member in the order of its
+// [Digest.Score]. [Relocations] remember the keys that live elsewhere. It gets the time only from
+// its arguments.
+package homes
 
 import (
+	"hash/fnv"
+	"math"
 	"sync/atomic"
 	"time"
 )
+
+// Digest is a name as numbers: seed is random, and Tag is part of it. They are the
+// same in each process, so that replicas agree where a key lives.
+type Digest struct{ seed, Tag uint64 }
+
+// DigestOf returns the digest of a member's name.
+func DigestOf(name string) Digest {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name)) // it never fails
+	seed := Mix(h.Sum64())
+	return Digest{seed, max(1, seed>>(64-tagBits))}
+}
+
+// Score returns a member's place in the order of a key: the lowest comes first. It
+// is a random number of an exponential distribution whose rate is the weight, so
+// each member is first for its share of the keys, and a member that comes or
+// goes changes nothing for the keys of others.
+func (d Digest) Score(key uint64, weight float64) float64 {
+	random := (float64(Mix(key^d.seed)>>11) + 0.5) / (1 << 53)
+	return -math.Log(random) / weight
+}
+
+// Mix makes a number of which each bit depends on all bits of x (the finalizer
+// of SplitMix64).
+func Mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
 
 // Relocations remembers which keys do not live at home: relocated, they live at
 // another member. Its size is fixed, at half a
@@ -39,18 +74,18 @@ var began = time.Now()
 
 func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
 
-// relocation is where a key lives that is not at home.
-type relocation struct {
-	// tag is that of the member. 0: the key is at home.
-	tag uint64
-	// fled reports whether the key left its home because of a throttle.
-	fled bool
+// Relocation is where a key lives that is not at home.
+type Relocation struct {
+	// Tag is that of the member. 0: the key is at home.
+	Tag uint64
+	// Fled reports whether the key left its home because of a throttle.
+	Fled bool
 }
 
 // entryOf returns what is remembered of a key's relocation.
-func entryOf(key uint64, to relocation, now time.Time) uint64 {
-	entry := key>>keyShift<<keyShift | to.tag<<tickBits | ticks(now)
-	if to.fled {
+func entryOf(key uint64, to Relocation, now time.Time) uint64 {
+	entry := key>>keyShift<<keyShift | to.Tag<<tickBits | ticks(now)
+	if to.Fled {
 		entry |= fledBit
 	}
 	return entry
@@ -64,19 +99,19 @@ func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & ti
 
 func (v *Relocations) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }
 
-// get returns where the key moved.
-func (v *Relocations) get(key uint64, now time.Time) relocation {
+// Get returns where the key moved.
+func (v *Relocations) Get(key uint64, now time.Time) Relocation {
 	set := v.set(key)
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) && idle(e, now) <= stays {
-			return relocation{tag: e >> tickBits & tagMask, fled: e&fledBit != 0}
+			return Relocation{Tag: e >> tickBits & tagMask, Fled: e&fledBit != 0}
 		}
 	}
-	return relocation{}
+	return Relocation{}
 }
 
-// put records that the key moved.
-func (v *Relocations) put(key uint64, to relocation, now time.Time) {
+// Put records that the key moved.
+func (v *Relocations) Put(key uint64, to Relocation, now time.Time) {
 	set, entry := v.set(key), entryOf(key, to, now)
 	place := &set[0]
 	for i := range set {
@@ -95,8 +130,8 @@ func (v *Relocations) put(key uint64, to relocation, now time.Time) {
 	place.Store(entry)
 }
 
-// forget records that the key lives at home.
-func (v *Relocations) forget(key uint64) {
+// Forget records that the key lives at home.
+func (v *Relocations) Forget(key uint64) {
 	set := v.set(key)
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) {
@@ -105,13 +140,14 @@ func (v *Relocations) forget(key uint64) {
 	}
 }
 
-// lately counts the requests of about the last minute. Each part has the tick that it
+// Lately counts the requests of about the last minute. Each part has the tick that it
 // is of, and how many requests came then.
-type lately struct{ parts [16]atomic.Uint64 }
+type Lately struct{ parts [16]atomic.Uint64 }
 
 const countBits = 32
 
-func (l *lately) add(now time.Time) {
+// Add counts a request.
+func (l *Lately) Add(now time.Time) {
 	t := ticks(now)
 	part := &l.parts[t%uint64(len(l.parts))]
 	if old := part.Load(); old>>countBits != t && part.CompareAndSwap(old, t<<countBits|1) {
@@ -120,7 +156,8 @@ func (l *lately) add(now time.Time) {
 	part.Add(1)
 }
 
-func (l *lately) count(now time.Time) (n uint64) {
+// Count returns how many requests there were.
+func (l *Lately) Count(now time.Time) (n uint64) {
 	for i := range l.parts {
 		if part := l.parts[i].Load(); (ticks(now)-part>>countBits)&tickMask < uint64(len(l.parts)) {
 			n += part & (1<<countBits - 1)
