@@ -1,4 +1,3 @@
-// Package pulse follows how fast backends answer.
 package pulse
 
 import (
@@ -22,11 +21,9 @@ const (
 	forgotten = 30 * time.Second
 )
 
-var firstByteBegan = time.Now().Add(-time.Nanosecond)
-
 // Took records the first byte of a stream that was served.
 func (f *FirstByte) Took(took time.Duration, now time.Time) {
-	at := int64(now.Sub(firstByteBegan))
+	at := nanos(now)
 	before, average := f.heard.Swap(at), f.average.Load()
 	if next := int64(took); before != 0 && next < average {
 		old := math.Exp(-float64(max(0, at-before)) / float64(memory))
@@ -38,7 +35,7 @@ func (f *FirstByte) Took(took time.Duration, now time.Time) {
 
 // At returns the average. It returns 0 if it is unknown.
 func (f *FirstByte) At(now time.Time) time.Duration {
-	if heard := f.heard.Load(); heard == 0 || int64(now.Sub(firstByteBegan))-heard >= int64(forgotten) {
+	if heard := f.heard.Load(); heard == 0 || nanos(now)-heard >= int64(forgotten) {
 		return 0
 	}
 	return time.Duration(max(1, f.average.Load()))
