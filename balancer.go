@@ -102,6 +102,13 @@ func newBalancer(name string, front front, targets []*target, events *observe.Ev
 	return b
 }
 
+// useTransport makes t make the attempts. t may be nil.
+func (b *balancer) useTransport(t *Transport) {
+	if b.transport = t; t != nil {
+		b.Pool.Silence = float64(*t.Silence)
+	}
+}
+
 // open puts the balancer's pool into use until close. Its upstreams must be set up:
 // the admin API and the metrics read them.
 func (b *balancer) open() { pools.Default.Add(&b.Entry) }

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -79,6 +80,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    retry_after_min     <duration>
 //	    retry_after_max     <duration>
 //	    all_throttled       respond|forward
+//	    silence             <factor>|off
 //
 //	    request_buffers            <size>
 //	    response_header_timeout    <duration>
@@ -203,6 +205,7 @@ func (p *PassiveHealth) options() directive.Options {
 		"retry_after_default": directive.Duration(&p.RetryAfterDefault),
 		"retry_after_min":     directive.Duration(&p.RetryAfterMin),
 		"retry_after_max":     directive.Duration(&p.RetryAfterMax),
+		"silence":             directive.Args("a number of 2 or more, or off", 1, 1, pulse.Parse(&p.Silence)),
 		"all_throttled":       directive.OneOf(&p.AllThrottled, respondThrottled, forwardThrottled),
 	}.Check(func() error {
 		checked := *p

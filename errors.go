@@ -102,7 +102,7 @@ func (ex *exchange) whyNone(now time.Time, wait time.Duration) apierror.Error {
 		return apierror.CredentialsRejected
 	case last == verdict.NoCredential:
 		return apierror.NoCredential(wait)
-	case last == verdict.Timeout:
+	case last == verdict.Timeout, last == verdict.Silent:
 		return apierror.TimedOut
 	case last == verdict.Unreachable:
 		return apierror.Unreachable

@@ -15,6 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -53,6 +54,10 @@ type tries struct {
 	first [1]try
 	// current is the backend that is attempted right now, if any is.
 	current *target
+	// wait is that for the first byte of the current attempt's reply.
+	wait pulse.Wait
+	// move is to a backend that answers, if the request waited at one that does not.
+	move move
 	// best is the reply that the client gets if no further backend has a better one.
 	best bestReply
 	// bench is claimed by a fault that may be the request's own.
@@ -172,20 +177,23 @@ var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reversepro
 func (ex *exchange) choose() *reverseproxy.Upstream {
 	ex.release()
 	now := time.Now()
-	if ex.own.Response == nil && ex.mayGoOn(now) {
-		m := ex.balancer.Pool.Pick(ex, now)
+	m := ex.moved()
+	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
+		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
+			m = ex.balancer.Pool.Pick(ex, now)
+		}
 		if m == nil && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
 			m = ex.balancer.Pool.PickThrottled(ex, now)
 			ex.tries.forwarded = m != nil
 		}
-		if m != nil {
-			ex.observeFailover()
-			ex.tries.current = ex.balancer.targets[m.Index]
-			ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, deployment: ex.deploymentLabel(ex.tries.current)})
-			return ex.tries.current.upstream
-		}
 	}
-	return ourselves
+	if m == nil {
+		return ourselves
+	}
+	ex.observeFailover()
+	ex.tries.current = ex.balancer.targets[m.Index]
+	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, deployment: ex.deploymentLabel(ex.tries.current)})
+	return ex.tries.current.upstream
 }
 
 // mayGoOn reports whether a further backend may be tried.
@@ -221,7 +229,8 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.tries.attempts {
 		tried := ex.tries.attempts[i].target
-		if tried == t || tried.backend.Credentials.Passthrough && !t.backend.Credentials.Passthrough {
+		again := ex.tries.move.returns && ex.tries.attempts[i].class == verdict.Silent
+		if tried == t && !again || tried.backend.Credentials.Passthrough && !t.backend.Credentials.Passthrough {
 			return false
 		}
 	}

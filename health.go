@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -50,6 +51,14 @@ type PassiveHealth struct {
 	// long it asks for, and the bench of one whose quota is used up.
 	// Default: 5m.
 	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
+
+	// Silence is how many times the usual wait for the first byte of a reply is too
+	// long. A backend is silent if two or more requests for inference have waited for
+	// longer than that, for longer than the longest recent wait and for half a second,
+	// and none of them has got a byte. It is used when no other backend is left, and
+	// requests that wait there go on to a backend that answers. It is 2 or more; 0
+	// turns that off. Default: 4.
+	Silence *pulse.Factor `json:"silence,omitempty"`
 
 	// AllThrottled defines the outcome of a request while all backends throttle:
 	// `respond` answers 429 with the shortest wait, `forward` sends the request
@@ -95,6 +104,9 @@ func (p *PassiveHealth) provision() error {
 		return fmt.Errorf("max_fails '%d' is not a whole number of 1 or more", p.MaxFails)
 	}
 	p.MaxFails = cmp.Or(p.MaxFails, 1)
+	if err := pulse.Provision(&p.Silence); err != nil {
+		return err
+	}
 	for _, status := range p.UnhealthyStatus {
 		if !validStatusOrClass(status) {
 			return fmt.Errorf("unhealthy_status '%d' is not a status from 400 to 599, 4 for 4xx or 5 for 5xx", status)

@@ -26,6 +26,9 @@ func (ex *exchange) finish(err error, aborted bool) {
 	ex.dropBest()
 	ex.api.received.Release()
 	ex.release()
+	if to := ex.tries.move.to; to != nil { // the client left just then
+		to.Release()
+	}
 	ex.observe(err)
 }
 

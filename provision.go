@@ -110,7 +110,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, h.link, &h.rechecker)
 	h.balancer.Rechecker = &h.rechecker
 	h.balancer.use(policy)
-	h.balancer.transport = h.Transport
+	h.balancer.useTransport(h.Transport)
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward = h.AllThrottled == forwardThrottled
 	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {

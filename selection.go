@@ -247,7 +247,7 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 	}
 	b := newBalancer(s.Pool, plainProxy{}, targets, s.events)
 	b.use(s.policy)
-	b.transport = s.transport
+	b.useTransport(s.transport)
 	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
 	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})
 	return b

@@ -51,6 +51,8 @@ type Request struct {
 	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.
 	Fields Fields
+	// Watch follows the wait for the reply. It may be nil.
+	Watch Watch
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader
 }
@@ -63,6 +65,21 @@ type Asks struct {
 	Responds bool
 	// Cost is how many tokens it counts for in a rate limit.
 	Cost int64
+}
+
+// Watch follows the wait for the first byte of a reply, which may come long before the time is over,
+// or not at all. No two of its methods are called at the same time. Late is called by a timer, but not
+// after Heard or Over, and the attempt ends neither before nor while it is called.
+type Watch interface {
+	// Sent records that the request is sent. It returns after how long Late is called.
+	Sent(now time.Time) time.Duration
+	// Late returns after how long it is called again if no byte has come by then. With 0, the
+	// attempt is given up, and has the class silent, unless its reply comes at this moment.
+	Late(now time.Time) time.Duration
+	// Heard records that the first byte has come.
+	Heard(now time.Time)
+	// Over records that the attempt is over, and whether it was served.
+	Over(served bool, now time.Time)
 }
 
 // Fields decides which fields of a reply go on.
@@ -95,6 +112,19 @@ type sent struct {
 // Send sends the request and returns its reply.
 func (s *Sender) Send(r Request) *Reply {
 	t := &sent{Request: r}
+	reply := s.send(t)
+	if t.Watch == nil {
+		return reply
+	}
+	if reply.Response != nil && !reply.cut {
+		t.trip.timeout.heard() // what follows is not read ahead
+	}
+	t.trip.timeout.unwatched()
+	t.Watch.Over(reply.Class == verdict.Served, time.Now())
+	return reply
+}
+
+func (s *Sender) send(t *sent) *Reply {
 	t.begin(s)
 	reply := &t.reply
 	reply.sent = t
@@ -140,6 +170,9 @@ func (t *sent) begin(s *Sender) {
 		limit = s.StreamFirstEventTimeout
 	}
 	t.trip.timeout.alarms = &s.alarms
+	if t.Watch != nil {
+		t.trip.timeout.watched(t.Watch, t.Watch.Sent(time.Now()))
+	}
 	t.trip.timeout.start(time.Duration(limit), ErrNoReply)
 }
 
@@ -150,10 +183,18 @@ func (t *sent) check(res *http.Response) error {
 		return ErrNoHTTP
 	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Proxied, res): // it would be empty
 		return ErrWrongProtocol
-	case content.TypeOf(res.Header) != content.EventStream && !t.trip.timeout.stop():
-		return ErrNoReply
+	case !t.opens(res) && !t.trip.timeout.stop():
+		return t.trip.timeout.why()
+	}
+	if res.StatusCode != http.StatusOK || res.Body == http.NoBody {
+		t.trip.timeout.heard()
 	}
 	return nil
+}
+
+// opens reports whether the time of the request goes on until the first byte of the body.
+func (t *sent) opens(res *http.Response) bool {
+	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && content.TypeOf(res.Header) == content.EventStream && !content.Compressed(res.Header)
 }
 
 // watchOver puts a limit on the time of each read of a response's body. It returns

@@ -16,12 +16,17 @@ type deadline struct {
 	// alarms have the timer.
 	alarms *alarms
 
-	mu      sync.Mutex
-	alarm   *alarm        // nil: no step has begun since the end
-	until   time.Duration // by the alarm's clock
-	limit   time.Duration
-	reason  error // nil: no step is limited
-	expired bool
+	mu     sync.Mutex
+	alarm  *alarm        // nil: no step has begun since the end
+	until  time.Duration // by the alarm's clock
+	limit  time.Duration
+	reason error // nil: no step is limited
+	// expired is why the time is over. nil: all steps were in time.
+	expired error
+
+	// watch is asked at look, by the alarm's clock, whether to give up before until. nil: it is not.
+	watch Watch
+	look  time.Duration
 
 	measures     bool
 	began, ended time.Duration // the last step, by the alarm's clock
@@ -42,7 +47,41 @@ func (d *deadline) start(limit time.Duration, reason error) {
 		d.began = now
 	}
 	d.until = now + limit
-	d.alarm.setFor(d.until, limit)
+	at := d.next()
+	d.alarm.setFor(at, at-now)
+}
+
+// watched makes w be asked after that time, from now on, while a step takes long.
+func (d *deadline) watched(w Watch, after time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.alarm == nil {
+		d.alarm = d.alarms.take(d)
+	}
+	d.watch, d.look = w, d.alarm.now()+after
+}
+
+// unwatched ends that. It returns the watch that was asked, or nil.
+func (d *deadline) unwatched() (w Watch) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w, d.watch = d.watch, nil
+	return w
+}
+
+// heard records that the first byte of the reply has come.
+func (d *deadline) heard() {
+	if w := d.unwatched(); w != nil {
+		w.Heard(time.Now())
+	}
+}
+
+// next returns when the alarm has to go off.
+func (d *deadline) next() time.Duration {
+	if d.watch != nil {
+		return min(d.until, d.look)
+	}
+	return d.until
 }
 
 // Extend gives the step as long again.
@@ -63,7 +102,14 @@ func (d *deadline) stop() bool {
 		d.ended = d.alarm.now()
 		d.lag = max(0, d.lag-(d.ended-d.began))
 	}
-	return !d.expired
+	return d.expired == nil
+}
+
+// why returns why the time is over. It is nil if all steps were in time.
+func (d *deadline) why() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.expired
 }
 
 // measure begins to measure the time between the steps. It ends with end.
@@ -95,17 +141,31 @@ func (d *deadline) end() {
 	}
 }
 
-// wake looks whether the step takes too long.
+// wake finds out whether the step takes too long.
 func (d *deadline) wake(by *alarm) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.alarm != by || d.reason == nil {
 		return
 	}
-	if left := d.until - by.now(); left > 0 {
-		by.setFor(d.until, left)
+	now := by.now()
+	if d.watch != nil && now >= d.look && now < d.until {
+		again := d.watch.Late(time.Now())
+		if again <= 0 {
+			d.expire(ErrSilent)
+			return
+		}
+		d.look = now + again
+	}
+	if at := d.next(); at > now {
+		by.setFor(at, at-now)
 		return
 	}
-	d.expired = true
-	d.cancel(d.reason)
+	d.expire(d.reason)
+}
+
+// expire ends what is not in time. The caller holds the lock.
+func (d *deadline) expire(reason error) {
+	d.expired, d.reason = reason, nil
+	d.cancel(reason)
 }

@@ -53,6 +53,27 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			time.Sleep(4 * s)
 			d.Extend()
 		}, 13 * s, errFirst},
+		"a step that is watched": {func(d *deadline) {
+			d.watched(&impatience{asks: 3}, 2*s)
+			d.start(10*s, errFirst)
+		}, 4 * s, ErrSilent},
+		"a step that is watched for longer than it may take": {func(d *deadline) {
+			d.watched(&impatience{asks: 30}, 2*s)
+			d.start(10*s, errFirst)
+		}, 10 * s, errFirst},
+		"a later step that is watched": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 2*s)
+			d.start(10*s, errFirst)
+			time.Sleep(s)
+			d.stop()
+			time.Sleep(5 * s)
+			d.start(3*s, errLater)
+		}, 6 * s, ErrSilent},
+		"a step that is not watched any more": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 2*s)
+			d.start(10*s, errFirst)
+			d.unwatched()
+		}, 10 * s, errFirst},
 		"extending what was stopped": {func(d *deadline) {
 			d.start(5*s, errFirst)
 			d.stop()
@@ -119,4 +140,18 @@ func BenchmarkRequest(b *testing.B) {
 		d.stop()
 		d.end()
 	}
+}
+
+// impatience is a Watch that gives up when it is asked so many times.
+type impatience struct{ asks int }
+
+func (p *impatience) Sent(time.Time) time.Duration { return time.Second }
+func (p *impatience) Heard(time.Time)              {}
+func (p *impatience) Over(bool, time.Time)         {}
+
+func (p *impatience) Late(time.Time) time.Duration {
+	if p.asks--; p.asks == 0 {
+		return 0
+	}
+	return time.Second
 }

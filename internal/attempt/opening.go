@@ -78,6 +78,9 @@ func (s *Sender) judgeOpening(r *Reply, open func() (*sse.Error, error)) {
 	case errors.Is(err, ErrNoReply):
 		r.breakOff(err)
 		r.Class = verdict.Timeout
+	case errors.Is(err, ErrSilent):
+		r.breakOff(err)
+		r.Class = verdict.Silent
 	case err != nil:
 		r.breakOff(err)
 	}
@@ -104,9 +107,10 @@ func (b *body) openStream() (*sse.Error, error) {
 	n, err := b.source.Read(buf)
 	inTime := b.deadline.stop()
 	b.take(readAhead{buf[:n], err})
-	if err != nil && !inTime {
-		return nil, ErrNoReply
+	if !inTime {
+		return nil, b.deadline.why()
 	}
+	b.heard(n, err)
 	var timeout *time.Timer
 	for {
 		switch opening := b.watch.Opening; {
@@ -179,6 +183,13 @@ func (b *body) notJSON() bool {
 	return all && !json.Valid(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")))
 }
 
+// heard records that the first byte has come, if there is one, or the end.
+func (b *body) heard(n int, err error) {
+	if n > 0 || errors.Is(err, io.EOF) {
+		b.deadline.heard()
+	}
+}
+
 // forgive records that an error of the stream is not the backend's fault, now or
 // later.
 func (b *body) forgive() { b.watch = nil }
@@ -206,9 +217,10 @@ func (b *body) readWhole(length int) {
 		b.deadline.start(b.idle, ErrIdle)
 		more, err = b.source.Read(buf[n:])
 		n += more
+		b.heard(more, err)
 	}
 	if !b.deadline.stop() && !errors.Is(err, io.EOF) {
-		err = ErrIdle
+		err = b.deadline.why()
 	}
 	b.take(readAhead{buf[:n:n], err})
 }

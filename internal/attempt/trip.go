@@ -19,6 +19,7 @@ import (
 // What can become of an attempt besides the errors of net/http.
 var (
 	ErrNoReply       = &verdict.CauseError{Word: "no_reply", Text: "no reply in time"}
+	ErrSilent        = &verdict.CauseError{Word: "silent", Text: "the backend sends nothing to any request"}
 	ErrNoHTTP        = &verdict.CauseError{Word: "malformed", Text: "the reply is not a valid HTTP response"}
 	ErrWrongProtocol = &verdict.CauseError{Word: "wrong_protocol", Text: "the backend switched to another protocol than the requested one"}
 	ErrNoUpgrade     = &verdict.CauseError{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
@@ -155,6 +156,8 @@ func (t *trip) why(err error) Failure {
 	switch {
 	case errors.Is(err, ErrNoReply), errors.Is(ended, ErrNoReply), isHeaderTimeout(err):
 		f.Err, f.class = ErrNoReply, verdict.Timeout
+	case errors.Is(err, ErrSilent), errors.Is(ended, ErrSilent):
+		f.Err, f.class = ErrSilent, verdict.Silent
 	case errors.Is(ended, ErrLostAgain):
 		// both connections refused it before it was executed
 		f.Err, f.class, f.Connected = ErrLostAgain, verdict.Failed, false

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 // Health is the state of one backend. Reading it takes no lock.
@@ -22,6 +24,8 @@ type Health struct {
 	served atomic.Pointer[map[string]bool]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
+	// pulses know whether it answers.
+	pulses pulse.Table
 	// unreachable is its bench if it cannot be reached at all.
 	unreachable unreachable
 	// names is what is known of members, by their names.
@@ -77,6 +81,7 @@ func (m *Member) StartFresh(identity string) {
 		h.models.Store(nil)
 		h.served.Store(nil)
 		h.last.Store(nil)
+		h.pulses.Clear()
 	}
 	h.identity = identity
 	h.mu.Unlock()
@@ -216,6 +221,9 @@ func (m *Member) slots(model string) [5]*slot {
 // claim takes the right to send a request to a member that is ready for it.
 func (m *Member) claim(r Request, now time.Time) bool {
 	model, _ := r.ModelAt(m)
+	if p := m.silence(r, model); p != nil && !p.Try(now) {
+		return false
+	}
 	if m.unbenched(model) {
 		return true
 	}

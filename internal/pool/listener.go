@@ -1,5 +1,7 @@
 package pool
 
+import "github.com/openai-lb/caddy-openai-lb/internal/pulse"
+
 // Listener receives the events of the members of a pool. It is called without a
 // lock, by the goroutine of a request or of a timer, and must not wait.
 type Listener interface {
@@ -14,6 +16,8 @@ type Event struct {
 	Bench Bench
 	// Order is the operator's order, if the event is one.
 	Order Order
+	// Silence is the silence, if the event is about one.
+	Silence pulse.State
 	// Remote reports whether another replica reported it.
 	Remote bool
 }
@@ -43,6 +47,10 @@ const (
 	Drained
 	// Resumed: an operator put it back into use.
 	Resumed
+	// FellSilent: requests wait at the member, and it sends nothing.
+	FellSilent
+	// Answered: the silence has ended.
+	Answered
 )
 
 func (m *Member) tell(e Event) {

@@ -7,6 +7,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 // Order describes an operator's order to take a member out of use, or to put it
@@ -96,6 +98,8 @@ type State struct {
 	Probing bool
 	// Last is the bench of the latest refusal. It is nil if there was none.
 	Last *Bench
+	// Pulses are the waits for the first byte, and the silences, if the pool looks for any.
+	Pulses []pulse.State
 }
 
 // Snapshot returns the state of every member, in the order of their priorities.
@@ -103,6 +107,9 @@ func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
+		if p.Silence > 0 {
+			states[i].Pulses = m.health.pulses.Snapshot()
+		}
 		for _, b := range m.health.benches() {
 			if b.inForce(now) {
 				bench := b.Bench

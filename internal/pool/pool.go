@@ -15,6 +15,8 @@
 //     again. A recheck tries that in the background.
 //   - A guess is a throttle for which the backend named no time. While no other
 //     member is left, one request at a time tries it now and then.
+//   - A silent member accepts requests and sends nothing: see package pulse. It is
+//     a suspect without a bench.
 //   - A failure is every other reason for a bench. It is only a suspicion: its
 //     backend is a suspect, which is called only when no other backend is left.
 //   - A probe is the one request that goes first when a bench has ended, in the
@@ -33,6 +35,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/homes"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 // Random returns a random number from 0 up to but not including 1. Tests replace
@@ -50,6 +53,8 @@ type Pool struct {
 	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
 	Relocations *homes.Relocations
+	// Silence is the factor of package pulse. 0: silences do not matter.
+	Silence float64
 
 	listeners []Listener
 	returns   returns
@@ -108,6 +113,8 @@ type Request interface {
 	Once() bool
 	// Cost returns how much of a rate limit the request takes, in tokens.
 	Cost() int64
+	// PulseKind returns the kind of request whose waits count for it.
+	PulseKind() pulse.Kind
 	// Affinity returns the request's affinity. Pick sets its result.
 	Affinity() *Affinity
 }
@@ -144,10 +151,15 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 			m.Release()
 			continue // another request became the probe, or tries it
 		}
-		if p.Relocations != nil {
-			m.lately.Add(now)
-		}
+		p.count(m.Member, now)
 		return m.Member
+	}
+}
+
+// count counts a request that the member gets.
+func (p *Pool) count(m *Member, now time.Time) {
+	if p.Relocations != nil {
+		m.lately.Add(now)
 	}
 }
 
@@ -288,6 +300,7 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	case standing == due && r.Once():
 		rank = unproved
 	}
+	rank = max(rank, m.silenceRank(r, model, now))
 	if m.Drained() {
 		rank++
 	}

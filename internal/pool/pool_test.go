@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 // asks is a Request for a model, which may go to each member once.
@@ -17,6 +19,7 @@ type asks struct {
 	tried []*Member
 	// once reports whether it can be sent only once.
 	once bool
+	kind pulse.Kind
 	// affinity is that of the request.
 	affinity Affinity
 }
@@ -25,6 +28,7 @@ func (a *asks) ModelAt(*Member) (string, bool) { return a.model, true }
 func (a *asks) MayTry(m *Member) bool          { return !slices.Contains(a.tried, m) }
 func (a *asks) Once() bool                     { return a.once }
 func (a *asks) Cost() int64                    { return a.cost }
+func (a *asks) PulseKind() pulse.Kind          { return a.kind }
 func (a *asks) Affinity() *Affinity            { return &a.affinity }
 
 // events is a Listener that keeps what it is told.

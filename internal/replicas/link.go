@@ -80,7 +80,7 @@ func (l *Link) Close() error {
 
 // Happened implements pool.Listener.
 func (l *Link) Happened(e pool.Event) {
-	if l == nil {
+	if l == nil || e.Happening == pool.FellSilent || e.Happening == pool.Answered { // another replica finds out itself
 		return
 	}
 	r, i := l.replica, item{backend: l.backends()[e.Member], bench: e.Bench, at: time.Now()}

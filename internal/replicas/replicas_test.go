@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
@@ -234,6 +235,7 @@ func (a asks) ModelAt(m *pool.Member) (string, bool) { return "m", a.only == "" 
 func (a asks) MayTry(*pool.Member) bool              { return true }
 func (a asks) Cost() int64                           { return a.cost }
 func (a asks) Once() bool                            { return false }
+func (a asks) PulseKind() pulse.Kind                 { return pulse.Unfollowed }
 func (a asks) Affinity() *pool.Affinity              { return new(pool.Affinity) }
 
 func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {

@@ -50,6 +50,8 @@ const (
 	Unreachable Class = "unreachable"
 	// Timeout: no headers came in time, or no first byte of a stream.
 	Timeout Class = "timeout"
+	// Silent: the backend accepts requests and sends nothing, so the request went on to another one.
+	Silent Class = "silent"
 	// BrokenStream: the reply was cut, or contained an error, after its beginning
 	// had gone to the client.
 	BrokenStream Class = "broken_stream"
@@ -71,9 +73,10 @@ func (c Class) Promise() bool {
 }
 
 // Blames reports whether a reply of this class counts against the backend: the
-// backend may be benched for it, or the reply counts as failed.
+// backend may be benched for it, or the reply counts as failed. Silent does not: a slow
+// request is no failure, and package pulse decides what a silence means.
 func (c Class) Blames() bool {
-	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft
+	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft && c != Silent
 }
 
 // NeedsOperator reports whether the problem lasts until a person changes something.

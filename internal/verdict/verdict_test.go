@@ -214,6 +214,7 @@ func TestWhatAClassImplies(t *testing.T) {
 		NoModel:      "fbc",
 		Unreachable:  "fbw",
 		Timeout:      "fb",
+		Silent:       "f",
 		BrokenStream: "b",
 	} {
 		got := ""

@@ -1,0 +1,390 @@
+package silence
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+const chat = `{"model":"gpt-4o","messages":[]}`
+
+// warm has each backend serve so many requests that its usual wait is known: nearly none, so that
+// half a second is too long.
+func warm(w *lbtest.World, bodies ...string) {
+	w.T.Helper()
+	if bodies == nil {
+		bodies = []string{chat}
+	}
+	var members []*pool.Member
+	for _, entry := range pools.Default.Entries() {
+		members = append(members, entry.Pool.Members...)
+	}
+	for _, m := range members {
+		m.Drain(pool.Order{})
+	}
+	for _, m := range members {
+		m.Resume(pool.Order{})
+		for range 12 {
+			for _, body := range bodies {
+				w.Post(body).WantServed(w.T, m.Name)
+			}
+		}
+		m.Drain(pool.Order{})
+	}
+	for _, m := range members {
+		m.Resume(pool.Order{})
+	}
+	for _, b := range w.Backends {
+		b.Forget()
+	}
+	w.Logs.TakeAll()
+}
+
+func TestNewRequestsSkipASilentBackend(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		ctx, leave := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat)).WithContext(ctx))
+			})
+		}
+		synctest.Wait()
+		time.Sleep(600 * time.Millisecond)
+		w.WantCalls(map[string]int{"a": 2})
+		for range 5 {
+			began := time.Now()
+			w.Post(chat).WantServed(t, "b")
+			if took := time.Since(began); took > 0 {
+				t.Errorf("a new request took %s", took)
+			}
+		}
+		w.WantCalls(map[string]int{"a": 2})
+		w.WantNobodyBlamed()
+		leave()
+		all.Wait()
+	})
+}
+
+// served is a request that was served.
+type served struct {
+	backend string
+	took    time.Duration
+}
+
+// askTogether sends n requests at once, and returns a function that waits for their replies.
+func askTogether(w *lbtest.World, n int, body string) (replies func() []served) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var done []served
+	for range n {
+		all.Go(func() {
+			began := time.Now()
+			reply := w.Post(body)
+			if reply.Err != nil || reply.Status != http.StatusOK {
+				w.T.Errorf("client got %d %s (%v)", reply.Status, reply.Body, reply.Err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done = append(done, served{reply.Backend, time.Since(began)})
+		})
+	}
+	synctest.Wait()
+	return func() []served {
+		all.Wait()
+		return done
+	}
+}
+
+// wantAll checks that all were served by the backend within these times.
+func wantAll(t *testing.T, all []served, backend string, least, most time.Duration) {
+	t.Helper()
+	for _, s := range all {
+		if s.backend != backend || s.took < least || s.took > most {
+			t.Errorf("served by %s after %s, want %s after %s to %s", s.backend, s.took, backend, least, most)
+		}
+	}
+}
+
+const threshold = 500 * time.Millisecond
+
+func TestRequestsThatWaitAtASilentBackendMoveOnce(t *testing.T) {
+	const stream = `{"model":"gpt-4o","stream":true,"messages":[]}`
+	for name, reply := range map[string]http.HandlerFunc{
+		"nothing": lbtest.Hangs,
+		"headers at once, bytes never": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			w.WriteHeader(http.StatusOK)
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		},
+		"headers with a length at once, bytes never": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(http.StatusOK)
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		},
+	} {
+		for _, body := range []string{chat, stream} {
+			t.Run(name, func(t *testing.T) {
+				lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+					w.AllReply(nil)
+					warm(w, body)
+					w.Backends["a"].Replies(reply)
+					replies := askTogether(w, 2, body)
+					wantAll(t, replies(), "b", threshold, threshold)
+					for _, call := range w.Backends["a"].Received() {
+						if call.Request.Context().Err() == nil {
+							t.Error("the request is not cancelled at a")
+						}
+					}
+					w.WantCalls(map[string]int{"a": 2, "b": 2})
+					w.WantNobodyBlamed()
+				})
+			})
+		}
+	}
+}
+
+func TestASingleSilentBackendIsStillTried(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a", ""), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		answers := make(chan struct{})
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			<-answers
+			lbtest.Says(200, `{}`)(rw, r)
+		})
+		replies := askTogether(w, 3, chat)
+		time.Sleep(time.Minute)
+		more := askTogether(w, 3, chat)
+		time.Sleep(time.Second)
+		w.WantCalls(map[string]int{"a": 6})
+		close(answers)
+		wantAll(t, replies(), "a", 61*time.Second, 61*time.Second)
+		wantAll(t, more(), "a", time.Second, time.Second)
+	})
+}
+
+func TestNoRequestMovesWhileAllBackendsAreSilent(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		answers := make(chan struct{})
+		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+			select {
+			case <-answers:
+				lbtest.Says(200, `{}`)(rw, r)
+			case <-r.Context().Done():
+			}
+		})
+		replies := askTogether(w, 40, chat)
+		time.Sleep(10 * time.Second)
+		if n := w.TotalCalls(); n != 40 {
+			t.Errorf("%d calls, want 40", n)
+		}
+		close(answers)
+		for _, s := range replies() {
+			if s.took != 10*time.Second {
+				t.Errorf("served after %s", s.took)
+			}
+		}
+	})
+}
+
+func TestRequestsMoveWhenTheOtherBackendAnswersAgain(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		answers := make(chan struct{})
+		w.Backends["a"].Replies(lbtest.Hangs)
+		w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			<-answers
+			lbtest.Says(200, `{}`)(rw, r)
+		})
+		replies := askTogether(w, 40, chat)
+		time.Sleep(10 * time.Second)
+		atA := len(w.Backends["a"].Received())
+		close(answers)
+		wantAll(t, replies(), "b", 10*time.Second, 11*time.Second)
+		w.WantCalls(map[string]int{"a": atA, "b": 40})
+	})
+}
+
+func TestABackendThatAnswersIsSilentNoMore(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		wantAll(t, askTogether(w, 2, chat)(), "b", threshold, threshold)
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) { // it recovers while the trial waits
+			time.Sleep(400 * time.Millisecond)
+			lbtest.Says(200, `{}`)(rw, r)
+		})
+		time.Sleep(time.Second)
+		trial := askTogether(w, 1, chat)
+		wantAll(t, askTogether(w, 3, chat)(), "b", 0, 0)
+		wantAll(t, trial(), "a", 400*time.Millisecond, 400*time.Millisecond)
+		wantAll(t, askTogether(w, 3, chat)(), "a", 400*time.Millisecond, 400*time.Millisecond)
+		w.WantNobodyBlamed()
+	})
+}
+
+func TestARequestThatMustNotBeRepeatedNeverMoves(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v1/batches" {
+				<-r.Context().Done()
+				return
+			}
+			time.Sleep(30 * time.Second)
+			lbtest.Says(200, `{}`)(rw, r)
+		})
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				w.Send(w.Request(http.MethodPost, "/v1/batches", strings.NewReader(`{}`))).WantServed(t, "a")
+			})
+		}
+		synctest.Wait()
+		wantAll(t, askTogether(w, 3, chat)(), "b", threshold, threshold)
+		all.Wait()
+		w.WantCalls(map[string]int{"a": 6, "b": 3})
+	})
+}
+
+func TestManyRequestsMoveWithoutAHerd(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b {\nmax_requests 50\n}\nbackend http://c {\nweight 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		var mu sync.Mutex
+		busy, most := 0, 0
+		w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			busy++
+			most = max(most, busy)
+			mu.Unlock()
+			time.Sleep(300 * time.Millisecond)
+			mu.Lock()
+			busy--
+			mu.Unlock()
+			lbtest.Says(200, `{}`)(rw, r)
+		})
+		for _, s := range askTogether(w, 200, chat)() {
+			if s.took < threshold || s.took > 2*time.Second {
+				t.Errorf("served by %s after %s", s.backend, s.took)
+			}
+		}
+		if b, c := len(w.Backends["b"].Received()), len(w.Backends["c"].Received()); b+c != 200 || b < 40 || most > 50 {
+			t.Errorf("b got %d, at most %d at once, and c %d", b, most, c)
+		}
+		w.WantCalls(map[string]int{"a": 200})
+		wantNoneInFlight(t)
+	})
+}
+
+func TestOneRequestFindsOutWhetherAnIdleBackendAnswers(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		time.Sleep(time.Minute)
+		w.AllReply(lbtest.Hangs)
+		var all sync.WaitGroup
+		ctx, leave := context.WithCancel(t.Context())
+		for range 50 {
+			all.Go(func() {
+				w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat)).WithContext(ctx))
+			})
+		}
+		time.Sleep(5 * time.Second)
+		w.WantCalls(map[string]int{"a": 50, "b": 1})
+		w.Backends["b"].Recovers()
+		leave()
+		all.Wait()
+	})
+}
+
+func TestARequestThatMovesToABackendThatThrottlesGoesOn(t *testing.T) {
+	t.Run("to another one", func(t *testing.T) {
+		lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			warm(w)
+			w.Backends["a"].Replies(lbtest.Hangs)
+			w.Backends["b"].Replies(lbtest.Throttled("60"))
+			wantAll(t, askTogether(w, 20, chat)(), "c", threshold, threshold+threshold/2)
+			if n := len(w.Backends["b"].Received()); n == 0 || n > 15 {
+				t.Errorf("b got %d requests", n)
+			}
+		})
+	})
+	t.Run("to the silent one, if no other is left", func(t *testing.T) {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			warm(w)
+			answers := make(chan struct{})
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				select {
+				case <-answers:
+					lbtest.Says(200, `{}`)(rw, r)
+				case <-r.Context().Done():
+				}
+			})
+			w.Backends["b"].Replies(lbtest.Throttled("60"))
+			replies := askTogether(w, 2, chat)
+			time.Sleep(10 * time.Second)
+			close(answers)
+			wantAll(t, replies(), "a", 10*time.Second, 10*time.Second)
+		})
+	})
+}
+
+func TestAClientThatLeavesAsItsRequestMovesKeepsNoPlace(t *testing.T) {
+	for early := range 3 {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			warm(w)
+			w.Backends["a"].Replies(lbtest.Hangs)
+			var all sync.WaitGroup
+			for range 20 {
+				all.Go(func() {
+					ctx, leave := context.WithTimeout(t.Context(), threshold-time.Duration(early-1))
+					defer leave()
+					w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat)).WithContext(ctx))
+				})
+			}
+			all.Wait()
+			time.Sleep(time.Second)
+			wantNoneInFlight(t)
+		})
+	}
+}
+
+// wantNoneInFlight checks that no backend has a place taken.
+func wantNoneInFlight(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	for _, entry := range pools.Default.Entries() {
+		for _, m := range entry.Pool.Members {
+			if n := m.InFlight(); n != 0 {
+				t.Errorf("%d requests in flight at %s", n, m.Name)
+			}
+		}
+	}
+}
+
+func TestARequestMovesNoFurtherThanItMayGo(t *testing.T) {
+	for _, options := range []string{"silence off", "lb_retries 0", "lb_try_duration 100ms"} {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\n"+options), func(t *testing.T, w *lbtest.World) {
+			warm(w)
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				time.Sleep(10 * time.Second)
+				lbtest.Says(200, `{}`)(rw, r)
+			})
+			wantAll(t, askTogether(w, 2, chat)(), "a", 10*time.Second, 10*time.Second)
+		})
+	}
+}
