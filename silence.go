@@ -65,6 +65,7 @@ func (ex *exchange) moved() (to *pool.Member) {
 	switch {
 	case to == nil:
 	case ex.attempted().class == verdict.Silent:
+		ex.attempted().target.metrics.Moved()
 	default:
 		to.Release()
 		return nil

@@ -54,6 +54,9 @@ type Backend struct {
 	LastError *Error `json:"last_error"`
 	// Benches are the benches in force.
 	Benches []Bench `json:"benches"`
+	// Silences are the models for which requests wait at the backend while it sends
+	// nothing.
+	Silences []Silence `json:"silences"`
 	// Due are the benches of which the time has passed, while no request has shown yet
 	// that the backend is back.
 	Due []Bench `json:"-"`
@@ -122,6 +125,17 @@ type Bench struct {
 	NeedsOperator bool `json:"needs_operator"`
 }
 
+// Silence is a model for which a backend accepts requests and sends nothing.
+type Silence struct {
+	// Model is the name that clients use, and Deployment the backend's name for it.
+	Model      string `json:"model"`
+	Deployment string `json:"deployment"`
+	// Streamed reports whether it concerns requests for streams. Otherwise it concerns
+	// all others.
+	Streamed bool      `json:"streamed"`
+	Since    time.Time `json:"since"`
+}
+
 // Error is a reply for which a backend was benched. Status is 0 if there was none.
 type Error struct {
 	Class  string `json:"class"`
@@ -172,7 +186,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	m := s.Member
 	b := Backend{
 		Name: m.Name, Priority: m.Priority, Weight: m.Weight, MaxRequests: m.MaxRequests,
-		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, member: m,
+		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, Silences: silencesOf(s), member: m,
 	}
 	for _, bench := range s.Benches {
 		b.Benches = append(b.Benches, benchesOf(m, bench, now)...)
@@ -198,6 +212,19 @@ func backendOf(s pool.State, now time.Time) Backend {
 		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
+}
+
+func silencesOf(s pool.State) []Silence {
+	silences := []Silence{}
+	for _, p := range s.Pulses {
+		if !p.Since.IsZero() {
+			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, p.Streamed, moment(p.Since)})
+		}
+	}
+	slices.SortFunc(silences, func(x, y Silence) int {
+		return cmp.Or(cmp.Compare(x.Deployment, y.Deployment), x.Since.Compare(y.Since))
+	})
+	return silences
 }
 
 func stateOf(s pool.State) string {

@@ -213,7 +213,8 @@ func showReplicas(to io.Writer, answer []byte) error {
 
 func utc(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// showBackends prints backends as a table, and below it by whom they were drained.
+// showBackends prints backends as a table, and below it by whom they were drained
+// and since when they are silent.
 func showBackends(to io.Writer, answer []byte) error {
 	var backends []Backend
 	if err := decode(answer, &backends); err != nil {
@@ -246,6 +247,10 @@ func showBackends(to io.Writer, answer []byte) error {
 	for _, b := range backends {
 		if b.Drain != nil {
 			fmt.Fprintf(to, "%s %s was drained%s\n", command.Printable(b.Pool), command.Printable(b.Name), drainOf(*b.Drain))
+		}
+		for _, s := range b.Silences {
+			fmt.Fprintf(to, "%s %s is silent since %s: %s\n", command.Printable(b.Pool), command.Printable(b.Name), utc(s.Since),
+				cmp.Or(command.Printable(s.Model), command.Printable(s.Deployment), "(none named)"))
 		}
 	}
 	return nil

@@ -55,6 +55,9 @@ func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 // that it names throttles.
 func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
+// Moved counts a request that went on to a backend that answers.
+func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc() }
+
 // Affinity counts a request that belongs together with others by a kind of
 // affinity, and the result of the affinity. Without a result it counts nothing.
 func (p *Pool) Affinity(kind, result string) {

@@ -32,6 +32,9 @@ var (
 		"pool", "backend", "deployment", "class")
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
+	silentDesc = desc("silent", "Whether requests wait at a backend and it sends nothing: 1 or 0.", "pool", "backend", "deployment")
+	usualDesc  = desc("usual_first_byte_seconds", "The usual wait for the first byte of a reply, streamed or whole.",
+		"pool", "backend", "deployment", "kind")
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
 	ratelimitDesc = desc("ratelimit_remaining",
 		"What a backend last said is left of its rate limit.", "pool", "backend", "deployment", "type")
@@ -41,7 +44,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
 		descs <- d
 	}
 }
@@ -72,6 +75,7 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	for _, its := range reasonsOf(s) {
 		gauge(reasonsDesc, 1, its.deployment, its.class)
 	}
+	b.collectPulses(s, gauge)
 	for _, deployment := range modelsOf(s.Member) {
 		left := remaining(s, deployment, now)
 		gauge(availableDesc, bit(left == 0 && s.Healthy), deployment)
@@ -91,6 +95,26 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 		if last.utilization.known.Load() {
 			gauge(utilizationDesc, last.utilization.value(), deployment)
 		}
+	}
+}
+
+// collectPulses collects the usual waits and the silences. Models that share a label are one: the
+// longest of their waits counts, and any silence.
+func (b *Backend) collectPulses(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+	usual, silent := make(map[[2]string]time.Duration), make(map[string]bool)
+	for _, p := range s.Pulses {
+		deployment, kind := Deployment(s.Member, p.Model), "whole"
+		if p.Streamed {
+			kind = "streamed"
+		}
+		silent[deployment] = silent[deployment] || !p.Since.IsZero()
+		usual[[2]string{deployment, kind}] = max(usual[[2]string{deployment, kind}], p.Usual)
+	}
+	for deployment, is := range silent {
+		gauge(silentDesc, bit(is), deployment)
+	}
+	for its, wait := range usual {
+		gauge(usualDesc, wait.Seconds(), its[0], its[1])
 	}
 }
 

@@ -45,6 +45,10 @@ func (l *Log) Happened(e pool.Event) {
 		if c := l.Check(min(level, zap.InfoLevel), "backend recovered"); c != nil {
 			c.Write(fields(e)...)
 		}
+	case pool.FellSilent:
+		l.Warn("backend silent", silenceFields(e)...)
+	case pool.Answered:
+		l.Info("backend answers again", append(silenceFields(e), zap.Float64("seconds", seconds(time.Since(e.Silence.Since))))...)
 	case pool.Drained:
 		l.Info("backend drained", orderFields(e)...)
 	case pool.Resumed:
@@ -55,6 +59,10 @@ func (l *Log) Happened(e pool.Event) {
 func fields(e pool.Event) []zap.Field {
 	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Bench.Model),
 		zap.String("class", e.Bench.Class), zap.Float64("seconds", seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
+}
+
+func silenceFields(e pool.Event) []zap.Field {
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model), zap.Bool("streamed", e.Silence.Streamed)}
 }
 
 func orderFields(e pool.Event) []zap.Field {
