@@ -61,7 +61,7 @@ type record struct {
 func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time) {
 	m, err := parse(k.Message)
 	if err != nil {
-		messagesIn.WithLabelValues("invalid").Inc()
+		r.invalid(err)
 		known[recordKey{k.Group, k.Key}] = record{foreign: true} // and not overwritten
 		return
 	}

@@ -20,7 +20,7 @@ import (
 // message is what replicas send each other. It holds no key and no name of a
 // backend, a caller or an object.
 type message struct {
-	// Version is that of this format. Others are ignored.
+	// Version is that of this format. Others are ignored, and each is logged once.
 	Version int  `json:"v"`
 	Kind    kind `json:"kind"`
 	// From is the replica that sent it, and Sent its time, in microseconds
@@ -44,6 +44,11 @@ type message struct {
 }
 
 const version = 1
+
+// otherVersion is the error for a message in another version of the format.
+type otherVersion int
+
+func (v otherVersion) Error() string { return fmt.Sprintf("it has version %d", int(v)) }
 
 type kind string
 
@@ -160,11 +165,14 @@ func parse(text []byte) (m message, err error) {
 	if len(text) > state.MaxMessage {
 		return m, fmt.Errorf("it has %d bytes", len(text))
 	}
-	if err := json.Unmarshal(text, &m); err != nil {
+	err = json.Unmarshal(text, &m) // reads on after a field of another type
+	switch {
+	case m.Version > 0 && m.Version != version:
+		return m, otherVersion(m.Version)
+	case err != nil:
 		return m, err
-	}
-	if m.Version != version {
-		return m, fmt.Errorf("it has version %d", m.Version)
+	case m.Version != version:
+		return m, errors.New("it has no version")
 	}
 	if !isDigest(m.From) || !isTime(m.Sent) || !isTime(m.At) {
 		return m, errors.New("it has no sender or no time")

@@ -3,6 +3,7 @@ package replicas
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -103,6 +104,47 @@ func TestARecordOfAnotherVersionIsNotOverwritten(t *testing.T) {
 		synctest.Wait()
 		if told[benched] != 1 || told[drained] != 1 {
 			t.Errorf("told %v, want one of each", told)
+		}
+	})
+}
+
+// During an upgrade, replicas of two versions may share a store for hours.
+func TestAnotherVersionIsReportedOnce(t *testing.T) {
+	share(t, 1, func(w *world) {
+		records := []state.Record{
+			{Group: digest("https://a key"), Key: "throttle m", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte(`{"v":2}`)},
+			{Group: digest("https://b key"), Key: "throttle m", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte(`{"v":2}`)},
+			{Group: drainGroup, Key: "d", Mode: state.Replace, Message: []byte(`{"v":3,"from":["a","list"]}`)},
+			{Group: drainGroup, Key: "no version", Mode: state.Replace, Message: []byte(`{"kind":"drain"}`)},
+			{Group: drainGroup, Key: "no message", Mode: state.Replace, Message: []byte(`v2`)},
+		}
+		for range 3 {
+			if err := w.hub.Store().Put(w.Context(), records); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Second)
+		}
+		var got []any
+		for _, entry := range w.replicas[0].logs.FilterMessage("ignoring replicas that use another format").All() {
+			got = append(got, entry.Level.String(), entry.ContextMap()["other_format"], entry.ContextMap()["own_format"])
+		}
+		if want := []any{"warn", int64(2), int64(version), "warn", int64(3), int64(version)}; !reflect.DeepEqual(got, want) {
+			t.Errorf("logged %v, want %v", got, want)
+		}
+	})
+}
+
+// Anyone who can write to the store can make up versions.
+func TestTheReportedVersionsAreBounded(t *testing.T) {
+	share(t, 1, func(w *world) {
+		for v := range 200 {
+			if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: drainGroup, Key: "d", Mode: state.Replace, Message: fmt.Appendf(nil, `{"v":%d}`, v+2)}}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		if n := w.replicas[0].logs.FilterMessage("ignoring replicas that use another format").Len(); n != maxFormats {
+			t.Errorf("logged %d lines, want %d", n, maxFormats)
 		}
 	})
 }

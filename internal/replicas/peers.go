@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -36,6 +39,8 @@ type peers struct {
 
 	mu    sync.Mutex
 	known map[string]Peer
+	// formats are the versions of the format in use elsewhere that were logged.
+	formats map[otherVersion]bool
 }
 
 func newPeers() peers {
@@ -45,7 +50,7 @@ func newPeers() peers {
 	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
 		self.Host = host
 	}
-	return peers{self: self, known: make(map[string]Peer)}
+	return peers{self: self, known: make(map[string]Peer), formats: make(map[otherVersion]bool)}
 }
 
 // hear records that a replica sent a sign of life then.
@@ -72,6 +77,31 @@ func (p *peers) list(now time.Time) []Peer {
 	}
 	slices.SortFunc(list, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
 	return list
+}
+
+// maxFormats is how many versions of the format are logged: the store may hold any.
+const maxFormats = 8
+
+// invalid counts a message that was not understood. If a replica of another version
+// sent it, the first one of that version is also logged.
+func (r *Replica) invalid(err error) {
+	messagesIn.WithLabelValues("invalid").Inc()
+	var format otherVersion
+	if !errors.As(err, &format) || !r.peers.meet(format) {
+		return
+	}
+	r.logger.Load().Warn("ignoring replicas that use another format", zap.Int("other_format", int(format)), zap.Int("own_format", version))
+}
+
+// meet reports whether the version of the format is new.
+func (p *peers) meet(format otherVersion) (isNew bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.formats[format] || len(p.formats) >= maxFormats {
+		return false
+	}
+	p.formats[format] = true
+	return true
 }
 
 // alive returns the record by which others know that this replica runs.

@@ -203,7 +203,7 @@ func (r *Replica) listen(ctx context.Context) {
 		err := r.store.Listen(ctx, r.due.give, func(text []byte) {
 			m, err := parse(text)
 			if err != nil {
-				messagesIn.WithLabelValues("invalid").Inc()
+				r.invalid(err)
 				return
 			}
 			messagesIn.WithLabelValues(string(m.Kind)).Inc()
