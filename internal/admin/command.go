@@ -30,7 +30,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset|replicas|check",
+		Usage: "status|drain|resume|reset|replicas|check|import",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
@@ -68,6 +68,7 @@ func addCommands(parent *cobra.Command) {
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
 		command.Check(),
+		command.Import(),
 	)
 }
 

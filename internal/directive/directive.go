@@ -1,4 +1,4 @@
-// Package directive reads blocks of a Caddyfile. A block is described by its
+// Package directive reads blocks of a Caddyfile, and writes words of one. A block is described by its
 // options, and each option by where its value goes:
 //
 //	func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {

@@ -1,0 +1,252 @@
+package command_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/command"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) { lbtest.Main(m) }
+
+// importOf runs `caddy openai-lb import`.
+func importOf(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	c := cobra.Command{SilenceUsage: true}
+	caddycmd.Commands()["openai-lb"].CobraFunc(&c)
+	var out bytes.Buffer
+	c.SetOut(&out)
+	c.SetErr(new(bytes.Buffer))
+	c.SetArgs(append([]string{"import"}, args...))
+	err := c.Execute()
+	return out.String(), err
+}
+
+var variable = regexp.MustCompile(`\{env\.([A-Za-z0-9_]+)\}`)
+
+// wantValid checks that Caddy accepts a file once its variables are set, and that `caddy fmt` leaves it as it is.
+func wantValid(t *testing.T, text string) {
+	t.Helper()
+	if formatted := string(caddyfile.Format([]byte(text))); formatted != text {
+		t.Errorf("caddy fmt changes\n%s\nto\n%s", text, formatted)
+	}
+	for _, match := range variable.FindAllStringSubmatch(text, -1) {
+		value := "a-key-of-sixteen-characters-" + match[1]
+		if strings.HasSuffix(match[1], "_URL") || strings.HasSuffix(match[1], "_API_BASE") {
+			value = "https://" + strings.ToLower(strings.ReplaceAll(match[1], "_", "-")) + ".example"
+		}
+		if os.Getenv(match[1]) == "" {
+			t.Setenv(match[1], value)
+		}
+	}
+	if err := lbtest.ValidateCaddyfile(t, text); err != nil {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+func wantGolden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		lbtest.WriteFile(t, file, got)
+	}
+	if want := string(lbtest.ReadFile(t, file)); got != want {
+		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
+	}
+}
+
+func TestALiteLLMFileBecomesACaddyfile(t *testing.T) {
+	files, err := filepath.Glob("testdata/import/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			got, err := importOf(t, "litellm", file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(strings.ToLower(got), "secret-") || strings.Contains(got, "73g") || strings.Contains(got, "fake-key") {
+				t.Errorf("a key is shown:\n%s", got)
+			}
+			wantGolden(t, strings.TrimSuffix(file, ".yaml")+".caddyfile", got)
+			wantValid(t, got)
+		})
+	}
+}
+
+func TestTheVariablesOfACALBBecomeACaddyfile(t *testing.T) {
+	for _, pair := range os.Environ() {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") {
+			t.Fatalf("%s is set", name)
+		}
+	}
+	if _, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_1_URL") {
+		t.Errorf("without variables: got %v", err)
+	}
+	for name, value := range map[string]string{
+		"BACKEND_1_URL": "https://contoso-ptu.openai.azure.com", "BACKEND_1_PRIORITY": "1", "BACKEND_1_APIKEY": "secret-1-secret-1",
+		"backend_2_url": "https://gateway.example/east", "backend_2_priority": "2", "backend_2_apikey": "secret-2-secret-2",
+		"BACKEND_2_DEPLOYMENT_NAME": "gpt-4o east", "HTTP_TIMEOUT_SECONDS": "30", "ASPNETCORE_HTTP_PORTS": "8081",
+		"ASPNETCORE_URLS": "http://*:80",
+	} {
+		t.Setenv(name, value)
+	}
+	got, err := importOf(t, "aca-lb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(got, "secret-") {
+		t.Errorf("a key is shown:\n%s", got)
+	}
+	wantGolden(t, "testdata/import/aca-lb.caddyfile", got)
+	wantValid(t, got)
+	t.Setenv("BACKEND_2_DEPLOYMENT_NAME", "{env.HOME}")
+	if made, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_2_DEPLOYMENT_NAME") {
+		t.Errorf("a placeholder in a variable: got %v\n%s", err, made)
+	}
+}
+
+func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
+	const good = "model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n"
+	for _, c := range []struct{ text, want string }{
+		{"", "line 1: the file is empty"},
+		{"# nothing\n", "line 1: the file is empty"},
+		{"a: [\n", "line 1: did not find expected node content"},
+		{"a: b\n\tc: d\n", "line 2: found a tab character"},
+		{"a: 1\nb: \x00\n", "line 2: expected text in UTF-8 without control characters"},
+		{"a: 1\nb: \xff\n", "line 2: expected text in UTF-8"},
+		{"a: 1\nb: *nothing\n", "line 2: unknown anchor"},
+		{"- a\n", "line 1: expected the file to be a mapping"},
+		{good + "---\na: b\n", "a second one"},
+		{good + "model_list: []\n", "line 4: 'model_list' is given twice, first on line 1"},
+		{"model_list: a\n", "line 1: expected model_list to be a list"},
+		{"model_list:\n- a\n", "line 2: expected an entry of model_list to be a mapping"},
+		{"model_list:\n- litellm_params: {model: openai/a}\n", "line 2: model_name is required"},
+		{"model_list:\n- model_name: a\n", "line 2: model is required in litellm_params"},
+		{"model_list:\n- model_name: a\n  litellm_params:\n    model: [a]\n", "line 4: expected 'model' to be a text"},
+		{"model_list:\n- model_name: a\n  litellm_params:\n    <<: x\n    model: openai/a\n", "line 4: expected the value of << to be a mapping"},
+		{"\nmodel_list:\n- model_name: a\n  litellm_params: {model: bedrock/a}\n", "line 2: no entry of model_list can be imported"},
+		{"general_settings:\n  store_model_in_db: true\n", "models in LiteLLM's database are not read"},
+		{good + "router_settings: [1]\n", "line 4: expected router_settings to be a mapping"},
+		{good + "router_settings:\n  fallbacks: {a: b}\n", "line 5: expected fallbacks to be a list"},
+		{good + "router_settings:\n  num_retries: []\n", "line 5: expected 'num_retries' to be a text"},
+	} {
+		if made, err := command.FromLiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
+			t.Errorf("%q: got %v, want %s\n%s", c.text, err, c.want, made)
+		}
+	}
+}
+
+var hasLine = regexp.MustCompile(`^line \d+: `)
+
+// wantAdapts checks that Caddy reads a file, and that `caddy fmt` leaves it as it is.
+func wantAdapts(t *testing.T, text string) (config string) {
+	t.Helper()
+	config, err := lbtest.Adapt(text)
+	if err != nil {
+		t.Errorf("%v\n%s", err, text)
+	}
+	if formatted := string(caddyfile.Format([]byte(text))); formatted != text {
+		t.Errorf("caddy fmt changes\n%q\nto\n%q", text, formatted)
+	}
+	return config
+}
+
+// FuzzLiteLLM imports any file: it is an error with a line, or a Caddyfile.
+func FuzzLiteLLM(f *testing.F) {
+	files, _ := filepath.Glob("testdata/import/*.yaml")
+	for _, file := range files {
+		f.Add(lbtest.ReadFile(f, file))
+	}
+	f.Add([]byte("a: &a\n  <<: *a\nmodel_list: &b\n- *b\n"))
+	f.Add([]byte("model_list: [{model_name: a, litellm_params: &a {model: openai/a, order: -7, weight: 0.0001, <<: [*a, *a]}}]\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		made, err := command.FromLiteLLM(text)
+		switch {
+		case err != nil && !hasLine.MatchString(err.Error()):
+			t.Errorf("%q: an error without a line: %v", text, err)
+		case err == nil:
+			wantAdapts(t, made)
+		}
+	})
+}
+
+// FuzzImportedTexts imports any texts: Caddy reads them as they are, or they are left out. A key is never shown.
+func FuzzImportedTexts(f *testing.F) {
+	for _, text := range []string{"gpt-4o", "{$HOME}", "{env.HOME}", "a b", "a\nb }", `"`, "`", "\"`", `\`, `a\"b`, "#", "<<A", "é", "\u00a0", "import", "}", "", "*", "~", "a'b"} {
+		f.Add(text, text, "https://gateway.example/"+text, text)
+	}
+	f.Fuzz(func(t *testing.T, model, there, url, header string) {
+		const key = "sk-literal-0123456789"
+		for _, s := range []string{model, there, url, header} {
+			if strings.Contains(s, key) {
+				t.Skip()
+			}
+		}
+		text, err := yaml.Marshal(map[string]any{"model_list": []any{
+			map[string]any{"model_name": model, model: there, "litellm_params": map[string]any{"model": "openai/" + there, "api_base": url, "api_key": key,
+				"extra_headers": map[string]any{"X-Team": header, "X-Api-Key": key, model: header}, "organization": header}},
+			map[string]any{"model_name": "one", "litellm_params": map[string]any{"model": "azure/one", "api_key": key, "api_base": "https://a.openai.azure.com"}},
+		}, "general_settings": map[string]any{"master_key": key, there: header}, "router_settings": map[string]any{
+			"model_group_alias": map[string]any{header: "one"}, "fallbacks": []any{map[string]any{"one": []any{model}}}}})
+		if err != nil {
+			t.Skip()
+		}
+		made, err := command.FromLiteLLM(text)
+		if err != nil {
+			if !hasLine.MatchString(err.Error()) || strings.Contains(err.Error(), key) {
+				t.Errorf("%q: %v", text, err)
+			}
+			return
+		}
+		if strings.Contains(made, key) {
+			t.Errorf("a key is shown:\n%s", made)
+		}
+		var config struct {
+			Apps struct {
+				HTTP struct {
+					Servers map[string]struct {
+						Routes []struct {
+							Handle []struct {
+								Backends []struct {
+									Model []struct{ Name, Deployment string }
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(wantAdapts(t, made)), &config); err != nil {
+			t.Fatal(err)
+		}
+		names := []string{"one", strings.TrimSpace(model), strings.TrimSpace(there), strings.TrimSpace(header), header, "", strings.TrimPrefix(strings.TrimSpace("openai/"+there), "openai/")}
+		for _, server := range config.Apps.HTTP.Servers {
+			for _, b := range server.Routes[0].Handle[0].Backends {
+				for _, m := range b.Model {
+					for _, prefix := range []string{"responses/", "o_series/", "gpt5_series/"} {
+						names = append(names, strings.TrimPrefix(strings.TrimSpace(there), prefix))
+					}
+					if !slices.Contains(names, m.Name) || !slices.Contains(names, m.Deployment) {
+						t.Errorf("model %q %q is none of %q\n%s", m.Name, m.Deployment, names, made)
+					}
+				}
+			}
+		}
+	})
+}

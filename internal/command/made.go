@@ -1,0 +1,152 @@
+package command
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+)
+
+// made is a Caddyfile that an import makes: one site with one openai_lb.
+type made struct {
+	origin, port string
+	notes        []note
+	// before are lines of the site before the balancer, and options those of the balancer after its backends.
+	before, options []string
+	blocks          []*block
+}
+
+// note is a comment about something that does not carry over. Its line is 0 if it is not about a line.
+type note struct {
+	line int
+	text string
+}
+
+// block is a backend of a Caddyfile.
+type block struct {
+	url, name  string
+	priority   int // 0 writes none
+	weight     int // -1 writes 0, and 0 writes none
+	auth       string
+	key        string
+	deployment string
+	requests   int
+	header     [][2]string
+	// comments are lines before the key.
+	comments []string
+	// models are names of models, and what the backend calls them. Without one, the backend serves any model.
+	models [][2]string
+}
+
+// note adds a comment. Its text may contain any characters.
+func (m *made) note(line int, text string) { m.notes = append(m.notes, note{line, text}) }
+
+// option adds an option of the balancer.
+func (m *made) option(words ...string) { m.options = append(m.options, directive.Line(words...)) }
+
+// caddyfile writes the file as `caddy fmt` does.
+func (m *made) caddyfile() string {
+	var out strings.Builder
+	p := func(indent int, text string) {
+		if text != "" {
+			text = strings.Repeat("\t", indent) + text
+		}
+		out.WriteString(text + "\n")
+	}
+	p(0, "# Imported from "+m.origin+". What does not carry over:")
+	for _, text := range m.mergedNotes() {
+		p(0, directive.Comment("- "+text))
+	}
+	p(0, "")
+	p(0, ":"+m.port+" {")
+	for _, text := range m.before {
+		p(1, text)
+	}
+	p(1, "openai_lb {")
+	for _, b := range m.blocks {
+		p(2, directive.Line("backend", b.url)+" {")
+		for _, text := range b.lines() {
+			p(3, text)
+		}
+		p(2, "}")
+	}
+	if len(m.options) > 0 {
+		p(0, "")
+	}
+	for _, text := range m.options {
+		p(2, text)
+	}
+	p(1, "}")
+	p(0, "}")
+	return out.String()
+}
+
+// mergedNotes returns the notes by their lines. Notes of the same text become one.
+func (m *made) mergedNotes() (texts []string) {
+	lines := make(map[string][]string)
+	slices.SortStableFunc(m.notes, func(a, b note) int { return cmp.Compare(a.line, b.line) })
+	for _, n := range slices.Compact(m.notes) {
+		if lines[n.text] == nil {
+			texts = append(texts, n.text)
+		}
+		lines[n.text] = append(lines[n.text], strconv.Itoa(n.line))
+	}
+	for i, text := range texts {
+		switch numbers := strings.Join(lines[text], ", "); {
+		case strings.Contains(numbers, ","):
+			texts[i] = "lines " + numbers + ": " + text
+		case numbers != "0":
+			texts[i] = "line " + numbers + ": " + text
+		}
+	}
+	return texts
+}
+
+// lines are the lines of a backend's block.
+func (b *block) lines() (lines []string) {
+	add := func(words ...string) { lines = append(lines, directive.Line(words...)) }
+	if b.name != "" {
+		add("name", b.name)
+	}
+	if b.priority > 0 {
+		add("priority", strconv.Itoa(b.priority))
+	}
+	if b.weight != 0 {
+		add("weight", strconv.Itoa(max(b.weight, 0)))
+	}
+	if b.auth != "" {
+		add("auth", b.auth)
+	}
+	for _, text := range b.comments {
+		lines = append(lines, directive.Comment(text))
+	}
+	if b.key != "" {
+		add("api_key", b.key)
+	}
+	for _, h := range b.header {
+		add("header", h[0], h[1])
+	}
+	if b.deployment != "" {
+		add("deployment", b.deployment)
+	}
+	if b.requests > 0 {
+		add("max_requests", strconv.Itoa(b.requests))
+	}
+	for _, m := range b.models {
+		add(append([]string{"model"}, slices.Compact(m[:])...)...)
+	}
+	return lines
+}
+
+// shown shows a name of the imported configuration in a comment or an error.
+func shown(name string) string {
+	if len(name) > 64 {
+		name = name[:64] + "…"
+	}
+	return "'" + Printable(name) + "'"
+}
+
+// decimal writes a number without an exponent.
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
