@@ -93,6 +93,16 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    client_key       <name> <key>
 //	    client_keys_file <path>
 //
+//	    caller <name>|* {
+//	        requests     <n>/<unit> [then <tier>]
+//	        tokens       <n>/<unit> [then <tier>]
+//	        max_requests <n>
+//	        models       <name...>
+//	        tier         <name>
+//	    }
+//	    tier     <name> [<percent>%]
+//	    timezone <name>
+//
 //	    state <engine> [{...}]
 //
 //	    reverse_proxy {
@@ -100,9 +110,10 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    }
 //	}
 //
-// Every option but backend, header, model and client_key may be given once.
+// Every option but backend, header, model, client_key, caller, tier, and the
+// requests and tokens of a caller may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	err := directive.Unmarshal(d, h.PassiveHealth.options(), h.Options.Directives(), directive.Options{
+	err := directive.Unmarshal(d, h.PassiveHealth.options(), h.Options.Directives(), h.callerOptions(), directive.Options{
 		"pool":    directive.String(&h.Pool),
 		"backend": backend.Directive(&h.Backends),
 		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
@@ -136,6 +147,16 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return d.Err("no backend: expected at least one 'backend <url>' in openai_lb, or backends_from_env")
 	}
 	return nil
+}
+
+func (h *Handler) callerOptions() directive.Options {
+	return h.Config.Directives().Check(func() error {
+		var models []string
+		if h.BackendsFromEnv == "" {
+			models = backend.ModelsOf(h.Backends)
+		}
+		return h.Config.Check(h.ClientKeys != nil || h.ClientKeysFile != nil, models)
+	})
 }
 
 func (h *Handler) addClientKey(args []string) error {

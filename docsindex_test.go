@@ -103,7 +103,7 @@ func namesInTheCode(t *testing.T) []names {
 	jsonNames(reflect.TypeFor[statuspage.Status](), page)
 	maps.DeleteFunc(page, func(name string, _ bool) bool { return adminFields[name] })
 	return []names{
-		{"Options", []string{"docs/options.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, options},
+		{"Options", []string{"docs/options.md", "docs/callers.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, options},
 		{"Metrics", []string{"docs/observability.md", "docs/replicas.md"}, counted},
 		{"Placeholders", []string{"docs/observability.md"}, placeholders},
 		{"Fields of logs", []string{"docs/observability.md", "docs/replicas.md", "azure/README.md"}, fields},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
@@ -37,6 +38,8 @@ type exchange struct {
 	// own is an answer of ours, for which no backend is asked.
 	own    apierror.Answer
 	record record
+	// admission is what the request was charged to its caller, and its tier.
+	admission callers.Admission
 }
 
 // savedCookies are those that were set before any backend was chosen.

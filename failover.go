@@ -105,7 +105,7 @@ func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) atte
 		Watch: ex.watch(),
 	}
 	out = ex.balancer.front.direct(ex, out, credential)
-	out.Change.AskUsage = ex.balancer.streamUsage && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
+	out.Change.AskUsage = (ex.balancer.streamUsage || ex.admission.CountsTokens()) && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
 			if reader := api.placement.IDReader(b.AccountKey, res); reader != nil {
@@ -214,6 +214,7 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	res, tokens := r.Commit(ex.writer, ex)
 	ex.record.status, ex.record.usage = res.StatusCode, tokens
 	ex.forbidRetry(res)
+	ex.admission.SetHeader(res.Header, time.Now())
 	return res
 }
 

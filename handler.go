@@ -126,13 +126,16 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 	}
 	ex.api.parse(r, route, h.promptCache)
 	ex.api.anonymous = h.passesThrough && ex.api.credentials.None()
-	if h.models != nil {
-		if own = apierror.ModelList(r, route, h.models); own.Response != nil {
+	if models := h.modelsOf(ex); models != nil {
+		if own = apierror.ModelList(r, route, models); own.Response != nil {
 			return own
 		}
 	}
 	if h.tellsModels && ex.api.CutOff() && ex.api.Model == "" {
 		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
+	}
+	if own = h.limit(ex); own.Response != nil {
+		return own
 	}
 	return ex.place(h.affinity)
 }

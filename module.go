@@ -16,6 +16,7 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
@@ -47,13 +48,14 @@ func init() {
 // Placeholder | Description
 // ------------|-------------
 // `{http.openai_lb.backend}` | The name of the backend that replied, or of the last one that was tried. It is empty if the answer is not about one backend
-// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
+// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, caller_limited, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
 // `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
 // `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in metrics. It is empty if the choice was free
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
+// `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
 // `{http.openai_lb.pool}` | The name of the pool
 // `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
 // `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
@@ -133,6 +135,8 @@ type Handler struct {
 	// error. Default: none.
 	ClientKeysFile *string `json:"client_keys_file,omitempty"`
 
+	callers.Config
+
 	// ReverseProxy holds options that are passed on to the reverse_proxy
 	// handler. Its transport must be `http`, and configures the connections to
 	// the backends. Upstreams, load balancing, passive health checks and
@@ -161,6 +165,9 @@ type Handler struct {
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
 	clientKeys *keys.Clients
+
+	// callers limits what callers may use. It is nil if none is limited.
+	callers *callers.Callers
 
 	// keyFiles reads keys again that come from files.
 	keyFiles keys.Reloader

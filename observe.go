@@ -30,6 +30,7 @@ func (ex *exchange) finish(err error, aborted bool) {
 		to.Release()
 	}
 	ex.observe(err)
+	ex.settle()
 }
 
 // outcome returns whose reply the client got, and its class. t is nil
@@ -196,7 +197,7 @@ func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api
 // summary is what placeholders and the access log say of the request.
 func (ex *exchange) summary() *observe.Summary {
 	s := &observe.Summary{
-		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens,
+		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens, Tier: ex.admission.Tier(),
 		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
 	}
 	if ex.record.aborted {

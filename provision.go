@@ -116,6 +116,9 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
 		return err
 	}
+	if err := h.provisionCallers(ctx); err != nil {
+		return err
+	}
 	return h.provisionAffinity(ctx)
 }
 
@@ -144,7 +147,7 @@ func (h *Handler) provisionFromEnv() error {
 // Cleanup releases what Provision acquired. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
-	errs := []error{h.affinity.Close(), h.link.Close()}
+	errs := []error{h.affinity.Close(), h.callers.Close(), h.link.Close()}
 	if h.balancer != nil {
 		h.balancer.close()
 		metrics.Left()

@@ -29,11 +29,8 @@ type Body struct {
 	// Stream reports whether the last "stream" is true.
 	Stream bool
 
-	// MaxOutput is how many tokens the reply may have at most: the largest of "max_tokens",
-	// "max_completion_tokens" and "max_output_tokens". Values that are not numbers, or less
-	// than 0, do not count, and a fraction is cut off. It is 0 if the body has none of
-	// them.
-	MaxOutput int64
+	// MaxOutput is how many tokens the reply may have at most.
+	MaxOutput MaxOutput
 
 	// Stores reports whether the last "store" is true.
 	Stores bool
@@ -76,6 +73,18 @@ type Body struct {
 	nested bool
 }
 
+// MaxOutput is how many tokens a reply may have at most, by the members that say so: the largest value of
+// each, or 0 if there is none. Which of them counts depends on the API. Values that are not numbers, or
+// less than 0, do not count, and a fraction is cut off.
+type MaxOutput struct {
+	// Tokens is that of "max_tokens", Completion that of "max_completion_tokens", and Output that of
+	// "max_output_tokens".
+	Tokens, Completion, Output int64
+}
+
+// Largest returns the largest value of all members.
+func (m MaxOutput) Largest() int64 { return max(m.Tokens, m.Completion, m.Output) }
+
 // models is where a body names its model, or where one can be added.
 type models struct {
 	// first is the place of the first value of "model" that is a string or null, if there is one, and
@@ -116,7 +125,7 @@ const charsPerToken = 4
 // int64.
 func (b Body) Cost(bodyLength int64) int64 {
 	prompt := PromptCost(bodyLength)
-	output, n := max(b.MaxOutput, 0), max(b.N, 1)
+	output, n := b.MaxOutput.Largest(), max(b.N, 1)
 	if output > (math.MaxInt64-prompt)/n {
 		return math.MaxInt64
 	}
@@ -136,16 +145,27 @@ func (b *Body) set(at place, value []byte) {
 		b.Stores = string(value) == "true"
 	case memberAudio:
 		b.Speaks = bytes.HasPrefix(value, []byte("{"))
+	case memberMaxTokens:
+		b.MaxOutput.Tokens = largest(b.MaxOutput.Tokens, value)
+	case memberMaxCompletion:
+		b.MaxOutput.Completion = largest(b.MaxOutput.Completion, value)
 	case memberMaxOutput:
-		if f, ok := parseNumber(value); ok {
-			b.MaxOutput = max(b.MaxOutput, saturate(f))
-		}
+		b.MaxOutput.Output = largest(b.MaxOutput.Output, value)
 	case memberN:
 		b.N = 1
 		if f, ok := parseNumber(value); ok && f >= 1 && f == math.Trunc(f) {
 			b.N = saturate(f)
 		}
 	}
+}
+
+// largest returns the number, or the one from before if that is larger.
+func largest(before int64, number []byte) int64 {
+	f, ok := parseNumber(number)
+	if !ok {
+		return before
+	}
+	return max(before, saturate(f))
 }
 
 // longestNumber limits how long a number may be. Longer ones are not worth reading.

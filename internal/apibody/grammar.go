@@ -36,6 +36,8 @@ const (
 	memberModel
 	memberOddModel // which only some servers take for the model
 	memberStream
+	memberMaxTokens
+	memberMaxCompletion
 	memberMaxOutput
 	memberN
 	memberStreamOptions
@@ -91,7 +93,11 @@ func (g grammar) place(at place, key []byte) place {
 			return memberModel
 		case "stream":
 			return memberStream
-		case "max_tokens", "max_completion_tokens", "max_output_tokens":
+		case "max_tokens":
+			return memberMaxTokens
+		case "max_completion_tokens":
+			return memberMaxCompletion
+		case "max_output_tokens":
 			return memberMaxOutput
 		case "n":
 			return memberN

@@ -70,7 +70,7 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 				b.askUsage = edit{}
 			}
 			optioned = true
-		case memberMaxOutput, memberN:
+		case memberMaxTokens, memberMaxCompletion, memberMaxOutput, memberN:
 			if end < len(body) { // otherwise more digits may follow
 				b.set(at, body[value:end])
 			}

@@ -263,7 +263,8 @@ func reference(t *testing.T, body []byte) (want Body, ok bool) {
 			want.Stream = string(raw) == "true"
 		case "max_tokens", "max_completion_tokens", "max_output_tokens":
 			if n, ok := number(raw); ok && n.Sign() >= 0 {
-				want.MaxOutput = max(want.MaxOutput, toInt64(n))
+				most := map[string]*int64{"max_tokens": &want.MaxOutput.Tokens, "max_completion_tokens": &want.MaxOutput.Completion, "max_output_tokens": &want.MaxOutput.Output}[key.(string)]
+				*most = max(*most, toInt64(n))
 			}
 		case "n":
 			want.N = 1
@@ -398,7 +399,7 @@ func decode(t *testing.T, body []byte) (m map[string]any) {
 func checkCost(t *testing.T, r Body, body []byte) {
 	t.Helper()
 	cost := r.Cost(int64(len(body)))
-	if r.MaxOutput < 0 || r.N < 1 || cost < r.MaxOutput || cost < int64(len(body)/charsPerToken) {
+	if r.MaxOutput.Largest() < 0 || r.N < 1 || cost < r.MaxOutput.Largest() || cost < int64(len(body)/charsPerToken) {
 		t.Errorf("%q: it costs %d: %+v", body, cost, r)
 	}
 }
@@ -438,8 +439,8 @@ func TestTheOutputThatIsAskedFor(t *testing.T) {
 		{`[{"max_tokens":12}]`, 0, 1},
 		{``, 0, 1},
 	} {
-		if r := ParseJSON([]byte(tt.body), nil); r.MaxOutput != tt.max || r.N != tt.n {
-			t.Errorf("%.60s: got %d times %d, want %d times %d", tt.body, r.N, r.MaxOutput, tt.n, tt.max)
+		if r := ParseJSON([]byte(tt.body), nil); r.MaxOutput.Largest() != tt.max || r.N != tt.n {
+			t.Errorf("%.60s: got %d times %d, want %d times %d", tt.body, r.N, r.MaxOutput.Largest(), tt.n, tt.max)
 		}
 	}
 }
@@ -451,14 +452,14 @@ func TestCost(t *testing.T) {
 		length, want int64
 	}{
 		{"the prompt alone", Body{N: 1}, 4000, 1000},
-		{"the prompt and the output", Body{N: 1, MaxOutput: 500}, 4000, 1500},
-		{"several outputs", Body{N: 3, MaxOutput: 500}, 4000, 2500},
+		{"the prompt and the output", Body{N: 1, MaxOutput: MaxOutput{Tokens: 500}}, 4000, 1500},
+		{"several outputs", Body{N: 3, MaxOutput: MaxOutput{Tokens: 500}}, 4000, 2500},
 		{"a body that was not read", Body{}, 4000, 1000},
-		{"a body of unknown length", Body{N: 1, MaxOutput: 500}, -1, 500},
+		{"a body of unknown length", Body{N: 1, MaxOutput: MaxOutput{Tokens: 500}}, -1, 500},
 		{"nothing", Body{N: 1}, 0, 0},
-		{"an absurd output", Body{N: 1, MaxOutput: math.MaxInt64}, 4, math.MaxInt64},
-		{"an absurd number of outputs", Body{N: math.MaxInt64, MaxOutput: 2}, 0, math.MaxInt64},
-		{"an absurd length", Body{N: 1, MaxOutput: math.MaxInt64}, math.MaxInt64, math.MaxInt64},
+		{"an absurd output", Body{N: 1, MaxOutput: MaxOutput{Tokens: math.MaxInt64}}, 4, math.MaxInt64},
+		{"an absurd number of outputs", Body{N: math.MaxInt64, MaxOutput: MaxOutput{Tokens: 2}}, 0, math.MaxInt64},
+		{"an absurd length", Body{N: 1, MaxOutput: MaxOutput{Tokens: math.MaxInt64}}, math.MaxInt64, math.MaxInt64},
 		{"many times nothing", Body{N: math.MaxInt64}, 8, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

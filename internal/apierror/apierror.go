@@ -42,6 +42,7 @@ const (
 	OwnerThrottled  = "owner_throttled"
 	AllBusy         = "all_busy"
 	RetryLater      = "retry_later"
+	CallerLimited   = "caller_limited"
 	Ready           = "ready"
 	Unready         = "not_ready"
 	Models          = "models"

@@ -195,7 +195,7 @@ func (b *Backend) NameOf(model string) string {
 func ModelsOf(backends []*Backend) []string {
 	var models []string
 	for _, b := range backends {
-		if b.Models == nil {
+		if len(b.Model) == 0 {
 			return nil
 		}
 		for _, m := range b.Model {

@@ -65,8 +65,9 @@ func (o Option) Check(check func() error) Option {
 const whole = ""
 
 // Check adds a check that runs when the whole block was read. Its error begins with
-// the name of an option. It gets the file and the line of that option or, if the
-// block does not have it, of the block.
+// the name of an option, and its first argument in single quotes if it is repeatable.
+// It gets the file and the line of that option or, if the block does not have it, of
+// the block.
 func (o Options) Check(check func() error) Options {
 	o[whole] = Func(func(*caddyfile.Dispenser) error { return check() })
 	return o
@@ -106,6 +107,9 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 			return d.Errf("%s is given twice", name)
 		}
 		seen[name] = *d
+		if first := *d; option.repeatable && first.NextArg() {
+			seen[name+" '"+first.Val()+"'"] = *d
+		}
 		if err := option.read(d); err != nil {
 			return err
 		}
@@ -121,7 +125,11 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 	}
 	for _, check := range checks {
 		if err := check.read(d); err != nil {
-			at, ok := seen[strings.FieldsFunc(err.Error(), func(r rune) bool { return r == ' ' || r == ':' })[0]]
+			words := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == ' ' || r == ':' })
+			at, ok := seen[strings.Join(words[:min(2, len(words))], " ")]
+			if !ok {
+				at, ok = seen[words[0]]
+			}
 			if !ok {
 				at = begin
 			}

@@ -113,6 +113,19 @@ func (c *Clients) InFiles() bool {
 	return c.file != ""
 }
 
+// Know reports whether a caller with this name has a key.
+func (c *Clients) Know(name string) bool {
+	if c == nil {
+		return false
+	}
+	for _, caller := range *c.known.Load() {
+		if caller.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
 // errUnfinished reports that the file is being written, and should be read later.
 var errUnfinished = errors.New("the file is being written")
 

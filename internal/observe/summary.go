@@ -28,6 +28,8 @@ type Summary struct {
 	FirstByte time.Duration
 	// Tokens are known once the reply is over, if it reported them.
 	Tokens usage.Tokens
+	// Tier is the number of the request's tier, or 0.
+	Tier int
 	// Estimated reports whether a count of Tokens is an estimate.
 	Estimated bool
 	// Aborted reports whether the reply was aborted, and Duration is how long the
@@ -49,6 +51,8 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return s.Pool, true
 	case "caller":
 		return s.Caller, true
+	case "tier":
+		return valueIf(s.Tier > 0, s.Tier), true
 	case "model":
 		return s.Model, true
 	case "backend":
@@ -118,6 +122,9 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		if field.value != "" {
 			enc.AddString(field.name, field.value)
 		}
+	}
+	if s.Tier > 0 {
+		enc.AddInt("tier", s.Tier)
 	}
 	enc.AddInt("attempts", len(s.Attempts))
 	if len(s.Attempts) > 0 {

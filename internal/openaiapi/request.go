@@ -1,8 +1,10 @@
 package openaiapi
 
 import (
+	"math"
 	"mime"
 	"net/http"
+	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
@@ -160,3 +162,41 @@ func (q *Request) CanAskUsage() bool {
 
 // PromptCost returns how many tokens of the cost are those of the prompt.
 func (q *Request) PromptCost() int64 { return apibody.PromptCost(q.PromptLength) }
+
+// PromptTokens estimates how many tokens the prompt in the body has. It is at least 1, even if nothing of the
+// prompt can be seen. It is 0 if the request costs no tokens.
+func (q *Request) PromptTokens(body []byte) int64 {
+	switch {
+	case !q.NeedsModel, countsOnly(q.Route.Operation):
+		return 0
+	case q.PromptLength == 0 && len(body) > 0: // a form, with a recording or a picture
+		return apibody.MediaTokens
+	}
+	return max(1, apibody.PromptTokens(body, q.PromptLength))
+}
+
+// countsOnly reports whether the operation only counts the tokens of a prompt.
+func countsOnly(operation string) bool {
+	operation = strings.TrimSuffix(operation, "/")
+	return operation == "/responses/input_tokens" || operation == "/messages/count_tokens"
+}
+
+// OutputLimit returns how many tokens the answer may have at most: only by the members that the API obeys, for
+// all answers that are asked for. ok is false if the request does not limit it.
+func (q *Request) OutputLimit() (limit int64, ok bool) {
+	most := &q.Body.MaxOutput
+	switch strings.TrimSuffix(q.Route.Operation, "/") {
+	case "/chat/completions":
+		limit = max(most.Tokens, most.Completion)
+	case "/completions", "/messages":
+		limit = most.Tokens
+	case "/responses", "/responses/compact":
+		limit = most.Output
+	case "/embeddings", "/moderations", "/rerank", "/images/embeddings", "/responses/input_tokens", "/messages/count_tokens":
+		return 0, true
+	}
+	if limit == 0 || !q.Body.Whole { // a larger one may follow
+		return 0, false
+	}
+	return limit * min(max(q.Body.N, 1), math.MaxInt64/limit), true
+}

@@ -12,6 +12,7 @@ import (
 // is the reader of a reply without a usage.
 type Reader struct {
 	scanner  scanner
+	fresh    bool          // the latest event that matters had a usage
 	long     bool          // an event that is too long to be kept is being read
 	trailing bool          // something comes after the object that a JSON reply is
 	splitter *sse.Splitter // nil until the first piece of a stream of events
@@ -75,6 +76,9 @@ func (r *Reader) event(e sse.Event) {
 	if mayHoldUsage(e.Data) {
 		r.scanner.begin()
 		r.scanner.scan(e.Data)
+		r.fresh = true
+	} else if r.fresh {
+		r.fresh = bytes.HasPrefix(e.Data, []byte("[DONE]")) || string(e.Kind()) == "message_stop"
 	}
 }
 
@@ -148,7 +152,8 @@ func (r *Reader) Tokens() Tokens {
 
 // Estimate returns the tokens of a reply that was aborted, and reports whether one of the counts is
 // an estimate. Most streams would have reported their tokens at the end. Without a report, the input
-// is prompt, and the output is one token for each event with content.
+// is prompt, and the output is one token for each event with content. That is also the output if content
+// came after the latest report.
 func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	t = r.Tokens()
 	if r == nil || r.watcher == nil {
@@ -157,7 +162,7 @@ func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	if !t.known {
 		t.Input, t.known, estimated = prompt, true, true
 	}
-	if seen := r.watcher.Pieces; seen > t.Output {
+	if seen := r.watcher.Pieces; seen > t.Output && !r.fresh {
 		t.Output, estimated = seen, true
 	}
 	return t, estimated

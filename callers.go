@@ -1,0 +1,136 @@
+package openailb
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/certmagic"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// provisionCallers sets up the limits of callers, if there are any.
+func (h *Handler) provisionCallers(ctx caddy.Context) error {
+	if err := h.Config.Check(h.clientKeys != nil, h.models); err != nil {
+		return err
+	}
+	for _, warning := range h.Unused(func(name string) bool { return h.clientKeys.Know(name) }) {
+		h.logger.Warn(warning)
+	}
+	var storage certmagic.Storage
+	if h.link == nil { // otherwise other replicas remember what was used
+		storage = ctx.Storage()
+	}
+	if h.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Storage: storage, Logger: h.logger}); h.callers == nil {
+		return nil
+	}
+	return observe.On(ctx, observe.Started, h.callers.Start)
+}
+
+// modelsOf returns the models that the caller of a request may use. nil: any.
+func (h *Handler) modelsOf(ex *exchange) []string {
+	if models := h.callers.Models(ex.api.caller.Name); models != nil {
+		return models
+	}
+	return h.models
+}
+
+// limit charges the request to its caller, or returns the answer if the caller may not send it.
+func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
+	if h.callers == nil {
+		return none
+	}
+	api, name := &ex.api, ex.api.caller.Name
+	if models := h.callers.Models(name); models != nil {
+		if e, refused := api.mayNotUse(models, h.Transport.RequestBuffers); refused {
+			return e.Answer(ex.request)
+		}
+	}
+	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered())}
+	if limit, ok := api.OutputLimit(); ok {
+		estimate.Output = limit
+	} else if !api.Kind.IsHandshake() { // the tokens of a WebSocket cannot be seen
+		estimate.Output = meter.Undeclared
+	}
+	now := time.Now()
+	admission, refusal := h.callers.Admit(now, name, estimate)
+	if refusal != nil {
+		return h.callers.Refuse(ex.request, now, name, &admission, refusal)
+	}
+	ex.admission = admission
+	return none
+}
+
+// mayNotUse returns the error if the request is not certain to be for one of these models.
+func (a *apiRequest) mayNotUse(models []string, buffers int64) (e apierror.Error, refused bool) {
+	if a.NeedsModel && !a.ModelInPath() {
+		switch {
+		case a.Clarity == openaiapi.Opaque:
+			return apierror.CompressedBody, true
+		case a.CutOff():
+			return apierror.ModelBeyondBuffer(buffers), true
+		case a.Clarity == openaiapi.Unclear, a.Model == "", a.Body.NamesSeveral():
+			return apierror.MissingModel(models), true
+		}
+	}
+	if a.Model != "" && !slices.Contains(models, a.Model) {
+		return apierror.UnknownModel(a.Model, models), true
+	}
+	return apierror.Error{}, false
+}
+
+// settle replaces the estimate by what the request has cost. It is over.
+func (ex *exchange) settle() {
+	if ex.admission.Open() {
+		ex.admission.Settle(time.Now(), ex.cost())
+	}
+}
+
+// cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
+// failure of the backends. An error of the client's own costs a request.
+func (ex *exchange) cost() meter.Cost {
+	if len(ex.tries.attempts) == 0 {
+		return meter.Cost{}
+	}
+	a := ex.attempted()
+	if ex.record.from != nil {
+		a = ex.record.from
+	}
+	switch status := ex.record.status; a.class {
+	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft:
+		if status >= 500 || status == http.StatusTooManyRequests {
+			return meter.Cost{}
+		}
+		if status < 400 || a.class != verdict.Served {
+			return ex.tokensCost()
+		}
+	case verdict.ClientError:
+	case verdict.TooLarge:
+		if status == http.StatusTooManyRequests {
+			return meter.Cost{}
+		}
+	default:
+		return meter.Cost{}
+	}
+	return meter.Cost{Requests: 1}
+}
+
+// tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the
+// estimate of the prompt and a token for each event with content.
+func (ex *exchange) tokensCost() meter.Cost {
+	tokens, estimated := ex.record.tokens, false
+	if ex.record.aborted || !tokens.Known() {
+		tokens, estimated = ex.record.usage.Estimate(ex.admission.Prompt())
+	}
+	if !tokens.Known() {
+		tokens.Input, estimated = ex.admission.Prompt(), true
+	}
+	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !ex.record.aborted}
+}

@@ -1,0 +1,84 @@
+package apibody
+
+import "bytes"
+
+// MediaTokens is how many tokens a picture, a recording or a file counts for that a body contains: the
+// number of its bytes says nothing about its tokens.
+const MediaTokens = 1000
+
+const (
+	// longestMediaType is how long the beginning of a data: URL may be, before its data.
+	longestMediaType = 256
+	// shortestMedia is the least length of a text that is taken for a recording by its name and its letters.
+	shortestMedia = 256
+)
+
+// PromptTokens estimates how many tokens the prompt in a body of that length has. Unlike PromptCost, it
+// counts MediaTokens for each data: URL in base64, and for each recording, in place of its bytes. It
+// looks for these only, and reads nothing else of the body again.
+func PromptTokens(body []byte, bodyLength int64) int64 {
+	count, size := int64(0), int64(0)
+	add := func(start, end int) {
+		count, size = count+1, size+int64(end-start)
+	}
+	for at := 0; ; {
+		n := bytes.Index(body[at:], base64Mark)
+		if n < 0 {
+			break
+		}
+		data := at + n + len(base64Mark)
+		if start := bytes.LastIndexByte(body[max(at, at+n-longestMediaType):at+n], '"'); start < 0 ||
+			!bytes.HasPrefix(body[max(at, at+n-longestMediaType)+start+1:], dataScheme) {
+			at = data
+			continue
+		}
+		at = endOfData(body, data)
+		add(data, at)
+	}
+	for at := 0; len(body) >= MediaTokens*charsPerToken; { // a shorter recording counts for less by its bytes
+		n := bytes.Index(body[at:], dataMember)
+		if n < 0 {
+			break
+		}
+		at += n + len(dataMember)
+		colon := skipSpace(body, at)
+		if colon >= len(body) || body[colon] != ':' {
+			continue
+		}
+		if start := skipSpace(body, colon+1) + 1; start < len(body) && body[start-1] == '"' && isBase64(body[start:min(len(body), start+shortestMedia)]) {
+			at = endOfData(body, start)
+			add(start, at)
+		}
+	}
+	return PromptCost(max(bodyLength, int64(len(body)))-size) + count*MediaTokens
+}
+
+var (
+	base64Mark = []byte(";base64,")
+	dataScheme = []byte("data:")
+	// dataMember is the name of the member that has a recording (OpenAI's chat), or a picture or a file
+	// (Anthropic's messages).
+	dataMember = []byte(`"data"`)
+)
+
+// endOfData returns the end of the text in which b[i] is. Base64 has no escapes.
+func endOfData(b []byte, i int) int {
+	n := bytes.IndexByte(b[i:], '"')
+	if n < 0 {
+		return len(b)
+	}
+	return i + n
+}
+
+// isBase64 reports whether a text begins as long data in base64 does.
+func isBase64(text []byte) bool {
+	if len(text) < shortestMedia {
+		return false
+	}
+	for _, c := range text {
+		if !('a' <= c|0x20 && c|0x20 <= 'z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' || c == '_') {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,202 @@
+package callers
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/certmagic"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// Callers limits what the callers of a pool may use, by the options of one config. What they have used
+// outlives the config.
+type Callers struct {
+	// byName are the callers with their own entry, and others is the entry of all others.
+	byName map[string]*entry
+	others *entry
+	kept   *kept
+	name   string
+	log    *zap.Logger
+	file   *savedFile
+	// location is where days and months begin.
+	location *time.Location
+}
+
+// entry is what a config says of a caller.
+type entry struct {
+	settings meter.Settings
+	models   []string
+	// limited reports whether there are limits, and tokens whether there are limits of tokens.
+	limited, tokens bool
+}
+
+// Options are what New needs.
+type Options struct {
+	Config
+	// Pool is the name of the pool.
+	Pool string
+	// Storage is where the use of long windows is saved. nil: nowhere.
+	Storage certmagic.Storage
+	Logger  *zap.Logger
+}
+
+// inUse keeps the meters through config reloads.
+var inUse = caddy.NewUsagePool()
+
+// New returns the callers of a pool, or nil if the config has none. It was checked. The caller closes it.
+func New(o Options) *Callers {
+	if len(o.Callers) == 0 {
+		return nil
+	}
+	c := &Callers{byName: make(map[string]*entry), others: new(entry), name: o.Pool, log: o.Logger, file: savedFileOf(o.Storage, o.Pool)}
+	c.location, _ = o.location() // it was checked
+	tiers := o.tierNames()
+	c.others.settings = meter.Settings{Location: c.location}
+	for _, caller := range o.Callers {
+		limits, _ := caller.limits() // they were checked
+		e := &entry{models: caller.Models, limited: len(limits) > 0, settings: meter.Settings{
+			Limits: limits, Tier: caller.Tier, Tiers: tiers, Location: c.location,
+		}}
+		if caller.MaxRequests != nil {
+			e.settings.MaxRequests = *caller.MaxRequests
+		}
+		e.tokens = slices.ContainsFunc(limits, func(l meter.Limit) bool { return l.Kind == meter.Tokens })
+		if caller.Name == everyOther {
+			c.others = e
+		} else {
+			c.byName[caller.Name] = e
+		}
+	}
+	value, again, _ := inUse.LoadOrNew(c.name, func() (caddy.Destructor, error) { return newKept(), nil })
+	if c.kept = value.(*kept); !again {
+		c.Start()
+	}
+	return c
+}
+
+// Start applies the options. Those of the config before apply until the new one is in use, because it may
+// fail.
+func (c *Callers) Start() {
+	c.kept.configure(c.file, c.log)
+	c.kept.meters.Configure(time.Now(), func(name string) meter.Settings { return c.of(name).settings })
+}
+
+// Close releases what New acquired, and saves what was used.
+func (c *Callers) Close() error {
+	if c == nil {
+		return nil
+	}
+	c.kept.save()
+	_, err := inUse.Delete(c.name)
+	return err
+}
+
+// MetersOf returns the meters of a pool in use, or nil if it does not limit callers.
+func MetersOf(pool string) (meters *meter.Callers) {
+	inUse.Range(func(key, value any) bool {
+		if key == pool {
+			meters = value.(*kept).meters
+		}
+		return meters == nil
+	})
+	return meters
+}
+
+func (c *Callers) of(name string) *entry {
+	if e, ok := c.byName[name]; ok {
+		return e
+	}
+	return c.others
+}
+
+// Models returns the models that a caller may use. nil: all of them.
+func (c *Callers) Models(name string) []string {
+	if c == nil {
+		return nil
+	}
+	return c.of(name).models
+}
+
+// Admission is what a request of a caller was admitted with, until it is settled. The zero Admission is
+// that of a request without one.
+type Admission struct {
+	reservation meter.Reservation
+	caller      *meter.Caller
+	entry       *entry
+	kept        *kept
+}
+
+// Admit charges the caller's limits with the estimate, or returns why it does not. In that case the
+// Admission is good for SetHeader only.
+func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
+	c.kept.restore()
+	a = Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
+	a.reservation, refusal = a.caller.Admit(now, e)
+	return a, refusal
+}
+
+// Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
+// and is above all.
+func (a *Admission) Tier() int { return a.reservation.Tier() }
+
+// CountsTokens reports whether a limit needs the tokens of the reply.
+func (a *Admission) CountsTokens() bool { return a.entry != nil && a.entry.tokens }
+
+// Open reports whether there is something to settle.
+func (a *Admission) Open() bool { return a.reservation.Open() }
+
+// Prompt returns the tokens that the prompt was expected to have.
+func (a *Admission) Prompt() int64 {
+	prompt, _ := a.reservation.Estimated()
+	return prompt
+}
+
+// Settle replaces the estimate with the real cost. Further calls do nothing.
+func (a *Admission) Settle(now time.Time, cost meter.Cost) {
+	if a.Open() {
+		a.reservation.Settle(now, cost)
+		a.kept.changed()
+	}
+}
+
+// headerPrefix begins the names of the fields that say how much of a limit is left.
+const headerPrefix = "X-Ratelimit-"
+
+var headerNames = [...][3]string{
+	meter.Requests: {headerPrefix + "Limit-Requests", headerPrefix + "Remaining-Requests", headerPrefix + "Reset-Requests"},
+	meter.Tokens:   {headerPrefix + "Limit-Tokens", headerPrefix + "Remaining-Tokens", headerPrefix + "Reset-Tokens"},
+}
+
+// SetHeader replaces the fields that say how much of the backend's limits is left by those of the caller's
+// limits, if it has any: of each kind the one of which the smallest part is left.
+func (a *Admission) SetHeader(header http.Header, now time.Time) {
+	if a.entry == nil || !a.entry.limited {
+		return
+	}
+	for name := range header {
+		if strings.HasPrefix(name, headerPrefix) {
+			delete(header, name)
+		}
+	}
+	for kind, names := range headerNames {
+		use, ok := a.caller.Tightest(now, meter.Kind(kind)) //nolint:gosec // there are two
+		if !ok {
+			continue
+		}
+		values := [...]string{strconv.FormatInt(use.Allowed, 10), strconv.FormatInt(use.Left(), 10), rounded(use.Reset).String()}
+		for i, name := range names {
+			header[name] = values[i : i+1 : i+1]
+		}
+	}
+}
+
+// rounded rounds a wait up to what is shown of it.
+func rounded(d time.Duration) time.Duration {
+	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
+}

@@ -1,0 +1,255 @@
+// Package callers limits what each caller may use. It has the options of callers and tiers with their
+// checks, and the answers to requests that a limit refuses. Package meter counts.
+package callers
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// Config has the options about callers.
+type Config struct {
+	// Callers are what callers may use. Callers are known by their client keys: keys
+	// with the same name share limits. Default: no limits.
+	Callers []Caller `json:"callers,omitempty"`
+
+	// Tiers are classes of callers, in order of importance. There are at most 8.
+	// Callers without a tier are above all of them. Default: none.
+	Tiers []Tier `json:"tiers,omitempty"`
+
+	// Timezone is where days and months of limits begin: a name of the IANA
+	// database, such as Europe/Berlin. Default: UTC.
+	Timezone string `json:"timezone,omitempty"`
+}
+
+// Caller is what one caller may use.
+type Caller struct {
+	// Name is the name of its client keys. `*` is each caller without its own entry,
+	// counted separately. Required.
+	Name string `json:"name"`
+
+	// Requests are limits of the number of requests. There is at most one for each
+	// unit. Default: none.
+	Requests []Limit `json:"requests,omitempty"`
+
+	// Tokens are limits of the number of tokens. There is at most one for each unit.
+	// Default: none.
+	Tokens []Limit `json:"tokens,omitempty"`
+
+	// MaxRequests is how many requests the caller may have at a time. Default: any
+	// number.
+	MaxRequests *int `json:"max_requests,omitempty"`
+
+	// Models are the models that the caller may use. Default: all.
+	Models []string `json:"models,omitempty"`
+
+	// Tier is the tier of the caller's requests. Default: none.
+	Tier string `json:"tier,omitempty"`
+}
+
+// Limit is how much a caller may use in a second, a minute, an hour, a day or a month.
+type Limit struct {
+	// Limit is a number and a unit, such as `200k/minute`. The number is a whole
+	// number from 1 to 10^15, which may end in k, M or G. The unit is second, minute,
+	// hour, day or month. Required.
+	Limit string `json:"limit"`
+
+	// Then is the tier of requests over the limit. Default: they are refused.
+	Then string `json:"then,omitempty"`
+}
+
+// Tier is a class of callers.
+type Tier struct {
+	// Name is the tier's name. Required.
+	Name string `json:"name"`
+
+	// Ceiling is how much of a backend may be used for the tier's requests to go
+	// there, in percent, while callers of a better tier use the model. It is below
+	// that of the tier before. Default: 100.
+	Ceiling *int `json:"ceiling,omitempty"`
+}
+
+// everyOther is the name of the entry for callers without their own.
+const everyOther = "*"
+
+// maxTiers is how many tiers there may be.
+const maxTiers = 8
+
+// Ceilings returns the ceiling of each tier, in percent.
+func (c *Config) Ceilings() []int {
+	var ceilings []int
+	for _, t := range c.Tiers {
+		ceilings = append(ceilings, t.ceiling())
+	}
+	return ceilings
+}
+
+func (t Tier) ceiling() int {
+	if t.Ceiling == nil {
+		return 100
+	}
+	return *t.Ceiling
+}
+
+// Check returns what is wrong with the options, if anything is. named reports whether callers have client
+// keys, and models are those of the pool. nil: it serves any model, or they are not known yet.
+func (c *Config) Check(named bool, models []string) error {
+	if len(c.Tiers) > maxTiers {
+		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
+	}
+	if _, err := c.location(); err != nil {
+		return err
+	}
+	for i, t := range c.Tiers {
+		if err := c.checkTier(i, t); err != nil {
+			return fmt.Errorf("tier '%s'%w", t.Name, err)
+		}
+	}
+	for i, caller := range c.Callers {
+		err := c.checkCaller(caller, models)
+		switch {
+		case err != nil:
+		case slices.ContainsFunc(c.Callers[:i], func(other Caller) bool { return other.Name == caller.Name }):
+			err = errors.New(" is given twice: expected one block with all of its limits")
+		case !named:
+			err = errors.New(" requires client_key or client_keys_file, because callers need names")
+		}
+		if err != nil {
+			return fmt.Errorf("caller '%s'%w", caller.Name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkTier(i int, t Tier) error {
+	ceiling := t.ceiling()
+	switch {
+	case t.Name == "":
+		return errors.New(" has no name")
+	case slices.ContainsFunc(c.Tiers[:i], func(other Tier) bool { return other.Name == t.Name }):
+		return errors.New(" is given twice")
+	case ceiling < 1 || ceiling > 100:
+		return fmt.Errorf(": ceiling '%d%%' is not from 1%% to 100%%", ceiling)
+	case i > 0 && ceiling >= c.Tiers[i-1].ceiling():
+		return fmt.Errorf(": ceiling '%d%%' is not below that of the more important tier '%s', which is %d%%", ceiling, c.Tiers[i-1].Name, c.Tiers[i-1].ceiling())
+	}
+	return nil
+}
+
+func (c *Config) checkCaller(caller Caller, models []string) error {
+	if caller.Name == "" {
+		return errors.New(" has no name: expected the name of a client key, or *")
+	}
+	limits, err := caller.limits()
+	if err != nil {
+		return err
+	}
+	for _, l := range limits {
+		if l.Then != "" && !c.hasTier(l.Then) {
+			return fmt.Errorf(": %s %s: %s", l.Kind, l, c.noTier(l.Then))
+		}
+	}
+	if caller.MaxRequests != nil && *caller.MaxRequests < 1 {
+		return fmt.Errorf(": max_requests '%d' is not a whole number of 1 or more", *caller.MaxRequests)
+	}
+	for i, model := range caller.Models {
+		switch {
+		case model == "":
+			return errors.New(": models has an empty name")
+		case slices.Contains(caller.Models[:i], model):
+			return fmt.Errorf(": model '%s' is given twice", model)
+		case models != nil && !slices.Contains(models, model):
+			return fmt.Errorf(": no backend has the model '%s': expected some of %s", model, strings.Join(models, ", "))
+		}
+	}
+	if caller.Tier != "" && !c.hasTier(caller.Tier) {
+		return errors.New(": " + c.noTier(caller.Tier))
+	}
+	return nil
+}
+
+// limits reads the limits.
+func (c Caller) limits() (limits []meter.Limit, err error) {
+	for _, of := range []struct {
+		kind   meter.Kind
+		limits []Limit
+	}{{meter.Requests, c.Requests}, {meter.Tokens, c.Tokens}} {
+		for _, text := range of.limits {
+			l, err := meter.ParseLimit(of.kind, text.Limit)
+			if err != nil {
+				return nil, fmt.Errorf(": %w", err)
+			}
+			l.Then = text.Then
+			if slices.ContainsFunc(limits, func(other meter.Limit) bool { return other.ID() == l.ID() }) {
+				return nil, fmt.Errorf(": %s per %s is given twice: '%s'", l.Kind, l.Unit, text.Limit)
+			}
+			limits = append(limits, l)
+		}
+	}
+	return limits, nil
+}
+
+func (c *Config) hasTier(name string) bool { return slices.Contains(c.tierNames(), name) }
+
+func (c *Config) tierNames() (names []string) {
+	for _, t := range c.Tiers {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
+func (c *Config) noTier(name string) string {
+	if len(c.Tiers) == 0 {
+		return "tier '" + name + "' is not declared: expected 'tier " + name + " [<percent>%]' in openai_lb"
+	}
+	return "tier '" + name + "' is not declared: expected one of " + strings.Join(c.tierNames(), ", ")
+}
+
+// location returns where days and months begin.
+func (c *Config) location() (*time.Location, error) {
+	if c.Timezone == "" {
+		return time.UTC, nil
+	}
+	location, err := time.LoadLocation(c.Timezone)
+	if err != nil || c.Timezone == "Local" { // replicas may be in several places
+		return nil, fmt.Errorf("timezone '%s' is not known: expected a name of the IANA database, such as UTC or Europe/Berlin", c.Timezone)
+	}
+	return location, nil
+}
+
+// Unused returns warnings about entries that have no effect. known reports whether a client key has that
+// name.
+func (c *Config) Unused(known func(name string) bool) (warnings []string) {
+	used := make(map[string]bool)
+	for _, caller := range c.Callers {
+		if caller.Name != everyOther && !known(caller.Name) {
+			warnings = append(warnings, "caller '"+caller.Name+"' has no client key, so its limits have no effect")
+		}
+		used[caller.Tier] = true
+		for _, l := range slices.Concat(caller.Requests, caller.Tokens) {
+			used[l.Then] = true
+		}
+	}
+	for _, t := range c.Tiers {
+		if !used[t.Name] {
+			warnings = append(warnings, "tier '"+t.Name+"' has no caller, so it has no effect")
+		}
+	}
+	return warnings
+}
+
+// ParseCeiling reads a ceiling such as 80%.
+func ParseCeiling(text string) (percent int, err error) {
+	digits, isPercent := strings.CutSuffix(text, "%")
+	percent, err = strconv.Atoi(digits)
+	if err != nil || !isPercent || percent < 1 || percent > 100 {
+		return 0, fmt.Errorf("ceiling '%s' is not a percentage from 1%% to 100%%, such as 80%%", text)
+	}
+	return percent, nil
+}

@@ -1,0 +1,241 @@
+package callers
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+func TestAnIdleCallersFirstRequestIsAdmittedAndOnlyOneOfFifty(t *testing.T) {
+	inBubble(t, "caller alice {\nrequests 1/minute\n}", func(t *testing.T, w *world) {
+		var mu sync.Mutex
+		statuses := make(map[int]int)
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				got := w.chat(`{}`)
+				mu.Lock()
+				defer mu.Unlock()
+				statuses[got.Status]++
+			})
+		}
+		wg.Wait()
+		if statuses[200] != 1 || statuses[429] != 49 {
+			t.Errorf("got %v, want one 200 and 49 429s", statuses)
+		}
+		if got := w.post(bobKey, "/v1/chat/completions", `{}`); got.Status != 200 {
+			t.Errorf("bob, who has no limit, gets %d", got.Status)
+		}
+	})
+}
+
+func TestALimitBelowAnEstimateWithoutMaxTokensLetsOneRequestThrough(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 100/minute\n}", func(t *testing.T, w *world) {
+		w.AllReply(used(30, 40))
+		w.chat(prompt(50, "")).WantServed(t, "a")
+		w.wantUse(t, 70)
+		got := w.chat(prompt(50, ""))
+		got.WantError(t, 429, "rate_limit_exceeded")
+		w.WantCalls(map[string]int{"a": 1})
+	})
+}
+
+func TestAReservationCountsTheLargestOutputThatTheAPIObeys(t *testing.T) {
+	for body, want := range map[string]int64{
+		prompt(50, `"max_tokens":1,"max_completion_tokens":10000,`): 50 + 256, // twice the usual output
+		prompt(50, `"max_tokens":1,"max_completion_tokens":100,`):   50 + 100,
+		prompt(50, `"max_tokens":10,`):                              50 + 10,
+		prompt(50, `"max_tokens":10,"n":4,`):                        50 + 40,
+		prompt(50, `"max_output_tokens":1,`):                        50 + 256, // a chat ignores it
+		prompt(50, ``):                                              50 + 256,
+	} {
+		inBubble(t, "caller alice {\ntokens 100k/minute\n}", func(t *testing.T, w *world) {
+			release := make(chan struct{})
+			w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+				<-release
+				used(1, 1)(rw, r)
+			})
+			done := make(chan struct{})
+			go func() { w.chat(body); close(done) }()
+			synctest.Wait()
+			if got := w.of("alice").Reserved; got != want {
+				t.Errorf("%.80s: reserved %d, want %d", body, got, want)
+			}
+			close(release)
+			<-done
+			w.wantUse(t, 2)
+		})
+	}
+}
+
+func TestAPictureOfAMegabyteIsNotChargedByItsBytes(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 10k/minute\n}", func(t *testing.T, w *world) {
+		body := `{"model":"gpt-4o","messages":[{"content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("QUJD", 250_000) + `"}}]}]}`
+		w.chat(body).WantServed(t, "a")
+		if got := w.of("alice").Today; got < 1000 || got > 1100 {
+			t.Errorf("a picture without a usage was charged with %d tokens", got)
+		}
+	})
+}
+
+func TestTheMessageHasOpenAIsWords(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 200k/minute\nrequests 1k/hour\n}", func(t *testing.T, w *world) {
+		w.AllReply(used(198_000, 200))
+		w.chat(`{}`).WantServed(t, "a") // its prompts are longer than they look from now on
+		w.AllReply(used(1, 1))
+		for range 3 {
+			got := w.chat(prompt(4000, ""))
+			if got.Status != 429 || !strings.Contains(got.Body, "Rate limit reached for alice on tokens per min (TPM): Limit 200000, Used 198200, Requested ") ||
+				!strings.Contains(got.Body, ". Please try again in ") || !strings.Contains(got.Body, `"type":"tokens"`) {
+				t.Fatalf("got %d %s", got.Status, got.Body)
+			}
+			wantHeaders(t, got, "X-Should-Retry", "", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "2m0s",
+				"X-Ratelimit-Limit-Requests", "1000", "X-Ratelimit-Remaining-Requests", "999", "X-Ratelimit-Reset-Requests", "2h0m0s")
+		}
+		w.WantCalls(map[string]int{"a": 1})
+	})
+}
+
+func TestEachUnitHasOpenAIsName(t *testing.T) {
+	for unit, name := range map[string]string{"second": "per second (RPS)", "minute": "per min (RPM)", "hour": "per hour (RPH)"} {
+		inBubble(t, "caller alice {\nrequests 1/"+unit+"\n}", func(t *testing.T, w *world) {
+			w.chat(`{}`).WantServed(t, "a")
+			wait := map[string]string{"second": "2s", "minute": "2m0s", "hour": "2h0m0s"}[unit]
+			got := w.chat(`{}`)
+			wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests "+name+": Limit 1, Used 1, Requested 1. Please try again in "+wait+".")
+			seconds := map[string]string{"second": "2", "minute": "59", "hour": "59"}[unit]
+			wantHeaders(t, got, "Retry-After", seconds, "Retry-After-Ms", seconds+"000")
+		})
+	}
+}
+
+func TestAQuotaOfADayIsRefusedWithItsEndAndWithoutARetryAfter(t *testing.T) {
+	inBubble(t, "caller alice {\nrequests 2/day\n}\ntimezone Europe/Berlin", func(t *testing.T, w *world) {
+		for range 2 {
+			w.chat(`{}`).WantServed(t, "a")
+		}
+		got := w.chat(`{}`)
+		wantRefused(t, got, "insufficient_quota", "insufficient_quota",
+			"You exceeded your quota: alice has used 2 of 2 requests per day, and this request needs 1. The quota begins anew at 2000-01-02T00:00:00+01:00.")
+		wantHeaders(t, got, "X-Should-Retry", "false", "Retry-After", "", "Retry-After-Ms", "", "X-Ratelimit-Remaining-Requests", "0")
+		time.Sleep(time.Until(time.Date(2000, 1, 1, 23, 0, 0, 0, time.UTC)))
+		w.chat(`{}`).WantServed(t, "a")
+	})
+}
+
+func TestARequestThatAloneExceedsALimitIsTooLarge(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 100/minute\n}", func(t *testing.T, w *world) {
+		got := w.chat(prompt(400, ""))
+		wantRefused(t, got, "rate_limit_exceeded", "tokens", "Request too large for alice on tokens per min (TPM): Limit 100, Requested 400. The input must be reduced in order to run successfully.")
+		wantHeaders(t, got, "X-Should-Retry", "false", "Retry-After", "")
+		w.wantUse(t, 0)
+	})
+}
+
+func TestACallerHasAtMostSoManyRequestsAtATime(t *testing.T) {
+	inBubble(t, "caller alice {\nmax_requests 2\n}", func(t *testing.T, w *world) {
+		release := make(chan struct{})
+		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+			<-release
+			used(1, 1)(rw, r)
+		})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { w.chat(`{}`).WantServed(t, "a") })
+		}
+		synctest.Wait()
+		got := w.chat(`{}`)
+		wantRefused(t, got, "rate_limit_exceeded", "requests", "alice has 2 requests in progress, and 2 are allowed at a time. Please try again in 1s.")
+		wantHeaders(t, got, "Retry-After", "1", "Retry-After-Ms", "1000")
+		close(release)
+		wg.Wait()
+		synctest.Wait()
+		w.chat(`{}`).WantServed(t, "a")
+		w.wantUse(t, 6)
+	})
+}
+
+func TestACallerThatRetriesAfterA429DoesNotLockItselfOut(t *testing.T) {
+	inBubble(t, "caller alice {\nrequests 10/minute\n}", func(t *testing.T, w *world) {
+		served := 0
+		for begin := time.Now(); time.Since(begin) < 10*time.Minute; time.Sleep(500 * time.Millisecond) { // it ignores Retry-After
+			if w.chat(`{}`).Status == 200 {
+				served++
+			}
+		}
+		if served < 90 || served > 100 {
+			t.Errorf("%d requests were served in ten minutes, want nearly 100", served)
+		}
+	})
+}
+
+func TestACallerMayUseOnlyItsModels(t *testing.T) {
+	inBubble(t, "caller alice {\nmodels gpt-4o gpt-4o-mini\n}\ncaller * {\nmodels o3\n}", func(t *testing.T, w *world) {
+		w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")
+		for _, c := range []struct {
+			body   string
+			status int
+			code   string
+		}{
+			{`{"model":"o3"}`, 404, "model_not_found"},
+			{`{}`, 400, "missing_required_parameter"},
+			{`{"model":"gpt-4o","model":"o3"}`, 400, "missing_required_parameter"},
+			{`{"model":"o3","model":"gpt-4o"}`, 400, "missing_required_parameter"},
+			{`{"Model":"o3","model":"gpt-4o"}`, 400, "missing_required_parameter"},
+		} {
+			got := w.chat(c.body)
+			got.WantError(t, c.status, c.code)
+			if !strings.Contains(got.Body, "Available models: gpt-4o, gpt-4o-mini.") {
+				t.Errorf("%s: got %s", c.body, got.Body)
+			}
+		}
+		w.post(bobKey, "/v1/chat/completions", `{"model":"gpt-4o"}`).WantError(t, 404, "model_not_found")
+		w.post(aliceKey, "/openai/deployments/o3/chat/completions?api-version=1", `{"model":"gpt-4o"}`).WantError(t, 404, "model_not_found")
+		r := w.Request(http.MethodGet, "/v1/models", nil)
+		r.Header.Set("Authorization", "Bearer "+aliceKey)
+		if got := w.Send(r); strings.Count(got.Body, `"object":"model"`) != 2 || !strings.Contains(got.Body, `"gpt-4o-mini"`) {
+			t.Errorf("the list of models is %s", got.Body)
+		}
+		w.WantCalls(map[string]int{"a": 1})
+	})
+}
+
+func TestOnlyItsOwnLimitsAreInTheHeadersOfACallerWithLimits(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 1k/minute\ntokens 10k/day\n}", func(t *testing.T, w *world) {
+		w.AllReply(lbtest.Says(200, `{"usage":`+usage(10, 20)+`}`, "X-Ratelimit-Limit-Requests", "5", "X-Ratelimit-Remaining-Tokens", "7", "X-Ratelimit-Renewalperiod-Tokens", "60"))
+		got := w.chat(prompt(50, `"max_tokens":100,`)) // the estimate counts until the reply is over
+		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "850", "X-Ratelimit-Reset-Tokens", "2m0s",
+			"X-Ratelimit-Limit-Requests", "", "X-Ratelimit-Renewalperiod-Tokens", "")
+		got = w.post(bobKey, "/v1/chat/completions", `{}`)
+		wantHeaders(t, got, "X-Ratelimit-Limit-Requests", "5", "X-Ratelimit-Remaining-Tokens", "7", "X-Ratelimit-Renewalperiod-Tokens", "60")
+	})
+}
+
+func TestALimitWithAnotherTierRefusesNothing(t *testing.T) {
+	inBubble(t, "caller alice {\ntier batch\nrequests 2/day then nightly\n}\ntier batch\ntier nightly 50%", func(t *testing.T, w *world) {
+		w.AllReply(used(1, 1))
+		var replacer *caddy.Replacer
+		w.Prepares = func(r *http.Request) *http.Request {
+			replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+			return r
+		}
+		for i, want := range []string{"1", "1", "2", "2"} {
+			w.chat(`{}`).WantServed(t, "a")
+			synctest.Wait()
+			if got := replacer.ReplaceAll("{http.openai_lb.tier}", ""); got != want {
+				t.Errorf("request %d has the tier %q, want %q", i+1, got, want)
+			}
+		}
+		if got := w.Handler.Ceilings(); !slices.Equal(got, []int{100, 50}) {
+			t.Errorf("the ceilings are %v", got)
+		}
+	})
+}
