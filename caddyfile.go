@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -154,6 +155,9 @@ func (h *Handler) callerOptions() directive.Options {
 		var models []string
 		if h.BackendsFromEnv == "" {
 			models = backend.ModelsOf(h.Backends)
+		}
+		if slices.ContainsFunc(models, hasPlaceholder) {
+			models = nil
 		}
 		return h.Config.Check(h.ClientKeys != nil || h.ClientKeysFile != nil, models)
 	})

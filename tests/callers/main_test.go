@@ -28,7 +28,13 @@ type world struct{ *lbtest.World }
 // inBubble runs a test with these options. Each pool has its own name, because a name's use is saved.
 func inBubble(t *testing.T, options string, test func(*testing.T, *world)) {
 	t.Helper()
-	config := "openai_lb {\npool " + lbtest.Unique("callers") + "\nbackend http://a\nclient_key alice " + aliceKey + "\nclient_key bob " + bobKey + "\n" + options + "\n}"
+	inBubbleWith(t, "backend http://a\n"+options, test)
+}
+
+// inBubbleWith is inBubble with other backends.
+func inBubbleWith(t *testing.T, options string, test func(*testing.T, *world)) {
+	t.Helper()
+	config := "openai_lb {\npool " + lbtest.Unique("callers") + "\nclient_key alice " + aliceKey + "\nclient_key bob " + bobKey + "\n" + options + "\n}"
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
 		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(time.Hour))) // windows begin here
 		test(t, &world{w})
