@@ -30,7 +30,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset|replicas|check|import",
+		Usage: "status|drain|resume|reset|replicas|check|import|version",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
@@ -69,6 +69,7 @@ func addCommands(parent *cobra.Command) {
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
 		command.Check(),
 		command.Import(),
+		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy", cobra.NoArgs),
 	)
 }
 
@@ -95,6 +96,13 @@ func newCommand(use, short string, args cobra.PositionalArgs) *cobra.Command {
 
 // run calls the admin API for the status or with an order, and prints the answer.
 func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
+	if command.Name() == "version" && !flags.Changed("address") && !flags.Changed("config") {
+		answer, err := json.Marshal(thisBuild())
+		if err != nil {
+			return err
+		}
+		return showing(showBuild, flags)(command.OutOrStdout(), answer)
+	}
 	address, err := adminAddress(flags)
 	if err != nil {
 		return err
@@ -108,11 +116,10 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	case "status":
 	case "replicas":
 		path, show = replicasPath, showReplicas
+	case "version":
+		path, show = versionPath, showBuild
 	default:
 		method, path = http.MethodPost, backendsPath+"/"+openaiapi.EscapeSegment(args[0])+"/"+what
-	}
-	if flags.Bool("json") {
-		show = showJSON
 	}
 	order := maps.Clone(query)
 	if flags.Lookup("by") != nil {
@@ -126,7 +133,15 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if err != nil {
 		return err
 	}
-	return show(command.OutOrStdout(), answer)
+	return showing(show, flags)(command.OutOrStdout(), answer)
+}
+
+// showing returns show, or showJSON if the flag --json is set.
+func showing(show func(io.Writer, []byte) error, flags caddycmd.Flags) func(io.Writer, []byte) error {
+	if flags.Bool("json") {
+		return showJSON
+	}
+	return show
 }
 
 // ask returns the admin API's answer. Its errors are plain text.
@@ -190,6 +205,16 @@ func decode(answer []byte, into any) error {
 // showJSON prints the answer as it is.
 func showJSON(to io.Writer, answer []byte) error {
 	_, err := fmt.Fprintf(to, "%s\n", bytes.TrimSpace(answer))
+	return err
+}
+
+// showBuild prints versions as a line.
+func showBuild(to io.Writer, answer []byte) error {
+	var b Build
+	if err := decode(answer, &b); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(to, "openai_lb %s, Caddy %s\n", command.Printable(b.Version), command.Printable(b.CaddyVersion))
 	return err
 }
 

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -126,24 +125,5 @@ func TestOnlyAModelThatTheBackendIsToHaveNeedsAnOperator(t *testing.T) {
 	want := map[string]bool{"a no_model a-4o": true, "b no_model made-up": false, "b no_model gpt-4o": true, "b throttled gpt-5": false, "b quota ": true}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got  %v\nwant %v", got, want)
-	}
-}
-
-func TestTheVersionIsThatOfTheModule(t *testing.T) {
-	ours := func(version string, replace *debug.Module) *debug.Module {
-		return &debug.Module{Path: module, Version: version, Replace: replace}
-	}
-	for want, info := range map[string]debug.BuildInfo{
-		"v0.3.0":  {Main: debug.Module{Path: "caddy", Version: "v9.9.9"}, Deps: []*debug.Module{{Path: module + "/redis", Version: "v8.8.8"}, ours("v0.3.0", nil)}},
-		"v0.4.0":  {Deps: []*debug.Module{ours("v0.3.0", &debug.Module{Path: "github.com/a/fork", Version: "v0.4.0"})}},
-		"(devel)": {Deps: []*debug.Module{ours("v0.3.0", &debug.Module{Path: "../caddy-openai-lb"})}},
-		"v0.5.0":  {Main: *ours("v0.5.0", nil)},
-	} {
-		if got := versionIn(&info); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	}
-	if Version() == "" {
-		t.Error("this build has no version")
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -29,8 +30,9 @@ func init() {
 //   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
+//   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits each of the other routes to a pool. `?by=` and `?reason=` of a drain
+// `?pool=` limits each route of backends to a pool. `?by=` and `?reason=` of a drain
 // or a resume are logged, and shown while the backend is drained.
 type API struct{}
 
@@ -46,6 +48,7 @@ func (API) CaddyModule() caddy.ModuleInfo {
 const (
 	backendsPath = "/openai_lb/backends"
 	replicasPath = "/openai_lb/replicas"
+	versionPath  = "/openai_lb/version"
 )
 
 // Routes implements caddy.AdminRouter.
@@ -54,6 +57,7 @@ func (a API) Routes() []caddy.AdminRoute {
 		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
 		{Pattern: replicasPath, Handler: caddy.AdminHandlerFunc(a.replicas)},
+		{Pattern: versionPath, Handler: caddy.AdminHandlerFunc(a.version)},
 	}
 }
 
@@ -75,6 +79,22 @@ func (API) replicas(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, replicas.Statuses())
+}
+
+// Build has the versions of what this binary was built from.
+type Build struct {
+	Version      string `json:"version"`
+	CaddyVersion string `json:"caddy_version"`
+}
+
+func thisBuild() Build { return Build{metrics.Version(), metrics.CaddyVersion()} }
+
+// version answers with the versions.
+func (API) version(w http.ResponseWriter, r *http.Request) error {
+	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
+		return err
+	}
+	return writeJSON(w, thisBuild())
 }
 
 // order executes an order for the backends of a name, and answers with these

@@ -77,7 +77,7 @@ var (
 )
 
 // collectors are all metrics. counter and histogram add to it.
-var collectors = []prometheus.Collector{&benched, state{}}
+var collectors = []prometheus.Collector{build, &benched, state{}}
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error { return RegisterAll(registry, collectors...) }

@@ -12,9 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
 
 //go:embed page
@@ -42,16 +40,11 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 var (
 	style, script = mustRead("page/style.css"), mustRead("page/script.js")
 	shell         = strings.NewReplacer(
-		"{style}", style, "{script}", script, "{version}", html.EscapeString(admin.Version()), "{caddy}", html.EscapeString(caddyVersion()),
+		"{style}", style, "{script}", script, "{version}", html.EscapeString(metrics.Version()), "{caddy}", html.EscapeString(metrics.CaddyVersion()),
 	).Replace(mustRead("page/shell.html"))
 	contentSecurityPolicy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(style), digest(script))
 )
-
-func caddyVersion() string {
-	version, _ := caddy.Version()
-	return version
-}
 
 func mustRead(name string) string {
 	text, err := files.ReadFile(name)

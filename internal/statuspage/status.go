@@ -127,7 +127,7 @@ func statusAt(now time.Time) Status {
 	spans := metrics.Recent.Spans()
 	counts, length := metrics.Sum(spans)
 	s := Status{
-		Version: admin.Version(), CaddyVersion: caddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
+		Version: metrics.Version(), CaddyVersion: metrics.CaddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
 	}
 	for _, p := range admin.Pools(now, counts) {

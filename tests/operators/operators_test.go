@@ -21,6 +21,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
@@ -382,6 +383,28 @@ func TestTheCommandPrintsTheAnswerOfTheAdminAPI(t *testing.T) {
 	}
 	if output, err := o.command("replicas", "--json"); err != nil || output != "[]\n" && output != "null\n" {
 		t.Errorf("replicas: %v\n%s", err, output)
+	}
+}
+
+func TestOperatorsSeeWhichVersionRuns(t *testing.T) {
+	o := newOperated(t)
+	version := o.call(http.MethodGet, "/openai_lb/version").Body
+	var runs admin.Build
+	if err := json.Unmarshal([]byte(version), &runs); err != nil || runs != (admin.Build{Version: metrics.Version(), CaddyVersion: metrics.CaddyVersion()}) || runs.Version == "" {
+		t.Errorf("the admin API answers %s (%v)", version, err)
+	}
+	if got := o.call(http.MethodPost, "/openai_lb/version"); got.Status != http.StatusMethodNotAllowed {
+		t.Errorf("a POST is answered with %d", got.Status)
+	}
+	if output, err := o.command("version", "--json"); err != nil || output != version {
+		t.Errorf("of the running Caddy the command shows %q (%v)", output, err)
+	}
+	var out bytes.Buffer
+	if err := runCommand(&out, "version"); err != nil || out.String() != fmt.Sprintf("openai_lb %s, Caddy %s\n", runs.Version, runs.CaddyVersion) {
+		t.Errorf("of its binary the command shows %q (%v)", out.String(), err)
+	}
+	if err := runCommand(&out, "version", "--address", "localhost:1"); err == nil {
+		t.Error("the command shows the version of a Caddy that does not run")
 	}
 }
 

@@ -1,6 +1,11 @@
-package admin
+package metrics
 
-import "runtime/debug"
+import (
+	"runtime/debug"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // module is the path of the module that the balancer is in.
 const module = "github.com/openai-lb/caddy-openai-lb"
@@ -11,6 +16,12 @@ func Version() string {
 		return versionIn(info)
 	}
 	return unknownVersion
+}
+
+// CaddyVersion returns the version of Caddy in this build.
+func CaddyVersion() string {
+	version, _ := caddy.Version()
+	return version
 }
 
 // unknownVersion is Go's word for the version of code that is built where it is edited.
@@ -30,3 +41,10 @@ func versionIn(info *debug.BuildInfo) string {
 	}
 	return unknownVersion
 }
+
+// build is always 1. Its labels say what runs.
+var build = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	Namespace: namespace, Subsystem: subsystem, Name: "build_info",
+	Help:        "Always 1: the version of openai_lb, and that of Caddy.",
+	ConstLabels: prometheus.Labels{"version": Version(), "caddy_version": CaddyVersion()},
+}, func() float64 { return 1 })

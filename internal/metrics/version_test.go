@@ -1,0 +1,52 @@
+package metrics
+
+import (
+	"runtime/debug"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func TestTheVersionIsThatOfTheModule(t *testing.T) {
+	ours := func(version string, replace *debug.Module) *debug.Module {
+		return &debug.Module{Path: module, Version: version, Replace: replace}
+	}
+	for want, info := range map[string]debug.BuildInfo{
+		"v0.3.0":  {Main: debug.Module{Path: "caddy", Version: "v9.9.9"}, Deps: []*debug.Module{{Path: module + "/redis", Version: "v8.8.8"}, ours("v0.3.0", nil)}},
+		"v0.4.0":  {Deps: []*debug.Module{ours("v0.3.0", &debug.Module{Path: "github.com/a/fork", Version: "v0.4.0"})}},
+		"(devel)": {Deps: []*debug.Module{ours("v0.3.0", &debug.Module{Path: "../caddy-openai-lb"})}},
+		"v0.5.0":  {Main: *ours("v0.5.0", nil)},
+	} {
+		if got := versionIn(&info); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if Version() == "" {
+		t.Error("this build has no version")
+	}
+}
+
+func TestAMetricHasTheVersion(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	if err := Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != "caddy_openai_lb_build_info" {
+			continue
+		}
+		labels := make(map[string]string)
+		for _, label := range family.GetMetric()[0].GetLabel() {
+			labels[label.GetName()] = label.GetValue()
+		}
+		if labels["version"] != Version() || labels["caddy_version"] != CaddyVersion() || family.GetMetric()[0].GetGauge().GetValue() != 1 {
+			t.Errorf("got %v", family)
+		}
+		return
+	}
+	t.Error("there is no caddy_openai_lb_build_info")
+}
