@@ -2,8 +2,10 @@ package meter
 
 import (
 	"cmp"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"slices"
 	"sync"
 	"time"
@@ -11,24 +13,27 @@ import (
 
 // Callers are the meters of all callers of a pool. They outlive a config.
 type Callers struct {
-	hook func(Crossing)
+	hook   func(Crossing)
+	writer string
 
 	mu       sync.RWMutex
 	settings func(name string) Settings
 	byName   map[string]*Caller
+	// inOrder are those of byName in the order of their first requests.
+	inOrder []*Caller
 	// byID also has the callers of which only other replicas have said something.
 	byID map[CallerID]*Caller
 	// replicas is the argument of the latest Share.
 	replicas int
 }
 
-// CallerID identifies a caller in messages between replicas, which do not contain its name.
+// CallerID identifies a caller in messages between replicas, which do not contain its name. It has 48 bits.
 type CallerID uint64
 
 // IDOf returns the id of the caller with this name.
 func IDOf(name string) CallerID {
 	sum := sha256.Sum256([]byte(name))
-	return CallerID(binary.BigEndian.Uint64(sum[:]))
+	return CallerID(binary.BigEndian.Uint64(sum[:]) >> 16)
 }
 
 // maxCallers is how many callers other replicas may name before they send a request here.
@@ -37,8 +42,13 @@ const maxCallers = 100_000
 // NewCallers returns an empty set of callers. hook gets the marks that the use of a limit has reached; it
 // is called without any lock, and may be nil.
 func NewCallers(hook func(Crossing)) *Callers {
-	return &Callers{hook: hook, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+	writer := make([]byte, 16)
+	rand.Read(writer)
+	return &Callers{hook: hook, writer: hex.EncodeToString(writer), byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
+
+// Writer returns a random id of 32 hexadecimal digits. In messages between replicas, it is the one whose use it is.
+func (cs *Callers) Writer() string { return cs.writer }
 
 // Configure applies a config: settings returns those of a caller.
 func (cs *Callers) Configure(now time.Time, settings func(name string) Settings) {
@@ -67,6 +77,7 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 			c.Change(now, cs.settings(name))
 		}
 		cs.byName[name] = c
+		cs.inOrder = append(cs.inOrder, c)
 	}
 	return c
 }
@@ -86,6 +97,13 @@ func (c *Caller) setName(name string) {
 	c.mu.Lock()
 	c.name = name
 	c.mu.Unlock()
+}
+
+// From returns the callers that Get was called for, in the order of the first calls, without the first n.
+func (cs *Callers) From(n int) []*Caller {
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	return slices.Clone(cs.inOrder[n:])
 }
 
 // All returns the callers that Get was called for, by name.

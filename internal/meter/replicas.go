@@ -12,6 +12,14 @@ type Entry struct {
 	Used   int64 `json:"used"`
 }
 
+// Over reports whether the entry's window does not count any more, wherever days begin.
+func (e Entry) Over(now time.Time) bool {
+	if e.ID.Unit().Calendar() {
+		return e.Window < windowAt(e.ID.Unit(), now.Add(-12*time.Hour).UnixNano(), time.UTC).index // the last zone is UTC-12
+	}
+	return e.Window < windowAt(e.ID.Unit(), now.UnixNano(), time.UTC).index-1
+}
+
 // figure is what another replica has used in a window.
 type figure struct {
 	replica string

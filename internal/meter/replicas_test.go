@@ -262,3 +262,43 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+func TestAnEntryIsOverWhereverDaysBegin(t *testing.T) {
+	for _, zone := range []int{-12, 0, 14} {
+		location := time.FixedZone("", zone*3600)
+		for u := range Unit(units) {
+			w := windowAt(u, noon.UnixNano(), location)
+			e := Entry{ID: Limit{Unit: u}.ID(), Window: w.index}
+			last := time.Unix(0, w.end-1)
+			if !u.Calendar() {
+				last = last.Add(lengths[u])
+			}
+			if e.Over(noon) || e.Over(last) {
+				t.Errorf("UTC%+d: the window of a %s is over before its end", zone, u)
+			}
+			if !e.Over(last.Add(27 * time.Hour)) {
+				t.Errorf("UTC%+d: the window of a %s does not end", zone, u)
+			}
+		}
+	}
+}
+
+func TestNewCallersComeLast(t *testing.T) {
+	cs := NewCallers(nil)
+	for _, name := range []string{"b", "a", "b", "c"} {
+		cs.Get(noon, name)
+	}
+	cs.Heard(noon, IDOf("d"), "x", 1, []Entry{{day, 1, 1}})
+	for n, want := range []string{"bac", "ac", "c", ""} {
+		got := ""
+		for _, c := range cs.From(n) {
+			got += c.Name()
+		}
+		if got != want {
+			t.Errorf("without the first %d: %q", n, got)
+		}
+	}
+	if w := cs.Writer(); len(w) != 32 || w == NewCallers(nil).Writer() {
+		t.Errorf("the writer is %q", w)
+	}
+}
