@@ -104,9 +104,6 @@ func (r *Replica) claim(ctx context.Context) {
 		for some := range slices.Chunk(due, maxBatch) {
 			r.claimProbes(ctx, some)
 		}
-		if ctx.Err() != nil {
-			return
-		}
 	}
 }
 

@@ -16,7 +16,7 @@ func (r *Replica) compare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	links := r.openLinks()
-	groups := []string{replicaGroup, drainGroup}
+	groups := append(r.tally.Groups(time.Now()), replicaGroup, drainGroup)
 	for _, l := range links {
 		for _, backend := range l.backends() {
 			if !slices.Contains(groups, backend) {
@@ -36,7 +36,7 @@ func (r *Replica) compare(ctx context.Context) error {
 	}
 	r.clock.set(shown, sent, now)
 	known, sizes := make(map[recordKey]record), make(map[string]int)
-	for _, k := range kept {
+	for _, k := range r.tally.Loaded(kept, now) {
 		sizes[k.Group]++
 		r.apply(k, known, now)
 	}
@@ -82,18 +82,16 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	}
 }
 
-// slack is how long a message may take without being late, and by how much the
-// store's clock may be misread. A late message was sent before this replica or the
-// store was suspended.
+// slack is how long a message may take without being late, and by how much the store's clock may be misread. A
+// late message was sent before this replica or the store was suspended.
 const slack = 500 * time.Millisecond
 
 // lag is by how much the rest of a bench may differ between replicas, and the
 // longest rest that is not worth a message.
 const lag = 200 * time.Millisecond
 
-// sendMissing sends the benches that the store does not keep, because it could not
-// be reached, or lost its data. A bench for which a backend has no room waits until
-// another one is over.
+// sendMissing sends the benches that the store does not keep, because it could not be reached, or lost its data. A
+// bench for which a backend has no room waits until another one is over.
 func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
 	// before the snapshot, in which a backend of a new name has no benches of the
 	// one before

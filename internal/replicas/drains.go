@@ -9,10 +9,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// drains remembers the latest order for each member: to take it out of use, or to
-// put it back. Orders have numbers, so that all replicas agree on which one is the
-// latest, whatever they hear first and whether or not the store keeps it. Each
-// replica repeats the orders that it knows and the store does not keep.
+// drains remembers the latest order for each member: to take it out of use, or to put it back. Orders have
+// numbers, so that all replicas agree on which one is the latest, whatever they hear first and whether or not the
+// store keeps it. Each replica repeats the orders that it knows and the store does not keep.
 type drains struct {
 	mu    sync.Mutex
 	known map[drainKey]order

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -18,6 +19,8 @@ type Link struct {
 	key     string // of the replica among those in use
 	logger  *zap.Logger
 	pool    *pool.Pool
+	// unshare ends Share.
+	unshare func()
 
 	mu sync.Mutex
 	// names are the digests of the backends that the members are.
@@ -26,12 +29,12 @@ type Link struct {
 
 // NewLink returns a link for the members of one pool.
 func (r *Replica) NewLink() *Link {
-	return &Link{replica: r, names: make(map[*pool.Member]string)}
+	return &Link{replica: r, unshare: func() {}, names: make(map[*pool.Member]string)}
 }
 
-// Name sets the name of the backend that a member is from now on, the same for all
-// replicas. Only a digest of the name leaves the process. When a member becomes
-// another backend, the state of the one before must be cleared first.
+// Name sets the name of the backend that a member is from now on, the same for all replicas. Only a digest of the
+// name leaves the process. When a member becomes another backend, the state of the one before must be cleared
+// first.
 func (l *Link) Name(m *pool.Member, name string) {
 	if l == nil {
 		return
@@ -62,6 +65,14 @@ func (l *Link) Open(p *pool.Pool) {
 	r.due.give()
 }
 
+// Share makes the callers of the pool with this name use their limits together at all replicas, until Close.
+func (l *Link) Share(pool string, callers *meter.Callers) {
+	if l != nil {
+		l.unshare = l.replica.tally.Share(digest("callers of "+pool), callers)
+		l.replica.due.give()
+	}
+}
+
 // Start makes the replica run, if it does not run yet.
 func (l *Link) Start() { l.replica.start(l.logger) }
 
@@ -70,6 +81,7 @@ func (l *Link) Close() error {
 	if l == nil {
 		return nil
 	}
+	l.unshare()
 	r := l.replica
 	r.mu.Lock()
 	r.links = slices.DeleteFunc(r.links, func(other *Link) bool { return other == l })

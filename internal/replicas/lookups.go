@@ -9,10 +9,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// lookups keeps the lookups of different callers apart. A caller has few of them
-// on their way, and its others wait for their turn, so that no caller makes its
-// own lookups late, or those of others, by their number. After one was late, the
-// next ones of the same caller are skipped for a while, and no one else's.
+// lookups keeps the lookups of different callers apart. A caller has few of them on their way, and its others wait
+// for their turn, so that no caller makes its own lookups late, or those of others, by their number. After one was
+// late, the next ones of the same caller are skipped for a while, and no one else's.
 type lookups struct {
 	mu      sync.Mutex
 	callers map[owners.Caller]*turns

@@ -64,6 +64,8 @@ const (
 	// drained and resumed are about a member.
 	drained kind = "drain"
 	resumed kind = "resume"
+	// used is not in a message: it is about callers, as package tally has it.
+	used kind = "use"
 )
 
 // bench is a pool.Bench, with lengths in place of times.

@@ -12,21 +12,21 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// tally counts messages.
-type tally struct {
+// seen counts messages.
+type seen struct {
 	mu sync.Mutex
 	n  map[kind]int
 }
 
-func (t *tally) of(k kind) int {
+func (t *seen) of(k kind) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.n[k]
 }
 
 // counted counts what is told from now on.
-func (w *world) counted() *tally {
-	told := &tally{n: make(map[kind]int)}
+func (w *world) counted() *seen {
+	told := &seen{n: make(map[kind]int)}
 	go w.hub.Store().Listen(w.Context(), func() {}, func(text []byte) {
 		m, _ := parse(text)
 		told.mu.Lock()

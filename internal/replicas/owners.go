@@ -13,9 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// Owners is what replicas know together of the ids of one pool. Each replica
-// sends the store what it learns, in the background, and asks the store only for
-// ids that it does not know. The methods of a nil Owners do nothing.
+// Owners is what replicas know together of the ids of one pool. Each replica sends the store what it learns, in
+// the background, and asks the store only for ids that it does not know. The methods of a nil Owners do nothing.
 //
 // In the store, an id is a digest of its key and of the pool's name. Its value
 // is a digest of the account, and one of the caller's name if it is a caller's.

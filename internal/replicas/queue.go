@@ -8,9 +8,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// queue holds what is to be sent. It is bounded: the oldest item is dropped first,
-// because newer ones say more. What a dropped item said is found again: benches when
-// replicas compare what they know, owners by asking the accounts.
+// queue holds what is to be sent. It is bounded: the oldest item is dropped first, because newer ones say more.
+// What a dropped item said is found again: benches when replicas compare what they know, owners by asking the
+// accounts.
 type queue[T any] struct {
 	mu    sync.Mutex
 	items []T

@@ -1,19 +1,17 @@
-// Package replicas lets the replicas of a balancer share what they know: which
-// backends are benched or drained, and which account has which stored object.
+// Package replicas lets the replicas of a balancer share what they know: which backends are benched or drained,
+// which account has which stored object, and what callers use.
 //
-// A handler that names an engine joins the [Replica] of that engine, which all
-// handlers of the process with the same engine share. It gets a [Link], which
-// connects its pool with the other replicas: what happens to a member is sent to
-// them, and what they send is applied to the members. [Owners] asks them for the
-// accounts of stored objects. A [state.Store] moves the messages.
+// A handler that names an engine joins the [Replica] of that engine, which all handlers of the process with the
+// same engine share. It gets a [Link], which connects its pool with the other replicas: what happens to a member
+// is sent to them, and what they send is applied to the members. [Owners] asks them for the accounts of stored
+// objects. A [state.Store] moves the messages.
 //
-// An event is sent at once. Once a second, and whenever the store can be reached
-// again, a replica also compares what the store keeps with what it knows, and
-// makes up for the difference on either side. So a message that is dropped costs
-// a second, and a store that has lost its data gets it back.
+// An event is sent at once. Once a second, and whenever the store can be reached again, a replica also compares
+// what the store keeps with what it knows, and makes up for the difference on either side. So a message that is
+// dropped costs a second, and a store that has lost its data gets it back.
 //
-// No request waits for any of that, except for an answer about an owner. While
-// the store cannot be reached, replicas go on by themselves.
+// No request waits for any of that, except for an answer about an owner. While the store cannot be reached,
+// replicas go on by themselves.
 package replicas
 
 import (
@@ -29,6 +27,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -57,6 +56,7 @@ type Replica struct {
 	clock  clock
 	peers  peers
 	stored ownerStore
+	tally  tally.Tally
 	// due wakes compareAgain.
 	due          signal
 	connectivity connectivity
@@ -124,7 +124,7 @@ func (r *Replica) Run(ctx context.Context) {
 	running.Store(r, true)
 	defer running.Delete(r)
 	var tasks sync.WaitGroup
-	for _, task := range []func(context.Context){r.send, r.listen, r.compareAgain, r.claim, r.sendOwners} {
+	for _, task := range []func(context.Context){r.send, r.listen, r.compareAgain, r.claim, r.sendOwners, r.sendUse} {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()
@@ -146,9 +146,7 @@ func (r *Replica) send(ctx context.Context) {
 		if len(records) == 0 {
 			continue
 		}
-		if err := r.put(ctx, records); err != nil {
-			droppedTotal.WithLabelValues("failed").Add(float64(len(records)))
-		}
+		_ = r.put(ctx, records)
 	}
 }
 
@@ -158,8 +156,15 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 	err := r.store.Put(ctx, records)
 	if err == nil {
 		messagesOut.Add(float64(len(records)))
+	} else {
+		droppedTotal.WithLabelValues("failed").Add(float64(len(records)))
 	}
 	return err
+}
+
+// sendUse sends others what callers use here.
+func (r *Replica) sendUse(ctx context.Context) {
+	r.tally.Run(ctx, r.put, func() (bool, int) { return r.connectivity.isConnected(), len(r.peers.list(time.Now())) })
 }
 
 // record returns what the store keeps of an item. It returns false if there is
@@ -200,8 +205,11 @@ func (m *message) text() []byte {
 // listen hears what happens elsewhere.
 func (r *Replica) listen(ctx context.Context) {
 	for {
-		err := r.store.Listen(ctx, r.due.give, func(text []byte) {
+		err := r.store.Listen(ctx, func() { r.tally.Missed(); r.due.give() }, func(text []byte) {
 			m, err := parse(text)
+			if tally.Is(text) {
+				m.Kind, err = used, r.tally.Hear(text, time.Now())
+			}
 			if err != nil {
 				r.invalid(err)
 				return

@@ -1,0 +1,498 @@
+package replicas
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/tally"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// limitedReplica is a replica with callers, which all have the same limits.
+type limitedReplica struct {
+	*testReplica
+	callers *meter.Callers
+}
+
+// limit runs a test with n replicas that are connected, and whose callers have these limits of tokens.
+func limit(t *testing.T, n int, limits []string, test func(*world, []*limitedReplica)) {
+	t.Helper()
+	share(t, 0, func(w *world) {
+		all := make([]*limitedReplica, n)
+		for i := range all {
+			all[i] = w.startLimited(limits...)
+		}
+		time.Sleep(3 * time.Second)
+		test(w, all)
+	})
+}
+
+func (w *world) startLimited(limits ...string) *limitedReplica {
+	w.Helper()
+	r := &limitedReplica{w.start(), meter.NewCallers(nil)}
+	var settings meter.Settings
+	for _, text := range limits {
+		l, err := meter.ParseLimit(meter.Tokens, text)
+		if err != nil {
+			w.Fatal(err)
+		}
+		settings.Limits = append(settings.Limits, l)
+	}
+	r.callers.Configure(time.Now(), func(string) meter.Settings { return settings })
+	r.link.Share("the pool", r.callers)
+	return r
+}
+
+// spend uses tokens of a caller.
+func (r *limitedReplica) spend(name string, tokens int64) {
+	c := r.callers.Get(time.Now(), name)
+	if a, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: 1}); refusal == nil {
+		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
+	}
+}
+
+// used returns how much of a caller's first limit is used, and how much is allowed.
+func (r *limitedReplica) used(name string) (used, allowed int64) {
+	u := r.callers.Get(time.Now(), name).Snapshot(time.Now()).Limits[0]
+	return u.Used, u.Allowed
+}
+
+// wantUsed checks how much a caller has used at these replicas.
+func wantUsed(t *testing.T, name string, want int64, replicas ...*limitedReplica) {
+	t.Helper()
+	synctest.Wait()
+	for i, r := range replicas {
+		if used, _ := r.used(name); used != want {
+			t.Errorf("at replica %d, %s has used %d, want %d", i, name, used, want)
+		}
+	}
+}
+
+// reports returns a function that returns the reports that were sent since.
+func (w *world) reports() func() [][]byte {
+	var all [][]byte
+	go w.hub.Store().Listen(w.Context(), func() {}, func(message []byte) {
+		if tally.Is(message) {
+			all = append(all, bytes.Clone(message))
+		}
+	})
+	synctest.Wait()
+	return func() [][]byte {
+		synctest.Wait()
+		taken := all
+		all = nil
+		return taken
+	}
+}
+
+const flush = 250*time.Millisecond + 10*time.Millisecond
+
+func TestReplicasAddUpWhatCallersUseWithinOneFlush(t *testing.T) {
+	limit(t, 3, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		all[0].spend("alice", 100)
+		time.Sleep(2 * time.Second)
+		wantUsed(t, "alice", 100, all...)
+		all[1].spend("alice", 450)
+		time.Sleep(flush)
+		wantUsed(t, "alice", 550, all...)
+		for i := range 4 {
+			for _, r := range all {
+				r.spend("alice", 10)
+			}
+			time.Sleep(flush)
+			wantUsed(t, "alice", 550+30*int64(i+1), all...)
+		}
+		wantUsed(t, "bob", 0, all...)
+	})
+}
+
+func TestOnlyWhatHasChangedIsSent(t *testing.T) {
+	limit(t, 1, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		for i := range 400 {
+			all[0].spend(fmt.Sprint("caller ", i), 900)
+		}
+		time.Sleep(3 * time.Second)
+		reports := w.reports()
+		time.Sleep(20 * time.Second)
+		if n := len(reports()); n != 0 {
+			t.Errorf("%d reports of callers that are idle", n)
+		}
+		all[0].spend("caller 7", 1)
+		time.Sleep(20 * time.Second)
+		if n := len(reports()); n != 1 {
+			t.Errorf("%d reports after one request, want one", n)
+		}
+	})
+}
+
+func TestAReplicaWithoutAConnectionUsesItsShare(t *testing.T) {
+	limit(t, 4, []string{"1000/minute"}, func(w *world, all []*limitedReplica) {
+		wantAllowed := func(want int64) {
+			t.Helper()
+			for i, r := range all {
+				if _, allowed := r.used("alice"); allowed != want {
+					t.Errorf("replica %d may use %d, want %d", i, allowed, want)
+				}
+			}
+		}
+		all[0].spend("alice", 100)
+		time.Sleep(2500 * time.Millisecond)
+		wantAllowed(1000)
+		w.hub.Fail(errors.New("down"))
+		time.Sleep(2900 * time.Millisecond)
+		wantAllowed(1000)
+		time.Sleep(time.Second)
+		wantAllowed(250)
+		all[1].spend("alice", 200)
+		time.Sleep(20 * time.Second) // no replica counts any more, but the share stays
+		wantAllowed(250)
+		wantUsed(t, "alice", 100, all[0])
+		wantUsed(t, "alice", 200, all[1])
+		w.hub.Fail(nil)
+		time.Sleep(2 * time.Second)
+		wantAllowed(250) // the others may not have sent what they have used
+		time.Sleep(3 * time.Second)
+		wantAllowed(1000)
+		wantUsed(t, "alice", 300, all...)
+	})
+}
+
+func TestALoneReplicaMayUseAllOfALimit(t *testing.T) {
+	limit(t, 1, []string{"1000/minute"}, func(w *world, all []*limitedReplica) {
+		w.hub.Fail(errors.New("down"))
+		time.Sleep(10 * time.Second)
+		if _, allowed := all[0].used("alice"); allowed != 1000 {
+			t.Errorf("it may use %d", allowed)
+		}
+	})
+}
+
+func TestCallersOfAClosedLinkDoNotKeepTheirShare(t *testing.T) {
+	limit(t, 2, []string{"1000/minute"}, func(w *world, all []*limitedReplica) {
+		w.hub.Fail(errors.New("down"))
+		time.Sleep(5 * time.Second)
+		if _, allowed := all[0].used("alice"); allowed != 500 {
+			t.Errorf("it may use %d", allowed)
+		}
+		all[0].stop()
+		if _, allowed := all[0].used("alice"); allowed != 1000 {
+			t.Errorf("it may use %d", allowed)
+		}
+	})
+}
+
+func TestARestartedReplicasUseStaysCounted(t *testing.T) {
+	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		all[0].spend("alice", 300)
+		all[1].spend("alice", 100)
+		time.Sleep(2 * time.Second)
+		all[0].spend("alice", 20) // sent when it stops
+		all[0].stop()
+		again := w.startLimited("1000/day")
+		time.Sleep(100 * time.Millisecond)
+		wantUsed(t, "alice", 420, again, all[1])
+		again.spend("alice", 500)
+		time.Sleep(flush)
+		wantUsed(t, "alice", 920, again, all[1])
+		again.stop()
+		all[1].stop() // the last one
+		last := w.startLimited("1000/day")
+		time.Sleep(100 * time.Millisecond)
+		wantUsed(t, "alice", 920, last)
+	})
+}
+
+func TestAStoreThatLostItsDataIsWholeAfterOneFlush(t *testing.T) {
+	limit(t, 3, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		for _, r := range all {
+			r.spend("alice", 100)
+		}
+		time.Sleep(2 * time.Second)
+		w.hub.Flush()
+		time.Sleep(1200*time.Millisecond + flush) // it is noticed once a second
+		for _, r := range all {
+			r.stop()
+		}
+		again := w.startLimited("1000/day")
+		time.Sleep(100 * time.Millisecond)
+		wantUsed(t, "alice", 300, again)
+	})
+}
+
+func TestReportsThatWereNotHeardAreLoaded(t *testing.T) {
+	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		w.hub.LoseMessages(true)
+		all[0].spend("alice", 600)
+		time.Sleep(3 * time.Second)
+		wantUsed(t, "alice", 0, all[1])
+		w.hub.LoseMessages(false)
+		w.hub.Fail(errors.New("the connection is lost"))
+		time.Sleep(10 * time.Millisecond)
+		w.hub.Fail(nil)
+		time.Sleep(time.Second)
+		wantUsed(t, "alice", 600, all[1])
+	})
+}
+
+func TestLateRepeatedOrReorderedReportsChangeNothing(t *testing.T) {
+	limit(t, 2, []string{"1M/day"}, func(w *world, all []*limitedReplica) {
+		reports := w.reports()
+		for range 20 {
+			for _, r := range all {
+				r.spend("alice", 3000)
+			}
+			time.Sleep(flush)
+		}
+		// what is late has more than what is new, as after a large reservation
+		a, refusal := all[0].callers.Get(time.Now(), "bob").Admit(time.Now(), meter.Estimate{Prompt: 80_000})
+		if refusal != nil {
+			t.Fatal(refusal)
+		}
+		time.Sleep(2 * time.Second)
+		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 10})
+		time.Sleep(2 * time.Second)
+		sent := reports()
+		for range 3 {
+			rand.New(rand.NewPCG(1, 2)).Shuffle(len(sent), func(i, j int) { sent[i], sent[j] = sent[j], sent[i] })
+			for i, message := range sent {
+				if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: "late", Key: fmt.Sprint(i), Mode: state.Replace, Message: message}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wantUsed(t, "alice", 120_000, all...)
+			wantUsed(t, "bob", 10, all...)
+		}
+	})
+}
+
+// TestARecordThatIsLateDoesNotReplaceANewerOne in the store either.
+func TestARecordThatIsLateDoesNotReplaceANewerOne(t *testing.T) {
+	share(t, 0, func(w *world) {
+		old := &oldPuts{Store: w.hub.Store()}
+		r := &limitedReplica{w.startWith(old), meter.NewCallers(nil)}
+		r.callers.Configure(time.Now(), func(string) meter.Settings {
+			return meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: 1000, Unit: meter.Day}}}
+		})
+		r.link.Share("the pool", r.callers)
+		for range 3 {
+			r.spend("alice", 200)
+			time.Sleep(3 * time.Second)
+		}
+		r.stop()
+		for _, records := range old.all {
+			if err := old.Store.Put(w.Context(), records); err != nil {
+				t.Fatal(err)
+			}
+		}
+		again := w.startLimited("1000/day")
+		time.Sleep(time.Second)
+		wantUsed(t, "alice", 600, again)
+	})
+}
+
+// oldPuts remembers the records that are about what callers use, the latest first.
+type oldPuts struct {
+	state.Store
+	all [][]state.Record
+}
+
+func (s *oldPuts) Put(ctx context.Context, records []state.Record) error {
+	if tally.Is(records[0].Message) {
+		s.all = append([][]state.Record{records}, s.all...)
+	}
+	return s.Store.Put(ctx, records)
+}
+
+func TestPoolsOfOtherNamesHaveOtherCallers(t *testing.T) {
+	limit(t, 1, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		other := &limitedReplica{w.start(), meter.NewCallers(nil)}
+		other.callers.Configure(time.Now(), func(string) meter.Settings {
+			return meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: 1000, Unit: meter.Day}}}
+		})
+		other.link.Share("another pool", other.callers)
+		all[0].spend("alice", 600)
+		time.Sleep(3 * time.Second)
+		wantUsed(t, "alice", 0, other)
+	})
+}
+
+func TestTheUseOutlivesAReload(t *testing.T) {
+	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		r := all[0]
+		r.spend("alice", 600)
+		next := r.NewLink()
+		next.Share("the pool", r.callers)
+		r.link.Close()
+		r.spend("alice", 100)
+		time.Sleep(2 * time.Second)
+		wantUsed(t, "alice", 700, all...)
+		// another engine with the same store
+		other := w.start()
+		other.link.Share("the pool", r.callers)
+		next.Close()
+		r.stop()
+		r.spend("alice", 100)
+		time.Sleep(3 * time.Second)
+		wantUsed(t, "alice", 800, all...)
+		other.stop()
+	})
+}
+
+func TestNoNameIsSent(t *testing.T) {
+	limit(t, 2, []string{"1000/minute"}, func(w *world, all []*limitedReplica) {
+		reports := w.reports()
+		all[0].spend("alice", 600)
+		time.Sleep(3 * time.Second)
+		sent := reports()
+		if len(sent) == 0 {
+			t.Error("nothing was sent")
+		}
+		for _, message := range sent {
+			if bytes.Contains(message, []byte("alice")) || bytes.Contains(message, []byte("the pool")) {
+				t.Errorf("%q has a name", message)
+			}
+		}
+	})
+}
+
+func TestReportsOfAnotherVersionAreIgnored(t *testing.T) {
+	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		reports := w.reports()
+		all[0].spend("alice", 600)
+		time.Sleep(3 * time.Second)
+		group := "use-" + digest("callers of the pool")
+		for i, message := range reports() {
+			for _, change := range []func([]byte) []byte{
+				func(m []byte) []byte { m[3]++; return m },
+				func(m []byte) []byte { m[0]++; return m },
+				func(m []byte) []byte { return m[:len(m)-1] },
+				func(m []byte) []byte { m[4+16]++; return append(m, 0xff) }, // another writer
+				func(m []byte) []byte { m[4+16]++; return append(m, make([]byte, state.MaxMessage)...) },
+			} {
+				if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: group, Key: fmt.Sprint("x", i), Mode: state.Replace, TTL: time.Hour, Message: change(bytes.Clone(message))}}); err != nil {
+					t.Fatal(err)
+				}
+				wantUsed(t, "alice", 600, all...)
+			}
+		}
+		again := w.startLimited("1000/day")
+		time.Sleep(time.Second)
+		wantUsed(t, "alice", 600, append(all, again)...)
+	})
+}
+
+// TestAThousandBusyCallersAtTenReplicasNeedFewMessages of which each replica sends a tenth.
+func TestAThousandBusyCallersAtTenReplicasNeedFewMessages(t *testing.T) {
+	limit(t, 2, []string{"200k/minute"}, func(w *world, all []*limitedReplica) {
+		spend := func(tokens int64) {
+			for i := range 1000 {
+				for _, r := range all {
+					r.spend(fmt.Sprint("caller ", i), tokens)
+				}
+			}
+		}
+		time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(59 * time.Second)))
+		spend(55_000)
+		time.Sleep(3 * time.Second) // so there are entries of two minutes
+		spend(1_000)
+		time.Sleep(1100 * time.Millisecond) // between two flushes
+		reports := w.reports()
+		for range 4 {
+			spend(10)
+			time.Sleep(250 * time.Millisecond)
+		}
+		if n := 10 / 2 * len(reports()); n > 260 || n < 150 {
+			t.Errorf("%d messages in a second", n)
+		}
+		if n := w.hub.Len("use-" + digest("callers of the pool")); n != 2*6 {
+			t.Errorf("%d records, want 6 of each replica", n)
+		}
+	})
+}
+
+// load is requests of about 300 tokens at random replicas. Each is a stream of five seconds, whose tokens count when it
+// begins.
+type load struct {
+	*testing.T
+	replicas []*limitedReplica
+	random   *rand.Rand
+	// spent are the tokens by tenths of a second.
+	spent []int64
+}
+
+// run sends requests for so long, of so many tokens a minute on average.
+func (l *load) run(tokens int, long time.Duration) {
+	const step = 100 * time.Millisecond
+	for range int(long / step) {
+		l.spent = append(l.spent, 0)
+		requests := float64(tokens) / 300 / float64(time.Minute/step)
+		n := int(requests)
+		if l.random.Float64() < requests-float64(n) {
+			n++
+		}
+		for range n {
+			c := l.replicas[l.random.IntN(len(l.replicas))].callers.Get(time.Now(), "alice")
+			cost := meter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
+			r, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
+			if refusal != nil {
+				continue
+			}
+			l.spent[len(l.spent)-1] += cost.Prompt + cost.Output
+			time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
+		}
+		time.Sleep(step)
+	}
+}
+
+// want checks how much of the limit of a minute was spent: at least and at most in any minute, and on average.
+func (l *load) want(limit, most, average float64, from time.Duration) {
+	l.Helper()
+	spent := l.spent[from/(100*time.Millisecond):]
+	var sum, largest, minute int64
+	for i, tokens := range spent {
+		if minute += tokens; i >= 600 {
+			minute -= spent[i-600]
+		}
+		sum, largest = sum+tokens, max(largest, minute)
+	}
+	percent := func(tokens float64) float64 { return 100 * tokens / limit }
+	mean := percent(float64(sum) / (float64(len(spent)) / 600))
+	l.Logf("at most %.1f %% in a minute, %.1f %% on average", percent(float64(largest)), mean)
+	if percent(float64(largest)) > most || mean < average {
+		l.Errorf("at most %.1f %% in a minute, %.1f %% on average; want %.0f and %.0f", percent(float64(largest)), mean, most, average)
+	}
+}
+
+// TestFourReplicasUseALimitAndNoMore from the third minute on. From idle, more may pass in the first minute, also at a
+// lone replica: the use of the minute before counts as if it had been spread evenly.
+func TestFourReplicasUseALimitAndNoMore(t *testing.T) {
+	for seed := range uint64(2) {
+		limit(t, 4, []string{"120k/minute"}, func(w *world, all []*limitedReplica) {
+			time.Sleep(time.Duration(seed) * 35 * time.Second) // a load that begins late in a minute
+			l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(1, seed))}
+			l.run(360_000, 6*time.Minute)
+			l.want(120_000, 108, 96, 2*time.Minute)
+		})
+	}
+}
+
+func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
+	limit(t, 4, []string{"120k/minute"}, func(w *world, all []*limitedReplica) {
+		l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(1, 2))}
+		l.run(360_000, time.Minute)
+		l.spent = nil
+		w.hub.Fail(errors.New("down"))
+		l.run(360_000, 5*time.Minute)
+		l.want(120_000, 110, 85, 0)
+		w.hub.Fail(nil)
+		l.run(360_000, 2*time.Minute)
+		l.want(120_000, 110, 85, 4*time.Minute) // from a minute before it is up
+	})
+}

@@ -1,0 +1,222 @@
+package tally
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"math"
+	"math/bits"
+	"slices"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// report is a message: what one replica has used for some callers of a pool. It holds digests in place of
+// names. In binary, it is
+//
+//	prefix
+//	pool     the pool's digest, 16 bytes
+//	writer   the replica's id, 16 bytes
+//	version  which is greater in a later report, 8 bytes
+//	windows  the current window of each unit, 5 varints
+//
+// and groups of callers with entries in the same windows of the same limits:
+//
+//	shape    a bit for each entry, as bitOf says, as a varint
+//	number   of callers, as a varint
+//	callers  each an id of 6 bytes, and what is used of each entry, as varints
+//
+// So a caller with four entries takes about 22 bytes.
+type report struct {
+	pool, writer string
+	version      uint64
+	callers      []callerUse
+}
+
+// callerUse is what is used for a caller.
+type callerUse struct {
+	id      meter.CallerID
+	entries []meter.Entry
+}
+
+// prefix begins all reports, but no other message. Its last byte is the version of the format: other versions are
+// not read.
+const prefix = "use\x01"
+
+// Is reports whether a message is a report, perhaps of another version.
+func Is(message []byte) bool { return bytes.HasPrefix(message, []byte(prefix[:3])) }
+
+const (
+	digestSize = 16
+	idSize     = 6
+	units      = int(meter.Month) + 1
+	// entries is how many entries a caller may have: two windows of each limit.
+	entries = 2 * 2 * units
+	// header is how many bytes there are before the groups, at most.
+	header = len(prefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
+)
+
+// windows are the current windows of the units, or the latest in which anything is used.
+type windows [units]int64
+
+// bitOf returns the entry's bit in a shape. It returns false if the entry is of an earlier window than the previous
+// one, or of a calendar's window that is over.
+func (w *windows) bitOf(e meter.Entry) (bit int, ok bool) {
+	ago := w[e.ID.Unit()] - e.Window
+	return 2*int(e.ID) + int(ago), ago == 0 || ago == 1 && !e.ID.Unit().Calendar()
+}
+
+// entry returns the entry of a bit.
+func (w *windows) entry(bit int, used int64) meter.Entry {
+	id := meter.ID(bit / 2)
+	return meter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used}
+}
+
+// shaped is a caller's use as a report has it.
+type shaped struct {
+	callerUse
+	shape uint64
+}
+
+// appendHeader appends all before the windows.
+func appendHeader(message []byte, pool, writer string, version uint64) []byte {
+	message = append(message, prefix...)
+	message, _ = hex.AppendDecode(message, []byte(pool))
+	message, _ = hex.AppendDecode(message, []byte(writer))
+	return binary.BigEndian.AppendUint64(message, version)
+}
+
+// appendBody appends the windows and the groups.
+func appendBody(message []byte, callers []callerUse) []byte {
+	var w windows
+	for _, c := range callers {
+		for _, e := range c.entries {
+			w[e.ID.Unit()] = max(w[e.ID.Unit()], e.Window)
+		}
+	}
+	for _, window := range w {
+		message = binary.AppendVarint(message, window)
+	}
+	all := make([]shaped, 0, len(callers))
+	for _, c := range callers {
+		s := shaped{callerUse: callerUse{id: c.id}}
+		for _, e := range c.entries {
+			if bit, ok := w.bitOf(e); ok {
+				s.shape |= 1 << bit
+				s.entries = append(s.entries, e)
+			}
+		}
+		if s.shape != 0 {
+			slices.SortFunc(s.entries, func(a, b meter.Entry) int {
+				return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(b.Window, a.Window))
+			})
+			all = append(all, s)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b shaped) int { return cmp.Compare(a.shape, b.shape) })
+	for len(all) > 0 {
+		n := 1
+		for n < len(all) && all[n].shape == all[0].shape {
+			n++
+		}
+		message = binary.AppendUvarint(message, all[0].shape)
+		message = binary.AppendUvarint(message, uint64(n))
+		for _, c := range all[:n] {
+			var id [8]byte
+			binary.BigEndian.PutUint64(id[:], uint64(c.id))
+			message = append(message, id[8-idSize:]...)
+			for _, e := range c.entries {
+				message = binary.AppendUvarint(message, uint64(max(0, e.Used)))
+			}
+		}
+		all = all[n:]
+	}
+	return message
+}
+
+var errInvalid = errors.New("it is not a report of what callers use")
+
+// decodeHeader reads whose report a message is, whoever wrote it. body is what comes after that.
+func decodeHeader(message []byte) (r report, body []byte, err error) {
+	body, ok := bytes.CutPrefix(message, []byte(prefix))
+	if !ok || len(body) < 2*digestSize+8 {
+		return report{}, nil, errInvalid
+	}
+	r.pool, body = hex.EncodeToString(body[:digestSize]), body[digestSize:]
+	r.writer, body = hex.EncodeToString(body[:digestSize]), body[digestSize:]
+	r.version = binary.BigEndian.Uint64(body)
+	return r, body[8:], nil
+}
+
+// decode reads the rest.
+func (r *report) decode(body []byte) error {
+	in := reader{body, false}
+	var w windows
+	for u := range w {
+		if w[u] = in.varint(); w[u] == math.MinInt64 {
+			return errInvalid // there is none before it
+		}
+	}
+	for len(in.rest) > 0 && !in.failed {
+		shape, n := in.uvarint(), in.uvarint()
+		bytesAtLeast := uint64(idSize + bits.OnesCount64(shape))
+		if shape == 0 || shape >= 1<<entries || n == 0 || n > uint64(len(in.rest))/bytesAtLeast {
+			return errInvalid
+		}
+		for range n {
+			c := callerUse{id: in.id()}
+			for mask := shape; mask != 0; mask &= mask - 1 {
+				used := in.uvarint()
+				if used > math.MaxInt64 {
+					return errInvalid
+				}
+				c.entries = append(c.entries, w.entry(bits.TrailingZeros64(mask), int64(used)))
+			}
+			r.callers = append(r.callers, c)
+		}
+	}
+	if in.failed {
+		return errInvalid
+	}
+	return nil
+}
+
+// reader reads from the beginning of rest, until that has failed.
+type reader struct {
+	rest   []byte
+	failed bool
+}
+
+func (in *reader) varint() int64 {
+	v, n := binary.Varint(in.rest)
+	in.skip(n)
+	return v
+}
+
+func (in *reader) uvarint() uint64 {
+	v, n := binary.Uvarint(in.rest)
+	in.skip(n)
+	return v
+}
+
+func (in *reader) id() meter.CallerID {
+	if len(in.rest) < idSize {
+		in.skip(0)
+		return 0
+	}
+	var id [8]byte
+	copy(id[8-idSize:], in.rest)
+	in.skip(idSize)
+	return meter.CallerID(binary.BigEndian.Uint64(id[:]))
+}
+
+// skip removes the bytes that were read: none if that failed.
+func (in *reader) skip(n int) {
+	if n <= 0 {
+		in.rest, in.failed = nil, true
+		return
+	}
+	in.rest = in.rest[n:]
+}

@@ -1,0 +1,288 @@
+package tally
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/state"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
+)
+
+var (
+	someTime = time.Date(2026, 11, 2, 12, 0, 0, 0, time.UTC)
+	digest   = strings.Repeat("0f", digestSize)
+)
+
+// callers returns callers with a limit of tokens.
+func callers(t testing.TB, limit string) *meter.Callers {
+	l, err := meter.ParseLimit(meter.Tokens, limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cs := meter.NewCallers(nil)
+	cs.Configure(someTime, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{l}} })
+	return cs
+}
+
+func spend(cs *meter.Callers, now time.Time, name string, tokens int64) {
+	r, _ := cs.Get(now, name).Admit(now, meter.Estimate{Prompt: 1})
+	r.Settle(now, meter.Cost{Requests: 1, Prompt: tokens})
+}
+
+func used(cs *meter.Callers, now time.Time, name string) int64 {
+	return cs.Get(now, name).Snapshot(now).Limits[0].Used
+}
+
+// sent returns what is due.
+func (t *Tally) sent(now time.Time) (records []state.Record) {
+	t.flush(context.Background(), now, func(_ context.Context, r []state.Record) error {
+		records = r
+		return nil
+	}, false)
+	return records
+}
+
+func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
+	now := someTime
+	from, to := callers(t, "1M/minute"), callers(t, "1M/minute")
+	var a, b Tally
+	a.Share(digest, from)
+	b.Share(digest, to)
+	const n = 2000
+	hear := func() (reports int) {
+		for _, r := range a.sent(now) {
+			if len(r.Message) > state.MaxMessage {
+				t.Fatalf("a message has %d bytes", len(r.Message))
+			}
+			if err := b.Hear(r.Message, now); err != nil {
+				t.Fatal(err)
+			}
+			if r.Group != markGroup {
+				reports++
+			}
+		}
+		return reports
+	}
+	for i := range n {
+		spend(from, now, fmt.Sprint(i), 100_000+int64(i))
+	}
+	if reports := hear(); reports != (n+maxCallers-1)/maxCallers {
+		t.Errorf("%d reports", reports)
+	}
+	// every limit, in two windows, and in large numbers
+	from.Configure(now, func(string) meter.Settings {
+		var s meter.Settings
+		for id := range meter.ID(2 * units) {
+			s.Limits = append(s.Limits, meter.Limit{Kind: id.Kind(), Unit: id.Unit(), Amount: meter.MaxAmount})
+		}
+		return s
+	})
+	for _, step := range []time.Duration{0, time.Hour} {
+		now = now.Add(step)
+		for i := range n {
+			spend(from, now, fmt.Sprint(i), meter.MaxAmount/10)
+		}
+		hear()
+	}
+	for i := range n {
+		if got := to.Get(now, fmt.Sprint(i)).Snapshot(now).Today; got != meter.MaxAmount/5+100_000+int64(i) {
+			t.Fatalf("caller %d has used %d", i, got)
+		}
+	}
+}
+
+func TestAFailedReportIsSentAgain(t *testing.T) {
+	cs := callers(t, "1k/day")
+	var a Tally
+	a.Share(digest, cs)
+	spend(cs, someTime, "alice", 100)
+	failed := func(context.Context, []state.Record) error { return errors.New("down") }
+	a.flush(t.Context(), someTime, failed, false)
+	if n := len(a.sent(someTime.Add(slow))); n != 2 {
+		t.Errorf("%d records, want the report and the mark", n)
+	}
+	if n := len(a.sent(someTime.Add(2 * slow))); n != 0 {
+		t.Errorf("%d records, although they were sent", n)
+	}
+	if n := len(a.sent(someTime.Add(2*slow + refresh))); n != 1 {
+		t.Errorf("%d records after a minute", n)
+	}
+}
+
+func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
+	from, to := callers(t, "1k/day"), callers(t, "1k/day")
+	var a, b Tally
+	a.Share(digest, from)
+	b.Share(digest, to)
+	var version string
+	for i := range 5 {
+		now := someTime.Add(-time.Duration(i) * time.Second)
+		spend(from, now, "alice", 200)
+		a.pools[0].resend()
+		for _, r := range a.sent(now) {
+			if r.Group == markGroup {
+				continue
+			}
+			if r.Version <= version {
+				t.Errorf("version %s comes after %s", r.Version, version)
+			}
+			version = r.Version
+			if err := b.Hear(r.Message, now); err != nil {
+				t.Error(err)
+			}
+		}
+		if got := used(to, now, "alice"); got != 200*int64(i+1) {
+			t.Errorf("%d are used", got)
+		}
+	}
+}
+
+// TestAMonthsUseOfAReplicaThatHasEndedIsKept until the month is over.
+func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
+	now := someTime
+	ended, runs := callers(t, "1k/month"), callers(t, "1k/month")
+	var a, b Tally
+	a.Share(digest, ended)
+	b.Share(digest, runs)
+	kept := make(map[string]state.Record)
+	until := make(map[string]time.Time)
+	keep := func(records []state.Record) {
+		for _, r := range records {
+			if r.TTL > state.MaxTTL || r.TTL <= 0 || r.Mode != state.Latest {
+				t.Fatalf("got %+v", r)
+			}
+			kept[r.Key], until[r.Key] = r, now.Add(r.TTL)
+		}
+	}
+	load := func(to *Tally) {
+		groups := strings.Join(to.Groups(now), " ")
+		var loaded []state.Kept
+		for key, r := range kept {
+			if left := until[key].Sub(now); left > 0 && strings.Contains(groups, r.Group) {
+				loaded = append(loaded, state.Kept{Group: r.Group, Key: key, TTL: left, Message: r.Message})
+			}
+		}
+		if others := to.Loaded(append(loaded, state.Kept{Group: "other"}), now); len(others) != 1 {
+			t.Fatalf("got %+v", others)
+		}
+	}
+	spend(ended, now, "alice", 300)
+	keep(a.sent(now))
+	for now.Month() == time.November {
+		now = now.Add(time.Hour)
+		load(&b)
+		keep(b.sent(now))
+		again := callers(t, "1k/month")
+		var c Tally
+		c.Share(digest, again)
+		load(&c)
+		if got, want := used(again, now, "alice"), int64(300); got != want && now.Month() == time.November {
+			t.Fatalf("%s: %d are used", now, got)
+		}
+	}
+	now = now.Add(36 * time.Hour)
+	load(&b)
+	for key, end := range until {
+		if end.After(now.Add(state.MaxTTL/2)) && key != runs.Writer() {
+			t.Errorf("the record of November is kept until %s", end)
+		}
+	}
+}
+
+func TestAReportArrivesAsItWas(t *testing.T) {
+	use := []callerUse{
+		{1<<48 - 1, []meter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
+		{7, []meter.Entry{{ID: 9, Window: 24323, Used: 3}}},
+		{5, []meter.Entry{{ID: 9, Window: 24323, Used: 1}}},
+	}
+	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
+	r, body, err := decodeHeader(message)
+	if err == nil {
+		err = r.decode(body)
+	}
+	want := report{digest, strings.Repeat("ab", 16), 1 << 63, []callerUse{use[1], use[2], use[0]}}
+	if err != nil || !reflect.DeepEqual(r, want) {
+		t.Errorf("got %+v, %v", r, err)
+	}
+}
+
+// TestFourEntriesOfACallerTake22Bytes so 180 callers fit into a message.
+func TestFourEntriesOfACallerTake22Bytes(t *testing.T) {
+	var use []callerUse
+	for i := range 180 {
+		use = append(use, callerUse{meter.IDOf(fmt.Sprint(i)), []meter.Entry{
+			{ID: 6, Window: 29_000_000, Used: 200_000}, {ID: 6, Window: 28_999_999, Used: 200_000}, {ID: 8, Window: 20_000, Used: 5_000_000}, {ID: 9, Window: 24_000, Used: 100_000_000},
+		}})
+	}
+	message := appendBody(appendHeader(nil, digest, digest, 1<<50), use)
+	if each := len(message) / 180; each > 22 || len(message) > state.MaxMessage {
+		t.Errorf("%d bytes, %d for a caller", len(message), each)
+	}
+}
+
+func FuzzHear(f *testing.F) {
+	from := callers(f, "1k/minute")
+	var a Tally
+	a.Share(digest, from)
+	for i := range 5 {
+		spend(from, someTime, fmt.Sprint(i), int64(i)*100)
+	}
+	for _, r := range a.sent(someTime) {
+		f.Add(r.Message)
+	}
+	f.Add([]byte(prefix))
+	f.Fuzz(func(t *testing.T, message []byte) {
+		to := callers(t, "1k/minute")
+		var b Tally
+		b.Share(digest, to)
+		err := b.Hear(message, someTime)
+		if err == nil && !Is(message) {
+			t.Fatalf("%q is taken for a report", message)
+		}
+		b.Loaded([]state.Kept{{Group: groupOf(digest), Key: "k", TTL: time.Second, Message: message}}, someTime)
+		for i := range 5 {
+			if got := used(to, someTime, fmt.Sprint(i)); got < 0 {
+				t.Fatalf("%d are used", got)
+			}
+		}
+		b.sent(someTime)
+		r, body, err := decodeHeader(message)
+		if err != nil || r.decode(body) != nil {
+			return
+		}
+		same := appendBody(appendHeader(nil, r.pool, r.writer, r.version), r.callers)
+		again, body, err := decodeHeader(same)
+		if err == nil {
+			err = again.decode(body)
+		}
+		if err != nil || again.version != r.version || !bytes.Equal(appendBody(nil, again.callers), same[len(prefix)+2*digestSize+8:]) {
+			t.Fatalf("%+v becomes %+v, %v", r, again, err)
+		}
+	})
+}
+
+func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
+	hub := statetest.NewHub()
+	cs := callers(t, "1k/day")
+	var a Tally
+	end := a.Share(digest, cs)
+	spend(cs, someTime, "alice", 1)
+	if err := hub.Store().Put(t.Context(), a.sent(someTime)); err != nil {
+		t.Fatal(err)
+	}
+	if hub.Len(groupOf(digest)) != 1 || hub.Len(markGroup) != 1 {
+		t.Error("there are other records")
+	}
+	end()
+	if a.Groups(someTime) != nil {
+		t.Error("groups are loaded for no pool")
+	}
+}
