@@ -1,0 +1,143 @@
+package redis
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+)
+
+// startCallers runs a replica that shares what its callers use, each with these limits of tokens.
+func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Callers, stop func()) {
+	t.Helper()
+	r := replicas.New(open(t, s.engine()), zap.NewNop())
+	callers = meter.NewCallers(nil)
+	var settings meter.Settings
+	for _, text := range limits {
+		l, err := meter.ParseLimit(meter.Tokens, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settings.Limits = append(settings.Limits, l)
+	}
+	callers.Configure(time.Now(), func(string) meter.Settings { return settings })
+	r.NewLink().Share("the pool", callers)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		r.Run(ctx)
+		close(ended)
+	}()
+	stop = func() {
+		cancel()
+		<-ended
+	}
+	t.Cleanup(stop)
+	return callers, stop
+}
+
+func reserve(t *testing.T, callers *meter.Callers, tokens int64) meter.Reservation {
+	t.Helper()
+	r, refusal := callers.Get(time.Now(), "alice").Admit(time.Now(), meter.Estimate{Prompt: tokens})
+	if refusal != nil {
+		t.Fatalf("refused: %+v", refusal)
+	}
+	return r
+}
+
+func waitForUse(t *testing.T, want int64, all ...*meter.Callers) {
+	t.Helper()
+	for _, callers := range all {
+		lbtest.WaitFor(t, func() bool {
+			return callers.Get(time.Now(), "alice").Snapshot(time.Now()).Month == want
+		})
+	}
+}
+
+func TestReplicasAddUpWhatCallersUse(t *testing.T) {
+	s := startServer(t)
+	a, stopA := startCallers(t, s, "1k/month")
+	b, _ := startCallers(t, s, "1k/month")
+	first, second := reserve(t, a, 400), reserve(t, b, 500)
+	waitForUse(t, 900, a, b)
+	if _, refusal := b.Get(time.Now(), "alice").Admit(time.Now(), meter.Estimate{Prompt: 101}); refusal == nil {
+		t.Error("a request over the limit was admitted")
+	}
+	first.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 300})
+	second.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 100})
+	waitForUse(t, 400, a, b)
+	stopA()
+	again, _ := startCallers(t, s, "1k/month")
+	waitForUse(t, 400, again)
+}
+
+func TestRedisIsKilledBetweenReservingAndSettling(t *testing.T) {
+	s := startServer(t)
+	a, _ := startCallers(t, s, "1k/month")
+	b, _ := startCallers(t, s, "1k/month")
+	r := reserve(t, a, 600)
+	waitForUse(t, 600, a, b)
+	s.kill()
+	r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 100})
+	waitForUse(t, 100, a)
+	waitForUse(t, 600, b)
+	s.start() // it has lost its data
+	waitForUse(t, 100, b)
+	again, _ := startCallers(t, s, "1k/month")
+	waitForUse(t, 100, again)
+}
+
+// TestFourReplicasKeepALimitOnARealRedis which is then down for five minutes. Each of them gets as many requests, of three
+// times the limit together. From idle, more may pass in the first minute, because a window is treated as if it had been
+// used evenly. A request is a stream of five seconds and of about 300 tokens, which count when it begins.
+func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
+	if !*measure {
+		t.Skip("it takes ten minutes, with -measure")
+	}
+	const limit = 120_000
+	s := startServer(t)
+	var all []*meter.Callers
+	for range 4 {
+		callers, _ := startCallers(t, s, "120k/minute")
+		all = append(all, callers)
+	}
+	time.Sleep(3 * time.Second)
+	run := func(name string, long time.Duration) {
+		const step = 100 * time.Millisecond
+		var spent []int64
+		for began := time.Now(); time.Since(began) < long; time.Sleep(step - time.Since(began)%step) {
+			for len(spent) <= int(time.Since(began)/step) {
+				spent = append(spent, 0)
+				for range rand.IntN(5) { // two on average
+					c := all[rand.IntN(len(all))].Get(time.Now(), "alice")
+					cost := meter.Cost{Requests: 1, Prompt: 100 + rand.Int64N(200), Output: rand.Int64N(200), Counted: true}
+					r, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
+					if refusal == nil {
+						spent[len(spent)-1] += cost.Prompt + cost.Output
+						time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
+					}
+				}
+			}
+		}
+		var sum, minute, most int64
+		for i, tokens := range spent {
+			if minute += tokens; i >= 600 {
+				minute -= spent[i-600]
+			}
+			sum, most = sum+tokens, max(most, minute)
+		}
+		t.Logf("%s: at most %.1f %% of the limit in a minute, %.1f %% on average", name, 100*float64(most)/limit, 100*float64(sum)/limit/(float64(len(spent))/600))
+	}
+	run("from idle", 2*time.Minute)
+	run("connected", 3*time.Minute)
+	s.kill()
+	run("Redis is down", 5*time.Minute)
+	s.start()
+	run("connected again", time.Minute)
+}
