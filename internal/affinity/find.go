@@ -176,7 +176,7 @@ func (f *finder) lookUp() {
 		keys[i] = f.open[i].Key
 	}
 	found, err := f.affinity.others.Lookup(f.caller, keys, f.affinity.patience)
-	if errors.Is(err, replicas.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
+	if errors.Is(err, owners.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
 	}

@@ -13,7 +13,8 @@
 //     own. Any other id belongs to no caller, or its caller is not known here. Only
 //     the other replicas can say which of the two applies.
 //
-// The package knows time only from its arguments.
+// The table knows time only from its arguments. [Lookups], for those that ask other
+// replicas, wait.
 package owners
 
 import (

@@ -49,7 +49,7 @@ func (l *Link) Owners(pool string, accounts []string) *Owners {
 // keep, and lookups are those that it is asked for.
 type ownerStore struct {
 	queue   *queue[owned]
-	lookups lookups
+	lookups *owners.Lookups
 }
 
 // owned is an id of which the store is to keep the owner.
@@ -176,17 +176,17 @@ const Gone = "gone"
 
 // Lookup asks for the owners of the ids that a request of the caller names, and waits
 // for the answer for some time at most, after the caller's turn has come. It
-// returns ErrNoAnswer if there is none in time, and then for a while without
-// asking, or ErrCrowded.
+// returns owners.ErrNoAnswer if there is none in time, and then for a while without
+// asking, or owners.ErrCrowded.
 func (o *Owners) Lookup(c owners.Caller, ids []owners.Key, timeout time.Duration) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
-		return nil, ErrNoAnswer
+		return nil, owners.ErrNoAnswer
 	}
 	r := o.replica
 	outcome := "skipped"
-	err = ErrNoAnswer
+	err = owners.ErrNoAnswer
 	if r.runs.Load() {
-		err = r.stored.lookups.do(c, func() bool {
+		err = r.stored.lookups.Do(c, func() bool {
 			found, outcome = o.find(ids, timeout)
 			return found != nil
 		})

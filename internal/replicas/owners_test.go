@@ -148,15 +148,15 @@ func TestALateLookupMakesNoOtherCallersSkipTheirs(t *testing.T) {
 		synctest.Wait()
 		o := w.replicas[1].owners()
 		w.hub.SlowDown(time.Minute)
-		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, ErrNoAnswer) {
+		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, owners.ErrNoAnswer) {
 			t.Errorf("bob got %v", err)
 		}
 		w.hub.SlowDown(0)
 		w.wantOwner(1, "resp_1", "a", alice) // whom alice asks for
-		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, ErrNoAnswer) {
+		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, owners.ErrNoAnswer) {
 			t.Errorf("bob got %v", err)
 		}
-		time.Sleep(skipping)
+		time.Sleep(owners.Skipping)
 		if found, err := o.askAs(bob, "resp_1"); err != nil || found[0].Caller != alice {
 			t.Errorf("bob got %v, %v", found, err)
 		}
@@ -213,7 +213,7 @@ func TestManyLookupsOfACallerAreLateForNoCaller(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if n := len(w.replicas[1].stored.lookups.callers); n != 0 {
+		if n := w.replicas[1].stored.lookups.Len(); n != 0 {
 			t.Errorf("%d callers are remembered", n)
 		}
 	})
@@ -227,7 +227,7 @@ func TestALookupThatCannotBeMadeInTimeIsNoAnswer(t *testing.T) {
 		for range 100 {
 			all.Go(func() {
 				switch _, err := w.replicas[0].owners().askAs(bob, "resp_1"); {
-				case errors.Is(err, ErrCrowded):
+				case errors.Is(err, owners.ErrCrowded):
 					crowded.Add(1)
 				case err != nil:
 					t.Error(err)
@@ -244,7 +244,7 @@ func TestALookupThatCannotBeMadeInTimeIsNoAnswer(t *testing.T) {
 func TestOnlyCallersWhoseLookupsWereLateAreRemembered(t *testing.T) {
 	share(t, 1, func(w *world) {
 		r := w.replicas[0]
-		for i := range 5 * maxIdle {
+		for i := range 5 * owners.MaxIdle {
 			if i%100 == 0 {
 				w.hub.Fail(errors.New("down"))
 			}
@@ -252,7 +252,7 @@ func TestOnlyCallersWhoseLookupsWereLateAreRemembered(t *testing.T) {
 			w.hub.Fail(nil)
 			time.Sleep(time.Millisecond)
 		}
-		if n := len(r.stored.lookups.callers); n > maxIdle {
+		if n := r.stored.lookups.Len(); n > owners.MaxIdle {
 			t.Errorf("%d callers are remembered", n)
 		}
 	})

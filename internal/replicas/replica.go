@@ -81,7 +81,7 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	r := &Replica{
 		store: store, queue: newQueue[item](maxQueue), claims: newClaims(), due: newSignal(), peers: newPeers(),
 		ended: make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
-		stored: ownerStore{newQueue[owned](maxOwned), lookups{callers: make(map[owners.Caller]*turns)}},
+		stored: ownerStore{newQueue[owned](maxOwned), owners.NewLookups()},
 	}
 	r.logger.Store(logger)
 	return r

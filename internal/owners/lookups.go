@@ -1,20 +1,28 @@
-package replicas
+package owners
 
 import (
 	"errors"
 	"maps"
 	"sync"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// lookups keeps the lookups of different callers apart. A caller has few of them on their way, and its others wait
+// Lookups keeps the lookups of different callers apart. A caller has few of them on their way, and its others wait
 // for their turn, so that no caller makes its own lookups late, or those of others, by their number. After one was
 // late, the next ones of the same caller are skipped for a while, and no one else's.
-type lookups struct {
+type Lookups struct {
 	mu      sync.Mutex
-	callers map[owners.Caller]*turns
+	callers map[Caller]*turns
+}
+
+// NewLookups returns lookups of which none is on its way.
+func NewLookups() *Lookups { return &Lookups{callers: make(map[Caller]*turns)} }
+
+// Len returns how many callers are remembered.
+func (l *Lookups) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.callers)
 }
 
 // turns are those of one caller.
@@ -30,12 +38,12 @@ type turns struct {
 const (
 	// atOnce is how many lookups of a caller are on their way at a time.
 	atOnce = 2
-	// skipping is how long a caller's lookups are skipped after one was late.
-	skipping = time.Second
+	// Skipping is how long a caller's lookups are skipped after one was late.
+	Skipping = time.Second
 	// maxTurn is how long a lookup waits for its turn.
 	maxTurn = time.Second
-	// maxIdle is up to how many callers are remembered that have no lookup now.
-	maxIdle = 1024
+	// MaxIdle is up to how many callers are remembered that have no lookup now.
+	MaxIdle = 1024
 )
 
 var (
@@ -46,9 +54,9 @@ var (
 	ErrCrowded = errors.New("too many lookups of one caller")
 )
 
-// do calls find, which reports whether the store answered, when it is the
+// Do calls find, which reports whether the store answered, when it is the
 // caller's turn.
-func (l *lookups) do(c owners.Caller, find func() (answered bool)) error {
+func (l *Lookups) Do(c Caller, find func() (answered bool)) error {
 	t := l.enter(c)
 	defer l.leave(c, t)
 	if c.Named() { // otherwise it may be any number of clients
@@ -62,21 +70,21 @@ func (l *lookups) do(c owners.Caller, find func() (answered bool)) error {
 	}
 	if !find() {
 		l.mu.Lock()
-		t.skipUntil = time.Now().Add(skipping)
+		t.skipUntil = time.Now().Add(Skipping)
 		l.mu.Unlock()
 		return ErrNoAnswer
 	}
 	return nil
 }
 
-func (l *lookups) enter(c owners.Caller) *turns {
+func (l *Lookups) enter(c Caller) *turns {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.callers[c]
 	if t == nil {
-		if len(l.callers) >= maxIdle {
+		if len(l.callers) >= MaxIdle {
 			now := time.Now()
-			maps.DeleteFunc(l.callers, func(_ owners.Caller, t *turns) bool { return t.users == 0 && !now.Before(t.skipUntil) })
+			maps.DeleteFunc(l.callers, func(_ Caller, t *turns) bool { return t.users == 0 && !now.Before(t.skipUntil) })
 		}
 		t = &turns{taken: make(chan struct{}, atOnce)}
 		l.callers[c] = t
@@ -85,7 +93,7 @@ func (l *lookups) enter(c owners.Caller) *turns {
 	return t
 }
 
-func (l *lookups) leave(c owners.Caller, t *turns) {
+func (l *Lookups) leave(c Caller, t *turns) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if t.users--; t.users == 0 && t.skipUntil.IsZero() {
@@ -93,7 +101,7 @@ func (l *lookups) leave(c owners.Caller, t *turns) {
 	}
 }
 
-func (l *lookups) skips(t *turns) bool {
+func (l *Lookups) skips(t *turns) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Now().Before(t.skipUntil)
