@@ -81,7 +81,7 @@ func (l *Link) Close() error {
 	if l == nil {
 		return nil
 	}
-	l.unshare()
+	defer l.unshare() // after a last replica has sent what is used
 	r := l.replica
 	r.mu.Lock()
 	r.links = slices.DeleteFunc(r.links, func(other *Link) bool { return other == l })
