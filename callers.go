@@ -31,6 +31,7 @@ func (h *Handler) provisionCallers(ctx caddy.Context) error {
 	if h.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Storage: storage, Logger: h.logger}); h.callers == nil {
 		return nil
 	}
+	h.link.Share(h.Pool, callers.MetersOf(h.Pool))
 	return observe.On(ctx, observe.Started, h.callers.Start)
 }
 

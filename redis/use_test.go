@@ -3,6 +3,8 @@ package redis
 import (
 	"context"
 	"math/rand/v2"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,6 +77,32 @@ func TestReplicasAddUpWhatCallersUse(t *testing.T) {
 	stopA()
 	again, _ := startCallers(t, s, "1k/month")
 	waitForUse(t, 400, again)
+}
+
+func TestACallerHasItsLimitOnceAtTwoProcesses(t *testing.T) {
+	s := startServer(t)
+	options := newAccount(t).backends(1) + "client_key alice 0123456789abcdef\ncaller alice {\nrequests 1/month\n}\n" + s.option()
+	all := startReplicas(t, 2, options)
+	post := func(r *replica) int {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.address+"/v1/chat/completions", strings.NewReader(`{"model":"r0"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer 0123456789abcdef")
+		res, err := r.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return res.StatusCode
+	}
+	if status := post(all[0]); status != 200 {
+		t.Fatalf("got %d", status)
+	}
+	lbtest.WaitFor(t, func() bool { return all[1].metric(`caddy_openai_lb_state_messages_received_total{kind="use"}`) > 0 })
+	if status := post(all[1]); status != 429 {
+		t.Errorf("the other replica answers %d", status)
+	}
 }
 
 func TestRedisIsKilledBetweenReservingAndSettling(t *testing.T) {
