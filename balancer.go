@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -40,8 +41,10 @@ type balancer struct {
 	hidesHeader bool
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
-	logger      *observe.Log
-	events      *observe.Events
+	// tiers are the tiers by their numbers. nil: there are none.
+	tiers  []quota.Tier
+	logger *observe.Log
+	events *observe.Events
 	// metrics are those of the pool, and ownMetrics those of what no backend
 	// answers. models are the labels of what clients ask for.
 	metrics    *metrics.Pool

@@ -32,6 +32,7 @@ func (h *Handler) provisionCallers(ctx caddy.Context) error {
 		return nil
 	}
 	h.link.Share(h.Pool, callers.MetersOf(h.Pool))
+	h.balancer.tiers = h.QuotaTiers()
 	return observe.On(ctx, observe.Started, h.callers.Start)
 }
 

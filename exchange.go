@@ -182,9 +182,11 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 	now := time.Now()
 	m := ex.moved()
 	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
+		ex.ask(now)
 		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
 			m = ex.balancer.Pool.Pick(ex, now)
 		}
+		ex.observeCeiling(m, now)
 		if m == nil && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
 			m = ex.balancer.Pool.PickThrottled(ex, now)
 			ex.tries.forwarded = m != nil

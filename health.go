@@ -149,6 +149,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 			t.firstByte(ex).Took(now.Sub(a.started), now)
 		}
 	}
+	ex.observeQuota(t, r, now)
 	if r.Connected || r.Status > 0 {
 		t.Reached()
 	}

@@ -74,6 +74,9 @@ func (p *Placement) Allows(account string) bool {
 	return (p.account == "" || p.account == account) && !slices.Contains(p.missing, account)
 }
 
+// Anywhere reports whether the request names no stored objects, so that any account may get it.
+func (p *Placement) Anywhere() bool { return p.account == "" && len(p.unknown) == 0 }
+
 // Stored returns, in words for the client, the object because of which only one
 // account may get the request. It is empty if any account may get it.
 func (p *Placement) Stored() string {

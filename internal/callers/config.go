@@ -71,7 +71,7 @@ type Tier struct {
 
 	// Ceiling is how much of a backend may be used for the tier's requests to go
 	// there, in percent, while callers of a better tier use the model. It is below
-	// that of the tier before. Default: 100.
+	// that of the tier before. Default: no ceiling.
 	Ceiling *int `json:"ceiling,omitempty"`
 }
 

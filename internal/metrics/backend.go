@@ -58,6 +58,11 @@ func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.
 // Moved counts a request that went on to a backend that answers.
 func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
+// PassedOver counts a request that did not come here because of the ceiling of its tier.
+func (b *Backend) PassedOver(tier string) {
+	tierPassedOverTotal.WithLabelValues(b.pool.name, b.name, clean(tier)).Inc()
+}
+
 // Affinity counts a request that belongs together with others by a kind of
 // affinity, and the result of the affinity. Without a result it counts nothing.
 func (p *Pool) Affinity(kind, result string) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Health is the state of one backend. Reading it takes no lock.
@@ -26,6 +27,8 @@ type Health struct {
 	last atomic.Pointer[Bench]
 	// pulses know whether it answers.
 	pulses pulse.Table
+	// quotas know how much of it is used.
+	quotas quota.Table
 	// unreachable is its bench if it cannot be reached at all.
 	unreachable unreachable
 	// names is what is known of members, by their names.
@@ -82,6 +85,7 @@ func (m *Member) StartFresh(identity string) {
 		h.served.Store(nil)
 		h.last.Store(nil)
 		h.pulses.Clear()
+		h.quotas.Clear()
 	}
 	h.identity = identity
 	h.mu.Unlock()

@@ -36,6 +36,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Random returns a random number from 0 up to but not including 1. Tests replace
@@ -115,6 +116,8 @@ type Request interface {
 	Cost() int64
 	// PulseKind returns the kind of request whose waits count for it.
 	PulseKind() pulse.Kind
+	// Tier returns the request's tier.
+	Tier() quota.Tier
 	// Affinity returns the request's affinity. Pick sets its result.
 	Affinity() *Affinity
 }
@@ -170,7 +173,7 @@ func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
 	var back time.Time
 	for _, m := range p.Members {
 		model, ok := r.ModelAt(m)
-		if !ok || m.Full() || !r.MayTry(m) {
+		if !ok || m.Full() || !r.MayTry(m) || m.PassedOver(r, now) {
 			continue
 		}
 		if returns := m.returns(model, now); soonest == nil || returns.Before(back) {
@@ -264,7 +267,7 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	for _, m := range p.Members {
 		if model, ok := r.ModelAt(m); ok {
-			soonest = min(soonest, max(0, m.returns(model, now).Sub(now)))
+			soonest = min(soonest, max(m.quotaWait(r, model, now), m.returns(model, now).Sub(now)))
 		}
 	}
 	return soonest
@@ -273,7 +276,7 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r Request, now time.Time) bool {
 	model, ok := r.ModelAt(m)
-	return ok && m.standing(model, r.Cost(), now) >= guessed
+	return ok && (m.standing(model, r.Cost(), now) >= guessed || m.isAbove(r, model, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
@@ -286,7 +289,7 @@ func (m *Member) hasThrottle(r Request) bool {
 // rank returns how good a choice the member is for the request.
 func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	model, ok := r.ModelAt(m)
-	if !ok || m.Full() || !r.MayTry(m) {
+	if !ok || m.Full() || !r.MayTry(m) || m.isAbove(r, model, now) {
 		return nobody
 	}
 	rank := open

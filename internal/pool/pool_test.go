@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // asks is a Request for a model, which may go to each member once.
@@ -20,6 +21,7 @@ type asks struct {
 	// once reports whether it can be sent only once.
 	once bool
 	kind pulse.Kind
+	tier quota.Tier
 	// affinity is that of the request.
 	affinity Affinity
 }
@@ -29,6 +31,7 @@ func (a *asks) MayTry(m *Member) bool          { return !slices.Contains(a.tried
 func (a *asks) Once() bool                     { return a.once }
 func (a *asks) Cost() int64                    { return a.cost }
 func (a *asks) PulseKind() pulse.Kind          { return a.kind }
+func (a *asks) Tier() quota.Tier               { return a.tier }
 func (a *asks) Affinity() *Affinity            { return &a.affinity }
 
 // events is a Listener that keeps what it is told.

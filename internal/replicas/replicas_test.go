@@ -14,6 +14,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
@@ -236,6 +237,7 @@ func (a asks) MayTry(*pool.Member) bool              { return true }
 func (a asks) Cost() int64                           { return a.cost }
 func (a asks) Once() bool                            { return false }
 func (a asks) PulseKind() pulse.Kind                 { return pulse.Unfollowed }
+func (a asks) Tier() quota.Tier                      { return quota.Tier{} }
 func (a asks) Affinity() *pool.Affinity              { return new(pool.Affinity) }
 
 func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
