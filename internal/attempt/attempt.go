@@ -69,9 +69,11 @@ type Asks struct {
 
 // Watch follows the wait for the first byte of a reply, which may come long before the time is over,
 // or not at all. No two of its methods are called at the same time. Late is called by a timer, but not
-// after Heard or Over, and the attempt ends neither before nor while it is called.
+// after Heard or Over, and the attempt ends neither before nor while it is called. None is called for
+// an upload that fails without a reply.
 type Watch interface {
-	// Sent records that the request is sent. It returns after how long Late is called.
+	// Sent records that the request is sent, with all of its body if that is a long one: an upload may
+	// take any time. It returns after how long Late is called.
 	Sent(now time.Time) time.Duration
 	// Late returns after how long it is called again if no byte has come by then. With 0, the
 	// attempt is given up, and has the class silent, unless its reply comes at this moment.
@@ -119,8 +121,9 @@ func (s *Sender) Send(r Request) *Reply {
 	if reply.Response != nil && !reply.cut {
 		t.trip.timeout.heard() // what follows is not read ahead
 	}
-	t.trip.timeout.unwatched()
-	t.Watch.Over(reply.Class == verdict.Served, time.Now())
+	if _, sent := t.trip.timeout.unwatched(); sent {
+		t.Watch.Over(reply.Class == verdict.Served, time.Now())
+	}
 	return reply
 }
 
@@ -170,10 +173,13 @@ func (t *sent) begin(s *Sender) {
 		limit = s.StreamFirstEventTimeout
 	}
 	t.trip.timeout.alarms = &s.alarms
-	if t.Watch != nil {
-		t.trip.timeout.watched(t.Watch, t.Watch.Sent(time.Now()))
-	}
 	t.trip.timeout.start(time.Duration(limit), ErrNoReply)
+	if t.Watch != nil {
+		t.trip.timeout.watched(t.Watch)
+		if !t.trip.upload.Long() {
+			t.trip.timeout.sent()
+		}
+	}
 }
 
 // check returns what is wrong with a response that no client may see, if anything is.

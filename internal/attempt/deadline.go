@@ -25,6 +25,7 @@ type deadline struct {
 	expired error
 
 	// watch is asked at look, by the alarm's clock, whether to give up before until. nil: it is not.
+	// look is 0 until the request is sent.
 	watch Watch
 	look  time.Duration
 
@@ -51,34 +52,53 @@ func (d *deadline) start(limit time.Duration, reason error) {
 	d.alarm.setFor(at, at-now)
 }
 
-// watched makes w be asked after that time, from now on, while a step takes long.
-func (d *deadline) watched(w Watch, after time.Duration) {
+// watched makes w be asked once the request is sent, while a step takes long.
+func (d *deadline) watched(w Watch) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.alarm == nil {
-		d.alarm = d.alarms.take(d)
-	}
-	d.watch, d.look = w, d.alarm.now()+after
+	d.watch = w
 }
 
-// unwatched ends that. It returns the watch that was asked, or nil.
-func (d *deadline) unwatched() (w Watch) {
+// sent records that the request is sent, unless its reply came before.
+func (d *deadline) sent() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.watch == nil || d.look > 0 || d.alarm == nil {
+		return
+	}
+	after, now := d.watch.Sent(time.Now()), d.alarm.now()
+	d.look = now + after
+	if d.reason != nil {
+		at := d.next()
+		d.alarm.setFor(at, at-now)
+	}
+}
+
+// unwatched ends that. It returns the watch that was asked, or nil, and reports whether the request
+// was sent.
+func (d *deadline) unwatched() (w Watch, sent bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w, d.watch = d.watch, nil
-	return w
+	return w, d.look > 0
 }
 
 // heard records that the first byte of the reply has come.
 func (d *deadline) heard() {
-	if w := d.unwatched(); w != nil {
-		w.Heard(time.Now())
+	w, sent := d.unwatched()
+	if w == nil {
+		return
 	}
+	now := time.Now()
+	if !sent {
+		w.Sent(now)
+	}
+	w.Heard(now)
 }
 
 // next returns when the alarm has to go off.
 func (d *deadline) next() time.Duration {
-	if d.watch != nil {
+	if d.watch != nil && d.look > 0 {
 		return min(d.until, d.look)
 	}
 	return d.until
@@ -149,7 +169,7 @@ func (d *deadline) wake(by *alarm) {
 		return
 	}
 	now := by.now()
-	if d.watch != nil && now >= d.look && now < d.until {
+	if d.watch != nil && d.look > 0 && now >= d.look && now < d.until {
 		again := d.watch.Late(time.Now())
 		if again <= 0 {
 			d.expire(ErrSilent)

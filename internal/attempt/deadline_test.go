@@ -54,24 +54,40 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			d.Extend()
 		}, 13 * s, errFirst},
 		"a step that is watched": {func(d *deadline) {
-			d.watched(&impatience{asks: 3}, 2*s)
 			d.start(10*s, errFirst)
+			d.watched(&impatience{asks: 3})
+			d.sent()
 		}, 4 * s, ErrSilent},
 		"a step that is watched for longer than it may take": {func(d *deadline) {
-			d.watched(&impatience{asks: 30}, 2*s)
 			d.start(10*s, errFirst)
+			d.watched(&impatience{asks: 30})
+			d.sent()
 		}, 10 * s, errFirst},
 		"a later step that is watched": {func(d *deadline) {
-			d.watched(&impatience{asks: 1}, 2*s)
 			d.start(10*s, errFirst)
+			d.watched(&impatience{asks: 1})
+			d.sent()
 			time.Sleep(s)
 			d.stop()
 			time.Sleep(5 * s)
 			d.start(3*s, errLater)
 		}, 6 * s, ErrSilent},
-		"a step that is not watched any more": {func(d *deadline) {
-			d.watched(&impatience{asks: 1}, 2*s)
+		"a step that is watched, but in which nothing is sent": {func(d *deadline) {
 			d.start(10*s, errFirst)
+			d.watched(&impatience{asks: 1})
+		}, 10 * s, errFirst},
+		"a step in which the request is sent late": {func(d *deadline) {
+			d.start(10*s, errFirst)
+			d.watched(&impatience{asks: 1})
+			time.Sleep(5 * s)
+			d.sent()
+			time.Sleep(s)
+			d.sent()
+		}, 7 * s, ErrSilent},
+		"a step that is not watched any more": {func(d *deadline) {
+			d.start(10*s, errFirst)
+			d.watched(&impatience{asks: 1})
+			d.sent()
 			d.unwatched()
 		}, 10 * s, errFirst},
 		"extending what was stopped": {func(d *deadline) {
@@ -145,7 +161,7 @@ func BenchmarkRequest(b *testing.B) {
 // impatience is a Watch that gives up when it is asked so many times.
 type impatience struct{ asks int }
 
-func (p *impatience) Sent(time.Time) time.Duration { return time.Second }
+func (p *impatience) Sent(time.Time) time.Duration { return 2 * time.Second }
 func (p *impatience) Heard(time.Time)              {}
 func (p *impatience) Over(bool, time.Time)         {}
 

@@ -115,6 +115,7 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 	t.endUpload()
 	if info.Err == nil {
 		t.sent.Store(true)
+		t.timeout.sent()
 		t.upload.Sent()
 	}
 }

@@ -83,14 +83,18 @@ type served struct {
 }
 
 // askTogether sends n requests at once, and returns a function that waits for their replies.
-func askTogether(w *lbtest.World, n int, body string) (replies func() []served) {
+func askTogether(w *lbtest.World, n int, body string, headers ...string) (replies func() []served) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var done []served
 	for range n {
 		all.Go(func() {
 			began := time.Now()
-			reply := w.Post(body)
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
+			for i := 0; i < len(headers); i += 2 {
+				r.Header.Set(headers[i], headers[i+1])
+			}
+			reply := w.Send(r)
 			if reply.Err != nil || reply.Status != http.StatusOK {
 				w.T.Errorf("client got %d %s (%v)", reply.Status, reply.Body, reply.Err)
 			}

@@ -1,0 +1,67 @@
+package silence
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// image is a prompt that takes more than one write.
+var image = `{"model":"gpt-4o","messages":[{"content":"` + strings.Repeat("x", 3<<20) + `"}]}`
+
+// overBothVersions runs a test with backends of HTTP/1.1 and of HTTP/2.
+func overBothVersions(t *testing.T, test func(*testing.T, *lbtest.World)) {
+	for _, version := range []string{"1.1", "h2c"} {
+		t.Run(version, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\nreverse_proxy {\ntransport http {\nversions "+version+"\n}\n}"), test)
+		})
+	}
+}
+
+func TestAnUploadIsNoWait(t *testing.T) {
+	overBothVersions(t, func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(10 * time.Second)
+			if n, err := io.Copy(io.Discard, r.Body); err != nil || n != int64(len(image)) {
+				t.Errorf("the backend got %d bytes (%v)", n, err)
+			}
+			lbtest.Says(200, `{}`)(rw, r)
+		})
+		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "a", 10*time.Second, 10*time.Second)
+		w.WantCalls(map[string]int{"a": 3})
+		wantNoneInFlight(t)
+	})
+}
+
+func TestARequestWaitsOnceItsUploadIsOver(t *testing.T) {
+	overBothVersions(t, func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		wantAll(t, askTogether(w, 3, image)(), "b", threshold, threshold)
+		w.Backends["a"].Recovers()
+		time.Sleep(time.Second)
+		wantAll(t, askTogether(w, 1, image)(), "a", 0, 0)
+		wantAll(t, askTogether(w, 3, chat)(), "a", 0, 0)
+		wantNoneInFlight(t)
+	})
+}
+
+func TestARefusedUploadEndsASilence(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		wantAll(t, askTogether(w, 3, chat)(), "b", threshold, threshold)
+		w.Backends["a"].Replies(lbtest.Says(500, `{}`))
+		time.Sleep(time.Second)
+		wantAll(t, askTogether(w, 1, image, "X-Early", "a")(), "b", 0, 0)
+		if n := len(w.Logged("backend answers again")); n != 1 {
+			t.Errorf("%d lines say that a answers again", n)
+		}
+		wantNoneInFlight(t)
+	})
+}
