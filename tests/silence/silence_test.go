@@ -2,6 +2,7 @@ package silence
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -391,4 +392,111 @@ func TestARequestMovesNoFurtherThanItMayGo(t *testing.T) {
 			wantAll(t, askTogether(w, 2, chat)(), "a", 10*time.Second, 10*time.Second)
 		})
 	}
+}
+
+func TestAMovedRequestIsOneRequestThatSucceeded(t *testing.T) {
+	name := lbtest.Unique("silence")
+	options := "pool " + name + "\nlb_policy first\nclient_key alice client-key-of-alice\n" +
+		"reverse_proxy {\nheader_down X-Classes \"{http.openai_lb.classes} {http.openai_lb.class} {http.openai_lb.attempts}\"\n}"
+	for _, stream := range []bool{false, true} {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", options), func(t *testing.T, w *lbtest.World) {
+			body, reply := chat, lbtest.Says(200, `{"usage":{"prompt_tokens":12,"completion_tokens":3}}`)
+			if stream {
+				body = `{"model":"gpt-4o","stream":true,"messages":[]}`
+				reply = lbtest.Streams(lbtest.StreamPreamble, lbtest.StreamContent, `data: {"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":3}}`+"\n\n", lbtest.StreamEnd)
+			}
+			ask := func() lbtest.Reply {
+				r := w.RequestWithKey("client-key-of-alice")
+				r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
+				return w.Send(r)
+			}
+			w.AllReply(reply)
+			for range 12 {
+				ask().WantServed(t, "a")
+			}
+			w.Backends["a"].Replies(lbtest.Hangs)
+			tokens := func(kind string) float64 {
+				return lbtest.SumOf(t, "caller_tokens_total", map[string]string{"caller": "alice", "type": kind})
+			}
+			input, output := tokens("input"), tokens("output")
+			requests := lbtest.SumOf(t, "requests_total", map[string]string{"pool": name})
+			var all sync.WaitGroup
+			for range 2 {
+				all.Go(func() {
+					reply := ask()
+					reply.WantServed(t, "b")
+					if got := reply.Header.Get("X-Classes"); got != "a=silent,b=served served 2" {
+						t.Errorf("the classes are %q", got)
+					}
+				})
+			}
+			all.Wait()
+			synctest.Wait()
+			if in, out := tokens("input")-input, tokens("output")-output; in != 24 || out != 6 {
+				t.Errorf("alice pays for %g and %g tokens, want 24 and 6", in, out)
+			}
+			if n := lbtest.SumOf(t, "requests_total", map[string]string{"pool": name}) - requests; n != 2 {
+				t.Errorf("%g requests are counted", n)
+			}
+			w.WantCalls(map[string]int{"a": 14, "b": 2})
+		})
+	}
+}
+
+func TestAMoveIsOneOfTheRetries(t *testing.T) {
+	for options, want := range map[string]struct {
+		status int
+		calls  map[string]int
+	}{
+		"":                       {200, map[string]int{"a": 2, "b": 2, "c": 2}},
+		"lb_retries 2":           {200, map[string]int{"a": 2, "b": 2, "c": 2}},
+		"lb_retries 1":           {500, map[string]int{"a": 2, "b": 2}},
+		"lb_try_duration 600ms":  {500, map[string]int{"a": 2, "b": 2}},
+		"lb_try_duration 1500ms": {200, map[string]int{"a": 2, "b": 2, "c": 2}},
+	} {
+		t.Run(options, func(t *testing.T) {
+			config := "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b {\npriority 2\n}\nbackend http://c {\npriority 3\n}\n" + options + "\n}"
+			lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+				warm(w)
+				w.Backends["a"].Replies(lbtest.Hangs)
+				w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					time.Sleep(200 * time.Millisecond)
+					lbtest.Says(500, `{"error":{"message":"of b"}}`)(rw, r)
+				})
+				var all sync.WaitGroup
+				for range 2 {
+					all.Go(func() {
+						w.Post(chat).WantStatus(t, want.status)
+					})
+				}
+				all.Wait()
+				w.WantCalls(want.calls)
+				wantNoneInFlight(t)
+			})
+		})
+	}
+}
+
+func TestASilenceIsNoReasonNotToBeReady(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.AllReply(lbtest.Hangs)
+		ctx, leave := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat)).WithContext(ctx))
+			})
+		}
+		for range 60 {
+			time.Sleep(time.Second)
+			w.WantReady()
+		}
+		if n := len(w.Logged("backend silent")); n == 0 {
+			t.Error("no backend was silent")
+		}
+		leave()
+		all.Wait()
+		w.WantReady()
+	})
 }
