@@ -101,39 +101,66 @@ func (r *replies) Pop() any {
 	return last
 }
 
-// p95 is the 95th percentile of the first bytes of 20,000 streams, 20 a second, to backends of these
-// medians.
-func p95(medians ...time.Duration) time.Duration {
+// load is 20,000 requests to backends of these medians.
+type load struct {
+	perSecond float64
+	// streamed reports whether the first bytes count, as they do for streams.
+	streamed bool
+	medians  []time.Duration
+}
+
+// run returns the 95th percentile of the first bytes, and the share of requests that the last backend got.
+func (l load) run() (p95 time.Duration, last float64) {
+	const requests = 20_000
 	source := rand.New(rand.NewPCG(1, 2))
-	backends, inFlight := make([]FirstByte, len(medians)), make([]int64, len(medians))
+	backends, inFlight := make([]FirstByte, len(l.medians)), make([]int64, len(l.medians))
 	var pending replies
 	var all []time.Duration
 	now := time.Duration(0)
-	for range 20_000 {
-		now += time.Duration(source.ExpFloat64() * float64(50*time.Millisecond))
+	for range requests {
+		now += time.Duration(source.ExpFloat64() / l.perSecond * float64(time.Second))
 		for len(pending) > 0 && pending[0].at <= now {
 			r := heap.Pop(&pending).(reply)
 			backends[r.backend].Took(r.took, sinceEpoch(r.at))
 			inFlight[r.backend]--
 		}
-		choices := make([]Choice, len(medians))
+		choices := make([]Choice, len(l.medians))
 		for i := range choices {
-			choices[i] = Choice{1, inFlight[i], backends[i].At(sinceEpoch(now))}
+			choices[i] = Choice{Weight: 1, InFlight: inFlight[i]}
+			if l.streamed {
+				choices[i].FirstByte = backends[i].At(sinceEpoch(now))
+			}
 		}
 		to := Choose(choices, source.Float64)
-		took := time.Duration(float64(medians[to]) * math.Exp(.668*source.NormFloat64())) // p95: three times the median
+		took := time.Duration(float64(l.medians[to]) * math.Exp(.668*source.NormFloat64())) // p95: three times the median
 		heap.Push(&pending, reply{now + took, took, to})
 		inFlight[to]++
-		all = append(all, took)
+		if all = append(all, took); to == len(l.medians)-1 {
+			last += 1. / requests
+		}
 	}
 	slices.Sort(all)
-	return all[len(all)*95/100]
+	return all[len(all)*95/100], last
 }
 
+const fast, slow = 300 * time.Millisecond, 3 * time.Second
+
 func TestASlowBackendHardlyMakesFirstBytesLater(t *testing.T) {
-	const fast, slow = 300 * time.Millisecond, 3 * time.Second
-	two, three := p95(fast, fast), p95(fast, fast, slow)
-	if float64(three) > 1.3*float64(two) {
-		t.Errorf("with a backend that is ten times slower, the p95 is %s instead of %s", three, two)
+	for _, perSecond := range []float64{5, 20, 100} {
+		two, _ := load{perSecond, true, []time.Duration{fast, fast}}.run()
+		three, share := load{perSecond, true, []time.Duration{fast, fast, slow}}.run()
+		if float64(three) > 1.3*float64(two) || share > .02 {
+			t.Errorf("%g/s: with a backend that is ten times slower, the p95 is %s instead of %s, and it gets %.3f of all requests", perSecond, three, two, share)
+		}
+	}
+}
+
+// If the requests in flight were equal, a backend that is ten times slower than two others would get 0.048
+// of all requests.
+func TestASlowBackendGetsFewRequestsForWholeReplies(t *testing.T) {
+	for perSecond, most := range map[float64]float64{5: .12, 20: .08, 100: .06} {
+		if _, share := (load{perSecond, false, []time.Duration{fast, fast, slow}}).run(); share > most {
+			t.Errorf("%g/s: a backend that is ten times slower gets %.3f of all requests, want at most %g", perSecond, share, most)
+		}
 	}
 }
