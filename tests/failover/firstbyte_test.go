@@ -1,6 +1,7 @@
 package failover
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -69,6 +70,26 @@ func TestFirstByteDoesNotCompareTheTimesOfWholeReplies(t *testing.T) {
 		}
 		for range 20 {
 			w.Post(`{"model":"m","stream":true}`).WantServed(t, "b")
+		}
+	})
+}
+
+func TestFirstByteSendsFewWholeRepliesToASlowBackend(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first_byte"), func(t *testing.T, w *lbtest.World) {
+		for name, took := range map[string]time.Duration{"a": 300 * time.Millisecond, "b": 300 * time.Millisecond, "c": 3 * time.Second} {
+			w.Backends[name].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				time.Sleep(took)
+				lbtest.Says(200, `{}`)(rw, r)
+			})
+		}
+		var wg sync.WaitGroup
+		for range 600 { // 20 a second
+			wg.Go(func() { w.Post(`{"model":"m"}`).WantServed(t, "a", "b", "c") })
+			time.Sleep(50 * time.Millisecond)
+		}
+		wg.Wait()
+		if c := len(w.Backends["c"].Received()); c > 60 {
+			t.Errorf("of 600 requests, the backend that is ten times slower got %d", c)
 		}
 	})
 }
