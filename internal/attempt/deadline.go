@@ -25,7 +25,7 @@ type deadline struct {
 	expired error
 
 	// watch is asked at look, by the alarm's clock, whether to give up before until. nil: it is not.
-	// look is 0 until the request is sent.
+	// look is 0 until the request is sent, or its upload has stalled.
 	watch Watch
 	look  time.Duration
 
@@ -48,30 +48,41 @@ func (d *deadline) start(limit time.Duration, reason error) {
 		d.began = now
 	}
 	d.until = now + limit
-	at := d.next()
-	d.alarm.setFor(at, at-now)
+	d.set(now)
 }
 
-// watched makes w be asked once the request is sent, while a step takes long.
-func (d *deadline) watched(w Watch) {
+// uploadStall is how long the upload of a long body may pause. If it pauses for longer, it counts as
+// over: the request waits for the backend.
+const uploadStall = 2 * time.Second
+
+// watched makes w be asked after that time, from now on, while a step takes long. If it is 0, the
+// request is not sent yet.
+func (d *deadline) watched(w Watch, after time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.watch = w
+	if d.alarm == nil {
+		d.alarm = d.alarms.take(d)
+	}
+	if d.watch = w; after > 0 {
+		d.look = d.alarm.now() + after
+	}
 }
 
-// sent records that the request is sent, unless its reply came before.
+// sent records that a request is sent now that was not when it was watched, unless its reply has come.
 func (d *deadline) sent() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.watch == nil || d.look > 0 || d.alarm == nil {
-		return
+	if d.watch != nil && d.look == 0 && d.reason != nil {
+		now := d.alarm.now()
+		d.look = now + d.watch.Sent(time.Now())
+		d.set(now)
 	}
-	after, now := d.watch.Sent(time.Now()), d.alarm.now()
-	d.look = now + after
-	if d.reason != nil {
-		at := d.next()
-		d.alarm.setFor(at, at-now)
-	}
+}
+
+// set makes the alarm go off in time.
+func (d *deadline) set(now time.Duration) {
+	at := d.next()
+	d.alarm.setFor(at, at-now)
 }
 
 // unwatched ends that. It returns the watch that was asked, or nil, and reports whether the request
@@ -98,10 +109,13 @@ func (d *deadline) heard() {
 
 // next returns when the alarm has to go off.
 func (d *deadline) next() time.Duration {
-	if d.watch != nil && d.look > 0 {
-		return min(d.until, d.look)
+	switch {
+	case d.watch == nil:
+		return d.until
+	case d.look == 0:
+		return min(d.until, d.until-d.limit+uploadStall)
 	}
-	return d.until
+	return min(d.until, d.look)
 }
 
 // Extend gives the step as long again.
@@ -169,7 +183,11 @@ func (d *deadline) wake(by *alarm) {
 		return
 	}
 	now := by.now()
-	if d.watch != nil && d.look > 0 && now >= d.look && now < d.until {
+	switch {
+	case d.watch == nil || d.next() > now || d.until <= now:
+	case d.look == 0:
+		d.look = now + d.watch.Sent(time.Now())
+	default:
 		again := d.watch.Late(time.Now())
 		if again <= 0 {
 			d.expire(ErrSilent)
@@ -177,8 +195,8 @@ func (d *deadline) wake(by *alarm) {
 		}
 		d.look = now + again
 	}
-	if at := d.next(); at > now {
-		by.setFor(at, at-now)
+	if d.next() > now {
+		d.set(now)
 		return
 	}
 	d.expire(d.reason)

@@ -54,40 +54,41 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			d.Extend()
 		}, 13 * s, errFirst},
 		"a step that is watched": {func(d *deadline) {
+			d.watched(&impatience{asks: 3}, 2*s)
 			d.start(10*s, errFirst)
-			d.watched(&impatience{asks: 3})
-			d.sent()
 		}, 4 * s, ErrSilent},
 		"a step that is watched for longer than it may take": {func(d *deadline) {
+			d.watched(&impatience{asks: 30}, 2*s)
 			d.start(10*s, errFirst)
-			d.watched(&impatience{asks: 30})
-			d.sent()
 		}, 10 * s, errFirst},
 		"a later step that is watched": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 2*s)
 			d.start(10*s, errFirst)
-			d.watched(&impatience{asks: 1})
-			d.sent()
 			time.Sleep(s)
 			d.stop()
 			time.Sleep(5 * s)
 			d.start(3*s, errLater)
 		}, 6 * s, ErrSilent},
-		"a step that is watched, but in which nothing is sent": {func(d *deadline) {
+		"a step in which the upload stalls": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 0)
 			d.start(10*s, errFirst)
-			d.watched(&impatience{asks: 1})
-		}, 10 * s, errFirst},
+			for range 20 {
+				d.Extend()
+				time.Sleep(s)
+			}
+			d.Extend()
+		}, 24 * s, ErrSilent},
 		"a step in which the request is sent late": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 0)
 			d.start(10*s, errFirst)
-			d.watched(&impatience{asks: 1})
-			time.Sleep(5 * s)
+			time.Sleep(s)
 			d.sent()
 			time.Sleep(s)
 			d.sent()
-		}, 7 * s, ErrSilent},
+		}, 3 * s, ErrSilent},
 		"a step that is not watched any more": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 2*s)
 			d.start(10*s, errFirst)
-			d.watched(&impatience{asks: 1})
-			d.sent()
 			d.unwatched()
 		}, 10 * s, errFirst},
 		"extending what was stopped": {func(d *deadline) {

@@ -115,7 +115,9 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 	t.endUpload()
 	if info.Err == nil {
 		t.sent.Store(true)
-		t.timeout.sent()
+		if t.upload.Long() {
+			t.timeout.sent()
+		}
 		t.upload.Sent()
 	}
 }

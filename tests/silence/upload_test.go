@@ -26,15 +26,32 @@ func TestAnUploadIsNoWait(t *testing.T) {
 	overBothVersions(t, func(t *testing.T, w *lbtest.World) {
 		warm(w)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-			time.Sleep(10 * time.Second)
-			if n, err := io.Copy(io.Discard, r.Body); err != nil || n != int64(len(image)) {
-				t.Errorf("the backend got %d bytes (%v)", n, err)
+			for range 10 {
+				time.Sleep(300 * time.Millisecond)
+				io.CopyN(io.Discard, r.Body, int64(len(image)/10))
+			}
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				t.Error(err)
 			}
 			lbtest.Says(200, `{}`)(rw, r)
 		})
-		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "a", 10*time.Second, 10*time.Second)
+		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "a", 3*time.Second, 5*time.Second)
 		w.WantCalls(map[string]int{"a": 3})
 		wantNoneInFlight(t)
+	})
+}
+
+func TestAnUploadThatStallsIsAWait(t *testing.T) {
+	overBothVersions(t, func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(func(http.ResponseWriter, *http.Request) { // the server does not see that the request is cancelled
+			time.Sleep(time.Minute)
+			lbtest.Abort()
+		})
+		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "b", 2*time.Second+threshold, 2*time.Second+threshold)
+		w.WantCalls(map[string]int{"a": 3, "b": 3})
+		wantNoneInFlight(t)
+		time.Sleep(time.Minute)
 	})
 }
 
