@@ -84,7 +84,7 @@ func disturb(t *testing.T, w *lbtest.World, random *rand.Rand) (moved, left, ser
 	w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 		v.begin("b", r)
 		id := r.Header.Get(idHeader)
-		time.Sleep(1) // until everything has seen what happened before
+		time.Sleep(time.Nanosecond) // until everything has seen what happened before
 		v.mu.Lock()
 		if waits := v.open["a"+id]; waits != nil && waits.Err() == nil {
 			t.Errorf("request %s is at a and at b", id)
@@ -122,9 +122,9 @@ func disturb(t *testing.T, w *lbtest.World, random *rand.Rand) (moved, left, ser
 				left++
 			case reply.Err != nil || reply.Status != 200:
 				t.Errorf("the client of request %s got %d %s (%v)", id, reply.Status, reply.Body, reply.Err)
-			case string(reply.Body) == `{"from":"b`+id+`"}` && atB == 1:
+			case reply.Body == `{"from":"b`+id+`"}` && atB == 1:
 				moved++
-			case string(reply.Body) == `{"from":"a`+id+`"}` && atB == 0:
+			case reply.Body == `{"from":"a`+id+`"}` && atB == 0:
 				served++
 			default:
 				t.Errorf("the client of request %s got %s after %d calls of a and %d of b", id, reply.Body, atA, atB)
