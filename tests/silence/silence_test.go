@@ -149,6 +149,7 @@ func TestRequestsThatWaitAtASilentBackendMoveOnce(t *testing.T) {
 					w.Backends["a"].Replies(reply)
 					replies := askTogether(w, 2, body)
 					wantAll(t, replies(), "b", threshold, threshold)
+					synctest.Wait()
 					for _, call := range w.Backends["a"].Received() {
 						if call.Request.Context().Err() == nil {
 							t.Error("the request is not cancelled at a")
