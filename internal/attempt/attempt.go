@@ -72,8 +72,8 @@ type Asks struct {
 // after Heard or Over, and the attempt ends neither before nor while it is called. None is called for
 // an upload that fails without a reply.
 type Watch interface {
-	// Sent records that the request is sent, with all of its body if that is a long one, or that the upload
-	// of that has stalled. Otherwise, it may take any time. It returns after how long Late is called.
+	// Sent records that the request is sent. If its body is a long one, that is when all of it was written,
+	// or when its upload has stalled. Sent returns after how long Late is called.
 	Sent(now time.Time) time.Duration
 	// Late returns after how long it is called again if no byte has come by then. With 0, the
 	// attempt is given up, and has the class silent, unless its reply comes at this moment.
