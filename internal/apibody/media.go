@@ -76,7 +76,9 @@ func isBase64(text []byte) bool {
 		return false
 	}
 	for _, c := range text {
-		if !('a' <= c|0x20 && c|0x20 <= 'z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' || c == '_') {
+		switch {
+		case 'a' <= c|0x20 && c|0x20 <= 'z', '0' <= c && c <= '9', c == '+', c == '/', c == '-', c == '_':
+		default:
 			return false
 		}
 	}
