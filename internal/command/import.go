@@ -1,18 +1,13 @@
 package command
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/importer"
 )
 
 // Import returns the command import.
@@ -50,52 +45,12 @@ Then read the file, and check it with 'caddy openai-lb check'.
 		if err != nil {
 			return "", err
 		}
-		made, err := fromLiteLLM(text)
+		made, err := importer.LiteLLM(text)
 		if err != nil {
 			err = fmt.Errorf("%s: %w", Printable(filepath.Base(args[0])), err)
 		}
 		return made, err
 	})
-	add("aca-lb", "Reads the variables of openai-aca-lb", cobra.NoArgs, func([]string) (string, error) { return fromACA() })
+	add("aca-lb", "Reads the variables of openai-aca-lb", cobra.NoArgs, func([]string) (string, error) { return importer.ACA() })
 	return command
-}
-
-// fromACA makes a Caddyfile of the environment of Microsoft's openai-aca-lb.
-func fromACA() (string, error) {
-	backends, variables, idle, err := backend.FromEnv(backend.DefaultPrefix)
-	if err != nil {
-		return "", err
-	}
-	if len(backends) == 0 {
-		return "", fmt.Errorf("the environment has no backend: expected variables like %s", backend.ExampleVariables(backend.DefaultPrefix))
-	}
-	made := &made{origin: "openai-aca-lb", port: "8080"}
-	for _, name := range []string{"PORT", "ASPNETCORE_HTTP_PORTS"} {
-		if n, err := strconv.ParseUint(os.Getenv(name), 10, 16); err == nil && n > 0 {
-			made.port = strconv.FormatUint(n, 10)
-			break
-		}
-	}
-	for i, b := range backends {
-		if _, ok := directive.Word(b.Deployment); b.Deployment != "" && !ok {
-			return "", errors.New(variables[i] + "_DEPLOYMENT_NAME must not contain control characters, braces or backslashes")
-		}
-		block := &block{url: b.URL, name: variables[i], priority: b.Priority, deployment: b.Deployment, key: b.APIKey}
-		origin, err := openaiapi.ParseBaseURL(b.URL)
-		if err != nil || b.Auth != keys.SchemeAPIKey || !openaiapi.IsAzure(origin.Hostname()) {
-			block.auth = b.Auth
-		}
-		if b.Priority == 1 {
-			block.priority = 0
-		}
-		made.blocks = append(made.blocks, block)
-	}
-	made.before = []string{"respond /healthz Healthy", ""}
-	made.option("ready_path", "/readyz")
-	for _, name := range []string{"response_header_timeout", "stream_first_event_timeout", "stream_idle_timeout"} {
-		made.option(name, decimal(idle.Seconds())+"s")
-	}
-	made.note(0, "appsettings.json, command line arguments and ASPNETCORE_URLS are not read")
-	made.note(0, "anyone who can reach this address can spend your budget, as before: add a client_key for each caller")
-	return made.caddyfile(), nil
 }

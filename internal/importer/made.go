@@ -1,10 +1,12 @@
-package command
+// Package importer makes a Caddyfile of the configuration of another balancer: LiteLLM, or openai-aca-lb.
+package importer
 
 import (
 	"cmp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
@@ -145,7 +147,12 @@ func shown(name string) string {
 	if len(name) > 64 {
 		name = name[:64] + "…"
 	}
-	return "'" + Printable(name) + "'"
+	return "'" + strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, name) + "'"
 }
 
 // decimal writes a number without an exponent.

@@ -1,4 +1,4 @@
-package command_test
+package importer_test
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/command"
+	"github.com/openai-lb/caddy-openai-lb/internal/importer"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -70,7 +70,7 @@ func wantGolden(t *testing.T, file, got string) {
 }
 
 func TestALiteLLMFileBecomesACaddyfile(t *testing.T) {
-	files, err := filepath.Glob("testdata/import/*.yaml")
+	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestTheVariablesOfACALBBecomeACaddyfile(t *testing.T) {
 	if strings.Contains(got, "secret-") {
 		t.Errorf("a key is shown:\n%s", got)
 	}
-	wantGolden(t, "testdata/import/aca-lb.caddyfile", got)
+	wantGolden(t, "testdata/aca-lb.caddyfile", got)
 	wantValid(t, got)
 	t.Setenv("BACKEND_2_DEPLOYMENT_NAME", "{env.HOME}")
 	if made, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_2_DEPLOYMENT_NAME") {
@@ -146,7 +146,7 @@ func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 		{good + "router_settings:\n  fallbacks: {a: b}\n", "line 5: expected fallbacks to be a list"},
 		{good + "router_settings:\n  num_retries: []\n", "line 5: expected 'num_retries' to be a text"},
 	} {
-		if made, err := command.FromLiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
+		if made, err := importer.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
 			t.Errorf("%q: got %v, want %s\n%s", c.text, err, c.want, made)
 		}
 	}
@@ -169,14 +169,14 @@ func wantAdapts(t *testing.T, text string) (config string) {
 
 // FuzzLiteLLM imports any file: it is an error with a line, or a Caddyfile.
 func FuzzLiteLLM(f *testing.F) {
-	files, _ := filepath.Glob("testdata/import/*.yaml")
+	files, _ := filepath.Glob("testdata/*.yaml")
 	for _, file := range files {
 		f.Add(lbtest.ReadFile(f, file))
 	}
 	f.Add([]byte("a: &a\n  <<: *a\nmodel_list: &b\n- *b\n"))
 	f.Add([]byte("model_list: [{model_name: a, litellm_params: &a {model: openai/a, order: -7, weight: 0.0001, <<: [*a, *a]}}]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		made, err := command.FromLiteLLM(text)
+		made, err := importer.LiteLLM(text)
 		switch {
 		case err != nil && !hasLine.MatchString(err.Error()):
 			t.Errorf("%q: an error without a line: %v", text, err)
@@ -207,7 +207,7 @@ func FuzzImportedTexts(f *testing.F) {
 		if err != nil {
 			t.Skip()
 		}
-		made, err := command.FromLiteLLM(text)
+		made, err := importer.LiteLLM(text)
 		if err != nil {
 			if !hasLine.MatchString(err.Error()) || strings.Contains(err.Error(), key) {
 				t.Errorf("%q: %v", text, err)

@@ -1,4 +1,4 @@
-package command
+package importer
 
 import (
 	"cmp"
@@ -48,8 +48,8 @@ type deployment struct {
 	share   float64 // negative without a weight
 }
 
-// fromLiteLLM makes a Caddyfile of a file of LiteLLM's proxy.
-func fromLiteLLM(text []byte) (string, error) {
+// LiteLLM makes a Caddyfile of a file of LiteLLM's proxy.
+func LiteLLM(text []byte) (string, error) {
 	l := &litellm{
 		made:        &made{origin: "LiteLLM", port: "4000"},
 		credentials: make(map[string]*yaml.Node), placeholders: make(map[string]string), taken: make(map[string]bool),

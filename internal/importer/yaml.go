@@ -1,4 +1,4 @@
-package command
+package importer
 
 import (
 	"bytes"
@@ -66,6 +66,8 @@ func (r *yamlReader) file(text []byte) mapping {
 }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' && r != '\r' || r == 0x7f }
+
+var lineNumber = regexp.MustCompile(`line \d+`)
 
 var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 

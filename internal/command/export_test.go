@@ -1,4 +1,0 @@
-package command
-
-// FromLiteLLM is for tests that load what an import makes.
-var FromLiteLLM = fromLiteLLM
