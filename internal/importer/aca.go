@@ -21,10 +21,10 @@ func ACA() (string, error) {
 	if len(backends) == 0 {
 		return "", fmt.Errorf("the environment has no backend: expected variables like %s", backend.ExampleVariables(backend.DefaultPrefix))
 	}
-	made := &made{origin: "openai-aca-lb", port: "8080"}
+	site := &site{origin: "openai-aca-lb", port: "8080"}
 	for _, name := range []string{"PORT", "ASPNETCORE_HTTP_PORTS"} {
 		if n, err := strconv.ParseUint(os.Getenv(name), 10, 16); err == nil && n > 0 {
-			made.port = strconv.FormatUint(n, 10)
+			site.port = strconv.FormatUint(n, 10)
 			break
 		}
 	}
@@ -40,14 +40,14 @@ func ACA() (string, error) {
 		if b.Priority == 1 {
 			block.priority = 0
 		}
-		made.blocks = append(made.blocks, block)
+		site.blocks = append(site.blocks, block)
 	}
-	made.before = []string{"respond /healthz Healthy", ""}
-	made.option("ready_path", "/readyz")
+	site.before = []string{"respond /healthz Healthy", ""}
+	site.option("ready_path", "/readyz")
 	for _, name := range []string{"response_header_timeout", "stream_first_event_timeout", "stream_idle_timeout"} {
-		made.option(name, decimal(idle.Seconds())+"s")
+		site.option(name, decimal(idle.Seconds())+"s")
 	}
-	made.note(0, "appsettings.json, command line arguments and ASPNETCORE_URLS are not read")
-	made.note(0, "anyone who can reach this address can spend your budget, as before: add a client_key for each caller")
-	return made.caddyfile(), nil
+	site.note(0, "appsettings.json, command line arguments and ASPNETCORE_URLS are not read")
+	site.note(0, "anyone who can reach this address can spend your budget, as before: add a client_key for each caller")
+	return site.caddyfile(), nil
 }

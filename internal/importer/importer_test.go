@@ -116,8 +116,8 @@ func TestTheVariablesOfACALBBecomeACaddyfile(t *testing.T) {
 	wantGolden(t, "testdata/aca-lb.caddyfile", got)
 	wantValid(t, got)
 	t.Setenv("BACKEND_2_DEPLOYMENT_NAME", "{env.HOME}")
-	if made, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_2_DEPLOYMENT_NAME") {
-		t.Errorf("a placeholder in a variable: got %v\n%s", err, made)
+	if got, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_2_DEPLOYMENT_NAME") {
+		t.Errorf("a placeholder in a variable: got %v\n%s", err, got)
 	}
 }
 
@@ -146,8 +146,8 @@ func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 		{good + "router_settings:\n  fallbacks: {a: b}\n", "line 5: expected fallbacks to be a list"},
 		{good + "router_settings:\n  num_retries: []\n", "line 5: expected 'num_retries' to be a text"},
 	} {
-		if made, err := importer.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
-			t.Errorf("%q: got %v, want %s\n%s", c.text, err, c.want, made)
+		if got, err := importer.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
+			t.Errorf("%q: got %v, want %s\n%s", c.text, err, c.want, got)
 		}
 	}
 }
@@ -176,12 +176,12 @@ func FuzzLiteLLM(f *testing.F) {
 	f.Add([]byte("a: &a\n  <<: *a\nmodel_list: &b\n- *b\n"))
 	f.Add([]byte("model_list: [{model_name: a, litellm_params: &a {model: openai/a, order: -7, weight: 0.0001, <<: [*a, *a]}}]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		made, err := importer.LiteLLM(text)
+		got, err := importer.LiteLLM(text)
 		switch {
 		case err != nil && !hasLine.MatchString(err.Error()):
 			t.Errorf("%q: an error without a line: %v", text, err)
 		case err == nil:
-			wantAdapts(t, made)
+			wantAdapts(t, got)
 		}
 	})
 }
@@ -191,31 +191,31 @@ func FuzzImportedTexts(f *testing.F) {
 	for _, text := range []string{"gpt-4o", "{$HOME}", "{env.HOME}", "a b", "a\nb }", `"`, "`", "\"`", `\`, `a\"b`, "#", "<<A", "é", "\u00a0", "import", "}", "", "*", "~", "a'b"} {
 		f.Add(text, text, "https://gateway.example/"+text, text)
 	}
-	f.Fuzz(func(t *testing.T, model, there, url, header string) {
+	f.Fuzz(func(t *testing.T, model, backendModel, url, header string) {
 		const key = "sk-literal-0123456789"
-		for _, s := range []string{model, there, url, header} {
+		for _, s := range []string{model, backendModel, url, header} {
 			if strings.Contains(s, key) {
 				t.Skip()
 			}
 		}
 		text, err := yaml.Marshal(map[string]any{"model_list": []any{
-			map[string]any{"model_name": model, model: there, "litellm_params": map[string]any{"model": "openai/" + there, "api_base": url, "api_key": key,
+			map[string]any{"model_name": model, model: backendModel, "litellm_params": map[string]any{"model": "openai/" + backendModel, "api_base": url, "api_key": key,
 				"extra_headers": map[string]any{"X-Team": header, "X-Api-Key": key, model: header}, "organization": header}},
 			map[string]any{"model_name": "one", "litellm_params": map[string]any{"model": "azure/one", "api_key": key, "api_base": "https://a.openai.azure.com"}},
-		}, "general_settings": map[string]any{"master_key": key, there: header}, "router_settings": map[string]any{
+		}, "general_settings": map[string]any{"master_key": key, backendModel: header}, "router_settings": map[string]any{
 			"model_group_alias": map[string]any{header: "one"}, "fallbacks": []any{map[string]any{"one": []any{model}}}}})
 		if err != nil {
 			t.Skip()
 		}
-		made, err := importer.LiteLLM(text)
+		got, err := importer.LiteLLM(text)
 		if err != nil {
 			if !hasLine.MatchString(err.Error()) || strings.Contains(err.Error(), key) {
 				t.Errorf("%q: %v", text, err)
 			}
 			return
 		}
-		if strings.Contains(made, key) {
-			t.Errorf("a key is shown:\n%s", made)
+		if strings.Contains(got, key) {
+			t.Errorf("a key is shown:\n%s", got)
 		}
 		var config struct {
 			Apps struct {
@@ -232,18 +232,18 @@ func FuzzImportedTexts(f *testing.F) {
 				}
 			}
 		}
-		if err := json.Unmarshal([]byte(wantAdapts(t, made)), &config); err != nil {
+		if err := json.Unmarshal([]byte(wantAdapts(t, got)), &config); err != nil {
 			t.Fatal(err)
 		}
-		names := []string{"one", strings.TrimSpace(model), strings.TrimSpace(there), strings.TrimSpace(header), header, "", strings.TrimPrefix(strings.TrimSpace("openai/"+there), "openai/")}
+		names := []string{"one", strings.TrimSpace(model), strings.TrimSpace(backendModel), strings.TrimSpace(header), header, "", strings.TrimPrefix(strings.TrimSpace("openai/"+backendModel), "openai/")}
 		for _, server := range config.Apps.HTTP.Servers {
 			for _, b := range server.Routes[0].Handle[0].Backends {
 				for _, m := range b.Model {
 					for _, prefix := range []string{"responses/", "o_series/", "gpt5_series/"} {
-						names = append(names, strings.TrimPrefix(strings.TrimSpace(there), prefix))
+						names = append(names, strings.TrimPrefix(strings.TrimSpace(backendModel), prefix))
 					}
 					if !slices.Contains(names, m.Name) || !slices.Contains(names, m.Deployment) {
-						t.Errorf("model %q %q is none of %q\n%s", m.Name, m.Deployment, names, made)
+						t.Errorf("model %q %q is none of %q\n%s", m.Name, m.Deployment, names, got)
 					}
 				}
 			}

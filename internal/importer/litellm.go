@@ -23,7 +23,7 @@ import (
 // litellm reads the configuration of LiteLLM's proxy: https://docs.litellm.ai/docs/proxy/config_settings
 type litellm struct {
 	yamlReader
-	*made
+	*site
 	// deployments are the entries of model_list that carry over.
 	deployments []*deployment
 	// credentials are those of credential_list, by their names.
@@ -36,11 +36,12 @@ type litellm struct {
 // deployment is an entry of model_list: a model at an endpoint.
 type deployment struct {
 	line int
-	// copied reports whether it is there because of an alias or a fallback.
+	// copied reports whether an alias or a fallback made it.
 	copied bool
-	// model is the name for clients, and there the name at the endpoint. any means that one is a pattern.
-	model, there string
-	any          bool
+	// model is the name for clients, and backendModel the name at the endpoint.
+	model, backendModel string
+	// wildcard reports whether one of the names is a pattern.
+	wildcard bool
 	// block is its backend, so far without the priority, the weight and the model.
 	block
 	order   int
@@ -51,7 +52,7 @@ type deployment struct {
 // LiteLLM makes a Caddyfile of a file of LiteLLM's proxy.
 func LiteLLM(text []byte) (string, error) {
 	l := &litellm{
-		made:        &made{origin: "LiteLLM", port: "4000"},
+		site:        &site{origin: "LiteLLM", port: "4000"},
 		credentials: make(map[string]*yaml.Node), placeholders: make(map[string]string), taken: make(map[string]bool),
 	}
 	for _, match := range environmentName.FindAllSubmatch(text, -1) {
@@ -209,39 +210,39 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) (err error) {
 		l.fail(p.line, "model is required in litellm_params")
 	}
 	custom, _ := p.text("custom_llm_provider")
-	provider, there, found := strings.Cut(model, "/")
+	provider, name, found := strings.Cut(model, "/")
 	switch {
 	case custom != "":
-		provider, there = custom, strings.TrimPrefix(model, custom+"/")
+		provider, name = custom, strings.TrimPrefix(model, custom+"/")
 	case !found && openAINames.MatchString(model):
-		provider, there = "openai", model
+		provider, name = "openai", model
 	case !found:
 		return errors.New("its provider is not named; write openai/ or azure/ before the model if it has OpenAI's API")
 	}
-	upper := providers[provider]
-	if upper == "" {
+	prefix := providers[provider]
+	if prefix == "" {
 		return fmt.Errorf("the provider %s is not imported; if it has an API like OpenAI's, write a backend with its URL", shown(provider))
 	}
-	for _, prefix := range []string{"responses/", "o_series/", "gpt5_series/"} {
-		there = strings.TrimPrefix(there, prefix)
+	for _, mode := range []string{"responses/", "o_series/", "gpt5_series/"} {
+		name = strings.TrimPrefix(name, mode)
 	}
-	d.there = cmp.Or(there, d.model)
-	for _, text := range []string{d.model, d.there} {
+	d.backendModel = cmp.Or(name, d.model)
+	for _, text := range []string{d.model, d.backendModel} {
 		if _, ok := directive.Word(text); !ok {
 			return errors.New("names must not contain control characters, braces or backslashes")
 		}
 	}
-	if d.any = strings.Contains(d.model+d.there, "*"); d.any && d.model+d.there != "**" {
+	if d.wildcard = strings.Contains(d.model+d.backendModel, "*"); d.wildcard && d.model+d.backendModel != "**" {
 		l.note(d.line, "model "+shown(d.model)+": a backend cannot have a pattern, so this one serves any model, by the name that the client sends")
 	}
 	base, at := p.text("api_base")
 	if other, line := p.text("base_url"); base == "" {
 		base, at = other, line
 	}
-	if d.url, err = l.baseURL(base, upper, at); err != nil {
+	if d.url, err = l.baseURL(base, prefix, at); err != nil {
 		return fmt.Errorf("api_base: %w", err)
 	}
-	l.setAuth(d, p, upper)
+	l.setAuth(d, p, prefix)
 	order, ordered := l.number(p, "order", -maxOrder, maxOrder)
 	d.order, d.ordered = int(order), ordered
 	if share, ok := l.number(p, "weight", 0, backend.MaxWeight); ok {
@@ -279,16 +280,16 @@ func (l *litellm) number(m *mapping, name string, least, most float64) (float64,
 	return n, true
 }
 
-// baseURL returns the URL of a backend.
-func (l *litellm) baseURL(base, upper string, at int) (string, error) {
+// baseURL returns the URL of a backend. The variables of its provider begin with prefix.
+func (l *litellm) baseURL(base, prefix string, at int) (string, error) {
 	if placeholder, ok := variable(base); ok {
 		return placeholder, nil
 	}
 	switch {
-	case base == "" && upper == "OPENAI":
+	case base == "" && prefix == "OPENAI":
 		return "https://api.openai.com/v1", nil
 	case base == "":
-		return "{env." + upper + "_API_BASE}", nil
+		return "{env." + prefix + "_API_BASE}", nil
 	}
 	if _, ok := directive.Word(base); !ok {
 		return "", errors.New("a URL must not contain control characters, braces or backslashes")
@@ -299,7 +300,7 @@ func (l *litellm) baseURL(base, upper string, at int) (string, error) {
 	}
 	base = strings.TrimRight(base, "/")
 	u, err := url.Parse(base)
-	azure := err == nil && (upper == "AZURE" || openaiapi.IsAzure(u.Hostname()))
+	azure := err == nil && (prefix == "AZURE" || openaiapi.IsAzure(u.Hostname()))
 	if azure {
 		for _, mark := range []string{"/openai/", "/models/"} { // the balancer adds these paths
 			if i := strings.LastIndex(u.Path+"/", mark); i >= 0 {
@@ -318,10 +319,10 @@ func (l *litellm) baseURL(base, upper string, at int) (string, error) {
 }
 
 // setAuth sets how a deployment authenticates.
-func (l *litellm) setAuth(d *deployment, p *mapping, upper string) {
+func (l *litellm) setAuth(d *deployment, p *mapping, prefix string) {
 	u, err := url.Parse(d.url)
 	azureHost := err == nil && openaiapi.IsAzure(u.Hostname())
-	if upper == "AZURE" && !azureHost {
+	if prefix == "AZURE" && !azureHost {
 		d.auth = keys.SchemeAPIKey
 	}
 	identity := ""
@@ -340,8 +341,8 @@ func (l *litellm) setAuth(d *deployment, p *mapping, upper string) {
 	case identity != "" && keys.CheckScheme(keys.SchemeAzureIdentity) == nil:
 		d.auth = keys.SchemeAzureIdentity
 		d.comments = append(d.comments, "azure_identity finds AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET in the environment.")
-	case upper == "OPENAI" || upper == "AZURE" || azureHost:
-		d.key = "{env." + upper + "_API_KEY}"
+	case prefix == "OPENAI" || prefix == "AZURE" || azureHost:
+		d.key = "{env." + prefix + "_API_KEY}"
 		if identity != "" {
 			d.comments = append(d.comments, "LiteLLM used an identity of Azure: for that, build with the module azure, and write auth azure_identity instead.")
 		}
@@ -387,13 +388,13 @@ func (l *litellm) setBlocks() {
 			i = len(l.blocks)
 			l.blocks = append(l.blocks, new(d.block))
 		}
-		b, model := l.blocks[i], [2]string{d.model, d.there}
+		b, model := l.blocks[i], [2]string{d.model, d.backendModel}
 		switch {
-		case d.any:
+		case d.wildcard:
 		case !slices.Contains(b.models, model):
 			b.models = append(b.models, model)
 		case !d.copied:
-			l.note(d.line, "model "+shown(d.model)+" is there twice at the same endpoint, and once here")
+			l.note(d.line, "model "+shown(d.model)+" is in the file twice for one endpoint, and here once")
 		}
 	}
 }
@@ -401,9 +402,9 @@ func (l *litellm) setBlocks() {
 // canServe reports whether a backend can also serve a deployment. In LiteLLM, max_parallel_requests is of one model.
 func (b *block) canServe(d *deployment) bool {
 	return b.url == d.url && b.auth == d.auth && b.key == d.key && slices.Equal(b.header, d.header) &&
-		b.priority == d.priority && b.weight == d.weight && b.requests == d.requests && (len(b.models) == 0) == d.any &&
+		b.priority == d.priority && b.weight == d.weight && b.requests == d.requests && (len(b.models) == 0) == d.wildcard &&
 		!slices.ContainsFunc(b.models, func(m [2]string) bool {
-			return m[0] == d.model && m[1] != d.there || b.requests > 0 && m[1] != d.there
+			return m[0] == d.model && m[1] != d.backendModel || b.requests > 0 && m[1] != d.backendModel
 		})
 }
 
@@ -438,12 +439,12 @@ func (l *litellm) ranks() map[*deployment]int {
 		case hasOrder[d.model]:
 			ranks[d] = highest + shift + 1
 		}
-		if !d.any {
+		if !d.wildcard {
 			last = max(last, ranks[d])
 		}
 	}
 	for _, d := range l.deployments {
-		if d.any {
+		if d.wildcard {
 			ranks[d] += last
 		}
 	}
@@ -452,7 +453,7 @@ func (l *litellm) ranks() map[*deployment]int {
 
 // group returns the deployments of a name for clients.
 func group(all []*deployment, model string) []*deployment {
-	return slices.DeleteFunc(slices.Clone(all), func(d *deployment) bool { return d.any || d.model != model })
+	return slices.DeleteFunc(slices.Clone(all), func(d *deployment) bool { return d.wildcard || d.model != model })
 }
 
 // readSettings reads what is not about a single model.
@@ -480,7 +481,7 @@ func (l *litellm) readSettings(root *mapping) {
 	}
 }
 
-// copyGroup adds deployments under another name. With an order, they come there.
+// copyGroup adds deployments under another name. An order above 0 replaces theirs.
 func (l *litellm) copyGroup(group []*deployment, name string, at, order int, comments ...string) {
 	if _, ok := directive.Word(name); !ok || strings.Contains(name, "*") || len(group) == 0 {
 		l.note(at, "the name "+shown(name)+", or the model that it stands for, is not that of a backend here")

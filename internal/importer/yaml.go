@@ -113,7 +113,7 @@ func (r *yamlReader) mapping(n *yaml.Node, name string) mapping {
 	return m
 }
 
-// add adds the entries of a mapping that are not there yet, and then those of its merge key <<.
+// add adds the entries of a mapping that it does not have yet, and then those of its merge key <<.
 func (m *mapping) add(n *yaml.Node, name string, added map[*yaml.Node]bool) {
 	if n.Kind != yaml.MappingNode {
 		m.fail(n.Line, "expected %s to be a mapping of names to values", name)
@@ -128,7 +128,7 @@ func (m *mapping) add(n *yaml.Node, name string, added map[*yaml.Node]bool) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := resolved(n.Content[i]), n.Content[i+1]
 		first, twice := seen[key.Value]
-		switch _, there := m.rest[key.Value]; {
+		switch _, known := m.rest[key.Value]; {
 		case key.Kind != yaml.ScalarNode:
 			m.fail(key.Line, "expected a name in %s", name)
 		case key.Tag == "!!merge" && resolved(value).Kind == yaml.SequenceNode:
@@ -137,7 +137,7 @@ func (m *mapping) add(n *yaml.Node, name string, added map[*yaml.Node]bool) {
 			merges = append(merges, value)
 		case twice:
 			m.fail(key.Line, "%s is given twice, first on line %d", shown(key.Value), first)
-		case !there:
+		case !known:
 			m.names = append(m.names, key.Value)
 			m.rest[key.Value] = entry{key.Line, value}
 			fallthrough

@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// made is a Caddyfile that an import makes: one site with one openai_lb.
-type made struct {
+// site is a Caddyfile that an import makes: one site with one openai_lb.
+type site struct {
 	origin, port string
 	notes        []note
 	// before are lines of the site before the balancer, and options those of the balancer after its backends.
@@ -43,13 +43,13 @@ type block struct {
 }
 
 // note adds a comment. Its text may contain any characters.
-func (m *made) note(line int, text string) { m.notes = append(m.notes, note{line, text}) }
+func (s *site) note(line int, text string) { s.notes = append(s.notes, note{line, text}) }
 
 // option adds an option of the balancer.
-func (m *made) option(words ...string) { m.options = append(m.options, directive.Line(words...)) }
+func (s *site) option(words ...string) { s.options = append(s.options, directive.Line(words...)) }
 
 // caddyfile writes the file as `caddy fmt` does.
-func (m *made) caddyfile() string {
+func (s *site) caddyfile() string {
 	var out strings.Builder
 	p := func(indent int, text string) {
 		if text != "" {
@@ -57,27 +57,27 @@ func (m *made) caddyfile() string {
 		}
 		out.WriteString(text + "\n")
 	}
-	p(0, "# Imported from "+m.origin+". What does not carry over:")
-	for _, text := range m.mergedNotes() {
+	p(0, "# Imported from "+s.origin+". What does not carry over:")
+	for _, text := range s.mergedNotes() {
 		p(0, directive.Comment("- "+text))
 	}
 	p(0, "")
-	p(0, ":"+m.port+" {")
-	for _, text := range m.before {
+	p(0, ":"+s.port+" {")
+	for _, text := range s.before {
 		p(1, text)
 	}
 	p(1, "openai_lb {")
-	for _, b := range m.blocks {
+	for _, b := range s.blocks {
 		p(2, directive.Line("backend", b.url)+" {")
 		for _, text := range b.lines() {
 			p(3, text)
 		}
 		p(2, "}")
 	}
-	if len(m.options) > 0 {
+	if len(s.options) > 0 {
 		p(0, "")
 	}
-	for _, text := range m.options {
+	for _, text := range s.options {
 		p(2, text)
 	}
 	p(1, "}")
@@ -86,10 +86,10 @@ func (m *made) caddyfile() string {
 }
 
 // mergedNotes returns the notes by their lines. Notes of the same text become one.
-func (m *made) mergedNotes() (texts []string) {
+func (s *site) mergedNotes() (texts []string) {
 	lines := make(map[string][]string)
-	slices.SortStableFunc(m.notes, func(a, b note) int { return cmp.Compare(a.line, b.line) })
-	for _, n := range slices.Compact(m.notes) {
+	slices.SortStableFunc(s.notes, func(a, b note) int { return cmp.Compare(a.line, b.line) })
+	for _, n := range slices.Compact(s.notes) {
 		if lines[n.text] == nil {
 			texts = append(texts, n.text)
 		}
