@@ -31,6 +31,8 @@ type litellm struct {
 	// placeholders are the variables for literal keys, and taken the names of all variables.
 	placeholders map[string]string
 	taken        map[string]bool
+	// unweighted reports whether the routing strategy ignores weights.
+	unweighted bool
 }
 
 // deployment is an entry of model_list: a model at an endpoint.
@@ -46,8 +48,12 @@ type deployment struct {
 	block
 	order   int
 	ordered bool
-	share   float64 // negative without a weight
+	// shares are the values of the measures, negative where there is none.
+	shares [len(measures)]float64
 }
+
+// measures are the fields by which LiteLLM shares requests, in the order in which it looks for them.
+var measures = [...]string{"weight", "rpm", "tpm"}
 
 // LiteLLM makes a Caddyfile of a file of LiteLLM's proxy.
 func LiteLLM(text []byte) (string, error) {
@@ -88,7 +94,18 @@ func LiteLLM(text []byte) (string, error) {
 var hints = []string{
 	"finetune_settings, files_settings: these requests go to the same backends",
 	"include: import the included files one by one",
-	"rpm, tpm: no limits here, only the backend's own 429 counts; for shares as in simple-shuffle, write weight",
+	"rpm, tpm: only the shares of a model's deployments carry over, as weight; there is no limit, only the backend's own 429 counts",
+	"input_cost_per_token, output_cost_per_token, input_cost_per_second, output_cost_per_second, cache_read_input_token_cost: nothing is chosen by price, and the access log has the tokens of each request",
+	"max_budget, budget_duration, provider_budget_config: no budgets of money; a client_key can have limits of tokens",
+	"tags, enable_tag_filtering: backends are not chosen by tags; write a site or a route with its own openai_lb for each tag",
+	"guardrails, prompt_injection_params: contents are not checked",
+	"custom_auth, enable_jwt_auth, litellm_jwtauth: client_key is the one way to authenticate callers here; put another one before openai_lb",
+	"alerting, alerting_threshold, alert_types: alert on the metrics",
+	"pass_through_endpoints: write a route with reverse_proxy",
+	"enable_pre_call_checks, optional_pre_call_checks: a request goes to any backend of its model",
+	"retry_policy, model_group_retry_policy, allowed_fails_policy: the class of a reply decides, see docs/replies.md",
+	"mock_response: use the simulator",
+	"ssl_verify: set TLS in the transport of the block, see docs/options.md",
 	"api_version: clients send their own, and requests for /v1 need none",
 	"max_retries: lb_retries is for all backends",
 	"cache, cache_params: replies are not cached",
@@ -107,15 +124,19 @@ var hints = []string{
 // noteLeft adds a note for each entry that was not taken.
 func (l *litellm) noteLeft(m *mapping) {
 	for _, name := range m.left() {
-		text := shown(name) + " does not carry over"
-		for _, hint := range hints {
-			names, _, _ := strings.Cut(hint, ":")
-			if slices.Contains(strings.Split(names, ", "), name) {
-				text = hint
-			}
-		}
-		l.note(m.rest[name].line, text)
+		l.note(m.rest[name].line, hintOf(name))
 	}
+}
+
+// hintOf returns the note for a setting that does not carry over.
+func hintOf(name string) string {
+	for _, hint := range hints {
+		names, _, _ := strings.Cut(hint, ":")
+		if slices.Contains(strings.Split(names, ", "), name) {
+			return hint
+		}
+	}
+	return shown(name) + " does not carry over"
 }
 
 // environmentName matches the name of a variable in LiteLLM's form.
@@ -182,13 +203,16 @@ func (l *litellm) readModel(e mapping) {
 			l.note(at, "the credential of this name is not in credential_list")
 		}
 	}
-	d := &deployment{line: e.line, model: name, share: -1}
+	d := &deployment{line: e.line, model: name}
+	info := l.mapping(e.take("model_info"), "model_info") // else descriptions, and prices
+	if p.rest["order"].value == nil && info.rest["order"].value != nil {
+		p.names, p.rest["order"] = append(p.names, "order"), info.rest["order"]
+	}
 	if err := l.readDeployment(d, &p); err != nil {
 		l.note(e.line, "model "+shown(name)+": "+err.Error())
 		return
 	}
 	l.deployments = append(l.deployments, d)
-	e.take("model_info") // descriptions, and prices
 	l.noteLeft(&p)
 	l.noteLeft(&e)
 }
@@ -203,8 +227,8 @@ var providers = map[string]string{
 // openAINames matches OpenAI's models, for which LiteLLM needs no provider.
 var openAINames = regexp.MustCompile(`^(ft:|gpt-|chatgpt-|codex-|computer-use|o[1-9]|dall-e|sora|text-embedding-|tts-|whisper-|text-moderation|omni-moderation|davinci-|babbage-)`)
 
-// readDeployment reads litellm_params. It returns an error if they cannot be imported.
-func (l *litellm) readDeployment(d *deployment, p *mapping) (err error) {
+// readModelName reads the provider and the model at the endpoint. It returns what the provider's variables begin with.
+func (l *litellm) readModelName(d *deployment, p *mapping) (prefix string, err error) {
 	model, _ := p.text("model")
 	if model == "" {
 		l.fail(p.line, "model is required in litellm_params")
@@ -217,11 +241,11 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) (err error) {
 	case !found && openAINames.MatchString(model):
 		provider, name = "openai", model
 	case !found:
-		return errors.New("its provider is not named; write openai/ or azure/ before the model if it has OpenAI's API")
+		return "", errors.New("its provider is not named; write openai/ or azure/ before the model if it has OpenAI's API")
 	}
-	prefix := providers[provider]
+	prefix = providers[provider]
 	if prefix == "" {
-		return fmt.Errorf("the provider %s is not imported; if it has an API like OpenAI's, write a backend with its URL", shown(provider))
+		return "", fmt.Errorf("the provider %s is not imported; if it has an API like OpenAI's, write a backend with its URL", shown(provider))
 	}
 	for _, mode := range []string{"responses/", "o_series/", "gpt5_series/"} {
 		name = strings.TrimPrefix(name, mode)
@@ -229,11 +253,20 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) (err error) {
 	d.backendModel = cmp.Or(name, d.model)
 	for _, text := range []string{d.model, d.backendModel} {
 		if _, ok := directive.Word(text); !ok {
-			return errors.New("names must not contain control characters, braces or backslashes")
+			return "", errors.New("names must not contain control characters, braces or backslashes")
 		}
 	}
 	if d.wildcard = strings.Contains(d.model+d.backendModel, "*"); d.wildcard && d.model+d.backendModel != "**" {
 		l.note(d.line, "model "+shown(d.model)+": a backend cannot have a pattern, so this one serves any model, by the name that the client sends")
+	}
+	return prefix, nil
+}
+
+// readDeployment reads litellm_params. It returns an error if they cannot be imported.
+func (l *litellm) readDeployment(d *deployment, p *mapping) error {
+	prefix, err := l.readModelName(d, p)
+	if err != nil {
+		return err
 	}
 	base, at := p.text("api_base")
 	if other, line := p.text("base_url"); base == "" {
@@ -245,8 +278,17 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) (err error) {
 	l.setAuth(d, p, prefix)
 	order, ordered := l.number(p, "order", -maxOrder, maxOrder)
 	d.order, d.ordered = int(order), ordered
-	if share, ok := l.number(p, "weight", 0, backend.MaxWeight); ok {
-		d.share = share
+	for i, measure := range measures {
+		at, most := p.rest[measure].line, float64(maxLimit)
+		if measure == "weight" {
+			most = backend.MaxWeight
+		}
+		n, ok := l.number(p, measure, 0, most)
+		if d.shares[i] = n; !ok {
+			d.shares[i] = -1
+		} else if measure != "weight" {
+			l.note(at, hintOf(measure))
+		}
 	}
 	requests, _ := l.number(p, "max_parallel_requests", 1, math.MaxInt32)
 	d.requests = int(requests)
@@ -263,8 +305,8 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) (err error) {
 	return nil
 }
 
-// The highest order, and the longest duration in seconds, that are imported.
-const maxOrder, longest = 1_000_000, 365 * 24 * 60 * 60
+// The highest order, the highest limit per minute, and the longest duration in seconds, that are imported.
+const maxOrder, maxLimit, longest = 1_000_000, 1_000_000_000_000, 365 * 24 * 60 * 60
 
 // number takes a number. It reports false without one.
 func (l *litellm) number(m *mapping, name string, least, most float64) (float64, bool) {
@@ -343,6 +385,9 @@ func (l *litellm) setAuth(d *deployment, p *mapping, prefix string) {
 		d.comments = append(d.comments, "azure_identity finds AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET in the environment.")
 	case prefix == "OPENAI" || prefix == "AZURE" || azureHost:
 		d.key = "{env." + prefix + "_API_KEY}"
+		if prefix == "AZURE" {
+			d.comments = append(d.comments, "LiteLLM reads AZURE_OPENAI_API_KEY first: if you set that, write it here.")
+		}
 		if identity != "" {
 			d.comments = append(d.comments, "LiteLLM used an identity of Azure: for that, build with the module azure, and write auth azure_identity instead.")
 		}
@@ -371,15 +416,10 @@ func (l *litellm) addHeader(d *deployment, name, value string, at int) {
 
 // setBlocks makes a backend of each endpoint, key and priority.
 func (l *litellm) setBlocks() {
-	ranks, scale := l.ranks(), l.weightScale()
+	ranks := l.ranks()
+	l.setWeights(ranks)
 	slices.SortStableFunc(l.deployments, func(a, b *deployment) int { return cmp.Compare(ranks[a], ranks[b]) })
 	for _, d := range l.deployments {
-		d.weight = -1
-		if n := int(math.Round(d.share * scale)); d.share < 0 {
-			d.weight = 0
-		} else if n > 0 {
-			d.weight = min(n, backend.MaxWeight)
-		}
 		if ranks[l.deployments[len(l.deployments)-1]] > 1 {
 			d.priority = ranks[d]
 		}
@@ -408,15 +448,76 @@ func (b *block) canServe(d *deployment) bool {
 		})
 }
 
-// weightScale is the factor that makes all weights whole numbers.
-func (l *litellm) weightScale() float64 {
-	scale := 1.0
+// setWeights sets the weights of all deployments, as LiteLLM's simple-shuffle shares requests among deployments of a
+// model and an order:
+// https://github.com/BerriAI/litellm/blob/main/litellm/router_strategy/simple_shuffle.py
+// The first deployment decides by which measure. Deployments without that get nothing while another one is healthy.
+func (l *litellm) setWeights(ranks map[*deployment]int) {
+	type level struct {
+		model string
+		rank  int
+	}
+	levels := make(map[level][]*deployment)
 	for _, d := range l.deployments {
-		for scale < 1000 && d.share > 0 && math.Abs(d.share*scale-math.Round(d.share*scale)) > 1e-6 {
+		at := level{d.model, ranks[d]}
+		levels[at] = append(levels[at], d)
+	}
+	for _, d := range l.deployments {
+		all := levels[level{d.model, ranks[d]}]
+		switch {
+		case !l.unweighted && all[0] == d && len(all) > 1:
+			l.shareAmong(all)
+		case l.unweighted && d.shares[0] >= 0 && !d.copied:
+			l.note(d.line, "weight: LiteLLM ignores it with this routing_strategy")
+		}
+	}
+}
+
+// shareAmong sets the weights of deployments that share the requests of a model.
+func (l *litellm) shareAmong(all []*deployment) {
+	for i, measure := range measures {
+		var values []float64
+		for _, d := range all {
+			values = append(values, max(d.shares[i], 0))
+		}
+		if all[0].shares[i] < 0 || slices.Max(values) == 0 {
+			continue
+		}
+		for j, n := range wholeWeights(values) {
+			d := all[j]
+			if d.weight = strconv.Itoa(n); d.shares[i] < 0 && !d.copied {
+				l.note(d.line, "model "+shown(d.model)+": it has no "+measure+", as the first one of the model has, so LiteLLM sends it nothing while that one is healthy: weight 0")
+			}
+		}
+		return
+	}
+}
+
+// wholeWeights returns the smallest whole numbers that have the proportions of values, at most [backend.MaxWeight].
+func wholeWeights(values []float64) []int {
+	scale := 1.0
+	for _, v := range values {
+		for scale < 1_000_000 && math.Abs(v*scale-math.Round(v*scale)) > 1e-6 {
 			scale *= 10
 		}
 	}
-	return scale
+	divisor := 0
+	for _, v := range values {
+		for a, b := divisor, int(math.Round(v*scale)); ; a, b = b, a%b {
+			if b == 0 {
+				divisor = a
+				break
+			}
+		}
+	}
+	scale = min(scale/float64(max(divisor, 1)), backend.MaxWeight/slices.Max(values))
+	weights := make([]int, len(values))
+	for i, v := range values {
+		if weights[i] = int(math.Round(v * scale)); v > 0 {
+			weights[i] = max(weights[i], 1)
+		}
+	}
+	return weights
 }
 
 // ranks returns the priorities. As in LiteLLM, deployments without an order come after those of their group that
@@ -449,6 +550,21 @@ func (l *litellm) ranks() map[*deployment]int {
 		}
 	}
 	return ranks
+}
+
+// levels returns how many priorities the model with the most has.
+func (l *litellm) levels() int {
+	ranks := l.ranks()
+	most := 1
+	seen := make(map[string]map[int]bool)
+	for _, d := range l.deployments {
+		if seen[d.model] == nil {
+			seen[d.model] = make(map[int]bool)
+		}
+		seen[d.model][ranks[d]] = true
+		most = max(most, len(seen[d.model]))
+	}
+	return most
 }
 
 // group returns the deployments of a name for clients.
@@ -538,9 +654,11 @@ func (l *litellm) readRouting(router, lite *mapping) {
 	case "", "simple-shuffle":
 	case "least-busy":
 		l.option("lb_policy", "least_conn")
+		l.unweighted = true
 	case "latency-based-routing":
 		l.option("lb_policy", "first_byte")
 		l.note(at, "latency-based-routing: first_byte compares the time to the first byte of streams")
+		l.unweighted = true
 	default:
 		l.note(at, "routing_strategy: there is none by use or cost; backends are chosen by priority and weight")
 	}
@@ -563,8 +681,11 @@ func (l *litellm) readRouting(router, lite *mapping) {
 		if o.unit == "" {
 			n = math.Trunc(n)
 		}
-		if o.router == "allowed_fails" {
-			n = max(n, 1)
+		switch o.router {
+		case "allowed_fails": // LiteLLM benches after more failures than these
+			n++
+		case "num_retries": // LiteLLM counts anew for each order and each fallback; here, each backend is tried once
+			n = min((n+1)*float64(l.levels()), float64(len(l.deployments))) - 1
 		}
 		for _, option := range o.options {
 			if ok {

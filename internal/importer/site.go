@@ -30,7 +30,7 @@ type note struct {
 type block struct {
 	url, name  string
 	priority   int // 0 writes none
-	weight     int // -1 writes 0, and 0 writes none
+	weight     string
 	auth       string
 	key        string
 	deployment string
@@ -115,8 +115,8 @@ func (b *block) lines() (lines []string) {
 	if b.priority > 0 {
 		add("priority", strconv.Itoa(b.priority))
 	}
-	if b.weight != 0 {
-		add("weight", strconv.Itoa(max(b.weight, 0)))
+	if b.weight != "" {
+		add("weight", b.weight)
 	}
 	if b.auth != "" {
 		add("auth", b.auth)

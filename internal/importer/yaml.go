@@ -48,9 +48,9 @@ func (r *yamlReader) file(text []byte) mapping {
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var root, second yaml.Node
-	err := decoder.Decode(&root)
+	err := decode(decoder, &root)
 	if err == nil {
-		if err = decoder.Decode(&second); err == nil {
+		if err = decode(decoder, &second); err == nil {
 			r.fail(second.Line, "expected one YAML document, and found a second one")
 		}
 	}
@@ -63,6 +63,16 @@ func (r *yamlReader) file(text []byte) mapping {
 		return r.mapping(root.Content[0], "the file")
 	}
 	return mapping{}
+}
+
+// decode reads a document. The parser panics at mistakes of its own: https://github.com/mikefarah/yq/issues/2481
+func decode(decoder *yaml.Decoder, into *yaml.Node) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("the YAML parser cannot read the file: remove its comments, and try again")
+		}
+	}()
+	return decoder.Decode(into)
 }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' && r != '\r' || r == 0x7f }
