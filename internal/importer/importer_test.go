@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -194,7 +195,7 @@ func FuzzImportedTexts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, model, backendModel, url, header string) {
 		const key = "sk-literal-0123456789"
 		for _, s := range []string{model, backendModel, url, header} {
-			if strings.Contains(s, key) {
+			if strings.Contains(s, key) || !utf8.ValidString(s) { // Marshal writes invalid UTF-8 in base64
 				t.Skip()
 			}
 		}
