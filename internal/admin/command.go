@@ -30,13 +30,14 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset|replicas|check|import|version",
+		Usage: "status|drain|resume|reset|callers|replicas|check|import|version",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
 of use, puts it back, or ends its benches. A drain survives a reload of the
 configuration, and ends with the process. With the option state, it applies to
-all replicas, also to those that start later. The command also shows replicas.
+all replicas, also to those that start later. The command also shows callers and
+replicas.
 
 It calls Caddy's admin API at --address, if that is given. Otherwise, the
 address comes from the --config file, or is Caddy's default. The command reads
@@ -51,7 +52,7 @@ func addCommands(parent *cobra.Command) {
 	flags.StringP("config", "c", "", "Configuration file, for the address of the admin API")
 	flags.StringP("adapter", "a", "", "Name of the config adapter to apply to it")
 	flags.String("address", "", "Address of the admin API, if it differs from the config")
-	flags.String("pool", "", "Only the backends of this pool")
+	flags.String("pool", "", "Only the backends or callers of this pool")
 	flags.Bool("json", false, "Prints the admin API's answer instead of a table")
 	parent.Args = cobra.NoArgs
 	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
@@ -64,6 +65,7 @@ func addCommands(parent *cobra.Command) {
 	}
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
+		newCommand("callers", "Shows what callers have used of their limits, the busiest first", cobra.NoArgs),
 		newCommand("replicas", "Shows the replicas that share state, and when each was last heard from", cobra.NoArgs),
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
@@ -114,6 +116,8 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	method, path, show := http.MethodGet, backendsPath, showBackends
 	switch what := command.Name(); what {
 	case "status":
+	case "callers":
+		path, show = callersPath, showCallers
 	case "replicas":
 		path, show = replicasPath, showReplicas
 	case "version":

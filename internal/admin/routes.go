@@ -29,10 +29,11 @@ func init() {
 //     requests only when no other backend is left.
 //   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
+//   - `GET /openai_lb/callers` lists the callers, and how much of their limits is used.
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits each route of backends to a pool. `?by=` and `?reason=` of a drain
+// `?pool=` limits the routes of backends and callers to a pool. `?by=` and `?reason=` of a drain
 // or a resume are logged, and shown while the backend is drained.
 type API struct{}
 
@@ -47,6 +48,7 @@ func (API) CaddyModule() caddy.ModuleInfo {
 // The paths of the routes. The orders are below backendsPath.
 const (
 	backendsPath = "/openai_lb/backends"
+	callersPath  = "/openai_lb/callers"
 	replicasPath = "/openai_lb/replicas"
 	versionPath  = "/openai_lb/version"
 )
@@ -56,6 +58,7 @@ func (a API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
+		{Pattern: callersPath, Handler: caddy.AdminHandlerFunc(a.callers)},
 		{Pattern: replicasPath, Handler: caddy.AdminHandlerFunc(a.replicas)},
 		{Pattern: versionPath, Handler: caddy.AdminHandlerFunc(a.version)},
 	}
@@ -71,6 +74,24 @@ func (API) list(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
+}
+
+// callers answers with the callers of all pools that limit them.
+func (API) callers(w http.ResponseWriter, r *http.Request) error {
+	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
+		return err
+	}
+	_, inPool, err := queryOf(r, "pool")
+	if err != nil {
+		return err
+	}
+	all := []Caller{} // in JSON, none is an empty list
+	for _, entry := range pools.Default.Entries() {
+		if inPool(entry.Name) {
+			all = append(all, Callers(time.Now(), entry.Name)...)
+		}
+	}
+	return writeJSON(w, all)
 }
 
 // replicas answers with the replicas that share state, by each engine of the option state.

@@ -35,7 +35,7 @@ type Caller struct {
 	active      uint16
 	meters      [maxLimits]meter
 	location    *time.Location
-	tier        int
+	tier        tier
 	maxRequests int
 	// inFlight are the requests that were admitted and are not over, and reserved the tokens that they
 	// were charged with. busy is how many were refused because there were maxRequests of them.
@@ -47,6 +47,12 @@ type Caller struct {
 	// latest is the latest time that a method was called with.
 	latest int64
 	usual  usual
+}
+
+// tier is the caller's own: its name, and its number, counted from 1. 0: it has none.
+type tier struct {
+	name   string
+	number int
 }
 
 // Estimate is what a request is expected to cost.
@@ -183,7 +189,8 @@ func (c *Caller) Change(now time.Time, s Settings) {
 			m.end = m.start // midnight is at another time
 		}
 	}
-	c.active, c.location, c.maxRequests, c.tier = active, location, s.MaxRequests, 1+slices.Index(s.Tiers, s.Tier)
+	c.active, c.location, c.maxRequests = active, location, s.MaxRequests
+	c.tier = tier{s.Tier, 1 + slices.Index(s.Tiers, s.Tier)}
 	if !now.IsZero() {
 		c.roll(now)
 	}
@@ -230,7 +237,7 @@ func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 
 func (c *Caller) admit(at int64, e Estimate) (r Reservation, refusal *Refusal, crossed []Crossing) {
 	prompt, output := c.usual.estimate(e)
-	r = Reservation{caller: c, at: at, charged: c.active, tier: uint8(c.tier), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	r = Reservation{caller: c, at: at, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
 	var demoted uint16
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))

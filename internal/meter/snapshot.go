@@ -20,7 +20,8 @@ func (u *Use) Left() int64 { return max(0, u.Allowed-u.Used) }
 
 // Snapshot is the state of a caller.
 type Snapshot struct {
-	Name string
+	// Tier is the caller's own tier. Empty: it has none.
+	Name, Tier string
 	// Limits are the limits, by kind and then by unit.
 	Limits []Use
 	// Today and Month are the tokens of this day and this month.
@@ -42,7 +43,7 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
-	s := Snapshot{Name: c.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
+	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
 		Ratio: c.usual.ratio(), Output: c.usual.output, Replicas: c.replicas}
 	for id := range c.all() {
 		if c.meters[id].limit.Amount > 0 {

@@ -29,10 +29,11 @@ func init() {
 // Handler answers GET with a page that shows the pools of all openai_lb
 // handlers: the share of the requests of the last five minutes that were not
 // served, problems and what to do about them, the state of each backend and model,
-// how long a bench still lasts, the traffic, and recent benches. The page is
+// how long a bench still lasts, what callers have used of their limits, the traffic,
+// and recent benches. The page is
 // read-only, and updates itself. With the query `?json` the answer is the same as
-// JSON. It shows no key and no URL, but the names of pools, backends and models:
-// let only those reach it who may know them.
+// JSON. It shows no key and no URL, but the names of pools, backends, models
+// and callers: let only those reach it who may know them.
 type Handler struct {
 	// MaxWatchers is how many browsers may watch the page at a time. Others see
 	// it too, but it does not update itself for them. Default: 32.

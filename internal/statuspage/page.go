@@ -35,6 +35,8 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"why":     why,
 	"runbook": runbookURL,
 	"shares":  sharesOf,
+	"limits":  limitsOf,
+	"count":   func(n uint64) string { return short(float64(n)) },
 }).ParseFS(files, "page/state.html"))
 
 var (

@@ -44,6 +44,9 @@ type poolStatus struct {
 	Models   []modelStatus   `json:"models"`
 	Benches  []admin.Episode `json:"recent_benches"`
 	Spans    []spanStatus    `json:"spans"`
+	// Callers are the busiest callers, if the pool limits any, and MoreCallers is how many others there are.
+	Callers     []admin.Caller `json:"callers"`
+	MoreCallers int            `json:"more_callers"`
 }
 
 // requestCounts are the answered requests of a pool. Requests is the sum of the Served
@@ -122,6 +125,9 @@ type spanStatus struct {
 // maxEpisodes is how many recent benches are shown of a pool.
 const maxEpisodes = 10
 
+// maxCallers is how many callers are shown of a pool.
+const maxCallers = 50
+
 // statusAt returns what the page shows now.
 func statusAt(now time.Time) Status {
 	spans := metrics.Recent.Spans()
@@ -131,9 +137,17 @@ func statusAt(now time.Time) Status {
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
 	}
 	for _, p := range admin.Pools(now, counts) {
-		s.Pools = append(s.Pools, poolStatusOf(p, counts, spans))
+		its := poolStatusOf(p, counts, spans)
+		its.Callers, its.MoreCallers = busiest(admin.Callers(now, p.Name))
+		s.Pools = append(s.Pools, its)
 	}
 	return s
+}
+
+// busiest returns the callers that are shown, of all in this order, and how many others there are.
+func busiest(all []admin.Caller) (shown []admin.Caller, more int) {
+	n := min(maxCallers, len(all))
+	return append([]admin.Caller{}, all[:n]...), len(all) - n
 }
 
 func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {

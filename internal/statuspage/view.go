@@ -147,6 +147,24 @@ func (b backendStatus) Utilizations() (views []utilizationView) {
 	return views
 }
 
+// limitView is what the page shows of a limit of a caller.
+type limitView struct {
+	// Text says how much is used, as `1.2 M of 5 M tokens/day`, and Then the tier of requests over the limit.
+	Text, Percent, Then string
+	Width               float64
+	Full                bool
+}
+
+// limitsOf returns the limits of a caller.
+func limitsOf(c admin.Caller) (views []limitView) {
+	for _, l := range c.Limits {
+		ratio := l.UsedRatio()
+		text := fmt.Sprintf("%s of %s %s/%s", short(float64(l.Used)), short(float64(l.Limit)), l.Kind, l.Window)
+		views = append(views, limitView{text, percent(&ratio), l.Then, math.Round(100 * min(1, ratio)), ratio >= 1})
+	}
+	return views
+}
+
 // Says returns the problem in words.
 func (p problem) Says() string {
 	return cmp.Or(sayings[p.Class], "answers with errors")

@@ -381,6 +381,9 @@ func TestTheCommandPrintsTheAnswerOfTheAdminAPI(t *testing.T) {
 			t.Errorf("%s: %v\n%s", args, err, output)
 		}
 	}
+	if output, err := o.command("callers", "--json"); err != nil || output != "[]\n" {
+		t.Errorf("callers: %v\n%s", err, output)
+	}
 	if output, err := o.command("replicas", "--json"); err != nil || output != "[]\n" && output != "null\n" {
 		t.Errorf("replicas: %v\n%s", err, output)
 	}
