@@ -23,7 +23,11 @@ func (h *Handler) provisionClientKeys() error {
 	if h.ClientKeys != nil && len(h.ClientKeys) == 0 {
 		return errors.New("client_keys is an empty list: expected at least one key")
 	}
-	config := keys.ClientsConfig{File: h.ClientKeysFile, Label: metrics.Caller, Logger: h.logger}
+	location, err := h.Location()
+	if err != nil {
+		return err
+	}
+	config := keys.ClientsConfig{File: h.ClientKeysFile, Location: location, Label: metrics.Caller, Logger: h.logger}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}
@@ -61,6 +65,8 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	switch {
 	case errors.Is(err, keys.ErrNoKey):
 		return apierror.MissingKey, true
+	case errors.Is(err, keys.ErrExpired):
+		return apierror.ExpiredKey, true
 	case errors.Is(err, keys.ErrTwoCallers):
 		return apierror.TwoCallers, true
 	case err != nil:

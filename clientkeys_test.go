@@ -232,7 +232,9 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a name that cannot be printed", "client_keys_file " + file("x\x07 sk-secret\n"), []string{"line 1", "printable"}},
 		{"a placeholder without its end", "client_key x {env.OPENAI_LB_TEST_SECRET", []string{`client_key "x"`, "unpaired brace"}},
 		{"a key from no file", "client_key x {file./nowhere}", []string{`client_key "x"`, "/nowhere: no such file"}},
-		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "expected a name and a key, and nothing else"}},
+		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "expected a name, a key and at most a date like expires=2027-01-31"}},
+		{"a date that is none", "client_keys_file " + file("x sk-secret-of-bobs expires=2027-02-30\n"), []string{"line 1", "at most a date like expires=2027-01-31"}},
+		{"another word after a key", "client_keys_file " + file("x sk-secret-of-bobs sk-secret\n"), []string{"line 1", "at most a date like expires=2027-01-31"}},
 		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
 	} {
 		err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\nbackend http://a\n"+c.line+"\n}\n}\n")

@@ -68,6 +68,7 @@ func upstream(status int, code, message string) Error {
 var (
 	MissingKey       = unauthenticated("You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.")
 	WrongKey         = unauthenticated("Incorrect API key provided.")
+	ExpiredKey       = unauthenticated("The API key provided has expired.")
 	TwoCallers       = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
 	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE is not supported, and CONNECT only to open a WebSocket.")
 	CompressedBody   = Invalid(http.StatusUnsupportedMediaType, "unsupported_content_encoding",

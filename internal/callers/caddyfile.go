@@ -26,7 +26,7 @@ func (c *Config) Directives() directive.Options {
 		"caller": directive.Func(c.unmarshalCaller).Repeatable(),
 		"tier":   directive.Args("a name and an optional ceiling", 1, 2, c.addTier).Repeatable(),
 		"timezone": directive.String(&c.Timezone).Check(func() error {
-			_, err := c.location()
+			_, err := c.Location()
 			return err
 		}),
 	}

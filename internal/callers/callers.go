@@ -55,7 +55,7 @@ func New(o Options) *Callers {
 		return nil
 	}
 	c := &Callers{byName: make(map[string]*entry), others: new(entry), name: o.Pool, log: o.Logger, file: savedFileOf(o.Storage, o.Pool)}
-	c.location, _ = o.location() // it was checked
+	c.location, _ = o.Location() // it was checked
 	tiers := o.tierNames()
 	c.others.settings = meter.Settings{Location: c.location}
 	for _, caller := range o.Callers {

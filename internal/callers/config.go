@@ -103,7 +103,7 @@ func (c *Config) Check(named bool, models []string) error {
 	if len(c.Tiers) > maxTiers {
 		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
 	}
-	if _, err := c.location(); err != nil {
+	if _, err := c.Location(); err != nil {
 		return err
 	}
 	for i, t := range c.Tiers {
@@ -211,8 +211,8 @@ func (c *Config) noTier(name string) string {
 	return "tier '" + name + "' is not declared: expected one of " + strings.Join(c.tierNames(), ", ")
 }
 
-// location returns where days and months begin.
-func (c *Config) location() (*time.Location, error) {
+// Location returns where days and months begin.
+func (c *Config) Location() (*time.Location, error) {
 	if c.Timezone == "" {
 		return time.UTC, nil
 	}

@@ -36,6 +36,7 @@ const (
 var (
 	ErrNoKey      = errors.New("the request has no key")
 	errUnknownKey = errors.New("the request has no known key")
+	ErrExpired    = errors.New("the request has a key that has expired")
 	ErrTwoCallers = errors.New("the request has keys of different callers")
 )
 
@@ -56,6 +57,8 @@ type ClientsConfig struct {
 	// File is the path of a file with more keys, which may have placeholders. If
 	// nil, there is none.
 	File *string
+	// Location is where the day begins after which a key expires. Required with a File.
+	Location *time.Location
 	// Label returns the label of a caller in metrics. Required.
 	Label func(name string) string
 	// Logger records when the keys change. Required.
@@ -80,8 +83,17 @@ type Clients struct {
 	unfinished [sha256.Size]byte
 	seen       time.Time
 
+	// expiring are the keys of the file that expire. mu guards it.
+	expiring map[blinded]expiry
+
 	blind [32]byte
-	known atomic.Pointer[map[blinded]Caller]
+	known atomic.Pointer[map[blinded]client]
+}
+
+// client is a caller by one of its keys.
+type client struct {
+	Caller
+	expiry expiry
 }
 
 // blinded is the digest of a random number and a key's digest.
@@ -137,6 +149,7 @@ func (c *Clients) Read() error {
 	if err := c.read(); !errors.Is(err, errUnfinished) {
 		c.err = err
 	}
+	c.noticeExpiry(time.Now())
 	return c.err
 }
 
@@ -149,12 +162,19 @@ func (c *Clients) read() error {
 	if digest == c.last {
 		return nil
 	}
-	known := make(map[blinded]Caller)
+	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
 	for _, k := range found {
 		if err := c.add(known, k); err != nil {
 			return err
 		}
 	}
+	for key, client := range known {
+		if e := client.expiry; !e.at.IsZero() {
+			e.noticed = c.expiring[key].noticed
+			expiring[key] = e
+		}
+	}
+	c.expiring = expiring
 	if c.known.Swap(&known) != nil {
 		c.config.Logger.Info("client keys changed", zap.Int("keys", len(known)))
 	}
@@ -165,6 +185,7 @@ func (c *Clients) read() error {
 // foundKey is a key and, for errors, where it was found.
 type foundKey struct {
 	where, name, key string
+	expires          time.Time // zero: never
 	// unfinished reports whether the key may go on: the file is being written.
 	unfinished bool
 }
@@ -197,10 +218,16 @@ func (c *Clients) find() ([]foundKey, error) {
 			return nil, errUnfinished
 		}
 		where := fmt.Sprintf("client_keys_file %s: line %d", c.file, i+1)
-		if len(fields) != 2 {
-			return nil, fmt.Errorf("%s: expected a name and a key, and nothing else", where)
+		if len(fields) < 2 || len(fields) > 3 {
+			return nil, fmt.Errorf("%s: %w", where, errLine)
 		}
-		found = append(found, foundKey{where, fields[0], fields[1], unfinished})
+		key := foundKey{where: where, name: fields[0], key: fields[1], unfinished: unfinished}
+		if len(fields) == 3 && !unfinished {
+			if key.expires, err = parseExpiry(fields[2], c.config.Location); err != nil {
+				return nil, fmt.Errorf("%s: %w", where, err)
+			}
+		}
+		found = append(found, key)
 	}
 	return found, nil
 }
@@ -284,7 +311,7 @@ func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
 
 // add adds a key, or the digest of one, to those that are known. One that is
 // unfinished is only checked.
-func (c *Clients) add(known map[blinded]Caller, k foundKey) error {
+func (c *Clients) add(known map[blinded]client, k foundKey) error {
 	digest, err := k.digest()
 	if err != nil {
 		return err
@@ -296,7 +323,7 @@ func (c *Clients) add(known map[blinded]Caller, k foundKey) error {
 	if k.unfinished {
 		return nil
 	}
-	known[b] = Caller{Name: k.name, Label: c.config.Label(k.name)}
+	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, expiry{at: k.expires}}
 	return nil
 }
 
@@ -306,21 +333,25 @@ func (c *Clients) blinded(digest [sha256.Size]byte) blinded {
 
 // Identify returns the caller that presented the keys, and removes the keys that it knows,
 // which must not reach a backend. Unknown keys next to a known one are ignored, because they
-// may be for a backend. Keys of different callers do not identify either of them.
+// may be for a backend, and so are expired ones. Keys of different callers do not identify either of them.
 func (c *Clients) Identify(presented *Presented) (who Caller, err error) {
 	known := *c.known.Load()
 	err = ErrNoKey
 	presented.remove(func(key string, identifies bool) bool {
-		caller, found := known[c.blinded(sha256.Sum256([]byte(key)))]
+		client, found := known[c.blinded(sha256.Sum256([]byte(key)))]
 		switch {
 		case !identifies:
 		case !found:
 			if errors.Is(err, ErrNoKey) {
 				err = errUnknownKey
 			}
+		case client.expiry.isOver():
+			if who.Name == "" {
+				err = ErrExpired
+			}
 		case who.Name == "":
-			who, err = caller, nil
-		case who.Name != caller.Name:
+			who, err = client.Caller, nil
+		case who.Name != client.Name:
 			err = ErrTwoCallers
 		}
 		return found

@@ -1,0 +1,52 @@
+package keys
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// expiresField begins the last field of a line with a key that expires.
+	expiresField = "expires="
+	// expiryNotice is how long before a key expires that is logged, once each noticeInterval.
+	expiryNotice   = 7 * 24 * time.Hour
+	noticeInterval = 24 * time.Hour
+)
+
+// errLine says what a line of a file of keys may have.
+var errLine = errors.New("expected a name, a key and at most a date like " + expiresField + "2027-01-31")
+
+// parseExpiry returns the end of the day that a field like expires=2027-01-31 names.
+func parseExpiry(field string, location *time.Location) (time.Time, error) {
+	date, ok := strings.CutPrefix(field, expiresField)
+	day, err := time.ParseInLocation(time.DateOnly, date, location)
+	if !ok || err != nil {
+		return time.Time{}, errLine
+	}
+	return day.AddDate(0, 0, 1), nil
+}
+
+// expiry is when a key expires. Zero: never.
+type expiry struct {
+	at time.Time
+	// noticed is when that was last logged.
+	noticed time.Time
+}
+
+func (e expiry) isOver() bool { return !e.at.IsZero() && !time.Now().Before(e.at) }
+
+// noticeExpiry logs which keys expire soon.
+func (c *Clients) noticeExpiry(now time.Time) {
+	for key, e := range c.expiring {
+		left := e.at.Sub(now)
+		if left <= 0 || left > expiryNotice || !e.noticed.IsZero() && now.Sub(e.noticed) < noticeInterval {
+			continue
+		}
+		e.noticed = now
+		c.expiring[key] = e
+		c.config.Logger.Warn("client key expires soon", zap.String("caller", (*c.known.Load())[key].Name), zap.Time("expires", e.at))
+	}
+}
