@@ -109,6 +109,17 @@ func TestTheREADMEIsShort(t *testing.T) {
 	}
 }
 
+// TestTheREADMEBeginsWithTwoCommands checks that a stranger finds how to run it and how to
+// test it before how to install it.
+func TestTheREADMEBeginsWithTwoCommands(t *testing.T) {
+	first, _, _ := strings.Cut(string(lbtest.ReadFile(t, "README.md")), "## Install")
+	for _, command := range []string{"go run ./cmd/caddy run --config examples/quickstart/Caddyfile", "go test ./..."} {
+		if !strings.Contains(first, "\n"+command+"\n```") {
+			t.Errorf("README.md does not begin with the command %s", command)
+		}
+	}
+}
+
 // TestLinksInTheDocsLeadSomewhere checks the links between files, and to the
 // headings of pages.
 func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
