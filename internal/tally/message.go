@@ -138,7 +138,7 @@ func appendBody(message []byte, callers []callerUse) []byte {
 
 var errInvalid = errors.New("it is not a report of what callers use")
 
-// decodeHeader reads whose report a message is, whoever wrote it. body is what comes after that.
+// decodeHeader returns the pool, the writer and the version of a report. body is the rest of the message.
 func decodeHeader(message []byte) (r report, body []byte, err error) {
 	body, ok := bytes.CutPrefix(message, []byte(prefix))
 	if !ok || len(body) < 2*digestSize+8 {
@@ -150,7 +150,7 @@ func decodeHeader(message []byte) (r report, body []byte, err error) {
 	return r, body[8:], nil
 }
 
-// decode reads the rest.
+// decode adds the callers, which the body has.
 func (r *report) decode(body []byte) error {
 	in := reader{body, false}
 	var w windows
