@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"cmp"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
@@ -17,10 +17,10 @@ import (
 // Health is the state of one backend. Reading it takes no lock.
 type Health struct {
 	// whole is what counts for every model.
-	whole benches
+	whole benches.Set
 	// models is what counts for one model, by its name at the backend. Only
 	// those are in it that were benched once. The map itself never changes.
-	models atomic.Pointer[map[string]*benches]
+	models atomic.Pointer[map[string]*benches.Set]
 	// served are models that the backend has served. The map never changes.
 	served atomic.Pointer[map[string]bool]
 	// last is the latest refusal for which the backend was benched.
@@ -41,17 +41,8 @@ type Health struct {
 	identity string
 }
 
-// benches are those of one model, or of a whole backend.
-type benches struct {
-	throttle slot
-	failure  slot
-	rests    rests
-	// failures are those that count towards a bench.
-	failures []time.Time
-}
-
 // noBenches stands for the benches of an unknown model.
-var noBenches = new(benches)
+var noBenches = new(benches.Set)
 
 // Limits on the memory that clients can make us use, whatever models they name.
 const (
@@ -78,7 +69,7 @@ func (*Health) Destruct() error { return nil }
 func (m *Member) StartFresh(identity string) {
 	h := m.health
 	h.mu.Lock()
-	var over []*bench
+	var over []*benches.Entry
 	if h.identity != "" && h.identity != identity {
 		over = h.endAll()
 		h.models.Store(nil)
@@ -96,11 +87,11 @@ func (m *Member) StartFresh(identity string) {
 
 // endAll ends all benches, which may be nil, and forgets the failures that count
 // towards one. The caller holds the lock.
-func (h *Health) endAll() (over []*bench) {
+func (h *Health) endAll() (over []*benches.Entry) {
 	over = append(over, h.unreachable.Swap(nil))
 	for _, b := range h.all() {
-		over = append(over, b.throttle.Swap(nil), b.failure.Swap(nil))
-		b.failures = nil
+		throttle, failure := b.End()
+		over = append(over, throttle, failure)
 	}
 	return over
 }
@@ -119,7 +110,7 @@ func (h *Health) namesakesOf(name string) *namesakes {
 }
 
 // of returns the benches that count for a model besides those of the whole.
-func (h *Health) of(model string) *benches {
+func (h *Health) of(model string) *benches.Set {
 	if models := h.models.Load(); models != nil {
 		if b, ok := (*models)[ModelKey(model)]; ok {
 			return b
@@ -132,10 +123,10 @@ func (h *Health) of(model string) *benches {
 // the lock. If there are too many models, it forgets the one worth least: a
 // name that the member does not know before one that it knows, a failure before
 // a throttle, and what ends soon before what ends late.
-func (m *Member) remember(model string, now time.Time) *benches {
+func (m *Member) remember(model string, now time.Time) *benches.Set {
 	h := m.health
 	key := ModelKey(model)
-	models := make(map[string]*benches)
+	models := make(map[string]*benches.Set)
 	if known := h.models.Load(); known != nil {
 		if b, ok := (*known)[key]; ok {
 			return b
@@ -145,7 +136,7 @@ func (m *Member) remember(model string, now time.Time) *benches {
 	if len(models) >= maxModels {
 		delete(models, m.worthLeast(models, now))
 	}
-	b := new(benches)
+	b := new(benches.Set)
 	models[key] = b
 	h.models.Store(&models)
 	return b
@@ -178,48 +169,25 @@ func (h *Health) rememberServed(model string) {
 	h.served.Store(&served)
 }
 
-func (b *benches) compareEnds(other *benches, now time.Time) int {
-	return cmp.Or(b.throttle.until(now).Compare(other.throttle.until(now)),
-		b.failure.until(now).Compare(other.failure.until(now)))
-}
-
-// returns returns when the benches end.
-func (b *benches) returns(now time.Time) time.Time {
-	return later(b.throttle.until(now), b.failure.until(now))
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// standing returns what the benches mean for a request of this cost.
-func (b *benches) standing(cost int64, now time.Time) standing {
-	return max(b.throttle.standing(cost, now, throttled), b.failure.standing(cost, now, suspected))
-}
-
 // standing returns what the member's benches mean for a request.
-func (m *Member) standing(model string, cost int64, now time.Time) standing {
-	return max(m.health.whole.standing(cost, now), m.health.unreachable.standing(cost, now, suspected), m.health.of(model).standing(cost, now))
+func (m *Member) standing(model string, cost int64, now time.Time) benches.Standing {
+	return max(m.health.whole.Standing(cost, now), m.health.unreachable.Standing(cost, now, benches.Suspected), m.health.of(model).Standing(cost, now))
 }
 
 // returns returns when the member's benches end for a model.
 func (m *Member) returns(model string, now time.Time) time.Time {
-	return later(later(m.health.whole.returns(now), m.health.unreachable.until(now)), m.health.of(model).returns(now))
+	return benches.Later(benches.Later(m.health.whole.Returns(now), m.health.unreachable.Until(now)), m.health.of(model).Returns(now))
 }
 
 // unbenched reports whether there is no bench at all, not even one that ended.
 func (m *Member) unbenched(model string) bool {
-	whole, its := &m.health.whole, m.health.of(model)
-	return whole.throttle.Load() == nil && whole.failure.Load() == nil && !m.Unreachable() && its.throttle.Load() == nil && its.failure.Load() == nil
+	return m.health.whole.IsEmpty() && !m.Unreachable() && m.health.of(model).IsEmpty()
 }
 
 // slots returns all that count for a model.
-func (m *Member) slots(model string) [5]*slot {
+func (m *Member) slots(model string) [5]*benches.Slot {
 	whole, its := &m.health.whole, m.health.of(model)
-	return [5]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &its.throttle, &its.failure}
+	return [5]*benches.Slot{&whole.Throttle, &whole.Failure, &m.health.unreachable.Slot, &its.Throttle, &its.Failure}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
@@ -233,7 +201,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 	}
 	cost := r.Cost()
 	for _, s := range m.slots(model) {
-		ok, over := s.claim(cost, now)
+		ok, over := s.Claim(cost, now)
 		m.tellEnd(over, false)
 		if !ok {
 			return false
@@ -245,7 +213,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 // claimTry takes the right to try a member although it throttles.
 func (m *Member) claimTry(r Request, now time.Time) bool {
 	model, _ := r.ModelAt(m)
-	return m.health.whole.throttle.claimTry(now) && m.health.of(model).throttle.claimTry(now)
+	return m.health.whole.Throttle.ClaimTry(now) && m.health.of(model).Throttle.ClaimTry(now)
 }
 
 // Served ends the benches that an attempt, which started at started, has
@@ -256,10 +224,10 @@ func (m *Member) Served(model string, started time.Time) {
 	}
 	if !m.unbenched(model) {
 		for _, s := range m.slots(model) {
-			m.tellDisproved(s.clear(started), false)
+			m.tellDisproved(s.Clear(started), false)
 		}
 	}
-	m.health.of(model).rests.served(started)
+	m.health.of(model).Rests.Served(started)
 }
 
 // Knows reports whether the config names the model, or the member has served it.
@@ -321,24 +289,22 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.scope(r.Whole, r.Model, now).rests.next(r, now)
+	return m.scope(r.Whole, r.Model, now).Rests.Next(r.Wait, r.Longest, r.Started, now)
 }
 
 // put starts or extends a bench, and reports it.
 func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
-	b := &bench{Bench: next, extended: now, pool: m.pool}
-	if b.Guess == 0 {
-		b.promised = b.Until
-	}
+	b := benches.NewEntry(next, m.pool, now)
 	m.health.mu.Lock()
-	wake, into := b.Until, &m.health.unreachable.slot
+	wake, into := b.Until, &m.health.unreachable.Slot
 	if b.Unreachable {
 		wake = m.health.unreachable.failed(now)
-		b.Until = later(b.Until, wake)
+		b.Until = benches.Later(b.Until, wake)
 	} else {
-		into = m.scope(b.Whole, b.Model, now).slot(b.Throttle)
+		into = m.scope(b.Whole, b.Model, now).Slot(b.Throttle)
 	}
-	happened, over := into.put(b, remote)
+	change, over := into.Put(b, remote)
+	happened := changes[change]
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.tellEnd(over, remote)
@@ -351,16 +317,11 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// slot returns the slot for throttles, or for failures.
-func (b *benches) slot(throttle bool) *slot {
-	if throttle {
-		return &b.throttle
-	}
-	return &b.failure
-}
+// changes are the events of changes of benches.
+var changes = [...]Happening{benches.None: nothing, benches.Began: Began, benches.Grew: Grew, benches.Turned: Turned}
 
 // scope returns the benches that a refusal belongs to. The caller holds the lock.
-func (m *Member) scope(whole bool, model string, now time.Time) *benches {
+func (m *Member) scope(whole bool, model string, now time.Time) *benches.Set {
 	if whole {
 		return &m.health.whole
 	}
@@ -371,7 +332,7 @@ func (m *Member) scope(whole bool, model string, now time.Time) *benches {
 // since in doubt.
 func (m *Member) Doubt(whole bool, model string, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Bench{Whole: whole, Model: model}).throttle.cast(since)
+	b := m.health.known(Bench{Whole: whole, Model: model}).Throttle.Cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})
@@ -386,12 +347,5 @@ func (m *Member) CountFailure(whole bool, model string, now time.Time, limit int
 	}
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	b := m.scope(whole, model, now)
-	recent := slices.DeleteFunc(b.failures, func(at time.Time) bool { return now.Sub(at) >= duration })
-	if len(recent)+1 < limit {
-		b.failures = append(recent, now)
-		return false
-	}
-	b.failures = nil
-	return true
+	return m.scope(whole, model, now).CountFailure(now, limit, duration)
 }

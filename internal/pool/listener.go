@@ -1,6 +1,15 @@
 package pool
 
-import "github.com/openai-lb/caddy-openai-lb/internal/pulse"
+import (
+	"github.com/openai-lb/caddy-openai-lb/internal/benches"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+)
+
+// Events, refusals and snapshots describe benches.
+type (
+	Bench  = benches.Bench
+	Reason = benches.Reason
+)
 
 // Listener receives the events of the members of a pool. It is called without a
 // lock, by the goroutine of a request or of a timer, and must not wait.
@@ -61,14 +70,14 @@ func (m *Member) tell(e Event) {
 }
 
 // tellEnd reports that a bench has ended, unless it is nil or that was reported before.
-func (m *Member) tellEnd(b *bench, remote bool) {
-	if b != nil && b.told.CompareAndSwap(false, true) {
+func (m *Member) tellEnd(b *benches.Entry, remote bool) {
+	if b != nil && b.TellOnce() {
 		m.tell(Event{Happening: Ended, Bench: b.Bench, Remote: remote})
 	}
 }
 
 // tellDisproved reports that a bench was disproved, unless it is nil.
-func (m *Member) tellDisproved(b *bench, remote bool) {
+func (m *Member) tellDisproved(b *benches.Entry, remote bool) {
 	if b != nil {
 		m.tell(Event{Happening: Disproved, Bench: b.Bench, Remote: remote})
 		m.tellEnd(b, remote)

@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
@@ -111,17 +112,17 @@ func (p *Pool) Snapshot(now time.Time) []State {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}
 		for _, b := range m.health.benches() {
-			if b.inForce(now) {
+			if b.InForce(now) {
 				bench := b.Bench
 				if b.Unreachable { // a recheck may be under way
-					bench.Until = later(b.Until, now.Add(firstPause))
+					bench.Until = benches.Later(b.Until, now.Add(firstPause))
 				}
-				bench.InDoubt = b.doubt.Load() == inDoubt
+				bench.InDoubt = b.IsInDoubt()
 				states[i].Benches = append(states[i].Benches, bench)
 				continue
 			}
 			states[i].Due = append(states[i].Due, b.Bench)
-			if !b.Throttle || b.probe.pending(b, now) {
+			if !b.Throttle || b.MayBeRefused(now) {
 				states[i].Probing = true
 			}
 		}
@@ -131,12 +132,12 @@ func (p *Pool) Snapshot(now time.Time) []State {
 
 // Benched reports whether a bench is active.
 func (h *Health) Benched(now time.Time) bool {
-	return slices.ContainsFunc(h.benches(), func(b *bench) bool { return b.inForce(now) })
+	return slices.ContainsFunc(h.benches(), func(b *benches.Entry) bool { return b.InForce(now) })
 }
 
 // all returns the benches of the whole backend, and those of each model.
-func (h *Health) all() []*benches {
-	all := []*benches{&h.whole}
+func (h *Health) all() []*benches.Set {
+	all := []*benches.Set{&h.whole}
 	if models := h.models.Load(); models != nil {
 		for _, b := range *models {
 			all = append(all, b)
@@ -146,12 +147,12 @@ func (h *Health) all() []*benches {
 }
 
 // benches returns those that there are, in force or due.
-func (h *Health) benches() (there []*bench) {
+func (h *Health) benches() (there []*benches.Entry) {
 	if b := h.unreachable.Load(); b != nil {
 		there = append(there, b)
 	}
-	for _, benches := range h.all() {
-		for _, s := range []*slot{&benches.throttle, &benches.failure} {
+	for _, set := range h.all() {
+		for _, s := range []*benches.Slot{&set.Throttle, &set.Failure} {
 			if b := s.Load(); b != nil {
 				there = append(there, b)
 			}

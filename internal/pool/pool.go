@@ -34,6 +34,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -276,14 +277,14 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r Request, now time.Time) bool {
 	model, ok := r.ModelAt(m)
-	return ok && (m.standing(model, r.Cost(), now) >= guessed || m.isAbove(r, model, now))
+	return ok && (m.standing(model, r.Cost(), now) >= benches.Guessed || m.isAbove(r, model, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
 // would meet, or one whose probe may still be refused.
 func (m *Member) hasThrottle(r Request) bool {
 	model, _ := r.ModelAt(m)
-	return m.health.whole.throttle.Load() != nil || m.health.of(model).throttle.Load() != nil
+	return m.health.whole.Throttle.Load() != nil || m.health.of(model).Throttle.Load() != nil
 }
 
 // rank returns how good a choice the member is for the request.
@@ -294,13 +295,13 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	}
 	rank := open
 	switch standing := m.standing(model, cost, now); {
-	case standing == throttled:
+	case standing == benches.Throttled:
 		return nobody
-	case standing == guessed:
+	case standing == benches.Guessed:
 		rank = guess
-	case standing > due || !m.healthy():
+	case standing > benches.Due || !m.healthy():
 		rank = suspect
-	case standing == due && r.Once():
+	case standing == benches.Due && r.Once():
 		rank = unproved
 	}
 	rank = max(rank, m.silenceRank(r, model, now))

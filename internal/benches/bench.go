@@ -1,0 +1,153 @@
+// Package benches defines a bench: when it is in force, which requests may go to the backend
+// although it is, and how a bench begins, grows and ends. The words probe, check, doubt and guess
+// are those of package pool, which reports what happens to its listeners.
+package benches
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Bench is a time in which a backend gets no requests.
+type Bench struct {
+	Reason
+	// ID identifies the bench, also between replicas. A bench that grew has a
+	// new ID, which is smaller than before.
+	ID uint64
+	// Whole reports whether the bench covers every model.
+	Whole bool
+	// Model is the benched model. It is empty if the bench covers the whole
+	// backend, or requests that name no model.
+	Model        string
+	Since, Until time.Time
+	// Throttle reports whether the backend asked for the bench. Otherwise it is
+	// for a failure.
+	Throttle bool
+	// Guess is the length that we guessed for a throttle, because the backend named
+	// no time. 0: it named Until.
+	Guess time.Duration
+	// Cost is the cost of the smallest request that was refused.
+	Cost int64
+	// Unreachable reports whether the bench lasts until the backend is reached.
+	// Until is then the time of the next recheck.
+	Unreachable bool
+	// InDoubt reports, in a snapshot, whether the bench is in doubt.
+	InDoubt bool
+	// Heard reports whether another replica reported the bench.
+	Heard bool
+}
+
+// InForce reports whether the bench keeps requests away, and not its end only.
+func (b *Bench) InForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
+
+// Grace returns how long after the bench's end all requests wait for the result
+// of the probe.
+func (b *Bench) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
+
+// Reason is why a backend is benched. The pool only passes it to listeners.
+type Reason struct {
+	// Class is the class of the backend's reply.
+	Class string
+	// Status is the reply's HTTP status, or 0 if there was no reply.
+	Status int
+	// Hint is where the backend said how long the bench lasts, if it did.
+	Hint string
+	// Cause is a more specific word than the class: dns, refused or certificate
+	// for an unreachable backend, or the code of the backend's error.
+	Cause string
+	// Error is the error in full if there was no reply. It contains no secret.
+	Error string
+}
+
+// Entry is a bench in a Slot. Only the times of its probe and its check change.
+type Entry struct {
+	Bench
+	// extended is when the backend last asked for more.
+	extended time.Time
+	// probe is when the bench's probe was sent.
+	probe trial
+	// check is when a request was sent to check a bench that is in doubt.
+	check trial
+	// promised is until when the backend itself asked for the bench. The rest of it
+	// is a guess, and tried is when a request last tried the backend during that.
+	promised time.Time
+	tried    trial
+	// doubt is one of noDoubt, inDoubt and doubtOver.
+	doubt atomic.Int32
+	// reporter reports the bench to its listeners.
+	reporter Reporter
+	// told reports whether they know that the bench is over.
+	told atomic.Bool
+	// classes are those of the reasons that the bench had so far.
+	classes []string
+}
+
+const (
+	noDoubt int32 = iota
+	inDoubt
+	doubtOver // a check was refused
+)
+
+// checkShare is how many times smaller than the refused request one must be
+// to check a bench that is in doubt.
+const checkShare = 4
+
+// untried is for how long after its end a bench waits for a probe that can be sent
+// again. If only requests come that cannot be sent again, one of them is then the
+// probe: otherwise the backend would never be used again.
+const untried = time.Minute
+
+// While no other member is left, a guess is tried again and again: each time after a
+// part of it has passed, but no sooner than the pause.
+const (
+	guessParts = 20
+	guessPause = 250 * time.Millisecond
+)
+
+// trial is a request that goes first: when it was sent, as nanoseconds since
+// its bench began, plus 1. 0: no request was sent.
+type trial struct{ atomic.Int64 }
+
+func (t *trial) at(b *Entry) time.Time { return b.Since.Add(time.Duration(t.Load() - 1)) }
+
+func (t *trial) claim(b *Entry, now time.Time) bool {
+	return t.CompareAndSwap(0, int64(now.Sub(b.Since))+1)
+}
+
+// pending reports whether the trial is too young for its silence to mean that
+// it was not refused. A throttled backend refuses at once.
+func (t *trial) pending(b *Entry, now time.Time) bool {
+	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
+}
+
+// Reporter reports benches to its listeners until it is closed.
+type Reporter interface {
+	Closed() bool
+}
+
+// NewEntry returns the entry of a bench that the backend asked for now, and that the reporter reports.
+func NewEntry(b Bench, reporter Reporter, now time.Time) *Entry {
+	e := &Entry{Bench: b, extended: now, reporter: reporter}
+	if b.Guess == 0 {
+		e.promised = b.Until
+	}
+	return e
+}
+
+// ReportedBy reports whether the reporter has to report what happens to the bench.
+func (b *Entry) ReportedBy(r Reporter) bool { return b.reporter == r || b.reporter.Closed() }
+
+// TellOnce reports whether listeners do not know yet that the bench is over. From now on, they do.
+func (b *Entry) TellOnce() bool { return b.told.CompareAndSwap(false, true) }
+
+// ClaimProbe records that the probe is sent, unless it was before.
+func (b *Entry) ClaimProbe(now time.Time) bool { return b.probe.claim(b, now) }
+
+// MayBeRefused reports whether the probe may still be refused.
+func (b *Entry) MayBeRefused(now time.Time) bool { return b.probe.pending(b, now) }
+
+// Doubt puts the bench in doubt, unless it was checked. It reports whether that is new.
+func (b *Entry) Doubt() bool { return b.doubt.CompareAndSwap(noDoubt, inDoubt) }
+
+// IsInDoubt reports whether the bench is in doubt.
+func (b *Entry) IsInDoubt() bool { return b.doubt.Load() == inDoubt }

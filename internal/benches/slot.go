@@ -1,0 +1,209 @@
+package benches
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Standing is what benches mean for a request. The worse, the greater.
+type Standing int
+
+const (
+	// Ready: there is no bench, or its trial was not refused.
+	Ready Standing = iota
+	// Due: the next request is the trial.
+	Due
+	// Waiting: another request is the trial.
+	Waiting
+	// Suspected: benched for a failure.
+	Suspected
+	// Guessed: benched because it throttles, but the time is a guess. One request
+	// may try it.
+	Guessed
+	// Throttled: benched because the backend asked for it.
+	Throttled
+)
+
+// Change is what became of a bench.
+type Change int
+
+const (
+	// None: nothing of it has changed.
+	None Change = iota
+	// Began: the backend is benched.
+	Began
+	// Grew: its bench lasts longer than it first did.
+	Grew
+	// Turned: its bench has a new reason, and may have grown.
+	Turned
+)
+
+// Slot holds a bench, or nil.
+type Slot struct{ atomic.Pointer[Entry] }
+
+// Standing returns what the slot means for a request of this cost, if an
+// unfinished bench in it means benched.
+func (s *Slot) Standing(cost int64, now time.Time, benched Standing) Standing {
+	b := s.Load()
+	if b == nil {
+		return Ready
+	}
+	trial := &b.probe
+	if b.InForce(now) {
+		trial = &b.check
+		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
+			if b.tryable(now) {
+				return Guessed
+			}
+			return benched
+		}
+	}
+	switch {
+	case trial.Load() == 0 && now.Sub(b.Until) < untried:
+		return Due
+	case trial.pending(b, now):
+		return Waiting
+	}
+	return Ready
+}
+
+// tryable reports whether one request may try the backend although the bench is in
+// force.
+func (b *Entry) tryable(now time.Time) bool {
+	last := Later(b.extended, b.tried.at(b))
+	return b.Guess > 0 && !now.Before(Later(b.promised, last.Add(max(b.Guess/guessParts, guessPause))))
+}
+
+// ClaimTry takes the right to be the next request that tries a throttle. It
+// succeeds if no throttle is in force.
+func (s *Slot) ClaimTry(now time.Time) bool {
+	b := s.Load()
+	if b == nil || !b.InForce(now) {
+		return true
+	}
+	last := b.tried.Load()
+	return b.tryable(now) && b.tried.CompareAndSwap(last, int64(now.Sub(b.Since))+1)
+}
+
+// checkableBy reports whether a request of this cost may check the bench.
+func (b *Entry) checkableBy(cost int64) bool {
+	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
+}
+
+// muchLarger reports whether the bench is for requests that are so much larger than
+// one of this cost that it may not hold for that one.
+func (b *Entry) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
+
+// Claim takes the right to send a request: the trial, or one of many. It fails
+// if another request is the trial. over is the bench that ended by it, if one
+// did, because its probe was not refused.
+func (s *Slot) Claim(cost int64, now time.Time) (ok bool, over *Entry) {
+	b := s.Load()
+	if b == nil {
+		return true, nil
+	}
+	if b.InForce(now) {
+		return b.checkableBy(cost) && (b.check.claim(b, now) || !b.check.pending(b, now)), nil
+	}
+	if b.probe.claim(b, now) {
+		return true, nil
+	}
+	if b.probe.pending(b, now) {
+		return false, nil
+	}
+	if s.CompareAndSwap(b, nil) {
+		over = b
+	}
+	return true, over
+}
+
+// Clear ends a bench if an attempt that has succeeded started after the
+// backend last asked for it, or was a check of it.
+func (s *Slot) Clear(started time.Time) (over *Entry) {
+	b := s.Load()
+	if b == nil || !started.After(b.extended) && (b.check.Load() == 0 || started.Before(b.check.at(b))) {
+		return nil
+	}
+	if !s.CompareAndSwap(b, nil) {
+		return nil
+	}
+	return b
+}
+
+// Put starts or extends a bench. A bench only grows: a shorter one changes
+// nothing but the cost that the bench is for, and its reason if that is of a
+// class that it did not have so far. over is the bench before it,
+// if there was one and its time has passed. The caller holds the lock.
+func (s *Slot) Put(b *Entry, remote bool) (happened Change, over *Entry) {
+	current := s.Load()
+	if current == nil || !current.InForce(b.Since) {
+		b.classes = []string{b.Class}
+		s.Store(b)
+		return Began, current
+	}
+	b.doubt.Store(current.doubt.Load())
+	b.check.Store(current.check.Load())
+	b.tried.Store(current.tried.Load())
+	b.promised = Later(b.promised, current.promised)
+	if current.muchLarger(b.Cost) {
+		b.doubt.CompareAndSwap(inDoubt, doubtOver)
+	}
+	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
+	b.Since, b.reporter = current.Since, current.reporter
+	happened = b.follow(current, remote)
+	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {
+		b.classes = append(slices.Clip(b.classes), b.Class)
+		happened = Turned
+	} else if b.Until.Equal(current.Until) {
+		b.Reason = current.Reason
+	}
+	s.Store(b)
+	return happened, nil
+}
+
+// follow gives b the end and the ID that it has after a bench that is still in
+// force. If replicas are refused at the same time, each reports its own bench to
+// the others. They are one bench to all, and the smallest of the IDs is
+// its ID, in whichever order a replica hears of them. So one replica sends the
+// probe, and what becomes of it counts for all.
+func (b *Entry) follow(current *Entry, remote bool) Change {
+	longer := b.Until.After(current.Until)
+	switch same := remote && b.Until.Sub(current.Until).Abs() < b.Grace(); {
+	case same:
+		b.ID = min(b.ID, current.ID)
+	case !longer:
+		b.ID = current.ID
+	case !remote:
+		b.ID = current.ID - 1 - rand.Uint64N(idStep)
+	}
+	if !longer {
+		b.Until, b.extended, b.Guess = current.Until, current.extended, current.Guess
+		if b.ID == current.ID {
+			return None
+		}
+	}
+	return Grew
+}
+
+// idStep is by how much the ID of a bench that grows gets smaller at most. So
+// two replicas hardly choose the same, and a bench can grow millions of times.
+const idStep = 1 << 40
+
+// Cast puts a bench in doubt that began at since, unless it was checked. It
+// returns the bench if it is in doubt now. The caller holds the lock.
+func (s *Slot) Cast(since time.Time) *Entry {
+	if b := s.Load(); b != nil && b.Since.Equal(since) && b.doubt.CompareAndSwap(noDoubt, inDoubt) {
+		return b
+	}
+	return nil
+}
+
+// Until returns when the bench ends, or returns the zero time if it has ended.
+func (s *Slot) Until(now time.Time) time.Time {
+	if b := s.Load(); b != nil && now.Before(b.Until) {
+		return b.Until
+	}
+	return time.Time{}
+}
