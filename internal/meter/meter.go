@@ -169,22 +169,5 @@ func (m *meter) reset(now int64, apart bool) time.Duration {
 	return 0
 }
 
-// marks are the parts of a limit that are reported, in percent.
-var marks = [...]int{100, 80}
-
-// crosses returns the mark that the use has reached for the first time in this window, or 0.
-func (m *meter) crosses(used, allowed int64) int {
-	for _, mark := range marks {
-		if mark <= m.marked {
-			return 0
-		}
-		if used >= allowed-allowed/100*int64(100-mark)-allowed%100*int64(100-mark)/100 {
-			m.marked = mark
-			return mark
-		}
-	}
-	return 0
-}
-
 // add adds numbers that are not negative, up to a number that no sum of two exceeds.
 func add(a, b int64) int64 { return min(a+b, 1<<61) }

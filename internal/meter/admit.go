@@ -1,0 +1,194 @@
+package meter
+
+import (
+	"math/bits"
+	"time"
+)
+
+// Estimate is what a request is expected to cost.
+type Estimate struct {
+	// Prompt is the prompt's length, in units of about a token. The caller's own ratio is applied to it.
+	// 0: the request costs no tokens, so no limit of tokens refuses it.
+	Prompt int64
+	// Output is the largest output that the request allows, in tokens. Undeclared: it does not say. 0:
+	// its API has no output.
+	Output int64
+}
+
+// Undeclared is the Output of a request that does not limit it.
+const Undeclared = -1
+
+// Cost is what a request has cost in the end. The zero Cost is that of a request that was not sent.
+type Cost struct {
+	Requests       int64
+	Prompt, Output int64
+	// Counted reports whether a backend counted the tokens. Estimates learn only from such figures.
+	Counted bool
+}
+
+// Reservation is the charge of a request that was admitted, until it is over. The zero Reservation, of a
+// request that has no caller, does nothing.
+type Reservation struct {
+	caller *Caller
+	// at is when the request was admitted, and charged are the ids of the meters that were charged then.
+	at      int64
+	charged uint16
+	tier    uint8
+	// outputs reports whether the request may have an output.
+	outputs bool
+	// length is Estimate.Prompt; prompt and output are the estimate that was charged.
+	length, prompt, output int64
+}
+
+// Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
+// and is above all.
+func (r *Reservation) Tier() int { return int(r.tier) }
+
+// Estimated returns the tokens that the request was charged with.
+func (r *Reservation) Estimated() (prompt, output int64) { return r.prompt, r.output }
+
+// Open reports whether there is something to settle.
+func (r *Reservation) Open() bool { return r.caller != nil }
+
+// Reason is why a request was refused.
+type Reason uint8
+
+// The reasons.
+const (
+	// OverRate: too much was used in a window that slides. The request is admitted after Refusal.Wait.
+	OverRate Reason = iota
+	// OverQuota: too much was used in a day or a month.
+	OverQuota
+	// TooLarge: the prompt alone exceeds a limit.
+	TooLarge
+	// TooMany: the caller has as many requests at a time as it may have.
+	TooMany
+)
+
+// Refusal says why a request was refused.
+type Refusal struct {
+	Reason Reason
+	// Limit is the one that refused it. If there are several, it is the one with the longest wait.
+	Limit Limit
+	// Allowed is how much of the limit this replica may use: all of it, or its share. Used is how much is
+	// used, and Requested how much the request needs. With TooMany these are requests.
+	Allowed, Used, Requested int64
+	// Wait is how long it takes until the request is admitted, if nothing else is used. With OverQuota it
+	// ends when the day or the month begins.
+	Wait time.Duration
+}
+
+// Admit charges all limits with the estimate, or returns why it charged none. An admitted request must be
+// settled.
+func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
+	c.mu.Lock()
+	r, refusal, crossed := c.admit(c.roll(now), e)
+	c.mu.Unlock()
+	c.report(crossed)
+	return r, refusal
+}
+
+func (c *Caller) admit(at int64, e Estimate) (r Reservation, refusal *Refusal, crossed []Crossing) {
+	prompt, output := c.usual.estimate(e)
+	r = Reservation{caller: c, at: at, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	var demoted uint16
+	for mask := c.active; mask != 0; mask &= mask - 1 {
+		id := ID(bits.TrailingZeros16(mask))
+		m, need := &c.meters[id], int64(1)
+		if id.Kind() == Tokens {
+			need = prompt + output
+		}
+		if m.limit.Amount == 0 || need == 0 {
+			continue
+		}
+		allowed, used := m.allowed(c.replicas), m.use(at, c.apart())
+		large := id.Kind() == Tokens && prompt > m.limit.Amount
+		fits := allowed > 0 && add(used, min(need, allowed)) <= allowed
+		switch {
+		case fits && (!large || m.then > 0):
+		case m.then > 0:
+			demoted |= 1 << id
+			r.tier = max(r.tier, uint8(m.then))
+		default:
+			next := Refusal{Limit: m.limit, Allowed: allowed, Used: used, Requested: need}
+			if large {
+				next.Reason, next.Requested = TooLarge, prompt
+			} else {
+				next.Wait = m.wait(at, min(need, allowed), allowed, c.apart())
+				if m.calendar() {
+					next.Reason = OverQuota
+				}
+			}
+			if refusal == nil || refusal.Reason != TooLarge && (large || next.Wait > refusal.Wait) {
+				refusal = &next
+			}
+		}
+	}
+	switch {
+	case refusal != nil:
+		id := refusal.Limit.ID()
+		c.meters[id].refused++
+		if refusal.Reason != TooLarge {
+			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
+		}
+		return Reservation{}, refusal, crossed
+	case c.maxRequests > 0 && c.inFlight >= c.maxRequests:
+		c.busy++
+		return Reservation{}, &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}, nil
+	}
+	for mask := c.active; mask != 0; mask &= mask - 1 {
+		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
+			c.meters[id].charge(prompt + output)
+		} else {
+			c.meters[id].charge(1)
+		}
+	}
+	for ; demoted != 0; demoted &= demoted - 1 {
+		id := ID(bits.TrailingZeros16(demoted))
+		m := &c.meters[id]
+		m.demoted++
+		crossed = c.reached(crossed, id, 100, m.use(at, c.apart()), m.allowed(c.replicas))
+	}
+	c.inFlight++
+	c.reserved += prompt + output
+	return r, nil, crossed
+}
+
+// Settle replaces the estimate with the real cost. What was too much goes back to the windows that it was
+// taken from, and what was too little is charged now. Further calls do nothing.
+func (r *Reservation) Settle(now time.Time, cost Cost) {
+	c := r.caller
+	if c == nil {
+		return
+	}
+	r.caller = nil
+	requests := max(0, cost.Requests)
+	tokens := limited(cost.Prompt) + limited(cost.Output)
+	c.mu.Lock()
+	at := c.roll(now)
+	for mask := c.active | r.charged; mask != 0; mask &= mask - 1 { // a reload may have added or removed limits
+		id := ID(bits.TrailingZeros16(mask))
+		spent, charged := requests, int64(1)
+		if id.Kind() == Tokens {
+			spent, charged = tokens, r.prompt+r.output
+		}
+		if r.charged&(1<<id) == 0 {
+			charged = 0
+		}
+		m := &c.meters[id]
+		m.roll(id, at, c.location)
+		if spent > charged {
+			m.charge(spent - charged)
+		} else if spent < charged {
+			m.refund(charged-spent, r.at)
+		}
+	}
+	c.inFlight--
+	c.reserved -= r.prompt + r.output
+	if cost.Counted {
+		c.usual.learn(r, cost)
+	}
+	crossed := c.crossed(at)
+	c.mu.Unlock()
+	c.report(crossed)
+}

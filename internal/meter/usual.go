@@ -1,0 +1,59 @@
+package meter
+
+import "math"
+
+// usual is what a caller's requests usually cost, as moving averages.
+type usual struct {
+	// length and prompt are Estimate.Prompt and the tokens that backends counted: the ratio of these
+	// corrects estimates.
+	length, prompt float64
+	// output is that of requests that may have one.
+	output           float64
+	prompts, outputs int
+}
+
+var newUsual = usual{length: 256, prompt: 256, output: 128}
+
+// memory is how many requests a moving average remembers.
+const memory = 16
+
+// The ratio's bounds: an estimate is never further from the prompt's length.
+const (
+	leastRatio = 1.0 / 8
+	mostRatio  = 4.0
+)
+
+func (u *usual) ratio() float64 { return min(max(u.prompt/u.length, leastRatio), mostRatio) }
+
+// estimate returns how many tokens a request is expected to cost.
+func (u *usual) estimate(e Estimate) (prompt, output int64) {
+	if e.Prompt <= 0 {
+		return 0, 0
+	}
+	prompt = int64(math.Ceil(float64(limited(e.Prompt)) * u.ratio()))
+	twice := max(1, int64(math.Ceil(2*u.output)))
+	if e.Output < 0 {
+		return prompt, twice
+	}
+	return prompt, min(e.Output, twice)
+}
+
+func (u *usual) learn(r *Reservation, cost Cost) {
+	if r.length > 0 && cost.Prompt > 0 {
+		part := weight(&u.prompts)
+		u.length += part * (float64(limited(r.length)) - u.length)
+		u.prompt += part * (float64(limited(cost.Prompt)) - u.prompt)
+	}
+	if r.outputs {
+		u.output += weight(&u.outputs) * (float64(limited(cost.Output)) - u.output)
+	}
+}
+
+// weight is how much the next sample counts: the first ones count more.
+func weight(samples *int) float64 {
+	*samples = min(*samples+1, memory)
+	return 1 / float64(*samples+1)
+}
+
+// limited returns a number of tokens that a counter can add.
+func limited(tokens int64) int64 { return min(max(0, tokens), MaxAmount) }
