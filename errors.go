@@ -68,7 +68,9 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 	}
 	ex.balancer.front.Final(best.Header)
 	ex.balancer.front.Final(best.Trailer)
-	ex.admission.SetHeader(best.Header, time.Now())
+	if ex.admission.Limited() {
+		ex.admission.SetHeader(best.Header, time.Now())
+	}
 }
 
 // undecided reports whether the best reply says that an account does not have

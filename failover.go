@@ -214,7 +214,9 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	res, tokens := r.Commit(ex.writer, ex)
 	ex.record.status, ex.record.usage = res.StatusCode, tokens
 	ex.forbidRetry(res)
-	ex.admission.SetHeader(res.Header, time.Now())
+	if ex.admission.Limited() {
+		ex.admission.SetHeader(res.Header, time.Now())
+	}
 	return res
 }
 

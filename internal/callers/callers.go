@@ -173,10 +173,13 @@ var headerNames = [...][3]string{
 	meter.Tokens:   {headerPrefix + "Limit-Tokens", headerPrefix + "Remaining-Tokens", headerPrefix + "Reset-Tokens"},
 }
 
+// Limited reports whether the caller has limits. It is cheap enough to be asked of each reply.
+func (a *Admission) Limited() bool { return a.entry != nil && a.entry.limited }
+
 // SetHeader replaces the fields that say how much of the backend's limits is left by those of the caller's
 // limits, if it has any: of each kind the one of which the smallest part is left.
 func (a *Admission) SetHeader(header http.Header, now time.Time) {
-	if a.entry == nil || !a.entry.limited {
+	if !a.Limited() {
 		return
 	}
 	for name := range header {

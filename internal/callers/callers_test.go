@@ -32,7 +32,7 @@ func TestWithoutCallersThereIsNothing(t *testing.T) {
 	header := http.Header{"X-Ratelimit-Limit-Tokens": {"1"}}
 	a.SetHeader(header, time.Now())
 	a.Settle(time.Now(), meter.Cost{Requests: 1})
-	if a.Open() || a.CountsTokens() || a.Tier() != 0 || a.Prompt() != 0 || len(header) != 1 {
+	if a.Open() || a.Limited() || a.CountsTokens() || a.Tier() != 0 || a.Prompt() != 0 || len(header) != 1 {
 		t.Errorf("the zero Admission has something: %+v", a)
 	}
 }
