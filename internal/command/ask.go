@@ -1,0 +1,120 @@
+package command
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// answer is what a backend said, or why it said nothing.
+type answer struct {
+	request *http.Request
+	secrets keys.Secrets
+	status  int
+	header  http.Header
+	body    []byte
+	tls     *tls.ConnectionState
+	ip      string
+	err     error
+	// credential reports that the error is about getting one.
+	credential bool
+	connected  bool
+	// unresolved reports that the error is about the name of the host.
+	unresolved bool
+	times      map[string]int64
+}
+
+// ask sends a request and reads the reply, within the time limit.
+func (o *one) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) (a answer) {
+	o.slots <- struct{}{}
+	defer func() { <-o.slots }()
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	t := newTrace()
+	a.times = t.times
+	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), method, route, query, body)
+	if a.err != nil {
+		a.credential = true
+		return a
+	}
+	res, err := o.transport.RoundTrip(a.request)
+	t.end(&a)
+	if err != nil {
+		a.err = err
+		return a
+	}
+	defer res.Body.Close()
+	a.status, a.header, a.tls = res.StatusCode, res.Header, res.TLS
+	a.body, a.err = io.ReadAll(io.LimitReader(res.Body, maxBody))
+	return a
+}
+
+// trace measures the parts of a request.
+type trace struct {
+	httptrace.ClientTrace
+	// mu guards the rest: net/http may still dial when the request is over.
+	mu         sync.Mutex
+	started    map[string]time.Time
+	times      map[string]int64
+	unresolved bool
+	connected  bool
+	ip         string
+}
+
+func newTrace() *trace {
+	t := &trace{started: map[string]time.Time{}, times: map[string]int64{}}
+	t.begin("total")
+	t.DNSStart = func(httptrace.DNSStartInfo) { t.begin("resolve") }
+	t.DNSDone = func(done httptrace.DNSDoneInfo) {
+		t.done("resolve")
+		t.mu.Lock()
+		t.unresolved = done.Err != nil
+		t.mu.Unlock()
+	}
+	t.ConnectStart = func(string, string) { t.begin("connect") }
+	t.ConnectDone = func(_, _ string, err error) {
+		if err == nil {
+			t.done("connect")
+		}
+	}
+	t.TLSHandshakeStart = func() { t.begin("tls") }
+	t.TLSHandshakeDone = func(tls.ConnectionState, error) { t.done("tls") }
+	t.GotConn = func(got httptrace.GotConnInfo) {
+		t.mu.Lock()
+		t.connected, t.ip = true, got.Conn.RemoteAddr().String()
+		t.mu.Unlock()
+		t.begin("reply")
+	}
+	t.GotFirstResponseByte = func() { t.done("reply") }
+	return t
+}
+
+func (t *trace) begin(part string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, again := t.started[part]; !again {
+		t.started[part] = time.Now()
+	}
+}
+
+func (t *trace) done(part string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.times[part] = time.Since(t.started[part]).Milliseconds()
+}
+
+// end adds what was measured to an answer.
+func (t *trace) end(a *answer) {
+	t.done("total")
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a.unresolved, a.connected, a.ip, a.times = t.unresolved, t.connected, t.ip, maps.Clone(t.times)
+}

@@ -1,0 +1,146 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// listModels asks for the list of models. A gateway with Azure's classic paths may have no others.
+func (o *one) listModels(ctx context.Context) answer {
+	a := o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: "/models"}, "", nil)
+	if a.status == http.StatusNotFound && o.HasClassicPaths() {
+		return o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.AzureClassic, Operation: "/models"}, classicVersion, nil)
+	}
+	return a
+}
+
+// readList reads the list of models. It reports whether there is more to find out.
+func (o *one) readList(a answer) (more bool) {
+	class, more := o.judge(a)
+	if !more {
+		return false
+	}
+	if class == verdict.NotPermitted { // a key for inference alone
+		o.accepted()
+		return true
+	}
+	if a.status != http.StatusOK {
+		o.problem(Warning, "there is no list of models at %s: %s", a.request.URL.Path, refusal(a))
+		return true
+	}
+	var list struct{ Data []struct{ ID string } }
+	if err := json.Unmarshal(a.body, &list); err != nil || list.Data == nil {
+		o.problem(Warning, "the reply from %s is not a list of models: is this the API?", a.request.URL.Path)
+		return true
+	}
+	o.accepted()
+	n := len(list.Data)
+	if o.Checked.Listed = &n; o.Azure {
+		return true // Azure lists the models that could be deployed, and no deployment
+	}
+	for i := range o.Checked.Models {
+		m := &o.Checked.Models[i]
+		m.State = missing
+		if slices.ContainsFunc(list.Data, func(listed struct{ ID string }) bool { return listed.ID == m.Name }) {
+			m.State = found
+		}
+	}
+	return true
+}
+
+// askModels asks for each model that the options name. Without spend, the request has no messages: the
+// backend refuses it at no cost, and says whether it has no such deployment.
+func (o *one) askModels(ctx context.Context) {
+	answers := make([]answer, len(o.Checked.Models))
+	var wait sync.WaitGroup
+	for i, m := range o.Checked.Models {
+		wait.Go(func() { answers[i] = o.askModel(ctx, m.Name) })
+	}
+	wait.Wait()
+	for i, a := range answers {
+		o.readModel(&o.Checked.Models[i], a)
+	}
+}
+
+// askModel asks a model for one token. A model that does not chat may embed.
+func (o *one) askModel(ctx context.Context, name string) answer {
+	body := map[string]any{"model": name}
+	if o.spend {
+		body["messages"] = []map[string]string{{"role": "user", "content": "Hi"}}
+		body["max_completion_tokens"] = 1
+	}
+	a := o.infer(ctx, "/chat/completions", name, body)
+	if o.spend && (a.status == http.StatusBadRequest || a.status == http.StatusNotFound) && !isNoModel(a) {
+		if b := o.infer(ctx, "/embeddings", name, map[string]any{"model": name, "input": "Hi"}); b.status == http.StatusOK {
+			return b
+		}
+	}
+	return a
+}
+
+func isNoModel(a answer) bool {
+	return verdict.Judge(verdict.Reply{Status: a.status, Body: a.body}) == verdict.NoModel
+}
+
+// infer sends a request to a model: by the v1 API, or by Azure's classic path if there is nothing.
+func (o *one) infer(ctx context.Context, operation, name string, body map[string]any) answer {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return answer{err: err}
+	}
+	a := o.ask(ctx, http.MethodPost, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: operation}, "", text)
+	if a.status == http.StatusNotFound && o.HasClassicPaths() && !isNoModel(a) {
+		route := openaiapi.Route{Dialect: openaiapi.AzureClassic, Deployment: openaiapi.EscapeSegment(name), Operation: operation}
+		return o.ask(ctx, http.MethodPost, route, classicVersion, text)
+	}
+	return a
+}
+
+// readModel records what a model answered.
+func (o *one) readModel(m *Model, a answer) {
+	if a.err != nil {
+		o.problem(Failed, "model %s: no reply: %s", Printable(m.Name), verdict.CauseOf(a.err))
+		return
+	}
+	o.readRemaining(a.header)
+	class := verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
+	switch {
+	case class == verdict.NoModel:
+		m.State = missing
+	case !o.spend: // it was not a valid request
+	case class == verdict.Served, bytes.Contains(a.body, []byte("max_tokens or model output limit")):
+		m.State = served
+		o.accepted()
+	case class == verdict.Throttled:
+		m.State = refused
+		o.problem(Warning, "model %s is throttled now: %s", Printable(m.Name), refusal(a))
+	case class == verdict.Credential && o.Credentials.Passthrough:
+	case class == verdict.ClientError && a.status == http.StatusBadRequest:
+		m.State = refused
+		o.problem(Warning, "model %s answers, but serves neither chat nor embeddings: %s", Printable(m.Name), refusal(a))
+	default:
+		m.State = refused
+		o.problem(Failed, "model %s is not served: %s, %s", Printable(m.Name), class, refusal(a))
+	}
+}
+
+// judgeModels records the models that are missing.
+func (o *one) judgeModels() {
+	var names []string
+	for _, m := range o.Checked.Models {
+		if m.State == missing {
+			names = append(names, Printable(m.Name))
+		}
+	}
+	if len(names) > 0 {
+		o.problem(Failed, "the backend does not have %s", strings.Join(names, ", "))
+	}
+}
