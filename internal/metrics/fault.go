@@ -24,7 +24,7 @@ func FaultOf(class string) Fault {
 	case string(verdict.Served), apierror.Ready, apierror.Unready, apierror.Models:
 		return NoFault
 	case string(verdict.ClientError), string(verdict.TooLarge), string(verdict.ClientLeft),
-		apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel:
+		apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited:
 		return CallersFault
 	}
 	return ServiceFault
