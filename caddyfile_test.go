@@ -92,7 +92,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a ceiling above 100 %", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 101%", []string{"Caddyfile:5", "tier 'x': ceiling '101%' is not a percentage from 1% to 100%"}},
 		{"a ceiling without %", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 80", []string{"Caddyfile:5", "ceiling '80' is not a percentage"}},
 		{"ceilings that do not fall", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 50%\ntier y 50%", []string{"Caddyfile:6", "tier 'y': ceiling '50%' is not below that of the more important tier 'x', which is 50%"}},
-		{"two tiers without a ceiling", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x\ntier y", []string{"Caddyfile:6", "tier 'y': ceiling '100%' is not below"}},
+		{"two tiers without a ceiling", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x\ntier y", []string{"Caddyfile:6", "tier 'y' has no ceiling, and only the first tier may be without one: expected 'tier y <percent>%', below the 100% of the more important tier 'x'"}},
 		{"a tier twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 50%\ntier x 40%", []string{"Caddyfile:6", "tier 'x' is given twice"}},
 		{"nine tiers", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier t0 90%\ntier t1 89%\ntier t2 88%\ntier t3 87%\ntier t4 86%\ntier t5 85%\ntier t6 84%\ntier t7 83%\ntier t8 82%\n", []string{"Caddyfile:13", "tier 't8': expected at most 8 tiers"}},
 		{"an unknown timezone", "backend http://a\nclient_key alice sk-0123456789abcdef\ntimezone Europe/Nowhere", []string{"Caddyfile:5", "timezone 'Europe/Nowhere' is not known: expected a name of the IANA database, such as UTC or Europe/Berlin"}},

@@ -71,7 +71,7 @@ type Tier struct {
 
 	// Ceiling is how much of a backend may be used for the tier's requests to go
 	// there, in percent, while callers of a better tier use the model. It is below
-	// that of the tier before. Default: no ceiling.
+	// that of the tier before. Only the first tier may be without one. Default: no ceiling.
 	Ceiling *int `json:"ceiling,omitempty"`
 }
 
@@ -134,6 +134,8 @@ func (c *Config) checkTier(i int, t Tier) error {
 		return errors.New(" has no name")
 	case slices.ContainsFunc(c.Tiers[:i], func(other Tier) bool { return other.Name == t.Name }):
 		return errors.New(" is given twice")
+	case i > 0 && t.Ceiling == nil:
+		return fmt.Errorf(" has no ceiling, and only the first tier may be without one: expected 'tier %s <percent>%%', below the %d%% of the more important tier '%s'", t.Name, c.Tiers[i-1].ceiling(), c.Tiers[i-1].Name)
 	case ceiling < 1 || ceiling > 100:
 		return fmt.Errorf(": ceiling '%d%%' is not from 1%% to 100%%", ceiling)
 	case i > 0 && ceiling >= c.Tiers[i-1].ceiling():
