@@ -28,7 +28,7 @@ func (h *Handler) provisionCallers(ctx caddy.Context) error {
 	if h.link == nil { // otherwise other replicas remember what was used
 		storage = ctx.Storage()
 	}
-	if h.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Storage: storage, Logger: h.logger}); h.callers == nil {
+	if h.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Storage: storage, Logger: h.logger, Crossed: h.balancer.events.Crossed}); h.callers == nil {
 		return nil
 	}
 	h.link.Share(h.Pool, callers.MetersOf(h.Pool))

@@ -23,7 +23,9 @@ type Callers struct {
 	kept   *kept
 	name   string
 	log    *zap.Logger
-	file   *savedFile
+	// crossed gets the marks that the use of limits has reached.
+	crossed func(meter.Crossing)
+	file    *savedFile
 	// location is where days and months begin.
 	location *time.Location
 }
@@ -44,6 +46,8 @@ type Options struct {
 	// Storage is where the use of long windows is saved. nil: nowhere.
 	Storage certmagic.Storage
 	Logger  *zap.Logger
+	// Crossed gets the marks that the use of limits has reached. nil: nothing does.
+	Crossed func(meter.Crossing)
 }
 
 // inUse keeps the meters through config reloads.
@@ -54,7 +58,7 @@ func New(o Options) *Callers {
 	if len(o.Callers) == 0 {
 		return nil
 	}
-	c := &Callers{byName: make(map[string]*entry), others: new(entry), name: o.Pool, log: o.Logger, file: savedFileOf(o.Storage, o.Pool)}
+	c := &Callers{byName: make(map[string]*entry), others: new(entry), name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
 	c.location, _ = o.Location() // it was checked
 	tiers := o.tierNames()
 	c.others.settings = meter.Settings{Location: c.location}
@@ -83,7 +87,7 @@ func New(o Options) *Callers {
 // Start applies the options. Those of the config before apply until the new one is in use, because it may
 // fail.
 func (c *Callers) Start() {
-	c.kept.configure(c.file, c.log)
+	c.kept.configure(c.file, c.log, c.crossed)
 	c.kept.meters.Configure(time.Now(), func(name string) meter.Settings { return c.of(name).settings })
 }
 

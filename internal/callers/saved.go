@@ -31,6 +31,8 @@ type kept struct {
 	meters *meter.Callers
 	logger atomic.Pointer[zap.Logger]
 	file   atomic.Pointer[savedFile] // nil: nothing is saved
+	// reports gets the marks that the use of limits has reached.
+	reports atomic.Pointer[func(meter.Crossing)]
 
 	// started begins the reading, which is over when done is closed. read reports whether it succeeded.
 	started sync.Once
@@ -78,21 +80,17 @@ func (k *kept) Destruct() error {
 	return nil
 }
 
-func (k *kept) configure(file *savedFile, logger *zap.Logger) {
+func (k *kept) configure(file *savedFile, logger *zap.Logger, reports func(meter.Crossing)) {
 	k.logger.Store(logger)
 	k.file.Store(file)
+	k.reports.Store(&reports)
 }
 
-// crossed logs that the use of a limit has reached a mark.
+// crossed passes on that the use of a limit has reached a mark.
 func (k *kept) crossed(x meter.Crossing) {
-	if x.Limit.Unit < meter.Minute {
-		return // it happens too often
+	if report := *k.reports.Load(); report != nil {
+		report(x)
 	}
-	log, message := k.logger.Load().Info, "caller nears its limit"
-	if x.Percent == 100 {
-		log, message = k.logger.Load().Warn, "caller reached its limit"
-	}
-	log(message, zap.String("caller", x.Caller), zap.Stringer("limit", x.Limit), zap.Int64("used", x.Used), zap.Int64("allowed", x.Allowed))
 }
 
 // restore waits until what was saved has been read, but not for long: requests can do without it, and it is

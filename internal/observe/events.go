@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -17,6 +18,8 @@ const (
 	benchedEvent      = "openai_lb.benched"
 	recoveredEvent    = "openai_lb.recovered"
 	allThrottledEvent = "openai_lb.all_throttled"
+	nearLimitEvent    = "openai_lb.caller_near_limit"
+	atLimitEvent      = "openai_lb.caller_at_limit"
 )
 
 const (
@@ -144,6 +147,23 @@ func (s *Events) AllThrottled() {
 	}
 	s.emit(allThrottledEvent, map[string]any{"pool": s.pool, "requests": s.refused})
 	s.throttled, s.refused = now, 0
+}
+
+// Crossed logs, and emits as an event, that the use of a caller's limit has reached a mark. It does nothing
+// for a limit per second, which may reach one many times a minute.
+func (s *Events) Crossed(x meter.Crossing) {
+	if x.Limit.Unit < meter.Minute {
+		return
+	}
+	log, message, name := s.Info, "caller nears its limit", nearLimitEvent
+	if x.Percent == 100 {
+		log, message, name = s.Warn, "caller reached its limit", atLimitEvent
+	}
+	kind, limit := x.Limit.Kind.String(), x.Limit.String()
+	log(message, zap.String("caller", x.Caller), zap.String("kind", kind), zap.String("limit", limit), zap.Int64("used", x.Used), zap.Int64("allowed", x.Allowed))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.emit(name, map[string]any{"pool": s.pool, "caller": x.Caller, "kind": kind, "limit": limit, "used": x.Used, "allowed": x.Allowed})
 }
 
 // emit queues an event. The caller holds the lock.

@@ -27,8 +27,14 @@ func TestMarksOfALimitAreLoggedOncePerWindow(t *testing.T) {
 			time.Sleep(2 * time.Second)
 		}
 		for _, message := range []string{"caller nears its limit", "caller reached its limit"} {
-			if got := w.Logged(message); len(got) != 1 || got[0].ContextMap()["limit"] != "10/minute" || got[0].ContextMap()["caller"] != "alice" {
-				t.Errorf("%s: got %v", message, got)
+			got := w.Logged(message)
+			if len(got) != 1 {
+				t.Fatalf("%s: got %v", message, got)
+			}
+			for field, want := range map[string]any{"pool": w.Handler.Pool, "caller": "alice", "kind": "requests", "limit": "10/minute", "allowed": int64(10)} {
+				if is := got[0].ContextMap()[field]; is != want {
+					t.Errorf("%s: %s is %v, want %v", message, field, is, want)
+				}
 			}
 		}
 	})

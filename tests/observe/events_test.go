@@ -125,3 +125,34 @@ func TestAHandlerOfEventsThatPanicsDoesNotEndCaddy(t *testing.T) {
 		takeAnother <- struct{}{}
 	}
 }
+
+func TestEventsTellOfLimitsThatAreReached(t *testing.T) {
+	takenEvents, takeAnother = make(chan string), make(chan struct{})
+	_, server := lbtest.Listen(t, "a")
+	pool := lbtest.Unique("limited")
+	address := lbtest.ServeAt(t, "openai_lb {\npool "+pool+"\nbackend "+server.URL+"\nclient_key alice key-of-alice-0123\nclient_key bob key-of-bob-01234567\n"+
+		"caller * {\nrequests 5/day\nrequests 1M/second\n}\n}",
+		"events {\non openai_lb.caller_near_limit openai_lb_test\non openai_lb.caller_at_limit openai_lb_test\n}")
+	client := lbtest.NewClient(t)
+	chats := func(key string, n, want int) {
+		t.Helper()
+		for range n {
+			lbtest.Post(client, "http://"+address+"/v1/chat/completions", `{"model":"gpt-4o"}`, "Api-Key", key).WantStatus(t, want)
+		}
+	}
+	wantEvent := func(name, caller, used string) {
+		t.Helper()
+		want := "openai_lb." + name + " from http.handlers.openai_lb: allowed=5 caller=" + caller + " kind=requests limit=5/day pool=" + pool + " used=" + used
+		if got := <-takenEvents; got != want {
+			t.Errorf("the event is %q, want %q", got, want)
+		}
+		takeAnother <- struct{}{}
+	}
+	chats("key-of-alice-0123", 4, 200)
+	wantEvent("caller_near_limit", "alice", "4")
+	chats("key-of-alice-0123", 1, 200)
+	wantEvent("caller_at_limit", "alice", "5")
+	chats("key-of-alice-0123", 3, 429) // each is an event once in a window
+	chats("key-of-bob-01234567", 4, 200)
+	wantEvent("caller_near_limit", "bob", "4")
+}
