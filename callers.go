@@ -31,8 +31,8 @@ func (h *Handler) provisionCallers(ctx caddy.Context) error {
 	if h.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Storage: storage, Logger: h.logger, Crossed: h.balancer.events.Crossed}); h.callers == nil {
 		return nil
 	}
-	h.link.Share(h.Pool, callers.MetersOf(h.Pool))
-	h.balancer.tiers = h.QuotaTiers()
+	h.balancer.Callers, h.balancer.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
+	h.link.Share(h.Pool, h.balancer.Callers)
 	return observe.On(ctx, observe.Started, h.callers.Start)
 }
 
@@ -64,6 +64,7 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	now := time.Now()
 	admission, refusal := h.callers.Admit(now, name, estimate)
 	if refusal != nil {
+		h.balancer.metrics.Limited(api.caller.Label, refusal)
 		return h.callers.Refuse(ex.request, now, name, &admission, refusal)
 	}
 	ex.admission = admission

@@ -15,6 +15,9 @@ type Use struct {
 	Refused, Demoted uint64
 }
 
+// Ratio returns which part is used, 0 to 1 and above.
+func (u *Use) Ratio() float64 { return float64(u.Used) / float64(max(1, u.Allowed)) }
+
 // Left returns how much is left.
 func (u *Use) Left() int64 { return max(0, u.Allowed-u.Used) }
 
@@ -34,6 +37,9 @@ type Snapshot struct {
 	Reserved int64
 	// Ratio is that of a prompt's tokens to its length, and Output the usual output.
 	Ratio, Output float64
+	// Estimated and Reported are the average tokens that the last requests were charged with, and that
+	// backends reported in the end. They are 0 without such requests.
+	Estimated, Reported float64
 	// Replicas is how many replicas share the limits without hearing each other, or 0.
 	Replicas int
 }
@@ -44,7 +50,7 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
-		Ratio: c.usual.ratio(), Output: c.usual.output, Replicas: c.replicas}
+		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.replicas}
 	for id := range c.all() {
 		if c.meters[id].limit.Amount > 0 {
 			s.Limits = append(s.Limits, c.usage(id, at))

@@ -10,6 +10,10 @@ type usual struct {
 	// output is that of requests that may have one.
 	output           float64
 	prompts, outputs int
+	// estimated and reported are the tokens that requests were charged with, and that backends counted:
+	// they show how good the estimates are.
+	estimated, reported float64
+	requests            int
 }
 
 var newUsual = usual{length: 256, prompt: 256, output: 128}
@@ -46,6 +50,11 @@ func (u *usual) learn(r *Reservation, cost Cost) {
 	}
 	if r.outputs {
 		u.output += weight(&u.outputs) * (float64(limited(cost.Output)) - u.output)
+	}
+	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 && reported > 0 {
+		part := weight(&u.requests)
+		u.estimated += part * (float64(estimated) - u.estimated)
+		u.reported += part * (float64(reported) - u.reported)
 	}
 }
 

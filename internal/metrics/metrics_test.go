@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -102,6 +103,37 @@ func TestSoManyCallersAreToldApart(t *testing.T) {
 			t.Errorf("the next one is %s, want %s", got, Other)
 		}
 	}
+}
+
+func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
+	before := &callers
+	for i := range maxLabels {
+		Caller(fmt.Sprint("caller-", i))
+	}
+	t.Cleanup(func() { clear(before.given) })
+	name, now := unique("others"), time.Now()
+	limit, err := meter.ParseLimit(meter.Tokens, "100/day")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cs := meter.NewCallers(nil)
+	cs.Configure(now, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+	for i, tokens := range []int64{20, 80, 50} {
+		a, refusal := cs.Get(now, fmt.Sprint("further-", i)).Admit(now, meter.Estimate{Prompt: 100})
+		if refusal != nil {
+			t.Fatal(refusal)
+		}
+		a.Settle(now, meter.Cost{Requests: 1, Prompt: tokens, Counted: true})
+	}
+	cs.Get(now, "idle")
+	p := pool.New(nil)
+	entry := &pools.Entry{Name: name, Pool: p, Callers: cs}
+	pools.Default.Add(entry)
+	t.Cleanup(func() {
+		pools.Default.Remove(entry)
+		p.Close()
+	})
+	wantValues(t, name, map[string]float64{"caller_limit_used_ratio other tokens day": .8, "caller_estimate_ratio other": 2})
 }
 
 func TestABenchCountsAsItGoesOn(t *testing.T) {

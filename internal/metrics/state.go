@@ -44,7 +44,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc, limitUsedDesc, estimateDesc} {
 		descs <- d
 	}
 }
@@ -52,7 +52,7 @@ func (state) Describe(descs chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (state) Collect(metrics chan<- prometheus.Metric) {
 	now := time.Now()
-	seen := make(map[[2]string]bool)
+	seen, callers := make(map[[2]string]bool), newCallerGauges()
 	for _, entry := range pools.Default.Entries() {
 		p := Of(entry.Name)
 		for _, s := range entry.Pool.Snapshot(now) {
@@ -62,7 +62,9 @@ func (state) Collect(metrics chan<- prometheus.Metric) {
 				b.collect(s, now, metrics)
 			}
 		}
+		callers.add(p.name, entry.Callers, now)
 	}
+	callers.collect(metrics)
 }
 
 func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus.Metric) {

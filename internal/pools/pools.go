@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -28,6 +29,8 @@ type Entry struct {
 	// Rechecker is a *backend.Rechecker, which has the backends and their transport. This
 	// package cannot import it. A plain reverse_proxy has none.
 	Rechecker pool.Listener
+	// Callers are what its callers use, or nil if it does not limit them.
+	Callers *meter.Callers
 }
 
 // Set is a set of pools in use. The zero Set is empty.

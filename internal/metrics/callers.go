@@ -1,0 +1,77 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+var (
+	callerLimitedTotal = counter("caller_limited_total",
+		"Requests that a limit of their caller refused, by the limit.", "pool", "caller", "kind", "window")
+
+	limitUsedDesc = desc("caller_limit_used_ratio",
+		"Which part of a caller's limit is used, 0 to 1 and above. Of callers that share a label: the largest part.",
+		"pool", "caller", "kind", "window")
+	estimateDesc = desc("caller_estimate_ratio",
+		"The estimated tokens of a caller's last requests, divided by the tokens that replies reported.", "pool", "caller")
+)
+
+// Limited counts a request that a limit of its caller refused. The caller is a label, see Caller.
+func (p *Pool) Limited(caller string, r *meter.Refusal) {
+	kind, window := r.Limit.Kind.String(), r.Limit.Unit.String()
+	if r.Reason == meter.TooMany {
+		kind, window = "max_requests", ""
+	}
+	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window).Inc()
+}
+
+// callerGauges are the gauges of callers, by their labels. Several callers, and several pools, may share
+// a label.
+type callerGauges struct {
+	// used are the largest parts of a limit that are used.
+	used map[limitLabels]float64
+	// estimates are the sums of estimated and of reported tokens.
+	estimates map[callerLabels]struct{ estimated, reported float64 }
+}
+
+type callerLabels struct{ pool, caller string }
+
+type limitLabels struct {
+	callerLabels
+	kind, window string
+}
+
+func newCallerGauges() *callerGauges {
+	return &callerGauges{make(map[limitLabels]float64), make(map[callerLabels]struct{ estimated, reported float64 })}
+}
+
+// add adds the callers of a pool. callers may be nil.
+func (g *callerGauges) add(pool string, callers *meter.Callers, now time.Time) {
+	if callers == nil {
+		return
+	}
+	for _, c := range callers.All() {
+		s, its := c.Snapshot(now), callerLabels{pool, Caller(c.Name())}
+		for _, u := range s.Limits {
+			limit := limitLabels{its, u.Limit.Kind.String(), u.Limit.Unit.String()}
+			g.used[limit] = max(g.used[limit], u.Ratio())
+		}
+		if s.Reported > 0 {
+			sum := g.estimates[its]
+			sum.estimated, sum.reported = sum.estimated+s.Estimated, sum.reported+s.Reported
+			g.estimates[its] = sum
+		}
+	}
+}
+
+func (g *callerGauges) collect(metrics chan<- prometheus.Metric) {
+	for its, used := range g.used {
+		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, its.pool, its.caller, its.kind, its.window)
+	}
+	for its, sum := range g.estimates {
+		metrics <- prometheus.MustNewConstMetric(estimateDesc, prometheus.GaugeValue, sum.estimated/sum.reported, its.pool, its.caller)
+	}
+}
