@@ -1,0 +1,143 @@
+package callers
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/state"
+	"github.com/openai-lb/caddy-openai-lb/state/statetest"
+)
+
+// engine is one of state, in memory.
+type engine struct {
+	Hub string `json:"hub"`
+}
+
+func init() { caddy.RegisterModule(engine{}) }
+
+// hubs are the hubs of engines, by their names.
+var hubs sync.Map
+
+func (engine) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.openai_lb.state.hub", New: func() caddy.Module { return new(engine) }}
+}
+
+func (e *engine) Identity() string { return e.Hub }
+
+func (e *engine) Open() (state.Store, error) { return hubOf(e.Hub).Store(), nil }
+
+func (e *engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	d.AllArgs(&e.Hub)
+	return nil
+}
+
+func hubOf(name string) *statetest.Hub {
+	hub, _ := hubs.LoadOrStore(name, statetest.NewHub())
+	return hub.(*statetest.Hub)
+}
+
+// connect makes the balancer exchange with other replicas what callers use, which it does in Caddy once its
+// config is in use.
+func connect(t *testing.T, hub string) {
+	t.Helper()
+	raw, err := json.Marshal(map[string]string{"engine": "hub", "hub": hub})
+	if err != nil {
+		t.Fatal(err)
+	}
+	link, err := (&replicas.State{StateRaw: raw}).Join(lbtest.Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	link.Start()
+	t.Cleanup(func() { link.Close() })
+}
+
+// otherReplica is what alice uses at another replica, as if that were in another process.
+type otherReplica struct{ alice *meter.Caller }
+
+// anotherReplica starts one whose callers have a limit of tokens.
+func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
+	t.Helper()
+	limit, err := meter.ParseLimit(meter.Tokens, tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	callers := meter.NewCallers(nil)
+	callers.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+	r := replicas.New(hubOf(hub).Store(), zap.NewNop())
+	r.NewLink().Share(pool, callers)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return otherReplica{callers.Get(time.Now(), "alice")}
+}
+
+// spend uses tokens.
+func (r otherReplica) spend(tokens int64) {
+	a, _ := r.alice.Admit(time.Now(), meter.Estimate{Prompt: 1})
+	a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
+}
+
+// wantUsed checks how much of the limit the replica takes for used.
+func (r otherReplica) wantUsed(t *testing.T, want int64) {
+	t.Helper()
+	if got := r.alice.Snapshot(time.Now()).Limits[0].Used; got != want {
+		t.Errorf("to the other replica, alice has used %d tokens, want %d", got, want)
+	}
+}
+
+// flush is within which time replicas hear of what a caller has used that is above half of a limit, and late
+// is that of a caller below.
+const flush, late = 250 * time.Millisecond, 2 * time.Second
+
+// pass waits until a time has passed, and what is due then is done.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
+	hub := lbtest.Unique("hub")
+	inBubble(t, "caller alice {\ntokens 1000/hour\n}\nstate hub "+hub, func(t *testing.T, w *world) {
+		connect(t, hub)
+		other := anotherReplica(t, hub, w.Handler.Pool, "1000/hour")
+		time.Sleep(3 * time.Second) // they know each other
+		w.AllReply(used(20, 580))
+		w.chat(prompt(20, `"max_tokens":1,`)).WantServed(t, "a")
+		pass(late)
+		other.wantUsed(t, 600)
+
+		other.spend(150)
+		pass(flush)
+		w.AllReply(used(100, 50))
+		got := w.chat(prompt(100, `"max_tokens":50,`))
+		got.WantServed(t, "a")
+		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "100")
+		pass(flush)
+		other.wantUsed(t, 900)
+
+		other.spend(100)
+		pass(flush)
+		w.chat(prompt(100, `"max_tokens":50,`)).WantError(t, 429, "rate_limit_exceeded")
+		w.WantCalls(map[string]int{"a": 2})
+	})
+}
