@@ -26,10 +26,9 @@ type answer struct {
 	err     error
 	// credential reports that the error is about getting one.
 	credential bool
-	connected  bool
-	// unresolved reports that the error is about the name of the host.
-	unresolved bool
-	times      map[string]int64
+	// step is the part of the request that had begun last.
+	step  string
+	times map[string]int64
 }
 
 // ask sends a request and reads the reply, within the time limit.
@@ -61,24 +60,18 @@ func (o *one) ask(ctx context.Context, method string, route openaiapi.Route, que
 type trace struct {
 	httptrace.ClientTrace
 	// mu guards the rest: net/http may still dial when the request is over.
-	mu         sync.Mutex
-	started    map[string]time.Time
-	times      map[string]int64
-	unresolved bool
-	connected  bool
-	ip         string
+	mu      sync.Mutex
+	started map[string]time.Time
+	times   map[string]int64
+	step    string
+	ip      string
 }
 
 func newTrace() *trace {
 	t := &trace{started: map[string]time.Time{}, times: map[string]int64{}}
 	t.begin("total")
 	t.DNSStart = func(httptrace.DNSStartInfo) { t.begin("resolve") }
-	t.DNSDone = func(done httptrace.DNSDoneInfo) {
-		t.done("resolve")
-		t.mu.Lock()
-		t.unresolved = done.Err != nil
-		t.mu.Unlock()
-	}
+	t.DNSDone = func(httptrace.DNSDoneInfo) { t.done("resolve") }
 	t.ConnectStart = func(string, string) { t.begin("connect") }
 	t.ConnectDone = func(_, _ string, err error) {
 		if err == nil {
@@ -89,7 +82,7 @@ func newTrace() *trace {
 	t.TLSHandshakeDone = func(tls.ConnectionState, error) { t.done("tls") }
 	t.GotConn = func(got httptrace.GotConnInfo) {
 		t.mu.Lock()
-		t.connected, t.ip = true, got.Conn.RemoteAddr().String()
+		t.ip = got.Conn.RemoteAddr().String()
 		t.mu.Unlock()
 		t.begin("reply")
 	}
@@ -100,6 +93,7 @@ func newTrace() *trace {
 func (t *trace) begin(part string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.step = part
 	if _, again := t.started[part]; !again {
 		t.started[part] = time.Now()
 	}
@@ -116,5 +110,5 @@ func (t *trace) end(a *answer) {
 	t.done("total")
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	a.unresolved, a.connected, a.ip, a.times = t.unresolved, t.connected, t.ip, maps.Clone(t.times)
+	a.step, a.ip, a.times = t.step, t.ip, maps.Clone(t.times)
 }

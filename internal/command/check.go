@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -134,9 +135,13 @@ type one struct {
 	Checked   Checked
 }
 
-// problem records a problem. The status becomes the worst of all.
+// problem records a problem, once. The status becomes the worst of all.
 func (o *one) problem(status Status, format string, args ...any) {
-	o.Checked.Problems = append(o.Checked.Problems, Problem{status, fmt.Sprintf(format, args...)})
+	p := Problem{status, Printable(fmt.Sprintf(format, args...))}
+	if slices.Contains(o.Checked.Problems, p) {
+		return
+	}
+	o.Checked.Problems = append(o.Checked.Problems, p)
 	if status == Failed || o.Checked.Status == OK {
 		o.Checked.Status = status
 	}
@@ -198,13 +203,18 @@ func (o *one) failed(a answer) {
 		o.problem(Failed, "there is no credential: %s", text)
 		return
 	}
+	op, _ := errors.AsType[*net.OpError](a.err)
 	switch cause := verdict.CauseOf(a.err); {
-	case cause == "dns", a.unresolved:
+	case op != nil && op.Op == "proxyconnect":
+		o.problem(Failed, "the proxy cannot be reached, see HTTPS_PROXY: %s", text)
+	case cause == "dns", a.step == "resolve":
 		o.problem(Failed, "the host %s could not be resolved: %s", o.Origin.Hostname(), text)
 	case cause == "refused":
 		o.problem(Failed, "%s refuses connections", o.Checked.Address)
-	case cause == "timeout" && !a.connected:
+	case cause == "timeout" && a.step != "tls" && a.step != "reply":
 		o.problem(Failed, "no connection in time: is the address right, and does the network let it through?")
+	case cause == "timeout" && a.step == "tls":
+		o.problem(Failed, "%s accepts connections, but did not answer the TLS handshake within %s", o.Checked.Address, o.timeout)
 	case cause == "timeout":
 		o.problem(Failed, "no reply within %s", o.timeout)
 	case strings.Contains(text, "server gave HTTP response to HTTPS client"), strings.Contains(text, "first record does not look like a TLS handshake"):

@@ -36,7 +36,10 @@ func (o *one) readList(a answer) (more bool) {
 		o.problem(Warning, "there is no list of models at %s: %s", a.request.URL.Path, refusal(a))
 		return true
 	}
-	var list struct{ Data []struct{ ID string } }
+	var list struct {
+		Data    []struct{ ID string }
+		HasMore bool `json:"has_more"`
+	}
 	if err := json.Unmarshal(a.body, &list); err != nil || list.Data == nil {
 		o.problem(Warning, "the reply from %s is not a list of models: is this the API?", a.request.URL.Path)
 		return true
@@ -48,12 +51,20 @@ func (o *one) readList(a answer) (more bool) {
 	}
 	for i := range o.Checked.Models {
 		m := &o.Checked.Models[i]
-		m.State = missing
-		if slices.ContainsFunc(list.Data, func(listed struct{ ID string }) bool { return listed.ID == m.Name }) {
+		switch {
+		case slices.ContainsFunc(list.Data, func(listed struct{ ID string }) bool { return isListed(m.Name, listed.ID) }):
 			m.State = found
+		case !list.HasMore:
+			m.State = missing
 		}
 	}
 	return true
+}
+
+// isListed reports whether a model has this id in a list. Ollama adds the tag that it uses for a name without
+// one, and Gemini what the model belongs to.
+func isListed(name, id string) bool {
+	return id == name || id == name+":latest" || id == "models/"+name
 }
 
 // askModels asks for each model that the options name. Without spend, the request has no messages: the
@@ -70,20 +81,40 @@ func (o *one) askModels(ctx context.Context) {
 	}
 }
 
+// maxCompletionTokens is the field that limits the output of a chat.
+const maxCompletionTokens = "max_completion_tokens"
+
 // askModel asks a model for one token. A model that does not chat may embed.
 func (o *one) askModel(ctx context.Context, name string) answer {
 	body := map[string]any{"model": name}
 	if o.spend {
 		body["messages"] = []map[string]string{{"role": "user", "content": "Hi"}}
-		body["max_completion_tokens"] = 1
+		body[maxCompletionTokens] = 1
 	}
 	a := o.infer(ctx, "/chat/completions", name, body)
-	if o.spend && (a.status == http.StatusBadRequest || a.status == http.StatusNotFound) && !isNoModel(a) {
+	if o.spend && refusesRequest(a) && bytes.Contains(a.body, []byte(maxCompletionTokens)) { // some servers know only the older name
+		delete(body, maxCompletionTokens)
+		body["max_tokens"] = 1
+		a = o.infer(ctx, "/chat/completions", name, body)
+	}
+	if o.spend && (refusesRequest(a) || a.status == http.StatusNotFound) && !isNoModel(a) {
 		if b := o.infer(ctx, "/embeddings", name, map[string]any{"model": name, "input": "Hi"}); b.status == http.StatusOK {
 			return b
 		}
 	}
 	return a
+}
+
+// refusesRequest reports whether a backend says that it cannot do what the request asks for.
+func refusesRequest(a answer) bool {
+	return a.status == http.StatusBadRequest || a.status == http.StatusUnprocessableEntity
+}
+
+// isInference reports whether an answer is that of a chat or an embedding, or says that one token is too few.
+func isInference(a answer) bool {
+	var reply struct{ Choices, Data []json.RawMessage }
+	return a.status == http.StatusOK && json.Unmarshal(a.body, &reply) == nil && (reply.Choices != nil || reply.Data != nil) ||
+		bytes.Contains(a.body, []byte("max_tokens or model output limit"))
 }
 
 func isNoModel(a answer) bool {
@@ -107,7 +138,7 @@ func (o *one) infer(ctx context.Context, operation, name string, body map[string
 // readModel records what a model answered.
 func (o *one) readModel(m *Model, a answer) {
 	if a.err != nil {
-		o.problem(Failed, "model %s: no reply: %s", Printable(m.Name), verdict.CauseOf(a.err))
+		o.problem(Failed, "model %s: no reply: %s", m.Name, verdict.CauseOf(a.err))
 		return
 	}
 	o.readRemaining(a.header)
@@ -115,20 +146,29 @@ func (o *one) readModel(m *Model, a answer) {
 	switch {
 	case class == verdict.NoModel:
 		m.State = missing
+	case class == verdict.Credential, class == verdict.Quota:
+		o.judge(a)
+	case class == verdict.NotPermitted:
+		m.State = refused
+		o.problem(Failed, "the credential does not permit requests to model %s: %s", m.Name, refusal(a))
+	case !o.spend && a.status >= http.StatusInternalServerError: // it may only be careless about requests that are not valid
+		o.problem(Warning, "model %s fails at a request without messages: %s", m.Name, refusal(a))
 	case !o.spend: // it was not a valid request
-	case class == verdict.Served, bytes.Contains(a.body, []byte("max_tokens or model output limit")):
+	case isInference(a):
 		m.State = served
 		o.accepted()
 	case class == verdict.Throttled:
 		m.State = refused
-		o.problem(Warning, "model %s is throttled now: %s", Printable(m.Name), refusal(a))
-	case class == verdict.Credential && o.Credentials.Passthrough:
-	case class == verdict.ClientError && a.status == http.StatusBadRequest:
+		o.problem(Warning, "model %s is throttled now: %s", m.Name, refusal(a))
+	case refusesRequest(a), a.status == http.StatusNotFound && m.State == found:
 		m.State = refused
-		o.problem(Warning, "model %s answers, but serves neither chat nor embeddings: %s", Printable(m.Name), refusal(a))
+		o.problem(Warning, "model %s answers, but serves neither chat nor embeddings: %s", m.Name, refusal(a))
+	case class == verdict.Served:
+		m.State = refused
+		o.problem(Failed, "model %s is not served: the reply is neither a chat nor an embedding: %s", m.Name, refusal(a))
 	default:
 		m.State = refused
-		o.problem(Failed, "model %s is not served: %s, %s", Printable(m.Name), class, refusal(a))
+		o.problem(Failed, "model %s is not served: %s, %s", m.Name, class, refusal(a))
 	}
 }
 
@@ -137,7 +177,7 @@ func (o *one) judgeModels() {
 	var names []string
 	for _, m := range o.Checked.Models {
 		if m.State == missing {
-			names = append(names, Printable(m.Name))
+			names = append(names, m.Name)
 		}
 	}
 	if len(names) > 0 {

@@ -73,7 +73,13 @@ func serveTLS(t *testing.T, until time.Time) (url string, certificate tls.Certif
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(lbtest.Says(http.StatusOK, `{"data":[]}`))
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		status := http.StatusOK
+		if r.Header.Get("Authorization") == "" {
+			status = http.StatusUnauthorized
+		}
+		lbtest.Says(status, `{"data":[]}`)(w, r)
+	}))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
@@ -168,18 +174,7 @@ func TestACheckReportsEachFault(t *testing.T) {
 		"broken":        {"failed", "unknown", "", "failed: the backend fails: status 500.*"},
 		"cut":           {"failed", "unknown", "", "failed: no reply: .*"},
 	} {
-		got := checked[name]
-		var models, problems []string
-		for _, m := range got.Models {
-			models = append(models, m.Name+" "+m.State)
-		}
-		for _, p := range got.Problems {
-			problems = append(problems, string(p.Status)+": "+p.Text)
-		}
-		if got.Status != want.status || got.Credential != want.credential || strings.Join(models, ", ") != want.models ||
-			!regexp.MustCompile("^"+want.problem+"$").MatchString(strings.Join(problems, "; ")) {
-			t.Errorf("%s: got %s, credential %s, %q, %q", name, got.Status, got.Credential, models, problems)
-		}
+		wantChecked(t, checked[name], want.status, want.credential, want.models, want.problem)
 	}
 	if n := checked["any-model"].Listed; n == nil || *n != 2 {
 		t.Error("the models that a backend lists are not counted")
@@ -358,5 +353,49 @@ func TestTheExamplesAreValidOffline(t *testing.T) {
 		if err := runCommand(&out, "check", "--offline", "--config", "../../examples/"+name); err != nil {
 			t.Errorf("%s: %s", name, &out)
 		}
+	}
+}
+
+// serveAPI serves an API by a function, and returns its URL.
+func serveAPI(t *testing.T, serve http.HandlerFunc) (url string) {
+	t.Helper()
+	server := httptest.NewServer(serve)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// wantChecked compares the status of a backend, its credential, its models and its problems.
+func wantChecked(t *testing.T, got command.Checked, status command.Status, credential, models, problems string) {
+	t.Helper()
+	var states, texts []string
+	for _, m := range got.Models {
+		states = append(states, m.Name+" "+m.State)
+	}
+	for _, p := range got.Problems {
+		texts = append(texts, string(p.Status)+": "+p.Text)
+	}
+	if got.Status != status || got.Credential != credential || strings.Join(states, ", ") != models ||
+		!regexp.MustCompile("^"+problems+"$").MatchString(strings.Join(texts, "; ")) {
+		t.Errorf("%s: got %s, credential %s, %q, %q", got.Backend, got.Status, got.Credential, states, texts)
+	}
+}
+
+// TestACheckSaysWhereItStopped has servers that are silent at a step, and a proxy that is not there.
+func TestACheckSaysWhereItStopped(t *testing.T) {
+	checked, _, _ := check(t, "--timeout", "1s", "--config", configWith(t, "",
+		backendAt("tls", strings.Replace(silent(t), "http:", "https:", 1), rightKey, ""),
+		backendAt("body", serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, `{"data":[`)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}), rightKey, "")))
+	wantChecked(t, checked["tls"], "failed", "unknown", "", `failed: 127\.0\.0\.1:\d+ accepts connections, but did not answer the TLS handshake within 1s`)
+	wantChecked(t, checked["body"], "failed", "unknown", "", "failed: no reply within 1s")
+	proxy := fmt.Sprintf("http://user:%s@127.0.0.1:%d", wrongKey, lbtest.FreePort(t))
+	checked, all, _ := check(t, "--config", configWith(t, "reverse_proxy {\ntransport http {\nnetwork_proxy url "+proxy+"\n}\n}",
+		backendAt("behind", "https://backend.example", rightKey, "")))
+	wantChecked(t, checked["behind"], "failed", "unknown", "", "failed: the proxy cannot be reached, see HTTPS_PROXY: .*connection refused")
+	if strings.Contains(all, wrongKey) {
+		t.Errorf("a password is shown: %s", all)
 	}
 }
