@@ -70,7 +70,7 @@ type Checked struct {
 // Model is a model of a backend, by the backend's name for it.
 type Model struct {
 	Name string `json:"name"`
-	// State is found or missing in the list of models, served or refused with --spend, or unknown.
+	// State is found or missing in the list of models, served or refused by a request to it, or unknown.
 	State string `json:"state"`
 }
 
@@ -264,7 +264,11 @@ func (o *one) judge(a answer) (class verdict.Class, more bool) {
 		case o.Credentials.Passthrough:
 		case o.HasCredential():
 			o.Checked.Credential = refused
-			o.problem(Failed, "the credential is refused: %s", refusal(a))
+			if a.status == http.StatusForbidden { // Azure says the same of a network that its rules do not admit
+				o.problem(Failed, "access is denied to the credential, or from this network: %s", refusal(a))
+			} else {
+				o.problem(Failed, "the credential is refused: %s", refusal(a))
+			}
 		default:
 			o.Checked.Credential = missing
 			o.problem(Failed, "a credential is required, and the options have none: %s", refusal(a))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -44,7 +45,13 @@ func (o *one) readList(a answer) (more bool) {
 		o.problem(Warning, "the reply from %s is not a list of models: is this the API?", a.request.URL.Path)
 		return true
 	}
-	o.accepted()
+	switch {
+	case o.Checked.Credential != unknown:
+	case !o.isPublic(a):
+		o.accepted()
+	case !o.spend:
+		o.problem(Warning, "the list of models needs no credential, so it does not prove that the credential is accepted: use --spend")
+	}
 	n := len(list.Data)
 	if o.Checked.Listed = &n; o.Azure {
 		return true // Azure lists the models that could be deployed, and no deployment
@@ -59,6 +66,25 @@ func (o *one) readList(a answer) (more bool) {
 		}
 	}
 	return true
+}
+
+// isPublic reports whether the reply to a request is the same without the credential.
+func (o *one) isPublic(a answer) bool {
+	o.slots <- struct{}{}
+	defer func() { <-o.slots }()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.request.Context()), o.timeout)
+	defer cancel()
+	r := a.request.Clone(ctx)
+	maps.DeleteFunc(r.Header, func(_ string, values []string) bool { return a.secrets.In(strings.Join(values, " ")) })
+	if len(r.Header) == len(a.request.Header) { // a key too short to be told from other text
+		return false
+	}
+	res, err := o.transport.RoundTrip(r)
+	if err != nil {
+		return false
+	}
+	res.Body.Close()
+	return res.StatusCode == a.status
 }
 
 // isListed reports whether a model has this id in a list. Ollama adds the tag that it uses for a name without

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -377,6 +378,141 @@ func wantChecked(t *testing.T, got command.Checked, status command.Status, crede
 	if got.Status != status || got.Credential != credential || strings.Join(states, ", ") != models ||
 		!regexp.MustCompile("^"+problems+"$").MatchString(strings.Join(texts, "; ")) {
 		t.Errorf("%s: got %s, credential %s, %q, %q", got.Backend, got.Status, got.Credential, states, texts)
+	}
+}
+
+// TestARequestToAModelShowsWhetherTheCredentialServes also where there is no list of models, as behind a
+// gateway that has only the paths of deployments, or where anyone may read it.
+func TestARequestToAModelShowsWhetherTheCredentialServes(t *testing.T) {
+	azure := func(list, chat http.HandlerFunc) string {
+		return serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/models") {
+				list(w, r)
+			} else {
+				chat(w, r)
+			}
+		})
+	}
+	lists, has := lbtest.Says(http.StatusOK, `{"data":[]}`), lbtest.Says(http.StatusBadRequest, `{}`)
+	noPath := lbtest.Says(http.StatusNotFound, `{"statusCode":404,"message":"Resource not found"}`)
+	denied := lbtest.Says(http.StatusUnauthorized, `{"statusCode":401,"message":"Access denied due to invalid subscription key."}`)
+	noRole := lbtest.Says(http.StatusUnauthorized, `{"error":{"code":"PermissionDenied","message":"The principal lacks the required data action."}}`)
+	backends := map[string]string{
+		"gateway":    azure(noPath, has),
+		"wrong-key":  azure(noPath, denied),
+		"no-role":    azure(lists, noRole),
+		"no-budget":  azure(noPath, lbtest.Says(http.StatusTooManyRequests, `{"error":{"code":"insufficient_quota"}}`)),
+		"careless":   azure(noPath, lbtest.Says(http.StatusInternalServerError, `{}`)),
+		"no-network": azure(lbtest.Says(http.StatusForbidden, `{"error":{"code":"403","message":"Public access is disabled."}}`), has),
+	}
+	var blocks []string
+	for name, url := range backends {
+		blocks = append(blocks, backendAt(name, url, rightKey, "auth api_key\nmodel gpt-4o\nmodel gpt-5"))
+	}
+	checked, _, _ := check(t, "--config", configWith(t, "", blocks...))
+	const none, noList = "gpt-4o unknown, gpt-5 unknown", "warning: there is no list of models at /openai/models: status 404"
+	wantChecked(t, checked["gateway"], "warning", "unknown", none, noList)
+	wantChecked(t, checked["wrong-key"], "failed", "refused", none, noList+"; failed: the credential is refused: status 401")
+	wantChecked(t, checked["no-role"], "failed", "unknown", "gpt-4o refused, gpt-5 refused", "warning: .*needs no credential.*; "+
+		`failed: the credential does not permit requests to model gpt-4o: status 401 \(PermissionDenied\); failed: .*gpt-5.*`)
+	wantChecked(t, checked["no-budget"], "failed", "unknown", none, noList+`; failed: the account has no budget left: status 429 \(insufficient_quota\)`)
+	wantChecked(t, checked["careless"], "warning", "unknown", none, noList+"; warning: model gpt-4o fails at a request without messages: status 500; warning: .*gpt-5.*")
+	wantChecked(t, checked["no-network"], "failed", "refused", none, "failed: access is denied to the credential, or from this network: status 403")
+}
+
+func TestAPublicListOfModelsDoesNotProveTheCredential(t *testing.T) {
+	const list, chat = `{"data":[{"id":"gpt-4o"}]}`, `{"choices":[{}]}`
+	at := serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/v1/models":
+			fmt.Fprint(w, list)
+		case r.Header.Get("Authorization") != "Bearer "+rightKey:
+			lbtest.Says(http.StatusUnauthorized, `{"error":{"message":"User not found.","code":401}}`)(w, r)
+		default:
+			fmt.Fprint(w, chat)
+		}
+	})
+	file := configWith(t, "", backendAt("right", at+"/v1", rightKey, "model gpt-4o"), backendAt("wrong", at+"/v1", wrongKey, "model gpt-4o"),
+		"backend "+at+"/v1 {\nname none\nmodel gpt-4o\n}")
+	checked, _, err := check(t, "--config", file)
+	const public = "warning: the list of models needs no credential, so it does not prove that the credential is accepted: use --spend"
+	wantChecked(t, checked["right"], "warning", "unknown", "gpt-4o found", public)
+	wantChecked(t, checked["wrong"], "warning", "unknown", "gpt-4o found", public)
+	wantChecked(t, checked["none"], "ok", "none", "gpt-4o found", "")
+	if err != nil {
+		t.Error(err)
+	}
+	checked, _, _ = check(t, "--config", file, "--spend")
+	wantChecked(t, checked["right"], "ok", "accepted", "gpt-4o served", "")
+	wantChecked(t, checked["wrong"], "failed", "refused", "gpt-4o found", "failed: the credential is refused: status 401")
+	wantChecked(t, checked["none"], "failed", "missing", "gpt-4o found", "failed: a credential is required, and the options have none: status 401")
+}
+
+// TestAModelServesIfItAnswersAsModelsDo has servers that answer a chat with something else, and models that do
+// something else than chats.
+func TestAModelServesIfItAnswersAsModelsDo(t *testing.T) {
+	to := func(chat, embed http.HandlerFunc) string {
+		return serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case r.Header.Get("Authorization") == "":
+				lbtest.Says(http.StatusUnauthorized, `{}`)(w, r)
+			case r.URL.Path == "/v1/models":
+				fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+			case r.URL.Path == "/v1/embeddings":
+				embed(w, r)
+			default:
+				chat(w, r)
+			}
+		})
+	}
+	no := lbtest.Says(http.StatusBadRequest, `{}`)
+	notChat := lbtest.Says(http.StatusNotFound, `{"error":{"message":"This is not a chat model.","type":"invalid_request_error","param":"model","code":null}}`)
+	strict := func(w http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(text), "max_completion_tokens") {
+			lbtest.Says(http.StatusUnprocessableEntity, `{"detail":[{"type":"extra_forbidden","loc":["body","max_completion_tokens"]}]}`)(w, r)
+		} else {
+			fmt.Fprint(w, `{"choices":[{}]}`)
+		}
+	}
+	backends := map[string]string{
+		"chats":    to(lbtest.Says(http.StatusOK, `{"choices":[{}]}`), no),
+		"embeds":   to(no, lbtest.Says(http.StatusOK, `{"data":[{}]}`)),
+		"short":    to(lbtest.Says(http.StatusBadRequest, `{"error":{"message":"Could not finish the message because max_tokens or model output limit was reached."}}`), no),
+		"strict":   to(strict, no),
+		"speaks":   to(notChat, lbtest.Says(http.StatusForbidden, `{}`)),
+		"page":     to(lbtest.Says(http.StatusOK, `<html></html>`), no),
+		"empty":    to(lbtest.Says(http.StatusOK, ``), no),
+		"redirect": to(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/login", http.StatusFound) }, no),
+	}
+	var blocks []string
+	for name, url := range backends {
+		blocks = append(blocks, backendAt(name, url+"/v1", rightKey, "model m"))
+	}
+	checked, _, _ := check(t, "--spend", "--config", configWith(t, "", blocks...))
+	for _, name := range []string{"chats", "embeds", "short", "strict"} {
+		wantChecked(t, checked[name], "ok", "accepted", "m served", "")
+	}
+	wantChecked(t, checked["speaks"], "warning", "accepted", "m refused", "warning: model m answers, but serves neither chat nor embeddings: status 404.*")
+	for name, status := range map[string]int{"page": 200, "empty": 200, "redirect": 302} {
+		wantChecked(t, checked[name], "failed", "accepted", "m refused",
+			fmt.Sprintf("failed: model m is not served: the reply is neither a chat nor an embedding: status %d", status))
+	}
+}
+
+func TestAModelIsFoundUnderTheNameThatTheListHas(t *testing.T) {
+	serve := func(list string) string {
+		return serveAPI(t, lbtest.Says(http.StatusOK, list))
+	}
+	checked, _, err := check(t, "--config", configWith(t, "",
+		"backend "+serve(`{"data":[{"id":"llama3:latest"},{"id":"llama3:8b"}]}`)+"/v1 {\nname ollama\nmodel llama3\nmodel llama3:8b\n}",
+		"backend "+serve(`{"data":[{"id":"models/gemini"}]}`)+"/v1 {\nname gemini\nmodel gemini\n}",
+		"backend "+serve(`{"data":[{"id":"a"}],"has_more":true}`)+"/v1 {\nname pages\nmodel a\nmodel b\n}"))
+	wantChecked(t, checked["ollama"], "ok", "none", "llama3 found, llama3:8b found", "")
+	wantChecked(t, checked["gemini"], "ok", "none", "gemini found", "")
+	wantChecked(t, checked["pages"], "ok", "none", "a found, b unknown", "")
+	if err != nil {
+		t.Error(err)
 	}
 }
 
