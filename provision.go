@@ -106,7 +106,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		}
 	}
 	h.models = backend.ModelsOf(h.Backends)
-	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Transport.sender.RoundTripper, Backends: h.Backends}
+	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Transport.sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
 	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, h.link, &h.rechecker)
 	h.balancer.Rechecker = &h.rechecker
 	h.balancer.use(policy)

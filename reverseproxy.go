@@ -3,6 +3,7 @@ package openailb
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -67,6 +68,14 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		return fmt.Errorf("reverse_proxy: %w", err)
 	}
 	return nil
+}
+
+// headerUpOf returns what header_up does to a request, or nil without that option.
+func headerUpOf(proxy *reverseproxy.Handler) func(*http.Request) {
+	if proxy == nil || proxy.Headers == nil || proxy.Headers.Request == nil {
+		return nil
+	}
+	return func(r *http.Request) { proxy.Headers.Request.ApplyToRequest(r) } // which are set up later
 }
 
 // refuseOwnOptions refuses the options of reverse_proxy that openai_lb sets

@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -12,8 +13,9 @@ import (
 
 // NewRequest returns a request of the balancer's own to the backend, with its credential and its
 // headers. The request is for the path that the backend has for the route. The secrets are the keys
-// in it. The error of a missing credential contains no secret.
-func (b *Backend) NewRequest(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) (*http.Request, keys.Secrets, error) {
+// in it. The error of a missing credential contains no secret. headerUp, which may be nil, changes the header
+// before the backend does.
+func (b *Backend) NewRequest(ctx context.Context, method string, route openaiapi.Route, query string, body []byte, headerUp func(*http.Request)) (*http.Request, keys.Secrets, error) {
 	credential, err := b.Credentials.Credential(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -25,13 +27,24 @@ func (b *Backend) NewRequest(ctx context.Context, method string, route openaiapi
 	if err != nil {
 		return nil, nil, err
 	}
+	if headerUp != nil {
+		headerUp(r)
+	}
+	secrets := slices.Clone(b.Credentials.Secrets(credential, keys.Presented{}))
+	for name, values := range r.Header {
+		if keys.MayHoldKey(name) {
+			for _, value := range values {
+				secrets.Add(keys.KeyIn(value))
+			}
+		}
+	}
 	maps.Copy(r.Header, b.header)
 	r.Host = b.header.Get("Host")
 	if len(body) > 0 {
 		r.Header.Set("Content-Type", "application/json")
 	}
 	b.Credentials.Authorize(r.Header, r.URL, credential, keys.Presented{})
-	return r, b.Credentials.Secrets(credential, keys.Presented{}), nil
+	return r, secrets, nil
 }
 
 // HasClassicPaths reports whether the backend has Azure's classic paths.

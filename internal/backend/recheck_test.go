@@ -36,7 +36,7 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *Rechecker, unload func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	c = &Rechecker{ctx, d, []*Backend{{Name: "a", Resolved: Resolved{Origin: &url.URL{Scheme: "http", Host: "a"}}}}}
+	c = &Rechecker{Context: ctx, Transport: d, Backends: []*Backend{{Name: "a", Resolved: Resolved{Origin: &url.URL{Scheme: "http", Host: "a"}}}}}
 	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, c)
 	t.Cleanup(p.Close)
 	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())

@@ -39,7 +39,7 @@ func (o *one) ask(ctx context.Context, method string, route openaiapi.Route, que
 	defer cancel()
 	t := newTrace()
 	a.times = t.times
-	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), method, route, query, body)
+	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), method, route, query, body, o.headerUp)
 	if a.err != nil {
 		a.credential = true
 		return a

@@ -104,7 +104,7 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 	for _, e := range entries {
 		of := e.Rechecker.(*backend.Rechecker)
 		for _, b := range of.Backends {
-			o := &one{checker: c, Backend: b, transport: of.Transport, Checked: Checked{
+			o := &one{checker: c, Backend: b, transport: of.Transport, headerUp: of.HeaderUp, Checked: Checked{
 				Pool: e.Name, Backend: b.Name, Status: OK, Address: b.Dial(), Credential: credentialOf(b),
 				Models: []Model{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{}, Problems: []Problem{},
 			}}
@@ -132,6 +132,7 @@ type one struct {
 	*checker
 	*backend.Backend
 	transport http.RoundTripper
+	headerUp  func(*http.Request)
 	Checked   Checked
 }
 

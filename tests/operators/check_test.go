@@ -516,6 +516,25 @@ func TestAModelIsFoundUnderTheNameThatTheListHas(t *testing.T) {
 	}
 }
 
+func TestACheckSendsWhatHeaderUpAdds(t *testing.T) {
+	const gatewayKey = "key-of-the-gateway"
+	at := serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Gateway-Key") == gatewayKey && r.Header.Get("Authorization") == "Bearer "+rightKey {
+			fmt.Fprint(w, `{"data":[]}`)
+		} else {
+			lbtest.Says(http.StatusUnauthorized, `{"error":{"code":"`+r.Header.Get("X-Gateway-Key")+`"}}`)(w, r)
+		}
+	})
+	file := configWith(t, "reverse_proxy {\nheader_up X-Gateway-Key "+gatewayKey+"\nheader_up Authorization other-key-of-sixteen\n}",
+		backendAt("right", at+"/v1", rightKey, ""), backendAt("wrong", at+"/v1", wrongKey, ""))
+	checked, all, _ := check(t, "--config", file)
+	wantChecked(t, checked["right"], "ok", "accepted", "", "")
+	wantChecked(t, checked["wrong"], "failed", "refused", "", "failed: the credential is refused: status 401")
+	if strings.Contains(all, gatewayKey) {
+		t.Errorf("a key is shown: %s", all)
+	}
+}
+
 // TestACheckSaysWhereItStopped has servers that are silent at a step, and a proxy that is not there.
 func TestACheckSaysWhereItStopped(t *testing.T) {
 	checked, _, _ := check(t, "--timeout", "1s", "--config", configWith(t, "",
