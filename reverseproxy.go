@@ -55,7 +55,8 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	proxy.Transport = h.Transport
 	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
 		SelectionPolicy: nextBackend{},
-		Retries:         len(h.Backends),
+		// each backend once, a silent one perhaps once more, and then our own answer
+		Retries: len(h.Backends) + 1,
 	}
 	for _, t := range h.balancer.targets {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)

@@ -349,6 +349,51 @@ func TestARequestThatMovesToABackendThatThrottlesGoesOn(t *testing.T) {
 	})
 }
 
+func TestARequestThatReturnsToASilentBackendWhichFailsGetsAnAnswer(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		a, b   http.HandlerFunc
+		status int
+		body   string
+	}{
+		{"an error", lbtest.Says(500, `{"error":{"message":"of a"}}`), lbtest.Throttled("60"), 500, "of a"},
+		{"an error after another", lbtest.Says(502, `{"error":{"message":"of a"}}`), lbtest.Says(500, `{"error":{"message":"of b"}}`), 502, "of a"},
+		{"a break after an error", lbtest.Aborts, lbtest.Says(500, `{"error":{"message":"of b"}}`), 500, "of b"},
+		{"a throttle", lbtest.Throttled("60"), lbtest.Throttled("60"), 429, "rate_limit_exceeded"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+				warm(w)
+				answers := make(chan struct{})
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					select {
+					case <-answers:
+						c.a(rw, r)
+					case <-r.Context().Done():
+					}
+				})
+				w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					time.Sleep(100 * time.Millisecond) // until both have moved
+					c.b(rw, r)
+				})
+				var all sync.WaitGroup
+				for range 2 {
+					all.Go(func() {
+						if got := w.Post(chat); got.Status != c.status || !strings.Contains(got.Body, c.body) {
+							t.Errorf("client got %d %s (%v), want %d with %s", got.Status, got.Body, got.Err, c.status, c.body)
+						}
+					})
+				}
+				time.Sleep(10 * time.Second)
+				close(answers)
+				all.Wait()
+				w.WantCalls(map[string]int{"a": 4, "b": 2})
+				wantNoneInFlight(t)
+			})
+		})
+	}
+}
+
 func TestAClientThatLeavesAsItsRequestMovesKeepsNoPlace(t *testing.T) {
 	for early := range 3 {
 		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
