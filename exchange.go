@@ -179,6 +179,7 @@ var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reversepro
 // returns ourselves, and the transport answers.
 func (ex *exchange) choose() *reverseproxy.Upstream {
 	ex.release()
+	ex.dropCookies()
 	now := time.Now()
 	m := ex.moved()
 	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {

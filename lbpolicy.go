@@ -63,14 +63,10 @@ func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, ti
 	for i, m := range tier {
 		upstreams[i] = b.targets[m.Index].upstream
 	}
-	// the cookie of a backend that did not serve is not the client's to keep
-	header := ex.writer.Header()
 	if ex.cookies == nil {
-		ex.cookies = &savedCookies{header["Set-Cookie"]}
+		ex.cookies = &savedCookies{ex.writer.Header()["Set-Cookie"]}
 	}
-	if delete(header, "Set-Cookie"); len(ex.cookies.values) > 0 {
-		header["Set-Cookie"] = slices.Clone(ex.cookies.values)
-	}
+	ex.dropCookies()
 	upstream := policy.Select(upstreams, ex.request, ex.writer)
 	for i, m := range tier {
 		if upstream != nil && upstreams[i] == upstream {
@@ -78,6 +74,18 @@ func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, ti
 		}
 	}
 	return nil
+}
+
+// dropCookies takes back the cookies of a policy: that of a backend that did not
+// serve is not the client's to keep.
+func (ex *exchange) dropCookies() {
+	if ex.cookies == nil {
+		return
+	}
+	header := ex.writer.Header()
+	if delete(header, "Set-Cookie"); len(ex.cookies.values) > 0 {
+		header["Set-Cookie"] = slices.Clone(ex.cookies.values)
+	}
 }
 
 // firstByte is the name of a policy that is not one of reverse_proxy's. byFirstByte

@@ -128,6 +128,23 @@ func TestACookieOfThePolicyIsSetOnceAndNamesWhoServed(t *testing.T) {
 	})
 }
 
+// What a backend that throttles says is passed on, too, but its client has not found a home there.
+func TestAClientGetsNoCookieOfABackendThatDidNotServe(t *testing.T) {
+	for options, status := range map[string]int{"": 429, "all_throttled forward": 429, "lb_retries 0": 500} {
+		lbtest.InBubble(t, lbtest.InOrder("a b", "lb_policy cookie lb secret\n"+options), func(t *testing.T, w *lbtest.World) {
+			w.AllReply(lbtest.Throttled("60"))
+			if status == 500 {
+				w.AllReply(lbtest.Status(500))
+			}
+			reply := w.Post(`{}`)
+			reply.WantStatus(t, status)
+			if cookies := reply.Header["Set-Cookie"]; cookies != nil {
+				t.Errorf("%s: client got the cookie %q", options, cookies)
+			}
+		})
+	}
+}
+
 // TestAPlainReverseProxyChoosesWhenTheBodyIsThere has a backend throttle while
 // the body of a request is still on its way.
 func TestAPlainReverseProxyChoosesWhenTheBodyIsThere(t *testing.T) {

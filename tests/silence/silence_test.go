@@ -394,6 +394,24 @@ func TestARequestThatReturnsToASilentBackendWhichFailsGetsAnAnswer(t *testing.T)
 	}
 }
 
+func TestTheCookieOfASilentBackendIsNotTheClients(t *testing.T) {
+	lbtest.InBubble(t, lbtest.InOrder("a b", "lb_policy cookie lb"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				reply := w.Post(chat)
+				reply.WantServed(t, "b")
+				if cookies := reply.Header["Set-Cookie"]; cookies != nil {
+					t.Errorf("a client got the cookie %q", cookies)
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
 func TestAClientThatLeavesAsItsRequestMovesKeepsNoPlace(t *testing.T) {
 	for early := range 3 {
 		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
