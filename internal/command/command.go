@@ -73,15 +73,17 @@ replaces {$X}, which needs a value or a default.
 		}
 		out := command.OutOrStdout()
 		return from.provision(func(entries []*pools.Entry) error {
+			none := errors.New("the configuration has no openai_lb")
 			if name := command.Flag("pool"); name != nil && name.Changed {
 				entries = only(name.Value.String(), entries)
+				none = fmt.Errorf("the configuration has no pool '%s'", name.Value)
 			}
 			if from.offline {
 				_, err := fmt.Fprintln(out, "Valid configuration")
 				return err
 			}
 			if len(entries) == 0 {
-				return errors.New("the configuration has no such pool of openai_lb")
+				return none
 			}
 			ctx := command.Context()
 			if ctx == nil {

@@ -47,6 +47,7 @@ func TestAStandInKeepsThePlaceOfAVariable(t *testing.T) {
 		{"url", "https://{env.UNSET}.openai.azure.com", "https://stand-in-"},
 		{"url", "http://a:{env.UNSET}/v1", "http://a:443/v1"},
 		{"address", "{env.UNSET}", "stand-in-"},
+		{"ranges", "{env.UNSET}", "192.0.2.0/24"},
 		{"client_keys_file", "/nonexistent/{env.UNSET}", "/dev/null"},
 		{"text", "{http.request.host} {file./nonexistent/file}", "{http.request.host} stand-in-"},
 	} {

@@ -118,6 +118,7 @@ func standIn(field string, value any) any {
 		if value["handler"] == "openai_lb" {
 			standInVariables(value)
 		}
+		leaveOutCertificates(value)
 		for name, v := range value {
 			value[name] = standIn(name, v)
 		}
@@ -138,13 +139,27 @@ func standIn(field string, value any) any {
 // isMissingCertificate reports whether a certificate of the option tls, or its key, is not here.
 func isMissingCertificate(entry any) bool {
 	files, _ := entry.(map[string]any)
-	for _, name := range []string{"certificate", "key"} {
-		path, _ := files[name].(string)
-		if _, err := os.Stat(path); err != nil {
-			return true
-		}
+	return isMissing(files["certificate"]) || isMissing(files["key"])
+}
+
+// leaveOutCertificates removes from the TLS of connections the client's certificate and key, and the authorities,
+// whose files are not here.
+func leaveOutCertificates(config map[string]any) {
+	const certificate, key = "client_certificate_file", "client_certificate_key_file"
+	if _, ok := config[certificate]; ok && (isMissing(config[certificate]) || isMissing(config[key])) {
+		delete(config, certificate)
+		delete(config, key)
 	}
-	return false
+	authorities, _ := config["ca"].(map[string]any)
+	if files, _ := authorities["pem_files"].([]any); authorities["provider"] == "file" && slices.ContainsFunc(files, isMissing) {
+		delete(config, "ca")
+	}
+}
+
+func isMissing(path any) bool {
+	name, _ := path.(string)
+	_, err := os.Stat(name)
+	return err != nil
 }
 
 // placeholder matches a variable or a file, and the character before it.
@@ -176,6 +191,8 @@ func standInText(field, text string) string {
 		}
 	case missing && field == "url" && !strings.Contains(replaced, "://"):
 		return "https://" + replaced
+	case missing && field == "ranges":
+		return "192.0.2.0/24"
 	case missing && field == "address" && !strings.Contains(replaced, ":"):
 		return replaced + ":443"
 	}

@@ -281,10 +281,10 @@ func TestWhatIsWrongWithACheckIsPlainText(t *testing.T) {
 	for args, want := range map[string]string{
 		"--config " + filepath.Join(folder, "none"):                                            "reading config from file: open " + folder,
 		"--config " + write("a.Caddyfile", ":80 {\nopenai_lb {\n}\n}"):                         "adapting config using caddyfile: ",
-		"--config " + write("b.Caddyfile", ":80 {\nrespond ok\n}"):                             "the configuration has no such pool of openai_lb",
+		"--config " + write("b.Caddyfile", ":80 {\nrespond ok\n}"):                             "the configuration has no openai_lb",
 		"--config " + write("c.json", "{"):                                                     "config is not valid JSON",
 		"--config " + write("d.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a {\nweigth 1"): "adapting config using caddyfile: ",
-		"--config " + good + " --pool other":                                                   "the configuration has no such pool of openai_lb",
+		"--config " + good + " --pool other":                                                   "the configuration has no pool 'other'",
 		"--config " + good + " --timeout 6s":                                                   "timeout '6s' is not a duration above 0 of 5s at most",
 		"--config " + good + " --offline --spend":                                              "offline and spend cannot be combined",
 		"--config " + good + " --envfile " + write("env", "A=1\nKEY= "+wrongKey+"\n"):          "envfile: line 2 is not KEY=VALUE",
@@ -320,6 +320,8 @@ func TestOfflineACheckNeedsNoSecretAndNoVariable(t *testing.T) {
 		reverse_proxy {
 			transport http {
 				tls_server_name {env.UNSET_SERVER}
+				tls_client_auth /nonexistent/cert.pem /nonexistent/key.pem
+				tls_trust_pool file /nonexistent/ca.pem
 			}
 		}
 		backends_from_env UNSET`
