@@ -155,6 +155,23 @@ func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 
 var hasLine = regexp.MustCompile(`^line \d+: `)
 
+func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
+	for _, header := range []string{"X-Pass: hunter2-hunter2", "X-Signature: hunter2-hunter2", "X-Up: sk-hunter2", "X-Up: Bearer hunter2", "X-Up: basic aHVudGVyMg=="} {
+		got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a, extra_headers: {" + header + "}}\n"))
+		_, value, _ := strings.Cut(header, ": ")
+		if err != nil || strings.Contains(got, value) || !strings.Contains(got, "{env.HEADER_X_") {
+			t.Errorf("%s: %v\n%s", header, err, got)
+		}
+	}
+}
+
+func TestWhoMayUseAModelIsNotLostSilently(t *testing.T) {
+	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
+	if err != nil || !strings.Contains(got, "# - lines 6, 7: access_groups, team_id: every client may use the model") {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 // wantAdapts checks that Caddy reads a file, and that `caddy fmt` leaves it as it is.
 func wantAdapts(t *testing.T, text string) (config string) {
 	t.Helper()

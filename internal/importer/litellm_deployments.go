@@ -53,6 +53,11 @@ func (l *litellm) readModel(e mapping) {
 	}
 	d := &deployment{line: e.line, model: name}
 	info := l.mapping(e.take("model_info"), "model_info") // else descriptions, and prices
+	for _, name := range []string{"access_groups", "team_id"} {
+		if e, ok := info.rest[name]; ok {
+			l.note(e.line, hintOf(name))
+		}
+	}
 	if p.rest["order"].value == nil && info.rest["order"].value != nil {
 		p.names, p.rest["order"] = append(p.names, "order"), info.rest["order"]
 	}
@@ -242,6 +247,13 @@ func (l *litellm) setAuth(d *deployment, p *mapping, prefix string) {
 	}
 }
 
+var (
+	// mayBeKey matches keys of OpenAI and others that follow it, and values of Authorization.
+	mayBeKey = regexp.MustCompile(`(?i)\b(sk-|(bearer|basic) )`)
+	// mayBePassword matches names of headers.
+	mayBePassword = regexp.MustCompile(`(?i)pass|pwd|signature`)
+)
+
 // addHeader adds a header of a backend. A value that may be a key becomes a variable.
 func (l *litellm) addHeader(d *deployment, name, value string, at int) {
 	placeholder, isVariable := variable(value)
@@ -252,7 +264,7 @@ func (l *litellm) addHeader(d *deployment, name, value string, at int) {
 		return
 	case isVariable:
 		value = placeholder
-	case keys.MayHoldKey(name):
+	case keys.MayHoldKey(name), mayBeKey.MatchString(value), mayBePassword.MatchString(name):
 		value = l.literal(value, "HEADER_"+variableName(name))
 		d.comments = append(d.comments, fmt.Sprintf("The header's value was on line %d: set the variable.", at))
 	case !ok:
