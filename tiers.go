@@ -47,8 +47,9 @@ func (ex *exchange) observeQuota(t *target, r *attempt.Reply, now time.Time) {
 	if ex.balancer.tiers == nil || r.Response == nil || t.backend.Credentials.Passthrough || !ex.api.Kind.Infers() {
 		return // the limits would be the caller's, or those of jobs
 	}
-	if meter := t.Quota(ex.benchModel(t.backend)); meter != nil {
-		meter.Ask(ex.admission.Tier(), ex.attempted().started)
-		meter.See(r.Response.Header, r.Class.Promise(), now)
+	model, started := ex.benchModel(t.backend), ex.attempted().started
+	if meter := t.Quota(model); meter != nil {
+		meter.Ask(ex.admission.Tier(), started)
+		meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Sent: started}, model, now)
 	}
 }

@@ -11,62 +11,128 @@ import (
 // Utilization is Azure's header for provisioned throughput: `89.3%`, which may be over 100.
 const Utilization = "Azure-Openai-Deployment-Utilization"
 
-// See records what the header of a reply says of the use, and whether the backend throttles.
-func (m *Meter) See(header http.Header, throttles bool, now time.Time) {
-	if used, ok := hint.Number(header, Utilization); ok {
+// Reply is what a meter learns from.
+type Reply struct {
+	Header http.Header
+	// Throttles reports whether it is a throttle.
+	Throttles bool
+	// Mark is that of its request, which was sent at Sent.
+	Mark Mark
+	Sent time.Time
+}
+
+// See records what a reply says of the use and of the limits of a model.
+func (m *Meter) See(r Reply, model string, now time.Time) {
+	if used, ok := hint.Number(r.Header, Utilization); ok {
 		m.see(utilization, used/100, 0, now)
 	}
-	for _, limit := range limits {
-		if used, window, ok := limit.read(header); ok {
-			m.see(limit.kind, used, window, now)
+	if isOf(r.Header, model) {
+		for i := range limits {
+			if said, ok := limits[i].read(r.Header); ok {
+				m.allowances[i].learn(said, r.Mark[i], At(r.Sent))
+				if said.most > 0 {
+					m.see(limits[i].kind, max(0, 1-said.remaining/said.most), said.window, now)
+				}
+			}
 		}
 	}
-	if throttles {
+	if r.Throttles {
 		m.see(throttle, 1, 0, now)
 	}
 }
 
-// limit is a rate limit, with the headers that describe it.
+// isOf reports whether the limits in a header are those of the model. A provisioned deployment of Azure's
+// may have a standard deployment serve a request, whose limits the reply then has (spillover).
+func isOf(header http.Header, model string) bool {
+	served := header["X-Ms-Deployment-Name"]
+	return len(served) == 0 || strings.EqualFold(served[0], model)
+}
+
+// limit is a rate limit, with the headers that describe it, each in both spellings of Azure's.
 type limit struct {
 	kind                             kind
-	limit, remaining, reset, renewal string
+	limit, remaining, reset, renewal [2]string
 }
 
 var limits = [...]limit{limitOf(requests, "Requests"), limitOf(tokens, "Tokens")}
 
 func limitOf(k kind, of string) limit {
-	return limit{k, "X-Ratelimit-Limit-" + of, "X-Ratelimit-Remaining-" + of, "X-Ratelimit-Reset-" + of, "X-Ratelimit-Renewalperiod-" + of}
+	name := func(what string) [2]string {
+		return [2]string{"X-Ratelimit-" + what + "-" + of, "X-Rate-Limit-" + what + "-" + of}
+	}
+	return limit{k, name("Limit"), name("Remaining"), name("Reset"), name("Renewalperiod")}
 }
 
 // longestReset is the longest reset of a limit by the minute. A longer one is that of a day,
 // which says nothing of how busy the backend is.
 const longestReset = time.Hour
 
-// read returns how much of the limit is used, and in which time that fades. The limit is one by
-// the minute. But Azure counts requests in windows of 10 s, of which it names only what remains:
-// of 120 requests a minute, 19 remain after one. So where the reset is a number of seconds, as
-// Azure's is, requests count only if their window is named.
-func (l limit) read(header http.Header) (used float64, window time.Duration, ok bool) {
-	most, isLimited := hint.Number(header, l.limit)
-	remaining, isKnown := hint.Number(header, l.remaining)
-	if !isLimited || !isKnown || most == 0 {
-		return 0, 0, false
+// said is what a reply says of a rate limit.
+type said struct {
+	limit, remaining float64
+	// most is how much of the limit there is in a window. 0: that is not known.
+	most float64
+	// window is in which time the limit is whole again.
+	window time.Duration
+	// refill is how much the limit grows in a nanosecond. 0: not before the window ends.
+	refill float64
+}
+
+// read reads the headers of the limit. The limit is one by the minute. But Azure counts requests in
+// windows of 10 s, of which it names only what remains: of 120 requests a minute, 19 remain after one. So
+// where the reset is a number of seconds, as Azure's is, it is known how many there are in a window only
+// if its length is named. Where the reset is a duration, as OpenAI's is, the limit grows all the time.
+func (l *limit) read(header http.Header) (s said, ok bool) {
+	var isLimited, isKnown bool
+	s.limit, isLimited = hint.Number(header, l.limit[:]...)
+	if !isLimited || s.limit == 0 {
+		return s, false
 	}
-	reset, isNumber := hint.Number(header, l.reset)
+	if s.remaining, isKnown = hint.Number(header, l.remaining[:]...); !isKnown {
+		return s, false
+	}
+	s.most, s.window = s.limit, windows[l.kind]
+	reset, isNumber := hint.Number(header, l.reset[:]...)
 	if isNumber {
-		window = time.Duration(min(reset, 2*longestReset.Seconds()) * float64(time.Second))
-	} else if values := header[l.reset]; len(values) > 0 {
-		window, _ = time.ParseDuration(strings.TrimSpace(values[0]))
+		if reset > 0 { // 0 says nothing: Azure sends it with whatever remains
+			s.window = time.Duration(min(reset, 2*longestReset.Seconds()) * float64(time.Second))
+		}
+	} else if reset, ok := resetOf(header, l.reset); ok {
+		used := s.limit - s.remaining
+		if reset <= 0 {
+			return s, reset == 0 && used <= 0 // otherwise it was whole again before the reply was sent
+		}
+		s.window = reset
+		if used > 0 {
+			s.refill = used / float64(reset)
+			if s.limit > s.refill*float64(longestReset) {
+				return s, false // a limit by the day
+			}
+		}
 	}
-	if window > longestReset {
-		return 0, 0, false
+	if s.window > longestReset {
+		return s, false
 	}
-	renewal, isNamed := hint.Number(header, l.renewal)
+	s.window = min(s.window, windows[l.kind])
+	renewal, isNamed := hint.Number(header, l.renewal[:]...)
 	switch {
 	case isNamed && renewal > 0:
-		most *= min(1, renewal/60)
+		s.most *= min(1, renewal/60)
+		s.window = min(s.window, time.Duration(min(renewal, 60)*float64(time.Second)))
 	case isNumber && l.kind == requests:
-		return 0, 0, false
+		s.most = 0
 	}
-	return max(0, 1-remaining/most), window, true
+	return s, true
+}
+
+// resetOf returns the reset that is a duration.
+func resetOf(header http.Header, names [2]string) (time.Duration, bool) {
+	for _, name := range names {
+		for _, v := range header[name] {
+			if d, err := time.ParseDuration(strings.TrimSpace(v)); err == nil {
+				return d, true
+			}
+		}
+	}
+	return 0, false
 }

@@ -1,11 +1,14 @@
-// Package quota knows how much of a backend's quota is used, for each model, and which
-// requests leave the rest to more important ones. It gets the time only from its arguments.
+// Package quota knows how much of a backend's quota is used, for each model, whether a request
+// still fits, and which requests leave the rest to more important ones. It gets the time only from its arguments.
 //
 // What is used is a reading of a reply's header: the utilization of a provisioned deployment,
 // or 1 - remaining / limit of a rate limit. Each reading fades in a straight line, because the
 // backend works off what is used, or its window ends. A throttle counts as a reading of 1. The
 // highest of a model's readings counts. Without any, the backend has room: a wrong try costs
 // one 429, and a wrong skip wastes capacity that is paid for.
+//
+// A limit also has room for a request or not: what remained by the newest reply, less an estimate of what was
+// sent after the request of that reply. The pool prefers backends with room.
 //
 // A tier is a class of requests. A backend that is used above the ceiling of a tier gets no
 // requests of that tier, but only while requests of better tiers ask for the model. So no
@@ -59,6 +62,8 @@ var windows = [kinds]time.Duration{
 // takes a lock or allocates.
 type Meter struct {
 	readings [kinds]atomic.Uint64
+	// allowances are what is left of the limits of requests and of tokens.
+	allowances [2]allowance
 	// asks are when requests of each tier last asked for the model. 0: never.
 	asks [MaxTiers + 1]atomic.Int64
 }

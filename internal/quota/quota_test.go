@@ -27,6 +27,11 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	}
 }
 
+// see has the meter see a reply to a request that was just sent.
+func see(m *Meter, header http.Header, throttles bool, now time.Time) {
+	m.See(Reply{Header: header, Throttles: throttles, Sent: now}, "gpt-4o", now)
+}
+
 func header(pairs ...string) http.Header {
 	h := make(http.Header)
 	for i := 0; i < len(pairs); i += 2 {
@@ -37,18 +42,18 @@ func header(pairs ...string) http.Header {
 
 func TestUtilizationFadesInFourSeconds(t *testing.T) {
 	m := asked()
-	m.See(header("azure-openai-deployment-utilization", "127%"), false, start)
+	see(m, header("azure-openai-deployment-utilization", "127%"), false, start)
 	wantWait(t, m, batch, 0, 4*(1-.8/1.27))
 	wantWait(t, m, batch, 1.4, 1) // 80 ms are left, and 1 s is the shortest
 	wantWait(t, m, batch, 1.5, 0)
 	wantWait(t, m, Tier{Number: 3, Ceiling: .5}, 0, 4*(1-.5/1.27))
-	m.See(header("azure-openai-deployment-utilization", "79.9%"), false, at(1))
+	see(m, header("azure-openai-deployment-utilization", "79.9%"), false, at(1))
 	wantWait(t, m, batch, 1, 0)
 }
 
 func TestAThrottleIsFullAndFadesInTwoSeconds(t *testing.T) {
 	m := asked()
-	m.See(header(), true, start)
+	see(m, header(), true, start)
 	wantWait(t, m, batch, 0, 1) // .4
 	wantWait(t, m, batch, .41, 0)
 	wantWait(t, m, Tier{Number: 3, Ceiling: .1}, 0, 1.8)
@@ -76,7 +81,7 @@ func TestOnlyBetterTiersInTheLastMinuteCount(t *testing.T) {
 		for _, tier := range tc.asks {
 			m.Ask(tier, start)
 		}
-		m.See(header(full, "100%"), false, at(tc.after))
+		see(m, header(full, "100%"), false, at(tc.after))
 		if got := m.Wait(tc.tier, at(tc.after)) > 0; got != tc.want {
 			t.Errorf("%s: kept away is %v, want %v", name, got, tc.want)
 		}
@@ -85,7 +90,7 @@ func TestOnlyBetterTiersInTheLastMinuteCount(t *testing.T) {
 
 func TestTheWaitEndsWithTheInterestOfBetterTiers(t *testing.T) {
 	m := asked()
-	m.See(header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), false, at(55))
+	see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), false, at(55))
 	wantWait(t, m, batch, 55, 5) // 12
 	m.Ask(1, at(55))
 	wantWait(t, m, batch, 55, 12)
@@ -122,7 +127,7 @@ func TestRateLimitsAreReadings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := asked()
-			m.See(tc.header, false, start)
+			see(m, tc.header, false, start)
 			wantWait(t, m, Tier{Number: 2, Ceiling: .5}, 0, tc.want)
 		})
 	}
@@ -130,9 +135,9 @@ func TestRateLimitsAreReadings(t *testing.T) {
 
 func TestTheHighestReadingCounts(t *testing.T) {
 	m := asked()
-	m.See(header("Azure-Openai-Deployment-Utilization", "10%"), true, start)
+	see(m, header("Azure-Openai-Deployment-Utilization", "10%"), true, start)
 	wantWait(t, m, Tier{Number: 2, Ceiling: .4}, 0, 1.2)
-	m.See(header("X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0"), false, start)
+	see(m, header("X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0"), false, start)
 	wantWait(t, m, Tier{Number: 2, Ceiling: .4}, 0, 36)
 }
 
@@ -148,8 +153,8 @@ func TestATableIsBounded(t *testing.T) {
 	if table.Make("gpt-4o") != m || table.Of("gpt-4o") != m || m == nil {
 		t.Error("the meter has changed")
 	}
-	if table.Make("gpt-5") != nil || len(*table.meters.Load()) != maxModels {
-		t.Errorf("got %d meters", len(*table.meters.Load()))
+	if table.Make("gpt-5") != nil || len(table.meters.Load().byModel) != maxModels {
+		t.Errorf("got %d meters", len(table.meters.Load().byModel))
 	}
 	if table.Clear(); table.Of("gpt-4o") != nil {
 		t.Error("the meter is still there")
@@ -162,7 +167,7 @@ func TestNothingAllocates(t *testing.T) {
 	full := header("Azure-Openai-Deployment-Utilization", "100%", "X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0")
 	if n := testing.AllocsPerRun(100, func() {
 		table.Of("gpt-4o").Ask(1, start)
-		m.See(full, true, start)
+		see(m, full, true, start)
 		m.Above(batch, start)
 	}); n > 0 {
 		t.Errorf("got %v allocations", n)
@@ -171,7 +176,7 @@ func TestNothingAllocates(t *testing.T) {
 
 func BenchmarkAbove(b *testing.B) {
 	m, now := asked(), at(1)
-	m.See(header("Azure-Openai-Deployment-Utilization", "100%"), true, start)
+	see(m, header("Azure-Openai-Deployment-Utilization", "100%"), true, start)
 	for b.Loop() {
 		m.Above(batch, now)
 	}
