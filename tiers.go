@@ -10,9 +10,10 @@ import (
 
 // Tier implements pool.Request. Ceilings do not apply to a request for an object that one account stores,
 // because no other backend can serve it, nor to operations other than inference, which have separate limits.
+// While a reload goes on, callers may still have, or have already, the tiers of the other config.
 func (ex *exchange) Tier() quota.Tier {
 	n := ex.admission.Tier()
-	if n == 0 || !ex.api.Kind.Infers() || !ex.api.placement.Anywhere() {
+	if n == 0 || n >= len(ex.balancer.tiers) || !ex.api.Kind.Infers() || !ex.api.placement.Anywhere() {
 		return quota.Tier{Number: n}
 	}
 	return ex.balancer.tiers[n]
