@@ -102,7 +102,8 @@ func (c *Caller) admit(at int64, e Estimate) (r Reservation, refusal *Refusal, c
 			continue
 		}
 		allowed, used := m.allowed(c.replicas), m.use(at, c.apart())
-		large := id.Kind() == Tokens && prompt > m.limit.Amount
+		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
+		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := allowed > 0 && add(used, min(need, allowed)) <= allowed
 		switch {
 		case fits && (!large || m.then > 0):

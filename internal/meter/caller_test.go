@@ -134,6 +134,25 @@ func (r Reservation) settle(now time.Time) {
 
 // APISIX and WSO2 charged the limits that came first in a list for requests that a later one refused
 // (wso2/api-platform#3116).
+// TestAnIdleCallerWhosePromptsWereLongerThanTheyLookedIsAdmitted has prompts that backends have most of: a response
+// that goes on from an earlier one, say. An estimate that learned from them must not refuse other prompts for ever.
+func TestAnIdleCallerWhosePromptsWereLongerThanTheyLookedIsAdmitted(t *testing.T) {
+	c, now := caller(t, "tokens 1000/minute"), noon
+	for range 20 {
+		r := admitted(t, c, now, Estimate{Prompt: 10, Output: 1})
+		r.Settle(now, Cost{Requests: 1, Prompt: 100, Output: 1, Counted: true})
+		now = now.Add(2 * time.Minute)
+	}
+	r := admitted(t, c, now, Estimate{Prompt: 300, Output: 1})
+	if got := refused(t, c, now, Estimate{Prompt: 300, Output: 1}); got.Reason != OverRate {
+		t.Errorf("the next one is refused with %+v", got)
+	}
+	r.Settle(now, Cost{Requests: 1, Prompt: 300, Output: 1, Counted: true})
+	if got := refused(t, c, now.Add(2*time.Minute), Estimate{Prompt: 1001, Output: 1}); got.Reason != TooLarge {
+		t.Errorf("a prompt that looks longer than the limit is refused with %+v", got)
+	}
+}
+
 func TestARefusedRequestChargesNoLimit(t *testing.T) {
 	c := caller(t, "requests 10/minute", "requests 1/hour", "tokens 1k/minute")
 	admitted(t, c, noon, exactly(5)).settle(noon)
