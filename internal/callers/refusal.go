@@ -34,7 +34,7 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, a *Admissi
 	}
 	answer := limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: Limit %d, Used %d, Requested %d. Please try again in %s.",
 		name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait))).Answer(r)
-	hint.Set(answer.Header, refusal.Wait)
+	hint.Set(answer.Header, rounded(refusal.Wait))
 	a.SetHeader(answer.Header, now)
 	return answer
 }

@@ -21,3 +21,22 @@ func TestATierOfAnotherConfigHasNoCeiling(t *testing.T) {
 		})
 	}
 }
+
+// TestAClientThatRetriesWhenItIsToldIsServed has waits that are not whole milliseconds.
+func TestAClientThatRetriesWhenItIsToldIsServed(t *testing.T) {
+	inBubble(t, "caller alice {\nrequests 7/second\n}", func(t *testing.T, w *world) {
+		for range 50 {
+			got := w.chat(`{}`)
+			for got.Status == 200 {
+				got = w.chat(`{}`)
+			}
+			wait, err := time.ParseDuration(got.Header.Get("Retry-After-Ms") + "ms")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(wait)
+			w.chat(`{}`).WantServed(t, "a")
+			time.Sleep(1234567 * time.Nanosecond)
+		}
+	})
+}
