@@ -155,6 +155,9 @@ func (k *kept) changed() {
 // save saves the use, if it has changed.
 func (k *kept) save() {
 	file := k.file.Load()
+	if file == nil {
+		k.dirty.Store(false) // another config may have a file again, and the next change is saved then
+	}
 	if file == nil || !k.dirty.Load() {
 		return
 	}
