@@ -27,8 +27,9 @@ func PromptTokens(body []byte, bodyLength int64) int64 {
 			break
 		}
 		data := at + n + len(base64Mark)
-		if start := bytes.LastIndexByte(body[max(at, at+n-longestMediaType):at+n], '"'); start < 0 ||
-			!bytes.HasPrefix(body[max(at, at+n-longestMediaType)+start+1:], dataScheme) {
+		from := max(at, at+n-longestMediaType)
+		start := bytes.LastIndexByte(body[from:at+n], '"')
+		if start < 0 || !bytes.HasPrefix(body[from+start+1:], dataScheme) || !mayBeMedia(body[:from+start]) {
 			at = data
 			continue
 		}
@@ -60,6 +61,22 @@ var (
 	// (Anthropic's messages).
 	dataMember = []byte(`"data"`)
 )
+
+// mayBeMedia reports whether a text after these bytes may be a picture, a recording or a file: it is an item of a
+// list, or the name of its member ends like image_url, file_data or image. All other texts are a part of the
+// prompt, also if they look like a URL.
+func mayBeMedia(before []byte) bool {
+	before = bytes.TrimRight(before, whiteSpace)
+	if bytes.HasSuffix(before, []byte("[")) || bytes.HasSuffix(before, []byte(",")) {
+		return true
+	}
+	name, isMember := bytes.CutSuffix(before, []byte(":"))
+	name, isName := bytes.CutSuffix(bytes.TrimRight(name, whiteSpace), []byte(`"`))
+	return isMember && isName && (bytes.HasSuffix(name, []byte("url")) || bytes.HasSuffix(name, []byte("data")) || bytes.HasSuffix(name, []byte("image")))
+}
+
+// whiteSpace is that of JSON.
+const whiteSpace = " \t\r\n"
 
 // endOfData returns the end of the text in which b[i] is. Base64 has no escapes.
 func endOfData(b []byte, i int) int {
