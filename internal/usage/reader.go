@@ -12,11 +12,11 @@ import (
 // is the reader of a reply without a usage.
 type Reader struct {
 	scanner  scanner
-	fresh    bool          // the latest event that matters had a usage
-	long     bool          // an event that is too long to be kept is being read
-	trailing bool          // something comes after the object that a JSON reply is
-	splitter *sse.Splitter // nil until the first piece of a stream of events
-	watcher  *sse.Watcher  // splits the stream in place of splitter
+	fresh    bool         // the latest event that matters had a usage
+	long     bool         // an event that is too long to be kept is being read
+	trailing bool         // something comes after the object that a JSON reply is
+	watcher  *sse.Watcher // splits a stream into its events. nil until it begins
+	watches  bool         // the watcher is the reader's own
 	decoder  *content.Decoder
 }
 
@@ -62,10 +62,11 @@ func (r *Reader) read(p []byte) {
 		r.trailing = len(bytes.TrimLeft(r.scanner.scan(p), whiteSpace)) > 0 || r.trailing
 		return
 	}
-	if r.splitter == nil {
-		r.splitter = &sse.Splitter{Long: r.more}
+	if r.watcher == nil {
+		r.watches = true
+		r.Watch(new(sse.Watcher))
 	}
-	r.splitter.Split(p, r.event)
+	r.watcher.Watch(p)
 }
 
 func (r *Reader) event(e sse.Event) {
@@ -133,8 +134,8 @@ func (r *Reader) Close() {
 	if r.decoder != nil {
 		r.decoder.Close()
 	}
-	if r.splitter != nil {
-		r.splitter.End(r.event)
+	if r.watches {
+		r.watcher.Finish()
 	}
 }
 

@@ -1,10 +1,15 @@
 package callers
 
 import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
@@ -38,5 +43,29 @@ func TestAClientThatRetriesWhenItIsToldIsServed(t *testing.T) {
 			w.chat(`{}`).WantServed(t, "a")
 			time.Sleep(1234567 * time.Nanosecond)
 		}
+	})
+}
+
+// TestACompressedStreamThatIsCancelledIsChargedByItsEvents has a backend that compresses its events, as some
+// proxies do if the client accepts that.
+func TestACompressedStreamThatIsCancelledIsChargedByItsEvents(t *testing.T) {
+	inBubble(t, limited, func(t *testing.T, w *world) {
+		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Content-Type", "text/event-stream")
+			rw.Header().Set("Content-Encoding", "gzip")
+			io.WriteString(rw, lbtest.Gzipped(lbtest.StreamPreamble+strings.Repeat(lbtest.StreamContent, 4)))
+			http.NewResponseController(rw).Flush()
+			<-r.Context().Done()
+		})
+		ctx, leave := context.WithTimeout(t.Context(), 10*time.Second)
+		defer leave()
+		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(prompt(50, `"stream":true,`))).WithContext(ctx)
+		r.Header.Set("Authorization", "Bearer "+aliceKey)
+		r.Header.Set("Accept-Encoding", "gzip")
+		if res, err := w.Client.Do(r); err == nil {
+			io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+		}
+		w.wantCost(t, 1, 54)
 	})
 }
