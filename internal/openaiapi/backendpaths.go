@@ -85,29 +85,30 @@ func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace 
 
 // query puts the backend's name of the model where the query has the client's. A realtime connection
 // has it in the parameter deployment on Azure's classic path, and in the parameter model on all
-// others.
+// others. If the query names several models, all become this one.
 func (p Paths) query(rawQuery string, route Route, model string) string {
 	if rawQuery == "" {
 		return ""
 	}
 	asked := "model"
-	named, ok := Param(rawQuery, asked)
+	_, ok := Param(rawQuery, asked)
 	if !ok {
 		asked = "deployment"
-		named, ok = Param(rawQuery, asked)
+		_, ok = Param(rawQuery, asked)
+	}
+	if !ok || model == "" {
+		return rawQuery
 	}
 	want := asked
 	if strings.HasSuffix(route.Operation, "/realtime") {
-		want = "model"
-		if route.Dialect == AzureClassic && p.HasClassic() {
-			want = "deployment"
+		other := "deployment"
+		if want = "model"; route.Dialect == AzureClassic && p.HasClassic() {
+			want, other = other, want
 		}
+		rawQuery = DropParams(rawQuery, other)
 	}
-	if !ok || model == "" || named == model && asked == want {
+	if hasOnly(rawQuery, want, model) {
 		return rawQuery
-	}
-	if asked != want {
-		rawQuery = DropParams(rawQuery, asked)
 	}
 	return SetParam(rawQuery, want, model)
 }

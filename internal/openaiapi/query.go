@@ -45,6 +45,19 @@ func SetParam(rawQuery, name, value string) string {
 	return rawQuery + "&" + url.QueryEscape(name) + value
 }
 
+// hasOnly reports whether a query has parameters of that name, and all of them have the value.
+func hasOnly(rawQuery, name, value string) (only bool) {
+	for pair := range strings.SplitSeq(rawQuery, "&") {
+		if hasName(pair, name) {
+			if found, _ := Param(pair, name); found != value {
+				return false
+			}
+			only = true
+		}
+	}
+	return only
+}
+
 // DropParams removes all parameters of those names.
 func DropParams(rawQuery string, names ...string) string {
 	pairs := strings.Split(rawQuery, "&")

@@ -13,6 +13,42 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
+// websocket makes a request a handshake.
+func websocket(r *http.Request) *http.Request {
+	r.Header.Set("Connection", "Upgrade")
+	r.Header.Set("Upgrade", "websocket")
+	r.Header.Set("Sec-WebSocket-Version", "13")
+	r.Header.Set("Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA==")
+	return r
+}
+
+// TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne has WebSockets, of which the query names the model. Some
+// servers read the last parameter of a name (Starlette), and some the first.
+func TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne(t *testing.T) {
+	inBubble(t, "caller alice {\nmodels gpt-realtime\n}", func(t *testing.T, w *world) {
+		for path, want := range map[string]string{
+			"/v1/realtime?model=gpt-realtime":                        "model=gpt-realtime",
+			"/v1/realtime?model=gpt-realtime&model=o3":               "model=gpt-realtime&model=gpt-realtime",
+			"/v1/realtime?x=1&model=gpt-realtime&MODEL=o3":           "x=1&model=gpt-realtime&MODEL=gpt-realtime",
+			"/v1/realtime?model=gpt-realtime&deployment=o3":          "model=gpt-realtime",
+			"/v1/realtime?deployment=gpt-realtime&deployment=o3":     "model=gpt-realtime",
+			"/openai/realtime?deployment=gpt-realtime&deployment=o3": "model=gpt-realtime",
+			"/v1/realtime?model=o3&model=gpt-realtime":               "refused",
+		} {
+			asked := "refused"
+			w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+				asked = r.URL.RawQuery
+				lbtest.Status(http.StatusBadRequest)(rw, r)
+			})
+			r := websocket(w.Request(http.MethodGet, path, nil))
+			r.Header.Set("Authorization", "Bearer "+aliceKey)
+			if got := w.Send(r); asked != want {
+				t.Errorf("%s: the backend was asked for %q, want %q; the client got %d", path, asked, want, got.Status)
+			}
+		}
+	})
+}
+
 // TestATierOfAnotherConfigHasNoCeiling has what a reload brings for a moment: requests of one config, and limits of
 // another one, which has more tiers.
 func TestATierOfAnotherConfigHasNoCeiling(t *testing.T) {
