@@ -113,7 +113,8 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 	if openaiapi.OddlySpelled(route.Operation) {
 		return apierror.InvalidPath("The path must be spelled as in the API's documentation.").Answer(r)
 	}
-	if (h.tellsModels || h.tellsAccounts || h.affinity.IsStrict()) && openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
+	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) &&
+		(h.tellsModels || h.tellsAccounts || h.affinity.IsStrict() || h.callers.SeesEach(ex.api.caller.Name)) {
 		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
 			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}
 		}

@@ -127,6 +127,15 @@ func (c *Callers) Models(name string) []string {
 	return c.of(name).models
 }
 
+// SeesEach reports whether each request of a caller has to be seen, because of its model or its tokens.
+func (c *Callers) SeesEach(name string) bool {
+	if c == nil {
+		return false
+	}
+	e := c.of(name)
+	return e.models != nil || e.tokens
+}
+
 // Admission is what a request of a caller was admitted with, until it is settled. The zero Admission is
 // that of a request without one.
 type Admission struct {

@@ -27,13 +27,15 @@ func websocket(r *http.Request) *http.Request {
 func TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne(t *testing.T) {
 	inBubble(t, "caller alice {\nmodels gpt-realtime\n}", func(t *testing.T, w *world) {
 		for path, want := range map[string]string{
-			"/v1/realtime?model=gpt-realtime":                        "model=gpt-realtime",
-			"/v1/realtime?model=gpt-realtime&model=o3":               "model=gpt-realtime&model=gpt-realtime",
-			"/v1/realtime?x=1&model=gpt-realtime&MODEL=o3":           "x=1&model=gpt-realtime&MODEL=gpt-realtime",
-			"/v1/realtime?model=gpt-realtime&deployment=o3":          "model=gpt-realtime",
-			"/v1/realtime?deployment=gpt-realtime&deployment=o3":     "model=gpt-realtime",
-			"/openai/realtime?deployment=gpt-realtime&deployment=o3": "model=gpt-realtime",
-			"/v1/realtime?model=o3&model=gpt-realtime":               "refused",
+			"/v1/realtime?model=gpt-realtime":                         "model=gpt-realtime",
+			"/v1/realtime?model=gpt-realtime&model=o3":                "model=gpt-realtime&model=gpt-realtime",
+			"/v1/realtime?x=1&model=gpt-realtime&MODEL=o3":            "x=1&model=gpt-realtime&MODEL=gpt-realtime",
+			"/v1/realtime?model=gpt-realtime&deployment=o3":           "model=gpt-realtime",
+			"/v1/realtime?deployment=gpt-realtime&deployment=o3":      "model=gpt-realtime",
+			"/openai/realtime?deployment=gpt-realtime&deployment=o3":  "model=gpt-realtime",
+			"/v1/realtime?model=o3&model=gpt-realtime":                "refused",
+			"/v1/responses?model=gpt-realtime":                        "refused", // its messages name models
+			"/openai/v1/responses?model=gpt-realtime&api-version=now": "refused",
 		} {
 			asked := "refused"
 			w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
@@ -45,6 +47,19 @@ func TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne(t *testing.T) {
 			if got := w.Send(r); asked != want {
 				t.Errorf("%s: the backend was asked for %q, want %q; the client got %d", path, asked, want, got.Status)
 			}
+		}
+	})
+}
+
+// TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem has Codex's first request. With the 426, Codex uses
+// HTTP.
+func TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 1k/day\n}\ncaller bob {\nrequests 10/day\n}", func(t *testing.T, w *world) {
+		w.AllReply(lbtest.Status(http.StatusBadRequest))
+		for key, want := range map[string]int{aliceKey: http.StatusUpgradeRequired, bobKey: http.StatusBadRequest} {
+			r := websocket(w.Request(http.MethodGet, "/v1/responses", nil))
+			r.Header.Set("Authorization", "Bearer "+key)
+			w.Send(r).WantStatus(t, want)
 		}
 	})
 }
