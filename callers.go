@@ -126,7 +126,8 @@ func (ex *exchange) cost() meter.Cost {
 }
 
 // tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the
-// estimate of the prompt and a token for each event with content.
+// estimate of the prompt and a token for each event with content, or the estimate of a response that goes on in
+// the background.
 func (ex *exchange) tokensCost() meter.Cost {
 	tokens, estimated := ex.record.tokens, false
 	if ex.record.aborted || !tokens.Known() {
@@ -134,6 +135,9 @@ func (ex *exchange) tokensCost() meter.Cost {
 	}
 	if !tokens.Known() {
 		tokens.Input, estimated = ex.admission.Prompt(), true
+	}
+	if estimated && ex.api.Body.Background { // the rest of the output is in no reply to this request
+		tokens.Output = max(tokens.Output, ex.admission.Output())
 	}
 	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !ex.record.aborted}
 }

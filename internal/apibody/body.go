@@ -35,6 +35,9 @@ type Body struct {
 	// Stores reports whether the last "store" is true.
 	Stores bool
 
+	// Background reports whether any "background" is true: a response may go on after the reply.
+	Background bool
+
 	// Speaks reports whether the last "audio" asks for an audio reply, which has an
 	// id.
 	Speaks bool
@@ -143,6 +146,8 @@ func (b *Body) set(at place, value []byte) {
 		b.Stream = string(value) == "true"
 	case memberStore:
 		b.Stores = string(value) == "true"
+	case memberBackground:
+		b.Background = b.Background || string(value) == "true"
 	case memberAudio:
 		b.Speaks = bytes.HasPrefix(value, []byte("{"))
 	case memberMaxTokens:

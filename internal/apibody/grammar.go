@@ -43,6 +43,7 @@ const (
 	memberStreamOptions
 	memberIncludeUsage // of the stream options
 	memberStore
+	memberBackground
 	memberAudio // in which a voice may have an id
 )
 
@@ -105,6 +106,8 @@ func (g grammar) place(at place, key []byte) place {
 			return memberStreamOptions
 		case "store":
 			return memberStore
+		case "background":
+			return memberBackground
 		case "audio":
 			return memberAudio
 		case "messages":

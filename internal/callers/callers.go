@@ -170,6 +170,12 @@ func (a *Admission) Prompt() int64 {
 	return prompt
 }
 
+// Output returns the tokens that the output was expected to have.
+func (a *Admission) Output() int64 {
+	_, output := a.reservation.Estimated()
+	return output
+}
+
 // Settle replaces the estimate with the real cost. Further calls do nothing.
 func (a *Admission) Settle(now time.Time, cost meter.Cost) {
 	if a.Open() {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
@@ -62,6 +63,44 @@ func TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem(t *testing.
 			w.Send(r).WantStatus(t, want)
 		}
 	})
+}
+
+// TestAResponseInTheBackgroundIsChargedByItsEstimate is about output that no reply to the caller's request shows.
+func TestAResponseInTheBackgroundIsChargedByItsEstimate(t *testing.T) {
+	queued := lbtest.Says(200, `{"id":"resp_1234567890","object":"response","status":"queued","background":true,"usage":null}`)
+	begun := lbtest.Streams("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1234567890\",\"usage\":null}}\n\n",
+		"event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n", time.Hour)
+	for name, c := range map[string]struct {
+		members string
+		reply   http.HandlerFunc
+		tokens  int64
+	}{
+		"its output is not limited":   {`"background":true,`, queued, 50 + 256},
+		"its output is limited":       {`"background":true,"max_output_tokens":100,`, queued, 50 + 100},
+		"it is named twice":           {`"background":true,"background":false,`, queued, 50 + 256},
+		"a stream that is cancelled":  {`"background":true,"stream":true,`, begun, 50 + 256},
+		"it is served at once":        {`"background":true,`, lbtest.Says(200, `{"usage":{"input_tokens":7,"output_tokens":5}}`), 12},
+		"a stream in the foreground":  {`"background":false,"stream":true,`, begun, 50 + 1},
+		"a request that was refused":  {`"background":true,`, lbtest.Throttled("7"), 0},
+		"a mistake":                   {`"background":true,`, lbtest.Status(400), 0},
+		"its output is much too long": {`"background":true,"max_output_tokens":100000,`, queued, 50 + 256},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, limited, func(t *testing.T, w *world) {
+				w.AllReply(c.reply)
+				ctx, leave := context.WithTimeout(t.Context(), 10*time.Second)
+				defer leave()
+				r := w.Request(http.MethodPost, "/v1/responses", strings.NewReader(prompt(50, c.members))).WithContext(ctx)
+				r.Header.Set("Authorization", "Bearer "+aliceKey)
+				if res, err := w.Client.Do(r); err == nil {
+					io.Copy(io.Discard, res.Body)
+					res.Body.Close()
+				}
+				synctest.Wait()
+				w.wantUse(t, c.tokens)
+			})
+		})
+	}
 }
 
 // TestATierOfAnotherConfigHasNoCeiling has what a reload brings for a moment: requests of one config, and limits of
