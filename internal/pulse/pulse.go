@@ -150,21 +150,22 @@ func (p *Pulse) endSilence() (since time.Time, ended bool) {
 
 // Left records that a request does not wait any more, and got no byte. That proves nothing, so the
 // others are still evidence. If it was the last one, the clock stops until the next request. A
-// request that left before the usual wait was over, as editors cancel theirs while the user types, is
-// no evidence itself.
+// request that left before the longest recent wait was over, as editors cancel theirs while the user
+// types, is no evidence itself.
 func (p *Pulse) Left(sent, now time.Time) {
-	if p.waiting.Add(-1) > 0 || p.silent.Load() != 0 {
+	others := p.waiting.Add(-1)
+	if p.silent.Load() != 0 {
 		return
 	}
-	w, at := p.waits.Load(), nanos(now)
-	early := now.Sub(sent) < time.Duration(p.usual.Load())
-	switch state := w & stateMask; {
-	case state == oneWaits && early:
+	early := now.Sub(sent) < time.Duration(p.longest.Load())
+	w := p.waits.Load()
+	switch since, state := w>>stateBits, w&stateMask; {
+	case state == oneWaits && early && since == nanos(sent):
 		p.waits.CompareAndSwap(w, 0)
-	case state == twoWait && early:
+	case state == twoWait && early && others <= 1:
 		p.waits.CompareAndSwap(w, p.first.Load()<<stateBits|oneWaits)
-	case state == twoWait:
-		p.waits.CompareAndSwap(w, (at-w>>stateBits)<<stateBits|paused)
+	case state == twoWait && others <= 0:
+		p.waits.CompareAndSwap(w, (nanos(now)-since)<<stateBits|paused)
 	}
 }
 

@@ -142,6 +142,18 @@ func TestRequestsThatAreCancelledEarlyAreNoSilence(t *testing.T) {
 	wantSilent(t, p, at(20), at(30), false)
 }
 
+func TestARequestThatIsCancelledEarlyIsNoEvidenceAgainstAnother(t *testing.T) {
+	for _, gone := range []float64{10, 10.3} { // the first one or the second one
+		p := used()
+		p.Sent(at(10))
+		p.Sent(at(10.3))
+		p.Left(at(gone), at(10.6))
+		wantSilent(t, p, at(20.3-gone), at(30), false)
+		p.Sent(at(30))
+		wantSilent(t, p, at(30), at(34), true)
+	}
+}
+
 func TestOneRequestTriesASilentBackendAfterGrowingPauses(t *testing.T) {
 	p := used()
 	p.Sent(at(0))

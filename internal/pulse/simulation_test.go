@@ -16,6 +16,9 @@ type simulation struct {
 	backends [2]*Pulse
 	// wait is how long a request waits for its first byte at a backend, from now on.
 	wait func(backend int) time.Duration
+	// patience is for how long a client waits before it leaves, from now on. It may be nil.
+	patience func() time.Duration
+	left     int
 	// silent reports until when a backend sends nothing. It may be nil.
 	silent   func(backend int, now time.Time) time.Time
 	agenda   agenda
@@ -86,13 +89,22 @@ func (s *simulation) send(r *request) {
 	sent := r.sent
 	s.reply(r, sent, s.wait(r.backend))
 	s.after(p.FirstLook(factor), func() { s.look(r, sent) })
+	if s.patience != nil {
+		s.after(s.patience(), func() {
+			if !r.over && r.sent == sent {
+				r.over = true
+				s.left++
+				p.Left(sent, s.now)
+			}
+		})
+	}
 }
 
 // reply answers a request that was sent at sent, unless it has moved since. What a silent backend
 // would send comes when it is back.
 func (s *simulation) reply(r *request, sent time.Time, in time.Duration) {
 	s.after(in, func() {
-		if r.sent != sent {
+		if r.sent != sent || r.over {
 			return
 		}
 		if s.silent != nil {
@@ -144,24 +156,31 @@ func TestHealthyBackendsAreHardlyEverTakenForSilent(t *testing.T) {
 			return quick(b)
 		}
 	}
+	leaves := func() time.Duration { // every other client, soon
+		return time.Duration(random.IntN(2))*time.Hour + time.Duration(random.Int64N(int64(500*time.Millisecond)))
+	}
 	for _, test := range []struct {
 		name      string
 		perSecond float64
 		wait      func(int) time.Duration
 		most      int // moves in 100,000 requests
+		patience  func() time.Duration
 	}{
-		{"quick, 20/s", 20, logNormal(random, 300*time.Millisecond, 900*time.Millisecond), 10},
-		{"quick, 0.2/s", 0.2, logNormal(random, 300*time.Millisecond, 900*time.Millisecond), 10},
-		{"heavy tail, 5/s", 5, logNormal(random, time.Second, 20*time.Second), 100},
-		{"heavy tail, 0.2/s", 0.2, logNormal(random, time.Second, 20*time.Second), 100},
-		{"a tenth takes 90 s, 5/s", 5, reasons(0.1), 100},
-		{"a tenth takes 90 s, 0.2/s", 0.2, reasons(0.1), 100},
-		{"a hundredth takes 90 s, 0.2/s", 0.2, reasons(0.01), 100},
+		{"quick, 20/s", 20, logNormal(random, 300*time.Millisecond, 900*time.Millisecond), 10, nil},
+		{"quick, 0.2/s", 0.2, logNormal(random, 300*time.Millisecond, 900*time.Millisecond), 10, nil},
+		{"heavy tail, 5/s", 5, logNormal(random, time.Second, 20*time.Second), 100, nil},
+		{"heavy tail, 0.2/s", 0.2, logNormal(random, time.Second, 20*time.Second), 100, nil},
+		{"a tenth takes 90 s, 5/s", 5, reasons(0.1), 100, nil},
+		{"a tenth takes 90 s, 0.2/s", 0.2, reasons(0.1), 100, nil},
+		{"a hundredth takes 90 s, 0.2/s", 0.2, reasons(0.01), 100, nil},
+		{"quick, 0.02/s, clients leave", 0.02, logNormal(random, 300*time.Millisecond, 900*time.Millisecond), 10, leaves},
+		{"quick, 2/s, clients leave", 2, logNormal(random, 300*time.Millisecond, 900*time.Millisecond), 10, leaves},
+		{"heavy tail, 0.2/s, clients leave", 0.2, logNormal(random, time.Second, 20*time.Second), 20, leaves},
 	} {
-		s := &simulation{random: random, wait: test.wait}
+		s := &simulation{random: random, wait: test.wait, patience: test.patience}
 		s.run(requests, test.perSecond)
-		if len(s.waits) != requests || s.moves*100_000 > test.most*requests {
-			t.Errorf("%s: %d of %d requests moved, and %d were answered", test.name, s.moves, s.requests, len(s.waits))
+		if len(s.waits)+s.left != requests || s.moves*100_000 > test.most*requests {
+			t.Errorf("%s: %d of %d requests moved, %d were answered, and %d clients left", test.name, s.moves, s.requests, len(s.waits), s.left)
 		}
 	}
 }
