@@ -107,6 +107,9 @@ func TestNothingIsReleasedThatIsNotReady(t *testing.T) {
 		{"no version", "", "'' is not a version", nil},
 		{"a word", "next", "'next' is not a version", nil},
 		{"two numbers", "0.2", "'0.2' is not a version", nil},
+		{"a leading zero", "0.02.0", "'0.02.0' is not a version", nil},
+		{"a leading zero before a release", "0.2.0-rc.01", "'0.2.0-rc.01' is not a version", nil},
+		{"an empty part", "0.2.0-rc..1", "'0.2.0-rc..1' is not a version", nil},
 		{"another major version", "2.0.0", "the paths of the modules need /v2", nil},
 		{"no section", "0.3.0", "CHANGELOG.md has no section '## 0.3.0 - <date>'", nil},
 		{"an empty section", "0.1.0", "CHANGELOG.md has no section", nil},
@@ -114,6 +117,10 @@ func TestNothingIsReleasedThatIsNotReady(t *testing.T) {
 		{"a new file", "0.2.0", "changes that are not committed", func(r repository) { r.write("new", "") }},
 		{"a tag", "0.2.0", "the tag redis/v0.2.0 exists already", func(r repository) { r.git("tag", "redis/v0.2.0") }},
 		{"a gate that fails", "0.2.0", "the gate has failed", func(r repository) { r.write(".ci/run", "#!/bin/sh\nexit 1\n"); r.commit() }},
+		{"a module that does not build", "0.2.0", "example.invalid", func(r repository) {
+			r.write("redis/redis.go", "package redis\n\nimport _ \"example.invalid/gone\"\n")
+			r.commit()
+		}},
 		{"a gate that leaves files", "0.2.0", "the gate has changed the checkout", func(r repository) { r.write(".ci/run", "#!/bin/sh\n>left\n"); r.commit() }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -121,13 +128,13 @@ func TestNothingIsReleasedThatIsNotReady(t *testing.T) {
 			if c.spoil != nil {
 				c.spoil(r)
 			}
-			head, tags := r.git("rev-parse", "HEAD"), r.git("tag")
+			head, tags, changes := r.git("rev-parse", "HEAD"), r.git("tag"), r.git("diff", "HEAD")
 			output, err := r.run("release/prepare", c.version)
 			if err == nil || !strings.Contains(output, "release/prepare: ") || !strings.Contains(output, c.want) {
 				t.Errorf("%v\n%s\nwant %s", err, output, c.want)
 			}
-			if r.git("rev-parse", "HEAD") != head || r.git("tag") != tags {
-				t.Error("there is a commit or a tag")
+			if r.git("rev-parse", "HEAD") != head || r.git("tag") != tags || r.git("diff", "HEAD") != changes {
+				t.Error("there is a commit, a tag or a change")
 			}
 		})
 	}
