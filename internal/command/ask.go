@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// answer is what a backend said, or why it said nothing.
+// answer is the reply of a backend, or why there is none.
 type answer struct {
 	request *http.Request
 	secrets keys.Secrets

@@ -34,7 +34,7 @@ const (
 	classicVersion = "api-version=2024-10-21"
 )
 
-// Status is what a check says of a backend, and of its models.
+// Status is the result of a check for a backend, and how severe a problem is.
 type Status string
 
 // The statuses of a backend. One with a warning can serve.
@@ -62,7 +62,7 @@ type Checked struct {
 	Listed *int `json:"listed,omitempty"`
 	// Milliseconds are the times of the first request by their parts.
 	Milliseconds map[string]int64 `json:"milliseconds"`
-	// Remaining are the requests and tokens that its rate limit leaves, as it says itself.
+	// Remaining are the requests and tokens that its rate limit leaves, as the backend reports them.
 	Remaining map[string]int64 `json:"remaining"`
 	Problems  []Problem        `json:"problems"`
 }
@@ -116,7 +116,7 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 	return all
 }
 
-// credentialOf says which credential a backend gets, as long as it has not answered.
+// credentialOf returns which credential a backend gets, until it has answered.
 func credentialOf(b *backend.Backend) string {
 	switch {
 	case b.Credentials.Passthrough:
@@ -235,7 +235,7 @@ var remainingNames = map[string][]string{
 	"tokens":   {"X-Ratelimit-Remaining-Tokens", "X-Rate-Limit-Remaining-Tokens"},
 }
 
-// readRemaining records what a rate limit leaves: the least that a reply said.
+// readRemaining records what a rate limit leaves: the least of all replies.
 func (o *one) readRemaining(header http.Header) {
 	for name, headers := range remainingNames {
 		if n, ok := hint.Number(header, headers...); ok {
@@ -255,7 +255,7 @@ func refusal(a answer) string {
 	return text
 }
 
-// judge records what the status of a reply says about the whole backend. It reports whether there is
+// judge records what a reply means for the whole backend. It reports whether there is
 // more to find out.
 func (o *one) judge(a answer) (class verdict.Class, more bool) {
 	class = verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})

@@ -1,4 +1,4 @@
-// Package command is the commands for a configuration that is not live yet: `caddy openai-lb check`
+// Package command defines the commands for a configuration that is not live yet: `caddy openai-lb check`
 // checks the backends of one, and `caddy openai-lb import` makes one.
 package command
 
