@@ -109,6 +109,7 @@ func newBalancer(name string, front front, targets []*target, events *observe.Ev
 func (b *balancer) useTransport(t *Transport) {
 	if b.transport = t; t != nil {
 		b.Pool.Silence = float64(*t.Silence)
+		b.Pool.Steers = t.QuotaSteering == nil || *t.QuotaSteering
 	}
 }
 

@@ -82,6 +82,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    retry_after_max     <duration>
 //	    all_throttled       respond|forward
 //	    silence             <factor>|off
+//	    quota_steering      off
 //
 //	    request_buffers            <size>
 //	    response_header_timeout    <duration>
@@ -231,6 +232,7 @@ func (p *PassiveHealth) options() directive.Options {
 		"retry_after_min":     directive.Duration(&p.RetryAfterMin),
 		"retry_after_max":     directive.Duration(&p.RetryAfterMax),
 		"silence":             directive.Args("a number of 2 or more, or off", 1, 1, pulse.Parse(&p.Silence)),
+		"quota_steering":      directive.Off(&p.QuotaSteering),
 		"all_throttled":       directive.OneOf(&p.AllThrottled, respondThrottled, forwardThrottled),
 	}.Check(func() error {
 		checked := *p

@@ -114,6 +114,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"negative retries", "backend http://a\nlb_retries -1", []string{"Caddyfile:4", "lb_retries '-1'", "0 or more"}},
 		{"another answer for all throttled", "backend http://a\nall_throttled wait", []string{"Caddyfile:4", "all_throttled 'wait'", "respond, forward"}},
 		{"a silence that is too short", "backend http://a\nsilence 1.9", []string{"Caddyfile:4", "silence '1.9'", "2 or more", "off"}},
+		{"quota_steering on", "backend http://a\nquota_steering on", []string{"Caddyfile:4", "quota_steering 'on'", "off"}},
 		{"a silence that is no number", "backend http://a\nsilence NaN", []string{"Caddyfile:4", "silence 'NaN'", "2 or more"}},
 		{"a silence without a factor", "backend http://a\nsilence", []string{"Caddyfile:4", "2 or more, or off"}},
 		{"an end that takes no argument", "backend http://a\nstream_require_end on", []string{"Caddyfile:4", "'on'"}},

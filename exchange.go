@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -82,6 +83,8 @@ type try struct {
 	started time.Time
 	// credential is the backend's, with which the request was sent.
 	credential keys.Credential
+	// mark is what the backend's limits knew of requests when this one was sent.
+	mark quota.Mark
 	// benched is when a promise began by this attempt, if one did.
 	benched time.Time
 	// deployment is the label in metrics of what the backend calls the model.
@@ -198,7 +201,7 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 	}
 	ex.observeFailover()
 	ex.tries.current = ex.balancer.targets[m.Index]
-	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, deployment: ex.deploymentLabel(ex.tries.current)})
+	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, mark: ex.deduct(ex.tries.current), deployment: ex.deploymentLabel(ex.tries.current)})
 	return ex.tries.current.upstream
 }
 

@@ -60,6 +60,11 @@ type PassiveHealth struct {
 	// turns that off. Default: 4.
 	Silence *pulse.Factor `json:"silence,omitempty"`
 
+	// QuotaSteering passes a backend over that has no room for the request in its rate
+	// limits, while another backend of its priority has. What is left is known from the
+	// x-ratelimit headers of replies and from what was sent since. Default: true.
+	QuotaSteering *bool `json:"quota_steering,omitempty"`
+
 	// AllThrottled defines the outcome of a request while all backends throttle:
 	// `respond` answers 429 with the shortest wait, `forward` sends the request
 	// to the backend with the shortest wait and passes the reply on. If another

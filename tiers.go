@@ -3,7 +3,6 @@ package openailb
 import (
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
@@ -39,18 +38,5 @@ func (ex *exchange) observeCeiling(chosen *pool.Member, now time.Time) {
 		if t.PassedOver(ex, now) {
 			t.metrics.PassedOver(ex.Tier().Name)
 		}
-	}
-}
-
-// observeQuota records how much of the backend's quota is used, if tiers depend on it. Only now it may be
-// known that there is such a model, so the request asks for it once more.
-func (ex *exchange) observeQuota(t *target, r *attempt.Reply, now time.Time) {
-	if ex.balancer.tiers == nil || r.Response == nil || t.backend.Credentials.Passthrough || !ex.api.Kind.Infers() {
-		return // the limits would be the caller's, or those of jobs
-	}
-	model, started := ex.benchModel(t.backend), ex.attempted().started
-	if meter := t.Quota(model); meter != nil {
-		meter.Ask(ex.admission.Tier(), started)
-		meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Sent: started}, model, now)
 	}
 }

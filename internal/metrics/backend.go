@@ -58,6 +58,9 @@ func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.
 // Moved counts a request that went on to a backend that answers.
 func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
+// Steered counts a request that passed the backend over because its limits have no room.
+func (b *Backend) Steered(deployment string) { b.steered.of(deployment).Inc() }
+
 // PassedOver counts a request that did not come here because of the ceiling of its tier.
 func (b *Backend) PassedOver(tier string) {
 	tierPassedOverTotal.WithLabelValues(b.pool.name, b.name, clean(tier)).Inc()
@@ -85,6 +88,7 @@ type Backend struct {
 	tokens       series[served, tokenCounters]
 	callerTokens series[demand, tokenCounters]
 	unknown      series[string, prometheus.Counter]
+	steered      series[string, prometheus.Counter]
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
 	last         series[string, *lastSeen]
@@ -158,6 +162,8 @@ func newBackend(p *Pool, name string) *Backend {
 		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": d.caller, "model": d.model}))
 	}
 	b.unknown.find = func(deployment string) prometheus.Counter { return unknown.WithLabelValues(deployment) }
+	steered := steeredTotal.MustCurryWith(its)
+	b.steered.find = func(deployment string) prometheus.Counter { return steered.WithLabelValues(deployment) }
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
 	if name != "" {
 		b.firstByte = timeToFirstByte.With(its)

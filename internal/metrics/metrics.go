@@ -52,8 +52,10 @@ var (
 		"Requests that were answered with a 429 because the account that stores what they name throttles, by its backend.", "pool", "backend")
 	affinityTotal = counter("affinity_total",
 		"Requests that belong together, by kind of affinity, and whether they got where they belong.", "pool", "kind", "result")
-	silencesTotal       = counter("silences_total", "Silences of a backend that began: requests wait, and it sends nothing.", "pool", "backend", "deployment")
-	movedTotal          = counter("moved_total", "Requests that waited at a silent backend and went on to one that answers.", "pool", "backend")
+	silencesTotal = counter("silences_total", "Silences of a backend that began: requests wait, and it sends nothing.", "pool", "backend", "deployment")
+	movedTotal    = counter("moved_total", "Requests that waited at a silent backend and went on to one that answers.", "pool", "backend")
+	steeredTotal  = counter("steered_total",
+		"Requests that passed a backend over because its limits have no room, while another backend's have.", "pool", "backend", "deployment")
 	tierPassedOverTotal = counter("tier_passed_over_total",
 		"Requests that a backend did not get because it is used above the ceiling of their tier.", "pool", "backend", "tier")
 	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "deployment", "class")

@@ -38,13 +38,15 @@ var (
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
 	ratelimitDesc = desc("ratelimit_remaining",
 		"What a backend last said is left of its rate limit.", "pool", "backend", "deployment", "type")
+	quotaDesc = desc("quota_left_ratio",
+		"The part that is left of a backend's limit, by its newest reply and what was sent since.", "pool", "backend", "deployment", "type")
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
 )
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, utilizationDesc, limitUsedDesc, estimateDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc} {
 		descs <- d
 	}
 }
@@ -78,6 +80,7 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 		gauge(reasonsDesc, 1, its.deployment, its.class)
 	}
 	b.collectPulses(s, gauge)
+	collectLimits(s, gauge)
 	for _, deployment := range modelsOf(s.Member) {
 		left := remaining(s, deployment, now)
 		gauge(availableDesc, bit(left == 0 && s.Healthy), deployment)
@@ -117,6 +120,20 @@ func (b *Backend) collectPulses(s pool.State, gauge func(d *prometheus.Desc, val
 	}
 	for its, wait := range usual {
 		gauge(usualDesc, wait.Seconds(), its[0], its[1])
+	}
+}
+
+// collectLimits collects what is left of limits. Of models that share a label, the smallest part counts.
+func collectLimits(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+	left := make(map[[2]string]float64)
+	for _, l := range s.Limits {
+		its := [2]string{Deployment(s.Member, l.Model), l.Kind}
+		if least, ok := left[its]; l.HasRatio && (!ok || l.Ratio < least) {
+			left[its] = l.Ratio
+		}
+	}
+	for its, ratio := range left {
+		gauge(quotaDesc, ratio, its[0], its[1])
 	}
 }
 

@@ -16,7 +16,8 @@ import (
 // whatever their state. If the home is unavailable, or has too many requests, the
 // key moves to the next member in this order, and stays there until it was idle
 // for ten minutes, or a better priority is back: by then, that member has read the
-// prompt. Only keys that moved because of a throttle return before, while the
+// prompt. Only keys that moved because of a throttle, or because the limits of
+// their home had no room, return before, while the
 // member to which they moved got more than its share of the requests of the last
 // minute. Otherwise one short throttle would upset the weights. Only
 // relocations are remembered: see [homes.Relocations].
@@ -77,7 +78,7 @@ func (t *tier) place(m *Member) place {
 
 // chooseByKey chooses among the members that are as good as the one chosen: the
 // one where the key lives, or else the next in the order of the key that has room.
-func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best rank) place {
+func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best grade) place {
 	cost, moved := r.Cost(), p.Relocations.Get(a.Key, now)
 	var t tier
 	var home, there, first *Member
@@ -95,7 +96,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 				home, homeScore = m, score
 			}
 		}
-		if m.Priority < chosen.Priority || m.rank(r, cost, now) != best {
+		if p.gradeOf(m, best.priority, r, cost, now) != best {
 			continue
 		}
 		t.weights += m.share()
@@ -117,7 +118,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 	if there != nil {
 		lives = there
 	}
-	isIn := func(m *Member) bool { return m.Priority == chosen.Priority && m.rank(r, cost, now) == best }
+	isIn := func(m *Member) bool { return p.gradeOf(m, best.priority, r, cost, now) == best }
 	in := isIn(lives)
 	switch {
 	case in && moved.Fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
@@ -138,7 +139,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Relocations.Put(a.Key, homes.Relocation{Tag: to.digest.Tag, Fled: moved.Fled || home.hasThrottle(r)}, now)
+		p.Relocations.Put(a.Key, homes.Relocation{Tag: to.digest.Tag, Fled: moved.Fled || home.hasThrottle(r) || p.isSpentFor(home, r, now)}, now)
 	} else if moved.Tag != 0 {
 		p.Relocations.Forget(a.Key)
 	}
@@ -147,11 +148,11 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 
 // nextWithRoom returns the place of the next member in the order of the key. If
 // requests that were faster took all the room, it is the place that there was.
-func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t *tier, best rank) place {
+func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t *tier, best grade) place {
 	var next place
 	var nextScore float64
 	for _, m := range p.Members {
-		if m.Priority != full.Priority || m.rank(r, r.Cost(), now) != best {
+		if p.gradeOf(m, best.priority, r, r.Cost(), now) != best {
 			continue
 		}
 		score, to := m.score(a.Key), t.place(m)

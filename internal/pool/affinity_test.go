@@ -279,18 +279,18 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 		now := at(1)
 		for range 3 {
 			plain := &asks{model: "m", cost: 1, tried: tried}
-			_, best := p.choose(plain, now)
+			_, best, _ := p.choose(plain, now)
 			keyed := &asks{model: "m", cost: 1, tried: tried, affinity: Affinity{Key: random.Uint64()}}
-			to, rank := p.choose(keyed, now)
-			other, _ := p.choose(plain, now)
-			if rank != best || (to.Member == nil) != (other.Member == nil) {
+			to, rank, _ := p.choose(keyed, now)
+			other, _, _ := p.choose(plain, now)
+			if rank.rank != best.rank || (to.Member == nil) != (other.Member == nil) {
 				t.Fatalf("with a key the rank is %v, without %v", rank, best)
 			}
 			if to.Member == nil {
 				break
 			}
 			served++
-			if to.Priority != other.Priority || to.Member.rank(keyed, 1, now) != best {
+			if to.Priority != other.Priority || p.gradeOf(to.Member, to.Priority, keyed, 1, now) != best {
 				t.Fatalf("with a key the priority is %d, without %d", to.Priority, other.Priority)
 			}
 			if m := p.Pick(keyed, now); m == nil {

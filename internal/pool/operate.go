@@ -10,6 +10,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Order describes an operator's order to take a member out of use, or to put it
@@ -101,6 +102,8 @@ type State struct {
 	Last *Bench
 	// Pulses are the waits for the first byte, and the silences, if the pool looks for any.
 	Pulses []pulse.State
+	// Limits are what is left of the member's limits, of which there is a recent reading.
+	Limits []quota.State
 }
 
 // Snapshot returns the state of every member, in the order of their priorities.
@@ -108,6 +111,7 @@ func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
+		states[i].Limits = m.health.quotas.Snapshot(now)
 		if p.Silence > 0 {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}

@@ -57,6 +57,10 @@ type Pool struct {
 	Relocations *homes.Relocations
 	// Silence is the factor of package pulse. 0: silences do not matter.
 	Silence float64
+	// Steers makes a member that has no room left in its limits come after the others of its
+	// priority: see package quota. It changes nothing else: a wrong try costs a refusal, and a
+	// wrong skip wastes capacity that is paid for.
+	Steers bool
 
 	listeners []Listener
 	returns   returns
@@ -121,6 +125,9 @@ type Request interface {
 	Tier() quota.Tier
 	// Affinity returns the request's affinity. Pick sets its result.
 	Affinity() *Affinity
+	// Steered records that the request passed a member over, because that has no room for it in its
+	// limits and another one has.
+	Steered(*Member)
 }
 
 // New returns a pool of the members, which it sorts by priority. The listeners
@@ -144,18 +151,21 @@ func NewMember(name string, health *Health) *Member {
 // it until Release. It returns nil if no member is left.
 func (p *Pool) Pick(r Request, now time.Time) *Member {
 	for {
-		m, rank := p.choose(r, now)
+		m, its, steered := p.choose(r, now)
 		if m.Member == nil {
 			return nil
 		}
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if rank < suspect && !m.claim(r, now) || rank >= guess && !m.claimTry(r, now) {
+		if its.rank < suspect && !m.claim(r, now) || its.rank >= guess && !m.claimTry(r, now) {
 			m.Release()
 			continue // another request became the probe, or tries it
 		}
 		p.count(m.Member, now)
+		if steered {
+			p.tellSteered(r, its, now)
+		}
 		return m.Member
 	}
 }
@@ -203,25 +213,51 @@ const (
 	nobody           // must not be called
 )
 
+// grade is how good a choice a member is for a request. Members of one grade are as good as each
+// other.
+type grade struct {
+	rank     rank
+	priority int
+	// spent reports whether the member's limits have no room for the request.
+	spent bool
+}
+
+// gradeOf returns the grade of a member of this priority. Of others, it is no grade at all.
+func (p *Pool) gradeOf(m *Member, priority int, r Request, cost int64, now time.Time) grade {
+	if m.Priority != priority {
+		return grade{rank: nobody}
+	}
+	rank, model := m.rank(r, cost, now)
+	return grade{rank, priority, p.isSpent(m, model, cost, quota.At(now))}
+}
+
 // choose finds the best member left for the request, in one pass: among those
-// of the best rank and priority, each replaces the one chosen so far with the
+// of the best rank and priority, and of these among those with room in their limits if there are any,
+// each replaces the one chosen so far with the
 // probability of its share of the weights seen. One random number is enough:
-// what is left of it after each decision is as random as before.
-func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
-	best = nobody
-	cost := r.Cost()
+// what is left of it after each decision is as random as before. steered reports whether
+// members were left out that have no room.
+func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered bool) {
+	best.rank = nobody
+	cost, at := r.Cost(), quota.At(now)
 	var chosen *Member
 	var total, random float64
 	for _, m := range p.Members {
-		if best == open && m.Priority > chosen.Priority {
+		if best.rank == open && m.Priority > best.priority {
 			break
 		}
-		rank := m.rank(r, cost, now)
-		if rank == nobody || rank > best || rank == best && m.Priority > chosen.Priority {
+		rank, model := m.rank(r, cost, now)
+		if rank == nobody || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 			continue
 		}
-		if rank < best {
-			best, total = rank, 0
+		switch spent := p.isSpent(m, model, cost, at); {
+		case rank < best.rank:
+			best, total, steered = grade{rank, m.Priority, spent}, 0, false
+		case spent && !best.spent:
+			steered = true
+			continue
+		case !spent && best.spent:
+			best.spent, total, steered = false, 0, true
 		}
 		weight := m.share()
 		total += weight
@@ -235,25 +271,25 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best rank) {
 		}
 	}
 	if chosen == nil {
-		return place{}, nobody
+		return place{}, best, false
 	}
 	if p.Relocations != nil {
 		if a := r.Affinity(); a.Key != 0 {
-			return p.chooseByKey(r, a, now, chosen, best), best
+			return p.chooseByKey(r, a, now, chosen, best), best, steered
 		}
 	}
 	if p.Policy != nil {
 		chosen = p.chooseByPolicy(r, cost, now, chosen, best)
 	}
-	return chosen.place(), best
+	return chosen.place(), best, steered
 }
 
 // chooseByPolicy asks the policy to choose among the members that are as good
 // as the one chosen. A policy without an answer leaves the choice as it is.
-func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Member, best rank) *Member {
+func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Member, best grade) *Member {
 	var tier []*Member
 	for _, m := range p.Members {
-		if m.Priority == chosen.Priority && m.rank(r, cost, now) == best {
+		if p.gradeOf(m, best.priority, r, cost, now) == best {
 			tier = append(tier, m)
 		}
 	}
@@ -287,16 +323,15 @@ func (m *Member) hasThrottle(r Request) bool {
 	return m.health.whole.Throttle.Load() != nil || m.health.of(model).Throttle.Load() != nil
 }
 
-// rank returns how good a choice the member is for the request.
-func (m *Member) rank(r Request, cost int64, now time.Time) rank {
+// rank returns how good a choice the member is for the request, and its name for the model.
+func (m *Member) rank(r Request, cost int64, now time.Time) (rank rank, model string) {
 	model, ok := r.ModelAt(m)
 	if !ok || m.Full() || !r.MayTry(m) || m.isAbove(r, model, now) {
-		return nobody
+		return nobody, ""
 	}
-	rank := open
 	switch standing := m.standing(model, cost, now); {
 	case standing == benches.Throttled:
-		return nobody
+		return nobody, ""
 	case standing == benches.Guessed:
 		rank = guess
 	case standing > benches.Due || !m.healthy():
@@ -308,7 +343,7 @@ func (m *Member) rank(r Request, cost int64, now time.Time) rank {
 	if m.Drained() {
 		rank++
 	}
-	return rank
+	return rank, model
 }
 
 func (m *Member) healthy() bool { return m.Checks == nil || m.Checks.Healthy() }

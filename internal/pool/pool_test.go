@@ -24,6 +24,8 @@ type asks struct {
 	tier quota.Tier
 	// affinity is that of the request.
 	affinity Affinity
+	// steered are the members that it passed over.
+	steered []string
 }
 
 func (a *asks) ModelAt(*Member) (string, bool) { return a.model, true }
@@ -33,6 +35,7 @@ func (a *asks) Cost() int64                    { return a.cost }
 func (a *asks) PulseKind() pulse.Kind          { return a.kind }
 func (a *asks) Tier() quota.Tier               { return a.tier }
 func (a *asks) Affinity() *Affinity            { return &a.affinity }
+func (a *asks) Steered(m *Member)              { a.steered = append(a.steered, m.Name) }
 
 // events is a Listener that keeps what it is told.
 type events []string

@@ -9,11 +9,54 @@ import (
 // Quota returns the meter of a model at the member. It is nil for a model that the member does not
 // know: clients can make up models.
 func (m *Member) Quota(model string) *quota.Meter {
-	q := m.health.quotas.Of(ModelKey(model))
+	q := m.quotaOf(model)
 	if q == nil && m.Knows(model) {
 		return m.health.quotas.Make(ModelKey(model))
 	}
 	return q
+}
+
+// Deduct deducts a request that is sent to the member from what is left of its limits.
+func (m *Member) Deduct(model string, cost int64) quota.Mark {
+	if q := m.Quota(model); q != nil {
+		return q.Deduct(cost)
+	}
+	return quota.Mark{}
+}
+
+// isSpent reports whether the limits of the model at the member have no room for a request of this cost,
+// if that matters.
+func (p *Pool) isSpent(m *Member, model string, cost int64, now quota.Instant) bool {
+	if !p.Steers {
+		return false
+	}
+	q := m.quotaOf(model)
+	return q != nil && !q.HasRoom(cost, now)
+}
+
+// isSpentFor reports whether the member's limits have no room for the request.
+func (p *Pool) isSpentFor(m *Member, r Request, now time.Time) bool {
+	model, ok := r.ModelAt(m)
+	return ok && p.isSpent(m, model, r.Cost(), quota.At(now))
+}
+
+// tellSteered reports the members that the request would have found as good as its own, had they room.
+func (p *Pool) tellSteered(r Request, its grade, now time.Time) {
+	its.spent = true
+	for _, m := range p.Members {
+		if p.gradeOf(m, its.priority, r, r.Cost(), now) == its {
+			r.Steered(m)
+		}
+	}
+}
+
+// quotaOf returns the meter of a model at the member, or nil. A valid name of ordinary length is its own
+// key.
+func (m *Member) quotaOf(model string) *quota.Meter {
+	if len(model) > maxModelName {
+		model = ModelKey(model)
+	}
+	return m.health.quotas.Of(model)
 }
 
 // Ask records that a request asks for its model, so that worse tiers leave room for such requests.
@@ -39,13 +82,13 @@ func (m *Member) isAbove(r Request, model string, now time.Time) bool {
 	if t.Ceiling == 0 {
 		return false
 	}
-	q := m.health.quotas.Of(ModelKey(model))
+	q := m.quotaOf(model)
 	return q != nil && q.Above(t, now)
 }
 
 // quotaWait returns how long the request waits because of the ceiling of its tier.
 func (m *Member) quotaWait(r Request, model string, now time.Time) time.Duration {
-	if q := m.health.quotas.Of(ModelKey(model)); q != nil {
+	if q := m.quotaOf(model); q != nil {
 		return q.Wait(r.Tier(), now)
 	}
 	return 0

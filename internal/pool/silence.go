@@ -59,11 +59,10 @@ func (p *Pool) PickAnswering(r Request, threshold time.Duration, now time.Time) 
 		var its *pulse.Pulse
 		best, total := suspect, 0.0
 		for _, m := range p.Members {
-			rank := m.rank(r, r.Cost(), now)
+			rank, model := m.rank(r, r.Cost(), now)
 			if rank >= suspect || rank > best || rank == best && m.Priority > chosen.Priority {
 				continue
 			}
-			model, _ := r.ModelAt(m)
 			follows := m.health.pulses.Make(ModelKey(model), r.PulseKind())
 			if follows == nil || follows.Answers(now, p.Silence, threshold) == pulse.No {
 				continue

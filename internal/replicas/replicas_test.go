@@ -236,6 +236,7 @@ func (a asks) ModelAt(m *pool.Member) (string, bool) { return "m", a.only == "" 
 func (a asks) MayTry(*pool.Member) bool              { return true }
 func (a asks) Cost() int64                           { return a.cost }
 func (a asks) Once() bool                            { return false }
+func (a asks) Steered(*pool.Member)                  {}
 func (a asks) PulseKind() pulse.Kind                 { return pulse.Unfollowed }
 func (a asks) Tier() quota.Tier                      { return quota.Tier{} }
 func (a asks) Affinity() *pool.Affinity              { return new(pool.Affinity) }
