@@ -2,35 +2,16 @@ package steering
 
 import (
 	"math/rand/v2"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
-
-// simulate returns a backend that answers as a deployment of Azure's does with so many tokens a minute.
-func simulate(t *testing.T, tokens int) http.Handler {
-	t.Helper()
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	t.Cleanup(cancel)
-	options := simulator.Handler{Name: "azure", TokensPerMinute: tokens, OutputTokens: 100, FirstTokenLatency: caddy.Duration(300 * time.Millisecond)}
-	if err := options.Provision(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
-		if err := options.ServeHTTP(w, r, nil); err != nil {
-			t.Error(err)
-		}
-	})
-}
 
 // load sends requests for eight minutes, of which each counts for 300 tokens on average, and returns how many attempts were refused
 // for each 1,000 that were served.
@@ -38,7 +19,7 @@ func load(t *testing.T, options string, part float64) (refusals, served float64)
 	t.Helper()
 	inBubble(t, "a:1 b:1 c:1", options, func(t *testing.T, w *world) {
 		for name, tokens := range map[string]int{"a": 30_000, "b": 30_000, "c": 60_000} {
-			w.Serve(name+":80", simulate(t, tokens))
+			w.Serve(name+":80", lbtest.Simulate(t, simulator.Handler{Name: "azure", TokensPerMinute: tokens, OutputTokens: 100, FirstTokenLatency: caddy.Duration(300 * time.Millisecond)}))
 		}
 		body := `{"model":"gpt-4o","max_tokens":100,"messages":[{"role":"user","content":"` + strings.Repeat("abcd", 200) + `"}]}`
 		random := rand.New(rand.NewPCG(1, 2))

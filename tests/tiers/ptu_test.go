@@ -9,26 +9,10 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
-
-// simulate returns a backend that answers as a deployment of Azure's does.
-func simulate(t *testing.T, options simulator.Handler) http.Handler {
-	t.Helper()
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	t.Cleanup(cancel)
-	if err := options.Provision(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
-		if err := options.ServeHTTP(w, r, nil); err != nil {
-			t.Error(err)
-		}
-	})
-}
 
 const (
 	// perRequest are the input tokens that a request weighs: 1,200 of its prompt, and 200 of its output, of
@@ -53,11 +37,11 @@ type shares struct {
 func onPTU(t *testing.T, options string, rates map[string]float64) (got shares) {
 	t.Helper()
 	inBubble(t, options+"\n"+twoBackends, func(t *testing.T, w *world) {
-		w.Serve("ptu:80", simulate(t, simulator.Handler{
+		w.Serve("ptu:80", lbtest.Simulate(t, simulator.Handler{
 			Name: "ptu", PTU: 1000, InputTPMPerPTU: 2500, BucketSeconds: 2, OutputRatio: 4, OutputTokens: outputTokens,
 			FirstTokenLatency: caddy.Duration(300 * time.Millisecond),
 		}))
-		w.Serve("payg:80", simulate(t, simulator.Handler{Name: "payg", OutputTokens: outputTokens}))
+		w.Serve("payg:80", lbtest.Simulate(t, simulator.Handler{Name: "payg", OutputTokens: outputTokens}))
 		body := `{"model":"gpt-4o","max_tokens":200,"messages":[{"role":"user","content":"` + strings.Repeat("x", 4*promptTokens) + `"}]}`
 		var mu sync.Mutex
 		sent, served := make(map[string]float64), make(map[string]float64)
