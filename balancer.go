@@ -42,9 +42,11 @@ type balancer struct {
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
 	// tiers are the tiers by their numbers. nil: there are none.
-	tiers  []quota.Tier
-	logger *observe.Log
-	events *observe.Events
+	tiers []quota.Tier
+	// rateLimits is the option ratelimit_headers. Empty: of the caller.
+	rateLimits string
+	logger     *observe.Log
+	events     *observe.Events
 	// metrics are those of the pool, and ownMetrics those of what no backend
 	// answers. models are the labels of what clients ask for.
 	metrics    *metrics.Pool

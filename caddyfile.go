@@ -60,6 +60,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    backends_from_env [<prefix>]
 //
 //	    ready_path <path>
+//	    ratelimit_headers caller|pool|backend|off
 //
 //	    lb_policy       first_byte | <name> [<args...>]
 //	    lb_retries      <n>
@@ -129,14 +130,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			h.Affinity = new(affinity.Options)
 			return h.Affinity.UnmarshalCaddyfile(d)
 		}),
-		"ready_path":       directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
-		"lb_policy":        policyOption(&h.LBPolicyRaw),
-		"lb_retries":       directive.IntPointer(&h.LBRetries, maxInt),
-		"lb_try_duration":  directive.Duration(&h.LBTryDuration),
-		"stream_usage":     directive.Flag(&h.StreamUsage),
-		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
-		"client_keys_file": directive.StringPointer(&h.ClientKeysFile),
-		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
+		"ratelimit_headers": directive.OneOf(&h.RatelimitHeaders, rateLimitsOf...),
+		"ready_path":        directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
+		"lb_policy":         policyOption(&h.LBPolicyRaw),
+		"lb_retries":        directive.IntPointer(&h.LBRetries, maxInt),
+		"lb_try_duration":   directive.Duration(&h.LBTryDuration),
+		"stream_usage":      directive.Flag(&h.StreamUsage),
+		"client_key":        directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
+		"client_keys_file":  directive.StringPointer(&h.ClientKeysFile),
+		"state":             directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())

@@ -62,12 +62,11 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 		estimate.Output = meter.Undeclared
 	}
 	now := time.Now()
-	admission, refusal := h.callers.Admit(now, name, estimate)
-	if refusal != nil {
+	var refusal *meter.Refusal
+	if ex.admission, refusal = h.callers.Admit(now, name, estimate); refusal != nil {
 		h.balancer.metrics.Limited(api.caller.Label, refusal)
-		return h.callers.Refuse(ex.request, now, name, &admission, refusal)
+		return h.callers.Refuse(ex.request, now, name, refusal)
 	}
-	ex.admission = admission
 	return none
 }
 

@@ -50,6 +50,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 			ex.observeThrottled(now)
 		}
 	}
+	if ex.own.Response == nil || res.StatusCode == http.StatusTooManyRequests {
+		ex.setRateLimits(res.Header)
+	}
 	ex.forbidRetry(res)
 	ex.record.status, ex.record.ours = res.StatusCode, ex.own.Response != nil
 	return res
@@ -68,9 +71,6 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 	}
 	ex.balancer.front.Final(best.Header)
 	ex.balancer.front.Final(best.Trailer)
-	if ex.admission.Limited() {
-		ex.admission.SetHeader(best.Header, time.Now())
-	}
 }
 
 // undecided reports whether the best reply says that an account does not have

@@ -214,9 +214,7 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	res, tokens := r.Commit(ex.writer, ex)
 	ex.record.status, ex.record.usage = res.StatusCode, tokens
 	ex.forbidRetry(res)
-	if ex.admission.Limited() {
-		ex.admission.SetHeader(res.Header, time.Now())
-	}
+	ex.setRateLimits(res.Header)
 	return res
 }
 

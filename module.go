@@ -91,6 +91,12 @@ type Handler struct {
 	// let the path through. Default: none.
 	ReadyPath string `json:"ready_path,omitempty"`
 
+	// RatelimitHeaders is what the x-ratelimit headers of replies are about: `caller`
+	// for the limits of a caller that has some, and otherwise those of the backend
+	// that replied; `backend` always for the latter; `pool` for the sums of all
+	// backends that serve the model; `off` for none. Default: `caller`.
+	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
+
 	// LBPolicyRaw chooses among the backends of a priority. It is first_byte, which
 	// prefers backends with short times to the first byte, or any selection
 	// policy of reverse_proxy except weighted_round_robin, whose weights belong

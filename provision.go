@@ -45,6 +45,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := backend.Provision(ctx, h.Backends); err != nil {
 		return err
 	}
+	if h.RatelimitHeaders = cmp.Or(h.RatelimitHeaders, rateLimitsOfCaller); !slices.Contains(rateLimitsOf, h.RatelimitHeaders) {
+		return fmt.Errorf("ratelimit_headers '%s' is not one of %s", h.RatelimitHeaders, strings.Join(rateLimitsOf, ", "))
+	}
 	if h.LBRetries != nil && *h.LBRetries < 0 {
 		return fmt.Errorf("lb_retries '%d' is not a whole number of 0 or more", *h.LBRetries)
 	}
@@ -112,7 +115,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.use(policy)
 	h.balancer.useTransport(h.Transport)
 	h.balancer.streamUsage = h.StreamUsage
-	h.balancer.forward = h.AllThrottled == forwardThrottled
+	h.balancer.forward, h.balancer.rateLimits = h.AllThrottled == forwardThrottled, h.RatelimitHeaders
 	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
 		return err
 	}

@@ -14,9 +14,12 @@ func (ex *exchange) hasQuota(t *target) bool {
 	return ex.api.Kind.Infers() && !t.backend.Credentials.Passthrough
 }
 
+// knowsQuota reports whether anything depends on what is left of the backends' limits.
+func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
+
 // deduct deducts the request from what is left of the backend's limits.
 func (ex *exchange) deduct(t *target) quota.Mark {
-	if !ex.balancer.Pool.Steers || !ex.hasQuota(t) {
+	if !ex.balancer.knowsQuota() || !ex.hasQuota(t) {
 		return quota.Mark{}
 	}
 	return t.Deduct(ex.benchModel(t.backend), ex.api.Cost)
@@ -25,7 +28,7 @@ func (ex *exchange) deduct(t *target) quota.Mark {
 // observeQuota records how much of the backend's quota is used, and what is left of it. Only now it may be
 // known that there is such a model, so the request asks for it once more.
 func (ex *exchange) observeQuota(t *target, r *attempt.Reply, now time.Time) {
-	if r.Response == nil || !ex.hasQuota(t) || ex.balancer.tiers == nil && !ex.balancer.Pool.Steers {
+	if r.Response == nil || !ex.hasQuota(t) || ex.balancer.tiers == nil && !ex.balancer.knowsQuota() {
 		return
 	}
 	model := ex.benchModel(t.backend)

@@ -1,10 +1,7 @@
 package callers
 
 import (
-	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -12,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Callers limits what the callers of a pool may use, by the options of one config. What they have used
@@ -146,7 +144,7 @@ type Admission struct {
 }
 
 // Admit charges the caller's limits with the estimate, or returns why it does not. In that case the
-// Admission is good for SetHeader only.
+// Admission is good for Limits only.
 func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
 	c.kept.restore()
 	a = Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
@@ -184,38 +182,17 @@ func (a *Admission) Settle(now time.Time, cost meter.Cost) {
 	}
 }
 
-// headerPrefix begins the names of the fields that say how much of a limit is left.
-const headerPrefix = "X-Ratelimit-"
-
-var headerNames = [...][3]string{
-	meter.Requests: {headerPrefix + "Limit-Requests", headerPrefix + "Remaining-Requests", headerPrefix + "Reset-Requests"},
-	meter.Tokens:   {headerPrefix + "Limit-Tokens", headerPrefix + "Remaining-Tokens", headerPrefix + "Reset-Tokens"},
-}
-
 // Limited reports whether the caller has limits. It is cheap enough to be asked of each reply.
 func (a *Admission) Limited() bool { return a.entry != nil && a.entry.limited }
 
-// SetHeader replaces the fields that say how much of the backend's limits is left by those of the caller's
-// limits, if it has any: of each kind the one of which the smallest part is left.
-func (a *Admission) SetHeader(header http.Header, now time.Time) {
-	if !a.Limited() {
-		return
-	}
-	for name := range header {
-		if strings.HasPrefix(name, headerPrefix) {
-			delete(header, name)
+// Limits returns the caller's limits: of each kind the one of which the smallest part is left.
+func (a *Admission) Limits(now time.Time) (l quota.Limits) {
+	for kind := range l {
+		if use, ok := a.caller.Tightest(now, meter.Kind(kind)); ok { //nolint:gosec // there are two
+			l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: true}
 		}
 	}
-	for kind, names := range headerNames {
-		use, ok := a.caller.Tightest(now, meter.Kind(kind)) //nolint:gosec // there are two
-		if !ok {
-			continue
-		}
-		values := [...]string{strconv.FormatInt(use.Allowed, 10), strconv.FormatInt(use.Left(), 10), rounded(use.Reset).String()}
-		for i, name := range names {
-			header[name] = values[i : i+1 : i+1]
-		}
-	}
+	return l
 }
 
 // rounded rounds a wait up to what is shown of it.

@@ -12,7 +12,7 @@ import (
 )
 
 // Refuse returns the answer to a request that a limit refuses.
-func (c *Callers) Refuse(r *http.Request, now time.Time, name string, a *Admission, refusal *meter.Refusal) apierror.Answer {
+func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {
 	case meter.TooMany:
@@ -22,28 +22,26 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, a *Admissi
 	case meter.TooLarge:
 		answer := limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Requested)).Answer(r)
-		final(answer, a, now)
+		final(answer)
 		return answer
 	case meter.OverQuota:
 		e := limited("insufficient_quota", fmt.Sprintf("You exceeded your quota: %s has used %d of %d %s per %s, and this request needs %d. The quota begins anew at %s.",
 			name, refusal.Used, refusal.Allowed, kind, refusal.Limit.Unit, refusal.Requested, now.Add(refusal.Wait).In(c.location).Round(time.Second).Format(time.RFC3339)))
 		e.Code = "insufficient_quota"
 		answer := e.Answer(r)
-		final(answer, a, now)
+		final(answer)
 		return answer
 	}
 	answer := limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: Limit %d, Used %d, Requested %d. Please try again in %s.",
 		name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait))).Answer(r)
 	hint.Set(answer.Header, rounded(refusal.Wait))
-	a.SetHeader(answer.Header, now)
 	return answer
 }
 
 // final finishes an answer after which a client must not soon send the same request again. Such an answer has
 // no Retry-After: some SDKs would sleep for a day (openai-node 6.26 to 7.4).
-func final(answer apierror.Answer, a *Admission, now time.Time) {
+func final(answer apierror.Answer) {
 	answer.Header["X-Should-Retry"] = []string{"false"}
-	a.SetHeader(answer.Header, now)
 }
 
 func limited(kind, message string) apierror.Error {

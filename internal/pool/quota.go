@@ -1,8 +1,10 @@
 package pool
 
 import (
+	"math"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -92,4 +94,32 @@ func (m *Member) quotaWait(r Request, model string, now time.Time) time.Duration
 		return q.Wait(r.Tier(), now)
 	}
 	return 0
+}
+
+// Limits returns the sums of the limits of all members that the request can be sent to, and what is left of
+// them: nothing at a member that is benched. A reset is the longest one or, if nothing is left, the shortest
+// wait. A sum is not known if the limit of one member is not.
+func (p *Pool) Limits(r Request, now time.Time) (sums quota.Limits) {
+	for i := range sums {
+		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true
+		for _, m := range p.Members {
+			model, ok := r.ModelAt(m)
+			if !ok || m.Drained() {
+				continue
+			}
+			benched := m.standing(model, r.Cost(), now) > benches.Due || !m.healthy()
+			f := m.Quota(model).Fields(i, benched, now)
+			wait := f.Reset
+			if benched {
+				wait = m.returns(model, now).Sub(now)
+			}
+			sum.Limit, sum.Remaining, sum.Reset = sum.Limit+f.Limit, sum.Remaining+f.Remaining, max(sum.Reset, f.Reset)
+			shortest, known = min(shortest, wait), known && f.Known
+		}
+		if sum.Remaining == 0 {
+			sum.Reset = max(0, shortest)
+		}
+		sum.Known = known && sum.Limit > 0
+	}
+	return sums
 }

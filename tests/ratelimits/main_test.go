@@ -1,0 +1,10 @@
+// Package ratelimits tests what replies say of rate limits.
+package ratelimits
+
+import (
+	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+func TestMain(m *testing.M) { lbtest.Main(m) }
