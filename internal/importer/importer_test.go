@@ -165,6 +165,14 @@ func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
 	}
 }
 
+func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
+	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n" +
+		"router_settings:\n  model_group_alias:\n    model: a\n    c:\n      model: a\n      hidden: true\n"))
+	if err != nil || !strings.Contains(got, "# - line 9: hidden: an alias is in the list of models") || !strings.Contains(got, "model model a\n") || !strings.Contains(got, "model c a\n") {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 func TestWhoMayUseAModelIsNotLostSilently(t *testing.T) {
 	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
 	if err != nil || !strings.Contains(got, "# - lines 6, 7: access_groups, team_id: every client may use the model") {

@@ -71,6 +71,7 @@ var hints = []string{
 	"max_budget, budget_duration, provider_budget_config: no budgets of money; a client_key can have limits of tokens",
 	"tags, enable_tag_filtering: backends are not chosen by tags; write a site or a route with its own openai_lb for each tag",
 	"access_groups, team_id: every client may use the model; name those of a caller in its block `caller`",
+	"hidden: an alias is in the list of models",
 	"guardrails, prompt_injection_params: contents are not checked",
 	"custom_auth, enable_jwt_auth, litellm_jwtauth: client_key is the one way to authenticate callers here; put another one before openai_lb",
 	"alerting, alerting_threshold, alert_types: alert on the metrics",

@@ -19,10 +19,15 @@ func (l *litellm) readSettings(root *mapping) {
 	aliases := l.mapping(router.take("model_group_alias"), "model_group_alias")
 	for _, alias := range aliases.left() {
 		at, from, field := aliases.rest[alias].line, aliases, alias
-		if n := aliases.rest[alias].value; resolved(n).Kind == yaml.MappingNode {
+		n := aliases.rest[alias].value
+		hasOptions := resolved(n).Kind == yaml.MappingNode
+		if hasOptions {
 			from, field = l.mapping(n, "an alias"), "model"
 		}
 		model, _ := from.text(field)
+		if hasOptions {
+			l.noteLeft(&from)
+		}
 		l.copyGroup(group(l.deployments, model), alias, at, 0)
 	}
 	l.readFallbacks(append(l.list(router.take("fallbacks"), "fallbacks"), l.list(lite.take("fallbacks"), "fallbacks")...))
