@@ -189,8 +189,10 @@ func (o *one) readCertificate(a answer) {
 	until := certificates[0].NotAfter
 	o.Checked.CertificateUntil = &until
 	switch left := time.Until(until); {
-	case left <= 0 && a.err != nil:
+	case left <= 0 && a.tls == nil:
 		o.problem(Failed, "the certificate expired on %s", until.UTC().Format(time.DateOnly))
+	case left <= 0:
+		o.problem(Warning, "the certificate expired on %s, but is not verified", until.UTC().Format(time.DateOnly))
 	case left < soon:
 		o.problem(Warning, "the certificate expires on %s", until.UTC().Format(time.DateOnly))
 	}

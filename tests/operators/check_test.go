@@ -556,3 +556,13 @@ func TestACheckSaysWhereItStopped(t *testing.T) {
 		t.Errorf("a password is shown: %s", all)
 	}
 }
+
+func TestAnExpiredCertificateThatIsNotVerifiedIsAWarning(t *testing.T) {
+	url, _ := serveTLS(t, time.Now().Add(-time.Hour))
+	file := configWith(t, "reverse_proxy {\ntransport http {\ntls_insecure_skip_verify\n}\n}", backendAt("a", url, rightKey, ""))
+	checked, _, err := check(t, "--config", file)
+	wantChecked(t, checked["a"], "warning", "accepted", "", `warning: the certificate expired on \d{4}-\d\d-\d\d, but is not verified`)
+	if err != nil {
+		t.Error(err)
+	}
+}
