@@ -177,15 +177,14 @@ func (o *one) readModel(m *Model, a answer) {
 	case class == verdict.NotPermitted:
 		m.State = refused
 		o.problem(Failed, "the credential does not permit requests to model %s: %s", m.Name, refusal(a))
+	case class == verdict.Throttled:
+		o.problem(Warning, "model %s is throttled now: %s", m.Name, refusal(a))
 	case !o.spend && a.status >= http.StatusInternalServerError: // it may only be careless about requests that are not valid
 		o.problem(Warning, "model %s fails at a request without messages: %s", m.Name, refusal(a))
 	case !o.spend: // it was not a valid request
 	case isInference(a):
 		m.State = served
 		o.accepted()
-	case class == verdict.Throttled:
-		m.State = refused
-		o.problem(Warning, "model %s is throttled now: %s", m.Name, refusal(a))
 	case refusesRequest(a), a.status == http.StatusNotFound && m.State == found:
 		m.State = refused
 		o.problem(Warning, "model %s answers, but serves neither chat nor embeddings: %s", m.Name, refusal(a))

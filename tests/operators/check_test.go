@@ -404,6 +404,7 @@ func TestARequestToAModelShowsWhetherTheCredentialServes(t *testing.T) {
 		"wrong-key":  azure(noPath, denied),
 		"no-role":    azure(lists, noRole),
 		"no-budget":  azure(noPath, lbtest.Says(http.StatusTooManyRequests, `{"error":{"code":"insufficient_quota"}}`)),
+		"throttled":  azure(noPath, lbtest.Says(http.StatusTooManyRequests, `{"error":{"code":"429"}}`)),
 		"careless":   azure(noPath, lbtest.Says(http.StatusInternalServerError, `{}`)),
 		"no-network": azure(lbtest.Says(http.StatusForbidden, `{"error":{"code":"403","message":"Public access is disabled."}}`), has),
 	}
@@ -418,6 +419,7 @@ func TestARequestToAModelShowsWhetherTheCredentialServes(t *testing.T) {
 	wantChecked(t, checked["no-role"], "failed", "unknown", "gpt-4o refused, gpt-5 refused", "warning: .*needs no credential.*; "+
 		`failed: the credential does not permit requests to model gpt-4o: status 401 \(PermissionDenied\); failed: .*gpt-5.*`)
 	wantChecked(t, checked["no-budget"], "failed", "unknown", none, noList+`; failed: the account has no budget left: status 429 \(insufficient_quota\)`)
+	wantChecked(t, checked["throttled"], "warning", "unknown", none, noList+"; warning: model gpt-4o is throttled now: status 429; warning: .*gpt-5.*")
 	wantChecked(t, checked["careless"], "warning", "unknown", none, noList+"; warning: model gpt-4o fails at a request without messages: status 500; warning: .*gpt-5.*")
 	wantChecked(t, checked["no-network"], "failed", "refused", none, "failed: access is denied to the credential, or from this network: status 403")
 }
