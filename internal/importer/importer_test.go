@@ -173,6 +173,15 @@ func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
 	}
 }
 
+func TestTheQueryOfAURLIsNotLostSilently(t *testing.T) {
+	for query, noted := range map[string]bool{"": false, "?api-version=2024-10-21": false, "?code=hunter2": true, "?api-version=1&code=hunter2": true} {
+		got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params:\n    model: openai/a\n    api_base: https://a.example/v1" + query + "\n"))
+		if err != nil || strings.Contains(got, "line 5: api_base: its query does not carry over") != noted || strings.Contains(got, "hunter2") {
+			t.Errorf("%s: %v\n%s", query, err, got)
+		}
+	}
+}
+
 func TestWhoMayUseAModelIsNotLostSilently(t *testing.T) {
 	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
 	if err != nil || !strings.Contains(got, "# - lines 6, 7: access_groups, team_id: every client may use the model") {

@@ -189,7 +189,10 @@ func (l *litellm) baseURL(base, prefix string, at int) (string, error) {
 	if _, ok := directive.Word(base); !ok {
 		return "", errors.New("a URL must not contain control characters, braces or backslashes")
 	}
-	base, _, _ = strings.Cut(base, "?") // portals show URLs with an api-version
+	base, query, _ := strings.Cut(base, "?")
+	if values, err := url.ParseQuery(query); err != nil || len(values) > 1 || len(values) == 1 && !values.Has("api-version") { // which portals show
+		l.note(at, "api_base: its query does not carry over; if it holds a key, write it as api_key or header")
+	}
 	for _, operation := range []string{"/chat/completions", "/completions", "/embeddings", "/responses"} {
 		base = strings.TrimSuffix(base, operation)
 	}
