@@ -75,6 +75,8 @@ type Watch interface {
 	// Sent records that the request is sent. If its body is a long one, that is when all of it was written,
 	// or when its upload has stalled. Sent returns after how long Late is called.
 	Sent(now time.Time) time.Duration
+	// Unsent takes that back: the upload goes on. Sent is called again.
+	Unsent()
 	// Late returns after how long it is called again if no byte has come by then. With 0, the
 	// attempt is given up, and has the class silent, unless its reply comes at this moment.
 	Late(now time.Time) time.Duration

@@ -25,9 +25,10 @@ type deadline struct {
 	expired error
 
 	// watch is asked at look, by the alarm's clock, whether to give up before until. nil: it is not.
-	// look is 0 until the request is sent, or its upload has stalled.
-	watch Watch
-	look  time.Duration
+	// look is 0 until the request is sent, or while its upload stalls, which stalled reports.
+	watch   Watch
+	look    time.Duration
+	stalled bool
 
 	measures     bool
 	began, ended time.Duration // the last step, by the alarm's clock
@@ -72,7 +73,7 @@ func (d *deadline) watched(w Watch, after time.Duration) {
 func (d *deadline) sent() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.watch != nil && d.look == 0 && d.reason != nil {
+	if d.stalled = false; d.watch != nil && d.look == 0 && d.reason != nil {
 		now := d.alarm.now()
 		d.look = now + d.watch.Sent(time.Now())
 		d.set(now)
@@ -118,10 +119,15 @@ func (d *deadline) next() time.Duration {
 	return min(d.until, d.look)
 }
 
-// Extend gives the step as long again.
+// Extend gives the step as long again. An upload that had stalled goes on: its request does not wait
+// any more.
 func (d *deadline) Extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.stalled && d.watch != nil {
+		d.watch.Unsent()
+		d.look, d.stalled = 0, false
+	}
 	if d.reason != nil {
 		d.until = d.alarm.now() + d.limit
 	}
@@ -186,7 +192,7 @@ func (d *deadline) wake(by *alarm) {
 	switch {
 	case d.watch == nil || d.next() > now || d.until <= now:
 	case d.look == 0:
-		d.look = now + d.watch.Sent(time.Now())
+		d.look, d.stalled = now+d.watch.Sent(time.Now()), true
 	default:
 		again := d.watch.Late(time.Now())
 		if again <= 0 {

@@ -78,6 +78,16 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			}
 			d.Extend()
 		}, 24 * s, ErrSilent},
+		"a step in which the upload stalls and goes on": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 0)
+			d.start(10*s, errFirst)
+			for range 5 {
+				time.Sleep(3 * s)
+				d.Extend()
+			}
+			time.Sleep(s)
+			d.sent()
+		}, 18 * s, ErrSilent},
 		"a step in which the request is sent late": {func(d *deadline) {
 			d.watched(&impatience{asks: 1}, 0)
 			d.start(10*s, errFirst)
@@ -163,6 +173,7 @@ func BenchmarkRequest(b *testing.B) {
 type impatience struct{ asks int }
 
 func (p *impatience) Sent(time.Time) time.Duration { return 2 * time.Second }
+func (p *impatience) Unsent()                      {}
 func (p *impatience) Heard(time.Time)              {}
 func (p *impatience) Over(bool, time.Time)         {}
 

@@ -36,6 +36,9 @@ func (w *Wait) Sent(now time.Time) time.Duration {
 	return w.pulse.FirstLook(w.factor)
 }
 
+// Unsent implements attempt.Watch.
+func (w *Wait) Unsent() { w.pulse.Left(w.sent, w.sent) }
+
 // Late implements attempt.Watch.
 func (w *Wait) Late(now time.Time) time.Duration {
 	found := w.pulse.Look(w.sent, now, w.factor)
