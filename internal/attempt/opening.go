@@ -135,7 +135,7 @@ func (b *body) openStream() (*sse.Error, error) {
 
 // readJSON reads ahead a reply that is not streamed. It returns why the reply
 // broke off, if it did. A reply without a Content-Length is read for a short time
-// only, and up to openingLimit.
+// after its first byte only, and up to openingLimit.
 func (b *body) readJSON() error {
 	if b.response.ContentLength >= 0 {
 		b.readWhole(int(b.response.ContentLength))
@@ -226,8 +226,16 @@ func (b *body) readWhole(length int) {
 }
 
 // readUntil reads ahead until the end of the body or openingLimit. It reports
-// false if the time was up before.
+// false if the time after the first byte was up before.
 func (b *body) readUntil(limit time.Duration) bool {
+	b.deadline.start(b.idle, ErrIdle)
+	buf := b.nextRead()
+	n, err := b.source.Read(buf)
+	b.heard(n, err)
+	if !b.deadline.stop() && !errors.Is(err, io.EOF) {
+		err = b.deadline.why()
+	}
+	b.take(readAhead{buf[:n], err})
 	timeout := time.NewTimer(limit)
 	defer timeout.Stop()
 	for b.heldErr == nil && len(b.held) < openingLimit {

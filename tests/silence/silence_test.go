@@ -133,6 +133,12 @@ func TestRequestsThatWaitAtASilentBackendMoveOnce(t *testing.T) {
 			http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		},
+		"headers of a whole reply at once, bytes never": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusOK)
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		},
 		"headers with a length at once, bytes never": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("Content-Length", "100")
