@@ -88,8 +88,8 @@ func (a *alarm) setFor(at, left time.Duration) {
 // goOff wakes the deadline. If one gets the alarm just now, it either sees that it is not set any
 // more, or is told.
 func (a *alarm) goOff() {
-	a.goesOff.Store(0)
+	late := a.now() - time.Duration(a.goesOff.Swap(0))
 	if d := a.deadline.Load(); d != nil {
-		d.wake(a)
+		d.wake(a, late)
 	}
 }

@@ -82,7 +82,7 @@ func (d *deadline) sent() {
 
 // set makes the alarm go off in time.
 func (d *deadline) set(now time.Duration) {
-	at := d.next()
+	at := max(now, d.next())
 	d.alarm.setFor(at, at-now)
 }
 
@@ -181,8 +181,12 @@ func (d *deadline) end() {
 	}
 }
 
-// wake finds out whether the step takes too long.
-func (d *deadline) wake(by *alarm) {
+// asleep is how late an alarm goes off if this process did not run: it was suspended, or has no CPU.
+// Replies that came meanwhile are read first, before a watch is asked.
+const asleep = 100 * time.Millisecond
+
+// wake finds out whether the step takes too long. late is how late the alarm goes off.
+func (d *deadline) wake(by *alarm, late time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.alarm != by || d.reason == nil {
@@ -193,6 +197,8 @@ func (d *deadline) wake(by *alarm) {
 	case d.watch == nil || d.next() > now || d.until <= now:
 	case d.look == 0:
 		d.look, d.stalled = now+d.watch.Sent(time.Now()), true
+	case late >= asleep:
+		d.look = now + asleep
 	default:
 		again := d.watch.Late(time.Now())
 		if again <= 0 {

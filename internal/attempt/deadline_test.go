@@ -101,6 +101,13 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			d.start(10*s, errFirst)
 			d.unwatched()
 		}, 10 * s, errFirst},
+		"a step that is watched by a process that was suspended": {func(d *deadline) {
+			d.watched(&impatience{asks: 1}, 2*s)
+			d.start(10*s, errFirst)
+			d.alarm.timer.Stop()
+			time.Sleep(5 * s)
+			d.alarm.goOff()
+		}, 5*s + asleep, ErrSilent},
 		"extending what was stopped": {func(d *deadline) {
 			d.start(5*s, errFirst)
 			d.stop()
