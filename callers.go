@@ -55,6 +55,9 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 			return e.Answer(ex.request)
 		}
 	}
+	if api.Clarity == openaiapi.Opaque && api.NeedsModel && h.callers.SeesEach(name) {
+		return apierror.CompressedBody.Answer(ex.request)
+	}
 	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered())}
 	if limit, ok := api.OutputLimit(); ok {
 		estimate.Output = limit

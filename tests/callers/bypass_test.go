@@ -136,6 +136,22 @@ func TestAClientThatRetriesWhenItIsToldIsServed(t *testing.T) {
 	})
 }
 
+// TestACompressedPromptIsRefusedToACallerWithALimitOfTokens is about prompts of which the tokens cannot be estimated, and
+// streams that cannot be asked for their usage.
+func TestACompressedPromptIsRefusedToACallerWithALimitOfTokens(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 1k/day\n}\ncaller bob {\nrequests 10/day\n}", func(t *testing.T, w *world) {
+		for key, want := range map[string]int{aliceKey: http.StatusUnsupportedMediaType, bobKey: http.StatusOK} {
+			for path, want := range map[string]int{"/v1/chat/completions": want, "/v1/files": http.StatusOK} {
+				r := w.Request(http.MethodPost, path, strings.NewReader(lbtest.Gzipped(prompt(5000, `"stream":true,`))))
+				r.Header.Set("Authorization", "Bearer "+key)
+				r.Header.Set("Content-Encoding", "gzip")
+				w.Send(r).WantStatus(t, want)
+			}
+		}
+		w.wantUse(t, 0)
+	})
+}
+
 // TestACompressedStreamThatIsCancelledIsChargedByItsEvents has a backend that compresses its events, as some
 // proxies do if the client accepts that.
 func TestACompressedStreamThatIsCancelledIsChargedByItsEvents(t *testing.T) {
