@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -31,7 +32,7 @@ type fuzzed struct {
 // config writes a random config of these backends.
 func (f *fuzzed) config(c *choices) string {
 	var block strings.Builder
-	block.WriteString("openai_lb {\nclient_key alice key-of-the-caller\n")
+	block.WriteString("openai_lb {\npool " + lbtest.Unique("fuzz") + "\nclient_key alice key-of-the-caller\ncaller alice {\ntokens 1G/minute\nmax_requests 100\n}\n")
 	for i := range 1 + c.of(4) {
 		b := &fuzzBackend{name: string(rune('a' + i)), key: fmt.Sprintf("key-of-backend-%d", i), resting: make(map[string]time.Time)}
 		f.backends = append(f.backends, b)
@@ -245,6 +246,11 @@ func meetRandomBackends(t *testing.T, data []byte) {
 			parallel.Wait()
 			time.Sleep([]time.Duration{0, time.Millisecond, 3 * time.Second, 15 * time.Second, 2 * time.Minute}[c.of(5)])
 			synctest.Wait()
+		}
+		for _, caller := range callers.MetersOf(w.Handler.Pool).All() {
+			if s := caller.Snapshot(time.Now()); s.Reserved != 0 || s.InFlight != 0 {
+				t.Errorf("when all requests are over, %+v is reserved", s)
+			}
 		}
 	})
 }
