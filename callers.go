@@ -75,6 +75,9 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 
 // mayNotUse returns the error if the request is not certain to be for one of these models.
 func (a *apiRequest) mayNotUse(models []string, buffers int64) (e apierror.Error, refused bool) {
+	if a.NeedsModel && !a.Whole && !a.Body.Whole && a.Body.HasModel {
+		return apierror.PerhapsAnotherModel(buffers), true
+	}
 	if a.NeedsModel && !a.ModelInPath() {
 		switch {
 		case a.Clarity == openaiapi.Opaque:

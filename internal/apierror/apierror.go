@@ -177,6 +177,13 @@ func ModelBeyondBuffer(limit int64) Error {
 		"The model is not in the first "+strconv.FormatInt(limit, 10)+" bytes of the request body. Send 'model' before the long parts of the body, or send a shorter body.")
 }
 
+// PerhapsAnotherModel is the error for a body in which another model may follow the one that is in the part
+// that was buffered.
+func PerhapsAnotherModel(limit int64) Error {
+	return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
+		"The request body is longer than "+strconv.FormatInt(limit, 10)+" bytes, so it is not certain which model it names. Send a shorter body.")
+}
+
 // http2Left is in net/http's error for a client that left while its body was
 // read over HTTP/2. That error is not exported.
 const http2Left = "client disconnected"

@@ -52,6 +52,27 @@ func TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne(t *testing.T) {
 	})
 }
 
+// TestASecondModelBeyondTheBufferIsRefused has bodies that are longer than what the balancer reads of them. Most
+// servers read the last model of a body.
+func TestASecondModelBeyondTheBufferIsRefused(t *testing.T) {
+	inBubble(t, "request_buffers 2KB\ncaller alice {\nmodels gpt-4o\n}", func(t *testing.T, w *world) {
+		long := `"user":"` + strings.Repeat("x", 4000) + `"`
+		for body, want := range map[string]int{
+			`{"model":"gpt-4o",` + long + `,"model":"o3"}`: http.StatusRequestEntityTooLarge,
+			`{` + long + `,"model":"o3"}`:                  http.StatusRequestEntityTooLarge,
+			`{"model":"gpt-4o"}`:                           http.StatusOK,
+		} {
+			for _, path := range []string{"/v1/chat/completions", "/v1/chat/completions?model=gpt-4o", "/openai/deployments/gpt-4o/chat/completions?api-version=1"} {
+				got := w.post(aliceKey, path, body)
+				if got.Status != want {
+					t.Errorf("%s %.20s…: got %d, want %d", path, body, got.Status, want)
+				}
+			}
+		}
+		w.post(bobKey, "/v1/chat/completions", `{"model":"gpt-4o",`+long+`}`).WantServed(t, "a")
+	})
+}
+
 // TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem has Codex's first request. With the 426, Codex uses
 // HTTP.
 func TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem(t *testing.T) {
