@@ -33,6 +33,8 @@ var silenceColumns = []column{
 	{Name: "longest", Unit: "s", Digits: 1, Better: "lower"},
 }
 
+var refusalColumns = []column{{Name: "refusals for each 1,000 admitted", Digits: 1, Better: "lower"}}
+
 // runWorth runs one scenario after the other.
 func (b *bench) runWorth() error {
 	for _, s := range worthScenarios {
@@ -178,6 +180,9 @@ func (b *bench) worth(s worthScenario) error {
 	if s.slow > 0 {
 		t.Columns = slices.Concat(worthColumns, silenceColumns)
 	}
+	if s.window > 0 {
+		t.Columns = slices.Concat(t.Columns, refusalColumns)
+	}
 	could := s.ideal(plan)
 	for n, r := range all {
 		for i := range rounds {
@@ -238,6 +243,10 @@ func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Du
 	}
 	if s.slow > 0 {
 		values = append(values, 100*waited/offered, percentile(all, .99)/1e9, percentile(all, 1)/1e9)
+	}
+	if s.window > 0 {
+		admitted := counted[1].admittedPaid - counted[0].admittedPaid
+		values = append(values, 1000*(calls-admitted)/admitted)
 	}
 	return values
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -27,6 +28,9 @@ type worthScenario struct {
 	// percentile. 0: latency, and no spread.
 	latency, p95 time.Duration
 	round        time.Duration // 0: 20 s
+	// window is that of the deployments' quotas. 0: window. With one, refusals are counted for each 1,000
+	// requests that the deployments admitted.
+	window time.Duration
 }
 
 // outage is what is wrong with the first deployment in each round.
@@ -59,6 +63,8 @@ const (
 	// worthTokens is what a provisioned deployment takes a request for: its
 	// prompt, and the tokens it may generate, of which each weighs four.
 	worthTokens = worthPrompt/4 + 4*maxTokens
+	// chatTokens is what any other deployment takes it for.
+	chatTokens = worthPrompt/4 + maxTokens
 )
 
 // lead is for how long the load is on before anything is measured. Buckets are
@@ -79,6 +85,11 @@ func payg(requests int, options ...string) deployment {
 		options:  strings.Join(append(options, "requests_per_minute "+itoa(requests*6), "request_window 10s"), "\n"),
 		priority: 1, paid: float64(requests) / window.Seconds(),
 	}
+}
+
+// tokens is a pay-as-you-go deployment for so many tokens a minute.
+func tokens(perMinute int) deployment {
+	return deployment{options: "tokens_per_minute " + itoa(perMinute), priority: 1, paid: float64(perMinute) / chatTokens / 60}
 }
 
 // provisioned is a PTU deployment for so many requests a second.
@@ -104,6 +115,7 @@ var worthScenarios = []worthScenario{
 	{name: "uneven quotas, 0.8 times what they allow", deployments: uneven, rate: 16, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
 	{name: "uneven quotas, all that they allow", deployments: uneven, rate: 20, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
 	{name: "uneven quotas, twice what they allow", deployments: uneven, rate: 40, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	{name: "steering, 0.8 times the quotas", deployments: []deployment{tokens(30_000), tokens(30_000), tokens(60_000)}, rate: .8 * 120_000 / 60 / chatTokens, cooldown: 10, longest: 60, round: 2 * time.Minute, window: time.Minute, about: "Quotas of 30k, 30k and 60k tokens in a minute, of which each reply says how many are left. All have the same weight."},
 	{name: "PTU with a bucket of 0.5 s", deployments: []deployment{provisioned(20, .5), behind}, rate: 40, cooldown: 1, about: "A PTU for 20 requests a second, with a pay-as-you-go deployment behind it, and 40 requests a second."},
 	{name: "PTU with a bucket of 2 s", deployments: []deployment{provisioned(20, 2), behind}, rate: 40, cooldown: 1, about: "The same."},
 	{name: "PTU with a bucket of 10 s", deployments: []deployment{provisioned(20, 10), behind}, rate: 40, cooldown: 1, about: "The same."},
@@ -138,7 +150,7 @@ func (s worthScenario) ideal(schedule []arrival) []bool {
 		if d.bucket > 0 {
 			rate, bucket = d.paid, d.bucket*d.paid
 		} else {
-			quota += d.paid * window.Seconds()
+			quota += d.paid * cmp.Or(s.window, window).Seconds()
 		}
 	}
 	var used, level float64
@@ -153,7 +165,7 @@ func (s worthScenario) ideal(schedule []arrival) []bool {
 			continue
 		}
 		if a.at >= ends {
-			ends, used = a.at+window, 0
+			ends, used = a.at+cmp.Or(s.window, window), 0
 		}
 		if could[n] = used < quota; could[n] {
 			used++

@@ -113,6 +113,10 @@ func TestRateLimitsAreReadings(t *testing.T) {
 		"Azure's requests, one of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "19", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 0},
 		"Azure's requests, all of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 5},
 		"Azure's requests, no window":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "19", "X-Ratelimit-Reset-Requests", "10"), 0},
+		"the other spelling":           {header("X-Rate-Limit-Limit-Tokens", "1000", "X-Rate-Limit-Remaining-Tokens", "0", "X-Rate-Limit-Reset-Tokens", "20"), 10},
+		"both spellings":               {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Rate-Limit-Reset-Tokens", "20"), 10}, // openai-python#937
+		"a limit by the day, a third":  {header("X-Ratelimit-Limit-Requests", "3", "X-Ratelimit-Remaining-Requests", "1", "X-Ratelimit-Reset-Requests", "55m0s"), 0},
+		"another deployment's":         {header("X-Ms-Deployment-Name", "spill", "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), 0},
 		"a limit by the day":           {header("X-Ratelimit-Limit-Requests", "14400", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "4h12m0s"), 0},
 		"a Unix time":                  {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "1795000000000"), 0},
 		"not tracked":                  {header("X-Ratelimit-Limit-Tokens", "-1", "X-Ratelimit-Remaining-Tokens", "-1", "X-Ratelimit-Reset-Tokens", "0"), 0},
