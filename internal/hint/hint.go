@@ -237,6 +237,9 @@ func Number(header http.Header, names ...string) (float64, bool) {
 // parseFloat reads a decimal number that is neither negative nor spelled "inf" or "nan". A number
 // that is too large for a float64 becomes +Inf, of which scale makes the longest duration.
 func parseFloat(v string) (float64, bool) {
+	if n, ok := parseDigits(v); ok {
+		return n, true
+	}
 	// ParseFloat would also take words, signs, hexadecimal and underscores. The check also avoids
 	// its error, which would be an allocation for every date.
 	if v == "" || v[0] > '9' || v[0] < '.' || v[0] == '/' || strings.ContainsAny(v, "xXpP_") {
@@ -247,6 +250,21 @@ func parseFloat(v string) (float64, bool) {
 		return 0, false
 	}
 	return f, true
+}
+
+// parseDigits reads a number of a few digits, as most are, in less time than strconv.
+func parseDigits(v string) (float64, bool) {
+	if v == "" || len(v) > 15 { // a float64 has 15 digits
+		return 0, false
+	}
+	n := int64(0)
+	for i := range len(v) {
+		if !isDigit(v[i]) {
+			return 0, false
+		}
+		n = 10*n + int64(v[i]-'0')
+	}
+	return float64(n), true
 }
 
 // scale multiplies without overflow: what does not fit becomes the longest Duration.
