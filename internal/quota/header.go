@@ -26,14 +26,14 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 	if used, ok := hint.Number(r.Header, Utilization); ok {
 		m.see(utilization, used/100, 0, now)
 	}
-	if isOf(r.Header, model) {
-		for i := range limits {
-			if said, ok := limits[i].read(r.Header); ok {
-				m.allowances[i].learn(said, r.Mark[i], At(r.Sent))
-				if said.most > 0 {
-					m.see(limits[i].kind, max(0, 1-said.remaining/said.most), said.window, now)
-				}
-			}
+	for i := range limits {
+		said, ok := limits[i].read(r.Header)
+		if !ok || !isOf(r.Header, model) {
+			continue
+		}
+		m.allowances[i].learn(said, r.Mark[i], At(r.Sent))
+		if said.most > 0 {
+			m.see(limits[i].kind, max(0, 1-said.remaining/said.most), said.window, now)
 		}
 	}
 	if r.Throttles {
