@@ -65,6 +65,11 @@ func TestAMemberWithoutRoomIsTakenBeforeASuspectOrADrainedOne(t *testing.T) {
 	wantShares(t, p, 100, start, "a")
 	m["a"].Bench(throttle(60, 1), start)
 	wantShares(t, p, 100, start, "drained")
+
+	p, m, _ = poolOf(t, "a:1:0", "worse:2:0") // both are drained
+	p.Steers = true
+	says(m["a"], 0, 0, start)
+	wantShares(t, p, 100, start, "a")
 }
 
 func TestARequestRecordsWhomItPassedOver(t *testing.T) {
@@ -77,6 +82,11 @@ func TestARequestRecordsWhomItPassedOver(t *testing.T) {
 	r := &asks{model: "m", cost: 1}
 	if got := p.Pick(r, start); got != m["b"] || !slices.Equal(r.steered, []string{"a", "c"}) {
 		t.Errorf("it went to %s, past %v", got.Name, r.steered)
+	}
+	m["c"].Bench(throttle(60, 1), start)
+	r = &asks{model: "m", cost: 1}
+	if p.Pick(r, start); !slices.Equal(r.steered, []string{"a"}) {
+		t.Errorf("it passed %v over, want a", r.steered)
 	}
 	says(m["b"], 0, 0, start)
 	r = &asks{model: "m", cost: 1}
