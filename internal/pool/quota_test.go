@@ -194,9 +194,9 @@ type sent struct{ offered, served, refused int }
 
 func (s sent) refusals() float64 { return 1000 * float64(s.refused) / float64(s.served) }
 
-// overAnHour sends requests of 80 to 720 tokens for an hour to replicas that share nothing, before deployments of
+// overMinutes sends requests of 80 to 720 tokens for twenty minutes to replicas that share nothing, before deployments of
 // 30k, 30k and 60k tokens a minute. Replies come after 0.2 to 2 s.
-func overAnHour(t *testing.T, replicas int, load float64, steers bool) (got sent) {
+func overMinutes(t *testing.T, replicas int, load float64, steers bool) (got sent) {
 	t.Helper()
 	arrivals, picks := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(3, 4))
 	old := Random
@@ -219,7 +219,7 @@ func overAnHour(t *testing.T, replicas int, load float64, steers bool) (got sent
 	}
 	var replies []reply
 	const mean = 400
-	for now := start; now.Before(start.Add(time.Hour)); now = now.Add(time.Duration(arrivals.ExpFloat64() * mean / (load * 120_000) * float64(time.Minute))) {
+	for now := start; now.Before(start.Add(20 * time.Minute)); now = now.Add(time.Duration(arrivals.ExpFloat64() * mean / (load * 120_000) * float64(time.Minute))) {
 		slices.SortFunc(replies, func(a, b reply) int { return a.at.Compare(b.at) })
 		for len(replies) > 0 && !replies[0].at.After(now) {
 			r := replies[0]
@@ -256,7 +256,7 @@ func overAnHour(t *testing.T, replicas int, load float64, steers bool) (got sent
 func TestSteeringAvoidsRefusals(t *testing.T) {
 	for _, replicas := range []int{1, 4} {
 		for _, load := range []float64{.5, .8, 1, 2} {
-			off, on := overAnHour(t, replicas, load, false), overAnHour(t, replicas, load, true)
+			off, on := overMinutes(t, replicas, load, false), overMinutes(t, replicas, load, true)
 			t.Logf("%d replicas, load %v: %.2f%% and %.2f%% served, %.2f and %.2f refusals by 1000 served", replicas, load,
 				100*float64(off.served)/float64(off.offered), 100*float64(on.served)/float64(on.offered), off.refusals(), on.refusals())
 			if on.refusals() > off.refusals() {

@@ -111,6 +111,22 @@ func TestARoundOfTheLimitEndsTheSteering(t *testing.T) {
 	})
 }
 
+func TestWhatWasSentSinceTheLastReadingCounts(t *testing.T) {
+	inBubble(t, "a:1 b:1", "", func(t *testing.T, w *world) {
+		w.learn(map[string]http.HandlerFunc{"a": says(1000, 250), "b": says(1000, 100_000)})
+		time.Sleep(time.Minute)
+		w.Backends["a"].Replies(says(1000, 250))
+		for w.Backends["a"].Forget(); len(w.Backends["a"].Received()) == 0; {
+			w.Post(chat)
+		}
+		w.AllReply(lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`))
+		w.wantAt(chat, "a", "b")
+		if n := len(w.Backends["a"].Received()); n != 2 { // of 113 tokens each
+			t.Errorf("a got %d more requests, want 2", n)
+		}
+	})
+}
+
 func TestASmallRequestMayHaveRoomWhereALargeOneHasNone(t *testing.T) {
 	inBubble(t, "a:1 b:1", "", func(_ *testing.T, w *world) {
 		w.learn(map[string]http.HandlerFunc{"a": says(1000, 10_000), "b": says(1000, 1_000_000)})
@@ -151,7 +167,7 @@ func TestTheCallersOwnLimitsSayNothingOfABackend(t *testing.T) {
 // Each model has its own limits, and those of jobs are not those of inference.
 func TestOtherOperationsAreNotSteered(t *testing.T) {
 	inBubble(t, "a:1 b:1", "", func(t *testing.T, w *world) {
-		w.AllReply(says(0, 0))
+		w.AllReply(says(30, 500))
 		for range 20 {
 			w.Send(w.Request(http.MethodGet, "/v1/models/gpt-4o", nil))
 		}
