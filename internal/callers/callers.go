@@ -146,10 +146,35 @@ type Admission struct {
 // Admit charges the caller's limits with the estimate, or returns why it does not. In that case the
 // Admission is good for Limits only.
 func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
-	c.kept.restore()
-	a = Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
-	a.reservation, refusal = a.caller.Admit(now, e)
+	if a, refusal = c.Try(now, name, e); refusal != nil {
+		a.caller.Refused(refusal)
+	}
 	return a, refusal
+}
+
+// Try is Admit, but the request may be tried again later, so a refusal is not counted yet: see Refused.
+func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
+	a = c.admission(now, name)
+	a.reservation, refusal = a.caller.Try(now, e)
+	return a, refusal
+}
+
+// Check returns why Try would not charge the caller's limits, or nil.
+func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
+	return c.admission(now, name).caller.Check(now, e)
+}
+
+// Refused counts a refusal of Try or Check, because the request is not tried again. The Admission is good
+// for SetHeader only.
+func (c *Callers) Refused(now time.Time, name string, refusal *meter.Refusal) Admission {
+	a := c.admission(now, name)
+	a.caller.Refused(refusal)
+	return a
+}
+
+func (c *Callers) admission(now time.Time, name string) Admission {
+	c.kept.restore()
+	return Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
 }
 
 // Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,

@@ -81,17 +81,56 @@ type Refusal struct {
 // Admit charges all limits with the estimate, or returns why it charged none. An admitted request must be
 // settled.
 func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
+	r, refusal := c.Try(now, e)
+	if refusal != nil {
+		c.Refused(refusal)
+	}
+	return r, refusal
+}
+
+// Try is Admit for a request that may be tried again later: a refusal is not counted before Refused.
+func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
-	r, refusal, crossed := c.admit(c.roll(now), e)
+	at := c.roll(now)
+	r, demoted, refusal := c.check(at, e)
+	var crossed []Crossing
+	if refusal == nil {
+		crossed = c.charge(at, r, demoted)
+	}
 	c.mu.Unlock()
 	c.report(crossed)
 	return r, refusal
 }
 
-func (c *Caller) admit(at int64, e Estimate) (r Reservation, refusal *Refusal, crossed []Crossing) {
+// Check returns why Try would not charge the limits, or nil.
+func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, _, refusal := c.check(c.roll(now), e)
+	return refusal
+}
+
+// Refused counts a request that is refused.
+func (c *Caller) Refused(refusal *Refusal) {
+	var crossed []Crossing
+	c.mu.Lock()
+	if refusal.Reason == TooMany {
+		c.busy++
+	} else {
+		id := refusal.Limit.ID()
+		c.meters[id].refused++
+		if refusal.Reason != TooLarge {
+			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
+		}
+	}
+	c.mu.Unlock()
+	c.report(crossed)
+}
+
+// check returns the charge of a request and the limits that give it another tier, or why it is refused.
+func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
 	r = Reservation{caller: c, at: at, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
-	var demoted uint16
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		m, need := &c.meters[id], int64(1)
@@ -127,19 +166,18 @@ func (c *Caller) admit(at int64, e Estimate) (r Reservation, refusal *Refusal, c
 	}
 	switch {
 	case refusal != nil:
-		id := refusal.Limit.ID()
-		c.meters[id].refused++
-		if refusal.Reason != TooLarge {
-			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
-		}
-		return Reservation{}, refusal, crossed
+		return Reservation{}, 0, refusal
 	case c.maxRequests > 0 && c.inFlight >= c.maxRequests:
-		c.busy++
-		return Reservation{}, &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}, nil
+		return Reservation{}, 0, &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
 	}
+	return r, demoted, nil
+}
+
+// charge charges all limits. demoted are those that gave the request another tier.
+func (c *Caller) charge(at int64, r Reservation, demoted uint16) (crossed []Crossing) {
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
-			c.meters[id].charge(prompt + output)
+			c.meters[id].charge(r.prompt + r.output)
 		} else {
 			c.meters[id].charge(1)
 		}
@@ -151,8 +189,8 @@ func (c *Caller) admit(at int64, e Estimate) (r Reservation, refusal *Refusal, c
 		crossed = c.reached(crossed, id, 100, m.use(at, c.apart()), m.allowed(c.replicas))
 	}
 	c.inFlight++
-	c.reserved += prompt + output
-	return r, nil, crossed
+	c.reserved += r.prompt + r.output
+	return crossed
 }
 
 // Settle replaces the estimate with the real cost. What was too much goes back to the windows that it was
