@@ -72,8 +72,21 @@ func (s *Slot) Standing(cost int64, now time.Time, benched Standing) Standing {
 // tryable reports whether one request may try the backend although the bench is in
 // force.
 func (b *Entry) tryable(now time.Time) bool {
+	return b.Guess > 0 && !now.Before(b.nextTry())
+}
+
+func (b *Entry) nextTry() time.Time {
 	last := Later(b.extended, b.tried.at(b))
-	return b.Guess > 0 && !now.Before(Later(b.promised, last.Add(max(b.Guess/guessParts, guessPause))))
+	return Later(b.promised, last.Add(max(b.Guess/guessParts, guessPause)))
+}
+
+// Accepts returns when a request may be sent to the backend that throttles: at the end of the bench, or
+// before, if that is a guess.
+func (b *Entry) Accepts() time.Time {
+	if try := b.nextTry(); b.Guess > 0 && try.Before(b.Until) {
+		return try
+	}
+	return b.Until
 }
 
 // ClaimTry takes the right to be the next request that tries a throttle. It

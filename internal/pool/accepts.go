@@ -1,0 +1,27 @@
+package pool
+
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/benches"
+)
+
+// farAway is when a request may go to a member whose budget is used up: no request waits for that.
+const farAway = 24 * time.Hour
+
+// Accepts returns when the member accepts the request again, and the grace of the bench that ends then.
+// It returns false if neither a throttle nor the ceiling of a tier keeps the request away.
+func (m *Member) Accepts(r Request, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
+	if !m.Throttles(r, now) {
+		return now, 0, false
+	}
+	model, _ := r.ModelAt(m)
+	at = now.Add(m.quotaWait(r, model, now))
+	if b := m.health.whole.Throttle.Load(); b != nil && b.InForce(now) {
+		return now.Add(farAway), 0, true // only budgets are about all models
+	}
+	if b := m.health.of(model).Throttle.Load(); b != nil && b.InForce(now) {
+		at, grace = benches.Later(at, b.Accepts()), b.Grace()
+	}
+	return at, grace, true
+}
