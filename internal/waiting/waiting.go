@@ -1,0 +1,393 @@
+// Package waiting has lists of requests that wait for a backend, or for a limit of their caller.
+//
+// A request joins a list and gets a [Place] in it. The places are in the order of tiers, and within a tier
+// in that of joining. The first one is called when it may try: at the time that the request before it, or
+// an earlier try of its own, has found out (Stay). It goes (Go), stays, or leaves (Leave). After one has
+// gone, the next one is called at its first byte or after a pause, so that requests go one by one. A request
+// that is refused after it went comes back to its place (Stay). Each first byte halves the pause until a
+// request is refused again. Otherwise a long list would slow down a backend that accepts requests again.
+//
+// A list has one timer, and no goroutine: the goroutine of each request waits for its own call. Nothing is
+// polled: the code that knows of a change calls Wake.
+package waiting
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Lists are the lists of a pool. A nil *Lists has none, and no request waits.
+type Lists struct {
+	duration time.Duration
+	places   int
+
+	// waiting is how many requests wait. If none does, no lock is taken.
+	waiting atomic.Int64
+
+	mu     sync.Mutex
+	byKey  map[Key]*list
+	joined uint64 // how many requests have joined
+	closed bool
+}
+
+// Key says what the requests of a list wait for: the backends of a model, or the limits of a caller.
+type Key struct{ Caller, Model string }
+
+// list is a list with at least one place in it. The lock of its lists guards it.
+type list struct {
+	lists *Lists
+	key   Key
+	// places are in order. called is the one of them that tries right now, or nil, and changed reports
+	// whether Wake was called since it was called.
+	places  []*Place
+	called  *Place
+	changed bool
+	// next is what the latest try has found out. gate is when the next request may go because of
+	// the one before, and round numbers the refusals: a first byte counts in its own round only.
+	next  Return
+	gate  time.Time
+	round int
+	timer *time.Timer
+}
+
+// Return is what a try has found out.
+type Return struct {
+	// At is when the next try may succeed.
+	At time.Time
+	// Pause is how long after a request the next one goes.
+	Pause time.Duration
+	// Reason is why the try did not succeed.
+	Reason any
+}
+
+// Place is the place of one request. No two of its methods are called at the same time.
+type Place struct {
+	lists *Lists
+	key   Key
+	// tier and number are its order.
+	tier   int
+	number uint64
+	until  time.Time
+	wake   chan struct{}
+	result Result
+	// in is the list that it is in, or was in before it went in this round.
+	in    *list
+	round int
+}
+
+// Result is what becomes of a request that waits.
+type Result string
+
+// The results.
+const (
+	// Turn: the request may try now. A request that waits has this result once it was sent.
+	Turn Result = "sent"
+	// Over: it has waited for as long as it may.
+	Over Result = "over"
+	// Full: the list has no place for it.
+	Full Result = "full"
+	// Left: its client has left.
+	Left Result = "left"
+	// Stopped: the config is unloaded.
+	Stopped Result = "stopped"
+)
+
+// New returns the lists for these options. nil: it returns nil.
+func New(o *Options) *Lists {
+	if o == nil {
+		return nil
+	}
+	l := &Lists{duration: time.Duration(o.Duration), places: usualPlaces, byKey: make(map[Key]*list)}
+	if o.Places != nil {
+		l.places = *o.Places
+	}
+	return l
+}
+
+// Until returns until when a request waits that begins now.
+func (l *Lists) Until(now time.Time) time.Time { return now.Add(l.duration) }
+
+// Len returns how many requests wait.
+func (l *Lists) Len() int {
+	if l == nil {
+		return 0
+	}
+	return int(l.waiting.Load())
+}
+
+// Next returns what the latest try of a list has found out. ok reports whether any request waits there.
+func (l *Lists) Next(key Key) (r Return, ok bool) {
+	if l.Len() == 0 {
+		return r, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, ok := l.byKey[key]
+	if !ok {
+		return r, false
+	}
+	return s.next, true
+}
+
+// Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. A
+// request that is first tries at once: perhaps something has changed.
+func (l *Lists) Join(now time.Time, key Key, tier int, until time.Time, r Return) (place *Place, none Result) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.byKey[key]
+	switch {
+	case l.closed:
+		return nil, Stopped
+	case s != nil && len(s.places) >= l.places:
+		return nil, Full
+	}
+	l.joined++
+	p := &Place{lists: l, key: key, tier: tier, number: l.joined, until: until, wake: make(chan struct{}, 1)}
+	l.insert(p, r)
+	if s = p.in; s.places[0] == p {
+		s.next.At = now
+	}
+	s.advance(now)
+	return p, ""
+}
+
+// insert puts the place in its list.
+func (l *Lists) insert(p *Place, r Return) {
+	s := l.byKey[p.key]
+	if s == nil {
+		s = &list{lists: l, key: p.key, next: r}
+		l.byKey[p.key] = s
+	}
+	p.in = s
+	at, _ := slices.BinarySearchFunc(s.places, p, compare)
+	s.places = slices.Insert(s.places, at, p)
+	l.waiting.Add(1)
+}
+
+func compare(a, b *Place) int {
+	return cmp.Or(cmp.Compare(a.tier, b.tier), cmp.Compare(a.number, b.number))
+}
+
+// Wait waits until the request may try, or no longer waits.
+func (p *Place) Wait(done <-chan struct{}) Result {
+	select {
+	case <-p.wake:
+	case <-done:
+	}
+	l := p.lists
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-done:
+		p.leave(time.Now())
+		return Left
+	default:
+		return p.result
+	}
+}
+
+// Stay keeps the place, because a try did not succeed, or gives it back to a request that has gone
+// and was refused.
+func (p *Place) Stay(now time.Time, r Return) {
+	l := p.lists
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !p.in.has(p) && !l.closed {
+		l.insert(p, r)
+	}
+	s := p.in
+	if s.called == p {
+		s.called = nil
+	}
+	s.round++
+	r.Pause = min(r.Pause, l.duration/time.Duration(l.places))
+	s.next, s.gate = r, time.Time{}
+	if s.changed {
+		s.changed, s.next.At = false, now
+	}
+	if l.closed {
+		p.remove()
+		p.end(Stopped)
+	}
+	s.advance(now)
+}
+
+// Go ends the wait of a request that is called: it goes on.
+func (p *Place) Go(now time.Time) {
+	l := p.lists
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := p.in
+	p.remove()
+	p.round = s.round
+	s.next.At, s.gate, s.changed = now, now.Add(s.next.Pause), false
+	s.advance(now)
+}
+
+// FirstByte records that a request that has gone got the first byte of its reply.
+func (p *Place) FirstByte(now time.Time) {
+	l := p.lists
+	if l.Len() == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := p.in
+	if l.byKey[s.key] == s && p.round == s.round {
+		s.next.Pause /= 2
+		s.gate = now
+		s.advance(now)
+	}
+}
+
+// Leave ends the wait of a request that is called, but does not go.
+func (p *Place) Leave(now time.Time) {
+	p.lists.mu.Lock()
+	defer p.lists.mu.Unlock()
+	p.leave(now)
+}
+
+// leave passes the turn on, if the request has it.
+func (p *Place) leave(now time.Time) {
+	s := p.in
+	if !s.has(p) {
+		return
+	}
+	if s.called == p {
+		s.next.At = now
+	}
+	p.remove()
+	s.advance(now)
+}
+
+// remove takes the place out of its list.
+func (p *Place) remove() {
+	s := p.in
+	if !s.has(p) {
+		return
+	}
+	s.places = slices.DeleteFunc(s.places, func(other *Place) bool { return other == p })
+	s.lists.waiting.Add(-1)
+	if s.called == p {
+		s.called = nil
+	}
+}
+
+// end tells the request the result.
+func (p *Place) end(r Result) {
+	p.result = r
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
+
+// advance ends the waits that are over, calls the first request if it may try, and sets the timer
+// for what is next.
+func (s *list) advance(now time.Time) {
+	for _, p := range slices.Clone(s.places) {
+		if p != s.called && !now.Before(p.until) {
+			p.remove()
+			p.end(Over)
+		}
+	}
+	if len(s.places) == 0 {
+		s.drop()
+		return
+	}
+	var at time.Time // zero: only the request that is called has something to do
+	for _, p := range s.places {
+		if p != s.called && (at.IsZero() || p.until.Before(at)) {
+			at = p.until
+		}
+	}
+	first := s.next.At
+	if s.gate.After(first) {
+		first = s.gate
+	}
+	switch {
+	case s.called != nil:
+	case now.Before(first):
+		if first.Before(at) {
+			at = first
+		}
+	default:
+		s.called, s.changed = s.places[0], false
+		s.called.end(Turn)
+	}
+	switch {
+	case at.IsZero():
+		s.stop()
+	case s.timer == nil:
+		s.timer = time.AfterFunc(at.Sub(now), s.ring)
+	default:
+		s.timer.Reset(at.Sub(now))
+	}
+}
+
+// ring is what the timer calls.
+func (s *list) ring() {
+	s.lists.mu.Lock()
+	defer s.lists.mu.Unlock()
+	if s.lists.byKey[s.key] == s {
+		s.advance(time.Now())
+	}
+}
+
+// stop stops the timer.
+func (s *list) stop() {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// drop forgets the list. No request waits in it.
+func (s *list) drop() {
+	s.stop()
+	if s.lists.byKey[s.key] == s {
+		delete(s.lists.byKey, s.key)
+	}
+}
+
+// Wake has the first request of each list for this caller, or for backends if caller is empty, try again,
+// because something has changed.
+func (l *Lists) Wake(now time.Time, caller string) {
+	if l.Len() == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key, s := range l.byKey {
+		if key.Caller != caller {
+			continue
+		}
+		s.changed, s.next.At = s.called != nil, now
+		s.advance(now)
+	}
+}
+
+// Close ends all waits, and no further request waits.
+func (l *Lists) Close() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, s := range l.byKey {
+		for _, p := range slices.Clone(s.places) {
+			if p != s.called {
+				p.remove()
+				p.end(Stopped)
+			}
+		}
+		if s.called == nil {
+			s.drop()
+		}
+	}
+}

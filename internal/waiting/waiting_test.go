@@ -1,0 +1,289 @@
+package waiting
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+var key = Key{Model: "gpt-4o"}
+
+// inBubble runs a test in virtual time with lists of a wait of 10 s, and checks that no request waits in the end.
+func inBubble(t *testing.T, places int, test func(*testing.T, *Lists)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(&Options{Duration: caddy.Duration(10 * time.Second), Places: &places})
+		test(t, l)
+		if l.Len() != 0 || len(l.byKey) != 0 {
+			t.Errorf("%d requests wait in %d lists", l.Len(), len(l.byKey))
+		}
+	})
+}
+
+// join gives a request a place for a time, or fails.
+func join(t *testing.T, l *Lists, tier int, d time.Duration, r Return) *Place {
+	t.Helper()
+	now := time.Now()
+	p, none := l.Join(now, key, tier, now.Add(d), r)
+	if p == nil {
+		t.Errorf("a request got no place: %s", none)
+	}
+	return p
+}
+
+// want checks what comes of a wait, and when.
+func want(t *testing.T, p *Place, result Result, after time.Duration) {
+	t.Helper()
+	begin := time.Now()
+	if got := p.Wait(nil); got != result || time.Since(begin) != after {
+		t.Errorf("it is %s after %s, want %s after %s", got, time.Since(begin), result, after)
+	}
+}
+
+func in(d time.Duration) Return { return Return{At: time.Now().Add(d)} }
+
+func TestTheFirstRequestTriesAtOnceAndThenWhenItMay(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		p := join(t, l, 0, time.Second, in(time.Second))
+		want(t, p, Turn, 0)
+		p.Stay(time.Now(), in(300*time.Millisecond))
+		want(t, p, Turn, 300*time.Millisecond)
+		p.Go(time.Now())
+	})
+}
+
+// LiteLLM #6867: requests in its queue looked every 3 ms whether they may go.
+func TestARequestTriesOnlyWhenItMayGoOrSomethingHasChanged(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		var wg sync.WaitGroup
+		turns := 0
+		for range 10 {
+			p := join(t, l, 0, 9*time.Second, in(time.Second))
+			wg.Go(func() {
+				for p.Wait(nil) == Turn {
+					turns++
+					if turns <= 10 { // each finds out something else
+						p.Stay(time.Now(), in(500*time.Millisecond))
+						continue
+					}
+					p.Go(time.Now())
+					return
+				}
+			})
+		}
+		wg.Wait()
+		if turns != 20 {
+			t.Errorf("they tried %d times, want 20", turns)
+		}
+	})
+}
+
+func TestWakeHasTheFirstRequestTry(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
+		want(t, first, Turn, 0)
+		l.Wake(time.Now(), "") // while it tries
+		first.Stay(time.Now(), in(time.Second))
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), in(time.Second))
+		l.Wake(time.Now(), "alice")
+		synctest.Wait()
+		time.AfterFunc(100*time.Millisecond, func() { l.Wake(time.Now(), "") })
+		want(t, first, Turn, 100*time.Millisecond)
+		first.Go(time.Now())
+		want(t, second, Turn, 0)
+		second.Go(time.Now())
+	})
+}
+
+func TestTheNextOneGoesAfterThePauseOrAtTheFirstByte(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		var places []*Place
+		for range 5 {
+			places = append(places, join(t, l, 0, 9*time.Second, in(0)))
+		}
+		want(t, places[0], Turn, 0)
+		places[0].Stay(time.Now(), Return{At: time.Now(), Pause: 100 * time.Millisecond})
+		want(t, places[0], Turn, 0)
+		places[0].Go(time.Now())
+		want(t, places[1], Turn, 100*time.Millisecond)
+		places[1].Go(time.Now())
+		time.AfterFunc(30*time.Millisecond, func() { places[0].FirstByte(time.Now()) })
+		want(t, places[2], Turn, 30*time.Millisecond)
+		places[2].Go(time.Now())
+		want(t, places[3], Turn, 50*time.Millisecond) // the first byte has halved the pause
+		places[3].Go(time.Now())
+		places[2].Stay(time.Now(), Return{At: time.Now().Add(time.Second), Pause: 100 * time.Millisecond}) // it was refused
+		places[1].FirstByte(time.Now())                                                                    // of the round before
+		want(t, places[2], Turn, time.Second)
+		places[2].Go(time.Now())
+		want(t, places[4], Turn, 100*time.Millisecond)
+		places[4].Go(time.Now())
+	})
+}
+
+func TestALongPauseIsShortenedSoThatTheListCanEmpty(t *testing.T) {
+	inBubble(t, 100, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), Return{At: time.Now().Add(time.Second), Pause: time.Second})
+		want(t, first, Turn, time.Second)
+		first.Go(time.Now())
+		want(t, second, Turn, 100*time.Millisecond)
+		second.Go(time.Now())
+	})
+}
+
+func TestTheTurnPassesOnWhenARequestLeaves(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second, third := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
+		ctx, leave := context.WithCancel(t.Context())
+		leave()
+		if got := first.Wait(ctx.Done()); got != Left { // although it is its turn
+			t.Errorf("it is %s", got)
+		}
+		want(t, second, Turn, 0)
+		second.Leave(time.Now())
+		want(t, third, Turn, 0)
+		third.Leave(time.Now())
+	})
+}
+
+func TestEachWaitEndsInTime(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, l *Lists) {
+		first, second, third := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 2*time.Second, in(0)), join(t, l, 0, 500*time.Millisecond, in(0))
+		if p, none := l.Join(time.Now(), key, 0, time.Now().Add(time.Second), in(0)); p != nil || none != Full {
+			t.Errorf("a fourth request got the place %v: %s", p, none)
+		}
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), in(5*time.Second))
+		want(t, third, Over, 500*time.Millisecond)
+		want(t, first, Over, 500*time.Millisecond)
+		want(t, second, Over, time.Second)
+	})
+}
+
+func TestCloseEndsAllWaits(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second, gone := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 1, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), in(time.Second))
+		want(t, gone, Turn, time.Second)
+		gone.Go(time.Now())
+		want(t, first, Turn, 0)
+		l.Close()
+		want(t, second, Stopped, 0)
+		first.Stay(time.Now(), in(time.Second))
+		want(t, first, Stopped, 0)
+		gone.Stay(time.Now(), in(time.Second))
+		want(t, gone, Stopped, 0)
+		if p, none := l.Join(time.Now(), key, 0, time.Now().Add(time.Second), in(0)); p != nil || none != Stopped {
+			t.Errorf("a request got the place %v: %s", p, none)
+		}
+	})
+}
+
+// A random load of three tiers, with clients that leave, benches that grow, refusals and first bytes. Whoever
+// goes was the first of the requests that wait.
+func TestRandomWaitsKeepTheOrder(t *testing.T) {
+	for seed := range uint64(20) {
+		inBubble(t, 1000, func(t *testing.T, l *Lists) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			chance := func(n int) int {
+				mu.Lock()
+				defer mu.Unlock()
+				return random.IntN(n)
+			}
+			for range 400 {
+				time.Sleep(time.Duration(chance(20)) * time.Millisecond)
+				ctx, leave := context.WithCancel(t.Context())
+				if chance(5) == 0 {
+					ctx, leave = context.WithTimeout(ctx, time.Duration(1+chance(500))*time.Millisecond)
+				}
+				wait := time.Duration(1+chance(3000)) * time.Millisecond
+				p, none := l.Join(time.Now(), key, chance(3), time.Now().Add(wait), in(0))
+				if p == nil {
+					t.Fatal(none)
+				}
+				wg.Go(func() {
+					defer leave()
+					begin, again := time.Now(), chance(3)
+					for {
+						switch p.Wait(ctx.Done()) {
+						case Turn:
+						case Over:
+							if took := time.Since(begin); took < wait {
+								t.Errorf("a wait of %s is over after %s", wait, took)
+							}
+							return
+						default:
+							return
+						}
+						if took := time.Since(begin); took > wait {
+							t.Errorf("a wait of %s took %s", wait, took)
+						}
+						next := Return{At: time.Now().Add(time.Duration(1+chance(30)) * time.Millisecond), Pause: time.Duration(chance(20)) * time.Millisecond}
+						switch chance(8) {
+						case 0:
+							p.Stay(time.Now(), next)
+							continue
+						case 1:
+							p.Leave(time.Now())
+							return
+						case 2:
+							l.Wake(time.Now(), "")
+						}
+						l.mu.Lock()
+						s := l.byKey[key]
+						if s.called != p || !slices.IsSortedFunc(s.places, compare) {
+							t.Error("the order is wrong, or a request goes that is not called")
+						}
+						l.mu.Unlock()
+						p.Go(time.Now())
+						time.Sleep(time.Duration(chance(30)) * time.Millisecond)
+						if again > 0 && time.Since(begin) < wait {
+							again--
+							p.Stay(time.Now(), next)
+							continue
+						}
+						p.FirstByte(time.Now())
+						return
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for text, want := range map[string]string{
+		"1s": "", "10s": "", "1s 1": "", "43ms 1000": "",
+		"0":       "wait '0s' is not a duration above 0, of at most 10s",
+		"-1s":     "wait '-1s' is not a duration above 0, of at most 10s",
+		"11s":     "wait '11s' is not a duration above 0, of at most 10s",
+		"off":     "wait 'off' is not a duration above 0, of at most 10s",
+		"1s 0":    "wait: places '0' is not a whole number from 1 to 1000",
+		"1s x":    "wait: places 'x' is not a whole number from 1 to 1000",
+		"1s 1.5":  "wait: places '1.5' is not a whole number from 1 to 1000",
+		"1s 1001": "wait: places '1001' is not a whole number from 1 to 1000",
+	} {
+		var o Options
+		err := o.UnmarshalArgs(strings.Fields(text))
+		if err == nil && want != "" || err != nil && err.Error() != want {
+			t.Errorf("%s: got %v, want %q", text, err, want)
+		}
+	}
+	if New(nil) != nil || New(nil).Len() != 0 || (*Options)(nil).Check() != nil {
+		t.Error("there are lists without options")
+	}
+}
