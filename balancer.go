@@ -19,6 +19,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 // balancer is what all requests of a handler, or of a plain reverse_proxy, have
@@ -29,29 +30,36 @@ type balancer struct {
 	// transport makes the attempts. It is nil in a plain reverse_proxy with
 	// another transport.
 	transport *Transport
-	// forward sends a request that all backends throttle to the one that
-	// returns soonest, instead of refusing it.
-	forward bool
+	settings
 	// front is how requests get here.
 	front front
-	// firstBytes reports whether the policy is first_byte.
-	firstBytes bool
 	// hidesHeader keeps the headers of requests from reverse_proxy after each attempt. Its debug
 	// log shows them, if that is written.
 	hidesHeader bool
+	logger      *observe.Log
+	events      *observe.Events
+	// metrics are those of the pool, and ownMetrics those of what no backend
+	// answers. models are the labels of what clients ask for.
+	metrics    *metrics.Pool
+	ownMetrics *metrics.Backend
+	models     metrics.Models
+}
+
+// settings are what the options say of requests.
+type settings struct {
+	// forward sends a request that all backends throttle to the one that
+	// returns soonest, instead of refusing it.
+	forward bool
+	// firstBytes reports whether the policy is first_byte.
+	firstBytes bool
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
 	// tiers are the tiers by their numbers. nil: there are none.
 	tiers []quota.Tier
 	// rateLimits is the option ratelimit_headers. Empty: of the caller.
 	rateLimits string
-	logger     *observe.Log
-	events     *observe.Events
-	// metrics are those of the pool, and ownMetrics those of what no backend
-	// answers. models are the labels of what clients ask for.
-	metrics    *metrics.Pool
-	ownMetrics *metrics.Backend
-	models     metrics.Models
+	// waiting has the requests that wait until a backend throttles no longer. nil: none waits.
+	waiting *waiting.Lists
 }
 
 // front is where requests come from: the directive openai_lb, or a plain reverse_proxy
@@ -120,6 +128,7 @@ func (b *balancer) useTransport(t *Transport) {
 func (b *balancer) open() { pools.Default.Add(&b.Entry) }
 
 func (b *balancer) close() {
+	b.waiting.Close()
 	pools.Default.Remove(&b.Entry)
 	b.Pool.Close()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -65,6 +66,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    lb_policy       first_byte | <name> [<args...>]
 //	    lb_retries      <n>
 //	    lb_try_duration <duration>
+//	    wait            <duration> [<places>]
 //
 //	    affinity {
 //	        ids            <n>
@@ -135,10 +137,14 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"lb_policy":         policyOption(&h.LBPolicyRaw),
 		"lb_retries":        directive.IntPointer(&h.LBRetries, maxInt),
 		"lb_try_duration":   directive.Duration(&h.LBTryDuration),
-		"stream_usage":      directive.Flag(&h.StreamUsage),
-		"client_key":        directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
-		"client_keys_file":  directive.StringPointer(&h.ClientKeysFile),
-		"state":             directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
+		"wait": directive.Args("a duration, and perhaps a number of places", 1, 2, func(args []string) error {
+			h.Wait = new(waiting.Options)
+			return h.Wait.UnmarshalArgs(args)
+		}),
+		"stream_usage":     directive.Flag(&h.StreamUsage),
+		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
+		"client_keys_file": directive.StringPointer(&h.ClientKeysFile),
+		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())

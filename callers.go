@@ -64,11 +64,12 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	} else if !api.Kind.IsHandshake() { // the tokens of a WebSocket cannot be seen
 		estimate.Output = meter.Undeclared
 	}
-	now := time.Now()
 	var refusal *meter.Refusal
-	if ex.admission, refusal = h.callers.Admit(now, name, estimate); refusal != nil {
-		h.balancer.metrics.Limited(api.caller.Label, refusal)
-		return h.callers.Refuse(ex.request, now, name, refusal)
+	if ex.admission, refusal = ex.admitCaller(h.callers, name, estimate); refusal != nil {
+		if !ex.hasLeft() {
+			h.balancer.metrics.Limited(api.caller.Label, refusal)
+		}
+		return h.callers.Refuse(ex.request, time.Now(), name, refusal)
 	}
 	return none
 }
@@ -97,7 +98,9 @@ func (a *apiRequest) mayNotUse(models []string, buffers int64) (e apierror.Error
 // settle replaces the estimate by what the request has cost. It is over.
 func (ex *exchange) settle() {
 	if ex.admission.Open() {
-		ex.admission.Settle(time.Now(), ex.cost())
+		now := time.Now()
+		ex.admission.Settle(now, ex.cost())
+		ex.balancer.waiting.Wake(now, ex.api.caller.Name)
 	}
 }
 

@@ -62,6 +62,8 @@ type tries struct {
 	wait pulse.Wait
 	// move is to a backend that answers, if the request waited at one that does not.
 	move move
+	// turn is the request's wait, if it waits or has waited.
+	turn *turn
 	// best is the reply that the client gets if no further backend has a better one.
 	best bestReply
 	// bench is claimed by a fault that may be the request's own.
@@ -187,19 +189,24 @@ func (ex *exchange) choose() *reverseproxy.Upstream {
 	m := ex.moved()
 	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
 		ex.ask(now)
+		ex.lineUp()
 		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
 			m = ex.balancer.Pool.Pick(ex, now)
 		}
 		ex.observeCeiling(m, now)
-		if m == nil && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
-			m = ex.balancer.Pool.PickThrottled(ex, now)
-			ex.tries.forwarded = m != nil
-		}
+	}
+	if m == nil && ex.balancer.waiting != nil {
+		m, now = ex.wait(now)
+	}
+	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
+		ex.stepOut()
+		m = ex.balancer.Pool.PickThrottled(ex, now)
+		ex.tries.forwarded = m != nil
 	}
 	if m == nil {
 		return ourselves
 	}
-	ex.observeFailover()
+	ex.observeFailover(m)
 	ex.tries.current = ex.balancer.targets[m.Index]
 	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, mark: ex.deduct(ex.tries.current), deployment: ex.deploymentLabel(ex.tries.current)})
 	return ex.tries.current.upstream
@@ -210,7 +217,7 @@ func (ex *exchange) mayGoOn(now time.Time) bool {
 	if len(ex.tries.attempts) == 0 {
 		return true
 	}
-	return (ex.tries.maxAttempts == 0 || len(ex.tries.attempts)-ex.api.placement.Misses() < ex.tries.maxAttempts) &&
+	return (ex.tries.maxAttempts == 0 || len(ex.tries.attempts)-ex.api.placement.Misses()-ex.forgiven() < ex.tries.maxAttempts) &&
 		(ex.tries.deadline.IsZero() || !now.After(ex.tries.deadline))
 }
 
@@ -226,7 +233,7 @@ func (ex *exchange) ModelAt(m *pool.Member) (model string, ok bool) {
 // while one can be called.
 func (ex *exchange) MayTry(m *pool.Member) bool {
 	t := ex.balancer.targets[m.Index]
-	return ex.isLeft(t) &&
+	return ex.isLeft(t) && !ex.isBehind(m) &&
 		(len(ex.tries.exceeded) == 0 || !slices.Contains(ex.tries.exceeded, t.backend.NameOf(ex.api.Model))) &&
 		(!ex.api.makesObject() || t.allModels || !ex.mayHaveAllModels())
 }
@@ -238,7 +245,7 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.tries.attempts {
 		tried := ex.tries.attempts[i].target
-		again := ex.tries.move.returns && ex.tries.attempts[i].class == verdict.Silent
+		again := ex.tries.move.returns && ex.tries.attempts[i].class == verdict.Silent || ex.isForgiven(i)
 		if tried == t && !again || tried.backend.Credentials.Passthrough && !t.backend.Credentials.Passthrough {
 			return false
 		}
@@ -348,7 +355,7 @@ func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
 		case !t.backend.Takes(&ex.api.Request, ex.api.anonymous):
 		case !ex.api.placement.Allows(t.backend.AccountKey):
 			elsewhere = true
-		case class.Promise() || t.Throttles(ex, now):
+		case class.Promise() || t.Throttles(ex, now) || ex.isBehind(t.Member):
 			if r.throttled == nil {
 				r.throttled = t
 			}
@@ -372,9 +379,9 @@ func (ex *exchange) allThrottle(now time.Time) bool {
 	return r.throttled != nil && r.all
 }
 
-// cameOf returns the outcome of the attempt at a backend, if it was tried.
+// cameOf returns the outcome of the last attempt at a backend, if it was tried.
 func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
-	for i := range ex.tries.attempts {
+	for i := len(ex.tries.attempts) - 1; i >= 0; i-- {
 		if ex.tries.attempts[i].target == t {
 			return ex.tries.attempts[i].class, true
 		}
@@ -384,11 +391,11 @@ func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
 
 // observeFailover counts that the request goes on to another backend, if it was
 // at one before.
-func (ex *exchange) observeFailover() {
+func (ex *exchange) observeFailover(to *pool.Member) {
 	if len(ex.tries.attempts) == 0 {
 		return
 	}
-	if last := ex.attempted(); last.over {
+	if last := ex.attempted(); last.over && last.target.Member != to {
 		last.target.metrics.FailedOver(string(last.class))
 	}
 }

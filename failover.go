@@ -30,6 +30,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		defer hideHeader(req)
 	}
 	if ex.tries.current == nil {
+		if ex.hasLeft() {
+			return nil, req.Context().Err()
+		}
 		return ex.answer(req), nil
 	}
 	r := t.attempt(ex, req)
@@ -207,6 +210,7 @@ func (ex *exchange) forbidRetry(res *http.Response) {
 
 // commit makes the response the client's.
 func (ex *exchange) commit(r *attempt.Reply) *http.Response {
+	ex.tries.turn.firstByte()
 	ex.committed()
 	ex.api.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
 	ex.observeForwarded(r.Class)

@@ -22,6 +22,7 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 func init() {
@@ -57,6 +58,7 @@ func init() {
 // `{http.openai_lb.caller}` | The name of the caller, by its client key
 // `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
 // `{http.openai_lb.pool}` | The name of the pool
+// `{http.openai_lb.waited}` | The seconds that the request has waited because of the option wait. It is empty if it did not wait
 // `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
 // `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
 // `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
@@ -110,6 +112,12 @@ type Handler struct {
 	// LBTryDuration is how long after the request's arrival a further attempt
 	// may start. Default: no limit.
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
+
+	// Wait has requests wait for a short time instead of refusing them: while each
+	// backend that may get a request throttles, or while a limit of its caller by the
+	// second or the minute is reached. Waiting requests go one by one, by tier and then
+	// in the order in which they began to wait. Default: no request waits.
+	Wait *waiting.Options `json:"wait,omitempty"`
 
 	// Affinity sends related requests to the same account or backend, and
 	// requests that name stored objects (responses, conversations, files and

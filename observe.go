@@ -79,6 +79,9 @@ func (ex *exchange) observe(err error) {
 	if len(ex.tries.attempts) > 0 || slices.Contains(refused, class) {
 		m.Attempts(len(ex.tries.attempts))
 	}
+	if t := ex.tries.turn; t != nil && t.result != "" {
+		m.Waited(string(t.result), t.waited)
+	}
 	m.Affinity(affinity.Cache, string(ex.api.affinity.Result))
 	m.Affinity(ex.api.placement.Result())
 	whose := ex.balancer.ownMetrics
@@ -199,6 +202,9 @@ func (ex *exchange) summary() *observe.Summary {
 	s := &observe.Summary{
 		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens, Tier: ex.admission.Tier(),
 		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
+	}
+	if t := ex.tries.turn; t != nil {
+		s.Waited = t.waited
 	}
 	if ex.record.aborted {
 		s.Aborted, s.Duration = true, ex.record.duration

@@ -16,7 +16,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 // Provision sets up the handler. It makes no request and starts no goroutine.
@@ -53,6 +55,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	if h.LBTryDuration < 0 {
 		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
+	}
+	if err := h.Wait.Check(); err != nil {
+		return err
 	}
 	policy, err := loadPolicy(ctx, h, h.LBPolicyRaw)
 	if err != nil {
@@ -110,7 +115,15 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	h.models = backend.ModelsOf(h.Backends)
 	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Transport.sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
-	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, h.link, &h.rechecker)
+	listeners, lists := []pool.Listener{h.link, &h.rechecker}, waiting.New(h.Wait)
+	if lists != nil {
+		if err := observe.On(ctx, observe.Stopping, lists.Close); err != nil {
+			return err
+		}
+		listeners = append(listeners, wakes{lists})
+	}
+	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, listeners...)
+	h.balancer.waiting = lists
 	h.balancer.Rechecker = &h.rechecker
 	h.balancer.use(policy)
 	h.balancer.useTransport(h.Transport)

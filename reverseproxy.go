@@ -3,6 +3,7 @@ package openailb
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
@@ -57,6 +58,9 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		SelectionPolicy: nextBackend{},
 		// each backend once, a silent one perhaps once more, and then our own answer
 		Retries: len(h.Backends) + 1,
+	}
+	if h.Wait != nil {
+		proxy.LoadBalancing.Retries = math.MaxInt // a request that waits may try a backend again
 	}
 	for _, t := range h.balancer.targets {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)

@@ -51,6 +51,17 @@ func Of(pool string) *Pool {
 // AllThrottled counts a request that was refused because every backend throttles.
 func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 
+// Waits counts requests that begin to wait. A negative number ends their waits.
+func (p *Pool) Waits(n float64) { waitingGauge.WithLabelValues(p.name).Add(n) }
+
+// Waited counts a request that had to wait, and for how long it did. 0: it found no place.
+func (p *Pool) Waited(result string, waited time.Duration) {
+	waitedTotal.WithLabelValues(p.name, result).Inc()
+	if waited > 0 {
+		waitedSeconds.WithLabelValues(p.name).Observe(waited.Seconds())
+	}
+}
+
 // OwnerThrottled counts a request that was refused because the owner of the objects
 // that it names throttles.
 func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.name, b.name).Inc() }

@@ -37,6 +37,12 @@ func histogram(name, help string, buckets []float64, labels ...string) *promethe
 	return h
 }
 
+func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+	collectors = append(collectors, g)
+	return g
+}
+
 var (
 	requestsTotal = counter("requests_total",
 		"Requests that were answered, by the backend whose reply it was, the model that the client named, the class and the status.",
@@ -58,6 +64,11 @@ var (
 		"Requests that passed a backend over because its limits have no room, while another backend's have.", "pool", "backend", "deployment")
 	tierPassedOverTotal = counter("tier_passed_over_total",
 		"Requests that a backend did not get because it is used above the ceiling of their tier.", "pool", "backend", "tier")
+	waitedTotal = counter("waited_total",
+		"Requests that had to wait because of the option wait, by the result.", "pool", "result")
+	waitedSeconds = histogram("waited_seconds",
+		"How long requests have waited because of the option wait.", []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}, "pool")
+	waitingGauge = gauge("waiting", "Requests that wait because of the option wait.", "pool")
 	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "deployment", "class")
 	hintsTotal   = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")

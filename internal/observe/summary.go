@@ -23,6 +23,8 @@ type Summary struct {
 	Affinity, AffinityResult string
 	// Attempts are the backends that were tried, in this order.
 	Attempts []Tried
+	// Waited is how long it has waited until a backend, or a limit of its caller, accepted it.
+	Waited time.Duration
 	// FirstByte is the time to the first byte of the reply's body, or 0 if there is
 	// none yet.
 	FirstByte time.Duration
@@ -67,6 +69,8 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return len(s.Attempts), true
 	case "classes":
 		return s.classes(), true
+	case "waited":
+		return valueIf(s.Waited > 0, seconds(s.Waited)), true
 	case "time_to_first_byte":
 		return valueIf(s.FirstByte != 0, seconds(s.FirstByte)), true
 	case "aborted_after":
@@ -129,6 +133,9 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	enc.AddInt("attempts", len(s.Attempts))
 	if len(s.Attempts) > 0 {
 		enc.AddString("classes", s.classes())
+	}
+	if s.Waited > 0 {
+		enc.AddFloat64("waited", seconds(s.Waited))
 	}
 	if s.FirstByte > 0 {
 		enc.AddFloat64("time_to_first_byte", seconds(s.FirstByte))

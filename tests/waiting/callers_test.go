@@ -1,0 +1,179 @@
+package waiting
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+const (
+	aliceKey = "sk-alice-0123456789"
+	bobKey   = "sk-bob-0123456789ab"
+)
+
+// inBubbleOf runs a test with alice, who has these limits, and bob, at the beginning of all windows.
+func inBubbleOf(t *testing.T, options, limits string, test func(*testing.T, *world)) {
+	t.Helper()
+	inBubble(t, options+"\nclient_key alice "+aliceKey+"\nclient_key bob "+bobKey+"\ncaller alice {\n"+limits+"\n}", func(t *testing.T, w *world) {
+		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(time.Hour)))
+		test(t, w)
+	})
+}
+
+// limitsOf returns what each caller has used.
+func limitsOf(w *world) (all []meter.Snapshot) {
+	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
+		all = append(all, c.Snapshot(time.Now()))
+	}
+	return all
+}
+
+// alice returns what alice has used.
+func (w *world) alice() meter.Snapshot {
+	for _, s := range limitsOf(w) {
+		if s.Name == "alice" {
+			return s
+		}
+	}
+	return meter.Snapshot{}
+}
+
+func TestARequestWaitsForItsCallersLimitByTheMinute(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "requests 60/minute", func(t *testing.T, w *world) {
+		for number := range 60 {
+			w.Send(w.request(number, aliceKey)).WantServed(t, "a")
+		}
+		// a minute later they still count, and in each second one less
+		time.Sleep(time.Minute)
+		begin := time.Now()
+		w.wantServed(t, aliceKey, aliceKey, aliceKey)
+		if used := w.alice().Limits[0].Used; used != 60 {
+			t.Errorf("%d requests are charged while others wait, want 60", used)
+		}
+		w.wg.Wait()
+		if got := w.numbers("a"); !slices.Equal(got[60:], []int{0, 1, 2}) {
+			t.Errorf("they went in the order %v", got[60:])
+		}
+		if took := time.Since(begin).Round(time.Second); took != 3*time.Second {
+			t.Errorf("three requests took %s, want 3s", took)
+		}
+		s := w.alice()
+		if s.InFlight != 0 || s.Reserved != 0 || s.Limits[0].Used != 60 || s.Limits[0].Refused != 0 {
+			t.Errorf("alice has used %+v", s)
+		}
+	})
+}
+
+func TestBobDoesNotWaitForAlicesLimit(t *testing.T) {
+	inBubbleOf(t, "wait 2s", "requests 1/second", func(t *testing.T, w *world) {
+		w.wantServed(t, aliceKey, aliceKey)
+		begin := time.Now()
+		w.Send(w.request(9, bobKey)).WantServed(t, "a")
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+		w.wg.Wait()
+	})
+}
+
+func TestALimitOfWhichTheWaitIsTooLongRefusesAtOnce(t *testing.T) {
+	for name, limit := range map[string]string{
+		"minute": "requests 1/minute", "hour": "requests 1/hour", "day": "requests 1/day",
+		"tokens": "tokens 100/minute", "in progress": "max_requests 1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubbleOf(t, "wait 10s", limit, func(t *testing.T, w *world) {
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					time.Sleep(5 * time.Second)
+					lbtest.Says(200, `{"usage":{"prompt_tokens":60,"completion_tokens":40}}`)(rw, r)
+				})
+				w.ask(0, aliceKey, func(lbtest.Reply, time.Duration) {})
+				time.Sleep(time.Millisecond)
+				begin := time.Now()
+				w.Send(w.request(1, aliceKey)).WantStatus(t, 429)
+				if took := time.Since(begin); took != 0 {
+					t.Errorf("it took %s", took)
+				}
+				w.wg.Wait()
+				if got := w.alice(); got.InFlight != 0 || got.Reserved != 0 {
+					t.Errorf("alice has used %+v", got)
+				}
+			})
+		})
+	}
+}
+
+// The limit of the last hour or day before its window ends would be within the duration.
+func TestNoRequestWaitsForAnHourOrADay(t *testing.T) {
+	for _, limit := range []string{"requests 1/hour", "tokens 10/day"} {
+		inBubbleOf(t, "wait 10s", limit, func(t *testing.T, w *world) {
+			w.Backends["a"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":6,"completion_tokens":4}}`))
+			w.Send(w.request(0, aliceKey)).WantServed(t, "a")
+			time.Sleep(24*time.Hour - 5*time.Second)
+			w.Send(w.request(1, aliceKey))
+			begin := time.Now()
+			w.Send(w.request(2, aliceKey)).WantStatus(t, 429)
+			if took := time.Since(begin); took != 0 {
+				t.Errorf("%s: it took %s", limit, took)
+			}
+		})
+	}
+}
+
+func TestWhatARequestGivesBackLetsTheNextOneGo(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "tokens 1k/minute", func(t *testing.T, w *world) {
+		time.Sleep(55 * time.Second)
+		// the request is charged with much more than it uses
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			lbtest.Says(200, `{"usage":{"prompt_tokens":10,"completion_tokens":1}}`)(rw, r)
+		})
+		w.wantServed(t, slices.Repeat([]string{aliceKey}, 8)...)
+		begin := time.Now()
+		w.wg.Wait()
+		if took := time.Since(begin); took > 3*time.Second {
+			t.Errorf("they took %s", took)
+		}
+	})
+}
+
+func TestARequestThatIsRefusedIsNotCharged(t *testing.T) {
+	inBubbleOf(t, "wait 500ms 2", "requests 1/second\ntokens 1M/day", func(t *testing.T, w *world) {
+		w.throttle("a", time.Minute)
+		w.Send(w.request(0, aliceKey)).WantStatus(t, 429) // by the backend: it costs nothing
+		w.Backends["a"].Recovers()
+		time.Sleep(time.Minute)
+		w.Send(w.request(1, aliceKey)).WantServed(t, "a")
+		begin := time.Now()
+		got := w.Send(w.request(2, aliceKey))
+		got.WantError(t, 429, "rate_limit_exceeded")
+		if took := time.Since(begin); took != 0 || got.Header.Get("X-Ratelimit-Limit-Requests") != "1" {
+			t.Errorf("it took %s, with %v", took, got.Header)
+		}
+		time.Sleep(2 * time.Second)
+		w.Send(w.request(3, aliceKey)).WantServed(t, "a")
+		if s := w.alice(); s.InFlight != 0 || s.Reserved != 0 || s.Limits[0].Used != 1 {
+			t.Errorf("alice has used %+v", s)
+		}
+	})
+}
+
+func TestARequestWaitsForItsCallerAndThenForABackendNoLongerThanForOne(t *testing.T) {
+	inBubbleOf(t, "wait 1500ms", "requests 1/second", func(t *testing.T, w *world) {
+		w.Send(w.request(0, aliceKey)).WantServed(t, "a")
+		time.Sleep(600 * time.Millisecond)
+		w.throttle("a", 1800*time.Millisecond)
+		w.ask(9, bobKey, func(lbtest.Reply, time.Duration) {})
+		begin := time.Now()
+		w.Send(w.request(1, aliceKey)).WantStatus(t, 429)
+		if took := time.Since(begin); took > 1500*time.Millisecond {
+			t.Errorf("it took %s", took)
+		}
+		w.wg.Wait()
+	})
+}

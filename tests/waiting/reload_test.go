@@ -1,0 +1,60 @@
+package waiting
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// waitingSite runs a balancer with a backend that throttles, at which requests of alice and others wait.
+func waitingSite(t *testing.T) (pool string, reload func(), replies chan lbtest.Reply) {
+	t.Helper()
+	a, server := lbtest.Listen(t, "a")
+	a.Replies(lbtest.Throttled("9"))
+	port := lbtest.FreePort(t)
+	pool = lbtest.Unique("waiting")
+	config := func(maxFails int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s {\nmodel gpt-4o\n}\nwait 10s\nmax_fails %d\n"+
+			"client_key alice %s\nclient_key bob %s\ncaller alice {\nrequests 2/minute\n}\n}\n}", port, pool, strings.TrimSuffix(server.URL, "/"), maxFails, aliceKey, bobKey)
+	}
+	lbtest.Run(t, config(1))
+	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
+	replies = make(chan lbtest.Reply)
+	for range 3 {
+		go func() { replies <- lbtest.Post(client, url, chat, "Authorization", "Bearer "+bobKey) }()
+	}
+	lbtest.WaitFor(t, func() bool { return waits(t, pool) == 3 })
+	a.Recovers() // it would serve them later
+	return pool, func() { lbtest.Reload(t, config(2)) }, replies
+}
+
+func waits(t *testing.T, pool string) float64 {
+	return lbtest.Scrape(t).Sum("waiting", map[string]string{"pool": pool})
+}
+
+func TestWaitingRequestsLeaveAtAReload(t *testing.T) {
+	pool, reload, replies := waitingSite(t)
+	reload()
+	for range 3 {
+		(<-replies).WantError(t, 429, "rate_limit_exceeded")
+	}
+	if got := waits(t, pool); got != 0 {
+		t.Errorf("%v requests wait", got)
+	}
+}
+
+func TestWaitingRequestsLeaveAtAStop(t *testing.T) {
+	_, _, replies := waitingSite(t)
+	stopped := make(chan error)
+	go func() { stopped <- caddy.Stop() }()
+	for range 3 {
+		(<-replies).WantError(t, 429, "rate_limit_exceeded")
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
