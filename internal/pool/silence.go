@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Pulse returns the pulse of a model at the member. It is nil while the member has served no request
@@ -51,24 +52,28 @@ func (m *Member) silenceRank(r Request, model string, now time.Time) rank {
 
 // PickAnswering chooses a member for a request that waits at a silent one, and reserves a place at it
 // as Pick does. It must be one that answers, and no suspect. threshold is that of the silent member.
-// If there is none, because all members are slow, it returns nil. Priority and weight decide, and no
-// policy: policies may use what belongs to the goroutine of the request.
+// If there is none, because all members are slow, it returns nil. Priority, room in the limits and
+// weight decide, and no policy: policies may use what belongs to the goroutine of the request.
 func (p *Pool) PickAnswering(r Request, threshold time.Duration, now time.Time) *Member {
 	for {
 		var chosen *Member
 		var its *pulse.Pulse
-		best, total := suspect, 0.0
+		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank, model := m.rank(r, r.Cost(), now)
-			if rank >= suspect || rank > best || rank == best && m.Priority > chosen.Priority {
+			if rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
 			follows := m.health.pulses.Make(ModelKey(model), r.PulseKind())
 			if follows == nil || follows.Answers(now, p.Silence, threshold) == pulse.No {
 				continue
 			}
-			if rank < best {
-				best, total = rank, 0
+			spent := p.isSpent(m, model, r.Cost(), quota.At(now))
+			if rank == best.rank && spent && !best.spent {
+				continue
+			}
+			if its := (grade{rank, m.Priority, spent}); its != best {
+				best, total = its, 0
 			}
 			if total += m.share(); Random()*total < m.share() {
 				chosen, its = m, follows

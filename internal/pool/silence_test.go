@@ -100,3 +100,26 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 		}
 	}
 }
+
+func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "spent:2:1", "b:2:1", "far:3:1")
+	p.Silence, p.Steers = 4, true
+	silent(t, members["a"], "m", start)
+	says(members["spent"], 5, 99, start)
+	for _, name := range []string{"spent", "b", "far"} {
+		its := members[name].health.pulses.Make("m", pulse.Streamed)
+		its.Sent(at(0))
+		its.Heard(at(0), at(0), 4)
+	}
+	r := asks{model: "m", cost: 100, kind: pulse.Streamed, tried: []*Member{members["a"]}}
+	for _, want := range []string{"b", "spent", "far"} { // never the worse priority
+		for range 20 {
+			m := p.PickAnswering(&r, time.Second, at(0.1))
+			if m == nil || m.Name != want {
+				t.Fatalf("the request moves to %v, want %s", m, want)
+			}
+			m.Release()
+		}
+		r.tried = append(r.tried, members[want])
+	}
+}
