@@ -21,7 +21,6 @@ type world struct {
 	wg sync.WaitGroup
 
 	mu     sync.Mutex
-	served []int
 	took   map[int]time.Duration
 }
 
