@@ -7,8 +7,10 @@
 package attempt
 
 import (
+	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -231,4 +233,11 @@ func (r *Reply) judgeHandshake() {
 	case r.sent.Proxied.ProtoMajor > 1:
 		r.Class, r.Refusal = verdict.ClientError, apierror.NotUpgraded
 	}
+}
+
+// switches reports whether the response, a 101, switches to the protocol that the request asks for.
+func switches(req *http.Request, res *http.Response) bool {
+	asked := req.Header.Get("Upgrade")
+	_, connection := res.Body.(io.ReadWriteCloser)
+	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -168,7 +169,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		if r.sent.Asks.Kind.IsHandshake() {
 			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
 		}
-		res.Body = between(client, backend, broken)
+		res.Body = tunnel.Between(client, backend, broken)
 	}
 	r.sent.Fields.Final(res.Header)
 	r.sent.Fields.Final(res.Trailer) // those announced: others come with the end of the body

@@ -20,8 +20,8 @@ type world struct {
 	*lbtest.World
 	wg sync.WaitGroup
 
-	mu     sync.Mutex
-	took   map[int]time.Duration
+	mu   sync.Mutex
+	took map[int]time.Duration
 }
 
 // inBubble runs a test with a backend called a and these options.

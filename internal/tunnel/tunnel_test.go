@@ -1,4 +1,4 @@
-package attempt
+package tunnel
 
 import (
 	"errors"
@@ -46,12 +46,12 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 		"the client": {func(tunnel io.ReadWriteCloser, _ net.Conn) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			tunnel.Read(make([]byte, 1)) // until it is closed
-		}, TunnelGrace, true},
+		}, Grace, true},
 		"the backend": {func(tunnel io.ReadWriteCloser, backend net.Conn) {
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Minute)
-		}, TunnelGrace, true},
+		}, Grace, true},
 		"one soon after the other": {func(tunnel io.ReadWriteCloser, backend net.Conn) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			time.Sleep(time.Second)
@@ -65,13 +65,13 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				near, far := net.Pipe()
 				begin, backend, client := time.Now(), &side{near, make(chan time.Time, 1)}, new(client)
-				tunnel := between(client, backend, nil)
+				tunnel := Between(client, backend, nil)
 				c.ends(tunnel, far)
 				tunnel.Close()
 				if got := (<-backend.closed).Sub(begin); got != c.want {
 					t.Errorf("the backend's side is closed after %s, want %s", got, c.want)
 				}
-				if until := begin.Add(TunnelGrace); c.both && (!client.read.Equal(until) || !client.write.Equal(until)) || !c.both && !client.read.IsZero() {
+				if until := begin.Add(Grace); c.both && (!client.read.Equal(until) || !client.write.Equal(until)) || !c.both && !client.read.IsZero() {
 					t.Errorf("the client's side ends at %s and %s", client.read, client.write)
 				}
 				tunnel.(interface{ CloseWrite() error }).CloseWrite()
@@ -84,7 +84,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	tunnel := between(new(client), near, nil)
+	tunnel := Between(new(client), near, nil)
 	defer tunnel.Close()
 	if err := tunnel.(interface{ CloseWrite() error }).CloseWrite(); err == nil {
 		t.Error("reverse_proxy would wait for the other side")
@@ -147,7 +147,7 @@ func TestATunnelIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 			for _, size := range []int{1, 3, 4096} {
 				var got error
 				begun, calls := false, 0
-				tun := between(new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
+				tun := Between(new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
 					got, begun = reason, data
 					calls++
 				}).(*tunnel)

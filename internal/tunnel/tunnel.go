@@ -1,31 +1,32 @@
-package attempt
+// Package tunnel closes both sides of a connection that became another protocol's, when one of them has
+// ended, and finds out whether a WebSocket broke off.
+package tunnel
 
 import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// TunnelGrace is how long a side may stay open after the other has ended. Tests shorten it.
-var TunnelGrace = 10 * time.Second
+// Grace is how long a side may stay open after the other has ended. Tests shorten it.
+var Grace = 10 * time.Second
 
 // ErrNoClose is the reason if the backend ended a WebSocket without a close frame.
 var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 
-// between returns the backend's side of a tunnel with this client. reverse_proxy passes the end of one
+// Between returns the backend's side of a tunnel with this client. reverse_proxy passes the end of one
 // side on to the other, and then waits for the end of that one. Some servers, Node's among them, wait
 // as long: they do not close a connection because its client did. It closes both sides after
-// TunnelGrace, counted from the end of one of them.
+// Grace, counted from the end of one of them.
 //
 // If the tunnel is a WebSocket, the last Read calls broken if the backend ended or reset it while the
 // client was connected, and neither side had sent a close frame. begun reports whether the backend had
 // sent data. In any other tunnel, broken is nil.
-func between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
+func Between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
 	return &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), broken: broken}
 }
 
@@ -117,8 +118,8 @@ func (t *tunnel) end() {
 	if t.closed || t.timer != nil {
 		return
 	}
-	t.timer = time.AfterFunc(TunnelGrace, func() { t.ReadWriteCloser.Close() })
-	until := time.Now().Add(TunnelGrace)
+	t.timer = time.AfterFunc(Grace, func() { t.ReadWriteCloser.Close() })
+	until := time.Now().Add(Grace)
 	_ = t.client.SetReadDeadline(until) // a client without deadlines ends with its backend
 	_ = t.client.SetWriteDeadline(until)
 }
@@ -131,11 +132,4 @@ func (t *tunnel) Close() error {
 	}
 	t.mu.Unlock()
 	return t.ReadWriteCloser.Close()
-}
-
-// switches reports whether the response, a 101, switches to the protocol that the request asks for.
-func switches(req *http.Request, res *http.Response) bool {
-	asked := req.Header.Get("Upgrade")
-	_, connection := res.Body.(io.ReadWriteCloser)
-	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
 }

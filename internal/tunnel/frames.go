@@ -1,4 +1,4 @@
-package attempt
+package tunnel
 
 import "encoding/binary"
 
