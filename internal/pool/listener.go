@@ -5,11 +5,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
-// Events, refusals and snapshots describe benches.
-type (
-	Bench  = benches.Bench
-	Reason = benches.Reason
-)
+// Bench is a time in which a backend gets no requests.
+type Bench = benches.Bench
+
+// Reason is why a backend is benched.
+type Reason = benches.Reason
 
 // Listener receives the events of the members of a pool. It is called without a
 // lock, by the goroutine of a request or of a timer, and must not wait.

@@ -222,7 +222,7 @@ type grade struct {
 	spent bool
 }
 
-// gradeOf returns the grade of a member of this priority. Of others, it is no grade at all.
+// gradeOf returns the grade of a member of this priority. Members of other priorities must not be called.
 func (p *Pool) gradeOf(m *Member, priority int, r Request, cost int64, now time.Time) grade {
 	if m.Priority != priority {
 		return grade{rank: nobody}
@@ -232,11 +232,10 @@ func (p *Pool) gradeOf(m *Member, priority int, r Request, cost int64, now time.
 }
 
 // choose finds the best member left for the request, in one pass: among those
-// of the best rank and priority, and of these among those with room in their limits if there are any,
-// each replaces the one chosen so far with the
+// of the best grade, each replaces the one chosen so far with the
 // probability of its share of the weights seen. One random number is enough:
-// what is left of it after each decision is as random as before. steered reports whether
-// members were left out that have no room.
+// what is left of it after each decision is as random as before. steered reports
+// whether members were left out only because their limits have no room.
 func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
 	cost, at := r.Cost(), quota.At(now)

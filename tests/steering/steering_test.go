@@ -97,7 +97,7 @@ func TestABackendWithoutRoomIsPassedOver(t *testing.T) {
 	}
 }
 
-func TestARoundOfTheLimitEndsTheSteering(t *testing.T) {
+func TestTheSteeringEndsWithTheReading(t *testing.T) {
 	inBubble(t, "a:1 b:1", "", func(_ *testing.T, w *world) {
 		w.learn(map[string]http.HandlerFunc{"a": says(30, 0), "b": says(1000, 100_000)})
 		w.wantAt(chat, "b")
