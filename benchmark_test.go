@@ -53,6 +53,32 @@ func BenchmarkOverhead(b *testing.B) {
 	}
 }
 
+// BenchmarkRefusal compares a request that a limit of its caller refuses with a fixed answer of Caddy's.
+func BenchmarkRefusal(b *testing.B) {
+	const key = "sk-alice-0123456789"
+	names := []string{"respond", "openai_lb"}
+	addresses := startSites(b, "respond {} 429", "openai_lb {\nbackend http://127.0.0.1:1\nclient_key alice "+key+"\ncaller alice {\ntokens 1/minute\ntokens 1k/day\n}\n}")
+	body := promptOf(1800, false)
+	for i, address := range addresses {
+		b.Run(names[i], func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r, _ := http.NewRequest(http.MethodPost, address+"/v1/chat/completions", strings.NewReader(body))
+				r.Header.Set("Authorization", "Bearer "+key)
+				res, err := http.DefaultClient.Do(r)
+				if err != nil {
+					b.Fatal(err)
+				}
+				io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+				if res.StatusCode != http.StatusTooManyRequests {
+					b.Fatal(res.Status)
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkStream compares when the client has the first content of a stream,
 // and how long each event takes that follows. The backend sends one only after
 // the client has got the one before: each is flushed on its own. A model that

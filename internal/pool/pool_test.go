@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -386,6 +387,19 @@ func BenchmarkPick(b *testing.B) {
 	b.Run("alone", func(b *testing.B) {
 		b.ReportAllocs()
 		r := &asks{model: "m", cost: 1}
+		for b.Loop() {
+			p.Pick(r, start)
+		}
+	})
+	// with a tier and a reading at each member, below the ceiling
+	b.Run("ceiling", func(b *testing.B) {
+		b.ReportAllocs()
+		half := http.Header{"Azure-Openai-Deployment-Utilization": {"50%"}}
+		for _, m := range p.Members {
+			m.Quota("m").Ask(0, start)
+			m.Quota("m").See(quota.Reply{Header: half, Sent: start}, "m", start)
+		}
+		r := &asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Ceiling: .8}}
 		for b.Loop() {
 			p.Pick(r, start)
 		}
