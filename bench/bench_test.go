@@ -20,7 +20,7 @@ func TestSmoke(t *testing.T) {
 		t.Skip("it starts many processes")
 	}
 	b := &bench{
-		only:   regexp.MustCompile(`prompt of 2 KB|200 KB|stream of 50|idle|failover: twice|PTU.*0.5|brown-out|silence, 20 s|first event`),
+		only:   regexp.MustCompile(`prompt of 2 KB|200 KB|stream of 50|idle|failover: twice|PTU.*0.5|brown-out|silence, 20 s|first event|hogs`),
 		rounds: 1, slice: 200 * time.Millisecond, streams: []int{10, 20},
 		worthRounds: 1, worthRound: time.Second,
 	}
@@ -29,7 +29,7 @@ func TestSmoke(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, problem := range b.report.Problems {
-		if who, _, _ := strings.Cut(problem, ":"); slices.Contains([]string{ours, "cost", "failover", "worth"}, who) {
+		if who, _, _ := strings.Cut(problem, ":"); slices.Contains([]string{ours, "cost", "failover", "worth", "callers"}, who) {
 			t.Error(problem)
 		}
 	}
@@ -44,7 +44,7 @@ func TestSmoke(t *testing.T) {
 	want := []string{
 		"Cost: chat, prompt of 2 KB", "Cost: chat, prompt of 200 KB", "Cost: stream of 50 events", "Cost: chat over TLS, prompt of 2 KB", "Cost: idle streams",
 		"Failover: twice", "Worth: PTU with a bucket of 0.5 s", "Worth: brown-out", "Worth: silence, 20 s", "Worth: errors as first event",
-		"Worth: all scenarios",
+		"Worth: all scenarios", "Callers: one caller hogs", "Callers: tiers on 50 PTU and 0.5 s",
 	}
 	if got, want := fmt.Sprint(titles), fmt.Sprint(want); got != want {
 		t.Errorf("got the tables\n%s\nwant\n%s", got, want)
@@ -94,6 +94,10 @@ func checkRow(t *testing.T, table *table, r row) {
 		if r.Contender == ours && what != "errors as first event" && !silence {
 			wants("served", 100)
 		}
+	case what == "one caller hogs":
+		wants("others served", 100)
+	case kind == "Callers":
+		wants("interactive served", 100)
 	case kind == "Cost" && what != "idle streams" && r.Contender != direct:
 		if value("requests a second") <= 0 || value("CPU a request") < 0 || value("allocations") <= 0 {
 			t.Errorf("%s: %s was not measured: %+v", table.Title, r.Contender, r.Cells)

@@ -284,34 +284,41 @@ func openLoop(r *running, body string, schedule []arrival, patience time.Duratio
 }
 
 func ask(client *http.Client, r *running, body string, patience time.Duration) outcome {
+	came, _, _ := send(client, r, r.headers["Authorization"], body, patience)
+	return came
+}
+
+// send sends a request with this Authorization, and also returns the header and the body of the reply.
+func send(client *http.Client, r *running, authorization, body string, patience time.Duration) (came outcome, header http.Header, reply []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
-		return failed
+		return failed, nil, nil
 	}
 	for name, value := range r.headers {
 		req.Header.Set(name, value)
 	}
+	req.Header.Set("Authorization", authorization)
 	res, err := client.Do(req)
-	var reply []byte
 	if err == nil {
+		header = res.Header
 		reply, err = io.ReadAll(res.Body)
 		res.Body.Close()
 	}
 	end := tail{reply}
 	switch {
 	case ctx.Err() != nil:
-		return timedOut
+		came = timedOut
 	case err != nil:
-		return failed
+		came = failed
 	case res.StatusCode == http.StatusTooManyRequests:
-		return refused
+		came = refused
 	case res.StatusCode != http.StatusOK, bytes.Contains(reply, []byte(`"error"`)),
-		!end.whole(strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")):
-		return failed
+		!end.whole(strings.HasPrefix(header.Get("Content-Type"), "text/event-stream")):
+		came = failed
 	}
-	return served
+	return came, header, reply
 }
 
 // percentile is that of sorted values, or NaN if there are none.

@@ -94,7 +94,7 @@ func (b *bench) run(names []string) error {
 	for _, section := range []struct {
 		name string
 		run  func() error
-	}{{"cost", b.runCost}, {"failover", b.runFailover}, {"worth", b.runWorth}} {
+	}{{"cost", b.runCost}, {"failover", b.runFailover}, {"worth", b.runWorth}, {"callers", b.runCallers}} {
 		// Do not start what nothing is asked of.
 		if !slices.ContainsFunc(titles(section.name), b.only.MatchString) {
 			continue
@@ -116,6 +116,11 @@ func titles(section string) (all []string) {
 		return append(all, "cost: idle streams")
 	case "failover":
 		return []string{"failover: not at all", "failover: once", "failover: twice"}
+	case "callers":
+		for _, s := range callersScenarios {
+			all = append(all, "callers: "+s.name)
+		}
+		return all
 	}
 	for _, s := range worthScenarios {
 		all = append(all, "worth: "+s.name)

@@ -31,6 +31,7 @@ type worthScenario struct {
 	// window is that of the deployments' quotas. 0: window. With one, refusals are counted for each 1,000
 	// requests that the deployments admitted.
 	window time.Duration
+	output int // tokens of a reply; 0: maxTokens
 }
 
 // outage is what is wrong with the first deployment in each round.
