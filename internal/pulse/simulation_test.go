@@ -91,7 +91,7 @@ func (s *simulation) send(r *request) {
 	s.after(p.FirstLook(factor), func() { s.look(r, sent) })
 	if s.patience != nil {
 		s.after(s.patience(), func() {
-			if !r.over && r.sent == sent {
+			if !r.over && r.sent.Equal(sent) {
 				r.over = true
 				s.left++
 				p.Left(sent, s.now)
