@@ -71,7 +71,7 @@ type Asks struct {
 
 // Watch follows the wait for the first byte of a reply, which may come long before the time is over,
 // or not at all. No two of its methods are called at the same time. Late is called by a timer, but not
-// after Heard or Over, and the attempt ends neither before nor while it is called. None is called for
+// after Heard, Left or Served, and the attempt ends neither before nor while it is called. None is called for
 // an upload that fails without a reply.
 type Watch interface {
 	// Sent records that the request is sent. If its body is a long one, that is when all of it was written,
@@ -84,8 +84,10 @@ type Watch interface {
 	Late(now time.Time) time.Duration
 	// Heard records that the first byte has come.
 	Heard(now time.Time)
-	// Over records that the attempt is over, and whether it was served.
-	Over(served bool, now time.Time)
+	// Left records that the attempt is over without a byte.
+	Left(now time.Time)
+	// Served records that the reply whose first byte was heard has served the request.
+	Served()
 }
 
 // Fields decides which fields of a reply go on.
@@ -125,8 +127,11 @@ func (s *Sender) Send(r Request) *Reply {
 	if reply.Response != nil && !reply.cut {
 		t.trip.timeout.heard() // what follows is not read ahead
 	}
-	if _, sent := t.trip.timeout.unwatched(); sent {
-		t.Watch.Over(reply.Class == verdict.Served, time.Now())
+	switch unheard, sent := t.trip.timeout.unwatched(); {
+	case unheard == nil && reply.Class == verdict.Served:
+		t.Watch.Served()
+	case unheard != nil && sent:
+		t.Watch.Left(time.Now())
 	}
 	return reply
 }

@@ -182,7 +182,8 @@ type impatience struct{ asks int }
 func (p *impatience) Sent(time.Time) time.Duration { return 2 * time.Second }
 func (p *impatience) Unsent()                      {}
 func (p *impatience) Heard(time.Time)              {}
-func (p *impatience) Over(bool, time.Time)         {}
+func (p *impatience) Left(time.Time)               {}
+func (p *impatience) Served()                      {}
 
 func (p *impatience) Late(time.Time) time.Duration {
 	if p.asks--; p.asks == 0 {

@@ -9,9 +9,8 @@ type Wait struct {
 	pulse  *Pulse
 	factor float64
 	sent   time.Time
-	// took is how long the first byte took, and heard reports whether it has come.
-	took  time.Duration
-	heard bool
+	// took is how long the first byte took.
+	took time.Duration
 }
 
 // Waiter is whose request waits. Its methods are called while the request waits, by a timer's
@@ -53,18 +52,14 @@ func (w *Wait) Late(now time.Time) time.Duration {
 
 // Heard implements attempt.Watch.
 func (w *Wait) Heard(now time.Time) {
-	w.took, w.heard = now.Sub(w.sent), true
+	w.took = now.Sub(w.sent)
 	if since, ended := w.pulse.Heard(w.sent, now, w.factor); ended {
 		w.waiter.Silence(since, true)
 	}
 }
 
-// Over implements attempt.Watch.
-func (w *Wait) Over(served bool, now time.Time) {
-	switch {
-	case !w.heard:
-		w.pulse.Left(w.sent, now)
-	case served:
-		w.pulse.Served(w.took)
-	}
-}
+// Left implements attempt.Watch.
+func (w *Wait) Left(now time.Time) { w.pulse.Left(w.sent, now) }
+
+// Served implements attempt.Watch.
+func (w *Wait) Served() { w.pulse.Served(w.took) }
