@@ -165,13 +165,16 @@ func (ex *exchange) pickOrWait(now time.Time) (m *pool.Member, r waiting.Return,
 func (ex *exchange) await(place *waiting.Place, try func(now time.Time) (again bool)) {
 	begun, t := time.Now(), ex.tries.turn
 	ex.balancer.metrics.Waits(1)
+	defer func() {
+		ex.balancer.metrics.Waits(-1)
+		place.Leave(time.Now()) // a policy may panic, and the others must not wait for this request
+	}()
 	for again := true; again; {
 		if t.result = place.Wait(ex.request.Context().Done()); t.result != waiting.Turn {
 			break
 		}
 		again = try(time.Now())
 	}
-	ex.balancer.metrics.Waits(-1)
 	waited := time.Since(begun)
 	t.waited += waited
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "request waited"); c != nil {

@@ -1,0 +1,57 @@
+package waiting
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// panicking is a policy that panics once, when untilPanic gets to 0.
+type panicking struct{}
+
+var untilPanic atomic.Int64
+
+func init() { caddy.RegisterModule(new(panicking)) }
+
+func (*panicking) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.reverse_proxy.selection_policies.panicking", New: func() caddy.Module { return new(panicking) }}
+}
+
+func (*panicking) UnmarshalCaddyfile(*caddyfile.Dispenser) error { return nil }
+
+func (*panicking) Select(pool reverseproxy.UpstreamPool, _ *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+	if untilPanic.Add(-1) == 0 {
+		panic("by the test's policy")
+	}
+	return pool[0]
+}
+
+func TestARequestThatPanicsPassesItsTurnOn(t *testing.T) {
+	inBubble(t, "wait 2s\nlb_policy panicking", func(t *testing.T, w *world) {
+		w.throttle("a", time.Second)
+		untilPanic.Store(2) // the first time is before it waits
+		w.ask(0, "", func(got lbtest.Reply, _ time.Duration) {
+			if got.Err == nil {
+				t.Errorf("request 0 got %d, want that it is cut", got.Status)
+			}
+		})
+		time.Sleep(time.Millisecond)
+		w.ask(1, "", func(got lbtest.Reply, took time.Duration) {
+			if got.WantServed(t, "a"); took > time.Second {
+				t.Errorf("it took %s", took)
+			}
+		})
+		w.wg.Wait()
+		if got := waits(t, w.Handler.Pool); got != 0 {
+			t.Errorf("%v requests wait", got)
+		}
+		w.Send(w.request(2, "")).WantServed(t, "a")
+	})
+}
