@@ -56,7 +56,7 @@ func (ex *exchange) lineUp() {
 	if lists.Len() == 0 || !ex.mayWait() || ex.tries.turn != nil && ex.tries.turn.place != nil {
 		return
 	}
-	if next, ok := lists.Next(ex.waitingFor()); ok {
+	if next, ok := lists.Next(ex.waitingFor(), ex.admission.Tier()); ok {
 		ex.turn().behind = next.Reason.([]int)
 	}
 }
@@ -229,7 +229,7 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 	if lists == nil {
 		return c.Admit(now, name, e)
 	}
-	next, behind := lists.Next(key)
+	next, behind := lists.Next(key, 0)
 	if behind {
 		refusal = c.Check(now, name, e)
 	} else {

@@ -118,15 +118,16 @@ func (l *Lists) Len() int {
 	return int(l.waiting.Load())
 }
 
-// Next returns what the latest try of a list has found out. ok reports whether any request waits there.
-func (l *Lists) Next(key Key) (r Return, ok bool) {
+// Next returns what the latest try of a list has found out. ok reports whether any request waits there that
+// goes before one of this tier.
+func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s, ok := l.byKey[key]
-	if !ok {
+	s := l.byKey[key]
+	if s == nil || len(s.places) == 0 || s.places[0].tier > tier {
 		return r, false
 	}
 	return s.next, true

@@ -13,6 +13,28 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
+// The backend is above the ceiling of batch only.
+func TestABetterTierDoesNotWaitBehindAWorseOneForWhichABackendIsTooBusy(t *testing.T) {
+	inBubble(t, "wait 5s 3\n"+tiers, func(t *testing.T, w *world) {
+		const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
+		w.Backends["a"].Replies(lbtest.Says(200, `{}`, "Azure-Openai-Deployment-Utilization", "200%"))
+		w.Send(w.request(0, web)).WantServed(t, "a")
+		for number := range 3 {
+			w.ask(number, batch, func(lbtest.Reply, time.Duration) {})
+		}
+		time.Sleep(100 * time.Millisecond)
+		if got := waits(t, w.Handler.Pool); got != 3 {
+			t.Fatalf("%v requests wait, want 3", got)
+		}
+		begin := time.Now()
+		w.Send(w.request(4, web)).WantServed(t, "a")
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+		w.wg.Wait()
+	})
+}
+
 // panicking is a policy that panics once, when untilPanic gets to 0.
 type panicking struct{}
 
