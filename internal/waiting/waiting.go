@@ -206,7 +206,7 @@ func (p *Place) Stay(now time.Time, r Return) {
 	s.round++
 	r.Pause = min(r.Pause, l.duration/time.Duration(l.places))
 	s.next, s.gate = r, time.Time{}
-	if s.changed {
+	if s.changed && s.called == nil { // otherwise it counts for the one that tries
 		s.changed, s.next.At = false, now
 	}
 	if l.closed {

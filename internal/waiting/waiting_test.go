@@ -287,3 +287,19 @@ func TestOptionsAreChecked(t *testing.T) {
 		t.Error("there are lists without options")
 	}
 }
+
+func TestAReturnFromATryDoesNotHideAChangeFromTheRequestThatTries(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 0, 5*time.Second, in(time.Second)), join(t, l, 0, 5*time.Second, in(time.Second))
+		want(t, first, Turn, 0)
+		first.Go(time.Now())
+		want(t, second, Turn, 0)
+		l.Wake(time.Now(), "")
+		first.Stay(time.Now(), in(3*time.Second))
+		second.Stay(time.Now(), in(3*time.Second)) // it was found out before the change
+		want(t, first, Turn, 0)
+		first.Leave(time.Now())
+		want(t, second, Turn, 0)
+		second.Leave(time.Now())
+	})
+}
