@@ -87,7 +87,7 @@ const (
 	Turn Result = "sent"
 	// Over: it has waited for as long as it may.
 	Over Result = "over"
-	// Full: the list has no place for it.
+	// Full: the list has no place for it, or none any more.
 	Full Result = "full"
 	// Left: its client has left.
 	Left Result = "left"
@@ -133,8 +133,9 @@ func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 	return s.next, true
 }
 
-// Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. A
-// request that is first tries at once: perhaps something has changed.
+// Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. If all
+// are taken, the last request of a worse tier loses its own. A request that is first tries at once: perhaps
+// something has changed.
 func (l *Lists) Join(now time.Time, key Key, tier int, until time.Time, r Return) (place *Place, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +144,12 @@ func (l *Lists) Join(now time.Time, key Key, tier int, until time.Time, r Return
 	case l.closed:
 		return nil, Stopped
 	case s != nil && len(s.places) >= l.places:
-		return nil, Full
+		last := s.places[len(s.places)-1]
+		if last.tier <= tier || last == s.called {
+			return nil, Full
+		}
+		last.remove()
+		last.end(Full)
 	}
 	l.joined++
 	p := &Place{lists: l, key: key, tier: tier, number: l.joined, until: until, wake: make(chan struct{}, 1)}

@@ -303,3 +303,21 @@ func TestAReturnFromATryDoesNotHideAChangeFromTheRequestThatTries(t *testing.T) 
 		second.Leave(time.Now())
 	})
 }
+
+func TestABetterTierTakesTheLastPlaceOfAWorseOne(t *testing.T) {
+	inBubble(t, 2, func(t *testing.T, l *Lists) {
+		later := in(time.Second)
+		called, last := join(t, l, 2, time.Second, later), join(t, l, 2, time.Second, later)
+		want(t, called, Turn, 0)
+		called.Stay(time.Now(), later)
+		better := join(t, l, 1, time.Second, later)
+		want(t, last, Full, 0)
+		if p, none := l.Join(time.Now(), key, 2, later.At, later); p != nil || none != Full {
+			t.Errorf("one of the same tier got a place, or %s", none)
+		}
+		want(t, better, Turn, 0)
+		better.Go(time.Now())
+		want(t, called, Turn, 0)
+		called.Leave(time.Now())
+	})
+}
