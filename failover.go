@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"os"
@@ -31,7 +32,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if ex.tries.current == nil {
 		if ex.hasLeft() {
-			return nil, req.Context().Err()
+			return nil, context.Canceled // after a deadline's error, reverse_proxy would send a GET again
 		}
 		return ex.answer(req), nil
 	}

@@ -470,3 +470,22 @@ func TestForwardComesAfterTheWait(t *testing.T) {
 		}
 	})
 }
+
+// Another handler may give requests a deadline. reverse_proxy would send a GET again after that, and again.
+func TestARequestWhoseDeadlinePassesWhileItWaitsEnds(t *testing.T) {
+	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+		w.throttle("a", 3*time.Second)
+		w.Send(w.Request(http.MethodGet, "/v1/models", nil))
+		time.Sleep(2 * time.Second)
+		w.Prepares = func(r *http.Request) *http.Request {
+			ctx, cancel := context.WithTimeout(r.Context(), 100*time.Millisecond)
+			t.Cleanup(cancel)
+			return r.WithContext(ctx)
+		}
+		begin := time.Now()
+		got := w.Send(w.Request(http.MethodGet, "/v1/models", nil))
+		if took := time.Since(begin); took != 100*time.Millisecond {
+			t.Errorf("it got %d after %s", got.Status, took)
+		}
+	})
+}
