@@ -15,7 +15,7 @@ func (m *Meter) Deduct(cost int64) Mark {
 	return Mark{m.allowances[0].sent.Add(1), m.allowances[1].sent.Add(min(cost, highestCost))}
 }
 
-// highestCost keeps the sum of estimates from an overflow.
+// highestCost keeps sums from an overflow. No limit is counted as a higher one.
 const highestCost = 1 << 40
 
 // HasRoom reports whether the limits have room for one more request of this cost. A limit has if it is
@@ -94,10 +94,10 @@ func (a *allowance) learn(s said, mark int64, sent Instant) {
 	}
 	a.at.Store(int64(sent))
 	a.mark.Store(mark)
-	a.base.Store(mark + int64(min(s.remaining, highestCost)))
+	a.base.Store(mark + int64(s.remaining))
 	a.refill.Store(math.Float64bits(s.refill))
-	a.limit.Store(int64(min(s.limit, highestCost)))
-	a.most.Store(int64(min(s.most, highestCost)))
+	a.limit.Store(int64(s.limit))
+	a.most.Store(int64(s.most))
 	a.until.Store(int64(sent) + int64(s.window))
 }
 

@@ -227,3 +227,17 @@ func BenchmarkSee(b *testing.B) {
 		})
 	}
 }
+
+// Some gateways name the largest number of their language for a limit that they do not have.
+func TestALimitBeyondAllNumbersHasRoom(t *testing.T) {
+	for _, limit := range []string{"9223372036854775807", "1e300"} {
+		for _, remaining := range []string{"9223372036850000000", "1e299", "100000"} {
+			m, h := new(Meter), openAI("50", "1s", remaining, "60s")
+			h.Set("X-Ratelimit-Limit-Tokens", limit)
+			send(m, 10, 0).comes(1, h)
+			for seconds := 1.; seconds < 70; seconds++ {
+				wantRoom(t, m, 1000, seconds, true)
+			}
+		}
+	}
+}

@@ -91,6 +91,7 @@ func (l *limit) read(header http.Header) (s said, ok bool) {
 	if s.remaining, isKnown = hint.Number(header, l.remaining[:]...); !isKnown {
 		return s, false
 	}
+	s.limit, s.remaining = min(s.limit, highestCost), min(s.remaining, highestCost) // some say "no limit" with a huge number
 	s.most, s.window = s.limit, windows[l.kind]
 	reset, isNumber := hint.Number(header, l.reset[:]...)
 	if isNumber {
