@@ -244,13 +244,16 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 		refusal = next.Reason.(*meter.Refusal)
 	}
 	if !mayPass(refusal) || !ex.waitsFor(next.At, now) {
-		return c.Refused(now, name, refusal), refusal
+		return c.Admit(now, name, e) // there may be room, too
 	}
 	t := ex.turn()
 	t.until = ex.waitsUntil(now)
 	var place *waiting.Place
 	if place, t.result = lists.Join(now, key, 0, t.until, next); place == nil {
-		return c.Refused(now, name, refusal), refusal
+		if a, refusal = c.Admit(now, name, e); refusal == nil {
+			t.result = "" // it did not have to wait
+		}
+		return a, refusal
 	}
 	ex.await(place, func(now time.Time) bool {
 		if a, refusal = c.Try(now, name, e); refusal == nil {
@@ -266,7 +269,9 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 		return true
 	})
 	if t.result != waiting.Turn && t.result != waiting.Left {
-		a = c.Refused(time.Now(), name, refusal)
+		if a, refusal = c.Admit(time.Now(), name, e); refusal == nil {
+			t.result = waiting.Turn
+		}
 	}
 	return a, refusal
 }

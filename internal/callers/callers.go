@@ -152,7 +152,7 @@ func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admissi
 	return a, refusal
 }
 
-// Try is Admit, but the request may be tried again later, so a refusal is not counted yet: see Refused.
+// Try is Admit, but the request may be tried again later, so a refusal is not counted.
 func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
 	a = c.admission(now, name)
 	a.reservation, refusal = a.caller.Try(now, e)
@@ -162,14 +162,6 @@ func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission
 // Check returns why Try would not charge the caller's limits, or nil.
 func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
 	return c.admission(now, name).caller.Check(now, e)
-}
-
-// Refused counts a refusal of Try or Check, because the request is not tried again. The Admission is good
-// for SetHeader only.
-func (c *Callers) Refused(now time.Time, name string, refusal *meter.Refusal) Admission {
-	a := c.admission(now, name)
-	a.caller.Refused(refusal)
-	return a
 }
 
 func (c *Callers) admission(now time.Time, name string) Admission {

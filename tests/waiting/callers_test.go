@@ -3,6 +3,8 @@ package waiting
 import (
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -176,4 +178,42 @@ func TestARequestWaitsForItsCallerAndThenForABackendNoLongerThanForOne(t *testin
 		}
 		w.wg.Wait()
 	})
+}
+
+func TestARequestWithinItsLimitIsNotRefusedBecauseALargerOneWaits(t *testing.T) {
+	for name, test := range map[string]struct {
+		options, patience string
+	}{
+		"the list is full":        {"wait 10s 1", ""},
+		"it may not wait so long": {"wait 10s", "0.5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubbleOf(t, test.options, "tokens 1k/minute", func(t *testing.T, w *world) {
+				sized := func(number int, tokens string) *http.Request {
+					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o","messages":[],"max_tokens":`+tokens+`}`))
+					r.Header.Set("Authorization", "Bearer "+aliceKey)
+					r.Header.Set("X-Number", strconv.Itoa(number))
+					return r
+				}
+				w.Backends["a"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":5,"completion_tokens":895}}`))
+				w.Send(sized(0, "900")).WantServed(t, "a")
+				w.Backends["a"].Recovers()
+				time.Sleep(100 * time.Second)
+				w.wg.Go(func() { w.Send(sized(1, "800")).WantServed(t, "a") })
+				time.Sleep(time.Millisecond)
+				begin, small := time.Now(), sized(2, "20")
+				if test.patience != "" {
+					small.Header.Set("X-Stainless-Read-Timeout", test.patience)
+				}
+				w.Send(small).WantServed(t, "a")
+				if took := time.Since(begin); took != 0 {
+					t.Errorf("it took %s", took)
+				}
+				w.wg.Wait()
+				if s := w.alice(); s.InFlight != 0 || s.Reserved != 0 {
+					t.Errorf("alice has used %+v", s)
+				}
+			})
+		})
+	}
 }
