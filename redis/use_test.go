@@ -122,8 +122,7 @@ func TestRedisIsKilledBetweenReservingAndSettling(t *testing.T) {
 }
 
 // TestFourReplicasKeepALimitOnARealRedis which is then down for five minutes. Each of them gets as many requests, of three
-// times the limit together. From idle, more may pass in the first minute, because a window is treated as if it had been
-// used evenly. A request is a stream of five seconds and of about 300 tokens, which count when it begins.
+// times the limit together. A request is a stream of five seconds and of about 300 tokens, which count when it begins.
 func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 	if !*measure {
 		t.Skip("it takes ten minutes, with -measure")

@@ -140,7 +140,7 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, ref
 		if m.limit.Amount == 0 || need == 0 {
 			continue
 		}
-		allowed, used := m.allowed(c.replicas), m.use(at, c.apart())
+		allowed, used := m.allowed(c.replicas), m.use(at, c.replicas)
 		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
 		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := allowed > 0 && add(used, min(need, allowed)) <= allowed
@@ -148,13 +148,13 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, ref
 		case fits && (!large || m.then > 0):
 		case m.then > 0:
 			demoted |= 1 << id
-			r.tier = max(r.tier, uint8(m.then))
+			r.tier = max(r.tier, m.then)
 		default:
 			next := Refusal{Limit: m.limit, Allowed: allowed, Used: used, Requested: need}
 			if large {
 				next.Reason, next.Requested = TooLarge, prompt
 			} else {
-				next.Wait = m.wait(at, min(need, allowed), allowed, c.apart())
+				next.Wait = m.wait(at, min(need, allowed), c.replicas)
 				if m.calendar() {
 					next.Reason = OverQuota
 				}
@@ -177,24 +177,24 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, ref
 func (c *Caller) charge(at int64, r Reservation, demoted uint16) (crossed []Crossing) {
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
-			c.meters[id].charge(r.prompt + r.output)
+			c.meters[id].charge(r.prompt+r.output, at)
 		} else {
-			c.meters[id].charge(1)
+			c.meters[id].charge(1, at)
 		}
 	}
 	for ; demoted != 0; demoted &= demoted - 1 {
 		id := ID(bits.TrailingZeros16(demoted))
 		m := &c.meters[id]
 		m.demoted++
-		crossed = c.reached(crossed, id, 100, m.use(at, c.apart()), m.allowed(c.replicas))
+		crossed = c.reached(crossed, id, 100, m.use(at, c.replicas), m.allowed(c.replicas))
 	}
 	c.inFlight++
 	c.reserved += r.prompt + r.output
 	return crossed
 }
 
-// Settle replaces the estimate with the real cost. What was too much goes back to the windows that it was
-// taken from, and what was too little is charged now. Further calls do nothing.
+// Settle replaces the estimate with the real cost. What was too much goes back to the windows, and
+// their parts, that it was taken from, and what was too little is charged now. Further calls do nothing.
 func (r *Reservation) Settle(now time.Time, cost Cost) {
 	c := r.caller
 	if c == nil {
@@ -217,7 +217,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		m := &c.meters[id]
 		m.roll(id, at, c.location)
 		if spent > charged {
-			m.charge(spent - charged)
+			m.charge(spent-charged, at)
 		} else if spent < charged {
 			m.refund(charged-spent, r.at)
 		}

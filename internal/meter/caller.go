@@ -92,7 +92,7 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 	for _, l := range s.Limits {
 		m := &c.meters[l.ID()]
-		m.limit, m.then = l, 1+slices.Index(s.Tiers, l.Then)
+		m.limit, m.then = l, uint8(1+slices.Index(s.Tiers, l.Then))
 		active |= 1 << l.ID()
 	}
 	for _, id := range counted {
@@ -107,7 +107,10 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	c.active, c.location, c.maxRequests = active, location, s.MaxRequests
 	c.tier = tier{s.Tier, 1 + slices.Index(s.Tiers, s.Tier)}
 	if !now.IsZero() {
-		c.roll(now)
+		at := c.roll(now)
+		for id := range c.meters {
+			c.meters[id].divide(at)
+		}
 	}
 }
 

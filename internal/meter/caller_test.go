@@ -193,19 +193,26 @@ func TestAnSDKThatRetriesAfterA429DoesNotLockItselfOut(t *testing.T) {
 }
 
 func TestAWindowSlides(t *testing.T) {
-	for after, want := range map[time.Duration]int64{
-		0: 60, 59 * time.Second: 60, 60 * time.Second: 60, 61 * time.Second: 59, 90 * time.Second: 30, 119 * time.Second: 1, 120 * time.Second: 0,
-		61*time.Second - 1: 60, // a part of a token counts as one
+	for after, want := range map[time.Duration]struct{ burst, even int64 }{
+		59 * time.Second: {60, 60}, 60 * time.Second: {60, 60}, 61 * time.Second: {55, 59}, 61*time.Second - 1: {55, 60}, // a part of a token counts as one
+		65*time.Second - 1: {55, 56}, 65 * time.Second: {0, 55}, 92*time.Second + 1: {0, 28}, 120 * time.Second: {0, 0},
 	} {
-		c := caller(t, "tokens 60/minute")
-		admitted(t, c, noon, exactly(60)).settle(noon)
-		if got := used(t, c, noon.Add(after), "tokens/minute"); got != want {
-			t.Errorf("after %s %d are used, want %d", after, got, want)
+		burst, even := caller(t, "tokens 60/minute"), caller(t, "tokens 60/minute")
+		admitted(t, burst, noon, exactly(60)).settle(noon)
+		for second := range 60 {
+			now := noon.Add(time.Duration(second) * time.Second)
+			admitted(t, even, now, exactly(1)).settle(now)
+		}
+		if got := used(t, burst, noon.Add(after), "tokens/minute"); got != want.burst {
+			t.Errorf("%s after a burst %d are used, want %d", after, got, want.burst)
+		}
+		if got := used(t, even, noon.Add(after), "tokens/minute"); got != want.even {
+			t.Errorf("%s after requests each second %d are used, want %d", after, got, want.even)
 		}
 	}
 	c := caller(t, "tokens 60/minute")
 	admitted(t, c, noon, exactly(60)).settle(noon)
-	if got := refused(t, c, noon.Add(10*time.Second), exactly(20)); got.Wait != 70*time.Second || got.Used != 60 || got.Requested != 20 || got.Reason != OverRate {
+	if got := refused(t, c, noon.Add(10*time.Second), exactly(20)); got.Wait != 55*time.Second || got.Used != 60 || got.Requested != 20 || got.Reason != OverRate {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -238,8 +245,7 @@ func TestADebtStays(t *testing.T) {
 	c = caller(t, "tokens 100/minute")
 	r = admitted(t, c, noon, exactly(10))
 	r.Settle(noon, spent(1000))
-	// 90 are left when 9 % of the minute's use are: 54.6 s into the next one
-	if got := refused(t, c, noon, exactly(10)); got.Wait != 60*time.Second+54600*time.Millisecond {
+	if got := refused(t, c, noon, exactly(10)); got.Wait != 65*time.Second {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -248,19 +254,30 @@ func TestAnExcessGoesBackToTheWindowThatItCameFrom(t *testing.T) {
 	c := caller(t, "tokens 100/minute")
 	first, second := admitted(t, c, noon, exactly(30)), admitted(t, c, noon, exactly(30))
 	admitted(t, c, noon, exactly(30)).settle(noon)
-	later := noon.Add(90 * time.Second) // half of the 90 count
-	if got := used(t, c, later, "tokens/minute"); got != 45 {
+	later := noon.Add(62 * time.Second) // the 90 count without a twelfth of the limit
+	if got := used(t, c, later, "tokens/minute"); got != 82 {
 		t.Fatalf("%d are used", got)
 	}
-	if first.Settle(later, spent(10)); used(t, c, later, "tokens/minute") != 35 {
+	if first.Settle(later, spent(10)); used(t, c, later, "tokens/minute") != 62 {
 		t.Errorf("after an excess of 20 %d are used", used(t, c, later, "tokens/minute"))
 	}
-	if second.Settle(later, spent(40)); used(t, c, later, "tokens/minute") != 45 {
+	if second.Settle(later, spent(40)); used(t, c, later, "tokens/minute") != 72 {
 		t.Errorf("after a shortfall of 10 %d are used", used(t, c, later, "tokens/minute"))
 	}
 	r := admitted(t, c, later, exactly(5))
 	if r.Settle(later.Add(time.Hour), spent(1)); used(t, c, later.Add(time.Hour), "tokens/minute") != 0 {
 		t.Errorf("a window that is not kept got something back")
+	}
+	c = caller(t, "tokens 100/minute")
+	first, second = admitted(t, c, noon, exactly(30)), admitted(t, c, noon.Add(30*time.Second), exactly(30))
+	if first.Settle(noon.Add(40*time.Second), spent(10)); used(t, c, noon.Add(70*time.Second), "tokens/minute") != 30 {
+		t.Errorf("an excess came from another part")
+	}
+	c.Change(noon.Add(70*time.Second), Settings{})
+	c.Change(noon.Add(70*time.Second), Settings{Limits: limits(t, "tokens 100/minute")}) // its parts are not known any more
+	// the 40 count as if they had been spread over half a minute; 25 of them are taken from the 31st second and then from the end
+	if second.Settle(noon.Add(70*time.Second), spent(5)); used(t, c, noon.Add(70*time.Second), "tokens/minute") != 15 {
+		t.Errorf("of a window without known parts %d are used", used(t, c, noon.Add(70*time.Second), "tokens/minute"))
 	}
 }
 
@@ -513,10 +530,10 @@ func TestTheTightestLimitIsTheOneWithTheSmallestPartLeft(t *testing.T) {
 		t.Errorf("got %+v, %t", u, ok)
 	}
 	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon)
-	if u, _ := c.Tightest(noon.Add(45*time.Second), Tokens); u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != 75*time.Second {
+	if u, _ := c.Tightest(noon.Add(45*time.Second), Tokens); u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != 65*time.Second {
 		t.Errorf("got %+v", u)
 	}
-	if u, _ := c.Tightest(noon.Add(75*time.Second), Tokens); u.Used != 675 || u.Reset != 45*time.Second {
+	if u, _ := c.Tightest(noon.Add(75*time.Second), Tokens); u.Used != 900 || u.Reset != 35*time.Second {
 		t.Errorf("got %+v", u)
 	}
 	if u, _ := c.Tightest(noon.Add(3*time.Minute), Tokens); u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {

@@ -17,10 +17,10 @@ type Crossing struct {
 }
 
 // marks are the parts of a limit that are reported, in percent.
-var marks = [...]int{100, 80}
+var marks = [...]uint8{100, 80}
 
 // crosses returns the mark that the use has reached for the first time in this window, or 0.
-func (m *meter) crosses(used, allowed int64) int {
+func (m *meter) crosses(used, allowed int64) uint8 {
 	for _, mark := range marks {
 		if mark <= m.marked {
 			return 0
@@ -38,7 +38,7 @@ func (c *Caller) crossed(at int64) (crossed []Crossing) {
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		if m := &c.meters[id]; m.limit.Amount > 0 && m.marked < 100 {
-			used, allowed := m.use(at, c.apart()), m.allowed(c.replicas)
+			used, allowed := m.use(at, c.replicas), m.allowed(c.replicas)
 			if mark := m.crosses(used, allowed); mark > 0 {
 				crossed = append(crossed, m.crossing(c.name, mark, used, allowed))
 			}
@@ -48,7 +48,7 @@ func (c *Caller) crossed(at int64) (crossed []Crossing) {
 }
 
 // reached adds a mark, unless it was reported in this window.
-func (c *Caller) reached(crossed []Crossing, id ID, mark int, used, allowed int64) []Crossing {
+func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed int64) []Crossing {
 	m := &c.meters[id]
 	if m.marked >= mark {
 		return crossed
@@ -57,8 +57,8 @@ func (c *Caller) reached(crossed []Crossing, id ID, mark int, used, allowed int6
 	return append(crossed, m.crossing(c.name, mark, used, allowed))
 }
 
-func (m *meter) crossing(caller string, mark int, used, allowed int64) Crossing {
-	return Crossing{Caller: caller, Limit: m.limit, Percent: mark, Used: used, Allowed: allowed, Ends: time.Unix(0, m.end)}
+func (m *meter) crossing(caller string, mark uint8, used, allowed int64) Crossing {
+	return Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed, Ends: time.Unix(0, m.end)}
 }
 
 func (c *Caller) report(crossed []Crossing) {

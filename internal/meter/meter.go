@@ -6,10 +6,12 @@
 // the estimate with its real cost, once. So requests that run at the same time cannot exceed a limit
 // together, which they can if they are only charged afterwards.
 //
-// All windows follow the clock. A day and a month are those of the calendar. The shorter ones slide: the
-// use of a minute is that of the current minute and, of the minute before, the part that the last 60 s
-// still cover, as if it had been spread evenly. A result is rounded up. So a very small limit is reached
-// late rather than exceeded.
+// All windows follow the clock. A day and a month are those of the calendar. The shorter ones slide, in 12
+// parts: the use of the last minute is that of the parts of 5 s that the last 60 s cover. Of the oldest of
+// these, which they cover only in part, the use counts as if it had been spread evenly over the part, except
+// that at most a twelfth of the limit is left out. So evenly spread requests can use the whole limit, and in
+// no 60 s is more than 13/12 of it admitted, also if all requests of a part come at its end. A result is
+// rounded up, so a limit below 12 is never exceeded.
 //
 // With several replicas, each is the only writer of its own use (Usage), and adds up what it hears of the
 // use of the others (Heard). A replica that hears no others may use its share of each limit (Share).
@@ -26,28 +28,100 @@ import (
 type meter struct {
 	// limit is the caller's. Amount 0: the use is only counted.
 	limit Limit
-	// then is the number of the tier of requests over the limit. 0: they are refused.
-	then int
 	// window is the current one. before is when the one before it began: where that window is not kept,
 	// it is when the current one began.
 	window
 	before int64
-	// own is what this replica was charged with, and wrote reports in which windows it was charged at all.
-	own   sums
-	wrote struct{ current, previous bool }
+	// own is what this replica was charged with.
+	own sums
 	// figures is what is known of other replicas, and others are its sums.
 	figures []figure
 	others  sums
 	// lost is the use in this window when the other replicas were lost: of this one, and of all.
 	lost struct{ own, all int64 }
+	// wrote reports in which windows this replica was charged at all: the one before, and the current one.
+	wrote [2]bool
+	// then is the number of the tier of requests over the limit. 0: they are refused.
+	then uint8
 	// marked is the largest of the marks that were reported in this window, in percent.
-	marked int
+	marked uint8
 	// refused and demoted are how many requests this limit refused or gave another tier.
 	refused, demoted uint64
 }
 
-// sums are those of the current window and the one before.
-type sums struct{ current, previous int64 }
+// parts is how many parts a window that slides has.
+const parts = 12
+
+// sums are the use of two windows: the one before, and the current one.
+type sums struct {
+	used [2]int64
+	// parts are the use of each part of these windows. nil: the meter has no limit that slides.
+	parts *[2][parts]int64
+}
+
+// change adds to the use of a part; those of the current window are numbered from 12. If by is negative, it
+// is taken from the part, as far as that has it, and then from the latest parts of the window.
+func (s *sums) change(part int, by int64) {
+	w, i := part/parts, part%parts
+	used := max(0, add(s.used[w], by))
+	by, s.used[w] = used-s.used[w], used
+	if s.parts == nil {
+		return
+	}
+	in := &s.parts[w]
+	for next := parts - 1; in[i]+by < 0; i, next = next, next-1 {
+		by += in[i]
+		in[i] = 0
+	}
+	in[i] += by
+}
+
+// spread adds to the use of some parts of a window, evenly.
+func (s *sums) spread(used int64, first, last int) {
+	for i := first; i <= last; i++ {
+		share := used / int64(last-i+1)
+		s.change(i, share)
+		used -= share
+	}
+}
+
+// move makes one of the windows the other one, and empties it.
+func (s *sums) move(from, to int) {
+	s.used[to], s.used[from] = s.used[from], 0
+	if s.parts != nil {
+		s.parts[to], s.parts[from] = s.parts[from], [parts]int64{}
+	}
+}
+
+// from returns the use of a part of the window before, and of its parts after that.
+func (s *sums) from(part int) (first, later int64) {
+	for _, used := range s.parts[0][part+1:] {
+		later += used
+	}
+	return s.parts[0][part], later
+}
+
+// divide gives the meter parts if its limit slides, and removes them otherwise. What was used without
+// parts counts as if it had been spread evenly over the current window so far, and over the second half of the
+// window before: rather too long than too short.
+func (m *meter) divide(now int64) {
+	for _, s := range [...]*sums{&m.own, &m.others} {
+		if m.limit.Amount == 0 || m.calendar() {
+			s.parts = nil
+		} else if s.parts == nil {
+			used := s.used
+			*s = sums{parts: new([2][parts]int64)}
+			s.spread(used[0], parts/2, parts-1)
+			s.spread(used[1], parts, m.part(now))
+		}
+	}
+}
+
+// part returns the number of the part of a time in one of the two windows.
+func (m *meter) part(at int64) int {
+	length := m.end - m.start
+	return int(max(0, (at-m.start+length)*parts/length)) // a month may be longer than the next one
+}
 
 // roll makes the window the one of now.
 func (m *meter) roll(id ID, now int64, location *time.Location) {
@@ -55,71 +129,89 @@ func (m *meter) roll(id ID, now int64, location *time.Location) {
 		return
 	}
 	next := windowAt(id.Unit(), now, location)
-	switch ahead := next.index - m.index; ahead {
-	case 0: // only midnight is at another time
-	case 1:
-		m.own = sums{previous: m.own.current}
-		m.wrote.previous, m.wrote.current = m.wrote.current, false
-		m.before = m.start
-	case -1: // the clock was set back
-		m.own = sums{current: add(m.own.current, m.own.previous)}
-		m.wrote.current, m.wrote.previous = m.wrote.current || m.wrote.previous, false
-		m.before = next.start
-	default:
-		m.own = sums{}
-		m.wrote.current, m.wrote.previous = false, false
-		m.before = next.start
-	}
-	if next.index != m.index {
-		m.lost.own, m.lost.all, m.marked = 0, 0, 0
-	}
+	ahead, last := next.index-m.index, m.start
 	m.window = next
-	m.sumOthers()
+	switch ahead {
+	case 0: // only midnight is at another time
+		m.sumOthers(now)
+		return
+	case 1:
+		m.own.move(1, 0)
+		m.others.move(1, 0)
+		m.wrote = [2]bool{m.wrote[1], false}
+		m.before = last
+	case -1: // the clock was set back
+		used := m.own.used[1]
+		m.own.move(0, 1)
+		m.own.change(m.part(now), used)
+		m.others.move(0, 1)
+		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
+		m.before = m.start
+	default:
+		for range 2 {
+			m.own.move(1, 0)
+			m.others.move(1, 0)
+		}
+		m.wrote = [2]bool{}
+		m.before = m.start
+	}
+	m.lost.own, m.lost.all, m.marked = 0, 0, 0
+	m.sumOthers(now)
 }
 
 // charge adds to the use of the current window.
-func (m *meter) charge(amount int64) {
-	m.own.current, m.wrote.current = add(m.own.current, amount), true
+func (m *meter) charge(amount, now int64) {
+	m.own.change(m.part(now), amount)
+	m.wrote[1] = true
 }
 
 // refund takes from the window of a time, if it is kept.
 func (m *meter) refund(amount, at int64) {
-	switch {
-	case m.holds(at):
-		m.own.current = max(0, m.own.current-amount)
-	case m.before <= at && at < m.start:
-		m.own.previous = max(0, m.own.previous-amount)
+	if m.before <= at && at < m.end {
+		m.own.change(m.part(at), -amount)
 	}
 }
 
-// counts returns what counts of the current and the previous window. apart reports whether the other
-// replicas do not count.
-func (m *meter) counts(apart bool) (current, previous int64) {
-	current, previous = m.own.current, m.own.previous
-	if !apart {
-		current, previous = add(current, m.others.current), add(previous, m.others.previous)
+// current returns the use of the current window. apart reports whether the other replicas do not count.
+func (m *meter) current(apart bool) int64 {
+	if apart {
+		return m.own.used[1]
 	}
-	if m.calendar() {
-		previous = 0
+	return add(m.own.used[1], m.others.used[1])
+}
+
+// at returns the use of a part.
+func (m *meter) at(part int, apart bool) int64 {
+	w, i := part/parts, part%parts
+	if apart {
+		return m.own.parts[w][i]
 	}
-	return current, previous
+	return add(m.own.parts[w][i], m.others.parts[w][i])
 }
 
 func (m *meter) calendar() bool { return m.limit.Unit.Calendar() }
 
 // use returns how much of the limit is used now.
-func (m *meter) use(now int64, apart bool) int64 {
-	current, previous := m.counts(apart)
-	if previous == 0 {
-		return current
+func (m *meter) use(now int64, replicas int) int64 {
+	used := m.current(replicas > 0)
+	if m.own.parts == nil {
+		return used
 	}
-	length := uint64(m.end - m.start)
-	high, low := bits.Mul64(uint64(previous), uint64(m.end-now))
-	part, rest := bits.Div64(high, low, length)
-	if rest > 0 {
-		part++
+	length, passed := m.end-m.start, (now-m.start)*parts
+	oldest, later := m.own.from(int(passed / length))
+	if replicas == 0 && m.others.used[0] > 0 {
+		o, l := m.others.from(int(passed / length))
+		oldest, later = add(oldest, o), add(later, l)
 	}
-	return add(current, int64(part))
+	if oldest > 0 {
+		high, low := bits.Mul64(uint64(oldest), uint64(length-passed%length))
+		covered, rest := bits.Div64(high, low, uint64(length))
+		if rest > 0 {
+			covered++
+		}
+		oldest = max(int64(covered), oldest-m.allowed(replicas)/parts)
+	}
+	return add(used, add(oldest, later))
 }
 
 // allowed returns how much this replica may use in the window. replicas is the number of replicas that
@@ -136,37 +228,35 @@ func (m *meter) allowed(replicas int) int64 {
 }
 
 // wait returns how long it takes until need fits into what is allowed, if nothing else is used.
-func (m *meter) wait(now, need, allowed int64, apart bool) time.Duration {
+func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	if m.calendar() {
 		return time.Duration(m.end - now)
 	}
-	current, previous := m.counts(apart)
-	length := m.end - m.start
-	if room := allowed - need - current; room >= 0 { // in this window, when the previous one counts little enough
-		return time.Duration(m.end - now - covered(room, length, previous))
+	allowed, length := m.allowed(replicas), m.end-m.start
+	room := allowed - need // without the parts after i
+	for i := 2*parts - 1; i >= 0; i-- {
+		part := m.at(i, replicas > 0)
+		if part <= room {
+			room -= part
+			continue
+		}
+		passed := length // of this part, when it is the oldest one
+		if part-room <= allowed/parts {
+			high, low := bits.Mul64(uint64(room), uint64(length))
+			covered, _ := bits.Div64(high, low, uint64(part))
+			passed -= int64(covered)
+		}
+		return time.Duration(max(0, m.start+(int64(i)*length+passed+parts-1)/parts-now))
 	}
-	return time.Duration(m.end - now + length - covered(allowed-need, length, current))
-}
-
-// covered returns how much of a window's length may still count if that part of its use fits into room.
-func covered(room, length, used int64) int64 {
-	if used <= room {
-		return length
-	}
-	high, low := bits.Mul64(uint64(room), uint64(length))
-	part, _ := bits.Div64(high, low, uint64(used))
-	return int64(part)
+	return 0
 }
 
 // reset returns how long it takes until nothing of the limit is used, if nothing else is used.
-func (m *meter) reset(now int64, apart bool) time.Duration {
-	switch current, previous := m.counts(apart); {
-	case current > 0 && !m.calendar():
-		return time.Duration(m.end - now + m.end - m.start)
-	case current > 0 || previous > 0:
-		return time.Duration(m.end - now)
+func (m *meter) reset(now int64, replicas int) time.Duration {
+	if m.use(now, replicas) == 0 {
+		return 0
 	}
-	return 0
+	return m.wait(now, m.allowed(replicas), replicas)
 }
 
 // add adds numbers that are not negative, up to a number that no sum of two exceeds.

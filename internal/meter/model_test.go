@@ -7,39 +7,56 @@ import (
 	"time"
 )
 
-// model is a caller's use in the simplest form: a sum for each limit and window.
+// model is a caller's use in the simplest form: a sum for each limit and part of a window.
 type model struct {
 	limits []Limit
 	sums   map[ID]map[int64]int64
 }
 
-func (m *model) add(id ID, window, amount int64) {
+func (m *model) add(id ID, part, amount int64) {
 	if m.sums[id] == nil {
 		m.sums[id] = make(map[int64]int64)
 	}
-	m.sums[id][window] += amount
+	m.sums[id][part] += amount
 }
 
-// at returns the window of a time, which is found without the code that is tested.
-func (m *model) at(id ID, now time.Time) (index int64, passed, length time.Duration) {
+// at returns the part of a time, 12 a window, and how much of it has passed, in twelfths of a nanosecond. It is
+// found without the code that is tested. Those of the calendar have one part, and no length.
+func (m *model) at(id ID, now time.Time) (part, passed, length int64) {
 	switch id.Unit() {
 	case Day:
-		return now.Unix() / 86400, 0, 0
+		return now.Unix() / 86400 * 12, 0, 0
 	case Month:
-		return int64(now.Year())*12 + int64(now.Month()) - 1, 0, 0
+		return (int64(now.Year())*12 + int64(now.Month()) - 1) * 12, 0, 0
 	}
-	length = map[Unit]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}[id.Unit()]
-	return now.UnixNano() / int64(length), time.Duration(now.UnixNano() % int64(length)), length
+	length = int64(map[Unit]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}[id.Unit()])
+	twelfths := now.UnixNano() % length * 12
+	return now.UnixNano()/length*12 + twelfths/length, twelfths % length, length
 }
 
 func (m *model) used(id ID, now time.Time) int64 {
-	index, passed, length := m.at(id, now)
+	part, passed, length := m.at(id, now)
 	if length == 0 {
-		return m.sums[id][index]
+		return m.sums[id][part]
 	}
-	left := new(big.Int).Mul(big.NewInt(m.sums[id][index-1]), big.NewInt(int64(length-passed)))
-	left.Add(left, big.NewInt(int64(length-1)))
-	return left.Div(left, big.NewInt(int64(length))).Int64() + m.sums[id][index]
+	oldest := m.sums[id][part-12]
+	left := new(big.Int).Mul(big.NewInt(oldest), big.NewInt(length-passed))
+	left.Add(left, big.NewInt(length-1))
+	used := max(left.Div(left, big.NewInt(length)).Int64(), oldest-m.amount(id)/12)
+	for i := part - 11; i <= part; i++ {
+		used += m.sums[id][i]
+	}
+	return used
+}
+
+// amount returns the amount of a limit: of two of a kind and unit, the last one counts.
+func (m *model) amount(id ID) (amount int64) {
+	for _, l := range m.limits {
+		if l.ID() == id {
+			amount = l.Amount
+		}
+	}
+	return amount
 }
 
 func (m *model) admits(tokens int64, now time.Time) bool {
@@ -108,12 +125,12 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				if id.Kind() == Requests {
 					delta = cost.Requests - 1
 				}
-				window, _, _ := m.at(id, now)
+				part, _, _ := m.at(id, now)
 				from, _, _ := m.at(id, r.from)
 				switch {
 				case delta > 0:
-					m.add(id, window, delta)
-				case from >= window-1:
+					m.add(id, part, delta)
+				case from/12 >= part/12-1:
 					m.add(id, from, delta)
 				case id == counted[1]:
 					lost -= delta // that window is not kept
@@ -131,11 +148,11 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				if refusal == nil {
 					open = append(open, request{r, now, tokens})
 					m.each(func(id ID) {
-						window, _, _ := m.at(id, now)
+						part, _, _ := m.at(id, now)
 						if id.Kind() == Requests {
-							m.add(id, window, 1)
+							m.add(id, part, 1)
 						} else {
-							m.add(id, window, tokens)
+							m.add(id, part, tokens)
 						}
 					})
 				} else if refusal.Reason == OverRate && random.IntN(4) == 0 { // it is let in exactly then, as far as this limit counts
@@ -152,6 +169,7 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				now = now.Add(time.Duration(random.Int64N(int64([]time.Duration{time.Millisecond, time.Second, time.Minute, time.Hour, 26 * time.Hour}[random.IntN(5)]))))
 			}
 			s := c.Snapshot(now)
+			addUp(t, c)
 			reserved := int64(0)
 			for _, r := range open {
 				reserved += r.tokens
@@ -181,4 +199,147 @@ func FuzzAdmitAndSettle(f *testing.F) {
 // admitsBy reports whether the limit of a refusal would admit the request at a time.
 func (m *model) admitsBy(r *Refusal, id ID, now time.Time) bool {
 	return m.used(id, now)+min(r.Requested, r.Allowed) <= r.Allowed
+}
+
+// addUp checks that the parts of all windows add up to what is used in these.
+func addUp(t *testing.T, c *Caller) {
+	t.Helper()
+	for id := range ID(maxLimits) {
+		m := &c.meters[id]
+		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.own.parts != nil) || slides != (m.others.parts != nil) {
+			t.Fatalf("%s: parts of the limit %s", id, m.limit)
+		}
+		for _, s := range []sums{m.own, m.others} {
+			for w, used := range s.used {
+				sum := used
+				if s.parts != nil {
+					for _, part := range s.parts[w] {
+						if sum -= part; part < 0 {
+							t.Fatalf("%s: a part is negative: %+v", id, s.parts)
+						}
+					}
+				}
+				if s.parts != nil && sum != 0 || used < 0 {
+					t.Fatalf("%s: the parts of %d are %v", id, used, s.parts[w])
+				}
+			}
+		}
+	}
+}
+
+// Whatever happens, the parts add up, and no use is negative: with clocks that are set, other replicas, reloads and
+// what is restored.
+func TestPartsAlwaysAddUp(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		settings := []Settings{{Limits: limits(t, "tokens 1k/minute", "requests 10/second", "tokens 10k/hour", "tokens 1M/day")},
+			{Limits: limits(t, "tokens 2k/minute", "tokens 1M/month")}, {}}
+		c, now := caller(t), noon
+		var open []Reservation
+		for version := range uint64(500) {
+			switch random.IntN(8) {
+			case 0:
+				c.Change(now, settings[random.IntN(len(settings))])
+			case 1, 2:
+				if r, refusal := c.Admit(now, exactly(1+random.Int64N(300))); refusal == nil {
+					open = append(open, r)
+				}
+			case 3:
+				if len(open) > 0 {
+					i := random.IntN(len(open))
+					open[i].Settle(now, spent(random.Int64N(400)))
+				}
+			case 4:
+				id := ID(random.IntN(maxLimits))
+				used := random.Int64N([]int64{3, 1000, 1 << 62}[random.IntN(3)])
+				w := windowAt(id.Unit(), now.UnixNano(), time.UTC).index - 1
+				c.Heard(now, string(rune('a'+random.IntN(3))), version, []Entry{{id, w + random.Int64N(3), used}})
+			case 5:
+				saved := c.Save(now, nil)
+				if random.IntN(4) == 0 {
+					c = caller(t)
+					c.Restore(now, saved)
+				}
+			default:
+				step := []time.Duration{10 * time.Millisecond, time.Second, time.Minute, time.Hour}[random.IntN(4)]
+				now = now.Add(time.Duration(random.Int64N(int64(3*step))) - step)
+			}
+			s := c.Snapshot(now)
+			addUp(t, c)
+			for _, u := range s.Limits {
+				if u.Used < 0 || (u.Reset > 0) != (u.Used > 0) {
+					t.Fatalf("%s: %+v", u.Limit, u)
+				}
+			}
+		}
+	}
+}
+
+// From idle, at any phase of the clock, with bursts and pauses of any length, at one replica or several: in no window
+// is more admitted than the limit and a twelfth of it. A wait ends exactly when the request is admitted.
+func TestInNoWindowIsMoreThan13TwelfthsOfALimitAdmitted(t *testing.T) {
+	most := 0.0
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 4))
+		unit := Unit(seed % 3)
+		length := lengths[unit]
+		limit := 1 + random.Int64N([]int64{10, 100, 10_000}[random.IntN(3)])
+		replicas := make([]*Caller, 1+random.IntN(3))
+		for i := range replicas {
+			replicas[i] = NewCaller("alice", nil)
+			replicas[i].Change(noon, Settings{Limits: []Limit{{Kind: Tokens, Amount: limit, Unit: unit}}})
+		}
+		now := noon.Add(time.Duration(random.Int64N(int64(length))))
+		type charge struct {
+			at     time.Time
+			tokens int64
+		}
+		var admitted []charge
+		try := func(tokens int64) *Refusal {
+			c := replicas[random.IntN(len(replicas))]
+			r, refusal := c.Admit(now, exactly(tokens))
+			if refusal != nil {
+				return refusal
+			}
+			if len(replicas) == 1 { // the others do not hear where an excess came from
+				tokens -= random.Int64N(tokens) * random.Int64N(2)
+			}
+			r.Settle(now, spent(tokens))
+			tell(now, uint64(len(admitted)+1), replicas...)
+			admitted = append(admitted, charge{now, tokens})
+			return nil
+		}
+		for range 300 {
+			tokens := 1 + random.Int64N(1+limit/[]int64{1, 5, 50}[random.IntN(3)])
+			switch random.IntN(8) {
+			case 0:
+				now = now.Add(time.Duration(random.Int64N(int64(length))))
+			case 1:
+				now = now.Add(time.Duration(random.Int64N(int64(length / 12))))
+			case 2: // the end of a part
+				now = now.Truncate(length / 12).Add(length/12 - time.Nanosecond)
+			}
+			refusal := try(min(tokens, limit))
+			if refusal == nil || refusal.Wait == 0 {
+				continue
+			}
+			if now = now.Add(refusal.Wait - time.Nanosecond); try(refusal.Requested) == nil {
+				t.Fatalf("seed %d: %d are admitted before %s", seed, refusal.Requested, refusal.Wait)
+			}
+			if now = now.Add(time.Nanosecond); try(refusal.Requested) != nil {
+				t.Fatalf("seed %d: %d are not admitted after %s", seed, refusal.Requested, refusal.Wait)
+			}
+		}
+		first, sum := 0, int64(0)
+		for _, c := range admitted {
+			for sum += c.tokens; !admitted[first].at.After(c.at.Add(-length)); first++ {
+				sum -= admitted[first].tokens
+			}
+			if sum > limit+limit/12 {
+				t.Fatalf("seed %d: %d are admitted within a %s, of a limit of %d", seed, sum, unit, limit)
+			}
+			most = max(most, float64(sum)/float64(limit))
+		}
+	}
+	t.Logf("at most %.1f %%", 100*most)
 }

@@ -40,13 +40,12 @@ func (c *Caller) Usage(now time.Time, entries []Entry) (_ []Entry, hurry bool) {
 	at := c.roll(now)
 	for id := range c.all() {
 		m := &c.meters[id]
-		if m.wrote.previous {
-			entries = append(entries, Entry{id, m.index - 1, m.own.previous})
+		for w, wrote := range m.wrote {
+			if wrote {
+				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w]})
+			}
 		}
-		if m.wrote.current {
-			entries = append(entries, Entry{id, m.index, m.own.current})
-		}
-		hurry = hurry || m.limit.Amount > 0 && m.use(at, c.apart()) > m.limit.Amount/2
+		hurry = hurry || m.limit.Amount > 0 && m.use(at, c.replicas) > m.limit.Amount/2
 	}
 	return entries, hurry
 }
@@ -61,7 +60,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 		if e.ID.Valid() && e.Used >= 0 {
 			m := &c.meters[e.ID]
 			m.roll(e.ID, at, c.location)
-			m.heard(replica, version, e)
+			m.heard(at, replica, version, e)
 		}
 	}
 	crossed := c.crossed(at)
@@ -69,7 +68,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	c.report(crossed)
 }
 
-func (m *meter) heard(replica string, version uint64, e Entry) {
+func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
 	if e.Window < m.index-1 || e.Window > m.index+1 {
 		return
 	}
@@ -82,45 +81,50 @@ func (m *meter) heard(replica string, version uint64, e Entry) {
 		return
 	}
 	m.figures[i].version, m.figures[i].used = version, min(e.Used, 1<<61)
-	m.sumOthers()
+	m.sumOthers(now)
 }
 
-// sumOthers adds up the other replicas' figures, and drops those of windows that are over.
-func (m *meter) sumOthers() {
-	m.others = sums{}
+// sumOthers adds up the other replicas' figures, and drops those of windows that are over. What they have
+// used since they were last heard counts as if it had been used now, and in the window before at its end.
+func (m *meter) sumOthers(now int64) {
 	if m.figures == nil {
 		return
 	}
 	m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
+	var used [2]int64
 	for i := range m.figures {
-		switch f := &m.figures[i]; f.window {
-		case m.index:
-			m.others.current = add(m.others.current, f.used)
-		case m.index - 1:
-			m.others.previous = add(m.others.previous, f.used)
+		if w := m.figures[i].window - m.index + 1; w <= 1 {
+			used[w] = add(used[w], m.figures[i].used)
 		}
 	}
+	m.others.change(parts-1, used[0]-m.others.used[0])
+	m.others.change(m.part(now), used[1]-m.others.used[1])
 }
 
 // Share makes this replica use only its share of each limit, while it hears no others. replicas is how many
 // share a limit, this one included. 0: the replicas hear each other, or there is only this one. The share
-// of a day or a month is that of what is left when this begins.
+// of a day or a month is that of what is left when this begins. When the replicas hear each other again, what
+// the others have used is spread over the windows, because most of it was not used when it was heard.
 func (c *Caller) Share(now time.Time, replicas int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.roll(now)
+	at, again := c.roll(now), c.apart() && replicas <= 0
 	if !c.apart() && replicas > 0 {
 		for id := range c.all() {
 			if m := &c.meters[id]; m.calendar() {
-				m.lost.own = m.own.current
-				m.lost.all, _ = m.counts(false)
+				m.lost.own, m.lost.all = m.own.used[1], m.current(false)
 			}
 		}
 	}
 	c.replicas = max(0, replicas)
 	if !c.apart() {
 		for id := range c.meters {
-			c.meters[id].lost.own, c.meters[id].lost.all = 0, 0
+			m := &c.meters[id]
+			m.lost.own, m.lost.all = 0, 0
+			if again {
+				m.others.parts = nil
+				m.divide(at)
+			}
 		}
 	}
 }
@@ -135,7 +139,7 @@ func (c *Caller) Save(now time.Time, entries []Entry) []Entry {
 	return entries[:from+len(kept)]
 }
 
-// Restore adds what Save returned before a restart.
+// Restore adds what Save returned before a restart, of the current window as if it had been used now.
 func (c *Caller) Restore(now time.Time, entries []Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,9 +152,10 @@ func (c *Caller) Restore(now time.Time, entries []Entry) {
 		m.roll(e.ID, at, c.location)
 		switch used := min(e.Used, 1<<61); e.Window {
 		case m.index:
-			m.charge(used)
+			m.charge(used, at)
 		case m.index - 1:
-			m.own.previous, m.wrote.previous = add(m.own.previous, used), true
+			m.own.spread(used, 0, parts-1)
+			m.wrote[0] = true
 		}
 	}
 }

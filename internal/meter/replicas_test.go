@@ -43,8 +43,8 @@ func TestReplicasAddUpWhatTheyUse(t *testing.T) {
 	if got := used(t, c, noon.Add(time.Second), "tokens/day"); got != 40 {
 		t.Errorf("%d are used", got)
 	}
-	// half of it counts in the middle of the next minute
-	if got := used(t, c, noon.Add(90*time.Second), "tokens/minute"); got != 20 {
+	// then it counts without a twelfth of the limit, which is what the burst may exceed it by
+	if got := used(t, c, noon.Add(62*time.Second), "tokens/minute"); got != 32 {
 		t.Errorf("%d are used", got)
 	}
 	if s := c.Snapshot(noon.Add(time.Second)); s.Today != 40 || s.Month != 40 {
@@ -301,4 +301,27 @@ func TestNewCallersComeLast(t *testing.T) {
 	if w := cs.Writer(); len(w) != 32 || w == NewCallers(nil).Writer() {
 		t.Errorf("the writer is %q", w)
 	}
+}
+
+// A replica that starts hears at once what the others have used in two minutes. A caller that is well within its
+// limit must not be refused there because all of that seems to be new.
+func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
+	others := caller(t, "tokens 60/minute")
+	for second := range 115 {
+		now := noon.Add(time.Duration(second) * time.Second)
+		if second%2 == 0 {
+			admitted(t, others, now, exactly(1)).settle(now)
+		}
+	}
+	now := noon.Add(115 * time.Second)
+	entries, _ := others.Usage(now, nil)
+	cs := NewCallers(nil)
+	cs.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
+	cs.Heard(now, IDOf("alice"), "a", 1, entries)
+	c := cs.Get(now, "alice")
+	if got := used(t, c, now, "tokens/minute"); got < 30 || got > 33 {
+		t.Errorf("%d are used, want about 30", got)
+	}
+	admitted(t, c, now, exactly(20)).settle(now)
+	addUp(t, c)
 }

@@ -56,8 +56,8 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 			s.Limits = append(s.Limits, c.usage(id, at))
 		}
 	}
-	s.Today = c.meters[counted[0]].use(at, false)
-	s.Month = c.meters[counted[1]].use(at, false)
+	s.Today = c.meters[counted[0]].use(at, 0)
+	s.Month = c.meters[counted[1]].use(at, 0)
 	return s
 }
 
@@ -83,6 +83,6 @@ func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)
 
 func (c *Caller) usage(id ID, at int64) Use {
 	m := &c.meters[id]
-	return Use{Limit: m.limit, Allowed: m.allowed(c.replicas), Used: m.use(at, c.apart()),
-		Ends: time.Unix(0, m.end), Reset: m.reset(at, c.apart()), Refused: m.refused, Demoted: m.demoted}
+	return Use{Limit: m.limit, Allowed: m.allowed(c.replicas), Used: m.use(at, c.replicas),
+		Ends: time.Unix(0, m.end), Reset: m.reset(at, c.replicas), Refused: m.refused, Demoted: m.demoted}
 }

@@ -97,8 +97,8 @@ func TestTheMessageHasOpenAIsWords(t *testing.T) {
 				!strings.Contains(got.Body, ". Please try again in ") || !strings.Contains(got.Body, `"type":"tokens"`) {
 				t.Fatalf("got %d %s", got.Status, got.Body)
 			}
-			wantHeaders(t, got, "X-Should-Retry", "", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "2m0s",
-				"X-Ratelimit-Limit-Requests", "1000", "X-Ratelimit-Remaining-Requests", "999", "X-Ratelimit-Reset-Requests", "2h0m0s")
+			wantHeaders(t, got, "X-Should-Retry", "", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "1m5s",
+				"X-Ratelimit-Limit-Requests", "1000", "X-Ratelimit-Remaining-Requests", "999", "X-Ratelimit-Reset-Requests", "1h5m0s")
 		}
 		w.WantCalls(map[string]int{"a": 1})
 	})
@@ -108,11 +108,12 @@ func TestEachUnitHasOpenAIsName(t *testing.T) {
 	for unit, name := range map[string]string{"second": "per second (RPS)", "minute": "per min (RPM)", "hour": "per hour (RPH)"} {
 		inBubble(t, "caller alice {\nrequests 1/"+unit+"\n}", func(t *testing.T, w *world) {
 			w.chat(`{}`).WantServed(t, "a")
-			wait := map[string]string{"second": "2s", "minute": "2m0s", "hour": "2h0m0s"}[unit]
+			wait := map[string]string{"second": "1.084s", "minute": "1m5s", "hour": "1h5m0s"}[unit]
 			got := w.chat(`{}`)
 			wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests "+name+": Limit 1, Used 1, Requested 1. Please try again in "+wait+".")
 			seconds := map[string]string{"second": "2", "minute": "59", "hour": "59"}[unit]
-			wantHeaders(t, got, "Retry-After", seconds, "Retry-After-Ms", seconds+"000")
+			milliseconds := map[string]string{"second": "1084", "minute": "59000", "hour": "59000"}[unit]
+			wantHeaders(t, got, "Retry-After", seconds, "Retry-After-Ms", milliseconds)
 		})
 	}
 }
@@ -212,7 +213,7 @@ func TestOnlyItsOwnLimitsAreInTheHeadersOfACallerWithLimits(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 1k/minute\ntokens 10k/day\n}", func(t *testing.T, w *world) {
 		w.AllReply(lbtest.Says(200, `{"usage":`+usage(10, 20)+`}`, "X-Ratelimit-Limit-Requests", "5", "X-Ratelimit-Remaining-Tokens", "7", "X-Ratelimit-Renewalperiod-Tokens", "60"))
 		got := w.chat(prompt(50, `"max_tokens":100,`)) // the estimate counts until the reply is over
-		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "850", "X-Ratelimit-Reset-Tokens", "2m0s",
+		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "850", "X-Ratelimit-Reset-Tokens", "1m5s",
 			"X-Ratelimit-Limit-Requests", "", "X-Ratelimit-Renewalperiod-Tokens", "")
 		got = w.post(bobKey, "/v1/chat/completions", `{}`)
 		wantHeaders(t, got, "X-Ratelimit-Limit-Requests", "5", "X-Ratelimit-Remaining-Tokens", "7", "X-Ratelimit-Renewalperiod-Tokens", "60")
