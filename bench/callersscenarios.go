@@ -199,7 +199,7 @@ func fourReplicas() callersScenario {
 	return callersScenario{
 		name: "limits over four replicas",
 		about: fmt.Sprintf("One caller with %d tokens a minute at four replicas that share a Redis, and three times as many requests: %g a second, of %d tokens, which are streams of 5 s. "+
-			"The load begins at the 40th second of a minute of the clock, 40 s after one request: the worst moment, for a window that slides over two counters and for one that begins with a request. "+
+			"The load begins at the 40th second of a minute of the clock, 40 s after one request: the worst moment for a window that begins with a request, and for one that slides over two minutes of the clock. "+
 			"A request's tokens count when it is sent. The first 80 s are “from idle”; what follows the first 20 s is measured with Redis, and what follows 20 s without it.",
 			limit, rate, prompt+output),
 		simulated: worthScenario{
