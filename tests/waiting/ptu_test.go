@@ -13,27 +13,10 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
-
-// simulate returns a backend that answers as a deployment of Azure's does.
-func simulate(t *testing.T, options simulator.Handler) http.Handler {
-	t.Helper()
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	t.Cleanup(cancel)
-	if err := options.Provision(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
-		if err := options.ServeHTTP(w, r, nil); err != nil {
-			t.Error(err)
-		}
-	})
-}
 
 const (
 	// perRequest are the input tokens that a request weighs: 1,200 of its prompt, and 200 of its output, of which each
@@ -64,7 +47,7 @@ func onPTU(t *testing.T, options string, ptu int, bucket, part float64, requests
 	inBubble(t, options, func(t *testing.T, w *world) {
 		const firstToken = 300 * time.Millisecond
 		var calls atomic.Int64
-		deployment := simulate(t, simulator.Handler{
+		deployment := lbtest.Simulate(t, simulator.Handler{
 			Name: "a", PTU: ptu, InputTPMPerPTU: 2500, BucketSeconds: bucket, OutputRatio: 4, OutputTokens: outputTokens,
 			FirstTokenLatency: caddy.Duration(firstToken),
 		})
