@@ -90,11 +90,14 @@ func (b *Entry) Accepts() time.Time {
 }
 
 // ClaimTry takes the right to be the next request that tries a throttle. It
-// succeeds if no throttle is in force.
-func (s *Slot) ClaimTry(now time.Time) bool {
+// succeeds if no throttle is in force, or none that holds for a request of this cost.
+func (s *Slot) ClaimTry(cost int64, now time.Time) bool {
 	b := s.Load()
-	if b == nil || !b.InForce(now) {
+	switch {
+	case b == nil || !b.InForce(now):
 		return true
+	case b.checkableBy(cost) && !b.check.pending(b, now):
+		return b.check.Load() != 0 || b.check.claim(b, now)
 	}
 	last := b.tried.Load()
 	return b.tryable(now) && b.tried.CompareAndSwap(last, int64(now.Sub(b.Since))+1)

@@ -146,3 +146,16 @@ func TestOfManyRequestsOneTriesAGuess(t *testing.T) {
 		t.Errorf("%d requests tried two members, want one for each", tried.Load())
 	}
 }
+
+// A bench of the whole backend that is in doubt does not hold for a small request, which may then try the
+// guess of its model.
+func TestAGuessIsTriedNextToABenchInDoubt(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	budget := throttle(60, 100)
+	budget.Whole = true
+	members["a"].Bench(budget, start)
+	members["a"].Doubt(true, "m", start)
+	members["a"].Bench(guessOf(10), start)
+	wantPick(t, p, 1, at(1), "a")
+	wantPick(t, p, 1, at(1), "nobody")
+}

@@ -213,7 +213,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 // claimTry takes the right to try a member although it throttles.
 func (m *Member) claimTry(r Request, now time.Time) bool {
 	model, _ := r.ModelAt(m)
-	return m.health.whole.Throttle.ClaimTry(now) && m.health.of(model).Throttle.ClaimTry(now)
+	return m.health.whole.Throttle.ClaimTry(r.Cost(), now) && m.health.of(model).Throttle.ClaimTry(r.Cost(), now)
 }
 
 // Served ends the benches that an attempt, which started at started, has
