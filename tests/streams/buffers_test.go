@@ -166,8 +166,9 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
-// TestAClientThatPausesBenchesNoBackend has a client read nothing until the backend,
-// which waits a second for each write, has given up.
+// TestAClientThatPausesBenchesNoBackend has a client read nothing until the backend has
+// given up. It waits five seconds for each write: where a busy machine takes most of a second
+// to fill the sockets' buffers, a backend that waits for one gives up on the balancer.
 func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
 	s := lbtest.NewSites(t, "https")
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"
@@ -179,7 +180,7 @@ func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
 			defer close(gaveUp)
 			w.Header().Set("Content-Type", "text/event-stream")
 			for {
-				http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Second))
+				http.NewResponseController(w).SetWriteDeadline(time.Now().Add(5 * time.Second))
 				if _, err := io.WriteString(w, piece); err != nil {
 					return
 				}
