@@ -113,13 +113,16 @@ func (p *Pool) Limits(r Request, now time.Time) (sums quota.Limits) {
 			if benched {
 				wait = m.returns(model, now).Sub(now)
 			}
+			if wait > 0 { // it is not known when one returns that its health checks find unhealthy
+				shortest = min(shortest, wait)
+			}
 			sum.Limit, sum.Remaining, sum.Reset = sum.Limit+f.Limit, sum.Remaining+f.Remaining, max(sum.Reset, f.Reset)
-			shortest, known = min(shortest, wait), known && f.Known
+			known = known && f.Known
 		}
 		if sum.Remaining == 0 {
-			sum.Reset = max(0, shortest)
+			sum.Reset = shortest
 		}
-		sum.Known = known && sum.Limit > 0
+		sum.Known = known && sum.Limit > 0 && sum.Reset < math.MaxInt64
 	}
 	return sums
 }

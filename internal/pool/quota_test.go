@@ -289,3 +289,24 @@ func BenchmarkPickWithRoom(b *testing.B) {
 		})
 	}
 }
+
+// unhealthy are health checks that fail.
+type unhealthy struct{}
+
+func (unhealthy) Healthy() bool { return false }
+func (unhealthy) Full() bool    { return false }
+
+func TestItIsNotKnownWhenAnUnhealthyMemberReturns(t *testing.T) {
+	p, m, _ := poolOf(t, "a:1:1", "b:1:1")
+	says(m["a"], 5, 500, start)
+	says(m["b"], 0, 0, start)
+	m["a"].Checks = unhealthy{}
+	r := &asks{model: "m", cost: 1}
+	if got := p.Limits(r, start)[0]; !got.Known || got.Remaining != 0 || got.Reset != 10*time.Second {
+		t.Errorf("the limit of requests is %+v, want one that resets with b's", got)
+	}
+	m["b"].Checks = unhealthy{}
+	if got := p.Limits(r, start)[0]; got.Known {
+		t.Errorf("the limit of requests is %+v, although no member is known to return", got)
+	}
+}
