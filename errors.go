@@ -150,3 +150,57 @@ func (ex *exchange) whyNoneTakes() (e apierror.Error, ok bool) {
 	}
 	return apierror.UnknownModel(ex.api.Model, models), true
 }
+
+// refusals are why backends that take the request refuse it.
+type refusals struct {
+	// throttled is the first one that throttles, or nil, and busy reports whether
+	// one has no room.
+	throttled *target
+	busy      bool
+	// all reports whether all refuse it for the same reason. With an object, these
+	// are all of the one account that stores it. Others could take the request.
+	all    bool
+	object string
+}
+
+// whoRefuses returns why the backends refuse the request.
+func (ex *exchange) whoRefuses(now time.Time) (r refusals) {
+	others, elsewhere := false, false
+	for _, t := range ex.balancer.targets {
+		switch class, tried := ex.cameOf(t); {
+		case !t.backend.Takes(&ex.api.Request, ex.api.anonymous):
+		case !ex.api.placement.Allows(t.backend.AccountKey):
+			elsewhere = true
+		case class.Promise() || t.Throttles(ex, now) || ex.isBehind(t.Member):
+			if r.throttled == nil {
+				r.throttled = t
+			}
+		case !tried && t.Full():
+			r.busy = true
+		default:
+			others = true
+		}
+	}
+	if elsewhere {
+		r.object = ex.api.placement.Stored()
+		others = others || r.object == "" // accounts that lack the object were asked
+	}
+	r.all = !others && (r.throttled != nil) != r.busy
+	return r
+}
+
+// allThrottle reports whether every backend that may get the request throttles.
+func (ex *exchange) allThrottle(now time.Time) bool {
+	r := ex.whoRefuses(now)
+	return r.throttled != nil && r.all
+}
+
+// cameOf returns the outcome of the last attempt at a backend, if it was tried.
+func (ex *exchange) cameOf(t *target) (class verdict.Class, tried bool) {
+	for i := len(ex.tries.attempts) - 1; i >= 0; i-- {
+		if ex.tries.attempts[i].target == t {
+			return ex.tries.attempts[i].class, true
+		}
+	}
+	return "", false
+}
