@@ -192,13 +192,7 @@ func TestNoRequestMovesWhileAllBackendsAreSilent(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
 		warm(w)
 		answers := make(chan struct{})
-		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
-			select {
-			case <-answers:
-				lbtest.Says(200, `{}`)(rw, r)
-			case <-r.Context().Done():
-			}
-		})
+		w.AllReply(waits(answers, lbtest.Says(200, `{}`)))
 		replies := askTogether(w, 40, chat)
 		time.Sleep(10 * time.Second)
 		if n := w.TotalCalls(); n != 40 {
@@ -339,13 +333,7 @@ func TestARequestThatMovesToABackendThatThrottlesGoesOn(t *testing.T) {
 		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 			warm(w)
 			answers := make(chan struct{})
-			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-				select {
-				case <-answers:
-					lbtest.Says(200, `{}`)(rw, r)
-				case <-r.Context().Done():
-				}
-			})
+			w.Backends["a"].Replies(waits(answers, lbtest.Says(200, `{}`)))
 			w.Backends["b"].Replies(lbtest.Throttled("60"))
 			replies := askTogether(w, 2, chat)
 			time.Sleep(10 * time.Second)
@@ -353,6 +341,17 @@ func TestARequestThatMovesToABackendThatThrottlesGoesOn(t *testing.T) {
 			wantAll(t, replies(), "a", 10*time.Second, 10*time.Second)
 		})
 	})
+}
+
+// waits is a backend that replies once it may.
+func waits(may <-chan struct{}, reply http.HandlerFunc) http.HandlerFunc {
+	return func(rw http.ResponseWriter, r *http.Request) {
+		select {
+		case <-may:
+			reply(rw, r)
+		case <-r.Context().Done():
+		}
+	}
 }
 
 func TestARequestThatReturnsToASilentBackendWhichFailsGetsAnAnswer(t *testing.T) {
@@ -371,13 +370,7 @@ func TestARequestThatReturnsToASilentBackendWhichFailsGetsAnAnswer(t *testing.T)
 			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 				warm(w)
 				answers := make(chan struct{})
-				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-					select {
-					case <-answers:
-						c.a(rw, r)
-					case <-r.Context().Done():
-					}
-				})
+				w.Backends["a"].Replies(waits(answers, c.a))
 				w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 					time.Sleep(100 * time.Millisecond) // until both have moved
 					c.b(rw, r)
