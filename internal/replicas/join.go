@@ -54,6 +54,7 @@ func (o *State) Join(ctx caddy.Context) (*Link, error) {
 		return nil, fmt.Errorf("state: %w", err)
 	}
 	l := value.(*Replica).NewLink()
+	l.storage, l.engine = ctx.Storage(), name
 	l.key, l.logger = key, ctx.Logger().With(zap.String("engine", name))
 	return l, nil
 }

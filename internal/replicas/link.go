@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -18,6 +19,9 @@ type Link struct {
 	replica *Replica
 	key     string // of the replica among those in use
 	logger  *zap.Logger
+	// storage has the number of replicas, by the name of the engine.
+	storage certmagic.Storage
+	engine  string
 	pool    *pool.Pool
 	// unshare ends Share.
 	unshare func()
@@ -74,7 +78,7 @@ func (l *Link) Share(pool string, callers *meter.Callers) {
 }
 
 // Start makes the replica run, if it does not run yet.
-func (l *Link) Start() { l.replica.start(l.logger) }
+func (l *Link) Start() { l.replica.start(l.logger, l.storage, "openai_lb/replicas_"+l.engine) }
 
 // Close ends the link, and the replica with its last link.
 func (l *Link) Close() error {

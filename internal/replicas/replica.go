@@ -23,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
@@ -87,8 +88,9 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	return r
 }
 
-// start runs the replica in the background, and lets it log there from now on.
-func (r *Replica) start(logger *zap.Logger) {
+// start runs the replica in the background, and lets it log there from now on. storage has the number of replicas
+// under this key.
+func (r *Replica) start(logger *zap.Logger, storage certmagic.Storage, key string) {
 	r.logger.Store(logger)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,6 +99,7 @@ func (r *Replica) start(logger *zap.Logger) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
+	running.Go(func() { r.keepNumber(ctx, storage, key) })
 	running.Go(func() { r.Run(ctx) })
 	r.stop = func() {
 		cancel()

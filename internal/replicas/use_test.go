@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddyserver/certmagic"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
@@ -494,4 +496,49 @@ func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
 		l.run(360_000, 2*time.Minute)
 		l.want(120_000, 110, 85, 4*time.Minute) // from a minute before it is up
 	})
+}
+
+// TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare starts one of four replicas again. What it knows then of the
+// number is in its storage.
+func TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		before  int // how many replicas there were
+		allowed int64
+	}{{"the first of all", 0, 1000}, {"a lone one", 1, 1000}, {"one of four", 4, 250}} {
+		t.Run(test.name, func(t *testing.T) {
+			storage := &certmagic.FileStorage{Path: t.TempDir()}
+			share(t, 0, func(w *world) {
+				start := func() *limitedReplica {
+					r := w.startLimited("1000/minute")
+					ctx, cancel := context.WithCancel(context.Background())
+					go r.keepNumber(ctx, storage, "number")
+					stop := r.stop
+					r.stop = func() { cancel(); stop() }
+					return r
+				}
+				all := make([]*limitedReplica, test.before)
+				for i := range all {
+					all[i] = start()
+				}
+				time.Sleep(3 * lifetime)
+				w.hub.Fail(errors.New("down"))
+				time.Sleep(3 * lifetime) // no replica counts any more, which is not saved
+				for _, r := range all {
+					r.stop()
+				}
+				again := start()
+				time.Sleep(4 * time.Second)
+				if _, allowed := again.used("alice"); allowed != test.allowed {
+					t.Errorf("it may use %d, want %d", allowed, test.allowed)
+				}
+				w.hub.Fail(nil)
+				time.Sleep(5 * time.Second)
+				if _, allowed := again.used("alice"); allowed != 1000 {
+					t.Errorf("alone, with the store, it may use %d", allowed)
+				}
+				again.stop()
+			})
+		})
+	}
 }

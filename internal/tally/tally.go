@@ -14,6 +14,7 @@
 package tally
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -132,6 +133,24 @@ func (t *Tally) connect(now time.Time, connected bool, n int) {
 	if c.share > 0 {
 		t.applyShare(now) // also to pools that are new
 	}
+}
+
+// Expect sets how many replicas there are, for as long as this one has not been connected.
+func (t *Tally) Expect(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.replicas = cmp.Or(t.replicas, n)
+}
+
+// Replicas returns how many replicas share the use of callers, or did when this one was last connected. 0: that is
+// not known, or there are no callers.
+func (t *Tally) Replicas() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.pools) == 0 {
+		return 0
+	}
+	return t.replicas
 }
 
 func (t *Tally) applyShare(now time.Time) {

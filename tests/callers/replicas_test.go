@@ -3,6 +3,7 @@ package callers
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -139,5 +140,24 @@ func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 		pass(flush)
 		w.chat(prompt(100, `"max_tokens":50,`)).WantError(t, 429, "rate_limit_exceeded")
 		w.WantCalls(map[string]int{"a": 2})
+	})
+}
+
+func TestABalancerThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
+	hub := lbtest.Unique("hub")
+	hubOf(hub).Fail(errors.New("down"))
+	storage, key := lbtest.Context(t).Storage(), "openai_lb/replicas_hub"
+	if err := storage.Store(t.Context(), key, []byte("4")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { storage.Delete(context.Background(), key) })
+	inBubble(t, "caller alice {\ntokens 1000/hour\n}\nstate hub "+hub, func(t *testing.T, w *world) {
+		connect(t, hub)
+		pass(4 * time.Second)
+		w.AllReply(used(20, 180))
+		got := w.chat(prompt(20, `"max_tokens":1,`))
+		got.WantServed(t, "a")
+		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "250")
+		w.chat(prompt(60, `"max_tokens":1,`)).WantError(t, 429, "rate_limit_exceeded")
 	})
 }
