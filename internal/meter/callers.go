@@ -142,6 +142,15 @@ func (cs *Callers) Share(now time.Time, replicas int) {
 	}
 }
 
+// Spread applies Caller.Spread to all callers.
+func (cs *Callers) Spread(now time.Time) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, c := range cs.byID {
+		c.Spread(now)
+	}
+}
+
 // Save returns what this replica has used in windows of an hour or longer, by the callers' names.
 func (cs *Callers) Save(now time.Time) map[string][]Entry {
 	saved := make(map[string][]Entry)

@@ -119,13 +119,25 @@ func (c *Caller) Share(now time.Time, replicas int) {
 	c.replicas = max(0, replicas)
 	if !c.apart() {
 		for id := range c.meters {
-			m := &c.meters[id]
-			m.lost.own, m.lost.all = 0, 0
-			if again {
-				m.others.parts = nil
-				m.divide(at)
-			}
+			c.meters[id].lost.own, c.meters[id].lost.all = 0, 0
 		}
+	}
+	if again {
+		c.spread(at)
+	}
+}
+
+// Spread spreads what the others have used over the windows, after this replica has heard it for the first time.
+func (c *Caller) Spread(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.spread(c.roll(now))
+}
+
+func (c *Caller) spread(at int64) {
+	for id := range c.meters {
+		c.meters[id].others.parts = nil
+		c.meters[id].divide(at)
 	}
 }
 

@@ -542,3 +542,21 @@ func TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 		})
 	}
 }
+
+// TestAReplicaThatStartsCountsWhenOthersUsedALimit has a request come before the reports of the others are loaded.
+func TestAReplicaThatStartsCountsWhenOthersUsedALimit(t *testing.T) {
+	limit(t, 1, []string{"1000/hour"}, func(w *world, all []*limitedReplica) {
+		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(time.Hour)))
+		for range 60 + 50 {
+			all[0].spend("alice", 10)
+			time.Sleep(time.Minute)
+		}
+		again := w.startLimited("1000/hour")
+		again.spend("alice", 1)
+		time.Sleep(3 * time.Second)
+		there, _ := all[0].used("alice")
+		if here, _ := again.used("alice"); here < there || here > there+there/5 {
+			t.Errorf("%d are used here, and %d there", here, there)
+		}
+	})
+}

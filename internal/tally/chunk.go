@@ -33,6 +33,8 @@ type pool struct {
 	known int
 	// marked reports whether the store has the mark.
 	marked bool
+	// heard reports whether what other replicas have used has been loaded.
+	heard bool
 	// version is that of the latest report.
 	version uint64
 }

@@ -242,6 +242,12 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	}
 	if t.loading {
 		t.loading, t.loaded = false, now
+		for _, p := range t.pools {
+			if !p.heard && !t.missed { // otherwise it may not be in what was loaded
+				p.heard = true
+				p.callers.Spread(now)
+			}
+		}
 	}
 	return others
 }
