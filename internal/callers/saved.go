@@ -55,7 +55,7 @@ type savedFile struct {
 
 // savedUse is what is saved.
 type savedUse struct {
-	Callers map[string][]meter.Entry `json:"callers"`
+	Callers map[string][]meter.Saved `json:"callers"`
 }
 
 func savedFileOf(storage certmagic.Storage, pool string) *savedFile {

@@ -152,8 +152,8 @@ func (cs *Callers) Spread(now time.Time) {
 }
 
 // Save returns what this replica has used in windows of an hour or longer, by the callers' names.
-func (cs *Callers) Save(now time.Time) map[string][]Entry {
-	saved := make(map[string][]Entry)
+func (cs *Callers) Save(now time.Time) map[string][]Saved {
+	saved := make(map[string][]Saved)
 	for _, c := range cs.All() {
 		if entries := c.Save(now, nil); len(entries) > 0 {
 			saved[c.name] = entries
@@ -163,7 +163,7 @@ func (cs *Callers) Save(now time.Time) map[string][]Entry {
 }
 
 // Restore adds what Save returned before a restart.
-func (cs *Callers) Restore(now time.Time, saved map[string][]Entry) {
+func (cs *Callers) Restore(now time.Time, saved map[string][]Saved) {
 	for name, entries := range saved {
 		cs.Get(now, name).Restore(now, entries)
 	}

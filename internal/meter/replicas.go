@@ -143,31 +143,55 @@ func (c *Caller) spread(at int64) {
 
 func (c *Caller) apart() bool { return c.replicas > 0 }
 
-// Save appends what this replica has used in windows of an hour or longer.
-func (c *Caller) Save(now time.Time, entries []Entry) []Entry {
-	from := len(entries)
-	entries, _ = c.Usage(now, entries)
-	kept := slices.DeleteFunc(entries[from:], func(e Entry) bool { return e.ID.Unit() < Hour })
-	return entries[:from+len(kept)]
+// Saved is an entry, and what was used in each part of an hour.
+type Saved struct {
+	Entry
+	Parts []int64 `json:"parts,omitempty"`
 }
 
-// Restore adds what Save returned before a restart, of the current window as if it had been used now.
-func (c *Caller) Restore(now time.Time, entries []Entry) {
+// Save appends what this replica has used in windows of an hour or longer.
+func (c *Caller) Save(now time.Time, saved []Saved) []Saved {
+	entries, _ := c.Usage(now, nil)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range entries {
+		if e.ID.Unit() < Hour {
+			continue
+		}
+		s, m := Saved{Entry: e}, &c.meters[e.ID]
+		if w := e.Window - m.index + 1; m.own.parts != nil && 0 <= w && w <= 1 {
+			s.Parts = slices.Clone(m.own.parts[w][:])
+		}
+		saved = append(saved, s)
+	}
+	return saved
+}
+
+// Restore adds what Save returned before a restart. Without parts, it counts as if it had been used now, or evenly in
+// the window before.
+func (c *Caller) Restore(now time.Time, saved []Saved) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
-	for _, e := range entries {
-		if !e.ID.Valid() || e.Used < 0 {
+	for _, s := range saved {
+		if !s.ID.Valid() || s.Used < 0 {
 			continue
 		}
-		m := &c.meters[e.ID]
-		m.roll(e.ID, at, c.location)
-		switch used := min(e.Used, 1<<61); e.Window {
-		case m.index:
-			m.charge(used, at)
-		case m.index - 1:
+		m := &c.meters[s.ID]
+		m.roll(s.ID, at, c.location)
+		w, used := s.Window-m.index+1, min(s.Used, 1<<61)
+		switch {
+		case w < 0 || w > 1:
+			continue
+		case len(s.Parts) == parts:
+			for i, used := range s.Parts {
+				m.own.change(int(w)*parts+i, min(max(0, used), 1<<61))
+			}
+		case w == 1:
+			m.own.change(m.part(at), used)
+		default:
 			m.own.spread(used, 0, parts-1)
-			m.wrote[0] = true
 		}
+		m.wrote[w] = true
 	}
 }

@@ -240,7 +240,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var restored map[string][]Entry
+	var restored map[string][]Saved
 	if err := json.Unmarshal(saved, &restored); err != nil || len(restored) != 1 {
 		t.Fatalf("%s: %v", saved, err)
 	}
@@ -248,7 +248,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	after.Configure(later, func(string) Settings { return settings })
 	admitted(t, after.Get(later, "alice"), later, exactly(5)).settle(later) // before that was read
 	after.Restore(later, restored)
-	for text, want := range map[string]int64{"tokens/minute": 5, "tokens/hour": 75, "tokens/day": 85, "requests/month": 3} {
+	for text, want := range map[string]int64{"tokens/minute": 5, "tokens/hour": 25, "tokens/day": 85, "requests/month": 3} {
 		if got := used(t, after.Get(later, "alice"), later, text); got != want {
 			t.Errorf("%s: %d are used, want %d", text, got, want)
 		}
@@ -257,9 +257,36 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	late := NewCallers(nil)
 	late.Configure(tomorrow, func(string) Settings { return settings })
 	late.Restore(tomorrow, restored)
-	late.Restore(tomorrow, map[string][]Entry{"alice": {{255, 1, 1}, {day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4}}})
+	late.Restore(tomorrow, map[string][]Saved{"alice": {{Entry: Entry{255, 1, 1}}, {Entry: Entry{day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4}}}})
 	if got := late.Get(tomorrow, "alice").Snapshot(tomorrow); got.Today != 0 || got.Month != 80 {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// TestAnHourSurvivesARestartAsItWas has a caller use 60 % of a limit evenly, also after a restart.
+func TestAnHourSurvivesARestartAsItWas(t *testing.T) {
+	settings := Settings{Limits: limits(t, "tokens 100/hour")}
+	cs := NewCallers(nil)
+	cs.Configure(noon, func(string) Settings { return settings })
+	for minute := range 5 * 60 {
+		now := noon.Add(time.Duration(minute) * time.Minute)
+		if minute == 110 {
+			saved, err := json.Marshal(cs.Save(now))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var restored map[string][]Saved
+			if err := json.Unmarshal(saved, &restored); err != nil {
+				t.Fatal(err)
+			}
+			cs = NewCallers(nil)
+			cs.Configure(now, func(string) Settings { return settings })
+			cs.Restore(now, restored)
+		}
+		admitted(t, cs.Get(now, "alice"), now, exactly(1)).settle(now)
+		if got := used(t, cs.Get(now, "alice"), now, "tokens/hour"); got > 65 {
+			t.Fatalf("after %d minutes, %d are used", minute, got)
+		}
 	}
 }
 
