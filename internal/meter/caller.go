@@ -127,7 +127,7 @@ func (c *Caller) all() iter.Seq[ID] {
 
 // standstill is how far a clock may be set back before that makes a difference: callers read the clock
 // before they get the lock, so time may seem to go back a little.
-const standstill = int64(time.Minute)
+const standstill = int64(2 * time.Second)
 
 // roll makes all windows those of now.
 func (c *Caller) roll(now time.Time) (at int64) {

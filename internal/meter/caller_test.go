@@ -617,3 +617,24 @@ func TestAdmittingAndSettlingAllocatesNothing(t *testing.T) {
 		t.Errorf("%g allocations", n)
 	}
 }
+
+// TestAClockThatIsSetBackALittleRefusesNothingForLong has a clock that goes wrong by less than a minute, as some do
+// before they are synchronized.
+func TestAClockThatIsSetBackALittleRefusesNothingForLong(t *testing.T) {
+	for _, back := range []time.Duration{time.Millisecond, time.Second, 3 * time.Second, 30 * time.Second, 59 * time.Second, 2 * time.Minute} {
+		c := caller(t, "requests 10/second")
+		for range 10 {
+			admitted(t, c, noon, exactly(1)).settle(noon)
+		}
+		if back < time.Second {
+			refused(t, c, noon.Add(-back), exactly(1))
+		}
+		passed, refusal := time.Duration(0), new(Refusal)
+		for ; refusal != nil; passed += 100 * time.Millisecond {
+			_, refusal = c.Admit(noon.Add(passed-back), exactly(1))
+		}
+		if passed > 3500*time.Millisecond {
+			t.Errorf("a request is admitted %s after the clock was set back by %s", passed, back)
+		}
+	}
+}
