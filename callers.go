@@ -71,6 +71,9 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 		}
 		return h.callers.Refuse(ex.request, time.Now(), name, refusal)
 	}
+	for id := range ex.admission.Demoted {
+		h.balancer.metrics.Demoted(api.caller.Label, id)
+	}
 	return none
 }
 

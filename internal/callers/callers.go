@@ -173,6 +173,9 @@ func (c *Callers) admission(now time.Time, name string) Admission {
 // and is above all.
 func (a *Admission) Tier() int { return a.reservation.Tier() }
 
+// Demoted yields the ids of the limits that gave the request another tier.
+func (a *Admission) Demoted(yield func(meter.ID) bool) { a.reservation.Demoted(yield) }
+
 // CountsTokens reports whether a limit needs the tokens of the reply.
 func (a *Admission) CountsTokens() bool { return a.entry != nil && a.entry.tokens }
 

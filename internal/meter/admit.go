@@ -30,10 +30,11 @@ type Cost struct {
 // request that has no caller, does nothing.
 type Reservation struct {
 	caller *Caller
-	// at is when the request was admitted, and charged are the ids of the meters that were charged then.
-	at      int64
-	charged uint16
-	tier    uint8
+	// at is when the request was admitted. charged are the ids of the meters that were charged then, and
+	// demoted those whose limits gave the request another tier.
+	at               int64
+	charged, demoted uint16
+	tier             uint8
 	// outputs reports whether the request may have an output.
 	outputs bool
 	// length is Estimate.Prompt; prompt and output are the estimate that was charged.
@@ -43,6 +44,15 @@ type Reservation struct {
 // Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
 // and is above all.
 func (r *Reservation) Tier() int { return int(r.tier) }
+
+// Demoted yields the ids of the limits that gave the request another tier.
+func (r *Reservation) Demoted(yield func(ID) bool) {
+	for mask := r.demoted; mask != 0; mask &= mask - 1 {
+		if !yield(ID(bits.TrailingZeros16(mask))) {
+			return
+		}
+	}
+}
 
 // Estimated returns the tokens that the request was charged with.
 func (r *Reservation) Estimated() (prompt, output int64) { return r.prompt, r.output }
@@ -92,10 +102,10 @@ func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
-	r, demoted, refusal := c.check(at, e)
+	r, refusal := c.check(at, e)
 	var crossed []Crossing
 	if refusal == nil {
-		crossed = c.charge(at, r, demoted)
+		crossed = c.charge(at, r)
 	}
 	c.mu.Unlock()
 	c.report(crossed)
@@ -106,7 +116,7 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, _, refusal := c.check(c.roll(now), e)
+	_, refusal := c.check(c.roll(now), e)
 	return refusal
 }
 
@@ -127,8 +137,8 @@ func (c *Caller) Refused(refusal *Refusal) {
 	c.report(crossed)
 }
 
-// check returns the charge of a request and the limits that give it another tier, or why it is refused.
-func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, refusal *Refusal) {
+// check returns the charge of a request, or why it is refused.
+func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
 	r = Reservation{caller: c, at: at, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
 	for mask := c.active; mask != 0; mask &= mask - 1 {
@@ -147,7 +157,7 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, ref
 		switch {
 		case fits && (!large || m.then > 0):
 		case m.then > 0:
-			demoted |= 1 << id
+			r.demoted |= 1 << id
 			r.tier = max(r.tier, m.then)
 		default:
 			next := Refusal{Limit: m.limit, Allowed: allowed, Used: used, Requested: need}
@@ -166,15 +176,15 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, demoted uint16, ref
 	}
 	switch {
 	case refusal != nil:
-		return Reservation{}, 0, refusal
+		return Reservation{}, refusal
 	case c.maxRequests > 0 && c.inFlight >= c.maxRequests:
-		return Reservation{}, 0, &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
+		return Reservation{}, &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
 	}
-	return r, demoted, nil
+	return r, nil
 }
 
-// charge charges all limits. demoted are those that gave the request another tier.
-func (c *Caller) charge(at int64, r Reservation, demoted uint16) (crossed []Crossing) {
+// charge charges all limits.
+func (c *Caller) charge(at int64, r Reservation) (crossed []Crossing) {
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
 			c.meters[id].charge(r.prompt+r.output, at)
@@ -182,8 +192,7 @@ func (c *Caller) charge(at int64, r Reservation, demoted uint16) (crossed []Cros
 			c.meters[id].charge(1, at)
 		}
 	}
-	for ; demoted != 0; demoted &= demoted - 1 {
-		id := ID(bits.TrailingZeros16(demoted))
+	for id := range r.Demoted {
 		m := &c.meters[id]
 		m.demoted++
 		crossed = c.reached(crossed, id, 100, m.use(at, c.replicas), m.allowed(c.replicas))

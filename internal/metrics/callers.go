@@ -11,6 +11,8 @@ import (
 var (
 	callerLimitedTotal = counter("caller_limited_total",
 		"Requests that a limit of their caller refused, by the limit.", "pool", "caller", "kind", "window")
+	callerDemotedTotal = counter("caller_demoted_total",
+		"Requests that a limit of their caller gave another tier, by the limit.", "pool", "caller", "kind", "window")
 
 	limitUsedDesc = desc("caller_limit_used_ratio",
 		"Which part of a caller's limit is used, 0 to 1 and above. Of callers that share a label: the largest part.",
@@ -26,6 +28,11 @@ func (p *Pool) Limited(caller string, r *meter.Refusal) {
 		kind, window = "max_requests", ""
 	}
 	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window).Inc()
+}
+
+// Demoted counts a request that a limit of its caller gave another tier. The caller is a label, see Caller.
+func (p *Pool) Demoted(caller string, limit meter.ID) {
+	callerDemotedTotal.WithLabelValues(p.name, caller, limit.Kind().String(), limit.Unit().String()).Inc()
 }
 
 // callerGauges are the gauges of callers, by their labels. Several callers, and several pools, may share

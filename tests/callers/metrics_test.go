@@ -45,6 +45,18 @@ func TestMetricsSayWhichLimitsAreUsedAndRefuse(t *testing.T) {
 	})
 }
 
+func TestMetricsCountTheRequestsThatALimitGivesAnotherTier(t *testing.T) {
+	inBubble(t, "caller alice {\nrequests 1/day then batch\nrequests 2/month then nightly\nrequests 4/minute\n}\ntier batch\ntier nightly 50%", func(t *testing.T, w *world) {
+		for range 4 {
+			w.chat(prompt(20, "")).WantServed(t, "a")
+		}
+		w.chat(prompt(20, "")).WantError(t, 429, "rate_limit_exceeded")
+		synctest.Wait()
+		lbtest.WantSums(t, w.Handler.Pool, "caller_demoted_total 5", "caller_demoted_total caller=alice kind=requests window=day 3",
+			"caller_demoted_total caller=alice kind=requests window=month 2", "caller_limited_total 1")
+	})
+}
+
 func TestTheEstimatesOfACallerApproachWhatItsRequestsCost(t *testing.T) {
 	inBubble(t, "caller * {\ntokens 1G/day\n}", func(t *testing.T, w *world) {
 		w.AllReply(used(100, 50))
