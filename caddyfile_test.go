@@ -130,6 +130,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a ready_path that is a matcher", "backend http://a\nready_path /ready*", []string{"Caddyfile:4", "ready_path '/ready*'"}},
 		{"a ready_path without a path", "backend http://a\nready_path", []string{"Caddyfile:4", "ready_path requires an argument"}},
 		{"a model without a name", "backend http://a {\nmodel\n}", []string{"Caddyfile:4", "model requires a name and an optional deployment, and has 0 arguments"}},
+		{"a caller's limit without a number", "backend http://a\ncaller a {\ntokens\n}", []string{"Caddyfile:5", "tokens requires a limit such as 600/minute and an optional 'then <tier>', and has 0 arguments"}},
 		{"a model given twice", "backend http://a {\nmodel x\nmodel x y\n}", []string{"Caddyfile:5", "'x' is given twice"}},
 		{"a policy that does not exist", "backend http://a\nlb_policy best", []string{"Caddyfile:4", "best", "first_byte, "}},
 		{"an argument of a policy that has none", "backend http://a\nlb_policy first_byte 3", []string{"Caddyfile:4", "unexpected argument '3'"}},

@@ -58,7 +58,7 @@ func (c *Caller) options() directive.Options {
 }
 
 func (c *Caller) limitOption(kind meter.Kind, into *[]Limit) directive.Option {
-	text := "a limit such as 600/minute, and an optional 'then <tier>',"
+	text := "a limit such as 600/minute and an optional 'then <tier>'"
 	return directive.Args(text, 1, 3, func(args []string) error {
 		l := Limit{Limit: args[0]}
 		if len(args) > 1 {
