@@ -199,6 +199,7 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		`{"backends":[{"url":"http://a"}],"timezone":"Local"}`:                           "timezone 'Local' is not known",
 		`{"backends":[{"url":"http://a"}],"client_keys":[{"name":"alice","key":"sk-0123456789abcdef"}],"callers":[{"name":"alice","tokens":[{"limit":"1/day"},{"limit":"2/day"}]}]}`: "caller 'alice': tokens per day is given twice: '2/day'",
 		`{"backends":[{"url":"http://a"}],"client_keys":[{"name":"alice","key":"sk-0123456789abcdef"}],"callers":[{"name":"alice","max_requests":-1}]}`:                              "caller 'alice': max_requests '-1' is not a whole number of 1 or more",
+		`{"backends":[{"url":"http://a"}],"client_keys":[{"name":"alice","key":"sk-0123456789abcdef"}],"callers":[{"name":"alice","models":[]}]}`:                                    "caller 'alice': models is an empty list: expected at least one name",
 		`{"backends":[{"url":"http://a"}],"lb_retries":-1}`:                       "lb_retries '-1' is not a whole number of 0 or more",
 		`{"backends":[{"url":"http://a"}],"fail_duration":-1}`:                    "fail_duration '-1ns' is not a duration above 0",
 		`{"backends":[{"url":"http://a"}],"all_throttled":"x"}`:                   "all_throttled 'x' is not one of respond, forward",

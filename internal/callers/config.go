@@ -160,6 +160,9 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 	if caller.MaxRequests != nil && *caller.MaxRequests < 1 {
 		return fmt.Errorf(": max_requests '%d' is not a whole number of 1 or more", *caller.MaxRequests)
 	}
+	if caller.Models != nil && len(caller.Models) == 0 {
+		return errors.New(": models is an empty list: expected at least one name")
+	}
 	for i, model := range caller.Models {
 		switch {
 		case model == "":
