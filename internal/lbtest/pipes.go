@@ -41,13 +41,16 @@ func (w *World) Dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	w.mu.Lock()
 	l := w.listeners[addr]
 	w.mu.Unlock()
+	refused := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
 	if l == nil {
-		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+		return nil, refused
 	}
 	client, server := net.Pipe()
 	select {
 	case l.conns <- server:
 		return client, nil
+	case <-l.closed: // meanwhile
+		return nil, refused
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
