@@ -263,7 +263,7 @@ func (p *Place) leave(now time.Time) {
 	if !s.has(p) {
 		return
 	}
-	if s.called == p {
+	if s.called == p || s.places[0] == p { // the next one may have more room
 		s.next.At = now
 	}
 	p.remove()
@@ -298,10 +298,14 @@ func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
 // for what is next.
 func (s *list) advance(now time.Time) {
 	for _, p := range slices.Clone(s.places) {
-		if p != s.called && !now.Before(p.until) {
-			p.remove()
-			p.end(Over)
+		if p == s.called || now.Before(p.until) {
+			continue
 		}
+		if p == s.places[0] {
+			s.next.At = now
+		}
+		p.remove()
+		p.end(Over)
 	}
 	if len(s.places) == 0 {
 		s.drop()

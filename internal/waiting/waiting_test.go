@@ -166,6 +166,8 @@ func TestEachWaitEndsInTime(t *testing.T) {
 		first.Stay(time.Now(), in(5*time.Second))
 		want(t, third, Over, 500*time.Millisecond)
 		want(t, first, Over, 500*time.Millisecond)
+		want(t, second, Turn, 0)
+		second.Stay(time.Now(), in(5*time.Second))
 		want(t, second, Over, time.Second)
 	})
 }
@@ -320,4 +322,23 @@ func TestABetterTierTakesTheLastPlaceOfAWorseOne(t *testing.T) {
 		want(t, called, Turn, 0)
 		called.Leave(time.Now())
 	})
+}
+
+// Requests differ: what the first one has found out is not true for the next one.
+func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
+	for name, leave := range map[string]func(*Lists, *Place){
+		"its client leaves": func(_ *Lists, p *Place) { done := make(chan struct{}); close(done); p.Wait(done) },
+		"it is over":        func(*Lists, *Place) { time.Sleep(time.Second) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 10, func(t *testing.T, l *Lists) {
+				first, second := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
+				want(t, first, Turn, 0)
+				first.Stay(time.Now(), in(5*time.Second))
+				leave(l, first)
+				want(t, second, Turn, 0)
+				second.Leave(time.Now())
+			})
+		})
+	}
 }

@@ -1,6 +1,8 @@
 package waiting
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -188,19 +190,13 @@ func TestARequestWithinItsLimitIsNotRefusedBecauseALargerOneWaits(t *testing.T) 
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubbleOf(t, test.options, "tokens 1k/minute", func(t *testing.T, w *world) {
-				sized := func(number int, tokens string) *http.Request {
-					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o","messages":[],"max_tokens":`+tokens+`}`))
-					r.Header.Set("Authorization", "Bearer "+aliceKey)
-					r.Header.Set("X-Number", strconv.Itoa(number))
-					return r
-				}
 				w.Backends["a"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":5,"completion_tokens":895}}`))
-				w.Send(sized(0, "900")).WantServed(t, "a")
+				w.Send(w.sized(0, 900)).WantServed(t, "a")
 				w.Backends["a"].Recovers()
-				time.Sleep(100 * time.Second)
-				w.wg.Go(func() { w.Send(sized(1, "800")).WantServed(t, "a") })
+				time.Sleep(55 * time.Second)
+				w.wg.Go(func() { w.Send(w.sized(1, 800)).WantServed(t, "a") })
 				time.Sleep(time.Millisecond)
-				begin, small := time.Now(), sized(2, "20")
+				begin, small := time.Now(), w.sized(2, 20)
 				if test.patience != "" {
 					small.Header.Set("X-Stainless-Read-Timeout", test.patience)
 				}
@@ -215,4 +211,34 @@ func TestARequestWithinItsLimitIsNotRefusedBecauseALargerOneWaits(t *testing.T) 
 			})
 		})
 	}
+}
+
+func TestASmallRequestGoesWhenTheLargerOneBeforeItLeaves(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "tokens 1k/minute", func(t *testing.T, w *world) {
+		w.Backends["a"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":5,"completion_tokens":895}}`))
+		w.Send(w.sized(0, 900)).WantServed(t, "a")
+		w.Backends["a"].Recovers()
+		time.Sleep(55 * time.Second)
+		ctx, leave := context.WithCancel(t.Context())
+		w.wg.Go(func() { w.Send(w.sized(1, 800).WithContext(ctx)) })
+		time.Sleep(100 * time.Millisecond)
+		w.wg.Go(func() {
+			begin := time.Now()
+			w.Send(w.sized(2, 20)).WantServed(t, "a")
+			if took := time.Since(begin); took != 100*time.Millisecond {
+				t.Errorf("it took %s", took)
+			}
+		})
+		time.Sleep(100 * time.Millisecond)
+		leave()
+		w.wg.Wait()
+	})
+}
+
+// sized makes a chat of alice's that asks for so many tokens.
+func (w *world) sized(number, tokens int) *http.Request {
+	r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(fmt.Sprintf(`{"model":"gpt-4o","messages":[],"max_tokens":%d}`, tokens)))
+	r.Header.Set("Authorization", "Bearer "+aliceKey)
+	r.Header.Set("X-Number", strconv.Itoa(number))
+	return r
 }
