@@ -302,6 +302,9 @@ func (s *list) advance(now time.Time) {
 			continue
 		}
 		if p == s.places[0] {
+			if s.called == nil && !s.due().After(p.until) {
+				continue // only the timer is late
+			}
 			s.next.At = now
 		}
 		p.remove()
@@ -311,25 +314,19 @@ func (s *list) advance(now time.Time) {
 		s.drop()
 		return
 	}
+	due := s.due()
+	if s.called == nil && !now.Before(due) {
+		s.called, s.changed = s.places[0], false
+		s.called.end(Turn)
+	}
 	var at time.Time // zero: only the request that is called has something to do
 	for _, p := range s.places {
 		if p != s.called && (at.IsZero() || p.until.Before(at)) {
 			at = p.until
 		}
 	}
-	first := s.next.At
-	if s.gate.After(first) {
-		first = s.gate
-	}
-	switch {
-	case s.called != nil:
-	case now.Before(first):
-		if first.Before(at) {
-			at = first
-		}
-	default:
-		s.called, s.changed = s.places[0], false
-		s.called.end(Turn)
+	if s.called == nil && due.Before(at) {
+		at = due
 	}
 	switch {
 	case at.IsZero():
@@ -339,6 +336,14 @@ func (s *list) advance(now time.Time) {
 	default:
 		s.timer.Reset(at.Sub(now))
 	}
+}
+
+// due returns when the first request may try.
+func (s *list) due() time.Time {
+	if s.gate.After(s.next.At) {
+		return s.gate
+	}
+	return s.next.At
 }
 
 // ring is what the timer calls.

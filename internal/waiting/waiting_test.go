@@ -342,3 +342,14 @@ func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
 		})
 	}
 }
+
+func TestARequestMayWaitUntilTheEndOfItsTime(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 0, time.Second, in(0)), join(t, l, 0, time.Second, in(0))
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), in(time.Second))
+		want(t, first, Turn, time.Second)
+		first.Go(time.Now())
+		second.Leave(time.Now())
+	})
+}

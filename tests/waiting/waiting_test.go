@@ -489,3 +489,10 @@ func TestARequestWhoseDeadlinePassesWhileItWaitsEnds(t *testing.T) {
 		}
 	})
 }
+
+func TestARequestWaitsForABackendThatReturnsAtTheEndOfItsWait(t *testing.T) {
+	inBubble(t, "wait 1s", func(t *testing.T, w *world) {
+		w.throttle("a", time.Second)
+		w.Send(w.request(0, "")).WantServed(t, "a")
+	})
+}
