@@ -212,6 +212,9 @@ func (p *Place) Stay(now time.Time, r Return) {
 	s.round++
 	r.Pause = min(r.Pause, l.duration/time.Duration(l.places))
 	s.next, s.gate = r, time.Time{}
+	if len(s.places) > 0 && s.places[0] != p { // it may go before this one does
+		s.next.At = now
+	}
 	if s.changed && s.called == nil { // otherwise it counts for the one that tries
 		s.changed, s.next.At = false, now
 	}

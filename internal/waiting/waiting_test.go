@@ -177,7 +177,7 @@ func TestCloseEndsAllWaits(t *testing.T) {
 		first, second, gone := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 1, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
 		want(t, first, Turn, 0)
 		first.Stay(time.Now(), in(time.Second))
-		want(t, gone, Turn, time.Second)
+		want(t, gone, Turn, 0)
 		gone.Go(time.Now())
 		want(t, first, Turn, 0)
 		l.Close()
@@ -351,5 +351,28 @@ func TestARequestMayWaitUntilTheEndOfItsTime(t *testing.T) {
 		want(t, first, Turn, time.Second)
 		first.Go(time.Now())
 		second.Leave(time.Now())
+	})
+}
+
+func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		worse := join(t, l, 2, 9*time.Second, in(0))
+		want(t, worse, Turn, 0)
+		better := join(t, l, 1, 9*time.Second, in(0))
+		worse.Stay(time.Now(), in(5*time.Second))
+		want(t, better, Turn, 0)
+		better.Stay(time.Now(), in(time.Second))
+		want(t, better, Turn, time.Second)
+		better.Go(time.Now())
+		want(t, worse, Turn, 0)
+		worse.Go(time.Now())
+		better = join(t, l, 1, 9*time.Second, in(0))
+		want(t, better, Turn, 0)
+		better.Stay(time.Now(), in(time.Second))
+		worse.Stay(time.Now(), in(5*time.Second)) // it was refused
+		want(t, better, Turn, 0)
+		better.Leave(time.Now())
+		want(t, worse, Turn, 0)
+		worse.Leave(time.Now())
 	})
 }
