@@ -52,6 +52,7 @@ type move struct {
 // A timer calls it, but only while the attempt waits: no other goroutine uses the tries.
 func (ex *exchange) Move(threshold time.Duration, now time.Time) bool {
 	if !ex.tries.move.made && ex.mayGoOn(now) {
+		ex.lineUp()
 		ex.tries.move.to = ex.balancer.Pool.PickAnswering(ex, threshold, now)
 		ex.tries.move.made = ex.tries.move.to != nil
 	}

@@ -50,8 +50,9 @@ func (ex *exchange) mayWait() bool {
 	return ex.own.Response == nil && ex.api.placement.Anywhere()
 }
 
-// lineUp keeps a request without a place from the backends that others wait for.
+// lineUp keeps a request without a place from the backends that others wait for right now.
 func (ex *exchange) lineUp() {
+	ex.stepOut()
 	lists := ex.balancer.waiting
 	if lists.Len() == 0 || !ex.mayWait() || ex.tries.turn != nil && ex.tries.turn.place != nil {
 		return

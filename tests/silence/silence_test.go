@@ -563,3 +563,23 @@ func TestASilenceIsNoReasonNotToBeReady(t *testing.T) {
 		w.WantReady()
 	})
 }
+
+func TestRequestsMoveToABackendForWhichOthersHaveWaited(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nwait 2s\nmax_fails 2\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.Backends["a"].Replies(lbtest.Status(429, "Retry-After-Ms", "400"))
+		w.Backends["b"].Replies(lbtest.Status(500))
+		var waits sync.WaitGroup
+		waits.Go(func() { w.Post(chat).WantServed(t, "a") })
+		time.Sleep(time.Millisecond)
+		w.Backends["a"].Recovers()
+		w.Backends["b"].Replies(lbtest.Hangs)
+		for _, s := range askTogether(w, 2, chat)() {
+			if s.backend != "a" || s.took > time.Second {
+				t.Errorf("served by %s after %s", s.backend, s.took)
+			}
+		}
+		waits.Wait()
+		wantNoneInFlight(t)
+	})
+}

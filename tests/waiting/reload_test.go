@@ -1,13 +1,16 @@
 package waiting
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // waitingSite runs a balancer with a backend that throttles, at which requests of alice and others wait.
@@ -57,4 +60,47 @@ func TestWaitingRequestsLeaveAtAStop(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
+}
+
+// A request at another backend waits behind others no longer than they wait.
+func TestARequestMayGoWhereOthersHaveWaitedBeforeAReload(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	b, serverB := lbtest.Listen(t, "b")
+	port, pool := lbtest.FreePort(t), lbtest.Unique("waiting")
+	config := func(maxFails int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s\nbackend %s {\npriority 2\n}\nwait 10s\nmax_fails %d\n}\n}",
+			port, pool, serverA.URL, serverB.URL, maxFails)
+	}
+	lbtest.Run(t, config(9))
+	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
+	a.Replies(lbtest.Status(429, "Retry-After-Ms", "9000"))
+	b.Replies(lbtest.Status(500))
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		r, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(chat))
+		if res, err := client.Do(r); err == nil {
+			res.Body.Close()
+		}
+	}()
+	lbtest.WaitFor(t, func() bool { return waits(t, pool) == 1 })
+	goOn := make(chan struct{})
+	b.Forget()
+	b.Replies(func(rw http.ResponseWriter, r *http.Request) {
+		<-goOn
+		lbtest.Status(500)(rw, r)
+	})
+	replies := make(chan lbtest.Reply)
+	go func() { replies <- lbtest.Post(client, url, chat) }()
+	lbtest.WaitFor(t, func() bool { return len(b.Received()) == 1 })
+	leave()
+	lbtest.WaitFor(t, func() bool { return waits(t, pool) == 0 })
+	for _, entry := range pools.Default.Entries() {
+		for _, m := range entry.Pool.Members {
+			m.Reset()
+		}
+	}
+	a.Recovers()
+	lbtest.Reload(t, config(8))
+	close(goOn)
+	(<-replies).WantServed(t, "a")
 }
