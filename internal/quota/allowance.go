@@ -89,7 +89,7 @@ func (a *allowance) learn(s said, mark int64, sent Instant) {
 		return
 	}
 	defer a.learning.Store(false)
-	if mark < a.mark.Load() {
+	if mark < a.mark.Load() || mark > a.sent.Load() { // or it was sent before the backend's key changed
 		return
 	}
 	a.at.Store(int64(sent))

@@ -241,3 +241,15 @@ func TestALimitBeyondAllNumbersHasRoom(t *testing.T) {
 		}
 	}
 }
+
+// A backend whose key changes has a new meter. Requests that were sent with the old key are still under way.
+func TestAReplyToARequestThatAnotherMeterCountedSaysNothing(t *testing.T) {
+	var table Table
+	table.Make("gpt-4o").Deduct(1_000_000)
+	old := send(table.Make("gpt-4o"), 100, 0)
+	table.Clear()
+	old.m = table.Make("gpt-4o")
+	old.comes(1, azure("59", "900", "60"))
+	send(old.m, 100, 2).comes(3, azure("50", "10", "60"))
+	wantRoom(t, old.m, 11, 3, false)
+}
