@@ -160,7 +160,7 @@ func (p *Pulse) Left(sent, now time.Time) {
 	early := now.Sub(sent) < time.Duration(p.longest.Load())
 	w := p.waits.Load()
 	switch since, state := w>>stateBits, w&stateMask; {
-	case state == oneWaits && early && since == nanos(sent):
+	case state == oneWaits && early && (since == nanos(sent) || others <= 0):
 		p.waits.CompareAndSwap(w, 0)
 	case state == twoWait && early && others <= 1:
 		p.waits.CompareAndSwap(w, p.first.Load()<<stateBits|oneWaits)

@@ -314,3 +314,13 @@ func TestARequestAllocatesNothing(t *testing.T) {
 		t.Errorf("%g allocations", n)
 	}
 }
+
+func TestTwoRequestsThatAreCancelledEarlyAreNoEvidenceAgainstAnother(t *testing.T) {
+	p := used()
+	p.Sent(at(10))
+	p.Sent(at(10.3))
+	p.Left(at(10), at(10.6))
+	p.Left(at(10.3), at(10.9))
+	p.Sent(at(20))
+	wantSilent(t, p, at(20), at(30), false)
+}
