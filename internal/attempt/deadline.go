@@ -124,12 +124,16 @@ func (d *deadline) next() time.Duration {
 func (d *deadline) Extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.stalled && d.watch != nil {
+	goesOn := d.stalled && d.watch != nil
+	if goesOn {
 		d.watch.Unsent()
 		d.look, d.stalled = 0, false
 	}
 	if d.reason != nil {
-		d.until = d.alarm.now() + d.limit
+		now := d.alarm.now()
+		if d.until = now + d.limit; goesOn {
+			d.set(now) // it may stall again long before the alarm goes off
+		}
 	}
 }
 

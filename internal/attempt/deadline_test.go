@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"testing"
@@ -88,6 +89,12 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			time.Sleep(s)
 			d.sent()
 		}, 18 * s, ErrSilent},
+		"a step in which the upload stalls again": {func(d *deadline) {
+			d.watched(&impatience{asks: 1, after: 20 * s}, 0)
+			d.start(60*s, errFirst)
+			time.Sleep(3 * s)
+			d.Extend() // it counts as over two seconds later
+		}, 25 * s, ErrSilent},
 		"a step in which the request is sent late": {func(d *deadline) {
 			d.watched(&impatience{asks: 1}, 0)
 			d.start(10*s, errFirst)
@@ -176,10 +183,13 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// impatience is a Watch that gives up when it is asked so many times.
-type impatience struct{ asks int }
+// impatience is a Watch that gives up when it is asked so many times, for the first time after so long, or after 2 s.
+type impatience struct {
+	asks  int
+	after time.Duration
+}
 
-func (p *impatience) Sent(time.Time) time.Duration { return 2 * time.Second }
+func (p *impatience) Sent(time.Time) time.Duration { return cmp.Or(p.after, 2*time.Second) }
 func (p *impatience) Unsent()                      {}
 func (p *impatience) Heard(time.Time)              {}
 func (p *impatience) Left(time.Time)               {}
