@@ -16,7 +16,7 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *m
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {
 	case meter.TooMany:
-		answer := limited("requests", fmt.Sprintf("%s has %d requests in progress, and %d are allowed at a time. Please try again in 1s.", name, refusal.Used, refusal.Allowed)).Answer(r)
+		answer := limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used)).Answer(r)
 		hint.Set(answer.Header, time.Second)
 		return answer
 	case meter.TooLarge:

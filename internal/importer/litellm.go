@@ -91,7 +91,7 @@ var hints = []string{
 	"context_window_fallbacks: a prompt that is too long goes to a backend that calls the model something else, if there is one",
 	"content_policy_fallbacks: refused content is the client's error, and is not sent elsewhere",
 	"default_fallbacks: a client gets the model that it asked for",
-	"database_url: virtual keys, their limits and spend stay in LiteLLM's database; write a client_key for each caller",
+	"database_url: virtual keys, their limits and spend stay in LiteLLM's database; write a client_key and a caller for each",
 	"store_model_in_db: models in LiteLLM's database are not read",
 }
 

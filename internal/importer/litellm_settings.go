@@ -151,7 +151,7 @@ func (l *litellm) readMasterKey(general *mapping) {
 		l.note(0, "there is no master_key: anyone who can reach this address can spend your budget; write a client_key for each caller")
 		return
 	}
-	l.note(at, "limits of keys are in LiteLLM's database, with the virtual keys: write a client_key for each caller")
+	l.note(at, "limits of keys are in LiteLLM's database, with the virtual keys: write a client_key and a caller for each")
 	placeholder, ok := variable(key)
 	if !ok {
 		placeholder = l.literal(key, "LITELLM_MASTER_KEY")

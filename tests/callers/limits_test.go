@@ -154,7 +154,7 @@ func TestACallerHasAtMostSoManyRequestsAtATime(t *testing.T) {
 		}
 		synctest.Wait()
 		got := w.chat(`{}`)
-		wantRefused(t, got, "rate_limit_exceeded", "requests", "alice has 2 requests in progress, and 2 are allowed at a time. Please try again in 1s.")
+		wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests in progress: Limit 2, Used 2. Please try again in 1s.")
 		wantHeaders(t, got, "Retry-After", "1", "Retry-After-Ms", "1000")
 		close(release)
 		wg.Wait()
