@@ -162,7 +162,13 @@ func TestAReloadEndsAWatchAndKeepsWhatItShows(t *testing.T) {
 	watch := func() *bufio.Scanner {
 		t.Helper()
 		r := lbtest.NewRequest(t, http.MethodGet, address+"/status?events", http.NoBody)
-		res := lbtest.Do(t, client, r)
+		var res *http.Response
+		lbtest.WaitFor(t, func() (ok bool) { // a new connection may have reached the listener of the old config, which is closing
+			var err error
+			res, err = client.Do(r)
+			return err == nil
+		})
+		t.Cleanup(func() { res.Body.Close() })
 		lines := bufio.NewScanner(res.Body)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
