@@ -18,6 +18,7 @@ func (r *Replica) keepNumber(ctx context.Context, storage certmagic.Storage, key
 		if n := r.tally.Replicas(); n > 0 && n != saved {
 			if err := storage.Store(ctx, key, []byte(strconv.Itoa(n))); err != nil {
 				r.logger.Load().Error("could not save the number of replicas", zap.String("key", key), zap.Error(err))
+				continue
 			}
 			saved = n
 		}

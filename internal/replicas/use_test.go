@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -498,16 +499,36 @@ func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
 	})
 }
 
+// failingStorage fails to store so often.
+type failingStorage struct {
+	certmagic.Storage
+	fails atomic.Int64
+}
+
+func (s *failingStorage) Store(ctx context.Context, key string, value []byte) error {
+	if s.fails.Add(-1) >= 0 {
+		return errors.New("no space left")
+	}
+	return s.Storage.Store(ctx, key, value)
+}
+
 // TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare starts one of four replicas again. What it knows then of the
 // number is in its storage.
 func TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 	for _, test := range []struct {
 		name    string
-		before  int // how many replicas there were
+		before  int   // how many replicas there were
+		fails   int64 // how often the storage fails
 		allowed int64
-	}{{"the first of all", 0, 1000}, {"a lone one", 1, 1000}, {"one of four", 4, 250}} {
+	}{
+		{"the first of all", 0, 0, 1000},
+		{"a lone one", 1, 0, 1000},
+		{"one of four", 4, 0, 250},
+		{"one of four, whose storage failed at first", 4, 4, 250},
+	} {
 		t.Run(test.name, func(t *testing.T) {
-			storage := &certmagic.FileStorage{Path: t.TempDir()}
+			storage := &failingStorage{Storage: &certmagic.FileStorage{Path: t.TempDir()}}
+			storage.fails.Store(test.fails)
 			share(t, 0, func(w *world) {
 				start := func() *limitedReplica {
 					r := w.startLimited("1000/minute")
