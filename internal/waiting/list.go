@@ -1,0 +1,101 @@
+package waiting
+
+import (
+	"slices"
+	"time"
+)
+
+// list is a list with at least one place in it. The lock of its lists guards it.
+type list struct {
+	lists *Lists
+	key   Key
+	// places are in order. called is the one of them that tries right now, or nil, and changed reports
+	// whether Wake was called since it was called.
+	places  []*Place
+	called  *Place
+	changed bool
+	// next is what the latest try has found out. gate is when the next request may go because of
+	// the one before, and round numbers the refusals: a first byte counts in its own round only.
+	next  Return
+	gate  time.Time
+	round int
+	timer *time.Timer
+}
+
+func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
+
+// advance ends the waits that are over, calls the first request if it may try, and sets the timer
+// for what is next.
+func (s *list) advance(now time.Time) {
+	for _, p := range slices.Clone(s.places) {
+		if p == s.called || now.Before(p.until) {
+			continue
+		}
+		if p == s.places[0] {
+			if s.called == nil && !s.due().After(p.until) {
+				continue // only the timer is late
+			}
+			s.next.At = now
+		}
+		p.remove()
+		p.end(Over)
+	}
+	if len(s.places) == 0 {
+		s.drop()
+		return
+	}
+	due := s.due()
+	if s.called == nil && !now.Before(due) {
+		s.called, s.changed = s.places[0], false
+		s.called.end(Turn)
+	}
+	var at time.Time // zero: only the request that is called has something to do
+	for _, p := range s.places {
+		if p != s.called && (at.IsZero() || p.until.Before(at)) {
+			at = p.until
+		}
+	}
+	if s.called == nil && due.Before(at) {
+		at = due
+	}
+	switch {
+	case at.IsZero():
+		s.stop()
+	case s.timer == nil:
+		s.timer = time.AfterFunc(at.Sub(now), s.ring)
+	default:
+		s.timer.Reset(at.Sub(now))
+	}
+}
+
+// due returns when the first request may try.
+func (s *list) due() time.Time {
+	if s.gate.After(s.next.At) {
+		return s.gate
+	}
+	return s.next.At
+}
+
+// ring is what the timer calls.
+func (s *list) ring() {
+	s.lists.mu.Lock()
+	defer s.lists.mu.Unlock()
+	if s.lists.byKey[s.key] == s {
+		s.advance(time.Now())
+	}
+}
+
+// stop stops the timer.
+func (s *list) stop() {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// drop forgets the list. No request waits in it.
+func (s *list) drop() {
+	s.stop()
+	if s.lists.byKey[s.key] == s {
+		delete(s.lists.byKey, s.key)
+	}
+}
