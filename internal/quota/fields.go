@@ -21,35 +21,54 @@ type Fields struct {
 type Limits [len(limits)]Fields
 
 // RemoveFields removes everything from the header that providers say of their rate limits.
-func RemoveFields(header http.Header) {
-	for name := range header {
-		if strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") || strings.HasPrefix(name, "Anthropic-Ratelimit-") {
-			delete(header, name)
-		}
-	}
-}
+func RemoveFields(header http.Header) { Limits{}.Set(header, false) }
 
 // Set replaces what the header says of rate limits by the limits that are known, under OpenAI's names. The
 // reset is a duration, as from OpenAI, or a number of seconds, as from Azure.
 func (l Limits) Set(header http.Header, seconds bool) {
-	RemoveFields(header)
+	for name := range header {
+		if isRateLimit(name) && !l.names(name) {
+			delete(header, name)
+		}
+	}
 	for i, f := range l {
 		if !f.Known {
 			continue
 		}
-		reset := f.Reset.Truncate(time.Millisecond)
-		if reset < f.Reset {
-			reset += time.Millisecond
-		}
-		values := [...]string{strconv.FormatInt(f.Limit, 10), strconv.FormatInt(f.Remaining, 10), reset.String()}
+		reset := roundUp(f.Reset, time.Millisecond).String()
 		if seconds {
-			values[2] = strconv.FormatInt(int64((f.Reset+time.Second-1)/time.Second), 10)
+			reset = strconv.FormatInt(int64(roundUp(f.Reset, time.Second)/time.Second), 10)
 		}
-		for j, name := range [...]string{limits[i].limit[0], limits[i].remaining[0], limits[i].reset[0]} {
-			header[name] = values[j : j+1 : j+1]
-		}
+		set(header, limits[i].limit[0], strconv.FormatInt(f.Limit, 10))
+		set(header, limits[i].remaining[0], strconv.FormatInt(f.Remaining, 10))
+		set(header, limits[i].reset[0], reset)
 	}
 }
+
+func isRateLimit(name string) bool {
+	return strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") || strings.HasPrefix(name, "Anthropic-Ratelimit-")
+}
+
+// names reports whether it is the name of a field that Set sets.
+func (l Limits) names(name string) bool {
+	for i, f := range l {
+		if f.Known && (name == limits[i].limit[0] || name == limits[i].remaining[0] || name == limits[i].reset[0]) {
+			return true
+		}
+	}
+	return false
+}
+
+// set sets a field of a header, in place if the backend has sent it, too: see BenchmarkHeader.
+func set(header http.Header, name, value string) {
+	if values := header[name]; len(values) == 1 {
+		values[0] = value
+	} else {
+		header[name] = []string{value}
+	}
+}
+
+func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
 
 // Fields returns what is left of the limit of requests (0) or of tokens (1). While the backend is benched,
 // nothing is left, and only the limit must be known.
