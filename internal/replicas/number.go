@@ -3,6 +3,7 @@ package replicas
 import (
 	"context"
 	"strconv"
+	"time"
 
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
@@ -13,7 +14,7 @@ import (
 func (r *Replica) keepNumber(ctx context.Context, storage certmagic.Storage, key string) {
 	text, _ := storage.Load(ctx, key) // without a number, it is as at the first start
 	saved, _ := strconv.Atoi(string(text))
-	r.tally.Expect(saved)
+	r.tally.Expect(time.Now(), saved)
 	for pause(ctx, lifetime) {
 		if n := r.tally.Replicas(); n > 0 && n != saved {
 			if err := storage.Store(ctx, key, []byte(strconv.Itoa(n))); err != nil {

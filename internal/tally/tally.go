@@ -9,12 +9,11 @@
 // The records of a replica that has ended stay in the store, and count until their windows are over. Months are
 // longer than the store keeps a record, so the other replicas refresh it.
 //
-// A replica that has not been connected for 3 s may use its share of each limit: 1/N, where N is the number of
-// replicas last seen. No request waits for any of that.
+// A replica that has not been connected for 3 s, or not since it started, may use its share of each limit: 1/N, where N
+// is the number of replicas last seen. No request waits for any of that.
 package tally
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -135,11 +134,14 @@ func (t *Tally) connect(now time.Time, connected bool, n int) {
 	}
 }
 
-// Expect sets how many replicas there are, for as long as this one has not been connected.
-func (t *Tally) Expect(n int) {
+// Expect sets how many replicas there are, for as long as this one has not been connected. Until then it uses its share,
+// without patience: nobody knows what the others use.
+func (t *Tally) Expect(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.replicas = cmp.Or(t.replicas, n)
+	if t.replicas == 0 {
+		t.replicas, t.lost = n, now.Add(-patience)
+	}
 }
 
 // Replicas returns how many replicas share the use of callers, or did when this one was last connected. 0: that is
