@@ -231,14 +231,16 @@ func (c *Config) Location() (*time.Location, error) {
 // Unused returns warnings about entries that have no effect. known reports whether a client key has that
 // name.
 func (c *Config) Unused(known func(name string) bool) (warnings []string) {
-	used := make(map[string]bool)
+	used, tiers := make(map[string]bool), c.tierNames()
 	for _, caller := range c.Callers {
 		if caller.Name != everyOther && !known(caller.Name) {
 			warnings = append(warnings, "caller '"+caller.Name+"' has no client key, so its limits have no effect")
 		}
 		used[caller.Tier] = true
 		for _, l := range slices.Concat(caller.Requests, caller.Tokens) {
-			used[l.Then] = true
+			if used[l.Then] = true; l.Then != "" && slices.Index(tiers, l.Then) <= slices.Index(tiers, caller.Tier) {
+				warnings = append(warnings, "caller '"+caller.Name+"': limit '"+l.Limit+"' has no effect, because tier '"+l.Then+"' is not less important than the caller's tier '"+caller.Tier+"'")
+			}
 		}
 	}
 	for _, t := range c.Tiers {
