@@ -74,15 +74,7 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	}
 	ex.api.caller = who
 	if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-		extra.Set(ex.callerField())
+		extra.Set(ex.api.callerField())
 	}
 	return apierror.Error{}, false
-}
-
-// callerField names the caller in a log. It is empty if callers need no key.
-func (ex *exchange) callerField() zap.Field {
-	if ex.api.caller.Name == "" {
-		return zap.Skip()
-	}
-	return zap.String("caller", ex.api.caller.Name)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
@@ -16,6 +17,42 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
+
+// ourselves is the upstream of the balancer's own answers: reverse_proxy needs one
+// to count them for. It is never dialed, and no policy or health check sees it.
+var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
+
+// choose moves on to the backend that is attempted next. If there is none, it
+// returns ourselves, and the transport answers.
+func (ex *exchange) choose() *reverseproxy.Upstream {
+	ex.release()
+	ex.dropCookies()
+	now := time.Now()
+	m := ex.moved()
+	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
+		ex.ask(now)
+		ex.lineUp()
+		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
+			m = ex.balancer.Pool.Pick(ex, now)
+		}
+		ex.observeCeiling(m, now)
+	}
+	if m == nil && ex.balancer.waiting != nil {
+		m, now = ex.wait(now)
+	}
+	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
+		ex.stepOut()
+		m = ex.balancer.Pool.PickThrottled(ex, now)
+		ex.tries.forwarded = m != nil
+	}
+	if m == nil {
+		return ourselves
+	}
+	ex.observeFailover(m)
+	ex.tries.current = ex.balancer.targets[m.Index]
+	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, mark: ex.deduct(ex.tries.current), deployment: ex.deploymentLabel(ex.tries.current)})
+	return ex.tries.current.upstream
+}
 
 // errNextBackend makes reverse_proxy ask the selection again.
 var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backend"))
@@ -57,6 +94,25 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errNextBackend
 	}
 	return ex.answer(req), nil
+}
+
+type exchangeCtxKey struct{}
+
+// exchangeVar is the variable in which a plain reverse_proxy's selection leaves
+// the exchange for the transport: a selection policy cannot change the
+// request's context.
+const exchangeVar = "openai_lb.exchange"
+
+// exchangeOf returns the exchange that t makes attempts for. A request may
+// pass several handlers, each with an exchange of its own.
+func exchangeOf(ctx context.Context, t *Transport) *exchange {
+	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok && ex.balancer.transport == t {
+		return ex
+	}
+	if ex, ok := caddyhttp.GetVar(ctx, exchangeVar).(*exchange); ok && ex.balancer.transport == t {
+		return ex
+	}
+	return nil
 }
 
 // hideHeader keeps the header of a request out of reverse_proxy's log of a reply that breaks

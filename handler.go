@@ -36,6 +36,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return err
 }
 
+// finish gives back what the exchange holds and counts it. net/http's server ends
+// the context of the reply that the client got.
+func (ex *exchange) finish(err error, aborted bool) {
+	ex.record.end(aborted)
+	ex.dropBest()
+	ex.api.received.Release()
+	ex.release()
+	if to := ex.tries.move.to; to != nil { // the client left just then
+		to.Release()
+	}
+	ex.observe(err)
+	ex.settle()
+}
+
 // proxied is the request as reverse_proxy gets it: with the exchange in its
 // context, and without the caller's credentials and the body, which are the
 // exchange's. Handlers in handle_response get this request, too, and so the body as

@@ -144,7 +144,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 	a.class, a.status = r.Class, r.Status
 	ex.observeAttempt(a, r)
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", t.Name), ex.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
+		c.Write(zap.String("backend", t.Name), ex.api.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
 			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", ex.api.placement.Why(ex.api.affinity)), errorField(r, r.Err))
 	}
 	if !r.Class.Failover() {

@@ -19,20 +19,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// finish gives back what the exchange holds and counts it. net/http's server ends
-// the context of the reply that the client got.
-func (ex *exchange) finish(err error, aborted bool) {
-	ex.record.end(aborted)
-	ex.dropBest()
-	ex.api.received.Release()
-	ex.release()
-	if to := ex.tries.move.to; to != nil { // the client left just then
-		to.Release()
-	}
-	ex.observe(err)
-	ex.settle()
-}
-
 // outcome returns whose reply the client got, and its class. t is nil
 // if that was an answer of our own that is not about one backend.
 func (ex *exchange) outcome() (t *target, class string) {

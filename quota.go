@@ -1,9 +1,11 @@
 package openailb
 
 import (
+	"net/http"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
@@ -47,4 +49,68 @@ func (ex *exchange) observeQuota(t *target, r *attempt.Reply, now time.Time) {
 func (ex *exchange) Steered(m *pool.Member) {
 	t := ex.balancer.targets[m.Index]
 	t.metrics.Steered(ex.deploymentLabel(t))
+}
+
+// Tier implements pool.Request. Ceilings do not apply to a request for an object that one account stores,
+// because no other backend can serve it, nor to operations other than inference, which have separate limits.
+// While a reload goes on, callers may still have, or have already, the tiers of the other config.
+func (ex *exchange) Tier() quota.Tier {
+	n := ex.admission.Tier()
+	if n == 0 || n >= len(ex.balancer.tiers) || !ex.api.Kind.Infers() || !ex.api.placement.Anywhere() {
+		return quota.Tier{Number: n}
+	}
+	return ex.balancer.tiers[n]
+}
+
+// ask has worse tiers leave room for requests such as this one, if there are any.
+func (ex *exchange) ask(now time.Time) {
+	if len(ex.tries.attempts) == 0 && ex.admission.Tier() < len(ex.balancer.tiers)-1 {
+		ex.balancer.Pool.Ask(ex, now)
+	}
+}
+
+// observeCeiling counts the backends that were passed over for a backend of their priority or a worse one,
+// or for none, because they are used above the ceiling of the request's tier.
+func (ex *exchange) observeCeiling(chosen *pool.Member, now time.Time) {
+	if len(ex.tries.attempts) > 0 || ex.Tier().Ceiling == 0 {
+		return
+	}
+	for _, t := range ex.balancer.targets {
+		if chosen != nil && t.Priority > chosen.Priority {
+			return
+		}
+		if t.PassedOver(ex, now) {
+			t.metrics.PassedOver(ex.Tier().Name)
+		}
+	}
+}
+
+// The values of ratelimit_headers: whose limits a reply names.
+const (
+	rateLimitsOfCaller  = "caller"
+	rateLimitsOfPool    = "pool"
+	rateLimitsOfBackend = "backend"
+	rateLimitsOff       = "off"
+)
+
+var rateLimitsOf = []string{rateLimitsOfCaller, rateLimitsOfPool, rateLimitsOfBackend, rateLimitsOff}
+
+// setRateLimits makes the header of a reply say what ratelimit_headers wants.
+func (ex *exchange) setRateLimits(header http.Header) {
+	switch ex.balancer.rateLimits {
+	case rateLimitsOff:
+		quota.RemoveFields(header)
+	case rateLimitsOfBackend: // what came from it stays
+	case rateLimitsOfPool:
+		ex.balancer.Pool.Limits(ex, time.Now()).Set(header, ex.isAzure())
+	default:
+		if ex.admission.Limited() {
+			ex.admission.Limits(time.Now()).Set(header, ex.isAzure())
+		}
+	}
+}
+
+// isAzure reports whether the client speaks Azure's dialect.
+func (ex *exchange) isAzure() bool {
+	return ex.api.Route.Dialect == openaiapi.AzureV1 || ex.api.Route.Dialect == openaiapi.AzureClassic
 }

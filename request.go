@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 
+	"go.uber.org/zap"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -48,3 +50,11 @@ func (a *apiRequest) asks() attempt.Asks {
 // makesObject reports whether the request makes an object without a model, which may be
 // used with any.
 func (a *apiRequest) makesObject() bool { return a.Model == "" && a.placement.Makes() }
+
+// callerField names the caller in a log. It is empty if callers need no key.
+func (a *apiRequest) callerField() zap.Field {
+	if a.caller.Name == "" {
+		return zap.Skip()
+	}
+	return zap.String("caller", a.caller.Name)
+}

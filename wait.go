@@ -179,7 +179,7 @@ func (ex *exchange) await(place *waiting.Place, try func(now time.Time) (again b
 	waited := time.Since(begun)
 	t.waited += waited
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "request waited"); c != nil {
-		c.Write(zap.String("result", string(t.result)), zap.Duration("duration", waited), ex.callerField(),
+		c.Write(zap.String("result", string(t.result)), zap.Duration("duration", waited), ex.api.callerField(),
 			zap.String("model", pool.ModelKey(ex.api.Model)), zap.Int("tier", ex.admission.Tier()))
 	}
 }
