@@ -78,12 +78,10 @@ type ahead struct {
 	buffer *replay.Buffer
 	// pending brings what is being read ahead.
 	pending chan readAhead
-	// late is set if the client gets its reply while a read is pending, which
-	// may still add trailers to the backend's reply.
-	late *lateReply
+	// late is the client's response, if the client gets it while a read is pending,
+	// which may still add trailers to the backend's.
+	late *http.Response
 }
-
-type lateReply struct{ client, backend *http.Response }
 
 type readAhead struct {
 	data []byte
@@ -136,11 +134,6 @@ func (b *body) readMore(timeout <-chan time.Time) bool {
 
 func (b *body) take(more readAhead) {
 	b.pending = nil
-	if b.late != nil && more.err != nil {
-		// the trailers came with the end, and are not read or written now
-		b.late.client.Trailer = b.late.backend.Trailer
-		b.late = nil
-	}
 	if b.held == nil {
 		b.held = more.data
 	} else {
@@ -226,6 +219,9 @@ func (b *body) Read(p []byte) (n int, err error) {
 		b.deadline.end()
 		b.secrets.DropFrom(b.response.Trailer)
 		b.fields.Final(b.response.Trailer)
+		if b.late != nil {
+			b.late.Trailer = b.response.Trailer
+		}
 		err = b.finish(err)
 	}
 	return n, err

@@ -202,7 +202,7 @@ func (b *body) forClient(res *http.Response) *http.Response {
 	}
 	client := *res
 	client.Trailer = maps.Clone(client.Trailer)
-	b.late = &lateReply{&client, res}
+	b.late = &client
 	return &client
 }
 
