@@ -298,12 +298,19 @@ func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Memb
 	return chosen
 }
 
+// shortestWait is the shortest wait above a ceiling that a client is told: what is used changes with each reply.
+const shortestWait = time.Second
+
 // Wait returns the shortest wait of the members that can serve the request.
 func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	for _, m := range p.Members {
 		if model, ok := r.ModelAt(m); ok {
-			soonest = min(soonest, max(m.quotaWait(r, model, now), m.returns(model, now).Sub(now)))
+			wait := m.returns(model, now).Sub(now)
+			if above := m.quotaWait(r, model, now); above > 0 {
+				wait = max(wait, above, shortestWait)
+			}
+			soonest = min(soonest, wait)
 		}
 	}
 	return soonest

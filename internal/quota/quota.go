@@ -16,6 +16,7 @@
 package quota
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -35,9 +36,6 @@ const MaxTiers = 8
 
 // memory is for how long better tiers are remembered that asked for a model.
 const memory = time.Minute
-
-// shortestWait is the shortest wait above a ceiling. Readings change with each reply.
-const shortestWait = time.Second
 
 // kind is a kind of reading. Only the latest of each kind counts.
 type kind int
@@ -89,7 +87,7 @@ func (m *Meter) Above(t Tier, now time.Time) bool {
 	return false
 }
 
-// Wait returns how long it takes until requests of the tier may go to the backend.
+// Wait returns how long it takes until requests of the tier may go to the backend, if no reply says otherwise.
 func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 	if !m.Above(t, now) {
 		return 0
@@ -98,7 +96,7 @@ func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 	for i := range m.readings {
 		until = max(until, reading(m.readings[i].Load()).fallsTo(t.Ceiling))
 	}
-	return max(shortestWait, time.Duration(min(until, m.asked(t))-instant(now))*time.Millisecond)
+	return time.Duration(max(1, min(until, m.asked(t))-instant(now))) * time.Millisecond
 }
 
 // asked returns until when the tier makes room for better ones.
@@ -154,7 +152,7 @@ func (r reading) fallsTo(ceiling float64) int64 {
 	if used == 0 {
 		return 0
 	}
-	return at + int64(float64(window)*(1-ceiling*usedSteps/float64(used)))
+	return at + int64(math.Ceil(float64(window)*(1-ceiling*usedSteps/float64(used))))
 }
 
 var began = time.Now()

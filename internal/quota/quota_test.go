@@ -44,7 +44,7 @@ func TestUtilizationFadesInFourSeconds(t *testing.T) {
 	m := asked()
 	see(m, header("azure-openai-deployment-utilization", "127%"), false, start)
 	wantWait(t, m, batch, 0, 4*(1-.8/1.27))
-	wantWait(t, m, batch, 1.4, 1) // 80 ms are left, and 1 s is the shortest
+	wantWait(t, m, batch, 1.4, .08)
 	wantWait(t, m, batch, 1.5, 0)
 	wantWait(t, m, Tier{Number: 3, Ceiling: .5}, 0, 4*(1-.5/1.27))
 	see(m, header("azure-openai-deployment-utilization", "79.9%"), false, at(1))
@@ -54,7 +54,7 @@ func TestUtilizationFadesInFourSeconds(t *testing.T) {
 func TestAThrottleIsFullAndFadesInTwoSeconds(t *testing.T) {
 	m := asked()
 	see(m, header(), true, start)
-	wantWait(t, m, batch, 0, 1) // .4
+	wantWait(t, m, batch, 0, .4)
 	wantWait(t, m, batch, .41, 0)
 	wantWait(t, m, Tier{Number: 3, Ceiling: .1}, 0, 1.8)
 }

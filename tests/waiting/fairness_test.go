@@ -35,6 +35,24 @@ func TestABetterTierDoesNotWaitBehindAWorseOneForWhichABackendIsTooBusy(t *testi
 	})
 }
 
+// TestATierWaitsOnlyUntilTheBackendIsBelowItsCeiling has a backend throttle for 100 ms. What that says of its use
+// falls to 90 % after 200 ms.
+func TestATierWaitsOnlyUntilTheBackendIsBelowItsCeiling(t *testing.T) {
+	for _, wait := range []string{"300ms", "1s", "3s"} {
+		inBubble(t, "wait "+wait+"\n"+tiers, func(t *testing.T, w *world) {
+			const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
+			w.throttle("a", 0)
+			w.Send(w.request(0, web)).WantServed(t, "a")
+			w.throttle("a", 100*time.Millisecond)
+			begin := time.Now()
+			w.Send(w.request(1, batch)).WantServed(t, "a")
+			if took := time.Since(begin); took < 190*time.Millisecond || took > 210*time.Millisecond {
+				t.Errorf("wait %s: it took %s", wait, took)
+			}
+		})
+	}
+}
+
 // panicking is a policy that panics once, when untilPanic gets to 0.
 type panicking struct{}
 
