@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -90,6 +91,38 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 			t.Errorf("the log holds the key: %s", text)
 		}
 	})
+}
+
+// TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog has backends send more than their reply: with it, and later.
+func TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog(t *testing.T) {
+	const reply = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+	for _, pause := range []time.Duration{0, time.Second} {
+		var logged strings.Builder
+		before := log.Writer()
+		log.SetOutput(&logged) // as Caddy does at a load
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				conn, _, err := http.NewResponseController(rw).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer conn.Close()
+				io.WriteString(conn, reply)
+				time.Sleep(pause)
+				io.WriteString(conn, "Authorization: "+r.Header.Get("Authorization"))
+				time.Sleep(time.Second)
+			})
+			if reply := w.Post(`{}`); reply.Status != 200 || reply.Body != "{}" {
+				t.Errorf("client got %d %s (%v)", reply.Status, reply.Body, reply.Err)
+			}
+			time.Sleep(3 * time.Second)
+		})
+		log.SetOutput(before) // nothing is written any more
+		if text := logged.String(); strings.Contains(text, lbtest.BackendKey) || !strings.Contains(text, "Unsolicited") {
+			t.Errorf("the surplus comes after %s, and Go logs %q", pause, text)
+		}
+	}
 }
 
 func TestAKeyOfStarsEndsNothing(t *testing.T) {

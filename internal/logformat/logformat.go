@@ -93,11 +93,9 @@ func (e *LogEncoder) Clone() zapcore.Encoder {
 
 // EncodeEntry implements zapcore.Encoder.
 func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
-	message := entry.Message
-	entry.Message = redactMessage(message)
 	redacted := zapcore.ObjectMarshalerFunc(func(to zapcore.ObjectEncoder) error {
 		for _, f := range fields {
-			if f.Type == zapcore.ReflectType && message == configMessage {
+			if f.Type == zapcore.ReflectType && entry.Message == configMessage {
 				f.Interface = redactConfig(f.Interface)
 			}
 			f.AddTo(redactor{to})
@@ -257,18 +255,6 @@ func redactFields(value any) {
 			}
 		}
 	}
-}
-
-// unsolicited begins what net/http logs, through the standard logger, of a
-// backend that sends more than its reply. It goes on with what was sent, which
-// may be an answer, or anything else.
-const unsolicited = "Unsolicited response received on idle HTTP channel"
-
-func redactMessage(message string) string {
-	if strings.HasPrefix(message, unsolicited) {
-		return unsolicited
-	}
-	return message
 }
 
 // Interface guards

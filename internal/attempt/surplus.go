@@ -1,0 +1,32 @@
+package attempt
+
+import (
+	"bytes"
+	"io"
+	"log"
+)
+
+// surplus begins what net/http writes to Go's log of a server that sends more than its reply (transport.go,
+// readLoopPeekFailLocked). It goes on with what was sent, which may be an echo of a key.
+const surplus = "Unsolicited response received on idle HTTP channel"
+
+// withoutSurplus is an output of Go's log.
+type withoutSurplus struct{ io.Writer }
+
+// Write implements io.Writer.
+func (w withoutSurplus) Write(line []byte) (int, error) {
+	kept := line
+	if i := bytes.Index(line, []byte(surplus)); i >= 0 {
+		kept = append(line[:i:i], surplus+"\n"...)
+	}
+	_, err := w.Writer.Write(kept)
+	return len(line), err
+}
+
+// HideSurplus keeps what servers send in excess of their replies out of Go's log. Caddy may direct that log
+// elsewhere at any load, so a dialer calls it again for each connection.
+func HideSurplus() {
+	if _, hides := log.Writer().(withoutSurplus); !hides {
+		log.SetOutput(withoutSurplus{log.Writer()})
+	}
+}
