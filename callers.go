@@ -59,6 +59,9 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 		return apierror.CompressedBody.Answer(ex.request)
 	}
 	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered())}
+	if estimate.Prompt > 0 && api.PromptLength > 0 && !api.received.Whole() && api.received.Length() < 0 && h.callers.LimitsTokens(name) {
+		return apierror.UnknownLength(h.Transport.RequestBuffers).Answer(ex.request)
+	}
 	if limit, ok := api.OutputLimit(); ok {
 		estimate.Output = limit
 	} else if !api.Kind.IsHandshake() { // the tokens of a WebSocket cannot be seen

@@ -184,6 +184,12 @@ func PerhapsAnotherModel(limit int64) Error {
 		"The request body is longer than "+strconv.FormatInt(limit, 10)+" bytes, so it is not certain which model it names. Send a shorter body.")
 }
 
+// UnknownLength is the error for a body whose tokens cannot be estimated.
+func UnknownLength(limit int64) Error {
+	return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
+		"The request body is longer than "+strconv.FormatInt(limit, 10)+" bytes and has no Content-Length, so its tokens cannot be estimated. Send a Content-Length.")
+}
+
 // http2Left is in net/http's error for a client that left while its body was
 // read over HTTP/2. That error is not exported.
 const http2Left = "client disconnected"

@@ -125,14 +125,11 @@ func (c *Callers) Models(name string) []string {
 	return c.of(name).models
 }
 
+// LimitsTokens reports whether a caller has a limit of tokens.
+func (c *Callers) LimitsTokens(name string) bool { return c != nil && c.of(name).tokens }
+
 // SeesEach reports whether each request of a caller has to be seen, because of its model or its tokens.
-func (c *Callers) SeesEach(name string) bool {
-	if c == nil {
-		return false
-	}
-	e := c.of(name)
-	return e.models != nil || e.tokens
-}
+func (c *Callers) SeesEach(name string) bool { return c.Models(name) != nil || c.LimitsTokens(name) }
 
 // Admission is what a request of a caller was admitted with, until it is settled. The zero Admission is
 // that of a request without one.

@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -206,6 +207,26 @@ func TestACallerMayUseOnlyItsModels(t *testing.T) {
 			t.Errorf("the list of models is %s", got.Body)
 		}
 		w.WantCalls(map[string]int{"a": 1})
+	})
+}
+
+func TestABodyOfUnknownLengthPassesNoLimitOfTokens(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 20k/minute\n}\nrequest_buffers 64KiB", func(t *testing.T, w *world) {
+		send := func(key, path, kind, body string) lbtest.Reply {
+			r := w.Request(http.MethodPost, path, io.MultiReader(strings.NewReader(body))) // in chunks
+			r.Header.Set("Authorization", "Bearer "+key)
+			r.Header.Set("Content-Type", kind)
+			return w.Send(r)
+		}
+		const chat, kind = "/v1/chat/completions", "application/json"
+		long := `{"model":"gpt-4o","messages":[{"content":"` + strings.Repeat("x", 1<<20) + `"}]}`
+		send(aliceKey, chat, kind, long).WantError(t, http.StatusRequestEntityTooLarge, "request_too_large")
+		w.wantUse(t, 0)
+		send(aliceKey, chat, kind, `{"model":"gpt-4o"}`).WantServed(t, "a")
+		send(bobKey, chat, kind, long).WantServed(t, "a")
+		form := "--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.mp3\"\r\n\r\n" +
+			strings.Repeat("x", 1<<20) + "\r\n--x--\r\n"
+		send(aliceKey, "/v1/audio/transcriptions", "multipart/form-data; boundary=x", form).WantServed(t, "a") // an estimate that does not depend on it
 	})
 }
 
