@@ -32,7 +32,7 @@ var (
 		"pool", "backend", "deployment", "class")
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
-	silentDesc = desc("silent", "Whether requests wait at a backend and it sends nothing: 1 or 0.", "pool", "backend", "deployment")
+	silentDesc = desc("silent", "Whether a backend has sent nothing to any request since several waited for too long: 1 or 0.", "pool", "backend", "deployment")
 	usualDesc  = desc("usual_first_byte_seconds", "The usual wait for the first byte of a reply, streamed or whole.",
 		"pool", "backend", "deployment", "kind")
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
