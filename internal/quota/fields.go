@@ -68,7 +68,7 @@ func set(header http.Header, name, value string) {
 	}
 }
 
-func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
+func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
 
 // Fields returns what is left of the limit of requests (0) or of tokens (1). While the backend is benched,
 // nothing is left, and only the limit must be known.

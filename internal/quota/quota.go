@@ -16,7 +16,6 @@
 package quota
 
 import (
-	"math"
 	"sync/atomic"
 	"time"
 )
@@ -94,7 +93,7 @@ func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 	}
 	var until int64
 	for i := range m.readings {
-		until = max(until, reading(m.readings[i].Load()).fallsTo(t.Ceiling))
+		until = max(until, reading(m.readings[i].Load()).fallsTo(steps(t.Ceiling)))
 	}
 	return time.Duration(max(1, min(until, m.asked(t))-instant(now))) * time.Millisecond
 }
@@ -146,13 +145,13 @@ func (r reading) above(ceiling, now int64) bool {
 	return left > 0 && used*left > ceiling*window
 }
 
-// fallsTo returns the instant at which the reading falls to the ceiling.
-func (r reading) fallsTo(ceiling float64) int64 {
+// fallsTo returns the instant at which the reading falls to the ceiling, in steps.
+func (r reading) fallsTo(ceiling int64) int64 {
 	used, window, at := r.unpack()
-	if used == 0 {
+	if used <= ceiling {
 		return 0
 	}
-	return at + int64(math.Ceil(float64(window)*(1-ceiling*usedSteps/float64(used))))
+	return at + (window*(used-ceiling)+used-1)/used
 }
 
 var began = time.Now()

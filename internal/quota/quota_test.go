@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"testing"
 	"time"
@@ -20,9 +21,10 @@ func asked() *Meter {
 	return m
 }
 
+// wantWait allows for a ceiling that is no whole number of steps.
 func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	t.Helper()
-	if got := m.Wait(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
+	if got := m.Wait(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.1 {
 		t.Errorf("after %v s the tier waits %v s, want %v", seconds, got, want)
 	}
 }
@@ -49,6 +51,18 @@ func TestUtilizationFadesInFourSeconds(t *testing.T) {
 	wantWait(t, m, Tier{Number: 3, Ceiling: .5}, 0, 4*(1-.5/1.27))
 	see(m, header("azure-openai-deployment-utilization", "79.9%"), false, at(1))
 	wantWait(t, m, batch, 1, 0)
+}
+
+func TestAWaitIsExact(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 100_000 {
+		m, tier := asked(), Tier{Number: 2, Ceiling: float64(1+random.IntN(100)) / 100}
+		m.see(tokens, 2*random.Float64(), time.Duration(random.Int64N(int64(time.Minute))), start)
+		wait := m.Wait(tier, start)
+		if m.Above(tier, start.Add(wait)) || wait > 0 && !m.Above(tier, start.Add(wait-time.Millisecond)) {
+			t.Fatalf("it waits %s for %+v, which is not when %b falls to it", wait, tier, m.readings[tokens].Load())
+		}
+	}
 }
 
 func TestAThrottleIsFullAndFadesInTwoSeconds(t *testing.T) {
