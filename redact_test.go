@@ -99,8 +99,8 @@ func TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	for _, pause := range []time.Duration{0, time.Second} {
 		var logged strings.Builder
 		before := log.Writer()
-		log.SetOutput(&logged) // as Caddy does at a load
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+			log.SetOutput(&logged) // as Caddy does at any load
 			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 				conn, _, err := http.NewResponseController(rw).Hijack()
 				if err != nil {

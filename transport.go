@@ -111,6 +111,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		PingTimeout:               pingTimeout,
 		MaxReceiveBufferPerStream: maxReceiveBuffer,
 	}
+	attempt.HideSurplus()
 	t.HTTP.Transport.DialContext = attempt.Dialing(t.HTTP.Transport.DialContext)
 	t.sender = attempt.Sender{RoundTripper: t.HTTP, Options: t.Options, Statuses: t.UnhealthyStatus}
 	return nil

@@ -137,6 +137,7 @@ func (s *Sender) Send(r Request) *Reply {
 }
 
 func (s *Sender) send(t *sent) *Reply {
+	HideSurplus()
 	t.begin(s)
 	reply := &t.reply
 	reply.sent = t

@@ -19,9 +19,7 @@ type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 // memory in one piece: net/http would copy it through a buffer that it makes for each request. If
 // the other side stops reading in the midst of that, its last words can still be read.
 func Dialing(dial Dialer) Dialer {
-	HideSurplus()
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		HideSurplus()
 		c, err := dial(ctx, network, address)
 		if err != nil {
 			return nil, err

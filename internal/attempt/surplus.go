@@ -23,8 +23,8 @@ func (w withoutSurplus) Write(line []byte) (int, error) {
 	return len(line), err
 }
 
-// HideSurplus keeps what servers send in excess of their replies out of Go's log. Caddy may direct that log
-// elsewhere at any load, so a dialer calls it again for each connection.
+// HideSurplus keeps what servers send in excess of their replies out of Go's log. Caddy may direct that log elsewhere
+// at any load, so each attempt calls it again.
 func HideSurplus() {
 	if _, hides := log.Writer().(withoutSurplus); !hides {
 		log.SetOutput(withoutSurplus{log.Writer()})
