@@ -15,13 +15,17 @@ func (r *Replica) keepNumber(ctx context.Context, storage certmagic.Storage, key
 	text, _ := storage.Load(ctx, key) // without a number, it is as at the first start
 	saved, _ := strconv.Atoi(string(text))
 	r.tally.Expect(time.Now(), saved)
+	failed := 0 // the number of which the log says that it is not saved
 	for pause(ctx, lifetime) {
-		if n := r.tally.Replicas(); n > 0 && n != saved {
-			if err := storage.Store(ctx, key, []byte(strconv.Itoa(n))); err != nil {
-				r.logger.Load().Error("could not save the number of replicas", zap.String("key", key), zap.Error(err))
-				continue
-			}
-			saved = n
+		n := r.tally.Replicas()
+		if n <= 0 || n == saved {
+			continue
+		}
+		if err := storage.Store(ctx, key, []byte(strconv.Itoa(n))); err == nil {
+			saved, failed = n, 0
+		} else if failed != n {
+			failed = n
+			r.logger.Load().Error("could not save the number of replicas", zap.String("key", key), zap.Error(err))
 		}
 	}
 }

@@ -135,7 +135,7 @@ func (t *Tally) connect(now time.Time, connected bool, n int) {
 }
 
 // Expect sets how many replicas there are, for as long as this one has not been connected. Until then it uses its share,
-// without patience: nobody knows what the others use.
+// without patience: it is not known what the others use.
 func (t *Tally) Expect(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
