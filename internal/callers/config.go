@@ -239,7 +239,7 @@ func (c *Config) Unused(known func(name string) bool) (warnings []string) {
 		used[caller.Tier] = true
 		for _, l := range slices.Concat(caller.Requests, caller.Tokens) {
 			if used[l.Then] = true; l.Then != "" && slices.Index(tiers, l.Then) <= slices.Index(tiers, caller.Tier) {
-				warnings = append(warnings, "caller '"+caller.Name+"': limit '"+l.Limit+"' has no effect, because tier '"+l.Then+"' is not less important than the caller's tier '"+caller.Tier+"'")
+				warnings = append(warnings, "caller '"+caller.Name+"': '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+"' is not less important than the caller's tier '"+caller.Tier+"'")
 			}
 		}
 	}

@@ -8,13 +8,13 @@ import (
 func TestEntriesWithoutEffectAreWarnings(t *testing.T) {
 	inBubble(t, "caller alice {\ntier batch\n}\ncaller carol {\ntokens 1/day then nightly\n}\ncaller * {\ntier batch\ntokens 1/hour then batch\ntokens 1/day then nightly\ntokens 1/month then interactive\n}\ntier interactive\ntier batch 80%\ntier nightly 50%\ntier unused 10%", func(t *testing.T, w *world) {
 		for message, want := range map[string]int{
-			"caller 'carol' has no client key, so its limits have no effect":                                                             1,
-			"tier 'unused' has no caller, so it has no effect":                                                                           1,
-			"tier 'batch' has no caller, so it has no effect":                                                                            0,
-			"tier 'nightly' has no caller, so it has no effect":                                                                          0,
-			"caller '*': limit '1/hour' has no effect, because tier 'batch' is not less important than the caller's tier 'batch'":        1,
-			"caller '*': limit '1/day' has no effect, because tier 'nightly' is not less important than the caller's tier 'batch'":       0,
-			"caller '*': limit '1/month' has no effect, because tier 'interactive' is not less important than the caller's tier 'batch'": 1,
+			"caller 'carol' has no client key, so its limits have no effect":                                                                     1,
+			"tier 'unused' has no caller, so it has no effect":                                                                                   1,
+			"tier 'batch' has no caller, so it has no effect":                                                                                    0,
+			"tier 'nightly' has no caller, so it has no effect":                                                                                  0,
+			"caller '*': '1/hour then batch' changes no tier, because 'batch' is not less important than the caller's tier 'batch'":              1,
+			"caller '*': '1/day then nightly' changes no tier, because 'nightly' is not less important than the caller's tier 'batch'":           0,
+			"caller '*': '1/month then interactive' changes no tier, because 'interactive' is not less important than the caller's tier 'batch'": 1,
 		} {
 			if got := len(w.Logged(message)); got != want {
 				t.Errorf("%q was logged %d times, want %d", message, got, want)
