@@ -77,9 +77,9 @@ func (m *Meter) Above(t Tier, now time.Time) bool {
 	if t.Ceiling == 0 {
 		return false
 	}
-	at, ceiling := instant(now), steps(t.Ceiling)
+	at := instant(now)
 	for i := range m.readings {
-		if reading(m.readings[i].Load()).above(ceiling, at) {
+		if reading(m.readings[i].Load()).above(t.Ceiling, at) {
 			return at < m.asked(t)
 		}
 	}
@@ -93,7 +93,7 @@ func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 	}
 	var until int64
 	for i := range m.readings {
-		until = max(until, reading(m.readings[i].Load()).fallsTo(steps(t.Ceiling)))
+		until = max(until, reading(m.readings[i].Load()).fallsTo(t.Ceiling))
 	}
 	return time.Duration(max(1, min(until, m.asked(t))-instant(now))) * time.Millisecond
 }
@@ -138,20 +138,25 @@ func (r reading) unpack() (used, window, at int64) {
 		int64(r >> (usedBits + windowBits)) //nolint:gosec // it has 41 bits
 }
 
-// above reports whether more than so many steps are used.
-func (r reading) above(ceiling, now int64) bool {
+// above reports whether more than the ceiling is used.
+func (r reading) above(ceiling float64, now int64) bool {
 	used, window, at := r.unpack()
 	left := window - max(0, now-at)
-	return left > 0 && used*left > ceiling*window
+	return left > 0 && used*left > allowed(ceiling, window)
 }
 
-// fallsTo returns the instant at which the reading falls to the ceiling, in steps.
-func (r reading) fallsTo(ceiling int64) int64 {
+// fallsTo returns the instant at which the reading falls to the ceiling.
+func (r reading) fallsTo(ceiling float64) int64 {
 	used, window, at := r.unpack()
-	if used <= ceiling {
+	if used == 0 {
 		return 0
 	}
-	return at + (window*(used-ceiling)+used-1)/used
+	return at + window - allowed(ceiling, window)/used
+}
+
+// allowed returns the largest product of what is used and the time left of its window that is not above the ceiling.
+func allowed(ceiling float64, window int64) int64 {
+	return int64(ceiling * usedSteps * float64(window))
 }
 
 var began = time.Now()

@@ -21,10 +21,9 @@ func asked() *Meter {
 	return m
 }
 
-// wantWait allows for a ceiling that is no whole number of steps.
 func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	t.Helper()
-	if got := m.Wait(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.1 {
+	if got := m.Wait(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
 		t.Errorf("after %v s the tier waits %v s, want %v", seconds, got, want)
 	}
 }
