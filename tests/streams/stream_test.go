@@ -269,9 +269,9 @@ func TestTheClientsOwnErrorInTheMiddleOfAStreamBlamesNobody(t *testing.T) {
 }
 
 func TestTrailersOfAReplyThatWasHeldBackForTheWholeTimePass(t *testing.T) {
-	for _, parts := range [][]any{
-		{lbtest.StreamPreamble, 5 * time.Second},
-		{lbtest.StreamPreamble, 5 * time.Second, lbtest.StreamContent, time.Second, lbtest.StreamEnd},
+	for want, parts := range map[string][]any{
+		lbtest.StreamPreamble: {lbtest.StreamPreamble, 5 * time.Second},
+		lbtest.StreamPreamble + lbtest.StreamContent + lbtest.StreamEnd: {lbtest.StreamPreamble, 5 * time.Second, lbtest.StreamContent, time.Second, lbtest.StreamEnd},
 	} {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
@@ -280,7 +280,7 @@ func TestTrailersOfAReplyThatWasHeldBackForTheWholeTimePass(t *testing.T) {
 				rw.Header().Set("X-Sum", "abc")
 			})
 			res := lbtest.Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)))
-			if body, err := io.ReadAll(res.Body); !strings.HasPrefix(string(body), lbtest.StreamPreamble) || err != nil || res.Trailer.Get("X-Sum") != "abc" {
+			if body, err := io.ReadAll(res.Body); string(body) != want || err != nil || res.Trailer.Get("X-Sum") != "abc" {
 				t.Errorf("client got %q, %v and the trailers %v", body, err, res.Trailer)
 			}
 		})
