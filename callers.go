@@ -59,7 +59,7 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 		return apierror.CompressedBody.Answer(ex.request)
 	}
 	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered())}
-	if estimate.Prompt > 0 && api.PromptLength > 0 && !api.received.Whole() && api.received.Length() < 0 && h.callers.LimitsTokens(name) {
+	if estimate.Prompt > 0 && api.hasUnknownLength() && h.callers.LimitsTokens(name) {
 		return apierror.UnknownLength(h.Transport.RequestBuffers).Answer(ex.request)
 	}
 	if limit, ok := api.OutputLimit(); ok {

@@ -51,6 +51,12 @@ func (a *apiRequest) asks() attempt.Asks {
 // used with any.
 func (a *apiRequest) makesObject() bool { return a.Model == "" && a.placement.Makes() }
 
+// hasUnknownLength reports whether the prompt may have any length: its body is not kept as a whole, and does not
+// say how long it is. The estimate for a form does not depend on that.
+func (a *apiRequest) hasUnknownLength() bool {
+	return a.PromptLength > 0 && !a.received.Whole() && a.received.Length() < 0
+}
+
 // callerField names the caller in a log. It is empty if callers need no key.
 func (a *apiRequest) callerField() zap.Field {
 	if a.caller.Name == "" {
