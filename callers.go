@@ -44,6 +44,27 @@ func (h *Handler) modelsOf(ex *exchange) []string {
 	return h.models
 }
 
+// shortBody is the size of bodies that are usually there as soon as the request is.
+const shortBody = 64 << 10
+
+// receive reads the body of the request, or returns the answer if that cannot be read. While a longer one comes,
+// it is one of the requests that its caller has at a time: otherwise a caller could fill the memory with uploads.
+func (h *Handler) receive(ex *exchange) (none apierror.Answer) {
+	if length := ex.request.ContentLength; h.callers != nil && (length < 0 || length > shortBody) {
+		name := ex.api.caller.Name
+		var refusal *meter.Refusal
+		if ex.admission, refusal = h.callers.Upload(time.Now(), name); refusal != nil {
+			h.balancer.metrics.Limited(ex.api.caller.Label, refusal)
+			return h.callers.Refuse(ex.request, time.Now(), name, refusal)
+		}
+		defer ex.admission.Uploaded()
+	}
+	if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
+		return apierror.UnreadableBody(err).Answer(ex.request)
+	}
+	return none
+}
+
 // limit charges the request to its caller, or returns the answer if the caller may not send it.
 func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	if h.callers == nil {

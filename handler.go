@@ -135,8 +135,8 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 		return apierror.NoWebSocket.Answer(r)
 	}
 	if !openaiapi.IsExtendedConnect(r) {
-		if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
-			return apierror.UnreadableBody(err).Answer(r)
+		if own = h.receive(ex); own.Response != nil {
+			return own
 		}
 	}
 	ex.api.parse(r, route, h.promptCache)

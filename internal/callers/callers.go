@@ -156,6 +156,19 @@ func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission
 	return a, refusal
 }
 
+// Upload counts a request among those that the caller has at a time while its body comes, or returns why it may
+// not come. The Admission is good for Limits only, and for Uploaded, which must be called if there is no refusal.
+func (c *Callers) Upload(now time.Time, name string) (a Admission, refusal *meter.Refusal) {
+	a = c.admission(now, name)
+	if refusal = a.caller.Upload(); refusal != nil {
+		a.caller.Refused(refusal)
+	}
+	return a, refusal
+}
+
+// Uploaded ends what Upload has begun.
+func (a *Admission) Uploaded() { a.caller.Uploaded() }
+
 // Check returns why Try would not charge the caller's limits, or nil.
 func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
 	return c.admission(now, name).caller.Check(now, e)

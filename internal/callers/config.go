@@ -42,7 +42,8 @@ type Caller struct {
 	// Default: none.
 	Tokens []Limit `json:"tokens,omitempty"`
 
-	// MaxRequests is how many requests the caller may have at a time. Default: any
+	// MaxRequests is how many requests the caller may have at a time. One with a body
+	// of more than 64 KiB, or of unknown length, counts from its beginning. Default: any
 	// number.
 	MaxRequests *int `json:"max_requests,omitempty"`
 

@@ -174,13 +174,40 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 			}
 		}
 	}
-	switch {
-	case refusal != nil:
+	if refusal == nil {
+		refusal = c.tooMany()
+	}
+	if refusal != nil {
 		return Reservation{}, refusal
-	case c.maxRequests > 0 && c.inFlight >= c.maxRequests:
-		return Reservation{}, &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
 	}
 	return r, nil
+}
+
+// tooMany returns the refusal of a further request, if the caller has as many as it may have.
+func (c *Caller) tooMany() *Refusal {
+	if c.maxRequests == 0 || c.inFlight < c.maxRequests {
+		return nil
+	}
+	return &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
+}
+
+// Upload counts a request among those in flight while its body comes, before it can be admitted, or returns why
+// it may not come. An upload that may must be followed by Uploaded.
+func (c *Caller) Upload() *Refusal {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	refusal := c.tooMany()
+	if refusal == nil {
+		c.inFlight++
+	}
+	return refusal
+}
+
+// Uploaded records that all of the body has come, or that no more of it comes.
+func (c *Caller) Uploaded() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inFlight--
 }
 
 // charge charges all limits.

@@ -36,8 +36,8 @@ type Caller struct {
 	location    *time.Location
 	tier        tier
 	maxRequests int
-	// inFlight are the requests that were admitted and are not over, and reserved the tokens that they
-	// were charged with. busy is how many were refused because there were maxRequests of them.
+	// inFlight are the uploads, and the requests that were admitted and are not over; reserved are the tokens
+	// that these were charged with. busy is how many were refused because there were maxRequests of them.
 	inFlight int
 	reserved int64
 	busy     uint64

@@ -165,6 +165,45 @@ func TestACallerHasAtMostSoManyRequestsAtATime(t *testing.T) {
 	})
 }
 
+// TestAnUploadIsOneOfTheRequestsAtATime has a caller begin uploads and not end them. Each would hold up to
+// request_buffers of memory.
+func TestAnUploadIsOneOfTheRequestsAtATime(t *testing.T) {
+	inBubble(t, "caller alice {\nmax_requests 2\n}", func(t *testing.T, w *world) {
+		w.AllReply(used(1, 1))
+		send := func(body io.Reader) lbtest.Reply {
+			r := w.Request(http.MethodPost, "/v1/chat/completions", body)
+			r.Header.Set("Authorization", "Bearer "+aliceKey)
+			return w.Send(r)
+		}
+		long := `{"model":"gpt-4o","messages":"` + strings.Repeat("a", 100<<10) + `"}`
+		var wg sync.WaitGroup
+		var uploads []*io.PipeWriter
+		for range 2 {
+			body, upload := io.Pipe()
+			uploads = append(uploads, upload)
+			wg.Go(func() { send(body).WantServed(t, "a") })
+		}
+		synctest.Wait()
+		for _, body := range []string{long, `{}`} {
+			got := send(strings.NewReader(body))
+			wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests in progress: Limit 2, Used 2. Please try again in 1s.")
+			wantHeaders(t, got, "Retry-After", "1", "Retry-After-Ms", "1000")
+		}
+		for _, upload := range uploads {
+			io.WriteString(upload, long)
+			upload.Close()
+		}
+		wg.Wait()
+		synctest.Wait()
+		send(strings.NewReader(long)).WantServed(t, "a")
+		body, upload := io.Pipe() // a client that leaves
+		upload.CloseWithError(io.ErrUnexpectedEOF)
+		send(body)
+		synctest.Wait()
+		send(strings.NewReader(long)).WantServed(t, "a")
+	})
+}
+
 func TestACallerThatRetriesAfterA429DoesNotLockItselfOut(t *testing.T) {
 	inBubble(t, "caller alice {\nrequests 10/minute\n}", func(t *testing.T, w *world) {
 		served := 0
