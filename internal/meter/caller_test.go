@@ -480,6 +480,28 @@ func TestEstimatesFollowWhatRequestsReallyCost(t *testing.T) {
 	}
 }
 
+// TestAnAbsurdReportIsForgottenSoon has a backend report more tokens for one request than any model reads or
+// writes.
+func TestAnAbsurdReportIsForgottenSoon(t *testing.T) {
+	for _, absurd := range []Cost{
+		{Requests: 1, Prompt: 100, Output: MaxAmount, Counted: true},
+		{Requests: 1, Prompt: MaxAmount, Output: 20, Counted: true},
+	} {
+		c, now := caller(t, "tokens 500k/minute"), noon
+		r := admitted(t, c, now, Estimate{Prompt: 100, Output: Undeclared})
+		r.Settle(now, absurd)
+		for range 32 { // it may send one request in each window at least
+			now = now.Add(3 * time.Minute)
+			r := admitted(t, c, now, Estimate{Prompt: 100, Output: Undeclared})
+			r.Settle(now, Cost{Requests: 1, Prompt: 100, Output: 20, Counted: true})
+		}
+		now = now.Add(3 * time.Minute)
+		if r, _ := c.Try(now, Estimate{Prompt: 100, Output: Undeclared}); r.prompt+r.output > 100_000 {
+			t.Errorf("%+v: after 32 usual requests, the next one is charged with %d and %d tokens", absurd, r.prompt, r.output)
+		}
+	}
+}
+
 func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 	var crossed []Crossing
 	var c *Caller

@@ -42,7 +42,12 @@ func (u *usual) estimate(e Estimate) (prompt, output int64) {
 	return prompt, min(e.Output, twice)
 }
 
+// mostLearned is the largest number of tokens that averages learn from: no model reads or writes more at once.
+// After one wrong report, the caller's estimates would otherwise be too high for hundreds of requests.
+const mostLearned = 1 << 20
+
 func (u *usual) learn(r *Reservation, cost Cost) {
+	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(cost.Output, mostLearned)
 	if r.length > 0 && cost.Prompt > 0 {
 		part := weight(&u.prompts)
 		u.length += part * (float64(limited(r.length)) - u.length)
