@@ -70,7 +70,7 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 		}
 	}
 	ex.balancer.front.Final(best.Header)
-	ex.balancer.front.Final(best.Trailer)
+	ex.balancer.front.Trailer(best.Trailer)
 }
 
 // undecided reports whether the best reply says that an account does not have

@@ -95,8 +95,10 @@ type Fields interface {
 	// Interim removes fields from the header of an interim response (RFC 9110 section 15.2), which goes
 	// on at once, before it is known what comes of the attempt.
 	Interim(http.Header)
-	// Final removes fields from a header, or from trailers.
+	// Final removes fields from a header.
 	Final(http.Header)
+	// Trailer removes fields from trailers.
+	Trailer(http.Header)
 }
 
 // IDReader reads the body of a reply as it passes.

@@ -218,7 +218,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 	if err != nil {
 		b.deadline.end()
 		b.secrets.DropFrom(b.response.Trailer)
-		b.fields.Final(b.response.Trailer)
+		b.fields.Trailer(b.response.Trailer)
 		if b.late != nil {
 			b.late.Trailer = b.response.Trailer
 		}

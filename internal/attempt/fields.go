@@ -28,6 +28,22 @@ func (Public) Final(fields http.Header) {
 	}
 }
 
+// framing are fields of which clients learn where a message ends, and what is between them and the balancer.
+// They must not be trailers (RFC 9110 section 6.5.1). Trailers of a reply that was read ahead are announced,
+// and net/http rejects a reply that announces one of the first three.
+var framing = []string{"Content-Length", "Transfer-Encoding", "Trailer", "Connection", "Keep-Alive", "Te", "Upgrade", "Host"}
+
+// Trailer implements Fields.
+func (p Public) Trailer(fields http.Header) {
+	if len(fields) == 0 {
+		return
+	}
+	p.Final(fields)
+	for _, name := range framing {
+		delete(fields, name)
+	}
+}
+
 // All is the Fields of a plain reverse_proxy, which decides on them itself.
 type All struct{}
 
@@ -36,3 +52,6 @@ func (All) Interim(http.Header) {}
 
 // Final implements Fields.
 func (All) Final(http.Header) {}
+
+// Trailer implements Fields.
+func (All) Trailer(http.Header) {}

@@ -172,7 +172,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		res.Body = tunnel.Between(client, backend, broken)
 	}
 	r.sent.Fields.Final(res.Header)
-	r.sent.Fields.Final(res.Trailer) // those announced: others come with the end of the body
+	r.sent.Fields.Trailer(res.Trailer) // those announced: others come with the end of the body
 	return res, tokens
 }
 
