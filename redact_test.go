@@ -300,13 +300,22 @@ func TestAnErrorInA200GivesNoKeyAway(t *testing.T) {
 		"a failed response":                         {"", lbtest.Streams("event: response.failed\ndata: " + failed + "\n\n")},
 		"a failed response after content":           {"", lbtest.Streams(lbtest.StreamContent, "event: response.failed\ndata: "+failed+"\n\n")},
 		"a failed response that its data names":     {"", lbtest.Streams(lbtest.StreamContent, "data: "+failed+"\n\n")},
+		"after content, cut in the event after it":  {"", lbtest.Streams(lbtest.StreamContent, time.Second, event("server_error"), time.Second, `data: {"key":"`+key[:7], time.Second, key[7:]+"\"}\n\n")},
+		"with content, cut in the event after it":   {"", lbtest.Streams(lbtest.StreamContent+event("server_error")+`data: {"key":"`+key[:7], time.Second, key[7:]+"\"}\n\n")},
 		"an error event with its fields at the top": {"", lbtest.Streams(lbtest.StreamContent, "event: error\ndata: {\"type\":\"error\",\"message\":\""+key+"\"}\n\n")},
 	}
 	for _, whole := range []string{event("server_error"), "event: response.failed\ndata: " + failed + "\n\n"} {
 		for cut := range strings.Index(whole, key) + len(key) + 1 {
 			rows[fmt.Sprintf("cut after %d bytes of %.20s", cut, whole)] = row{"", lbtest.Streams(lbtest.StreamContent, time.Second, whole[:cut], time.Second, whole[cut:])}
+			rows[fmt.Sprintf("read ahead, cut for long after %d bytes of %.20s", cut, whole)] = row{"", lbtest.Streams(lbtest.StreamContent+whole[:cut], 5*time.Second, whole[cut:])}
+			rows[fmt.Sprintf("read ahead, cut twice after %d bytes of %.20s", cut, whole)] = row{"", lbtest.Streams(lbtest.StreamContent+whole[:cut], 5*time.Second, whole[cut:cut+1], time.Second, whole[cut+1:])}
 			rows[fmt.Sprintf("read ahead, cut after %d bytes of %.20s", cut, whole)] = row{"", lbtest.Streams(lbtest.StreamContent+whole[:cut], time.Second, whole[cut:])}
 		}
+	}
+	const read = 32 << 10 // reverse_proxy's
+	for length := read - 100; length < read; length += len(key) / 2 {
+		long := strings.Replace(event("server_error"), "not", strings.Repeat("n", length), 1)
+		rows[fmt.Sprintf("after content, with %d bytes before the key", length)] = row{"", lbtest.Streams(lbtest.StreamContent, time.Second, long)}
 	}
 	for name, c := range rows {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -78,6 +79,8 @@ type ahead struct {
 	buffer *replay.Buffer
 	// pending brings what is being read ahead.
 	pending chan readAhead
+	// rest was read after that: it may be the beginning of a secret.
+	rest []byte
 	// late is the client's response, if the client gets it while a read is pending,
 	// which may still add trailers to the backend's.
 	late *http.Response
@@ -96,6 +99,7 @@ const patience = 500 * time.Millisecond
 func (b *body) goOut(reply *Reply, to Recipient) *usage.Reader {
 	b.reply, b.to = reply, to
 	b.waits = len(b.held) == 0 && b.heldErr == nil
+	b.keepBack()
 	if b.heldErr == nil {
 		b.deadline.measure()
 	}
@@ -141,17 +145,31 @@ func (b *body) take(more readAhead) {
 	}
 	b.heldErr = more.err
 	b.see(more.data, more.err)
-	b.star(b.held)
+	b.star(b.held, true)
 }
 
 // failing reports whether a stream has begun an event that may be an error, and
 // could bring a secret.
 func (b *body) failing() bool { return len(b.secrets) > 0 && b.watch != nil && b.watch.Failing() }
 
-// star replaces the secrets in what a stream brought if it contains an error.
-func (b *body) star(data []byte) {
+// star replaces the secrets in what a stream brought if it contains an error. It returns how much of that may go
+// on: unless the data is complete, a secret may begin after that.
+func (b *body) star(data []byte, complete bool) (ready int) {
 	if b.watch != nil && b.watch.Failure != nil || b.failing() {
-		b.secrets.Star(data)
+		return b.secrets.Star(data, complete)
+	}
+	return len(data)
+}
+
+// keepBack keeps the end of what is held from the client if a secret may begin there.
+func (b *body) keepBack() {
+	ready := b.star(b.held, b.heldErr != nil)
+	if ready == len(b.held) {
+		return
+	}
+	b.rest = slices.Clone(b.held[ready:])
+	if b.held = b.held[:ready]; ready == 0 {
+		b.held = nil
 	}
 }
 
@@ -192,26 +210,33 @@ func (b *body) Read(p []byte) (n int, err error) {
 		b.deadline.start(b.idle, ErrIdle)
 		if b.pending != nil {
 			b.take(<-b.pending)
+			b.held, b.rest = append(b.rest, b.held...), nil
+			b.keepBack()
 		} else {
-			n, err = b.source.Read(p)
-			if b.waits && n > 0 && b.to != nil {
+			var more int
+			n = copy(p, b.rest)
+			b.rest = nil
+			more, err = b.source.Read(p[n:])
+			if b.waits && more > 0 && b.to != nil {
 				b.waits = false
 				b.to.FirstByte()
 			}
-			b.see(p[:n], err)
+			b.see(p[n:n+more], err)
+			n += more
 			for err == nil && n < len(p) && b.failing() && b.deadline.stop() { // the client gets an error at once
-				var more int
 				b.deadline.start(b.idle, ErrIdle)
 				more, err = b.source.Read(p[n:])
 				b.see(p[n:n+more], err)
 				n += more
 			}
-			b.star(p[:n])
+			if ready := b.star(p[:n], err != nil); n-ready < len(p) {
+				b.rest, n = append(b.rest, p[ready:n]...), ready
+			}
 		}
 		if !b.deadline.stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = ErrIdle
 		}
-		if b.held != nil || b.heldErr != nil {
+		if b.held != nil || b.heldErr != nil || n == 0 && len(b.rest) > 0 {
 			return b.Read(p)
 		}
 	}

@@ -85,10 +85,15 @@ func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 	return &starredBody{ReadCloser: body, secrets: s}
 }
 
-// Star does the same with a complete text, in place.
-func (s Secrets) Star(text []byte) {
-	whole := starredBody{secrets: s, held: text, err: io.EOF}
-	whole.star()
+// Star does the same with a text, in place. If more of it may come, it returns where a secret may begin of which
+// the end is not there.
+func (s Secrets) Star(text []byte, complete bool) (ready int) {
+	b := starredBody{secrets: s, held: text}
+	if complete {
+		b.err = io.EOF
+	}
+	b.star()
+	return b.ready
 }
 
 type starredBody struct {
