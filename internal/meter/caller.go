@@ -43,9 +43,16 @@ type Caller struct {
 	busy     uint64
 	// replicas is how many replicas share the limits without hearing each other, or 0.
 	replicas int
-	// latest is the latest time that a method was called with.
+	clock    clock
+	usual    usual
+}
+
+// clock is the one that windows follow.
+type clock struct {
+	// ahead is by how much it is ahead of ours.
+	ahead int64
+	// latest is the latest time that it has shown.
 	latest int64
-	usual  usual
 }
 
 // tier is the caller's own: its name, and its number, counted from 1. 0: it has none.
@@ -131,11 +138,11 @@ const standstill = int64(2 * time.Second)
 
 // roll makes all windows those of now.
 func (c *Caller) roll(now time.Time) (at int64) {
-	at = now.UnixNano()
-	if at < c.latest && c.latest-at <= standstill {
-		at = c.latest
+	at = now.UnixNano() + c.clock.ahead
+	if at < c.clock.latest && c.clock.latest-at <= standstill {
+		at = c.clock.latest
 	}
-	c.latest = at
+	c.clock.latest = at
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		c.meters[id].roll(id, at, c.location)

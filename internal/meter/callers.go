@@ -23,8 +23,9 @@ type Callers struct {
 	inOrder []*Caller
 	// byID also has the callers of which only other replicas have said something.
 	byID map[CallerID]*Caller
-	// replicas is the argument of the latest Share.
+	// replicas is the argument of the latest Share, and ahead that of the latest Follow.
 	replicas int
+	ahead    time.Duration
 }
 
 // CallerID identifies a caller in messages between replicas, which do not contain its name. It has 48 bits.
@@ -87,6 +88,7 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	c := cs.byID[id]
 	if c == nil {
 		c = newCaller("", id, cs.hook)
+		c.follow(cs.ahead)
 		c.Share(now, cs.replicas)
 		cs.byID[id] = c
 	}
@@ -140,6 +142,26 @@ func (cs *Callers) Share(now time.Time, replicas int) {
 	for _, c := range cs.byID {
 		c.Share(now, replicas)
 	}
+}
+
+// Follow makes the windows of all callers follow a clock that is ahead of ours by so much, until the next call. Replicas
+// mean the same windows if they follow the same clock.
+func (cs *Callers) Follow(ahead time.Duration) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.ahead == ahead {
+		return
+	}
+	cs.ahead = ahead
+	for _, c := range cs.byID {
+		c.follow(ahead)
+	}
+}
+
+func (c *Caller) follow(ahead time.Duration) {
+	c.mu.Lock()
+	c.clock.ahead = int64(ahead)
+	c.mu.Unlock()
 }
 
 // Spread applies Caller.Spread to all callers.

@@ -25,6 +25,13 @@ func (c *clock) set(shown, sent, answered time.Time) {
 	c.shown, c.here, c.trip = shown, sent.Add(trip/2), max(trip, c.trip*7/8)
 }
 
+// ahead returns by how much the store's clock is ahead of ours.
+func (c *clock) ahead() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shown.Sub(c.here) // without a monotonic reading, because shown has none
+}
+
 // roundTrip returns how long the store takes to answer.
 func (c *clock) roundTrip() time.Duration {
 	c.mu.Lock()

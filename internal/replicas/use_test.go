@@ -326,6 +326,42 @@ func TestPoolsOfOtherNamesHaveOtherCallers(t *testing.T) {
 	})
 }
 
+// aheadStore has a clock that is ahead of that of the machine.
+type aheadStore struct {
+	state.Store
+	by time.Duration
+}
+
+func (s aheadStore) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
+	kept, now, err := s.Store.Load(ctx, groups)
+	return kept, now.Add(s.by), err
+}
+
+func TestWindowsFollowTheClockOfTheStore(t *testing.T) {
+	share(t, 0, func(w *world) {
+		r := &limitedReplica{w.startWith(aheadStore{w.hub.Store(), 5 * time.Minute}), meter.NewCallers(nil)}
+		wantAhead := func(want time.Duration) {
+			time.Sleep(2 * time.Second)
+			now := time.Now()
+			limit, err := meter.ParseLimit(meter.Tokens, "1000/minute")
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.callers.Configure(now, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+			ends := r.callers.Get(now, "alice").Snapshot(now).Limits[0].Ends
+			if ends := ends.Add(-want); !ends.After(now) || ends.Sub(now) > time.Minute {
+				t.Errorf("a minute ends in %s, although the clock is ahead by %s", ends.Sub(now), want)
+			}
+		}
+		r.link.Share("the pool", r.callers)
+		wantAhead(5 * time.Minute)
+		r.link.unshare()
+		wantAhead(0)
+		r.link.Share("the pool", r.callers)
+		wantAhead(5 * time.Minute)
+	})
+}
+
 func TestTheUseOutlivesAReload(t *testing.T) {
 	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
 		r := all[0]

@@ -31,6 +31,8 @@ const (
 	settling = 2 * time.Second
 	// reload is how often all records are loaded, to refresh those of replicas that have ended.
 	reload = time.Hour
+	// misread is by how much the store's clock may be misread.
+	misread = 500 * time.Millisecond
 )
 
 // Tally is what a replica sends others, and hears of them, of the callers of its pools.
@@ -43,6 +45,8 @@ type Tally struct {
 	loaded          time.Time
 	// ended are records to be refreshed, of replicas that have ended.
 	ended []state.Record
+	// ahead is by how much the store's clock is ahead of ours. The windows follow it.
+	ahead time.Duration
 	connection
 }
 
@@ -78,6 +82,9 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 		t.pools = slices.DeleteFunc(t.pools, func(other *pool) bool { return other == p })
 		if t.share > 0 {
 			callers.Share(time.Now(), 0)
+		}
+		if t.ahead != 0 {
+			callers.Follow(0)
 		}
 	}
 }
@@ -141,6 +148,19 @@ func (t *Tally) Expect(now time.Time, n int) {
 	defer t.mu.Unlock()
 	if t.replicas == 0 {
 		t.replicas, t.lost = n, now.Add(-patience)
+	}
+}
+
+// Follow makes the windows follow the store's clock, which is ahead of ours by so much. So all replicas mean the same
+// windows, whatever their own clocks show. A difference that may come from reading that clock changes nothing.
+func (t *Tally) Follow(ahead time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (ahead-t.ahead).Abs() > misread && ahead.Abs() <= state.MaxTTL {
+		t.ahead = ahead
+	}
+	for _, p := range t.pools {
+		p.callers.Follow(t.ahead)
 	}
 }
 
@@ -256,13 +276,13 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 
 // refresh keeps the record of a replica that has ended, if it still counts: it is the same for longer.
 func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if !slices.ContainsFunc(r.callers, func(c callerUse) bool {
-		return slices.ContainsFunc(c.entries, func(e meter.Entry) bool { return !e.Over(now) })
+		return slices.ContainsFunc(c.entries, func(e meter.Entry) bool { return !e.Over(now.Add(t.ahead)) })
 	}) {
 		return
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.ended = append(t.ended, state.Record{
 		Group: k.Group, Key: k.Key, Mode: state.Latest, Version: versionText(r.version), TTL: state.MaxTTL, Message: k.Message,
 	})

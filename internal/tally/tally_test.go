@@ -145,6 +145,35 @@ func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 	}
 }
 
+// TestReplicasWhoseClocksDifferAddUpWhatCallersUse in the windows of the store's clock.
+func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
+	for _, off := range []time.Duration{5 * time.Minute, -5 * time.Minute, 40 * time.Second, -3 * time.Second, 7 * time.Hour} {
+		for _, limit := range []string{"1k/second", "1k/minute", "1k/hour", "1k/day"} {
+			from, to := callers(t, limit), callers(t, limit)
+			var a, b Tally
+			a.Share(digest, from)
+			b.Share(digest, to)
+			now := someTime
+			for i := range 4 {
+				here, there := now, now.Add(off)
+				a.Follow(-off)
+				b.Follow(20 * time.Millisecond)
+				spend(from, there, "alice", 100)
+				for _, r := range a.sent(there) {
+					if err := b.Hear(r.Message, here); err != nil {
+						t.Error(err)
+					}
+				}
+				if got := used(to, here, "alice"); got != 100*int64(i+1) {
+					t.Errorf("a clock is off by %s: %d of %s are used, want %d", off, got, limit, 100*(i+1))
+				}
+				a.pools[0].resend()
+				now = now.Add(20 * time.Millisecond)
+			}
+		}
+	}
+}
+
 // TestAMonthsUseOfAReplicaThatHasEndedIsKept until the month is over.
 func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 	now := someTime
