@@ -193,10 +193,17 @@ func (s *source) renew(ctx context.Context, refused openailb.Credential) (openai
 func (s *source) refresh(now time.Time) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pending == nil && now.UnixNano() >= s.due.Load() {
+	if s.pending == nil && s.isDue(now) {
 		s.start(now, false)
 	}
 	return s.pending
+}
+
+// isDue reports whether the next request may be made. After a failure it is due within maxBackoff: if it is further
+// away, the clock was set back. s.mu must be locked.
+func (s *source) isDue(now time.Time) bool {
+	wait := time.Duration(s.due.Load() - now.UnixNano())
+	return wait <= 0 || s.failures > 0 && wait > maxBackoff
 }
 
 // replace is refresh for a token that was refused.
@@ -205,7 +212,7 @@ func (s *source) replace(now time.Time) *request {
 	defer s.mu.Unlock()
 	t := s.current.Load()
 	tooSoon := t != nil && now.Before(t.arrived.Add(renewInterval))
-	backingOff := s.failures > 0 && now.UnixNano() < s.due.Load()
+	backingOff := s.failures > 0 && !s.isDue(now)
 	if s.pending == nil && !tooSoon && !backingOff {
 		s.start(now, true)
 	}

@@ -111,6 +111,33 @@ func TestAFailedRefreshIsTriedAgainWithCareWhileTheTokenServes(t *testing.T) {
 	})
 }
 
+// TestAClockThatIsSetBackKeepsNoTokenAway such as one that was hours ahead when Caddy started, so that the
+// received token seemed to have expired.
+func TestAClockThatIsSetBackKeepsNoTokenAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeSource) {
+		f.life = -time.Hour
+		f.wantError("check the clock", 0)
+		now := time.Now()
+		if f.refresh(now) != nil || f.refresh(now.Add(-time.Second)) != nil || f.replace(now.Add(-time.Second)) != nil {
+			t.Error("a request immediately after a failure")
+		}
+		f.life = time.Hour
+		if f.refresh(now.Add(-2*time.Hour)) == nil {
+			t.Fatal("no request before the clock shows the time of the failure again")
+		}
+		synctest.Wait()
+		f.wantToken("token-2")
+
+		f.err = errors.New("the endpoint is down")
+		time.Sleep(55 * time.Minute)
+		f.wantToken("token-2")
+		f.wantAsked(3)
+		if f.replace(time.Now()) != nil || f.replace(time.Now().Add(-2*time.Minute)) == nil {
+			t.Error("a refused token is renewed too soon, or not before the clock shows the time of the failure again")
+		}
+	})
+}
+
 func TestAnEndpointThatAsksForATimeGetsIt(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeSource) {
 		f.err = &failure{message: "429 Too Many Requests", retryAfter: 17 * time.Second}
