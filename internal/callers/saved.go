@@ -40,6 +40,8 @@ type kept struct {
 	read    atomic.Bool
 
 	mu sync.Mutex // guards the reading and the saving
+	// failing is what the log says that the storage does not do. It is tried again every saveInterval.
+	failing string
 	// dirty reports whether there are changes, and timer saves them.
 	dirty atomic.Bool
 	timer atomic.Pointer[time.Timer]
@@ -132,7 +134,7 @@ func (k *kept) load(file *savedFile) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		k.logger.Load().Error("could not read saved use of callers", zap.String("key", file.key), zap.Error(err))
+		k.failed("could not read saved use of callers", file, err)
 		return
 	default:
 		if err := json.Unmarshal(text, &saved); err != nil {
@@ -175,7 +177,17 @@ func (k *kept) save() {
 		err = file.storage.Store(ctx, file.key, text)
 	}
 	if err != nil {
-		k.logger.Load().Error("could not save use of callers", zap.String("key", file.key), zap.Error(err))
+		k.failed("could not save use of callers", file, err)
 		k.changed()
+		return
+	}
+	k.failing = ""
+}
+
+// failed logs that the storage fails, unless the log says so already.
+func (k *kept) failed(message string, file *savedFile, err error) {
+	if k.failing != message {
+		k.failing = message
+		k.logger.Load().Error(message, zap.String("key", file.key), zap.Error(err))
 	}
 }

@@ -1,6 +1,8 @@
 package callers
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -8,6 +10,8 @@ import (
 
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
@@ -38,5 +42,57 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 		if err != nil || !strings.Contains(string(text), `"limit":"tokens/day","window":10957,"used":7`) {
 			t.Errorf("saved is %s (%v), want 7 tokens of the day", text, err)
 		}
+	})
+}
+
+// brokenStorage fails while it has errors.
+type brokenStorage struct {
+	certmagic.Storage
+	reads, writes error
+}
+
+func (s *brokenStorage) Load(ctx context.Context, key string) ([]byte, error) {
+	if s.reads != nil {
+		return nil, s.reads
+	}
+	return s.Storage.Load(ctx, key)
+}
+
+func (s *brokenStorage) Store(ctx context.Context, key string, text []byte) error {
+	if s.writes != nil {
+		return s.writes
+	}
+	return s.Storage.Store(ctx, key, text)
+}
+
+func TestAStorageThatFailsIsLoggedOnce(t *testing.T) {
+	path := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		down := errors.New("read-only file system")
+		s := &brokenStorage{&certmagic.FileStorage{Path: path}, down, down}
+		core, logs := observer.New(zapcore.ErrorLevel)
+		c := New(Options{Config: config, Pool: t.Name(), Storage: s, Logger: zap.New(core)})
+		defer c.Close()
+		wantLogged := func(reads, writes int) {
+			t.Helper()
+			for range 5 {
+				a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: 1})
+				a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+				time.Sleep(saveInterval + time.Second)
+			}
+			synctest.Wait()
+			r, w := logs.FilterMessage("could not read saved use of callers").Len(), logs.FilterMessage("could not save use of callers").Len()
+			if r != reads || w != writes {
+				t.Errorf("logged are %d failures to read and %d to save, want %d and %d", r, w, reads, writes)
+			}
+		}
+		wantLogged(1, 0)
+		s.reads = nil
+		wantLogged(1, 1)
+		s.writes = nil
+		wantLogged(1, 1)
+		s.writes = down
+		wantLogged(1, 2)
+		s.writes = nil
 	})
 }
