@@ -135,6 +135,28 @@ func TestOnlyWhatHasChangedIsSent(t *testing.T) {
 	})
 }
 
+// TestAReportThatTheStoreHasNoRoomForIsSentOnce because the other replicas got it.
+func TestAReportThatTheStoreHasNoRoomForIsSentOnce(t *testing.T) {
+	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		var ended []state.Record
+		for i := range state.MaxRecords {
+			ended = append(ended, state.Record{Group: "use-" + digest("callers of the pool"), Key: fmt.Sprint(i), TTL: state.MaxTTL})
+		}
+		if err := w.hub.Store().Put(w.Context(), ended); err != nil {
+			t.Fatal(err)
+		}
+		all[0].spend("alice", 600)
+		time.Sleep(3 * time.Second)
+		wantUsed(t, "alice", 600, all...)
+		time.Sleep(3 * time.Second)
+		reports := w.reports()
+		time.Sleep(20 * time.Second)
+		if n := len(reports()); n > 0 {
+			t.Errorf("%d messages, although nothing has changed", n)
+		}
+	})
+}
+
 func TestAReplicaWithoutAConnectionUsesItsShare(t *testing.T) {
 	limit(t, 4, []string{"1000/minute"}, func(w *world, all []*limitedReplica) {
 		wantAllowed := func(want int64) {

@@ -15,6 +15,7 @@ package tally
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -194,7 +195,8 @@ func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Conte
 	if len(b.records) == 0 {
 		return
 	}
-	if put(ctx, b.records) != nil {
+	// if there is no room for a record, the others have got its message nevertheless
+	if err := put(ctx, b.records); err != nil && !errors.Is(err, state.ErrFull) {
 		t.mu.Lock()
 		b.failed()
 		t.mu.Unlock()
