@@ -34,6 +34,7 @@ type savedOwners struct {
 	memory *owners.Memory
 	file   atomic.Pointer[savedFile] // nil: nothing is saved
 	read   atomic.Bool               // what was saved has been read, or there was nothing
+	logged atomic.Bool               // the log says that it could not be read
 
 	saving  atomic.Bool
 	lastDue atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
@@ -101,7 +102,7 @@ func (o *savedOwners) readFrom(f *savedFile, pause time.Duration) *reading {
 	o.newest = r
 	go func() {
 		defer close(r.done)
-		if f.load(o.memory) {
+		if f.load(o.memory, &o.logged) {
 			o.read.Store(true)
 		}
 	}()
@@ -126,8 +127,8 @@ func (r *reading) wait(until time.Time) {
 }
 
 // load reads what was saved, and reports whether other data may replace it.
-// Data that is not understood is kept under another key.
-func (f *savedFile) load(memory *owners.Memory) bool {
+// Data that is not understood is kept under another key. A failure is logged unless that was done.
+func (f *savedFile) load(memory *owners.Memory, logged *atomic.Bool) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
 	saved, err := f.storage.Load(ctx, f.key)
@@ -136,7 +137,9 @@ func (f *savedFile) load(memory *owners.Memory) bool {
 	}
 	logger := f.logger.With(zap.String("key", f.key))
 	if err != nil {
-		logger.Error("could not read saved ids", zap.Error(err), zap.Duration("retry_in", readPause))
+		if !logged.Swap(true) {
+			logger.Error("could not read saved ids", zap.Error(err), zap.Duration("retry_in", readPause))
+		}
 		return false
 	}
 	ids, err := memory.Load(saved, time.Now())
@@ -146,7 +149,9 @@ func (f *savedFile) load(memory *owners.Memory) bool {
 	}
 	aside := f.key + "_unreadable_" + time.Now().UTC().Format("20060102T150405Z")
 	if failed := f.storage.Store(ctx, aside, saved); failed != nil {
-		logger.Error("could not read saved ids", zap.Error(errors.Join(err, failed)), zap.Duration("retry_in", readPause))
+		if !logged.Swap(true) {
+			logger.Error("could not read saved ids", zap.Error(errors.Join(err, failed)), zap.Duration("retry_in", readPause))
+		}
 		return false
 	}
 	logger.Error("could not read saved ids", zap.Error(err), zap.String("kept_as", aside))
