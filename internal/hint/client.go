@@ -25,7 +25,7 @@ func ClientSeconds(wait time.Duration) int {
 func Set(header http.Header, wait time.Duration) {
 	wait = min(max(wait, minClientWait), maxClientWait)
 	header["Retry-After"] = []string{strconv.Itoa(ClientSeconds(wait))}
-	header["Retry-After-Ms"] = []string{strconv.FormatInt(wait.Milliseconds(), 10)}
+	header["Retry-After-Ms"] = []string{strconv.FormatInt((wait + time.Millisecond - 1).Milliseconds(), 10)}
 }
 
 // Rewrite replaces the hints in a backend's reply, if there are any. A backend's

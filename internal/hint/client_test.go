@@ -9,12 +9,13 @@ import (
 
 func TestAClientIsToldToWaitOneTo59Seconds(t *testing.T) {
 	for wait, want := range map[time.Duration][2]string{
-		0:                        {"1", "1000"},
-		43 * time.Millisecond:    {"1", "1000"},
-		time.Second:              {"1", "1000"},
-		1001 * time.Millisecond:  {"2", "1001"},
-		58500 * time.Millisecond: {"59", "58500"},
-		time.Hour:                {"59", "59000"},
+		0:                          {"1", "1000"},
+		43 * time.Millisecond:      {"1", "1000"},
+		time.Second:                {"1", "1000"},
+		1001 * time.Millisecond:    {"2", "1001"},
+		1000001 * time.Microsecond: {"2", "1001"}, // a retry after that is not too early
+		58500 * time.Millisecond:   {"59", "58500"},
+		time.Hour:                  {"59", "59000"},
 	} {
 		header := make(http.Header)
 		Set(header, wait)
