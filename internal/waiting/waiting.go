@@ -56,6 +56,8 @@ type Place struct {
 	until  time.Time
 	wake   chan struct{}
 	result Result
+	// reason is why its latest try did not succeed.
+	reason any
 	// in is the list that it is in, or was in before it went in this round.
 	in    *list
 	round int
@@ -101,8 +103,8 @@ func (l *Lists) Len() int {
 	return int(l.waiting.Load())
 }
 
-// Next returns what the latest try of a list has found out. ok reports whether any request waits there that
-// goes before one of this tier.
+// Next returns when the first request of a list tries again, and why its latest try did not succeed. ok reports
+// whether any request waits there that goes before one of this tier.
 func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
@@ -113,7 +115,9 @@ func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 	if s == nil || len(s.places) == 0 || s.places[0].tier > tier {
 		return r, false
 	}
-	return s.next, true
+	r = s.next
+	r.Reason = s.places[0].reason // another request may have made the latest try
+	return r, true
 }
 
 // Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. If all
@@ -135,7 +139,7 @@ func (l *Lists) Join(now time.Time, key Key, tier int, until time.Time, r Return
 		last.end(Full)
 	}
 	l.joined++
-	p := &Place{lists: l, key: key, tier: tier, number: l.joined, until: until, wake: make(chan struct{}, 1)}
+	p := &Place{lists: l, key: key, tier: tier, number: l.joined, until: until, wake: make(chan struct{}, 1), reason: r.Reason}
 	l.insert(p, r)
 	if s = p.in; s.places[0] == p {
 		s.next.At = now
@@ -188,6 +192,7 @@ func (p *Place) Stay(now time.Time, r Return) {
 	if !p.in.has(p) && !l.closed {
 		l.insert(p, r)
 	}
+	p.reason = r.Reason
 	s := p.in
 	if s.called == p {
 		s.called = nil

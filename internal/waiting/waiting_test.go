@@ -376,3 +376,18 @@ func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
 		worse.Leave(time.Now())
 	})
 }
+
+func TestNextIsWhatTheFirstRequestHasFoundOut(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 0, 9*time.Second, Return{Reason: "a"}), join(t, l, 0, 9*time.Second, Return{Reason: "a and b"})
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), Return{At: time.Now(), Pause: time.Second, Reason: "a"})
+		want(t, first, Turn, 0)
+		first.Go(time.Now())
+		if r, ok := l.Next(key, 0); !ok || r.Reason != "a and b" {
+			t.Errorf("the next request waits for %v (%v), want a and b", r.Reason, ok)
+		}
+		want(t, second, Turn, time.Second)
+		second.Go(time.Now())
+	})
+}

@@ -359,6 +359,39 @@ func TestARequestDoesNotOvertakeThoseThatWait(t *testing.T) {
 	})
 }
 
+// Request 0 waits for a only, because b has failed for it. Request 1 waits for both. When request 0 has gone, and b is
+// back before request 1 may go, request 2 does not take b.
+func TestARequestDoesNotOvertakeOneThatWaitsForMoreBackendsThanTheOneBeforeDid(t *testing.T) {
+	inBubbleWith(t, "wait 10s\nbackend http://a\nbackend http://b {\npriority 2\n}", func(t *testing.T, w *world) {
+		w.throttle("a", time.Second)
+		w.Backends["b"].Replies(lbtest.Status(500))
+		var sent []int
+		ask := func(number int) {
+			w.ask(number, "", func(got lbtest.Reply, _ time.Duration) { got.WantServed(t, "a", "b") })
+			time.Sleep(10 * time.Millisecond)
+		}
+		ask(0)
+		w.throttle("b", 1040*time.Millisecond)
+		ask(1)
+		time.Sleep(900 * time.Millisecond)
+		serves := func(rw http.ResponseWriter, r *http.Request) {
+			number, _ := strconv.Atoi(r.Header.Get("X-Number"))
+			w.mu.Lock()
+			sent = append(sent, number)
+			w.mu.Unlock()
+			time.Sleep(500 * time.Millisecond)
+			lbtest.Says(200, `{"id":"chatcmpl-1"}`)(rw, r)
+		}
+		w.AllReply(serves)
+		time.Sleep(150 * time.Millisecond)
+		ask(2)
+		w.wg.Wait()
+		if !slices.Equal(sent, []int{0, 1, 2}) {
+			t.Errorf("they are sent in the order %v", sent)
+		}
+	})
+}
+
 func TestARequestThatWaitsForOneBackendKeepsNoOtherRequestFromAnother(t *testing.T) {
 	inBubbleWith(t, "wait 2s\nbackend http://a\nbackend http://b {\npriority 2\n}", func(t *testing.T, w *world) {
 		w.throttle("a", time.Second)
