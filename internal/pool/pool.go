@@ -158,7 +158,7 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if its.rank < suspect && !m.claim(r, now) || its.rank >= guess && !m.claimTry(r, now) {
+		if its.rank < suspect && !m.claim(r, now) || its.rank >= suspect && !m.claimTry(r, now) {
 			m.Release()
 			continue // another request became the probe, or tries it
 		}

@@ -226,6 +226,17 @@ func TestDoubtLetsOneMuchSmallerRequestCheck(t *testing.T) {
 	wantPick(t, p, 90_000, at(3), "a")
 }
 
+func TestOneRequestAtATimeChecksASuspectToo(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	a := members["a"]
+	a.Bench(failure(60), start)
+	a.Bench(throttle(60, 100_000), start)
+	a.Doubt(false, "m", start)
+	wantPick(t, p, 10, at(1), "a")
+	wantPick(t, p, 10, at(1.5), "nobody")
+	wantPick(t, p, 10, at(2.1), "a")
+}
+
 func TestARefusedCheckEndsTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
