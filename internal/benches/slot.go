@@ -162,13 +162,17 @@ func (s *Slot) Put(b *Entry, remote bool) (happened Change, over *Entry) {
 	b.doubt.Store(current.doubt.Load())
 	b.check.Store(current.check.Load())
 	b.tried.Store(current.tried.Load())
-	b.promised = Later(b.promised, current.promised)
+	asked := b.extended
+	if !b.promised.After(current.promised) {
+		asked, b.promised = current.extended, current.promised
+	}
 	if current.muchLarger(b.Cost) {
 		b.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
 	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
 	b.Since, b.reporter = current.Since, current.reporter
 	happened = b.follow(current, remote)
+	b.extended = Later(b.extended, asked) // also by a promise that ends before a guess does
 	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {
 		b.classes = append(slices.Clip(b.classes), b.Class)
 		happened = Turned

@@ -72,6 +72,17 @@ func TestARefusedTryIsFollowedByAnother(t *testing.T) {
 	}
 }
 
+func TestAServedTryDoesNotEndATimeThatTheBackendHasNamedSince(t *testing.T) {
+	p, members, _ := poolOf(t, "a")
+	members["a"].Bench(guessOf(10), start)
+	wantPick(t, p, 1, at(0.6), "a")
+	members["a"].Bench(throttle(1, 1), at(1)) // it ends before the guess
+	members["a"].Served("m", at(0.6))
+	wantPick(t, p, 1, at(1.9), "nobody")
+	members["a"].Served("m", at(1.1))
+	wantPick(t, p, 1, at(1.9), "a")
+}
+
 func TestAServedTryEndsTheGuess(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	members["a"].Bench(guessOf(10), start)
