@@ -165,6 +165,20 @@ func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
 	}
 }
 
+func TestANoteNamesTheModelThatIsMissing(t *testing.T) {
+	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n- model_name: c\n  litellm_params: {model: anthropic/c}\n" +
+		"router_settings:\n  fallbacks: [{a: [c]}]\n  model_group_alias: {b: d, 'e*': a}\n"))
+	for _, want := range []string{
+		"- line 7: no backend here names the model 'c', which 'a' would use\n",
+		"- line 8: no backend here names the model 'd', which 'b' would use\n",
+		"- line 8: the name 'e*' cannot be that of a model here\n",
+	} {
+		if err != nil || !strings.Contains(got, want) {
+			t.Errorf("%v: want %s\n%s", err, want, got)
+		}
+	}
+}
+
 func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
 	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n" +
 		"router_settings:\n  model_group_alias:\n    model: a\n    c:\n      model: a\n      hidden: true\n"))

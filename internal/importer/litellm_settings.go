@@ -28,7 +28,7 @@ func (l *litellm) readSettings(root *mapping) {
 		if hasOptions {
 			l.noteLeft(&from)
 		}
-		l.copyGroup(group(l.deployments, model), alias, at, 0)
+		l.copyGroup(group(l.deployments, model), model, alias, at, 0)
 	}
 	l.readFallbacks(append(l.list(router.take("fallbacks"), "fallbacks"), l.list(lite.take("fallbacks"), "fallbacks")...))
 	l.readRouting(&router, &lite)
@@ -46,10 +46,14 @@ func group(all []*deployment, model string) []*deployment {
 	return slices.DeleteFunc(slices.Clone(all), func(d *deployment) bool { return d.wildcard || d.model != model })
 }
 
-// copyGroup adds deployments under another name. An order above 0 replaces theirs.
-func (l *litellm) copyGroup(group []*deployment, name string, at, order int, comments ...string) {
-	if _, ok := directive.Word(name); !ok || strings.Contains(name, "*") || len(group) == 0 {
-		l.note(at, "the name "+shown(name)+", or the model that it stands for, is not that of a backend here")
+// copyGroup adds the deployments of a model under another name. An order above 0 replaces theirs.
+func (l *litellm) copyGroup(group []*deployment, model, name string, at, order int, comments ...string) {
+	if _, ok := directive.Word(name); !ok || strings.Contains(name, "*") {
+		l.note(at, "the name "+shown(name)+" cannot be that of a model here")
+		return
+	}
+	if len(group) == 0 {
+		l.note(at, "no backend here names the model "+shown(model)+", which "+shown(name)+" would use")
 		return
 	}
 	for _, d := range group {
@@ -74,7 +78,7 @@ func (l *litellm) readFallbacks(entries []*yaml.Node) {
 					l.note(at, "the fallback of "+shown(model)+" is not from one model of a backend here to another")
 					continue
 				}
-				l.copyGroup(group(before, n.Value), model, at, l.orderAfter(from), fmt.Sprintf("Fallback %d of %s.", i+1, model))
+				l.copyGroup(group(before, n.Value), n.Value, model, at, l.orderAfter(from), fmt.Sprintf("Fallback %d of %s.", i+1, model))
 			}
 		}
 	}
