@@ -137,6 +137,7 @@ var runbooks = map[string]string{
 	apierror.AllThrottled:        "all-backends-throttle",
 	apierror.AllBusy:             "429-all-backends-are-busy",
 	apierror.RetryLater:          "429-some-backends-are-rate-limited",
+	apierror.CallerLimited:       "callers-get-errors",
 	apierror.NoSuchModel:         "404-for-a-model",
 	apierror.Unauthenticated:     "everything-is-a-401",
 	apierror.InvalidRequest:      "404-unknown_url",

@@ -207,6 +207,9 @@ func TestEachProblemLeadsToASectionThatExists(t *testing.T) {
 			}
 		}
 	}
+	if got := runbookURL("caller_limited"); got != troubleshooting+"#callers-get-errors" {
+		t.Errorf("caller_limited leads to %q", got)
+	}
 	for _, class := range []string{"served", "client_error"} {
 		if url := runbookURL(class); url != "" {
 			t.Errorf("%s leads to %s", class, url)

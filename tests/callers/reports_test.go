@@ -85,7 +85,7 @@ func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 		page := answer.Body.String()
 		_, table, _ := strings.Cut(page, `<table role="table" class="callers">`)
 		table, _, _ = strings.Cut(table, `<div class="charts">`)
-		for _, want := range []string{"75 % <small>750 k of 1 M tokens/day</small>", "And 952 more callers", "&lt;b&gt;hog&lt;/b&gt;"} {
+		for _, want := range []string{"75 % <small>750 k of 1 M tokens/day</small>", "And 952 more callers", "&lt;b&gt;hog&lt;/b&gt;", `data-label="Refused since start"`} {
 			if !strings.Contains(table, want) {
 				t.Errorf("the page does not show %s", want)
 			}
