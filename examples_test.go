@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -134,6 +135,27 @@ func TestTheLimitsOfTheExamplesLetFilesThrough(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestOperationsListsEachAlertAndEachRowOfTheDashboard so that an operator knows what there is to see.
+func TestOperationsListsEachAlertAndEachRowOfTheDashboard(t *testing.T) {
+	page := string(lbtest.ReadFile(t, "docs/operations.md"))
+	var dashboard struct {
+		Panels []struct{ Type, Title string }
+	}
+	if err := json.Unmarshal(lbtest.ReadFile(t, "examples/grafana/openai-lb.json"), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	for _, panel := range dashboard.Panels {
+		if panel.Type == "row" && !strings.Contains(page, "\n| "+panel.Title+" | ") {
+			t.Errorf("no line for the row %s of the dashboard", panel.Title)
+		}
+	}
+	for _, alert := range regexp.MustCompile(`(?m)^ +- alert: (\w+)$`).FindAllSubmatch(lbtest.ReadFile(t, "examples/prometheus/alerts.yml"), -1) {
+		if !strings.Contains(page, "`"+string(alert[1])+"`") {
+			t.Errorf("no line for the alert %s", alert[1])
+		}
 	}
 }
 
