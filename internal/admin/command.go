@@ -279,8 +279,12 @@ func showBackends(to io.Writer, answer []byte) error {
 			fmt.Fprintf(to, "%s %s was drained%s\n", command.Printable(b.Pool), command.Printable(b.Name), drainOf(*b.Drain))
 		}
 		for _, s := range b.Silences {
-			fmt.Fprintf(to, "%s %s is silent since %s: %s\n", command.Printable(b.Pool), command.Printable(b.Name), utc(s.Since),
-				cmp.Or(command.Printable(s.Model), command.Printable(s.Deployment), "(none named)"))
+			kind := "not streamed"
+			if s.Streamed {
+				kind = "streamed"
+			}
+			fmt.Fprintf(to, "%s %s is silent since %s: %s, %s\n", command.Printable(b.Pool), command.Printable(b.Name), utc(s.Since),
+				cmp.Or(command.Printable(s.Model), command.Printable(s.Deployment), "(none named)"), kind)
 		}
 	}
 	return nil
