@@ -146,7 +146,7 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 			return own
 		}
 	}
-	if h.tellsModels && ex.api.CutOff() && ex.api.Model == "" {
+	if h.tellsModels && ex.api.CutOff() && ex.api.Model == "" && !ex.api.IsUpload(openaiapi.MethodOf(r)) {
 		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
 	}
 	if own = h.limit(ex); own.Response != nil {

@@ -154,6 +154,11 @@ func (q *Request) ModelInPath() bool { return q.Route.Deployment != "" }
 // that none can be replaced. What was received may be unclear or opaque as well.
 func (q *Request) CutOff() bool { return !q.Whole && !q.Body.Whole && !q.Body.HasModel }
 
+// IsUpload reports whether the body is a file, or a part of one, for which there is no model.
+func (q *Request) IsUpload(method string) bool {
+	return !q.NeedsModel && BodyNamesNothing(method, q.Route.Operation)
+}
+
 // CanAskUsage reports whether the request is for a stream without its usage, which can be asked for in the
 // client's place.
 func (q *Request) CanAskUsage() bool {

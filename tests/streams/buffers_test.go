@@ -24,8 +24,11 @@ func TestAModelBeyondTheBuffersIsRefusedWhereItMatters(t *testing.T) {
 	earlyForm, earlyFile := lbtest.FormOf("other", 8<<10, true)
 	const apart = "openai_lb {\nrequest_buffers 1KiB\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b {\nmodel other\n}\n}"
 	const half = "openai_lb {\nrequest_buffers 1KiB\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b\n}"
+	const listed = "openai_lb {\nrequest_buffers 1KiB\nbackend http://a {\nmodel gpt-4o\n}\n}"
 	const alike = "openai_lb {\nrequest_buffers 1KiB\nbackend http://a\n}"
 	const azure = "openai_lb {\nrequest_buffers 1KiB\nbackend http://a {\nauth api_key\napi_key k-of-a\nmodel gpt-4o\n}\nbackend http://b {\nauth api_key\napi_key k-of-b\nmodel other\n}\n}"
+	const upload = "multipart/form-data; boundary=b"
+	file := []byte("--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x.jsonl\"\r\n\r\n" + padding + "\r\n--b--\r\n")
 	const chat, classic, speech = "/v1/chat/completions", "/openai/deployments/other/chat/completions?api-version=1", "/v1/audio/transcriptions"
 	for _, c := range []struct {
 		name, config, path, contentType string
@@ -40,6 +43,10 @@ func TestAModelBeyondTheBuffersIsRefusedWhereItMatters(t *testing.T) {
 		{"in the path, at a backend that takes it there", azure, classic, "", late("gpt-4o"), "b"},
 		{"late in a form", apart, speech, lateForm, lateFile, ""},
 		{"early in a form", apart, speech, earlyForm, earlyFile, "b"},
+		{"none, for a file", listed, "/v1/files", upload, file, "a"},
+		{"none, for a file of Azure", listed, "/openai/files?api-version=1", upload, file, "a"},
+		{"none, for a part of a file", listed, "/v1/uploads/upload_1/parts", upload, file, "a"},
+		{"late, in another operation without inference", listed, "/v1/fine_tuning/jobs", "", late("gpt-4o"), ""},
 	} {
 		for _, framing := range []string{"with a length", "chunked"} {
 			t.Run(c.name+", "+framing, func(t *testing.T) {
