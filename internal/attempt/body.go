@@ -210,33 +210,17 @@ func (b *body) Read(p []byte) (n int, err error) {
 		b.deadline.start(b.idle, ErrIdle)
 		if b.pending != nil {
 			b.take(<-b.pending)
-			b.held, b.rest = append(b.rest, b.held...), nil
+			if len(b.rest) > 0 {
+				b.held, b.rest = append(b.rest, b.held...), nil
+			}
 			b.keepBack()
 		} else {
-			var more int
-			n = copy(p, b.rest)
-			b.rest = nil
-			more, err = b.source.Read(p[n:])
-			if b.waits && more > 0 && b.to != nil {
-				b.waits = false
-				b.to.FirstByte()
-			}
-			b.see(p[n:n+more], err)
-			n += more
-			for err == nil && n < len(p) && b.failing() && b.deadline.stop() { // the client gets an error at once
-				b.deadline.start(b.idle, ErrIdle)
-				more, err = b.source.Read(p[n:])
-				b.see(p[n:n+more], err)
-				n += more
-			}
-			if ready := b.star(p[:n], err != nil); n-ready < len(p) {
-				b.rest, n = append(b.rest, p[ready:n]...), ready
-			}
+			n, err = b.readOn(p)
 		}
 		if !b.deadline.stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = ErrIdle
 		}
-		if b.held != nil || b.heldErr != nil || n == 0 && len(b.rest) > 0 {
+		if b.held != nil || b.heldErr != nil || n == 0 && len(b.rest) > 0 && len(p) > 0 {
 			return b.Read(p)
 		}
 	}
@@ -248,6 +232,31 @@ func (b *body) Read(p []byte) (n int, err error) {
 			b.late.Trailer = b.response.Trailer
 		}
 		err = b.finish(err)
+	}
+	return n, err
+}
+
+// readOn reads what was not read ahead.
+func (b *body) readOn(p []byte) (n int, err error) {
+	n = copy(p, b.rest)
+	if b.rest = b.rest[n:]; n == len(p) {
+		return n, nil // there is no space to find the end of a secret in
+	}
+	more, err := b.source.Read(p[n:])
+	if b.waits && more > 0 && b.to != nil {
+		b.waits = false
+		b.to.FirstByte()
+	}
+	b.see(p[n:n+more], err)
+	n += more
+	for err == nil && n < len(p) && b.failing() && b.deadline.stop() { // the client gets an error at once
+		b.deadline.start(b.idle, ErrIdle)
+		more, err = b.source.Read(p[n:])
+		b.see(p[n:n+more], err)
+		n += more
+	}
+	if ready := b.star(p[:n], err != nil); n-ready < len(p) {
+		b.rest, n = append(b.rest, p[ready:n]...), ready
 	}
 	return n, err
 }

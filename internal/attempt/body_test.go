@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -147,5 +148,32 @@ func TestEventsThatCameTogetherGoOnTogether(t *testing.T) {
 	}
 	if n, err := b.Read(make([]byte, 32<<10)); n != len(burst) || err != nil {
 		t.Errorf("the first read brings %d of %d bytes, and %v", n, len(burst), err)
+	}
+}
+
+// TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce in order: the end of a read may be the beginning of a key, and be held back.
+func TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce(t *testing.T) {
+	const key = "sk-1234567890abcdef"
+	event := "data: {\"choices\":[]}\n\nevent: error\ndata: {\"error\":{\"message\":\"no sk-12345, sk-1234567890abcde " + key + " sk-\"}}\n\n"
+	for size := range 80 {
+		size++
+		b := body{source: io.NopCloser(iotest.OneByteReader(strings.NewReader(event))), response: new(http.Response), fields: All{}, idle: time.Minute,
+			secrets: keys.Secrets{key}, deadline: &deadline{alarms: new(alarms)}, watch: new(sse.Watcher)}
+		var got []byte
+		for p := make([]byte, size); ; {
+			if n, err := b.Read(nil); n != 0 || err != nil {
+				t.Fatalf("a read of nothing brings %d bytes, and %v", n, err)
+			}
+			n, err := b.Read(p)
+			if got = append(got, p[:n]...); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		starred := strings.ReplaceAll(event, key, strings.Repeat("*", len(key)))
+		if string(got) != starred && (size > len(key) || string(got) != event) {
+			t.Errorf("by %d bytes it gets %q", size, got)
+		}
 	}
 }
