@@ -217,10 +217,8 @@ func (a *Admission) Limited() bool { return a.entry != nil && a.entry.limited }
 
 // Limits returns the caller's limits: of each kind the one of which the smallest part is left.
 func (a *Admission) Limits(now time.Time) (l quota.Limits) {
-	for kind := range l {
-		if use, ok := a.caller.Tightest(now, meter.Kind(kind)); ok { //nolint:gosec // there are two
-			l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: true}
-		}
+	for kind, use := range a.caller.Tightest(now) {
+		l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: use.Limit.Amount > 0}
 	}
 	return l
 }

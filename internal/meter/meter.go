@@ -251,13 +251,5 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	return 0
 }
 
-// reset returns how long it takes until nothing of the limit is used, if nothing else is used.
-func (m *meter) reset(now int64, replicas int) time.Duration {
-	if m.use(now, replicas) == 0 {
-		return 0
-	}
-	return m.wait(now, m.allowed(replicas), replicas)
-}
-
 // add adds numbers that are not negative, up to a number that no sum of two exceeds.
 func add(a, b int64) int64 { return min(a+b, 1<<61) }

@@ -61,21 +61,21 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	return s
 }
 
-// Tightest returns the limit of a kind of which the smallest part is left. ok is false if there is none.
-func (c *Caller) Tightest(now time.Time, kind Kind) (tightest Use, ok bool) {
+// Tightest returns, of the limits of each kind, the one of which the smallest part is left. Amount 0: there is none.
+func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	for id := range c.all() {
-		if id.Kind() != kind || c.meters[id].limit.Amount == 0 {
+		if c.meters[id].limit.Amount == 0 {
 			continue
 		}
-		u := c.usage(id, at)
-		if !ok || part(&u) < part(&tightest) {
-			tightest, ok = u, true
+		u, t := c.usage(id, at), &tightest[id.Kind()]
+		if t.Limit.Amount == 0 || part(&u) < part(t) {
+			*t = u
 		}
 	}
-	return tightest, ok
+	return tightest
 }
 
 // part returns which part of a limit is left.
@@ -83,6 +83,9 @@ func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)
 
 func (c *Caller) usage(id ID, at int64) Use {
 	m := &c.meters[id]
-	return Use{Limit: m.limit, Allowed: m.allowed(c.replicas), Used: m.use(at, c.replicas),
-		Ends: time.Unix(0, m.end), Reset: m.reset(at, c.replicas), Refused: m.refused, Demoted: m.demoted}
+	u := Use{Limit: m.limit, Allowed: m.allowed(c.replicas), Used: m.use(at, c.replicas), Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
+	if u.Used > 0 {
+		u.Reset = m.wait(at, u.Allowed, c.replicas) // until nothing is used, if nothing else is
+	}
+	return u
 }

@@ -2,6 +2,7 @@ package quota
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,22 +27,28 @@ func RemoveFields(header http.Header) { Limits{}.Set(header, false) }
 // Set replaces what the header says of rate limits by the limits that are known, under OpenAI's names. The
 // reset is a duration, as from OpenAI, or a number of seconds, as from Azure.
 func (l Limits) Set(header http.Header, seconds bool) {
-	for name := range header {
-		if isRateLimit(name) && !l.names(name) {
+	var values texts
+	for i, f := range l {
+		if f.Known {
+			values[i] = f.texts(seconds)
+		}
+	}
+	for name, sent := range header {
+		if !isRateLimit(name) {
+			continue
+		}
+		if value := values.of(name); value != nil && *value != "" && len(sent) == 1 {
+			sent[0], *value = *value, "" // in place: see BenchmarkHeader
+		} else {
 			delete(header, name)
 		}
 	}
-	for i, f := range l {
-		if !f.Known {
-			continue
+	for i := range values {
+		for j, value := range values[i] {
+			if value != "" {
+				header[names[i][j]] = []string{value}
+			}
 		}
-		reset := roundUp(f.Reset, time.Millisecond).String()
-		if seconds {
-			reset = strconv.FormatInt(int64(roundUp(f.Reset, time.Second)/time.Second), 10)
-		}
-		set(header, limits[i].limit[0], strconv.FormatInt(f.Limit, 10))
-		set(header, limits[i].remaining[0], strconv.FormatInt(f.Remaining, 10))
-		set(header, limits[i].reset[0], reset)
 	}
 }
 
@@ -49,23 +56,40 @@ func isRateLimit(name string) bool {
 	return strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") || strings.HasPrefix(name, "Anthropic-Ratelimit-")
 }
 
-// names reports whether it is the name of a field that Set sets.
-func (l Limits) names(name string) bool {
-	for i, f := range l {
-		if f.Known && (name == limits[i].limit[0] || name == limits[i].remaining[0] || name == limits[i].reset[0]) {
-			return true
+// texts are texts for the three fields of each limit: how much there may be, how much remains, and the reset.
+type texts [len(limits)][3]string
+
+// names are the names of the fields that Set sets.
+var names = func() (names texts) {
+	for i, l := range limits {
+		names[i] = [...]string{l.limit[0], l.remaining[0], l.reset[0]}
+	}
+	return names
+}()
+
+// of returns the text for the field with this name. nil: there is no such field.
+func (t *texts) of(name string) *string {
+	for i := range names {
+		if j := slices.Index(names[i][:], name); j >= 0 {
+			return &t[i][j]
 		}
 	}
-	return false
+	return nil
 }
 
-// set sets a field of a header, in place if the backend has sent it, too: see BenchmarkHeader.
-func set(header http.Header, name, value string) {
-	if values := header[name]; len(values) == 1 {
-		values[0] = value
+// texts returns the values of the fields, which are cut from one string: see BenchmarkHeader.
+func (f Fields) texts(seconds bool) [3]string {
+	all := strconv.AppendInt(make([]byte, 0, 64), f.Limit, 10)
+	limit := len(all)
+	all = strconv.AppendInt(all, f.Remaining, 10)
+	remaining := len(all)
+	if seconds {
+		all = strconv.AppendInt(all, int64(roundUp(f.Reset, time.Second)/time.Second), 10)
 	} else {
-		header[name] = []string{value}
+		all = append(all, roundUp(f.Reset, time.Millisecond).String()...)
 	}
+	text := string(all)
+	return [...]string{text[:limit], text[limit:remaining], text[remaining:]}
 }
 
 func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
