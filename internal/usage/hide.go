@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
@@ -15,77 +16,94 @@ func Hide(stream io.ReadCloser) io.ReadCloser { return &hider{stream: stream} }
 
 const (
 	// maxHeld is how much of an event is held back. A usage has a few hundred bytes.
-	maxHeld  = 8 << 10
-	hideRead = 4 << 10
+	maxHeld = 8 << 10
+	// leastRead is for how much of the stream there is room at least in a read.
+	leastRead = 4 << 10
 )
 
-// hider copies what it reads to out. An event that has nothing but the usage is cut off again.
+// hider reads the stream into its reader's buffer, so that events that came together stay together, and
+// takes the events out of it that have nothing but the usage.
 type hider struct {
 	stream   io.ReadCloser
 	splitter sse.Splitter
 	err      error // why there is no more to read
+	cutCR    bool  // the last byte was removed, and a line feed that comes next is the rest of it
 
-	buf    [hideRead]byte
-	piece  []byte // what was read last
-	passed int    // how much of piece is in out or was removed
-	cutCR  bool   // the last byte was removed, and a line feed that comes next is the rest of it
+	// front comes before what is read next. The first bytes of it are ready for a reader with more room: the
+	// rest is the beginning of an event.
+	front []byte
+	ready int
 
-	out   []byte // what was read and not removed
-	ready int    // how much of out is for the client: the rest is the beginning of an event
-	gone  int    // how much of out the client has
+	// text is front and the piece that was read last, which begins at piece. Of it, the first bytes are kept,
+	// and so are those that were not passed.
+	text                []byte
+	piece, kept, passed int
 }
 
 // Read implements io.Reader.
 func (h *hider) Read(p []byte) (int, error) {
-	for h.gone == h.ready && h.err == nil {
-		h.readMore()
+	for h.ready == 0 && h.err == nil {
+		buf := p
+		if least := len(h.front) + leastRead; len(p) < least {
+			buf = make([]byte, least)
+		}
+		front := copy(buf, h.front)
+		var n int
+		n, h.err = h.stream.Read(buf[front:])
+		text := h.filter(buf[:front+n], front)
+		ready := len(text)
+		if held := h.splitter.Unfinished(); h.err == nil && held <= maxHeld {
+			ready -= held
+		}
+		n = copy(p, text[:ready]) // which is where it is already, if there was room
+		h.front, h.ready = append(h.front[:0], text[n:]...), ready-n
+		if n > 0 {
+			return n, nil
+		}
 	}
-	if h.gone == h.ready {
+	if h.ready == 0 {
 		return 0, h.err
 	}
-	n := copy(p, h.out[h.gone:h.ready])
-	h.gone += n
+	n := copy(p, h.front[:h.ready])
+	h.front, h.ready = slices.Delete(h.front, 0, n), h.ready-n
 	return n, nil
 }
 
 // Close implements io.Closer.
 func (h *hider) Close() error { return h.stream.Close() }
 
-func (h *hider) readMore() {
-	h.out = append(h.out[:0], h.out[h.ready:]...)
-	n, err := h.stream.Read(h.buf[:])
-	h.piece, h.passed = h.buf[:n], 0
-	if h.cutCR && n > 0 {
+// filter takes out of a text, which ends with a new piece of the stream, the events that end there and have
+// nothing but the usage.
+func (h *hider) filter(text []byte, piece int) []byte {
+	h.text, h.piece, h.kept, h.passed = text, piece, 0, 0
+	if h.cutCR && len(text) > 0 {
 		h.cutCR = false
-		if h.piece[0] == '\n' {
+		if text[0] == '\n' {
 			h.passed = 1
 		}
 	}
-	h.splitter.Split(h.piece, h.remove)
-	h.out = append(h.out, h.piece[h.passed:]...)
-	if errors.Is(err, io.EOF) {
-		h.piece, h.passed = nil, 0
+	h.splitter.Split(text[piece:], h.remove)
+	if errors.Is(h.err, io.EOF) {
+		h.piece = len(text)
 		h.splitter.End(h.remove) // SDKs read the last event even if no empty line comes after it
 	}
-	h.gone, h.ready, h.err = 0, len(h.out), err
-	if held := h.splitter.Unfinished(); err == nil && held <= maxHeld {
-		h.ready -= held
-	}
+	h.keep(len(text))
+	h.text = nil
+	return text[:h.kept]
 }
 
-// remove leaves the event out if it has nothing but the usage, and its beginning was held back.
+// remove takes the event out if it has nothing but the usage, and its beginning was held back.
 func (h *hider) remove(e sse.Event) {
 	begin, end := h.splitter.Bounds()
-	if begin < -maxHeld || !hasOnlyUsage(e.Data) {
+	if begin, end = begin+h.piece, end+h.piece; begin < 0 || !hasOnlyUsage(e.Data) {
 		return
 	}
-	if begin < 0 {
-		h.out = h.out[:len(h.out)+begin]
-	} else {
-		h.out = append(h.out, h.piece[h.passed:begin]...)
-	}
-	h.passed, h.cutCR = end, end > 0 && end == len(h.piece) && h.piece[end-1] == '\r'
+	h.keep(begin)
+	h.passed, h.cutCR = end, end == len(h.text) && h.text[end-1] == '\r'
 }
+
+// keep keeps the text from where it was passed to there.
+func (h *hider) keep(to int) { h.kept += copy(h.text[h.kept:], h.text[h.passed:to]) }
 
 func hasOnlyUsage(data []byte) bool {
 	if !mayHoldUsage(data) {
