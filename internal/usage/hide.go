@@ -34,8 +34,8 @@ type hider struct {
 	front []byte
 	ready int
 
-	// text is front and the piece that was read last, which begins at piece. Of it, the first bytes are kept,
-	// and so are those that were not passed.
+	// text is what is filtered: front, and the piece of the stream that was read last, which begins at piece.
+	// text[:kept] is what stays of text[:passed].
 	text                []byte
 	piece, kept, passed int
 }
@@ -102,7 +102,7 @@ func (h *hider) remove(e sse.Event) {
 	h.passed, h.cutCR = end, end == len(h.text) && h.text[end-1] == '\r'
 }
 
-// keep keeps the text from where it was passed to there.
+// keep keeps what comes next in the text, up to an index.
 func (h *hider) keep(to int) { h.kept += copy(h.text[h.kept:], h.text[h.passed:to]) }
 
 func hasOnlyUsage(data []byte) bool {
