@@ -92,10 +92,10 @@ func (h *hider) filter(text []byte, piece int) []byte {
 	return text[:h.kept]
 }
 
-// remove takes the event out if it has nothing but the usage, and its beginning was held back.
+// remove takes the event out if it has nothing but the usage, and is short enough to be held back.
 func (h *hider) remove(e sse.Event) {
 	begin, end := h.splitter.Bounds()
-	if begin, end = begin+h.piece, end+h.piece; begin < 0 || !hasOnlyUsage(e.Data) {
+	if begin, end = begin+h.piece, end+h.piece; begin < 0 || end-begin > maxHeld || !hasOnlyUsage(e.Data) {
 		return
 	}
 	h.keep(begin)

@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"regexp"
@@ -38,6 +39,9 @@ var hidings = map[string]string{
 	"long ones":           "data: " + strings.Repeat("x", 5*maxHeld) + "\r\n\r\n<" + only + ">: " + strings.Repeat("x", 5*maxHeld) + "\n<" + only + ">",
 }
 
+// inLongPieces reads with as much room as reverse_proxy.
+func inLongPieces(r io.Reader) io.Reader { return bufio.NewReaderSize(r, 32<<10) }
+
 func TestTheChunkOfTheUsageIsTakenOut(t *testing.T) {
 	broken := errors.New("broken")
 	for name, marked := range hidings {
@@ -49,13 +53,15 @@ func TestTheChunkOfTheUsageIsTakenOut(t *testing.T) {
 			"a byte at a time": iotest.OneByteReader,
 			"in halves":        iotest.HalfReader,
 		} {
-			got, err := io.ReadAll(Hide(io.NopCloser(cut(strings.NewReader(stream)))))
-			if string(got) != want || err != nil {
-				t.Errorf("%s, read %s: got %.300q, %v, want %.300q", name, readName, got, err, want)
-			}
-			got, err = io.ReadAll(iotest.OneByteReader(Hide(io.NopCloser(cut(strings.NewReader(stream))))))
-			if string(got) != want || err != nil {
-				t.Errorf("%s, read %s, given byte by byte: got %.300q, %v", name, readName, got, err)
+			for givenName, give := range map[string]func(io.Reader) io.Reader{
+				"in short pieces": func(r io.Reader) io.Reader { return r },
+				"in long pieces":  inLongPieces,
+				"byte by byte":    iotest.OneByteReader,
+			} {
+				got, err := io.ReadAll(give(Hide(io.NopCloser(cut(strings.NewReader(stream))))))
+				if string(got) != want || err != nil {
+					t.Errorf("%s, read %s, given %s: got %.300q, %v, want %.300q", name, readName, givenName, got, err, want)
+				}
 			}
 		}
 		if name == "without an end" {
@@ -97,8 +103,9 @@ func FuzzHide(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream string) {
 		whole, err := io.ReadAll(Hide(io.NopCloser(strings.NewReader(stream))))
 		cut, _ := io.ReadAll(Hide(io.NopCloser(iotest.OneByteReader(strings.NewReader(stream)))))
-		if err != nil || string(cut) != string(whole) {
-			t.Errorf("%q becomes %q at once, and %q byte by byte", stream, whole, cut)
+		long, _ := io.ReadAll(inLongPieces(Hide(io.NopCloser(iotest.HalfReader(strings.NewReader(stream))))))
+		if err != nil || string(cut) != string(whole) || string(long) != string(whole) {
+			t.Errorf("%q becomes %q at once, %q byte by byte, and %q in long pieces", stream, whole, cut, long)
 		}
 		if !strings.Contains(stream, "usage") && string(whole) != stream {
 			t.Errorf("%q becomes %q", stream, whole)
