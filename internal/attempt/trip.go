@@ -122,8 +122,12 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 	}
 }
 
-// got1xxResponse removes fields from an interim response, which reverse_proxy passes on.
+// got1xxResponse removes fields from an interim response, which reverse_proxy passes on. HTTP/2 has no
+// 101 (RFC 9113 section 8.6): net/http takes it for one of them, but it would be the client's last.
 func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
+	if code == http.StatusSwitchingProtocols {
+		return ErrWrongProtocol
+	}
 	t.fields.Interim(http.Header(header))
 	if t.outer == nil || t.outer.Got1xxResponse == nil {
 		return nil

@@ -41,6 +41,7 @@ func TestWhateverGoesWrongOverHTTP2IsFailedOverOrFelt(t *testing.T) {
 		{"the connection is cut before the headers", []func(frames){isCut}, false, "failed", 502},
 		{"nothing comes", []func(frames){isSilent}, false, "timeout", 504},
 		{"what comes is not HTTP/2", []func(frames){isGarbage}, false, "failed", 502},
+		{"it switches protocols", []func(frames){sendsHeaders("101"), beginsStream, brings(lbtest.StreamContent), ends}, false, "failed", 502},
 		{"the stream is reset after its headers", []func(frames){beginsStream, isReset(http2.ErrCodeInternal)}, false, "failed", 502},
 		{"the connection is cut after the headers", []func(frames){beginsStream, isCut}, false, "failed", 502},
 		{"it goes away and hangs up after the headers", []func(frames){beginsStream, goesAway(true, http2.ErrCodeNo), hangsUp}, false, "failed", 502},

@@ -183,11 +183,14 @@ func answers(steps ...func(frames)) func(net.Conn) {
 }
 
 // begins sends the headers of a 200, and others in pairs.
-func begins(headers ...string) func(frames) {
+func begins(headers ...string) func(frames) { return sendsHeaders("200", headers...) }
+
+// sendsHeaders sends headers in pairs.
+func sendsHeaders(status string, headers ...string) func(frames) {
 	return func(f frames) {
 		var block bytes.Buffer
 		encoder := hpack.NewEncoder(&block)
-		encoder.WriteField(hpack.HeaderField{Name: ":status", Value: "200"})
+		encoder.WriteField(hpack.HeaderField{Name: ":status", Value: status})
 		for i := 0; i+1 < len(headers); i += 2 {
 			encoder.WriteField(hpack.HeaderField{Name: headers[i], Value: headers[i+1]})
 		}
