@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
@@ -170,10 +173,19 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
 		}
 		res.Body = tunnel.Between(client, backend, broken)
+		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)
 	r.sent.Fields.Trailer(res.Trailer) // those announced: others come with the end of the body
 	return res, tokens
+}
+
+// letPause lets the client of a tunnel send nothing for as long as it likes. By extended CONNECT, its side is the
+// body of a request, which Caddy's server ends when it stalls.
+func letPause(r *http.Request) {
+	if body, _ := caddyhttp.IdleTimeoutsFromContext(r.Context()); body != nil && r.ProtoMajor > 1 {
+		body.Override(math.MaxInt64, 0)
+	}
 }
 
 // GivenUp reports whether a reply that broke for this reason may have been given up by its

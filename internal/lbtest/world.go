@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -37,6 +38,8 @@ type World struct {
 	Backends map[string]*Backend // by host
 	// Prepares, if it is set, changes a request before the handler gets it.
 	Prepares func(*http.Request) *http.Request
+	// ReadIdle, if it is set, is how long a body may stall, as in Caddy's server.
+	ReadIdle time.Duration
 
 	mu        sync.Mutex
 	listeners map[string]*pipeListener
@@ -118,6 +121,13 @@ func newWorld(t *testing.T, config string) *World {
 		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), rw, server)
 		if w.Prepares != nil {
 			r = w.Prepares(r)
+		}
+		if w.ReadIdle > 0 {
+			body := &caddyhttp.IdleTimeoutReader{ReadCloser: r.Body, Ctrl: http.NewResponseController(rw),
+				Deadline: caddyhttp.IdleDeadline{Timeout: w.ReadIdle}, Logger: zap.NewNop(), ClearBetweenReads: r.ProtoMajor == 2}
+			defer body.HandlerDone()
+			r = r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil))
+			r.Body = body
 		}
 		err := w.Handler.ServeHTTP(rw, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
 		var failure caddyhttp.HandlerError

@@ -223,6 +223,19 @@ func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
 	}
 }
 
+func TestTheClientOfAWebSocketMaySendNothingForHours(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		overBothVersions(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World, open opener) {
+			w.ReadIdle = time.Minute
+			w.Backends["a"].Replies(upgrades)
+			s := open("/v1/realtime?model=m")
+			s.wantOpen(t, "a")
+			time.Sleep(5 * time.Hour)
+			s.wantOpen(t, "a")
+		})
+	})
+}
+
 // net/http's HTTP/2 server offers extended CONNECT (RFC 8441) only if GODEBUG
 // says so when the process starts, so that this test starts itself anew.
 func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
