@@ -27,25 +27,28 @@ var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocke
 // client was connected, and neither side had sent a close frame. begun reports whether the backend had
 // sent data. In any other tunnel, broken is nil.
 func Between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
-	return &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), broken: broken}
+	return &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
 }
 
 type tunnel struct {
 	io.ReadWriteCloser // the backend's side
 	client             *http.ResponseController
+	innermost          http.ResponseWriter // the client's, without what Caddy put around it
 	broken             func(reason error, begun bool)
 
 	mu                      sync.Mutex
 	fromBackend, fromClient frames
 	failed                  error       // why the backend took no more, while the client was connected
 	timer                   *time.Timer // nil: both sides are open
+	until                   time.Time   // when the timer goes off
 	closed                  bool
 }
 
-// Read implements io.Reader. At its end, the backend has ended.
+// Read implements io.Reader. At its end, the backend has ended. Its caller is who writes to the client.
 func (t *tunnel) Read(p []byte) (int, error) {
 	n, err := t.ReadWriteCloser.Read(p)
 	t.watch(&t.fromBackend, p[:n])
+	t.limitWrites()
 	if err != nil {
 		t.checkEnd(err)
 	}
@@ -119,9 +122,29 @@ func (t *tunnel) end() {
 		return
 	}
 	t.timer = time.AfterFunc(Grace, func() { t.ReadWriteCloser.Close() })
-	until := time.Now().Add(Grace)
-	_ = t.client.SetReadDeadline(until) // a client without deadlines ends with its backend
-	_ = t.client.SetWriteDeadline(until)
+	t.until = time.Now().Add(Grace)
+	_ = t.client.SetReadDeadline(t.until) // a client without deadlines ends with its backend
+	_ = http.NewResponseController(t.innermost).SetWriteDeadline(t.until)
+}
+
+// limitWrites sets that deadline anew, for Caddy sets another one for each write. No write may be in progress.
+func (t *tunnel) limitWrites() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer != nil {
+		_ = t.client.SetWriteDeadline(t.until)
+	}
+}
+
+// unwrap returns the writer of net/http's server, whose deadlines may be set while another goroutine writes.
+func unwrap(w http.ResponseWriter) http.ResponseWriter {
+	for {
+		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return w
+		}
+		w = outer.Unwrap()
+	}
 }
 
 // Close implements io.Closer.

@@ -81,6 +81,45 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 	}
 }
 
+// wrapped is a writer like Caddy's: its deadline belongs to the goroutine that writes.
+type wrapped struct {
+	*client
+	until time.Time
+}
+
+func (w *wrapped) Unwrap() http.ResponseWriter { return w.client }
+
+func (w *wrapped) SetWriteDeadline(at time.Time) error {
+	w.until = at
+	return nil
+}
+
+func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		w := &wrapped{client: new(client)}
+		tunnel := Between(w, &side{near, make(chan time.Time, 1)}, nil)
+		defer tunnel.Close()
+		read := func() {
+			go io.WriteString(far, "more")
+			if _, err := tunnel.Read(make([]byte, 4)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		read() // and now it goes to the client, while
+		tunnel.(interface{ CloseWrite() error }).CloseWrite()
+		until := time.Now().Add(Grace)
+		if !w.write.Equal(until) || !w.until.IsZero() {
+			t.Errorf("the write in progress ends at %s, and later ones at %s", w.write, w.until)
+		}
+		read()
+		if !w.until.Equal(until) {
+			t.Errorf("later writes end at %s, want %s", w.until, until)
+		}
+	})
+}
+
 func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
