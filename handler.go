@@ -29,7 +29,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer func() { ex.finish(err, aborted) }()
 	ex.fillPlaceholders()
 	proxied := h.proxied(ex)
-	ex.own = h.read(ex)
+	if ex.own = h.read(ex); ex.own.Response != nil && !ex.api.received.Begun() && r.ProtoMajor == 1 && r.Header["Expect"] != nil {
+		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
+		// through what Caddy puts around the body, would wait for the body first
+		w.Header()["Connection"] = []string{"close"} // past reverse_proxy
+	}
 	aborted = true // unless reverse_proxy returns: it panics to abort a reply
 	err = h.proxy.ServeHTTP(w, proxied, next)
 	aborted = false

@@ -33,6 +33,7 @@ type Body struct {
 	tailErr error         // why the reading of tail failed
 	gone    bool          // prefix was released
 	length  int64         // -1: unknown
+	begun   bool          // Buffer read some of it, or tried to
 	read    bool          // Buffer succeeded
 }
 
@@ -50,6 +51,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
+	b.begun = true
 	// one more byte shows whether the body is longer than the limit
 	most := int(limit) + 1
 	size := firstBuffer
@@ -96,6 +98,9 @@ func moved(from *Buffer, buf []byte, size int) (*Buffer, []byte) {
 // Buffered returns the part in memory, which is the beginning of the body. It
 // must not be used after Release.
 func (b *Body) Buffered() []byte { return b.prefix }
+
+// Begun reports whether the reading of the body has begun.
+func (b *Body) Begun() bool { return b.begun }
 
 // Whole reports whether all of the body was in memory.
 func (b *Body) Whole() bool { return b.tail == nil }

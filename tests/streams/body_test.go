@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -187,5 +188,39 @@ func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {
 		res.Body.Close()
 		lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: string(body), Err: err}.WantError(t, 413, "request_too_large")
 		lbtest.Ask(client, "http://"+address+"/v1/x").WantServed(t, "a")
+	}
+}
+
+// TestARefusalComesBeforeABodyThatIsWaitingForIt has clients that send their body only after a 100.
+func TestARefusalComesBeforeABodyThatIsWaitingForIt(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	address := lbtest.ServeAt(t, "openai_lb {\nbackend "+serverA.URL+"\nclient_key alice client-key-of-alice\n}")
+	for name, c := range map[string]struct {
+		path, key string
+		status    int
+	}{
+		"a wrong key":     {"/v1/chat/completions", "wrong", 401},
+		"an unknown path": {"/unknown", "client-key-of-alice", 404},
+		"no refusal":      {"/v1/chat/completions", "client-key-of-alice", 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := lbtest.Dial(t, address)
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: lb\r\nApi-Key: %s\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n", c.path, c.key)
+			r := bufio.NewReader(conn)
+			res, err := http.ReadResponse(r, nil)
+			if err == nil && res.StatusCode == http.StatusContinue {
+				io.WriteString(conn, "{}")
+				res, err = http.ReadResponse(r, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.StatusCode != c.status || res.Close != (c.status != 200) {
+				t.Errorf("got %d, and the connection closes: %v", res.StatusCode, res.Close)
+			}
+		})
+	}
+	if n := len(a.Received()); n != 1 {
+		t.Errorf("a was called %d times, want once", n)
 	}
 }
