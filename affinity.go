@@ -11,6 +11,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -30,8 +31,10 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.AccountKey)
 	}
-	h.affinity, err = affinity.New(ctx, config)
-	return err
+	if h.affinity, err = affinity.New(ctx, config); h.affinity == nil {
+		return err
+	}
+	return observe.On(ctx, observe.Started, h.affinity.Start)
 }
 
 // place finds out which accounts may get the request. It returns the answer if none

@@ -25,6 +25,8 @@ type Affinity struct {
 	name     any // of the owners among those in use
 	ttl      time.Duration
 	accounts []string
+	// configure applies the options to the owners.
+	configure func()
 	// strict reports whether a caller reaches only what it made.
 	strict bool
 	// others is what other replicas know, and patience how long a request waits
@@ -93,13 +95,20 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 		}
 	}
 	a.others = c.Link.Owners(c.Pool, a.accounts)
-	kept, _, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
+	kept, again, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
 		return &savedOwners{memory: owners.NewMemory(*c.IDs)}, nil
 	})
 	a.owners = kept.(*savedOwners)
-	a.owners.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
+	a.configure = func() { a.owners.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger) }
+	if !again {
+		a.Start()
+	}
 	return a, nil
 }
+
+// Start applies the options to the owners. Those of the config before apply until
+// the new one is in use, because it may fail.
+func (a *Affinity) Start() { a.configure() }
 
 // IsStrict reports whether a caller reaches only the objects that it made.
 func (a *Affinity) IsStrict() bool { return a != nil && a.strict }
