@@ -159,11 +159,6 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	}
 }
 
-// foundFor is how long an id counts as belonging to no caller after other
-// replicas were asked. Then they are asked again: one of them may have been
-// unable to answer, or may have learned the caller since.
-const foundFor = 5 * time.Minute
-
 // lookUp asks other replicas what they know of the open ids. If there is no
 // answer, it goes by what is known here, but does not record that as what they know.
 // For an id that must be the caller's own, that is not enough.
@@ -189,7 +184,9 @@ func (f *finder) lookUp() {
 	}
 }
 
-// settle remembers what other replicas know of an id, and returns its owner.
+// settle remembers what other replicas know of an id, and returns its owner. If it
+// belongs to no caller, they are asked again after owners.Unclaimed: one of them may
+// have been unable to answer, or may have learned the caller since.
 func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, f.affinity.ttl)
 	if found.TTL > 0 {
@@ -198,7 +195,7 @@ func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 		}
 	}
 	if o.Caller == 0 && f.caller != 0 && !it.own {
-		o.Caller, ttl = owners.NoCaller, foundFor
+		o.Caller = owners.NoCaller
 	}
 	if slices.Contains(a.accounts, o.Account) {
 		o, _ = f.store.Put(it.Key, o, f.now, ttl)

@@ -30,14 +30,8 @@ func (p *Placement) Served(account string, res *http.Response) {
 }
 
 // found records that the account has what an id names. That says nothing about
-// whose it is. What other replicas say about that does not hold for long.
-func (p *Placement) found(it id, account string) {
-	ttl := p.affinity.ttl
-	if p.affinity.others != nil && p.caller != 0 && !it.caller.Named() {
-		ttl = min(ttl, foundFor)
-	}
-	p.put(it.Key, account, it.caller, ttl)
-}
+// whose it is.
+func (p *Placement) found(it id, account string) { p.put(it.Key, account, it.caller) }
 
 // learn records the account of an id in a reply, and the caller that it belongs
 // to. That is the caller of this request if the request made the object, or if
@@ -57,7 +51,7 @@ func (p *Placement) learn(account string, kind apibody.Kind, text []byte) {
 		caller = 0
 	}
 	p.ids = learnedIDs
-	p.put(key, account, caller, p.affinity.ttl)
+	p.put(key, account, caller)
 }
 
 // learnUnstored records that a new output item of a response that no account
@@ -65,7 +59,7 @@ func (p *Placement) learn(account string, kind apibody.Kind, text []byte) {
 // because clients send such items back.
 func (p *Placement) learnUnstored(text []byte) {
 	if key := owners.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
-		p.put(key, "", p.caller, p.affinity.ttl)
+		p.put(key, "", p.caller)
 	}
 }
 
@@ -80,9 +74,9 @@ func (p *Placement) names(key owners.Key) bool {
 	return slices.ContainsFunc(p.named, func(it id) bool { return it.Key == key })
 }
 
-func (p *Placement) put(key owners.Key, account string, caller owners.Caller, ttl time.Duration) {
+func (p *Placement) put(key owners.Key, account string, caller owners.Caller) {
 	a, now := p.affinity, time.Now()
-	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, ttl)
+	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, a.ttl)
 	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
 		a.others.Send(key, o, a.ttl)
 	}

@@ -270,8 +270,30 @@ func TestWhatBelongsToNoCallerIsLookedUpAgain(t *testing.T) {
 		other.findByAsking(t, "bob", "resp_of_alice", "b") // looked up once for all
 		s.wantFinds(before)
 		s.hub.FailWrites(nil)
-		time.Sleep(foundFor)
+		time.Sleep(owners.Unclaimed)
 		other.wantRefused(t, "five minutes later")
+	})
+}
+
+// TestAnAccountIsRememberedForItsTimeWithoutTheStore although it is not known for as
+// long whose the object is.
+func TestAnAccountIsRememberedForItsTimeWithoutTheStore(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		one := s.replica("a", "b")
+		one.learn("b", "", "resp_mentioned")
+		synctest.Wait()
+		one.findByAsking(t, "alice", "resp_12345678", "b")
+		for _, fails := range []error{nil, errors.New("down")} {
+			s.hub.Fail(fails)
+			for _, id := range []string{"resp_mentioned", "resp_12345678"} {
+				for range 3 {
+					if h, _, refused := one.names("alice", id); refused || !h.owns() || h.Allows("a") {
+						t.Errorf("%s has the placement %+v", id, h)
+					}
+					time.Sleep(owners.Unclaimed)
+				}
+			}
+		}
 	})
 }
 

@@ -39,7 +39,9 @@ type part struct {
 }
 
 type entry struct {
-	key    Key
+	key Key
+	// caller is until when the id counts as belonging to no caller, if it has no
+	// name and is not 0.
 	caller Caller
 	// account is an index.
 	account uint32
@@ -89,13 +91,23 @@ func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
 // news.
 const aWhile = 100
 
-// Put remembers the owner of an id for ttl. An id that is known to be one
-// caller's keeps that caller, and for as long as before. A Put without a caller
-// also does not change how long an id counts as belonging to no caller. Put
-// returns the remembered owner, and whether that is news to others: anything
+// Unclaimed is how long an id counts as belonging to no caller after a Put with
+// NoCaller.
+const Unclaimed = 5 * time.Minute
+
+// Put remembers the owner of an id for ttl, or for as long as before, if that is
+// longer. An id that is known to be one caller's keeps that caller. A Put without
+// a caller also does not change how long an id counts as belonging to no caller.
+// Put returns the remembered owner, and whether that is news to others: anything
 // about it is new, or the id was last put a while ago.
 func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
-	e := entry{key: id, caller: o.Caller, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
+	e := entry{key: id, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
+	switch {
+	case o.Caller.Named():
+		e.caller = o.Caller
+	case o.Caller == NoCaller:
+		e.caller = Caller(seconds(now.Add(Unclaimed)))
+	}
 	p := m.partOf(id)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,11 +117,10 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 			if known.caller.Named() && e.caller.Named() && e.caller != known.caller {
 				return Owner{(*m.accounts.Load())[known.account], known.caller}, false
 			}
-			if known.caller.Named() {
-				e.caller, e.until = known.caller, max(e.until, known.until)
-			} else if known.caller == NoCaller && e.caller == 0 {
-				e.caller, e.until = known.caller, known.until
+			if known.caller.Named() || e.caller == 0 {
+				e.caller = known.caller
 			}
+			e.until = max(e.until, known.until)
 			news = e.account != known.account || e.caller.Named() && e.caller != known.caller || e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
 		}
 		p.forget(at)
@@ -119,7 +130,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 	}
 	p.add(e)
 	m.changes.Add(1)
-	return Owner{o.Account, e.caller}, news
+	return Owner{o.Account, e.callerAt(now)}, news
 }
 
 // Get returns the owner of an id, if it is known.
@@ -131,9 +142,20 @@ func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
 		p.mu.Unlock()
 		return Owner{}, false
 	}
-	account, caller := p.entries[at].account, p.entries[at].caller
+	account, caller := p.entries[at].account, p.entries[at].callerAt(now)
 	p.mu.Unlock()
 	return Owner{(*m.accounts.Load())[account], caller}, true
+}
+
+// callerAt returns the caller as far as it is known at a time.
+func (e *entry) callerAt(now time.Time) Caller {
+	switch {
+	case e.caller.Named():
+		return e.caller
+	case e.caller > Caller(seconds(now)):
+		return NoCaller
+	}
+	return 0
 }
 
 func (p *part) each(f func(entry)) {

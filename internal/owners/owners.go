@@ -39,11 +39,15 @@ func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.C
 type Caller uint64
 
 // NoCaller replaces an id's caller if the other replicas were asked, and none of
-// them knows a caller.
+// them knows a caller. A Memory has the time until which that counts, in seconds,
+// in its place.
 const NoCaller Caller = 1
 
+// firstNamed is above all of these times.
+const firstNamed Caller = 1 << 32
+
 // Named reports whether the caller has a name.
-func (c Caller) Named() bool { return c > NoCaller }
+func (c Caller) Named() bool { return c >= firstNamed }
 
 // CallerNamed returns the Caller with this name.
 func CallerNamed(name string) Caller {
@@ -51,7 +55,7 @@ func CallerNamed(name string) Caller {
 		return 0
 	}
 	sum := sha256.Sum256([]byte("caller " + name))
-	return max(NoCaller+1, Caller(binary.LittleEndian.Uint64(sum[:])))
+	return max(firstNamed, Caller(binary.LittleEndian.Uint64(sum[:])))
 }
 
 // Key is the digest of an id, or of a content that only its owner can read.

@@ -62,16 +62,19 @@ func TestACallersIDStaysThatCallers(t *testing.T) {
 	}
 }
 
-// TestNoCallerIsKnownForItsTime whatever replies mention meanwhile.
+// TestNoCallerIsKnownForItsTime whatever replies mention meanwhile, and the account
+// for longer.
 func TestNoCallerIsKnownForItsTime(t *testing.T) {
 	alice := CallerNamed("alice")
 	m := NewMemory(1000)
 	m.Put(id(1), Owner{Account: "a"}, start, month)
-	m.Put(id(1), Owner{"a", NoCaller}, start, 5*time.Minute)
+	m.Put(id(1), Owner{"a", NoCaller}, start, time.Minute)
 	m.Put(id(1), Owner{Account: "b"}, start.Add(time.Minute), month)
-	m.wantOwner(t, id(1), start.Add(5*time.Minute-time.Second), Owner{"b", NoCaller})
-	m.wantNone(t, id(1), start.Add(5*time.Minute))
-	m.Put(id(1), Owner{"b", NoCaller}, start, 5*time.Minute)
+	m.wantOwner(t, id(1), start.Add(Unclaimed-time.Second), Owner{"b", NoCaller})
+	m.wantOwner(t, id(1), start.Add(Unclaimed), Owner{Account: "b"})
+	m.wantOwner(t, id(1), start.Add(month), Owner{Account: "b"})
+	m.wantNone(t, id(1), start.Add(month+time.Minute))
+	m.Put(id(1), Owner{"b", NoCaller}, start, month)
 	m.Put(id(1), Owner{"b", alice}, start, month)
 	m.wantOwner(t, id(1), start.Add(time.Hour), Owner{"b", alice})
 }

@@ -36,8 +36,12 @@ func (m *Memory) Save(now time.Time) []byte {
 				return
 			}
 			count++
+			caller := e.caller
+			if !caller.Named() {
+				caller = 0
+			}
 			ids = append(ids, e.key[:]...)
-			ids = binary.LittleEndian.AppendUint64(ids, uint64(e.caller))
+			ids = binary.LittleEndian.AppendUint64(ids, uint64(caller))
 			ids = binary.LittleEndian.AppendUint32(ids, e.account)
 			ids = binary.LittleEndian.AppendUint32(ids, e.until)
 		})
