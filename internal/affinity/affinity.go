@@ -30,7 +30,7 @@ type Affinity struct {
 	// strict reports whether a caller reaches only what it made.
 	strict bool
 	// others is what other replicas know, and patience how long a request waits
-	// for that.
+	// for that. They are told by the newest config's.
 	others   *replicas.Owners
 	patience time.Duration
 }
@@ -99,7 +99,10 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 		return &savedOwners{memory: owners.NewMemory(*c.IDs)}, nil
 	})
 	a.owners = kept.(*savedOwners)
-	a.configure = func() { a.owners.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger) }
+	a.configure = func() {
+		a.owners.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
+		a.owners.others.Store(a.others)
+	}
 	if !again {
 		a.Start()
 	}

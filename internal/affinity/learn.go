@@ -78,7 +78,7 @@ func (p *Placement) put(key owners.Key, account string, caller owners.Caller) {
 	a, now := p.affinity, time.Now()
 	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, a.ttl)
 	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
-		a.others.Send(key, o, a.ttl)
+		a.owners.others.Load().Send(key, o, a.ttl)
 	}
 	a.owners.saveIfDue(now)
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 const (
@@ -32,6 +33,9 @@ const (
 // saved until what was saved before has been read, because it is replaced.
 type savedOwners struct {
 	memory *owners.Memory
+	// others are told what is learned. Requests of a config that was replaced may
+	// still learn something after it has left them.
+	others atomic.Pointer[replicas.Owners]
 	file   atomic.Pointer[savedFile] // nil: nothing is saved
 	read   atomic.Bool               // what was saved has been read, or there was nothing
 	logged atomic.Bool               // the log says that it could not be read

@@ -35,6 +35,15 @@ func inTouch(t *testing.T, test func(*shared)) {
 // replica returns what a replica knows whose pool has these accounts.
 func (s *shared) replica(accounts ...string) *Affinity {
 	s.Helper()
+	a := s.config(s.run(), accounts...)
+	a.owners = &savedOwners{memory: owners.NewMemory(1000)} // not that of the other replicas in this process
+	a.Start()
+	return a
+}
+
+// run runs a replica until the end of the test.
+func (s *shared) run() *replicas.Replica {
+	s.Helper()
 	r := replicas.New(s.hub.Store(), zap.NewNop())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -46,13 +55,18 @@ func (s *shared) replica(accounts ...string) *Affinity {
 		cancel()
 		<-done
 	})
+	time.Sleep(2 * time.Second)
+	return r
+}
+
+// config returns what the pool of a config with these accounts knows.
+func (s *shared) config(r *replicas.Replica, accounts ...string) *Affinity {
+	s.Helper()
 	a, err := New(storage(s.T, s.TempDir()), Config{Pool: "a pool", Accounts: accounts, Link: r.NewLink(), Logger: zap.NewNop()})
 	if err != nil {
 		s.Fatal(err)
 	}
 	s.Cleanup(func() { _ = a.Close() })
-	a.owners = &savedOwners{memory: owners.NewMemory(1000)} // not that of the other replicas in this process
-	time.Sleep(2 * time.Second)
 	return a
 }
 
@@ -272,6 +286,21 @@ func TestWhatBelongsToNoCallerIsLookedUpAgain(t *testing.T) {
 		s.hub.FailWrites(nil)
 		time.Sleep(owners.Unclaimed)
 		other.wantRefused(t, "five minutes later")
+	})
+}
+
+// TestAReloadLosesNoNews of requests that the config before still serves, which has
+// left the other replicas.
+func TestAReloadLosesNoNews(t *testing.T) {
+	inTouch(t, func(s *shared) {
+		other := s.replica("a", "b")
+		before := s.config(replicas.New(s.hub.Store(), zap.NewNop()), "a", "b") // runs no longer
+		h, _, _ := before.Place(Request{Method: "POST", Operation: "/responses", Body: new(apibody.Body), Caller: "alice"})
+		after := s.config(s.run(), "a", "b")
+		after.Start()
+		h.learn("b", apibody.Object, []byte("resp_of_alice"))
+		synctest.Wait()
+		other.wantRefused(t, "after a reload")
 	})
 }
 
