@@ -30,6 +30,8 @@ type Placement struct {
 	named, unknown []id
 	// missing are the accounts that do not have what the request names.
 	missing []string
+	// wasAsked reports whether the account that served the request was asked.
+	wasAsked bool
 	// ids is what the reply teaches.
 	ids teaching
 }

@@ -39,7 +39,7 @@ func (p *Placement) Why(a pool.Affinity) string {
 // asked reports whether accounts are asked for what the request names. An
 // input item, which may come whole, only counts once an account lacks it.
 func (p *Placement) asked() bool {
-	return len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != apibody.Item })
+	return p.wasAsked || len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != apibody.Item })
 }
 
 // Result returns, for metrics, whether the owner of the objects that the

@@ -156,13 +156,15 @@ func TestTheIDOfACallIsLearned(t *testing.T) {
 func TestItIsToldWhyAnAccountWasChosen(t *testing.T) {
 	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"affinity {\nprompt_cache\n}\nreverse_proxy {\nheader_down X-Why \"{http.openai_lb.affinity} {http.openai_lb.affinity_result}\"\n}\n}", func(t *testing.T, w *world) {
 		all := w.accounts("a", "b", "c")
-		elsewhere := all["b"].put("resp")
+		first, elsewhere := all["a"].put("resp"), all["b"].put("resp")
 		for _, c := range []struct {
 			path, body string
 			want       string
 		}{
 			{"/v1/chat/completions", "{}", "none"},
 			{"/v1/chat/completions", `{"prompt_cache_key":"x"}`, "cache hit"},
+			{"/v1/responses/" + first, "", "asked miss"},
+			{"/v1/responses/" + first, "", "owner hit"},
 			{"/v1/files", "", "none"},
 			{"/v1/responses/" + elsewhere, "", "asked miss"},
 			{"/v1/responses/" + elsewhere, "", "owner hit"},
