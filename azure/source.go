@@ -162,12 +162,9 @@ func (u unavailable) RetryAfter() time.Duration { return u.retryAfter }
 
 func (s *source) unavailable(err error) error {
 	wait := minBackoff // a request is under way, and may bring a token at any time
-	if errors.Is(err, errClosed) {
-		return err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pending == nil {
+	if s.pending == nil && s.ctx.Err() == nil { // or another config serves the next request
 		wait = max(wait, time.Until(time.Unix(0, s.due.Load())))
 	}
 	return unavailable{err, wait}

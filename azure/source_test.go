@@ -331,6 +331,10 @@ func TestClosingEndsTheRequestThatIsUnderWay(t *testing.T) {
 		f.wantToken("token-1")
 		time.Sleep(5 * time.Minute)
 		f.wantError("shut down", 0)
+		var u unavailable
+		if _, err := f.credential(t.Context()); !errors.As(err, &u) || u.RetryAfter() != minBackoff {
+			t.Errorf("the next request is to come after %s, want %s: the config that replaced this one serves it", u.RetryAfter(), minBackoff)
+		}
 		if c, _ := f.renew(t.Context(), bearer("token-1")); c != bearer("token-1") {
 			t.Errorf("got %v", c)
 		}
