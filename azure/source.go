@@ -35,6 +35,9 @@ const (
 	// After failures, users wait twice as long each time.
 	minBackoff = 2 * time.Second
 	maxBackoff = time.Minute
+	// maxToken is how many bytes a token has at most. Entra's have a few thousand,
+	// and servers refuse longer headers as the client's fault.
+	maxToken = 64 << 10
 )
 
 var (
@@ -340,6 +343,8 @@ func check(t azcore.AccessToken, now time.Time) error {
 	switch {
 	case t.Token == "":
 		return errors.New("the received token is empty")
+	case len(t.Token) > maxToken:
+		return fmt.Errorf("the received token has %d bytes: expected %d at most", len(t.Token), maxToken)
 	case strings.ContainsFunc(t.Token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
 		return errors.New("the received token contains white space or control characters")
 	case !now.Before(t.ExpiresOn):

@@ -3,6 +3,7 @@ package azure
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -302,6 +303,7 @@ func TestATokenThatIsNoneIsAFailure(t *testing.T) {
 	}{
 		"empty":       {azcore.AccessToken{ExpiresOn: time.Now().Add(1e6 * time.Hour)}, "is empty"},
 		"two lines":   {azcore.AccessToken{Token: "a\nb", ExpiresOn: time.Now().Add(1e6 * time.Hour)}, "white space"},
+		"too long":    {azcore.AccessToken{Token: strings.Repeat("a", maxToken+1), ExpiresOn: time.Now().Add(1e6 * time.Hour)}, "65537 bytes"},
 		"of the past": {azcore.AccessToken{Token: "a", ExpiresOn: time.Unix(1, 0)}, "check the clock"},
 	} {
 		t.Run(name, func(t *testing.T) {
