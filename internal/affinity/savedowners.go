@@ -43,8 +43,7 @@ type savedOwners struct {
 	saving  atomic.Bool
 	lastDue atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
 
-	mu    sync.Mutex // guards the saving
-	saved uint64     // the changes that were saved last
+	mu sync.Mutex // guards the saving
 
 	readMu sync.Mutex // guards newest
 	newest *reading   // nil: none has begun
@@ -55,6 +54,9 @@ type savedFile struct {
 	storage certmagic.Storage
 	key     string
 	logger  *zap.Logger
+	// saved are the changes that were saved there last. Another config may have
+	// another storage, so it saves all again.
+	saved uint64
 }
 
 // reading is an attempt to read what was saved. Requests wait for it until a
@@ -74,7 +76,7 @@ func (o *savedOwners) configure(limit int, save bool, storage certmagic.Storage,
 		o.file.Store(nil)
 		return
 	}
-	o.file.Store(&savedFile{storage, "openai_lb/ids_" + url.PathEscape(pool), logger})
+	o.file.Store(&savedFile{storage: storage, key: "openai_lb/ids_" + url.PathEscape(pool), logger: logger})
 }
 
 // loaded returns the owners, with those that were saved. While the storage hangs or
@@ -193,7 +195,7 @@ func (o *savedOwners) save() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	changes := o.memory.Changes()
-	if changes == o.saved {
+	if changes == f.saved {
 		return
 	}
 	if !o.read.Load() {
@@ -209,5 +211,5 @@ func (o *savedOwners) save() {
 		f.logger.Error("could not save ids", zap.String("key", f.key), zap.Error(err))
 		return
 	}
-	o.saved = changes
+	f.saved = changes
 }

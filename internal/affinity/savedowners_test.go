@@ -83,6 +83,21 @@ func (a *Affinity) knows(caller, id string) bool {
 	return h.owns() && !refused
 }
 
+func TestIDsAreSavedInTheStorageOfTheNewestConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before, after := &shelf{files: make(map[string][]byte)}, &shelf{files: make(map[string][]byte)}
+		a := before.on(t, zap.NewNop())
+		a.learn("b", "alice", "resp_11111111")
+		a.owners.save()
+		a.owners.configure(1000, true, after, "a pool", zap.NewNop())
+		_ = a.Close()
+		if a = after.on(t, zap.NewNop()); !a.knows("alice", "resp_11111111") {
+			t.Error("after a restart, the new storage has no ids")
+		}
+		_ = a.Close()
+	})
+}
+
 func TestNothingIsSavedBeforeWhatWasSavedIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{files: make(map[string][]byte)}
