@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,8 +22,9 @@ type Reloader struct {
 	Logger *zap.Logger
 
 	sources []*source
-	// looked is when the files were last read.
-	looked atomic.Pointer[time.Time]
+	// looked is when the files were last read, and reading is held while they are.
+	looked  atomic.Pointer[time.Time]
+	reading sync.Mutex
 }
 
 // source is a secret in a file.
@@ -40,7 +42,8 @@ func (r *Reloader) Add(name string, read func() error) {
 }
 
 // Refresh reads the secrets again, unless that was done within the last
-// ReloadInterval.
+// ReloadInterval, or is being done: a file system that hangs must not take one
+// request after the other.
 func (r *Reloader) Refresh() {
 	if len(r.sources) == 0 {
 		return
@@ -51,6 +54,10 @@ func (r *Reloader) Refresh() {
 	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.looked.CompareAndSwap(looked, &now) {
 		return
 	}
+	if !r.reading.TryLock() {
+		return
+	}
+	defer r.reading.Unlock()
 	for _, s := range r.sources {
 		s.refresh(r.Logger, now)
 	}

@@ -42,3 +42,25 @@ func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
 		}
 	})
 }
+
+func TestAFileThatHangsTakesOneRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := Reloader{Logger: zap.NewNop()}
+		hangs, requests := make(chan struct{}), 0
+		r.Add("the secret", func() error { <-hangs; return nil })
+		for range 100 {
+			go func() {
+				r.Refresh()
+				requests++
+			}()
+			synctest.Wait()
+			time.Sleep(ReloadInterval)
+		}
+		if requests != 99 {
+			t.Errorf("%d of 100 requests went on while the file could not be read", requests)
+		}
+		close(hangs)
+		synctest.Wait()
+		r.Refresh()
+	})
+}
