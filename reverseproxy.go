@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -14,6 +15,9 @@ import (
 // provisionTransport sets up the transport, and with it passive health.
 func (h *Handler) provisionTransport(ctx caddy.Context) error {
 	h.Transport = &Transport{PassiveHealth: h.PassiveHealth, Options: h.Options, front: openaiLB{}, schemes: make(map[string]string)}
+	if h.ReverseProxy != nil {
+		h.Transport.closeDelay = time.Duration(h.ReverseProxy.StreamCloseDelay)
+	}
 	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
 		h.Transport.HTTP = new(reverseproxy.HTTPTransport)
 		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.Transport.HTTP); err != nil {

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -41,6 +42,9 @@ type Transport struct {
 	// schemes are those of the backends by dial address, for active health
 	// checks. A plain reverse_proxy has none.
 	schemes map[string]string
+	// closeDelay is reverse_proxy's stream_close_delay. closing is done when that has passed after an unload.
+	closeDelay time.Duration
+	closing    context.Context
 }
 
 // CaddyModule returns the Caddy module information.
@@ -77,10 +81,17 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	}
 	if t.front == nil {
 		t.front = plainProxy{}
-		if proxy := proxyAround(ctx.Modules()); proxy != nil && !hasSelection(proxy) {
+		proxy := proxyAround(ctx.Modules())
+		if proxy != nil && !hasSelection(proxy) {
 			ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
 		}
+		if proxy != nil {
+			t.closeDelay = time.Duration(proxy.StreamCloseDelay)
+		}
 	}
+	closing, closes := context.WithCancel(context.Background())
+	t.closing = closing
+	context.AfterFunc(ctx, func() { time.AfterFunc(t.closeDelay, closes) })
 	if t.HTTP == nil {
 		t.HTTP = new(reverseproxy.HTTPTransport)
 	}

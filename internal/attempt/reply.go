@@ -172,7 +172,11 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		if r.sent.Asks.Kind.IsHandshake() {
 			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
 		}
-		res.Body = tunnel.Between(client, backend, broken)
+		closing := r.sent.Closing
+		if r.sent.Proxied.ProtoMajor > 1 {
+			closing = nil // Caddy's write_idle ends a write then, and the server may have dropped the writer
+		}
+		res.Body = tunnel.Between(client, backend, broken, closing)
 		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)

@@ -552,13 +552,13 @@ func TestTheTightestLimitIsTheOneWithTheSmallestPartLeft(t *testing.T) {
 		t.Errorf("got %+v", u)
 	}
 	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon)
-	if u := c.Tightest(noon.Add(45*time.Second))[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != 65*time.Second {
+	if u := c.Tightest(noon.Add(45 * time.Second))[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != 65*time.Second {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(75*time.Second))[Tokens]; u.Used != 900 || u.Reset != 35*time.Second {
+	if u := c.Tightest(noon.Add(75 * time.Second))[Tokens]; u.Used != 900 || u.Reset != 35*time.Second {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(3*time.Minute))[Tokens]; u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {
+	if u := c.Tightest(noon.Add(3 * time.Minute))[Tokens]; u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {
 		t.Errorf("got %+v", u)
 	}
 	if u := caller(t, "tokens 1/day").Tightest(noon)[Requests]; u.Limit.Amount != 0 {

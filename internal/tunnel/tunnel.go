@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -26,8 +27,15 @@ var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocke
 // If the tunnel is a WebSocket, the last Read calls broken if the backend ended or reset it while the
 // client was connected, and neither side had sent a close frame. begun reports whether the backend had
 // sent data. In any other tunnel, broken is nil.
-func Between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
-	return &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
+//
+// closing is done when reverse_proxy closes all tunnels. It writes a close frame to both sides of each, one after
+// the other, and waits while a side reads nothing, so that counts as the end of a side. closing may be nil.
+func Between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool), closing context.Context) io.ReadWriteCloser {
+	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
+	if closing != nil {
+		t.forget = context.AfterFunc(closing, t.end)
+	}
+	return t
 }
 
 type tunnel struct {
@@ -35,6 +43,7 @@ type tunnel struct {
 	client             *http.ResponseController
 	innermost          http.ResponseWriter // the client's, without what Caddy put around it
 	broken             func(reason error, begun bool)
+	forget             func() bool // ends the watch of closing. nil: there is none
 
 	mu                      sync.Mutex
 	fromBackend, fromClient frames
@@ -154,5 +163,8 @@ func (t *tunnel) Close() error {
 		t.timer.Stop()
 	}
 	t.mu.Unlock()
+	if t.forget != nil {
+		t.forget()
+	}
 	return t.ReadWriteCloser.Close()
 }

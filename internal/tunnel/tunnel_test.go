@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -39,34 +40,40 @@ func (c *client) SetWriteDeadline(at time.Time) error { c.write = at; return nil
 
 func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 	for name, c := range map[string]struct {
-		ends func(tunnel io.ReadWriteCloser, backend net.Conn)
+		ends func(tunnel io.ReadWriteCloser, backend net.Conn, unload func())
 		want time.Duration // 0: at once
 		both bool
 	}{
-		"the client": {func(tunnel io.ReadWriteCloser, _ net.Conn) {
+		"the client": {func(tunnel io.ReadWriteCloser, _ net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			tunnel.Read(make([]byte, 1)) // until it is closed
 		}, Grace, true},
-		"the backend": {func(tunnel io.ReadWriteCloser, backend net.Conn) {
+		"the backend": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Minute)
 		}, Grace, true},
-		"one soon after the other": {func(tunnel io.ReadWriteCloser, backend net.Conn) {
+		"one soon after the other": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			time.Sleep(time.Second)
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Second)
 		}, 2 * time.Second, true},
-		"neither": {func(io.ReadWriteCloser, net.Conn) { time.Sleep(time.Hour) }, time.Hour, false},
+		"none, but reverse_proxy closes all tunnels": {func(tunnel io.ReadWriteCloser, _ net.Conn, unload func()) {
+			unload()
+			_, _ = tunnel.Write(make([]byte, 1)) // which the backend does not read
+		}, Grace, true},
+		"neither": {func(io.ReadWriteCloser, net.Conn, func()) { time.Sleep(time.Hour) }, time.Hour, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				near, far := net.Pipe()
 				begin, backend, client := time.Now(), &side{near, make(chan time.Time, 1)}, new(client)
-				tunnel := Between(client, backend, nil)
-				c.ends(tunnel, far)
+				closing, unload := context.WithCancel(t.Context())
+				defer unload()
+				tunnel := Between(client, backend, nil, closing)
+				c.ends(tunnel, far, unload)
 				tunnel.Close()
 				if got := (<-backend.closed).Sub(begin); got != c.want {
 					t.Errorf("the backend's side is closed after %s, want %s", got, c.want)
@@ -99,7 +106,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		w := &wrapped{client: new(client)}
-		tunnel := Between(w, &side{near, make(chan time.Time, 1)}, nil)
+		tunnel := Between(w, &side{near, make(chan time.Time, 1)}, nil, nil)
 		defer tunnel.Close()
 		read := func() {
 			go io.WriteString(far, "more")
@@ -123,7 +130,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	tunnel := Between(new(client), near, nil)
+	tunnel := Between(new(client), near, nil, nil)
 	defer tunnel.Close()
 	if err := tunnel.(interface{ CloseWrite() error }).CloseWrite(); err == nil {
 		t.Error("reverse_proxy would wait for the other side")
@@ -189,7 +196,7 @@ func TestATunnelIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 				tun := Between(new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
 					got, begun = reason, data
 					calls++
-				}).(*tunnel)
+				}, nil).(*tunnel)
 				if c.before != nil {
 					c.before(tun)
 				}
