@@ -28,6 +28,9 @@ const (
 	refreshMargin = 5 * time.Minute
 	// minRefreshInterval is between two refreshes that bring the same token.
 	minRefreshInterval = 10 * time.Second
+	// maxRefreshInterval is between two refreshes at most: some endpoints name an
+	// end that is far ahead for none.
+	maxRefreshInterval = 24 * time.Hour
 	// renewInterval is between a token's arrival and its renewal because a
 	// backend refuses it: one that refuses all tokens, as they do that lack a
 	// role, must not turn each request into one for a token.
@@ -58,7 +61,7 @@ func (t *token) valid(now time.Time) bool { return t != nil && now.Before(t.Expi
 // refreshOn is when to replace it by a newer one.
 func (t *token) refreshOn() time.Time {
 	life := t.ExpiresOn.Sub(t.arrived)
-	due := t.ExpiresOn.Add(-min(refreshMargin, life/5))
+	due := t.arrived.Add(min(maxRefreshInterval, life-min(refreshMargin, life/5)))
 	// What was due already before it came, as when the endpoint gives the
 	// token that it gave before, is not due again immediately.
 	if t.RefreshOn.After(t.arrived) && t.RefreshOn.Before(due) {

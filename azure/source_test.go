@@ -3,6 +3,7 @@ package azure
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -55,6 +56,7 @@ func TestNobodyWaitsWhileATokenIsValid(t *testing.T) {
 func TestATokenIsReplacedWhenItSaysSo(t *testing.T) {
 	for name, tc := range map[string]struct{ life, refreshIn, want time.Duration }{
 		"at its own time":                     {24 * time.Hour, 12 * time.Hour, 12 * time.Hour},
+		"after a day, though it has no end":   {math.MaxInt64, 0, 24 * time.Hour},
 		"five minutes before its end":         {time.Hour, 0, 55 * time.Minute},
 		"in time though it says later":        {time.Hour, 59 * time.Minute, 55 * time.Minute},
 		"a short one in its last fifth":       {100 * time.Second, 0, 80 * time.Second},
