@@ -406,8 +406,8 @@ func resets(w http.ResponseWriter, _ *http.Request) {
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 	withExtendedConnect(t, func(t *testing.T) {
 		for proxy, config := range map[string]string{
-			"openai_lb":     "openai_lb {\nhandshake_timeout 100ms\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
-			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb {\nhandshake_timeout 100ms\n}\n}",
+			"openai_lb":     "openai_lb {\nhandshake_timeout 1s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
+			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb {\nhandshake_timeout 1s\n}\n}",
 		} {
 			t.Run(proxy, func(t *testing.T) {
 				a, serverA := lbtest.Listen(t, "a")
