@@ -158,13 +158,14 @@ func unwrap(w http.ResponseWriter) http.ResponseWriter {
 
 // Close implements io.Closer.
 func (t *tunnel) Close() error {
+	if t.forget != nil {
+		t.end() // the client may read nothing, and is closed after this
+		t.forget()
+	}
 	t.mu.Lock()
 	if t.closed = true; t.timer != nil {
 		t.timer.Stop()
 	}
 	t.mu.Unlock()
-	if t.forget != nil {
-		t.forget()
-	}
 	return t.ReadWriteCloser.Close()
 }

@@ -41,30 +41,31 @@ func (c *client) SetWriteDeadline(at time.Time) error { c.write = at; return nil
 func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 	for name, c := range map[string]struct {
 		ends func(tunnel io.ReadWriteCloser, backend net.Conn, unload func())
-		want time.Duration // 0: at once
-		both bool
+		want time.Duration
+		// first is when the first side ends.
+		first time.Duration
 	}{
 		"the client": {func(tunnel io.ReadWriteCloser, _ net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			tunnel.Read(make([]byte, 1)) // until it is closed
-		}, Grace, true},
+		}, Grace, 0},
 		"the backend": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Minute)
-		}, Grace, true},
+		}, Grace, 0},
 		"one soon after the other": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			time.Sleep(time.Second)
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Second)
-		}, 2 * time.Second, true},
+		}, 2 * time.Second, 0},
 		"none, but reverse_proxy closes all tunnels": {func(tunnel io.ReadWriteCloser, _ net.Conn, unload func()) {
 			unload()
 			_, _ = tunnel.Write(make([]byte, 1)) // which the backend does not read
-		}, Grace, true},
-		"neither": {func(io.ReadWriteCloser, net.Conn, func()) { time.Sleep(time.Hour) }, time.Hour, false},
+		}, Grace, 0},
+		"neither": {func(io.ReadWriteCloser, net.Conn, func()) { time.Sleep(time.Hour) }, time.Hour, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 				if got := (<-backend.closed).Sub(begin); got != c.want {
 					t.Errorf("the backend's side is closed after %s, want %s", got, c.want)
 				}
-				if until := begin.Add(Grace); c.both && (!client.read.Equal(until) || !client.write.Equal(until)) || !c.both && !client.read.IsZero() {
+				if until := begin.Add(c.first + Grace); !client.read.Equal(until) || !client.write.Equal(until) {
 					t.Errorf("the client's side ends at %s and %s", client.read, client.write)
 				}
 				tunnel.(interface{ CloseWrite() error }).CloseWrite()

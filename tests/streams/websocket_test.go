@@ -223,6 +223,47 @@ func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
 	}
 }
 
+func TestAClientThatReadsNothingDoesNotHoldUpAReload(t *testing.T) {
+	grace := tunnel.Grace
+	defer func() { tunnel.Grace = grace }()
+	tunnel.Grace = 200 * time.Millisecond
+	a, server := lbtest.Listen(t, "a")
+	stuck := make(chan struct{})
+	a.Replies(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n")
+		for frame := append([]byte{0x82, 126, 0x10, 0}, make([]byte, 0x1000)...); err == nil; _, err = conn.Write(frame) {
+			conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+		}
+		close(stuck)
+		io.Copy(io.Discard, conn)
+	})
+	address := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+	config := func(n int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://%s {\nheader X-Config %d\nopenai_lb {\nbackend %s\n}\n}", address, n, server.URL)
+	}
+	lbtest.Run(t, config(1))
+	conn := lbtest.Dial(t, address)
+	io.WriteString(conn, "GET /v1/realtime?model=m HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
+	<-stuck
+	reloaded := make(chan struct{})
+	go func() {
+		defer close(reloaded)
+		lbtest.Reload(t, config(2))
+	}()
+	select {
+	case <-reloaded:
+	case <-time.After(15 * time.Second):
+		t.Error("the reload waits for the client")
+		conn.Close()
+		<-reloaded
+	}
+}
+
 func TestTheClientOfAWebSocketMaySendNothingForHours(t *testing.T) {
 	withExtendedConnect(t, func(t *testing.T) {
 		overBothVersions(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World, open opener) {
