@@ -56,7 +56,7 @@ type Request struct {
 	Fields Fields
 	// Watch follows the wait for the reply. It may be nil.
 	Watch Watch
-	// Closing is done when reverse_proxy closes its WebSockets. It may be nil.
+	// Closing is done when reverse_proxy closes its WebSockets.
 	Closing context.Context
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader

@@ -174,9 +174,9 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		}
 		closing := r.sent.Closing
 		if r.sent.Proxied.ProtoMajor > 1 {
-			closing = nil // Caddy's write_idle ends a write then, and the server may have dropped the writer
+			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer
 		}
-		res.Body = tunnel.Between(client, backend, broken, closing)
+		res.Body = tunnel.Between(closing, client, backend, broken)
 		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)

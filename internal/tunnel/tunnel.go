@@ -29,10 +29,10 @@ var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocke
 // sent data. In any other tunnel, broken is nil.
 //
 // closing is done when reverse_proxy closes all tunnels. It writes a close frame to both sides of each, one after
-// the other, and waits while a side reads nothing, so that counts as the end of a side. closing may be nil.
-func Between(client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool), closing context.Context) io.ReadWriteCloser {
+// the other, and waits while a side reads nothing, so that counts as the end of a side. It may be context.Background().
+func Between(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
 	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
-	if closing != nil {
+	if closing.Done() != nil {
 		t.forget = context.AfterFunc(closing, t.end)
 	}
 	return t

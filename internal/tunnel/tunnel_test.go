@@ -73,7 +73,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 				begin, backend, client := time.Now(), &side{near, make(chan time.Time, 1)}, new(client)
 				closing, unload := context.WithCancel(t.Context())
 				defer unload()
-				tunnel := Between(client, backend, nil, closing)
+				tunnel := Between(closing, client, backend, nil)
 				c.ends(tunnel, far, unload)
 				tunnel.Close()
 				if got := (<-backend.closed).Sub(begin); got != c.want {
@@ -107,7 +107,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		w := &wrapped{client: new(client)}
-		tunnel := Between(w, &side{near, make(chan time.Time, 1)}, nil, nil)
+		tunnel := Between(context.Background(), w, &side{near, make(chan time.Time, 1)}, nil)
 		defer tunnel.Close()
 		read := func() {
 			go io.WriteString(far, "more")
@@ -131,7 +131,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	tunnel := Between(new(client), near, nil, nil)
+	tunnel := Between(context.Background(), new(client), near, nil)
 	defer tunnel.Close()
 	if err := tunnel.(interface{ CloseWrite() error }).CloseWrite(); err == nil {
 		t.Error("reverse_proxy would wait for the other side")
@@ -194,10 +194,10 @@ func TestATunnelIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 			for _, size := range []int{1, 3, 4096} {
 				var got error
 				begun, calls := false, 0
-				tun := Between(new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
+				tun := Between(context.Background(), new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
 					got, begun = reason, data
 					calls++
-				}, nil).(*tunnel)
+				}).(*tunnel)
 				if c.before != nil {
 					c.before(tun)
 				}
