@@ -28,8 +28,8 @@ const (
 	refreshMargin = 5 * time.Minute
 	// minRefreshInterval is between two refreshes that bring the same token.
 	minRefreshInterval = 10 * time.Second
-	// maxRefreshInterval is between two refreshes at most: some endpoints name an
-	// end that is far ahead for none.
+	// maxRefreshInterval is the longest time between two refreshes, for tokens
+	// whose end is far in the future.
 	maxRefreshInterval = 24 * time.Hour
 	// renewInterval is between a token's arrival and its renewal because a
 	// backend refuses it: one that refuses all tokens, as they do that lack a

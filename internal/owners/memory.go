@@ -40,8 +40,8 @@ type part struct {
 
 type entry struct {
 	key Key
-	// caller is until when the id counts as belonging to no caller, if it has no
-	// name and is not 0.
+	// caller is the id's caller if that has a name. Otherwise, it is until when the
+	// id counts as belonging to no caller, in seconds, or 0.
 	caller Caller
 	// account is an index.
 	account uint32

@@ -39,8 +39,7 @@ func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.C
 type Caller uint64
 
 // NoCaller replaces an id's caller if the other replicas were asked, and none of
-// them knows a caller. A Memory has the time until which that counts, in seconds,
-// in its place.
+// them knows a caller. Instead, a Memory stores until when that counts, in seconds.
 const NoCaller Caller = 1
 
 // firstNamed is above all of these times.

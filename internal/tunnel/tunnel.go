@@ -53,7 +53,7 @@ type tunnel struct {
 	closed                  bool
 }
 
-// Read implements io.Reader. At its end, the backend has ended. Its caller is who writes to the client.
+// Read implements io.Reader. At its end, the backend has ended. Its caller also writes to the client.
 func (t *tunnel) Read(p []byte) (int, error) {
 	n, err := t.ReadWriteCloser.Read(p)
 	t.watch(&t.fromBackend, p[:n])

@@ -17,7 +17,7 @@ func Hide(stream io.ReadCloser) io.ReadCloser { return &hider{stream: stream} }
 const (
 	// maxHeld is how much of an event is held back. A usage has a few hundred bytes.
 	maxHeld = 8 << 10
-	// leastRead is for how much of the stream there is room at least in a read.
+	// leastRead is the least room for the stream in a read.
 	leastRead = 4 << 10
 )
 
