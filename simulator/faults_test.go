@@ -95,7 +95,7 @@ func TestStreamsAreCompleteAndFaultsChangeThem(t *testing.T) {
 		"chat":            {chat, streamBody, "", "filter role token token token stop done", false},
 		"chat with usage": {chat, `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`, "", "filter role token token token stop usage done", false},
 		"chat cut short":  {chat, `{"model":"m","stream":true,"max_completion_tokens":1}`, "", "filter role token length done", false},
-		"completions":     {"/v1/completions", `{"model":"m","stream":true,"prompt":"x"}`, "", "filter token token token stop done", false},
+		"completions":     {"/v1/completions", `{"model":"m","stream":true,"prompt":"x"}`, "", "token token token stop done", false},
 		"responses":       {responses, responsesBody, "", whole + " completed", false},
 		"an incomplete one": {responses, `{"model":"m","stream":true,"max_output_tokens":1}`, "",
 			"created in_progress output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done incomplete", false},

@@ -101,13 +101,19 @@ func (c *toolCall) message(arguments string) *message {
 	}}}
 }
 
-// Events are the reply of chat and completions as Azure streams it: a chunk about
-// the prompt that has neither id nor choices, a role, the tokens, the finish, the
-// usage if asked for, and the end.
+// Events are the reply of chat and completions as Azure streams it. Chat begins with a chunk
+// about the prompt that has neither id nor choices, and a role. Completions have what is about
+// the prompt in their first chunk: their clients read a choice of every chunk. Then come the
+// tokens, the finish, the usage if asked for, and the end.
 func (g *Generation) Events() iter.Seq[Event] {
 	return sequence(func(send func(Event) bool) {
-		send(Event{Wait: FirstToken, Data: completion{Choices: []choice{}, PromptFilterResults: promptFilter}})
+		before := FirstToken // the wait before the first event
 		chunk := g.newCompletion("chat.completion.chunk")
+		chunk.PromptFilterResults = promptFilter
+		if g.Op == OpChat {
+			send(Event{Wait: before, Data: completion{Choices: []choice{}, PromptFilterResults: promptFilter}})
+			before, chunk.PromptFilterResults = NoWait, nil
+		}
 		includeUsage := g.Request.StreamOptions != nil && g.Request.StreamOptions.IncludeUsage
 		if includeUsage {
 			// "All other chunks will also include a usage field, but with a null
@@ -115,6 +121,7 @@ func (g *Generation) Events() iter.Seq[Event] {
 			chunk.Usage = json.RawMessage("null")
 		}
 		sendEach := func(e Event, next func() choice) (ok bool) { // of the choices
+			e.Wait = max(e.Wait, before)
 			for i := range g.Request.choices(g.Op) {
 				one := next()
 				one.Index = i
@@ -122,6 +129,7 @@ func (g *Generation) Events() iter.Seq[Event] {
 				e.Data = chunk
 				ok = send(e)
 				e.Wait, e.Tokens = NoWait, 0 // they are those of all choices
+				before, chunk.PromptFilterResults = NoWait, nil
 			}
 			return ok
 		}
