@@ -33,7 +33,8 @@ type Options struct {
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
 
 	// StreamIdleTimeout is how long a reply may stall between two reads before
-	// it is cut. A model may think for minutes without a byte. Default: 5m.
+	// it is cut. Comments and pings of a stream count as bytes. A model that
+	// thinks for longer without a byte needs more. Default: 2m.
 	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
 
 	// StreamRequireEnd treats a stream that ends without [DONE] or
@@ -54,7 +55,7 @@ func (o *Options) Provision() error {
 		{"response_header_timeout", &o.ResponseHeaderTimeout, 10 * time.Minute},
 		{"handshake_timeout", &o.HandshakeTimeout, 5 * time.Second},
 		{"stream_first_event_timeout", &o.StreamFirstEventTimeout, 90 * time.Second},
-		{"stream_idle_timeout", &o.StreamIdleTimeout, 5 * time.Minute},
+		{"stream_idle_timeout", &o.StreamIdleTimeout, 2 * time.Minute},
 	} {
 		if err := directive.DefaultDuration(d.name, d.value, d.fallback); err != nil {
 			return err
