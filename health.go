@@ -145,7 +145,7 @@ func (p *PassiveHealth) remember(ex *exchange, r *attempt.Reply) {
 	ex.observeAttempt(a, r)
 	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", t.Name), ex.api.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
-			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", ex.api.placement.Why(ex.api.affinity)), errorField(r, r.Err))
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", ex.api.placement.Why(ex.api.affinity)), errorField(r.Err))
 	}
 	if !r.Class.Failover() {
 		t.Served(ex.benchModel(t.backend), a.started)
@@ -252,7 +252,7 @@ func (ex *exchange) Broken(r *attempt.Reply, reason error) {
 	if r.GivenUp(reason) {
 		a.class = verdict.ClientError
 		if c := ex.balancer.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
-			c.Write(zap.String("backend", t.Name), zap.Duration("duration", now.Sub(a.started)), errorField(r, reason))
+			c.Write(zap.String("backend", t.Name), zap.Duration("duration", now.Sub(a.started)), errorField(reason))
 		}
 		return
 	}
@@ -273,23 +273,23 @@ func (p *PassiveHealth) breaks(ex *exchange, r *attempt.Reply, reason error, ben
 	a.class = verdict.BrokenStream
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", t.Name), zap.String("deployment", pool.ModelKey(ex.model())),
-			zap.Duration("duration", now.Sub(a.started)), errorField(r, reason))
+			zap.Duration("duration", now.Sub(a.started)), errorField(reason))
 	}
 	if !benches || !ex.tries.bench.claim() {
 		return
 	}
 	if wait, benches := p.countFailure(ex, a.class, now); benches {
 		t.Bench(pool.Refusal{
-			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(reason), Error: r.ErrorText(reason)},
+			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(reason), Error: attempt.ErrorText(reason)},
 			Model:  ex.benchModel(t.backend), Wait: wait,
 		}, now)
 	}
 }
 
 // errorField is an error of an attempt for a log.
-func errorField(r *attempt.Reply, err error) zap.Field {
+func errorField(err error) zap.Field {
 	if err == nil {
 		return zap.Skip()
 	}
-	return zap.String("error", r.ErrorText(err))
+	return zap.String("error", attempt.ErrorText(err))
 }

@@ -84,8 +84,8 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 			t.Errorf("client got %d %s", reply.Status, reply.Body)
 		}
 		attempts := w.Logged("attempt")
-		if len(attempts) != 1 || !strings.Contains(fmt.Sprint(attempts[0].ContextMap()["error"]), keys.Redacted) {
-			t.Errorf("logged %v, want the error with %s in it", attempts, keys.Redacted)
+		if len(attempts) != 1 || !strings.HasSuffix(fmt.Sprint(attempts[0].ContextMap()["error"]), "malformed HTTP status code") {
+			t.Errorf("logged %v, want the error", attempts)
 		}
 		if text := fmt.Sprint(w.Logs.All()); strings.Contains(text, key) {
 			t.Errorf("the log holds the key: %s", text)

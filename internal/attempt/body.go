@@ -124,7 +124,7 @@ func (b *body) nextRead() []byte {
 func (b *body) readMore(timeout <-chan time.Time) bool {
 	b.pending = make(chan readAhead, 1)
 	go func(pending chan<- readAhead, buf []byte) {
-		n, err := b.source.Read(buf)
+		n, err := b.read(buf)
 		pending <- readAhead{buf[:n], err}
 	}(b.pending, b.nextRead())
 	select {
@@ -191,6 +191,12 @@ func (b *body) see(data []byte, err error) {
 	}
 }
 
+// read reads what the backend sends. What net/http quotes of it in an error goes no further.
+func (b *body) read(p []byte) (int, error) {
+	n, err := b.source.Read(p)
+	return n, verdict.Own(err)
+}
+
 // Read implements io.Reader.
 func (b *body) Read(p []byte) (n int, err error) {
 	switch {
@@ -242,7 +248,7 @@ func (b *body) readOn(p []byte) (n int, err error) {
 	if b.rest = b.rest[n:]; n == len(p) {
 		return n, nil // there is no space to find the end of a secret in
 	}
-	more, err := b.source.Read(p[n:])
+	more, err := b.read(p[n:])
 	if b.waits && more > 0 && b.to != nil {
 		b.waits = false
 		b.to.FirstByte()
@@ -251,7 +257,7 @@ func (b *body) readOn(p []byte) (n int, err error) {
 	n += more
 	for err == nil && n < len(p) && b.failing() && b.deadline.stop() { // the client gets an error at once
 		b.deadline.start(b.idle, ErrIdle)
-		more, err = b.source.Read(p[n:])
+		more, err = b.read(p[n:])
 		b.see(p[n:n+more], err)
 		n += more
 	}

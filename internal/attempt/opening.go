@@ -104,7 +104,7 @@ func (b *body) openStream() (*sse.Error, error) {
 	}
 	b.buffer = replay.GetBuffer(firstRead)
 	buf := b.buffer.Bytes[:firstRead]
-	n, err := b.source.Read(buf)
+	n, err := b.read(buf)
 	inTime := b.deadline.stop()
 	b.take(readAhead{buf[:n], err})
 	if !inTime {
@@ -215,7 +215,7 @@ func (b *body) readWhole(length int) {
 	for err == nil && n < len(buf) {
 		var more int
 		b.deadline.start(b.idle, ErrIdle)
-		more, err = b.source.Read(buf[n:])
+		more, err = b.read(buf[n:])
 		n += more
 		b.heard(more, err)
 	}
@@ -230,7 +230,7 @@ func (b *body) readWhole(length int) {
 func (b *body) readUntil(limit time.Duration) bool {
 	b.deadline.start(b.idle, ErrIdle)
 	buf := b.nextRead()
-	n, err := b.source.Read(buf)
+	n, err := b.read(buf)
 	b.heard(n, err)
 	if !b.deadline.stop() && !errors.Is(err, io.EOF) {
 		err = b.deadline.why()

@@ -120,7 +120,7 @@ func (r *Reply) PerhapsExecuted() bool {
 func (r *Reply) Reason() pool.Reason {
 	reason := pool.Reason{Class: string(r.Class), Status: r.Status, Hint: string(r.Source), Cause: r.code}
 	if r.Err != nil {
-		reason.Cause, reason.Error = verdict.CauseOf(r.Err), r.ErrorText(r.Err)
+		reason.Cause, reason.Error = verdict.CauseOf(r.Err), ErrorText(r.Err)
 	}
 	if r.secrets().In(reason.Cause) {
 		reason.Cause = keys.Redacted
@@ -131,11 +131,8 @@ func (r *Reply) Reason() pool.Reason {
 // maxErrorText is how much of an error is logged.
 const maxErrorText = 256
 
-// ErrorText is an error for a log. One of net/http's may repeat what the
-// backend sent.
-func (r *Reply) ErrorText(err error) string {
-	return pool.CutText(r.secrets().Text(err.Error()), maxErrorText)
-}
+// ErrorText is an error for a log.
+func ErrorText(err error) string { return pool.CutText(err.Error(), maxErrorText) }
 
 func (r *Reply) secrets() keys.Secrets {
 	if r.sent == nil {
@@ -180,6 +177,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)
+	r.secrets().DropFrom(res.Trailer)
 	r.sent.Fields.Trailer(res.Trailer) // those announced: others come with the end of the body
 	return res, tokens
 }
@@ -251,6 +249,10 @@ func (r *Reply) guard(text []byte, complete bool) {
 		return
 	}
 	r.secrets().DropFrom(r.Response.Header)
+	r.secrets().DropFrom(r.Response.Trailer) // those announced
+	if r.secrets().In(r.Response.Status) {
+		r.Response.Status = strconv.Itoa(r.Response.StatusCode)
+	}
 	switch {
 	case r.Response.StatusCode < 300:
 	case !content.Compressed(r.Response.Header):

@@ -158,7 +158,7 @@ const (
 // why returns why there is no response, if this is the error.
 func (t *trip) why(err error) Failure {
 	t.endUpload()
-	f := Failure{Err: err, class: verdict.Unreachable, Connected: t.connections.Load() > 0}
+	f := Failure{Err: verdict.Own(err), class: verdict.Unreachable, Connected: t.connections.Load() > 0}
 	ended := context.Cause(t)
 	switch {
 	case errors.Is(err, ErrNoReply), errors.Is(ended, ErrNoReply), isHeaderTimeout(err):

@@ -53,7 +53,7 @@ func (c *Rechecker) RecheckAll(p *pool.Pool, now time.Time) {
 
 func (c *Rechecker) recheck(m *pool.Member) {
 	defer m.EndRecheck()
-	err := c.connect(m)
+	err := verdict.Own(c.connect(m))
 	if err == nil || c.Context.Err() != nil {
 		return
 	}

@@ -28,7 +28,7 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 		httptrace.ContextClientTrace(r.Context()).GotConn(httptrace.GotConnInfo{})
 	}
 	<-r.Context().Done()
-	return nil, errors.New("no answer from a server of these names: " + strings.Repeat("a.example.com\xff\n", 100))
+	return nil, errors.New("dial tcp: lookup of one of these names: " + strings.Repeat("a.example.com\xff ", 100))
 }
 
 // unreachablePool is a pool of a backend that just became unreachable, and its rechecker

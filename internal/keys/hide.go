@@ -70,10 +70,16 @@ func (s Secrets) Text(text string) string {
 }
 
 // DropFrom empties the headers, or trailers, that contain a secret. Their names
-// stay, because reverse_proxy counts trailers to know which were announced.
+// stay, because reverse_proxy counts trailers to know which were announced, unless
+// the secret is in the name. net/http may have changed its case.
 func (s Secrets) DropFrom(header http.Header) {
 	for name, values := range header {
-		if slices.ContainsFunc(values, s.In) {
+		switch {
+		case slices.ContainsFunc(s, func(secret string) bool {
+			return len(secret) <= len(name) && strings.Contains(strings.ToLower(name), strings.ToLower(secret))
+		}):
+			delete(header, name)
+		case slices.ContainsFunc(values, s.In):
 			header[name] = nil
 		}
 	}

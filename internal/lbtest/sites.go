@@ -152,6 +152,12 @@ func (s *Sites) Logged(t *testing.T) []LogEntry {
 	return slices.Clone(s.entries)
 }
 
+// Log returns all that Caddy has logged until now.
+func (s *Sites) Log(t *testing.T) string {
+	t.Helper()
+	return string(ReadFile(t, s.logs))
+}
+
 // Handled counts the requests to a site that Caddy is done with.
 func (s *Sites) Handled(t *testing.T, url string) (n int) {
 	t.Helper()

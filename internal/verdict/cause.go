@@ -1,12 +1,15 @@
 package verdict
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 )
@@ -62,7 +65,9 @@ var causeTexts = []struct{ part, word string }{
 	{"deadline exceeded", "timeout"},
 	{"no route to host", "unroutable"},
 	{"network is unreachable", "unroutable"},
-	{"malformed HTTP", "malformed"},
+	{"malformed ", "malformed"},
+	{"invalid ", "malformed"},
+	{"connection error: ", "malformed"}, // of HTTP/2
 	{"server gave HTTP response to HTTPS client", "tls"},
 	{"remote error: tls", "tls"},
 	{"tls: ", "tls"},
@@ -74,6 +79,48 @@ var causeTexts = []struct{ part, word string }{
 	{"no such host", "dns"},
 	{"connection reset", "reset"},
 	{"EOF", "closed"},
+}
+
+// wordings are what net/http and crypto/tls say of a connection and a reply, up to where they quote it.
+var wordings = regexp.MustCompile(`^(?:net/http: HTTP/1\.x transport connection broken: |http2: Transport: cannot retry err \[|readLoopPeekFailLocked: )*(?:` +
+	`dial .*|` +
+	`tls: failed to verify certificate: x509: certificate (?:signed by unknown authority|has expired or is not yet valid: current time \S+ is (?:after|before) \S+)|` +
+	`http2: server sent GOAWAY and closed the connection; LastStreamID=\d+, ErrCode=[\w ]+|` +
+	`http2: Transport received GOAWAY from server ErrCode:[\w ]+|` +
+	`(?:http2: connection|connection|stream) error: [\w ]+(?:; [\w ]+)?|` +
+	`(?:net/http|http2?|tls): [\w ,;/.-]+|` +
+	`(?:malformed|invalid|bad|unsupported|empty|http chunk|chunked|header line) [\w -]+|` +
+	`(?:Proxy Authentication Required|Forbidden|Bad Gateway|Service Unavailable|Gateway Timeout)$)`)
+
+// Own returns the error in our own words, or those of the packages that report it. It leaves out what they quote of a
+// reply, which may be an echo of a key.
+func Own(err error) error {
+	var own *CauseError
+	var network *net.OpError
+	switch {
+	case err == nil, err == io.EOF: // which ends a body
+		return err
+	case errors.As(err, &own):
+		return own
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	}
+	for _, plain := range []error{io.ErrUnexpectedEOF, net.ErrClosed, io.ErrClosedPipe, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, plain) {
+			return plain
+		}
+	}
+	switch {
+	case errors.As(err, &network) && network.Op == "proxyconnect":
+		inner := Own(network.Err)
+		return &CauseError{CauseOf(inner), "proxy: " + inner.Error()}
+	case network != nil:
+		return network
+	case errors.As(err, new(x509.HostnameError)):
+		return &CauseError{"certificate", "tls: the certificate is for another host"}
+	}
+	text := strings.TrimSpace(wordings.FindString(err.Error()))
+	return &CauseError{causeIn(text), cmp.Or(text, "the connection failed")}
 }
 
 func causeIn(text string) string {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -107,6 +108,38 @@ func TestAWordForOtherErrors(t *testing.T) {
 	} {
 		if got := CauseOf(err); got != want {
 			t.Errorf("%v is %q, want %q", err, got, want)
+		}
+	}
+}
+
+// TestWhatABackendSentIsNotPartOfAnError meets texts of net/http, some of which quote a reply.
+func TestWhatABackendSentIsNotPartOfAnError(t *testing.T) {
+	for text, want := range map[string]CauseError{
+		`malformed HTTP response "a"`: {"malformed", "malformed HTTP response"},
+		`net/http: HTTP/1.x transport connection broken: malformed MIME header line: "EOF"`:                {"malformed", "net/http: HTTP/1.x transport connection broken: malformed MIME header line"},
+		`net/http: HTTP/1.x transport connection broken: no such host`:                                     {"other", "net/http: HTTP/1.x transport connection broken"},
+		`http2: server sent GOAWAY and closed the connection; LastStreamID=1, ErrCode=NO_ERROR, debug="a"`: {"closed", "http2: server sent GOAWAY and closed the connection; LastStreamID=1, ErrCode=NO_ERROR"},
+		`stream error: stream ID 1; PROTOCOL_ERROR; invalid header field name "a"`:                         {"reset", "stream error: stream ID 1; PROTOCOL_ERROR"},
+		`connection error: COMPRESSION_ERROR`:                                                              {"malformed", "connection error: COMPRESSION_ERROR"},
+		`invalid byte in chunk length`:                                                                     {"malformed", "invalid byte in chunk length"},
+		`tls: failed to verify certificate: x509: certificate signed by unknown authority (possibly "a")`:  {"certificate", "tls: failed to verify certificate: x509: certificate signed by unknown authority"},
+		`dial tcp 192.0.2.1:443: connect: connection refused`:                                              {"refused", "dial tcp 192.0.2.1:443: connect: connection refused"},
+		`something else, EOF`: {"other", "the connection failed"},
+	} {
+		own, ok := errors.AsType[*CauseError](Own(errors.New(text)))
+		if !ok || *own != want {
+			t.Errorf("%s becomes %v", text, own)
+		}
+	}
+	for err, want := range map[error]string{
+		&tls.CertificateVerificationError{Err: x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{"a"}}, Host: "b"}}: "tls: the certificate is for another host",
+		&net.OpError{Op: "proxyconnect", Net: "tcp", Err: errors.New(`malformed HTTP response "a"`)}:                                   "proxy: malformed HTTP response",
+		&net.OpError{Op: "read", Net: "tcp", Err: errors.New("connection reset")}:                                                      "read tcp: connection reset",
+		fmt.Errorf("a: %w", io.EOF): "unexpected EOF", // which must not end a body as if it were whole
+		io.EOF:                      "EOF",
+	} {
+		if got := Own(err).Error(); got != want {
+			t.Errorf("%v becomes %q", err, got)
 		}
 	}
 }

@@ -188,14 +188,18 @@ func begins(headers ...string) func(frames) { return sendsHeaders("200", headers
 // sendsHeaders sends headers in pairs.
 func sendsHeaders(status string, headers ...string) func(frames) {
 	return func(f frames) {
-		var block bytes.Buffer
-		encoder := hpack.NewEncoder(&block)
-		encoder.WriteField(hpack.HeaderField{Name: ":status", Value: status})
-		for i := 0; i+1 < len(headers); i += 2 {
-			encoder.WriteField(hpack.HeaderField{Name: headers[i], Value: headers[i+1]})
-		}
-		f.WriteHeaders(http2.HeadersFrameParam{StreamID: f.stream, BlockFragment: block.Bytes(), EndHeaders: true})
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: f.stream, BlockFragment: block(append([]string{":status", status}, headers...)...), EndHeaders: true})
 	}
+}
+
+// block encodes headers in pairs.
+func block(headers ...string) []byte {
+	var encoded bytes.Buffer
+	encoder := hpack.NewEncoder(&encoded)
+	for i := 0; i+1 < len(headers); i += 2 {
+		encoder.WriteField(hpack.HeaderField{Name: headers[i], Value: headers[i+1]})
+	}
+	return encoded.Bytes()
 }
 
 // brings sends a part of the body.
