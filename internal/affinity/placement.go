@@ -37,7 +37,7 @@ type Placement struct {
 }
 
 // basis is why only one account may get a request.
-type basis int
+type basis uint8
 
 const (
 	_ basis = iota // any account may
@@ -48,7 +48,7 @@ const (
 )
 
 // creation is which of the objects in a reply are the caller's.
-type creation int
+type creation uint8
 
 const (
 	// createsNothing: the reply does not show whose its objects are.
@@ -60,7 +60,7 @@ const (
 )
 
 // teaching is what a reply teaches.
-type teaching int
+type teaching uint8
 
 const (
 	// noIDs: the reply names no objects.
