@@ -115,6 +115,9 @@ func (p Paths) query(rawQuery string, route Route, model string) string {
 
 // setEscapedPath sets u's path so that it is sent exactly as escaped.
 func setEscapedPath(u *url.URL, escaped string) {
+	if escaped == u.Path && u.RawPath == "" && !strings.Contains(escaped, "%") {
+		return // it is already
+	}
 	if path, err := url.PathUnescape(escaped); err == nil {
 		u.Path, u.RawPath = path, escaped
 	}
