@@ -32,7 +32,7 @@ const (
 // header of every request, so the usual names come first.
 func kindOf(name string) kind {
 	switch name {
-	case "Accept", "Accept-Encoding", "Accept-Language", "Content-Length", "Content-Type",
+	case "Accept", "Accept-Encoding", "Accept-Language", "Content-Length", "Content-Type", "User-Agent",
 		"X-Stainless-Arch", "X-Stainless-Async", "X-Stainless-Helper-Method", "X-Stainless-Lang", "X-Stainless-Os",
 		"X-Stainless-Package-Version", "X-Stainless-Raw-Response", "X-Stainless-Read-Timeout", "X-Stainless-Retry-Count",
 		"X-Stainless-Runtime", "X-Stainless-Runtime-Version", "X-Stainless-Timeout",
@@ -46,7 +46,7 @@ func kindOf(name string) kind {
 		return private
 	case "Sec-Websocket-Protocol":
 		return protocol
-	case "User-Agent", "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
+	case "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
 		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
 		":protocol", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions":
 		return connection

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -41,24 +42,30 @@ func Take(header http.Header, rawQuery string) (presented Presented, goesOn http
 	return presented, goesOn, goesOnQuery
 }
 
-// unforwarded are fields that reverse_proxy adds unless they are there without a value.
-var unforwarded = []string{"X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"}
+// unforwarded are fields that reverse_proxy adds unless they are there without a value. Nobody changes it.
+var unforwarded = http.Header{"X-Forwarded-For": nil, "X-Forwarded-Proto": nil, "X-Forwarded-Host": nil}
 
-// Split is Take, but the returned header has only the fields that reverse_proxy reads.
-// [Presented.Outgoing] adds the others.
+// Split is Take, but the returned header has only the fields that reverse_proxy reads: none for nearly all
+// requests, which share one header that must not be changed. [Presented.Outgoing] adds the others.
 func Split(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
-	goesOn = make(http.Header, len(unforwarded)+1) // and the user agent
+	var reads http.Header
 	for name, values := range header {
-		if presented.take(name, values) == connection {
-			goesOn[name] = values
+		if presented.take(name, values) == connection && !(name == "Connection" && len(values) == 1 && persists(values[0])) {
+			if reads == nil {
+				reads = maps.Clone(unforwarded)
+			}
+			reads[name] = values
 		}
 	}
 	goesOnQuery = presented.takeQuery(rawQuery)
-	presented.clean(goesOn)
-	for _, name := range unforwarded {
-		goesOn[name] = nil
+	if reads == nil && presented.Protocols == nil {
+		return presented, unforwarded, goesOnQuery
 	}
-	return presented, goesOn, goesOnQuery
+	if reads == nil {
+		reads = maps.Clone(unforwarded)
+	}
+	presented.clean(reads)
+	return presented, reads, goesOnQuery
 }
 
 // Outgoing returns the header for a backend: the one from reverse_proxy without what it says
@@ -77,7 +84,9 @@ func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
 	}
 	for name, values := range proxied {
 		if kind := kindOf(name); kind != credential && kind != private {
-			out[name] = values
+			if name != "User-Agent" || out[name] == nil { // reverse_proxy sets an empty one if it sees none
+				out[name] = values
+			}
 		}
 	}
 	return out
