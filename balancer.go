@@ -69,7 +69,7 @@ type front interface {
 	attempt.Fields
 	// direct makes an outgoing request, which has the header, the host and the URL that
 	// reverse_proxy gave it, one for the current backend.
-	direct(ex *exchange, out attempt.Request, credential keys.Credential) attempt.Request
+	direct(ex *exchange, out *attempt.Request, credential keys.Credential)
 	// rechecks reports whether backends that cannot be reached are checked in the background.
 	rechecks() bool
 	// finishes reports whether exchanges are finished, and so what they cost is counted.

@@ -157,14 +157,14 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 }
 
 // outgoing is the request for the current backend.
-func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) attempt.Request {
+func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) *attempt.Request {
 	b, api := ex.tries.current.backend, &ex.api
-	out := attempt.Request{
+	out := &attempt.Request{
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
 		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front, CountsTokens: ex.balancer.front.finishes(),
 		Watch: ex.watch(), Closing: ex.balancer.transport.closing,
 	}
-	out = ex.balancer.front.direct(ex, out, credential)
+	ex.balancer.front.direct(ex, out, credential)
 	out.Change.AskUsage = (ex.balancer.streamUsage || ex.admission.CountsTokens()) && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()
 	if api.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {

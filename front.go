@@ -16,9 +16,8 @@ import (
 // plainProxy is a plain reverse_proxy. It decides on requests and headers itself.
 type plainProxy struct{ attempt.All }
 
-func (plainProxy) direct(_ *exchange, out attempt.Request, _ keys.Credential) attempt.Request {
+func (plainProxy) direct(_ *exchange, out *attempt.Request, _ keys.Credential) {
 	out.Header = maps.Clone(out.Header) // its values are not changed in place
-	return out
 }
 
 func (plainProxy) rechecks() bool { return false }
@@ -33,7 +32,7 @@ type openaiLB struct{ attempt.Public }
 
 // direct sets the request's address, its credential, its headers, its path and the
 // model in its body.
-func (openaiLB) direct(ex *exchange, out attempt.Request, credential keys.Credential) attempt.Request {
+func (openaiLB) direct(ex *exchange, out *attempt.Request, credential keys.Credential) {
 	b, api := ex.tries.current.backend, &ex.api
 	out.Header = api.credentials.Outgoing(out.Header, api.split)
 	if b.TraceContext {
@@ -53,8 +52,7 @@ func (openaiLB) direct(ex *exchange, out attempt.Request, credential keys.Creden
 	if out.URL.Path != ex.request.URL.Path || out.URL.RawPath != ex.request.URL.RawPath {
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
 	}
-	b.Direct(&out, &api.Request, route)
-	return out
+	b.Direct(out, &api.Request, route)
 }
 
 func (openaiLB) rechecks() bool { return true }

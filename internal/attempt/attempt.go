@@ -60,6 +60,9 @@ type Request struct {
 	Closing context.Context
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader
+
+	// sent is what comes of the request. All of it is allocated in one piece, to spare the garbage collector.
+	sent
 }
 
 // Asks is what the request asks for, as far as the meaning of the reply depends on it.
@@ -112,19 +115,18 @@ type IDReader interface {
 	Watch(p []byte, end bool)
 }
 
-// sent is a request on its way, and what comes of it. It is allocated in one piece to
-// spare the garbage collector.
+// sent is a request on its way.
 type sent struct {
-	Request
-	trip  trip
+	trip trip
+	// kind is the type of the reply's body.
+	kind  string
 	out   http.Request
 	reply Reply
 	body  body
 }
 
-// Send sends the request and returns its reply.
-func (s *Sender) Send(r Request) *Reply {
-	t := &sent{Request: r}
+// Send sends the request, which is not sent again, and returns its reply.
+func (s *Sender) Send(t *Request) *Reply {
 	reply := s.send(t)
 	if t.Watch == nil {
 		return reply
@@ -141,7 +143,7 @@ func (s *Sender) Send(r Request) *Reply {
 	return reply
 }
 
-func (s *Sender) send(t *sent) *Reply {
+func (s *Sender) send(t *Request) *Reply {
 	HideSurplus()
 	t.begin(s)
 	reply := &t.reply
@@ -170,7 +172,7 @@ func (s *Sender) send(t *sent) *Reply {
 }
 
 // begin makes the request that goes out, and limits its time.
-func (t *sent) begin(s *Sender) {
+func (t *Request) begin(s *Sender) {
 	t.trip.fields = t.Fields
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
@@ -199,7 +201,8 @@ func (t *sent) begin(s *Sender) {
 }
 
 // check returns what is wrong with a response that no client may see, if anything is.
-func (t *sent) check(res *http.Response) error {
+func (t *Request) check(res *http.Response) error {
+	t.kind = content.TypeOf(res.Header)
 	switch {
 	case res.StatusCode < 100: // net/http's server would panic
 		return ErrNoHTTP
@@ -215,13 +218,13 @@ func (t *sent) check(res *http.Response) error {
 }
 
 // opens reports whether the time of the request goes on until the first byte of the body.
-func (t *sent) opens(res *http.Response) bool {
-	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && content.TypeOf(res.Header) == content.EventStream && !content.Compressed(res.Header)
+func (t *Request) opens(res *http.Response) bool {
+	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == content.EventStream && !content.Compressed(res.Header)
 }
 
 // watchOver puts a limit on the time of each read of a response's body. It returns
 // nil for a response without a body, and for one whose body is a connection.
-func (t *sent) watchOver(s *Sender, res *http.Response) *body {
+func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}

@@ -26,7 +26,7 @@ func (s *Sender) open(r *Reply) {
 	asks, res := &r.sent.Asks, r.Response
 	inferred := asks.Kind.Infers() && r.Status == http.StatusOK
 	once := !asks.Kind.Repeatable() && r.Status < 300
-	kind := content.TypeOf(res.Header)
+	kind := r.sent.kind
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
 	}

@@ -44,7 +44,7 @@ type Reply struct {
 	// code is the code of the error, if an operator may have to act.
 	code string
 	// sent is nil if nothing was sent.
-	sent *sent
+	sent *Request
 	// body is that of a response that may become the client's.
 	body *body
 }

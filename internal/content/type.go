@@ -17,11 +17,14 @@ const (
 
 // TypeOf returns the type of the body after this header, in lower case and without parameters.
 func TypeOf(header http.Header) string {
-	value := header.Get("Content-Type")
-	if value == JSON || value == EventStream {
+	values := header["Content-Type"]
+	if len(values) == 0 {
+		return ""
+	}
+	if value := values[0]; value == JSON || value == EventStream {
 		return value
 	}
-	value, _, _ = strings.Cut(value, ";")
+	value, _, _ := strings.Cut(values[0], ";")
 	return strings.ToLower(strings.TrimSpace(value))
 }
 
