@@ -125,6 +125,38 @@ func TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	}
 }
 
+// TestAnEchoIsHiddenAsItsReaderDecodesIt has backends repeat their key as encoders of JSON and HTML write it.
+func TestAnEchoIsHiddenAsItsReaderDecodesIt(t *testing.T) {
+	const key = "sk-key/of+the&backend"
+	for name, encoded := range map[string]string{
+		"PHP": `sk-key\/of+the&backend`, ".NET": `sk-key/of\u002Bthe\u0026backend`, "HTML": `sk-key/of&#43;the&amp;backend`, "HTML in .NET": `sk-key/of\u0026#x2B;the\u0026amp;backend`,
+		"all of it": `\u0073\u006b\u002d\u006b\u0065\u0079\u002f\u006f\u0066\u002b\u0074\u0068\u0065\u0026\u0062\u0061\u0063\u006b\u0065\u006e\u0064`,
+	} {
+		failure := `{"error":{"message":"no good: ` + encoded + `","code":"` + encoded + `"}}`
+		event := "data: " + failure + "\n\n"
+		half := strings.Index(event, encoded) + 8
+		for kind, reply := range map[string]http.HandlerFunc{
+			"an error":             lbtest.Says(400, failure),
+			"a failure":            lbtest.Says(500, failure),
+			"a compressed error":   lbtest.Says(400, lbtest.Gzipped(failure), "Content-Encoding", "gzip"),
+			"an error in a 200":    lbtest.Says(200, failure, "Content-Type", "application/json"),
+			"a header":             lbtest.Says(400, "{}", "X-Debug", encoded),
+			"an error of a stream": lbtest.Streams(lbtest.StreamContent, event[:half], time.Second, event[half:], lbtest.StreamEnd),
+			"a stream's beginning": lbtest.Streams(event[:half], time.Second, event[half:], lbtest.StreamEnd),
+		} {
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(reply)
+				r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`))
+				r.Header.Set("Accept-Encoding", "gzip")
+				got := w.Send(r)
+				if text := fmt.Sprint(got.Header, got.Body, w.Logs.All()); strings.Contains(text, encoded) || strings.Contains(text, key) {
+					t.Errorf("%s in %s: client got %v %s", name, kind, got.Header, got.Body)
+				}
+			})
+		}
+	}
+}
+
 func TestAKeyOfStarsEndsNothing(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {

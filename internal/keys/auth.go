@@ -96,6 +96,8 @@ func (a *Auth) Secrets(credential Credential, caller Presented) Secrets {
 	s.Add(credential.secret())
 	for _, value := range a.InHeaders {
 		s.Add(KeyIn(value))
+		_, password, _ := (&http.Request{Header: http.Header{"Authorization": {value}}}).BasicAuth()
+		s.Add(password)
 	}
 	if a.Passthrough {
 		caller.each(s.Add)

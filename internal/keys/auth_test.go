@@ -21,6 +21,7 @@ func TestACredentialAndItsSecretGoWithAnAttempt(t *testing.T) {
 		"a value with spaces":   {&Auth{}, Credential{"x-key", "Key id=1 secret", "id=1 secret"}, http.Header{"X-Key": {"Key id=1 secret"}}, Secrets{"id=1 secret"}},
 		"a value alone":         {&Auth{}, Credential{Header: "Authorization", Value: "Bearer key-of-a-backend"}, http.Header{"Authorization": {"Bearer key-of-a-backend"}}, Secrets{"key-of-a-backend"}},
 		"a key of the config":   {&Auth{InHeaders: []string{"Bearer key-of-a-gateway"}}, Credential{}, http.Header{}, Secrets{"key-of-a-gateway"}},
+		"a password":            {&Auth{InHeaders: []string{"Basic Z2F0ZXdheTpwYXNzd29yZC1vZi1h"}}, Credential{}, http.Header{}, Secrets{"Z2F0ZXdheTpwYXNzd29yZC1vZi1h", "password-of-a"}},
 		"a key of the caller's": {&Auth{Passthrough: true}, Credential{}, http.Header{"Authorization": {"Bearer key-of-alice"}}, Secrets{"key-of-alice"}},
 	} {
 		t.Run(name, func(t *testing.T) {

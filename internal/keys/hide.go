@@ -1,7 +1,6 @@
 package keys
 
 import (
-	"encoding/hex"
 	"io"
 	"net/http"
 	"slices"
@@ -21,44 +20,22 @@ func (s *Secrets) Add(key string) {
 	}
 }
 
-// maxEncodings is how often a secret may be percent-encoded and is still found.
-// Each time costs a pass over the text, which may be long.
-const maxEncodings = 3
-
-// In reports whether a text contains a secret, percent-encoded up to maxEncodings times.
+// In reports whether a text contains a secret, also in an encoding that its reader will undo.
 func (s Secrets) In(text string) bool {
-	for range maxEncodings + 1 {
-		if slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) }) {
-			return true
+	if slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) }) {
+		return true
+	}
+	if len(s) == 0 || !strings.ContainsAny(text, encoders) {
+		return false
+	}
+	for encoded := []byte(text); len(encoded) > 0; encoded = encoded[1:] {
+		for _, secret := range s {
+			if _, whole := match(encoded, secret, maxDepth); whole {
+				return true
+			}
 		}
-		if strings.IndexByte(text, '%') < 0 {
-			return false
-		}
-		text = decode(text)
 	}
 	return false
-}
-
-// decode returns a text without percent-encoding.
-func decode(text string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); {
-		c, n := byteAt([]byte(text[i:min(i+3, len(text))]))
-		b.WriteByte(c)
-		i += n
-	}
-	return b.String()
-}
-
-// byteAt returns the first byte of a text that is not empty, which may be
-// percent-encoded, and how many bytes that takes.
-func byteAt(text []byte) (c byte, n int) {
-	if text[0] == '%' && len(text) >= 3 {
-		if c, err := hex.DecodeString(string(text[1:3])); err == nil {
-			return c[0], 3
-		}
-	}
-	return text[0], 1
 }
 
 // Text replaces the secrets in a text.
@@ -85,8 +62,8 @@ func (s Secrets) DropFrom(header http.Header) {
 	}
 }
 
-// Body returns the body with a star in place of every byte of a secret, percent-encoded
-// or not, so that its length stays the same.
+// Body returns the body with a star in place of every byte of a secret, encoded or not, so
+// that its length stays the same.
 func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 	return &starredBody{ReadCloser: body, secrets: s}
 }
@@ -134,7 +111,12 @@ func (b *starredBody) Read(p []byte) (int, error) {
 func (b *starredBody) star() {
 	for ; b.ready < len(b.held); b.ready++ {
 		for _, secret := range b.secrets {
-			n, whole := match(b.held[b.ready:], secret)
+			n, whole := match(b.held[b.ready:], secret, maxDepth)
+			if !whole {
+				if all, literal := match(b.held[b.ready:], secret, 0); literal { // one that looks encoded itself
+					n, whole = all, true
+				}
+			}
 			switch {
 			case whole:
 				for i := range n {
@@ -147,21 +129,29 @@ func (b *starredBody) star() {
 	}
 }
 
-// match reports whether a text begins with the whole secret, and of how many bytes it is
-// there. If it is not whole, n is over 0 if the text ends within the secret.
-func match(text []byte, secret string) (n int, whole bool) {
-	for i := range len(secret) {
-		if n == len(text) || text[n] == '%' && len(text)-n < 3 {
-			return len(text), false
+// encoders begin a character that is encoded.
+const encoders = `%\&`
+
+// match reports whether a text, decoded, begins with the whole secret, and how many bytes of the text that are. If it is
+// not whole, n is over 0 if the text ends within the secret.
+func match(text []byte, secret string, depth int) (n int, whole bool) {
+	unfinished := 0
+	for secret != "" {
+		layers := depth
+		if n < len(text) && strings.IndexByte(encoders, text[n]) < 0 {
+			layers = 0
 		}
-		c, length := byteAt(text[n:])
-		if c != secret[i] {
-			if text[n] != secret[i] {
-				return 0, false
+		piece, length := decode(text[n:], layers)
+		for length == 0 || !strings.HasPrefix(secret, piece) {
+			if length == 0 {
+				unfinished = len(text)
 			}
-			length = 1
+			if layers--; layers < 0 {
+				return unfinished, false
+			}
+			piece, length = decode(text[n:], layers)
 		}
-		n += length
+		secret, n = secret[len(piece):], n+length
 	}
 	return n, true
 }

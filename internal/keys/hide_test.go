@@ -2,11 +2,16 @@ package keys
 
 import (
 	"bytes"
+	"fmt"
+	"html"
 	"io"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"unicode/utf16"
 )
 
 func TestASecretInABodyIsStarredHoweverItArrives(t *testing.T) {
@@ -31,6 +36,95 @@ func TestASecretInABodyIsStarredHoweverItArrives(t *testing.T) {
 			if err != nil || string(got) != want {
 				t.Errorf("%q, %s: got %q (%v), want %q", body, name, got, err, want)
 			}
+		}
+	}
+}
+
+// encodings are those of programs that write errors.
+var encodings = map[string]func(string) string{
+	"none":             func(s string) string { return s },
+	"JSON":             strconv.Quote,
+	"PHP's JSON":       strings.NewReplacer("/", `\/`, `"`, `\"`, `\`, `\\`, "ü", `\u00fc`, "🔑", `\ud83d\udd11`).Replace,
+	".NET's JSON":      each(func(c rune) string { return fmt.Sprintf(`\u%04X`, c) }),
+	"all JSON escapes": escapeAll,
+	"HTML":             html.EscapeString,
+	"decimal HTML":     each(func(c rune) string { return fmt.Sprintf("&#%d;", c) }),
+	"hexadecimal HTML": each(func(c rune) string { return fmt.Sprintf("&#x%X;", c) }),
+	"named HTML":       strings.NewReplacer("/", "&sol;", "+", "&plus;", "=", "&equals;", "&", "&amp;", `"`, "&quot;", "<", "&lt;", ">", "&gt;").Replace,
+	"a query":          url.QueryEscape,
+	"a path":           url.PathEscape,
+	"all of a query":   percentAll,
+	"Python":           func(s string) string { return strings.ReplaceAll(strconv.Quote(s), "/", `\x2f`) },
+}
+
+func each(encode func(rune) string) func(string) string {
+	return func(s string) string {
+		var b strings.Builder
+		for _, c := range s {
+			if c < 0x80 && (c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z') || c > 0xffff {
+				b.WriteRune(c)
+			} else {
+				b.WriteString(encode(c))
+			}
+		}
+		return b.String()
+	}
+}
+
+func escapeAll(s string) string {
+	var b strings.Builder
+	for _, unit := range utf16.Encode([]rune(s)) {
+		fmt.Fprintf(&b, `\u%04x`, unit)
+	}
+	return b.String()
+}
+
+func percentAll(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		fmt.Fprintf(&b, "%%%02x", s[i])
+	}
+	return b.String()
+}
+
+func TestASecretIsFoundAsItsReaderDecodesIt(t *testing.T) {
+	for _, secret := range []string{"sk-a/b+c=d", "sk-a&b<c>\"d\\e'f", "sk-ü/🔑+x"} {
+		secrets := Secrets{"another-secret", secret}
+		for first, encode := range encodings {
+			for second, again := range encodings {
+				encoded := again("an echo of " + encode(secret) + ", and more")
+				if !secrets.In(encoded) {
+					t.Errorf("%s in %s in %s is not found in %s", secret, first, second, encoded)
+				}
+				for name, reader := range map[string]io.Reader{
+					"at once":      strings.NewReader(encoded),
+					"byte by byte": iotest.OneByteReader(strings.NewReader(encoded)),
+					"halves":       iotest.HalfReader(strings.NewReader(encoded)),
+				} {
+					got, err := io.ReadAll(secrets.Body(io.NopCloser(reader)))
+					if err != nil || len(got) != len(encoded) || secrets.In(string(got)) || !strings.Contains(string(got), "**********") {
+						t.Errorf("%s in %s in %s, %s: got %s (%v) of %s", secret, first, second, name, got, err, encoded)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestASecretThatLooksEncodedIsFound(t *testing.T) {
+	const secret = `sk-\/looks&amp;encoded%2Fitself`
+	if text := []byte("a " + secret); (Secrets{secret}).Star(text, true) != len(text) || strings.Contains(string(text), "looks") || !(Secrets{secret}).In(secret) {
+		t.Errorf("got %s", text)
+	}
+}
+
+func TestWhatIsNoSecretIsNotStarred(t *testing.T) {
+	secrets := Secrets{"sk-a/b+c=d"}
+	for _, text := range []string{"", "&", "%", `\`, `\u`, `\u00`, `\ud83d`, `\ud83d\u`, "&#", "&#4", "&amp", "&nothing;", "%2", "sk-a%2", "sk-a&sol", `sk-a\u002`,
+		strings.Repeat("&", 1<<16), strings.Repeat("%25", 1<<16), strings.Repeat(`\`, 1<<16), strings.Repeat(`\u0026#`, 1<<14), strings.Repeat("sk-a%2525", 1<<12)} {
+		got, err := io.ReadAll(secrets.Body(io.NopCloser(iotest.HalfReader(strings.NewReader(text)))))
+		if err != nil || string(got) != text {
+			t.Errorf("%.40q becomes %.40q (%v)", text, got, err)
 		}
 	}
 }
