@@ -75,6 +75,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	r := t.attempt(ex, req)
 	if err := r.Ended(req); err != nil && !ex.bodyLate() {
+		ex.returnQuota(r)
 		r.Discard()
 		ex.endAttemptAs(verdict.ClientLeft)
 		return nil, err // the client left, and no backend is to blame
@@ -201,6 +202,7 @@ func (ex *exchange) clientsFault(r *attempt.Reply) (apierror.Error, bool) {
 
 // refuse makes the answer an error of the client's.
 func (ex *exchange) refuse(r *attempt.Reply, refusal apierror.Error) {
+	ex.attempted().mark.Return() // no backend got all of it
 	r.Discard()
 	if r.Upload().Stalled() {
 		// net/http's server sends no answer while the body is being read

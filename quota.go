@@ -8,6 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // hasQuota reports whether the request counts for the backend's limits, as far as they are known: those of
@@ -27,9 +28,22 @@ func (ex *exchange) deduct(t *target) quota.Mark {
 	return t.Deduct(ex.benchModel(t.backend), ex.api.Cost)
 }
 
-// observeQuota records how much of the backend's quota is used, and what is left of it. Only now it may be
-// known that there is such a model, so the request asks for it once more.
+// observeQuota records how much of the backend's quota is used, and what is left of it.
 func (ex *exchange) observeQuota(t *target, r *attempt.Reply, now time.Time) {
+	ex.readQuota(t, r, now)
+	ex.returnQuota(r)
+}
+
+// returnQuota gives back what was deducted for an attempt that has ended, if the backend has not executed it.
+func (ex *exchange) returnQuota(r *attempt.Reply) {
+	if r.Unexecuted() {
+		ex.attempted().mark.Return()
+	}
+}
+
+// readQuota reads what the header of a reply says of the backend's quota. Only now it may be known that there is such
+// a model, so the request asks for it once more.
+func (ex *exchange) readQuota(t *target, r *attempt.Reply, now time.Time) {
 	if r.Response == nil || !ex.hasQuota(t) || ex.balancer.tiers == nil && !ex.balancer.knowsQuota() {
 		return
 	}
@@ -42,7 +56,7 @@ func (ex *exchange) observeQuota(t *target, r *attempt.Reply, now time.Time) {
 	if ex.balancer.tiers != nil {
 		meter.Ask(ex.admission.Tier(), try.started)
 	}
-	meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Mark: try.mark, Sent: try.started}, model, now)
+	meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: ex.api.Cost, Mark: try.mark, Sent: try.started}, model, now)
 }
 
 // Steered implements pool.Request.

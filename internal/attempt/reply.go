@@ -116,6 +116,11 @@ func (r *Reply) PerhapsExecuted() bool {
 	return r.Status >= 500 || r.Status == http.StatusRequestTimeout || r.Class == verdict.Failed || r.Class == verdict.Timeout
 }
 
+// Unexecuted reports whether the backend did not execute the request.
+func (r *Reply) Unexecuted() bool {
+	return !r.PerhapsExecuted() && (r.Status == 0 || r.Status >= 300)
+}
+
 // Reason says why the reply benches a backend.
 func (r *Reply) Reason() pool.Reason {
 	reason := pool.Reason{Class: string(r.Class), Status: r.Status, Hint: string(r.Source), Cause: r.code}

@@ -6,17 +6,51 @@ import (
 	"time"
 )
 
-// Mark is the place of a request in the order of those that were sent: how many requests and tokens were
-// sent until then, itself included.
-type Mark [2]int64
+// Mark is the place of a request in the order of those that were sent, and what was deducted for it. The zero
+// Mark is that of a request for which nothing was.
+type Mark struct {
+	meter    *Meter
+	order    int64
+	deducted [2]deducted
+}
+
+// deducted is the estimate that was deducted for a request, and the sum of the estimates then, itself included.
+type deducted struct{ cost, sum int64 }
 
 // Deduct deducts a request of this cost, in tokens, from what is left.
 func (m *Meter) Deduct(cost int64) Mark {
-	return Mark{m.allowances[0].sent.Add(1), m.allowances[1].sent.Add(min(cost, highestCost))}
+	return Mark{m, m.sent.Add(1), [...]deducted{m.allowances[0].deduct(1), m.allowances[1].deduct(cost)}}
 }
 
-// highestCost keeps sums from an overflow. No limit is counted as a higher one.
-const highestCost = 1 << 40
+// Return gives back what was deducted for a request that was not executed. The reading of a later reply, or of
+// its own, already says what is left without it.
+func (k Mark) Return() {
+	if k.meter == nil {
+		return
+	}
+	for i, d := range k.deducted {
+		if a := &k.meter.allowances[i]; a.order.Load() < k.order {
+			a.estimated.Add(-d.cost)
+		}
+	}
+}
+
+const (
+	// highestCost keeps sums from an overflow. No limit is counted as a higher one.
+	highestCost = 1 << 40
+	// highestUnknown is the highest estimate that is deducted from a limit of which there was no reading yet.
+	highestUnknown = 1 << 14
+)
+
+// deduct deducts an estimate, but never more than the limit.
+func (a *allowance) deduct(cost int64) deducted {
+	limit := a.limit.Load()
+	if limit == 0 {
+		limit = highestUnknown
+	}
+	cost = min(cost, limit)
+	return deducted{cost, a.estimated.Add(cost)}
+}
 
 // HasRoom reports whether the limits have room for one more request of this cost. A limit has if it is
 // not known what is left of it.
@@ -67,43 +101,76 @@ func (m *Meter) Left(now time.Time) (left []Left) {
 // If a reading is recorded during a pick, the pick may see parts of both readings. It then decides by about what is
 // left, as it does anyway.
 type allowance struct {
-	// sent is the sum of the estimates of all requests. It is never reset.
-	sent atomic.Int64
-	// mark is what sent was when the request of the reading was sent, and base is that plus what remained.
-	mark, base atomic.Int64
+	// estimated is the sum of the estimates of all requests, without those that came back. It is never reset.
+	estimated atomic.Int64
+	// order is the place of the request of the reading, and base is what estimated was when that was sent, plus what
+	// remained.
+	order, base atomic.Int64
 	// at is the instant when that request was sent, and until is until when the reading counts.
 	at, until atomic.Int64
 	// refill is how much the limit grows in a nanosecond: the bits of a float64.
 	refill atomic.Uint64
 	// limit is the limit, and most how much of it there is in a window. 0: that is not known.
 	limit, most atomic.Int64
-	// learning is set while a reading is recorded.
+	// learning is set while a reading is recorded. It guards doubt.
 	learning atomic.Bool
+	doubt    doubt
 }
 
 // learn records a reading, unless there is that of a later request: a slow reply does not replace a fast one. The
 // time of a reading begins when its request was sent, because backends count a request when it comes. Of two replies
-// at the same moment, one is enough.
-func (a *allowance) learn(s said, mark int64, sent Instant) {
+// at the same moment, one is enough. believed is false if the backend's replies contradict the reading, which then does
+// not count.
+func (a *allowance) learn(s said, r *Reply, i int, now Instant) (believed bool) {
 	if !a.learning.CompareAndSwap(false, true) {
-		return
+		return true
 	}
 	defer a.learning.Store(false)
-	if mark < a.mark.Load() || mark > a.sent.Load() { // or it was sent before the backend's key changed
-		return
+	if r.Mark.order < a.order.Load() {
+		return true
+	}
+	sent, of := At(r.Sent), r.Mark.deducted[i]
+	a.order.Store(r.Mark.order)
+	a.limit.Store(int64(s.limit))
+	if a.doubt.grows(s, r, [...]int64{1, r.Cost}[i], now) {
+		a.until.Store(0)
+		return false
 	}
 	a.at.Store(int64(sent))
-	a.mark.Store(mark)
-	a.base.Store(mark + int64(s.remaining))
+	a.base.Store(min(of.sum, a.estimated.Load()) + int64(s.remaining)) // of earlier requests, some may have come back since
 	a.refill.Store(math.Float64bits(s.refill))
-	a.limit.Store(int64(s.limit))
 	a.most.Store(int64(s.most))
 	a.until.Store(int64(sent) + int64(s.window))
+	return true
+}
+
+// doubt is about readings that keep saying the same: what remained by them, when the first of them came, and how many
+// requests were sent after that and served, although they cost more.
+type doubt struct {
+	remaining float64
+	heard     Instant
+	served    int
+}
+
+// maxServed is how many requests must be served for a reading to be wrong.
+const maxServed = 3
+
+// grows takes a reading into account. It reports whether that is wrong.
+func (d *doubt) grows(s said, r *Reply, cost int64, now Instant) bool {
+	switch {
+	case r.Throttles:
+		*d = doubt{}
+	case d.heard == 0 || s.remaining != d.remaining:
+		*d = doubt{remaining: s.remaining, heard: now}
+	case r.Served && s.remaining < float64(cost) && At(r.Sent) >= d.heard:
+		d.served++
+	}
+	return d.served >= maxServed
 }
 
 // left returns what is left. It may be negative.
 func (a *allowance) left(now Instant) int64 {
-	left := a.base.Load() - a.sent.Load()
+	left := a.base.Load() - a.estimated.Load()
 	if refill := math.Float64frombits(a.refill.Load()); refill > 0 {
 		left += int64(refill * float64(int64(now)-a.at.Load()))
 	}

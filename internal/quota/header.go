@@ -14,8 +14,10 @@ const Utilization = "Azure-Openai-Deployment-Utilization"
 // Reply is what a meter learns from.
 type Reply struct {
 	Header http.Header
-	// Throttles reports whether it is a throttle.
-	Throttles bool
+	// Throttles reports whether it is a throttle, and Served whether it serves its request.
+	Throttles, Served bool
+	// Cost is what the request costs, in tokens.
+	Cost int64
 	// Mark is that of its request, which was sent at Sent.
 	Mark Mark
 	Sent time.Time
@@ -23,6 +25,9 @@ type Reply struct {
 
 // See records what a reply says of the use and of the limits of a model.
 func (m *Meter) See(r Reply, model string, now time.Time) {
+	if r.Mark.meter != nil && r.Mark.meter != m {
+		return // it was sent before the backend's key changed
+	}
 	if used, ok := hint.Number(r.Header, Utilization); ok {
 		m.see(utilization, used/100, 0, now)
 	}
@@ -31,8 +36,10 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 		if !ok || !isOf(r.Header, model) {
 			continue
 		}
-		m.allowances[i].learn(said, r.Mark[i], At(r.Sent))
-		if said.most > 0 {
+		switch believed := m.allowances[i].learn(said, &r, i, At(now)); {
+		case !believed:
+			m.readings[limits[i].kind].Store(0)
+		case said.most > 0:
 			m.see(limits[i].kind, max(0, 1-said.remaining/said.most), said.window, now)
 		}
 	}

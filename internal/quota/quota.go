@@ -8,7 +8,8 @@
 // one 429, and a wrong skip wastes capacity that is paid for.
 //
 // A limit also has room for a request or not: what remained by the newest reply, less an estimate of what was
-// sent after the request of that reply. The pool prefers backends with room.
+// sent after the request of that reply. An estimate comes back when its request ends without having been executed. A
+// reading does not count while the backend serves requests for which it has no room. The pool prefers backends with room.
 //
 // A tier is a class of requests. A backend that is used above the ceiling of a tier gets no
 // requests of that tier, but only while requests of better tiers ask for the model. So no
@@ -59,6 +60,8 @@ var windows = [kinds]time.Duration{
 // takes a lock or allocates.
 type Meter struct {
 	readings [kinds]atomic.Uint64
+	// sent is how many requests were sent.
+	sent atomic.Int64
 	// allowances are what is left of the limits of requests and of tokens.
 	allowances [2]allowance
 	// asks are when requests of each tier last asked for the model. 0: never.
