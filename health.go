@@ -256,19 +256,19 @@ func (ex *exchange) Broken(r *attempt.Reply, reason error) {
 		}
 		return
 	}
-	ex.balancer.transport.breaks(ex, r, reason, true)
+	ex.balancer.transport.breaks(ex, reason, true)
 }
 
 // BrokenTunnel implements attempt.Recipient. A backend that had sent data before is not
 // benched.
 func (ex *exchange) BrokenTunnel(r *attempt.Reply, reason error, begun bool) {
 	if ex.request.Context().Err() == nil {
-		ex.balancer.transport.breaks(ex, r, reason, !begun)
+		ex.balancer.transport.breaks(ex, reason, !begun)
 	}
 }
 
 // breaks makes the attempt a broken stream.
-func (p *PassiveHealth) breaks(ex *exchange, r *attempt.Reply, reason error, benches bool) {
+func (p *PassiveHealth) breaks(ex *exchange, reason error, benches bool) {
 	now, t, a := time.Now(), ex.tries.current, ex.attempted()
 	a.class = verdict.BrokenStream
 	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {

@@ -50,7 +50,7 @@ var unforwarded = http.Header{"X-Forwarded-For": nil, "X-Forwarded-Proto": nil, 
 func Split(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
 	var reads http.Header
 	for name, values := range header {
-		if presented.take(name, values) == connection && !(name == "Connection" && len(values) == 1 && persists(values[0])) {
+		if presented.take(name, values) == connection && (name != "Connection" || len(values) != 1 || !persists(values[0])) {
 			if reads == nil {
 				reads = maps.Clone(unforwarded)
 			}

@@ -98,7 +98,7 @@ func Own(err error) error {
 	var own *CauseError
 	var network *net.OpError
 	switch {
-	case err == nil, err == io.EOF: // which ends a body
+	case err == nil, err == io.EOF: //nolint:errorlint // only io.EOF itself ends a body
 		return err
 	case errors.As(err, &own):
 		return own
