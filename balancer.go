@@ -83,6 +83,8 @@ type target struct {
 	*pool.Member
 	backend  *backend.Backend
 	upstream *reverseproxy.Upstream
+	// address is where an attempt of the directive is sent. That of a plain reverse_proxy is nil: it dials.
+	address *address
 	// allModels means that its account serves all models of the pool.
 	allModels bool
 	// servedAt is when it last served a request: Unix time in nanoseconds.
@@ -140,7 +142,8 @@ func targetOf(b *backend.Backend) *target {
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment = b.Models, b.Deployment
-	return &target{Member: m, backend: b, upstream: &reverseproxy.Upstream{Dial: b.Dial()}}
+	upstream := &reverseproxy.Upstream{Dial: b.Dial()}
+	return &target{Member: m, backend: b, upstream: upstream, address: addressOf(upstream)}
 }
 
 // startFresh forgets what was learned with another key, now and whenever the key

@@ -1,14 +1,11 @@
 package openailb
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"os"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -17,104 +14,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
-
-// ourselves is the upstream of the balancer's own answers: reverse_proxy needs one
-// to count them for. It is never dialed, and no policy or health check sees it.
-var ourselves = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
-
-// choose moves on to the backend that is attempted next. If there is none, it
-// returns ourselves, and the transport answers.
-func (ex *exchange) choose() *reverseproxy.Upstream {
-	ex.release()
-	ex.dropCookies()
-	now := time.Now()
-	m := ex.moved()
-	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
-		ex.ask(now)
-		ex.lineUp()
-		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
-			m = ex.balancer.Pool.Pick(ex, now)
-		}
-		ex.observeCeiling(m, now)
-	}
-	if m == nil && ex.balancer.waiting != nil {
-		m, now = ex.wait(now)
-	}
-	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
-		ex.stepOut()
-		m = ex.balancer.Pool.PickThrottled(ex, now)
-		ex.tries.forwarded = m != nil
-	}
-	if m == nil {
-		return ourselves
-	}
-	ex.observeFailover(m)
-	ex.tries.current = ex.balancer.targets[m.Index]
-	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, mark: ex.deduct(ex.tries.current), deployment: ex.deploymentLabel(ex.tries.current)})
-	return ex.tries.current.upstream
-}
-
-// errNextBackend makes reverse_proxy ask the selection again.
-var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backend"))
-
-// RoundTrip implements http.RoundTripper. It makes one attempt at the backend
-// that the selection chose for the request, or answers if there is none.
-func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	ex := exchangeOf(req.Context(), t)
-	if ex == nil {
-		return t.sender.RoundTripper.RoundTrip(req)
-	}
-	if ex.balancer.hidesHeader {
-		defer hideHeader(req)
-	}
-	if ex.tries.current == nil {
-		if ex.hasLeft() {
-			return nil, context.Canceled // after a deadline's error, reverse_proxy would send a GET again
-		}
-		return ex.answer(req), nil
-	}
-	r := t.attempt(ex, req)
-	if err := r.Ended(req); err != nil && !ex.bodyLate() {
-		ex.returnQuota(r)
-		r.Discard()
-		ex.endAttemptAs(verdict.ClientLeft)
-		return nil, err // the client left, and no backend is to blame
-	}
-	if refusal, ok := ex.clientsFault(r); ok {
-		ex.refuse(r, refusal)
-		return ex.answer(req), nil
-	}
-	t.remember(ex, r)
-	ex.tries.executed = !ex.api.Kind.Repeatable() && r.PerhapsExecuted()
-	switch {
-	case ex.mayBeElsewhere(r):
-		return nil, errNextBackend
-	case !r.Class.Failover() || ex.tries.forwarded && r.Presentable():
-		return ex.commit(r), nil
-	case ex.mayRepeat(r):
-		return nil, errNextBackend
-	}
-	return ex.answer(req), nil
-}
-
-type exchangeCtxKey struct{}
-
-// exchangeVar is the variable in which a plain reverse_proxy's selection leaves
-// the exchange for the transport: a selection policy cannot change the
-// request's context.
-const exchangeVar = "openai_lb.exchange"
-
-// exchangeOf returns the exchange that t makes attempts for. A request may
-// pass several handlers, each with an exchange of its own.
-func exchangeOf(ctx context.Context, t *Transport) *exchange {
-	if ex, ok := ctx.Value(exchangeCtxKey{}).(*exchange); ok && ex.balancer.transport == t {
-		return ex
-	}
-	if ex, ok := caddyhttp.GetVar(ctx, exchangeVar).(*exchange); ok && ex.balancer.transport == t {
-		return ex
-	}
-	return nil
-}
 
 // hideHeader keeps the header of a request out of reverse_proxy's log of a reply that breaks
 // off. It may have a key from the config (header_up). Only the upgrade that the request asks for
@@ -283,6 +182,3 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 
 // FirstByte implements attempt.Recipient.
 func (ex *exchange) FirstByte() { ex.record.firstByte = time.Since(ex.record.started) }
-
-// Interface guard
-var _ http.RoundTripper = (*Transport)(nil)

@@ -34,6 +34,7 @@ type openaiLB struct{ attempt.Public }
 // model in its body.
 func (openaiLB) direct(ex *exchange, out *attempt.Request, credential keys.Credential) {
 	b, api := ex.tries.current.backend, &ex.api
+	out.Dial = ex.tries.current.address.info
 	out.Header = api.credentials.Outgoing(out.Header, api.split)
 	if b.TraceContext {
 		ex.attempted().span.Inject(out.Header)

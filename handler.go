@@ -10,7 +10,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -157,14 +156,6 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 		return own
 	}
 	return ex.place(h.affinity)
-}
-
-// nextBackend is the selection policy of the handler's reverse_proxy.
-type nextBackend struct{}
-
-// Select implements reverseproxy.Selector.
-func (nextBackend) Select(_ reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
-	return r.Context().Value(exchangeCtxKey{}).(*exchange).choose()
 }
 
 func (h *Handler) maxAttempts() int {

@@ -234,7 +234,7 @@ func (p *PassiveHealth) longest(r *attempt.Reply, wait time.Duration) time.Durat
 // servesOthers reports whether the backend serves other requests, or has done so
 // since then. If it does, and accepts no more, it only has too many streams.
 func (t *target) servesOthers(since time.Time) bool {
-	return t.upstream.Host.NumRequests() > 1 || t.servedAt.Load() >= since.UnixNano()
+	return t.InFlight() > 1 || t.servedAt.Load() >= since.UnixNano()
 }
 
 func (p *PassiveHealth) countFailure(ex *exchange, class verdict.Class, now time.Time) (wait time.Duration, benches bool) {

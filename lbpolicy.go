@@ -44,17 +44,52 @@ func ignoresWeights(policy reverseproxy.Selector) bool {
 	return policy != nil && policy != byFirstByte{}
 }
 
+// fallbackCountsNothing is the warning for a policy with a fallback that counts requests in flight.
+const fallbackCountsNothing = "the fallback of lb_policy counts no requests of openai_lb, so it chooses at random: use it as the policy itself"
+
+// hasCountingFallback reports whether a policy falls back to one that counts requests in flight.
+func hasCountingFallback(raw json.RawMessage) bool {
+	var policy struct {
+		Fallback json.RawMessage `json:"fallback"`
+	}
+	if json.Unmarshal(raw, &policy) != nil || policy.Fallback == nil {
+		return false
+	}
+	name := policyName(policy.Fallback)
+	return name == "least_conn" || name == "random_choose" || hasCountingFallback(policy.Fallback)
+}
+
 // use has a policy, if there is one, choose among the backends of a priority.
 func (b *balancer) use(policy reverseproxy.Selector) {
-	switch policy {
+	switch policy := policy.(type) {
 	case nil:
-	case byFirstByte{}:
+	case byFirstByte:
 		b.firstBytes, b.Pool.Policy = true, b.chooseByFirstByte
+	case *reverseproxy.LeastConnSelection:
+		b.Pool.Policy = func(_ pool.Request, tier []*pool.Member) *pool.Member { return leastBusy(tier, len(tier)) }
+	case *reverseproxy.RandomChoiceSelection:
+		b.Pool.Policy = func(_ pool.Request, tier []*pool.Member) *pool.Member { return leastBusy(tier, policy.Choose) }
 	default:
 		b.Pool.Policy = func(r pool.Request, tier []*pool.Member) *pool.Member {
 			return b.chooseByPolicy(policy, r.(*exchange), tier)
 		}
 	}
+}
+
+// leastBusy returns the member with the fewest requests in flight, which the pool counts, among n that are picked at
+// random. It does what least_conn and random_choose of reverse_proxy do with its own counts: it counts only
+// requests of upstreams that it chooses itself.
+func leastBusy(tier []*pool.Member, n int) *pool.Member {
+	tier = slices.Clone(tier)
+	var least *pool.Member
+	for i := range min(n, len(tier)) {
+		picked := i + int(pool.Random()*float64(len(tier)-i))
+		tier[i], tier[picked] = tier[picked], tier[i]
+		if least == nil || tier[i].InFlight() < least.InFlight() {
+			least = tier[i] // of equals, the first of a random order
+		}
+	}
+	return least
 }
 
 // chooseByPolicy asks a policy of reverse_proxy's to choose.

@@ -59,6 +59,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.Wait.Check(); err != nil {
 		return err
 	}
+	if hasCountingFallback(h.LBPolicyRaw) {
+		h.logger.Warn(fallbackCountsNothing)
+	}
 	policy, err := loadPolicy(ctx, h, h.LBPolicyRaw)
 	if err != nil {
 		return err

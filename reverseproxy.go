@@ -1,9 +1,10 @@
 package openailb
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
-	"math"
+	"net"
 	"net/http"
 	"time"
 
@@ -56,16 +57,12 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 			return err
 		}
 	}
+	if namesUpstream(proxy) {
+		h.logger.Warn("header_up has a placeholder of the upstream, which openai_lb chooses later: use the option header of each backend")
+	}
 	proxy.TransportRaw = nil
-	proxy.Transport = h.Transport
-	proxy.LoadBalancing = &reverseproxy.LoadBalancing{
-		SelectionPolicy: nextBackend{},
-		// each backend once, a silent one perhaps once more, and then our own answer
-		Retries: len(h.Backends) + 1,
-	}
-	if h.Wait != nil {
-		proxy.LoadBalancing.Retries = math.MaxInt // a request that waits may try a backend again
-	}
+	proxy.Transport = loop{h.Transport}
+	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: ourselves}
 	for _, t := range h.balancer.targets {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
 	}
@@ -87,6 +84,15 @@ func headerUpOf(proxy *reverseproxy.Handler) func(*http.Request) {
 	return func(r *http.Request) { proxy.Headers.Request.ApplyToRequest(r) } // which are set up later
 }
 
+// namesUpstream reports whether header_up has a placeholder that names the upstream.
+func namesUpstream(proxy *reverseproxy.Handler) bool {
+	if proxy.Headers == nil {
+		return false
+	}
+	headerUp, err := json.Marshal(proxy.Headers.Request)
+	return err == nil && bytes.Contains(headerUp, []byte("{http.reverse_proxy.upstream."))
+}
+
 // refuseOwnOptions refuses the options of reverse_proxy that openai_lb sets
 // itself.
 func refuseOwnOptions(proxy *reverseproxy.Handler) error {
@@ -105,4 +111,41 @@ func refuseOwnOptions(proxy *reverseproxy.Handler) error {
 		}
 	}
 	return nil
+}
+
+// ourselves is the only upstream that reverse_proxy chooses: our transport is called once for each request, and makes
+// the attempts at the backends. It is never dialed, and no policy or health check sees it.
+var ourselves = addressOf(&reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)})
+
+// address is that of an upstream, as reverse_proxy has it.
+type address struct {
+	// info is the reverseproxy.DialInfo, and shown are the values of its placeholders.
+	info  any
+	shown [4]any
+}
+
+func addressOf(u *reverseproxy.Upstream) *address {
+	host, port, _ := net.SplitHostPort(u.Dial)
+	return &address{
+		info:  reverseproxy.DialInfo{Upstream: u, Network: "tcp", Address: u.Dial, Host: host, Port: port},
+		shown: [...]any{u.Dial, u.Dial, host, port},
+	}
+}
+
+// upstreamPlaceholders are those that tell where a request goes. tls_server_name may have one.
+var upstreamPlaceholders = [...]string{
+	"http.reverse_proxy.upstream.address", "http.reverse_proxy.upstream.hostport",
+	"http.reverse_proxy.upstream.host", "http.reverse_proxy.upstream.port",
+}
+
+// show makes the placeholders of reverse_proxy those of the address.
+func (a *address) show(placeholders *caddy.Replacer) {
+	for i, name := range upstreamPlaceholders {
+		placeholders.Set(name, a.shown[i])
+	}
+}
+
+// Select implements reverseproxy.Selector.
+func (a *address) Select(reverseproxy.UpstreamPool, *http.Request, http.ResponseWriter) *reverseproxy.Upstream {
+	return a.info.(reverseproxy.DialInfo).Upstream
 }

@@ -125,6 +125,29 @@ func TestWeightsThatAPolicyIgnoresAreWarnedOf(t *testing.T) {
 	})
 }
 
+// Only the pool counts the requests of openai_lb, and a fallback does not see its counts.
+func TestAFallbackThatCountsRequestsIsWarnedOf(t *testing.T) {
+	balancer := func(policy string) string { return "openai_lb {\nbackend http://a\n" + policy + "\n}" }
+	wantWarning(t, "the fallback of lb_policy counts no requests", map[string]bool{
+		balancer("lb_policy header X-User {\nfallback least_conn\n}"):                           true,
+		balancer("lb_policy query user {\nfallback header X-User {\nfallback least_conn\n}\n}"): true,
+		balancer("lb_policy header X-User"):                                                     false,
+		balancer("lb_policy header X-User {\nfallback first\n}"):                                false,
+		balancer("lb_policy least_conn"):                                                        false,
+	})
+}
+
+func TestAHeaderThatNamesTheUpstreamTooEarlyIsWarnedOf(t *testing.T) {
+	balancer := func(option string) string {
+		return "openai_lb {\nbackend http://a\nreverse_proxy {\n" + option + "\n}\n}"
+	}
+	wantWarning(t, "header_up has a placeholder of the upstream", map[string]bool{
+		balancer("header_up X-Backend {upstream_hostport}"):   true,
+		balancer("header_up X-Backend {http.request.host}"):   false,
+		balancer("header_down X-Backend {upstream_hostport}"): false,
+	})
+}
+
 // wantWarning checks for which directives these words are logged at load.
 func wantWarning(t *testing.T, words string, wants map[string]bool) {
 	t.Helper()

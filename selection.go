@@ -192,15 +192,19 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 		return nil
 	}
 	ex := s.exchange(upstreams, r, w)
-	upstream := ex.choose()
-	if s.transport == nil && ex.tries.current == nil {
-		// with another transport, reverse_proxy decides whether to go on
-		ex.tries.attempts = ex.tries.attempts[:0]
-		if upstream = ex.choose(); ex.tries.current == nil {
-			return nil
-		}
+	t := ex.choose()
+	switch {
+	case t != nil:
+		return t.upstream
+	case s.transport != nil:
+		return answering // the transport answers
 	}
-	return upstream
+	// with another transport, reverse_proxy decides whether to go on
+	ex.tries.attempts = ex.tries.attempts[:0]
+	if t = ex.choose(); t == nil {
+		return nil
+	}
+	return t.upstream
 }
 
 // exchange returns the exchange of the request. On the first attempt, it opens

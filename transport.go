@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -137,6 +138,39 @@ func (t *Transport) Cleanup() error {
 	return t.HTTP.Cleanup()
 }
 
+// errNextBackend makes a plain reverse_proxy ask the selection again.
+var errNextBackend = reverseproxy.NewDialError(errors.New("trying the next backend"))
+
+// answering is what the selection of a plain reverse_proxy returns if the transport answers, because no upstream is left.
+var answering = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
+
+// exchangeVar is the variable in which a plain reverse_proxy's selection leaves
+// the exchange for the transport: a selection policy cannot change the
+// request's context.
+const exchangeVar = "openai_lb.exchange"
+
+// RoundTrip implements http.RoundTripper. It makes one attempt at the upstream
+// that the selection chose for the request, or answers if there is none.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	// a request may pass several reverse_proxies, each with an exchange of its own
+	ex, ok := caddyhttp.GetVar(req.Context(), exchangeVar).(*exchange)
+	if !ok || ex.balancer.transport != t {
+		return t.sender.RoundTripper.RoundTrip(req)
+	}
+	if ex.balancer.hidesHeader {
+		defer hideHeader(req)
+	}
+	if ex.tries.current == nil {
+		return ex.answer(req), nil
+	}
+	r := t.attempt(ex, req)
+	res, err := t.next(ex, req, r)
+	if res == nil && err == nil {
+		err = errNextBackend
+	}
+	return res, err
+}
+
 // RequestHeaderOps sets the Host of a plain reverse_proxy's requests.
 func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
 	return t.front.headerOps(t.HTTP)
@@ -167,6 +201,7 @@ func (t *Transport) OverrideHealthCheckScheme(base *url.URL, port string) {
 var (
 	_ caddy.Provisioner                                = (*Transport)(nil)
 	_ caddy.CleanerUpper                               = (*Transport)(nil)
+	_ http.RoundTripper                                = (*Transport)(nil)
 	_ reverseproxy.TLSTransport                        = (*Transport)(nil)
 	_ reverseproxy.RequestHeaderOpsTransport           = (*Transport)(nil)
 	_ reverseproxy.HealthCheckSchemeOverriderTransport = (*Transport)(nil)

@@ -40,10 +40,12 @@ func (s *Sender) Close() { s.alarms.Close() }
 type Request struct {
 	// Proxied is the request of which a copy is sent, with what follows in place of its own.
 	Proxied *http.Request
-	URL     url.URL
-	Host    string
-	Header  http.Header
-	Body    *replay.Body
+	// Dial is where Caddy's transport dials: a reverseproxy.DialInfo. nil: where Proxied's context says.
+	Dial   any
+	URL    url.URL
+	Host   string
+	Header http.Header
+	Body   *replay.Body
 	// Change is what is changed in the body.
 	Change replay.Options
 
@@ -173,7 +175,7 @@ func (s *Sender) send(t *Request) *Reply {
 
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
-	t.trip.fields = t.Fields
+	t.trip.fields, t.trip.dial = t.Fields, t.Dial
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header

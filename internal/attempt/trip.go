@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -33,6 +35,7 @@ type trip struct {
 	timeout deadline
 	upload  *replay.Upload
 	fields  Fields
+	dial    any
 
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
@@ -60,9 +63,15 @@ func (t *trip) begin(ctx context.Context) {
 	t.trace.Got1xxResponse = t.got1xxResponse
 }
 
+// dialInfo is the key under which Caddy's transport finds a reverseproxy.DialInfo.
+const dialInfo caddy.CtxKey = "reverse_proxy.dial_info"
+
 // Value implements context.Context. It puts our trace in place of the outer
 // one: net/http/httptrace would join the two by reflection, for each request.
 func (t *trip) Value(key any) any {
+	if key == dialInfo && t.dial != nil {
+		return t.dial
+	}
 	value := t.Context.Value(key)
 	if _, ok := value.(*httptrace.ClientTrace); ok {
 		return &t.trace

@@ -1,6 +1,7 @@
 package failover
 
 import (
+	"fmt"
 	"math"
 	"net/http"
 	"sync"
@@ -199,4 +200,41 @@ func TestWeightsCountAmongTheBackendsThatAreLeft(t *testing.T) {
 		w.Backends["a"].Replies(func(http.ResponseWriter, *http.Request) { t.Error("a was called before its time") })
 		ratios(map[string]float64{"b": 0.75, "c": 0.25})
 	})
+}
+
+// The balancer makes its attempts itself, so reverse_proxy's own counts, which these policies have, stay 0.
+func TestPoliciesThatCountRequestsInFlightSeeThoseOfThePool(t *testing.T) {
+	for _, policy := range []string{"least_conn", "random_choose 3"} {
+		t.Run(policy, func(t *testing.T) {
+			lbtest.InBubble(t, fmt.Sprintf(`openai_lb {
+				backend http://a
+				backend http://b
+				backend http://c
+				lb_policy %s
+			}`, policy), func(t *testing.T, w *lbtest.World) {
+				held := func(d time.Duration) http.HandlerFunc {
+					return func(rw http.ResponseWriter, _ *http.Request) {
+						rw.(http.Flusher).Flush()
+						time.Sleep(d)
+					}
+				}
+				w.Backends["a"].Replies(held(30 * time.Second))
+				w.Backends["b"].Replies(held(time.Minute))
+				w.Backends["c"].Replies(held(time.Minute))
+				var open sync.WaitGroup
+				ask := func(n int) {
+					for range n {
+						open.Go(func() { w.Post(`{}`).WantServed(t, "a", "b", "c") })
+						synctest.Wait()
+					}
+				}
+				ask(30)
+				w.WantCalls(map[string]int{"a": 10, "b": 10, "c": 10})
+				time.Sleep(45 * time.Second) // a is done with its requests
+				ask(10)
+				w.WantCalls(map[string]int{"a": 20, "b": 10, "c": 10})
+				open.Wait()
+			})
+		})
+	}
 }
