@@ -151,6 +151,7 @@ func (s *Sender) send(t *Request) *Reply {
 	reply := &t.reply
 	reply.sent = t
 	res, err := s.RoundTripper.RoundTrip(&t.out)
+	t.trip.endInterim()
 	if err == nil {
 		if err = t.check(res); err != nil {
 			res.Body.Close()

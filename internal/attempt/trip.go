@@ -9,6 +9,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -42,6 +43,10 @@ type trip struct {
 	connections atomic.Int32
 	// latest is the connection that net/http took last.
 	latest net.Conn
+	// interim guards replied, which reports whether there is a reply, or none: what net/http still reads belongs to
+	// no client then.
+	interim sync.Mutex
+	replied bool
 	// sent reports whether all of the request was written.
 	sent atomic.Bool
 	// uploads is the connection to which a long body is being sent, or nil.
@@ -138,10 +143,19 @@ func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 		return ErrWrongProtocol
 	}
 	t.fields.Interim(http.Header(header))
-	if t.outer == nil || t.outer.Got1xxResponse == nil {
+	t.interim.Lock()
+	defer t.interim.Unlock()
+	if t.replied || t.outer == nil || t.outer.Got1xxResponse == nil {
 		return nil
 	}
 	return t.outer.Got1xxResponse(code, header)
+}
+
+// endInterim lets no more interim responses through.
+func (t *trip) endInterim() {
+	t.interim.Lock()
+	t.replied = true
+	t.interim.Unlock()
 }
 
 // Failure is why there is no response.

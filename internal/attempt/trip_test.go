@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -54,5 +55,24 @@ func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// reverse_proxy writes interim replies to the client. It lets none through after its round trip, which several attempts
+// have in common.
+func TestAnInterimReplyOfAnAttemptThatIsOverReachesNoClient(t *testing.T) {
+	passed := 0
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(int, textproto.MIMEHeader) error { passed++; return nil },
+	})
+	trip := trip{fields: All{}}
+	trip.begin(ctx)
+	defer trip.cancel(nil)
+	arrives := func() { _ = httptrace.ContextClientTrace(&trip).Got1xxResponse(http.StatusEarlyHints, nil) }
+	arrives()
+	trip.endInterim()
+	arrives()
+	if passed != 1 {
+		t.Errorf("%d interim replies reached the client, want the first one alone", passed)
 	}
 }
