@@ -11,37 +11,39 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// Refuse returns the answer to a request that a limit refuses.
+// longestWait is the longest wait after which a client is to send the same request again. SDKs wait for a minute at
+// most and then come back, and some clients do so for minutes before they fail (Codex, Claude Code).
+const longestWait = time.Minute
+
+// Refuse returns the answer to a request that a limit refuses. If the client must not soon send the same request again,
+// it has no Retry-After: some SDKs would sleep for a day (openai-node 6.26 to 7.4).
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
+	answer, wait := c.reason(now, name, refusal).Answer(r), rounded(refusal.Wait)
+	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
+		answer.Header["X-Should-Retry"] = []string{"false"}
+	} else {
+		hint.Set(answer.Header, wait)
+	}
+	return answer
+}
+
+// reason returns the error that says why a limit refuses a request.
+func (c *Callers) reason(now time.Time, name string, refusal *meter.Refusal) apierror.Error {
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {
 	case meter.TooMany:
-		answer := limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used)).Answer(r)
-		hint.Set(answer.Header, time.Second)
-		return answer
+		return limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used))
 	case meter.TooLarge:
-		answer := limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
-			name, described(refusal.Limit), refusal.Allowed, refusal.Requested)).Answer(r)
-		final(answer)
-		return answer
+		return limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
+			name, described(refusal.Limit), refusal.Allowed, refusal.Requested))
 	case meter.OverQuota:
 		e := limited("insufficient_quota", fmt.Sprintf("You exceeded your quota: %s has used %d of %d %s per %s, and this request needs %d. The quota begins anew at %s.",
 			name, refusal.Used, refusal.Allowed, kind, refusal.Limit.Unit, refusal.Requested, now.Add(refusal.Wait).In(c.location).Round(time.Second).Format(time.RFC3339)))
 		e.Code = "insufficient_quota"
-		answer := e.Answer(r)
-		final(answer)
-		return answer
+		return e
 	}
-	answer := limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: Limit %d, Used %d, Requested %d. Please try again in %s.",
-		name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait))).Answer(r)
-	hint.Set(answer.Header, rounded(refusal.Wait))
-	return answer
-}
-
-// final finishes an answer after which a client must not soon send the same request again. Such an answer has
-// no Retry-After: some SDKs would sleep for a day (openai-node 6.26 to 7.4).
-func final(answer apierror.Answer) {
-	answer.Header["X-Should-Retry"] = []string{"false"}
+	return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: Limit %d, Used %d, Requested %d. Please try again in %s.",
+		name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait)))
 }
 
 func limited(kind, message string) apierror.Error {

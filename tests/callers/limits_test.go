@@ -98,7 +98,7 @@ func TestTheMessageHasOpenAIsWords(t *testing.T) {
 				!strings.Contains(got.Body, ". Please try again in ") || !strings.Contains(got.Body, `"type":"tokens"`) {
 				t.Fatalf("got %d %s", got.Status, got.Body)
 			}
-			wantHeaders(t, got, "X-Should-Retry", "", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "1m5s",
+			wantHeaders(t, got, "X-Should-Retry", "false", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "1m5s",
 				"X-Ratelimit-Limit-Requests", "1000", "X-Ratelimit-Remaining-Requests", "999", "X-Ratelimit-Reset-Requests", "1h5m0s")
 		}
 		w.WantCalls(map[string]int{"a": 1})
@@ -112,9 +112,46 @@ func TestEachUnitHasOpenAIsName(t *testing.T) {
 			wait := map[string]string{"second": "1.084s", "minute": "1m5s", "hour": "1h5m0s"}[unit]
 			got := w.chat(`{}`)
 			wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests "+name+": Limit 1, Used 1, Requested 1. Please try again in "+wait+".")
-			seconds := map[string]string{"second": "2", "minute": "59", "hour": "59"}[unit]
-			milliseconds := map[string]string{"second": "1084", "minute": "59000", "hour": "59000"}[unit]
-			wantHeaders(t, got, "Retry-After", seconds, "Retry-After-Ms", milliseconds)
+		})
+	}
+}
+
+// TestAWaitOfMoreThanAMinuteIsARefusal has limits of each kind. SDKs wait for a minute at most and come again, and some
+// clients do so for minutes before they fail.
+func TestAWaitOfMoreThanAMinuteIsARefusal(t *testing.T) {
+	for _, c := range []struct {
+		limit       string
+		after       time.Duration // since the request that used all of it, which came when the window began
+		retry, left string        // what the client is told. retry is empty if it must not come again
+	}{
+		{"requests 1/second", 0, "2", "1.084s"},
+		{"requests 1/minute", 0, "", "1m5s"},
+		{"requests 1/minute", 4999 * time.Millisecond, "", "1m0.001s"},
+		{"requests 1/minute", 5 * time.Second, "59", "1m0s"}, // the longest that each SDK waits
+		{"requests 1/minute", 6 * time.Second, "59", "59s"},
+		{"requests 1/minute", 40 * time.Second, "25", "25s"},
+		{"requests 1/hour", 0, "", "1h5m0s"},
+		{"requests 1/hour", 15 * time.Minute, "", "50m0s"},
+		{"requests 1/hour", 64*time.Minute + 30*time.Second, "30", "30s"},
+		{"tokens 100/minute", 0, "", "1m5s"},
+		{"tokens 100/minute", 40 * time.Second, "25", "25s"},
+		{"tokens 100/hour", 15 * time.Minute, "", "50m0s"},
+		{"tokens 100/hour", 64*time.Minute + 30*time.Second, "30", "30s"},
+	} {
+		inBubble(t, "caller alice {\n"+c.limit+"\n}", func(t *testing.T, w *world) {
+			w.AllReply(used(60, 40))
+			w.chat(prompt(50, "")).WantServed(t, "a")
+			time.Sleep(c.after)
+			got := w.chat(prompt(50, ""))
+			got.WantError(t, 429, "rate_limit_exceeded")
+			if !strings.Contains(got.Body, "Please try again in "+c.left+".") {
+				t.Errorf("%s, after %s: got %s, want %s", c.limit, c.after, got.Body, c.left)
+			}
+			if c.retry == "" {
+				wantHeaders(t, got, "X-Should-Retry", "false", "Retry-After", "", "Retry-After-Ms", "")
+			} else {
+				wantHeaders(t, got, "X-Should-Retry", "", "Retry-After", c.retry)
+			}
 		})
 	}
 }
