@@ -139,7 +139,7 @@ func TestAStreamOverMidnightIsChargedOnceForBothDays(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 1k/day\n}", func(t *testing.T, w *world) {
 		midnight := time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC)
 		time.Sleep(time.Until(midnight.Add(-time.Minute)))
-		w.AllReply(lbtest.Streams(lbtest.StreamContent, 2*time.Minute, lbtest.StreamContent, `data: {"choices":[],"usage":`+usage(100, 700)+"}\n\n", lbtest.StreamEnd))
+		w.AllReply(lbtest.Streams(lbtest.StreamContent, 90*time.Second, lbtest.StreamContent, `data: {"choices":[],"usage":`+usage(100, 700)+"}\n\n", lbtest.StreamEnd))
 		w.chat(prompt(50, `"stream":true,`)).WantStatus(t, 200)
 		synctest.Wait()
 		w.wantUse(t, 800-50-256) // the rest counts yesterday
