@@ -132,7 +132,7 @@ func (ex *exchange) settle() {
 }
 
 // cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
-// failure of the backends. An error of the client's own costs a request.
+// failure of the backends. An error of the client's own costs a request, and so does a failure because of the request.
 func (ex *exchange) cost() meter.Cost {
 	if len(ex.tries.attempts) == 0 {
 		return meter.Cost{}
@@ -141,23 +141,40 @@ func (ex *exchange) cost() meter.Cost {
 	if ex.record.from != nil {
 		a = ex.record.from
 	}
-	switch status := ex.record.status; a.class {
+	status := ex.record.status
+	failed := status >= 500 || status == http.StatusTooManyRequests
+	switch a.class {
 	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft:
-		if status >= 500 || status == http.StatusTooManyRequests {
-			return meter.Cost{}
-		}
-		if status < 400 || a.class != verdict.Served {
+		if !failed && (status < 400 || a.class != verdict.Served) {
 			return ex.tokensCost()
 		}
 	case verdict.ClientError:
-	case verdict.TooLarge:
-		if status == http.StatusTooManyRequests {
-			return meter.Cost{}
-		}
+		failed = false
 	default:
+		failed = true
+	}
+	if failed && !failedByItself(ex.tries.attempts) {
 		return meter.Cost{}
 	}
 	return meter.Cost{Requests: 1}
+}
+
+// failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
+// two backends failed.
+func failedByItself(attempts []try) bool {
+	var at *target
+	for i := range attempts {
+		switch a := &attempts[i]; {
+		case a.class == verdict.TooLarge:
+			return true
+		case !a.class.MayBeOfRequest():
+		case at == nil:
+			at = a.target
+		case at != a.target:
+			return true
+		}
+	}
+	return false
 }
 
 // tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the

@@ -101,6 +101,10 @@ func (c Class) OfCredential() bool {
 	return false
 }
 
+// MayBeOfRequest reports whether the request itself may have caused the failure. It counts as the cause if it fails
+// so at a second backend, too.
+func (c Class) MayBeOfRequest() bool { return c == Failed || c == Timeout || c == NoModel }
+
 // Shared reports whether replicas tell each other of a bench for this class. A refused
 // credential is not shared: another replica may have a newer one. Nor is a backend that one
 // of them cannot reach: its own network may be down.

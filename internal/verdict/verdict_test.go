@@ -200,7 +200,7 @@ func TestA429ThatNoWaitWouldHelp(t *testing.T) {
 
 func TestWhatAClassImplies(t *testing.T) {
 	// The letters stand for: f, another backend may serve; p, a promise; b, the backend is to
-	// blame; w, the whole backend; c, of the credential.
+	// blame; w, the whole backend; c, of the credential; r, the request may be the cause.
 	for class, want := range map[Class]string{
 		Served:       "",
 		ClientError:  "",
@@ -208,12 +208,12 @@ func TestWhatAClassImplies(t *testing.T) {
 		Quota:        "fpbwc",
 		TooLarge:     "fc",
 		Overloaded:   "fb",
-		Failed:       "fb",
+		Failed:       "fbr",
 		Credential:   "fbwc",
 		NotPermitted: "fbc",
-		NoModel:      "fbc",
+		NoModel:      "fbcr",
 		Unreachable:  "fbw",
-		Timeout:      "fb",
+		Timeout:      "fbr",
 		Silent:       "f",
 		BrokenStream: "b",
 	} {
@@ -227,6 +227,7 @@ func TestWhatAClassImplies(t *testing.T) {
 			{"b", class.Blames()},
 			{"w", class.WholeBackend()},
 			{"c", class.OfCredential()},
+			{"r", class.MayBeOfRequest()},
 		} {
 			if implied.is {
 				got += implied.letter
