@@ -120,6 +120,9 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 	if isEchoOrTunnel(r) {
 		return apierror.MethodNotAllowed.Answer(r)
 	}
+	if ex.api.credentials.HidesContent(r.Header) {
+		return apierror.HiddenContent.Answer(r)
+	}
 	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
 		return apierror.InvalidPath(problem).Answer(r)
 	}

@@ -81,6 +81,7 @@ var (
 		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
 	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
 	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
+	HiddenContent       = Invalid(http.StatusBadRequest, "invalid_headers", "Connection must not name a header that describes the body, such as Content-Type, and such a header must not be a key.")
 	UpstreamError       = upstream(http.StatusBadGateway, "upstream_error", "The backend's error was withheld because it might reveal a key.")
 	CredentialsRejected = upstream(http.StatusBadGateway, "upstream_credentials_rejected", "No backend accepts the credentials of the load balancer.")
 	Unreachable         = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend could be reached.")

@@ -127,6 +127,29 @@ func hasWord(name string, is func(word string) bool) bool {
 	return false
 }
 
+// HidesContent reports whether a field that says how the body is read reaches no backend: Connection names it
+// (RFC 9110 section 7.6.1), or its value is one of the keys. Backends would read another body than the balancer.
+func (p *Presented) HidesContent(header http.Header) bool {
+	for _, value := range header["Connection"] {
+		if namesContent(value) {
+			return true
+		}
+	}
+	return p.keys.inAny(header["Content-Type"]) || p.keys.inAny(header["Content-Encoding"])
+}
+
+func namesContent(connection string) bool {
+	if persists(connection) {
+		return false
+	}
+	for name := range strings.SplitSeq(connection, ",") {
+		if hasPrefixFold(strings.TrimSpace(name), "Content-") {
+			return true
+		}
+	}
+	return false
+}
+
 // isCredential reports whether the header of this name identifies a caller, or chooses
 // whose budget it spends.
 func isCredential(name string) bool { return kindOf(http.CanonicalHeaderKey(name)) == credential }
