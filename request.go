@@ -37,7 +37,7 @@ type apiRequest struct {
 func (a *apiRequest) parse(r *http.Request, route openaiapi.Route, cache *affinity.PromptCache) {
 	prompt := cache.Prompt()
 	a.Request = openaiapi.Parse(r, route, openaiapi.Received{Bytes: a.received.Buffered(), Whole: a.received.Whole(), Length: a.received.Length()}, prompt)
-	if a.Kind == openaiapi.Inference {
+	if a.Kind.Infers() && !a.Kind.IsHandshake() {
 		a.affinity.Key = cache.Key(r.Header, route.Operation, a.Model, prompt, a.PromptLength)
 	}
 }

@@ -38,6 +38,9 @@ type Body struct {
 	// Background reports whether any "background" is true: a response may go on after the reply.
 	Background bool
 
+	// Acts reports whether the model gets tools of MCP servers, which it may have act.
+	Acts bool
+
 	// Speaks reports whether the last "audio" asks for an audio reply, which has an
 	// id.
 	Speaks bool
@@ -148,6 +151,8 @@ func (b *Body) set(at place, value []byte) {
 		b.Stores = string(value) == "true"
 	case memberBackground:
 		b.Background = b.Background || string(value) == "true"
+	case memberToolServers:
+		b.Acts = b.Acts || value[0] == '[' && value[skipSpace(value, 1)] != ']'
 	case memberAudio:
 		b.Speaks = bytes.HasPrefix(value, []byte("{"))
 	case memberMaxTokens:

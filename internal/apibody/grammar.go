@@ -20,6 +20,7 @@ const (
 	holder     // an object whose id is that of another object
 	variables  // an object whose members may all name objects
 	annotation // the model's note on where its text comes from
+	tool       // what a request lets the model use
 
 	// Ids, lists of them, or objects that have one.
 	named
@@ -45,6 +46,8 @@ const (
 	memberStore
 	memberBackground
 	memberAudio // in which a voice may have an id
+	memberToolType
+	memberToolServers // MCP servers of a message of Anthropic
 )
 
 // isText reports whether a text at the place is an id, or encrypted content.
@@ -110,6 +113,10 @@ func (g grammar) place(at place, key []byte) place {
 			return memberBackground
 		case "audio":
 			return memberAudio
+		case "tools":
+			return tool
+		case "mcp_servers":
+			return memberToolServers
 		case "messages":
 			return turn
 		case "previous_response_id":
@@ -134,6 +141,10 @@ func (g grammar) place(at place, key []byte) place {
 			return itemID
 		case named, holder:
 			return named
+		}
+	case "type":
+		if at == tool {
+			return memberToolType
 		}
 	case "approval_request_id":
 		if at == item {

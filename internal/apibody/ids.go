@@ -69,6 +69,8 @@ type walker struct {
 	objects // those that were found
 	// notStored reports whether a response says that it is not stored.
 	notStored bool
+	// acts reports whether a tool is one of an MCP server.
+	acts bool
 	// prompt records the messages among which the walker is, if it is not nil.
 	prompt *Prompt
 }
@@ -111,6 +113,9 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 		within := w.grammar.under(at, name)
 		if value < len(b) && b[value] == '"' && !within.isText() { // as most are
 			end = skipString(b, value)
+			if within == memberToolType && end > 0 {
+				w.acts = w.acts || bytes.HasPrefix(unquoteBytes(b[value:end]), []byte("mcp"))
+			}
 		} else {
 			end = w.value(value, within, depth)
 		}

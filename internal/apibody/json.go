@@ -85,7 +85,7 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 			break
 		}
 	}
-	b.objects = w.objects
+	b.objects, b.Acts = w.objects, b.Acts || w.acts
 	if last.end > 0 {
 		b.Model, b.HasModel = unquote(body[last.start:last.end])
 	}

@@ -52,10 +52,13 @@ const (
 	Inference
 	// InferenceWebSocket: it opens a WebSocket in which a model answers messages.
 	InferenceWebSocket
+	// Acting: a model answers, and the work goes on without the connection, or it may act by tools of
+	// MCP servers. So it must not be executed twice.
+	Acting
 )
 
 // Repeatable reports whether the request may be retried when it is unknown whether it was executed.
-func (k Kind) Repeatable() bool { return k != Once }
+func (k Kind) Repeatable() bool { return k != Once && k != Acting }
 
 // Infers reports whether the request is for inference, and not about files, fine-tuning and the like.
 func (k Kind) Infers() bool { return k >= Inference }
@@ -102,6 +105,9 @@ func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Reque
 		q.PromptLength = 0 // the size of a file says nothing about its tokens
 	default:
 		q.Body = apibody.ParseJSON(body.Bytes, p)
+	}
+	if q.Kind == Inference && (q.Body.Background || q.Body.Acts || q.Clarity == Opaque && MayBeResponses(route.Operation)) {
+		q.Kind = Acting
 	}
 	q.Cost = q.Body.Cost(q.PromptLength)
 	q.NeedsModel = q.Kind.Infers() || mayInfer(MethodOf(r), route.Operation)

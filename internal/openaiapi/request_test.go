@@ -62,6 +62,34 @@ func TestWhatABackendDoesForARequest(t *testing.T) {
 	}
 }
 
+func TestAResponseThatGoesOnOrActsMustNotBeDoneTwice(t *testing.T) {
+	for _, c := range []struct {
+		operation, body string
+		want            Kind
+	}{
+		{"/responses", `{"background":true}`, Acting},
+		{"/responses", `{"background":true,"background":false}`, Acting},
+		{"/responses", `{"background":false}`, Inference},
+		{"/responses", `{"tools":[{"type":"mcp"}]}`, Acting},
+		{"/responses", `{"tools":[{"name":"x","\u0074ype":"\u006dcp"}]}`, Acting},
+		{"/chat/completions", `{"tools":[{"type":"function"},{"server_label":"x","type":"mcp"}]}`, Acting},
+		{"/messages", `{"tools":[{"type":"mcp_toolset"}]}`, Acting},
+		{"/messages", `{"mcp_servers":[{"url":"x"}]}`, Acting},
+		{"/messages", `{"mcp_servers":[ ]}`, Inference},
+		{"/messages", `{"mcp_servers":null}`, Inference},
+		{"/responses", `{"tools":[{"type":"function","parameters":{"type":"mcp"}}],"input":[{"type":"mcp"}],"type":"mcp"}`, Inference},
+		{"/batches", `{"background":true}`, Once},
+	} {
+		q := parse("POST", "/v1"+c.operation, c.body, 0)
+		if q.Kind != c.want || q.Kind.Infers() != (c.want != Once) || q.Kind.Repeatable() != (c.want == Inference) || q.Kind.IsHandshake() {
+			t.Errorf("%s %s is of kind %d, want %d", c.operation, c.body, q.Kind, c.want)
+		}
+	}
+	if q := parse("POST", "/v1/responses", "?", 0, "Content-Encoding", "br"); q.Kind != Acting {
+		t.Errorf("a response of which nothing can be read is of kind %d", q.Kind)
+	}
+}
+
 func TestHowClearTheModelIs(t *testing.T) {
 	const form = "--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--X--\r\n"
 	for _, c := range []struct {

@@ -113,7 +113,7 @@ func TestAStatusThatIsNoneFailsTheBackend(t *testing.T) {
 
 func TestAnUpgradeThatNobodyAskedForFailsTheBackend(t *testing.T) {
 	for _, headers := range []string{"Connection: Upgrade\r\nUpgrade: websocket\r\n", "Connection: Upgrade\r\nUpgrade: x\r\n", ""} {
-		for _, op := range [][2]string{{"POST", "/v1/chat/completions"}, {"GET", "/v1/models"}} {
+		for _, op := range [][3]string{{"POST", "/v1/chat/completions"}, {"GET", "/v1/models"}} {
 			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\n" + headers + "\r\n"))
 				w.Send(operation(w, op)).WantServed(t, "b")

@@ -1,6 +1,7 @@
 package failover
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -31,19 +32,24 @@ func stalledReply(w http.ResponseWriter, r *http.Request) {
 }
 
 // notRepeatable are requests that must not be executed twice.
-var notRepeatable = [][2]string{
+var notRepeatable = [][3]string{
 	{"POST", "/v1/batches"}, {"POST", "/v1/fine_tuning/jobs"}, {"POST", "/v1/files"}, {"POST", "/v1/uploads"}, {"POST", "/v1/uploads/u/parts"},
 	{"POST", "/v1/vector_stores"}, {"POST", "/v1/threads/t/runs"}, {"POST", "/v1/unknown"}, {"POST", "/v1/anything"}, {"PUT", "/v1/files/f"}, {"PATCH", "/v1/files/f"},
 	{"DELETE", "/v1/files/f"}, {"DELETE", "/v1/responses/resp_1"}, {"DELETE", "/v1/models/ft"}, {"DELETE", "/v1/chat/completions/c"},
 	{"POST", "/openai/batches?api-version=1"}, {"POST", "/openai/files?api-version=1"}, {"POST", "/openai/v1/fine_tuning/jobs"},
+	// they go on without their connection, or act
+	{"POST", "/v1/responses", `{"model":"gpt-4o","background":true}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"file_search"},{"type":"mcp","server_url":"http://x"}]}`},
+	{"POST", "/v1/messages", `{"model":"gpt-4o","mcp_servers":[{"type":"url"}]}`},
 }
 
 // mayRepeat are those that may be sent again, whatever happened.
-var mayRepeat = [][2]string{
+var mayRepeat = [][3]string{
 	{"POST", "/v1/chat/completions"}, {"POST", "/v1/completions"}, {"POST", "/v1/embeddings"}, {"POST", "/v1/responses"}, {"POST", "/v1/moderations"},
 	{"POST", "/v1/audio/speech"}, {"POST", "/v1/audio/transcriptions"}, {"POST", "/v1/images/generations"}, {"POST", "/v1/images/edits"},
 	{"POST", "/v1/messages"}, {"POST", "/v1/rerank"}, {"POST", "/openai/v1/chat/completions"},
 	{"POST", "/openai/deployments/x/chat/completions?api-version=1"}, {"POST", "/openai/deployments/x/embeddings?api-version=1"},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","background":false,"tools":[{"type":"file_search"}],"mcp_servers":[]}`},
 	{"GET", "/v1/files/f"}, {"GET", "/v1/batches/b"}, {"GET", "/v1/anything"}, {"HEAD", "/v1/files/f"}, {"OPTIONS", "/v1/batches"},
 }
 
@@ -88,8 +94,9 @@ var didNotRun = map[string]http.HandlerFunc{
 	"429 for want of a quota": lbtest.Says(429, `{"error":{"code":"insufficient_quota"}}`),
 }
 
-func operation(w *lbtest.World, op [2]string) *http.Request {
-	return w.Request(op[0], op[1], strings.NewReader(`{"model":"gpt-4o"}`))
+// operation is a request with this method, this path and, if it matters, this body.
+func operation(w *lbtest.World, op [3]string) *http.Request {
+	return w.Request(op[0], op[1], strings.NewReader(cmp.Or(op[2], `{"model":"gpt-4o"}`)))
 }
 
 // afterARest runs each case in one bubble, when every bench of the case before
@@ -141,7 +148,7 @@ func TestNothingIsDoneTwice(t *testing.T) {
 }
 
 func TestWhatWasNotDoneGoesOn(t *testing.T) {
-	for _, op := range append(append([][2]string(nil), notRepeatable...), mayRepeat...) {
+	for _, op := range append(append([][3]string(nil), notRepeatable...), mayRepeat...) {
 		t.Run(fmt.Sprint(op), func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 				for name, reply := range didNotRun {
@@ -203,7 +210,7 @@ func TestAReplyThatIsCutIsAnError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(c.reply)
-				reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+				reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
 				if reply.Status != c.status || (reply.Err == nil) != (c.status == 502) {
 					t.Errorf("client got %d %.100s (%v), want %d", reply.Status, reply.Body, reply.Err, c.status)
 				}
@@ -229,7 +236,7 @@ func TestAReplyThatIsHeldBackStaysAsItIs(t *testing.T) {
 				if len(headers) > 0 {
 					w.Backends["a"].Replies(lbtest.Says(200, body, headers...))
 				}
-				reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+				reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
 				reply.WantServed(t, "a")
 				if reply.Body != body || reply.Header["X-Should-Retry"] != nil {
 					t.Errorf("client got %v %.100s, want %.100s", reply.Header, reply.Body, body)
@@ -247,7 +254,7 @@ func TestOnlyWhatMayHaveRunForbidsARetry(t *testing.T) {
 		for name, reply := range didNotRun {
 			afterARest(w, t, name, func() {
 				w.AllReply(reply)
-				if got := w.Send(operation(w, [2]string{"POST", "/v1/batches"})); got.Status < 400 || got.Header["X-Should-Retry"] != nil {
+				if got := w.Send(operation(w, [3]string{"POST", "/v1/batches"})); got.Status < 400 || got.Header["X-Should-Retry"] != nil {
 					t.Errorf("client got %d %v", got.Status, got.Header)
 				}
 			})
@@ -255,7 +262,7 @@ func TestOnlyWhatMayHaveRunForbidsARetry(t *testing.T) {
 		for _, failure := range mayHaveRun {
 			afterARest(w, t, failure.name, func() {
 				w.AllReply(failure.reply)
-				if got := w.Send(operation(w, [2]string{"POST", "/v1/chat/completions"})); got.Header.Get("X-Should-Retry") == "false" {
+				if got := w.Send(operation(w, [3]string{"POST", "/v1/chat/completions"})); got.Header.Get("X-Should-Retry") == "false" {
 					t.Errorf("client got %d %v", got.Status, got.Header)
 				}
 			})
@@ -269,7 +276,7 @@ func TestAReplyThatIsPassedOnForbidsARetry(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "unhealthy_status 429"), func(t *testing.T, w *lbtest.World) {
 		for _, status := range []int{500, 502, 504, 408} {
 			w.AllReply(lbtest.Status(status, "X-Should-Retry", "true"))
-			reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+			reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
 			if got := reply.Header["X-Should-Retry"]; reply.Status != status || !slices.Equal(got, []string{"false"}) {
 				t.Errorf("%d: client got %d and X-Should-Retry %q", status, reply.Status, got)
 			}
@@ -277,9 +284,9 @@ func TestAReplyThatIsPassedOnForbidsARetry(t *testing.T) {
 	})
 	lbtest.InBubble(t, lbtest.PoolOf("a", "all_throttled forward"), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Throttled("9"))
-		w.Send(operation(w, [2]string{"POST", "/v1/batches"})).WantStatus(t, 429)
+		w.Send(operation(w, [3]string{"POST", "/v1/batches"})).WantStatus(t, 429)
 		w.AllReply(lbtest.Status(500))
-		reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+		reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
 		if reply.Status != 500 || reply.Header.Get("X-Should-Retry") != "false" {
 			t.Errorf("client got %d %v", reply.Status, reply.Header)
 		}
@@ -290,7 +297,7 @@ func TestARequestStopsWhereItMayHaveRun(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("9"))
 		w.Backends["b"].Replies(lbtest.Aborts)
-		reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+		reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
 		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 0})
 		if reply.Status != 502 || !strings.Contains(reply.Body, "executed") {
 			t.Errorf("client got %d %s", reply.Status, reply.Body)
@@ -304,7 +311,10 @@ func TestARequestStopsWhereItMayHaveRun(t *testing.T) {
 func TestNetHTTPDoesNothingTwice(t *testing.T) {
 	for _, op := range notRepeatable {
 		lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
-			for _, r := range []*http.Request{operation(w, op), w.Request(op[0], op[1], nil)} {
+			for i, r := range []*http.Request{operation(w, op), w.Request(op[0], op[1], nil)} {
+				if i > 0 && op[2] != "" {
+					continue // without its body, it is another request
+				}
 				afterARest(w, t, fmt.Sprint(op, " with ", r.ContentLength, " bytes"), func() {
 					w.Send(w.Request("GET", "/v1/models", nil)).WantServed(t, "a")
 					w.Backends["a"].Replies(lbtest.Aborts)
@@ -326,7 +336,7 @@ func TestATimeoutSaysThatItMayHaveRun(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "response_header_timeout 30s\nlb_policy first"), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Hangs)
 		start := time.Now()
-		reply := w.Send(operation(w, [2]string{"POST", "/v1/batches"}))
+		reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
 		if reply.Status != 504 || !strings.Contains(reply.Body, "executed") || time.Since(start) != 30*time.Second {
 			t.Errorf("after %s client got %d %s", time.Since(start), reply.Status, reply.Body)
 		}

@@ -267,6 +267,40 @@ func TestARequestThatMustNotBeRepeatedNeverMoves(t *testing.T) {
 	})
 }
 
+func TestAResponseThatGoesOnOrActsNeverMoves(t *testing.T) {
+	for _, body := range []string{
+		`{"model":"gpt-4o","background":true}`,
+		`{"model":"gpt-4o","stream":true,"background":true}`,
+		`{"model":"gpt-4o","tools":[{"type":"mcp","server_url":"http://x"}]}`,
+	} {
+		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+			warm(w)
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/v1/responses" {
+					time.Sleep(10 * time.Second)
+					lbtest.Says(200, `{}`)(rw, r)
+					return
+				}
+				<-r.Context().Done()
+			})
+			var all sync.WaitGroup
+			for range 3 {
+				all.Go(func() {
+					w.Send(w.Request(http.MethodPost, "/v1/responses", strings.NewReader(body))).WantServed(t, "a")
+				})
+			}
+			synctest.Wait()
+			for _, s := range askTogether(w, 3, chat)() {
+				if s.backend != "b" {
+					t.Errorf("a chat was served by %s", s.backend)
+				}
+			}
+			all.Wait()
+			w.WantCalls(map[string]int{"a": 6, "b": 3})
+		})
+	}
+}
+
 func TestManyRequestsMoveWithoutAHerd(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b {\nmax_requests 50\n}\nbackend http://c {\nweight 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		warm(w)
