@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/certmagic"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -47,22 +48,44 @@ func (h *Handler) modelsOf(ex *exchange) []string {
 // shortBody is the size of bodies that are usually there as soon as the request is.
 const shortBody = 64 << 10
 
-// receive reads the body of the request, or returns the answer if that cannot be read. While a longer one comes,
-// it is one of the requests that its caller has at a time: otherwise a caller could fill the memory with uploads.
-func (h *Handler) receive(ex *exchange) (none apierror.Answer) {
-	if length := ex.request.ContentLength; h.callers != nil && (length < 0 || length > shortBody) {
-		name := ex.api.caller.Name
+// receive reads the body of the request, or returns the answer if that cannot be read, or if its caller is over a
+// limit: otherwise a caller could fill the memory with uploads. For the same reason, a longer body is one of the requests
+// that its caller has at a time while it comes.
+func (h *Handler) receive(ex *exchange, route openaiapi.Route) (none apierror.Answer) {
+	if length := ex.request.ContentLength; h.callers != nil && length != 0 {
+		now, name := time.Now(), ex.api.caller.Name
 		var refusal *meter.Refusal
-		if ex.admission, refusal = h.callers.Upload(time.Now(), name); refusal != nil {
-			h.balancer.metrics.Limited(ex.api.caller.Label, refusal)
-			return h.callers.Refuse(ex.request, time.Now(), name, refusal)
+		ex.admission, refusal = h.callers.Exceeded(now, name, likelyCost(ex.request, route))
+		if refusal != nil && !ex.mayWaitFor(refusal, now) {
+			ex.admission.Refused(refusal)
+			return h.refused(ex, refusal)
 		}
-		defer ex.admission.Uploaded()
+		if length < 0 || length > shortBody {
+			if refusal = ex.admission.Upload(); refusal != nil {
+				return h.refused(ex, refusal)
+			}
+			defer ex.admission.Uploaded()
+		}
 	}
 	if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
 		return apierror.UnreadableBody(err).Answer(ex.request)
 	}
 	return none
+}
+
+// likelyCost estimates the cost of a request before its body is read, without the output. Of a long body, most may be
+// pictures.
+func likelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
+	if openaiapi.CostsTokens(r, route) {
+		e.Prompt = max(1, apibody.PromptCost(min(r.ContentLength, shortBody)))
+	}
+	return e
+}
+
+// refused returns the answer to a request that a limit refuses.
+func (h *Handler) refused(ex *exchange, refusal *meter.Refusal) apierror.Answer {
+	h.balancer.metrics.Limited(ex.api.caller.Label, refusal)
+	return h.callers.Refuse(ex.request, time.Now(), ex.api.caller.Name, refusal)
 }
 
 // limit charges the request to its caller, or returns the answer if the caller may not send it.
@@ -90,10 +113,10 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	}
 	var refusal *meter.Refusal
 	if ex.admission, refusal = ex.admitCaller(h.callers, name, estimate); refusal != nil {
-		if !ex.hasLeft() {
-			h.balancer.metrics.Limited(api.caller.Label, refusal)
+		if ex.hasLeft() {
+			return h.callers.Refuse(ex.request, time.Now(), name, refusal)
 		}
-		return h.callers.Refuse(ex.request, time.Now(), name, refusal)
+		return h.refused(ex, refusal)
 	}
 	for id := range ex.admission.Demoted {
 		h.balancer.metrics.Demoted(api.caller.Label, id)

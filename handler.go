@@ -141,7 +141,7 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 		return apierror.NoWebSocket.Answer(r)
 	}
 	if !openaiapi.IsExtendedConnect(r) {
-		if own = h.receive(ex); own.Response != nil {
+		if own = h.receive(ex, route); own.Response != nil {
 			return own
 		}
 	}

@@ -232,7 +232,7 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 	}
 	next, behind := lists.Next(key, 0)
 	if behind {
-		refusal = c.Check(now, name, e)
+		_, refusal = c.Check(now, name, e)
 	} else {
 		a, refusal = c.Try(now, name, e)
 	}
@@ -280,6 +280,11 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 // returnOf returns when a request may be tried again after a refusal. The wait may be rounded.
 func returnOf(r *meter.Refusal, now time.Time) waiting.Return {
 	return waiting.Return{At: now.Add(max(r.Wait, time.Millisecond)), Reason: r}
+}
+
+// mayWaitFor reports whether the request may wait until the limit that refuses it lets it through.
+func (ex *exchange) mayWaitFor(r *meter.Refusal, now time.Time) bool {
+	return ex.balancer.waiting != nil && mayPass(r) && ex.waitsFor(returnOf(r, now).At, now)
 }
 
 // mayPass reports whether the request is refused by a limit that requests wait for.

@@ -156,22 +156,39 @@ func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission
 	return a, refusal
 }
 
-// Upload counts a request among those that the caller has at a time while its body comes, or returns why it may
-// not come. The Admission is good for Limits only, and for Uploaded, which must be called if there is no refusal.
-func (c *Callers) Upload(now time.Time, name string) (a Admission, refusal *meter.Refusal) {
-	a = c.admission(now, name)
-	if refusal = a.caller.Upload(); refusal != nil {
-		a.caller.Refused(refusal)
+// Exceeded returns why none of the caller's requests is admitted now, or nil. The refusal says when one with the likely
+// cost is. The Admission is good for Limits and Upload only.
+func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a Admission, refusal *meter.Refusal) {
+	a, refusal = c.Check(now, name, meter.Estimate{Prompt: min(1, likely.Prompt)})
+	if refusal == nil {
+		return a, nil
+	}
+	if more := a.caller.Check(now, likely); more != nil && more.Reason == refusal.Reason {
+		refusal = more
 	}
 	return a, refusal
+}
+
+// Refused counts that the request is refused.
+func (a *Admission) Refused(refusal *meter.Refusal) { a.caller.Refused(refusal) }
+
+// Upload counts a request among those that the caller has at a time while its body comes, or returns why it may
+// not come. Uploaded must be called if there is no refusal.
+func (a *Admission) Upload() *meter.Refusal {
+	refusal := a.caller.Upload()
+	if refusal != nil {
+		a.caller.Refused(refusal)
+	}
+	return refusal
 }
 
 // Uploaded ends what Upload has begun.
 func (a *Admission) Uploaded() { a.caller.Uploaded() }
 
-// Check returns why Try would not charge the caller's limits, or nil.
-func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
-	return c.admission(now, name).caller.Check(now, e)
+// Check returns why Try would not charge the caller's limits, or nil. The Admission is good for Limits and Upload only.
+func (c *Callers) Check(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
+	a = c.admission(now, name)
+	return a, a.caller.Check(now, e)
 }
 
 func (c *Callers) admission(now time.Time, name string) Admission {

@@ -186,6 +186,11 @@ func (q *Request) PromptTokens(body []byte) int64 {
 	return max(1, apibody.PromptTokens(body, q.PromptLength))
 }
 
+// CostsTokens reports whether a request to this route costs tokens, if it has a body.
+func CostsTokens(r *http.Request, route Route) bool {
+	return mayInfer(MethodOf(r), route.Operation) && !countsOnly(route.Operation)
+}
+
 // countsOnly reports whether the operation only counts the tokens of a prompt.
 func countsOnly(operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
