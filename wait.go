@@ -118,7 +118,7 @@ func (ex *exchange) wait(now time.Time) (*pool.Member, time.Time) {
 	}
 	t.until = ex.waitsUntil(now)
 	if t.place == nil {
-		if t.place, t.result = ex.balancer.waiting.Join(now, ex.waitingFor(), ex.admission.Tier(), t.until, r); t.place == nil {
+		if t.place, t.result = ex.balancer.waiting.Join(now, ex.waitingFor(), waiting.Who{Caller: ex.api.caller.Name, Tier: ex.admission.Tier()}, t.until, r); t.place == nil {
 			t.behind = r.Reason.([]int)
 			return nil, now
 		}
@@ -250,7 +250,7 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 	t := ex.turn()
 	t.until = ex.waitsUntil(now)
 	var place *waiting.Place
-	if place, t.result = lists.Join(now, key, 0, t.until, next); place == nil {
+	if place, t.result = lists.Join(now, key, waiting.Who{Caller: name}, t.until, next); place == nil {
 		if a, refusal = c.Admit(now, name, e); refusal == nil {
 			t.result = "" // it did not have to wait
 		}

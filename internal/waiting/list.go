@@ -24,6 +24,29 @@ type list struct {
 
 func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
 
+// losesTo returns the place that a request takes when all are taken: the last one of the caller that has most of
+// them in the worst tier. In its own tier, a request takes one only if its caller has none, and the other caller
+// keeps one. nil: it takes none.
+func (s *list) losesTo(who Who) (loses *Place) {
+	worst, has, most := s.places[len(s.places)-1].who.Tier, make(map[string]int), 0
+	for _, p := range s.places {
+		if p.who.Tier == worst || p.who.Caller == who.Caller {
+			has[p.who.Caller]++
+		}
+	}
+	if worst == who.Tier && has[who.Caller] == 0 {
+		most = 1
+	} else if worst <= who.Tier {
+		return nil
+	}
+	for _, p := range slices.Backward(s.places) {
+		if p.who.Tier == worst && p != s.called && has[p.who.Caller] > most {
+			loses, most = p, has[p.who.Caller]
+		}
+	}
+	return loses
+}
+
 // advance ends the waits that are over, calls the first request if it may try, and sets the timer
 // for what is next.
 func (s *list) advance(now time.Time) {

@@ -1,7 +1,8 @@
 // Package waiting has lists of requests that wait for a backend, or for a limit of their caller.
 //
 // A request joins a list and gets a [Place] in it. The places are in the order of tiers, and within a tier
-// in that of joining. The first one is called when it may try: at the time that the request before it, or
+// in that of joining. A full list has no place for a request, unless it is of a better tier than the last one,
+// or of a caller that has none yet: otherwise one caller could take them all. The first one is called when it may try: at the time that the request before it, or
 // an earlier try of its own, has found out (Stay). It goes (Go), stays, or leaves (Leave). After one has
 // gone, the next one is called at its first byte or after a pause, so that requests go one by one. A request
 // that is refused after it went comes back to its place (Stay). Each first byte halves the pause until a
@@ -36,6 +37,12 @@ type Lists struct {
 // Key says what the requests of a list wait for: the backends of a model, or the limits of a caller.
 type Key struct{ Caller, Model string }
 
+// Who is the caller of a request, and the tier of the request.
+type Who struct {
+	Caller string
+	Tier   int
+}
+
 // Return is what a try has found out.
 type Return struct {
 	// At is when the next try may succeed.
@@ -50,8 +57,8 @@ type Return struct {
 type Place struct {
 	lists *Lists
 	key   Key
-	// tier and number are its order.
-	tier   int
+	// who waits. The tier and the number are its order.
+	who    Who
 	number uint64
 	until  time.Time
 	wake   chan struct{}
@@ -112,7 +119,7 @@ func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.byKey[key]
-	if s == nil || len(s.places) == 0 || s.places[0].tier > tier {
+	if s == nil || len(s.places) == 0 || s.places[0].who.Tier > tier {
 		return r, false
 	}
 	r = s.next
@@ -121,9 +128,9 @@ func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 }
 
 // Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. If all
-// are taken, the last request of a worse tier loses its own. A request that is first tries at once: perhaps
-// something has changed.
-func (l *Lists) Join(now time.Time, key Key, tier int, until time.Time, r Return) (place *Place, none Result) {
+// are taken, another request may lose its own. A request that is first tries at once: perhaps something has
+// changed.
+func (l *Lists) Join(now time.Time, key Key, who Who, until time.Time, r Return) (place *Place, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.byKey[key]
@@ -131,15 +138,15 @@ func (l *Lists) Join(now time.Time, key Key, tier int, until time.Time, r Return
 	case l.closed:
 		return nil, Stopped
 	case s != nil && len(s.places) >= l.places:
-		last := s.places[len(s.places)-1]
-		if last.tier <= tier || last == s.called {
+		loses := s.losesTo(who)
+		if loses == nil {
 			return nil, Full
 		}
-		last.remove()
-		last.end(Full)
+		loses.remove()
+		loses.end(Full)
 	}
 	l.joined++
-	p := &Place{lists: l, key: key, tier: tier, number: l.joined, until: until, wake: make(chan struct{}, 1), reason: r.Reason}
+	p := &Place{lists: l, key: key, who: who, number: l.joined, until: until, wake: make(chan struct{}, 1), reason: r.Reason}
 	l.insert(p, r)
 	if s = p.in; s.places[0] == p {
 		s.next.At = now
@@ -162,7 +169,7 @@ func (l *Lists) insert(p *Place, r Return) {
 }
 
 func compare(a, b *Place) int {
-	return cmp.Or(cmp.Compare(a.tier, b.tier), cmp.Compare(a.number, b.number))
+	return cmp.Or(cmp.Compare(a.who.Tier, b.who.Tier), cmp.Compare(a.number, b.number))
 }
 
 // Wait waits until the request may try, or no longer waits.

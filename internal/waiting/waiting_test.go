@@ -31,7 +31,7 @@ func inBubble(t *testing.T, places int, test func(*testing.T, *Lists)) {
 func join(t *testing.T, l *Lists, tier int, d time.Duration, r Return) *Place {
 	t.Helper()
 	now := time.Now()
-	p, none := l.Join(now, key, tier, now.Add(d), r)
+	p, none := l.Join(now, key, Who{Tier: tier}, now.Add(d), r)
 	if p == nil {
 		t.Errorf("a request got no place: %s", none)
 	}
@@ -159,7 +159,7 @@ func TestTheTurnPassesOnWhenARequestLeaves(t *testing.T) {
 func TestEachWaitEndsInTime(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, l *Lists) {
 		first, second, third := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 2*time.Second, in(0)), join(t, l, 0, 500*time.Millisecond, in(0))
-		if p, none := l.Join(time.Now(), key, 0, time.Now().Add(time.Second), in(0)); p != nil || none != Full {
+		if p, none := l.Join(time.Now(), key, Who{}, time.Now().Add(time.Second), in(0)); p != nil || none != Full {
 			t.Errorf("a fourth request got the place %v: %s", p, none)
 		}
 		want(t, first, Turn, 0)
@@ -186,7 +186,7 @@ func TestCloseEndsAllWaits(t *testing.T) {
 		want(t, first, Stopped, 0)
 		gone.Stay(time.Now(), in(time.Second))
 		want(t, gone, Stopped, 0)
-		if p, none := l.Join(time.Now(), key, 0, time.Now().Add(time.Second), in(0)); p != nil || none != Stopped {
+		if p, none := l.Join(time.Now(), key, Who{}, time.Now().Add(time.Second), in(0)); p != nil || none != Stopped {
 			t.Errorf("a request got the place %v: %s", p, none)
 		}
 	})
@@ -212,7 +212,7 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 					ctx, leave = context.WithTimeout(ctx, time.Duration(1+chance(500))*time.Millisecond)
 				}
 				wait := time.Duration(1+chance(3000)) * time.Millisecond
-				p, none := l.Join(time.Now(), key, chance(3), time.Now().Add(wait), in(0))
+				p, none := l.Join(time.Now(), key, Who{Tier: chance(3)}, time.Now().Add(wait), in(0))
 				if p == nil {
 					t.Fatal(none)
 				}
@@ -314,7 +314,7 @@ func TestABetterTierTakesTheLastPlaceOfAWorseOne(t *testing.T) {
 		called.Stay(time.Now(), later)
 		better := join(t, l, 1, time.Second, later)
 		want(t, last, Full, 0)
-		if p, none := l.Join(time.Now(), key, 2, later.At, later); p != nil || none != Full {
+		if p, none := l.Join(time.Now(), key, Who{Tier: 2}, later.At, later); p != nil || none != Full {
 			t.Errorf("one of the same tier got a place, or %s", none)
 		}
 		want(t, better, Turn, 0)

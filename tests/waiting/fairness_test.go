@@ -1,6 +1,7 @@
 package waiting
 
 import (
+	"maps"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -93,5 +94,20 @@ func TestARequestThatPanicsPassesItsTurnOn(t *testing.T) {
 			t.Errorf("%v requests wait", got)
 		}
 		w.Send(w.request(2, "")).WantServed(t, "a")
+	})
+}
+
+func TestOneCallerDoesNotTakeAllPlaces(t *testing.T) {
+	inBubble(t, "wait 5s 3\nclient_key alice "+aliceKey+"\nclient_key bob "+bobKey, func(t *testing.T, w *world) {
+		w.throttle("a", 2*time.Second)
+		statuses := make(map[int]int)
+		for number, key := range []string{aliceKey, aliceKey, aliceKey, bobKey, bobKey} {
+			w.ask(number, key, func(got lbtest.Reply, _ time.Duration) { statuses[number] = got.Status })
+			time.Sleep(100 * time.Millisecond)
+		}
+		w.wg.Wait()
+		if want := map[int]int{0: 200, 1: 200, 2: 429, 3: 200, 4: 429}; !maps.Equal(statuses, want) {
+			t.Errorf("the requests got %v, want %v", statuses, want)
+		}
 	})
 }
