@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -71,6 +72,7 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 	}
 	ex.balancer.front.Final(best.Header)
 	ex.balancer.front.Trailer(best.Trailer)
+	attempt.ResetIfCut(ex.request, best.Response)
 }
 
 // undecided reports whether the best reply says that an account does not have

@@ -124,6 +124,9 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		MaxReceiveBufferPerStream: maxReceiveBuffer,
 	}
 	attempt.HideSurplus()
+	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
+		attempt.KnowClients(server)
+	}
 	t.HTTP.Transport.DialContext = attempt.Dialing(t.HTTP.Transport.DialContext)
 	t.sender = attempt.Sender{RoundTripper: t.HTTP, Options: t.Options, Statuses: t.UnhealthyStatus}
 	return nil

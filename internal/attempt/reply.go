@@ -184,6 +184,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 	r.sent.Fields.Final(res.Header)
 	r.secrets().DropFrom(res.Trailer)
 	r.sent.Fields.Trailer(res.Trailer) // those announced: others come with the end of the body
+	ResetIfCut(r.sent.Proxied, res)
 	return res, tokens
 }
 

@@ -1,7 +1,9 @@
 package streams
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -150,6 +152,28 @@ func TestAStopLetsOpenStreamsFinishAndCutsThemAfterTheGracePeriod(t *testing.T) 
 			t.Error(err)
 		}
 	})
+}
+
+// What ends the connections after the grace period is the system, which ends them cleanly if it is not told otherwise.
+func TestAStopResetsAClientOfHTTP10AfterTheGracePeriod(t *testing.T) {
+	s := lbtest.NewSites(t, "http")
+	a, server := lbtest.Listen(t, "a")
+	a.Replies(func(w http.ResponseWriter, r *http.Request) {
+		lbtest.Streams(lbtest.StreamContent)(w, r)
+		<-r.Context().Done()
+	})
+	s.Add("openai_lb {\nbackend " + server.URL + "\n}")
+	process := startProcess(t, s.Caddyfile(t, "grace_period 300ms"))
+	conn := lbtest.Dial(t, s.Address)
+	io.WriteString(conn, "POST /v1/chat/completions HTTP/1.0\r\nHost: row-0.example.com\r\nContent-Length: 15\r\n\r\n"+`{"stream":true}`)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process.Process.Signal(syscall.SIGTERM)
+	if text, err := io.ReadAll(res.Body); string(text) != lbtest.StreamContent || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the stream ends with %q, %v", text, err)
+	}
 }
 
 func TestAReloadLosesNoOpenStream(t *testing.T) {

@@ -1,0 +1,113 @@
+package attempt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"reflect"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// clientConn is the key of a client's connection in the contexts of its requests.
+type clientConn struct{}
+
+// KnowClients makes the server put the connections of its clients into the contexts of their requests.
+func KnowClients(server *caddyhttp.Server) {
+	server.RegisterConnContext(func(ctx context.Context, c net.Conn) context.Context {
+		if ctx.Value(clientConn{}) != nil {
+			return ctx // by another handler of the server
+		}
+		return context.WithValue(ctx, clientConn{}, c)
+	})
+}
+
+// ResetIfCut has the client's connection reset if the reply to r ends before its end. A client of HTTP/1.0, as nginx
+// is one by default, takes any other end of its connection for the end of the reply.
+func ResetIfCut(r *http.Request, res *http.Response) {
+	if r.ProtoAtLeast(1, 1) || res.Body == http.NoBody {
+		return
+	}
+	client, _ := r.Context().Value(clientConn{}).(net.Conn)
+	if tcp, secured := tcpOf(client); tcp != nil {
+		res.Body = &resetting{ReadCloser: res.Body, client: tcp, secured: secured}
+	}
+}
+
+// lingerer is a TCP connection.
+type lingerer interface {
+	io.Closer
+	SetLinger(seconds int) error
+}
+
+// tcpOf returns the TCP connection that carries c, or nil if none does. secured reports whether c uses TLS.
+func tcpOf(c net.Conn) (tcp lingerer, secured bool) {
+	for c != nil {
+		switch outer := c.(type) {
+		case lingerer:
+			return outer, secured
+		case interface{ NetConn() net.Conn }:
+			c, secured = outer.NetConn(), true
+		case interface{ Raw() net.Conn }: // the PROXY protocol
+			c = outer.Raw()
+		default: // Caddy's own wrappers are not exported
+			c = embedded(c)
+		}
+	}
+	return nil, secured
+}
+
+// embedded returns the connection that a struct embeds, or nil.
+func embedded(c net.Conn) net.Conn {
+	value := reflect.Indirect(reflect.ValueOf(c))
+	if value.Kind() != reflect.Struct {
+		return nil
+	}
+	field := value.FieldByName("Conn")
+	if !field.IsValid() || !field.CanInterface() {
+		return nil
+	}
+	inner, _ := field.Interface().(net.Conn)
+	return inner
+}
+
+// resetting is the body of a reply. While it is read, the end of the client's connection is a reset, whoever ends
+// it: the server, because the client does not read, or the system, because Caddy was stopped.
+type resetting struct {
+	io.ReadCloser
+	client  lingerer
+	secured bool
+	begun   bool
+	end     error
+}
+
+// Read implements io.Reader. It returns the end only after all else was written.
+func (b *resetting) Read(p []byte) (int, error) {
+	if b.end != nil {
+		return 0, b.finish()
+	}
+	if !b.begun {
+		b.begun = true
+		_ = b.client.SetLinger(0)
+	}
+	n, err := b.ReadCloser.Read(p)
+	if err == nil {
+		return n, nil
+	}
+	if b.end = err; n > 0 {
+		return n, nil
+	}
+	return 0, b.finish()
+}
+
+func (b *resetting) finish() error {
+	switch {
+	case errors.Is(b.end, io.EOF):
+		_ = b.client.SetLinger(-1)
+	case b.secured: // the end of TLS would be a clean one
+		_ = b.client.Close()
+	}
+	return b.end
+}
