@@ -69,7 +69,7 @@ func ParseForm(body []byte, boundary string) Body {
 			if whole {
 				b.addModel(value)
 			}
-		case whole && at == named && len(b.objects.ids) <= MaxIDs && IsID(body[value.start:value.end]):
+		case whole && at == named && len(b.objects.ids) <= MaxIDs && IsID(Bare(body[value.start:value.end])):
 			b.objects.ids = append(b.objects.ids, id{Object, value})
 		case whole && at.isText() && value.end > value.start:
 			b.objects.odd = value

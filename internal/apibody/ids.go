@@ -3,6 +3,8 @@ package apibody
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
+	"unicode"
 )
 
 // Kind is the kind of place where an id was found.
@@ -59,6 +61,24 @@ func IsID[T string | []byte](text T) bool {
 		}
 	}
 	return separated
+}
+
+// isBlank reports whether servers may drop a character at the ends of a text: white space, or what has no
+// appearance.
+func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.In(r, unicode.Cc, unicode.Cf) }
+
+// HasBlank reports whether a text has a character that servers may drop.
+func HasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
+
+// Bare returns a text as servers may read it that drop blanks, and to which NUL is the end of a text.
+func Bare[T string | []byte](text T) T {
+	for i := range len(text) {
+		if c := text[i]; c <= ' ' || c >= 0x7f {
+			before, _, _ := strings.Cut(strings.TrimFunc(string(text), isBlank), "\x00")
+			return T(strings.Join(strings.FieldsFunc(before, isBlank), ""))
+		}
+	}
+	return text
 }
 
 // walker goes over JSON and records the ids in it. Like ParseJSON it is a scanner. It steps over the
@@ -165,7 +185,7 @@ func (w *walker) add(at place, s span) {
 	if len(w.ids) > MaxIDs {
 		return // it is refused
 	}
-	text := unquoteBytes(w.body[s.start:s.end])
+	text := readID(kinds[at], unquoteBytes(w.body[s.start:s.end]))
 	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || IsID(text) {
 		w.ids = append(w.ids, id{kinds[at], s})
 	} else if len(text) > 0 {
@@ -175,6 +195,14 @@ func (w *walker) add(at place, s span) {
 
 // kinds are the kinds of ids, by their places.
 var kinds = [...]Kind{named: Object, partID: Part, mention: Mentioned, previous: PreviousResponse, itemID: Item, encrypted: Encrypted, mentionEncrypted: Mentioned}
+
+// readID returns an id as servers may read it, or an encrypted content without the white space around it.
+func readID(kind Kind, text []byte) []byte {
+	if kind == Encrypted {
+		return bytes.TrimSpace(text)
+	}
+	return Bare(text)
+}
 
 // unquoteBytes decodes a string, without a copy if it has no escape.
 func unquoteBytes(quoted []byte) []byte {
@@ -196,7 +224,7 @@ func (b Body) EachID(body []byte, f func(kind Kind, text []byte)) {
 		if b.dashBoundary == nil {
 			text = unquoteBytes(text)
 		}
-		f(id.kind, text)
+		f(id.kind, readID(id.kind, text))
 	}
 }
 

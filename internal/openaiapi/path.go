@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 )
 
 // Dialect is the form of an API's paths, which also determines where the model's
@@ -153,13 +155,16 @@ func cutName(path string) (name, rest string, ok bool) {
 // url.URL.EscapedPath returns.
 //
 // It refuses paths that some servers read in another way than other servers and ParsePath.
-// Such a path would lead out of a backend's base path, or to a deployment that was not
-// checked. No SDK sends them.
+// Such a path would lead out of a backend's base path, or to a deployment or an object that
+// was not checked. No SDK sends them.
 func CheckPath(escapedPath string) (problem string) {
 	if !strings.ContainsAny(escapedPath, `.;%\`) && !strings.Contains(escapedPath, "//") {
 		return "" // every server reads it in the same way
 	}
 	path := unescapeOr(escapedPath, url.PathUnescape)
+	if path != escapedPath && apibody.HasBlank(path) {
+		return "The path must not contain white space or control characters."
+	}
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {
 		// some servers take off what follows a semicolon (RFC 3986 section 3.3)
 		if segment, _, _ = strings.Cut(segment, ";"); segment == "." || segment == ".." {

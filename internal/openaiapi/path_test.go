@@ -111,6 +111,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 	const (
 		dots    = "The path must not contain '.' or '..' segments."
 		empty   = "The path must not contain empty segments."
+		blanks  = "The path must not contain white space or control characters."
 		slashes = "The path must not contain an encoded slash or a semicolon before the operation or the deployment."
 	)
 	for path, want := range map[string]string{
@@ -121,14 +122,14 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 		"/v1/chat/completions":        "",
 		"/v1/chat/completions/":       "",
 		"/v1/models/a%2Fb":            "",
-		"/v1/models/a%2F%2Fb%20c/":    "",
+		"/v1/models/a%2F%2Fb+c/":      "",
 		"/v1/files/...":               "",
 		"/v1/files/.well-known/a.b..": "",
 		"/openai/":                    "",
-		"/openai/deployments/gpt-4.1/chat/completions":   "",
-		"/openai/deployments/a%2Fb%20c/chat/completions": "",
-		"/openai/deployments/a%5Cb/chat/completions":     "",
-		"/OpenAI/Deployments/gpt-4o/chat/completions":    "",
+		"/openai/deployments/gpt-4.1/chat/completions": "",
+		"/openai/deployments/a%2Fb+c/chat/completions": "",
+		"/openai/deployments/a%5Cb/chat/completions":   "",
+		"/OpenAI/Deployments/gpt-4o/chat/completions":  "",
 		"/team%2Fa/models": "",
 		"/100%/models":     "",
 
@@ -143,6 +144,12 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 		"..":                                     dots,
 		"/openai/deployments/%2E%2E/embeddings":  dots,
 		"/openai/deployments/x%2f.%2fy/messages": dots,
+
+		"/v1/models/a%20b":                                  blanks,
+		"/v1/responses/%09resp_1234":                        blanks,
+		"/v1/responses/resp_1234%00":                        blanks,
+		"/v1/responses/resp_1234%E2%80%8B":                  blanks,
+		"/openai/deployments/gpt-4o%C2%A0/chat/completions": blanks,
 
 		"//":                             empty,
 		"//v1/models":                    empty,

@@ -91,17 +91,24 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 	return s
 }
 
-// addParams adds the ids in a query: after and before of lists, and the id of a realtime call.
+// addParams adds the ids in a query. Servers differ in which of several parameters they read, and some also
+// split at semicolons, or read call_id[] as call_id. So each counts.
 func (s *Stored) addParams(rawQuery string) {
 	if rawQuery == "" {
 		return
 	}
-	for _, name := range []string{"after", "before", "call_id"} {
-		if id, ok := Param(rawQuery, name); ok && apibody.IsID(id) {
+	for pair := range strings.FieldsFuncSeq(rawQuery, func(r rune) bool { return r == '&' || r == ';' }) {
+		name, value, _ := strings.Cut(pair, "=")
+		name, _, _ = strings.Cut(apibody.Bare(unescapeOr(name, url.QueryUnescape)), "[")
+		id := apibody.Bare(unescapeOr(value, url.QueryUnescape))
+		if slices.Contains(objectParams, strings.ToLower(name)) && apibody.IsID(id) {
 			s.IDs = append(s.IDs, id)
 		}
 	}
 }
+
+// objectParams are the parameters that name objects: in lists, and a realtime connection's call.
+var objectParams = []string{"after", "before", "call_id"}
 
 // Reach is which stored objects a request can use.
 type Reach uint8
