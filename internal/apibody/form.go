@@ -69,6 +69,8 @@ func ParseForm(body []byte, boundary string) Body {
 			if whole {
 				b.addModel(value)
 			}
+		case at == memberOddModel:
+			odd = true
 		case whole && at == named && len(b.objects.ids) <= MaxIDs && IsID(Bare(body[value.start:value.end])):
 			b.objects.ids = append(b.objects.ids, id{Object, value})
 		case whole && at.isText() && value.end > value.start:
@@ -199,7 +201,7 @@ func fieldName(part []byte, newline string) (name string, headers int, plain boo
 	plain = plain && plainlyNamed(disposition, params["name"])
 	if _, file := params["filename"]; file { // some servers take an empty one for none
 		at := inRequest.place(top, []byte(params["name"]))
-		return "", headers, plain && at != memberModel && !at.isText()
+		return "", headers, plain && at != memberModel && at != memberOddModel && !at.isText()
 	}
 	return params["name"], headers, plain
 }

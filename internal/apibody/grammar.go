@@ -35,7 +35,7 @@ const (
 
 	// Other members of a body that are read.
 	memberModel
-	memberOddModel // which only some servers take for the model
+	memberOddModel // which only some servers take for the model: see isOddModel
 	memberStream
 	memberMaxTokens
 	memberMaxCompletion
@@ -65,7 +65,7 @@ const (
 // under returns the place of a member, whose name is given as it is written.
 func (g grammar) under(at place, quoted []byte) place {
 	if g == inRequestOfAnyCase {
-		return g.place(at, unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'})))
+		return g.place(at, decodeName(quoted))
 	}
 	found := g.place(at, quoted)
 	if found != elsewhere || len(quoted) < len(`\u0000`) || bytes.IndexByte(quoted, '\\') < 0 {
@@ -74,9 +74,24 @@ func (g grammar) under(at place, quoted []byte) place {
 	var decoded [longestMember]byte
 	key, ok := decodeKey(quoted, &decoded)
 	if !ok {
-		return elsewhere
+		key = decodeName(quoted)
 	}
 	return g.place(at, key)
+}
+
+// decodeName decodes any name.
+func decodeName(quoted []byte) []byte {
+	return unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'}))
+}
+
+// isOddModel reports whether a name that is not model may be that to servers that ignore the case of letters, or
+// blanks, or for which brackets make a list of several fields.
+func isOddModel(name []byte) bool {
+	if len(name) < len("model") || name[0]|0x20 != 'm' && ' ' < name[0] && name[0] < 0x7f {
+		return false // nearly all
+	}
+	name, _, _ = bytes.Cut(Bare(name), []byte("["))
+	return bytes.EqualFold(name, []byte("model"))
 }
 
 // place returns the place of a member. It knows where the API's requests name objects. All other members
@@ -130,7 +145,7 @@ func (g grammar) place(at place, key []byte) place {
 		case "session":
 			return top
 		}
-		if len(key) == len("model") && bytes.EqualFold(key, []byte("model")) {
+		if isOddModel(key) {
 			return memberOddModel
 		}
 	}

@@ -27,7 +27,7 @@ func decodeKey(quoted []byte, into *[longestMember]byte) (key []byte, ok bool) {
 			into[n], quoted = quoted[0], quoted[1:]
 			continue
 		}
-		if len(quoted) < 6 || string(quoted[:4]) != `\u00` || unhex(quoted[4]) < 0 || unhex(quoted[5]) < 0 {
+		if len(quoted) < 6 || string(quoted[:4]) != `\u00` || unhex(quoted[4]) < 0 || quoted[4] > '7' || unhex(quoted[5]) < 0 {
 			return nil, false
 		}
 		into[n], quoted = byte(unhex(quoted[4])<<4|unhex(quoted[5])), quoted[6:]

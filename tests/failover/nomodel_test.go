@@ -1,6 +1,7 @@
 package failover
 
 import (
+	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
@@ -69,6 +70,29 @@ var unclear = map[string]struct {
 	"an escaped slash in the path":      {"/v1/images%2Fgenerations", `{/**/"model":"forbidden"}`, nil},
 	"a semicolon in the path":           {"/v1/embeddings;x", `{/**/"model":"forbidden"}`, nil},
 	"Azure's path without a deployment": {"/openai/responses?api-version=1", `{/**/"model":"forbidden"}`, nil},
+}
+
+// oddModels are names that only some servers read as model, as JSON writes them: they ignore letters' case
+// (Go), drop blanks (PHP, C), or make lists of such names (PHP, Rack).
+var oddModels = []string{"Model", "MODEL", "model ", " model", `model\t`, `\u006dODEL`, `model\u0000`, `model\u0000x`, `\u00a0model`, "model[]", "model[0]", "Model []"}
+
+func init() {
+	for _, name := range oddModels {
+		var decoded string
+		if err := json.Unmarshal([]byte(`"`+name+`"`), &decoded); err != nil {
+			panic(err)
+		}
+		type request = struct {
+			path, body string
+			headers    []string
+		}
+		multipart := []string{"Content-Type", "multipart/form-data; boundary=b"}
+		unclear["JSON with a model and a "+name] = request{"/v1/chat/completions", `{"model":"listed","` + name + `":"forbidden"}`, nil}
+		unclear["JSON with a "+name] = request{"/v1/chat/completions", `{"` + name + `":"listed"}`, nil}
+		unclear["a form with a model and a "+name] = request{"/v1/audio/transcriptions", form("model", "listed", decoded, "forbidden"), multipart}
+		unclear["a form with a "+name] = request{"/v1/audio/transcriptions", form(decoded, "listed"), multipart}
+		unclear["a form with a file that is a "+name] = request{"/v1/audio/transcriptions", form("model", "listed", decoded+`"; filename="`, "forbidden"), multipart}
+	}
 }
 
 func TestARequestWithoutAModelGoesOnlyToBackendsThatServeAnyModel(t *testing.T) {
