@@ -92,7 +92,6 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    handshake_timeout          <duration>
 //	    stream_first_event_timeout <duration>
 //	    stream_idle_timeout        <duration>
-//	    stream_require_end
 //	    stream_usage
 //
 //	    client_key       <name> <key>
@@ -186,7 +185,7 @@ func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
 //
 //	transport openai_lb {
-//	    <options of openai_lb from unhealthy_status to stream_require_end...>
+//	    <options of openai_lb from unhealthy_status to stream_idle_timeout...>
 //
 //	    http {
 //	        <options of the http transport...>

@@ -122,7 +122,6 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a wait without a place", "backend http://a\nwait 1s 0", []string{"Caddyfile:4", "places '0'", "from 1 to 1000"}},
 		{"a wait without a duration", "backend http://a\nwait", []string{"Caddyfile:4", "a duration"}},
 		{"a silence without a factor", "backend http://a\nsilence", []string{"Caddyfile:4", "2 or more, or off"}},
-		{"an end that takes no argument", "backend http://a\nstream_require_end on", []string{"Caddyfile:4", "'on'"}},
 		{"a usage that takes no argument", "backend http://a\nstream_usage on", []string{"Caddyfile:4", "'on'"}},
 		{"a usage of a backend that is not off", "backend http://a {\nstream_usage on\n}", []string{"Caddyfile:4", "stream_usage 'on' is not allowed: expected off"}},
 		{"a usage of a backend without a word", "backend http://a {\nstream_usage\n}", []string{"Caddyfile:4", "stream_usage requires an argument"}},

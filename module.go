@@ -17,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
@@ -237,4 +238,10 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 		ID:  "http.handlers.openai_lb",
 		New: func() caddy.Module { return new(Handler) },
 	}
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (h *Handler) UnmarshalJSON(data []byte) error {
+	type options Handler
+	return directive.UnmarshalJSON(data, (*options)(h))
 }

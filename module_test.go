@@ -78,3 +78,28 @@ func TestSeveralUnnamedPoolsOfCallersAreWarnedOfOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestAnOptionOfAnEarlierVersionIsRefusedWithWhatAppliesInstead(t *testing.T) {
+	const instead = "stream_require_end is no longer an option: a backend that has sent an end mark"
+	for name, c := range map[string]struct{ handler, want string }{
+		"of the directive": {"openai_lb {\nbackend http://a\nstream_require_end\n}", "Caddyfile:4"},
+		"of the transport": {"reverse_proxy a {\ntransport openai_lb {\nstream_require_end on\n}\nlb_policy openai_lb\n}", "Caddyfile:4"},
+		"in JSON":          {`{"handler":"openai_lb","backends":[{"url":"http://a"}],"stream_require_end":true}`, "openai_lb"},
+		"in JSON of the transport": {`{"handler":"reverse_proxy","upstreams":[{"dial":"a:1"}],` +
+			`"transport":{"protocol":"openai_lb","stream_require_end":true}}`, "transport.openai_lb"},
+	} {
+		err := lbtest.Validate(t, handlerJSON(c.handler))
+		if !strings.HasPrefix(c.handler, "{") {
+			err = lbtest.ValidateCaddyfile(t, ":0 {\n"+c.handler+"\n}\n")
+		}
+		if err == nil || !strings.Contains(err.Error(), instead) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q at %s", name, err, instead, c.want)
+		}
+	}
+	for _, unknown := range []string{`"stream_require_ends":true`, `"backends":[{"url":"http://a","wait":1}]`} {
+		err := lbtest.Validate(t, handlerJSON(`{"handler":"openai_lb",`+unknown+`}`))
+		if err == nil || !strings.Contains(err.Error(), "unknown field") {
+			t.Errorf("%s gives %v, want it to be unknown", unknown, err)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"net/http"
-	"strings"
 
 	"go.uber.org/zap"
 
@@ -44,7 +43,7 @@ func (a *apiRequest) parse(r *http.Request, route openaiapi.Route, cache *affini
 
 // asks is what an attempt has to know of the request.
 func (a *apiRequest) asks() attempt.Asks {
-	return attempt.Asks{Kind: a.Kind, Stream: a.Body.Stream, Responds: strings.HasSuffix(a.Route.Operation, "/responses"), Cost: a.Cost}
+	return attempt.Asks{Kind: a.Kind, Stream: a.Body.Stream, Operation: a.Route.Operation, Cost: a.Cost}
 }
 
 // makesObject reports whether the request makes an object without a model, which may be

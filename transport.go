@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
 func init() {
@@ -54,6 +55,12 @@ func (*Transport) CaddyModule() caddy.ModuleInfo {
 		ID:  "http.reverse_proxy.transport.openai_lb",
 		New: func() caddy.Module { return new(Transport) },
 	}
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *Transport) UnmarshalJSON(data []byte) error {
+	type options Transport
+	return directive.UnmarshalJSON(data, (*options)(t))
 }
 
 const (

@@ -58,6 +58,8 @@ type Request struct {
 	Fields Fields
 	// Watch follows the wait for the reply. It may be nil.
 	Watch Watch
+	// Marks knows whether the reply needs an end mark, if it is a stream.
+	Marks EndMarks
 	// Closing is done when reverse_proxy closes its WebSockets.
 	Closing context.Context
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
@@ -71,8 +73,8 @@ type Request struct {
 type Asks struct {
 	Kind   openaiapi.Kind
 	Stream bool
-	// Responds reports whether a response object in the reply is made by this request.
-	Responds bool
+	// Operation is that of the request, as in [openaiapi.Route].
+	Operation string
 	// Cost is how many tokens it counts for in a rate limit.
 	Cost int64
 }
@@ -96,6 +98,14 @@ type Watch interface {
 	Left(now time.Time)
 	// Served records that the reply whose first byte was heard has served the request.
 	Served()
+}
+
+// EndMarks knows the operations of which the backend has sent a stream with an end mark.
+type EndMarks interface {
+	// Ended records that a stream of the operation had its end mark.
+	Ended(operation string)
+	// Ends reports whether one had it before.
+	Ends(operation string) bool
 }
 
 // Fields decides which fields of a reply go on.
@@ -232,7 +242,7 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 		return nil
 	}
 	t.body = body{source: res.Body, response: res, secrets: t.Secrets, fields: t.Fields,
-		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout), mustEnd: s.StreamRequireEnd}
+		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout)}
 	res.Body = &t.body
 	return &t.body
 }

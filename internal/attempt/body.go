@@ -32,7 +32,7 @@ var (
 	ErrIdle       = &verdict.CauseError{Word: "stalled", Text: "the backend sent nothing in time"}
 	ErrEmpty      = &verdict.CauseError{Word: "empty", Text: "the stream ended before any content"}
 	ErrNotJSON    = &verdict.CauseError{Word: "not_json", Text: "the reply is not JSON, although its Content-Type is"}
-	ErrUnfinished = &verdict.CauseError{Word: "unfinished", Text: "the stream ended without its end marker"}
+	ErrUnfinished = &verdict.CauseError{Word: "unfinished", Text: "the stream ended without its end mark"}
 	ErrInStream   = &verdict.CauseError{Word: "stream_error", Text: "the stream contained an error"}
 )
 
@@ -50,8 +50,6 @@ type body struct {
 	// deadline ends a read that takes longer than idle.
 	deadline *deadline
 	idle     time.Duration
-	// mustEnd makes a stream that ends without saying so a broken one.
-	mustEnd bool
 
 	// tokens reads how many tokens the reply cost. It is nil if that is not asked for, and
 	// else tokenReader.
@@ -278,11 +276,10 @@ func (b *body) finish(err error) error {
 		reason = nil
 		if b.watch != nil {
 			b.watch.Finish()
-			if b.mustEnd && !b.watch.Ended {
-				reason, err = ErrUnfinished, ErrUnfinished
-			} else if e := b.watch.Failure; e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body}).Blames() {
-				reason = ErrInStream
-			}
+			reason = b.reply.sent.judgeEnd(b.watch)
+		}
+		if errors.Is(reason, ErrUnfinished) {
+			err = reason
 		}
 	}
 	if reason != nil {
@@ -290,6 +287,21 @@ func (b *body) finish(err error) error {
 	}
 	b.to = nil
 	return err
+}
+
+// judgeEnd returns what is wrong with a stream that has ended, if anything is. An error ends a stream as well as
+// an end mark, but a backend that sends no end marks may send errors.
+func (t *Request) judgeEnd(stream *sse.Watcher) error {
+	switch e := stream.Failure; {
+	case e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body}).Blames():
+		return ErrInStream
+	case e != nil:
+	case stream.Ended:
+		t.Marks.Ended(t.Asks.Operation)
+	case t.Marks.Ends(t.Asks.Operation):
+		return ErrUnfinished
+	}
+	return nil
 }
 
 // Close implements io.Closer. A reply that is closed before its end is not

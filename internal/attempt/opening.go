@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
@@ -63,7 +64,7 @@ func (r *Reply) openJSON() (*sse.Error, error) {
 	if err := r.body.readJSON(); err != nil || !asks.Kind.Infers() {
 		return nil, err
 	}
-	failure := r.body.errorIn(asks.Responds)
+	failure := r.body.errorIn(strings.HasSuffix(asks.Operation, "/responses"))
 	if failure == nil && mustBeJSON && r.body.notJSON() {
 		return nil, ErrNotJSON
 	}

@@ -36,11 +36,6 @@ type Options struct {
 	// it is cut. Comments and pings of a stream count as bytes. A model that
 	// thinks for longer without a byte needs more. Default: 2m.
 	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
-
-	// StreamRequireEnd treats a stream that ends without [DONE] or
-	// response.completed as broken: some failing backends end their streams
-	// like that. Default: false.
-	StreamRequireEnd bool `json:"stream_require_end,omitempty"`
 }
 
 const defaultRequestBuffers = 32 << 20
@@ -76,7 +71,6 @@ func (o *Options) Directives() directive.Options {
 		"handshake_timeout":          directive.Duration(&o.HandshakeTimeout),
 		"stream_first_event_timeout": directive.Duration(&o.StreamFirstEventTimeout),
 		"stream_idle_timeout":        directive.Duration(&o.StreamIdleTimeout),
-		"stream_require_end":         directive.Flag(&o.StreamRequireEnd),
 	}.Check(func() error {
 		checked := *o
 		return checked.Provision()

@@ -101,6 +101,9 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 		name := d.Val()
 		option, ok := options[name]
 		if !ok {
+			if err := goneOption(name); err != nil {
+				return d.WrapErr(err)
+			}
 			return d.Errf("unrecognized option '%s': expected one of %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 		}
 		if _, again := seen[name]; again && !option.repeatable {

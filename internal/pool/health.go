@@ -21,8 +21,9 @@ type Health struct {
 	// models is what counts for one model, by its name at the backend. Only
 	// those are in it that were benched once. The map itself never changes.
 	models atomic.Pointer[map[string]*benches.Set]
-	// served are models that the backend has served. The map never changes.
-	served atomic.Pointer[map[string]bool]
+	// served are models that the backend has served, and ended are operations of which it has sent a
+	// stream with an end mark.
+	served, ended nameSet
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
 	// pulses know whether it answers.
@@ -74,6 +75,7 @@ func (m *Member) StartFresh(identity string) {
 		over = h.endAll()
 		h.models.Store(nil)
 		h.served.Store(nil)
+		h.ended.Store(nil)
 		h.last.Store(nil)
 		h.pulses.Clear()
 		h.quotas.Clear()
@@ -149,24 +151,13 @@ func boolToInt(b bool) int {
 	return 0
 }
 
-func (h *Health) hasServed(model string) bool {
-	served := h.served.Load()
-	return served != nil && (*served)[ModelKey(model)]
-}
+func (h *Health) hasServed(model string) bool { return h.served.has(ModelKey(model)) }
 
 // rememberServed records that the backend has served a model.
 func (h *Health) rememberServed(model string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	served := make(map[string]bool)
-	if known := h.served.Load(); known != nil {
-		if len(*known) >= maxModels {
-			return
-		}
-		maps.Copy(served, *known)
-	}
-	served[ModelKey(model)] = true
-	h.served.Store(&served)
+	h.served.add(ModelKey(model))
 }
 
 // standing returns what the member's benches mean for a request.

@@ -73,10 +73,11 @@ func (m *Member) execute(happening Happening, o Order, remote bool) {
 }
 
 // Reset ends all benches of the member, and forgets the failures that count
-// towards one.
+// towards one. Streams need no end mark again until one has had one.
 func (m *Member) Reset() {
 	m.health.mu.Lock()
 	over := m.health.endAll()
+	m.health.ended.Store(nil)
 	m.health.mu.Unlock()
 	for _, b := range over {
 		m.tellDisproved(b, false)

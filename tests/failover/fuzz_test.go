@@ -68,9 +68,6 @@ func (f *fuzzed) config(c *choices) string {
 		f.buffers = 256
 		block.WriteString("request_buffers 256B\n")
 	}
-	if c.one(4) {
-		block.WriteString("stream_require_end\n")
-	}
 	if c.one(2) {
 		block.WriteString("affinity {\nprompt_cache\n}\n")
 	}

@@ -145,7 +145,6 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 	}{
 		{"a cut", lbtest.Streams(lbtest.StreamContent, lbtest.Abort), "", lbtest.StreamContent, false},
 		{"an error event", lbtest.Streams(lbtest.StreamContent, lbtest.StreamError, lbtest.StreamEnd), "", lbtest.StreamContent + lbtest.StreamError + lbtest.StreamEnd, true},
-		{"an end without [DONE]", lbtest.Streams(lbtest.StreamContent), "stream_require_end", lbtest.StreamContent, false},
 		{"a stall", lbtest.Streams(lbtest.StreamContent, time.Hour), "stream_idle_timeout 30s", lbtest.StreamContent, false},
 		{"a stall after the preamble", lbtest.Streams(lbtest.StreamPreamble, time.Hour), "stream_idle_timeout 30s", lbtest.StreamPreamble, false},
 		{"a short Content-Length", func(w http.ResponseWriter, r *http.Request) {
@@ -174,7 +173,7 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 }
 
 func TestAStreamThatEndsProperlyIsNotBroken(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nstream_require_end\n}", func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		for _, stream := range []string{
 			lbtest.StreamContent + lbtest.StreamEnd,
 			strings.ReplaceAll(lbtest.StreamContent+lbtest.StreamEnd, "\n", "\r\n"),
@@ -309,7 +308,7 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 			io.WriteString(w, lbtest.StreamEnd)
 		})
 		name := fmt.Sprintf("a%d", len(rows))
-		url := s.Add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\nstream_require_end\n" + options + "\n}")
+		url := s.Add("openai_lb {\nbackend " + backend + " {\nname " + name + "\n}\n" + options + "\n}")
 		rows = append(rows, lbtest.Row{Name: fmt.Sprintf("HTTP/%d to HTTP/%d", wire.Client, wire.Backend), Test: func(t *testing.T) {
 			res, err := s.NewClient(t, wire.Client).Post(url, "application/json", strings.NewReader(`{"stream":true}`))
 			if err != nil {
