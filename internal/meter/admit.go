@@ -73,6 +73,8 @@ const (
 	TooLarge
 	// TooMany: the caller has as many requests at a time as it may have.
 	TooMany
+	// OverPart: this replica's part of what is left is used. It gets another one when the others know that.
+	OverPart
 )
 
 // Refusal says why a request was refused.
@@ -102,6 +104,7 @@ func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
+	c.confirm(at)
 	r, refusal := c.check(at, e)
 	var crossed []Crossing
 	if refusal == nil {
@@ -116,7 +119,9 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, refusal := c.check(c.roll(now), e)
+	at := c.roll(now)
+	c.confirm(at)
+	_, refusal := c.check(at, e)
 	return refusal
 }
 
@@ -129,7 +134,7 @@ func (c *Caller) Refused(refusal *Refusal) {
 	} else {
 		id := refusal.Limit.ID()
 		c.meters[id].refused++
-		if refusal.Reason != TooLarge {
+		if refusal.Reason != TooLarge && refusal.Reason != OverPart {
 			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
 		}
 	}
@@ -150,7 +155,8 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 		if m.limit.Amount == 0 || need == 0 {
 			continue
 		}
-		allowed, used := m.allowed(c.replicas), m.use(at, c.replicas)
+		used := m.use(at)
+		allowed := c.allowed(m, at, used)
 		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
 		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := allowed > 0 && add(used, min(need, allowed)) <= allowed
@@ -164,10 +170,7 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 			if large {
 				next.Reason, next.Requested = TooLarge, prompt
 			} else {
-				next.Wait = m.wait(at, min(need, allowed), c.replicas)
-				if m.calendar() {
-					next.Reason = OverQuota
-				}
+				c.delay(m, at, &next)
 			}
 			if refusal == nil || refusal.Reason != TooLarge && (large || next.Wait > refusal.Wait) {
 				refusal = &next
@@ -182,6 +185,26 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	}
 	return r, nil
 }
+
+// delay sets the reason of a refusal, and its wait.
+func (c *Caller) delay(m *meter, at int64, r *Refusal) {
+	need := min(r.Requested, r.Limit.Amount)
+	switch {
+	case m.calendar():
+		r.Reason, r.Wait = OverQuota, m.wait(at, need, 1)
+	case c.sharing.Apart:
+		r.Wait = max(m.wait(at, need, c.sharing.Replicas), shareWait)
+	default:
+		r.Wait = m.wait(at, need, 1)
+	}
+	if !c.sharing.Apart && r.Allowed < r.Limit.Amount && add(r.Used, need) <= r.Limit.Amount {
+		r.Reason, r.Wait = OverPart, max(c.sharing.Delay, time.Millisecond)
+		c.reports.hurry()
+	}
+}
+
+// shareWait is the shortest wait for a share, which is rounded.
+const shareWait = 250 * time.Millisecond
 
 // tooMany returns the refusal of a further request, if the caller has as many as it may have.
 func (c *Caller) tooMany() *Refusal {
@@ -213,16 +236,18 @@ func (c *Caller) Uploaded() {
 // charge charges all limits.
 func (c *Caller) charge(at int64, r Reservation) (crossed []Crossing) {
 	for mask := c.active; mask != 0; mask &= mask - 1 {
-		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
+		id := ID(bits.TrailingZeros16(mask))
+		if id.Kind() == Tokens {
 			c.meters[id].charge(r.prompt+r.output, at)
 		} else {
 			c.meters[id].charge(1, at)
 		}
 	}
+	c.tell(c.active, at)
 	for id := range r.Demoted {
 		m := &c.meters[id]
 		m.demoted++
-		crossed = c.reached(crossed, id, 100, m.use(at, c.replicas), m.allowed(c.replicas))
+		crossed = c.reached(crossed, id, 100, m.use(at), m.limit.Amount)
 	}
 	c.inFlight++
 	c.reserved += r.prompt + r.output
@@ -263,6 +288,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	if cost.Counted {
 		c.usual.learn(r, cost)
 	}
+	c.tell(c.active, at)
 	crossed := c.crossed(at)
 	c.mu.Unlock()
 	c.report(crossed)

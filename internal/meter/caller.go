@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -41,10 +42,15 @@ type Caller struct {
 	inFlight int
 	reserved int64
 	busy     uint64
-	// replicas is how many replicas share the limits without hearing each other, or 0.
-	replicas int
-	clock    clock
-	usual    usual
+	sharing  Sharing
+	reports  *reports
+	// changes counts changes of the use, and hurry is set if a limit is more than half used.
+	changes atomic.Uint64
+	hurry   atomic.Bool
+	// latest is the report of which the others will know.
+	latest latest
+	clock  clock
+	usual  usual
 }
 
 // clock is the one that windows follow.
@@ -63,11 +69,11 @@ type tier struct {
 
 // NewCaller returns the meters of a caller that has used nothing. hook may be nil.
 func NewCaller(name string, hook func(Crossing)) *Caller {
-	return newCaller(name, IDOf(name), hook)
+	return newCaller(name, IDOf(name), hook, new(reports))
 }
 
-func newCaller(name string, id CallerID, hook func(Crossing)) *Caller {
-	c := &Caller{name: name, id: id, hook: hook, usual: newUsual}
+func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
+	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual}
 	for id := range ID(maxLimits) {
 		c.meters[id].limit = Limit{Kind: id.Kind(), Unit: id.Unit()}
 	}

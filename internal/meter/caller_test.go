@@ -291,7 +291,7 @@ func TestAStreamOverMidnight(t *testing.T) {
 			t.Errorf("the day begins with %d", got)
 		}
 		r.Settle(morning, spent(c.cost))
-		entries, _ := a.Usage(morning, nil)
+		entries := a.Report(morning, 1, nil)
 		got := make(map[string]int64)
 		for _, e := range entries {
 			if e.Window == windowAt(e.ID.Unit(), evening.UnixNano(), time.UTC).index {

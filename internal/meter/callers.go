@@ -22,10 +22,11 @@ type Callers struct {
 	// inOrder are those of byName in the order of their first requests.
 	inOrder []*Caller
 	// byID also has the callers of which only other replicas have said something.
-	byID map[CallerID]*Caller
-	// replicas is the argument of the latest Share, and ahead that of the latest Follow.
-	replicas int
-	ahead    time.Duration
+	byID    map[CallerID]*Caller
+	reports *reports
+	// sharing is the argument of the latest Share, and ahead that of the latest Follow.
+	sharing Sharing
+	ahead   time.Duration
 }
 
 // CallerID identifies a caller in messages between replicas, which do not contain its name. It has 48 bits.
@@ -45,7 +46,7 @@ const maxCallers = 100_000
 func NewCallers(hook func(Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
-	return &Callers{hook: hook, writer: hex.EncodeToString(writer), byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+	return &Callers{hook: hook, writer: hex.EncodeToString(writer), reports: new(reports), byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
 
 // Writer returns a random id of 32 hexadecimal digits. In messages between replicas, it is the one whose use it is.
@@ -87,9 +88,9 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	c := cs.byID[id]
 	if c == nil {
-		c = newCaller("", id, cs.hook)
+		c = newCaller("", id, cs.hook, cs.reports)
 		c.follow(cs.ahead)
-		c.Share(now, cs.replicas)
+		c.Share(now, cs.sharing)
 		cs.byID[id] = c
 	}
 	return c
@@ -135,12 +136,15 @@ func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uin
 }
 
 // Share applies Caller.Share to all callers.
-func (cs *Callers) Share(now time.Time, replicas int) {
+func (cs *Callers) Share(now time.Time, s Sharing) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.replicas = replicas
+	if cs.sharing == s {
+		return
+	}
+	cs.sharing = s
 	for _, c := range cs.byID {
-		c.Share(now, replicas)
+		c.Share(now, s)
 	}
 }
 

@@ -38,7 +38,8 @@ func (c *Caller) crossed(at int64) (crossed []Crossing) {
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		if m := &c.meters[id]; m.limit.Amount > 0 && m.marked < 100 {
-			used, allowed := m.use(at, c.replicas), m.allowed(c.replicas)
+			used := m.use(at)
+			allowed := c.shown(m, at, used)
 			if mark := m.crosses(used, allowed); mark > 0 {
 				crossed = append(crossed, m.crossing(c.name, mark, used, allowed))
 			}

@@ -13,8 +13,9 @@
 // no 60 s is more than 13/12 of it admitted, also if all requests of a part come at its end. A result is
 // rounded up, so a limit below 12 is never exceeded.
 //
-// With several replicas, each is the only writer of its own use (Usage), and adds up what it hears of the
-// use of the others (Heard). A replica that hears no others may use its share of each limit (Share).
+// With several replicas, each is the only writer of its own use (Report), and adds up what it hears of the
+// use of the others (Heard). What it has used since its last report that the others know is at most its part of
+// what was left then (Share), or one request. So all of them together keep a limit, also when they stop hearing each other.
 //
 // Nothing here reads the clock, and no method calls another package while it holds a lock.
 package meter
@@ -32,13 +33,14 @@ type meter struct {
 	// it is when the current one began.
 	window
 	before int64
-	// own is what this replica was charged with.
-	own sums
+	// own is what this replica was charged with. told is what of it the others know, and sent what they know
+	// once they have heard the latest report.
+	own, told, sent sums
 	// figures is what is known of other replicas, and others are its sums.
 	figures []figure
 	others  sums
-	// lost is the use in this window when the other replicas were lost: of this one, and of all.
-	lost struct{ own, all int64 }
+	// lost is what was known of the others when this replica did not hear them any more.
+	lost sums
 	// wrote reports in which windows this replica was charged at all: the one before, and the current one.
 	wrote [2]bool
 	// then is the number of the tier of requests over the limit. 0: they are refused.
@@ -85,6 +87,17 @@ func (s *sums) spread(used int64, first, last int) {
 	}
 }
 
+// bound makes older what was used beyond an amount since the sums were others: the first part of both windows has it.
+func (s *sums) bound(since *sums, amount int64) {
+	over := add(s.used[0], s.used[1]) - add(since.used[0], since.used[1]) - amount
+	for i := parts - 1; i > 0 && over > 0; i-- {
+		older := min(over, max(0, s.parts[0][i]-since.parts[0][i]))
+		s.parts[0][i] -= older
+		s.parts[0][0] += older
+		over -= older
+	}
+}
+
 // move makes one of the windows the other one, and empties it.
 func (s *sums) move(from, to int) {
 	s.used[to], s.used[from] = s.used[from], 0
@@ -105,7 +118,7 @@ func (s *sums) from(part int) (first, later int64) {
 // parts counts as if it had been spread evenly over the current window so far, and over the second half of the
 // window before: rather too long than too short.
 func (m *meter) divide(now int64) {
-	for _, s := range [...]*sums{&m.own, &m.others} {
+	for _, s := range m.sums() {
 		if m.limit.Amount == 0 || m.calendar() {
 			s.parts = nil
 		} else if s.parts == nil {
@@ -136,26 +149,22 @@ func (m *meter) roll(id ID, now int64, location *time.Location) {
 		m.sumOthers(now)
 		return
 	case 1:
-		m.own.move(1, 0)
-		m.others.move(1, 0)
+		m.move(1, 0)
 		m.wrote = [2]bool{m.wrote[1], false}
 		m.before = last
 	case -1: // the clock was set back
 		used := m.own.used[1]
-		m.own.move(0, 1)
+		m.move(0, 1)
 		m.own.change(m.part(now), used)
-		m.others.move(0, 1)
 		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
 		m.before = m.start
 	default:
-		for range 2 {
-			m.own.move(1, 0)
-			m.others.move(1, 0)
-		}
+		m.move(1, 0)
+		m.move(1, 0)
 		m.wrote = [2]bool{}
 		m.before = m.start
 	}
-	m.lost.own, m.lost.all, m.marked = 0, 0, 0
+	m.marked = 0
 	m.sumOthers(now)
 }
 
@@ -172,76 +181,68 @@ func (m *meter) refund(amount, at int64) {
 	}
 }
 
-// current returns the use of the current window. apart reports whether the other replicas do not count.
-func (m *meter) current(apart bool) int64 {
-	if apart {
-		return m.own.used[1]
-	}
-	return add(m.own.used[1], m.others.used[1])
-}
+func (m *meter) sums() [5]*sums { return [...]*sums{&m.own, &m.told, &m.sent, &m.others, &m.lost} }
 
-// at returns the use of a part.
-func (m *meter) at(part int, apart bool) int64 {
-	w, i := part/parts, part%parts
-	if apart {
-		return m.own.parts[w][i]
+func (m *meter) move(from, to int) {
+	for _, s := range m.sums() {
+		s.move(from, to)
 	}
-	return add(m.own.parts[w][i], m.others.parts[w][i])
 }
 
 func (m *meter) calendar() bool { return m.limit.Unit.Calendar() }
 
+// oldest returns which part of the window before is the oldest one that counts.
+func (m *meter) oldest(now int64) int { return int((now - m.start) * parts / (m.end - m.start)) }
+
 // use returns how much of the limit is used now.
-func (m *meter) use(now int64, replicas int) int64 {
-	used := m.current(replicas > 0)
+func (m *meter) use(now int64) int64 {
+	used := add(m.own.used[1], m.others.used[1])
 	if m.own.parts == nil {
 		return used
 	}
-	length, passed := m.end-m.start, (now-m.start)*parts
-	oldest, later := m.own.from(int(passed / length))
-	if replicas == 0 && m.others.used[0] > 0 {
-		o, l := m.others.from(int(passed / length))
+	oldest, later := m.own.from(m.oldest(now))
+	if m.others.used[0] > 0 {
+		o, l := m.others.from(m.oldest(now))
 		oldest, later = add(oldest, o), add(later, l)
 	}
-	if oldest > 0 {
-		high, low := bits.Mul64(uint64(oldest), uint64(length-passed%length))
-		covered, rest := bits.Div64(high, low, uint64(length))
-		if rest > 0 {
-			covered++
-		}
-		oldest = max(int64(covered), oldest-m.allowed(replicas)/parts)
-	}
-	return add(used, add(oldest, later))
+	return add(used, add(m.covered(now, oldest, m.limit.Amount), later))
 }
 
-// allowed returns how much this replica may use in the window. replicas is the number of replicas that
-// share the limit without hearing each other, or 0.
-func (m *meter) allowed(replicas int) int64 {
-	if replicas == 0 {
-		return m.limit.Amount
+// covered returns how much counts of the use of the oldest part, with a limit of so much.
+func (m *meter) covered(now, oldest, limit int64) int64 {
+	if oldest <= 0 {
+		return 0
 	}
-	share := max(0, m.limit.Amount-m.lost.all) / int64(replicas)
-	if m.lost.all == 0 {
-		share = max(1, share) // a very small limit of an idle caller lets one request through
+	length, passed := m.end-m.start, (now-m.start)*parts
+	high, low := bits.Mul64(uint64(oldest), uint64(length-passed%length))
+	covered, rest := bits.Div64(high, low, uint64(length))
+	if rest > 0 {
+		covered++
 	}
-	return m.lost.own + share
+	return max(int64(covered), oldest-limit/parts)
 }
 
-// wait returns how long it takes until need fits into what is allowed, if nothing else is used.
+// wait returns how long it takes until need fits into the limit, if nothing else is used. What the others do not know
+// counts so many times.
 func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	if m.calendar() {
 		return time.Duration(m.end - now)
 	}
-	allowed, length := m.allowed(replicas), m.end-m.start
-	room := allowed - need // without the parts after i
+	length := m.end - m.start
+	need = min(multiply(need, replicas), m.limit.Amount)
+	room := m.limit.Amount - need // without the parts after i
 	for i := 2*parts - 1; i >= 0; i-- {
-		part := m.at(i, replicas > 0)
+		w, j := i/parts, i%parts
+		part := add(m.own.parts[w][j], m.others.parts[w][j])
+		if replicas > 1 {
+			part = add(part, multiply(max(0, m.own.parts[w][j]-m.told.parts[w][j]), replicas-1))
+		}
 		if part <= room {
 			room -= part
 			continue
 		}
 		passed := length // of this part, when it is the oldest one
-		if part-room <= allowed/parts {
+		if part-room <= m.limit.Amount/parts {
 			high, low := bits.Mul64(uint64(room), uint64(length))
 			covered, _ := bits.Div64(high, low, uint64(part))
 			passed -= int64(covered)
@@ -253,3 +254,11 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 
 // add adds numbers that are not negative, up to a number that no sum of two exceeds.
 func add(a, b int64) int64 { return min(a+b, 1<<61) }
+
+// multiply multiplies such a number by a small one.
+func multiply(a int64, by int) int64 {
+	if a > 1<<61/int64(max(1, by)) {
+		return 1 << 61
+	}
+	return a * int64(max(1, by))
+}

@@ -31,13 +31,8 @@ type figure struct {
 // maxFigures is how many figures are kept for a limit. A replica has three at most.
 const maxFigures = 4096
 
-// Usage appends this replica's own use to entries: of each limit the current window, and the one before,
-// which a request that ends late can still change. hurry reports whether a limit is more than half
-// used, so that other replicas should know soon.
-func (c *Caller) Usage(now time.Time, entries []Entry) (_ []Entry, hurry bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := c.roll(now)
+// usage appends this replica's own use to entries.
+func (c *Caller) usage(entries []Entry) []Entry {
 	for id := range c.all() {
 		m := &c.meters[id]
 		for w, wrote := range m.wrote {
@@ -45,9 +40,8 @@ func (c *Caller) Usage(now time.Time, entries []Entry) (_ []Entry, hurry bool) {
 				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w]})
 			}
 		}
-		hurry = hurry || m.limit.Amount > 0 && m.use(at, c.replicas) > m.limit.Amount/2
 	}
-	return entries, hurry
+	return entries
 }
 
 // Heard records what another replica has used. version orders what that replica says: of each window,
@@ -101,30 +95,21 @@ func (m *meter) sumOthers(now int64) {
 	m.others.change(m.part(now), used[1]-m.others.used[1])
 }
 
-// Share makes this replica use only its share of each limit, while it hears no others. replicas is how many
-// share a limit, this one included. 0: the replicas hear each other, or there is only this one. The share
-// of a day or a month is that of what is left when this begins. When the replicas hear each other again, what
-// the others have used is spread over the windows, because most of it was not used when it was heard.
-func (c *Caller) Share(now time.Time, replicas int) {
+// Share sets how many replicas share the limits. When they hear each other again, what the others have used counts as if
+// it had been used then, except that all together cannot have used more than their parts within the time of a window.
+func (c *Caller) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at, again := c.roll(now), c.apart() && replicas <= 0
-	if !c.apart() && replicas > 0 {
-		for id := range c.all() {
-			if m := &c.meters[id]; m.calendar() {
-				m.lost.own, m.lost.all = m.own.used[1], m.current(false)
-			}
+	c.roll(now)
+	for id := range c.all() {
+		switch m := &c.meters[id]; {
+		case s.Apart && !c.sharing.Apart:
+			m.lost.copy(&m.others)
+		case c.sharing.Apart && !s.Apart && m.others.parts != nil:
+			m.others.bound(&m.lost, m.limit.Amount-m.limit.Amount/int64(max(1, c.sharing.Replicas)))
 		}
 	}
-	c.replicas = max(0, replicas)
-	if !c.apart() {
-		for id := range c.meters {
-			c.meters[id].lost.own, c.meters[id].lost.all = 0, 0
-		}
-	}
-	if again {
-		c.spread(at)
-	}
+	c.sharing = s
 }
 
 // Spread spreads what the others have used over the windows, after this replica has heard it for the first time.
@@ -141,8 +126,6 @@ func (c *Caller) spread(at int64) {
 	}
 }
 
-func (c *Caller) apart() bool { return c.replicas > 0 }
-
 // Saved is an entry, and what was used in each part of an hour.
 type Saved struct {
 	Entry
@@ -151,10 +134,10 @@ type Saved struct {
 
 // Save appends what this replica has used in windows of an hour or longer.
 func (c *Caller) Save(now time.Time, saved []Saved) []Saved {
-	entries, _ := c.Usage(now, nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range entries {
+	c.roll(now)
+	for _, e := range c.usage(nil) {
 		if e.ID.Unit() < Hour {
 			continue
 		}
@@ -194,4 +177,5 @@ func (c *Caller) Restore(now time.Time, saved []Saved) {
 		}
 		m.wrote[w] = true
 	}
+	c.changes.Add(1)
 }

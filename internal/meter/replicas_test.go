@@ -16,7 +16,7 @@ var (
 // tell sends what each replica has used to the others.
 func tell(now time.Time, version uint64, replicas ...*Caller) {
 	for i, from := range replicas {
-		entries, _ := from.Usage(now, nil)
+		entries := from.Report(now, version, nil)
 		for j, to := range replicas {
 			if i != j {
 				to.Heard(now, string(rune('a'+i)), version, entries)
@@ -126,10 +126,7 @@ func TestARestartedReplicasUseStaysCounted(t *testing.T) {
 	cs.Configure(noon, func(string) Settings { return settings })
 	old := caller(t, "tokens 100/minute", "tokens 100/day")
 	admitted(t, old, noon, exactly(60)).settle(noon)
-	entries, hurry := old.Usage(noon, nil)
-	if !hurry {
-		t.Error("more than half is used, and there is no hurry")
-	}
+	entries := old.Report(noon, 7, nil)
 	cs.Heard(noon, IDOf("alice"), "old", 7, entries) // before the caller sent a request here
 	if n := len(cs.All()); n != 0 {
 		t.Errorf("there are %d callers", n)
@@ -139,7 +136,7 @@ func TestARestartedReplicasUseStaysCounted(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	admitted(t, c, noon, exactly(20)).settle(noon)
-	if entries, _ = c.Usage(noon, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, 20}) {
+	if entries = c.Report(noon, 1, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, 20}) {
 		t.Errorf("its own use is %+v", entries)
 	}
 }
@@ -147,53 +144,90 @@ func TestARestartedReplicasUseStaysCounted(t *testing.T) {
 func TestUsageNamesEachWindowThatMayStillChange(t *testing.T) {
 	c := caller(t, "tokens 100/minute")
 	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
-	if entries, hurry := c.Usage(noon, nil); len(entries) != 0 || hurry {
-		t.Errorf("an idle caller has %+v, %t", entries, hurry)
+	if entries := c.Report(noon, 1, nil); len(entries) != 0 {
+		t.Errorf("an idle caller has %+v", entries)
 	}
 	r := admitted(t, c, noon, exactly(40))
 	later := noon.Add(time.Minute)
 	admitted(t, c, later, exactly(1)).settle(later)
 	r.Settle(later, Cost{}) // the others have to learn that nothing was used
-	entries, hurry := c.Usage(later, nil)
-	if len(entries) < 2 || entries[0] != (Entry{minute, w, 0}) || entries[1] != (Entry{minute, w + 1, 1}) || hurry {
-		t.Errorf("got %+v, %t", entries, hurry)
+	entries := c.Report(later, 2, nil)
+	if len(entries) < 2 || entries[0] != (Entry{minute, w, 0}) || entries[1] != (Entry{minute, w + 1, 1}) {
+		t.Errorf("got %+v", entries)
 	}
 }
 
-func TestAReplicaThatHearsNoOthersUsesItsShare(t *testing.T) {
+// apart is how n replicas share limits that do not hear each other.
+func apart(n int) Sharing { return Sharing{Replicas: n, Apart: true} }
+
+func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 	a, b := caller(t, "tokens 100/minute", "tokens 1k/day"), caller(t, "tokens 100/minute", "tokens 1k/day")
-	admitted(t, a, noon, exactly(30)).settle(noon)
-	admitted(t, b, noon, exactly(70)).settle(noon)
+	admitted(t, a, noon, exactly(10)).settle(noon)
+	admitted(t, b, noon, exactly(50)).settle(noon)
 	tell(noon, 1, a, b)
-	a.Share(noon, 2)
-	b.Share(noon, 2)
-	// each may use 50 in a minute
-	admitted(t, a, noon, exactly(20)).settle(noon)
-	a.Share(noon, 2) // changes nothing: what was left when this began is shared
-	if got := refused(t, a, noon, exactly(1)); got.Allowed != 50 || got.Used != 50 {
-		t.Errorf("got %+v", got)
-	}
-	if got := refused(t, b, noon, exactly(1)); got.Allowed != 50 || got.Used != 70 {
-		t.Errorf("got %+v", got)
-	}
-	// of the day, 900 were left, so each may use 450 more
-	for i, want := range map[*Caller]int64{a: 480, b: 520} {
-		for _, u := range i.Snapshot(noon).Limits {
-			if u.Limit.Unit == Day && u.Allowed != want {
-				t.Errorf("%d of the day are allowed, want %d", u.Allowed, want)
-			}
+	for _, c := range []*Caller{a, b} {
+		c.reports.heard.Store(1)
+		c.Share(noon, apart(2))
+		// each may use 20 in a minute
+		admitted(t, c, noon, exactly(10)).settle(noon)
+		c.Share(noon, apart(2)) // changes nothing
+		admitted(t, c, noon, exactly(10)).settle(noon)
+		if got := refused(t, c, noon, exactly(1)); got.Reason != OverRate || got.Allowed != 80 || got.Used != 80 || got.Wait <= 0 {
+			t.Errorf("got %+v", got)
 		}
+		// of the day, 940 were left, so each may use 470
+		if got := c.Snapshot(noon); got.Replicas != 2 || got.Limits[1].Allowed != 60+470 {
+			t.Errorf("got %+v", got)
+		}
+	}
+	c := caller(t, "tokens 100/minute", "tokens 1k/day")
+	c.Share(noon, apart(2))
+	c.Share(noon, Sharing{Replicas: 3})
+	tell(noon, 2, a, b, c)
+	if s := c.Snapshot(noon); s.Limits[0].Allowed != 100 || s.Limits[0].Used != 100 || s.Limits[1].Allowed != 1000 || s.Replicas != 0 {
+		t.Errorf("got %+v", s)
 	}
 	// and of the next day 500
 	if got := a.Snapshot(noon.Add(24 * time.Hour)).Limits[1]; got.Allowed != 500 || got.Used != 0 {
 		t.Errorf("got %+v", got)
 	}
-	c := caller(t, "tokens 100/minute", "tokens 1k/day")
-	c.Share(noon, 2)
-	c.Share(noon, 0)
-	tell(noon, 2, a, b, c)
-	if s := c.Snapshot(noon); s.Limits[0].Allowed != 100 || s.Limits[1].Allowed != 1000 || s.Replicas != 0 {
-		t.Errorf("got %+v", s)
+}
+
+// TestARequestThatWaitsForAShareGetsIt within the time that a limit alone would take, and without trying often.
+func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		a, b := caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
+		now := noon
+		for range random.IntN(10) {
+			for _, c := range []*Caller{a, b} {
+				if r, refusal := c.Admit(now, exactly(random.Int64N(100))); refusal == nil {
+					r.Settle(now, spent(r.length))
+				}
+			}
+			now = now.Add(time.Duration(random.IntN(10_000)) * time.Millisecond)
+		}
+		tell(now, 1, a, b)
+		a.reports.heard.Store(1)
+		a.Share(now, apart(1+random.IntN(5)))
+		need := exactly(1 + random.Int64N(150))
+		var refusal *Refusal
+		for range 100 {
+			var r Reservation
+			if r, refusal = a.Admit(now, need); refusal != nil {
+				break
+			}
+			r.Settle(now, spent(need.Prompt))
+			now = now.Add(time.Duration(random.IntN(1000)) * time.Millisecond)
+		}
+		began, tries := now, 0
+		for ; refusal != nil; tries++ {
+			now = now.Add(refusal.Wait)
+			_, refusal = a.Admit(now, need)
+		}
+		if waited := now.Sub(began); tries > 20 || waited > 70*time.Second {
+			t.Errorf("seed %d: a request was admitted after %d tries and %s", seed, tries, waited)
+		}
 	}
 }
 
@@ -201,28 +235,96 @@ func TestAShareOfNothingIsNothing(t *testing.T) {
 	a, b := caller(t, "tokens 100/day"), caller(t, "tokens 100/day")
 	admitted(t, b, noon, exactly(100)).settle(noon)
 	tell(noon, 1, a, b)
-	a.Share(noon, 2)
-	if got := refused(t, a, noon, exactly(1)); got.Allowed != 0 || got.Wait != 12*time.Hour {
+	a.Share(noon, apart(2))
+	if got := refused(t, a, noon, exactly(1)); got.Reason != OverQuota || got.Used != 100 || got.Wait != 12*time.Hour {
 		t.Errorf("got %+v", got)
 	}
 	small := caller(t, "tokens 1/minute", "tokens 1/day")
-	small.Share(noon, 4)
+	small.Share(noon, apart(4))
 	admitted(t, small, noon, exactly(1))
 	refused(t, small, noon, exactly(1))
+}
+
+func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
+	cs := NewCallers(nil)
+	urgent := make(chan struct{}, 1)
+	cs.OnUrgent(urgent)
+	isUrgent := func() bool { return len(urgent) > 0 && <-urgent == struct{}{} }
+	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 120/minute", "requests 1k/day")} })
+	c := cs.Get(noon, "alice")
+	cs.Share(noon, Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
+	now := noon
+	spend := func(tokens int64) {
+		t.Helper()
+		admitted(t, c, now, exactly(tokens)).settle(now)
+	}
+	spend(20)
+	if isUrgent() {
+		t.Error("half of the part is urgent")
+	}
+	spend(20)
+	if !isUrgent() {
+		t.Error("more than half of the part is not urgent")
+	}
+	over := func() {
+		t.Helper()
+		isUrgent()
+		got := refused(t, c, now, exactly(1))
+		if got.Reason != OverPart || got.Wait != 100*time.Millisecond || !isUrgent() {
+			t.Errorf("got %+v", got)
+		}
+	}
+	over()
+	c.Report(now, 5, nil)
+	now = now.Add(time.Second)
+	over() // the report has not come back
+	cs.Confirm(4)
+	over()
+	c.Unreported()
+	cs.Confirm(5)
+	over()
+	c.Report(now, 6, nil)
+	cs.Confirm(6)
+	over() // the reports of the others may come later
+	now = now.Add(100 * time.Millisecond)
+	// of the 80 that are left
+	spend(26)
+	over()
+	if s := c.Snapshot(now); s.Limits[1].Allowed != 120 || s.Limits[1].Refused != 6 || s.Replicas != 0 {
+		t.Errorf("got %+v", s)
+	}
+	// alone, it may use all of it
+	cs.Share(now, Sharing{Replicas: 1})
+	spend(54)
+	if got := refused(t, c, now, exactly(1)); got.Reason != OverRate {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestARequestLargerThanAPartIsAdmitted if it is the first one since the others know what was used.
+func TestARequestLargerThanAPartIsAdmitted(t *testing.T) {
+	c := caller(t, "tokens 100/minute")
+	c.Share(noon, Sharing{Replicas: 10, Delay: time.Second})
+	admitted(t, c, noon, exactly(60)).settle(noon)
+	refused(t, c, noon, exactly(1))
+	c.Report(noon, 1, nil)
+	c.reports.heard.Store(1)
+	refused(t, c, noon.Add(time.Second), exactly(41))
+	admitted(t, c, noon.Add(time.Second), exactly(40))
 }
 
 func TestSharesApplyToAllCallers(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.Configure(noon, func(name string) Settings { return Settings{Limits: limits(t, "tokens 100/minute")} })
 	early := cs.Get(noon, "early")
-	cs.Share(noon, 4)
+	cs.Share(noon, apart(4))
 	for _, c := range []*Caller{early, cs.Get(noon, "late")} {
 		if got := c.Snapshot(noon).Limits[0].Allowed; got != 25 {
 			t.Errorf("%s: %d are allowed", c.Name(), got)
 		}
 	}
 	cs.Configure(noon, func(name string) Settings { return Settings{Limits: limits(t, "tokens 200/minute")} })
-	cs.Share(noon, 0)
+	cs.Share(noon, Sharing{})
 	if all := cs.All(); len(all) != 2 || all[0] != early || early.Snapshot(noon).Limits[0].Allowed != 200 {
 		t.Errorf("got %+v", all)
 	}
@@ -341,7 +443,7 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 		}
 	}
 	now := noon.Add(115 * time.Second)
-	entries, _ := others.Usage(now, nil)
+	entries := others.Report(now, 1, nil)
 	cs := NewCallers(nil)
 	cs.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
 	cs.Heard(now, IDOf("alice"), "a", 1, entries)

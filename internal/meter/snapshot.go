@@ -49,15 +49,16 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
+	c.confirm(at)
 	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
-		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.replicas}
+		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.apart()}
 	for id := range c.all() {
 		if c.meters[id].limit.Amount > 0 {
-			s.Limits = append(s.Limits, c.usage(id, at))
+			s.Limits = append(s.Limits, c.useOf(id, at))
 		}
 	}
-	s.Today = c.meters[counted[0]].use(at, 0)
-	s.Month = c.meters[counted[1]].use(at, 0)
+	s.Today = c.meters[counted[0]].use(at)
+	s.Month = c.meters[counted[1]].use(at)
 	return s
 }
 
@@ -66,11 +67,12 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
+	c.confirm(at)
 	for id := range c.all() {
 		if c.meters[id].limit.Amount == 0 {
 			continue
 		}
-		u, t := c.usage(id, at), &tightest[id.Kind()]
+		u, t := c.useOf(id, at), &tightest[id.Kind()]
 		if t.Limit.Amount == 0 || part(&u) < part(t) {
 			*t = u
 		}
@@ -81,11 +83,20 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 // part returns which part of a limit is left.
 func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
 
-func (c *Caller) usage(id ID, at int64) Use {
+// apart returns how many replicas share the limits without hearing each other, or 0.
+func (c *Caller) apart() int {
+	if !c.sharing.Apart {
+		return 0
+	}
+	return c.sharing.Replicas
+}
+
+func (c *Caller) useOf(id ID, at int64) Use {
 	m := &c.meters[id]
-	u := Use{Limit: m.limit, Allowed: m.allowed(c.replicas), Used: m.use(at, c.replicas), Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
+	used := m.use(at)
+	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
 	if u.Used > 0 {
-		u.Reset = m.wait(at, u.Allowed, c.replicas) // until nothing is used, if nothing else is
+		u.Reset = m.wait(at, m.limit.Amount, 1) // until nothing is used, if nothing else is
 	}
 	return u
 }

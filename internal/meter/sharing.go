@@ -1,0 +1,166 @@
+package meter
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// Sharing is how replicas share the limits.
+type Sharing struct {
+	// Replicas is how many there are, this one included. 0 or 1: there is only this one.
+	Replicas int
+	// Apart reports whether this one does not hear the others.
+	Apart bool
+	// Delay is how long a report of this one has been heard when all that the others used before it is known, too.
+	Delay time.Duration
+}
+
+// reports are those of the callers of a pool.
+type reports struct {
+	// heard is the version of the latest one that came back from the store: so the others have got it, and what
+	// they sent before it has come here.
+	heard atomic.Uint64
+	// urgent is given when a caller has used more than half of its part since its last report.
+	urgent atomic.Pointer[chan<- struct{}]
+}
+
+func (r *reports) hurry() {
+	urgent := r.urgent.Load()
+	if urgent == nil {
+		return
+	}
+	select {
+	case *urgent <- struct{}{}:
+	default:
+	}
+}
+
+// OnUrgent has a channel get something when others should know at once what is used. It should have a buffer.
+func (cs *Callers) OnUrgent(urgent chan<- struct{}) { cs.reports.urgent.Store(&urgent) }
+
+// Confirm records that the report of a version came back, with all before it. It must not be called while reports
+// of others may be missing.
+func (cs *Callers) Confirm(version uint64) {
+	if version > cs.reports.heard.Load() {
+		cs.reports.heard.Store(version)
+	}
+}
+
+// latest is a report that is not known to have arrived. Version 0: there is none.
+type latest struct {
+	version uint64
+	at      int64
+}
+
+// Changes returns a number that is another one when what is used has changed, and whether a limit is more than half used,
+// so that other replicas should know soon.
+func (c *Caller) Changes() (changes uint64, hurry bool) {
+	changes = c.changes.Load()
+	return changes, changes != 0 && c.hurry.Load()
+}
+
+// Report appends this replica's own use to entries, for a report of this version that is sent now: of each limit the
+// current window, and the one before, which a request that ends late can still change.
+func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	c.confirm(at)
+	if c.latest.version == 0 {
+		c.latest = latest{version, at}
+		for id := range c.all() {
+			m := &c.meters[id]
+			m.sent.copy(&m.own)
+		}
+	}
+	return c.usage(entries)
+}
+
+// Unreported records that reports may not have been sent.
+func (c *Caller) Unreported() {
+	c.mu.Lock()
+	c.latest = latest{}
+	c.mu.Unlock()
+}
+
+// confirm records that the others know the latest report, if they do, and this replica knows theirs.
+func (c *Caller) confirm(at int64) {
+	l := c.latest
+	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
+		return
+	}
+	c.latest = latest{}
+	for id := range c.all() {
+		m := &c.meters[id]
+		m.told.copy(&m.sent)
+	}
+}
+
+// copy makes the sums those of another meter with as many parts.
+func (s *sums) copy(from *sums) {
+	s.used = from.used
+	if s.parts != nil && from.parts != nil {
+		*s.parts = *from.parts
+	}
+}
+
+// unheard returns how much this replica has used that the others do not know. It may be a part of the limit: one of so many.
+func (m *meter) unheard(now int64, replicas int) int64 {
+	used := m.own.used[1] - m.told.used[1]
+	if m.own.parts != nil {
+		oldest, later := m.own.from(m.oldest(now))
+		toldOldest, toldLater := m.told.from(m.oldest(now))
+		used += m.covered(now, oldest-toldOldest, m.limit.Amount/int64(max(1, replicas))) + later - toldLater
+	}
+	return max(0, used)
+}
+
+// share returns how much may be used, as far as this replica knows: what the others know to be used, and this one's
+// part of the rest.
+func (m *meter) share(used, unheard int64, replicas int) int64 {
+	known := max(0, used-unheard)
+	return known + max(0, m.limit.Amount-known)/int64(max(1, replicas))
+}
+
+// allowed returns how much this replica may use now of what is used, in a request after others that its part allows, and
+// whether all of a limit may be used in the end.
+func (c *Caller) allowed(m *meter, at, used int64) int64 {
+	if c.sharing.Replicas <= 1 {
+		return m.limit.Amount
+	}
+	unheard := m.unheard(at, c.sharing.Replicas)
+	if unheard == 0 {
+		return m.limit.Amount // the first request may be larger than its part
+	}
+	return m.share(used, unheard, c.sharing.Replicas)
+}
+
+// shown returns how much of a limit this replica may use: all of it, or its share while it does not hear the others.
+func (c *Caller) shown(m *meter, at, used int64) int64 {
+	if !c.sharing.Apart || c.sharing.Replicas <= 1 {
+		return m.limit.Amount
+	}
+	return m.share(used, m.unheard(at, c.sharing.Replicas), c.sharing.Replicas)
+}
+
+// tell records that the use of some limits has changed, and hurries the next report if others should know.
+func (c *Caller) tell(limits uint16, at int64) {
+	c.changes.Add(1)
+	if c.sharing.Replicas <= 1 {
+		return
+	}
+	hurry := false
+	for mask := limits; mask != 0; mask &= mask - 1 {
+		m := &c.meters[bits.TrailingZeros16(mask)]
+		if m.limit.Amount == 0 {
+			continue
+		}
+		used, unheard := m.use(at), m.unheard(at, c.sharing.Replicas)
+		hurry = hurry || used > m.limit.Amount/2
+		if 2*unheard > m.share(used, unheard, c.sharing.Replicas)-max(0, used-unheard) {
+			c.reports.hurry()
+		}
+	}
+	c.hurry.Store(hurry)
+}

@@ -1,0 +1,147 @@
+package replicas
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// admits are when requests of one token were admitted.
+type admits []time.Time
+
+// try sends so many requests of one token to a replica, at once.
+func (a *admits) try(r *limitedReplica, requests int) {
+	now := time.Now()
+	for range requests {
+		if reservation, refusal := r.callers.Get(now, "alice").Admit(now, meter.Estimate{Prompt: 1}); refusal == nil {
+			*a = append(*a, now)
+			reservation.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
+		}
+	}
+}
+
+// most returns how many were admitted in any window of so long.
+func (a admits) most(window time.Duration) (most int) {
+	first := 0
+	for i, at := range a {
+		for at.Sub(a[first]) >= window {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+// hang makes the store answer nothing until it goes on.
+func (w *world) hang() (goOn func()) {
+	w.hub.Delay(time.Hour, time.Hour)
+	return func() { w.hub.Delay(0, 0) }
+}
+
+func TestRequestsAtOnceAtEachReplicaDoNotPassALimitTogether(t *testing.T) {
+	for _, n := range []int{2, 3, 10} {
+		limit(t, n, []string{"60/minute"}, func(w *world, all []*limitedReplica) {
+			w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
+			var got admits
+			for range 40 { // for a second, each refused request comes again after 25 ms
+				for _, r := range all {
+					got.try(r, 60)
+				}
+				time.Sleep(25 * time.Millisecond)
+			}
+			if len(got) < 60 || len(got) > 66 {
+				t.Errorf("%d of 60 requests were admitted at %d replicas", len(got), n)
+			}
+		})
+	}
+}
+
+func TestAStoreThatHangsLetsNoMorePassThanALimit(t *testing.T) {
+	for _, before := range []int{0, 30, 60} {
+		limit(t, 3, []string{"60/minute"}, func(w *world, all []*limitedReplica) {
+			var got admits
+			for range 20 {
+				got.try(all[0], before-len(got))
+				time.Sleep(100 * time.Millisecond)
+			}
+			goOn := w.hang()
+			for range 400 {
+				for _, r := range all {
+					got.try(r, 1)
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			goOn()
+			for range 600 {
+				for _, r := range all {
+					got.try(r, 1)
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			if most := got.most(time.Minute); most > 66 || most < 60 {
+				t.Errorf("after %d requests at one replica, %d were admitted in a minute", before, most)
+			}
+		})
+	}
+}
+
+func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
+	for _, text := range []string{"60/minute", "60/day"} {
+		limit(t, 3, []string{text}, func(w *world, all []*limitedReplica) {
+			w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
+			var got admits
+			for range 20 {
+				got.try(all[1], 60)
+				if now := time.Now(); len(got) < 60 {
+					refusal := all[1].callers.Get(now, "alice").Check(now, meter.Estimate{Prompt: 1})
+					if refusal == nil || refusal.Reason != meter.OverPart || refusal.Wait <= 0 || refusal.Wait > time.Second {
+						t.Fatalf("%s: more may be used soon, but got %+v", text, refusal)
+					}
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			if len(got) != 60 {
+				t.Errorf("%s: %d of 60 requests were admitted in 2 s", text, len(got))
+			}
+		})
+	}
+}
+
+// TestWhateverHappensALimitHoldsAtAllReplicasTogether has bursts come anywhere, and a store that hangs, is down and
+// loses its data.
+func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
+	for seed := range uint64(6) {
+		limit(t, 2+int(seed)%4, []string{"300/minute"}, func(w *world, all []*limitedReplica) {
+			random, goOn := rand.New(rand.NewPCG(seed, 7)), func() {}
+			w.hub.Delay(3*time.Millisecond, 3*time.Millisecond)
+			var got admits
+			for range 3000 {
+				if random.IntN(100) == 0 {
+					goOn()
+					switch goOn = func() { w.hub.Delay(3*time.Millisecond, 3*time.Millisecond) }; random.IntN(4) {
+					case 0:
+						w.hang()
+					case 1:
+						w.hub.Fail(errors.New("down"))
+						goOn = func() { w.hub.Fail(nil) }
+					case 2:
+						w.hub.Flush()
+					}
+				}
+				got.try(all[random.IntN(len(all))], random.IntN(1+random.IntN(100)))
+				time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+			}
+			goOn()
+			if most := got.most(time.Minute); most > 330 {
+				t.Errorf("seed %d: %d of 300 requests were admitted in a minute", seed, most)
+			}
+			if fmt.Sprint(len(got)) == "0" {
+				t.Error("nothing was admitted")
+			}
+		})
+	}
+}
