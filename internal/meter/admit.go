@@ -31,8 +31,9 @@ type Cost struct {
 type Reservation struct {
 	caller *Caller
 	// at is when the request was admitted. charged are the ids of the meters that were charged then, and
-	// demoted those whose limits gave the request another tier.
+	// demoted those whose limits gave the request another tier. number is greater in later reservations.
 	at               int64
+	number           uint64
 	charged, demoted uint16
 	tier             uint8
 	// outputs reports whether the request may have an output.
@@ -108,7 +109,7 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	r, refusal := c.check(at, e)
 	var crossed []Crossing
 	if refusal == nil {
-		crossed = c.charge(at, r)
+		crossed = c.charge(at, &r)
 	}
 	c.mu.Unlock()
 	c.report(crossed)
@@ -234,7 +235,9 @@ func (c *Caller) Uploaded() {
 }
 
 // charge charges all limits.
-func (c *Caller) charge(at int64, r Reservation) (crossed []Crossing) {
+func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
+	c.admitted++
+	r.number = c.admitted
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		if id.Kind() == Tokens {
@@ -276,11 +279,11 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 			charged = 0
 		}
 		m := &c.meters[id]
-		m.roll(id, at, c.location)
+		m.roll(id, at, c.location, c.admitted+1)
 		if spent > charged {
 			m.charge(spent-charged, at)
 		} else if spent < charged {
-			m.refund(charged-spent, r.at)
+			m.refund(charged-spent, r)
 		}
 	}
 	c.inFlight--

@@ -42,6 +42,8 @@ type Caller struct {
 	inFlight int
 	reserved int64
 	busy     uint64
+	// admitted is how many requests were: it numbers their reservations.
+	admitted uint64
 	sharing  Sharing
 	reports  *reports
 	// changes counts changes of the use, and hurry is set if a limit is more than half used.
@@ -151,7 +153,7 @@ func (c *Caller) roll(now time.Time) (at int64) {
 	c.clock.latest = at
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
-		c.meters[id].roll(id, at, c.location)
+		c.meters[id].roll(id, at, c.location, c.admitted+1)
 	}
 	return at
 }

@@ -29,10 +29,10 @@ import (
 type meter struct {
 	// limit is the caller's. Amount 0: the use is only counted.
 	limit Limit
-	// window is the current one. before is when the one before it began: where that window is not kept,
-	// it is when the current one began.
+	// window is the current one. first are the numbers of the first reservations that the window before and
+	// the current one were charged with.
 	window
-	before int64
+	first [2]uint64
 	// own is what this replica was charged with. told is what of it the others know, and sent what they know
 	// once they have heard the latest report.
 	own, told, sent sums
@@ -136,14 +136,14 @@ func (m *meter) part(at int64) int {
 	return int(max(0, (at-m.start+length)*parts/length)) // a month may be longer than the next one
 }
 
-// roll makes the window the one of now.
-func (m *meter) roll(id ID, now int64, location *time.Location) {
+// roll makes the window the one of now. next is the number of the next reservation.
+func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 	if m.holds(now) {
 		return
 	}
-	next := windowAt(id.Unit(), now, location)
-	ahead, last := next.index-m.index, m.start
-	m.window = next
+	current := windowAt(id.Unit(), now, location)
+	ahead := current.index - m.index
+	m.window = current
 	switch ahead {
 	case 0: // only midnight is at another time
 		m.sumOthers(now)
@@ -151,18 +151,18 @@ func (m *meter) roll(id ID, now int64, location *time.Location) {
 	case 1:
 		m.move(1, 0)
 		m.wrote = [2]bool{m.wrote[1], false}
-		m.before = last
+		m.first = [2]uint64{m.first[1], next}
 	case -1: // the clock was set back
 		used := m.own.used[1]
 		m.move(0, 1)
 		m.own.change(m.part(now), used)
 		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
-		m.before = m.start
+		m.first[1] = m.first[0]
 	default:
 		m.move(1, 0)
 		m.move(1, 0)
 		m.wrote = [2]bool{}
-		m.before = m.start
+		m.first = [2]uint64{next, next}
 	}
 	m.marked = 0
 	m.sumOthers(now)
@@ -174,11 +174,17 @@ func (m *meter) charge(amount, now int64) {
 	m.wrote[1] = true
 }
 
-// refund takes from the window of a time, if it is kept.
-func (m *meter) refund(amount, at int64) {
-	if m.before <= at && at < m.end {
-		m.own.change(m.part(at), -amount)
+// refund takes from the window that a reservation was charged in, if it is kept: it may be another one than that of
+// its time, because midnight may be at another time since.
+func (m *meter) refund(amount int64, r *Reservation) {
+	if r.number < m.first[0] {
+		return
 	}
+	w := 0
+	if r.number >= m.first[1] {
+		w = 1
+	}
+	m.own.change(min(max(m.part(r.at), w*parts), (w+1)*parts-1), -amount)
 }
 
 func (m *meter) sums() [5]*sums { return [...]*sums{&m.own, &m.told, &m.sent, &m.others, &m.lost} }

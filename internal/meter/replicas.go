@@ -53,7 +53,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	for _, e := range entries {
 		if e.ID.Valid() && e.Used >= 0 {
 			m := &c.meters[e.ID]
-			m.roll(e.ID, at, c.location)
+			m.roll(e.ID, at, c.location, c.admitted+1)
 			m.heard(at, replica, version, e)
 		}
 	}
@@ -161,7 +161,7 @@ func (c *Caller) Restore(now time.Time, saved []Saved) {
 			continue
 		}
 		m := &c.meters[s.ID]
-		m.roll(s.ID, at, c.location)
+		m.roll(s.ID, at, c.location, c.admitted+1)
 		w, used := s.Window-m.index+1, min(s.Used, 1<<61)
 		switch {
 		case w < 0 || w > 1:
