@@ -3,6 +3,7 @@ package openailb
 import (
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -71,6 +72,8 @@ type tries struct {
 	executed bool
 	// forwarded reports whether the request went to a backend that throttles.
 	forwarded bool
+	// interims is how many interim responses the backends have sent.
+	interims atomic.Int32
 }
 
 // try is one attempt at a backend.

@@ -62,7 +62,7 @@ func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) *att
 	out := &attempt.Request{
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
 		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front, CountsTokens: ex.balancer.front.finishes(),
-		Watch: ex.watch(), Marks: ex.tries.current, Closing: ex.balancer.transport.closing,
+		Interims: &ex.tries.interims, Watch: ex.watch(), Marks: ex.tries.current, Closing: ex.balancer.transport.closing,
 	}
 	ex.balancer.front.direct(ex, out, credential)
 	out.Change.AskUsage = (ex.balancer.streamUsage || ex.admission.CountsTokens()) && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -56,6 +57,8 @@ type Request struct {
 	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.
 	Fields Fields
+	// Interims counts the interim responses that the client has got, by all attempts.
+	Interims *atomic.Int32
 	// Watch follows the wait for the reply. It may be nil.
 	Watch Watch
 	// Marks knows whether the reply needs an end mark, if it is a stream.
@@ -186,7 +189,7 @@ func (s *Sender) send(t *Request) *Reply {
 
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
-	t.trip.fields, t.trip.dial = t.Fields, t.Dial
+	t.trip.fields, t.trip.interims, t.trip.dial = t.Fields, t.Interims, t.Dial
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header

@@ -29,6 +29,10 @@ var (
 	ErrLostAgain     = &verdict.CauseError{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 
+// maxInterims is how many interim responses a client gets for a request. net/http has no limit for those that are passed
+// on, and a backend may send thousands in a second.
+const maxInterims = 20
+
 // trip is a request on its way: the context that ends it, and what net/http reports of it.
 type trip struct {
 	context.Context
@@ -37,6 +41,8 @@ type trip struct {
 	upload  *replay.Upload
 	fields  Fields
 	dial    any
+	// interims is how many interim responses have come, of all backends.
+	interims *atomic.Int32
 
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
@@ -137,17 +143,18 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 }
 
 // got1xxResponse removes fields from an interim response, which reverse_proxy passes on. HTTP/2 has no
-// 101 (RFC 9113 section 8.6): net/http takes it for one of them, but it would be the client's last.
+// 101 (RFC 9113 section 8.6): net/http takes it for one of them, but it would be the client's last. Those over
+// the limit go no further.
 func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 	if code == http.StatusSwitchingProtocols {
 		return ErrWrongProtocol
 	}
-	t.fields.Interim(http.Header(header))
 	t.interim.Lock()
 	defer t.interim.Unlock()
-	if t.replied || t.outer == nil || t.outer.Got1xxResponse == nil {
+	if t.replied || t.outer == nil || t.outer.Got1xxResponse == nil || t.interims.Add(1) > maxInterims {
 		return nil
 	}
+	t.fields.Interim(http.Header(header))
 	return t.outer.Got1xxResponse(code, header)
 }
 

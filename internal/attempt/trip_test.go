@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -65,7 +66,7 @@ func TestAnInterimReplyOfAnAttemptThatIsOverReachesNoClient(t *testing.T) {
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(int, textproto.MIMEHeader) error { passed++; return nil },
 	})
-	trip := trip{fields: All{}}
+	trip := trip{fields: All{}, interims: new(atomic.Int32)}
 	trip.begin(ctx)
 	defer trip.cancel(nil)
 	arrives := func() { _ = httptrace.ContextClientTrace(&trip).Got1xxResponse(http.StatusEarlyHints, nil) }

@@ -1,0 +1,59 @@
+package faults
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strings"
+	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+func TestAClientGetsTwentyInterimRepliesAtMost(t *testing.T) {
+	config, trust := backendTLS(t)
+	early := func(n int) string { return strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", n) }
+	const final = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
+	earlyFrames := func(n int) func(frames) {
+		return func(f frames) {
+			for range n {
+				sendsHeaders("103", "link", "</x>")(f)
+			}
+		}
+	}
+	s := lbtest.NewSites(t, "https")
+	var rows []lbtest.Row
+	for _, c := range []struct {
+		name     string
+		backends []string
+		want     int
+	}{
+		{"three", []string{"http://" + rawBackend(t, reads(sends(early(3)+final)))}, 3},
+		{"twenty", []string{"http://" + rawBackend(t, reads(sends(early(20)+final)))}, 20},
+		{"thousands", []string{"http://" + rawBackend(t, reads(sends(early(5000)+final)))}, 20},
+		{"thousands over HTTP/2", []string{"https://" + rawBackend(t, overTLS(config, answers(earlyFrames(5000), begins("content-type", "application/json"), brings("{}"), ends)))}, 20},
+		{"of two backends", []string{"http://" + rawBackend(t, reads(resets(early(15)))), "http://" + rawBackend(t, reads(sends(early(15)+final)))}, 20},
+	} {
+		site := "openai_lb {\nmax_fails 100\n" + trust + "\n"
+		for n, backend := range c.backends {
+			site += fmt.Sprintf("backend %s {\npriority %d\n}\n", backend, n+1)
+		}
+		url := s.Add(site + "}")
+		for _, version := range []int{1, 2} {
+			rows = append(rows, lbtest.Row{Name: fmt.Sprintf("%s, client by HTTP/%d", c.name, version), Test: func(t *testing.T) {
+				got := 0
+				r := lbtest.NewRequest(t, http.MethodPost, url, strings.NewReader("{}"))
+				r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
+					got++
+					return nil
+				}}))
+				if res := lbtest.Do(t, s.NewClient(t, version), r); res.StatusCode != 200 || got != c.want {
+					t.Errorf("the client got %d after %d interim replies, want 200 after %d", res.StatusCode, got, c.want)
+				}
+			}})
+		}
+	}
+	s.Serve(t)
+	lbtest.SideBySide(t, rows)
+}
