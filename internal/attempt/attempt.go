@@ -138,6 +138,7 @@ type sent struct {
 	out   http.Request
 	reply Reply
 	body  body
+	exact exact
 }
 
 // Send sends the request, which is not sent again, and returns its reply.
@@ -244,7 +245,7 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}
-	t.body = body{source: res.Body, response: res, secrets: t.Secrets, fields: t.Fields,
+	t.body = body{source: t.exact.of(res), response: res, secrets: t.Secrets, fields: t.Fields,
 		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout)}
 	res.Body = &t.body
 	return &t.body

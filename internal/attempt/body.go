@@ -32,6 +32,7 @@ var (
 	ErrIdle       = &verdict.CauseError{Word: "stalled", Text: "the backend sent nothing in time"}
 	ErrEmpty      = &verdict.CauseError{Word: "empty", Text: "the stream ended before any content"}
 	ErrNotJSON    = &verdict.CauseError{Word: "not_json", Text: "the reply is not JSON, although its Content-Type is"}
+	ErrSurplus    = &verdict.CauseError{Word: "malformed", Text: "the reply is longer than its Content-Length"}
 	ErrUnfinished = &verdict.CauseError{Word: "unfinished", Text: "the stream ended without its end mark"}
 	ErrInStream   = &verdict.CauseError{Word: "stream_error", Text: "the stream contained an error"}
 )

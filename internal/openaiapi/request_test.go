@@ -53,8 +53,8 @@ func TestWhatABackendDoesForARequest(t *testing.T) {
 		}
 	}
 	for _, r := range []*http.Request{
-		{Method: "CONNECT", ProtoMajor: 2, Header: http.Header{":protocol": {"websocket"}}},
-		{Method: "CONNECT", ProtoMajor: 3, Proto: "websocket"},
+		{Method: "CONNECT", ProtoMajor: 2, ContentLength: -1, Header: http.Header{":protocol": {"websocket"}}},
+		{Method: "CONNECT", ProtoMajor: 3, ContentLength: -1, Proto: "websocket"},
 	} {
 		if got := kindOf(r, "/realtime"); got != InferenceWebSocket {
 			t.Errorf("an extended CONNECT over HTTP/%d is of kind %d", r.ProtoMajor, got)

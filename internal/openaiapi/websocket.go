@@ -8,9 +8,10 @@ import (
 )
 
 // IsExtendedConnect reports whether the request opens a WebSocket that has its body as its
-// stream (RFC 8441, RFC 9220). reverse_proxy recognizes it in the same way.
+// stream (RFC 8441, RFC 9220). It opens none if its stream has ended. reverse_proxy recognizes it in the same way,
+// but answers one that has ended with a 101, which HTTP/2 does not have (RFC 9113 section 8.6).
 func IsExtendedConnect(r *http.Request) bool {
-	return r.Method == http.MethodConnect &&
+	return r.Method == http.MethodConnect && r.ContentLength != 0 &&
 		(r.ProtoMajor == 2 && r.Header.Get(":protocol") == "websocket" || r.ProtoMajor == 3 && r.Proto == "websocket")
 }
 

@@ -67,6 +67,7 @@ var causeTexts = []struct{ part, word string }{
 	{"network is unreachable", "unroutable"},
 	{"malformed ", "malformed"},
 	{"invalid ", "malformed"},
+	{"more than declared Content-Length", "malformed"},
 	{"connection error: ", "malformed"}, // of HTTP/2
 	{"server gave HTTP response to HTTPS client", "tls"},
 	{"remote error: tls", "tls"},

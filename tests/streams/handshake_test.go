@@ -60,16 +60,10 @@ func overBothVersions(t *testing.T, config string, test func(t *testing.T, w *lb
 	t.Run("HTTP/2", func(t *testing.T) {
 		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
 			t.Cleanup(settles)
-			// net/http's own client refuses the pseudo-header
-			transport := &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) { //nolint:staticcheck
-				return w.Dial(ctx, network, addr)
-			}}
-			t.Cleanup(transport.CloseIdleConnections) //nolint:staticcheck
+			transport := extendedConnect(w)
 			test(t, w, func(path string) socket {
 				frames, upload := io.Pipe()
-				r := w.Request(http.MethodConnect, path, frames)
-				r.Header = http.Header{":protocol": {"websocket"}, "Sec-Websocket-Version": {"13"}}
-				s := open(t, transport, r)
+				s := open(t, transport, connect(w, path, frames))
 				if s.ReadWriteCloser != nil {
 					s.ReadWriteCloser = struct {
 						io.Reader
@@ -80,6 +74,22 @@ func overBothVersions(t *testing.T, config string, test func(t *testing.T, w *lb
 			})
 		})
 	})
+}
+
+// extendedConnect sends extended CONNECTs. net/http's own client refuses the pseudo-header.
+func extendedConnect(w *lbtest.World) http.RoundTripper {
+	transport := &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) { //nolint:staticcheck
+		return w.Dial(ctx, network, addr)
+	}}
+	w.T.Cleanup(transport.CloseIdleConnections) //nolint:staticcheck
+	return transport
+}
+
+// connect is the handshake of a WebSocket by extended CONNECT, with the client's side as its body.
+func connect(w *lbtest.World, path string, frames io.Reader) *http.Request {
+	r := w.Request(http.MethodConnect, path, frames)
+	r.Header = http.Header{":protocol": {"websocket"}, "Sec-Websocket-Version": {"13"}}
+	return r
 }
 
 // both writes to one side of a connection, and closes both.
@@ -300,6 +310,18 @@ func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Its client can send no frame. And reverse_proxy, which finds no stream, would answer it with a 101, which HTTP/2 does
+// not have.
+func TestAnExtendedConnectThatHasEndedOpensNoWebSocket(t *testing.T) {
+	withExtendedConnect(t, func(t *testing.T) {
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+			w.AllReply(upgrades)
+			open(t, extendedConnect(w), connect(w, "/v1/realtime?model=m", nil)).WantError(t, 405, "method_not_supported")
+			w.WantCalls(map[string]int{"a": 0})
+		})
+	})
 }
 
 func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {

@@ -340,7 +340,7 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 		upload.Close()
 		res.Body.Close()
 	}
-	r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), http.NoBody)
+	r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), struct{ io.Reader }{strings.NewReader("")}) // of any length
 	r.Header[":protocol"] = []string{"websocket"}
 	refused, err := transport.RoundTrip(r) //nolint:staticcheck
 	if err != nil {
