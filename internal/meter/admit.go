@@ -30,8 +30,8 @@ type Cost struct {
 // request that has no caller, does nothing.
 type Reservation struct {
 	caller *Caller
-	// at is when the request was admitted. charged are the ids of the meters that were charged then, and
-	// demoted those whose limits gave the request another tier. number is greater in later reservations.
+	// at is when the request was admitted, by this machine's clock. charged are the ids of the meters that were charged
+	// then, and demoted those whose limits gave the request another tier. number is greater in later reservations.
 	at               int64
 	number           uint64
 	charged, demoted uint16
@@ -146,7 +146,7 @@ func (c *Caller) Refused(refusal *Refusal) {
 // check returns the charge of a request, or why it is refused.
 func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
-	r = Reservation{caller: c, at: at, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	r = Reservation{caller: c, at: at - c.clock.ahead, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		m, need := &c.meters[id], int64(1)
@@ -283,7 +283,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		if spent > charged {
 			m.charge(spent-charged, at)
 		} else if spent < charged {
-			m.refund(charged-spent, r)
+			m.refund(charged-spent, r.number, min(r.at+c.clock.ahead, at)) // a clock may have been set back
 		}
 	}
 	c.inFlight--

@@ -55,14 +55,6 @@ type Caller struct {
 	usual  usual
 }
 
-// clock is the one that windows follow.
-type clock struct {
-	// ahead is by how much it is ahead of ours.
-	ahead int64
-	// latest is the latest time that it has shown.
-	latest int64
-}
-
 // tier is the caller's own: its name, and its number, counted from 1. 0: it has none.
 type tier struct {
 	name   string
@@ -138,22 +130,4 @@ func (c *Caller) all() iter.Seq[ID] {
 			}
 		}
 	}
-}
-
-// standstill is how far a clock may be set back before that makes a difference: callers read the clock
-// before they get the lock, so time may seem to go back a little.
-const standstill = int64(2 * time.Second)
-
-// roll makes all windows those of now.
-func (c *Caller) roll(now time.Time) (at int64) {
-	at = now.UnixNano() + c.clock.ahead
-	if at < c.clock.latest && c.clock.latest-at <= standstill {
-		at = c.clock.latest
-	}
-	c.clock.latest = at
-	for mask := c.active; mask != 0; mask &= mask - 1 {
-		id := ID(bits.TrailingZeros16(mask))
-		c.meters[id].roll(id, at, c.location, c.admitted+1)
-	}
-	return at
 }

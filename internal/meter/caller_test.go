@@ -551,7 +551,7 @@ func TestTheTightestLimitIsTheOneWithTheSmallestPartLeft(t *testing.T) {
 	if u := c.Tightest(noon)[Tokens]; u.Left() != 1000 || u.Reset != 0 {
 		t.Errorf("got %+v", u)
 	}
-	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon)
+	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon.Add(45 * time.Second))
 	if u := c.Tightest(noon.Add(45 * time.Second))[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != 65*time.Second {
 		t.Errorf("got %+v", u)
 	}

@@ -89,7 +89,7 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	c := cs.byID[id]
 	if c == nil {
 		c = newCaller("", id, cs.hook, cs.reports)
-		c.follow(cs.ahead)
+		c.clock.ahead = int64(cs.ahead)
 		c.Share(now, cs.sharing)
 		cs.byID[id] = c
 	}
@@ -150,7 +150,7 @@ func (cs *Callers) Share(now time.Time, s Sharing) {
 
 // Follow makes the windows of all callers follow a clock that is ahead of ours by so much, until the next call. Replicas
 // mean the same windows if they follow the same clock.
-func (cs *Callers) Follow(ahead time.Duration) {
+func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.ahead == ahead {
@@ -158,14 +158,8 @@ func (cs *Callers) Follow(ahead time.Duration) {
 	}
 	cs.ahead = ahead
 	for _, c := range cs.byID {
-		c.follow(ahead)
+		c.follow(now, ahead)
 	}
-}
-
-func (c *Caller) follow(ahead time.Duration) {
-	c.mu.Lock()
-	c.clock.ahead = int64(ahead)
-	c.mu.Unlock()
 }
 
 // Spread applies Caller.Spread to all callers.

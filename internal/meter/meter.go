@@ -152,7 +152,7 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 		m.move(1, 0)
 		m.wrote = [2]bool{m.wrote[1], false}
 		m.first = [2]uint64{m.first[1], next}
-	case -1: // the clock was set back
+	case -1: // midnight is at another time
 		used := m.own.used[1]
 		m.move(0, 1)
 		m.own.change(m.part(now), used)
@@ -174,17 +174,21 @@ func (m *meter) charge(amount, now int64) {
 	m.wrote[1] = true
 }
 
-// refund takes from the window that a reservation was charged in, if it is kept: it may be another one than that of
-// its time, because midnight may be at another time since.
-func (m *meter) refund(amount int64, r *Reservation) {
-	if r.number < m.first[0] {
+// refund takes from what the reservation of this number was charged with at a time, if its window is kept. A day and a
+// month are found by the number: midnight may be at another time since.
+func (m *meter) refund(amount int64, number uint64, at int64) {
+	if number < m.first[0] {
 		return
 	}
-	w := 0
-	if r.number >= m.first[1] {
-		w = 1
+	part := m.part(at)
+	if m.calendar() {
+		first := 0
+		if number >= m.first[1] {
+			first = parts
+		}
+		part = min(max(part, first), first+parts-1)
 	}
-	m.own.change(min(max(m.part(r.at), w*parts), (w+1)*parts-1), -amount)
+	m.own.change(part, -amount)
 }
 
 func (m *meter) sums() [5]*sums { return [...]*sums{&m.own, &m.told, &m.sent, &m.others, &m.lost} }

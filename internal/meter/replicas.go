@@ -46,7 +46,7 @@ func (c *Caller) usage(entries []Entry) []Entry {
 
 // Heard records what another replica has used. version orders what that replica says: of each window,
 // the entry with the greatest version counts. So entries that are late, repeated or out of order change
-// nothing. A window further ahead than the next one is another clock's mistake, and does not count.
+// nothing. A window that is not about to begin is another clock's mistake, or of before that was set, and does not count.
 func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
 	at := c.roll(now)
@@ -63,10 +63,10 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 }
 
 func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
-	if e.Window < m.index-1 || e.Window > m.index+1 {
+	if e.Window < m.index-1 || e.Window > m.index+1 || e.Window > m.index && !m.calendar() && m.end-now > standstill {
 		return
 	}
-	i := slices.IndexFunc(m.figures, func(f figure) bool { return f.replica == replica && f.window == e.Window })
+	i := m.figureOf(replica, e.Window)
 	switch {
 	case i < 0 && len(m.figures) < maxFigures:
 		i = len(m.figures)
@@ -76,6 +76,11 @@ func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
 	}
 	m.figures[i].version, m.figures[i].used = version, min(e.Used, 1<<61)
 	m.sumOthers(now)
+}
+
+// figureOf returns the index of what a replica has used in a window, or -1.
+func (m *meter) figureOf(replica string, window int64) int {
+	return slices.IndexFunc(m.figures, func(f figure) bool { return f.replica == replica && f.window == window })
 }
 
 // sumOthers adds up the other replicas' figures, and drops those of windows that are over. What they have

@@ -62,8 +62,8 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 	var messages []message
 	for version := range uint64(20) {
 		for _, replica := range []string{"a", "b"} {
-			for ahead := range int64(2) {
-				messages = append(messages, message{replica, version, Entry{minute, w + ahead, int64(100 - version)}})
+			for ago := range int64(2) {
+				messages = append(messages, message{replica, version, Entry{minute, w - ago, int64(100 - version)}})
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 				c.Heard(noon, m.replica, m.version, []Entry{m.entry})
 			}
 		}
-		for after, want := range map[time.Duration]int64{0: 162, time.Minute: 324, 2 * time.Minute: 162, 3 * time.Minute: 0} {
+		for after, want := range map[time.Duration]int64{0: 324, time.Minute: 162, 2 * time.Minute: 0} {
 			copied := caller(t, "tokens 1k/minute")
 			for _, m := range messages {
 				copied.Heard(noon, m.replica, m.version, []Entry{m.entry})
@@ -85,7 +85,7 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 				t.Fatalf("after %s %d are used, want %d", after, got, want)
 			}
 		}
-		if got := used(t, c, noon, "tokens/minute"); got != 162 {
+		if got := used(t, c, noon, "tokens/minute"); got != 324 {
 			t.Fatalf("%d are used", got)
 		}
 	}
@@ -93,17 +93,24 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 
 func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	late := noon.Add(59 * time.Second) // the next window is about to begin
+	for now, want := range map[time.Time]int{noon: 2, late: 3} {
+		c := caller(t, "tokens 1k/minute")
+		for ahead := int64(-3); ahead <= 3; ahead++ {
+			c.Heard(now, "a", 1, []Entry{{minute, w + ahead, 100}})
+		}
+		if n := len(c.meters[minute].figures); n != want {
+			t.Errorf("%d figures are kept, want %d", n, want)
+		}
+	}
 	c := caller(t, "tokens 1k/minute")
-	for ahead := int64(-3); ahead <= 3; ahead++ {
-		c.Heard(noon, "a", 1, []Entry{{minute, w + ahead, 100}})
+	for ahead := range int64(2) {
+		c.Heard(late, "a", 1, []Entry{{minute, w + ahead, 100}})
 	}
-	c.Heard(noon, "a", 2, []Entry{{minute, w, -1}, {maxLimits, w, 100}, {255, w, 1}})
-	if n := len(c.meters[minute].figures); n != 3 {
-		t.Errorf("%d figures are kept", n)
-	}
-	for _, after := range []time.Duration{0, time.Minute} {
-		if got := used(t, c, noon.Add(after), "tokens/minute"); got != 200 {
-			t.Errorf("after %s %d are used, want 200", after, got)
+	c.Heard(late, "a", 2, []Entry{{minute, w, -1}, {maxLimits, w, 100}, {255, w, 1}})
+	for after, want := range map[time.Duration]int64{59 * time.Second: 100, time.Minute: 200} {
+		if got := used(t, c, noon.Add(after), "tokens/minute"); got != want {
+			t.Errorf("after %s %d are used, want %d", after, got, want)
 		}
 	}
 	if used(t, c, noon.Add(2*time.Minute), "tokens/minute"); len(c.meters[minute].figures) != 1 {

@@ -71,3 +71,62 @@ func TestWindowsFollowEachOtherWithoutAGap(t *testing.T) {
 		}
 	}
 }
+
+// TestAClockThatIsSetEmptiesNoWindow and the use leaves a window when it would have left it otherwise: no sooner, and
+// not much later.
+func TestAClockThatIsSetEmptiesNoWindow(t *testing.T) {
+	for _, by := range []time.Duration{-3 * time.Second, -40 * time.Second, -61 * time.Second, -5 * time.Minute, -61 * time.Minute, -30 * time.Hour, 40 * time.Second, 5 * time.Minute, 30 * time.Hour} {
+		for phase := range 13 {
+			cs := NewCallers(nil)
+			cs.Configure(noon, func(string) Settings {
+				return Settings{Limits: limits(t, "tokens 10k/minute", "tokens 10k/hour", "tokens 10k/day")}
+			})
+			other := caller(t, "tokens 10k/minute", "tokens 10k/hour", "tokens 10k/day")
+			now := noon.Add(time.Duration(phase) * 7 * time.Second)
+			c := cs.Get(now, "alice")
+			running := admitted(t, c, now, exactly(2000))
+			admitted(t, c, now, exactly(2310)).settle(now)
+			admitted(t, other, now, exactly(1000)).settle(now)
+			c.Heard(now, "b", 1, other.Report(now, 1, nil))
+			want := func(at time.Time, limit string, least, most int64) {
+				t.Helper()
+				if got := used(t, c, at, limit); got < least || got > most {
+					t.Errorf("clock set by %s, phase %d: after %s, %d of %s are used, want %d to %d", by, phase, at.Sub(now), got, limit, least, most)
+				}
+			}
+			changes, _ := c.Changes()
+			cs.Follow(now, by)
+			if again, _ := c.Changes(); again == changes {
+				t.Error("the others do not hear of the new windows")
+			}
+			want(now, "tokens/minute", 5310, 5310)
+			want(now, "tokens/hour", 5310, 5310)
+			if by < 0 {
+				want(now, "tokens/day", 5310, 5310)
+			}
+			running.Settle(now, spent(0))
+			want(now, "tokens/minute", 3310, 3310)
+			want(now.Add(55*time.Second), "tokens/minute", 3310, 3310)
+			want(now.Add(70*time.Second), "tokens/minute", 0, 0)
+			want(now.Add(70*time.Second), "tokens/hour", 3310, 3310)
+			addUp(t, c)
+		}
+	}
+}
+
+// TestAMachinesClockThatIsSetBackEmptiesNoWindow as well.
+func TestAMachinesClockThatIsSetBackEmptiesNoWindow(t *testing.T) {
+	for _, by := range []time.Duration{time.Second, 10 * time.Second, 5 * time.Minute, 30 * time.Hour} {
+		c := caller(t, "tokens 10k/minute", "tokens 10k/day")
+		admitted(t, c, noon, exactly(5310)).settle(noon)
+		back := noon.Add(-by)
+		for limit, want := range map[string]int64{"tokens/minute": 5310, "tokens/day": 5310} {
+			if got := used(t, c, back, limit); got != want {
+				t.Errorf("set back by %s, %d of %s are used", by, got, limit)
+			}
+		}
+		if got := used(t, c, back.Add(72*time.Second), "tokens/minute"); got != 0 {
+			t.Errorf("set back by %s, %d are used 72 s later", by, got)
+		}
+	}
+}

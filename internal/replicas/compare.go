@@ -35,7 +35,7 @@ func (r *Replica) compare(ctx context.Context) error {
 		return cmp.Or(failed, err)
 	}
 	r.clock.set(shown, sent, now)
-	r.tally.Follow(r.clock.ahead())
+	r.tally.Follow(now, r.clock.ahead())
 	known, sizes := make(map[recordKey]record), make(map[string]int)
 	for _, k := range r.tally.Loaded(kept, now) {
 		sizes[k.Group]++

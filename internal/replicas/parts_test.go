@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // admits are when requests of one token were admitted.
@@ -142,6 +144,46 @@ func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 			if fmt.Sprint(len(got)) == "0" {
 				t.Error("nothing was admitted")
 			}
+		})
+	}
+}
+
+// setStore has a clock that is set while replicas run.
+type setStore struct {
+	state.Store
+	by *time.Duration
+}
+
+func (s setStore) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
+	kept, now, err := s.Store.Load(ctx, groups)
+	return kept, now.Add(*s.by), err
+}
+
+func TestAStoresClockThatIsSetEmptiesNoWindow(t *testing.T) {
+	for _, set := range []time.Duration{-5 * time.Minute, -time.Minute, -3 * time.Second, time.Hour} {
+		share(t, 0, func(w *world) {
+			var by time.Duration
+			start := func() *limitedReplica {
+				r := &limitedReplica{w.startWith(setStore{w.hub.Store(), &by}), meter.NewCallers(nil)}
+				r.callers.Configure(time.Now(), func(string) meter.Settings {
+					return meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: 10_000, Unit: meter.Minute}}}
+				})
+				r.link.Share("the pool", r.callers)
+				return r
+			}
+			all := []*limitedReplica{start(), start()}
+			time.Sleep(3 * time.Second)
+			all[0].spend("alice", 3310)
+			all[1].spend("alice", 2000)
+			time.Sleep(3 * time.Second)
+			wantUsed(t, "alice", 5310, all...)
+			by = set
+			time.Sleep(5 * time.Second)
+			all = append(all, start())
+			time.Sleep(2 * time.Second)
+			wantUsed(t, "alice", 5310, all...)
+			time.Sleep(72 * time.Second)
+			wantUsed(t, "alice", 0, all[:2]...)
 		})
 	}
 }

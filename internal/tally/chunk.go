@@ -34,6 +34,8 @@ type pool struct {
 	known int
 	// seen is when a report of what has changed was sent.
 	seen time.Time
+	// stale reports whether the store has a report of what has changed that is of another clock.
+	stale bool
 	// marked reports whether the store has the mark.
 	marked bool
 	// heard reports whether what other replicas have used has been loaded.
@@ -56,6 +58,9 @@ type member struct {
 	*meter.Caller
 	full, said uint64
 }
+
+// recentKey ends the key of a replica's report of what has changed.
+const recentKey = " recent"
 
 // markGroup has a mark for each writer. While it is there, the store has not lost the writer's records: it is loaded
 // once a second, which for all records would be too much.
@@ -104,6 +109,11 @@ func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
 			p.sendChunk(b, i, now)
 		}
 		i++
+	}
+	if p.stale {
+		p.stale = false
+		p.next(now)
+		b.records = append(b.records, p.record(groupOf(p.digest), recentKey, appendBody(nil, nil)))
 	}
 	if !p.marked && len(p.chunks) > 0 {
 		p.marked = true
@@ -170,7 +180,7 @@ func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
 		}
 	}
 	if short {
-		b.records = append(b.records, p.record(groupOf(p.digest), " recent", appendBody(nil, uses)))
+		b.records = append(b.records, p.record(groupOf(p.digest), recentKey, appendBody(nil, uses)))
 	}
 }
 

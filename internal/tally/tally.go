@@ -102,7 +102,7 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 		t.pools = slices.DeleteFunc(t.pools, func(other *pool) bool { return other == p })
 		callers.Share(time.Now(), meter.Sharing{})
 		if t.ahead != 0 {
-			callers.Follow(0)
+			callers.Follow(time.Now(), 0)
 		}
 	}
 }
@@ -203,14 +203,22 @@ func (t *Tally) Expect(now time.Time, n int) {
 
 // Follow makes the windows follow the store's clock, which is ahead of ours by so much. So all replicas mean the same
 // windows, whatever their own clocks show. A difference that may come from reading that clock changes nothing.
-func (t *Tally) Follow(ahead time.Duration) {
+func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if (ahead-t.ahead).Abs() > misread && ahead.Abs() <= state.MaxTTL {
+	set := (ahead-t.ahead).Abs() > misread && ahead.Abs() <= state.MaxTTL
+	if set {
 		t.ahead = ahead
 	}
 	for _, p := range t.pools {
-		p.callers.Follow(t.ahead)
+		p.callers.Follow(now, t.ahead)
+		if set {
+			p.resend() // what is used is that of other windows
+			p.stale = true
+		}
+	}
+	if set && !t.loaded.IsZero() {
+		t.loaded = now.Add(settling - reload) // when the others have done so, too
 	}
 }
 

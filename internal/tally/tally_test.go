@@ -156,8 +156,8 @@ func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 			now := someTime
 			for i := range 4 {
 				here, there := now, now.Add(off)
-				a.Follow(-off)
-				b.Follow(20 * time.Millisecond)
+				a.Follow(someTime, -off)
+				b.Follow(someTime, 20*time.Millisecond)
 				spend(from, there, "alice", 100)
 				for _, r := range a.sent(there) {
 					if err := b.Hear(r.Message, here); err != nil {
