@@ -100,6 +100,48 @@ func (m *meter) sumOthers(now int64) {
 	m.others.change(m.part(now), used[1]-m.others.used[1])
 }
 
+// OtherUse is what another replica has used for a caller.
+type OtherUse struct {
+	Caller CallerID
+	// Version is the greatest of those of the entries.
+	Version uint64
+	Entries []Entry
+}
+
+// Others returns what is known of other replicas, in windows of an hour or longer.
+func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	others := make(map[string][]OtherUse)
+	for id, c := range cs.byID {
+		for replica, use := range c.others(now) {
+			use.Caller = id
+			others[replica] = append(others[replica], use)
+		}
+	}
+	return others
+}
+
+func (c *Caller) others(now time.Time) map[string]OtherUse {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	others := make(map[string]OtherUse)
+	for i := range c.meters {
+		id := ID(i)
+		for _, f := range c.meters[id].figures {
+			e := Entry{id, f.window, f.used}
+			if id.Unit() < Hour || e.Over(time.Unix(0, at)) {
+				continue
+			}
+			use := others[f.replica]
+			use.Version, use.Entries = max(use.Version, f.version), append(use.Entries, e)
+			others[f.replica] = use
+		}
+	}
+	return others
+}
+
 // Share sets how many replicas share the limits. When they hear each other again, what the others have used counts as if
 // it had been used then, except that all together cannot have used more than their parts within the time of a window.
 func (c *Caller) Share(now time.Time, s Sharing) {

@@ -115,7 +115,7 @@ func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
 		p.next(now)
 		b.records = append(b.records, p.record(groupOf(p.digest), recentKey, appendBody(nil, nil)))
 	}
-	if !p.marked && len(p.chunks) > 0 {
+	if !p.marked {
 		p.marked = true
 		b.records = append(b.records, p.record(markGroup, "", appendBody(nil, nil)))
 	}

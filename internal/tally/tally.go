@@ -48,6 +48,8 @@ type Tally struct {
 	// loaded is when they were loaded.
 	missed, loading bool
 	loaded          time.Time
+	// look is when to look for records that the store may have lost. Zero: it has them.
+	look time.Time
 	// urgent is given when a report should be sent at once. nil: it was not used.
 	urgent chan struct{}
 	// ended are records to be refreshed, of replicas that have ended.
@@ -129,6 +131,7 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 		select {
 		case <-ctx.Done():
 			if connected, _ := replicas(); connected {
+				t.leave(time.Now())
 				t.flush(context.WithoutCancel(ctx), time.Now(), put, 0)
 			}
 			return
@@ -161,6 +164,9 @@ func (t *Tally) connect(now time.Time, connected bool, n int) time.Duration {
 		c.apart = c.replicas > 1 && now.Sub(c.lost) >= patience
 	case !c.lost.IsZero() && c.back.IsZero():
 		c.back = now
+		if !t.loaded.IsZero() {
+			t.doubt(now)
+		}
 		for _, p := range t.pools {
 			p.resend()
 		}
@@ -269,7 +275,7 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 		return nil
 	}
 	// if loading is still set, that has failed
-	t.loading = t.loading || t.missed || now.Sub(t.loaded) >= reload
+	t.loading = t.loading || t.missed || now.Sub(t.loaded) >= reload || !t.look.IsZero() && now.After(t.look)
 	t.missed = false
 	groups = append(groups, markGroup)
 	if t.loading {
@@ -301,8 +307,14 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 			reports = append(reports, k)
 		}
 	}
+	writers := make(map[string]bool)
 	for _, k := range reports {
-		if r, err := t.hear(k.Message, now); err == nil && k.TTL < state.MaxTTL/2 {
+		r, err := t.hear(k.Message, now)
+		if err != nil {
+			continue
+		}
+		writers[r.pool+r.writer] = true
+		if k.TTL < state.MaxTTL/2 {
 			t.refresh(k, r, now)
 		}
 	}
@@ -311,9 +323,14 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	for _, p := range t.pools {
 		if there, found := marks[p.callers.Writer()]; p.marked && !found {
 			p.resend()
+			t.doubt(now)
 		} else if !there {
 			p.marked = false
 		}
+	}
+	if t.loading && !t.look.IsZero() && now.After(t.look) {
+		t.look = time.Time{}
+		t.restore(now, writers)
 	}
 	if t.loading {
 		t.loading, t.loaded = false, now
