@@ -97,6 +97,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    client_key       <name> <key>
 //	    client_keys_file <path>
 //
+//	    caller <name>|* deny
 //	    caller <name>|* {
 //	        requests     <n>/<unit> [then <tier>]
 //	        tokens       <n>/<unit> [then <tier>]

@@ -88,6 +88,8 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a model twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nmodels x x\n}", []string{"Caddyfile:5", "caller 'alice': model 'x' is given twice"}},
 		{"a caller without a name", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller", []string{"Caddyfile:5", "caller requires an argument"}},
 		{"an unknown word of a caller", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nbudget 5\n}", []string{"Caddyfile:6", "'budget'", "max_requests, models, requests, tier, tokens"}},
+		{"an unknown word after a caller", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller * refuse", []string{"Caddyfile:5", "caller '*': unexpected argument 'refuse', expected deny or a block"}},
+		{"deny and a limit", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller * deny {\nmax_requests 1\n}", []string{"Caddyfile:5", "caller '*': deny excludes all other options"}},
 		{"max_requests of a caller of 0", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nmax_requests 0\n}", []string{"Caddyfile:6", "max_requests '0' is not a whole number of 1 or more"}},
 		{"a ceiling above 100 %", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 101%", []string{"Caddyfile:5", "tier 'x': ceiling '101%' is not a percentage from 1% to 100%"}},
 		{"a ceiling without %", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 80", []string{"Caddyfile:5", "ceiling '80' is not a percentage"}},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/certmagic"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -22,7 +23,8 @@ func (h *Handler) provisionCallers(ctx caddy.Context) error {
 	if err := h.Config.Check(h.clientKeys != nil, h.models); err != nil {
 		return err
 	}
-	for _, warning := range h.Unused(func(name string) bool { return h.clientKeys.Know(name) }) {
+	names := h.clientKeys.Names()
+	for _, warning := range h.Unused(func(name string) bool { return slices.Contains(names, name) }) {
 		h.logger.Warn(warning)
 	}
 	var storage certmagic.Storage
@@ -33,8 +35,17 @@ func (h *Handler) provisionCallers(ctx caddy.Context) error {
 		return nil
 	}
 	h.balancer.Callers, h.balancer.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
+	h.balancer.Unlimited = func() []string { return h.callers.Unlimited(h.clientKeys.Names()) }
+	h.clientKeys.Watch(h.warnOfUnlimited)
 	h.link.Share(h.Pool, h.balancer.Callers)
 	return observe.On(ctx, observe.Started, h.callers.Start)
+}
+
+// warnOfUnlimited warns of the callers with these names that have no limits.
+func (h *Handler) warnOfUnlimited(names []string) {
+	if unlimited := h.callers.Unlimited(names); unlimited != nil {
+		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them", zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
+	}
 }
 
 // modelsOf returns the models that the caller of a request may use. nil: any.

@@ -76,5 +76,5 @@ func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(ex.api.callerField())
 	}
-	return apierror.Error{}, false
+	return apierror.Denied, h.callers.Deny(who.Name)
 }

@@ -151,6 +151,8 @@ type Error struct {
 type Pool struct {
 	Name     string
 	Backends []Backend
+	// Unlimited are the callers that have keys, but no limits, although others have some.
+	Unlimited []string
 }
 
 // Pools returns the pools in use, with these counts of their backends.
@@ -158,6 +160,9 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	counts = metrics.By(counts, metrics.Key.OfBackend)
 	for _, entry := range pools.Default.Entries() {
 		p := Pool{Name: entry.Name}
+		if entry.Unlimited != nil {
+			p.Unlimited = entry.Unlimited()
+		}
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := backendOf(s, now)
 			b.Pool = p.Name

@@ -70,6 +70,7 @@ var (
 	WrongKey         = unauthenticated("Incorrect API key provided.")
 	ExpiredKey       = unauthenticated("The API key provided has expired.")
 	TwoCallers       = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
+	Denied           = Error{http.StatusForbidden, "The API key provided is valid, but its owner may not use this server. Ask its operator for access.", "invalid_request_error", "permission_denied", Unauthenticated}
 	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE is not supported, and CONNECT only to open a WebSocket.")
 	CompressedBody   = Invalid(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.")

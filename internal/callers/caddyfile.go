@@ -12,6 +12,7 @@ import (
 
 // Directives are the options in a Caddyfile. Check has to follow when the whole block was read.
 //
+//	caller <name>|* deny
 //	caller <name>|* {
 //	    requests     <n>/<unit> [then <tier>]
 //	    tokens       <n>/<unit> [then <tier>]
@@ -36,6 +37,9 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 	var caller Caller
 	if err := directive.Argument(d, &caller.Name); err != nil {
 		return err
+	}
+	if caller.Deny = d.NextArg() && d.Val() == "deny"; d.Val() != caller.Name && !caller.Deny {
+		return d.Errf("caller '%s': unexpected argument '%s', expected deny or a block", caller.Name, d.Val())
 	}
 	err := directive.Block(d, caller.options())
 	c.Callers = append(c.Callers, caller)

@@ -15,9 +15,11 @@ import (
 // Callers limits what the callers of a pool may use, by the options of one config. What they have used
 // outlives the config.
 type Callers struct {
-	// byName are the callers with their own entry, and others is the entry of all others.
+	// byName are the callers with their own entry, and others is the entry of all others. named reports whether the
+	// config has it.
 	byName map[string]*entry
 	others *entry
+	named  bool
 	kept   *kept
 	name   string
 	log    *zap.Logger
@@ -32,6 +34,7 @@ type Callers struct {
 type entry struct {
 	settings meter.Settings
 	models   []string
+	denied   bool
 	// limited reports whether there are limits, and tokens whether there are limits of tokens.
 	limited, tokens bool
 }
@@ -59,18 +62,18 @@ func New(o Options) *Callers {
 	c := &Callers{byName: make(map[string]*entry), others: new(entry), name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
 	c.location, _ = o.Location() // it was checked
 	tiers := o.tierNames()
-	c.others.settings = meter.Settings{Location: c.location}
+	c.others.settings = meter.Settings{Tier: o.tierOf(""), Tiers: tiers, Location: c.location}
 	for _, caller := range o.Callers {
 		limits, _ := caller.limits() // they were checked
-		e := &entry{models: caller.Models, limited: len(limits) > 0, settings: meter.Settings{
-			Limits: limits, Tier: caller.Tier, Tiers: tiers, Location: c.location,
+		e := &entry{models: caller.Models, denied: caller.Deny, limited: len(limits) > 0, settings: meter.Settings{
+			Limits: limits, Tier: o.tierOf(caller.Tier), Tiers: tiers, Location: c.location,
 		}}
 		if caller.MaxRequests != nil {
 			e.settings.MaxRequests = *caller.MaxRequests
 		}
 		e.tokens = slices.ContainsFunc(limits, func(l meter.Limit) bool { return l.Kind == meter.Tokens })
 		if caller.Name == everyOther {
-			c.others = e
+			c.others, c.named = e, true
 		} else {
 			c.byName[caller.Name] = e
 		}
@@ -123,6 +126,22 @@ func (c *Callers) Models(name string) []string {
 		return nil
 	}
 	return c.of(name).models
+}
+
+// Deny reports whether all requests of a caller are refused.
+func (c *Callers) Deny(name string) bool { return c != nil && c.of(name).denied }
+
+// Unlimited returns those of the names for which the config has no entry, although it has some.
+func (c *Callers) Unlimited(names []string) (unlimited []string) {
+	if c == nil || c.named {
+		return nil
+	}
+	for _, name := range names {
+		if c.byName[name] == nil {
+			unlimited = append(unlimited, name)
+		}
+	}
+	return unlimited
 }
 
 // LimitsTokens reports whether a caller has a limit of tokens.

@@ -20,7 +20,7 @@ type Config struct {
 	Callers []Caller `json:"callers,omitempty"`
 
 	// Tiers are classes of callers, in order of importance. There are at most 8.
-	// Callers without a tier are above all of them. Default: none.
+	// Callers without a tier are in the last one. Default: none.
 	Tiers []Tier `json:"tiers,omitempty"`
 
 	// Timezone is where days and months of limits begin: a name of the IANA
@@ -50,8 +50,12 @@ type Caller struct {
 	// Models are the models that the caller may use. Default: all.
 	Models []string `json:"models,omitempty"`
 
-	// Tier is the tier of the caller's requests. Default: none.
+	// Tier is the tier of the caller's requests. Default: the last one.
 	Tier string `json:"tier,omitempty"`
+
+	// Deny refuses all requests of the caller with a 403, and excludes the other options. With
+	// the name `*`, a client key is good only for callers with their own entry. Default: false.
+	Deny bool `json:"deny,omitempty"`
 }
 
 // Limit is how much a caller may use in a second, a minute, an hour, a day or a month.
@@ -153,6 +157,9 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 	if err != nil {
 		return err
 	}
+	if caller.Deny && !caller.withoutOptions() {
+		return errors.New(": deny excludes all other options")
+	}
 	for _, l := range limits {
 		if l.Then != "" && !c.hasTier(l.Then) {
 			return fmt.Errorf(": %s %s: %s", l.Kind, l, c.noTier(l.Then))
@@ -178,6 +185,11 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 		return errors.New(": " + c.noTier(caller.Tier))
 	}
 	return nil
+}
+
+// withoutOptions reports whether nothing but deny is set.
+func (c Caller) withoutOptions() bool {
+	return len(c.Requests)+len(c.Tokens)+len(c.Models) == 0 && c.MaxRequests == nil && c.Tier == ""
 }
 
 // limits reads the limits.
@@ -210,6 +222,14 @@ func (c *Config) tierNames() (names []string) {
 	return names
 }
 
+// tierOf returns the tier of a caller with this option.
+func (c *Config) tierOf(option string) string {
+	if option == "" && len(c.Tiers) > 0 {
+		return c.Tiers[len(c.Tiers)-1].Name
+	}
+	return option
+}
+
 func (c *Config) noTier(name string) string {
 	if len(c.Tiers) == 0 {
 		return "tier '" + name + "' is not declared: expected 'tier " + name + " [<percent>%]' in openai_lb"
@@ -232,15 +252,20 @@ func (c *Config) Location() (*time.Location, error) {
 // Unused returns warnings about entries that have no effect. known reports whether a client key has that
 // name.
 func (c *Config) Unused(known func(name string) bool) (warnings []string) {
-	used, tiers := make(map[string]bool), c.tierNames()
+	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })
+	used, tiers := map[string]bool{c.tierOf(""): !others && len(c.Callers) > 0}, c.tierNames()
+	if len(tiers) == 1 {
+		warnings = append(warnings, "tier '"+tiers[0]+"' is the only one, so it has no effect: all callers are in it")
+	}
 	for _, caller := range c.Callers {
+		own := c.tierOf(caller.Tier)
 		if caller.Name != everyOther && !known(caller.Name) {
 			warnings = append(warnings, "caller '"+caller.Name+"' has no client key, so its limits have no effect")
 		}
-		used[caller.Tier] = true
+		used[own] = true
 		for _, l := range slices.Concat(caller.Requests, caller.Tokens) {
-			if used[l.Then] = true; l.Then != "" && slices.Index(tiers, l.Then) <= slices.Index(tiers, caller.Tier) {
-				warnings = append(warnings, "caller '"+caller.Name+"': '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+"' is not less important than the caller's tier '"+caller.Tier+"'")
+			if used[l.Then] = true; l.Then != "" && slices.Index(tiers, l.Then) <= slices.Index(tiers, own) {
+				warnings = append(warnings, "caller '"+caller.Name+"': '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+"' is not less important than the caller's tier '"+own+"'")
 			}
 		}
 	}

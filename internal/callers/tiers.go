@@ -2,7 +2,7 @@ package callers
 
 import "github.com/openai-lb/caddy-openai-lb/internal/quota"
 
-// QuotaTiers returns the tiers by their numbers. The first is that of requests without a tier. It returns
+// QuotaTiers returns the tiers by their numbers. The first is that of requests without a caller. It returns
 // nil if there are none.
 func (c *Config) QuotaTiers() []quota.Tier {
 	if len(c.Tiers) == 0 || len(c.Callers) == 0 {

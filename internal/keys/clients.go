@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,9 +77,11 @@ type Clients struct {
 	config ClientsConfig
 	file   string // of the config, without placeholders
 
-	mu   sync.Mutex        // guards the reading
-	last [sha256.Size]byte // the digest of all that was read last
-	err  error             // of the last reading
+	mu sync.Mutex // guards the reading
+	// changed gets the names of the callers after they have changed. nil: nothing does.
+	changed func(names []string)
+	last    [sha256.Size]byte // the digest of all that was read last
+	err     error             // of the last reading
 	// unfinished is the digest of a file that ended within a line, and seen is
 	// when it was first read.
 	unfinished [sha256.Size]byte
@@ -125,17 +129,27 @@ func (c *Clients) InFiles() bool {
 	return c.file != ""
 }
 
-// Know reports whether a caller with this name has a key.
-func (c *Clients) Know(name string) bool {
+// Names returns the names of the callers that have a key, in order.
+func (c *Clients) Names() []string {
 	if c == nil {
-		return false
+		return nil
 	}
+	names := make(map[string]bool)
 	for _, caller := range *c.known.Load() {
-		if caller.Name == name {
-			return true
-		}
+		names[caller.Name] = true
 	}
-	return false
+	return slices.Sorted(maps.Keys(names))
+}
+
+// Watch calls a function with the names of the callers that have a key: now, and each time that the keys have changed.
+func (c *Clients) Watch(changed func(names []string)) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed = changed
+	changed(c.Names())
 }
 
 // errUnfinished reports that the file is being written, and should be read later.
@@ -177,6 +191,9 @@ func (c *Clients) read() error {
 	c.expiring = expiring
 	if c.known.Swap(&known) != nil {
 		c.config.Logger.Info("client keys changed", zap.Int("keys", len(known)))
+	}
+	if c.changed != nil {
+		c.changed(c.Names())
 	}
 	c.last = digest
 	return nil

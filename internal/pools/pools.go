@@ -31,6 +31,8 @@ type Entry struct {
 	Rechecker pool.Listener
 	// Callers are what its callers use, or nil if it does not limit them.
 	Callers *meter.Callers
+	// Unlimited returns the callers that have keys, but no limits, although others have some. It is nil as Callers is.
+	Unlimited func() []string
 }
 
 // Set is a set of pools in use. The zero Set is empty.

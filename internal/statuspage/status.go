@@ -47,6 +47,8 @@ type poolStatus struct {
 	// Callers are the busiest callers, if the pool limits any, and MoreCallers is how many others there are.
 	Callers     []admin.Caller `json:"callers"`
 	MoreCallers int            `json:"more_callers"`
+	// Unlimited are the callers that have keys, but no limits, although the pool limits others.
+	Unlimited []string `json:"callers_without_limits"`
 }
 
 // requestCounts are the answered requests of a pool. Requests is the sum of the Served
@@ -158,7 +160,7 @@ func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []m
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
 		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
 		Benches: append([]admin.Episode{}, admin.Episodes(p.Name, maxEpisodes)...),
-		Spans:   spanStatuses(p.Name, spans),
+		Spans:   spanStatuses(p.Name, spans), Unlimited: append([]string{}, p.Unlimited...),
 	}
 	s.countClasses(its)
 	s.countSpillover()

@@ -55,7 +55,7 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 				{Kind: "tokens", Window: "day", Limit: 1000, Used: 200, Then: "batch", Ends: day},
 			},
 		}, {
-			Pool: w.Handler.Pool, Name: "bob", TokensToday: 100, TokensMonth: 100,
+			Pool: w.Handler.Pool, Name: "bob", Tier: "batch", TokensToday: 100, TokensMonth: 100,
 			Limits: []admin.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 100, Used: 100, Ends: minute}},
 		}}
 		for i := range want {

@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { lbtest.Main(m) }
 
-// keys are the client keys of the callers. plain has no tier.
+// keys are the client keys of the callers. plain has no block and no tier.
 var keys = map[string]string{"plain": "sk-plain-0123456789", "web": "sk-web-0123456789ab", "batch": "sk-batch-0123456789", "nightly": "sk-nightly-01234567"}
 
 // callers are the options of the callers and their tiers.

@@ -27,14 +27,28 @@ func TestATierMakesRoomWhileABetterOneAsksForTheModel(t *testing.T) {
 		w.wantAt(t, "nightly", "payg")
 		w.used("ptu", "127%")
 		w.wantAt(t, "web", "ptu")
-		w.wantAt(t, "plain", "ptu")
 		w.wantAt(t, "batch", "payg")
 		w.wantAt(t, "web", "ptu") // it has no ceiling
 	})
 }
 
+// Otherwise a key that is added without a block would go before all others.
+func TestACallerWithoutATierIsInTheLastTier(t *testing.T) {
+	for name, block := range map[string]string{"without a block": "", "with its own": "caller plain {\nrequests 1k/day\n}", "with that of all others": "caller * {\nrequests 1k/day\n}"} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, block+twoBackends, func(t *testing.T, w *world) {
+				w.used("ptu", "70%")
+				w.wantAt(t, "plain", "ptu") // it asks alone
+				w.wantAt(t, "batch", "ptu")
+				w.wantAt(t, "plain", "payg")
+				w.wantPassedOver(t, "ptu", "nightly", 1)
+			})
+		})
+	}
+}
+
 func TestATierIsBackAMinuteAfterTheLastBetterRequest(t *testing.T) {
-	for better, after := range map[string]bool{"web": true, "plain": true, "batch": false} {
+	for better, after := range map[string]bool{"web": true, "plain": false, "batch": false} {
 		inBubble(t, twoBackends, func(t *testing.T, w *world) {
 			w.used("ptu", "127%")
 			w.wantAt(t, better, "ptu")
@@ -90,7 +104,7 @@ func TestAboveEveryCeilingIsA429WithTheShortestWait(t *testing.T) {
 			}
 		}
 		w.wantAt(t, "web", "ptu")
-		w.wantAt(t, "plain", "ptu")
+		w.wantAt(t, "web", "ptu")
 		w.WantCalls(map[string]int{"ptu": 3, "payg": 1})
 		w.wantPassedOver(t, "ptu", "batch", 2)
 		w.wantPassedOver(t, "payg", "batch", 1)
