@@ -45,6 +45,18 @@ func (API) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
+// Provision registers the metrics of the pools in use with the registry of a config that is being loaded: the admin API has
+// that registry before the config's own pools are set up, and keeps it if that fails.
+func (API) Provision(ctx caddy.Context) error {
+	if len(pools.Default.Entries()) == 0 {
+		return nil
+	}
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil || len(replicas.Statuses()) == 0 {
+		return err
+	}
+	return replicas.Register(ctx.GetMetricsRegistry())
+}
+
 // The paths of the routes. The orders are below backendsPath.
 const (
 	backendsPath = "/openai_lb/backends"
@@ -213,4 +225,5 @@ func writeJSON(w http.ResponseWriter, value any) error {
 var (
 	_ caddy.Module      = API{}
 	_ caddy.AdminRouter = API{}
+	_ caddy.Provisioner = API{}
 )
