@@ -36,8 +36,8 @@ func init() {
 Shows the backends of the running Caddy's load balancers, takes a backend out
 of use, puts it back, or ends its benches. A drain survives a reload of the
 configuration, and ends with the process. With the option state, it applies to
-all replicas, also to those that start later. The command also shows callers and
-replicas.
+all replicas, also to those that start later. The command also shows callers,
+gives them their use back, and shows replicas.
 
 It calls Caddy's admin API at --address, if that is given. Otherwise, the
 address comes from the --config file, or is Caddy's default. The command reads
@@ -59,13 +59,16 @@ func addCommands(parent *cobra.Command) {
 	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left", cobra.ExactArgs(1))
 	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of this Caddy")
 	resume := newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1))
-	for _, command := range []*cobra.Command{drain, resume} {
+	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first", cobra.NoArgs)
+	reset := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew", cobra.ExactArgs(1))
+	callers.AddCommand(reset)
+	for _, command := range []*cobra.Command{drain, resume, reset} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
 		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
-		newCommand("callers", "Shows what callers have used of their limits, the busiest first", cobra.NoArgs),
+		callers,
 		newCommand("replicas", "Shows the replicas that share state, and when each was last heard from", cobra.NoArgs),
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
@@ -114,10 +117,16 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 		query.Set("pool", flags.String("pool"))
 	}
 	method, path, show := http.MethodGet, backendsPath, showBackends
-	switch what := command.Name(); what {
+	what := command.Name()
+	if above := command.Parent().Name(); above == "callers" {
+		what = above + " " + what
+	}
+	switch what {
 	case "status":
 	case "callers":
 		path, show = callersPath, showCallers
+	case "callers reset":
+		method, path, show = http.MethodPost, callersPath+"/"+openaiapi.EscapeSegment(args[0])+"/reset", showCallers
 	case "replicas":
 		path, show = replicasPath, showReplicas
 	case "version":

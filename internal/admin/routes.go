@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -30,11 +31,12 @@ func init() {
 //   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
 //   - `GET /openai_lb/callers` lists the callers, and how much of their limits is used.
+//   - `POST /openai_lb/callers/{name}/reset` gives a caller its use back, at all replicas.
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits the routes of backends and callers to a pool. `?by=` and `?reason=` of a drain
-// or a resume are logged, and shown while the backend is drained.
+// `?pool=` limits the routes of backends and callers to a pool. `?by=` and `?reason=` of a drain, a
+// resume or a caller's reset are logged, and shown while the backend is drained.
 type API struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -71,6 +73,7 @@ func (a API) Routes() []caddy.AdminRoute {
 		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
 		{Pattern: callersPath, Handler: caddy.AdminHandlerFunc(a.callers)},
+		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
 		{Pattern: replicasPath, Handler: caddy.AdminHandlerFunc(a.replicas)},
 		{Pattern: versionPath, Handler: caddy.AdminHandlerFunc(a.version)},
 	}
@@ -106,6 +109,44 @@ func (API) callers(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, all)
 }
 
+// resetCaller gives the callers of a name their use back, and answers with these callers.
+func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
+	name := r.PathValue("name")
+	if what := r.PathValue("order"); what != "reset" {
+		return refuse(http.StatusNotFound, "'%s' is not reset", what)
+	}
+	order, inPool, err := orderOf(w, r)
+	if err != nil {
+		return err
+	}
+	var all []Caller
+	for _, entry := range pools.Default.Entries() {
+		if inPool(entry.Name) && callers.Reset(entry.Name, name, order) {
+			all = append(all, slices.DeleteFunc(Callers(time.Now(), entry.Name), func(c Caller) bool { return c.Name != name })...)
+		}
+	}
+	if all == nil {
+		return refuse(http.StatusNotFound, "no caller called '%s' has sent a request%s", name, inQuery(r, " to"))
+	}
+	return writeJSON(w, all)
+}
+
+// orderOf returns what an operator says with an order, and which pools it is for.
+func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool func(pool string) bool, err error) {
+	if err := allowMethods(w, r, http.MethodPost); err != nil {
+		return order, nil, err
+	}
+	query, inPool, err := queryOf(r, "pool", "by", "reason")
+	if err != nil {
+		return order, nil, err
+	}
+	order = pool.Order{Time: time.Now(), By: query.Get("by"), Reason: query.Get("reason")}
+	if err := order.Check(); err != nil {
+		return order, nil, refuse(http.StatusBadRequest, "query parameter %v", err)
+	}
+	return order, inPool, nil
+}
+
 // replicas answers with the replicas that share state, by each engine of the option state.
 func (API) replicas(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
@@ -137,16 +178,9 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	if !known {
 		return refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
 	}
-	if err := allowMethods(w, r, http.MethodPost); err != nil {
-		return err
-	}
-	query, inPool, err := queryOf(r, "pool", "by", "reason")
+	order, inPool, err := orderOf(w, r)
 	if err != nil {
 		return err
-	}
-	order := pool.Order{Time: time.Now(), By: query.Get("by"), Reason: query.Get("reason")}
-	if err := order.Check(); err != nil {
-		return refuse(http.StatusBadRequest, "query parameter %v", err)
 	}
 	selected := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
 	backends := Backends(time.Now(), selected)
@@ -157,11 +191,7 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 				names = append(names, b.Name)
 			}
 		}
-		where := ""
-		if query.Has("pool") {
-			where = fmt.Sprintf(" in the pool '%s'", query.Get("pool"))
-		}
-		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), where, listed(names))
+		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inQuery(r, " in"), listed(names))
 	}
 	for _, b := range backends {
 		execute(b, order)
@@ -200,6 +230,14 @@ func queryOf(r *http.Request, allowed ...string) (query url.Values, inPool func(
 		return nil, nil, refuse(http.StatusNotFound, "no pool is called '%s': there are %s", wanted, listed(names))
 	}
 	return query, func(pool string) bool { return pool == wanted || !query.Has("pool") }, nil
+}
+
+// inQuery returns the pool in the query after a preposition. It is empty without one.
+func inQuery(r *http.Request, preposition string) string {
+	if query := r.URL.Query(); query.Has("pool") {
+		return fmt.Sprintf("%s the pool '%s'", preposition, query.Get("pool"))
+	}
+	return ""
 }
 
 // listed returns the names as text.

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -103,14 +104,38 @@ func (c *Callers) Close() error {
 }
 
 // MetersOf returns the meters of a pool in use, or nil if it does not limit callers.
-func MetersOf(pool string) (meters *meter.Callers) {
+func MetersOf(pool string) *meter.Callers {
+	if k := keptOf(pool); k != nil {
+		return k.meters
+	}
+	return nil
+}
+
+func keptOf(pool string) (k *kept) {
 	inUse.Range(func(key, value any) bool {
 		if key == pool {
-			meters = value.(*kept).meters
+			k = value.(*kept)
 		}
-		return meters == nil
+		return k == nil
 	})
-	return meters
+	return k
+}
+
+// Reset gives a caller of a pool its use back, at all replicas, and saves that. It reports whether there is such a
+// caller, of which a request is known.
+func Reset(of, name string, order pool.Order) (known bool) {
+	k := keptOf(of)
+	if k == nil {
+		return false
+	}
+	k.restore()
+	if !k.meters.Reset(order.Time, name) {
+		return false
+	}
+	k.logger.Load().Info("caller reset", zap.String("pool", of), zap.String("caller", name), zap.String("by", order.By), zap.String("reason", order.Reason))
+	k.dirty.Store(true)
+	k.save()
+	return true
 }
 
 func (c *Callers) of(name string) *entry {

@@ -32,8 +32,10 @@ type Reservation struct {
 	caller *Caller
 	// at is when the request was admitted, by this machine's clock. charged are the ids of the meters that were charged
 	// then, and demoted those whose limits gave the request another tier. number is greater in later reservations.
-	at               int64
-	number           uint64
+	at     int64
+	number uint64
+	// reset is the latest reset of the caller at that time.
+	reset            int64
 	charged, demoted uint16
 	tier             uint8
 	// outputs reports whether the request may have an output.
@@ -146,7 +148,7 @@ func (c *Caller) Refused(refusal *Refusal) {
 // check returns the charge of a request, or why it is refused.
 func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
-	r = Reservation{caller: c, at: at - c.clock.ahead, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	r = Reservation{caller: c, at: at - c.clock.ahead, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		m, need := &c.meters[id], int64(1)
@@ -269,7 +271,11 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	tokens := limited(cost.Prompt) + limited(cost.Output)
 	c.mu.Lock()
 	at := c.roll(now)
-	for mask := c.active | r.charged; mask != 0; mask &= mask - 1 { // a reload may have added or removed limits
+	charged := c.active | r.charged // a reload may have added or removed limits
+	if r.reset != c.reset {
+		charged, cost.Counted = 0, false // it was given back
+	}
+	for mask := charged; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		spent, charged := requests, int64(1)
 		if id.Kind() == Tokens {

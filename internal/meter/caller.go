@@ -51,8 +51,10 @@ type Caller struct {
 	hurry   atomic.Bool
 	// latest is the report of which the others will know.
 	latest latest
-	clock  clock
-	usual  usual
+	// reset is the latest reset.
+	reset int64
+	clock clock
+	usual usual
 }
 
 // tier is the caller's own: its name, and its number, counted from 1. 0: it has none.

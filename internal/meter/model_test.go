@@ -253,7 +253,7 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 				id := ID(random.IntN(maxLimits))
 				used := random.Int64N([]int64{3, 1000, 1 << 62}[random.IntN(3)])
 				w := windowAt(id.Unit(), now.UnixNano(), time.UTC).index - 1
-				c.Heard(now, string(rune('a'+random.IntN(3))), version, []Entry{{id, w + random.Int64N(3), used}})
+				c.Heard(now, string(rune('a'+random.IntN(3))), version, []Entry{{id, w + random.Int64N(3), used, 0}})
 			case 5:
 				saved := c.Save(now, nil)
 				if random.IntN(4) == 0 {

@@ -10,6 +10,8 @@ type Entry struct {
 	ID     ID    `json:"limit"`
 	Window int64 `json:"window"`
 	Used   int64 `json:"used"`
+	// Reset is the latest reset of the caller that the replica knew. 0: there was none.
+	Reset int64 `json:"reset,omitempty"`
 }
 
 // Over reports whether the entry's window does not count any more, wherever days begin.
@@ -37,7 +39,7 @@ func (c *Caller) usage(entries []Entry) []Entry {
 		m := &c.meters[id]
 		for w, wrote := range m.wrote {
 			if wrote {
-				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w]})
+				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w], c.reset})
 			}
 		}
 	}
@@ -51,7 +53,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	c.mu.Lock()
 	at := c.roll(now)
 	for _, e := range entries {
-		if e.ID.Valid() && e.Used >= 0 {
+		if c.counts(at, e) {
 			m := &c.meters[e.ID]
 			m.roll(e.ID, at, c.location, c.admitted+1)
 			m.heard(at, replica, version, e)
@@ -130,7 +132,7 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 	for i := range c.meters {
 		id := ID(i)
 		for _, f := range c.meters[id].figures {
-			e := Entry{id, f.window, f.used}
+			e := Entry{id, f.window, f.used, c.reset} // figures from before a reset are not kept
 			if id.Unit() < Hour || e.Over(time.Unix(0, at)) {
 				continue
 			}
@@ -204,7 +206,7 @@ func (c *Caller) Restore(now time.Time, saved []Saved) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	for _, s := range saved {
-		if !s.ID.Valid() || s.Used < 0 {
+		if !c.counts(at, s.Entry) {
 			continue
 		}
 		m := &c.meters[s.ID]

@@ -63,7 +63,7 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 	for version := range uint64(20) {
 		for _, replica := range []string{"a", "b"} {
 			for ago := range int64(2) {
-				messages = append(messages, message{replica, version, Entry{minute, w - ago, int64(100 - version)}})
+				messages = append(messages, message{replica, version, Entry{minute, w - ago, int64(100 - version), 0}})
 			}
 		}
 	}
@@ -97,7 +97,7 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 	for now, want := range map[time.Time]int{noon: 2, late: 3} {
 		c := caller(t, "tokens 1k/minute")
 		for ahead := int64(-3); ahead <= 3; ahead++ {
-			c.Heard(now, "a", 1, []Entry{{minute, w + ahead, 100}})
+			c.Heard(now, "a", 1, []Entry{{minute, w + ahead, 100, 0}})
 		}
 		if n := len(c.meters[minute].figures); n != want {
 			t.Errorf("%d figures are kept, want %d", n, want)
@@ -105,9 +105,9 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 	}
 	c := caller(t, "tokens 1k/minute")
 	for ahead := range int64(2) {
-		c.Heard(late, "a", 1, []Entry{{minute, w + ahead, 100}})
+		c.Heard(late, "a", 1, []Entry{{minute, w + ahead, 100, 0}})
 	}
-	c.Heard(late, "a", 2, []Entry{{minute, w, -1}, {maxLimits, w, 100}, {255, w, 1}})
+	c.Heard(late, "a", 2, []Entry{{minute, w, -1, 0}, {maxLimits, w, 100, 0}, {255, w, 1, 0}})
 	for after, want := range map[time.Duration]int64{59 * time.Second: 100, time.Minute: 200} {
 		if got := used(t, c, noon.Add(after), "tokens/minute"); got != want {
 			t.Errorf("after %s %d are used, want %d", after, got, want)
@@ -120,7 +120,7 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 		c.meters[minute].figures = append(c.meters[minute].figures, figure{replica: strconv.Itoa(n), window: w + 2})
 	}
 	for _, replica := range []string{"b", "c", "d"} {
-		c.Heard(noon.Add(2*time.Minute), replica, 1, []Entry{{minute, w + 2, 1}})
+		c.Heard(noon.Add(2*time.Minute), replica, 1, []Entry{{minute, w + 2, 1, 0}})
 	}
 	if n := len(c.meters[minute].figures); n != maxFigures {
 		t.Errorf("%d figures are kept", n)
@@ -143,7 +143,7 @@ func TestARestartedReplicasUseStaysCounted(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	admitted(t, c, noon, exactly(20)).settle(noon)
-	if entries = c.Report(noon, 1, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, 20}) {
+	if entries = c.Report(noon, 1, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, 20, 0}) {
 		t.Errorf("its own use is %+v", entries)
 	}
 }
@@ -159,7 +159,7 @@ func TestUsageNamesEachWindowThatMayStillChange(t *testing.T) {
 	admitted(t, c, later, exactly(1)).settle(later)
 	r.Settle(later, Cost{}) // the others have to learn that nothing was used
 	entries := c.Report(later, 2, nil)
-	if len(entries) < 2 || entries[0] != (Entry{minute, w, 0}) || entries[1] != (Entry{minute, w + 1, 1}) {
+	if len(entries) < 2 || entries[0] != (Entry{minute, w, 0, 0}) || entries[1] != (Entry{minute, w + 1, 1, 0}) {
 		t.Errorf("got %+v", entries)
 	}
 }
@@ -366,7 +366,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	late := NewCallers(nil)
 	late.Configure(tomorrow, func(string) Settings { return settings })
 	late.Restore(tomorrow, restored)
-	late.Restore(tomorrow, map[string][]Saved{"alice": {{Entry: Entry{255, 1, 1}}, {Entry: Entry{day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4}}}})
+	late.Restore(tomorrow, map[string][]Saved{"alice": {{Entry: Entry{255, 1, 1, 0}}, {Entry: Entry{day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4, 0}}}})
 	if got := late.Get(tomorrow, "alice").Snapshot(tomorrow); got.Today != 0 || got.Month != 80 {
 		t.Errorf("got %+v", got)
 	}
@@ -424,7 +424,7 @@ func TestNewCallersComeLast(t *testing.T) {
 	for _, name := range []string{"b", "a", "b", "c"} {
 		cs.Get(noon, name)
 	}
-	cs.Heard(noon, IDOf("d"), "x", 1, []Entry{{day, 1, 1}})
+	cs.Heard(noon, IDOf("d"), "x", 1, []Entry{{day, 1, 1, 0}})
 	for n, want := range []string{"bac", "ac", "c", ""} {
 		got := ""
 		for _, c := range cs.From(n) {

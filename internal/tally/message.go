@@ -26,7 +26,8 @@ import (
 //
 //	shape    a bit for each entry, as bitOf says, as a varint
 //	number   of callers, as a varint
-//	callers  each an id of 6 bytes, and what is used of each entry, as varints
+//	callers  each an id of 6 bytes, its latest reset if there was one, as resetBit says, and what is used of each
+//	         entry, as varints
 //
 // So a caller with four entries takes about 22 bytes.
 type report struct {
@@ -54,6 +55,8 @@ const (
 	units      = int(meter.Month) + 1
 	// entries is how many entries a caller may have: two windows of each limit.
 	entries = 2 * 2 * units
+	// resetBit is in the shape of callers with a reset.
+	resetBit = 1 << entries
 	// header is how many bytes there are before the groups, at most.
 	header = len(prefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
 )
@@ -69,9 +72,9 @@ func (w *windows) bitOf(e meter.Entry) (bit int, ok bool) {
 }
 
 // entry returns the entry of a bit.
-func (w *windows) entry(bit int, used int64) meter.Entry {
+func (w *windows) entry(bit int, used, reset int64) meter.Entry {
 	id := meter.ID(bit / 2)
-	return meter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used}
+	return meter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used, Reset: reset}
 }
 
 // shaped is a caller's use as a report has it.
@@ -109,6 +112,9 @@ func appendBody(message []byte, callers []callerUse) []byte {
 			}
 		}
 		if s.shape != 0 {
+			if s.entries[0].Reset > 0 {
+				s.shape |= resetBit
+			}
 			slices.SortFunc(s.entries, func(a, b meter.Entry) int {
 				return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(b.Window, a.Window))
 			})
@@ -127,6 +133,9 @@ func appendBody(message []byte, callers []callerUse) []byte {
 			var id [8]byte
 			binary.BigEndian.PutUint64(id[:], uint64(c.id))
 			message = append(message, id[8-idSize:]...)
+			if c.shape&resetBit != 0 {
+				message = binary.AppendUvarint(message, uint64(c.entries[0].Reset))
+			}
 			for _, e := range c.entries {
 				message = binary.AppendUvarint(message, uint64(max(0, e.Used)))
 			}
@@ -162,17 +171,20 @@ func (r *report) decode(body []byte) error {
 	for len(in.rest) > 0 && !in.failed {
 		shape, n := in.uvarint(), in.uvarint()
 		bytesAtLeast := uint64(idSize + bits.OnesCount64(shape))
-		if shape == 0 || shape >= 1<<entries || n == 0 || n > uint64(len(in.rest))/bytesAtLeast {
+		if shape == 0 || shape >= 2*resetBit || n == 0 || n > uint64(len(in.rest))/bytesAtLeast {
 			return errInvalid
 		}
 		for range n {
-			c := callerUse{id: in.id()}
-			for mask := shape; mask != 0; mask &= mask - 1 {
+			c, reset := callerUse{id: in.id()}, uint64(0)
+			if shape&resetBit != 0 {
+				reset = in.uvarint()
+			}
+			for mask := shape &^ resetBit; mask != 0; mask &= mask - 1 {
 				used := in.uvarint()
-				if used > math.MaxInt64 {
+				if used > math.MaxInt64 || reset > math.MaxInt64 {
 					return errInvalid
 				}
-				c.entries = append(c.entries, w.entry(bits.TrailingZeros64(mask), int64(used)))
+				c.entries = append(c.entries, w.entry(bits.TrailingZeros64(mask), int64(used), int64(reset)))
 			}
 			r.callers = append(r.callers, c)
 		}

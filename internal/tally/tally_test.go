@@ -231,13 +231,15 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 		{1<<48 - 1, []meter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
 		{7, []meter.Entry{{ID: 9, Window: 24323, Used: 3}}},
 		{5, []meter.Entry{{ID: 9, Window: 24323, Used: 1}}},
+		{6, []meter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
+		{4, []meter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
 	}
 	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
 	r, body, err := decodeHeader(message)
 	if err == nil {
 		err = r.decode(body)
 	}
-	want := report{digest, strings.Repeat("ab", 16), 1 << 63, []callerUse{use[1], use[2], use[0]}}
+	want := report{digest, strings.Repeat("ab", 16), 1 << 63, []callerUse{use[1], use[2], use[0], use[4], use[3]}}
 	if err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v", r, err)
 	}

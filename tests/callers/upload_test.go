@@ -34,7 +34,7 @@ func TestACallerOverItsLimitDoesNotUpload(t *testing.T) {
 		{"tokens 100/day", chat, "insufficient_quota", "alice has used 100 of 100 tokens per day"},
 		{"tokens 100/hour", chat, "rate_limit_exceeded", "Rate limit reached for alice on tokens per hour (TPH): Limit 100, Used 100, Requested "},
 		{"tokens 100/hour", files, "", ""}, // costs no tokens
-		{"tokens 102/hour", chat, "", ""}, // the shortest prompt counts for two: the last one had more tokens than it seemed
+		{"tokens 102/hour", chat, "", ""},  // the shortest prompt counts for two: the last one had more tokens than it seemed
 		{"requests 2/month", chat, "", ""},
 		{"requests 1/month then batch", chat, "", ""},
 	} {

@@ -1,0 +1,62 @@
+package meter
+
+import (
+	"math/bits"
+	"time"
+)
+
+// A reset gives a caller its use back, at all replicas. It is known by its time, in microseconds since 1970, and the
+// latest one counts. Each entry names the latest reset that its writer knew. So an entry from before a reset changes
+// nothing after it, however late it is heard or read, and each entry from after it tells other replicas of the reset.
+// As long as a window that was charged before counts, there is an entry: a reset counts as a charge of nothing.
+
+// furthest is how far ahead of ours a clock may be for its resets to be believed.
+const furthest = 24 * time.Hour
+
+// Reset gives a caller its use back. It returns false if neither this replica nor another one that it hears has had a
+// request of the caller's.
+func (cs *Callers) Reset(now time.Time, name string) (known bool) {
+	cs.mu.RLock()
+	known = cs.byID[IDOf(name)] != nil
+	cs.mu.RUnlock()
+	if known {
+		cs.Get(now, name).Reset(now)
+	}
+	return known
+}
+
+// Reset gives the caller its use back: its windows are empty, and its estimates begin anew. Requests that are in flight
+// cost nothing.
+func (c *Caller) Reset(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	c.renew(at, max(at/int64(time.Microsecond), c.reset+1))
+	c.reports.hurry()
+}
+
+// counts applies the reset that an entry names, if it is a later one, and reports whether the entry counts.
+func (c *Caller) counts(at int64, e Entry) bool {
+	if !e.ID.Valid() || e.Used < 0 || e.Reset > (at+int64(furthest))/int64(time.Microsecond) {
+		return false
+	}
+	c.renew(at, e.Reset)
+	return e.Reset == c.reset
+}
+
+// renew applies a reset, unless a later one was applied.
+func (c *Caller) renew(at, reset int64) {
+	if reset <= c.reset {
+		return
+	}
+	c.reset, c.usual, c.latest = reset, newUsual, latest{}
+	for id := range c.meters {
+		m := &c.meters[id]
+		*m = meter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
+		m.divide(at)
+	}
+	for mask := c.active; mask != 0; mask &= mask - 1 {
+		c.meters[bits.TrailingZeros16(mask)].wrote[1] = true
+	}
+	c.tell(c.active, at)
+}
