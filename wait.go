@@ -232,7 +232,7 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 	}
 	next, behind := lists.Next(key, 0)
 	if behind {
-		_, refusal = c.Check(now, name, e)
+		refusal = c.Check(now, name, e)
 	} else {
 		a, refusal = c.Try(now, name, e)
 	}

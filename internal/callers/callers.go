@@ -203,8 +203,10 @@ func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission
 // Exceeded returns why none of the caller's requests is admitted now, or nil. The refusal says when one with the likely
 // cost is. The Admission is good for Limits and Upload only.
 func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a Admission, refusal *meter.Refusal) {
-	a, refusal = c.Check(now, name, meter.Estimate{Prompt: min(1, likely.Prompt)})
-	if refusal == nil {
+	if a = c.admission(now, name); !a.entry.limited && a.entry.settings.MaxRequests == 0 {
+		return a, nil
+	}
+	if refusal = a.caller.Check(now, meter.Estimate{Prompt: min(1, likely.Prompt)}); refusal == nil {
 		return a, nil
 	}
 	if more := a.caller.Check(now, likely); more != nil && more.Reason == refusal.Reason {
@@ -229,10 +231,9 @@ func (a *Admission) Upload() *meter.Refusal {
 // Uploaded ends what Upload has begun.
 func (a *Admission) Uploaded() { a.caller.Uploaded() }
 
-// Check returns why Try would not charge the caller's limits, or nil. The Admission is good for Limits and Upload only.
-func (c *Callers) Check(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
-	a = c.admission(now, name)
-	return a, a.caller.Check(now, e)
+// Check returns why Try would not charge the caller's limits, or nil.
+func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
+	return c.admission(now, name).caller.Check(now, e)
 }
 
 func (c *Callers) admission(now time.Time, name string) Admission {
