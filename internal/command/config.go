@@ -51,7 +51,7 @@ func (c configuration) provision(use func([]*pools.Entry) error) error {
 	before := pools.Default.Entries()
 	for _, name := range appsToLoad(apps, c.offline) {
 		if _, err := ctx.App(name); err != nil {
-			return err
+			return shortened(err, cmp.Or(c.file, "Caddyfile"))
 		}
 	}
 	var entries []*pools.Entry

@@ -183,6 +183,19 @@ func value[T any](into *T, allowed string, parse func(word string) (T, bool)) Op
 	})
 }
 
+// packages are our modules in packages of their own, and these packages.
+var packages = map[string]string{
+	"http.openai_lb.state.redis": "github.com/openai-lb/caddy-openai-lb/redis",
+}
+
+// NotInBuild returns the error about an option whose value names a module that is not in this build.
+func NotInBuild(option, namespace, name string, own ...string) error {
+	if path := packages[namespace+"."+name]; path != "" {
+		return fmt.Errorf("%s '%s' is not in this build: add it with xcaddy build --with %s", option, name, path)
+	}
+	return fmt.Errorf("%s '%s' is not in this build: %s", option, name, modulesIn(namespace, own))
+}
+
 // modulesIn lists the modules that an option may name, after the names that stand for
 // no module.
 func modulesIn(namespace string, names []string) string {
@@ -211,7 +224,7 @@ func Module[T any](into *json.RawMessage, namespace, inlineKey string, own ...st
 			return nil
 		}
 		if _, err := caddy.GetModule(namespace + "." + name); err != nil {
-			return d.Errf("%s '%s' is not in this build: %s", option, name, modulesIn(namespace, own))
+			return d.WrapErr(NotInBuild(option, namespace, name, own...))
 		}
 		module, err := caddyfile.UnmarshalModule(d, namespace+"."+name)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 func TestAURLWithASecretIsNotEchoed(t *testing.T) {
-	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x"} {
+	for _, raw := range []string{"https://h?api-key=SECRET", "admin:SECRET@h", "https://user:SEC/RET@h", "https://user:SECRET@h:x", "https://u:SEC?RET@h", "https://h?key=a@SECRET", "https://u:a@SECRET@h", "u:SECRET@h", "https://h#SECRET", "sk-SECRET0123456789", "SECRETSECRETSECRET.example", "sk.SECRET0123456789", "{env.X}?SECRET"} {
 		if _, err := ParseBaseURL(raw); err == nil || strings.Contains(err.Error(), "SEC") {
 			t.Errorf("%s gives %v", raw, err)
 		}
@@ -24,9 +24,14 @@ func TestWhatIsNoURLOfABackendIsRefused(t *testing.T) {
 		"http://a\n":                     `url 'http://a\n' is not a valid URL`,
 		"http://h:65536":                 "url 'http://h:65536' has an invalid port: expected 1 to 65535",
 		"http://h:0":                     "url 'http://h:0' has an invalid port: expected 1 to 65535",
-		"http://h?x":                     "url '…' must not contain a query or a fragment",
-		"http://h#x":                     "url '…' must not contain a query or a fragment",
-		"http://user@h":                  "url must not contain a user or a password: use api_key or header instead",
+		"http://h?x":                     "url 'http://h?…' must not contain a query or a fragment",
+		"http://h#x":                     "url 'http://h#…' must not contain a query or a fragment",
+		"http://user@h":                  "url 'http://…@h' must not contain a user or a password: use api_key or header instead",
+		"https://u:p@h:x/v1?k=v":         "url 'https://…@h:x/v1?…' must not contain a user",
+		"contoso-east.openai.azure.com":  "url 'contoso-east.openai.azure.com' must begin with http:// or https://",
+		"localhost:8080/some/base/path":  "url 'localhost:8080/some/base/path' must begin with",
+		"eyJhbGciOiJIUzI1NiJ9.e30.abc":   "url '…' must begin with",
+		"0123456789abcdef0123456789abc":  "url '…' must begin with",
 		"https://h/openai/deployments/x": "url 'https://h/openai/deployments/x' must not contain /openai/deployments/",
 	} {
 		if _, err := ParseBaseURL(raw); err == nil || !strings.Contains(err.Error(), want) {

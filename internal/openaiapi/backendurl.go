@@ -2,11 +2,11 @@ package openaiapi
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,14 +31,11 @@ func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com
 
 // ParseBaseURL reads the URL of a backend. Its errors do not repeat a part that may be a secret.
 func ParseBaseURL(rawURL string) (*url.URL, error) {
-	shown := "'" + strings.Trim(strconv.Quote(rawURL), `"`) + "'"
-	if strings.ContainsAny(rawURL, "@?#") || !strings.Contains(rawURL, "://") && len(rawURL) >= shortestKey {
-		shown = "'…'" // a password, a key in the query, or a key in the place of the URL
-	}
+	shown := "'" + strings.Trim(strconv.Quote(withoutSecret(rawURL)), `"`) + "'"
 	u, err := url.Parse(rawURL)
 	switch {
 	case strings.Contains(rawURL, "@"):
-		return nil, errors.New("url must not contain a user or a password: use api_key or header instead")
+		return nil, fmt.Errorf("url %s must not contain a user or a password: use api_key or header instead", shown)
 	case err != nil:
 		return nil, fmt.Errorf("url %s is not a valid URL", shown)
 	case u.Scheme != "http" && u.Scheme != "https":
@@ -61,6 +58,28 @@ func ParseBaseURL(rawURL string) (*url.URL, error) {
 	}
 	return u, nil
 }
+
+// withoutSecret returns the text in the place of a URL without what may be a secret: a password, a query, or a key
+// that is there by mistake.
+func withoutSecret(text string) string {
+	shown := text
+	if at := strings.IndexAny(text, "?#"); at >= 0 {
+		shown = text[:at+1] + "…"
+	}
+	scheme, rest, hasScheme := strings.Cut(shown, "://")
+	switch user := strings.LastIndex(rest, "@"); {
+	case !hasScheme && len(text) >= shortestKey && !looksLikeHost.MatchString(shown), !hasScheme && strings.Contains(text, "@"):
+		return "…"
+	case strings.Count(text, "@") > strings.Count(shown, "@"):
+		return scheme + "://…" // the ? may be in a password
+	case user >= 0:
+		return scheme + "://…" + rest[user:]
+	}
+	return shown
+}
+
+// looksLikeHost matches the name of a host, perhaps with a port and a path. Keys have upper case, or no dot.
+var looksLikeHost = regexp.MustCompile(`^(localhost|[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*\.[a-z]{2,12})(:\d+)?(/.*)?$`)
 
 // shortestKey is the length from which a text may be a key.
 const shortestKey = 16

@@ -8,11 +8,15 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // inUse are the replicas of all configs that are loaded.
 var inUse = caddy.NewUsagePool()
+
+// namespaceOfEngines is where the modules of engines are.
+const namespaceOfEngines = "http.openai_lb.state"
 
 // State is the option that names the engine.
 type State struct {
@@ -29,6 +33,12 @@ type State struct {
 func (o *State) Join(ctx caddy.Context) (*Link, error) {
 	if o.StateRaw == nil {
 		return nil, nil
+	}
+	var named struct{ Engine string }
+	if json.Unmarshal(o.StateRaw, &named) == nil {
+		if _, err := caddy.GetModule(namespaceOfEngines + "." + named.Engine); err != nil && named.Engine != "" {
+			return nil, directive.NotInBuild("state", namespaceOfEngines, named.Engine)
+		}
 	}
 	loaded, err := ctx.LoadModule(o, "StateRaw")
 	if err != nil {

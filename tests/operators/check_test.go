@@ -270,6 +270,11 @@ func TestACheckChangesNothing(t *testing.T) {
 	}
 }
 
+// handlerOf returns a JSON config with an openai_lb of these fields.
+func handlerOf(fields string) string {
+	return `{"apps":{"http":{"servers":{"s":{"routes":[{"handle":[{"handler":"openai_lb",` + fields + `}]}]}}}}}`
+}
+
 func TestWhatIsWrongWithACheckIsPlainText(t *testing.T) {
 	folder := t.TempDir()
 	write := func(name, text string) string {
@@ -279,18 +284,21 @@ func TestWhatIsWrongWithACheckIsPlainText(t *testing.T) {
 	}
 	good := configWith(t, "", "backend http://127.0.0.1:1")
 	for args, want := range map[string]string{
-		"--config " + filepath.Join(folder, "none"):                                            "reading config from file: open " + folder,
-		"--config " + write("a.Caddyfile", ":80 {\nopenai_lb {\n}\n}"):                         "adapting config using caddyfile: ",
-		"--config " + write("b.Caddyfile", ":80 {\nrespond ok\n}"):                             "the configuration has no openai_lb",
-		"--config " + write("c.json", "{"):                                                     "config is not valid JSON",
-		"--config " + write("d.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a {\nweigth 1"): "adapting config using caddyfile: ",
-		"--config " + good + " --pool other":                                                   "the configuration has no pool 'other'",
-		"--config " + good + " --timeout 6s":                                                   "timeout '6s' is not a duration above 0 of 5s at most",
-		"--config " + good + " --offline --spend":                                              "offline and spend cannot be combined",
-		"--config " + good + " --envfile " + write("env", "A=1\nKEY= "+wrongKey+"\n"):          "envfile: line 2 is not KEY=VALUE",
-		"--config " + good + " --envfile " + filepath.Join(folder, "no"):                       "loading additional environment variables: reading environment file: open ",
-		"--config " + write("e.json", `{"apps":{"http":{"servers":{"s":{"rutes":[]}}}}}`):      "loading http app module: ",
-		"--config " + write("f.json", `{"aps":{}}`):                                            "decoding config: ",
+		"--config " + filepath.Join(folder, "none"):                                                                      "reading config from file: open " + folder,
+		"--config " + write("a.Caddyfile", ":80 {\nopenai_lb {\n}\n}"):                                                   "adapting config using caddyfile: ",
+		"--config " + write("b.Caddyfile", ":80 {\nrespond ok\n}"):                                                       "the configuration has no openai_lb",
+		"--config " + write("c.json", "{"):                                                                               "config is not valid JSON",
+		"--config " + write("d.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a {\nweigth 1"):                           "adapting config using caddyfile: ",
+		"--config " + good + " --pool other":                                                                             "the configuration has no pool 'other'",
+		"--config " + good + " --timeout 6s":                                                                             "timeout '6s' is not a duration above 0 of 5s at most",
+		"--config " + good + " --offline --spend":                                                                        "offline and spend cannot be combined",
+		"--config " + good + " --envfile " + write("env", "A=1\nKEY= "+wrongKey+"\n"):                                    "envfile: line 2 is not KEY=VALUE",
+		"--config " + good + " --envfile " + filepath.Join(folder, "no"):                                                 "loading additional environment variables: reading environment file: open ",
+		"--config " + write("e.json", `{"apps":{"http":{"servers":{"s":{"rutes":[]}}}}}`):                                "loading http app module: ",
+		"--config " + write("f.json", `{"aps":{}}`):                                                                      "decoding config: ",
+		"--config " + write("g.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a {\napi_key {env.CHECK_UNSET}\n}\n}\n}"): "backend 1 (a): api_key: evaluated placeholder {env.CHECK_UNSET} is empty, at " + folder + "/g.Caddyfile:4\n",
+		"--config " + write("h.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a\nclient_keys_file /no/such/file\n}\n}"): "client_keys_file: open /no/such/file: no such file or directory, at " + folder + "/h.Caddyfile:4\n",
+		"--config " + write("i.json", handlerOf(`"backends":[{"url":"ftp://a"}]`)):                                       "backend 1: url 'ftp://a' must begin with http:// or https://, at " + folder + "/i.json:1\n",
 	} {
 		var out bytes.Buffer
 		err := runCommand(&out, append([]string{"check"}, strings.Fields(args)...)...)
