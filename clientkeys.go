@@ -56,6 +56,18 @@ func (h *Handler) warnIfPublic(ctx caddy.Context) error {
 	})
 }
 
+// warnIfUnreachable logs a warning if no request reaches the handler, because another one in front answers all.
+func (h *Handler) warnIfUnreachable(ctx caddy.Context) error {
+	return observe.On(ctx, observe.Started, func() {
+		if app, err := ctx.AppIfConfigured("http"); err == nil {
+			names := keys.Unreachable(app.(*caddyhttp.App), func(other caddyhttp.MiddlewareHandler) bool { return other == h })
+			if names != nil {
+				h.logger.Warn("no request reaches this openai_lb: a handler in front of it answers every one", zap.Strings("handlers", names), zap.String("pool", h.Pool))
+			}
+		}
+	})
+}
+
 // admit records who sent the request. It refuses a caller without a valid key.
 func (h *Handler) admit(ex *exchange) (refusal apierror.Error, refused bool) {
 	if h.clientKeys == nil {

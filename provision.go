@@ -69,7 +69,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if ignoresWeights(policy) && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
 		h.logger.Warn(weightIgnored)
 	}
-	if err := h.warnIfPublic(ctx); err != nil {
+	for _, warning := range backend.Mistakes(h.Backends) {
+		h.logger.Warn(warning)
+	}
+	if err := errors.Join(h.warnIfPublic(ctx), h.warnIfUnreachable(ctx)); err != nil {
 		return err
 	}
 	if err := h.provisionTransport(ctx); err != nil {

@@ -259,6 +259,7 @@ func (c *Config) Unused(known func(name string) bool) (warnings []string) {
 	}
 	for _, caller := range c.Callers {
 		own := c.tierOf(caller.Tier)
+		warnings = append(warnings, caller.mistakes()...)
 		if caller.Name != everyOther && !known(caller.Name) {
 			warnings = append(warnings, "caller '"+caller.Name+"' has no client key, so its limits have no effect")
 		}

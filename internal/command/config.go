@@ -14,9 +14,11 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/spf13/cobra"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -54,6 +56,9 @@ func (c configuration) provision(use func([]*pools.Entry) error) error {
 			return shortened(err, cmp.Or(c.file, "Caddyfile"))
 		}
 	}
+	if err := reachable(ctx); err != nil {
+		return err
+	}
 	var entries []*pools.Entry
 	for _, e := range pools.Default.Entries() {
 		if e.Rechecker != nil && !slices.Contains(before, e) {
@@ -61,6 +66,27 @@ func (c configuration) provision(use func([]*pools.Entry) error) error {
 		}
 	}
 	return use(entries)
+}
+
+// reachable returns an error if no request reaches one of the balancers.
+func reachable(ctx caddy.Context) error {
+	configured, err := ctx.AppIfConfigured("http")
+	if err != nil {
+		return nil // there is none
+	}
+	app, found := configured.(*caddyhttp.App), []caddyhttp.MiddlewareHandler(nil)
+	keys.Unreachable(app, func(h caddyhttp.MiddlewareHandler) bool {
+		if module, ok := h.(caddy.Module); ok && module.CaddyModule().ID == "http.handlers.openai_lb" {
+			found = append(found, h)
+		}
+		return false
+	})
+	for _, lb := range found {
+		if names := keys.Unreachable(app, func(h caddyhttp.MiddlewareHandler) bool { return h == lb }); names != nil {
+			return fmt.Errorf("no request reaches an openai_lb: %s in front of it answers every one", strings.Join(names, ", "))
+		}
+	}
+	return nil
 }
 
 // appsToLoad returns the app that has the balancers, or with all, every app.

@@ -298,7 +298,9 @@ func TestWhatIsWrongWithACheckIsPlainText(t *testing.T) {
 		"--config " + write("f.json", `{"aps":{}}`):                                                                      "decoding config: ",
 		"--config " + write("g.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a {\napi_key {env.CHECK_UNSET}\n}\n}\n}"): "backend 1 (a): api_key: evaluated placeholder {env.CHECK_UNSET} is empty, at " + folder + "/g.Caddyfile:4\n",
 		"--config " + write("h.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a\nclient_keys_file /no/such/file\n}\n}"): "client_keys_file: open /no/such/file: no such file or directory, at " + folder + "/h.Caddyfile:4\n",
-		"--config " + write("i.json", handlerOf(`"backends":[{"url":"ftp://a"}]`)):                                       "backend 1: url 'ftp://a' must begin with http:// or https://, at " + folder + "/i.json:1\n",
+		"--config " + write("j.Caddyfile", ":80 {\nrespond hello\nopenai_lb {\nbackend http://a\n}\n}") + " --offline":   "no request reaches an openai_lb: static_response in front of it answers every one\n",
+		"--config " + write("k.Caddyfile", ":80 {\nopenai_lb {\nbackend http://a\n}\n}\n:81 {\nroute {\nopenai_lb_status\nopenai_lb {\npool b\nbackend http://a\n}\n}\n}") + " --offline": "no request reaches an openai_lb: openai_lb_status in front of it answers every one\n",
+		"--config " + write("i.json", handlerOf(`"backends":[{"url":"ftp://a"}]`)):                                                                                                        "backend 1: url 'ftp://a' must begin with http:// or https://, at " + folder + "/i.json:1\n",
 	} {
 		var out bytes.Buffer
 		err := runCommand(&out, append([]string{"check"}, strings.Fields(args)...)...)

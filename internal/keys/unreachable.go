@@ -1,0 +1,67 @@
+package keys
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/fileserver"
+)
+
+// Unreachable returns the names of the handlers that answer every request in front of a handler that is looked for.
+// Nothing is returned for one that requests reach.
+func Unreachable(app *caddyhttp.App, looksFor func(caddyhttp.MiddlewareHandler) bool) []string {
+	u := unreachable{looksFor: looksFor, in: make(map[string]bool)}
+	for _, server := range app.Servers {
+		u.walk(server.Routes, "")
+	}
+	if u.reached {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(u.in))
+}
+
+// unreachable looks for handlers that no request reaches.
+type unreachable struct {
+	looksFor func(caddyhttp.MiddlewareHandler) bool
+	in       map[string]bool
+	reached  bool
+}
+
+// walk follows requests through routes. answered is the name of the handler that has answered all of them before, if one
+// has. It returns the one that has after the routes.
+func (u *unreachable) walk(routes caddyhttp.RouteList, answered string) string {
+	for _, route := range routes {
+		here := answered
+		for _, h := range route.Handlers {
+			if subroute, ok := h.(*caddyhttp.Subroute); ok {
+				here = u.walk(subroute.Routes, here)
+				continue
+			}
+			if u.looksFor(h) {
+				u.reached = u.reached || here == ""
+				if here != "" {
+					u.in[here] = true
+				}
+			}
+			if here == "" && answersEverything(h) {
+				here = nameOf(h)
+			}
+		}
+		if len(route.MatcherSets) == 0 {
+			answered = here
+		}
+	}
+	return answered
+}
+
+// answersEverything reports whether a handler passes no request on.
+func answersEverything(h caddyhttp.MiddlewareHandler) bool {
+	switch h := h.(type) {
+	case *caddyhttp.StaticResponse:
+		return h.StatusCode != "103" // it goes before another answer
+	case *fileserver.FileServer:
+		return !h.PassThru
+	}
+	return answersAnybody(h)
+}
