@@ -26,9 +26,8 @@ func Mistakes(backends []*Backend) (warnings []string) {
 // options returns what a backend is asked for, as text. Its name and its place among the others are left out, and so are
 // its URL and its credential, of which there may be several spellings.
 func (b *Backend) options() string {
-	its := *b
-	its.URL, its.Name, its.Priority, its.Weight = "", "", 0, nil
-	its.Auth, its.APIKey, its.AuthOptions, its.Header = "", "", nil, nil
-	text, _ := json.Marshal(its) // it was read from JSON
+	text, _ := json.Marshal(&Backend{ // its options were read from JSON
+		Deployment: b.Deployment, Account: b.Account, Model: b.Model, MaxRequests: b.MaxRequests, StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,
+	})
 	return string(text)
 }
