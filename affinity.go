@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -63,7 +64,32 @@ func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	if api.placement = placement; placement.IsList() {
 		ex.settleList()
 	}
+	api.affinity.Maker = api.placement.Maker()
 	return none
+}
+
+// hasAllModels reports whether an account serves all models of the pool, or none does.
+func (b *balancer) hasAllModels(account string) bool {
+	some := false
+	for _, t := range b.targets {
+		if t.allModels && t.backend.AccountKey == account {
+			return true
+		}
+		some = some || t.allModels
+	}
+	return !some
+}
+
+// stayHome has a request wait for the account where its caller's objects are, if that throttles for less than a minute:
+// an object elsewhere could not be used with them. Clients retry then.
+func stayHome(ex *exchange, now time.Time) {
+	k := ex.api.affinity.Maker
+	if k == nil || k.Order == 0 || k.Home == "" || !ex.balancer.Pool.IsSoonBack(ex, k.Home, now) {
+		return
+	}
+	if ex.api.Model != "" || ex.balancer.hasAllModels(k.Home) {
+		ex.api.placement.Settle(k.Home)
+	}
 }
 
 // settleList has a list come from the first account by priority, or from the

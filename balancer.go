@@ -140,6 +140,7 @@ func (b *balancer) close() {
 func targetOf(b *backend.Backend) *target {
 	m := pool.NewMember(b.Name, pools.LoadHealth(b.HealthKey))
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
+	m.Account = b.AccountKey
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment = b.Models, b.Deployment
 	upstream := &reverseproxy.Upstream{Dial: b.Dial()}

@@ -53,6 +53,7 @@ func (ex *exchange) choose() *target {
 	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
 		ex.ask(now)
 		ex.lineUp()
+		stayHome(ex, now)
 		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
 			m = ex.balancer.Pool.Pick(ex, now)
 		}

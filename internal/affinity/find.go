@@ -82,6 +82,9 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierro
 	f.own = a.strict
 	r.Body.EachID(r.Text, f.take)
 	f.lookUp()
+	if p.makes = stored.Makes; !f.refused && !r.Body.StoresNot {
+		f.findHome()
+	}
 	return p, f.refusal, f.refused
 }
 

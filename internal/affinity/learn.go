@@ -17,6 +17,7 @@ func (p *Placement) Served(account string, res *http.Response) {
 	if p.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return
 	}
+	p.remember(account)
 	p.wasAsked = p.asked()
 	for _, it := range p.unknown {
 		if it.kind != apibody.Item || len(p.missing) > 0 {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -28,6 +29,10 @@ type Placement struct {
 	subject  owners.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
+	// makes is what the request makes, and free reports whether it names nothing. maker is how the pool chooses.
+	makes openaiapi.Made
+	free  bool
+	maker pool.Maker
 	// missing are the accounts that do not have what the request names.
 	missing []string
 	// wasAsked reports whether the account that served the request was asked.
@@ -94,8 +99,11 @@ func (p *Placement) Stored() string {
 	case apibody.Encrypted:
 		kind = "encrypted content"
 	default:
-		if p.basis == listed {
+		switch {
+		case p.basis == listed:
 			return "this list"
+		case p.first.text == "":
+			return "the caller's objects"
 		}
 		if known, ok := kinds[p.first.text[:max(0, strings.IndexAny(p.first.text, "_-"))]]; ok {
 			kind = known

@@ -17,6 +17,8 @@ const (
 	Asked = "asked"
 	// Cache: by the session's key.
 	Cache = "cache"
+	// Home: the objects that the caller makes are there.
+	Home = "home"
 	// Learned: the choice was free, and the reply named objects.
 	Learned = "learned"
 )
@@ -30,6 +32,8 @@ func (p *Placement) Why(a pool.Affinity) string {
 		return Asked
 	case a.Result != "":
 		return Cache
+	case p.maker.Chosen:
+		return Home
 	case p.ids == learnedIDs:
 		return Learned
 	}

@@ -32,8 +32,8 @@ type Body struct {
 	// MaxOutput is how many tokens the reply may have at most.
 	MaxOutput MaxOutput
 
-	// Stores reports whether the last "store" is true.
-	Stores bool
+	// Stores reports whether the last "store" is true, and StoresNot whether it is false.
+	Stores, StoresNot bool
 
 	// Background reports whether any "background" is true: a response may go on after the reply.
 	Background bool
@@ -148,7 +148,7 @@ func (b *Body) set(at place, value []byte) {
 	case memberStream:
 		b.Stream = string(value) == "true"
 	case memberStore:
-		b.Stores = string(value) == "true"
+		b.Stores, b.StoresNot = string(value) == "true", string(value) == "false"
 	case memberBackground:
 		b.Background = b.Background || string(value) == "true"
 	case memberToolServers:

@@ -17,11 +17,40 @@ type Stored struct {
 	Subject string
 	// Creates reports whether the request creates the object in its reply.
 	Creates bool
+	// Makes is what the request makes in a collection. It is below no other object.
+	Makes Made
 	// List reports whether the request asks for a list of objects. Each account lists only its own.
 	List bool
 	// Teaches reports whether the reply names objects. The reply to a chat completion does so only if
 	// the request asks to store it, or for audio.
 	Teaches, TeachesIfStored bool
+}
+
+// Made is what a request makes, by how it is used.
+type Made uint8
+
+const (
+	// MakesNothing: no object, or one that other requests do not name together with others.
+	MakesNothing Made = iota
+	// MakesResponse: a response, which the next one may name together with objects.
+	MakesResponse
+	// MakesHistory: what responses or runs continue, and name together with objects.
+	MakesHistory
+	// MakesObject: what other requests name, often with others of its kind.
+	MakesObject
+)
+
+// made returns what a POST to a collection makes.
+func made(collection string) Made {
+	switch collection {
+	case "responses":
+		return MakesResponse
+	case "conversations", "threads":
+		return MakesHistory
+	case "files", "uploads", "vector_stores", "batches", "containers", "assistants", "skills", "evals":
+		return MakesObject
+	}
+	return MakesNothing
 }
 
 // collections are the paths below which objects have their ids.
@@ -69,7 +98,9 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 		return s
 	}
 	isCollection := rest == ""
-	s.Creates = method == http.MethodPost
+	if s.Creates = method == http.MethodPost; s.Creates && isCollection {
+		s.Makes = made(first)
+	}
 	// names of collections and ids take turns, and some of the latter are verbs
 	for i := 0; rest != ""; i++ {
 		var segment string

@@ -2,6 +2,7 @@ package openaiapi
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -47,7 +48,7 @@ func TestStoredObjectsInAPath(t *testing.T) {
 		{"GET", "/evals/eval_12345/runs/evalrun_12345/output_items/item_1", ""}: teaches("eval_12345", "evalrun_12345"), // too short for an id
 	} {
 		got := ReadStored(request[0], request[1], request[2])
-		got.Creates, got.Subject = false, "" // see TestWhatCreatesAnObject
+		got.Creates, got.Subject, got.Makes = false, "", MakesNothing // see TestWhatCreatesAnObject
 		if len(got.IDs) == 0 {
 			got.IDs = nil
 		}
@@ -92,6 +93,22 @@ func TestWhatCreatesAnObject(t *testing.T) {
 	} {
 		if s := ReadStored(request[0], request[1], ""); (about{s.Subject, s.Creates}) != want {
 			t.Errorf("%q: got %+v, want %+v", request, s, want)
+		}
+	}
+}
+
+// TestWhatIsUsedTogether has what requests make in a collection.
+func TestWhatIsUsedTogether(t *testing.T) {
+	for request, want := range map[string]Made{
+		"POST /files": MakesObject, "POST /vector_stores/": MakesObject, "POST /batches": MakesObject, "POST /assistants": MakesObject,
+		"POST /containers": MakesObject, "POST /uploads": MakesObject, "POST /skills": MakesObject, "POST /evals": MakesObject,
+		"POST /conversations": MakesHistory, "POST /threads": MakesHistory, "POST /responses": MakesResponse,
+		"POST /responses/compact": MakesNothing, "POST /threads/runs": MakesNothing, "POST /chat/completions": MakesNothing, "POST /videos": MakesNothing,
+		"POST /fine_tuning/jobs": MakesNothing, "POST /realtime/calls": MakesNothing, "POST /uploads/upload_12345/parts": MakesNothing, "GET /files": MakesNothing,
+	} {
+		method, operation, _ := strings.Cut(request, " ")
+		if got := ReadStored(method, operation, "").Makes; got != want {
+			t.Errorf("%s: got %d, want %d", request, got, want)
 		}
 	}
 }

@@ -24,6 +24,8 @@ import (
 type Affinity struct {
 	// Key is the same for related requests. 0: the request has no key.
 	Key uint64
+	// Maker, if it is set, chooses the account for what a caller makes.
+	Maker *Maker
 	// Result is the result of the latest pick.
 	Result Result
 }

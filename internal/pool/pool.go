@@ -71,6 +71,8 @@ type Member struct {
 	Name string
 	// Index is the member's place in its pool.
 	Index int
+	// Account is the account that the member belongs to.
+	Account string
 	// Priority ranks the members: the lowest number comes first.
 	Priority int
 	// Weight is the member's share within its priority. 0 drains it.
@@ -95,6 +97,7 @@ type Member struct {
 	namesakes *namesakes
 	lately    homes.Lately
 	digest    homes.Digest // of the name
+	account   account
 }
 
 // Checks is state of a member outside the pool. With a method InFlight() int64,
@@ -138,6 +141,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	for i, m := range members {
 		m.Index, m.pool, m.digest = i, p, homes.DigestOf(m.Name)
 	}
+	p.findAccounts()
 	p.watchReturns()
 	return p
 }
@@ -272,9 +276,13 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered b
 	if chosen == nil {
 		return place{}, best, false
 	}
-	if p.Relocations != nil {
-		if a := r.Affinity(); a.Key != 0 {
-			return p.chooseByKey(r, a, now, chosen, best), best, steered
+	a := r.Affinity()
+	if p.Relocations != nil && a.Key != 0 {
+		return p.chooseByKey(r, a, now, chosen, best), best, steered
+	}
+	if a.Maker != nil {
+		if m := p.chooseForMaker(r, a.Maker, now, best); m != nil {
+			return m.place(), best, steered
 		}
 	}
 	if p.Policy != nil {

@@ -198,13 +198,10 @@ func TestAListDoesNotTakeIDsFromTheirCallers(t *testing.T) {
 func TestObjectsOfDifferentAccountsAreRefusedTogether(t *testing.T) {
 	inBubble(t, threeAccounts, func(t *testing.T, w *world) {
 		all := w.accounts("a", "b", "c")
-		var one, other, at string
-		for one, at = w.make(alice, "/v1/files", "{}"); ; {
-			var home string
-			if other, home = w.make(alice, "/v1/responses", "{}"); home != at {
-				break
-			}
-		}
+		one, at := w.make(alice, "/v1/files", "{}")
+		elsewhere := map[string]string{"a": "b", "b": "c", "c": "a"}[at]
+		other := all[elsewhere].put("resp")
+		w.call(alice, "GET", "/v1/responses/"+other, "").WantServed(t, elsewhere)
 		for _, a := range all {
 			a.requests()
 		}
