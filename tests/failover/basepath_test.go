@@ -104,6 +104,9 @@ func TestAKnownOperationNeedsNoPrefix(t *testing.T) {
 			priority 4
 			model m
 		}
+		affinity {
+			ids 0
+		}
 	}`
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
 		ask := func(method, path, model string) lbtest.Reply {
