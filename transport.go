@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -135,7 +136,8 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		attempt.KnowClients(server)
 	}
 	t.HTTP.Transport.DialContext = attempt.Dialing(t.HTTP.Transport.DialContext)
-	t.sender = attempt.Sender{RoundTripper: t.HTTP, Options: t.Options, Statuses: t.UnhealthyStatus}
+	t.sender = attempt.Sender{RoundTripper: t.HTTP, Options: t.Options, Statuses: t.UnhealthyStatus,
+		SharesConnections: slices.Contains(t.HTTP.Versions, "h2c")}
 	return nil
 }
 

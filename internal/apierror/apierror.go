@@ -90,6 +90,9 @@ var (
 	TimedOut            = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
 	PerhapsExecuted     = upstream(http.StatusBadGateway, "upstream_unreachable",
 		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.")
+	// NotProcessed is the error for a body that cannot be sent to another backend. It has a Retry-After of a second.
+	NotProcessed = upstream(http.StatusServiceUnavailable, "upstream_unreachable",
+		"The backend closed the connection before it processed the request. Please retry after 1 second.")
 	PerhapsStillExecuted = upstream(http.StatusGatewayTimeout, "upstream_timeout",
 		"The backend did not answer in time. The request may have been executed, so it was not retried.")
 	// OwnersUnknown is the error while the engine of state cannot look up the

@@ -30,6 +30,8 @@ type Sender struct {
 	Options
 	// Statuses are those that are classified: statuses, and 4 and 5 for all of 4xx and 5xx. None: all.
 	Statuses []int
+	// SharesConnections reports whether HTTP/2 is used without TLS.
+	SharesConnections bool
 
 	alarms alarms
 }
@@ -165,6 +167,9 @@ func (s *Sender) send(t *Request) *Reply {
 	reply := &t.reply
 	reply.sent = t
 	res, err := s.RoundTripper.RoundTrip(&t.out)
+	if err != nil && t.sendsAgain(err) {
+		res, err = s.RoundTripper.RoundTrip(&t.out)
+	}
 	t.trip.endInterim()
 	if err == nil {
 		if err = t.check(res); err != nil {
@@ -190,7 +195,7 @@ func (s *Sender) send(t *Request) *Reply {
 
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
-	t.trip.fields, t.trip.interims, t.trip.dial = t.Fields, t.Interims, t.Dial
+	t.trip.fields, t.trip.interims, t.trip.dial, t.trip.shares = t.Fields, t.Interims, t.Dial, s.SharesConnections
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header
@@ -215,6 +220,19 @@ func (t *Request) begin(s *Sender) {
 		t.trip.timeout.watched(t.Watch, after)
 	}
 	t.trip.timeout.start(time.Duration(limit), ErrNoReply)
+}
+
+// sendsAgain reports whether the request is sent once more, on a new connection: one that was used before has lost
+// it. It must be one that may be executed twice.
+func (t *Request) sendsAgain(err error) bool {
+	if !t.Change.Repeatable || !t.Body.Whole() || !t.trip.lost(err) || !t.trip.upload.Abandon() {
+		return false
+	}
+	t.trip.endUpload()
+	t.trip.again = true
+	t.trip.sent.Store(false)
+	t.trip.upload = t.Body.Attach(&t.out, t.Change)
+	return true
 }
 
 // check returns what is wrong with a response that no client may see, if anything is.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -26,6 +27,7 @@ var (
 	ErrNoHTTP        = &verdict.CauseError{Word: "malformed", Text: "the reply is not a valid HTTP response"}
 	ErrWrongProtocol = &verdict.CauseError{Word: "wrong_protocol", Text: "the backend switched to another protocol than the requested one"}
 	ErrNoUpgrade     = &verdict.CauseError{Word: "not_upgraded", Text: "the backend answered the handshake without opening a WebSocket"}
+	ErrUnprocessed   = &verdict.CauseError{Word: "not_accepted", Text: "the backend did not process the request"}
 	ErrLostAgain     = &verdict.CauseError{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 
@@ -47,8 +49,13 @@ type trip struct {
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
 	connections atomic.Int32
-	// latest is the connection that net/http took last.
+	// latest is the connection that net/http took last, and reused reports whether it was used before.
 	latest net.Conn
+	reused bool
+	// again reports whether the request is sent for the second time, because the first connection lost it.
+	again bool
+	// shares reports whether requests share connections that do not look like it.
+	shares bool
 	// interim guards replied, which reports whether there is a reply, or none: what net/http still reads belongs to
 	// no client then.
 	interim sync.Mutex
@@ -100,6 +107,11 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 		t.outer.GotConn(got)
 	}
 	t.endUpload()
+	t.reused = got.Reused
+	if t.again && got.Reused && !t.shares && !isHTTP2(got.Conn) {
+		_ = got.Conn.Close() // so that net/http takes the next one, and at last a new one
+		return
+	}
 	if t.upload.Long() {
 		conn := got.Conn
 		uploadBegins(conn)
@@ -121,6 +133,28 @@ func (t *trip) endUpload() {
 	if conn := t.uploads.Swap(nil); conn != nil {
 		uploadEnds(*conn)
 	}
+}
+
+// brokenHTTP1 begins net/http's error for a connection that broke after the first byte of a reply, or in a write.
+const brokenHTTP1 = "net/http: HTTP/1.x transport connection broken: "
+
+// lost reports whether a connection that was used before lost the request, and no byte of a reply has come. Servers
+// close connections that are idle, perhaps just when the next request is on its way. That says nothing about the
+// backend.
+func (t *trip) lost(err error) bool {
+	if !t.reused || t.again || t.Err() != nil {
+		return false
+	}
+	text, network := err.Error(), (*net.OpError)(nil)
+	switch {
+	case errors.As(err, &network) && network.Op == "write", strings.HasPrefix(text, brokenHTTP1+"readLoopPeekFailLocked: "):
+		return true
+	case strings.HasPrefix(text, brokenHTTP1):
+		return false
+	case network != nil, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return true
+	}
+	return text == "http: server closed idle connection" || text == "http2: client connection lost"
 }
 
 func isHTTP2(conn net.Conn) bool {
@@ -198,6 +232,8 @@ func (t *trip) why(err error) Failure {
 	case errors.Is(ended, ErrLostAgain):
 		// both connections refused it before it was executed
 		f.Err, f.class, f.Connected = ErrLostAgain, verdict.Failed, false
+	case isUnprocessed(err.Error()):
+		f.Err, f.class, f.Connected, f.Uploading = ErrUnprocessed, verdict.Failed, false, t.upload.Long()
 	case strings.Contains(err.Error(), headerListTooLarge):
 		f.class, f.Refusal = verdict.ClientError, apierror.HeadersTooLarge
 	case strings.HasPrefix(err.Error(), invalidHeader):
@@ -206,6 +242,15 @@ func (t *trip) why(err error) Failure {
 		f.class, f.Uploading = verdict.Failed, t.upload.Long() && !t.sent.Load()
 	}
 	return f
+}
+
+// isUnprocessed reports whether this is net/http's error for a request of which HTTP/2 guarantees that it was not
+// processed: by REFUSED_STREAM (RFC 9113 section 8.7), or by GOAWAY because its stream is above the last one (section
+// 6.8). net/http sends it again itself if it has all of the body.
+func isUnprocessed(text string) bool {
+	text = strings.TrimPrefix(text, "http2: Transport: cannot retry err [")
+	return strings.HasPrefix(text, "http2: Transport received ") && strings.Contains(text, "GOAWAY") ||
+		strings.HasPrefix(text, "stream error: ") && strings.Contains(text, "; REFUSED_STREAM")
 }
 
 // isHeaderTimeout recognizes the http transport's own response_header_timeout,

@@ -6,8 +6,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -172,5 +175,31 @@ func TestABackendThatStopsReadingAnUploadIsAtFault(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// HTTP/2 guarantees that such a request was not processed (RFC 9113 sections 6.8 and 8.7).
+func TestAnUploadThatWasNotProcessedMayBeSentAgain(t *testing.T) {
+	config, trust := backendTLS(t)
+	for name, refuses := range map[string]func(frames){
+		"it refuses the stream":     isReset(http2.ErrCodeRefusedStream),
+		"it goes away":              goesAway(false, http2.ErrCodeNo),
+		"it goes away for an error": goesAway(false, http2.ErrCodeEnhanceYourCalm),
+	} {
+		for _, path := range []string{"files", "audio/transcriptions"} {
+			t.Run(name+", "+path, func(t *testing.T) {
+				s := lbtest.NewSites(t, "http")
+				url := s.Add("openai_lb {\nbackend https://" + rawBackend(t, overTLS(config, answers(refuses))) + " {\nname a\n}\nrequest_buffers 4KiB\n" + trust + "\n}")
+				s.Serve(t)
+				reply := lbtest.Post(s.NewClient(t, 1), strings.Replace(url, "chat/completions", path, 1), lbtest.Noise(30<<10))
+				reply.WantError(t, 503, "upstream_unreachable")
+				if reply.Header.Get("Retry-After") != "1" || reply.Header["X-Should-Retry"] != nil || strings.Contains(reply.Body, "may have been executed") {
+					t.Errorf("the client got %v %s", reply.Header, reply.Body)
+				}
+				if _, benched := s.LoggedOf(t, "a"); benched != nil {
+					t.Errorf("benched %+v", benched)
+				}
+			})
+		}
 	}
 }
