@@ -186,7 +186,7 @@ func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api
 // summary is what placeholders and the access log say of the request.
 func (ex *exchange) summary() *observe.Summary {
 	s := &observe.Summary{
-		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens, Tier: ex.admission.Tier(),
+		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens, Tier: ex.admission.Tier(), Limit: ex.own.Limit,
 		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
 	}
 	if t := ex.tries.turn; t != nil {

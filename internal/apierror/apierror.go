@@ -240,10 +240,12 @@ type Answer struct {
 	*http.Response
 	// Class is that of the answer. If empty, it is that of the last attempt.
 	Class string
+	// Limit is the limit of the caller that refused the request, such as tokens/minute, or empty.
+	Limit string
 }
 
 // Answer returns the error as an answer to req.
-func (e Error) Answer(req *http.Request) Answer { return Answer{e.Response(req), e.Class} }
+func (e Error) Answer(req *http.Request) Answer { return Answer{Response: e.Response(req), Class: e.Class} }
 
 // JSONResponse returns the balancer's own reply to req.
 func JSONResponse(req *http.Request, status int, value any) *http.Response {

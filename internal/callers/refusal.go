@@ -19,6 +19,8 @@ const longestWait = time.Minute
 // it has no Retry-After: some SDKs would sleep for a day (openai-node 6.26 to 7.4).
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), rounded(refusal.Wait)
+	kind, window := refusal.Names()
+	answer.Limit = strings.TrimSuffix(kind+"/"+window, "/")
 	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
 	} else {

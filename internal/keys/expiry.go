@@ -47,6 +47,6 @@ func (c *Clients) noticeExpiry(now time.Time) {
 		}
 		e.noticed = now
 		c.expiring[key] = e
-		c.config.Logger.Warn("client key expires soon", zap.String("caller", (*c.known.Load())[key].Name), zap.Time("expires", e.at))
+		c.config.Logger.Warn("client key expires soon", zap.String("caller", (*c.known.Load())[key].Name), zap.String("expires", e.at.Format(time.RFC3339)))
 	}
 }

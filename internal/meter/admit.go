@@ -93,6 +93,14 @@ type Refusal struct {
 	Wait time.Duration
 }
 
+// Names returns the names of what the limit counts and of its window. Requests at a time have none.
+func (r *Refusal) Names() (kind, window string) {
+	if r.Reason == TooMany {
+		return "max_requests", ""
+	}
+	return r.Limit.Kind.String(), r.Limit.Unit.String()
+}
+
 // Admit charges all limits with the estimate, or returns why it charged none. An admitted request must be
 // settled.
 func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {

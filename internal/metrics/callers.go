@@ -23,10 +23,7 @@ var (
 
 // Limited counts a request that a limit of its caller refused. The caller is a label, see Caller.
 func (p *Pool) Limited(caller string, r *meter.Refusal) {
-	kind, window := r.Limit.Kind.String(), r.Limit.Unit.String()
-	if r.Reason == meter.TooMany {
-		kind, window = "max_requests", ""
-	}
+	kind, window := r.Names()
 	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window).Inc()
 }
 

@@ -18,6 +18,8 @@ type Summary struct {
 	Backend string
 	// Class is the class of the answer.
 	Class string
+	// Limit is the limit of the caller that refused the request, or empty.
+	Limit string
 	// Affinity is why the backend was chosen, and AffinityResult whether that
 	// was where the request belongs: hit, move or miss.
 	Affinity, AffinityResult string
@@ -61,6 +63,8 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return s.Backend, true
 	case "class":
 		return s.Class, true
+	case "limit":
+		return s.Limit, true
 	case "affinity":
 		return s.Affinity, true
 	case "affinity_result":
@@ -121,7 +125,7 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		why = ""
 	}
 	for _, field := range []struct{ name, value string }{
-		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class}, {"affinity", why}, {"affinity_result", s.AffinityResult},
+		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class}, {"limit", s.Limit}, {"affinity", why}, {"affinity_result", s.AffinityResult},
 	} {
 		if field.value != "" {
 			enc.AddString(field.name, field.value)

@@ -70,3 +70,70 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 		})
 	}
 }
+
+func TestTheAccessLogSaysWhichLimitRefusedARequest(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	file := filepath.Join(t.TempDir(), "access.log")
+	address := lbtest.ServeAt(t, fmt.Sprintf(`
+		log {
+			output file %s
+		}
+		log_append limit {http.openai_lb.limit}
+		openai_lb {
+			pool %s
+			backend %s
+			client_key alice client-key-of-alice
+			client_key bob client-key-of-bob
+			client_key carol client-key-of-carol
+			caller alice {
+				requests 1/hour
+				tokens 100k/minute
+			}
+			caller bob {
+				max_requests 1
+			}
+			caller carol {
+				tokens 5/day
+			}
+		}`, file, lbtest.Unique("limited"), server.URL))
+	ask := func(caller, body string, want int) {
+		t.Helper()
+		reply := lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", body, "Api-Key", "client-key-of-"+caller)
+		reply.WantStatus(t, want)
+	}
+	ask("alice", `{}`, 200)
+	ask("alice", `{}`, 429)
+	ask("carol", `{"messages":[{"content":"a prompt of more than five tokens"}]}`, 429)
+	goOn, arrived := make(chan struct{}), make(chan struct{})
+	a.Replies(lbtest.Streams(lbtest.StreamContent, func() { close(arrived); <-goOn }))
+	over := make(chan lbtest.Reply)
+	go func() {
+		over <- lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"stream":true}`, "Api-Key", "client-key-of-bob")
+	}()
+	<-arrived
+	ask("bob", `{}`, 429)
+	close(goOn)
+	<-over
+	want := map[string]string{"alice 200": "", "alice 429": "requests/hour", "carol 429": "tokens/day", "bob 429": "max_requests", "bob 200": ""}
+	got := make(map[string]string)
+	lbtest.WaitFor(t, func() bool {
+		text, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(text)) {
+			var its struct {
+				Caller, Limit string
+				Status        int
+				Balancer      struct{ Limit string } `json:"openai_lb"`
+			}
+			if json.Unmarshal([]byte(line), &its) == nil {
+				if its.Limit != its.Balancer.Limit {
+					t.Errorf("the placeholder is %q, and the field %q", its.Limit, its.Balancer.Limit)
+				}
+				got[fmt.Sprint(its.Caller, " ", its.Status)] = its.Balancer.Limit
+			}
+		}
+		return len(got) == len(want)
+	})
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+}
