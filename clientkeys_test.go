@@ -184,8 +184,8 @@ func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 		for _, c := range []struct{ text, key string }{
 			{"alice first-key-of-a-caller\nbob second-key-of-a-caller\n", "second-key-of-a-caller"},
 			{"bob third-key-of-a-caller\n", "third-key-of-a-caller"},
-			{"a line that is broken\n", "third-key-of-a-caller"},
-			{"josé\xe9 fourth-key-of-a-caller\n", "third-key-of-a-caller"},
+			{"bob third-key-of-a-caller\na line that is broken\n", "third-key-of-a-caller"},
+			{"josé\xe9 fourth-key-of-a-caller\nbob third-key-of-a-caller\n", "third-key-of-a-caller"},
 			{"bob fourth-key-of-a-caller\n", "fourth-key-of-a-caller"},
 		} {
 			lbtest.WriteFile(t, file, c.text)
@@ -200,6 +200,8 @@ func TestAClientKeysFileIsReadAgainWhenItChanges(t *testing.T) {
 			time.Sleep(keys.ReloadInterval)
 			w.Send(w.RequestWithKey("fourth-key-of-a-caller")).WantServed(t, "a")
 			lbtest.WriteFile(t, file, emptied)
+			time.Sleep(keys.ReloadInterval)
+			w.Send(w.RequestWithKey("fourth-key-of-a-caller")) // an empty file counts once it has not changed for a second
 			time.Sleep(keys.ReloadInterval)
 			if reply := w.Send(w.RequestWithKey("fourth-key-of-a-caller")); reply.Status != 401 {
 				t.Errorf("with the file %q, a key that was there got %d", emptied, reply.Status)

@@ -119,6 +119,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
 		}
 	}
+	h.link.Secrets(h.keyFiles.Add)
 	h.models = backend.ModelsOf(h.Backends)
 	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Transport.sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
 	listeners, lists := []pool.Listener{h.link, &h.rechecker}, waiting.New(h.Wait)
@@ -130,7 +131,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, listeners...)
 	h.balancer.waiting = lists
-	h.balancer.Rechecker = &h.rechecker
+	h.balancer.Rechecker, h.balancer.Secrets = &h.rechecker, &h.keyFiles
 	h.balancer.use(policy)
 	h.balancer.useTransport(h.Transport)
 	h.balancer.streamUsage = h.StreamUsage

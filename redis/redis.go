@@ -14,6 +14,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -96,15 +97,30 @@ type settings struct {
 }
 
 // login is a user and a password, or the placeholder of a password in a file.
-type login struct{ User, Pass, File string }
+type login struct {
+	User, Pass, File string
+	// last is the password that was last read from the file.
+	last *atomic.Pointer[string]
+}
 
 // setPassword resolves the option of a password.
 func (l *login) setPassword(raw string) (err error) {
 	if raw == "" {
 		return nil
 	}
-	if l.Pass, err = keys.Resolve(raw); keys.InFile(raw) {
-		l.Pass, l.File = "", raw
+	if keys.InFile(raw) {
+		l.File, l.last = raw, new(atomic.Pointer[string])
+		return l.read()
+	}
+	l.Pass, err = keys.Resolve(raw)
+	return err
+}
+
+// read reads the password in the file again. If that fails, it stays as it was.
+func (l login) read() error {
+	password, err := keys.Resolve(l.File)
+	if err == nil {
+		l.last.Store(&password)
 	}
 	return err
 }
@@ -112,11 +128,23 @@ func (l *login) setPassword(raw string) (err error) {
 func (l login) hasPassword() bool { return l.Pass != "" || l.File != "" }
 
 // password returns the password for a new connection.
-func (l login) password() (string, error) {
+func (l login) password() string {
 	if l.File == "" {
-		return l.Pass, nil
+		return l.Pass
 	}
-	return keys.Resolve(l.File)
+	_ = l.read() // Secrets shows that it fails
+	return *l.last.Load()
+}
+
+// Secrets implements state.SecretReader.
+func (e *Engine) Secrets() map[string]func() error {
+	secrets := make(map[string]func() error)
+	for option, l := range map[string]login{"password": e.resolved.Server, "sentinel_password": e.resolved.Sentinel} {
+		if l.File != "" {
+			secrets[option] = l.read
+		}
+	}
+	return secrets
 }
 
 // CaddyModule returns the Caddy module information.
@@ -227,8 +255,7 @@ func (e *Engine) Open() (state.Store, error) {
 	options := &client.UniversalOptions{
 		Addrs: s.Address, MasterName: s.Master, IsClusterMode: s.Cluster, DB: s.DB,
 		CredentialsProviderContext: func(context.Context) (string, string, error) {
-			password, err := s.Server.password()
-			return s.Server.User, password, err
+			return s.Server.User, s.Server.password(), nil
 		},
 		Protocol:        2, // all servers know it
 		DisableIdentity: true,
@@ -273,11 +300,7 @@ func (l login) logIn(ctx context.Context, c *client.Conn) error {
 	if strings.HasPrefix(c.String(), "Redis<FailoverClient ") { // the master, by the name that go-redis gives it
 		return nil
 	}
-	password, err := l.password()
-	if err != nil {
-		return err
-	}
-	return c.AuthACL(ctx, cmp.Or(l.User, "default"), password).Err()
+	return c.AuthACL(ctx, cmp.Or(l.User, "default"), l.password()).Err()
 }
 
 // Interface guards
@@ -285,4 +308,5 @@ var (
 	_ caddy.Provisioner     = (*Engine)(nil)
 	_ caddyfile.Unmarshaler = (*Engine)(nil)
 	_ state.Engine          = (*Engine)(nil)
+	_ state.SecretReader    = (*Engine)(nil)
 )

@@ -28,6 +28,13 @@ type Engine interface {
 	Open() (Store, error)
 }
 
+// SecretReader is an Engine with secrets in files. Operators see which of them cannot be read.
+type SecretReader interface {
+	// Secrets returns functions that read the secrets in files again, by the names of their options. If
+	// that fails, the previous secret stays. The errors contain no secret.
+	Secrets() map[string]func() error
+}
+
 // Store keeps records for all replicas, and passes messages between them. Its
 // methods are called from several goroutines. Each returns an error when its
 // context is done, at the latest.

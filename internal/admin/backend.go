@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -147,19 +148,20 @@ type Error struct {
 	Time       time.Time `json:"time"`
 }
 
-// Pool has the backends of a pool, in the order of their priorities.
+// Pool has the backends of a pool, in the order of their priorities, and its secrets in files.
 type Pool struct {
 	Name     string
 	Backends []Backend
 	// Unlimited are the callers that have keys, but no limits, although others have some.
 	Unlimited []string
+	Secrets   []keys.Secret
 }
 
 // Pools returns the pools in use, with these counts of their backends.
 func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	counts = metrics.By(counts, metrics.Key.OfBackend)
 	for _, entry := range pools.Default.Entries() {
-		p := Pool{Name: entry.Name}
+		p := Pool{Name: entry.Name, Secrets: entry.Secrets.Secrets()}
 		if entry.Unlimited != nil {
 			p.Unlimited = entry.Unlimited()
 		}

@@ -245,7 +245,9 @@ type Answer struct {
 }
 
 // Answer returns the error as an answer to req.
-func (e Error) Answer(req *http.Request) Answer { return Answer{Response: e.Response(req), Class: e.Class} }
+func (e Error) Answer(req *http.Request) Answer {
+	return Answer{Response: e.Response(req), Class: e.Class}
+}
 
 // JSONResponse returns the balancer's own reply to req.
 func JSONResponse(req *http.Request, status int, value any) *http.Response {

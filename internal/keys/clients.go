@@ -6,9 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,9 +27,6 @@ const (
 	// minKey is how many characters a key must have. What is shorter can be
 	// guessed, or is the beginning of a key.
 	minKey = 16
-	// settleTime is how long a file that ends within a line must stay as it is. Its
-	// last line may be the beginning of a longer one, with the beginning of a key.
-	settleTime = time.Second
 )
 
 // Why a caller is refused.
@@ -80,8 +75,14 @@ type Clients struct {
 	mu sync.Mutex // guards the reading
 	// changed gets the names of the callers after they have changed. nil: nothing does.
 	changed func(names []string)
-	last    [sha256.Size]byte // the digest of all that was read last
-	err     error             // of the last reading
+	// given are the keys of the config, and listed those of the file, as they were last read. last is
+	// the digest of both.
+	given, listed []foundKey
+	last          [sha256.Size]byte
+	// unread is why the file could not be read. clashes are the keys of the config, and wrong the
+	// lines of the file, that count as not there, each with the reason.
+	unread         error
+	clashes, wrong []string
 	// unfinished is the digest of a file that ended within a line, and seen is
 	// when it was first read.
 	unfinished [sha256.Size]byte
@@ -152,36 +153,78 @@ func (c *Clients) Watch(changed func(names []string)) {
 	changed(c.Names())
 }
 
-// errUnfinished reports that the file is being written, and should be read later.
-var errUnfinished = errors.New("the file is being written")
-
-// Read reads the keys again. If that fails, or if the file is being written, those
-// from before stay. Its errors hold no key.
+// Read reads the keys again. What cannot be read stays as it was: a key of the config, and the
+// lines of the file. Lines that are wrong count as not there. The error says what is wrong, and
+// holds no key.
 func (c *Clients) Read() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.read(); !errors.Is(err, errUnfinished) {
-		c.err = err
+	problems := c.resolve()
+	if err := c.list(); !errors.Is(err, errUnfinished) {
+		c.unread = err
 	}
+	c.use()
 	c.noticeExpiry(time.Now())
-	return c.err
-}
-
-func (c *Clients) read() error {
-	found, err := c.find()
-	if err != nil {
-		return err
+	problems = append(problems, c.clashes...)
+	if c.unread != nil {
+		problems = append(problems, c.unread.Error())
 	}
-	digest := sha256.Sum256(fmt.Appendf(nil, "%#v", found))
-	if digest == c.last {
+	if len(c.wrong) > 0 {
+		problems = append(problems, fmt.Sprintf("client_keys_file %s: %s", c.file, firstOf(c.wrong)))
+	}
+	if len(problems) == 0 {
 		return nil
 	}
-	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
-	for _, k := range found {
-		if err := c.add(known, k); err != nil {
-			return err
+	return errors.New(firstOf(problems))
+}
+
+// maxProblems is how many problems an error names.
+const maxProblems = 3
+
+func firstOf(problems []string) string {
+	text := strings.Join(problems[:min(maxProblems, len(problems))], "; ")
+	if more := len(problems) - maxProblems; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+// resolve reads the keys of the config. It returns what is wrong with those that stay as they were.
+func (c *Clients) resolve() (problems []string) {
+	given := make([]foundKey, len(c.config.Keys))
+	for i, k := range c.config.Keys {
+		var err error
+		if given[i], err = k.resolve(); err == nil {
+			_, err = given[i].digest()
+		}
+		if err == nil {
+			continue
+		}
+		if problems = append(problems, err.Error()); c.given != nil {
+			given[i] = c.given[i]
 		}
 	}
+	c.given = given
+	return problems
+}
+
+// use makes the keys known that were read.
+func (c *Clients) use() {
+	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %#v", c.given, c.listed))
+	if digest == c.last {
+		return
+	}
+	c.last = digest
+	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
+	add := func(keys []foundKey) (problems []string) {
+		for _, k := range keys {
+			if err := c.add(known, k); err != nil {
+				problems = append(problems, err.Error())
+			}
+		}
+		return problems
+	}
+	c.clashes, c.wrong = add(c.given), add(c.listed)
 	for key, client := range known {
 		if e := client.expiry; !e.at.IsZero() {
 			e.noticed = c.expiring[key].noticed
@@ -195,8 +238,6 @@ func (c *Clients) read() error {
 	if c.changed != nil {
 		c.changed(c.Names())
 	}
-	c.last = digest
-	return nil
 }
 
 // foundKey is a key and, for errors, where it was found.
@@ -205,78 +246,8 @@ type foundKey struct {
 	expires          time.Time // zero: never
 	// unfinished reports whether the key may go on: the file is being written.
 	unfinished bool
-}
-
-// find collects the keys of the config and the file.
-func (c *Clients) find() ([]foundKey, error) {
-	var found []foundKey
-	for _, k := range c.config.Keys {
-		key, err := k.resolve()
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, key)
-	}
-	if c.file == "" {
-		return found, nil
-	}
-	text, changed, err := readFile(c.file)
-	if err != nil {
-		return nil, fmt.Errorf("client_keys_file: %w", err)
-	}
-	lines := strings.Split(strings.TrimPrefix(text, "\xef\xbb\xbf"), "\n") // without the byte order mark of some editors
-	for i, line := range lines {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
-			continue
-		}
-		unfinished := i == len(lines)-1 && !c.settled(text, changed)
-		if unfinished && c.known.Load() != nil {
-			return nil, errUnfinished
-		}
-		where := fmt.Sprintf("client_keys_file %s: line %d", c.file, i+1)
-		if len(fields) < 2 || len(fields) > 3 {
-			return nil, fmt.Errorf("%s: %w", where, errLine)
-		}
-		key := foundKey{where: where, name: fields[0], key: fields[1], unfinished: unfinished}
-		if len(fields) == 3 && !unfinished {
-			if key.expires, err = parseExpiry(fields[2], c.config.Location); err != nil {
-				return nil, fmt.Errorf("%s: %w", where, err)
-			}
-		}
-		found = append(found, key)
-	}
-	return found, nil
-}
-
-// readFile returns the text of a file, and when it was last changed. The text is
-// read first, so that a later change shows in the time.
-func readFile(path string) (text string, changed time.Time, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	defer file.Close()
-	all, err := io.ReadAll(file)
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	info, err := file.Stat()
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	return string(all), info.ModTime(), nil
-}
-
-// settled reports whether a file that ends within a line has been as it is for
-// settleTime: by the time of its last change or, because the clock of its file
-// system may be ahead of ours, by when it was first read.
-func (c *Clients) settled(text string, changed time.Time) bool {
-	now := time.Now()
-	if digest := sha256.Sum256([]byte(text)); digest != c.unfinished {
-		c.unfinished, c.seen = digest, now
-	}
-	return now.Sub(changed) >= settleTime || now.Sub(c.seen) >= settleTime
+	// wrong is what is wrong with the line, if anything is.
+	wrong string
 }
 
 // resolve replaces the placeholders of a key.
@@ -304,10 +275,12 @@ func (k ClientKey) Check() error {
 // digest returns the digest of a key. It checks the key and its name.
 func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
 	switch text, isDigest := strings.CutPrefix(k.key, digestPrefix); {
+	case k.wrong != "":
+		err = errors.New(k.wrong)
 	case k.name == "" || len(k.name) > maxName:
 		err = fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(k.name))
 	case !utf8.ValidString(k.name) || strings.ContainsFunc(k.name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		err = fmt.Errorf("expected a name of printable characters, found %q", k.name)
+		err = errors.New("expected a name of printable characters")
 	case isDigest:
 		raw, wrong := hex.DecodeString(text)
 		if wrong != nil || len(raw) != len(digest) {
@@ -334,10 +307,13 @@ func (c *Clients) add(known map[blinded]client, k foundKey) error {
 		return err
 	}
 	b := c.blinded(digest)
-	if other, ok := known[b]; ok && other.Name != k.name {
+	other, again := known[b]
+	switch {
+	case again && other.Name != k.name:
 		return fmt.Errorf("%s: it is also the key of %q", k.where, other.Name)
-	}
-	if k.unfinished {
+	case again && !other.expiry.at.Equal(k.expires):
+		return fmt.Errorf("%s: %q has the same key with another date, or without one", k.where, k.name)
+	case k.unfinished:
 		return nil
 	}
 	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, expiry{at: k.expires}}

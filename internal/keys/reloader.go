@@ -15,8 +15,8 @@ const (
 	problemInterval = time.Minute
 )
 
-// Reloader reads secrets in files again when requests come: without a request, no new
-// secret is needed.
+// Reloader reads secrets in files again when requests come, and when an operator looks: without
+// either, no new secret is needed.
 type Reloader struct {
 	// Logger records the errors. Required.
 	Logger *zap.Logger
@@ -31,8 +31,18 @@ type Reloader struct {
 type source struct {
 	name string
 	read func() error
-	// failed is when an error was last logged. It is nil after a success.
-	failed atomic.Pointer[time.Time]
+	// failed is nil after a success.
+	failed atomic.Pointer[failure]
+}
+
+// failure is why a secret is not what its file says: since when, and when that was last logged.
+type failure struct{ since, logged time.Time }
+
+// Secret is a secret in a file, as operators see it.
+type Secret struct {
+	Name string
+	// StaleSince is since when it could not be reloaded. It is zero if it was.
+	StaleSince time.Time
 }
 
 // Add adds a secret: its name in the log, and the function that reads it. The
@@ -70,8 +80,28 @@ func (s *source) refresh(logger *zap.Logger, now time.Time) {
 	case err == nil && failed != nil:
 		s.failed.Store(nil)
 		logger.Info("secret reloaded", zap.String("secret", s.name))
-	case err != nil && (failed == nil || now.Sub(*failed) >= problemInterval):
-		s.failed.Store(&now)
-		logger.Error("could not reload secret, keeping the previous one", zap.String("secret", s.name), zap.String("error", err.Error()))
+	case err != nil && (failed == nil || now.Sub(failed.logged) >= problemInterval):
+		next := failure{since: now, logged: now}
+		if failed != nil {
+			next.since = failed.since
+		}
+		s.failed.Store(&next)
+		logger.Error("could not reload secret", zap.String("secret", s.name), zap.String("error", err.Error()))
 	}
+}
+
+// Secrets reads the secrets again, as Refresh does, and returns them. A nil Reloader has none.
+func (r *Reloader) Secrets() (secrets []Secret) {
+	if r == nil {
+		return nil
+	}
+	r.Refresh()
+	for _, s := range r.sources {
+		its := Secret{Name: s.name}
+		if failed := s.failed.Load(); failed != nil {
+			its.StaleSince = failed.since
+		}
+		secrets = append(secrets, its)
+	}
+	return secrets
 }

@@ -36,7 +36,7 @@ func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
 		for _, entry := range logs.TakeAll() {
 			got = append(got, entry.Level.String()+" "+entry.Message)
 		}
-		const problem = "error could not reload secret, keeping the previous one"
+		const problem = "error could not reload secret"
 		if want := []string{problem, problem, "info secret reloaded"}; !slices.Equal(got, want) {
 			t.Errorf("logged %q, want %q", got, want)
 		}

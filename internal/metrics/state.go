@@ -42,11 +42,12 @@ var (
 		"The part that is left of a backend's limit, by its newest reply and what was sent since.", "pool", "backend", "deployment", "type")
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
+	staleDesc = desc("secret_stale", "Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
 )
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, staleDesc} {
 		descs <- d
 	}
 }
@@ -65,6 +66,9 @@ func (state) Collect(metrics chan<- prometheus.Metric) {
 			}
 		}
 		callers.add(p.name, entry.Callers, now)
+		for _, secret := range entry.Secrets.Secrets() {
+			metrics <- prometheus.MustNewConstMetric(staleDesc, prometheus.GaugeValue, bit(!secret.StaleSince.IsZero()), p.name, clean(secret.Name))
+		}
 	}
 	callers.collect(metrics)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -33,6 +34,8 @@ type Entry struct {
 	Callers *meter.Callers
 	// Unlimited returns the callers that have keys, but no limits, although others have some. It is nil as Callers is.
 	Unlimited func() []string
+	// Secrets are those of its config that come from files, or nil.
+	Secrets *keys.Reloader
 }
 
 // Set is a set of pools in use. The zero Set is empty.

@@ -66,5 +66,8 @@ func (o *State) Join(ctx caddy.Context) (*Link, error) {
 	l := value.(*Replica).NewLink()
 	l.storage, l.engine = ctx.Storage(), name
 	l.key, l.logger = key, ctx.Logger().With(zap.String("engine", name))
+	if reader, ok := engine.(state.SecretReader); ok {
+		l.secrets = reader.Secrets()
+	}
 	return l, nil
 }

@@ -22,6 +22,8 @@ type Link struct {
 	// storage has the number of replicas, by the name of the engine.
 	storage certmagic.Storage
 	engine  string
+	// secrets read the engine's secrets in files, by the names of its options.
+	secrets map[string]func() error
 	pool    *pool.Pool
 	// unshare ends Share.
 	unshare func()
@@ -54,6 +56,16 @@ func (l *Link) backends() map[*pool.Member]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.names)
+}
+
+// Secrets calls add with each of the engine's secrets in files, and with what reads it again.
+func (l *Link) Secrets(add func(name string, read func() error)) {
+	if l == nil {
+		return
+	}
+	for _, option := range slices.Sorted(maps.Keys(l.secrets)) {
+		add(option+" of state "+l.engine, l.secrets[option])
+	}
 }
 
 // Open applies to the members of the pool what other replicas send.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -16,7 +17,7 @@ type problem struct {
 	// NeedsOperator reports whether the problem lasts until an operator solves it.
 	// Any other ends by itself.
 	NeedsOperator bool `json:"needs_operator"`
-	// Backend is empty if the problem is about all backends of the models.
+	// Backend is empty if the problem is about all backends of the models, or about none.
 	Backend string `json:"backend"`
 	Class   string `json:"class"`
 	Status  int    `json:"status"`
@@ -24,7 +25,7 @@ type problem struct {
 	// Models are the models that the problem is about. Without any, it is about the whole
 	// backend.
 	Models []string `json:"models"`
-	// Since, Until and UntilReached are from the bench, if there is one.
+	// Until and UntilReached are from the bench, if there is one.
 	Since        *time.Time `json:"since"`
 	Until        *time.Time `json:"until"`
 	UntilReached bool       `json:"until_reached"`
@@ -40,12 +41,14 @@ const (
 	unavailable = "unavailable"
 	// notInTouch: this replica cannot reach the engine of state.
 	notInTouch = "not_in_touch"
+	// staleSecret: a secret could not be reloaded from its file. The cause is its name.
+	staleSecret = "stale_secret"
 )
 
 // problemsOf returns the problems of a pool. That a backend throttles is not a problem
 // while another one serves: a provisioned deployment throttles by design. A problem
 // that needs an operator outlives its bench, until a request shows that it is solved.
-func problemsOf(backends []backendStatus, models []modelStatus) []problem {
+func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.Secret) []problem {
 	problems := []problem{}
 	add := func(p problem) *problem {
 		i := slices.IndexFunc(problems, func(q problem) bool {
@@ -65,6 +68,11 @@ func problemsOf(backends []backendStatus, models []modelStatus) []problem {
 	for _, m := range models {
 		if class := whyNone(m.Model); class != "" {
 			add(problem{NeedsOperator: class == unavailable, Class: class, Models: []string{m.Model.Model}})
+		}
+	}
+	for _, secret := range secrets {
+		if since := secret.StaleSince; !since.IsZero() {
+			add(problem{NeedsOperator: true, Class: staleSecret, Cause: secret.Name, Since: &since})
 		}
 	}
 	for _, b := range backends {
@@ -133,6 +141,7 @@ var runbooks = map[string]string{
 	unavailable:                  "the-readiness-probe-fails",
 	notInTouch:                   "a-replica-is-not-connected",
 	unhealthy:                    "a-backend-gets-no-requests",
+	staleSecret:                  "a-new-key-is-not-accepted",
 	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",
 	apierror.AllThrottled:        "all-backends-throttle",
 	apierror.AllBusy:             "429-all-backends-are-busy",

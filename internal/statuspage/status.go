@@ -164,7 +164,7 @@ func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []m
 	}
 	s.countClasses(its)
 	s.countSpillover()
-	s.Problems = problemsOf(s.Backends, s.Models)
+	s.Problems = problemsOf(s.Backends, s.Models, p.Secrets)
 	return s
 }
 

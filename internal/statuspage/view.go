@@ -179,6 +179,9 @@ func (s poolStatus) UnlimitedKeys() string {
 
 // Says returns the problem in words.
 func (p problem) Says() string {
+	if p.Class == staleSecret {
+		return "could not reload " + p.Cause
+	}
 	return cmp.Or(sayings[p.Class], "answers with errors")
 }
 

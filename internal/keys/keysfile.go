@@ -1,0 +1,92 @@
+package keys
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// settleTime is how long a file that does not end with a line feed must stay as it is. It may be
+// the beginning of a longer one, and its last line may have the beginning of a key.
+const settleTime = time.Second
+
+// errUnfinished reports that the file is being written, and should be read later.
+var errUnfinished = errors.New("the file is being written")
+
+// list reads the lines of the file. They stay as they were if that fails, or if the file is being
+// written.
+func (c *Clients) list() error {
+	if c.file == "" {
+		return nil
+	}
+	text, changed, err := readFile(c.file)
+	if err != nil {
+		return fmt.Errorf("client_keys_file: %w", err)
+	}
+	unfinished := !strings.HasSuffix(text, "\n") && !c.settled(text, changed)
+	if unfinished && c.known.Load() != nil {
+		return errUnfinished
+	}
+	c.listed = nil
+	lines := strings.Split(strings.TrimPrefix(text, "\xef\xbb\xbf"), "\n") // without the byte order mark of some editors
+	for i, line := range lines {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		key := c.keyOf(fields)
+		key.where, key.unfinished = fmt.Sprintf("line %d", i+1), unfinished && i == len(lines)-1
+		c.listed = append(c.listed, key)
+	}
+	return nil
+}
+
+// keyOf returns the key in a line with these fields.
+func (c *Clients) keyOf(fields []string) foundKey {
+	if len(fields) < 2 || len(fields) > 3 {
+		return foundKey{wrong: errLine.Error()}
+	}
+	key := foundKey{name: fields[0], key: fields[1]}
+	if len(fields) == 2 {
+		return key
+	}
+	var err error
+	if key.expires, err = parseExpiry(fields[2], c.config.Location); err != nil {
+		key.wrong = err.Error()
+	}
+	return key
+}
+
+// readFile returns the text of a file, and when it was last changed. The text is
+// read first, so that a later change shows in the time.
+func readFile(path string) (text string, changed time.Time, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	defer file.Close()
+	all, err := io.ReadAll(file)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	return string(all), info.ModTime(), nil
+}
+
+// settled reports whether a file without a line feed at its end has been as it is for
+// settleTime: by the time of its last change or, because the clock of its file
+// system may be ahead of ours, by when it was first read.
+func (c *Clients) settled(text string, changed time.Time) bool {
+	now := time.Now()
+	if digest := sha256.Sum256([]byte(text)); digest != c.unfinished {
+		c.unfinished, c.seen = digest, now
+	}
+	return now.Sub(changed) >= settleTime || now.Sub(c.seen) >= settleTime
+}
