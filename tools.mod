@@ -5,6 +5,7 @@ go 1.26.0
 tool (
 	github.com/caddyserver/xcaddy/cmd/xcaddy
 	github.com/rhysd/actionlint/cmd/actionlint
+	github.com/summerwind/h2spec/cmd/h2spec
 )
 
 require (
@@ -25,7 +26,10 @@ require (
 	github.com/robfig/cron/v3 v3.0.1 // indirect
 	github.com/spf13/cobra v1.10.2 // indirect
 	github.com/spf13/pflag v1.0.9 // indirect
+	github.com/summerwind/h2spec v2.2.1+incompatible // indirect
 	go.yaml.in/yaml/v4 v4.0.0-rc.3 // indirect
+	golang.org/x/net v0.52.0 // indirect
 	golang.org/x/sync v0.20.0 // indirect
 	golang.org/x/sys v0.42.0 // indirect
+	golang.org/x/text v0.35.0 // indirect
 )
