@@ -13,7 +13,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -56,7 +55,7 @@ type tries struct {
 	// current is the backend that is attempted right now, if any is.
 	current *target
 	// wait is that for the first byte of the current attempt's reply.
-	wait pulse.Wait
+	wait pool.Wait
 	// move is to a backend that answers, if the request waited at one that does not.
 	move move
 	// turn is the request's wait, if it waits or has waited.
@@ -189,7 +188,7 @@ func (ex *exchange) MayTry(m *pool.Member) bool {
 func (ex *exchange) isLeft(t *target) bool {
 	for i := range ex.tries.attempts {
 		tried := ex.tries.attempts[i].target
-		again := ex.tries.move.returns && ex.tries.attempts[i].class == verdict.Silent || ex.isForgiven(i)
+		again := ex.tries.move.returns && ex.tries.attempts[i].class == verdict.Silent || ex.isForgiven(i) || i < ex.tries.move.forgiven && ex.tries.attempts[i].class == verdict.Throttled
 		if tried == t && !again || tried.backend.Credentials.Passthrough && !t.backend.Credentials.Passthrough {
 			return false
 		}

@@ -1,6 +1,8 @@
 package openailb
 
 import (
+	"math"
+	"slices"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
@@ -11,32 +13,24 @@ import (
 
 // PulseKind implements pool.Request.
 func (ex *exchange) PulseKind() pulse.Kind {
-	switch {
-	case !ex.api.Kind.Infers() || ex.api.Kind.IsHandshake():
+	if !ex.api.Kind.Infers() || ex.api.Kind.IsHandshake() {
 		return pulse.Unfollowed
-	case ex.api.Body.Stream:
-		return pulse.Streamed
 	}
-	return pulse.Whole
+	output, ok := ex.api.OutputLimit()
+	if !ok {
+		output = math.MaxInt64
+	}
+	return pulse.KindOf(ex.api.Body.Stream, ex.api.PromptLength, output)
 }
 
 // watch returns what follows the wait at the current backend, or nil. A body that is not
 // kept goes out as fast as the client sends it, so its wait says nothing of the backend.
 func (ex *exchange) watch() attempt.Watch {
-	if ex.balancer.Pool.Silence == 0 || ex.Once() {
+	if ex.balancer.Pool.Silence == 0 || ex.Once() || ex.PulseKind() == pulse.Unfollowed {
 		return nil
 	}
-	p := ex.tries.current.Pulse(ex.benchModel(ex.tries.current.backend), ex.PulseKind())
-	if p == nil {
-		return nil
-	}
-	ex.tries.wait.Begin(p, ex, ex.balancer.Pool.Silence)
+	ex.tries.wait.Begin(ex, ex.tries.current.Member, ex)
 	return &ex.tries.wait
-}
-
-// Silence implements pulse.Waiter.
-func (ex *exchange) Silence(since time.Time, ended bool) {
-	ex.tries.current.TellSilence(ex.benchModel(ex.tries.current.backend), ex.PulseKind(), since, ended)
 }
 
 // move is the one move of a request from a silent backend to one that answers.
@@ -46,17 +40,34 @@ type move struct {
 	// made reports whether the request has moved, and returns whether it may go to
 	// the silent backend again, because no other one is left.
 	made, returns bool
+	// forgiven is how many attempts were made before the request wanted to move. A backend that refused one
+	// of them because it throttles may be tried again.
+	forgiven int
 }
 
-// Move implements pulse.Waiter. It finds a place for the request at a backend that answers.
+// Move implements pool.Mover. It finds a place for the request at a backend that answers. If there
+// is none, but one has told the request when it returns, that is a better answer than none.
 // A timer calls it, but only while the attempt waits: no other goroutine uses the tries.
-func (ex *exchange) Move(threshold time.Duration, now time.Time) bool {
-	if !ex.tries.move.made && ex.mayGoOn(now) {
+func (ex *exchange) Move(threshold time.Duration, now time.Time) pool.Decision {
+	m := &ex.tries.move
+	if !m.made && ex.mayGoOn(now) {
+		m.forgiven = len(ex.tries.attempts)
 		ex.lineUp()
-		ex.tries.move.to = ex.balancer.Pool.PickAnswering(ex, threshold, now)
-		ex.tries.move.made = ex.tries.move.to != nil
+		m.to = ex.balancer.Pool.PickAnswering(ex, threshold, now)
 	}
-	return ex.tries.move.to != nil
+	switch {
+	case m.to != nil:
+		m.made = true
+		return pool.Moves
+	case throttled(ex.tries.attempts):
+		return pool.GivesUp
+	}
+	return pool.Stays
+}
+
+// throttled reports whether a backend refused one of the attempts because it throttles.
+func throttled(attempts []try) bool {
+	return slices.ContainsFunc(attempts, func(a try) bool { return a.class == verdict.Throttled })
 }
 
 // moved returns where the request goes now. It is nil if it does not move. A request whose
@@ -74,10 +85,10 @@ func (ex *exchange) moved() (to *pool.Member) {
 	return to
 }
 
-// mayReturn reports whether the request may go to silent backends again: it moved, and
-// no other backend is left. Without the move, it would still wait there.
+// mayReturn reports whether the request may go to silent backends again: it moved, no other backend is left, and
+// none has told when it returns. Without the move, it would still wait there.
 func (ex *exchange) mayReturn() bool {
-	first := ex.tries.move.made && !ex.tries.move.returns
-	ex.tries.move.returns = ex.tries.move.made
+	first := ex.tries.move.made && !ex.tries.move.returns && !throttled(ex.tries.attempts)
+	ex.tries.move.returns = ex.tries.move.returns || first
 	return first
 }

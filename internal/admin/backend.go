@@ -131,10 +131,9 @@ type Silence struct {
 	// Model is the name that clients use, and Deployment the backend's name for it.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
-	// Streamed reports whether it concerns requests for streams. Otherwise it concerns
-	// all others.
-	Streamed bool      `json:"streamed"`
-	Since    time.Time `json:"since"`
+	// Slow reports whether it has sent something since, but nothing in time.
+	Slow  bool      `json:"slow"`
+	Since time.Time `json:"since"`
 }
 
 // Error is a reply for which a backend was benched. Status is 0 if there was none.
@@ -225,7 +224,7 @@ func silencesOf(s pool.State) []Silence {
 	silences := []Silence{}
 	for _, p := range s.Pulses {
 		if !p.Since.IsZero() {
-			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, p.Streamed, moment(p.Since)})
+			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, p.Slow, moment(p.Since)})
 		}
 	}
 	slices.SortFunc(silences, func(x, y Silence) int {

@@ -253,7 +253,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 func utc(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // showBackends prints backends as a table, and below it by whom they were drained
-// and since when they are silent.
+// and since when they are silent or slow.
 func showBackends(to io.Writer, answer []byte) error {
 	var backends []Backend
 	if err := decode(answer, &backends); err != nil {
@@ -288,12 +288,12 @@ func showBackends(to io.Writer, answer []byte) error {
 			fmt.Fprintf(to, "%s %s was drained%s\n", command.Printable(b.Pool), command.Printable(b.Name), drainOf(*b.Drain))
 		}
 		for _, s := range b.Silences {
-			kind := "not streamed"
-			if s.Streamed {
-				kind = "streamed"
+			is := "silent"
+			if s.Slow {
+				is = "slow"
 			}
-			fmt.Fprintf(to, "%s %s is silent since %s: %s, %s\n", command.Printable(b.Pool), command.Printable(b.Name), utc(s.Since),
-				cmp.Or(command.Printable(s.Model), command.Printable(s.Deployment), "(none named)"), kind)
+			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", command.Printable(b.Pool), command.Printable(b.Name), is, utc(s.Since),
+				cmp.Or(command.Printable(s.Model), command.Printable(s.Deployment), "(none named)"))
 		}
 	}
 	return nil

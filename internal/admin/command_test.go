@@ -13,7 +13,7 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "drained", "healthy": false, "drain": {"since": "2026-01-02T03:04:05.6Z", "by": "al\u001bice", "reason": "why"}},
 		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "benched", "class": "failed", "healthy": true, "benches": [{"scope": "model"}]},
 		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "benched", "class": "quota", "healthy": true, "benches": [{"scope": "backend"}],
-			"silences": [{"model": "gpt\u001b-4o", "since": "2026-01-02T03:04:06.7Z"}, {"model": "gpt", "streamed": true, "since": "2026-01-02T03:04:07Z"}]}
+			"silences": [{"model": "gpt\u001b-4o", "since": "2026-01-02T03:04:06.7Z"}, {"model": "gpt", "slow": true, "since": "2026-01-02T03:04:07Z"}]}
 	]`))
 	want := "POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
 		"p     a     1         3       benched             throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
@@ -21,8 +21,8 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		"p     c     2         1       benched             failed     (none named)  -          0          0         0\n" +
 		"p     d     2         1       benched             quota      -             -          0          0         0\n" +
 		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n" +
-		"p d is silent since 2026-01-02T03:04:06Z: gpt�-4o, not streamed\n" +
-		"p d is silent since 2026-01-02T03:04:07Z: gpt, streamed\n"
+		"p d is silent since 2026-01-02T03:04:06Z: gpt�-4o\n" +
+		"p d is slow since 2026-01-02T03:04:07Z: gpt\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}

@@ -33,7 +33,8 @@ var (
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
 	silentDesc = desc("silent", "Whether a backend has sent nothing to any request since several waited for too long: 1 or 0.", "pool", "backend", "deployment")
-	usualDesc  = desc("usual_first_byte_seconds", "The usual wait for the first byte of a reply, streamed or whole.",
+	slowDesc   = desc("slow", "Whether a backend was silent, and has since sent bytes, but none in time: 1 or 0.", "pool", "backend", "deployment")
+	usualDesc  = desc("usual_first_byte_seconds", "The usual wait for the first byte of a reply, streamed or whole: of the sizes of requests, the longest.",
 		"pool", "backend", "deployment", "kind")
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
 	ratelimitDesc = desc("ratelimit_remaining",
@@ -47,7 +48,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, staleDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, staleDesc} {
 		descs <- d
 	}
 }
@@ -110,20 +111,23 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 // collectPulses collects the usual waits and the silences. Models that share a label are one: the
 // longest of their waits counts, and any silence.
 func (b *Backend) collectPulses(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
-	usual, silent := make(map[[2]string]time.Duration), make(map[string]bool)
+	usual, silent, slow := make(map[[2]string]time.Duration), make(map[string]bool), make(map[string]bool)
 	for _, p := range s.Pulses {
-		deployment, kind := Deployment(s.Member, p.Model), "whole"
-		if p.Streamed {
-			kind = "streamed"
+		deployment := Deployment(s.Member, p.Model)
+		silent[deployment] = silent[deployment] || !p.Since.IsZero() && !p.Slow
+		slow[deployment] = slow[deployment] || p.Slow
+		for kind, wait := range map[string]time.Duration{"whole": p.Whole, "streamed": p.Streamed} {
+			usual[[2]string{deployment, kind}] = max(usual[[2]string{deployment, kind}], wait)
 		}
-		silent[deployment] = silent[deployment] || !p.Since.IsZero()
-		usual[[2]string{deployment, kind}] = max(usual[[2]string{deployment, kind}], p.Usual)
 	}
 	for deployment, is := range silent {
 		gauge(silentDesc, bit(is), deployment)
+		gauge(slowDesc, bit(slow[deployment]), deployment)
 	}
 	for its, wait := range usual {
-		gauge(usualDesc, wait.Seconds(), its[0], its[1])
+		if wait > 0 {
+			gauge(usualDesc, wait.Seconds(), its[0], its[1])
+		}
 	}
 }
 

@@ -47,6 +47,8 @@ func (l *Log) Happened(e pool.Event) {
 		}
 	case pool.FellSilent:
 		l.Warn("backend silent", silenceFields(e)...)
+	case pool.BecameSlow:
+		l.Warn("backend slow", silenceFields(e)...)
 	case pool.Answered:
 		l.Info("backend answers again", append(silenceFields(e), zap.Float64("seconds", seconds(time.Since(e.Silence.Since))))...)
 	case pool.Drained:
@@ -62,7 +64,7 @@ func fields(e pool.Event) []zap.Field {
 }
 
 func silenceFields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model), zap.Bool("streamed", e.Silence.Streamed)}
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model)}
 }
 
 func orderFields(e pool.Event) []zap.Field {

@@ -58,7 +58,9 @@ const (
 	Resumed
 	// FellSilent: requests wait at the member, and it sends nothing.
 	FellSilent
-	// Answered: the silence has ended.
+	// BecameSlow: it sends something, but late.
+	BecameSlow
+	// Answered: it answers in time again.
 	Answered
 )
 

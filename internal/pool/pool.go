@@ -309,11 +309,13 @@ func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Memb
 // shortestWait is the shortest wait above a ceiling that a client is told: what is used changes with each reply.
 const shortestWait = time.Second
 
-// Wait returns the shortest wait of the members that can serve the request.
+// Wait returns the shortest wait of the members that can serve the request. A silent one does not count while
+// others throttle: it is not known when it returns.
 func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
+	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
 	for _, m := range p.Members {
-		if model, ok := r.ModelAt(m); ok {
+		if model, ok := r.ModelAt(m); ok && !(throttles && m.silence(r, model) != nil) {
 			wait := m.returns(model, now).Sub(now)
 			if above := m.quotaWait(r, model, now); above > 0 {
 				wait = max(wait, above, shortestWait)

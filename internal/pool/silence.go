@@ -7,31 +7,186 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Pulse returns the pulse of a model at the member. It is nil while the member has served no request
-// for the model: clients can make up models.
-func (m *Member) Pulse(model string, kind pulse.Kind) *pulse.Pulse {
-	p := m.health.pulses.Of(ModelKey(model), kind)
-	if p == nil && m.health.hasServed(model) {
-		return m.health.pulses.Make(ModelKey(model), kind)
-	}
-	return p
+// Wait follows how long one request waits at a member for the first byte of a reply. It implements
+// attempt.Watch. The zero Wait follows nothing.
+type Wait struct {
+	request Request
+	mover   Mover
+	member  *Member
+	model   string
+	// pulse is nil until it is known that there is such a model.
+	pulse *pulse.Pulse
+	waits pulse.Request
+	// left is the pulse of the silent member that the request has moved from, if it leads other requests, and
+	// leads is how long it may wait here until they do not follow.
+	left  *pulse.Pulse
+	leads time.Duration
 }
 
-// TellSilence reports that a silence of a model began at since, or that it has ended.
-func (m *Member) TellSilence(model string, kind pulse.Kind, since time.Time, ended bool) {
-	happening := FellSilent
-	if ended {
-		happening = Answered
+// Mover moves a request. It is called while the request waits, by a timer's goroutine.
+type Mover interface {
+	// Move decides whether the request goes on to another member. threshold is that of the silent one.
+	Move(threshold time.Duration, now time.Time) Decision
+}
+
+// Decision is what becomes of a request that waits at a silent member.
+type Decision int
+
+const (
+	// Stays: it waits on.
+	Stays Decision = iota
+	// Moves: it goes to another member.
+	Moves
+	// GivesUp: no other member is left, but the client can be told when one returns.
+	GivesUp
+)
+
+// unknown is after how long a request looks while it is not known what is usual.
+const unknown = time.Second
+
+// Begin makes the Wait follow a request that will be sent to the member.
+func (w *Wait) Begin(r Request, m *Member, mover Mover) {
+	model, _ := r.ModelAt(m)
+	*w = Wait{request: r, mover: mover, member: m, model: ModelKey(model), left: w.left, leads: w.leads}
+	w.waits.Kind = r.PulseKind()
+}
+
+// Sent implements attempt.Watch.
+func (w *Wait) Sent(now time.Time) time.Duration {
+	w.waits = pulse.Request{Kind: w.waits.Kind, Sent: now}
+	return w.follow()
+}
+
+// follow finds the pulse, and what is usual. It returns after how long the request looks.
+func (w *Wait) follow() time.Duration {
+	p, followed := w.member.pool, w.pulse != nil
+	if !followed {
+		w.pulse = p.follow(w.request, w.member, w.model)
 	}
-	m.tell(Event{Happening: happening, Silence: pulse.State{Model: ModelKey(model), Streamed: kind == pulse.Streamed, Since: since}})
+	if w.pulse == nil {
+		return unknown
+	}
+	usual := p.usual(w.request, w.member, w.pulse, w.waits.Kind)
+	w.waits.Threshold = usual.Threshold(p.Silence)
+	if followed {
+		return 0
+	}
+	if again := w.pulse.Sent(&w.waits); usual.Known() {
+		return again
+	}
+	return unknown // the threshold may be much shorter by then
+}
+
+// Unsent implements attempt.Watch.
+func (w *Wait) Unsent() {
+	if w.pulse != nil {
+		w.pulse.Unsent()
+		w.pulse = nil
+	}
+}
+
+// Late implements attempt.Watch.
+func (w *Wait) Late(now time.Time) time.Duration {
+	if again := w.follow(); w.pulse == nil {
+		return again
+	}
+	found := w.pulse.Look(&w.waits, now)
+	w.tell(found.Change)
+	if found.Moves && w.pulse.Lead(&w.waits, now) {
+		decision := w.mover.Move(w.waits.Threshold, now)
+		if decision == Moves {
+			w.left, w.leads = w.pulse, w.waits.Threshold
+			return 0
+		}
+		if w.pulse.Stay(); decision == GivesUp {
+			return 0
+		}
+	}
+	return found.Again
+}
+
+// Heard implements attempt.Watch.
+func (w *Wait) Heard(now time.Time) {
+	if w.left != nil && now.Sub(w.waits.Sent) <= w.leads {
+		w.left.Follow()
+	}
+	w.left = nil
+	if w.pulse != nil {
+		w.tell(w.pulse.Heard(&w.waits, now))
+	}
+}
+
+// Left implements attempt.Watch.
+func (w *Wait) Left(now time.Time) {
+	if w.pulse != nil {
+		w.tell(w.pulse.Left(&w.waits, now, w.member.pool.usual(w.request, w.member, w.pulse, w.waits.Kind).Longest))
+	}
+}
+
+// Served implements attempt.Watch.
+func (w *Wait) Served() {
+	if w.pulse != nil {
+		w.pulse.Served(&w.waits, w.member.pool.Silence)
+	}
+}
+
+// tell reports what the pulse has found out.
+func (w *Wait) tell(c pulse.Change) {
+	if happening := silences[c.Happened]; happening != nothing {
+		w.member.tell(Event{Happening: happening, Silence: pulse.State{Model: w.model, Since: c.Since, Slow: c.Happened == pulse.BecameSlow}})
+	}
+}
+
+// silences are the events of pulses.
+var silences = [...]Happening{pulse.Nothing: nothing, pulse.FellSilent: FellSilent, pulse.BecameSlow: BecameSlow, pulse.Answered: Answered}
+
+// follow returns the pulse of a model at a member. It is nil while no member has served a request for the model:
+// clients can make up models.
+func (p *Pool) follow(r Request, m *Member, model string) *pulse.Pulse {
+	if its := m.health.pulses.Of(model); its != nil {
+		return its
+	}
+	for _, other := range p.Members {
+		if there, ok := r.ModelAt(other); ok && other.health.hasServed(there) {
+			return m.health.pulses.Make(model)
+		}
+	}
+	return nil
+}
+
+// usual returns what is usual for a request at a member. Until that is known, it is what is usual at all members,
+// and at last what is usual for any request for the model, which proves little.
+func (p *Pool) usual(r Request, m *Member, its *pulse.Pulse, kind pulse.Kind) pulse.Usual {
+	usual := its.Usual(kind)
+	if usual.Known() {
+		return usual
+	}
+	slowest := its.Slowest()
+	for _, other := range p.Members {
+		model, ok := r.ModelAt(other)
+		if !ok || other.health == m.health {
+			continue
+		}
+		if there := other.health.pulses.Of(ModelKey(model)); there != nil {
+			usual = usual.With(there.Usual(kind))
+			if s := there.Slowest(); s.Wait > slowest.Wait {
+				slowest = s
+			}
+		}
+	}
+	if usual.Replies == 0 && slowest.Replies > 0 {
+		slowest.Replies = 1
+		return slowest
+	}
+	return usual
 }
 
 // silence returns the pulse that counts for the request if it is silent, and nil otherwise.
 func (m *Member) silence(r Request, model string) *pulse.Pulse {
-	if m.pool.Silence == 0 || !m.health.pulses.AnySilent() {
+	if m.pool.Silence == 0 || !m.health.pulses.AnySilent() || r.PulseKind() == pulse.Unfollowed {
 		return nil
 	}
-	if p := m.health.pulses.Of(ModelKey(model), r.PulseKind()); p != nil && p.IsSilent() {
+	if p := m.health.pulses.Of(ModelKey(model)); p != nil && p.IsSilent() {
 		return p
 	}
 	return nil
@@ -64,8 +219,8 @@ func (p *Pool) PickAnswering(r Request, threshold time.Duration, now time.Time) 
 			if rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
-			follows := m.health.pulses.Make(ModelKey(model), r.PulseKind())
-			if follows == nil || follows.Answers(now, p.Silence, threshold) == pulse.No {
+			follows := m.health.pulses.Make(ModelKey(model))
+			if follows == nil || follows.Answers(now, threshold) == pulse.No {
 				continue
 			}
 			spent := p.isSpent(m, model, r.Cost(), quota.At(now))
@@ -83,7 +238,7 @@ func (p *Pool) PickAnswering(r Request, threshold time.Duration, now time.Time) 
 		case chosen == nil:
 			return nil
 		case !chosen.place().reserve():
-		case its.Claim(now, p.Silence, threshold) && chosen.claim(r, now):
+		case its.Claim(now, threshold) && chosen.claim(r, now):
 			p.count(chosen, now)
 			return chosen
 		default:

@@ -7,25 +7,52 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
+// streamed and whole are kinds of requests.
+var streamed, whole = pulse.KindOf(true, 0, 0), pulse.KindOf(false, 0, 0)
+
+// movable is a Mover that keeps what it is asked, and moves if it may.
+type movable struct {
+	may       bool
+	threshold time.Duration
+}
+
+func (m *movable) Move(threshold time.Duration, _ time.Time) Decision {
+	m.threshold = threshold
+	if m.may {
+		return Moves
+	}
+	return Stays
+}
+
+// ask sends a request to the member.
+func ask(m *Member, r *asks, sent time.Time) *Wait {
+	w := new(Wait)
+	w.Begin(r, m, new(movable))
+	w.Sent(sent)
+	return w
+}
+
+// serve has the member serve requests that wait for so long, from now on.
+func serve(m *Member, r *asks, n int, now time.Time, wait time.Duration) {
+	m.Served(r.model, now)
+	for range n {
+		w := ask(m, r, now)
+		w.Heard(now.Add(wait))
+		w.Served()
+	}
+}
+
 // silent makes the member silent for a model from now on.
-func silent(t *testing.T, m *Member, model string, now time.Time) *pulse.Pulse {
+func silent(t *testing.T, m *Member, model string, now time.Time) *Wait {
 	t.Helper()
-	if m.Pulse(model, pulse.Streamed) != nil {
-		t.Error("there is a pulse of a model that was never served")
+	r := &asks{model: model, kind: streamed}
+	serve(m, r, 20, now.Add(-10*time.Second), time.Second)
+	first := ask(m, r, now.Add(-5*time.Second))
+	ask(m, r, now.Add(-5*time.Second)).Late(now)
+	if first.Late(now); m.silence(r, model) == nil {
+		t.Fatal("no silence")
 	}
-	m.Served(model, now)
-	p := m.Pulse(model, pulse.Streamed)
-	for range 20 {
-		p.Sent(now.Add(-10 * time.Second))
-		p.Heard(now.Add(-10*time.Second), now.Add(-9*time.Second), 4)
-		p.Served(time.Second)
-	}
-	p.Sent(now.Add(-5 * time.Second))
-	p.Sent(now.Add(-5 * time.Second))
-	if f := p.Look(now.Add(-5*time.Second), now, 4); !f.Began {
-		t.Fatalf("no silence: %+v", f)
-	}
-	return p
+	return first
 }
 
 func TestASilentMemberIsASuspectForWhatItIsAskedInVain(t *testing.T) {
@@ -42,19 +69,22 @@ func TestASilentMemberIsASuspectForWhatItIsAskedInVain(t *testing.T) {
 			m.Release()
 		}
 	}
-	streams := asks{model: "m", kind: pulse.Streamed}
+	streams := asks{model: "m", kind: streamed}
 	pick("b", &streams, at(0.1))
-	pick("a", &asks{model: "m", kind: pulse.Whole}, at(0.1))
+	pick("b", &asks{model: "m", kind: whole}, at(0.1)) // it is as silent
 	pick("a", &asks{model: "m"}, at(0.1))
-	pick("a", &asks{model: "n", kind: pulse.Streamed}, at(0.1))
-	pick("b", &asks{model: "m", kind: pulse.Streamed, once: true}, at(1.1)) // no trial
-	pick("a", &streams, at(1.1))                                            // the trial
+	pick("a", &asks{model: "n", kind: streamed}, at(0.1))
+	pick("b", &asks{model: "m", kind: streamed, once: true}, at(1.1)) // no trial
+	pick("a", &streams, at(1.1))                                      // the trial
 	pick("b", &streams, at(1.2))
-	pick("a", &asks{model: "m", kind: pulse.Streamed, tried: []*Member{members["b"]}}, at(1.2)) // no other is left
+	pick("a", &asks{model: "m", kind: streamed, tried: []*Member{members["b"]}}, at(1.2)) // no other is left
 	p.Silence = 0
 	pick("a", &streams, at(1.2))
 	p.Silence = 4
-	its.Heard(at(1.1), at(1.3), 4)
+	its.Heard(at(1.3))
+	pick("a", &streams, at(1.3)) // it is slow, and tried again
+	pick("b", &streams, at(1.3))
+	serve(members["a"], &asks{model: "m", kind: whole}, 1, at(1.3), 0) // a reply to any request in time
 	pick("a", &streams, at(1.3))
 }
 
@@ -64,7 +94,7 @@ func TestANewIdentityHasNoSilence(t *testing.T) {
 	members["a"].StartFresh("one")
 	silent(t, members["a"], "m", at(0))
 	members["a"].StartFresh("two")
-	if m := p.Pick(&asks{model: "m", kind: pulse.Streamed}, at(0.1)); m != members["a"] {
+	if m := p.Pick(&asks{model: "m", kind: streamed}, at(0.1)); m != members["a"] {
 		t.Errorf("the request goes to %s", m.Name)
 	}
 }
@@ -78,16 +108,9 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 	members["full"].MaxRequests = 1
 	p.Pick(&asks{model: "m", tried: []*Member{members["a"], members["suspect"], members["late"], members["b"]}}, at(0)) // takes its place
 	members["suspect"].Bench(Refusal{Reason: Reason{Class: "failed"}, Model: "m", Wait: time.Minute}, at(0))
-	members["late"].Served("m", at(0))
-	late := members["late"].Pulse("m", pulse.Streamed)
-	for range 20 {
-		late.Sent(at(-1))
-		late.Heard(at(-1), at(0), 4)
-		late.Served(time.Second)
-	}
-	late.Sent(at(-20))
-	late.Heard(at(-20), at(0), 4)
-	r := asks{model: "m", kind: pulse.Streamed, tried: []*Member{members["a"]}}
+	serve(members["late"], &asks{model: "m", kind: streamed}, 20, at(-1), time.Second)
+	ask(members["late"], &asks{model: "m", kind: streamed}, at(-20)).Heard(at(0))
+	r := asks{model: "m", kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "drained", ""} {
 		m, got := p.PickAnswering(&r, time.Second, at(0.1)), ""
 		if m != nil {
@@ -107,11 +130,9 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 	silent(t, members["a"], "m", start)
 	says(members["spent"], 5, 99, start)
 	for _, name := range []string{"spent", "b", "far"} {
-		its := members[name].health.pulses.Make("m", pulse.Streamed)
-		its.Sent(at(0))
-		its.Heard(at(0), at(0), 4)
+		serve(members[name], &asks{model: "m", kind: streamed}, 1, at(0), 0)
 	}
-	r := asks{model: "m", cost: 100, kind: pulse.Streamed, tried: []*Member{members["a"]}}
+	r := asks{model: "m", cost: 100, kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "spent", "far"} { // never the worse priority
 		for range 20 {
 			m := p.PickAnswering(&r, time.Second, at(0.1))
@@ -121,5 +142,57 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 			m.Release()
 		}
 		r.tried = append(r.tried, members[want])
+	}
+}
+
+func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:1:1")
+	p.Silence = 4
+	small, large := &asks{model: "m", kind: streamed}, &asks{model: "m", kind: pulse.KindOf(true, 1<<20, 0)}
+	if w := ask(members["a"], small, at(0)); w.pulse != nil || w.Late(at(1)) != time.Second {
+		t.Error("there is a pulse of a model that was never served")
+	}
+	usual := func(r *asks, want time.Duration) {
+		t.Helper()
+		w := ask(members["a"], r, at(10))
+		if got := w.waits.Threshold; got != want {
+			t.Errorf("the threshold at a is %s, want %s", got, want)
+		}
+		w.Unsent()
+	}
+	serve(members["b"], small, 5, at(0), time.Second)
+	usual(small, 8*time.Second)  // which five replies show
+	usual(large, 40*time.Second) // of which nothing is known
+	serve(members["b"], small, 5, at(0), time.Second)
+	usual(small, 4*time.Second)
+	serve(members["a"], small, 10, at(0), 2*time.Second) // its own wait counts once it is known
+	usual(small, 8*time.Second)
+	serve(members["b"], large, 10, at(0), 20*time.Second)
+	usual(large, 80*time.Second)
+	usual(&asks{model: "n", kind: streamed}, 0)
+}
+
+// TestARequestThatWaitsForAModelThatIsNotKnown waits from before any member has served the model.
+func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
+	p, members, heard := poolOf(t, "a:1:1", "b:1:1")
+	p.Silence = 4
+	r := &asks{model: "m", kind: streamed}
+	first, second := ask(members["a"], r, at(0)), ask(members["a"], r, at(0))
+	serve(members["b"], r, 10, at(0), 100*time.Millisecond)
+	first.mover.(*movable).may = true
+	second.mover.(*movable).may = true
+	second.Late(at(1))
+	if again := first.Late(at(1)); again != 0 || first.mover.(*movable).threshold != 500*time.Millisecond {
+		t.Errorf("it looks again after %s: %v", again, *heard)
+	}
+	if again := second.Late(at(1)); again == 0 {
+		t.Error("another one follows before the first got its byte")
+	}
+	first.Left(at(1))
+	first.Begin(r, members["b"], first.mover)
+	first.Sent(at(1))
+	first.Heard(at(1.4))
+	if again := second.Late(at(1.4)); again != 0 {
+		t.Error("another one does not follow")
 	}
 }

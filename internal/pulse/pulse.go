@@ -1,16 +1,21 @@
 // Package pulse follows how fast backends answer, and finds those that accept requests and send
 // nothing. It gets the time only from its arguments. [Choose] chooses a backend by its [FirstByte].
 //
-// A [Pulse] follows the waits for the first byte of replies of one backend, for one model and one
-// [Kind] of request. Several requests that wait together are better evidence than one: a pulse is
-// silent when two or more requests have waited for longer than its threshold, and no byte of any
-// reply has come since the second of them was sent. The threshold is a multiple of the usual wait,
-// and at least the longest recent one, so a slow model has a long threshold and no option to set.
+// A [Pulse] follows the requests for one model at one backend. What is [Usual] is known for each [Kind]
+// of request, and the threshold of a request is a multiple of that, so a slow model has a long threshold
+// and no option to set. Several requests that wait are better evidence than one: a pulse is silent when
+// two requests have waited for longer than their thresholds, and no byte of any reply has come since the
+// second of them was sent. A request whose client leaves before counts for the part of its threshold that
+// it has waited, unless that is no long wait.
 //
-// A silence is found by a request that waits, see [Pulse.Look], and ends with the next byte. A client
-// that leaves ends nothing. While no request waits, the time does not count.
+// A silence ends with the next byte that comes in time. A late one shows that the backend is only slow. One
+// request after the other tries it, and a few have patience, each twice as long as the one before: so what
+// has become usual at a slow backend is learned.
 //
-// The hot path takes no lock: a request that is sent costs a compare-and-swap, and a byte a store.
+// Requests that wait may move from a silent backend to one that answers. Perhaps it is only these requests
+// that take so long, so one of them leads: the others follow when it has got a byte within its threshold.
+//
+// The hot path takes no lock: a request that is sent costs an addition, and a byte a store.
 package pulse
 
 import (
@@ -19,54 +24,53 @@ import (
 )
 
 const (
-	// shortest is the shortest threshold.
-	shortest = 500 * time.Millisecond
-	// enough is how many samples a threshold needs.
-	enough = 10
 	// lately is for how long after a byte a pulse counts as answering.
 	lately = 30 * time.Second
 	// A silent backend is tried after firstPause, and each further pause is twice as long.
 	firstPause   = time.Second
 	longestPause = 16 * time.Second
+	// A request with patience is sent after seldom times as long as the one before waited.
+	seldom = 16
 	// A request that waits for longer than the threshold looks again after an eighth of its wait,
 	// within these limits.
 	soonestLook = 100 * time.Millisecond
 	latestLook  = time.Second
 )
 
-// Pulse follows the waits at a backend. The zero Pulse is ready to use.
+// Pulse follows the requests for a model at a backend. The zero Pulse is ready to use.
 type Pulse struct {
-	// waits is 0 if no request was sent since the last byte. Otherwise it is a time and one of
-	// oneWaits, twoWait and paused.
-	waits atomic.Int64
-	// first is when the first request since the last byte was sent.
-	first atomic.Int64
+	norms [kinds]norm
 	// waiting is how many requests wait.
 	waiting atomic.Int64
 	// heard is when the last byte came, and whether it came later than the threshold.
 	heard moment
-	// usual is the moving average of the waits, longest falls slowly from the longest one, and
-	// samples is how many there were, up to enough.
-	usual, longest, samples atomic.Int64
-	// silent is when the silence was found. While there is one, the next request that tries the
-	// backend is due at due, and the one after it pause later.
+	// answer is when the first of the requests that were sent since then has waited for too long. 0: none waits.
+	answer atomic.Int64
+	// evidence is how many requests have waited for too long since then, in parts of a request.
+	evidence atomic.Int64
+	// silent is when the silence was found, and whether the backend is slow instead. While there is one,
+	// the next request that tries the backend is due at due, and the one after it pause later.
 	silent     moment
 	due, pause atomic.Int64
+	// late is how long the last late byte took.
+	late atomic.Int64
+	// patient is when the next request that is sent during the silence has more patience than others, and
+	// patience is how long it waits.
+	patient, patience atomic.Int64
+	// lead is until when the request that leads the others has time for its byte. 0: none leads.
+	// followed: it got the byte. leads is how many requests led.
+	lead, leads atomic.Int64
 	// trial is when a request was last sent to find out whether the backend answers.
 	trial moment
 	// silences counts those of the backend.
 	silences *atomic.Int64
 }
 
-// The states of waits, in its lowest bits. The time above them is when the first request was sent,
-// when the second one was sent, or, if no request waits at the moment, for how long the two waited.
 const (
-	oneWaits = iota + 1
-	twoWait
-	paused
-
-	stateBits = 2
-	stateMask = 1<<stateBits - 1
+	// one is the evidence of a request that has waited for its threshold.
+	one = 1024
+	// followed is a lead whose request got its byte in time.
+	followed = -1
 )
 
 // began is the time from which times are counted. No time is 0.
@@ -80,6 +84,8 @@ type moment struct{ atomic.Int64 }
 const (
 	known   = 1
 	flagged = 2
+
+	stateBits = 2
 )
 
 func momentOf(at int64, flag bool) int64 {
@@ -98,175 +104,237 @@ func (m *moment) since(at int64) time.Duration {
 	return max(0, time.Duration(at-value>>stateBits))
 }
 
-// Sent records that a request is sent.
-func (p *Pulse) Sent(now time.Time) {
-	p.waiting.Add(1)
-	at := nanos(now)
-	for {
-		w := p.waits.Load()
-		switch w & stateMask {
-		case twoWait:
-			return
-		case oneWaits:
-			if p.waits.CompareAndSwap(w, at<<stateBits|twoWait) {
-				return
-			}
-		case paused:
-			if p.waits.CompareAndSwap(w, (at-w>>stateBits)<<stateBits|twoWait) {
-				return
-			}
-		default:
-			if p.waits.CompareAndSwap(0, at<<stateBits|oneWaits) {
-				p.first.Store(at)
-				return
-			}
+// Request is a request that waits at a backend.
+type Request struct {
+	Kind Kind
+	Sent time.Time
+	// Threshold is how long is too long for it. 0: it is not known.
+	Threshold time.Duration
+
+	// patience is how long it waits before it moves, if that is longer.
+	patience time.Duration
+	// counted reports whether it is evidence, and unusual whether a silence was in force when its byte came.
+	counted, unusual bool
+	took             time.Duration
+}
+
+// Change is what a pulse has found out.
+type Change struct {
+	Happened Happening
+	// Since is when the silence began.
+	Since time.Time
+}
+
+// Happening is a kind of change.
+type Happening int
+
+const (
+	Nothing Happening = iota
+	// FellSilent: the backend sends nothing.
+	FellSilent
+	// BecameSlow: it sends something, but not in time.
+	BecameSlow
+	// Answered: it answers in time again.
+	Answered
+)
+
+// Usual returns what is usual for requests of a kind.
+func (p *Pulse) Usual(kind Kind) Usual { return p.norms[kind-1].get() }
+
+// Slowest returns what is usual for the kind of request that waits longest.
+func (p *Pulse) Slowest() Usual { return slowest(p.norms[:], 1) }
+
+// slowest returns the longest of these waits that at least so many replies show.
+func slowest(norms []norm, replies int64) (slowest Usual) {
+	for i := range norms {
+		if u := norms[i].get(); u.Replies >= replies && u.Wait >= slowest.Wait {
+			slowest = u
 		}
 	}
+	return slowest
 }
 
-// Heard records the first byte of a reply, whatever it says, to a request that was sent at sent. It
-// returns when the silence began that this ends, if there was one.
-func (p *Pulse) Heard(sent, now time.Time, factor float64) (since time.Time, ended bool) {
-	p.waiting.Add(-1)
-	threshold, ok := p.Threshold(factor)
-	p.heard.Store(momentOf(nanos(now), ok && now.Sub(sent) > threshold))
-	p.waits.Store(0)
-	if p.silent.Load() == 0 {
-		return time.Time{}, false
+// Sent records that a request is sent. It returns after how long it looks for the first time.
+func (p *Pulse) Sent(r *Request) time.Duration {
+	p.waiting.Add(1)
+	if r.Threshold == 0 {
+		return latestLook
 	}
-	return p.endSilence()
+	if p.silent.Load() != 0 {
+		p.bePatient(r)
+	}
+	if by, first := nanos(r.Sent)+int64(r.Threshold), p.answer.Load(); first == 0 || by < first {
+		p.answer.CompareAndSwap(first, by)
+	}
+	return r.Threshold
 }
 
-func (p *Pulse) endSilence() (since time.Time, ended bool) {
-	value := p.silent.Swap(0)
-	if value == 0 {
-		return time.Time{}, false
+// bePatient makes a request wait longer than its threshold before it moves, if it is time for that.
+func (p *Pulse) bePatient(r *Request) {
+	at, due, patience := nanos(r.Sent), p.patient.Load(), p.patience.Load()
+	if at < due || !p.patient.CompareAndSwap(due, at+seldom*patience) {
+		return
+	}
+	r.patience = time.Duration(patience)
+	p.patience.Store(min(2*patience, int64(longestPause)))
+}
+
+// Unsent records that a request does not wait any more, which says nothing of the backend.
+func (p *Pulse) Unsent() { p.waiting.Add(-1) }
+
+// Heard records the first byte of a reply, whatever it says.
+func (p *Pulse) Heard(r *Request, now time.Time) Change {
+	p.waiting.Add(-1)
+	r.took = now.Sub(r.Sent)
+	late := r.Threshold > 0 && r.took > r.Threshold
+	at := nanos(now)
+	if late {
+		p.late.Store(int64(r.took))
+	}
+	p.heard.Store(momentOf(at, late))
+	p.answer.Store(0)
+	if p.evidence.Load() != 0 {
+		p.evidence.Store(0)
+	}
+	silence := p.silent.Load()
+	switch r.unusual = silence != 0; {
+	case !r.unusual:
+	case !late:
+		return p.endSilence()
+	case silence&flagged == 0 && p.silent.CompareAndSwap(silence, silence|flagged):
+		p.due.Store(at) // it may be back
+		p.pause.Store(int64(firstPause))
+		return Change{BecameSlow, sinceOf(silence)}
+	}
+	return Change{}
+}
+
+func sinceOf(silence int64) time.Time { return began.Add(time.Duration(silence >> stateBits)) }
+
+func (p *Pulse) endSilence() Change {
+	silence := p.silent.Swap(0)
+	if silence == 0 {
+		return Change{}
 	}
 	if p.silences != nil {
 		p.silences.Add(-1)
 	}
-	return began.Add(time.Duration(value >> stateBits)), true
+	return Change{Answered, sinceOf(silence)}
 }
 
-// Left records that a request does not wait any more, and got no byte. That proves nothing, so the
-// others are still evidence. If it was the last one, the clock stops until the next request. A
-// request that left before the longest recent wait was over, as editors cancel theirs while the user
-// types, is no evidence itself.
-func (p *Pulse) Left(sent, now time.Time) {
-	others := p.waiting.Add(-1)
+// Left records that a request got no byte, and does not wait any more. If it left before the longest usual wait
+// was over, as editors cancel theirs while the user types, that proves nothing.
+func (p *Pulse) Left(r *Request, now time.Time, longest time.Duration) Change {
+	p.waiting.Add(-1)
+	waited := now.Sub(r.Sent)
+	if r.counted || r.Threshold == 0 || waited < longest {
+		return Change{}
+	}
+	return p.testify(r, now, min(one, int64(one*waited/r.Threshold)))
+}
+
+// testify adds to the evidence, unless a byte has come since the request was sent, and begins the silence if that
+// is enough.
+func (p *Pulse) testify(r *Request, now time.Time, evidence int64) Change {
+	heard := p.heard.Load()
+	if nanos(r.Sent) < heard>>stateBits && heard != 0 {
+		return Change{}
+	}
+	r.counted = true
+	if p.evidence.Add(evidence) >= 2*one {
+		return p.beginSilence(r, heard, now)
+	}
+	return Change{}
+}
+
+// beginSilence begins a silence, unless a byte has come since heard was read.
+func (p *Pulse) beginSilence(r *Request, heard int64, now time.Time) Change {
 	if p.silent.Load() != 0 {
-		return
+		return Change{}
 	}
-	early := now.Sub(sent) < time.Duration(p.longest.Load())
-	w := p.waits.Load()
-	switch since, state := w>>stateBits, w&stateMask; {
-	case state == oneWaits && early && (since == nanos(sent) || others <= 0):
-		p.waits.CompareAndSwap(w, 0)
-	case state == twoWait && early && others <= 1:
-		p.waits.CompareAndSwap(w, p.first.Load()<<stateBits|oneWaits)
-	case state == twoWait && others <= 0:
-		p.waits.CompareAndSwap(w, (nanos(now)-since)<<stateBits|paused)
-	}
-}
-
-// Served records the wait for the first byte of a reply that served its request. Requests that do so
-// at the same moment may overwrite each other's sample, which changes little.
-func (p *Pulse) Served(wait time.Duration) {
-	n := p.samples.Load()
-	if n < enough {
-		n++
-		p.samples.Store(n)
-	}
-	usual := p.usual.Load()
-	p.usual.Store(usual + (int64(wait)-usual)/n)
-	longest := p.longest.Load()
-	p.longest.Store(max(int64(wait), longest-longest/128))
-}
-
-// Usual returns the usual wait for the first byte. It reports false while too few replies are known.
-func (p *Pulse) Usual() (time.Duration, bool) {
-	return time.Duration(p.usual.Load()), p.samples.Load() >= enough
-}
-
-// Threshold returns how long a wait must be to be longer than usual. It reports false while that is
-// not known.
-func (p *Pulse) Threshold(factor float64) (time.Duration, bool) {
-	usual, ok := p.Usual()
-	return max(shortest, time.Duration(factor*float64(usual)), time.Duration(p.longest.Load())), ok
-}
-
-// Finding is what a request that waits finds out.
-type Finding struct {
-	// Began reports whether the silence was found just now.
-	Began bool
-	// Moves reports whether the request may go on to a backend that answers: there is a silence,
-	// and the request has waited for longer than Threshold.
-	Moves     bool
-	Threshold time.Duration
-	// Again is after how long the request looks again.
-	Again time.Duration
-}
-
-// Look finds out whether there is a silence. A request that was sent at sent, and still waits, calls
-// it at the threshold and then again and again.
-func (p *Pulse) Look(sent, now time.Time, factor float64) (f Finding) {
-	var ok bool
-	if f.Threshold, ok = p.Threshold(factor); !ok {
-		f.Again = latestLook
-		return f
-	}
-	at, waited := nanos(now), now.Sub(sent)
-	w := p.waits.Load()
-	two, lasts := w&stateMask == twoWait, time.Duration(at-w>>stateBits)
-	if two && lasts >= f.Threshold {
-		f.Began = p.beginSilence(w, at)
-	}
-	f.Again = min(max(waited/8, soonestLook), latestLook)
-	switch {
-	case p.silent.Load() != 0:
-		f.Moves = waited >= f.Threshold
-		f.Again = max(f.Again, f.Threshold-waited)
-	case two && lasts < f.Threshold:
-		f.Again = f.Threshold - lasts
-	}
-	return f
-}
-
-// beginSilence begins a silence, unless a byte has come since w was read.
-func (p *Pulse) beginSilence(w, at int64) (began bool) {
-	if p.silent.Load() != 0 {
-		return false
-	}
+	at := nanos(now)
 	p.pause.Store(int64(2 * firstPause))
 	p.due.Store(at + int64(firstPause))
+	p.patient.Store(at + int64(seldom*r.Threshold))
+	p.patience.Store(int64(2 * r.Threshold))
+	p.lead.Store(0)
+	p.leads.Store(0)
 	if !p.silent.CompareAndSwap(0, momentOf(at, false)) {
-		return false
+		return Change{}
 	}
 	if p.silences != nil {
 		p.silences.Add(1)
 	}
-	if p.waits.Load() != w {
+	if p.heard.Load() != heard {
 		p.endSilence()
-		return false
+		return Change{}
 	}
-	return true
+	return Change{FellSilent, now}
 }
 
-// FirstLook returns how long after it was sent a request looks for the first time.
-func (p *Pulse) FirstLook(factor float64) time.Duration {
-	if threshold, ok := p.Threshold(factor); ok {
-		return threshold
-	}
-	return latestLook
+// Served records that the reply whose first byte was heard has served the request.
+func (p *Pulse) Served(r *Request, factor float64) {
+	p.norms[r.Kind-1].served(r.took, factor, r.unusual)
 }
 
-// Silent returns since when the pulse is silent. It reports false if it is not.
+// Finding is what a request that waits finds out.
+type Finding struct {
+	Change
+	// Moves reports whether the request may go on to a backend that answers, if it leads or follows.
+	Moves bool
+	// Again is after how long the request looks again.
+	Again time.Duration
+}
+
+// Look finds out whether there is a silence. A request that still waits calls it at its threshold, and then again
+// and again.
+func (p *Pulse) Look(r *Request, now time.Time) (f Finding) {
+	waited := now.Sub(r.Sent)
+	if r.Threshold == 0 || waited < r.Threshold {
+		f.Again = min(latestLook, max(soonestLook, r.Threshold-waited))
+		return f
+	}
+	if !r.counted {
+		f.Change = p.testify(r, now, one)
+	}
+	f.Again = min(max(waited/8, soonestLook), latestLook)
+	switch silence := p.silent.Load(); {
+	case silence == 0:
+	case silence&flagged == 0:
+		f.Moves = waited >= r.patience
+	case waited >= max(r.patience, 2*time.Duration(p.late.Load())) && p.heard.Load()>>stateBits <= nanos(r.Sent) &&
+		p.silent.CompareAndSwap(silence, silence&^flagged):
+		f.Change = Change{FellSilent, sinceOf(silence)}
+	}
+	return f
+}
+
+// Lead reports whether a request may move: the others follow the one that leads. With Stay, it does not lead.
+func (p *Pulse) Lead(r *Request, now time.Time) bool {
+	until, at := p.lead.Load(), nanos(now)
+	if until == followed {
+		return true
+	}
+	return (until == 0 || at >= until) && p.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(p.leads.Add(1)-1, 16))
+}
+
+// Stay records that there is no backend to which the request could lead others.
+func (p *Pulse) Stay() {
+	if until := p.lead.Load(); until != followed && p.lead.CompareAndSwap(until, 0) {
+		p.leads.Add(-1)
+	}
+}
+
+// Follow lets the other requests follow: one that has moved got a byte in time.
+func (p *Pulse) Follow() { p.lead.Store(followed) }
+
+// Silent returns since when the pulse is silent or slow. It reports false if it is not.
 func (p *Pulse) Silent() (since time.Time, silent bool) {
 	value := p.silent.Load()
-	return began.Add(time.Duration(value >> stateBits)), value != 0
+	return sinceOf(value), value != 0
 }
 
-// IsSilent reports whether the pulse is silent.
+// IsSilent reports whether the pulse is silent or slow.
 func (p *Pulse) IsSilent() bool { return p.silent.Load() != 0 }
 
 // Due reports whether a request may try the silent backend.
@@ -294,24 +362,22 @@ const (
 	// No: it is silent, its last reply was late, a request waits for longer than its threshold, or
 	// one was sent to it that has to be answered first.
 	No Answers = iota
-	// Perhaps: it was not tried lately, so one request may find out.
+	// Perhaps: it was not tried lately, or it was slow, so one request may find out.
 	Perhaps
 	// Yes: its last reply came within its threshold.
 	Yes
 )
 
-// Answers reports whether the backend answers. fallback is the threshold while its own is not known.
-func (p *Pulse) Answers(now time.Time, factor float64, fallback time.Duration) Answers {
+// Answers reports whether the backend answers a request with this threshold.
+func (p *Pulse) Answers(now time.Time, threshold time.Duration) Answers {
 	at := nanos(now)
-	threshold, ok := p.Threshold(factor)
-	if !ok {
-		threshold = fallback
-	}
-	waits := p.waits.Load() != 0 && p.waiting.Load() > 0
+	waits, first := p.waiting.Load() > 0, p.answer.Load()
 	heard := p.heard.since(at)
+	silence := p.silent.Load()
 	switch {
-	case p.silent.Load() != 0, waits && time.Duration(at-p.first.Load()) >= threshold:
+	case silence != 0 && (silence&flagged == 0 || !p.Due(now)), waits && first != 0 && at >= first:
 		return No
+	case silence != 0: // it is slow, and it is time to try it
 	case heard >= 0 && heard < lately:
 		if p.heard.Load()&flagged != 0 {
 			return No
@@ -325,9 +391,9 @@ func (p *Pulse) Answers(now time.Time, factor float64, fallback time.Duration) A
 }
 
 // Claim takes the right to send a request that moves to the backend.
-func (p *Pulse) Claim(now time.Time, factor float64, fallback time.Duration) bool {
+func (p *Pulse) Claim(now time.Time, threshold time.Duration) bool {
 	last := p.trial.Load()
-	switch p.Answers(now, factor, fallback) {
+	switch p.Answers(now, threshold) {
 	case Yes:
 		return true
 	case Perhaps:

@@ -17,57 +17,123 @@ func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * fl
 func used() *Pulse {
 	p := new(Pulse)
 	for range 20 {
-		p.Sent(at(-1))
-		p.Heard(at(-1), at(0), factor)
-		p.Served(time.Second)
+		serve(p, at(-1), time.Second)
 	}
 	return p
 }
 
-func wantSilent(t *testing.T, p *Pulse, sent, now time.Time, want bool) {
+// serve has a request wait for so long.
+func serve(p *Pulse, sent time.Time, wait time.Duration) {
+	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold(factor)}
+	p.Sent(r)
+	p.Heard(r, sent.Add(wait))
+	p.Served(r, factor)
+}
+
+// send sends a request.
+func send(p *Pulse, sent time.Time) *Request {
+	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold(factor)}
+	p.Sent(r)
+	return r
+}
+
+func wantSilent(t *testing.T, p *Pulse, now time.Time, want bool, looking ...*Request) {
 	t.Helper()
-	p.Look(sent, now, factor)
-	if _, silent := p.Silent(); silent != want {
-		t.Errorf("after %s: silent is %t, want %t", now.Sub(start), silent, want)
+	for _, r := range looking {
+		p.Look(r, now)
+	}
+	if p.IsSilent() != want {
+		t.Errorf("after %s: silent is %t, want %t", now.Sub(start), p.IsSilent(), want)
 	}
 }
 
 func TestTwoRequestsThatWaitForLongerThanUsualAreASilence(t *testing.T) {
 	p := used()
-	p.Sent(at(0))
-	wantSilent(t, p, at(0), at(100), false) // one request proves nothing
-	p.Sent(at(100))
-	wantSilent(t, p, at(0), at(103.9), false)
-	f := p.Look(at(0), at(104), factor)
-	if !f.Began || !f.Moves || f.Threshold != 4*time.Second {
+	first := send(p, at(0))
+	wantSilent(t, p, at(100), false, first, first) // one request proves nothing
+	second := send(p, at(100))
+	wantSilent(t, p, at(103.9), false, first, second)
+	if f := p.Look(second, at(104)); f.Change != (Change{FellSilent, at(104)}) || !f.Moves {
 		t.Errorf("after 4 s: %+v", f)
 	}
-	if f := p.Look(at(103), at(104), factor); f.Began || f.Moves || f.Again != 3*time.Second {
-		t.Errorf("a request that has waited for 1 s: %+v", f)
+	if f := p.Look(send(p, at(103.5)), at(104)); f.Change != (Change{}) || f.Moves || f.Again != time.Second {
+		t.Errorf("a request that has waited for half a second: %+v", f)
 	}
 }
 
-func TestAByteEndsASilence(t *testing.T) {
+func TestAByteInTimeEndsASilence(t *testing.T) {
 	p := used()
-	p.Sent(at(0))
-	p.Sent(at(0))
-	wantSilent(t, p, at(0), at(5), true)
-	if since, ended := p.Heard(at(0), at(6), factor); !ended || !since.Equal(at(5)) {
-		t.Errorf("a byte: ended %t a silence since %s", ended, since)
+	first, second := send(p, at(0)), send(p, at(0))
+	wantSilent(t, p, at(5), true, first, second)
+	late := send(p, at(6))
+	if c := p.Heard(late, at(7)); c != (Change{Answered, at(5)}) {
+		t.Errorf("a byte: %+v", c)
 	}
-	wantSilent(t, p, at(0), at(100), false) // the other request is alone now
+	wantSilent(t, p, at(100), false, first, second) // they were sent before
+	wantSilent(t, p, at(100), true, send(p, at(8)), send(p, at(8)))
 }
 
-func TestThereIsNoSilenceBeforeTenSamples(t *testing.T) {
-	p := new(Pulse)
-	for range 9 {
-		p.Served(time.Second)
+func TestABackendThatSendsBytesTooLateIsSlow(t *testing.T) {
+	p := used()
+	first, second := send(p, at(0)), send(p, at(0))
+	wantSilent(t, p, at(5), true, first, second)
+	if c := p.Heard(first, at(6)); c != (Change{BecameSlow, at(5)}) {
+		t.Errorf("a late byte: %+v", c)
 	}
-	p.Sent(at(0))
-	p.Sent(at(0))
-	wantSilent(t, p, at(0), at(1000), false)
-	p.Served(time.Second)
-	wantSilent(t, p, at(0), at(1000), true)
+	tries := send(p, at(6))
+	if !p.Due(at(6)) || p.Look(tries, at(17.9)).Happened != Nothing || p.Look(second, at(17.9)).Moves {
+		t.Error("the slow backend is not tried, or requests that it answers move")
+	}
+	if f := p.Look(tries, at(18)); f.Change != (Change{FellSilent, at(5)}) { // twice what it took
+		t.Errorf("when it sends nothing any more: %+v", f)
+	}
+	if c := p.Heard(send(p, at(19)), at(20)); c != (Change{Answered, at(5)}) {
+		t.Errorf("a byte in time: %+v", c)
+	}
+}
+
+func TestWhatIsUsualAtABackendThatBecameSlowIsLearned(t *testing.T) {
+	p := used()
+	wantSilent(t, p, at(5), true, send(p, at(0)), send(p, at(0)))
+	now, moved := at(5), 0
+	for n := 0; p.IsSilent(); n++ { // every other second a request comes, which waits for ten seconds
+		if now = now.Add(2 * time.Second); n == 900 {
+			t.Fatalf("it is silent after half an hour, its usual wait is %s", p.Usual(kind).Wait)
+		}
+		if !p.Due(now) || !p.Try(now) {
+			continue
+		}
+		r := send(p, now)
+		if f := p.Look(r, now.Add(10*time.Second)); f.Moves {
+			moved++
+			p.Left(r, now, 0)
+			continue
+		}
+		serveLate(p, r, 10*time.Second)
+	}
+	if moved > 20 {
+		t.Errorf("%d requests moved before one had the patience", moved)
+	}
+}
+
+// serveLate answers a request that waits.
+func serveLate(p *Pulse, r *Request, wait time.Duration) {
+	p.Heard(r, r.Sent.Add(wait))
+	p.Served(r, factor)
+}
+
+func TestTheFewerRepliesTheLongerIsTheThreshold(t *testing.T) {
+	p := new(Pulse)
+	if got := p.Usual(kind).Threshold(factor); got != 0 {
+		t.Errorf("without replies, the threshold is %s", got)
+	}
+	for _, want := range []time.Duration{40, 20, 0, 10, 8, 0, 0, 5, 0, 4, 4} {
+		serve(p, at(0), time.Second)
+		if got := p.Usual(kind).Threshold(factor); got != want*time.Second && want > 0 {
+			t.Errorf("the threshold is %s, want %s", got, want*time.Second)
+		}
+	}
+	wantSilent(t, p, at(15), true, send(p, at(10)), send(p, at(10)))
 }
 
 func TestTheThresholdIsTheLargestOfThree(t *testing.T) {
@@ -77,88 +143,138 @@ func TestTheThresholdIsTheLargestOfThree(t *testing.T) {
 	}{
 		{[]time.Duration{time.Millisecond}, 500 * time.Millisecond},
 		{[]time.Duration{time.Second}, 4 * time.Second},
-		{[]time.Duration{time.Second, 90 * time.Second}, 90 * time.Second},
+		{[]time.Duration{time.Second, 90 * time.Second, 80 * time.Second}, 80 * time.Second},
 	} {
 		p := new(Pulse)
 		for range enough {
-			for _, wait := range test.waits[:1] {
-				p.Served(wait)
-			}
+			serve(p, at(0), test.waits[0])
 		}
 		for _, wait := range test.waits[1:] {
-			p.Served(wait)
+			serve(p, at(0), wait)
 		}
-		if got, ok := p.Threshold(factor); got != test.want || !ok {
+		if got := p.Usual(kind).Threshold(factor); got != test.want {
 			t.Errorf("%v: threshold %s, want %s", test.waits, got, test.want)
 		}
 	}
 }
 
-func TestTheLongestWaitIsForgottenSlowly(t *testing.T) {
+func TestOneOutlierDoesNotSetTheThreshold(t *testing.T) {
+	const outlier, most = 9 * time.Second, 700 * time.Millisecond
+	for _, before := range []int{0, 1, 2, 5, 20, 1000} {
+		p := new(Pulse)
+		for range before {
+			serve(p, at(0), 100*time.Millisecond)
+		}
+		serve(p, at(0), outlier)
+		for range enough {
+			if before < enough { // it becomes known
+				serve(p, at(0), 100*time.Millisecond)
+			}
+		}
+		if got := p.Usual(kind).Threshold(factor); got > most {
+			t.Errorf("one of %s after %d of 100 ms: the threshold is %s", outlier, before, got)
+		}
+	}
+}
+
+func TestLongWaitsAreForgottenSlowly(t *testing.T) {
 	p := used()
-	p.Served(90 * time.Second)
+	serve(p, at(0), 90*time.Second)
+	serve(p, at(0), 90*time.Second)
 	for n, want := range []time.Duration{80 * time.Second, 30 * time.Second} {
 		for range 10 + n*100 {
-			p.Served(time.Second)
+			serve(p, at(0), time.Second)
 		}
-		if got, _ := p.Threshold(factor); got < want || got > 2*want {
+		if got := p.Usual(kind).Threshold(factor); got < want || got > 2*want {
 			t.Errorf("threshold %s, want about %s", got, want)
 		}
 	}
 }
 
-func TestClientsThatLeaveClearNothing(t *testing.T) {
-	p := used()
-	for i := range 20 { // each leaves after two seconds
-		p.Sent(at(float64(i)))
-		if i >= 2 {
-			p.Left(at(float64(i-2)), at(float64(i)))
+func TestRequestsAreComparedWithThoseOfTheirSize(t *testing.T) {
+	small, long, large := KindOf(false, 1000, 100), KindOf(false, 100_000, 100), KindOf(false, 1000, math.MaxInt64)
+	for _, others := range [][2]Kind{{small, KindOf(true, 1000, 100)}, {small, long}, {small, large}, {long, large}, {small, KindOf(false, 1000, 0)}} {
+		if others[0] == others[1] || others[0] == Unfollowed || int(others[1]) > kinds {
+			t.Errorf("kinds %v", others)
 		}
 	}
-	wantSilent(t, p, at(19), at(20), true)
-	p.Left(at(18), at(20))
-	p.Left(at(19), at(20))
-	wantSilent(t, p, at(19), at(60), true)
+	if int(KindOf(true, math.MaxInt64, math.MaxInt64)) != kinds || KindOf(false, 0, 0) != 1 {
+		t.Error("the kinds are not numbered from 1")
+	}
+	p := used() // for the first kind
+	for range enough {
+		r := &Request{Kind: long, Sent: at(0)}
+		p.Sent(r)
+		serveLate(p, r, 20*time.Second)
+	}
+	if got := p.Usual(long).Threshold(factor); got != 80*time.Second {
+		t.Errorf("the threshold of long prompts is %s", got)
+	}
+	if got := p.Usual(kind).Threshold(factor); got != 4*time.Second {
+		t.Errorf("the threshold of others is %s", got)
+	}
+	if got := p.Slowest().Wait; got != 20*time.Second {
+		t.Errorf("the slowest wait for %s", got)
+	}
+}
+
+func TestClientsThatLeaveClearNothing(t *testing.T) {
+	p := used()
+	var change Change
+	for i := range 20 { // one after the other, each leaves after two seconds
+		sent := at(float64(2 * i))
+		if c := p.Left(send(p, sent), sent.Add(2*time.Second), p.Usual(kind).Longest); c.Happened != Nothing {
+			change = c
+		}
+	}
+	if change != (Change{FellSilent, at(8)}) {
+		t.Errorf("four that waited for half of the threshold: %+v", change)
+	}
 }
 
 func TestTimeInWhichNoRequestWaitsIsNoSilence(t *testing.T) {
 	p := used()
-	p.Sent(at(0))
-	p.Sent(at(0))
-	p.Left(at(0), at(3))
-	p.Left(at(0), at(3))
-	p.Sent(at(1000))
-	wantSilent(t, p, at(1000), at(1000.9), false)
-	wantSilent(t, p, at(1000), at(1001), true)
+	p.Left(send(p, at(0)), at(3), time.Second)
+	p.Left(send(p, at(0)), at(3), time.Second)
+	third := send(p, at(1000))
+	wantSilent(t, p, at(1003.9), false, third)
+	wantSilent(t, p, at(1004), true, third)
 }
 
 func TestRequestsThatAreCancelledEarlyAreNoSilence(t *testing.T) {
 	p := used()
 	for i := range 100 { // each keystroke cancels the request of the one before
-		p.Sent(at(float64(i) * 0.2))
-		p.Left(at(float64(i)*0.2), at(float64(i)*0.2+0.2))
+		sent := at(float64(i) * 0.2)
+		p.Left(send(p, sent), sent.Add(200*time.Millisecond), p.Usual(kind).Longest)
 	}
-	p.Sent(at(20))
-	wantSilent(t, p, at(20), at(30), false)
+	wantSilent(t, p, at(30), false, send(p, at(20)))
 }
 
-func TestARequestThatIsCancelledEarlyIsNoEvidenceAgainstAnother(t *testing.T) {
-	for _, gone := range []float64{10, 10.3} { // the first one or the second one
-		p := used()
-		p.Sent(at(10))
-		p.Sent(at(10.3))
-		p.Left(at(gone), at(10.6))
-		wantSilent(t, p, at(20.3-gone), at(30), false)
-		p.Sent(at(30))
-		wantSilent(t, p, at(30), at(34), true)
+func TestOneRequestLeadsTheOthers(t *testing.T) {
+	p := used()
+	first, second := send(p, at(0)), send(p, at(0))
+	wantSilent(t, p, at(4), true, first, second)
+	for _, step := range []struct {
+		at   float64
+		want bool
+	}{{4, true}, {4, false}, {7.9, false}, {8, true}, {15.9, false}, {16, true}} { // each has twice as long
+		if got := p.Lead(second, at(step.at)); got != step.want {
+			t.Errorf("after %g s, a request may move: %t", step.at, got)
+		}
+	}
+	p.Stay() // there is no backend for it
+	if !p.Lead(first, at(16)) || p.Lead(second, at(16)) {
+		t.Error("the next one does not lead")
+	}
+	p.Follow()
+	if !p.Lead(first, at(17)) || !p.Lead(second, at(17)) {
+		t.Error("the others do not follow")
 	}
 }
 
 func TestOneRequestTriesASilentBackendAfterGrowingPauses(t *testing.T) {
 	p := used()
-	p.Sent(at(0))
-	p.Sent(at(0))
-	wantSilent(t, p, at(0), at(4), true)
+	wantSilent(t, p, at(4), true, send(p, at(0)), send(p, at(0)))
 	var tried []float64
 	for now := at(4); now.Before(at(70)); now = now.Add(100 * time.Millisecond) {
 		if p.Due(now) && p.Try(now) {
@@ -173,26 +289,42 @@ func TestOneRequestTriesASilentBackendAfterGrowingPauses(t *testing.T) {
 	}
 }
 
+func TestFewRequestsInASilenceHavePatience(t *testing.T) {
+	p := used()
+	wantSilent(t, p, at(4), true, send(p, at(0)), send(p, at(0)))
+	for n, moves := range []float64{4, 8, 16, 4, 16} {
+		now := []float64{67.9, 68, 196, 451.9, 452}[n]
+		tries, other := send(p, at(now)), send(p, at(now))
+		if p.Look(other, at(now+3.8)).Moves || !p.Look(other, at(now+4)).Moves {
+			t.Error("another request has more patience, too")
+		}
+		if p.Look(tries, at(now+moves-0.1)).Moves || !p.Look(tries, at(now+moves)).Moves {
+			t.Errorf("try %d does not move after %g s", n, moves)
+		}
+	}
+}
+
 func TestABackendAnswersThatHasRepliedInTime(t *testing.T) {
 	const fallback = time.Second
 	p := used() // heard at 0
-	if got := p.Answers(at(10), factor, fallback); got != Yes {
+	if got := p.Answers(at(10), fallback); got != Yes {
 		t.Errorf("after a reply: %d", got)
 	}
-	p.Sent(at(10))
-	if got := p.Answers(at(13.9), factor, fallback); got != Yes {
+	r := send(p, at(10))
+	p.Look(r, at(13.9))
+	if got := p.Answers(at(13.9), fallback); got != Yes {
 		t.Errorf("while a request waits for its threshold: %d", got)
 	}
-	if got := p.Answers(at(14), factor, fallback); got != No {
+	p.Look(r, at(14))
+	if got := p.Answers(at(14), fallback); got != No {
 		t.Errorf("while a request waits for longer: %d", got)
 	}
-	p.Heard(at(10), at(14.1), factor)
-	if got := p.Answers(at(15), factor, fallback); got != No {
+	p.Heard(r, at(14.1))
+	if got := p.Answers(at(15), fallback); got != No {
 		t.Errorf("after a late reply: %d", got)
 	}
-	p.Sent(at(15))
-	p.Heard(at(15), at(16), factor)
-	if got := p.Answers(at(17), factor, fallback); got != Yes {
+	serve(p, at(15), time.Second)
+	if got := p.Answers(at(17), fallback); got != Yes {
 		t.Errorf("after a reply in time: %d", got)
 	}
 }
@@ -201,15 +333,15 @@ func TestOneRequestFindsOutWhetherABackendAnswersThatWasNotTriedLately(t *testin
 	const fallback = time.Second
 	for _, p := range []*Pulse{new(Pulse), used()} {
 		now := at(100)
-		if p.Answers(now, factor, fallback) != Perhaps || !p.Claim(now, factor, fallback) || p.Claim(now, factor, fallback) {
+		if p.Answers(now, fallback) != Perhaps || !p.Claim(now, fallback) || p.Claim(now, fallback) {
 			t.Fatal("not exactly one request may find out")
 		}
-		p.Sent(now)
-		if got := p.Answers(at(100.5), factor, fallback); got != No {
+		r := send(p, now)
+		if got := p.Answers(at(100.5), fallback); got != No {
 			t.Errorf("while that request waits: %d", got)
 		}
-		p.Heard(now, at(100.6), factor)
-		if got := p.Answers(at(100.7), factor, fallback); got != Yes {
+		p.Heard(r, at(100.6))
+		if got := p.Answers(at(100.7), fallback); got != Yes {
 			t.Errorf("after its answer: %d", got)
 		}
 	}
@@ -217,33 +349,36 @@ func TestOneRequestFindsOutWhetherABackendAnswersThatWasNotTriedLately(t *testin
 
 func TestATableCountsItsSilences(t *testing.T) {
 	var table Table
-	if table.Of("m", Streamed) != nil || table.Make("m", Unfollowed) != nil {
+	if table.Of("m") != nil || table.AnySilent() {
 		t.Error("an empty table has a pulse")
 	}
-	p := table.Make("m", Streamed)
-	if table.Of("m", Streamed) != p || table.Of("m", Whole) == p {
-		t.Error("the kinds of a model are not apart")
+	p := table.Make("m")
+	if table.Of("m") != p || table.Make("m") != p {
+		t.Error("a model has two pulses")
 	}
 	for range enough {
-		p.Served(time.Second)
+		serve(p, at(-1), time.Second)
 	}
-	p.Sent(at(0))
-	p.Sent(at(0))
-	wantSilent(t, p, at(0), at(5), true)
+	first, second := send(p, at(0)), send(p, at(0))
+	wantSilent(t, p, at(5), true, first, second)
 	if !table.AnySilent() {
 		t.Error("the silence does not count")
 	}
-	if s := table.Snapshot(); len(s) != 1 || s[0] != (State{"m", true, time.Second, at(5)}) {
+	if s := table.Snapshot(); len(s) != 1 || s[0] != (State{"m", time.Second, 0, at(5), false}) {
 		t.Errorf("snapshot: %+v", s)
 	}
-	p.Heard(at(0), at(6), factor)
+	p.Heard(first, at(6))
+	if s := table.Snapshot(); !table.AnySilent() || !s[0].Slow || !s[0].Since.Equal(at(5)) {
+		t.Errorf("snapshot of a slow one: %+v", s)
+	}
+	serve(p, at(6), time.Second)
 	if table.AnySilent() {
 		t.Error("the silence does not end")
 	}
 	for range maxModels {
-		table.Make(time.Now().String(), Whole)
+		table.Make(time.Now().String())
 	}
-	if table.Clear(); table.Of("m", Streamed) != nil {
+	if table.Clear(); table.Of("m") != nil {
 		t.Error("a cleared table has a pulse")
 	}
 }
@@ -251,11 +386,11 @@ func TestATableCountsItsSilences(t *testing.T) {
 func TestATableFollowsALimitedNumberOfModels(t *testing.T) {
 	var table Table
 	for i := range maxModels {
-		if table.Make(string(rune('a'+i)), Whole) == nil {
+		if table.Make(string(rune('a'+i))) == nil {
 			t.Fatalf("model %d is not followed", i)
 		}
 	}
-	if table.Make("one more", Whole) != nil || table.Make("a", Streamed) == nil {
+	if table.Make("one more") != nil || table.Make("a") == nil {
 		t.Error("the number of models is not limited")
 	}
 }
@@ -266,61 +401,55 @@ func TestManyRequestsAtOnceLeaveNothingBehind(t *testing.T) {
 	for i := range 50 {
 		all.Go(func() {
 			for n := range 200 {
-				now := at(float64(n))
-				p.Sent(now)
-				p.Look(now, at(float64(n)+10), factor)
+				r := send(p, at(float64(n)))
+				if f := p.Look(r, r.Sent.Add(10*time.Second)); f.Moves && p.Lead(r, r.Sent) {
+					p.Stay()
+				}
 				if i%5 == 0 {
-					p.Left(now, now.Add(time.Second))
+					p.Left(r, r.Sent.Add(time.Second), 0)
 				} else {
-					p.Heard(now, now.Add(time.Second), factor)
+					serveLate(p, r, time.Second)
 				}
 			}
 		})
 	}
 	all.Wait()
-	p.Sent(at(1000))
-	p.Heard(at(1000), at(1001), factor)
-	if _, silent := p.Silent(); silent || p.waiting.Load() != 0 || p.waits.Load() != 0 {
-		t.Errorf("%d wait, silent %t", p.waiting.Load(), silent)
+	serve(p, at(1000), time.Second)
+	if p.IsSilent() || p.waiting.Load() != 0 || p.evidence.Load() != 0 {
+		t.Errorf("%d wait, silent %t", p.waiting.Load(), p.IsSilent())
 	}
 }
 
 // Sent and Heard cost at most 40 ns together, on a machine that does nothing else, and no allocation.
 func BenchmarkSentAndHeard(b *testing.B) {
-	p, sent, heard := used(), at(1), at(2)
+	p, heard := used(), at(2)
+	r := &Request{Kind: kind, Sent: at(1), Threshold: 4 * time.Second}
 	b.ReportAllocs()
 	for b.Loop() {
-		p.Sent(sent)
-		p.Heard(sent, heard, factor)
+		p.Sent(r)
+		p.Heard(r, heard)
 	}
 }
 
 func BenchmarkServed(b *testing.B) {
 	p := used()
+	r := send(p, at(0))
+	p.Heard(r, at(1))
 	b.ReportAllocs()
 	for b.Loop() {
-		p.Served(time.Second)
+		p.Served(r, factor)
 	}
 }
 
 func TestARequestAllocatesNothing(t *testing.T) {
 	p := used()
 	if n := testing.AllocsPerRun(100, func() {
-		p.Sent(at(1))
-		p.Look(at(1), at(3), factor)
-		p.Heard(at(1), at(2), factor)
-		p.Served(time.Second)
+		r := Request{Kind: kind, Sent: at(1), Threshold: p.Usual(kind).Threshold(factor)}
+		p.Sent(&r)
+		p.Look(&r, at(3))
+		p.Heard(&r, at(2))
+		p.Served(&r, factor)
 	}); n > 0 {
 		t.Errorf("%g allocations", n)
 	}
-}
-
-func TestTwoRequestsThatAreCancelledEarlyAreNoEvidenceAgainstAnother(t *testing.T) {
-	p := used()
-	p.Sent(at(10))
-	p.Sent(at(10.3))
-	p.Left(at(10), at(10.6))
-	p.Left(at(10.3), at(10.9))
-	p.Sent(at(20))
-	wantSilent(t, p, at(20), at(30), false)
 }

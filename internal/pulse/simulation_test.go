@@ -29,9 +29,13 @@ type simulation struct {
 }
 
 type request struct {
-	arrived, sent time.Time
-	backend       int
-	moved, over   bool
+	Request
+	arrived time.Time
+	backend int
+	over    bool
+	// from is the backend that it has moved from, if it did, and leads how long it leads others.
+	from  *Pulse
+	leads time.Duration
 }
 
 type step struct {
@@ -84,27 +88,37 @@ func (s *simulation) run(n int, perSecond float64) {
 
 func (s *simulation) send(r *request) {
 	p := s.backends[r.backend]
-	r.sent = s.now
-	p.Sent(s.now)
-	sent := r.sent
+	r.Request = Request{Kind: kind, Sent: s.now, Threshold: s.usual(r.backend).Threshold(factor)}
+	sent := r.Sent
 	s.reply(r, sent, s.wait(r.backend))
-	s.after(p.FirstLook(factor), func() { s.look(r, sent) })
+	s.after(p.Sent(&r.Request), func() { s.look(r, sent) })
 	if s.patience != nil {
 		s.after(s.patience(), func() {
-			if !r.over && r.sent.Equal(sent) {
+			if !r.over && r.Sent.Equal(sent) {
 				r.over = true
 				s.left++
-				p.Left(sent, s.now)
+				p.Left(&r.Request, s.now, s.usual(r.backend).Longest)
 			}
 		})
 	}
+}
+
+// kind is that of all requests.
+const kind = Kind(1)
+
+// usual returns what is usual at a backend, or at both until that is known.
+func (s *simulation) usual(backend int) Usual {
+	if u := s.backends[backend].Usual(kind); u.Known() {
+		return u
+	}
+	return s.backends[0].Usual(kind).With(s.backends[1].Usual(kind))
 }
 
 // reply answers a request that was sent at sent, unless it has moved since. What a silent backend
 // would send comes when it is back.
 func (s *simulation) reply(r *request, sent time.Time, in time.Duration) {
 	s.after(in, func() {
-		if r.sent != sent || r.over {
+		if r.Sent != sent || r.over {
 			return
 		}
 		if s.silent != nil {
@@ -114,24 +128,31 @@ func (s *simulation) reply(r *request, sent time.Time, in time.Duration) {
 			}
 		}
 		r.over = true
-		s.backends[r.backend].Heard(sent, s.now, factor)
-		s.backends[r.backend].Served(s.now.Sub(sent))
+		if r.from != nil && s.now.Sub(sent) <= r.leads {
+			r.from.Follow()
+		}
+		s.backends[r.backend].Heard(&r.Request, s.now)
+		s.backends[r.backend].Served(&r.Request, factor)
 		s.waits = append(s.waits, s.now.Sub(r.arrived))
 	})
 }
 
 func (s *simulation) look(r *request, sent time.Time) {
-	if r.over || r.sent != sent {
+	if r.over || r.Sent != sent {
 		return
 	}
-	f := s.backends[r.backend].Look(sent, s.now, factor)
-	other := s.backends[1-r.backend]
-	if f.Moves && !r.moved && other.Claim(s.now, factor, f.Threshold) {
-		s.moves++
-		s.backends[r.backend].Left(sent, s.now)
-		r.moved, r.backend = true, 1-r.backend
-		s.send(r)
-		return
+	r.Threshold = s.usual(r.backend).Threshold(factor)
+	its, other := s.backends[r.backend], s.backends[1-r.backend]
+	f := its.Look(&r.Request, s.now)
+	if f.Moves && r.from == nil && its.Lead(&r.Request, s.now) {
+		if other.Claim(s.now, r.Threshold) {
+			s.moves++
+			its.Left(&r.Request, s.now, 0)
+			r.from, r.leads, r.backend = its, r.Threshold, 1-r.backend
+			s.send(r)
+			return
+		}
+		its.Stay()
 	}
 	s.after(f.Again, func() { s.look(r, sent) })
 }

@@ -7,17 +7,6 @@ import (
 	"time"
 )
 
-// Kind is a kind of request. The first byte of a streamed reply comes when the model begins to
-// answer, and that of a whole one when it is done, so each has its own usual wait.
-type Kind int
-
-const (
-	// Unfollowed requests have no pulse.
-	Unfollowed Kind = iota
-	Whole
-	Streamed
-)
-
 // Table has the pulses of a backend, by models. The zero Table is ready to use. Reading it takes no
 // lock.
 type Table struct {
@@ -27,7 +16,7 @@ type Table struct {
 
 // models are the pulses by the names of models at the backend. It never changes.
 type models struct {
-	pulses map[string]*[2]Pulse
+	pulses map[string]*Pulse
 	// silences is how many of them are silent.
 	silences *atomic.Int64
 }
@@ -36,34 +25,33 @@ type models struct {
 const maxModels = 256
 
 // Of returns the pulse of a model, or nil if it is not followed.
-func (t *Table) Of(model string, kind Kind) *Pulse {
-	if known := t.models.Load(); known != nil && kind != Unfollowed {
-		if pulses := known.pulses[model]; pulses != nil {
-			return &pulses[kind-Whole]
-		}
+func (t *Table) Of(model string) *Pulse {
+	if known := t.models.Load(); known != nil {
+		return known.pulses[model]
 	}
 	return nil
 }
 
 // Make returns the pulse of a model, which is followed from now on. It returns nil if there are too
 // many.
-func (t *Table) Make(model string, kind Kind) *Pulse {
-	if p := t.Of(model, kind); p != nil || kind == Unfollowed || t.full() {
+func (t *Table) Make(model string) *Pulse {
+	if p := t.Of(model); p != nil || t.full() {
 		return p
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p := t.Of(model, kind); p != nil || t.full() { // another request was faster
+	if p := t.Of(model); p != nil || t.full() { // another request was faster
 		return p
 	}
-	next := &models{make(map[string]*[2]Pulse), new(atomic.Int64)}
+	next := &models{make(map[string]*Pulse), new(atomic.Int64)}
 	if known := t.models.Load(); known != nil {
 		maps.Copy(next.pulses, known.pulses)
 		next.silences = known.silences
 	}
-	next.pulses[model] = &[2]Pulse{{silences: next.silences}, {silences: next.silences}}
+	p := &Pulse{silences: next.silences}
+	next.pulses[model] = p
 	t.models.Store(next)
-	return &next.pulses[model][kind-Whole]
+	return p
 }
 
 func (t *Table) full() bool {
@@ -88,12 +76,13 @@ func (t *Table) Clear() {
 // State is the state of a pulse, for operators.
 type State struct {
 	// Model is the backend's name for the model.
-	Model    string
-	Streamed bool
-	// Usual is the usual wait for the first byte. 0: it is not known yet.
-	Usual time.Duration
-	// Since is when the silence began. It is zero if there is none.
+	Model string
+	// Whole and Streamed are the usual waits for the first byte: of the kind that waits longest, if several are
+	// known. 0: none is.
+	Whole, Streamed time.Duration
+	// Since is when the silence began. It is zero if there is none. Slow reports whether bytes come, but late.
 	Since time.Time
+	Slow  bool
 }
 
 // Snapshot returns the states of all pulses that have been used.
@@ -102,19 +91,13 @@ func (t *Table) Snapshot() (states []State) {
 	if known == nil {
 		return nil
 	}
-	for model, pulses := range known.pulses {
-		for i := range pulses {
-			p := &pulses[i]
-			s := State{Model: model, Streamed: Kind(i)+Whole == Streamed}
-			if usual, ok := p.Usual(); ok {
-				s.Usual = usual
-			}
-			if since, silent := p.Silent(); silent {
-				s.Since = since
-			}
-			if s.Usual > 0 || !s.Since.IsZero() {
-				states = append(states, s)
-			}
+	for model, p := range known.pulses {
+		s := State{Model: model, Whole: slowest(p.norms[:sizes], enough).Wait, Streamed: slowest(p.norms[sizes:], enough).Wait}
+		if silence := p.silent.Load(); silence != 0 {
+			s.Since, s.Slow = sinceOf(silence), silence&flagged != 0
+		}
+		if s.Whole > 0 || s.Streamed > 0 || !s.Since.IsZero() {
+			states = append(states, s)
 		}
 	}
 	return states

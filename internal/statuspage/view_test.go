@@ -74,11 +74,11 @@ func TestDurationsHaveTwoDigits(t *testing.T) {
 
 func TestABackendIsShownAsSilent(t *testing.T) {
 	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Available, Healthy: true, Silences: []admin.Silence{
-		{Model: "gpt-4o", Streamed: true, Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
+		{Model: "gpt-4o", Slow: false, Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
 	}}}
 	var page strings.Builder
 	err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{{Pool: "p", Backends: []backendStatus{b}}}})
-	if text := page.String(); err != nil || !strings.Contains(text, "Silent since 03:04:05") || !strings.Contains(text, "gpt-4o, streamed") {
+	if text := page.String(); err != nil || !strings.Contains(text, "Silent since 03:04:05") || !strings.Contains(text, "gpt-4o") {
 		t.Errorf("the page (%v) is %s", err, text)
 	}
 }

@@ -62,7 +62,7 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 }
 
 func TestAfterABenchOneRequestGoesFirst(t *testing.T) {
-	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, strings.Replace(lbtest.ThreeBackends, "{\n", "{\nsilence off\n", 1), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("20"))
 		w.Post(`{}`).WantServed(t, "b", "c")
 		time.Sleep(20 * time.Second)

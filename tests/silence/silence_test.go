@@ -123,6 +123,21 @@ func wantAll(t *testing.T, all []served, backend string, least, most time.Durati
 
 const threshold = 500 * time.Millisecond
 
+// soon is how long the others look again after the threshold, when the one that leads has got its byte.
+const soon = threshold + 100*time.Millisecond
+
+// leave sends requests to a silent backend whose clients leave just before they could move.
+func leave(w *lbtest.World, all *sync.WaitGroup) {
+	for range 3 {
+		all.Go(func() {
+			ctx, leave := context.WithTimeout(w.T.Context(), threshold-time.Millisecond)
+			defer leave()
+			w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat)).WithContext(ctx))
+		})
+	}
+	synctest.Wait()
+}
+
 func TestRequestsThatWaitAtASilentBackendMoveOnce(t *testing.T) {
 	const stream = `{"model":"gpt-4o","stream":true,"messages":[]}`
 	for name, reply := range map[string]http.HandlerFunc{
@@ -154,7 +169,7 @@ func TestRequestsThatWaitAtASilentBackendMoveOnce(t *testing.T) {
 					warm(w, body)
 					w.Backends["a"].Replies(reply)
 					replies := askTogether(w, 2, body)
-					wantAll(t, replies(), "b", threshold, threshold)
+					wantAll(t, replies(), "b", threshold, soon)
 					synctest.Wait()
 					for _, call := range w.Backends["a"].Received() {
 						if call.Request.Context().Err() == nil {
@@ -220,7 +235,7 @@ func TestRequestsMoveWhenTheOtherBackendAnswersAgain(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		atA := len(w.Backends["a"].Received())
 		close(answers)
-		wantAll(t, replies(), "b", 10*time.Second, 11*time.Second)
+		wantAll(t, replies(), "b", 10*time.Second, 12*time.Second)
 		w.WantCalls(map[string]int{"a": atA, "b": 40})
 	})
 }
@@ -229,7 +244,7 @@ func TestABackendThatAnswersIsSilentNoMore(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 		warm(w)
 		w.Backends["a"].Replies(lbtest.Hangs)
-		wantAll(t, askTogether(w, 2, chat)(), "b", threshold, threshold)
+		wantAll(t, askTogether(w, 2, chat)(), "b", threshold, soon)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) { // it recovers while the trial waits
 			time.Sleep(400 * time.Millisecond)
 			lbtest.Says(200, `{}`)(rw, r)
@@ -261,7 +276,7 @@ func TestARequestThatMustNotBeRepeatedNeverMoves(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		wantAll(t, askTogether(w, 3, chat)(), "b", threshold, threshold)
+		wantAll(t, askTogether(w, 3, chat)(), "b", threshold, soon)
 		all.Wait()
 		w.WantCalls(map[string]int{"a": 6, "b": 3})
 	})
@@ -357,22 +372,25 @@ func TestARequestThatMovesToABackendThatThrottlesGoesOn(t *testing.T) {
 			warm(w)
 			w.Backends["a"].Replies(lbtest.Hangs)
 			w.Backends["b"].Replies(lbtest.Throttled("60"))
-			wantAll(t, askTogether(w, 20, chat)(), "c", threshold, threshold+threshold/2)
+			wantAll(t, askTogether(w, 20, chat)(), "c", threshold, 2*threshold)
 			if n := len(w.Backends["b"].Received()); n == 0 || n > 15 {
 				t.Errorf("b got %d requests", n)
 			}
 		})
 	})
-	t.Run("to the silent one, if no other is left", func(t *testing.T) {
+	t.Run("to the client, if no other is left", func(t *testing.T) {
 		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 			warm(w)
-			answers := make(chan struct{})
-			w.Backends["a"].Replies(waits(answers, lbtest.Says(200, `{}`)))
+			w.Backends["a"].Replies(lbtest.Hangs)
 			w.Backends["b"].Replies(lbtest.Throttled("60"))
-			replies := askTogether(w, 2, chat)
-			time.Sleep(10 * time.Second)
-			close(answers)
-			wantAll(t, replies(), "a", 10*time.Second, 10*time.Second)
+			var all sync.WaitGroup
+			leave(w, &all)
+			reply := w.Post(chat)
+			if retryAfter := reply.Header.Get("Retry-After"); reply.Status != 429 || retryAfter != "59" {
+				t.Errorf("client got %d with Retry-After %q: %s", reply.Status, retryAfter, reply.Body)
+			}
+			all.Wait()
+			wantNoneInFlight(t)
 		})
 	})
 }
@@ -395,32 +413,27 @@ func TestARequestThatReturnsToASilentBackendWhichFailsGetsAnAnswer(t *testing.T)
 		status int
 		body   string
 	}{
-		{"an error", lbtest.Says(500, `{"error":{"message":"of a"}}`), lbtest.Throttled("60"), 500, "of a"},
+		{"an error", lbtest.Says(500, `{"error":{"message":"of a"}}`), lbtest.Aborts, 500, "of a"},
 		{"an error after another", lbtest.Says(502, `{"error":{"message":"of a"}}`), lbtest.Says(500, `{"error":{"message":"of b"}}`), 502, "of a"},
 		{"a break after an error", lbtest.Aborts, lbtest.Says(500, `{"error":{"message":"of b"}}`), 500, "of b"},
-		{"a throttle", lbtest.Throttled("60"), lbtest.Throttled("60"), 429, "rate_limit_exceeded"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 				warm(w)
 				answers := make(chan struct{})
 				w.Backends["a"].Replies(waits(answers, c.a))
-				w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-					time.Sleep(100 * time.Millisecond) // until both have moved
-					c.b(rw, r)
-				})
+				w.Backends["b"].Replies(c.b)
 				var all sync.WaitGroup
-				for range 2 {
-					all.Go(func() {
-						if got := w.Post(chat); got.Status != c.status || !strings.Contains(got.Body, c.body) {
-							t.Errorf("client got %d %s (%v), want %d with %s", got.Status, got.Body, got.Err, c.status, c.body)
-						}
-					})
-				}
+				leave(w, &all)
+				all.Go(func() {
+					if got := w.Post(chat); got.Status != c.status || !strings.Contains(got.Body, c.body) {
+						t.Errorf("client got %d %s (%v), want %d with %s", got.Status, got.Body, got.Err, c.status, c.body)
+					}
+				})
 				time.Sleep(10 * time.Second)
 				close(answers)
 				all.Wait()
-				w.WantCalls(map[string]int{"a": 4, "b": 2})
+				w.WantCalls(map[string]int{"a": 5, "b": 1})
 				wantNoneInFlight(t)
 			})
 		})
@@ -545,11 +558,11 @@ func TestAMoveIsOneOfTheRetries(t *testing.T) {
 		status int
 		calls  map[string]int
 	}{
-		"":                       {200, map[string]int{"a": 2, "b": 2, "c": 2}},
-		"lb_retries 2":           {200, map[string]int{"a": 2, "b": 2, "c": 2}},
-		"lb_retries 1":           {500, map[string]int{"a": 2, "b": 2}},
-		"lb_try_duration 600ms":  {500, map[string]int{"a": 2, "b": 2}},
-		"lb_try_duration 1500ms": {200, map[string]int{"a": 2, "b": 2, "c": 2}},
+		"":                       {200, map[string]int{"a": 4, "b": 1, "c": 1}},
+		"lb_retries 2":           {200, map[string]int{"a": 4, "b": 1, "c": 1}},
+		"lb_retries 1":           {500, map[string]int{"a": 4, "b": 1}},
+		"lb_try_duration 600ms":  {500, map[string]int{"a": 4, "b": 1}},
+		"lb_try_duration 1500ms": {200, map[string]int{"a": 4, "b": 1, "c": 1}},
 	} {
 		t.Run(options, func(t *testing.T) {
 			config := "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b {\npriority 2\n}\nbackend http://c {\npriority 3\n}\n" + options + "\n}"
@@ -561,11 +574,8 @@ func TestAMoveIsOneOfTheRetries(t *testing.T) {
 					lbtest.Says(500, `{"error":{"message":"of b"}}`)(rw, r)
 				})
 				var all sync.WaitGroup
-				for range 2 {
-					all.Go(func() {
-						w.Post(chat).WantStatus(t, want.status)
-					})
-				}
+				leave(w, &all)
+				w.Post(chat).WantStatus(t, want.status)
 				all.Wait()
 				w.WantCalls(want.calls)
 				wantNoneInFlight(t)
@@ -616,4 +626,81 @@ func TestRequestsMoveToABackendForWhichOthersHaveWaited(t *testing.T) {
 		waits.Wait()
 		wantNoneInFlight(t)
 	})
+}
+
+// sleeps is a backend that replies after the time that the request says.
+func sleeps(rw http.ResponseWriter, r *http.Request) {
+	wait, _ := time.ParseDuration(r.Header.Get("X-Wait"))
+	select {
+	case <-time.After(wait):
+		lbtest.Says(200, `{}`)(rw, r)
+	case <-r.Context().Done():
+	}
+}
+
+func TestHealthySlowRequestsDoNotMoveAsAHerd(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.AllReply(sleeps)
+		slow := askTogether(w, 100, chat, "X-Wait", "4s")
+		var quick sync.WaitGroup
+		for range 20 {
+			quick.Go(func() { askTogether(w, 1, chat, "X-Wait", "100ms")() })
+			time.Sleep(250 * time.Millisecond)
+		}
+		quick.Wait()
+		for _, s := range slow() {
+			if s.took > 8*time.Second {
+				t.Errorf("a slow request took %s", s.took)
+			}
+		}
+		if again := w.TotalCalls() - 120; again > 6 {
+			t.Errorf("%d requests were sent again", again)
+		}
+	})
+}
+
+func TestOneOutlierDoesNotDelayTheNextMoves(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		warm(w)
+		w.AllReply(sleeps)
+		wantAll(t, askTogether(w, 1, chat, "X-Wait", "9s")(), "a", 9*time.Second, 9*time.Second)
+		w.Backends["a"].Replies(lbtest.Hangs)
+		w.Post(chat).WantServed(t, "b")
+		for _, s := range askTogether(w, 3, chat)() {
+			if s.took > 2*threshold {
+				t.Errorf("a request moved after %s", s.took)
+			}
+		}
+	})
+}
+
+func TestARequestThatWasThrottledIsNotStuckAtASilentBackend(t *testing.T) {
+	for retryAfterMs, want := range map[string]struct {
+		status     int
+		retryAfter string
+	}{
+		"200":   {200, ""}, // the bench is over when the request would move
+		"30000": {429, "30"},
+	} {
+		lbtest.InBubble(t, "openai_lb {\nbackend http://b\nbackend http://a {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+			warm(w)
+			w.Backends["a"].Replies(lbtest.Hangs)
+			w.Backends["b"].Replies(lbtest.Status(429, "Retry-After-Ms", retryAfterMs))
+			var all sync.WaitGroup
+			all.Go(func() {
+				began := time.Now()
+				reply := w.Post(chat)
+				if took := time.Since(began); reply.Status != want.status || reply.Header.Get("Retry-After") != want.retryAfter || took > soon {
+					t.Errorf("throttled for %s ms: client got %d with Retry-After %q after %s", retryAfterMs, reply.Status, reply.Header.Get("Retry-After"), took)
+				}
+			})
+			synctest.Wait()
+			w.Backends["b"].Recovers()
+			leave(w, &all)
+			all.Wait()
+			w.WantCalls(map[string]int{"a": 4})
+			wantNoneInFlight(t)
+		})
+	}
 }

@@ -63,7 +63,7 @@ func TestAnUploadThatGoesOnAfterAPauseIsNoWait(t *testing.T) {
 
 func TestAnUploadThatStallsIsAWait(t *testing.T) {
 	overBothVersions(t, func(t *testing.T, w *lbtest.World) {
-		warm(w)
+		warm(w, image)
 		w.Backends["a"].Replies(func(http.ResponseWriter, *http.Request) { // the server does not see that the request is cancelled
 			time.Sleep(time.Minute)
 			lbtest.Abort()
@@ -78,9 +78,9 @@ func TestAnUploadThatStallsIsAWait(t *testing.T) {
 
 func TestARequestWaitsOnceItsUploadIsOver(t *testing.T) {
 	overBothVersions(t, func(t *testing.T, w *lbtest.World) {
-		warm(w)
+		warm(w, image)
 		w.Backends["a"].Replies(lbtest.Hangs)
-		wantAll(t, askTogether(w, 3, image)(), "b", threshold, threshold)
+		wantAll(t, askTogether(w, 3, image)(), "b", threshold, soon)
 		w.Backends["a"].Recovers()
 		time.Sleep(time.Second)
 		wantAll(t, askTogether(w, 1, image)(), "a", 0, 0)
@@ -93,7 +93,7 @@ func TestARefusedUploadEndsASilence(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 		warm(w)
 		w.Backends["a"].Replies(lbtest.Hangs)
-		wantAll(t, askTogether(w, 3, chat)(), "b", threshold, threshold)
+		wantAll(t, askTogether(w, 3, chat)(), "b", threshold, soon)
 		w.Backends["a"].Replies(lbtest.Says(500, `{}`))
 		time.Sleep(time.Second)
 		wantAll(t, askTogether(w, 1, image, "X-Early", "a")(), "b", 0, 0)
