@@ -178,7 +178,7 @@ func (ex *exchange) cost() meter.Cost {
 	status := ex.record.status
 	failed := status >= 500 || status == http.StatusTooManyRequests
 	switch a.class {
-	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft:
+	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft, verdict.ClientLeftWaiting:
 		if !failed && (status < 400 || a.class != verdict.Served) {
 			return ex.tokensCost()
 		}

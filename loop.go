@@ -82,7 +82,11 @@ func (t *Transport) next(ex *exchange, req *http.Request, r *attempt.Reply) (*ht
 	if err := r.Ended(req); err != nil && !ex.bodyLate() {
 		ex.returnQuota(r)
 		r.Discard()
-		ex.endAttemptAs(verdict.ClientLeft)
+		class := verdict.ClientLeftWaiting
+		if ex.api.received.Failure() != nil {
+			class = verdict.ClientLeft
+		}
+		ex.endAttemptAs(class)
 		return nil, err // no backend is to blame
 	}
 	if refusal, ok := ex.clientsFault(r); ok {

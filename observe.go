@@ -121,7 +121,7 @@ func (ex *exchange) unanswered(err error) {
 	var failure caddyhttp.HandlerError
 	switch ex.record.status = http.StatusInternalServerError; {
 	case ex.request.Context().Err() != nil:
-		class, ex.record.status = string(verdict.ClientLeft), clientClosedRequest
+		class, ex.record.status = string(verdict.ClientLeftWaiting), clientClosedRequest
 	case errors.As(err, &failure) && failure.StatusCode != 0:
 		ex.record.status = failure.StatusCode
 	}

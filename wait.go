@@ -297,7 +297,7 @@ func (ex *exchange) hasLeft() bool {
 	if ex.tries.turn == nil || ex.tries.turn.result != waiting.Left {
 		return false
 	}
-	ex.own = apierror.Answer{Class: string(verdict.ClientLeft)}
+	ex.own = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 	return true
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -25,6 +26,10 @@ const (
 	Drained = "drained"
 	// Benched: a bench is in force, for the whole backend or for a model.
 	Benched = "benched"
+	// Silent: requests for a model wait, and it sends nothing.
+	Silent = "silent"
+	// Slow: it was silent, and has since sent bytes, but none in time.
+	Slow = "slow"
 	// Probing: the time of a bench has passed, and no request has shown yet that
 	// the backend is back.
 	Probing = "probing"
@@ -136,6 +141,14 @@ type Silence struct {
 	Since time.Time `json:"since"`
 }
 
+// Class returns Silent or Slow.
+func (s Silence) Class() string {
+	if s.Slow {
+		return Slow
+	}
+	return Silent
+}
+
 // Error is a reply for which a backend was benched. Status is 0 if there was none.
 type Error struct {
 	Class  string `json:"class"`
@@ -234,11 +247,18 @@ func silencesOf(s pool.State) []Silence {
 }
 
 func stateOf(s pool.State) string {
+	is := func(slow bool) bool {
+		return slices.ContainsFunc(s.Pulses, func(p pulse.State) bool { return !p.Since.IsZero() && p.Slow == slow })
+	}
 	switch {
 	case s.Drained:
 		return Drained
 	case len(s.Benches) > 0:
 		return Benched
+	case is(false):
+		return Silent
+	case is(true):
+		return Slow
 	case s.Probing:
 		return Probing
 	}

@@ -33,7 +33,9 @@ type ModelBackend struct {
 }
 
 // Usable reports whether the backend gets requests for the model.
-func (b ModelBackend) Usable() bool { return b.State != Benched && b.State != Drained && b.Healthy }
+func (b ModelBackend) Usable() bool {
+	return b.State != Benched && b.State != Drained && b.State != Silent && b.State != Slow && b.Healthy
+}
 
 // TakesAnyModel reports whether a backend accepts models that the config does not name.
 func (p Pool) TakesAnyModel() bool {
@@ -69,8 +71,13 @@ func (p Pool) Models(others ...string) []Model {
 // forModel returns the state of the backend for one of the named models.
 func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
 	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
-	if its.State == Benched {
+	if its.State == Benched || its.State == Silent || its.State == Slow {
 		its.State = Available
+	}
+	for _, s := range b.Silences {
+		if its.State == Available && s.Deployment == pool.ModelKey(deployment) {
+			its.State = s.Class()
+		}
 	}
 	for _, bench := range b.Benches {
 		concerns := bench.Scope == BackendScope || bench.Deployment == pool.ModelKey(deployment)
@@ -80,7 +87,7 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 		if !concerns {
 			continue
 		}
-		if its.State == Available {
+		if its.State != Drained && its.State != Probing {
 			its.State = Benched
 		}
 		if its.Until == nil || its.Until.Before(bench.Until) {

@@ -165,10 +165,11 @@ func TestQuantilesAreThoseOfTheTimesInAWindow(t *testing.T) {
 	}
 }
 
-func TestFaultsAreTheCallersOrTheServices(t *testing.T) {
+func TestFaultsAreTheCallersOrTheServicesOrUnknown(t *testing.T) {
 	for want, classes := range map[Fault]string{
 		NoFault:      "served ready not_ready models",
 		CallersFault: "client_error too_large client_left unauthenticated invalid_request no_such_model caller_limited",
+		PerhapsOurs:  "client_left_waiting",
 		ServiceFault: "all_throttled all_busy retry_later throttled quota overloaded failed credential no_credential not_permitted no_model unreachable timeout broken_stream error unheard_of",
 	} {
 		for class := range strings.FieldsSeq(classes) {

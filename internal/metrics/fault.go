@@ -13,6 +13,8 @@ const (
 	NoFault Fault = ""
 	// CallersFault: the caller made a mistake, or left.
 	CallersFault Fault = "caller"
+	// PerhapsOurs: the client left while it waited. It may have changed its mind, or lost its patience.
+	PerhapsOurs Fault = "unknown"
 	// ServiceFault: the balancer and its backends could not serve the request.
 	ServiceFault Fault = "service"
 )
@@ -26,6 +28,8 @@ func FaultOf(class string) Fault {
 	case string(verdict.ClientError), string(verdict.TooLarge), string(verdict.ClientLeft),
 		apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited:
 		return CallersFault
+	case string(verdict.ClientLeftWaiting):
+		return PerhapsOurs
 	}
 	return ServiceFault
 }

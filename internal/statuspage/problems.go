@@ -79,6 +79,12 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 		if !b.Healthy {
 			add(problem{Backend: b.Name, Class: unhealthy})
 		}
+		for _, s := range b.Silences {
+			p := problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since}
+			if same := add(p); same != nil {
+				same.Since = slices.MinFunc([]*time.Time{same.Since, p.Since}, byTime)
+			}
+		}
 		for i, bench := range slices.Concat(b.Benches, b.Due) {
 			due := i >= len(b.Benches)
 			if bench.Class == string(verdict.Throttled) || due && !bench.NeedsOperator {
@@ -142,6 +148,8 @@ var runbooks = map[string]string{
 	notInTouch:                   "a-replica-is-not-connected",
 	unhealthy:                    "a-backend-gets-no-requests",
 	staleSecret:                  "a-new-key-is-not-accepted",
+	admin.Silent:                 "a-backend-is-silent",
+	admin.Slow:                   "a-backend-is-silent",
 	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",
 	apierror.AllThrottled:        "all-backends-throttle",
 	apierror.AllBusy:             "429-all-backends-are-busy",
@@ -159,6 +167,8 @@ var runbooks = map[string]string{
 	string(verdict.Timeout):      "504-upstream_timeout",
 	string(verdict.Throttled):    "429-while-a-backend-is-idle",
 	string(verdict.BrokenStream): "a-stream-breaks-off",
+
+	string(verdict.ClientLeftWaiting): "a-backend-is-silent",
 }
 
 // runbookURL returns the section that says what to do about a class. For mistakes of

@@ -52,13 +52,14 @@ type poolStatus struct {
 }
 
 // requestCounts are the answered requests of a pool. Requests is the sum of the Served
-// requests, those NotServed by a fault of the service, and CallerErrors. NotServedRatio
-// leaves out the last: mistakes of callers must not hide an outage.
+// requests, those NotServed by a fault of the service, CallerErrors, and those whose client left while it waited. NotServedRatio
+// leaves out the last two: mistakes of callers must not hide an outage.
 type requestCounts struct {
 	Requests       int64    `json:"requests"`
 	Served         int64    `json:"served"`
 	NotServed      int64    `json:"not_served"`
 	CallerErrors   int64    `json:"caller_errors"`
+	LeftWaiting    int64    `json:"left_waiting"`
 	NotServedRatio *float64 `json:"not_served_ratio"`
 }
 
@@ -178,6 +179,8 @@ func (s *poolStatus) countClasses(counts map[metrics.Key]metrics.Counts) {
 			s.CallerErrors += n
 		case metrics.ServiceFault:
 			s.NotServed += n
+		case metrics.PerhapsOurs:
+			s.LeftWaiting += n
 		case metrics.NoFault:
 			if class == string(verdict.Served) { // and not a probe, or a list of models
 				s.Served += n
@@ -191,7 +194,7 @@ func (s *poolStatus) countClasses(counts map[metrics.Key]metrics.Counts) {
 	slices.SortFunc(s.Classes, func(a, b classStatus) int {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Class, b.Class))
 	})
-	s.Requests = s.Served + s.NotServed + s.CallerErrors
+	s.Requests = s.Served + s.NotServed + s.CallerErrors + s.LeftWaiting
 	s.NotServedRatio = ratio(s.NotServed, s.NotServed+s.Served)
 }
 

@@ -250,7 +250,7 @@ func TestThePageIsAvailableAsJSON(t *testing.T) {
 		fields := make(map[string]bool)
 		fieldsIn(got, "", fields)
 		for field := range strings.FieldsSeq(`version caddy_version time window_seconds states
-			pools.pool pools.requests pools.served pools.not_served pools.not_served_ratio pools.caller_errors pools.spillover_ratio
+			pools.pool pools.requests pools.served pools.not_served pools.not_served_ratio pools.caller_errors pools.left_waiting pools.spillover_ratio
 			pools.failovers pools.tokens pools.classes pools.spans pools.time_to_first_byte_seconds.p50 pools.time_to_first_byte_seconds.p95
 			pools.problems.needs_operator pools.problems.backend pools.problems.class pools.problems.status pools.problems.cause
 			pools.problems.models pools.problems.since pools.problems.until pools.problems.until_reached pools.problems.runbook_url

@@ -110,7 +110,7 @@ func (s poolStatus) Summary() string {
 		}
 	}
 	sentence := fmt.Sprintf("%d of %d backends available", in[admin.Available], len(s.Backends))
-	for _, state := range []string{admin.Benched, benchedForModels, admin.Probing, admin.Drained, failing} {
+	for _, state := range []string{admin.Benched, benchedForModels, admin.Silent, admin.Slow, admin.Probing, admin.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
@@ -189,6 +189,8 @@ func (p problem) Says() string {
 var sayings = map[string]string{
 	unavailable:                  "no backend is available",
 	unhealthy:                    "fails health checks",
+	admin.Silent:                 "accepts requests and sends nothing",
+	admin.Slow:                   "answers much later than usual",
 	apierror.AllThrottled:        "all backends throttle",
 	string(verdict.NoCredential): "has no credential to send",
 	string(verdict.Credential):   "refuses its key",

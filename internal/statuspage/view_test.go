@@ -73,12 +73,25 @@ func TestDurationsHaveTwoDigits(t *testing.T) {
 }
 
 func TestABackendIsShownAsSilent(t *testing.T) {
-	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Available, Healthy: true, Silences: []admin.Silence{
+	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Silent, Healthy: true, Silences: []admin.Silence{
 		{Model: "gpt-4o", Slow: false, Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
 	}}}
 	var page strings.Builder
 	err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{{Pool: "p", Backends: []backendStatus{b}}}})
-	if text := page.String(); err != nil || !strings.Contains(text, "Silent since 03:04:05") || !strings.Contains(text, "gpt-4o") {
+	if text := page.String(); err != nil || !strings.Contains(text, "Silent since 03:04:05") || !strings.Contains(text, "gpt-4o") || strings.Contains(text, "Available") {
 		t.Errorf("the page (%v) is %s", err, text)
+	}
+}
+
+func TestASilenceIsAProblem(t *testing.T) {
+	since, later := time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC), time.Date(2026, 3, 1, 3, 5, 0, 0, time.UTC)
+	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Silent, Healthy: true, Silences: []admin.Silence{
+		{Model: "a", Since: later}, {Model: "b", Since: since}, {Model: "c", Slow: true, Since: later},
+	}}}
+	got := problemsOf([]backendStatus{b}, nil)
+	if len(got) != 2 || got[0].Class != "silent" || len(got[0].Models) != 2 || !got[0].Since.Equal(since) || got[0].NeedsOperator ||
+		got[0].Says() != "accepts requests and sends nothing" || !strings.HasSuffix(got[0].RunbookURL, "#a-backend-is-silent") ||
+		got[1].Class != "slow" || got[1].Says() != "answers much later than usual" {
+		t.Errorf("the problems are %+v", got)
 	}
 }

@@ -55,15 +55,17 @@ const (
 	// BrokenStream: the reply was cut, or contained an error, after its beginning
 	// had gone to the client.
 	BrokenStream Class = "broken_stream"
-	// ClientLeft: the client went away before there was a reply.
+	// ClientLeft: the client went away before all of its request was there.
 	ClientLeft Class = "client_left"
+	// ClientLeftWaiting: the client went away while it waited, and had got nothing.
+	ClientLeftWaiting Class = "client_left_waiting"
 )
 
 // Failover reports whether the same request may succeed on another backend. If
 // the model's context is too short, that is only a backend with another name for
 // the model: see ContextLength.
 func (c Class) Failover() bool {
-	return c != Served && c != ClientError && c != BrokenStream && c != ClientLeft
+	return c != Served && c != ClientError && c != BrokenStream && c != ClientLeft && c != ClientLeftWaiting
 }
 
 // Promise reports whether the backend itself said when it accepts requests again,
@@ -76,7 +78,7 @@ func (c Class) Promise() bool {
 // backend may be benched for it, or the reply counts as failed. Silent does not: a slow
 // request is no failure, and package pulse decides what a silence means.
 func (c Class) Blames() bool {
-	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft && c != Silent
+	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft && c != ClientLeftWaiting && c != Silent
 }
 
 // NeedsOperator reports whether the problem lasts until a person changes something.

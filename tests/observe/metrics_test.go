@@ -265,7 +265,7 @@ func TestEveryAnswerHasAClass(t *testing.T) {
 	})
 }
 
-func TestAClientThatLeavesIsCountedAsThat(t *testing.T) {
+func TestAClientThatLeavesWithoutAByteIsCountedApart(t *testing.T) {
 	pool := lbtest.Unique("leaves")
 	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
@@ -273,7 +273,7 @@ func TestAClientThatLeavesIsCountedAsThat(t *testing.T) {
 		defer leave()
 		w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
 		time.Sleep(time.Second)
-		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left code=499 1", "attempts_total backend=a class=client_left 1", "benches_total 0", "requests_total 1")
+		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left_waiting code=499 1", "attempts_total backend=a class=client_left_waiting 1", "requests_total class=client_left 0", "benches_total 0", "requests_total 1")
 	})
 }
 

@@ -41,7 +41,7 @@ func TestWaitsAreCountedAndLogged(t *testing.T) {
 		if got := lbtest.Scrape(t).Sum("waited_seconds", its); got != 3 {
 			t.Errorf("the times of %v waits are counted, want 3", got)
 		}
-		if got := lbtest.Scrape(t).Sum("requests_total", map[string]string{"pool": w.Handler.Pool, "class": "client_left", "code": "499"}); got != 1 {
+		if got := lbtest.Scrape(t).Sum("requests_total", map[string]string{"pool": w.Handler.Pool, "class": "client_left_waiting", "code": "499"}); got != 1 {
 			t.Errorf("%v requests are counted whose client left, want 1", got)
 		}
 		logged := w.Logged("request waited")
