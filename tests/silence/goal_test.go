@@ -109,7 +109,7 @@ func TestRequestsHardlyEverLeaveHealthyBackends(t *testing.T) {
 		t.Run(fmt.Sprintf("%g/s", perSecond), func(t *testing.T) {
 			name := lbtest.Unique("goal")
 			lbtest.InBubble(t, fmt.Sprintf(equal, name), func(t *testing.T, w *lbtest.World) {
-				const requests = 2000
+				const requests = 1000
 				tr := traffic{random: rand.New(rand.NewPCG(1, 2)), perSecond: perSecond, p50: 300 * time.Millisecond, p99: 4 * time.Second}
 				tr.lasts = time.Duration(requests / perSecond * float64(time.Second))
 				n := len(tr.run(w))
