@@ -12,5 +12,9 @@ func TestMain(m *testing.M) {
 		runReplica(config)
 		return
 	}
+	if part := os.Getenv(fleetVariable); part != "" {
+		runFleetPart(part)
+		return
+	}
 	lbtest.Main(m)
 }

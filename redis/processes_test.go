@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -194,6 +195,26 @@ func (r *replica) metric(name string) float64 {
 	if match := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindSubmatch(text); match != nil {
 		value, err := strconv.ParseFloat(string(match[1]), 64)
 		if err == nil {
+			return value
+		}
+	}
+	return -1
+}
+
+// metricLike returns the value of the first metric of a line with all of these texts, or -1.
+func (r *replica) metricLike(texts ...string) float64 {
+	res, err := r.client.Get(r.address + "/metrics")
+	if err != nil {
+		return -1
+	}
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	for lines.Scan() {
+		line := lines.Text()
+		if slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
+			continue
+		}
+		if value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64); err == nil {
 			return value
 		}
 	}

@@ -76,8 +76,12 @@ func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
 	case i < 0 || m.figures[i].version >= version:
 		return
 	}
-	m.figures[i].version, m.figures[i].used = version, min(e.Used, 1<<61)
-	m.sumOthers(now)
+	used := min(e.Used, 1<<61)
+	changed := used != m.figures[i].used
+	m.figures[i].version, m.figures[i].used = version, used
+	if changed {
+		m.addUp(now)
+	}
 }
 
 // figureOf returns the index of what a replica has used in a window, or -1.
@@ -85,13 +89,17 @@ func (m *meter) figureOf(replica string, window int64) int {
 	return slices.IndexFunc(m.figures, func(f figure) bool { return f.replica == replica && f.window == window })
 }
 
-// sumOthers adds up the other replicas' figures, and drops those of windows that are over. What they have
-// used since they were last heard counts as if it had been used now, and in the window before at its end.
+// sumOthers drops what other replicas have used in windows that are over, and adds up the rest.
 func (m *meter) sumOthers(now int64) {
-	if m.figures == nil {
-		return
+	if m.figures != nil {
+		m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
+		m.addUp(now)
 	}
-	m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
+}
+
+// addUp adds up what other replicas have used. What they have used since they were last heard counts as if it had been
+// used now, and in the window before at its end.
+func (m *meter) addUp(now int64) {
 	var used [2]int64
 	for i := range m.figures {
 		if w := m.figures[i].window - m.index + 1; w <= 1 {

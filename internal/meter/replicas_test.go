@@ -265,13 +265,13 @@ func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
 		t.Helper()
 		admitted(t, c, now, exactly(tokens)).settle(now)
 	}
-	spend(20)
+	spend(5)
 	if isUrgent() {
-		t.Error("half of the part is urgent")
+		t.Error("an eighth of the part is urgent")
 	}
-	spend(20)
+	spend(35)
 	if !isUrgent() {
-		t.Error("more than half of the part is not urgent")
+		t.Error("all of the part is not urgent")
 	}
 	over := func() {
 		t.Helper()

@@ -21,7 +21,7 @@ type reports struct {
 	// heard is the version of the latest one that came back from the store: so the others have got it, and what
 	// they sent before it has come here.
 	heard atomic.Uint64
-	// urgent is given when a caller has used more than half of its part since its last report.
+	// urgent is given when a caller has used an eighth of its part since its last report.
 	urgent atomic.Pointer[chan<- struct{}]
 }
 
@@ -144,6 +144,9 @@ func (c *Caller) shown(m *meter, at, used int64) int64 {
 	return m.share(used, m.unheard(at, c.sharing.Replicas), c.sharing.Replicas)
 }
 
+// urgentPart is which part of what a replica may use should be known soon: the rest is lost if it is killed.
+const urgentPart = 8
+
 // tell records that the use of some limits has changed, and hurries the next report if others should know.
 func (c *Caller) tell(limits uint16, at int64) {
 	c.changes.Add(1)
@@ -158,7 +161,7 @@ func (c *Caller) tell(limits uint16, at int64) {
 		}
 		used, unheard := m.use(at), m.unheard(at, c.sharing.Replicas)
 		hurry = hurry || used > m.limit.Amount/2
-		if 2*unheard > m.share(used, unheard, c.sharing.Replicas)-max(0, used-unheard) {
+		if unheard > (m.share(used, unheard, c.sharing.Replicas)-max(0, used-unheard))/urgentPart {
 			c.reports.hurry()
 		}
 	}

@@ -4,7 +4,7 @@
 // used in each window, and not how much more than before. So a report that is late, repeated or out of order
 // changes nothing, one that is lost is made up for by the next, and the store adds up nothing. A report is the record of
 // a chunk of callers, or of those that have changed since their chunks were sent. It is sent at once when a caller has used
-// half of its part of what is left, after 250 ms while it is above half of a limit, and otherwise after 2 s. With many
+// an eighth of its part of what is left, after 250 ms while it is above half of a limit, and otherwise after 2 s. With many
 // replicas these times are longer. A replica that starts, or was not connected, loads all of them.
 //
 // The records of a replica that has ended stay in the store, and count until their windows are over. Months are
