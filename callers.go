@@ -113,7 +113,7 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	if api.Clarity == openaiapi.Opaque && api.NeedsModel && h.callers.SeesEach(name) {
 		return apierror.CompressedBody.Answer(ex.request)
 	}
-	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered())}
+	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered()), Model: api.Model, Replies: api.Body.N}
 	if estimate.Prompt > 0 && api.hasUnknownLength() && h.callers.LimitsTokens(name) {
 		return apierror.UnknownLength(h.Transport.RequestBuffers).Answer(ex.request)
 	}
@@ -137,32 +137,54 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 
 // mayNotUse returns the error if the request is not certain to be for one of these models.
 func (a *apiRequest) mayNotUse(models []string, buffers int64) (e apierror.Error, refused bool) {
-	if a.NeedsModel && !a.Whole && !a.Body.Whole && a.Body.HasModel {
+	needsModel := a.NeedsModel || a.MayInfer
+	if needsModel && !a.Whole && !a.Body.Whole && a.Body.HasModel {
 		return apierror.PerhapsAnotherModel(buffers), true
 	}
-	if a.NeedsModel && !a.ModelInPath() {
+	if needsModel && !a.ModelInPath() {
 		switch {
 		case a.Clarity == openaiapi.Opaque:
 			return apierror.CompressedBody, true
 		case a.CutOff():
 			return apierror.ModelBeyondBuffer(buffers), true
-		case a.Clarity == openaiapi.Unclear, a.Model == "", a.Body.NamesSeveral():
+		case a.Clarity == openaiapi.Unclear, a.HidesModel(a.received.Buffered()), !a.NamesModel(), a.Body.NamesSeveral():
 			return apierror.MissingModel(models), true
 		}
 	}
 	if a.Model != "" && !slices.Contains(models, a.Model) {
 		return apierror.UnknownModel(a.Model, models), true
 	}
+	if model, found := a.Unlisted(a.received.Buffered(), models); found {
+		return apierror.UnknownModel(model, models), true
+	}
 	return apierror.Error{}, false
+}
+
+// readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in
+// the background, has cost.
+func (ex *exchange) readsUsage() bool {
+	return !ex.api.Kind.Infers() && (ex.admission.CountsTokens() && !ex.showsStored() || ex.admission.Awaits(ex.api.ResponseID()))
+}
+
+func (ex *exchange) showsStored() bool {
+	return openaiapi.ShowsStored(openaiapi.MethodOf(ex.request), ex.api.Route.Operation)
 }
 
 // settle replaces the estimate by what the request has cost. It is over.
 func (ex *exchange) settle() {
-	if ex.admission.Open() {
-		now := time.Now()
-		ex.admission.Settle(now, ex.cost())
-		ex.balancer.waiting.Wake(now, ex.api.caller.Name)
+	if !ex.admission.Open() {
+		return
 	}
+	now, cost, tokens := time.Now(), ex.cost(), ex.record.tokens
+	if ex.api.Body.Background && cost.Prompt > 0 && !tokens.Known() {
+		ex.admission.Leave(now, ex.record.usage.ID())
+	} else {
+		ex.admission.Settle(now, cost)
+	}
+	if id := ex.api.ResponseID(); id != "" && tokens.Known() {
+		ex.admission.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output})
+	}
+	ex.balancer.waiting.Wake(now, ex.api.caller.Name)
 }
 
 // cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
@@ -180,7 +202,7 @@ func (ex *exchange) cost() meter.Cost {
 	switch a.class {
 	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft, verdict.ClientLeftWaiting:
 		if !failed && (status < 400 || a.class != verdict.Served) {
-			return ex.tokensCost()
+			return ex.tokensCost(a.class)
 		}
 	case verdict.ClientError:
 		failed = false
@@ -211,19 +233,25 @@ func failedByItself(attempts []try) bool {
 	return false
 }
 
-// tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the
-// estimate of the prompt and a token for each event with content, or the estimate of a response that goes on in
-// the background.
-func (ex *exchange) tokensCost() meter.Cost {
+// tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the estimate of the
+// prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
+// least.
+func (ex *exchange) tokensCost(class verdict.Class) meter.Cost {
 	tokens, estimated := ex.record.tokens, false
-	if ex.record.aborted || !tokens.Known() {
+	if ex.admission.Prompt() == 0 && (!tokens.Known() || ex.showsStored()) {
+		return meter.Cost{Requests: 1} // no model has answered
+	}
+	cut := ex.record.aborted || class == verdict.BrokenStream
+	if cut || !tokens.Known() {
 		tokens, estimated = ex.record.usage.Estimate(ex.admission.Prompt())
 	}
 	if !tokens.Known() {
 		tokens.Input, estimated = ex.admission.Prompt(), true
 	}
-	if estimated && ex.api.Body.Background { // the rest of the output is in no reply to this request
+	if limit, ok := ex.api.OutputLimit(); estimated && ok && limit == 0 {
+		tokens.Output = 0 // some repeat what they were asked
+	} else if estimated && cut {
 		tokens.Output = max(tokens.Output, ex.admission.Output())
 	}
-	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !ex.record.aborted}
+	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: ex.api.Model}
 }

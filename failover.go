@@ -63,6 +63,7 @@ func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) *att
 	out := &attempt.Request{
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
 		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front, CountsTokens: ex.balancer.front.finishes(),
+		CountsContent: ex.admission.CountsTokens(), CountsAll: ex.readsUsage(), FindsID: ex.admission.Open() && api.Body.Background,
 		Interims: &ex.tries.interims, Watch: ex.watch(), Marks: ex.tries.current, Closing: ex.balancer.transport.closing,
 	}
 	ex.balancer.front.direct(ex, out, credential)
@@ -179,6 +180,7 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.observeForwarded(r.Class)
 	ex.FirstByte()
 	res, tokens := r.Commit(ex.writer, ex)
+	ex.admission.Follow(tokens)
 	ex.record.status, ex.record.usage = res.StatusCode, tokens
 	ex.forbidRetry(res)
 	ex.setRateLimits(res.Header)

@@ -289,7 +289,7 @@ func (ex *exchange) mayWaitFor(r *meter.Refusal, now time.Time) bool {
 
 // mayPass reports whether the request is refused by a limit that requests wait for.
 func mayPass(r *meter.Refusal) bool {
-	return r.Reason == meter.OverPart || r.Reason == meter.OverRate && r.Limit.Unit <= meter.Minute
+	return r.Reason == meter.OverPart || (r.Reason == meter.OverRate || r.Reason == meter.InFlight) && r.Limit.Unit <= meter.Minute
 }
 
 // hasLeft reports whether the client left while its request waited.

@@ -72,6 +72,9 @@ type Body struct {
 	models  models
 	objects objects
 
+	// others are the places of further models: those to fall back to, and the settings of a session.
+	others []other
+
 	// dashBoundary begins a form's delimiters: two dashes and the boundary. Only a form has it.
 	dashBoundary []byte
 

@@ -71,6 +71,8 @@ func ParseForm(body []byte, boundary string) Body {
 			}
 		case at == memberOddModel:
 			odd = true
+		case whole && (at == top || at == memberModels):
+			b.addOther(other{value, at == top})
 		case whole && at == named && len(b.objects.ids) <= MaxIDs && IsID(Bare(body[value.start:value.end])):
 			b.objects.ids = append(b.objects.ids, id{Object, value})
 		case whole && at.isText() && value.end > value.start:

@@ -35,6 +35,7 @@ const (
 
 	// Other members of a body that are read.
 	memberModel
+	memberModels   // to fall back to
 	memberOddModel // which only some servers take for the model: see isOddModel
 	memberStream
 	memberMaxTokens
@@ -144,6 +145,8 @@ func (g grammar) place(at place, key []byte) place {
 			return holder
 		case "session":
 			return top
+		case "models", "fallbacks":
+			return memberModels
 		}
 		if isOddModel(key) {
 			return memberOddModel

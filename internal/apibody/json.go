@@ -55,6 +55,8 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 		case elsewhere:
 		case memberOddModel:
 			b.Clear = false
+		case top, memberModels:
+			b.addOther(other{span{value, end}, at == top})
 		case memberModel:
 			last = span{}
 			if body[value] == '"' {

@@ -55,6 +55,12 @@ type Request struct {
 	Asks Asks
 	// CountsTokens has the tokens of a stream read as it passes.
 	CountsTokens bool
+	// CountsContent has the content of a reply counted, too, in case that it reports no tokens.
+	CountsContent bool
+	// CountsAll has the tokens of any reply read, also if the request is not known as inference.
+	CountsAll bool
+	// FindsID has the id of the object found that the reply is.
+	FindsID bool
 	// Secrets are the keys that are sent with the request. No reply may show one.
 	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.

@@ -31,8 +31,15 @@ func (s *Sender) open(r *Reply) {
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
 	}
-	if inferred && r.body != nil && (r.sent.CountsTokens || kind == content.JSON) { // the reader also shows whether it is JSON
+	counts := inferred && (r.sent.CountsTokens || kind == content.JSON) || r.sent.CountsAll && r.Status < 300
+	if counts && r.body != nil { // the reader also shows whether it is JSON
 		r.body.tokens = r.body.tokenReader.Begin(res.Header)
+		if r.sent.CountsContent {
+			r.body.tokens.CountContent()
+		}
+		if r.sent.FindsID {
+			r.body.tokens.FindID()
+		}
 	}
 	switch {
 	case kind == content.EventStream && inferred && !content.Compressed(res.Header):

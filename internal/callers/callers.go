@@ -11,6 +11,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
 // Callers limits what the callers of a pool may use, by the options of one config. What they have used
@@ -265,6 +266,16 @@ func (a *Admission) Output() int64 {
 	_, output := a.reservation.Estimated()
 	return output
 }
+
+// Follow charges the output of a stream as it passes, as far as it is more than was expected.
+func (a *Admission) Follow(r *usage.Reader) {
+	if a.CountsTokens() && a.Open() {
+		r.Follow(a, a.Output())
+	}
+}
+
+// Spend implements usage.Spender.
+func (a *Admission) Spend(output int64) { a.reservation.Spend(time.Now(), output) }
 
 // Settle replaces the estimate with the real cost. Further calls do nothing.
 func (a *Admission) Settle(now time.Time, cost meter.Cost) {

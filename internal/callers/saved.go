@@ -28,9 +28,10 @@ const (
 // what was saved when the first request comes, because `caddy validate` must not, and saves after changes.
 // Nothing is saved until what was saved before has been read, because it is replaced.
 type kept struct {
-	meters *meter.Callers
-	logger atomic.Pointer[zap.Logger]
-	file   atomic.Pointer[savedFile] // nil: nothing is saved
+	meters     *meter.Callers
+	background background
+	logger     atomic.Pointer[zap.Logger]
+	file       atomic.Pointer[savedFile] // nil: nothing is saved
 	// reports gets the marks that the use of limits has reached.
 	reports atomic.Pointer[func(meter.Crossing)]
 

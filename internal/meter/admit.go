@@ -13,6 +13,10 @@ type Estimate struct {
 	// Output is the largest output that the request allows, in tokens. Undeclared: it does not say. 0:
 	// its API has no output.
 	Output int64
+	// Model is the one that is asked for, and Replies how many replies are. They tell how large an
+	// Undeclared Output may be.
+	Model   string
+	Replies int64
 }
 
 // Undeclared is the Output of a request that does not limit it.
@@ -24,24 +28,33 @@ type Cost struct {
 	Prompt, Output int64
 	// Counted reports whether a backend counted the tokens. Estimates learn only from such figures.
 	Counted bool
+	// Model is that of the estimate.
+	Model string
 }
 
 // Reservation is the charge of a request that was admitted, until it is over. The zero Reservation, of a
 // request that has no caller, does nothing.
 type Reservation struct {
 	caller *Caller
-	// at is when the request was admitted, by this machine's clock. charged are the ids of the meters that were charged
-	// then, and demoted those whose limits gave the request another tier. number is greater in later reservations.
-	at     int64
-	number uint64
+	// moment is when the request was admitted. charged are the ids of the meters that were charged then, and
+	// demoted those whose limits gave the request another tier.
+	moment
 	// reset is the latest reset of the caller at that time.
 	reset            int64
 	charged, demoted uint16
 	tier             uint8
 	// outputs reports whether the request may have an output.
 	outputs bool
-	// length is Estimate.Prompt; prompt and output are the estimate that was charged.
-	length, prompt, output int64
+	// length is Estimate.Prompt; prompt and output are the estimate that was charged. declared is how much
+	// output the request may have.
+	length, prompt, output, declared int64
+	// grown is the output beyond the estimate that was charged since, grew are the ids of those meters, and last is
+	// when that was last.
+	grown int64
+	last  moment
+	grew  uint16
+	// over reports whether the request is over, while its output is not.
+	over bool
 }
 
 // Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
@@ -78,6 +91,8 @@ const (
 	TooMany
 	// OverPart: this replica's part of what is left is used. It gets another one when the others know that.
 	OverPart
+	// InFlight: the requests in flight may still use so much that the limit would be exceeded twice.
+	InFlight
 )
 
 // Refusal says why a request was refused.
@@ -86,7 +101,8 @@ type Refusal struct {
 	// Limit is the one that refused it. If there are several, it is the one with the longest wait.
 	Limit Limit
 	// Allowed is how much of the limit this replica may use: all of it, or its share. Used is how much is
-	// used, and Requested how much the request needs. With TooMany these are requests.
+	// used, and Requested how much the request needs. With TooMany these are requests. With InFlight, Allowed is
+	// twice as much, and what the requests may still use counts, too.
 	Allowed, Used, Requested int64
 	// Wait is how long it takes until the request is admitted, if nothing else is used. With OverQuota it
 	// ends when the day or the month begins.
@@ -145,7 +161,7 @@ func (c *Caller) Refused(refusal *Refusal) {
 	} else {
 		id := refusal.Limit.ID()
 		c.meters[id].refused++
-		if refusal.Reason != TooLarge && refusal.Reason != OverPart {
+		if refusal.Reason <= OverQuota {
 			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
 		}
 	}
@@ -156,7 +172,10 @@ func (c *Caller) Refused(refusal *Refusal) {
 // check returns the charge of a request, or why it is refused.
 func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
-	r = Reservation{caller: c, at: at - c.clock.ahead, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	if prompt > 0 {
+		r.declared = c.usual.declared(e)
+	}
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		id := ID(bits.TrailingZeros16(mask))
 		m, need := &c.meters[id], int64(1)
@@ -171,16 +190,23 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
 		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := allowed > 0 && add(used, min(need, allowed)) <= allowed
+		var over *Refusal
+		if fits && id.Kind() == Tokens {
+			over = c.overFlight(&r, m.limit, used)
+		}
 		switch {
-		case fits && (!large || m.then > 0):
+		case fits && over == nil && (!large || m.then > 0):
 		case m.then > 0:
 			r.demoted |= 1 << id
 			r.tier = max(r.tier, m.then)
 		default:
 			next := Refusal{Limit: m.limit, Allowed: allowed, Used: used, Requested: need}
-			if large {
+			switch {
+			case large:
 				next.Reason, next.Requested = TooLarge, prompt
-			} else {
+			case over != nil:
+				next = *over
+			default:
 				c.delay(m, at, &next)
 			}
 			if refusal == nil || refusal.Reason != TooLarge && (large || next.Wait > refusal.Wait) {
@@ -264,6 +290,7 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	}
 	c.inFlight++
 	c.reserved += r.prompt + r.output
+	c.unspent += r.unspent()
 	return crossed
 }
 
@@ -292,16 +319,23 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		if r.charged&(1<<id) == 0 {
 			charged = 0
 		}
+		grown := int64(0)
+		if r.grew&(1<<id) != 0 {
+			grown = r.grown
+		}
 		m := &c.meters[id]
 		m.roll(id, at, c.location, c.admitted+1)
-		if spent > charged {
-			m.charge(spent-charged, at)
-		} else if spent < charged {
-			m.refund(charged-spent, r.number, min(r.at+c.clock.ahead, at)) // a clock may have been set back
+		if excess := spent - charged - grown; excess > 0 {
+			m.charge(excess, at)
+		} else if excess < 0 {
+			first := min(charged, -excess)
+			m.refund(first, r.number, min(r.at+c.clock.ahead, at)) // a clock may have been set back
+			m.refund(-excess-first, r.last.number, min(r.last.at+c.clock.ahead, at))
 		}
 	}
-	c.inFlight--
-	c.reserved -= r.prompt + r.output
+	if !r.over {
+		c.ended(r)
+	}
 	if cost.Counted {
 		c.usual.learn(r, cost)
 	}

@@ -42,6 +42,8 @@ type Caller struct {
 	inFlight int
 	reserved int64
 	busy     uint64
+	// unspent is how much output the requests in flight may still have beyond what they were charged with.
+	unspent int64
 	// admitted is how many requests were: it numbers their reservations.
 	admitted uint64
 	sharing  Sharing

@@ -174,6 +174,12 @@ func (m *meter) charge(amount, now int64) {
 	m.wrote[1] = true
 }
 
+// moment is when a charge was made: its time by this machine's clock, and the number of the latest reservation then.
+type moment struct {
+	at     int64
+	number uint64
+}
+
 // refund takes from what the reservation of this number was charged with at a time, if its window is kept. A day and a
 // month are found by the number: midnight may be at another time since.
 func (m *meter) refund(amount int64, number uint64, at int64) {

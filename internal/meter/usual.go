@@ -14,6 +14,8 @@ type usual struct {
 	// they show how good the estimates are.
 	estimated, reported float64
 	requests            int
+	// largest are the largest recent outputs by model. 0 is that of all other models.
+	largest map[uint64]*largest
 }
 
 var newUsual = usual{length: 256, prompt: 256, output: 128}
@@ -55,6 +57,7 @@ func (u *usual) learn(r *Reservation, cost Cost) {
 	}
 	if r.outputs {
 		u.output += weight(&u.outputs) * (float64(limited(cost.Output)) - u.output)
+		u.learnLargest(cost.Model, limited(cost.Output))
 	}
 	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 && reported > 0 {
 		part := weight(&u.requests)

@@ -31,6 +31,8 @@ type Request struct {
 	// NeedsModel reports whether a backend that lists its models gets the request only for one of
 	// these.
 	NeedsModel bool
+	// MayInfer reports whether a model may answer the request, although it is not known as inference.
+	MayInfer bool
 
 	// PromptLength is how many bytes of the body count as a prompt.
 	PromptLength int64
@@ -115,6 +117,7 @@ func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Reque
 		(!q.Body.Clear || body.Whole && !q.Body.Whole || content.Disputed(r.Header)) {
 		q.Clarity = Unclear
 	}
+	q.MayInfer = !q.NeedsModel && maybeInfers(r, route.Operation)
 	q.findModel(r.URL.RawQuery)
 	return q
 }
@@ -178,7 +181,7 @@ func (q *Request) PromptCost() int64 { return apibody.PromptCost(q.PromptLength)
 // prompt can be seen. It is 0 if the request costs no tokens.
 func (q *Request) PromptTokens(body []byte) int64 {
 	switch {
-	case !q.NeedsModel, countsOnly(q.Route.Operation):
+	case !q.NeedsModel && !(q.MayInfer && q.NamesModel()), countsOnly(q.Route.Operation):
 		return 0
 	case q.PromptLength == 0 && len(body) > 0: // a form, with a recording or a picture
 		return apibody.MediaTokens
@@ -210,6 +213,10 @@ func (q *Request) OutputLimit() (limit int64, ok bool) {
 		limit = most.Output
 	case "/embeddings", "/moderations", "/rerank", "/images/embeddings", "/responses/input_tokens", "/messages/count_tokens":
 		return 0, true
+	default:
+		if q.MayInfer {
+			limit = most.Largest()
+		}
 	}
 	if limit == 0 || !q.Body.Whole { // a larger one may follow
 		return 0, false

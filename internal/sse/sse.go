@@ -34,6 +34,9 @@ type Watcher struct {
 	// [Splitter.Long] is.
 	Long func(data []byte)
 
+	// Piece, if it is set, is called with the data of every event that has a part of the content.
+	Piece func(data []byte)
+
 	// Opening is what the stream amounts to so far. Once it is more than a Preamble, it stays.
 	Opening Opening
 
@@ -95,6 +98,9 @@ func (w *Watcher) take(e Event) {
 	}
 	if w.Opening == Content && isPiece(kind) {
 		w.Pieces++
+		if w.Piece != nil && !done {
+			w.Piece(e.Data)
+		}
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"net/http"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	coding "github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -17,21 +17,28 @@ type Reader struct {
 	trailing bool         // something comes after the object that a JSON reply is
 	watcher  *sse.Watcher // splits a stream into its events. nil until it begins
 	watches  bool         // the watcher is the reader's own
-	decoder  *content.Decoder
+	decoder  *coding.Decoder
+
+	counts  bool // the content is counted
+	content content
+	spender Spender // is told of the output of a stream, from next tokens on
+	next    int64
+	finds   bool // the id is searched for in what comes first
+	id      string
 }
 
 // Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
 // JSON nor a stream of events, or cannot be decompressed.
 func (r *Reader) Begin(header http.Header) *Reader {
-	switch content.TypeOf(header) {
-	case content.JSON:
-	case content.EventStream:
+	switch coding.TypeOf(header) {
+	case coding.JSON:
+	case coding.EventStream:
 		r.scanner.inEvent = true
 	default:
 		return nil
 	}
-	if coding := content.CodingOf(header); coding != "" {
-		r.decoder = content.NewDecoder(coding, r.read)
+	if name := coding.CodingOf(header); name != "" {
+		r.decoder = coding.NewDecoder(name, r.read)
 		if r.decoder == nil {
 			return nil
 		}
@@ -54,12 +61,15 @@ func (r *Reader) Write(p []byte) {
 func (r *Reader) Whole(p []byte) {
 	if r == nil || r.decoder != nil || r.scanner.inEvent || !r.scanner.scanFrom(p) {
 		r.Write(p)
+	} else {
+		r.seen(p)
 	}
 }
 
 func (r *Reader) read(p []byte) {
 	if !r.scanner.inEvent {
 		r.trailing = len(bytes.TrimLeft(r.scanner.scan(p), whiteSpace)) > 0 || r.trailing
+		r.seen(p)
 		return
 	}
 	if r.watcher == nil {
@@ -69,7 +79,20 @@ func (r *Reader) read(p []byte) {
 	r.watcher.Watch(p)
 }
 
+// seen looks at the next bytes of a JSON reply for all but its tokens.
+func (r *Reader) seen(p []byte) {
+	if r.finds {
+		r.findID(p)
+	}
+	if r.counts && !r.Tokens().Known() {
+		r.content.count(p)
+	}
+}
+
 func (r *Reader) event(e sse.Event) {
+	if r.finds {
+		r.findID(e.Data)
+	}
 	if e.TooLong {
 		r.long = false // more was called with all of it
 		return
@@ -78,6 +101,9 @@ func (r *Reader) event(e sse.Event) {
 		r.scanner.begin()
 		r.scanner.scan(e.Data)
 		r.fresh = true
+		if r.spender != nil {
+			r.spend(r.Tokens().Output)
+		}
 	} else if r.fresh {
 		r.fresh = bytes.HasPrefix(e.Data, []byte("[DONE]")) || string(e.Kind()) == "message_stop"
 	}
@@ -99,6 +125,9 @@ func (r *Reader) Watch(w *sse.Watcher) {
 	}
 	r.watcher = w
 	w.Each, w.Long = r.event, r.more
+	if r.counts {
+		w.Piece = r.piece
+	}
 }
 
 // nameEnd is searched for in place of the whole name: many more quotes than letters u would have to
@@ -151,20 +180,20 @@ func (r *Reader) Tokens() Tokens {
 	return r.scanner.found.tokens()
 }
 
-// Estimate returns the tokens of a reply that was aborted, and reports whether one of the counts is
-// an estimate. Most streams would have reported their tokens at the end. Without a report, the input
-// is prompt, and the output is one token for each event with content. That is also the output if content
-// came after the latest report.
+// Estimate returns the tokens of a reply that was aborted, or did not report them, and reports whether one of the
+// counts is an estimate. Most streams would have reported their tokens at the end. Without a report, the input
+// is prompt, and the output is one token for each event with content, or what the bytes of the content are at least, if
+// these are counted. That is also the output if content came after the latest report.
 func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	t = r.Tokens()
-	if r == nil || r.watcher == nil {
+	if r == nil || r.watcher == nil && !r.counts {
 		return t, false
 	}
 	if !t.known {
 		t.Input, t.known, estimated = prompt, true, true
 	}
-	if seen := r.watcher.Pieces; seen > t.Output && !r.fresh {
-		t.Output, estimated = seen, true
+	if written := r.written(); written > t.Output && !r.fresh && (estimated || r.watcher != nil) {
+		t.Output, estimated = written, true
 	}
 	return t, estimated
 }

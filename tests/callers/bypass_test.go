@@ -86,8 +86,8 @@ func TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem(t *testing.
 	})
 }
 
-// TestAResponseInTheBackgroundIsChargedByItsEstimate is about output that no reply to the caller's request shows.
-func TestAResponseInTheBackgroundIsChargedByItsEstimate(t *testing.T) {
+// TestAResponseInTheBackgroundIsChargedWhatItDeclares is about output that no reply to the caller's request shows.
+func TestAResponseInTheBackgroundIsChargedWhatItDeclares(t *testing.T) {
 	queued := lbtest.Says(200, `{"id":"resp_1234567890","object":"response","status":"queued","background":true,"usage":null}`)
 	begun := lbtest.Streams("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1234567890\",\"usage\":null}}\n\n",
 		"event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n", time.Hour)
@@ -96,15 +96,15 @@ func TestAResponseInTheBackgroundIsChargedByItsEstimate(t *testing.T) {
 		reply   http.HandlerFunc
 		tokens  int64
 	}{
-		"its output is not limited":   {`"background":true,`, queued, 50 + 256},
+		"its output is not limited":   {`"background":true,`, queued, 50 + 1024},
 		"its output is limited":       {`"background":true,"max_output_tokens":100,`, queued, 50 + 100},
-		"it is named twice":           {`"background":true,"background":false,`, queued, 50 + 256},
-		"a stream that is cancelled":  {`"background":true,"stream":true,`, begun, 50 + 256},
+		"it is named twice":           {`"background":true,"background":false,`, queued, 50 + 1024},
+		"a stream that is cancelled":  {`"background":true,"stream":true,`, begun, 50 + 1024},
 		"it is served at once":        {`"background":true,`, lbtest.Says(200, `{"usage":{"input_tokens":7,"output_tokens":5}}`), 12},
-		"a stream in the foreground":  {`"background":false,"stream":true,`, begun, 50 + 1},
+		"a stream in the foreground":  {`"background":false,"stream":true,"max_output_tokens":10,`, begun, 50 + 10},
 		"a request that was refused":  {`"background":true,`, lbtest.Throttled("7"), 0},
 		"a mistake":                   {`"background":true,`, lbtest.Status(400), 0},
-		"its output is much too long": {`"background":true,"max_output_tokens":100000,`, queued, 50 + 256},
+		"its output is much too long": {`"background":true,"max_output_tokens":100000,`, queued, 50 + 100_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, limited, func(t *testing.T, w *world) {
@@ -180,7 +180,7 @@ func TestACompressedStreamThatIsCancelledIsChargedByItsEvents(t *testing.T) {
 		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
 			rw.Header().Set("Content-Type", "text/event-stream")
 			rw.Header().Set("Content-Encoding", "gzip")
-			io.WriteString(rw, lbtest.Gzipped(lbtest.StreamPreamble+strings.Repeat(lbtest.StreamContent, 4)))
+			io.WriteString(rw, lbtest.Gzipped(lbtest.StreamPreamble+strings.Repeat(lbtest.StreamContent, 400)))
 			http.NewResponseController(rw).Flush()
 			<-r.Context().Done()
 		})
@@ -193,6 +193,6 @@ func TestACompressedStreamThatIsCancelledIsChargedByItsEvents(t *testing.T) {
 			io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
-		w.wantCost(t, 1, 54)
+		w.wantCost(t, 1, 50+500)
 	})
 }

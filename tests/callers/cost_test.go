@@ -15,6 +15,9 @@ import (
 
 const limited = "caller alice {\nrequests 1k/day\ntokens 1M/day\n}"
 
+// longEvent is an event of 200 words.
+var longEvent = `data: {"choices":[{"delta":{"content":"` + strings.Repeat("word ", 200) + `"}}]}` + "\n\n"
+
 // wantCost checks what alice has used.
 func (w *world) wantCost(t *testing.T, requests, tokens int64) {
 	t.Helper()
@@ -45,8 +48,15 @@ func TestARequestCostsWhatItsReplySays(t *testing.T) {
 		"a stream":                    {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(stream, `data: {"choices":[],"usage":`+usage(7, 5)+"}\n\n", lbtest.StreamEnd), 1, 12},
 		"a stream without a usage":    {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(stream, lbtest.StreamEnd), 1, 50 + 4},
 		"a streamed response":         {"/v1/responses", prompt(50, `"stream":true,`), lbtest.Streams(event("response.output_text.delta", ""), event("response.completed", `,"response":{"usage":{"input_tokens":7,"output_tokens":5}}`)), 1, 12},
-		"a response that was cut":     {"/v1/responses", prompt(50, `"stream":true,`), lbtest.Streams(strings.Repeat(event("response.output_text.delta", ""), 3), lbtest.Abort), 1, 53},
-		"a stream that was cut":       {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(stream, lbtest.Abort), 1, 53},
+		"a response that was cut":     {"/v1/responses", prompt(50, `"stream":true,`), lbtest.Streams(strings.Repeat(event("response.output_text.delta", ""), 3), lbtest.Abort), 1, 50 + 256},
+		"a stream that was cut":       {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(stream, lbtest.Abort), 1, 50 + 256},
+		"a chat that says no usage":   {"/v1/chat/completions", prompt(50, ""), lbtest.Says(200, `{"choices":[{"message":{"role":"assistant","content":"`+strings.Repeat("word ", 80)+`"}}]}`), 1, 50 + 100},
+		"a long one":                  {"/v1/chat/completions", prompt(50, ""), lbtest.Says(200, `{"choices":[{"message":{"role":"assistant","content":"`+strings.Repeat("word ", 40_000)+`"}}]}`), 1, 50 + 50_000},
+		"a response without a usage":  {"/v1/responses", prompt(50, ""), lbtest.Says(200, `{"output":[{"content":[{"type":"output_text","text":"`+strings.Repeat("word ", 80)+`"}]}],"usage":null}`), 1, 50 + 100},
+		"a stream of long events":     {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(strings.Repeat(longEvent, 2), lbtest.StreamEnd), 1, 50 + 500},
+		"one that was cut":            {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(strings.Repeat(longEvent, 2), lbtest.Abort), 1, 50 + 500},
+		"long events, and a usage":    {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(longEvent, `data: {"choices":[],"usage":`+usage(7, 5)+"}\n\n", lbtest.StreamEnd), 1, 12},
+		"a rerank without a usage":    {"/v1/rerank", prompt(50, ""), lbtest.Says(200, `{"results":[{"document":{"text":"`+strings.Repeat("word ", 80)+`"}}]}`), 1, 50},
 		"a list of files":             {"/v1/files", "", lbtest.Says(200, `{}`), 1, 0},
 		"a batch":                     {"/v1/batches", `{"input_file_id":"file-1234567890"}`, lbtest.Says(200, `{}`), 1, 0},
 		"a count of tokens":           {"/v1/responses/input_tokens", prompt(50, ""), lbtest.Says(200, `{"object":"response.input_tokens","input_tokens":50}`), 1, 0},
@@ -114,7 +124,8 @@ func TestARequestThatItsClientGivesUpIsSettled(t *testing.T) {
 		tokens int64
 	}{
 		"before the reply":    {lbtest.Hangs, 50},
-		"in a stream":         {lbtest.Streams(lbtest.StreamPreamble, strings.Repeat(lbtest.StreamContent, 4), time.Hour), 54},
+		"in a stream":         {lbtest.Streams(lbtest.StreamPreamble, strings.Repeat(lbtest.StreamContent, 4), time.Hour), 50 + 256},
+		"in a long stream":    {lbtest.Streams(lbtest.StreamPreamble, strings.Repeat(lbtest.StreamContent, 400), time.Hour), 50 + 500},
 		"after the usage":     {lbtest.Streams(lbtest.StreamContent, `data: {"choices":[],"usage":`+usage(7, 1)+"}\n\n", time.Hour), 8},
 		"between its headers": {lbtest.Streams(time.Hour), 50},
 	} {

@@ -139,7 +139,7 @@ func TestWhatARequestGivesBackLetsTheNextOneGo(t *testing.T) {
 		w.wantServed(t, slices.Repeat([]string{aliceKey}, 8)...)
 		begin := time.Now()
 		w.wg.Wait()
-		if took := time.Since(begin); took > 300*time.Millisecond {
+		if took := time.Since(begin); took > 900*time.Millisecond { // by their charges, three would go in a second
 			t.Errorf("they took %s", took)
 		}
 	})

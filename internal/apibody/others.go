@@ -1,0 +1,57 @@
+package apibody
+
+import (
+	"encoding/json"
+	"iter"
+)
+
+// other is a member of a body with further models: a list of those to fall back to, or the settings of a session.
+type other struct {
+	span
+	session bool
+}
+
+func (b *Body) addOther(o other) {
+	if len(b.others) == maxModels {
+		b.Clear = false
+		return
+	}
+	b.others = append(b.others, o)
+}
+
+// OtherModels yields the models that the body names elsewhere than in "model": in the lists "models" and "fallbacks", and in
+// "session". The body must be the one that was parsed. ok is false for one that cannot be read, or of which servers may read several.
+func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
+	return func(yield func(model string, ok bool) bool) {
+		for _, o := range b.others {
+			text := body[o.start:o.end]
+			if o.session {
+				if s := ParseJSON(text, nil); (s.HasModel || !s.Clear) && !yield(s.Model, s.Clear && s.HasModel && !s.NamesSeveral()) {
+					return
+				}
+				continue
+			}
+			var list []json.RawMessage
+			if json.Unmarshal(text, &list) != nil && !yield("", false) {
+				return
+			}
+			for _, item := range list {
+				if !yield(modelIn(item)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// modelIn returns the model of an item of a list: a name, or an object that has one.
+func modelIn(item json.RawMessage) (model string, ok bool) {
+	if json.Unmarshal(item, &model) == nil {
+		return model, true
+	}
+	b := ParseJSON(item, nil)
+	return b.Model, b.Clear && b.HasModel && !b.NamesSeveral()
+}
+
+// NamesOthers reports whether OtherModels yields any.
+func (b Body) NamesOthers() bool { return len(b.others) > 0 }

@@ -1,0 +1,201 @@
+package usage
+
+import "bytes"
+
+// bytesPerToken is how many bytes of content are about a token.
+const bytesPerToken = 4
+
+// content counts the bytes of a JSON text that are what a model has written: the strings of members with such a name. The
+// text comes in pieces of any size.
+type content struct {
+	length int64
+	// name is the end of the latest string that may be a name, and named its length.
+	name  [maxContentName]byte
+	named int
+	state contentState
+	slash bool // an escape is not complete
+}
+
+type contentState uint8
+
+const (
+	outside  contentState = iota
+	inText                // within a string that may be a name
+	after                 // after it
+	value                 // after the colon that follows a name of content
+	inOutput              // within a string that counts
+	inOther               // within a string that does not
+	other                 // after the colon that follows any other name
+)
+
+const maxContentName = len("reasoning_content")
+
+// isContent reports whether strings with this name are written by a model, in one of the APIs.
+func isContent(name []byte) bool {
+	switch string(name) {
+	case "content", "text", "delta", "arguments", "refusal", "reasoning_content", "reasoning", "thinking", "partial_json", "transcript":
+		return true
+	}
+	return false
+}
+
+func (c *content) count(p []byte) {
+	for len(p) > 0 {
+		switch c.state {
+		case inText, inOutput, inOther:
+			p = c.read(p)
+		case outside:
+			i := bytes.IndexByte(p, '"')
+			if i < 0 {
+				return
+			}
+			c.state, c.named, p = inText, 0, p[i+1:]
+		default:
+			p = c.between(p)
+		}
+	}
+}
+
+// between reads a byte after a string, or after a colon.
+func (c *content) between(p []byte) []byte {
+	switch b := p[0]; {
+	case b == ' ' || b == '\n' || b == '\r' || b == '\t':
+	case b == ':' && c.state == after:
+		if c.state = other; c.named <= maxContentName && isContent(c.name[:c.named]) {
+			c.state = value
+		}
+	case b == '"' && c.state == value:
+		c.state = inOutput
+	case b == '"' && c.state == other:
+		c.state = inOther
+	default:
+		c.state = outside
+		if b == '"' {
+			return p // a string in a list
+		}
+	}
+	return p[1:]
+}
+
+// read reads the rest of a string.
+func (c *content) read(p []byte) []byte {
+	at := 0
+	for {
+		if c.slash && at < len(p) {
+			c.slash = false
+			at++
+		}
+		n := bytes.IndexByte(p[at:], '"')
+		end := at + n
+		if n < 0 {
+			end = len(p)
+		}
+		slashes := 0
+		for end-slashes > at && p[end-slashes-1] == '\\' {
+			slashes++
+		}
+		c.slash = slashes%2 == 1
+		if n >= 0 && c.slash {
+			at = end
+			continue
+		}
+		c.take(p[:end])
+		if n < 0 {
+			return nil
+		}
+		if c.state == inText {
+			c.state = after
+		} else {
+			c.state = outside
+		}
+		return p[end+1:]
+	}
+}
+
+func (c *content) take(text []byte) {
+	switch c.state {
+	case inText:
+		if c.named < maxContentName {
+			copy(c.name[c.named:], text)
+		}
+		c.named = min(c.named+len(text), maxContentName+1)
+	case inOutput:
+		c.length += int64(len(text))
+	}
+}
+
+// Spender is told how much output a stream has had so far.
+type Spender interface {
+	Spend(output int64)
+}
+
+// step is after how many further tokens a Spender is told again.
+const step = 64
+
+// CountContent has the reader count the content of the reply, of which the bytes say how long it is at least.
+func (r *Reader) CountContent() {
+	if r != nil {
+		r.counts = true
+	}
+}
+
+// FindID has the reader find the id of the object that the reply is, which comes before all other ids.
+func (r *Reader) FindID() {
+	if r != nil {
+		r.finds = true
+	}
+}
+
+// ID returns what FindID found, or nothing.
+func (r *Reader) ID() string {
+	if r == nil {
+		return ""
+	}
+	return r.id
+}
+
+func (r *Reader) findID(data []byte) {
+	r.finds = false
+	_, rest, _ := bytes.Cut(data, []byte(`"id"`))
+	rest, named := bytes.CutPrefix(bytes.TrimLeft(rest, whiteSpace), []byte(":"))
+	rest, isText := bytes.CutPrefix(bytes.TrimLeft(rest, whiteSpace), []byte(`"`))
+	if id, _, whole := bytes.Cut(rest, []byte(`"`)); named && isText && whole && len(id) <= longestID {
+		r.id = string(id)
+	}
+}
+
+// longestID is how long an id may be.
+const longestID = 512
+
+// Follow tells the spender of the output of a stream as it passes, once there is more than so much.
+func (r *Reader) Follow(s Spender, from int64) {
+	if r != nil && r.scanner.inEvent {
+		r.spender, r.next = s, from+1
+	}
+}
+
+// piece reads an event with a part of the content. Before the first "delta", there are only names and ids.
+func (r *Reader) piece(data []byte) {
+	if i := bytes.Index(data, []byte(`"delta":`)); i > 0 {
+		data = data[i:]
+	}
+	r.content.state, r.content.slash = outside, false
+	r.content.count(data)
+	r.spend(r.written())
+}
+
+// written returns how many tokens the content has at least, as far as it was counted.
+func (r *Reader) written() int64 {
+	written := (r.content.length + bytesPerToken - 1) / bytesPerToken
+	if r.watcher != nil {
+		written = max(written, r.watcher.Pieces)
+	}
+	return written
+}
+
+func (r *Reader) spend(output int64) {
+	if r.spender != nil && output >= r.next {
+		r.spender.Spend(output)
+		r.next = output + step
+	}
+}

@@ -1,0 +1,96 @@
+package callers
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// TestRequestsInParallelUseAtMostTwiceALimit has a caller whose requests have had little output so far.
+func TestRequestsInParallelUseAtMostTwiceALimit(t *testing.T) {
+	for _, members := range []string{`"max_tokens":4096,`, ``, `"n":4,"max_tokens":1024,`} {
+		inBubble(t, "caller alice {\ntokens 10k/day\n}", func(t *testing.T, w *world) {
+			w.AllReply(used(50, 1))
+			for range 40 {
+				w.chat(prompt(50, `"max_tokens":1,`)).WantServed(t, "a")
+			}
+			release := make(chan struct{})
+			w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+				<-release
+				used(50, 4096)(rw, r)
+			})
+			var wg sync.WaitGroup
+			var served, refused atomic.Int64
+			for range 300 {
+				wg.Go(func() {
+					switch got := w.chat(prompt(50, members)); {
+					case got.Status == 200:
+						served.Add(1)
+					case got.Status == 429 && got.Header.Get("Retry-After") == "1" && strings.Contains(got.Body, "Rate limit reached for alice on tokens per day (TPD): its requests in progress may use all that is left. Limit 20000 with these, Used "):
+						refused.Add(1)
+					default:
+						t.Errorf("got %d %s", got.Status, got.Body)
+					}
+				})
+			}
+			synctest.Wait()
+			close(release)
+			wg.Wait()
+			synctest.Wait()
+			most := int64(20_000)
+			if members == "" { // the first one counts as 1,024
+				most += served.Load() * (4096 - 1024)
+			}
+			if got := w.of("alice").Today; served.Load() < 4 || served.Load()+refused.Load() != 300 || got > most {
+				t.Errorf("%s: %d requests used %d tokens", members, served.Load(), got)
+			}
+			w.post(bobKey, "/v1/chat/completions", "{}").WantServed(t, "a")
+		})
+	}
+}
+
+// TestARequestWaitsForThoseInFlight has a limit that requests wait for.
+func TestARequestWaitsForThoseInFlight(t *testing.T) {
+	inBubble(t, "wait 5s 3\ncaller alice {\ntokens 1k/minute\n}", func(t *testing.T, w *world) {
+		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(1500 * time.Millisecond)
+			used(50, 10)(rw, r)
+		})
+		var wg sync.WaitGroup
+		begun := time.Now()
+		for range 2 {
+			wg.Go(func() { w.chat(prompt(50, `"max_tokens":2000,`)).WantServed(t, "a") })
+		}
+		wg.Wait()
+		if took := time.Since(begun); took != 3*time.Second {
+			t.Errorf("two requests took %s", took)
+		}
+	})
+}
+
+// TestAStreamCountsWhileItsEventsArrive has events of which each has many tokens, and one stream that never says what
+// it has used.
+func TestAStreamCountsWhileItsEventsArrive(t *testing.T) {
+	inBubble(t, "caller alice {\ntokens 10k/minute\n}", func(t *testing.T, w *world) {
+		w.AllReply(lbtest.Streams(lbtest.StreamPreamble, longEvent, longEvent, time.Minute, strings.Repeat(longEvent, 8), time.Minute, lbtest.StreamEnd))
+		done := make(chan struct{})
+		go func() { w.chat(prompt(50, `"stream":true,"max_tokens":4000,`)); close(done) }()
+		synctest.Wait()
+		for _, want := range []int64{50 + 500, 50 + 2500} {
+			if s := w.of("alice"); s.Today < want || s.Today > want+100 {
+				t.Errorf("%d tokens are used, want about %d", s.Today, want)
+			}
+			time.Sleep(time.Minute + time.Millisecond)
+			synctest.Wait()
+		}
+		<-done
+		synctest.Wait()
+		w.wantUse(t, 50+2500)
+	})
+}
