@@ -88,7 +88,7 @@ func TestASilenceIsAProblem(t *testing.T) {
 	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Silent, Healthy: true, Silences: []admin.Silence{
 		{Model: "a", Since: later}, {Model: "b", Since: since}, {Model: "c", Slow: true, Since: later},
 	}}}
-	got := problemsOf([]backendStatus{b}, nil)
+	got := problemsOf([]backendStatus{b}, nil, nil)
 	if len(got) != 2 || got[0].Class != "silent" || len(got[0].Models) != 2 || !got[0].Since.Equal(since) || got[0].NeedsOperator ||
 		got[0].Says() != "accepts requests and sends nothing" || !strings.HasSuffix(got[0].RunbookURL, "#a-backend-is-silent") ||
 		got[1].Class != "slow" || got[1].Says() != "answers much later than usual" {
