@@ -35,6 +35,10 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 	}
 	c.mu.Lock()
 	at := c.roll(now)
+	if r.reset != c.reset {
+		c.mu.Unlock()
+		return // the caller got its use back, and this request costs nothing
+	}
 	for mask := c.active; mask != 0; mask &= mask - 1 {
 		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
 			c.meters[id].charge(more, at)

@@ -41,6 +41,7 @@ func TestARequestThatIsInFlightAtAResetCostsNothing(t *testing.T) {
 	c := caller(t, "tokens 1k/day", "requests 10/minute")
 	less, more := admitted(t, c, noon, exactly(300)), admitted(t, c, noon, exactly(100))
 	c.Reset(noon)
+	more.Spend(noon, 5000) // of a stream, as its events arrive
 	admitted(t, c, noon, exactly(500)).settle(noon)
 	less.Settle(noon, spent(100)) // 200 less than it was charged with
 	more.Settle(noon, spent(200))
