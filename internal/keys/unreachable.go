@@ -2,7 +2,9 @@ package keys
 
 import (
 	"maps"
+	"net/http"
 	"slices"
+	"strconv"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/fileserver"
@@ -59,7 +61,7 @@ func (u *unreachable) walk(routes caddyhttp.RouteList, answered string) string {
 func answersEverything(h caddyhttp.MiddlewareHandler) bool {
 	switch h := h.(type) {
 	case *caddyhttp.StaticResponse:
-		return h.StatusCode != "103" // it goes before another answer
+		return string(h.StatusCode) != strconv.Itoa(http.StatusEarlyHints) // it goes before another answer
 	case *fileserver.FileServer:
 		return !h.PassThru
 	}

@@ -181,7 +181,7 @@ func (q *Request) PromptCost() int64 { return apibody.PromptCost(q.PromptLength)
 // prompt can be seen. It is 0 if the request costs no tokens.
 func (q *Request) PromptTokens(body []byte) int64 {
 	switch {
-	case !q.NeedsModel && !(q.MayInfer && q.NamesModel()), countsOnly(q.Route.Operation):
+	case !q.NeedsModel && (!q.MayInfer || !q.NamesModel()), countsOnly(q.Route.Operation):
 		return 0
 	case q.PromptLength == 0 && len(body) > 0: // a form, with a recording or a picture
 		return apibody.MediaTokens

@@ -315,13 +315,15 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
 	for _, m := range p.Members {
-		if model, ok := r.ModelAt(m); ok && !(throttles && m.silence(r, model) != nil) {
-			wait := m.returns(model, now).Sub(now)
-			if above := m.quotaWait(r, model, now); above > 0 {
-				wait = max(wait, above, shortestWait)
-			}
-			soonest = min(soonest, wait)
+		model, ok := r.ModelAt(m)
+		if !ok || throttles && !m.Throttles(r, now) && m.silence(r, model) != nil {
+			continue
 		}
+		wait := m.returns(model, now).Sub(now)
+		if above := m.quotaWait(r, model, now); above > 0 {
+			wait = max(wait, above, shortestWait)
+		}
+		soonest = min(soonest, wait)
 	}
 	return soonest
 }

@@ -127,10 +127,10 @@ func TestTheFewerRepliesTheLongerIsTheThreshold(t *testing.T) {
 	if got := p.Usual(kind).Threshold(factor); got != 0 {
 		t.Errorf("without replies, the threshold is %s", got)
 	}
-	for _, want := range []time.Duration{40, 20, 0, 10, 8, 0, 0, 5, 0, 4, 4} {
+	for _, want := range []float64{40, 20, 0, 10, 8, 0, 0, 5, 0, 4, 4} {
 		serve(p, at(0), time.Second)
-		if got := p.Usual(kind).Threshold(factor); got != want*time.Second && want > 0 {
-			t.Errorf("the threshold is %s, want %s", got, want*time.Second)
+		if got := p.Usual(kind).Threshold(factor); got.Seconds() != want && want > 0 {
+			t.Errorf("the threshold is %s, want %g s", got, want)
 		}
 	}
 	wantSilent(t, p, at(15), true, send(p, at(10)), send(p, at(10)))

@@ -105,11 +105,11 @@ func TestACallerMovesWhenItsHomeIsOutOfUse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, threeAccounts, func(t *testing.T, w *world) {
-				make := func() reply { return w.call(alice, "POST", "/v1/files", "{}") }
-				home := make().Backend
+				upload := func() reply { return w.call(alice, "POST", "/v1/files", "{}") }
+				home := upload().Backend
 				c.breaks(w.Backends[home])
 				for i := range 3 {
-					got := make()
+					got := upload()
 					if got.Status != c.status && (c.status != 0 || got.Status != 200 || got.Backend == home) {
 						t.Errorf("request %d: got %d %s from %s", i, got.Status, got.Body, got.Backend)
 					}
@@ -119,7 +119,7 @@ func TestACallerMovesWhenItsHomeIsOutOfUse(t *testing.T) {
 				}
 				w.Backends[home].Recovers()
 				time.Sleep(2 * time.Hour)
-				if got := make(); got.Status != 200 || (got.Backend != home) != c.moves {
+				if got := upload(); got.Status != 200 || (got.Backend != home) != c.moves {
 					t.Errorf("when it is back, %d from %s, and home was %s", got.Status, got.Backend, home)
 				}
 			})
