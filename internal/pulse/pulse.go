@@ -315,7 +315,7 @@ func (p *Pulse) Lead(r *Request, now time.Time) bool {
 	if until == followed {
 		return true
 	}
-	return (until == 0 || at >= until) && p.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(p.leads.Add(1)-1, 16))
+	return (until == 0 || at >= until) && p.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(max(0, p.leads.Add(1)-1), 16)) // a silence that begins makes leads 0
 }
 
 // Stay records that there is no backend to which the request could lead others.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,11 +53,11 @@ func TestACallerThatAWrongReportBlockedIsServedAfterAReset(t *testing.T) {
 // slowStorage cannot be read before it is ready.
 type slowStorage struct {
 	certmagic.Storage
-	ready bool
+	ready atomic.Bool
 }
 
 func (s *slowStorage) Load(ctx context.Context, key string) ([]byte, error) {
-	if !s.ready {
+	if !s.ready.Load() {
 		return nil, errors.New("not yet")
 	}
 	return s.Storage.Load(ctx, key)
@@ -111,7 +112,7 @@ func TestARestartDoesNotUndoAReset(t *testing.T) {
 		spend(c, 5)
 		want(name, 5)
 		reset(name)
-		slow.ready = true
+		slow.ready.Store(true)
 		time.Sleep(time.Minute)
 		spend(c, 1)
 		want(name, 1)

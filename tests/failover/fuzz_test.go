@@ -83,7 +83,7 @@ func (f *fuzzed) config(c *choices) string {
 // newRequest makes a random request.
 func (f *fuzzed) newRequest(c *choices, id int) (*fuzzRequest, bool) {
 	operation := fuzzOperations[c.of(len(fuzzOperations))]
-	r := &fuzzRequest{id: id, method: operation.method, infers: operation.repeats && operation.method == "POST", model: []string{"m1", "m2", "", "unheard-of"}[c.of(4)]}
+	r := &fuzzRequest{id: id, method: operation.method, repeats: operation.repeats, infers: operation.repeats && operation.method == "POST", model: []string{"m1", "m2", "", "unheard-of"}[c.of(4)]}
 	r.path = strings.ReplaceAll(operation.path, "MODEL", r.model)
 	if strings.Contains(operation.path, "MODEL") && r.model == "" {
 		r.model, r.path = "m1", strings.ReplaceAll(operation.path, "MODEL", "m1")

@@ -87,6 +87,7 @@ type fuzzRequest struct {
 	id           int
 	method, path string
 	infers       bool
+	repeats      bool // it may be executed twice
 	model        string
 	body         string
 	stream       bool
@@ -106,6 +107,16 @@ var fuzzOperations = []struct {
 	{"POST", "/v1/chat/completions", true}, {"POST", "/v1/embeddings", true}, {"POST", "/v1/responses", true},
 	{"POST", "/openai/deployments/MODEL/chat/completions?api-version=1", true}, {"GET", "/v1/things", true}, {"HEAD", "/v1/things", true},
 	{"POST", "/v1/batches", false}, {"POST", "/v1/files", false}, {"DELETE", "/v1/files/f", false}, {"POST", "/v1/unknown", false},
+}
+
+// count returns how often a backend was asked.
+func (r *fuzzRequest) count(name string) (n int) {
+	for _, asked := range r.asked {
+		if asked == name {
+			n++
+		}
+	}
+	return n
 }
 
 // handle is what the backend does with a request.
@@ -131,8 +142,9 @@ func (f *fuzzed) handle(b *fuzzBackend, rw http.ResponseWriter, in *http.Request
 		f.t.Errorf("%s got the keys of %s", b.name, text)
 	}
 	r.mu.Lock()
-	// net/http recovers by itself from an idle connection that died
-	if slices.Contains(r.asked, b.name) && r.method != http.MethodGet && r.method != http.MethodHead {
+	// what an idle connection has lost that died is sent again on a new one, if it may be executed twice
+	again := r.repeats && len(r.asked) > 0 && r.asked[len(r.asked)-1] == b.name && r.count(b.name) == 1
+	if r.count(b.name) > 0 && !again {
 		f.t.Errorf("%s was asked twice for request %d", b.name, r.id)
 	}
 	r.asked = append(r.asked, b.name)
