@@ -57,7 +57,6 @@ func runFleetPart(config string) {
 		log.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Until(p.Begin.Add(p.Warm+p.Long)))
-	defer cancel()
 	limits := meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: p.Limit, Unit: meter.Minute}, {Kind: meter.Tokens, Amount: 1000 * p.Limit, Unit: meter.Day}}}
 	var all []*meter.Callers
 	var running sync.WaitGroup
@@ -109,6 +108,7 @@ func runFleetPart(config string) {
 	}
 	u.CPU = cpuOf(os.Getpid()) - before
 	running.Wait()
+	cancel()
 	if err := json.NewEncoder(os.Stdout).Encode(u); err != nil {
 		log.Fatal(err)
 	}
