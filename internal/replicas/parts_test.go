@@ -67,7 +67,7 @@ func TestRequestsAtOnceAtEachReplicaDoNotPassALimitTogether(t *testing.T) {
 }
 
 func TestAStoreThatHangsLetsNoMorePassThanALimit(t *testing.T) {
-	for _, before := range []int{0, 60} {
+	for _, before := range []int{0, 30, 60} {
 		limit(t, 3, []string{"60/minute"}, func(w *world, all []*limitedReplica) {
 			var got admits
 			for range 20 {
@@ -75,7 +75,7 @@ func TestAStoreThatHangsLetsNoMorePassThanALimit(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 			}
 			goOn := w.hang()
-			for range 100 {
+			for range 400 {
 				for _, r := range all {
 					got.try(r, 1)
 				}
@@ -88,8 +88,7 @@ func TestAStoreThatHangsLetsNoMorePassThanALimit(t *testing.T) {
 				}
 				time.Sleep(100 * time.Millisecond)
 			}
-			// the goal is 66, but while replicas connect again one after the other, some more may pass
-			if most := got.most(time.Minute); most > 90 || most < 60 {
+			if most := got.most(time.Minute); most > 66 || most < 60 {
 				t.Errorf("after %d requests at one replica, %d were admitted in a minute", before, most)
 			}
 		})
@@ -121,12 +120,12 @@ func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
 // TestWhateverHappensALimitHoldsAtAllReplicasTogether has bursts come anywhere, and a store that hangs, is down and
 // loses its data.
 func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
-	for seed := range uint64(2) {
+	for seed := range uint64(6) {
 		limit(t, 2+int(seed)%4, []string{"300/minute"}, func(w *world, all []*limitedReplica) {
 			random, goOn := rand.New(rand.NewPCG(seed, 7)), func() {}
 			w.hub.Delay(3*time.Millisecond, 3*time.Millisecond)
 			var got admits
-			for range 800 {
+			for range 3000 {
 				if random.IntN(100) == 0 {
 					goOn()
 					switch goOn = func() { w.hub.Delay(3*time.Millisecond, 3*time.Millisecond) }; random.IntN(4) {
@@ -143,8 +142,8 @@ func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 				time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
 			}
 			goOn()
-			// the goal is 13/12 of the limit, but after an outage some more may pass
-			if most := got.most(time.Minute); most > 400 {
+			// 13/12 of the limit, and what is late: mostly after an outage
+			if most := got.most(time.Minute); most > 350 {
 				t.Errorf("seed %d: %d of 300 requests were admitted in a minute", seed, most)
 			}
 			if len(got) == 0 {
@@ -166,7 +165,7 @@ func (s setStore) Load(ctx context.Context, groups []string) ([]state.Kept, time
 }
 
 func TestAStoresClockThatIsSetEmptiesNoWindow(t *testing.T) {
-	for _, set := range []time.Duration{-5 * time.Minute, time.Hour} {
+	for _, set := range []time.Duration{-5 * time.Minute, -time.Minute, -3 * time.Second, time.Hour} {
 		share(t, 0, func(w *world) {
 			var by atomic.Int64
 			start := func() *limitedReplica {
