@@ -121,6 +121,8 @@ func TestEachClassThatIsNotServedFiresAnAlert(t *testing.T) {
 			fires = "CallersFail"
 		case class == "not_ready":
 			fires = "NoBackendAvailable"
+		case class == "client_left_waiting":
+			fires = "ClientsLeaveWaiting"
 		}
 		fmt.Fprintf(file, `  - name: %[1]s
     interval: 1m

@@ -104,7 +104,7 @@ func TestWhatACallerMakesOneAfterTheOtherIsUsedTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	runs := cmp.Or(os.Getenv("E2E_RUNS"), "5")
-	for name, options := range map[string]string{"callers without keys": "", "a caller with a key": "client_key alice client-key"} {
+	for name, options := range map[string]string{"callers without keys": "", "a caller with a key": "client_key alice right-key-of-alice"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := startTogether(t, options)

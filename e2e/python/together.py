@@ -6,7 +6,7 @@ import sys
 
 import openai
 
-client = openai.OpenAI(base_url=sys.argv[1], api_key="client-key", timeout=20)
+client = openai.OpenAI(base_url=sys.argv[1], api_key="right-key-of-alice", timeout=20)
 model = "gpt-4o"
 
 
