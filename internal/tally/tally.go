@@ -144,8 +144,8 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 			if due == nil {
 				due = time.After(interval - time.Since(last))
 			}
-		case last = <-due:
-			due = nil
+		case <-due: // the time that it sends may be long ago: a flush waits for the store
+			last, due = time.Now(), nil
 			t.flush(ctx, last, put, 0)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -316,4 +317,36 @@ func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 	if a.Groups(someTime) != nil {
 		t.Error("groups are loaded for no pool")
 	}
+}
+
+func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cs := callers(t, "60/minute")
+		var tally Tally
+		tally.Share(digest, cs)
+		calls := 0
+		put := func(context.Context, []state.Record) error {
+			switch calls++; calls {
+			case 2:
+				return errors.New("failed") // so all is sent again with the next tick
+			case 3:
+				time.Sleep(10 * time.Second)
+				return errors.New("hung")
+			}
+			return nil
+		}
+		time.Sleep(7 * time.Second)
+		go tally.Run(t.Context(), put, func() (bool, int) { return true, 3 })
+		time.Sleep(3*fast - 40*time.Millisecond)
+		spend(cs, time.Now(), "alice", 10) // sent at once
+		time.Sleep(20 * time.Millisecond)
+		spend(cs, time.Now(), "alice", 10) // to be sent 50 ms after that, but there is a tick before
+		time.Sleep(55 * time.Second)
+		if used := used(cs, time.Now(), "alice"); used != 20 {
+			t.Errorf("alice has used %d, want 20", used)
+		}
+		if calls < 4 {
+			t.Errorf("reports were sent %d times", calls)
+		}
+	})
 }

@@ -44,6 +44,8 @@ type faults struct {
 	refused []string
 	// deaf reports whether listeners hear no messages.
 	deaf bool
+	// hangs is closed when a hub that hangs goes on.
+	hangs chan struct{}
 	// suspended has a channel for each store that is, closed when it goes on.
 	suspended map[*byte]chan struct{}
 }
@@ -103,6 +105,16 @@ func (h *Hub) LoseMessages(lose bool) { h.set(func() { h.faults.deaf = lose }) }
 // take back.
 func (h *Hub) Delay(put, load time.Duration) {
 	h.set(func() { h.delays.put, h.delays.load = put, load })
+}
+
+// Hang makes Put, Load and Claim wait until the hub goes on, as a server that is stopped by SIGSTOP does.
+func (h *Hub) Hang() (goOn func()) {
+	hangs := make(chan struct{})
+	h.set(func() { h.faults.hangs = hangs })
+	return func() {
+		h.set(func() { h.faults.hangs = nil })
+		close(hangs)
+	}
 }
 
 // Suspend stops the replica of the store, as SIGSTOP stops a process: what is sent

@@ -31,7 +31,7 @@ func (m memory) running() (put, load time.Duration) {
 // Put implements state.Store.
 func (m memory) Put(ctx context.Context, records []state.Record) error {
 	delay, _ := m.running()
-	if err := wait(ctx, delay); err != nil {
+	if err := m.wait(ctx, delay); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -59,7 +59,7 @@ func (m memory) Put(ctx context.Context, records []state.Record) error {
 func (m memory) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
 	_, delay := m.running()
 	loaded, now, err := m.load(groups)
-	if err := wait(ctx, delay); err != nil {
+	if err := m.wait(ctx, delay); err != nil {
 		return nil, now, err
 	}
 	m.running()
@@ -99,7 +99,7 @@ func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 		slow += m.delays.busyUntil.Sub(now)
 	}
 	m.mu.Unlock()
-	if err := wait(ctx, slow); err != nil {
+	if err := m.wait(ctx, slow); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -119,7 +119,7 @@ func (m memory) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 // Claim implements state.Store.
 func (m memory) Claim(ctx context.Context, claims []state.Claim) (won []bool, err error) {
 	delay, _ := m.running()
-	if err := wait(ctx, delay); err != nil {
+	if err := m.wait(ctx, delay); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -171,8 +171,18 @@ func (m memory) Listen(ctx context.Context, ready func(), hear func([]byte)) err
 // Close implements state.Store.
 func (memory) Close() error { return nil }
 
-// wait waits for the delay. It returns an error if the context is done first.
-func wait(ctx context.Context, delay time.Duration) error {
+// wait waits for the delay, and while the hub hangs. It returns an error if the context is done first.
+func (m memory) wait(ctx context.Context, delay time.Duration) error {
+	m.mu.Lock()
+	goesOn := m.faults.hangs
+	m.mu.Unlock()
+	if goesOn != nil {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-goesOn:
+		}
+	}
 	if delay == 0 {
 		return ctx.Err()
 	}
