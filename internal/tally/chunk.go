@@ -62,9 +62,9 @@ type member struct {
 // recentKey ends the key of a replica's report of what has changed.
 const recentKey = " recent"
 
-// markGroup has a mark for each writer. While it is there, the store has not lost the writer's records: it is loaded
-// once a second, which for all records would be too much.
-const markGroup = "use"
+// markOf returns the group that has a writer's mark. While the mark is there, the store has not lost the writer's records:
+// it is loaded once a second, which for all records, or the marks of all writers, would be too much.
+func markOf(writer string) string { return "use-mark-" + writer }
 
 func groupOf(digest string) string { return "use-" + digest }
 
@@ -117,7 +117,7 @@ func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
 	}
 	if !p.marked {
 		p.marked = true
-		b.records = append(b.records, p.record(markGroup, "", appendBody(nil, nil)))
+		b.records = append(b.records, p.record(markOf(p.callers.Writer()), "", appendBody(nil, nil)))
 	}
 	if len(b.records) > records {
 		b.pools = append(b.pools, p)

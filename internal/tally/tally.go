@@ -277,9 +277,9 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 	// if loading is still set, that has failed
 	t.loading = t.loading || t.missed || now.Sub(t.loaded) >= reload || !t.look.IsZero() && now.After(t.look)
 	t.missed = false
-	groups = append(groups, markGroup)
-	if t.loading {
-		for _, p := range t.pools {
+	for _, p := range t.pools {
+		groups = append(groups, markOf(p.callers.Writer()))
+		if t.loading {
 			groups = append(groups, groupOf(p.digest))
 		}
 	}
@@ -290,21 +290,20 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 // Loaded applies the records of these groups, and returns the others.
 func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
-	groups := map[string]bool{markGroup: true}
+	// marks has how long the marks of the pools are kept, and groups those of reports
+	marks, groups := make(map[string]time.Duration), make(map[string]bool)
 	for _, p := range t.pools {
-		groups[groupOf(p.digest)] = true
+		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)] = 0, true
 	}
 	t.mu.Unlock()
-	marks := make(map[string]bool)
 	var reports []state.Kept
 	for _, k := range kept {
-		switch {
-		case !groups[k.Group]:
-			others = append(others, k)
-		case k.Group == markGroup:
-			marks[k.Key] = k.TTL > state.MaxTTL/2
-		default:
+		if _, ok := marks[k.Group]; ok {
+			marks[k.Group] = k.TTL
+		} else if groups[k.Group] {
 			reports = append(reports, k)
+		} else {
+			others = append(others, k)
 		}
 	}
 	writers := make(map[string]bool)
@@ -321,10 +320,10 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range t.pools {
-		if there, found := marks[p.callers.Writer()]; p.marked && !found {
+		if left := marks[markOf(p.callers.Writer())]; p.marked && left == 0 {
 			p.resend()
 			t.doubt(now)
-		} else if !there {
+		} else if left <= state.MaxTTL/2 {
 			p.marked = false
 		}
 	}

@@ -66,7 +66,7 @@ func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 			if err := b.Hear(r.Message, now); err != nil {
 				t.Fatal(err)
 			}
-			if r.Group != markGroup {
+			if r.Group != markOf(from.Writer()) {
 				reports++
 			}
 		}
@@ -129,7 +129,7 @@ func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 		spend(from, now, "alice", 200)
 		a.pools[0].resend()
 		for _, r := range a.sent(now) {
-			if r.Group == markGroup {
+			if r.Group == markOf(from.Writer()) {
 				continue
 			}
 			if r.Version <= version {
@@ -310,7 +310,7 @@ func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 	if err := hub.Store().Put(t.Context(), a.sent(someTime)); err != nil {
 		t.Fatal(err)
 	}
-	if hub.Len(groupOf(digest)) != 1 || hub.Len(markGroup) != 1 {
+	if hub.Len(groupOf(digest)) != 1 || hub.Len(markOf(cs.Writer())) != 1 {
 		t.Error("there are other records")
 	}
 	end()
