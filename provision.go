@@ -18,6 +18,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
@@ -28,6 +29,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	unnamed := h.Pool == "" || pools.IsNumbered(h.Pool, defaultPool)
 	h.Pool = cmp.Or(h.Pool, defaultPool)
 	if err := pools.Default.Claim(ctx, h.Pool, h); err != nil {
+		return err
+	}
+	config, err := replicas.ConfigDigest(h)
+	if err != nil {
 		return err
 	}
 	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
@@ -91,6 +96,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	for _, t := range h.balancer.targets {
 		t.startFresh(h.link, h.balancer.logger.Logger)
 	}
+	h.link.Configured(h.Pool, config)
 	h.link.Open(h.balancer.Pool)
 	return nil
 }

@@ -69,7 +69,7 @@ func addCommands(parent *cobra.Command) {
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
 		callers,
-		newCommand("replicas", "Shows the replicas that share state, and when each was last heard from", cobra.NoArgs),
+		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs", cobra.NoArgs),
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
 		command.Check(),
@@ -238,16 +238,29 @@ func showReplicas(to io.Writer, answer []byte) error {
 		return err
 	}
 	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "HOST\tID\tSINCE\tHEARD")
+	fmt.Fprintln(table, "HOST\tID\tSINCE\tHEARD\tCONFIGURATION")
 	for _, s := range statuses {
 		if !s.InTouch {
 			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
 		}
 		for _, p := range s.Peers {
-			fmt.Fprintln(table, strings.Join([]string{command.Printable(p.Host), p.ID, utc(p.Since), utc(p.Heard)}, "\t"))
+			fmt.Fprintln(table, strings.Join([]string{command.Printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p)}, "\t"))
 		}
 	}
 	return table.Flush()
+}
+
+// configsOf returns the digests of what a replica has configured.
+func configsOf(p replicas.Peer) string {
+	var configs []string
+	for _, c := range p.Configs {
+		text := command.Printable(c.Pool) + " " + c.Digest
+		if c.DiffersSince != nil {
+			text += ", differs since " + utc(*c.DiffersSince)
+		}
+		configs = append(configs, text)
+	}
+	return cmp.Or(strings.Join(configs, "; "), "-")
 }
 
 func utc(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -25,6 +25,7 @@ type Link struct {
 	// secrets read the engine's secrets in files, by the names of its options.
 	secrets map[string]func() error
 	pool    *pool.Pool
+	config  Config // without a digest: not known
 	// unshare ends Share.
 	unshare func()
 
@@ -77,6 +78,7 @@ func (l *Link) Open(p *pool.Pool) {
 	r := l.replica
 	r.mu.Lock()
 	r.links = append(r.links, l)
+	r.peers.configure(r.links)
 	r.mu.Unlock()
 	r.due.give()
 }
@@ -101,6 +103,7 @@ func (l *Link) Close() error {
 	r := l.replica
 	r.mu.Lock()
 	r.links = slices.DeleteFunc(r.links, func(other *Link) bool { return other == l })
+	r.peers.configure(r.links)
 	r.mu.Unlock()
 	_, err := inUse.Delete(l.key)
 	return err

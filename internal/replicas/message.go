@@ -41,6 +41,8 @@ type message struct {
 	// Host is where the replica runs, and Since when it began.
 	Host  string `json:"host,omitempty"`
 	Since int64  `json:"since,omitempty"`
+	// Configs are digests of what it has configured, by those of the pools' names. Older versions have none.
+	Configs map[string]string `json:"configs,omitempty"`
 }
 
 const version = 1
@@ -185,7 +187,7 @@ func parse(text []byte) (m message, err error) {
 func (m *message) check() error {
 	switch m.Kind {
 	case alive:
-		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) {
+		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) || !areConfigs(m.Configs) {
 			return errors.New("it is not from a replica")
 		}
 		return nil

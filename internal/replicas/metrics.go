@@ -78,9 +78,11 @@ func Statuses() []Status {
 // gauges collects the gauges of the stores in use.
 type gauges struct{}
 
-func desc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc(prometheus.BuildFQName(namespace, subsystem, name), help, nil, nil)
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prometheus.BuildFQName(namespace, subsystem, name), help, labels, nil)
 }
+
+var differingDesc = desc("differing_replicas", "Replicas whose configuration of the pool differs from this one's.", "pool")
 
 var gaugeDescs = []*prometheus.Desc{
 	desc("in_touch", "Whether every engine of `state` can be reached: 1 or 0."),
@@ -90,6 +92,7 @@ var gaugeDescs = []*prometheus.Desc{
 
 // Describe implements prometheus.Collector.
 func (gauges) Describe(descs chan<- *prometheus.Desc) {
+	descs <- differingDesc
 	for _, d := range gaugeDescs {
 		descs <- d
 	}
@@ -101,15 +104,25 @@ func (gauges) Collect(ch chan<- prometheus.Metric) {
 	if len(statuses) == 0 {
 		return
 	}
-	values := []int{1, 0, 0}
+	values, differing := []int{1, 0, 0}, make(map[string]int)
 	for _, status := range statuses {
 		if !status.InTouch {
 			values[0] = 0
 		}
 		values[1] += status.Queue
 		values[2] += len(status.Peers)
+		for _, p := range status.Peers {
+			for _, c := range p.Configs {
+				if differing[c.Pool] += 0; c.DiffersSince != nil {
+					differing[c.Pool]++
+				}
+			}
+		}
 	}
 	for i, d := range gaugeDescs {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(values[i]))
+	}
+	for pool, n := range differing {
+		ch <- prometheus.MustNewConstMetric(differingDesc, prometheus.GaugeValue, float64(n), pool)
 	}
 }

@@ -53,7 +53,7 @@ func TestTheDashboardShowsEachMetric(t *testing.T) {
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {
 			by := ""
-			if label := regexp.MustCompile(`by \((kind|reason|outcome)\)`).FindStringSubmatch(target.Expr); label != nil {
+			if label := regexp.MustCompile(`by \((kind|reason|outcome|pool)\)`).FindStringSubmatch(target.Expr); label != nil {
 				by = label[1]
 			}
 			if metric := regexp.MustCompile(`caddy_openai_lb_state_\w+`).FindString(target.Expr); metric != "" {

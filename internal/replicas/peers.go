@@ -30,6 +30,8 @@ type Peer struct {
 	// Since is when it began, and Heard when it was last heard of.
 	Since time.Time `json:"since"`
 	Heard time.Time `json:"heard"`
+	// Configs are what it has configured, in the order of the pools' names.
+	Configs []Config `json:"configs"`
 }
 
 // peers are the replicas that share the store.
@@ -39,6 +41,8 @@ type peers struct {
 
 	mu    sync.Mutex
 	known map[string]Peer
+	// own are what is configured here, in the same order.
+	own []Config
 	// formats are the versions of the format in use elsewhere that were logged.
 	formats map[otherVersion]bool
 }
@@ -57,10 +61,11 @@ func newPeers() peers {
 func (p *peers) hear(m message, heard time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if peer, known := p.known[m.From]; known && peer.Heard.After(heard) || !known && len(p.known) >= maxPeers {
+	before, known := p.known[m.From]
+	if known && before.Heard.After(heard) || !known && len(p.known) >= maxPeers {
 		return
 	}
-	p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard}
+	p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
 }
 
 // list returns the replicas that count, the oldest first.
@@ -107,6 +112,6 @@ func (p *peers) meet(format otherVersion) (isNew bool) {
 // alive returns the record by which others know that this replica runs.
 func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
-	m := message{Version: version, Kind: alive, From: self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Host: self.Host, Since: self.Since.UnixMilli()}
+	m := message{Version: version, Kind: alive, From: self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Host: self.Host, Since: self.Since.UnixMilli(), Configs: r.peers.configs()}
 	return state.Record{Group: replicaGroup, Key: self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }

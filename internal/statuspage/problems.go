@@ -43,6 +43,8 @@ const (
 	notInTouch = "not_in_touch"
 	// staleSecret: a secret could not be reloaded from its file. The cause is its name.
 	staleSecret = "stale_secret"
+	// configDiffers: other replicas have other configurations. The cause is their hosts.
+	configDiffers = "config_differs"
 )
 
 // problemsOf returns the problems of a pool. That a backend throttles is not a problem
@@ -148,6 +150,7 @@ var runbooks = map[string]string{
 	notInTouch:                   "a-replica-is-not-connected",
 	unhealthy:                    "a-backend-gets-no-requests",
 	staleSecret:                  "a-new-key-is-not-accepted",
+	configDiffers:                "replicas-have-different-configurations",
 	admin.Silent:                 "a-backend-is-silent",
 	admin.Slow:                   "a-backend-is-silent",
 	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",

@@ -1,7 +1,9 @@
 package statuspage
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -39,6 +41,28 @@ func sharesOf(s Status) (shares []shareView) {
 		shares = append(shares, view)
 	}
 	return shares
+}
+
+// tolerance is how long configurations may differ before that is a problem: replicas are updated one after the other. The
+// alert on it waits for as long.
+const tolerance = 5 * time.Minute
+
+// differencesOf returns the problem that other replicas have another configuration of the pool, if they have.
+func differencesOf(s Status, pool string) []problem {
+	others, since := replicas.Differing(s.States, pool)
+	if len(others) == 0 || s.Time.Sub(since) < tolerance {
+		return []problem{}
+	}
+	var hosts []string
+	for _, p := range others[:min(maxShown, len(others))] {
+		hosts = append(hosts, cmp.Or(p.Host, p.ID))
+	}
+	if more := len(others) - len(hosts); more > 0 {
+		hosts = append(hosts, fmt.Sprintf("%d more", more))
+	}
+	return []problem{{
+		NeedsOperator: true, Class: configDiffers, Cause: strings.Join(hosts, ", "), Models: []string{}, Since: &since, RunbookURL: runbookURL(configDiffers),
+	}}
 }
 
 // shareSummaryOf returns a sentence with their number.

@@ -141,6 +141,7 @@ func statusAt(now time.Time) Status {
 	}
 	for _, p := range admin.Pools(now, counts) {
 		its := poolStatusOf(p, counts, spans)
+		its.Problems = append(differencesOf(s, p.Name), its.Problems...)
 		its.Callers, its.MoreCallers = busiest(admin.Callers(now, p.Name))
 		s.Pools = append(s.Pools, its)
 	}

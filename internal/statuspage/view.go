@@ -179,8 +179,11 @@ func (s poolStatus) UnlimitedKeys() string {
 
 // Says returns the problem in words.
 func (p problem) Says() string {
-	if p.Class == staleSecret {
+	switch p.Class {
+	case staleSecret:
 		return "could not reload " + p.Cause
+	case configDiffers:
+		return "configured differently: " + cut(p.Cause)
 	}
 	return cmp.Or(sayings[p.Class], "answers with errors")
 }

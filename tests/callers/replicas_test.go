@@ -2,68 +2,17 @@ package callers
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/state"
-	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
-
-// engine is one of state, in memory.
-type engine struct {
-	Hub string `json:"hub"`
-}
-
-func init() { caddy.RegisterModule(engine{}) }
-
-// hubs are the hubs of engines, by their names.
-var hubs sync.Map
-
-func (engine) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "http.openai_lb.state.hub", New: func() caddy.Module { return new(engine) }}
-}
-
-func (e *engine) Identity() string { return e.Hub }
-
-func (e *engine) Open() (state.Store, error) { return hubOf(e.Hub).Store(), nil }
-
-func (e *engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next()
-	d.AllArgs(&e.Hub)
-	return nil
-}
-
-func hubOf(name string) *statetest.Hub {
-	hub, _ := hubs.LoadOrStore(name, statetest.NewHub())
-	return hub.(*statetest.Hub)
-}
-
-// connect makes the balancer exchange with other replicas what callers use, which it does in Caddy once its
-// config is in use.
-func connect(t *testing.T, hub string) {
-	t.Helper()
-	raw, err := json.Marshal(map[string]string{"engine": "hub", "hub": hub})
-	if err != nil {
-		t.Fatal(err)
-	}
-	link, err := (&replicas.State{StateRaw: raw}).Join(lbtest.Context(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	link.Start()
-	t.Cleanup(func() { link.Close() })
-}
 
 // otherReplica is what alice uses at another replica, as if that were in another process.
 type otherReplica struct{ alice *meter.Caller }
@@ -77,7 +26,7 @@ func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 	}
 	callers := meter.NewCallers(nil)
 	callers.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
-	r := replicas.New(hubOf(hub).Store(), zap.NewNop())
+	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
 	r.NewLink().Share(pool, callers)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -119,7 +68,7 @@ func pass(d time.Duration) {
 func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 	hub := lbtest.Unique("hub")
 	inBubble(t, "caller alice {\ntokens 1000/hour\n}\nstate hub "+hub, func(t *testing.T, w *world) {
-		connect(t, hub)
+		lbtest.Connect(t, hub)
 		other := anotherReplica(t, hub, w.Handler.Pool, "1000/hour")
 		time.Sleep(3 * time.Second) // they know each other
 		w.AllReply(used(20, 580))
@@ -145,14 +94,14 @@ func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 
 func TestABalancerThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 	hub := lbtest.Unique("hub")
-	hubOf(hub).Fail(errors.New("down"))
+	lbtest.HubOf(hub).Fail(errors.New("down"))
 	storage, key := lbtest.Context(t).Storage(), "openai_lb/replicas_hub"
 	if err := storage.Store(t.Context(), key, []byte("4")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { storage.Delete(context.Background(), key) })
 	inBubble(t, "caller alice {\ntokens 1000/hour\n}\nstate hub "+hub, func(t *testing.T, w *world) {
-		connect(t, hub)
+		lbtest.Connect(t, hub)
 		pass(4 * time.Second)
 		w.AllReply(used(20, 180))
 		got := w.chat(prompt(20, `"max_tokens":1,`))
