@@ -16,18 +16,23 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-func (h *Handler) checkAffinity(shares bool) error {
-	if h.Affinity != nil && h.Affinity.LookupTimeout != 0 && !shares {
+// checkAffinity checks what depends on other options: whether the pool shares state, and its callers are named.
+func (h *Handler) checkAffinity(shares, named bool) error {
+	switch {
+	case h.Affinity == nil:
+	case h.Affinity.LookupTimeout != 0 && !shares:
 		return errors.New("affinity: lookup_timeout is not used without state")
+	case h.Affinity.Callers == affinity.Strict && !named:
+		return errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
 	}
 	return nil
 }
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	if err := h.checkAffinity(h.link != nil); err != nil {
+	if err := h.checkAffinity(h.link != nil, h.clientKeys != nil); err != nil {
 		return err
 	}
-	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Named: h.clientKeys != nil, Link: h.link, Logger: h.logger}
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
 	findAllModels(h.balancer.targets)
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.AccountKey)

@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,6 +37,11 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 		}
 	}
 	h.Pool = pools.NameInFile(helper.State, h.Pool, defaultPool)
+	if err := pools.ClaimInFile(helper.State, cmp.Or(h.Pool, defaultPool), h); err != nil {
+		helper.Reset()
+		helper.Next()
+		return nil, helper.WrapErr(err)
+	}
 	return h, nil
 }
 
@@ -143,13 +149,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}),
 		"stream_usage":     directive.Flag(&h.StreamUsage),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
-		"client_keys_file": directive.StringPointer(&h.ClientKeysFile),
+		"client_keys_file": directive.TextPointer(&h.ClientKeysFile),
 		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
-		}).Check(func() error { return refuseOwnOptions(h.ReverseProxy) }),
-	}.Check(func() error { return h.checkAffinity(h.StateRaw != nil) }))
+		}).Check(func() error { return checkProxy(h.ReverseProxy) }),
+	}.Check(func() error {
+		return h.checkAffinity(h.StateRaw != nil, h.ClientKeys != nil || h.ClientKeysFile != nil)
+	}))
 	if err != nil {
 		return err
 	}
@@ -173,11 +181,12 @@ func (h *Handler) callerOptions() directive.Options {
 }
 
 func (h *Handler) addClientKey(args []string) error {
-	h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
-	if hasPlaceholder(args[1]) {
-		return nil
+	var before []keys.ClientKey
+	for _, k := range h.ClientKeys {
+		before = append(before, keys.ClientKey(k))
 	}
-	return keys.ClientKey{Name: args[0], Key: args[1]}.Check()
+	h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
+	return keys.ClientKey{Name: args[0], Key: args[1]}.Check(before)
 }
 
 // hasPlaceholder reports whether a value is known only at load.
@@ -197,7 +206,7 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"http": directive.Func(func(d *caddyfile.Dispenser) error {
 			t.HTTP = new(reverseproxy.HTTPTransport)
 			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
-		}),
+		}).Check(func() error { return checkHTTP(t.HTTP) }),
 	})
 }
 
@@ -218,6 +227,9 @@ func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			var u SelectionUpstream
 			if err := directive.Argument(d, &u.Dial); err != nil {
 				return err
+			}
+			if slices.ContainsFunc(s.Upstreams, func(other SelectionUpstream) bool { return other.Dial == u.Dial }) {
+				return d.WrapErr(errUpstreamTwice(u.Dial))
 			}
 			err := directive.Block(d, directive.Options{
 				"priority": directive.Int(&u.Priority, 1, maxInt),

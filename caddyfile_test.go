@@ -1,6 +1,7 @@
 package openailb_test
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -142,9 +143,9 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an option that is empty", "backend http://a\nclient_keys_file \"\"", []string{"Caddyfile:4", "client_keys_file requires an argument", "{$...} may be empty"}},
 		{"no status at all", "backend http://a\nunhealthy_status", []string{"Caddyfile:4", "unhealthy_status requires at least one status"}},
 		{"a block where none belongs", "backend http://a {\nweight 1 {\nx\n}\n}", []string{"weight does not take a block"}},
-		{"an upstream for reverse_proxy", "backend http://a\nreverse_proxy {\nto b:80\n}", []string{"Caddyfile:", "upstreams", "openai_lb's own"}},
+		{"an upstream for reverse_proxy", "backend http://a\nreverse_proxy {\nto b:80\n}", []string{"Caddyfile:4", "upstreams", "openai_lb's own"}},
 		{"a policy for reverse_proxy", "backend http://a\nreverse_proxy {\nlb_policy first\n}", []string{"load_balancing"}},
-		{"another transport", "backend http://a\nreverse_proxy {\ntransport fastcgi\n}", []string{`protocol "fastcgi" is not allowed: expected "http"`}},
+		{"another transport", "backend http://a\nreverse_proxy {\ntransport fastcgi\n}", []string{"Caddyfile:4", `protocol "fastcgi" is not allowed: expected "http"`}},
 		{"two backends of one name", "backend http://a {\nname x\n}\nbackend http://b {\nname x\n}", []string{`backend 2 "x": another backend has this name`}},
 		{"a key for nobody", "backend http://a {\nauth none\napi_key sk-secret\n}", []string{"backend 1", "auth none does not take an api_key"}},
 		{"no key for Azure", "backend https://x.openai.azure.com", []string{"backend 1 (x.openai.azure.com): api_key is required: auth defaults to api_key for this host"}},
@@ -167,6 +168,22 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a scheme that takes no key", "backend http://a {\napi_key k\nauth none\n}", []string{"Caddyfile:5", "auth none does not take an api_key"}},
 		{"a short client key", "backend http://a\nclient_key alice short", []string{"Caddyfile:4", `client_key "alice": a key must have at least 16 characters`}},
 		{"ids that have no effect", "backend http://a\naffinity {\nids 0\nsave\n}", []string{"Caddyfile:6", "save has no effect with ids 0"}},
+		{"a transport that says who connects", "backend http://a\nreverse_proxy {\ntransport http {\nproxy_protocol v2\n}\n}", []string{"Caddyfile:4", "http: proxy_protocol is not supported"}},
+		{"a key of two callers", "backend http://a\nclient_key alice sk-0123456789abcdef\nclient_key bob sk-0123456789abcdef", []string{"Caddyfile:5", `client_key "bob": it is also the key of "alice"`}},
+		{"a key of two callers, once as a digest", "backend http://a\nclient_key alice sk-0123456789abcdef\nclient_key bob sha256:" + fmt.Sprintf("%x", sha256.Sum256([]byte("sk-0123456789abcdef"))), []string{"Caddyfile:5", `client_key "bob": it is also the key of "alice"`}},
+		{"a name of no caller", "backend http://a\nclient_key \"a\tb\" {env.OPENAI_LB_TEST_UNSET}", []string{"Caddyfile:4", "expected a name of printable characters"}},
+		{"a key with an unknown placeholder", "backend http://a {\napi_key sk-{nothing}\n}", []string{"Caddyfile:4", "backend 1 (a): api_key: it has a placeholder that is neither {env.X} nor {file./path}"}},
+		{"a key with half a placeholder", "backend http://a {\napi_key {env.KEY\n}", []string{"Caddyfile:4", "backend 1 (a): api_key: it has an unpaired brace"}},
+		{"a caller's key with an unknown placeholder", "backend http://a\nclient_key alice {nothing.here}", []string{"Caddyfile:4", `client_key "alice": it has a placeholder that is neither`}},
+		{"a file of keys with an unknown placeholder", "backend http://a\nclient_keys_file {nothing.here}/keys", []string{"Caddyfile:4", "client_keys_file: unrecognized placeholder {nothing.here}"}},
+		{"a URL with an unknown placeholder", "backend https://{nothing.here}.example", []string{"Caddyfile:3", "backend 1: url: unrecognized placeholder {nothing.here}"}},
+		{"a name with an unknown placeholder", "backend http://a {\nname {nothing.here}\n}", []string{"Caddyfile:4", "name: unrecognized placeholder {nothing.here}"}},
+		{"a deployment with an unknown placeholder", "backend http://a {\ndeployment {nothing.here}\n}", []string{"Caddyfile:4", "deployment: unrecognized placeholder {nothing.here}"}},
+		{"an account with an unknown placeholder", "backend http://a {\naccount {nothing.here}\n}", []string{"Caddyfile:4", "account: unrecognized placeholder {nothing.here}"}},
+		{"a model with an unknown placeholder", "backend http://a {\nmodel m {nothing.here}\n}", []string{"Caddyfile:4", "model: unrecognized placeholder {nothing.here}"}},
+		{"a header with an unknown placeholder", "backend http://a {\nheader X {nothing.here}\n}", []string{"Caddyfile:4", "header X: unrecognized placeholder {nothing.here}"}},
+		{"a key for nobody at a host from a variable", "backend {env.OPENAI_LB_TEST_UNSET} {\napi_key k\nauth none\n}", []string{"Caddyfile:5", "auth none does not take an api_key"}},
+		{"strict callers without names", "backend http://a\naffinity {\ncallers strict\n}", []string{"Caddyfile:4", "affinity: callers strict requires client_key or client_keys_file"}},
 		{"a mistake in reverse_proxy", "backend http://a\nreverse_proxy {\ntransport http {\ntls_client_auth /dev/null /dev/null\n}\n}", []string{"http: ", "client certificate"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -180,6 +197,31 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTwoPoolsOfOneNameAreRefusedByLine unless they are the same one, of a snippet that is imported twice.
+func TestTwoPoolsOfOneNameAreRefusedByLine(t *testing.T) {
+	site := func(port int, options string) string {
+		return fmt.Sprintf("http://:%d {\nopenai_lb {\n%s\n}\n}\n", port, options)
+	}
+	for file, want := range map[string]string{
+		site(1, "pool x\nbackend http://a") + site(2, "pool x\nbackend http://b"):               "pool 'x': another pool has this name, choose a different one, at Caddyfile:8",
+		site(1, "backend http://a") + site(2, "pool openai_lb\nbackend http://b"):               "pool 'openai_lb': another pool has this name, choose a different one, at Caddyfile:7",
+		site(1, "pool x\nbackend http://a") + site(2, "pool x\nbackend http://a"):               "",
+		site(1, "backend http://a") + site(2, "backend http://b") + site(3, "backend http://a"): "",
+	} {
+		err := lbtest.ValidateCaddyfile(t, file)
+		if (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", file, err, want)
+		}
+	}
+}
+
+func TestAnUpstreamTwiceIsRefusedByLine(t *testing.T) {
+	err := lbtest.ValidateCaddyfile(t, ":0 {\nreverse_proxy a:80 b:80 {\nlb_policy openai_lb {\nupstream a:80 {\n}\nupstream a:80 {\n}\n}\n}\n}\n")
+	if err == nil || !strings.Contains(err.Error(), "upstream a:80 is given twice, at Caddyfile:6") {
+		t.Errorf("got %v", err)
 	}
 }
 

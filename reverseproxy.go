@@ -3,6 +3,7 @@ package openailb
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -29,6 +30,26 @@ func (h *Handler) provisionTransport(ctx caddy.Context) error {
 		h.Transport.schemes[b.Dial()] = b.Origin.Scheme
 	}
 	return h.Transport.Provision(ctx)
+}
+
+// checkHTTP returns what is wrong with the options of connections, before they are set up.
+func checkHTTP(transport *reverseproxy.HTTPTransport) error {
+	if transport.ProxyProtocol != "" {
+		return errors.New("http: proxy_protocol is not supported")
+	}
+	return nil
+}
+
+// checkProxy returns what is wrong with the options of reverse_proxy as they are written.
+func checkProxy(proxy *reverseproxy.Handler) error {
+	if err := refuseOwnOptions(proxy); err != nil || proxy.TransportRaw == nil {
+		return err
+	}
+	var transport reverseproxy.HTTPTransport
+	if err := decodeHTTPTransport(proxy.TransportRaw, &transport); err != nil {
+		return fmt.Errorf("reverse_proxy: transport: %w", err)
+	}
+	return checkHTTP(&transport)
 }
 
 // decodeHTTPTransport reads the config of reverse_proxy's http transport.

@@ -94,6 +94,8 @@ func (*Selection) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
+func errUpstreamTwice(dial string) error { return fmt.Errorf("upstream %s is given twice", dial) }
+
 // Provision sets up the policy.
 func (s *Selection) Provision(ctx caddy.Context) error {
 	proxy := proxyAround(ctx.Modules())
@@ -110,7 +112,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 		case u.Dial == "":
 			return fmt.Errorf("upstream %d has no dial address", i+1)
 		case seen[u.Dial]:
-			return fmt.Errorf("upstream %s is given twice", u.Dial)
+			return errUpstreamTwice(u.Dial)
 		}
 		seen[u.Dial] = true
 		if err := backend.CheckRank(u.Priority, *u.Weight); err != nil {

@@ -104,8 +104,8 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.HTTP == nil {
 		t.HTTP = new(reverseproxy.HTTPTransport)
 	}
-	if t.HTTP.ProxyProtocol != "" {
-		return errors.New("http: proxy_protocol is not supported")
+	if err := checkHTTP(t.HTTP); err != nil {
+		return err
 	}
 	// net/http must not ask for compression that the client did not ask for,
 	// nor decompress what the client asked for

@@ -3,7 +3,6 @@ package affinity
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -43,8 +42,6 @@ type Config struct {
 	// Accounts are the accounts of the pool's backends, the best priority
 	// first. They may repeat.
 	Accounts []string
-	// Named reports whether callers have names.
-	Named bool
 	// Link connects the pool with other replicas. It is nil without any.
 	Link   *replicas.Link
 	Logger *zap.Logger
@@ -82,9 +79,6 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 		return nil, nil
 	}
 	strict := c.Callers == Strict
-	if strict && !c.Named {
-		return nil, errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
-	}
 	if strict && !c.Save && c.Link == nil {
 		c.Logger.Warn("callers strict without save or state: after a restart, callers cannot use objects that they created before")
 	}

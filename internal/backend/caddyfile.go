@@ -38,7 +38,10 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &b.URL); err != nil {
 		return err
 	}
-	// What has placeholders is checked when they are resolved, at load.
+	// What its placeholders stand for is checked when they are resolved, at load.
+	if err := directive.CheckPlaceholders(b.URL); err != nil {
+		return d.Errf("url: %w", err)
+	}
 	if !hasPlaceholder(b.URL) {
 		var err error
 		if b.Origin, err = openaiapi.ParseBaseURL(b.URL); err != nil {
@@ -46,28 +49,25 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 	}
 	return directive.Block(d, directive.Options{
-		"name":         directive.String(&b.Name),
+		"name":         directive.Text(&b.Name),
 		"priority":     directive.Int(&b.Priority, 1, directive.MaxInt),
 		"weight":       directive.IntPointer(&b.Weight, MaxWeight),
 		"api_key":      directive.Secret(&b.APIKey).Check(b.checkKey),
 		"auth":         directive.Func(b.unmarshalAuth),
 		"header":       directive.Args("a name and a value", 2, 2, b.addHeader).Repeatable(),
-		"deployment":   directive.String(&b.Deployment),
+		"deployment":   directive.Text(&b.Deployment),
 		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, directive.MaxInt),
 		"stream_usage": directive.Off(&b.StreamUsage),
-		"account":      directive.String(&b.Account),
+		"account":      directive.Text(&b.Account),
 
 		"trace_context": directive.Flag(&b.TraceContext),
 	}.Check(b.checkTogether))
 }
 
-// checkKey checks a key that is in the Caddyfile itself.
+// checkKey checks a key as it is in the Caddyfile.
 func (b *Backend) checkKey() error {
-	if hasPlaceholder(b.APIKey) {
-		return nil
-	}
-	if _, err := keys.ResolveKey(b.APIKey); err != nil {
+	if err := keys.CheckWritten(b.APIKey); err != nil {
 		return fmt.Errorf("api_key: %w", err)
 	}
 	return nil
@@ -75,10 +75,13 @@ func (b *Backend) checkKey() error {
 
 // checkTogether checks options that depend on each other.
 func (b *Backend) checkTogether() error {
-	if b.Origin == nil {
-		return nil
+	switch {
+	case b.Origin != nil:
+		return b.authConfig().Check()
+	case b.Auth != "": // it does not depend on the host
+		return keys.AuthConfig{Scheme: b.Auth, APIKey: b.APIKey, Header: b.Header}.Check()
 	}
-	return b.authConfig().Check()
+	return nil
 }
 
 func (b *Backend) addHeader(args []string) error {
@@ -86,6 +89,9 @@ func (b *Backend) addHeader(args []string) error {
 		b.Header = make(http.Header)
 	}
 	b.Header.Add(args[0], args[1])
+	if err := directive.CheckPlaceholders(args[1]); err != nil {
+		return fmt.Errorf("header %s: %w", args[0], err)
+	}
 	if hasPlaceholder(args[1]) {
 		return checkHeader(args[0], "")
 	}
@@ -93,6 +99,11 @@ func (b *Backend) addHeader(args []string) error {
 }
 
 func (b *Backend) addModel(args []string) error {
+	for _, arg := range args {
+		if err := directive.CheckPlaceholders(arg); err != nil {
+			return fmt.Errorf("model: %w", err)
+		}
+	}
 	m := Model{Name: args[0]}
 	if len(args) == 2 {
 		m.Deployment = args[1]

@@ -46,15 +46,16 @@ func (o Option) Repeatable() Option {
 }
 
 // Check adds a check that runs after the option was read. Its error gets the
-// file and the line.
+// file and the line where the option begins.
 func (o Option) Check(check func() error) Option {
 	read := o.read
 	o.read = func(d *caddyfile.Dispenser) error {
+		begin := *d
 		if err := read(d); err != nil {
 			return err
 		}
 		if err := check(); err != nil {
-			return d.WrapErr(err)
+			return begin.WrapErr(err)
 		}
 		return nil
 	}

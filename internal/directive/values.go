@@ -21,12 +21,11 @@ func String(into *string) Option {
 	return Func(func(d *caddyfile.Dispenser) error { return Argument(d, into) })
 }
 
-// StringPointer makes an option of one argument, where nil means that it is
-// not there.
-func StringPointer(into **string) Option {
+// TextPointer is Text, where nil means that it is not there.
+func TextPointer(into **string) Option {
 	return Func(func(d *caddyfile.Dispenser) error {
 		*into = new(string)
-		return Argument(d, *into)
+		return Text(*into).read(d)
 	})
 }
 

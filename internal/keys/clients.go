@@ -200,6 +200,7 @@ func (c *Clients) resolve() (problems []string) {
 		if err == nil {
 			continue
 		}
+		given[i] = foundKey{}
 		if problems = append(problems, err.Error()); c.given != nil {
 			given[i] = c.given[i]
 		}
@@ -218,6 +219,9 @@ func (c *Clients) use() {
 	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
 	add := func(keys []foundKey) (problems []string) {
 		for _, k := range keys {
+			if k.where == "" {
+				continue // it could not be read
+			}
 			if err := c.add(known, k); err != nil {
 				problems = append(problems, err.Error())
 			}
@@ -252,24 +256,45 @@ type foundKey struct {
 
 // resolve replaces the placeholders of a key.
 func (k ClientKey) resolve() (foundKey, error) {
-	where := "client_key"
-	if utf8.RuneCountInString(k.Name) < minKey { // a longer one may be the key, written in its place
-		where = fmt.Sprintf("client_key %q", k.Name)
-	}
 	key, err := ResolveKey(k.Key)
 	if err != nil {
-		return foundKey{}, fmt.Errorf("%s: %w", where, err)
+		return foundKey{}, fmt.Errorf("%s: %w", k.where(), err)
 	}
-	return foundKey{where: where, name: k.Name, key: key}, nil
+	return foundKey{where: k.where(), name: k.Name, key: key}, nil
 }
 
-// Check checks a key and its name.
-func (k ClientKey) Check() error {
-	found, err := k.resolve()
-	if err == nil {
-		_, err = found.digest()
+// where names the key in an error.
+func (k ClientKey) where() string {
+	if utf8.RuneCountInString(k.Name) < minKey { // a longer one may be the key, written in its place
+		return fmt.Sprintf("client_key %q", k.Name)
 	}
-	return err
+	return "client_key"
+}
+
+// Check returns what is wrong with a key and its name as they are written, next to the keys before it.
+func (k ClientKey) Check(before []ClientKey) error {
+	if err := CheckWritten(k.Key); err != nil {
+		return fmt.Errorf("%s: %w", k.where(), err)
+	}
+	mine, err := k.written().digest()
+	if err != nil || strings.Contains(k.Key, "{") {
+		return err
+	}
+	for _, other := range before {
+		if digest, err := other.written().digest(); err == nil && digest == mine && other.Name != k.Name {
+			return fmt.Errorf("%s: it is also the key of %q", k.where(), other.Name)
+		}
+	}
+	return nil
+}
+
+// written returns the key as it is written. If that has a placeholder, it is any other key.
+func (k ClientKey) written() foundKey {
+	key := strings.TrimSpace(k.Key)
+	if strings.Contains(key, "{") {
+		key = rand.Text()
+	}
+	return foundKey{where: k.where(), name: k.Name, key: key}
 }
 
 // digest returns the digest of a key. It checks the key and its name.

@@ -174,7 +174,7 @@ func BenchmarkIdentify(b *testing.B) {
 }
 
 func TestAKeyInThePlaceOfItsNameIsNotShown(t *testing.T) {
-	err := ClientKey{Name: "key-of-alice-0123456789", Key: "alice"}.Check()
+	err := ClientKey{Name: "key-of-alice-0123456789", Key: "alice"}.Check(nil)
 	if err == nil || strings.Contains(err.Error(), "0123456789") {
 		t.Errorf("the error is %v", err)
 	}

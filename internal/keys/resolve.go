@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
 // InFile reports whether a key comes from a file, because it has a placeholder
@@ -20,7 +22,7 @@ const longest = 8 << 10
 // Resolve replaces the placeholders of a key, and trims it.
 func Resolve(raw string) (string, error) {
 	if strings.Count(raw, "{") != strings.Count(raw, "}") {
-		return "", errors.New("it has an unpaired brace: expected {env.X} or {file./path}")
+		return "", errUnpaired
 	}
 	resolved, err := caddy.NewReplacer().ReplaceOrErr(raw, true, true)
 	if err != nil {
@@ -36,6 +38,26 @@ func Resolve(raw string) (string, error) {
 		return "", errors.New("it must not contain white space or control characters")
 	}
 	return resolved, nil
+}
+
+var (
+	errUnpaired = errors.New("it has an unpaired brace: expected {env.X} or {file./path}")
+	errNeither  = errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
+)
+
+// CheckWritten returns what is wrong with the key of an API as it is written. What its placeholders stand for is known at
+// load.
+func CheckWritten(raw string) error {
+	switch {
+	case !strings.ContainsAny(raw, "{}"):
+		_, err := ResolveKey(raw)
+		return err
+	case strings.Count(raw, "{") != strings.Count(raw, "}"):
+		return errUnpaired
+	case directive.CheckPlaceholders(raw) != nil:
+		return errNeither // the placeholder may be a part of the key
+	}
+	return nil
 }
 
 // shellVariable matches what a shell would replace, and Caddy does not.
@@ -76,7 +98,7 @@ func whyUnresolved(raw string, err error) error {
 			file.Close()
 		case "env":
 		default:
-			return errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
+			return errNeither
 		}
 	}
 	return err

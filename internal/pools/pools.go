@@ -65,15 +65,23 @@ var Default Set
 // digest identifies the options of a pool, which may be secret.
 type digest [sha256.Size]byte
 
+func digestOf(options []any) (digest, error) {
+	text, err := json.Marshal(options)
+	return sha256.Sum256(text), err
+}
+
+func errTaken(name string) error {
+	return fmt.Errorf("pool '%s': another pool has this name, choose a different one", name)
+}
+
 // Claim gives a pool its name in the config that is set up in ctx, for as long as
 // that is in use. It is an error if another pool of the config has the name, unless
 // that has the same options: Caddy makes two of a site that listens on two ports.
 func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
-	text, err := json.Marshal(options)
+	mine, err := digestOf(options)
 	if err != nil {
 		return err
 	}
-	mine := digest(sha256.Sum256(text))
 	config := ctx.GetMetricsRegistry() // each config has its own
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +95,7 @@ func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
 		context.AfterFunc(ctx.Context, func() { s.giveBack(config) })
 	}
 	if other, taken := n.taken[name]; taken && other != mine {
-		return fmt.Errorf("pool '%s': another pool has this name, choose a different one", name)
+		return errTaken(name)
 	}
 	n.taken[name] = mine
 	return nil
@@ -128,6 +136,27 @@ func NameInFile(state map[string]any, name, fallback string) string {
 	}
 	names[cmp.Or(name, fallback)] = true
 	return name
+}
+
+// optionsInFile is where a Caddyfile's adapter keeps the digests of its pools' options.
+const optionsInFile = "openai_lb.options"
+
+// ClaimInFile returns the error of Claim that a pool of the Caddyfile will meet, because of one before it.
+func ClaimInFile(state map[string]any, name string, options ...any) error {
+	taken, ok := state[optionsInFile].(map[string]digest)
+	if !ok {
+		taken = make(map[string]digest)
+		state[optionsInFile] = taken
+	}
+	mine, err := digestOf(options)
+	if err != nil {
+		return err
+	}
+	if other, again := taken[name]; again && other != mine {
+		return errTaken(name)
+	}
+	taken[name] = mine
+	return nil
 }
 
 // IsNumbered reports whether NameInFile makes such a name of the fallback.

@@ -27,7 +27,7 @@ func TestTheAdminAPIHasTheMetricsAlsoAfterAFailedReload(t *testing.T) {
 	}
 	const served = `caddy_openai_lb_requests_total{backend="b",caller="",class="served"`
 	before := o.metric(served)
-	broken, err := lbtest.Adapt(strings.ReplaceAll(o.caddyfile, "sk-of-", "{file.no-such-file}"))
+	broken, err := lbtest.Adapt(strings.ReplaceAll(o.caddyfile, "sk-of-", "{file./no-such-file}"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,32 @@
+package directive
+
+import (
+	"regexp"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+// file matches a placeholder of a file.
+var file = regexp.MustCompile(`\{file\.[^{}]*\}`)
+
+// CheckPlaceholders returns what is wrong with the placeholders of a text that is resolved at load, whatever they stand for
+// there. No file is read.
+func CheckPlaceholders(text string) error {
+	_, err := caddy.NewReplacer().ReplaceOrErr(file.ReplaceAllString(text, "-"), false, true)
+	return err
+}
+
+// Text makes an option of one argument whose placeholders are resolved at load.
+func Text(into *string) Option {
+	return Func(func(d *caddyfile.Dispenser) error {
+		name := d.Val()
+		if err := Argument(d, into); err != nil {
+			return err
+		}
+		if err := CheckPlaceholders(*into); err != nil {
+			return d.Errf("%s: %w", name, err)
+		}
+		return nil
+	})
+}
