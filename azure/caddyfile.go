@@ -25,15 +25,15 @@ import (
 func (c *Credentials) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, directive.Options{
 		"credential":     directive.OneOf(&c.Kind, kinds...),
-		"tenant_id":      directive.String(&c.TenantID),
-		"client_id":      directive.String(&c.ClientID),
+		"tenant_id":      directive.Text(&c.TenantID),
+		"client_id":      directive.Text(&c.ClientID),
 		"client_secret":  directive.Secret(&c.ClientSecret),
-		"object_id":      directive.String(&c.ObjectID),
-		"resource_id":    directive.String(&c.ResourceID),
-		"token_file":     directive.String(&c.TokenFile),
-		"scope":          directive.String(&c.Scope),
+		"object_id":      directive.Text(&c.ObjectID),
+		"resource_id":    directive.Text(&c.ResourceID),
+		"token_file":     directive.Text(&c.TokenFile),
+		"scope":          directive.Text(&c.Scope),
 		"cloud":          directive.OneOf(&c.Cloud, cloudNames...),
-		"authority_host": directive.String(&c.AuthorityHost),
+		"authority_host": directive.Text(&c.AuthorityHost),
 	})
 	if err != nil {
 		return err

@@ -86,6 +86,9 @@ func TestMistakesInACaddyfileAreNamed(t *testing.T) {
 		{"token_file 1", "(or credential workload_identity)"},
 		{"credential client_secret\nclient_id 1\nclient_secret CLIENTSECRET~8Q", "credential client_secret requires tenant_id: it takes tenant_id, client_id and client_secret"},
 		{"credential client_secret\nclient_id 1\ntenant_id 2", "credential client_secret requires client_secret"},
+		{"scope api://x", "scope 'api://x': expected one that ends with /.default"},
+		{"authority_host http://login.example", "authority_host 'http://login.example': expected an https URL"},
+		{"tenant_id {nothing.here}", "tenant_id: unrecognized placeholder {nothing.here}, at Testfile:2"},
 		{"cloud china\nauthority_host https://a", "cloud and authority_host both set where to sign in: expected one of them"},
 	} {
 		var c Credentials

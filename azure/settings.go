@@ -95,7 +95,7 @@ func (c *Credentials) check() error {
 	if c.Cloud != "" && c.AuthorityHost != "" {
 		return errors.New("cloud and authority_host both set where to sign in: expected one of them")
 	}
-	return nil
+	return c.checkWritten()
 }
 
 // instead says what does what an option is likely meant to do.
@@ -153,20 +153,47 @@ func (c *Credentials) resolve() (settings, error) {
 			return settings{}, fmt.Errorf("%s is empty", o.name)
 		}
 	}
-	if s.authority != "" {
-		if u, err := url.Parse(s.authority); err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
-			return settings{}, fmt.Errorf("authority_host '%s': expected an https URL, like %s", s.authority, cloud.AzurePublic.ActiveDirectoryAuthorityHost)
-		}
+	if err := checkAuthority(s.authority); err != nil {
+		return settings{}, err
 	}
 	if c.Cloud != "" {
 		s.authority = clouds[c.Cloud].authority.ActiveDirectoryAuthorityHost
 	}
 	audience := s.audience()
 	s.scope = cmp.Or(s.scope, audience)
-	if strings.ContainsAny(s.scope, " \t\n") || !strings.HasSuffix(s.scope, "/.default") {
-		return settings{}, fmt.Errorf("scope '%s': expected one that ends with /.default, like %s", s.scope, audience)
+	return s, checkScope(s.scope, audience)
+}
+
+// checkWritten checks the values that have no placeholder.
+func (c *Credentials) checkWritten() error {
+	if !strings.Contains(c.AuthorityHost, "{") {
+		if err := checkAuthority(c.AuthorityHost); err != nil {
+			return err
+		}
 	}
-	return s, nil
+	if c.Scope == "" || strings.Contains(c.Scope, "{") {
+		return nil
+	}
+	s := settings{authority: clouds[c.Cloud].authority.ActiveDirectoryAuthorityHost}
+	return checkScope(strings.TrimSpace(c.Scope), s.audience())
+}
+
+func checkAuthority(host string) error {
+	if host == "" {
+		return nil
+	}
+	if u, err := url.Parse(strings.TrimSpace(host)); err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
+		return fmt.Errorf("authority_host '%s': expected an https URL, like %s", host, cloud.AzurePublic.ActiveDirectoryAuthorityHost)
+	}
+	return nil
+}
+
+// checkScope checks a scope. audience is one that would do.
+func checkScope(scope, audience string) error {
+	if strings.ContainsAny(scope, " \t\n") || !strings.HasSuffix(scope, "/.default") {
+		return fmt.Errorf("scope '%s': expected one that ends with /.default, like %s", scope, audience)
+	}
+	return nil
 }
 
 // authorityHost is the host that tokens come from, where it is not the public

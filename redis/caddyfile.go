@@ -1,7 +1,7 @@
 package redis
 
 import (
-	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -28,11 +28,11 @@ import (
 func (e *Engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, directive.Options{
 		"address":           directive.Strings(&e.Address),
-		"sentinel":          directive.String(&e.Sentinel),
-		"sentinel_username": directive.String(&e.SentinelUsername),
+		"sentinel":          directive.Text(&e.Sentinel),
+		"sentinel_username": directive.Text(&e.SentinelUsername),
 		"sentinel_password": directive.Secret(&e.SentinelPassword),
 		"cluster":           directive.Flag(&e.Cluster),
-		"username":          directive.String(&e.Username),
+		"username":          directive.Text(&e.Username),
 		"password":          directive.Secret(&e.Password),
 		"db":                directive.Int(&e.DB, 0, directive.MaxInt),
 		"tls": directive.Func(func(d *caddyfile.Dispenser) error {
@@ -40,9 +40,12 @@ func (e *Engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			if d.NextArg() {
 				e.ServerName = d.Val()
 			}
+			if err := directive.CheckPlaceholders(e.ServerName); err != nil {
+				return d.Errf("tls: %w", err)
+			}
 			return nil
 		}),
-		"key_prefix": directive.String(&e.KeyPrefix),
+		"key_prefix": directive.Text(&e.KeyPrefix),
 	})
 	if err != nil {
 		return err
@@ -58,18 +61,18 @@ func (e *Engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // checkEarly checks what can be checked before placeholders are resolved.
 func (e *Engine) checkEarly() error {
-	if e.Sentinel != "" && e.Cluster {
-		return errors.New("sentinel and cluster cannot be combined")
+	s := settings{
+		Address: e.Address, Master: e.Sentinel, Cluster: e.Cluster, DB: e.DB, TLS: e.TLS, ServerName: e.ServerName, Prefix: e.KeyPrefix,
+		Server: login{User: e.Username, Pass: e.Password}, Sentinel: login{User: e.SentinelUsername, Pass: e.SentinelPassword},
 	}
-	if e.Username != "" && e.Password == "" {
-		return errors.New("username requires a password")
+	if text := strings.Join(e.Address, ""); strings.Contains(text, "{") {
+		if err := directive.CheckPlaceholders(text); err != nil {
+			return fmt.Errorf("address: %w", err)
+		}
+		s.Address = []string{"host:1"}
 	}
-	if e.SentinelUsername != "" && e.SentinelPassword == "" {
-		return errors.New("sentinel_username requires a sentinel_password")
+	if strings.Contains(s.Prefix, "{") {
+		s.Prefix = ""
 	}
-	if strings.Contains(strings.Join(e.Address, ""), "{") {
-		return nil
-	}
-	s := settings{Address: e.Address, Master: e.Sentinel, Cluster: e.Cluster}
 	return s.check()
 }

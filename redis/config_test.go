@@ -42,11 +42,18 @@ func TestAMistakeIsRefusedWithItsLineAndWhatIsAllowed(t *testing.T) {
 		"address a:1 b:2":                   "address names 2 servers: expected one, or sentinel or cluster",
 		"address a:1\nsentinel m\ncluster":  "sentinel and cluster cannot be combined",
 		"address a:1\nusername lb":          "username requires a password",
-		"address a:1\nsentinel m\nsentinel_username w": "sentinel_username requires a sentinel_password",
-		"address a:1\npassword s3cret s3cret":          "password has too many arguments",
-		"address a:1\ndb -1":                           "db '-1' is not a whole number of 0 or more",
-		"address a:1\ntls a b":                         "unexpected argument 'b' after tls",
-		"address a:1\nport 1":                          "unrecognized option 'port': expected one of address, cluster, db, key_prefix, password, sentinel, sentinel_password, sentinel_username, tls, username",
+		"address a:1\nsentinel m\nsentinel_username w":               "sentinel_username requires a sentinel_password",
+		"address a:1\npassword s3cret s3cret":                        "password has too many arguments",
+		"address a:1\ndb -1":                                         "db '-1' is not a whole number of 0 or more",
+		"address a:1 {nothing.here}:2\ncluster":                      "address: unrecognized placeholder {nothing.here}",
+		"address {env.NO_SUCH}\nkey_prefix \"a b\"":                  "key_prefix 'a b' must not contain white space",
+		"address {env.NO_SUCH}\ncluster\ndb 1":                       "db '1' is not available: a cluster has only 0",
+		"address a:1\nsentinel_username w\nsentinel_password s3cret": "sentinel_username and sentinel_password are not used without sentinel",
+		"address a:1\nusername {nothing.here}\npassword s3cret":      "username: unrecognized placeholder {nothing.here}",
+		"address a:1\nkey_prefix {nothing.here}":                     "key_prefix: unrecognized placeholder {nothing.here}",
+		"address a:1\ntls {nothing.here}":                            "tls: unrecognized placeholder {nothing.here}",
+		"address a:1\ntls a b":                                       "unexpected argument 'b' after tls",
+		"address a:1\nport 1":                                        "unrecognized option 'port': expected one of address, cluster, db, key_prefix, password, sentinel, sentinel_password, sentinel_username, tls, username",
 	} {
 		err := new(Engine).UnmarshalCaddyfile(caddyfile.NewTestDispenser("redis {\n" + block + "\n}"))
 		wantError(t, err, want, block)
