@@ -68,7 +68,9 @@ func (c configuration) provision(use func([]*pools.Entry) error) error {
 	return use(entries)
 }
 
-// reachable returns an error if no request reaches one of the balancers.
+// reachable returns an error if no request reaches one of the balancers. It sends no request through the routes, although
+// those of a server that does not listen would take one: forward_auth would ask its own server, and a request without the
+// password, header or address that a site requires reaches no balancer of a site that is right.
 func reachable(ctx caddy.Context) error {
 	configured, err := ctx.AppIfConfigured("http")
 	if err != nil {
