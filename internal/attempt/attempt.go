@@ -178,6 +178,7 @@ func (s *Sender) send(t *Request) *Reply {
 	}
 	t.trip.endInterim()
 	if err == nil {
+		res.Trailer = nil // the names that it announces
 		if err = t.check(res); err != nil {
 			res.Body.Close()
 		}
