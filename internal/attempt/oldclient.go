@@ -73,8 +73,8 @@ func embedded(c net.Conn) net.Conn {
 	return inner
 }
 
-// resetting is the body of a reply. While it is read, the end of the client's connection is a reset, whoever ends
-// it: the server, because the client does not read, or the system, because Caddy was stopped.
+// resetting is the body of a reply. While it is read, the end of the client's connection is a reset, also
+// if the server ends it, because the client does not read, or the system, because Caddy was stopped.
 type resetting struct {
 	io.ReadCloser
 	client  lingerer
