@@ -28,9 +28,17 @@ import (
 )
 
 var (
-	randomReplies = flag.Int("replies", 200, "how many replies TestRandomRepliesReachClientsAsTheyAre compares")
+	randomReplies = flag.Int("replies", fewReplies(), "how many replies TestRandomRepliesReachClientsAsTheyAre compares")
 	firstReply    = flag.Uint64("reply", 0, "the seed of the first of them; 0: a random one")
 )
+
+// fewReplies is how many are compared by default.
+func fewReplies() int {
+	if lbtest.Race {
+		return 20
+	}
+	return 200
+}
 
 // askedFor is what a client asks for.
 type askedFor struct {
