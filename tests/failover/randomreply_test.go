@@ -74,7 +74,8 @@ func newReply(seed uint64, major int) *randomReply {
 			r.trailers = append(r.trailers, anyOf(r, append([]field{{"X-Late", "1"}, {"x-checksum", "abc"}, {"X-Late", ""}}, randomFields...)...))
 		}
 	}
-	if r.one(4) && !(major == 2 && (r.status == 204 || r.status == 304)) { // which would be whole
+	whole := major == 2 && (r.status == 204 || r.status == 304) // with its header
+	if r.one(4) && !whole {
 		r.cut, r.how = r.pick.IntN(1000), anyOf(r, "closed", "reset")
 		if len(r.body) > 10_000 {
 			r.how = "closed" // a reset drops what was not read
