@@ -72,6 +72,7 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 	}
 	ex.balancer.front.Final(best.Header)
 	ex.balancer.front.Trailer(best.Trailer)
+	attempt.TrailersLast(best.Response)
 	attempt.ResetIfCut(ex.request, best.Response)
 }
 

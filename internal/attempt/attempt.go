@@ -178,6 +178,7 @@ func (s *Sender) send(t *Request) *Reply {
 	}
 	t.trip.endInterim()
 	if err == nil {
+		res.Trailer = nil // the names that it announces
 		if err = t.check(res); err != nil {
 			res.Body.Close()
 		}
@@ -201,7 +202,10 @@ func (s *Sender) send(t *Request) *Reply {
 
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
-	t.trip.fields, t.trip.interims, t.trip.dial, t.trip.shares = t.Fields, t.Interims, t.Dial, s.SharesConnections
+	t.trip.fields, t.trip.dial, t.trip.shares = t.Fields, t.Dial, s.SharesConnections
+	if t.Proxied.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
+		t.trip.interims = t.Interims
+	}
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header

@@ -1,6 +1,11 @@
 package attempt
 
-import "net/http"
+import (
+	"io"
+	"net/http"
+
+	"golang.org/x/net/http/httpguts"
+)
 
 // Public is the Fields of replies from providers to clients of the balancer.
 type Public struct{}
@@ -28,20 +33,38 @@ func (Public) Final(fields http.Header) {
 	}
 }
 
-// framing are fields of which clients learn where a message ends, and what is between them and the balancer.
-// They must not be trailers (RFC 9110 section 6.5.1). Trailers of a reply that was read ahead are announced,
-// and net/http rejects a reply that announces one of the first three.
-var framing = []string{"Content-Length", "Transfer-Encoding", "Trailer", "Connection", "Keep-Alive", "Te", "Upgrade", "Host"}
-
-// Trailer implements Fields.
+// Trailer implements Fields. A trailer must not say where a message ends, what is between two machines or how
+// a body is read (RFC 9110 section 6.5.1).
 func (p Public) Trailer(fields http.Header) {
-	if len(fields) == 0 {
-		return
-	}
 	p.Final(fields)
-	for _, name := range framing {
-		delete(fields, name)
+	for name := range fields {
+		if !httpguts.ValidTrailerHeader(name) || name == "Upgrade" {
+			delete(fields, name)
+		}
 	}
+}
+
+// trailing is the body of a reply whose trailers were read ahead. They are added to the response at the end: before
+// it, reverse_proxy would announce them, and net/http would join those with the fields of the same names.
+type trailing struct {
+	io.ReadCloser
+	response *http.Response
+	trailer  http.Header
+}
+
+// TrailersLast has the trailers that were read ahead added to the response when its body is closed.
+func TrailersLast(res *http.Response) {
+	if len(res.Trailer) > 0 {
+		res.Body = trailing{res.Body, res, res.Trailer}
+		res.Trailer = nil
+	}
+}
+
+// Close implements io.Closer.
+func (b trailing) Close() error {
+	err := b.ReadCloser.Close()
+	b.response.Trailer = b.trailer
+	return err
 }
 
 // All is the Fields of a plain reverse_proxy, which decides on them itself.

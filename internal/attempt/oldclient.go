@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"reflect"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -38,9 +39,14 @@ func ResetIfCut(r *http.Request, res *http.Response) {
 
 // lingerer is a TCP connection.
 type lingerer interface {
-	io.Closer
+	io.WriteCloser
 	SetLinger(seconds int) error
+	SetWriteDeadline(t time.Time) error
 }
+
+// plainAlert is an alert of TLS, "internal error". No client accepts one that is not encrypted, so that its TLS fails.
+// nginx takes any other end of a connection with TLS for a clean one, also a reset (ngx_ssl_handle_recv).
+var plainAlert = []byte{21, 3, 3, 0, 2, 2, 80}
 
 // tcpOf returns the TCP connection that carries c, or nil if none does. secured reports whether c uses TLS.
 func tcpOf(c net.Conn) (tcp lingerer, secured bool) {
@@ -73,8 +79,8 @@ func embedded(c net.Conn) net.Conn {
 	return inner
 }
 
-// resetting is the body of a reply. While it is read, the end of the client's connection is a reset, whoever ends
-// it: the server, because the client does not read, or the system, because Caddy was stopped.
+// resetting is the body of a reply. While it is read, the end of the client's connection is a reset, also
+// if the server ends it, because the client does not read, or the system, because Caddy was stopped.
 type resetting struct {
 	io.ReadCloser
 	client  lingerer
@@ -106,7 +112,10 @@ func (b *resetting) finish() error {
 	switch {
 	case errors.Is(b.end, io.EOF):
 		_ = b.client.SetLinger(-1)
-	case b.secured: // the end of TLS would be a clean one
+	case b.secured:
+		_ = b.client.SetLinger(-1) // a reset would overtake the alert
+		_ = b.client.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = b.client.Write(plainAlert)
 		_ = b.client.Close()
 	}
 	return b.end

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -209,7 +208,6 @@ func (b *body) forClient(res *http.Response) *http.Response {
 		return res
 	}
 	client := *res
-	client.Trailer = maps.Clone(client.Trailer)
 	b.late = &client
 	return &client
 }

@@ -183,7 +183,8 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 	}
 	r.sent.Fields.Final(res.Header)
 	r.secrets().DropFrom(res.Trailer)
-	r.sent.Fields.Trailer(res.Trailer) // those announced: others come with the end of the body
+	r.sent.Fields.Trailer(res.Trailer)
+	TrailersLast(res)
 	ResetIfCut(r.sent.Proxied, res)
 	return res, tokens
 }
@@ -255,7 +256,6 @@ func (r *Reply) guard(text []byte, complete bool) {
 		return
 	}
 	r.secrets().DropFrom(r.Response.Header)
-	r.secrets().DropFrom(r.Response.Trailer) // those announced
 	if r.secrets().In(r.Response.Status) {
 		r.Response.Status = strconv.Itoa(r.Response.StatusCode)
 	}

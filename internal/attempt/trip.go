@@ -43,7 +43,7 @@ type trip struct {
 	upload  *replay.Upload
 	fields  Fields
 	dial    any
-	// interims is how many interim responses have come, of all backends.
+	// interims is how many interim responses have come, of all backends. It is nil if the client can get none.
 	interims *atomic.Int32
 
 	trace       httptrace.ClientTrace
@@ -185,7 +185,7 @@ func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 	}
 	t.interim.Lock()
 	defer t.interim.Unlock()
-	if t.replied || t.outer == nil || t.outer.Got1xxResponse == nil || t.interims.Add(1) > maxInterims {
+	if t.replied || t.outer == nil || t.outer.Got1xxResponse == nil || t.interims == nil || t.interims.Add(1) > maxInterims {
 		return nil
 	}
 	t.fields.Interim(http.Header(header))

@@ -76,7 +76,8 @@ func (a *Admission) Awaits(id string) bool {
 	return id != "" && a.kept != nil && a.kept.background.has(id)
 }
 
-// SettleLeft replaces the charge of a response that was left in the background by what it has cost, whoever asked for that.
+// SettleLeft replaces the charge of a response that was left in the background by what it has cost. Any
+// caller's request may have found that out.
 func (a *Admission) SettleLeft(now time.Time, id string, cost meter.Cost) {
 	if left, ok := a.kept.background.take(id); ok {
 		left.Settle(now, cost)

@@ -6,6 +6,19 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 )
 
+// Throttles reports whether a throttle keeps the request away from the member.
+func (m *Member) Throttles(r Request, now time.Time) bool {
+	model, ok := r.ModelAt(m)
+	return ok && (m.standing(model, r.Cost(), now) >= benches.Guessed || m.isAbove(r, model, now))
+}
+
+// hasThrottle reports whether there is a throttle of the member that the request
+// would meet, or one whose probe may still be refused.
+func (m *Member) hasThrottle(r Request) bool {
+	model, _ := r.ModelAt(m)
+	return m.health.whole.Throttle.Load() != nil || m.health.of(model).Throttle.Load() != nil
+}
+
 // farAway is when a request may go to a member whose budget is used up: no request waits for that.
 const farAway = 24 * time.Hour
 

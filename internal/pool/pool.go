@@ -328,19 +328,6 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 	return soonest
 }
 
-// Throttles reports whether a throttle keeps the request away from the member.
-func (m *Member) Throttles(r Request, now time.Time) bool {
-	model, ok := r.ModelAt(m)
-	return ok && (m.standing(model, r.Cost(), now) >= benches.Guessed || m.isAbove(r, model, now))
-}
-
-// hasThrottle reports whether there is a throttle of the member that the request
-// would meet, or one whose probe may still be refused.
-func (m *Member) hasThrottle(r Request) bool {
-	model, _ := r.ModelAt(m)
-	return m.health.whole.Throttle.Load() != nil || m.health.of(model).Throttle.Load() != nil
-}
-
 // rank returns how good a choice the member is for the request, and its name for the model.
 func (m *Member) rank(r Request, cost int64, now time.Time) (rank rank, model string) {
 	model, ok := r.ModelAt(m)

@@ -59,9 +59,14 @@ func (w *Watcher) Watch(p []byte) {
 	w.splitter.Split(p, w.take)
 }
 
-// Finish records the end of the stream. It reads a last event without an empty line after it.
+// Finish records the end of the stream. It reads a last event without an empty line after it, but takes none that
+// breaks off in its JSON for content: over HTTP/1.0, the end of a connection that was cut looks like the end of a reply.
 func (w *Watcher) Finish() {
-	w.splitter.End(w.take)
+	w.splitter.End(func(e Event) {
+		if w.Opening != Preamble || !bytes.HasPrefix(e.Data, []byte("{")) || json.Valid(e.Data) {
+			w.take(e)
+		}
+	})
 }
 
 // Failing reports whether the stream has begun an event that may be an error, and has not ended it.

@@ -43,6 +43,8 @@ func TestWhatAStreamOpensWith(t *testing.T) {
 		{"half an event", "data: {\"choices\":[{\"del", false, Preamble, 0, ""},
 		{"an event without its blank line", strings.TrimSuffix(content, "\n\n"), false, Preamble, 0, ""},
 		{"a last event without its blank line", strings.TrimSuffix(content, "\n\n"), true, Content, 0, ""},
+		{"a last event that breaks off in its JSON", "data: {\"choices\":[{\"del", true, Preamble, 0, ""},
+		{"a last event that is text", "data: so", true, Content, 0, ""},
 		{"a comment", ": OPENROUTER PROCESSING\n\n", false, Preamble, 0, ""},
 		{"a ping", "event: ping\ndata: {\"type\": \"ping\"}\n\n", false, Preamble, 0, ""},
 		{"Azure's filter results", azurePreamble, false, Preamble, 0, ""},

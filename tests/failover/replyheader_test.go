@@ -166,3 +166,35 @@ func TestAProvidersFieldsDoNotPassAsTrailers(t *testing.T) {
 		})
 	}
 }
+
+// A client gets the trailers of a reply that was read ahead as it gets those of a longer one.
+func TestTrailersAreTheBackendsHoweverMuchOfAReplyIsHeldBack(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"held back":  lbtest.Says(200, "{}"),
+		"passed on":  lbtest.Says(200, `"`+strings.Repeat("x", 100<<10)+`"`),
+		"an error":   lbtest.Says(400, `{"error":{}}`),
+		"a last one": lbtest.Says(500, `{"error":{}}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.OverAllVersions(t, "", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					rw.Header().Set("X-Both", "of the header")
+					rw.Header().Set("X-None", "of the header")
+					reply(rw, r)
+					rw.(http.Flusher).Flush()
+					rw.Header()[http.TrailerPrefix+"X-Both"] = []string{"one", "two"}
+					for _, field := range []string{"Cache-Control", "Content-Encoding", "Proxy-Connection", "Www-Authenticate", "Upgrade"} {
+						rw.Header().Set(http.TrailerPrefix+field, "x")
+					}
+				})
+				res := lbtest.Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", http.NoBody))
+				if _, err := io.Copy(io.Discard, res.Body); err != nil {
+					t.Error(err)
+				}
+				if want := (http.Header{"X-Both": {"one", "two"}}); !maps.EqualFunc(res.Trailer, want, slices.Equal) {
+					t.Errorf("client got the trailers %v, want %v", res.Trailer, want)
+				}
+			})
+		})
+	}
+}

@@ -1,7 +1,9 @@
 package faults
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -56,4 +58,14 @@ func TestAClientGetsTwentyInterimRepliesAtMost(t *testing.T) {
 	}
 	s.Serve(t)
 	lbtest.SideBySide(t, rows)
+}
+
+// Such a client would take the first of them for its reply (RFC 9110 section 15.2).
+func TestAClientOfHTTP10GetsNoInterimReplies(t *testing.T) {
+	backend := rawBackend(t, reads(sends("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}")))
+	conn := lbtest.Dial(t, lbtest.ServeAt(t, "openai_lb {\nbackend http://"+backend+"\n}"))
+	io.WriteString(conn, "POST /v1/chat/completions HTTP/1.0\r\nHost: example.com\r\nContent-Length: 2\r\n\r\n{}")
+	if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != 200 {
+		t.Errorf("the client got %v, %v, want 200", res, err)
+	}
 }

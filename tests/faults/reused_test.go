@@ -169,3 +169,42 @@ func TestARequestIsSentTwiceAtMostToConnectionsThatLoseIt(t *testing.T) {
 		t.Errorf("it was sent %d times, want 2", n)
 	}
 }
+
+// A backend that was restarted has lost all of its connections at once.
+func TestARequestIsServedAlthoughAllIdleConnectionsLoseIt(t *testing.T) {
+	s := lbtest.NewSites(t, "http")
+	var asked, waiting atomic.Int32
+	begin := make(chan struct{})
+	url := s.Add("openai_lb {\nbackend http://" + rawBackend(t, func(conn net.Conn) {
+		received := bufio.NewReader(conn)
+		for n := range 2 {
+			r, err := http.ReadRequest(received)
+			if err != nil {
+				return
+			}
+			io.Copy(io.Discard, r.Body)
+			if asked.Add(1); n == 1 {
+				return
+			}
+			waiting.Add(1)
+			<-begin
+			io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Backend: b\r\nContent-Length: 2\r\n\r\n{}")
+		}
+	}) + " {\nname b\n}\n}")
+	s.Serve(t)
+	client := s.NewClient(t, 1)
+	served := make(chan lbtest.Reply)
+	const idle = 10
+	for range idle {
+		go func() { served <- lbtest.Ask(client, url) }()
+	}
+	lbtest.WaitFor(t, func() bool { return waiting.Load() == idle })
+	close(begin)
+	for range idle {
+		(<-served).WantServed(t, "b")
+	}
+	lbtest.Ask(client, url).WantServed(t, "b")
+	if _, benched := s.LoggedOf(t, "b"); benched != nil || asked.Load() != idle+2 {
+		t.Errorf("the backend had %d requests, want %d, and was benched for %+v", asked.Load(), idle+2, benched)
+	}
+}
