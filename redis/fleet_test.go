@@ -85,8 +85,9 @@ func runFleetPart(config string) {
 	busy, idle := 3*float64(p.Limit)/cost*float64(p.Busy)/60*part, float64(p.Callers-p.Busy)/300*part // requests a second
 	time.Sleep(time.Until(p.Begin))
 	measured, before := p.Begin.Add(p.Warm), 0.0
-	for ctx.Err() == nil {
-		time.Sleep(time.Duration(rand.ExpFloat64() / (busy + idle) * float64(time.Second)))
+	for next := p.Begin; ctx.Err() == nil; {
+		next = next.Add(time.Duration(rand.ExpFloat64() / (busy + idle) * float64(time.Second)))
+		time.Sleep(time.Until(next))
 		now, i := time.Now(), p.Busy+rand.IntN(p.Callers-p.Busy)
 		if rand.Float64()*(busy+idle) < busy {
 			i = rand.IntN(p.Busy)

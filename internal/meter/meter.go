@@ -114,20 +114,26 @@ func (s *sums) from(part int) (first, later int64) {
 	return s.parts[0][part], later
 }
 
-// divide gives the meter parts if its limit slides, and removes them otherwise. What was used without
-// parts counts as if it had been spread evenly over the current window so far, and over the second half of the
-// window before: rather too long than too short.
+// divide gives the meter parts if its limit slides, and removes them otherwise. What others have used keeps them.
 func (m *meter) divide(now int64) {
 	for _, s := range m.sums() {
-		if m.limit.Amount == 0 || m.calendar() {
+		keeps := m.limit.Amount > 0 || s == &m.others && s.used != [2]int64{}
+		switch {
+		case m.calendar() || !keeps:
 			s.parts = nil
-		} else if s.parts == nil {
-			used := s.used
-			*s = sums{parts: new([2][parts]int64)}
-			s.spread(used[0], parts/2, parts-1)
-			s.spread(used[1], parts, m.part(now))
+		case s.parts == nil:
+			s.divide(m.part(now))
 		}
 	}
+}
+
+// divide makes what was used without parts count as if it had been spread evenly over the current window up to this part, and
+// over the second half of the window before: rather too long than too short.
+func (s *sums) divide(part int) {
+	used := s.used
+	*s = sums{parts: new([2][parts]int64)}
+	s.spread(used[0], parts/2, parts-1)
+	s.spread(used[1], parts, part)
 }
 
 // part returns the number of the part of a time in one of the two windows.

@@ -206,7 +206,7 @@ func addUp(t *testing.T, c *Caller) {
 	t.Helper()
 	for id := range ID(maxLimits) {
 		m := &c.meters[id]
-		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.own.parts != nil) || slides != (m.others.parts != nil) {
+		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.own.parts != nil) || slides && m.others.parts == nil {
 			t.Fatalf("%s: parts of the limit %s", id, m.limit)
 		}
 		for _, s := range []sums{m.own, m.others} {

@@ -76,6 +76,9 @@ func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
 	case i < 0 || m.figures[i].version >= version:
 		return
 	}
+	if m.others.parts == nil && !m.calendar() {
+		m.others.divide(m.part(now)) // without a limit, too: a caller's are not known before its first request here
+	}
 	used := min(e.Used, 1<<61)
 	changed := used != m.figures[i].used
 	m.figures[i].version, m.figures[i].used = version, used

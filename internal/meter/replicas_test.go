@@ -454,6 +454,7 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
 	cs.Heard(now, IDOf("alice"), "a", 1, entries)
+	cs.Spread(now)
 	c := cs.Get(now, "alice")
 	if got := used(t, c, now, "tokens/minute"); got < 30 || got > 33 {
 		t.Errorf("%d are used, want about 30", got)
@@ -461,3 +462,51 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	admitted(t, c, now, exactly(20)).settle(now)
 	addUp(t, c)
 }
+
+// A caller may use another replica for a while before it sends a request here.
+func TestWhatIsHeardBeforeACallersFirstRequestHereIsAsNew(t *testing.T) {
+	others := caller(t, "tokens 60/minute")
+	now := noon.Add(50 * time.Second)
+	admitted(t, others, now, exactly(60)).settle(now)
+	cs := NewCallers(nil)
+	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
+	cs.Spread(noon)
+	cs.Heard(now, IDOf("alice"), "a", 1, others.Report(now, 1, nil))
+	c := cs.Get(now.Add(5*time.Second), "alice")
+	if got := used(t, c, now.Add(59*time.Second), "tokens/minute"); got != 60 {
+		t.Errorf("after 59 s, %d are used, want 60", got)
+	}
+	if got := used(t, c, now.Add(65*time.Second), "tokens/minute"); got != 0 {
+		t.Errorf("after 65 s, %d are used, want 0", got)
+	}
+	addUp(t, c)
+}
+
+// Requests go on while a report is on its way, and the next report says them.
+func TestWhatALaterReportSaysBecomesKnownToo(t *testing.T) {
+	cs := NewCallers(nil)
+	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 120/minute")} })
+	cs.Share(noon, Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
+	c, now := cs.Get(noon, "alice"), noon
+	// report sends what has changed, as a tally does
+	var version, said uint64
+	report := func() {
+		if changes, _ := c.Changes(); changes != said {
+			version, said = version+1, changes
+			c.Report(now, version, nil)
+			cs.Confirm(version)
+		}
+	}
+	admitted(t, c, now, exactly(10)).settle(now)
+	report()
+	admitted(t, c, now, exactly(30)).settle(now)
+	report()
+	for range 2 {
+		now = now.Add(time.Second)
+		c.Check(now, exactly(26))
+		report()
+	}
+	now = now.Add(time.Second)
+	admitted(t, c, now, exactly(26)).settle(now) // a third of the 80 that are left
+}
+'''

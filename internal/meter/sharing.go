@@ -51,6 +51,8 @@ func (cs *Callers) Confirm(version uint64) {
 type latest struct {
 	version uint64
 	at      int64
+	// more reports whether another one was sent afterwards, which said more.
+	more bool
 }
 
 // Changes returns a number that is another one when what is used has changed, and whether a limit is more than half used,
@@ -68,11 +70,13 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 	at := c.roll(now)
 	c.confirm(at)
 	if c.latest.version == 0 {
-		c.latest = latest{version, at}
+		c.latest = latest{version: version, at: at}
 		for id := range c.all() {
 			m := &c.meters[id]
 			m.sent.copy(&m.own)
 		}
+	} else {
+		c.latest.more = true
 	}
 	return c.usage(entries)
 }
@@ -89,6 +93,9 @@ func (c *Caller) confirm(at int64) {
 	l := c.latest
 	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
 		return
+	}
+	if l.more {
+		c.changes.Add(1) // to be said once more: then that report is waited for
 	}
 	c.latest = latest{}
 	for id := range c.all() {

@@ -32,7 +32,7 @@ func limit(t *testing.T, n int, limits []string, test func(*world, []*limitedRep
 		for i := range all {
 			all[i] = w.startLimited(limits...)
 		}
-		time.Sleep(3 * time.Second)
+		time.Sleep(6 * time.Second)
 		test(w, all)
 	})
 }
