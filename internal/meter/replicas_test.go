@@ -509,4 +509,3 @@ func TestWhatALaterReportSaysBecomesKnownToo(t *testing.T) {
 	now = now.Add(time.Second)
 	admitted(t, c, now, exactly(26)).settle(now) // a third of the 80 that are left
 }
-'''
