@@ -109,14 +109,14 @@ func (m *meter) unite(next window) {
 		s.used = [2]int64{0, add(s.used[0], s.used[1])}
 	}
 	m.wrote = [2]bool{false, m.wrote[1] || isBefore && m.wrote[0]}
-	for _, f := range m.figures {
+	for _, f := range slices.Clone(m.figures) {
 		if f.window != m.index {
 			continue
 		}
-		if i := m.figureOf(f.replica, next.index); i >= 0 {
+		if i, known := m.figureOf(f.key, next.index); known {
 			m.figures[i].used, m.figures[i].version = add(m.figures[i].used, f.used), max(m.figures[i].version, f.version)
 		} else {
-			m.figures = append(m.figures, figure{f.replica, f.version, next.index, f.used})
+			m.figures = slices.Insert(m.figures, i, figure{f.replica, f.key, f.version, next.index, f.used})
 		}
 	}
 	if !isBefore {

@@ -36,7 +36,7 @@ type meter struct {
 	// own is what this replica was charged with. told is what of it the others know, and sent what they know
 	// once they have heard the latest report.
 	own, told, sent sums
-	// figures is what is known of other replicas, and others are its sums.
+	// figures is what is known of other replicas, in the order of their keys and the windows, and others are its sums.
 	figures []figure
 	others  sums
 	// lost is what was known of the others when this replica did not hear them any more.

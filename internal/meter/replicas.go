@@ -1,6 +1,8 @@
 package meter
 
 import (
+	"cmp"
+	"hash/maphash"
 	"slices"
 	"time"
 )
@@ -25,6 +27,8 @@ func (e Entry) Over(now time.Time) bool {
 // figure is what another replica has used in a window.
 type figure struct {
 	replica string
+	// key stands for the replica.
+	key uint64
 	// version orders what the replica says of this window.
 	version      uint64
 	window, used int64
@@ -51,12 +55,12 @@ func (c *Caller) usage(entries []Entry) []Entry {
 // nothing. A window that is not about to begin is another clock's mistake, or of before that was set, and does not count.
 func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
-	at := c.roll(now)
+	at, key := c.roll(now), maphash.String(seed, replica)
 	for _, e := range entries {
 		if c.counts(at, e) {
 			m := &c.meters[e.ID]
 			m.roll(e.ID, at, c.location, c.admitted+1)
-			m.heard(at, replica, version, e)
+			m.heard(at, replica, key, version, e)
 		}
 	}
 	crossed := c.crossed(at)
@@ -64,16 +68,15 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	c.report(crossed)
 }
 
-func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
+func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) {
 	if e.Window < m.index-1 || e.Window > m.index+1 || e.Window > m.index && !m.calendar() && m.end-now > standstill {
 		return
 	}
-	i := m.figureOf(replica, e.Window)
+	i, known := m.figureOf(key, e.Window)
 	switch {
-	case i < 0 && len(m.figures) < maxFigures:
-		i = len(m.figures)
-		m.figures = append(m.figures, figure{replica: replica, window: e.Window})
-	case i < 0 || m.figures[i].version >= version:
+	case !known && len(m.figures) < maxFigures:
+		m.figures = slices.Insert(m.figures, i, figure{replica: replica, key: key, window: e.Window})
+	case !known || m.figures[i].version >= version:
 		return
 	}
 	if m.others.parts == nil && !m.calendar() {
@@ -87,9 +90,15 @@ func (m *meter) heard(now int64, replica string, version uint64, e Entry) {
 	}
 }
 
-// figureOf returns the index of what a replica has used in a window, or -1.
-func (m *meter) figureOf(replica string, window int64) int {
-	return slices.IndexFunc(m.figures, func(f figure) bool { return f.replica == replica && f.window == window })
+// figureOf returns the index of what a replica has used in a window, or the one at which that belongs. With a hundred
+// replicas, a million of them are looked up in a second: to look at all, or to compare names, took half of the time.
+func (m *meter) figureOf(key uint64, window int64) (i int, known bool) {
+	return slices.BinarySearchFunc(m.figures, key, func(f figure, key uint64) int {
+		if f.key == key {
+			return cmp.Compare(f.window, window)
+		}
+		return cmp.Compare(f.key, key)
+	})
 }
 
 // sumOthers drops what other replicas have used in windows that are over, and adds up the rest.
