@@ -98,7 +98,7 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 	pipe := s.client().Pipeline()
 	for _, r := range records {
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
-			r.TTL.Milliseconds(), cmp.Or(r.Most, state.MaxRecords), r.Near.Milliseconds(), state.MaxTTL.Milliseconds())
+			r.TTL.Milliseconds(), cmp.Or(r.Most, state.MaxRecords), r.Near.Milliseconds(), state.MaxTTL.Milliseconds(), r.News)
 	}
 	done, err := s.execute(ctx, pipe)
 	for _, command := range done {

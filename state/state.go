@@ -42,7 +42,7 @@ type SecretReader interface {
 // Times to live are measured by the store's own clock, so that the clocks of
 // the replicas do not matter.
 type Store interface {
-	// Put sends the message of each record to all listeners, and keeps the
+	// Put sends the message or the news of each record to all listeners, and keeps the
 	// record as its Mode says. If a record cannot be kept, the others are still
 	// kept, and its message is still sent.
 	Put(ctx context.Context, records []Record) error
@@ -97,6 +97,8 @@ type Record struct {
 	TTL time.Duration
 	// Message is the record's content.
 	Message []byte
+	// News is sent in place of Message, if listeners know the rest of it. nil: Message.
+	News []byte
 }
 
 // Mode defines when a record is kept if there is one of the same name whose

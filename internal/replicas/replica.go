@@ -33,8 +33,9 @@ import (
 )
 
 const (
-	// interval is how often a replica compares what it knows with the store.
-	interval = time.Second
+	// interval is how often a replica compares what it knows with the store, unless there are so many that perReplica makes
+	// it longer, up to longest: all hear the sign of life of each, and read those of all.
+	interval, perReplica, longest = time.Second, 20 * time.Millisecond, 3 * time.Second
 	// retry is how long it waits after it could not be reached.
 	retry = 400 * time.Millisecond
 	// patience is how long any use of the store may take.
@@ -272,7 +273,7 @@ func (r *Replica) compareAgain(ctx context.Context) {
 			return
 		}
 		r.connectivity.compared(r, err)
-		wait := interval
+		wait := min(max(interval, time.Duration(len(r.peers.list(time.Now())))*perReplica), longest)
 		if err != nil {
 			wait = retry
 		}

@@ -158,11 +158,12 @@ func (p *pool) changed() (n int, hurry bool) {
 	return n, hurry
 }
 
-// sendChanged sends the callers that have changed since their chunk was sent: so many. If there are too many for a short
+// sendChanged has the store keep the callers that have changed since their chunk was sent: so many. The others get those of
+// them that have changed since the last time. If there are too many for a short
 // report, their chunks are sent.
 func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
 	short := changed <= maxRecent && (len(p.chunks) > 1 || len(p.chunks[0].members) > maxRecent)
-	var uses []callerUse
+	var uses, news []callerUse
 	p.next(now)
 	for _, c := range p.chunks {
 		for i := range c.members {
@@ -175,12 +176,17 @@ func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
 				c.due = true
 				break
 			}
+			use := callerUse{m.ID(), m.Report(now, p.version, nil)}
+			if uses = append(uses, use); changes != m.said {
+				news = append(news, use)
+			}
 			m.said = changes
-			uses = append(uses, callerUse{m.ID(), m.Report(now, p.version, nil)})
 		}
 	}
 	if short {
-		b.records = append(b.records, p.record(groupOf(p.digest), recentKey, appendBody(nil, uses)))
+		r := p.record(groupOf(p.digest), recentKey, appendBody(nil, uses))
+		r.News = p.message(appendBody(nil, news))
+		b.records = append(b.records, r)
 	}
 }
 
@@ -211,11 +217,13 @@ func (p *pool) next(now time.Time) { p.version = max(p.version+1, uint64(max(0, 
 // record returns a record of this replica. One that is late never replaces a newer one. A record is kept as long as the store keeps any: entries
 // of windows that are over do not count.
 func (p *pool) record(group, chunk string, body []byte) state.Record {
-	writer := p.callers.Writer()
 	return state.Record{
-		Group: group, Key: writer + chunk, Mode: state.Latest, Version: versionText(p.version), TTL: state.MaxTTL,
-		Message: append(appendHeader(make([]byte, 0, header+len(body)), p.digest, writer, p.version), body...),
+		Group: group, Key: p.callers.Writer() + chunk, Mode: state.Latest, Version: versionText(p.version), TTL: state.MaxTTL, Message: p.message(body),
 	}
+}
+
+func (p *pool) message(body []byte) []byte {
+	return append(appendHeader(make([]byte, 0, header+len(body)), p.digest, p.callers.Writer(), p.version), body...)
 }
 
 // versionText returns the version so that texts compare as versions do.

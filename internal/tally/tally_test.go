@@ -353,3 +353,39 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 		}
 	})
 }
+
+func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
+	cs := callers(t, "1M/minute")
+	var tally Tally
+	tally.Share(digest, cs)
+	now := someTime
+	for i := range maxRecent + 1 {
+		spend(cs, now, fmt.Sprint(i), 1)
+	}
+	tally.sent(now)
+	// said returns of how many callers the record and its news are
+	said := func() (kept, news int) {
+		now = now.Add(slow)
+		records := tally.sent(now)
+		if len(records) != 1 {
+			t.Fatalf("%d records are sent", len(records))
+		}
+		for count, message := range map[*int][]byte{&kept: records[0].Message, &news: records[0].News} {
+			r, body, err := decodeHeader(message)
+			if err == nil {
+				err = r.decode(body)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			*count = len(r.callers)
+		}
+		return kept, news
+	}
+	for i := range 3 {
+		spend(cs, now, fmt.Sprint(i), 1)
+		if kept, news := said(); kept != i+1 || news != 1 {
+			t.Errorf("%d are kept, and %d sent, want %d and 1", kept, news, i+1)
+		}
+	}
+}

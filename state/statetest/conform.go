@@ -178,13 +178,18 @@ func testMessages(t *testing.T, stores ...state.Store) {
 	put(t, stores[0],
 		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("first")},
 		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "2", TTL: time.Second, Message: []byte("not kept " + odd)},
-		state.Record{Group: "g", Key: "k", Mode: state.Finish, Version: "3", TTL: time.Second, Message: []byte("not kept either")})
+		state.Record{Group: "g", Key: "k", Mode: state.Finish, Version: "3", TTL: time.Second, Message: []byte("not kept either")},
+		state.Record{Group: "g", Key: "news", Mode: state.Replace, TTL: time.Minute, Message: []byte("all of it"), News: []byte("what is new" + odd)})
 	for i := range stores {
-		for _, want := range []string{"first", "not kept " + odd, "not kept either"} {
+		for _, want := range []string{"first", "not kept " + odd, "not kept either", "what is new" + odd} {
 			if got := <-heard[i]; got != want {
 				t.Errorf("%d heard %q, want %q", i, got, want)
 			}
 		}
+	}
+	kept, _, err := stores[0].Load(t.Context(), []string{"g"})
+	if i := slices.IndexFunc(kept, func(k state.Kept) bool { return k.Key == "news" }); i < 0 || string(kept[i].Message) != "all of it" {
+		t.Errorf("%q is kept, %v", kept, err)
 	}
 }
 

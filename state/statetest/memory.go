@@ -42,8 +42,12 @@ func (m memory) Put(ctx context.Context, records []state.Record) error {
 	var errs []error
 	for _, r := range records {
 		if r.Message = slices.Clone(r.Message); !m.faults.deaf {
+			news := r.Message
+			if r.News != nil {
+				news = slices.Clone(r.News)
+			}
 			for l := range m.listeners {
-				l <- r.Message
+				l <- news
 			}
 		}
 		if m.faults.full != nil {
