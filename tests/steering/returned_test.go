@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
@@ -41,6 +42,7 @@ func TestARequestThatWasNotExecutedCostsNothingOfTheQuota(t *testing.T) {
 				w.learn(map[string]http.HandlerFunc{"a": says(45, 1000, renewed...)})
 				if w.Backends["a"].Replies(tc.reply); tc.reply == nil {
 					w.Stop("a")
+					synctest.Wait() // its connections are closed: nothing is sent by one that is
 				}
 				w.Post(huge)
 				wantLeft(t, w, "tokens", tc.tokens)
