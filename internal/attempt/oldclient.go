@@ -45,7 +45,7 @@ type lingerer interface {
 }
 
 // plainAlert is an alert of TLS, "internal error". No client accepts one that is not encrypted, so that its TLS fails.
-// nginx takes any other end of a connection with TLS for a clean one, also a reset (ngx_ssl_handle_recv).
+// nginx 1.22 takes any other end of a connection with TLS for a clean one, also a reset (tried).
 var plainAlert = []byte{21, 3, 3, 0, 2, 2, 80}
 
 // tcpOf returns the TCP connection that carries c, or nil if none does. secured reports whether c uses TLS.

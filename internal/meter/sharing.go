@@ -51,8 +51,6 @@ func (cs *Callers) Confirm(version uint64) {
 type latest struct {
 	version uint64
 	at      int64
-	// more reports whether another one was sent afterwards, which said more.
-	more bool
 }
 
 // Changes returns a number that is another one when what is used has changed, and whether a limit is more than half used,
@@ -68,15 +66,13 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
-	c.confirm(at)
+	c.arrived(at)
 	if c.latest.version == 0 {
-		c.latest = latest{version: version, at: at}
+		c.latest = latest{version, at}
 		for id := range c.all() {
 			m := &c.meters[id]
 			m.sent.copy(&m.own)
 		}
-	} else {
-		c.latest.more = true
 	}
 	return c.usage(entries)
 }
@@ -88,20 +84,27 @@ func (c *Caller) Unreported() {
 	c.mu.Unlock()
 }
 
-// confirm records that the others know the latest report, if they do, and this replica knows theirs.
+// confirm records that the others know the latest report, if they do. What was used since is said once more: a later report
+// may have said it, but was not waited for.
 func (c *Caller) confirm(at int64) {
+	if c.arrived(at) {
+		c.changes.Add(1)
+	}
+}
+
+// arrived is confirm without saying anything again. more reports whether more was used since that report.
+func (c *Caller) arrived(at int64) (more bool) {
 	l := c.latest
 	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
-		return
-	}
-	if l.more {
-		c.changes.Add(1) // to be said once more: then that report is waited for
+		return false
 	}
 	c.latest = latest{}
 	for id := range c.all() {
 		m := &c.meters[id]
 		m.told.copy(&m.sent)
+		more = more || m.own.used != m.sent.used
 	}
+	return more
 }
 
 // copy makes the sums those of another meter with as many parts.

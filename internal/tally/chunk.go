@@ -66,6 +66,9 @@ const recentKey = " recent"
 // it is loaded once a second, which for all records, or the marks of all writers, would be too much.
 func markOf(writer string) string { return "use-mark-" + writer }
 
+// markTTL is how long a mark is kept, unless it is renewed: a replica that starts again and again leaves few of them.
+const markTTL = time.Hour
+
 func groupOf(digest string) string { return "use-" + digest }
 
 // resend makes all chunks be sent with the next flush.
@@ -117,7 +120,9 @@ func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
 	}
 	if !p.marked {
 		p.marked = true
-		b.records = append(b.records, p.record(markOf(p.callers.Writer()), "", appendBody(nil, nil)))
+		mark := p.record(markOf(p.callers.Writer()), "", appendBody(nil, nil))
+		mark.TTL = markTTL
+		b.records = append(b.records, mark)
 	}
 	if len(b.records) > records {
 		b.pools = append(b.pools, p)
@@ -159,8 +164,7 @@ func (p *pool) changed() (n int, hurry bool) {
 }
 
 // sendChanged has the store keep the callers that have changed since their chunk was sent: so many. The others get those of
-// them that have changed since the last time. If there are too many for a short
-// report, their chunks are sent.
+// them that have changed since the last time. If there are too many for a short report, their chunks are sent.
 func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
 	short := changed <= maxRecent && (len(p.chunks) > 1 || len(p.chunks[0].members) > maxRecent)
 	var uses, news []callerUse

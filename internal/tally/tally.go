@@ -323,7 +323,7 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 		if left := marks[markOf(p.callers.Writer())]; p.marked && left == 0 {
 			p.resend()
 			t.doubt(now)
-		} else if left <= state.MaxTTL/2 {
+		} else if left <= markTTL/2 {
 			p.marked = false
 		}
 	}

@@ -359,10 +359,12 @@ func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
 	var tally Tally
 	tally.Share(digest, cs)
 	now := someTime
+	cs.Share(now, meter.Sharing{Replicas: 3, Delay: fast})
 	for i := range maxRecent + 1 {
 		spend(cs, now, fmt.Sprint(i), 1)
 	}
 	tally.sent(now)
+	cs.Confirm(tally.pools[0].version)
 	// said returns of how many callers the record and its news are
 	said := func() (kept, news int) {
 		now = now.Add(slow)
@@ -382,10 +384,13 @@ func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
 		}
 		return kept, news
 	}
-	for i := range 3 {
+	for i := range 12 {
 		spend(cs, now, fmt.Sprint(i), 1)
 		if kept, news := said(); kept != i+1 || news != 1 {
 			t.Errorf("%d are kept, and %d sent, want %d and 1", kept, news, i+1)
+		}
+		if i%3 == 2 {
+			cs.Confirm(tally.pools[0].version) // also of those of which nothing new was said since
 		}
 	}
 }
