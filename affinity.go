@@ -56,7 +56,7 @@ func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 		Upgrade: api.Kind.IsHandshake(), Compressed: api.Clarity == openaiapi.Opaque, Disputed: content.Disputed(ex.request.Header),
 	}
 	if !api.received.Whole() {
-		r.CutAt = ex.balancer.transport.RequestBuffers
+		r.CutAt = ex.balancer.sender.RequestBuffers
 	}
 	placement, refusal, refused := a.Place(r)
 	if refused {

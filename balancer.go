@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
@@ -27,9 +26,8 @@ import (
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members
-	// transport makes the attempts. It is nil in a plain reverse_proxy with
-	// another transport.
-	transport *Transport
+	// sender makes the attempts. It is nil in a plain reverse_proxy with another transport.
+	sender *attempt.Sender
 	settings
 	// front is how requests get here.
 	front front
@@ -74,8 +72,6 @@ type front interface {
 	rechecks() bool
 	// finishes reports whether exchanges are finished, and so what they cost is counted.
 	finishes() bool
-	// headerOps are what reverse_proxy does with the headers of requests.
-	headerOps(*reverseproxy.HTTPTransport) *headers.HeaderOps
 }
 
 // target is a backend as reverse_proxy and the pool see it.
@@ -117,12 +113,11 @@ func newBalancer(name string, front front, targets []*target, events *observe.Ev
 	return b
 }
 
-// useTransport makes t make the attempts. t may be nil.
-func (b *balancer) useTransport(t *Transport) {
-	if b.transport = t; t != nil {
-		b.Pool.Silence = float64(*t.Silence)
-		b.Pool.Steers = t.QuotaSteering == nil || *t.QuotaSteering
-	}
+// useSender has the attempts made by a sender.
+func (b *balancer) useSender(s *attempt.Sender) {
+	b.sender = s
+	b.Pool.Silence = float64(*s.Silence)
+	b.Pool.Steers = s.QuotaSteering == nil || *s.QuotaSteering
 }
 
 // open puts the balancer's pool into use until close. Its upstreams must be set up:

@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -12,11 +11,11 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -124,7 +123,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 // Every option but backend, header, model, client_key, caller, tier, and the
 // requests and tokens of a caller may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	err := directive.Unmarshal(d, h.PassiveHealth.options(), h.Options.Directives(), h.callerOptions(), directive.Options{
+	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.callerOptions(), directive.Options{
 		"pool":    directive.String(&h.Pool),
 		"backend": backend.Directive(&h.Backends),
 		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
@@ -202,11 +201,11 @@ func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 //	    }
 //	}
 func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return directive.Unmarshal(d, t.PassiveHealth.options(), t.Options.Directives(), directive.Options{
+	return directive.Unmarshal(d, t.PassiveHealth.Directives(), t.Options.Directives(), directive.Options{
 		"http": directive.Func(func(d *caddyfile.Dispenser) error {
 			t.HTTP = new(reverseproxy.HTTPTransport)
 			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
-		}).Check(func() error { return checkHTTP(t.HTTP) }),
+		}).Check(func() error { return attempt.CheckConnections(t.HTTP) }),
 	})
 }
 
@@ -240,35 +239,6 @@ func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}).Repeatable(),
 		"lb_policy": policyOption(&s.LBPolicyRaw),
 	})
-}
-
-// options are the options of passive health in a Caddyfile.
-func (p *PassiveHealth) options() directive.Options {
-	return directive.Options{
-		"unhealthy_status":    directive.Args("at least one status", 1, maxInt, p.addUnhealthyStatus),
-		"fail_duration":       directive.Duration(&p.FailDuration),
-		"max_fails":           directive.Int(&p.MaxFails, 1, maxInt),
-		"retry_after_default": directive.Duration(&p.RetryAfterDefault),
-		"retry_after_min":     directive.Duration(&p.RetryAfterMin),
-		"retry_after_max":     directive.Duration(&p.RetryAfterMax),
-		"silence":             directive.Args("a number of 2 or more, or off", 1, 1, pulse.Parse(&p.Silence)),
-		"quota_steering":      directive.Off(&p.QuotaSteering),
-		"all_throttled":       directive.OneOf(&p.AllThrottled, respondThrottled, forwardThrottled),
-	}.Check(func() error {
-		checked := *p
-		return checked.provision()
-	})
-}
-
-func (p *PassiveHealth) addUnhealthyStatus(args []string) error {
-	for _, arg := range args {
-		status, err := parseStatus(arg)
-		if err != nil {
-			return fmt.Errorf("unhealthy_status %w", err)
-		}
-		p.UnhealthyStatus = append(p.UnhealthyStatus, status)
-	}
-	return nil
 }
 
 // maxInt is the highest number that an option allows.

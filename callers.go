@@ -78,7 +78,7 @@ func (h *Handler) receive(ex *exchange, route openaiapi.Route) (none apierror.An
 			defer ex.admission.Uploaded()
 		}
 	}
-	if err := ex.buffer(h.Transport.RequestBuffers); err != nil {
+	if err := ex.buffer(h.Sender.RequestBuffers); err != nil {
 		return apierror.UnreadableBody(err).Answer(ex.request)
 	}
 	return none
@@ -106,7 +106,7 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	}
 	api, name := &ex.api, ex.api.caller.Name
 	if models := h.callers.Models(name); models != nil {
-		if e, refused := api.mayNotUse(models, h.Transport.RequestBuffers); refused {
+		if e, refused := api.mayNotUse(models, h.Sender.RequestBuffers); refused {
 			return e.Answer(ex.request)
 		}
 	}
@@ -115,7 +115,7 @@ func (h *Handler) limit(ex *exchange) (none apierror.Answer) {
 	}
 	estimate := meter.Estimate{Prompt: api.PromptTokens(api.received.Buffered()), Model: api.Model, Replies: api.Body.N}
 	if estimate.Prompt > 0 && api.hasUnknownLength() && h.callers.LimitsTokens(name) {
-		return apierror.UnknownLength(h.Transport.RequestBuffers).Answer(ex.request)
+		return apierror.UnknownLength(h.Sender.RequestBuffers).Answer(ex.request)
 	}
 	if limit, ok := api.OutputLimit(); ok {
 		estimate.Output = limit

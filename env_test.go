@@ -149,7 +149,7 @@ func TestATimeoutOfTheEnvironmentGivesWayToTheConfig(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key", "HTTP_TIMEOUT_SECONDS="+c.env)
 			lbtest.InBubble(t, "openai_lb {\n"+c.block+"\n}", func(t *testing.T, w *lbtest.World) {
-				got := w.Handler.Transport
+				got := w.Handler.Sender
 				if got.ResponseHeaderTimeout != caddy.Duration(c.header) || got.StreamFirstEventTimeout != caddy.Duration(c.first) || got.StreamIdleTimeout != caddy.Duration(c.idle) {
 					t.Errorf("the timeouts are %s, %s and %s", time.Duration(got.ResponseHeaderTimeout), time.Duration(got.StreamFirstEventTimeout), time.Duration(got.StreamIdleTimeout))
 				}

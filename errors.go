@@ -144,7 +144,7 @@ func (ex *exchange) whyNoneTakes() (e apierror.Error, ok bool) {
 	case ex.api.Clarity == openaiapi.Opaque:
 		return apierror.CompressedBody, true
 	case ex.api.CutOff():
-		return apierror.ModelBeyondBuffer(ex.balancer.transport.RequestBuffers), true
+		return apierror.ModelBeyondBuffer(ex.balancer.sender.RequestBuffers), true
 	case ex.api.Clarity == openaiapi.Unclear, ex.api.Model == "":
 		return apierror.MissingModel(models), true
 	}

@@ -19,12 +19,6 @@ func (h *Handler) UseSource(backend string, source CredentialSource) {
 	}
 }
 
-// Replace puts another round tripper in the place of the one it returns.
-func (t *Transport) Replace(next http.RoundTripper) (before http.RoundTripper) {
-	before, t.sender.RoundTripper = t.sender.RoundTripper, next
-	return before
-}
-
 // TokensOf returns the tokens of a request that is over.
 func TokensOf(r *http.Request) usage.Tokens {
 	return caddyhttp.GetVar(r.Context(), shownVar).(*exchange).shown.record.tokens

@@ -30,14 +30,14 @@ func hideHeader(req *http.Request) {
 
 // attempt asks the exchange's current backend, and asks it once more if it
 // refuses a credential of which the source has a newer one.
-func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
+func (ex *exchange) attempt(req *http.Request) *attempt.Reply {
 	ctx, b, try := req.Context(), ex.tries.current.backend, ex.attempted()
 	ex.startSpan(ctx)
 	var err error
 	if try.credential, err = b.Credentials.Credential(ctx); err != nil {
 		return attempt.Unsent(err)
 	}
-	r := t.sender.Send(ex.outgoing(req, try.credential))
+	r := ex.balancer.sender.Send(ex.outgoing(req, try.credential))
 	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
 		if renewed, ok := b.Credentials.Renew(ctx, try.credential); ok && r.Upload().Abandon() {
 			r.Discard()
@@ -45,7 +45,7 @@ func (t *Transport) attempt(ex *exchange, req *http.Request) *attempt.Reply {
 				c.Write(zap.String("backend", ex.tries.current.Name))
 			}
 			try.credential = renewed
-			r = t.sender.Send(ex.outgoing(req, renewed))
+			r = ex.balancer.sender.Send(ex.outgoing(req, renewed))
 		}
 	}
 	switch {
@@ -64,7 +64,7 @@ func (ex *exchange) outgoing(req *http.Request, credential keys.Credential) *att
 		Proxied: req, URL: *req.URL, Host: req.Host, Header: req.Header, Body: &api.received, Change: replay.Options{Request: &api.Body},
 		Asks: api.asks(), Secrets: b.Credentials.Secrets(credential, api.credentials), Fields: ex.balancer.front, CountsTokens: ex.balancer.front.finishes(),
 		CountsContent: ex.admission.CountsTokens(), CountsAll: ex.readsUsage(), FindsID: ex.admission.Open() && api.Body.Background,
-		Interims: &ex.tries.interims, Watch: ex.watch(), Marks: ex.tries.current, Closing: ex.balancer.transport.closing,
+		Interims: &ex.tries.interims, Watch: ex.watch(), Marks: ex.tries.current,
 	}
 	ex.balancer.front.direct(ex, out, credential)
 	out.Change.AskUsage = (ex.balancer.streamUsage || ex.admission.CountsTokens()) && (b.StreamUsage == nil || *b.StreamUsage) && api.CanAskUsage()

@@ -3,9 +3,6 @@ package openailb
 import (
 	"maps"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -22,10 +19,6 @@ func (plainProxy) direct(_ *exchange, out *attempt.Request, _ keys.Credential) {
 
 func (plainProxy) rechecks() bool { return false }
 func (plainProxy) finishes() bool { return false }
-
-func (plainProxy) headerOps(http *reverseproxy.HTTPTransport) *headers.HeaderOps {
-	return http.RequestHeaderOps()
-}
 
 // openaiLB is the directive openai_lb.
 type openaiLB struct{ attempt.Public }
@@ -58,9 +51,6 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential keys.Crede
 
 func (openaiLB) rechecks() bool { return true }
 func (openaiLB) finishes() bool { return true }
-
-// headerOps are none: each backend has its own host.
-func (openaiLB) headerOps(*reverseproxy.HTTPTransport) *headers.HeaderOps { return nil }
 
 // Interface guards
 var (

@@ -153,7 +153,7 @@ func (h *Handler) read(ex *exchange) (own apierror.Answer) {
 		}
 	}
 	if h.tellsModels && ex.api.CutOff() && ex.api.Model == "" && !ex.api.IsUpload(openaiapi.MethodOf(r)) {
-		return apierror.ModelBeyondBuffer(h.Transport.RequestBuffers).Answer(r)
+		return apierror.ModelBeyondBuffer(h.Sender.RequestBuffers).Answer(r)
 	}
 	if own = h.limit(ex); own.Response != nil {
 		return own

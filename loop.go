@@ -15,7 +15,11 @@ import (
 
 // loop is the transport of the directive's reverse_proxy, which calls it once for each request. It makes attempts, at
 // one backend after another, until the client gets a reply, or the balancer's own answer because no backend is left.
-type loop struct{ transport *Transport }
+type loop struct {
+	sender *attempt.Sender
+	// schemes are those of the backends by dial address, for active health checks.
+	schemes map[string]string
+}
 
 // exchangeCtxKey is the key of a request's exchange in its context.
 type exchangeCtxKey struct{}
@@ -24,7 +28,7 @@ type exchangeCtxKey struct{}
 func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 	ex, ok := req.Context().Value(exchangeCtxKey{}).(*exchange)
 	if !ok { // an active health check
-		return l.transport.sender.RoundTripper.RoundTrip(req)
+		return l.sender.RoundTripper.RoundTrip(req)
 	}
 	if ex.balancer.hidesHeader {
 		defer hideHeader(req)
@@ -37,8 +41,8 @@ func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 			return ex.answerUnlessLeft(req)
 		}
 		t.address.show(placeholders)
-		r := l.transport.attempt(ex, req)
-		if res, err := l.transport.next(ex, req, r); res != nil || err != nil {
+		r := ex.attempt(req)
+		if res, err := ex.next(req, r); res != nil || err != nil {
 			return res, err
 		}
 	}
@@ -78,7 +82,7 @@ func (ex *exchange) choose() *target {
 
 // next decides what follows an attempt: the client gets the reply, or an answer, or has left. If it returns neither,
 // another backend is tried.
-func (t *Transport) next(ex *exchange, req *http.Request, r *attempt.Reply) (*http.Response, error) {
+func (ex *exchange) next(req *http.Request, r *attempt.Reply) (*http.Response, error) {
 	if err := r.Ended(req); err != nil && !ex.bodyLate() {
 		ex.returnQuota(r)
 		r.Discard()
@@ -93,7 +97,7 @@ func (t *Transport) next(ex *exchange, req *http.Request, r *attempt.Reply) (*ht
 		ex.refuse(r, refusal)
 		return ex.answer(req), nil
 	}
-	t.remember(ex, r)
+	ex.remember(r)
 	ex.tries.executed = !ex.api.Kind.Repeatable() && r.PerhapsExecuted()
 	switch {
 	case ex.mayBeElsewhere(r):
@@ -116,7 +120,11 @@ func (ex *exchange) answerUnlessLeft(req *http.Request) (*http.Response, error) 
 
 // OverrideHealthCheckScheme makes active health checks use the scheme of the backend that they check.
 func (l loop) OverrideHealthCheckScheme(base *url.URL, port string) {
-	l.transport.OverrideHealthCheckScheme(base, port)
+	if scheme, ok := l.schemes[base.Host]; ok {
+		base.Scheme = scheme
+		return
+	}
+	l.sender.HTTP.OverrideHealthCheckScheme(base, port)
 }
 
 // Interface guards

@@ -7,6 +7,7 @@ package openailb
 
 import (
 	"encoding/json"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 
 	"github.com/caddyserver/caddy/v2"
@@ -127,7 +128,7 @@ type Handler struct {
 	// options.
 	Affinity *affinity.Options `json:"affinity,omitempty"`
 
-	PassiveHealth
+	attempt.PassiveHealth
 	attempt.Options
 
 	// StreamUsage asks for the usage of streams of chat and completions whose
@@ -163,9 +164,9 @@ type Handler struct {
 
 	replicas.State
 
-	// Transport makes the attempts at the backends. Provision creates it from
+	// Sender makes the attempts at the backends. Provision creates it from
 	// the options of attempts, of passive health, and the transport of ReverseProxy.
-	Transport *Transport `json:"-"`
+	Sender *attempt.Sender `json:"-"`
 
 	balancer *balancer
 	affinity *affinity.Affinity

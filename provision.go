@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -80,7 +82,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := errors.Join(h.warnIfPublic(ctx), h.warnIfUnreachable(ctx)); err != nil {
 		return err
 	}
-	if err := h.provisionTransport(ctx); err != nil {
+	if err := h.provisionSender(ctx); err != nil {
 		return err
 	}
 	if err := h.provisionBalancer(ctx, policy); err != nil {
@@ -127,7 +129,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	h.link.Secrets(h.keyFiles.Add)
 	h.models = backend.ModelsOf(h.Backends)
-	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Transport.sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
+	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
 	listeners, lists := []pool.Listener{h.link, &h.rechecker}, waiting.New(h.Wait)
 	if lists != nil {
 		if err := observe.On(ctx, observe.Stopping, lists.Close); err != nil {
@@ -139,9 +141,9 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.waiting = lists
 	h.balancer.Rechecker, h.balancer.Secrets = &h.rechecker, &h.keyFiles
 	h.balancer.use(policy)
-	h.balancer.useTransport(h.Transport)
+	h.balancer.useSender(h.Sender)
 	h.balancer.streamUsage = h.StreamUsage
-	h.balancer.forward, h.balancer.rateLimits = h.AllThrottled == forwardThrottled, h.RatelimitHeaders
+	h.balancer.forward, h.balancer.rateLimits = h.AllThrottled == attempt.ForwardThrottled, h.RatelimitHeaders
 	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
 		return err
 	}
@@ -189,8 +191,8 @@ func (h *Handler) Cleanup() error {
 	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
 		errs = append(errs, h.proxy.Cleanup())
 	}
-	if h.Transport != nil {
-		errs = append(errs, h.Transport.Cleanup())
+	if h.Sender != nil {
+		errs = append(errs, h.Sender.Cleanup())
 	}
 	return errors.Join(errs...)
 }

@@ -3,7 +3,6 @@ package openailb
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,33 +10,24 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"go.uber.org/zap"
 )
 
-// provisionTransport sets up the transport, and with it passive health.
-func (h *Handler) provisionTransport(ctx caddy.Context) error {
-	h.Transport = &Transport{PassiveHealth: h.PassiveHealth, Options: h.Options, front: openaiLB{}, schemes: make(map[string]string)}
+// provisionSender sets up the connections, and with them passive health.
+func (h *Handler) provisionSender(ctx caddy.Context) error {
+	h.Sender = &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options}
+	var closeDelay time.Duration
 	if h.ReverseProxy != nil {
-		h.Transport.closeDelay = time.Duration(h.ReverseProxy.StreamCloseDelay)
-	}
-	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
-		h.Transport.HTTP = new(reverseproxy.HTTPTransport)
-		if err := decodeHTTPTransport(h.ReverseProxy.TransportRaw, h.Transport.HTTP); err != nil {
-			return fmt.Errorf("reverse_proxy: transport: %w", err)
+		closeDelay = time.Duration(h.ReverseProxy.StreamCloseDelay)
+		if h.ReverseProxy.TransportRaw != nil {
+			h.Sender.HTTP = new(reverseproxy.HTTPTransport)
+			if err := attempt.DecodeConnections(h.ReverseProxy.TransportRaw, h.Sender.HTTP); err != nil {
+				return fmt.Errorf("reverse_proxy: transport: %w", err)
+			}
 		}
 	}
-	for _, b := range h.Backends {
-		h.Transport.schemes[b.Dial()] = b.Origin.Scheme
-	}
-	return h.Transport.Provision(ctx)
-}
-
-// checkHTTP returns what is wrong with the options of connections, before they are set up.
-func checkHTTP(transport *reverseproxy.HTTPTransport) error {
-	if transport.ProxyProtocol != "" {
-		return errors.New("http: proxy_protocol is not supported")
-	}
-	return nil
+	return h.Sender.Provision(ctx, closeDelay)
 }
 
 // checkProxy returns what is wrong with the options of reverse_proxy as they are written.
@@ -46,27 +36,10 @@ func checkProxy(proxy *reverseproxy.Handler) error {
 		return err
 	}
 	var transport reverseproxy.HTTPTransport
-	if err := decodeHTTPTransport(proxy.TransportRaw, &transport); err != nil {
+	if err := attempt.DecodeConnections(proxy.TransportRaw, &transport); err != nil {
 		return fmt.Errorf("reverse_proxy: transport: %w", err)
 	}
-	return checkHTTP(&transport)
-}
-
-// decodeHTTPTransport reads the config of reverse_proxy's http transport.
-func decodeHTTPTransport(raw json.RawMessage, into *reverseproxy.HTTPTransport) error {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &fields); err != nil {
-		return err
-	}
-	if string(fields["protocol"]) != `"http"` {
-		return fmt.Errorf("protocol %s is not allowed: expected \"http\"", fields["protocol"])
-	}
-	delete(fields, "protocol")
-	rest, err := json.Marshal(fields)
-	if err != nil {
-		return err
-	}
-	return caddy.StrictUnmarshalJSON(rest, into)
+	return attempt.CheckConnections(&transport)
 }
 
 // provisionProxy sets up the reverse_proxy that carries the requests.
@@ -82,7 +55,11 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		h.logger.Warn("header_up has a placeholder of the upstream, which openai_lb chooses later: use the option header of each backend")
 	}
 	proxy.TransportRaw = nil
-	proxy.Transport = loop{h.Transport}
+	schemes := make(map[string]string)
+	for _, b := range h.Backends {
+		schemes[b.Dial()] = b.Origin.Scheme
+	}
+	proxy.Transport = loop{h.Sender, schemes}
 	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: ourselves}
 	for _, t := range h.balancer.targets {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)

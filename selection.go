@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -223,7 +225,7 @@ func (s *Selection) exchange(upstreams reverseproxy.UpstreamPool, r *http.Reques
 	if s.transport != nil {
 		if isEchoOrTunnel(r) {
 			ex.own = apierror.MethodNotAllowed.Answer(r)
-		} else if err := ex.api.received.Buffer(r, s.transport.RequestBuffers); err != nil {
+		} else if err := ex.api.received.Buffer(r, s.transport.sender.RequestBuffers); err != nil {
 			ex.own = apierror.UnreadableBody(err).Answer(r)
 		}
 		ex.api.parse(r, openaiapi.ParsePath(r.URL.EscapedPath()), nil)
@@ -253,8 +255,10 @@ func (s *Selection) balancerOf(upstreams reverseproxy.UpstreamPool) *balancer {
 	}
 	b := newBalancer(s.Pool, plainProxy{}, targets, s.events)
 	b.use(s.policy)
-	b.useTransport(s.transport)
-	b.forward = s.transport != nil && s.transport.AllThrottled == forwardThrottled
+	if s.transport != nil {
+		b.useSender(s.transport.sender)
+		b.forward = s.transport.sender.AllThrottled == attempt.ForwardThrottled
+	}
 	s.replace(&upstreamsBalancer{upstreams: upstreams, balancer: b})
 	return b
 }

@@ -1,13 +1,9 @@
 package openailb
 
 import (
-	"cmp"
-	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -30,7 +26,7 @@ func init() {
 // In a plain reverse_proxy it works together with the openai_lb selection
 // policy, and has no effect without it.
 type Transport struct {
-	PassiveHealth
+	attempt.PassiveHealth
 	attempt.Options
 
 	// HTTP configures the connections to the backends, as reverse_proxy's http
@@ -40,14 +36,7 @@ type Transport struct {
 	// connections.
 	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
 
-	sender attempt.Sender
-	front  front
-	// schemes are those of the backends by dial address, for active health
-	// checks. A plain reverse_proxy has none.
-	schemes map[string]string
-	// closeDelay is reverse_proxy's stream_close_delay. closing is done when that has passed after an unload.
-	closeDelay time.Duration
-	closing    context.Context
+	sender *attempt.Sender
 }
 
 // CaddyModule returns the Caddy module information.
@@ -64,90 +53,27 @@ func (t *Transport) UnmarshalJSON(data []byte) error {
 	return directive.UnmarshalJSON(data, (*options)(t))
 }
 
-const (
-	// idleConnTimeout is below the four minutes after which Azure's load
-	// balancers drop an idle connection without a word.
-	idleConnTimeout = 90 * time.Second
-	// idleConnsPerHost keeps connections for hundreds of parallel streams.
-	idleConnsPerHost = 512
-	// handshakeTimeout is how long a backend may stay silent once it accepted
-	// a connection.
-	handshakeTimeout = 5 * time.Second
-	pingInterval     = 15 * time.Second
-	pingTimeout      = 5 * time.Second
-	// maxReceiveBuffer is how much of a reply over HTTP/2 waits for a client
-	// that does not read. Go's default is 4 MiB.
-	maxReceiveBuffer = 256 << 10
-)
-
 // Provision sets up the transport.
 func (t *Transport) Provision(ctx caddy.Context) error {
-	if err := t.PassiveHealth.provision(); err != nil {
-		return err
-	}
-	if err := t.Options.Provision(); err != nil {
-		return err
-	}
-	if t.front == nil {
-		t.front = plainProxy{}
-		proxy := proxyAround(ctx.Modules())
-		if proxy != nil && !hasSelection(proxy) {
+	proxy, closeDelay := proxyAround(ctx.Modules()), time.Duration(0)
+	if proxy != nil {
+		closeDelay = time.Duration(proxy.StreamCloseDelay)
+		if !hasSelection(proxy) {
 			ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
 		}
-		if proxy != nil {
-			t.closeDelay = time.Duration(proxy.StreamCloseDelay)
-		}
 	}
-	closing, closes := context.WithCancel(context.Background())
-	t.closing = closing
-	context.AfterFunc(ctx, func() { time.AfterFunc(t.closeDelay, closes) })
-	if t.HTTP == nil {
-		t.HTTP = new(reverseproxy.HTTPTransport)
-	}
-	if err := checkHTTP(t.HTTP); err != nil {
-		return err
-	}
-	// net/http must not ask for compression that the client did not ask for,
-	// nor decompress what the client asked for
-	t.HTTP.Compression = new(false)
-	if t.HTTP.KeepAlive == nil {
-		t.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
-	}
-	if t.HTTP.KeepAlive.IdleConnTimeout == 0 {
-		t.HTTP.KeepAlive.IdleConnTimeout = caddy.Duration(idleConnTimeout)
-	}
-	if t.HTTP.KeepAlive.MaxIdleConnsPerHost == 0 {
-		t.HTTP.KeepAlive.MaxIdleConnsPerHost = idleConnsPerHost
-	}
-	t.HTTP.WriteBufferSize = cmp.Or(t.HTTP.WriteBufferSize, attempt.WriteBuffer)
-	if err := t.HTTP.Provision(ctx); err != nil {
-		return fmt.Errorf("http: %w", err)
-	}
-	if t.HTTP.Transport.TLSHandshakeTimeout == 0 {
-		t.HTTP.Transport.TLSHandshakeTimeout = handshakeTimeout
-	}
-	t.HTTP.Transport.HTTP2 = &http.HTTP2Config{
-		SendPingTimeout:           pingInterval,
-		PingTimeout:               pingTimeout,
-		MaxReceiveBufferPerStream: maxReceiveBuffer,
-	}
-	attempt.HideSurplus()
-	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
-		attempt.KnowClients(server)
-	}
-	t.HTTP.Transport.DialContext = attempt.Dialing(t.HTTP.Transport.DialContext)
-	t.sender = attempt.Sender{RoundTripper: t.HTTP, Options: t.Options, Statuses: t.UnhealthyStatus,
-		SharesConnections: slices.Contains(t.HTTP.Versions, "h2c")}
-	return nil
+	t.sender = &attempt.Sender{PassiveHealth: t.PassiveHealth, Options: t.Options, HTTP: t.HTTP}
+	err := t.sender.Provision(ctx, closeDelay)
+	t.HTTP = t.sender.HTTP
+	return err
 }
 
 // Cleanup closes idle connections, and stops unused timers.
 func (t *Transport) Cleanup() error {
-	t.sender.Close()
-	if t.HTTP == nil {
+	if t.sender == nil {
 		return nil
 	}
-	return t.HTTP.Cleanup()
+	return t.sender.Cleanup()
 }
 
 // errNextBackend makes a plain reverse_proxy ask the selection again.
@@ -166,7 +92,7 @@ const exchangeVar = "openai_lb.exchange"
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	// a request may pass several reverse_proxies, each with an exchange of its own
 	ex, ok := caddyhttp.GetVar(req.Context(), exchangeVar).(*exchange)
-	if !ok || ex.balancer.transport != t {
+	if !ok || ex.balancer.sender != t.sender {
 		return t.sender.RoundTripper.RoundTrip(req)
 	}
 	if ex.balancer.hidesHeader {
@@ -175,8 +101,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if ex.tries.current == nil {
 		return ex.answer(req), nil
 	}
-	r := t.attempt(ex, req)
-	res, err := t.next(ex, req, r)
+	r := ex.attempt(req)
+	res, err := ex.next(req, r)
 	if res == nil && err == nil {
 		err = errNextBackend
 	}
@@ -185,7 +111,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // RequestHeaderOps sets the Host of a plain reverse_proxy's requests.
 func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
-	return t.front.headerOps(t.HTTP)
+	return t.HTTP.RequestHeaderOps()
 }
 
 // TLSEnabled reports whether a plain reverse_proxy reaches its upstreams by TLS.
@@ -199,13 +125,8 @@ func (t *Transport) EnableTLS(base *reverseproxy.TLSConfig) error {
 	return t.HTTP.EnableTLS(base)
 }
 
-// OverrideHealthCheckScheme makes active health checks use the scheme of the
-// backend they check.
+// OverrideHealthCheckScheme makes active health checks use the scheme of the upstreams.
 func (t *Transport) OverrideHealthCheckScheme(base *url.URL, port string) {
-	if scheme, ok := t.schemes[base.Host]; ok {
-		base.Scheme = scheme
-		return
-	}
 	t.HTTP.OverrideHealthCheckScheme(base, port)
 }
 

@@ -92,7 +92,7 @@ func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		const connections = 8
 		dead := new(atomic.Bool)
-		w.Handler.Transport.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		w.Handler.Sender.HTTP.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := w.Dial(ctx, network, addr)
 			return silentlyDead{conn, dead}, err
 		}
@@ -116,7 +116,7 @@ func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
 func TestACommittedStreamHoldsNeitherPromptNorEarlierReply(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 		recorder := new(recordingTransport)
-		recorder.next = w.Handler.Transport.Replace(recorder)
+		recorder.next, w.Handler.Sender.RoundTripper = w.Handler.Sender.RoundTripper, recorder
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			rw.WriteHeader(500)
 			io.WriteString(rw, strings.Repeat("x", 1<<20)) // does not end within what is read ahead

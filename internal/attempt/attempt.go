@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -26,18 +27,18 @@ import (
 
 // Sender sends requests to backends.
 type Sender struct {
-	RoundTripper http.RoundTripper
+	PassiveHealth
 	Options
-	// Statuses are those that are classified: statuses, and 4 and 5 for all of 4xx and 5xx. None: all.
-	Statuses []int
-	// SharesConnections reports whether HTTP/2 is used without TLS.
-	SharesConnections bool
+	// HTTP has the options of the connections to the backends. Provision makes it the RoundTripper.
+	HTTP         *reverseproxy.HTTPTransport
+	RoundTripper http.RoundTripper
 
-	alarms alarms
+	// sharesConnections reports whether HTTP/2 is used without TLS.
+	sharesConnections bool
+	// closing is done when reverse_proxy closes its WebSockets.
+	closing context.Context
+	alarms  alarms
 }
-
-// Close stops unused timers.
-func (s *Sender) Close() { s.alarms.Close() }
 
 // Request is a request for one backend.
 type Request struct {
@@ -71,8 +72,6 @@ type Request struct {
 	Watch Watch
 	// Marks knows whether the reply needs an end mark, if it is a stream.
 	Marks EndMarks
-	// Closing is done when reverse_proxy closes its WebSockets.
-	Closing context.Context
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader
 
@@ -141,6 +140,8 @@ type IDReader interface {
 // sent is a request on its way.
 type sent struct {
 	trip trip
+	// closing is the sender's.
+	closing context.Context
 	// kind is the type of the reply's body.
 	kind  string
 	out   http.Request
@@ -202,10 +203,11 @@ func (s *Sender) send(t *Request) *Reply {
 
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
-	t.trip.fields, t.trip.dial, t.trip.shares = t.Fields, t.Dial, s.SharesConnections
+	t.trip.fields, t.trip.dial, t.trip.shares = t.Fields, t.Dial, s.sharesConnections
 	if t.Proxied.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
 		t.trip.interims = t.Interims
 	}
+	t.closing = s.closing
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header

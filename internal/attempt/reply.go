@@ -139,6 +139,14 @@ const maxErrorText = 256
 // ErrorText is an error for a log.
 func ErrorText(err error) string { return pool.CutText(err.Error(), maxErrorText) }
 
+// asks is what the request asks for. Of one that was not sent, it is not known.
+func (r *Reply) asks() Asks {
+	if r.sent == nil {
+		return Asks{}
+	}
+	return r.sent.Asks
+}
+
 func (r *Reply) secrets() keys.Secrets {
 	if r.sent == nil {
 		return nil
@@ -174,7 +182,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		if r.sent.Asks.Kind.IsHandshake() {
 			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
 		}
-		closing := r.sent.Closing
+		closing := r.sent.closing
 		if r.sent.Proxied.ProtoMajor > 1 {
 			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer
 		}
@@ -213,8 +221,8 @@ var errSlowBody = errors.New("the body of an error did not arrive in time")
 // classifies reports whether the status is one of those that are listed, and whether it is
 // classified: without a list, each one is.
 func (s *Sender) classifies(status int) (listed, classified bool) {
-	listed = slices.ContainsFunc(s.Statuses, func(s int) bool { return s == status || s == status/100 })
-	return listed, listed || len(s.Statuses) == 0
+	listed = slices.ContainsFunc(s.UnhealthyStatus, func(s int) bool { return s == status || s == status/100 })
+	return listed, listed || len(s.UnhealthyStatus) == 0
 }
 
 // judge finds out what a response means: by its status, its headers and, if it

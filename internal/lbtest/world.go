@@ -97,7 +97,7 @@ func newWorld(t *testing.T, config string) *World {
 	logged.TakeAll()
 	w := &World{T: t, Logs: logged, Backends: make(map[string]*Backend), listeners: make(map[string]*pipeListener)}
 	w.Handler = loadHandler(t, Context(t), config)
-	w.Handler.Transport.HTTP.Transport.DialContext = w.Dial
+	w.Handler.Sender.HTTP.Transport.DialContext = w.Dial
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, entry := range w.Logs.All() {

@@ -79,7 +79,7 @@ func TestAClientThatLeavesBeforeItsRequestIsSentCostsNothing(t *testing.T) {
 		w.learn(map[string]http.HandlerFunc{"a": says(45, 1000)})
 		w.Stop("a")
 		time.Sleep(time.Second) // until its connections are closed
-		w.Handler.Transport.HTTP.Transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		w.Handler.Sender.HTTP.Transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}

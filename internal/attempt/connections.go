@@ -1,0 +1,118 @@
+package attempt
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+const (
+	// idleConnTimeout is below the four minutes after which Azure's load
+	// balancers drop an idle connection without a word.
+	idleConnTimeout = 90 * time.Second
+	// idleConnsPerHost keeps connections for hundreds of parallel streams.
+	idleConnsPerHost = 512
+	// handshakeTimeout is how long a backend may stay silent once it accepted
+	// a connection.
+	handshakeTimeout = 5 * time.Second
+	pingInterval     = 15 * time.Second
+	pingTimeout      = 5 * time.Second
+	// maxReceiveBuffer is how much of a reply over HTTP/2 waits for a client
+	// that does not read. Go's default is 4 MiB.
+	maxReceiveBuffer = 256 << 10
+)
+
+// CheckConnections returns what is wrong with the options of connections, before they are set up.
+func CheckConnections(transport *reverseproxy.HTTPTransport) error {
+	if transport.ProxyProtocol != "" {
+		return errors.New("http: proxy_protocol is not supported")
+	}
+	return nil
+}
+
+// DecodeConnections reads the config of reverse_proxy's http transport.
+func DecodeConnections(raw json.RawMessage, into *reverseproxy.HTTPTransport) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return err
+	}
+	if string(fields["protocol"]) != `"http"` {
+		return fmt.Errorf("protocol %s is not allowed: expected \"http\"", fields["protocol"])
+	}
+	delete(fields, "protocol")
+	rest, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	return caddy.StrictUnmarshalJSON(rest, into)
+}
+
+// Provision sets up the sender: its options, and the connections to the backends. WebSockets are closed when closeDelay
+// has passed after an unload.
+func (s *Sender) Provision(ctx caddy.Context, closeDelay time.Duration) error {
+	if err := s.PassiveHealth.Provision(); err != nil {
+		return err
+	}
+	if err := s.Options.Provision(); err != nil {
+		return err
+	}
+	if s.HTTP == nil {
+		s.HTTP = new(reverseproxy.HTTPTransport)
+	}
+	if err := CheckConnections(s.HTTP); err != nil {
+		return err
+	}
+	// net/http must not ask for compression that the client did not ask for,
+	// nor decompress what the client asked for
+	s.HTTP.Compression = new(false)
+	if s.HTTP.KeepAlive == nil {
+		s.HTTP.KeepAlive = new(reverseproxy.KeepAlive)
+	}
+	if s.HTTP.KeepAlive.IdleConnTimeout == 0 {
+		s.HTTP.KeepAlive.IdleConnTimeout = caddy.Duration(idleConnTimeout)
+	}
+	if s.HTTP.KeepAlive.MaxIdleConnsPerHost == 0 {
+		s.HTTP.KeepAlive.MaxIdleConnsPerHost = idleConnsPerHost
+	}
+	s.HTTP.WriteBufferSize = cmp.Or(s.HTTP.WriteBufferSize, WriteBuffer)
+	if err := s.HTTP.Provision(ctx); err != nil {
+		return fmt.Errorf("http: %w", err)
+	}
+	transport := s.HTTP.Transport
+	if transport.TLSHandshakeTimeout == 0 {
+		transport.TLSHandshakeTimeout = handshakeTimeout
+	}
+	transport.HTTP2 = &http.HTTP2Config{
+		SendPingTimeout:           pingInterval,
+		PingTimeout:               pingTimeout,
+		MaxReceiveBufferPerStream: maxReceiveBuffer,
+	}
+	HideSurplus()
+	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
+		KnowClients(server)
+	}
+	transport.DialContext = Dialing(transport.DialContext)
+	s.RoundTripper, s.sharesConnections = s.HTTP, slices.Contains(s.HTTP.Versions, "h2c")
+	closing, closes := context.WithCancel(context.Background())
+	s.closing = closing
+	context.AfterFunc(ctx, func() { time.AfterFunc(closeDelay, closes) })
+	return nil
+}
+
+// Cleanup closes idle connections, and stops unused timers.
+func (s *Sender) Cleanup() error {
+	s.alarms.Close()
+	if s.HTTP == nil {
+		return nil
+	}
+	return s.HTTP.Cleanup()
+}
