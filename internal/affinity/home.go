@@ -16,7 +16,7 @@ import (
 // may use each other's objects.
 //
 // Each replica finds the same home without talking: the first account in the order of the caller's name (see
-// package homes) among those that would get the request anyway. If that is another one than before, because the
+// package pool) among those that would get the request anyway. If that is another one than before, because the
 // home is drained or fails, the caller moves. Where it moved is remembered like the owner of an object, with an id
 // that no object has, so it outlives a restart and reaches other replicas just as owners do.
 //

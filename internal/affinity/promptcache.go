@@ -11,7 +11,6 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -39,7 +38,7 @@ type PromptCache struct {
 
 	// relocations are kept under this name.
 	name        string
-	relocations *homes.Relocations
+	relocations *pool.Relocations
 }
 
 func (o *Options) unmarshalPromptCache(d *caddyfile.Dispenser) error {
@@ -81,8 +80,8 @@ func (o *Options) OpenPromptCache(name string, p *pool.Pool) (*PromptCache, erro
 	for _, header := range o.PromptCache.Headers {
 		c.Headers = append(c.Headers, http.CanonicalHeaderKey(header))
 	}
-	value, _, _ := relocations.LoadOrNew(name, func() (caddy.Destructor, error) { return new(homes.Relocations), nil })
-	c.relocations = value.(*homes.Relocations)
+	value, _, _ := relocations.LoadOrNew(name, func() (caddy.Destructor, error) { return new(pool.Relocations), nil })
+	c.relocations = value.(*pool.Relocations)
 	p.Relocations = c.relocations
 	return c, nil
 }

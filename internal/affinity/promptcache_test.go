@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -78,7 +77,7 @@ func TestWithoutTheOptionThereIsNothing(t *testing.T) {
 
 func TestWhereKeysMovedSurvivesUntilTheLastPoolIsGone(t *testing.T) {
 	o := &Options{PromptCache: new(PromptCache)}
-	open := func(name string) (*PromptCache, *homes.Relocations) {
+	open := func(name string) (*PromptCache, *pool.Relocations) {
 		p := new(pool.Pool)
 		c, err := o.OpenPromptCache(name, p)
 		if err != nil {

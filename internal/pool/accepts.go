@@ -1,22 +1,18 @@
 package pool
 
-import (
-	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
-)
+import "time"
 
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r Request, now time.Time) bool {
 	model, ok := r.ModelAt(m)
-	return ok && (m.standing(model, r.Cost(), now) >= benches.Guessed || m.isAbove(r, model, now))
+	return ok && (m.standing(model, r.Cost(), now) >= benchedGuess || m.isAbove(r, model, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
 // would meet, or one whose probe may still be refused.
 func (m *Member) hasThrottle(r Request) bool {
 	model, _ := r.ModelAt(m)
-	return m.health.whole.Throttle.Load() != nil || m.health.of(model).Throttle.Load() != nil
+	return m.health.whole.throttle.Load() != nil || m.health.of(model).throttle.Load() != nil
 }
 
 // farAway is when a request may go to a member whose budget is used up: no request waits for that.
@@ -30,11 +26,11 @@ func (m *Member) Accepts(r Request, now time.Time) (at time.Time, grace time.Dur
 	}
 	model, _ := r.ModelAt(m)
 	at = now.Add(m.quotaWait(r, model, now))
-	if b := m.health.whole.Throttle.Load(); b != nil && b.InForce(now) {
+	if b := m.health.whole.throttle.Load(); b != nil && b.inForce(now) {
 		return now.Add(farAway), 0, true // only budgets are about all models
 	}
-	if b := m.health.of(model).Throttle.Load(); b != nil && b.InForce(now) {
-		at, grace = benches.Later(at, b.Accepts()), b.Grace()
+	if b := m.health.of(model).throttle.Load(); b != nil && b.inForce(now) {
+		at, grace = later(at, b.accepts()), b.Grace()
 	}
 	return at, grace, true
 }

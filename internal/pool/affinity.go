@@ -3,8 +3,6 @@ package pool
 import (
 	"math"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 )
 
 // Affinity keeps requests of one key at one member, whose cache contains the
@@ -20,7 +18,7 @@ import (
 // their home had no room, return before, while the
 // member to which they moved got more than its share of the requests of the last
 // minute. Otherwise one short throttle would upset the weights. Only
-// relocations are remembered: see [homes.Relocations].
+// relocations are remembered: see [Relocations].
 type Affinity struct {
 	// Key is the same for related requests. 0: the request has no key.
 	Key uint64
@@ -65,7 +63,7 @@ type tier struct {
 // exceeded reports whether the member got more than its share of the requests of the
 // last minute.
 func (t *tier) exceeded(m *Member, now time.Time) bool {
-	return float64(m.lately.Count(now))*t.weights > float64(t.lately)*m.share()
+	return float64(m.lately.count(now))*t.weights > float64(t.lately)*m.share()
 }
 
 // place returns the place that a member of the tier has for requests with a key.
@@ -81,7 +79,7 @@ func (t *tier) place(m *Member) place {
 // chooseByKey chooses among the members that are as good as the one chosen: the
 // one where the key lives, or else the next in the order of the key that has room.
 func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best grade) place {
-	cost, moved := r.Cost(), p.Relocations.Get(a.Key, now)
+	cost, moved := r.Cost(), p.Relocations.get(a.Key, now)
 	var t tier
 	var home, there, first *Member
 	var homeScore, firstScore float64
@@ -91,7 +89,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		score := m.score(a.Key)
 		if _, serves := r.ModelAt(m); serves {
-			if m.digest.Tag == moved.Tag {
+			if m.digest.tag == moved.tag {
 				there = m
 			}
 			if !m.Drained() && (home == nil || m.Priority == home.Priority && score < homeScore) {
@@ -103,8 +101,8 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		}
 		t.weights += m.share()
 		t.inFlight += m.InFlight()
-		if moved.Fled {
-			t.lately += m.lately.Count(now)
+		if moved.fled {
+			t.lately += m.lately.count(now)
 		}
 		if first == nil || score < firstScore {
 			first, firstScore = m, score
@@ -123,7 +121,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 	isIn := func(m *Member) bool { return p.gradeOf(m, best.priority, r, cost, now) == best }
 	in := isIn(lives)
 	switch {
-	case in && moved.Fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
+	case in && moved.fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
 		first, in = home, false // it returns
 	case in && t.place(lives).hasRoom():
 		first = lives
@@ -133,7 +131,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		to = p.nextWithRoom(r, a, now, to, &t, best)
 	}
 	switch {
-	case to.Member == lives && (moved.Tag == 0 || there != nil):
+	case to.Member == lives && (moved.tag == 0 || there != nil):
 		a.Result = Hit
 	case to.Member != lives && (in || lives.Full()):
 		a.Result = Miss
@@ -141,9 +139,9 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Relocations.Put(a.Key, homes.Relocation{Tag: to.digest.Tag, Fled: moved.Fled || home.hasThrottle(r) || p.isSpentFor(home, r, now)}, now)
-	} else if moved.Tag != 0 {
-		p.Relocations.Forget(a.Key)
+		p.Relocations.put(a.Key, relocation{tag: to.digest.tag, fled: moved.fled || home.hasThrottle(r) || p.isSpentFor(home, r, now)}, now)
+	} else if moved.tag != 0 {
+		p.Relocations.forget(a.Key)
 	}
 	return to
 }
@@ -172,4 +170,4 @@ func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t
 func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
 
 // score returns the member's place in the order of a key.
-func (m *Member) score(key uint64) float64 { return m.digest.Score(key, m.share()) }
+func (m *Member) score(key uint64) float64 { return m.digest.score(key, m.share()) }

@@ -9,15 +9,13 @@ import (
 	"testing"
 	"time"
 	"unsafe"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 )
 
 // withKeys makes a pool that keeps keys together.
 func withKeys(t testing.TB, members ...string) (*Pool, map[string]*Member) {
 	p, byName, _ := poolOf(t, members...)
 	t.Cleanup(p.Close)
-	p.Relocations = new(homes.Relocations)
+	p.Relocations = new(Relocations)
 	return p, byName
 }
 
@@ -43,8 +41,8 @@ func wantKeyAt(t *testing.T, p *Pool, key uint64, now time.Time, want string, re
 // keysOf returns keys that live at this member, in the state that the pool has.
 func keysOf(p *Pool, name string, n int) (keys []uint64) {
 	for key := uint64(1); len(keys) < n; key++ {
-		if got, _ := pickKey(p, homes.Mix(key), start); got == name {
-			keys = append(keys, homes.Mix(key))
+		if got, _ := pickKey(p, mix(key), start); got == name {
+			keys = append(keys, mix(key))
 		}
 	}
 	return keys
@@ -56,12 +54,12 @@ func TestKeysAreSharedByWeightAndStayWhenMembersComeAndGo(t *testing.T) {
 	two, _ := withKeys(t, "c:1:3", "a:1:1") // in another order
 	counts := make(map[string]int)
 	for i := range uint64(keys) {
-		got, _ := pickKey(three, homes.Mix(i+1), start)
+		got, _ := pickKey(three, mix(i+1), start)
 		counts[got]++
-		if after, _ := pickKey(two, homes.Mix(i+1), start); got != "b" && after != got {
+		if after, _ := pickKey(two, mix(i+1), start); got != "b" && after != got {
 			t.Fatalf("a key of %s went to %s because b is gone", got, after)
 		}
-		if again, result := pickKey(three, homes.Mix(i+1), at(60)); again != got || result != Hit {
+		if again, result := pickKey(three, mix(i+1), at(60)); again != got || result != Hit {
 			t.Fatalf("a key of %s went to %s (%s)", got, again, result)
 		}
 	}
@@ -306,10 +304,10 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 
 func TestAPickByKeyAllocatesNothing(t *testing.T) {
 	p := sixteen(t)
-	p.Relocations = new(homes.Relocations)
+	p.Relocations = new(Relocations)
 	r := &asks{model: "m", cost: 1}
 	if n := testing.AllocsPerRun(1000, func() {
-		r.affinity.Key = homes.Mix(r.affinity.Key + 1)
+		r.affinity.Key = mix(r.affinity.Key + 1)
 		p.Pick(r, start).Release()
 	}); n != 0 {
 		t.Errorf("a pick by key allocates %v times", n)
@@ -318,11 +316,11 @@ func TestAPickByKeyAllocatesNothing(t *testing.T) {
 
 func BenchmarkPickByKey(b *testing.B) {
 	p := sixteen(b)
-	p.Relocations = new(homes.Relocations)
+	p.Relocations = new(Relocations)
 	b.ReportAllocs()
 	r := &asks{model: "m", cost: 1}
 	for b.Loop() {
-		r.affinity.Key = homes.Mix(r.affinity.Key + 1)
+		r.affinity.Key = mix(r.affinity.Key + 1)
 		p.Pick(r, start).Release()
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
@@ -17,10 +16,10 @@ import (
 // Health is the state of one backend. Reading it takes no lock.
 type Health struct {
 	// whole is what counts for every model.
-	whole benches.Set
+	whole benchSet
 	// models is what counts for one model, by its name at the backend. Only
 	// those are in it that were benched once. The map itself never changes.
-	models atomic.Pointer[map[string]*benches.Set]
+	models atomic.Pointer[map[string]*benchSet]
 	// served are models that the backend has served, and ended are operations of which it has sent a
 	// stream with an end mark.
 	served, ended nameSet
@@ -43,7 +42,7 @@ type Health struct {
 }
 
 // noBenches stands for the benches of an unknown model.
-var noBenches = new(benches.Set)
+var noBenches = new(benchSet)
 
 // Limits on the memory that clients can make us use, whatever models they name.
 const (
@@ -70,7 +69,7 @@ func (*Health) Destruct() error { return nil }
 func (m *Member) StartFresh(identity string) {
 	h := m.health
 	h.mu.Lock()
-	var over []*benches.Entry
+	var over []*benchEntry
 	if h.identity != "" && h.identity != identity {
 		over = h.endAll()
 		h.models.Store(nil)
@@ -89,10 +88,10 @@ func (m *Member) StartFresh(identity string) {
 
 // endAll ends all benches, which may be nil, and forgets the failures that count
 // towards one. The caller holds the lock.
-func (h *Health) endAll() (over []*benches.Entry) {
+func (h *Health) endAll() (over []*benchEntry) {
 	over = append(over, h.unreachable.Swap(nil))
 	for _, b := range h.all() {
-		throttle, failure := b.End()
+		throttle, failure := b.end()
 		over = append(over, throttle, failure)
 	}
 	return over
@@ -112,7 +111,7 @@ func (h *Health) namesakesOf(name string) *namesakes {
 }
 
 // of returns the benches that count for a model besides those of the whole.
-func (h *Health) of(model string) *benches.Set {
+func (h *Health) of(model string) *benchSet {
 	if models := h.models.Load(); models != nil {
 		if b, ok := (*models)[ModelKey(model)]; ok {
 			return b
@@ -125,10 +124,10 @@ func (h *Health) of(model string) *benches.Set {
 // the lock. If there are too many models, it forgets the one worth least: a
 // name that the member does not know before one that it knows, a failure before
 // a throttle, and what ends soon before what ends late.
-func (m *Member) remember(model string, now time.Time) *benches.Set {
+func (m *Member) remember(model string, now time.Time) *benchSet {
 	h := m.health
 	key := ModelKey(model)
-	models := make(map[string]*benches.Set)
+	models := make(map[string]*benchSet)
 	if known := h.models.Load(); known != nil {
 		if b, ok := (*known)[key]; ok {
 			return b
@@ -138,7 +137,7 @@ func (m *Member) remember(model string, now time.Time) *benches.Set {
 	if len(models) >= maxModels {
 		delete(models, m.worthLeast(models, now))
 	}
-	b := new(benches.Set)
+	b := new(benchSet)
 	models[key] = b
 	h.models.Store(&models)
 	return b
@@ -161,24 +160,24 @@ func (h *Health) rememberServed(model string) {
 }
 
 // standing returns what the member's benches mean for a request.
-func (m *Member) standing(model string, cost int64, now time.Time) benches.Standing {
-	return max(m.health.whole.Standing(cost, now), m.health.unreachable.Standing(cost, now, benches.Suspected), m.health.of(model).Standing(cost, now))
+func (m *Member) standing(model string, cost int64, now time.Time) standing {
+	return max(m.health.whole.standing(cost, now), m.health.unreachable.standing(cost, now, benchedFailure), m.health.of(model).standing(cost, now))
 }
 
 // returns returns when the member's benches end for a model.
 func (m *Member) returns(model string, now time.Time) time.Time {
-	return benches.Later(benches.Later(m.health.whole.Returns(now), m.health.unreachable.Until(now)), m.health.of(model).Returns(now))
+	return later(later(m.health.whole.returns(now), m.health.unreachable.until(now)), m.health.of(model).returns(now))
 }
 
 // unbenched reports whether there is no bench at all, not even one that ended.
 func (m *Member) unbenched(model string) bool {
-	return m.health.whole.IsEmpty() && !m.Unreachable() && m.health.of(model).IsEmpty()
+	return m.health.whole.isEmpty() && !m.Unreachable() && m.health.of(model).isEmpty()
 }
 
 // slots returns all that count for a model.
-func (m *Member) slots(model string) [5]*benches.Slot {
+func (m *Member) slots(model string) [5]*slot {
 	whole, its := &m.health.whole, m.health.of(model)
-	return [5]*benches.Slot{&whole.Throttle, &whole.Failure, &m.health.unreachable.Slot, &its.Throttle, &its.Failure}
+	return [5]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &its.throttle, &its.failure}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
@@ -192,7 +191,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 	}
 	cost := r.Cost()
 	for _, s := range m.slots(model) {
-		ok, over := s.Claim(cost, now)
+		ok, over := s.claim(cost, now)
 		m.tellEnd(over, false)
 		if !ok {
 			return false
@@ -204,7 +203,7 @@ func (m *Member) claim(r Request, now time.Time) bool {
 // claimTry takes the right to try a member although it throttles.
 func (m *Member) claimTry(r Request, now time.Time) bool {
 	model, _ := r.ModelAt(m)
-	return m.health.whole.Throttle.ClaimTry(r.Cost(), now) && m.health.of(model).Throttle.ClaimTry(r.Cost(), now)
+	return m.health.whole.throttle.claimTry(r.Cost(), now) && m.health.of(model).throttle.claimTry(r.Cost(), now)
 }
 
 // Served ends the benches that an attempt, which started at started, has
@@ -215,10 +214,10 @@ func (m *Member) Served(model string, started time.Time) {
 	}
 	if !m.unbenched(model) {
 		for _, s := range m.slots(model) {
-			m.tellDisproved(s.Clear(started), false)
+			m.tellDisproved(s.clear(started), false)
 		}
 	}
-	m.health.of(model).Rests.Served(started)
+	m.health.of(model).rests.served(started)
 }
 
 // Knows reports whether the config names the model, or the member has served it.
@@ -280,22 +279,21 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.scope(r.Whole, r.Model, now).Rests.Next(r.Wait, r.Longest, r.Started, now)
+	return m.scope(r.Whole, r.Model, now).rests.next(r.Wait, r.Longest, r.Started, now)
 }
 
 // put starts or extends a bench, and reports it.
 func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
-	b := benches.NewEntry(next, m.pool, now)
+	b := newBenchEntry(next, m.pool, now)
 	m.health.mu.Lock()
-	wake, into := b.Until, &m.health.unreachable.Slot
+	wake, into := b.Until, &m.health.unreachable.slot
 	if b.Unreachable {
 		wake = m.health.unreachable.failed(now)
-		b.Until = benches.Later(b.Until, wake)
+		b.Until = later(b.Until, wake)
 	} else {
-		into = m.scope(b.Whole, b.Model, now).Slot(b.Throttle)
+		into = m.scope(b.Whole, b.Model, now).slot(b.Throttle)
 	}
-	change, over := into.Put(b, remote)
-	happened := changes[change]
+	happened, over := into.put(b, remote)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.tellEnd(over, remote)
@@ -308,11 +306,8 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// changes are the events of changes of benches.
-var changes = [...]Happening{benches.None: nothing, benches.Began: Began, benches.Grew: Grew, benches.Turned: Turned}
-
 // scope returns the benches that a refusal belongs to. The caller holds the lock.
-func (m *Member) scope(whole bool, model string, now time.Time) *benches.Set {
+func (m *Member) scope(whole bool, model string, now time.Time) *benchSet {
 	if whole {
 		return &m.health.whole
 	}
@@ -323,7 +318,7 @@ func (m *Member) scope(whole bool, model string, now time.Time) *benches.Set {
 // since in doubt.
 func (m *Member) Doubt(whole bool, model string, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Bench{Whole: whole, Model: model}).Throttle.Cast(since)
+	b := m.health.known(Bench{Whole: whole, Model: model}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})
@@ -338,5 +333,5 @@ func (m *Member) CountFailure(whole bool, model string, now time.Time, limit int
 	}
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.scope(whole, model, now).CountFailure(now, limit, duration)
+	return m.scope(whole, model, now).countFailure(now, limit, duration)
 }

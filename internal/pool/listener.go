@@ -1,15 +1,6 @@
 package pool
 
-import (
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
-)
-
-// Bench is a time in which a backend gets no requests.
-type Bench = benches.Bench
-
-// Reason is why a backend is benched.
-type Reason = benches.Reason
+import "github.com/openai-lb/caddy-openai-lb/internal/pulse"
 
 // Listener receives the events of the members of a pool. It is called without a
 // lock, by the goroutine of a request or of a timer, and must not wait.
@@ -72,14 +63,14 @@ func (m *Member) tell(e Event) {
 }
 
 // tellEnd reports that a bench has ended, unless it is nil or that was reported before.
-func (m *Member) tellEnd(b *benches.Entry, remote bool) {
-	if b != nil && b.TellOnce() {
+func (m *Member) tellEnd(b *benchEntry, remote bool) {
+	if b != nil && b.tellOnce() {
 		m.tell(Event{Happening: Ended, Bench: b.Bench, Remote: remote})
 	}
 }
 
 // tellDisproved reports that a bench was disproved, unless it is nil.
-func (m *Member) tellDisproved(b *benches.Entry, remote bool) {
+func (m *Member) tellDisproved(b *benchEntry, remote bool) {
 	if b != nil {
 		m.tell(Event{Happening: Disproved, Bench: b.Bench, Remote: remote})
 		m.tellEnd(b, remote)

@@ -1,10 +1,6 @@
 package pool
 
-import (
-	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
-)
+import "time"
 
 // Maker is for a request that makes an object: it chooses the account, among members that are as good as each
 // other, so that the objects of one caller are in one account.
@@ -49,7 +45,7 @@ func (p *Pool) IsSoonBack(r Request, account string, now time.Time) (back bool) 
 // account is what the members of one account have in common.
 type account struct {
 	name   string
-	digest homes.Digest
+	digest digest
 	// weight is the sum of those of its members of one priority.
 	weight float64
 }
@@ -57,7 +53,7 @@ type account struct {
 // findAccounts sets up the accounts of the pool's members.
 func (p *Pool) findAccounts() {
 	for _, m := range p.Members {
-		m.account = account{name: m.Account, digest: homes.DigestOf(m.Account)}
+		m.account = account{name: m.Account, digest: digestOf(m.Account)}
 		for _, other := range p.Members {
 			if other.Account == m.Account && other.Priority == m.Priority {
 				m.account.weight += other.share()
@@ -76,7 +72,7 @@ func (k *Maker) score(a *account) (score float64, ok bool) {
 	case a.name == k.Last:
 		return -1, true
 	}
-	return a.digest.Score(k.Order, a.weight), true
+	return a.digest.score(k.Order, a.weight), true
 }
 
 // chooseForMaker chooses the first account in the maker's order that has a member which is as good as the one

@@ -8,7 +8,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
@@ -117,17 +116,17 @@ func (p *Pool) Snapshot(now time.Time) []State {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}
 		for _, b := range m.health.benches() {
-			if b.InForce(now) {
+			if b.inForce(now) {
 				bench := b.Bench
 				if b.Unreachable { // a recheck may be under way
-					bench.Until = benches.Later(b.Until, now.Add(firstPause))
+					bench.Until = later(b.Until, now.Add(firstPause))
 				}
-				bench.InDoubt = b.IsInDoubt()
+				bench.InDoubt = b.isInDoubt()
 				states[i].Benches = append(states[i].Benches, bench)
 				continue
 			}
 			states[i].Due = append(states[i].Due, b.Bench)
-			if !b.Throttle || b.MayBeRefused(now) {
+			if !b.Throttle || b.mayBeRefused(now) {
 				states[i].Probing = true
 			}
 		}
@@ -137,12 +136,12 @@ func (p *Pool) Snapshot(now time.Time) []State {
 
 // Benched reports whether a bench is active.
 func (h *Health) Benched(now time.Time) bool {
-	return slices.ContainsFunc(h.benches(), func(b *benches.Entry) bool { return b.InForce(now) })
+	return slices.ContainsFunc(h.benches(), func(b *benchEntry) bool { return b.inForce(now) })
 }
 
 // all returns the benches of the whole backend, and those of each model.
-func (h *Health) all() []*benches.Set {
-	all := []*benches.Set{&h.whole}
+func (h *Health) all() []*benchSet {
+	all := []*benchSet{&h.whole}
 	if models := h.models.Load(); models != nil {
 		for _, b := range *models {
 			all = append(all, b)
@@ -152,12 +151,12 @@ func (h *Health) all() []*benches.Set {
 }
 
 // benches returns those that there are, in force or due.
-func (h *Health) benches() (there []*benches.Entry) {
+func (h *Health) benches() (there []*benchEntry) {
 	if b := h.unreachable.Load(); b != nil {
 		there = append(there, b)
 	}
 	for _, set := range h.all() {
-		for _, s := range []*benches.Slot{&set.Throttle, &set.Failure} {
+		for _, s := range []*slot{&set.throttle, &set.failure} {
 			if b := s.Load(); b != nil {
 				there = append(there, b)
 			}

@@ -1,6 +1,7 @@
 // Package pool decides which backend gets a request: which backends may be
-// called now, which one is next, and the shortest wait. It gets the time only
-// from its arguments, and does not depend on HTTP or Caddy.
+// called now, which one is next, and the shortest wait. It knows how a bench
+// begins, grows and ends, and at which member the requests of a key live. It gets
+// the time only from its arguments, and does not depend on HTTP or Caddy.
 //
 // Its words, which the rest of the project uses in the same sense:
 //
@@ -34,8 +35,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
@@ -54,7 +53,7 @@ type Pool struct {
 	Policy func(Request, []*Member) *Member
 	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
-	Relocations *homes.Relocations
+	Relocations *Relocations
 	// Silence is the factor of package pulse. 0: silences do not matter.
 	Silence float64
 	// Steers makes a member that has no room left in its limits come after the others of its
@@ -95,8 +94,8 @@ type Member struct {
 	pool      *Pool
 	health    *Health
 	namesakes *namesakes
-	lately    homes.Lately
-	digest    homes.Digest // of the name
+	lately    lately
+	digest    digest // of the name
 	account   account
 }
 
@@ -139,7 +138,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
 	for i, m := range members {
-		m.Index, m.pool, m.digest = i, p, homes.DigestOf(m.Name)
+		m.Index, m.pool, m.digest = i, p, digestOf(m.Name)
 	}
 	p.findAccounts()
 	p.watchReturns()
@@ -177,7 +176,7 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 // count counts a request that the member gets.
 func (p *Pool) count(m *Member, now time.Time) {
 	if p.Relocations != nil {
-		m.lately.Add(now)
+		m.lately.add(now)
 	}
 }
 
@@ -335,13 +334,13 @@ func (m *Member) rank(r Request, cost int64, now time.Time) (rank rank, model st
 		return nobody, ""
 	}
 	switch standing := m.standing(model, cost, now); {
-	case standing == benches.Throttled:
+	case standing == benchedThrottle:
 		return nobody, ""
-	case standing == benches.Guessed:
+	case standing == benchedGuess:
 		rank = guess
-	case standing > benches.Due || !m.healthy():
+	case standing > trialDue || !m.healthy():
 		rank = suspect
-	case standing == benches.Due && r.Once():
+	case standing == trialDue && r.Once():
 		rank = unproved
 	}
 	rank = max(rank, m.silenceRank(r, model, now))

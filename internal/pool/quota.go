@@ -4,7 +4,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -107,7 +106,7 @@ func (p *Pool) Limits(r Request, now time.Time) (sums quota.Limits) {
 			if !ok || m.Drained() {
 				continue
 			}
-			benched := m.standing(model, r.Cost(), now) > benches.Due || !m.healthy()
+			benched := m.standing(model, r.Cost(), now) > trialDue || !m.healthy()
 			f := m.Quota(model).Fields(i, benched, now)
 			wait := f.Reset
 			if benched {

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/homes"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -115,7 +114,7 @@ func TestAPolicyChoosesAmongMembersWithRoom(t *testing.T) {
 
 func TestAKeyLeavesAMemberWithoutRoomAsItLeavesOneThatThrottles(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1")
-	p.Steers, p.Relocations = true, new(homes.Relocations)
+	p.Steers, p.Relocations = true, new(Relocations)
 	pick := func(now time.Time) (*Member, Result) {
 		r := &asks{model: "m", cost: 100, affinity: Affinity{Key: 7}}
 		got := p.Pick(r, now)
@@ -134,7 +133,7 @@ func TestAKeyLeavesAMemberWithoutRoomAsItLeavesOneThatThrottles(t *testing.T) {
 	if again, result := pick(at(1)); again != away || result != Hit {
 		t.Errorf("got %s at %s, and it lives at %s", result, again.Name, away.Name)
 	}
-	if relocation := p.Relocations.Get(7, at(1)); !relocation.Fled {
+	if relocation := p.Relocations.get(7, at(1)); !relocation.fled {
 		t.Error("it would not return while the others are above their share")
 	}
 	for _, other := range m { // if no member has room, all are alike, and its own one had more than its share

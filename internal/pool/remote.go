@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 )
 
 // What other replicas report is applied as if it had happened here, but listeners
@@ -34,7 +32,7 @@ func (m *Member) HearDoubt(b Bench) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	if known := m.find(b); known != nil {
-		known.Doubt()
+		known.putInDoubt()
 	}
 }
 
@@ -43,7 +41,7 @@ func (m *Member) HearDoubt(b Bench) {
 func (m *Member) HearDisproved(b Bench) {
 	m.health.mu.Lock()
 	known := m.find(b)
-	if known == nil || !m.health.known(b).Slot(b.Throttle).CompareAndSwap(known, nil) {
+	if known == nil || !m.health.known(b).slot(b.Throttle).CompareAndSwap(known, nil) {
 		known = nil
 	}
 	m.health.mu.Unlock()
@@ -53,7 +51,7 @@ func (m *Member) HearDisproved(b Bench) {
 // HearProbe records that another replica sends the probe of a bench.
 func (m *Member) HearProbe(b Bench, now time.Time) {
 	if known := m.find(b); known != nil {
-		known.ClaimProbe(now)
+		known.claimProbe(now)
 	}
 }
 
@@ -68,15 +66,15 @@ func (m *Member) HearDrained(drained bool, o Order) {
 }
 
 // find returns the bench here that has the same ID, or nil.
-func (m *Member) find(b Bench) *benches.Entry {
-	if known := m.health.known(b).Slot(b.Throttle).Load(); known != nil && known.ID == b.ID {
+func (m *Member) find(b Bench) *benchEntry {
+	if known := m.health.known(b).slot(b.Throttle).Load(); known != nil && known.ID == b.ID {
 		return known
 	}
 	return nil
 }
 
 // known returns the benches that b would be one of, not to be written to.
-func (h *Health) known(b Bench) *benches.Set {
+func (h *Health) known(b Bench) *benchSet {
 	if b.Whole {
 		return &h.whole
 	}
@@ -94,12 +92,12 @@ func (m *Member) hasRoom(model string, now time.Time) bool {
 		return true
 	}
 	least := m.worthLeast(*models, now)
-	return (*models)[least].Returns(now).IsZero() || m.Knows(model) && !m.Knows(least)
+	return (*models)[least].returns(now).IsZero() || m.Knows(model) && !m.Knows(least)
 }
 
 // worthLeast returns the model that is forgotten first.
-func (m *Member) worthLeast(models map[string]*benches.Set, now time.Time) string {
+func (m *Member) worthLeast(models map[string]*benchSet, now time.Time) string {
 	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
-		return cmp.Or(boolToInt(m.Knows(a))-boolToInt(m.Knows(b)), models[a].CompareEnds(models[b], now))
+		return cmp.Or(boolToInt(m.Knows(a))-boolToInt(m.Knows(b)), models[a].compareEnds(models[b], now))
 	})
 }

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 )
 
 // returns reports benches of which the time has passed, although no request comes.
@@ -50,7 +48,7 @@ func (p *Pool) watchReturns() {
 
 // wakeTime returns when there is something to report about a bench: its end, or
 // that a recheck of the member is due.
-func (m *Member) wakeTime(b *benches.Entry) time.Time {
+func (m *Member) wakeTime(b *benchEntry) time.Time {
 	if b.Unreachable {
 		return m.health.unreachable.dueAt()
 	}
@@ -87,15 +85,15 @@ func (p *Pool) tellReturns() {
 			case b.Unreachable:
 				m.tell(Event{Happening: RecheckDue, Bench: b.Bench})
 				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its recheck
-			case b.ReportedBy(p):
+			case b.reportedBy(p):
 				m.tellEnd(b, false)
 			}
 		}
 	}
 }
 
-// Closed reports whether the pool reports nothing any more.
-func (p *Pool) Closed() bool {
+// isClosed reports whether the pool reports nothing any more.
+func (p *Pool) isClosed() bool {
 	p.returns.mu.Lock()
 	defer p.returns.mu.Unlock()
 	return p.returns.closed

@@ -3,15 +3,13 @@ package pool
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/benches"
 )
 
 // unreachable is the bench of a backend that cannot be reached at all. It has no
 // end in time: it lasts until the backend is reached. Other benches of the backend
 // go on beside it.
 type unreachable struct {
-	benches.Slot
+	slot
 	// checking reports whether a recheck is in progress.
 	checking atomic.Bool
 	// pause is the time between the last recheck and the next one, which is due then.
@@ -101,7 +99,7 @@ func (m *Member) EndRecheck() { m.health.unreachable.checking.Store(false) }
 // unknown.
 func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
 	for _, m := range p.Members {
-		back := m.health.whole.Returns(now).Sub(now)
+		back := m.health.whole.returns(now).Sub(now)
 		switch {
 		case m.Unreachable(): // the next recheck may succeed
 			back = max(firstPause, back)

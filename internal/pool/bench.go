@@ -1,7 +1,4 @@
-// Package benches defines a bench: when it is in force, which requests may go to the backend
-// although it is, and how a bench begins, grows and ends. The words probe, check, doubt and guess
-// are those of package pool, which reports what happens to its listeners.
-package benches
+package pool
 
 import (
 	"sync/atomic"
@@ -37,8 +34,8 @@ type Bench struct {
 	Heard bool
 }
 
-// InForce reports whether the bench keeps requests away, and not its end only.
-func (b *Bench) InForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
+// inForce reports whether the bench keeps requests away, and not its end only.
+func (b *Bench) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
 
 // Grace returns how long after the bench's end all requests wait for the result
 // of the probe.
@@ -59,8 +56,8 @@ type Reason struct {
 	Error string
 }
 
-// Entry is a bench in a Slot. Only the times of its probe and its check change.
-type Entry struct {
+// benchEntry is a bench in a slot. Only the times of its probe and its check change.
+type benchEntry struct {
 	Bench
 	// extended is when the backend last asked for more.
 	extended time.Time
@@ -75,7 +72,7 @@ type Entry struct {
 	// doubt is one of noDoubt, inDoubt and doubtOver.
 	doubt atomic.Int32
 	// reporter reports the bench to its listeners.
-	reporter Reporter
+	reporter *Pool
 	// told reports whether they know that the bench is over.
 	told atomic.Bool
 	// classes are those of the reasons that the bench had so far.
@@ -108,46 +105,41 @@ const (
 // its bench began, plus 1. 0: no request was sent.
 type trial struct{ atomic.Int64 }
 
-func (t *trial) at(b *Entry) time.Time { return b.Since.Add(time.Duration(t.Load() - 1)) }
+func (t *trial) at(b *benchEntry) time.Time { return b.Since.Add(time.Duration(t.Load() - 1)) }
 
-func (t *trial) claim(b *Entry, now time.Time) bool {
+func (t *trial) claim(b *benchEntry, now time.Time) bool {
 	return t.CompareAndSwap(0, int64(now.Sub(b.Since))+1)
 }
 
 // pending reports whether the trial is too young for its silence to mean that
 // it was not refused. A throttled backend refuses at once.
-func (t *trial) pending(b *Entry, now time.Time) bool {
+func (t *trial) pending(b *benchEntry, now time.Time) bool {
 	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
 }
 
-// Reporter reports benches to its listeners until it is closed.
-type Reporter interface {
-	Closed() bool
-}
-
-// NewEntry returns the entry of a bench that the backend asked for now, and that the reporter reports.
-func NewEntry(b Bench, reporter Reporter, now time.Time) *Entry {
-	e := &Entry{Bench: b, extended: now, reporter: reporter}
+// newBenchEntry returns the entry of a bench that the backend asked for now, and that the reporter reports.
+func newBenchEntry(b Bench, reporter *Pool, now time.Time) *benchEntry {
+	e := &benchEntry{Bench: b, extended: now, reporter: reporter}
 	if b.Guess == 0 {
 		e.promised = b.Until
 	}
 	return e
 }
 
-// ReportedBy reports whether the reporter has to report what happens to the bench.
-func (b *Entry) ReportedBy(r Reporter) bool { return b.reporter == r || b.reporter.Closed() }
+// reportedBy reports whether the reporter has to report what happens to the bench.
+func (b *benchEntry) reportedBy(p *Pool) bool { return b.reporter == p || b.reporter.isClosed() }
 
-// TellOnce reports whether listeners do not know yet that the bench is over. From now on, they do.
-func (b *Entry) TellOnce() bool { return b.told.CompareAndSwap(false, true) }
+// tellOnce reports whether listeners do not know yet that the bench is over. From now on, they do.
+func (b *benchEntry) tellOnce() bool { return b.told.CompareAndSwap(false, true) }
 
-// ClaimProbe records that the probe is sent, unless it was before.
-func (b *Entry) ClaimProbe(now time.Time) bool { return b.probe.claim(b, now) }
+// claimProbe records that the probe is sent, unless it was before.
+func (b *benchEntry) claimProbe(now time.Time) bool { return b.probe.claim(b, now) }
 
-// MayBeRefused reports whether the probe may still be refused.
-func (b *Entry) MayBeRefused(now time.Time) bool { return b.probe.pending(b, now) }
+// mayBeRefused reports whether the probe may still be refused.
+func (b *benchEntry) mayBeRefused(now time.Time) bool { return b.probe.pending(b, now) }
 
-// Doubt puts the bench in doubt, unless it was checked. It reports whether that is new.
-func (b *Entry) Doubt() bool { return b.doubt.CompareAndSwap(noDoubt, inDoubt) }
+// putInDoubt puts the bench in doubt, unless it was checked. It reports whether that is new.
+func (b *benchEntry) putInDoubt() bool { return b.doubt.CompareAndSwap(noDoubt, inDoubt) }
 
-// IsInDoubt reports whether the bench is in doubt.
-func (b *Entry) IsInDoubt() bool { return b.doubt.Load() == inDoubt }
+// isInDoubt reports whether the bench is in doubt.
+func (b *benchEntry) isInDoubt() bool { return b.doubt.Load() == inDoubt }

@@ -1,4 +1,4 @@
-package homes
+package pool
 
 import (
 	"testing"
@@ -6,7 +6,9 @@ import (
 	"unsafe"
 )
 
-func at(seconds float64) time.Time { return began.Add(time.Duration(seconds * float64(time.Second))) }
+func sinceBegan(seconds float64) time.Time {
+	return began.Add(time.Duration(seconds * float64(time.Second)))
+}
 
 func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
 	v := new(Relocations)
@@ -15,28 +17,28 @@ func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
 	}
 	sameSet := func(i uint64) uint64 { return i<<40 | 5 }
 	for i := range uint64(9) {
-		v.Put(sameSet(i+1), Relocation{Tag: i + 1}, at(float64(60*i)))
+		v.put(sameSet(i+1), relocation{tag: i + 1}, sinceBegan(float64(60*i)))
 	}
-	now := at(60 * 9)
-	if tag := v.Get(sameSet(1), now).Tag; tag != 0 {
+	now := sinceBegan(60 * 9)
+	if tag := v.get(sameSet(1), now).tag; tag != 0 {
 		t.Errorf("the oldest is at %d, want it forgotten", tag)
 	}
 	for i := range uint64(8) {
-		if tag := v.Get(sameSet(i+2), now).Tag; tag != i+2 {
+		if tag := v.get(sameSet(i+2), now).tag; tag != i+2 {
 			t.Errorf("key %d is at %d, want %d", i+2, tag, i+2)
 		}
 	}
-	v.Forget(sameSet(4))
-	v.Put(sameSet(20), Relocation{Tag: 20}, now)
+	v.forget(sameSet(4))
+	v.put(sameSet(20), relocation{tag: 20}, now)
 	for key, want := range map[uint64]uint64{4: 0, 20: 20, 2: 2, 9: 9} {
-		if tag := v.Get(sameSet(key), now).Tag; tag != want {
+		if tag := v.get(sameSet(key), now).tag; tag != want {
 			t.Errorf("key %d is at %d, want %d", key, tag, want)
 		}
 	}
-	if tag := v.Get(sameSet(20), now.Add(10*time.Minute)).Tag; tag != 20 {
+	if tag := v.get(sameSet(20), now.Add(10*time.Minute)).tag; tag != 20 {
 		t.Error("a key was forgotten before its ten minutes")
 	}
-	if tag := v.Get(sameSet(20), now.Add(10*time.Minute+2*tick)).Tag; tag != 0 {
+	if tag := v.get(sameSet(20), now.Add(10*time.Minute+2*tick)).tag; tag != 0 {
 		t.Error("a key is remembered for too long")
 	}
 }

@@ -1,14 +1,14 @@
-package benches
+package pool
 
 import (
 	"sync/atomic"
 	"time"
 )
 
-// Rests are those of a backend that throttles and asks to be called again at
+// rests are those of a backend that throttles and asks to be called again at
 // once. Hardly any means that. So if it refuses the next request as well, it
 // rests twice as long as before, until a request is served.
-type Rests struct{ last atomic.Pointer[rest] }
+type rests struct{ last atomic.Pointer[rest] }
 
 type rest struct {
 	since, until time.Time
@@ -19,9 +19,9 @@ type rest struct {
 // a refusal counts as the next one.
 const restMemory = time.Second
 
-// Next returns how long the backend rests after the refusal of a request that was
+// next returns how long the backend rests after the refusal of a request that was
 // sent at started: shortest, or up to longest if it repeats that. The caller holds the lock.
-func (r *Rests) Next(shortest, longest time.Duration, started, now time.Time) time.Duration {
+func (r *rests) next(shortest, longest time.Duration, started, now time.Time) time.Duration {
 	length := shortest
 	if last := r.last.Load(); last != nil {
 		switch {
@@ -37,8 +37,8 @@ func (r *Rests) Next(shortest, longest time.Duration, started, now time.Time) ti
 	return length
 }
 
-// Served ends the counting, if the request was sent after the last refusal.
-func (r *Rests) Served(started time.Time) {
+// served ends the counting, if the request was sent after the last refusal.
+func (r *rests) served(started time.Time) {
 	if last := r.last.Load(); last != nil && started.After(last.since) {
 		r.last.CompareAndSwap(last, nil)
 	}

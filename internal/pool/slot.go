@@ -1,4 +1,4 @@
-package benches
+package pool
 
 import (
 	"math/rand/v2"
@@ -7,94 +7,80 @@ import (
 	"time"
 )
 
-// Standing is what benches mean for a request. The worse, the greater.
-type Standing int
+// standing is what benches mean for a request. The worse, the greater.
+type standing int
 
 const (
-	// Ready: there is no bench, or its trial was not refused.
-	Ready Standing = iota
-	// Due: the next request is the trial.
-	Due
-	// Waiting: another request is the trial.
-	Waiting
-	// Suspected: benched for a failure.
-	Suspected
-	// Guessed: benched because it throttles, but the time is a guess. One request
+	// ready: there is no bench, or its trial was not refused.
+	ready standing = iota
+	// trialDue: the next request is the trial.
+	trialDue
+	// trialPending: another request is the trial.
+	trialPending
+	// benchedFailure: benched for a failure.
+	benchedFailure
+	// benchedGuess: benched because it throttles, but the time is a guess. One request
 	// may try it.
-	Guessed
-	// Throttled: benched because the backend asked for it.
-	Throttled
+	benchedGuess
+	// benchedThrottle: benched because the backend asked for it.
+	benchedThrottle
 )
 
-// Change is what became of a bench.
-type Change int
+// slot holds a bench, or nil.
+type slot struct{ atomic.Pointer[benchEntry] }
 
-const (
-	// None: nothing of it has changed.
-	None Change = iota
-	// Began: the backend is benched.
-	Began
-	// Grew: its bench lasts longer than it first did.
-	Grew
-	// Turned: its bench has a new reason, and may have grown.
-	Turned
-)
-
-// Slot holds a bench, or nil.
-type Slot struct{ atomic.Pointer[Entry] }
-
-// Standing returns what the slot means for a request of this cost, if an
+// standing returns what the slot means for a request of this cost, if an
 // unfinished bench in it means benched.
-func (s *Slot) Standing(cost int64, now time.Time, benched Standing) Standing {
+func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 	b := s.Load()
 	if b == nil {
-		return Ready
+		return ready
 	}
 	trial := &b.probe
-	if b.InForce(now) {
+	if b.inForce(now) {
 		trial = &b.check
 		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
 			if b.tryable(now) {
-				return Guessed
+				return benchedGuess
 			}
 			return benched
 		}
 	}
 	switch {
 	case trial.Load() == 0 && now.Sub(b.Until) < untried:
-		return Due
+		return trialDue
 	case trial.pending(b, now):
-		return Waiting
+		return trialPending
 	}
-	return Ready
+	return ready
 }
 
 // tryable reports whether one request may try the backend although the bench is in
 // force.
-func (b *Entry) tryable(now time.Time) bool {
+func (b *benchEntry) tryable(now time.Time) bool {
 	return b.Guess > 0 && !now.Before(b.nextTry())
 }
 
-func (b *Entry) nextTry() time.Time {
-	last := Later(b.extended, b.tried.at(b))
-	return Later(b.promised, last.Add(max(b.Guess/guessParts, guessPause)))
+func (b *benchEntry) nextTry() time.Time {
+	last := later(b.extended, b.tried.at(b))
+	return later(b.promised, last.Add(max(b.Guess/guessParts, guessPause)))
 }
 
-// Accepts returns when a request may be sent to the backend that throttles: at the end of the bench, or
+// accepts returns when a request may be sent to the backend that throttles: at the end of the bench, or
 // before, if that is a guess.
-func (b *Entry) Accepts() time.Time {
+func (b *benchEntry) accepts() time.Time {
 	if try := b.nextTry(); b.Guess > 0 && try.Before(b.Until) {
 		return try
 	}
 	return b.Until
 }
 
-// ClaimTry takes the right to be the next request that tries a throttle. It
+// claimTry takes the right to be the next request that tries a throttle. It
 // succeeds if no throttle is in force, or none that holds for a request of this cost.
-func (s *Slot) ClaimTry(cost int64, now time.Time) bool {
+func (s *slot) claimTry(cost int64, now time.Time) bool {
 	b := s.Load()
 	switch {
-	case b == nil || !b.InForce(now):
+	case b == nil || !b.inForce(now):
 		return true
 	case b.checkableBy(cost) && !b.check.pending(b, now):
 		return b.check.Load() != 0 || b.check.claim(b, now)
@@ -104,23 +90,23 @@ func (s *Slot) ClaimTry(cost int64, now time.Time) bool {
 }
 
 // checkableBy reports whether a request of this cost may check the bench.
-func (b *Entry) checkableBy(cost int64) bool {
+func (b *benchEntry) checkableBy(cost int64) bool {
 	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
 }
 
 // muchLarger reports whether the bench is for requests that are so much larger than
 // one of this cost that it may not hold for that one.
-func (b *Entry) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
+func (b *benchEntry) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
 
-// Claim takes the right to send a request: the trial, or one of many. It fails
+// claim takes the right to send a request: the trial, or one of many. It fails
 // if another request is the trial. over is the bench that ended by it, if one
 // did, because its probe was not refused.
-func (s *Slot) Claim(cost int64, now time.Time) (ok bool, over *Entry) {
+func (s *slot) claim(cost int64, now time.Time) (ok bool, over *benchEntry) {
 	b := s.Load()
 	if b == nil {
 		return true, nil
 	}
-	if b.InForce(now) {
+	if b.inForce(now) {
 		return b.checkableBy(cost) && (b.check.claim(b, now) || !b.check.pending(b, now)), nil
 	}
 	if b.probe.claim(b, now) {
@@ -135,9 +121,9 @@ func (s *Slot) Claim(cost int64, now time.Time) (ok bool, over *Entry) {
 	return true, over
 }
 
-// Clear ends a bench if an attempt that has succeeded started after the
+// clear ends a bench if an attempt that has succeeded started after the
 // backend last asked for it, or was a check of it.
-func (s *Slot) Clear(started time.Time) (over *Entry) {
+func (s *slot) clear(started time.Time) (over *benchEntry) {
 	b := s.Load()
 	if b == nil || !started.After(b.extended) && (b.check.Load() == 0 || started.Before(b.check.at(b))) {
 		return nil
@@ -148,13 +134,13 @@ func (s *Slot) Clear(started time.Time) (over *Entry) {
 	return b
 }
 
-// Put starts or extends a bench. A bench only grows: a shorter one changes
+// put starts or extends a bench. A bench only grows: a shorter one changes
 // nothing but the cost that the bench is for, and its reason if that is of a
 // class that it did not have so far. over is the bench before it,
 // if there was one and its time has passed. The caller holds the lock.
-func (s *Slot) Put(b *Entry, remote bool) (happened Change, over *Entry) {
+func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchEntry) {
 	current := s.Load()
-	if current == nil || !current.InForce(b.Since) {
+	if current == nil || !current.inForce(b.Since) {
 		b.classes = []string{b.Class}
 		s.Store(b)
 		return Began, current
@@ -172,7 +158,7 @@ func (s *Slot) Put(b *Entry, remote bool) (happened Change, over *Entry) {
 	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
 	b.Since, b.reporter = current.Since, current.reporter
 	happened = b.follow(current, remote)
-	b.extended = Later(b.extended, asked) // also by a promise that ends before a guess does
+	b.extended = later(b.extended, asked) // also by a promise that ends before a guess does
 	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {
 		b.classes = append(slices.Clip(b.classes), b.Class)
 		happened = Turned
@@ -188,7 +174,7 @@ func (s *Slot) Put(b *Entry, remote bool) (happened Change, over *Entry) {
 // the others. They are one bench to all, and the smallest of the IDs is
 // its ID, in whichever order a replica hears of them. So one replica sends the
 // probe, and what becomes of it counts for all.
-func (b *Entry) follow(current *Entry, remote bool) Change {
+func (b *benchEntry) follow(current *benchEntry, remote bool) Happening {
 	longer := b.Until.After(current.Until)
 	switch same := remote && b.Until.Sub(current.Until).Abs() < b.Grace(); {
 	case same:
@@ -201,7 +187,7 @@ func (b *Entry) follow(current *Entry, remote bool) Change {
 	if !longer {
 		b.Until, b.extended, b.Guess = current.Until, current.extended, current.Guess
 		if b.ID == current.ID {
-			return None
+			return nothing
 		}
 	}
 	return Grew
@@ -211,17 +197,17 @@ func (b *Entry) follow(current *Entry, remote bool) Change {
 // two replicas hardly choose the same, and a bench can grow millions of times.
 const idStep = 1 << 40
 
-// Cast puts a bench in doubt that began at since, unless it was checked. It
+// cast puts a bench in doubt that began at since, unless it was checked. It
 // returns the bench if it is in doubt now. The caller holds the lock.
-func (s *Slot) Cast(since time.Time) *Entry {
+func (s *slot) cast(since time.Time) *benchEntry {
 	if b := s.Load(); b != nil && b.Since.Equal(since) && b.doubt.CompareAndSwap(noDoubt, inDoubt) {
 		return b
 	}
 	return nil
 }
 
-// Until returns when the bench ends, or returns the zero time if it has ended.
-func (s *Slot) Until(now time.Time) time.Time {
+// until returns when the bench ends, or returns the zero time if it has ended.
+func (s *slot) until(now time.Time) time.Time {
 	if b := s.Load(); b != nil && now.Before(b.Until) {
 		return b.Until
 	}

@@ -1,0 +1,70 @@
+package pool
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// benchSet has the benches of one model, or of a whole backend.
+type benchSet struct {
+	throttle slot
+	failure  slot
+	rests    rests
+	// failures are those that count towards a bench.
+	failures []time.Time
+}
+
+// slot returns the slot for throttles, or for failures.
+func (b *benchSet) slot(throttle bool) *slot {
+	if throttle {
+		return &b.throttle
+	}
+	return &b.failure
+}
+
+// isEmpty reports whether there is no bench at all, not even one that ended.
+func (b *benchSet) isEmpty() bool { return b.throttle.Load() == nil && b.failure.Load() == nil }
+
+// standing returns what the benches mean for a request of this cost.
+func (b *benchSet) standing(cost int64, now time.Time) standing {
+	return max(b.throttle.standing(cost, now, benchedThrottle), b.failure.standing(cost, now, benchedFailure))
+}
+
+// returns returns when the benches end.
+func (b *benchSet) returns(now time.Time) time.Time {
+	return later(b.throttle.until(now), b.failure.until(now))
+}
+
+// compareEnds compares when the throttles end, and then when the failures do.
+func (b *benchSet) compareEnds(other *benchSet, now time.Time) int {
+	return cmp.Or(b.throttle.until(now).Compare(other.throttle.until(now)),
+		b.failure.until(now).Compare(other.failure.until(now)))
+}
+
+// end ends the benches, which may be nil, and forgets the failures that count
+// towards one. The caller holds the lock.
+func (b *benchSet) end() (throttle, failure *benchEntry) {
+	b.failures = nil
+	return b.throttle.Swap(nil), b.failure.Swap(nil)
+}
+
+// countFailure counts a failure and reports whether the limit is reached within
+// the duration. The caller holds the lock.
+func (b *benchSet) countFailure(now time.Time, limit int, duration time.Duration) bool {
+	recent := slices.DeleteFunc(b.failures, func(at time.Time) bool { return now.Sub(at) >= duration })
+	if len(recent)+1 < limit {
+		b.failures = append(recent, now)
+		return false
+	}
+	b.failures = nil
+	return true
+}
+
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
