@@ -3,7 +3,9 @@
 // [Pools] and [Backends] return the state of each backend, [Pool.Models] the state of
 // each model, and [Episodes] the recent benches, all in the same words. [API] adds them
 // to Caddy's admin API as JSON, with the orders. The command `caddy openai-lb` calls
-// this API. The status page, in package statuspage, is another view of the same state.
+// this API. Its subcommands check and import are for a configuration that is not live:
+// check asks the backends of one, and import makes one. The status page, in package
+// statuspage, is another view of the same state.
 package admin
 
 import (

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/command"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
@@ -111,7 +110,7 @@ func showCallers(to io.Writer, answer []byte) error {
 		if c.MaxRequests > 0 {
 			inFlight += " of " + strconv.Itoa(c.MaxRequests)
 		}
-		row := []string{command.Printable(c.Pool), command.Printable(c.Name), cmp.Or(command.Printable(c.Tier), "-"), limits[0][0], limits[0][1],
+		row := []string{printable(c.Pool), printable(c.Name), cmp.Or(printable(c.Tier), "-"), limits[0][0], limits[0][1],
 			inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10), strconv.FormatInt(c.TokensMonth, 10)}
 		fmt.Fprintln(table, strings.Join(row, "\t"))
 		for _, l := range limits[1:] {

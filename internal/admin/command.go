@@ -17,11 +17,11 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/command"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -72,8 +72,8 @@ func addCommands(parent *cobra.Command) {
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs", cobra.NoArgs),
 		drain, resume,
 		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
-		command.Check(),
-		command.Import(),
+		checkCommand(),
+		importCommand(),
 		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy", cobra.NoArgs),
 	)
 }
@@ -88,7 +88,7 @@ func operator() string {
 	if host, err := os.Hostname(); err == nil {
 		name += "@" + host
 	}
-	return pool.CutText(command.Printable(name), pool.MaxBy)
+	return pool.CutText(printable(name), pool.MaxBy)
 }
 
 // newCommand makes a command. Cobra prints its errors as plain text; Caddy's
@@ -193,7 +193,7 @@ func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte
 		var inFlight int64
 		for _, b := range backends {
 			if b.State != Drained {
-				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", command.Printable(b.Name), command.Printable(b.Pool))
+				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", printable(b.Name), printable(b.Pool))
 			}
 			inFlight += b.InFlight
 		}
@@ -227,7 +227,7 @@ func showBuild(to io.Writer, answer []byte) error {
 	if err := decode(answer, &b); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(to, "openai_lb %s, Caddy %s\n", command.Printable(b.Version), command.Printable(b.CaddyVersion))
+	_, err := fmt.Fprintf(to, "openai_lb %s, Caddy %s\n", printable(b.Version), printable(b.CaddyVersion))
 	return err
 }
 
@@ -244,7 +244,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
 		}
 		for _, p := range s.Peers {
-			fmt.Fprintln(table, strings.Join([]string{command.Printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p)}, "\t"))
+			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p)}, "\t"))
 		}
 	}
 	return table.Flush()
@@ -254,7 +254,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 func configsOf(p replicas.Peer) string {
 	var configs []string
 	for _, c := range p.Configs {
-		text := command.Printable(c.Pool) + " " + c.Digest
+		text := printable(c.Pool) + " " + c.Digest
 		if c.DiffersSince != nil {
 			text += ", differs since " + utc(*c.DiffersSince)
 		}
@@ -283,12 +283,12 @@ func showBackends(to io.Writer, answer []byte) error {
 		if !b.Healthy {
 			state += ", unhealthy"
 		}
-		model := command.Printable(b.Model)
+		model := printable(b.Model)
 		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
-			model = cmp.Or(model, command.Printable(b.Deployment), "(none named)")
+			model = cmp.Or(model, printable(b.Deployment), "(none named)")
 		}
 		fmt.Fprintln(table, strings.Join([]string{
-			command.Printable(b.Pool), command.Printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,
+			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,
 			cmp.Or(b.Class, "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10),
 		}, "\t"))
@@ -298,15 +298,15 @@ func showBackends(to io.Writer, answer []byte) error {
 	}
 	for _, b := range backends {
 		if b.Drain != nil {
-			fmt.Fprintf(to, "%s %s was drained%s\n", command.Printable(b.Pool), command.Printable(b.Name), drainOf(*b.Drain))
+			fmt.Fprintf(to, "%s %s was drained%s\n", printable(b.Pool), printable(b.Name), drainOf(*b.Drain))
 		}
 		for _, s := range b.Silences {
 			is := "silent"
 			if s.Slow {
 				is = "slow"
 			}
-			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", command.Printable(b.Pool), command.Printable(b.Name), is, utc(s.Since),
-				cmp.Or(command.Printable(s.Model), command.Printable(s.Deployment), "(none named)"))
+			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", printable(b.Pool), printable(b.Name), is, utc(s.Since),
+				cmp.Or(printable(s.Model), printable(s.Deployment), "(none named)"))
 		}
 	}
 	return nil
@@ -318,10 +318,20 @@ func drainOf(d Drain) (text string) {
 		text += " at " + utc(*d.Since)
 	}
 	if d.By != "" {
-		text += " by " + command.Printable(d.By)
+		text += " by " + printable(d.By)
 	}
 	if d.Reason != "" {
-		text += ": " + command.Printable(d.Reason)
+		text += ": " + printable(d.Reason)
 	}
 	return text
+}
+
+// printable makes text safe for a terminal. Clients can make up models.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
 }

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/command"
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	_ "github.com/openai-lb/caddy-openai-lb/simulator"
@@ -49,18 +49,18 @@ func backendAt(name, url, key, options string) string {
 }
 
 // check runs `caddy openai-lb check --json`.
-func check(t *testing.T, args ...string) (checked map[string]command.Checked, all string, err error) {
+func check(t *testing.T, args ...string) (checked map[string]admin.Checked, all string, err error) {
 	t.Helper()
 	lbtest.ShowLog(t)
 	var out bytes.Buffer
 	err = runCommand(&out, append([]string{"check", "--json"}, args...)...)
 	all = out.String()
 	text, _, _ := strings.Cut(all, "Error: ")
-	var list []command.Checked
+	var list []admin.Checked
 	if jsonErr := json.Unmarshal([]byte(text), &list); jsonErr != nil {
 		t.Fatalf("%v, %v: %s", err, jsonErr, all)
 	}
-	checked = make(map[string]command.Checked)
+	checked = make(map[string]admin.Checked)
 	for _, c := range list {
 		checked[c.Backend] = c
 	}
@@ -148,7 +148,7 @@ func TestACheckReportsEachFault(t *testing.T) {
 		t.Errorf("a key is shown: %s", all)
 	}
 	for name, want := range map[string]struct {
-		status     command.Status
+		status     admin.CheckStatus
 		credential string
 		models     string
 		problem    string
@@ -215,7 +215,7 @@ func TestACheckSpendsATokenOnlyIfItIsTold(t *testing.T) {
 		if _, known := checked["openai"].Remaining["tokens"]; known != (name != "") {
 			t.Errorf("%q: what is left of the limit: got %v", name, checked["openai"].Remaining)
 		}
-		if name != "" && (checked["unnamed"].Status != command.Warning || !spent) {
+		if name != "" && (checked["unnamed"].Status != admin.CheckWarning || !spent) {
 			t.Errorf("got %s", all)
 		}
 	}
@@ -378,7 +378,7 @@ func serveAPI(t *testing.T, serve http.HandlerFunc) (url string) {
 }
 
 // wantChecked compares the status of a backend, its credential, its models and its problems.
-func wantChecked(t *testing.T, got command.Checked, status command.Status, credential, models, problems string) {
+func wantChecked(t *testing.T, got admin.Checked, status admin.CheckStatus, credential, models, problems string) {
 	t.Helper()
 	var states, texts []string
 	for _, m := range got.Models {

@@ -1,4 +1,4 @@
-package command
+package admin
 
 import (
 	"context"
@@ -34,21 +34,21 @@ const (
 	classicVersion = "api-version=2024-10-21"
 )
 
-// Status is the result of a check for a backend, and how severe a problem is.
-type Status string
+// CheckStatus is the result of a check for a backend, and how severe a problem is.
+type CheckStatus string
 
 // The statuses of a backend. One with a warning can serve.
 const (
-	OK      Status = "ok"
-	Warning Status = "warning"
-	Failed  Status = "failed"
+	CheckOK      CheckStatus = "ok"
+	CheckWarning CheckStatus = "warning"
+	CheckFailed  CheckStatus = "failed"
 )
 
 // Checked is what a check found out about a backend.
 type Checked struct {
-	Pool    string `json:"pool"`
-	Backend string `json:"backend"`
-	Status  Status `json:"status"`
+	Pool    string      `json:"pool"`
+	Backend string      `json:"backend"`
+	Status  CheckStatus `json:"status"`
 	// Address is the host and port of its URL, and IP where the connection went.
 	Address string `json:"address"`
 	IP      string `json:"ip,omitempty"`
@@ -57,18 +57,18 @@ type Checked struct {
 	// Credential is accepted, refused, missing, none, caller's or unknown.
 	Credential string `json:"credential"`
 	// Models are those that its options name.
-	Models []Model `json:"models"`
+	Models []CheckedModel `json:"models"`
 	// Listed is how many models it lists. It is nil if it lists none.
 	Listed *int `json:"listed,omitempty"`
 	// Milliseconds are the times of the first request by their parts.
 	Milliseconds map[string]int64 `json:"milliseconds"`
 	// Remaining are the requests and tokens that its rate limit leaves, as the backend reports them.
 	Remaining map[string]int64 `json:"remaining"`
-	Problems  []Problem        `json:"problems"`
+	Problems  []CheckedProblem `json:"problems"`
 }
 
-// Model is a model of a backend, by the backend's name for it.
-type Model struct {
+// CheckedModel is a model of a backend, by the backend's name for it.
+type CheckedModel struct {
 	Name string `json:"name"`
 	// State is found or missing in the list of models, served or refused by a request to it, or unknown.
 	State string `json:"state"`
@@ -83,10 +83,10 @@ const (
 	unknown = "unknown"
 )
 
-// Problem is a reason for a status.
-type Problem struct {
-	Status Status `json:"status"`
-	Text   string `json:"text"`
+// CheckedProblem is a reason for a status.
+type CheckedProblem struct {
+	Status CheckStatus `json:"status"`
+	Text   string      `json:"text"`
 }
 
 // checker checks backends.
@@ -104,9 +104,9 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 	for _, e := range entries {
 		of := e.Rechecker.(*backend.Rechecker)
 		for _, b := range of.Backends {
-			o := &one{checker: c, Backend: b, transport: of.Transport, headerUp: of.HeaderUp, Checked: Checked{
-				Pool: e.Name, Backend: b.Name, Status: OK, Address: b.Dial(), Credential: credentialOf(b),
-				Models: []Model{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{}, Problems: []Problem{},
+			o := &backendCheck{checker: c, Backend: b, transport: of.Transport, headerUp: of.HeaderUp, Checked: Checked{
+				Pool: e.Name, Backend: b.Name, Status: CheckOK, Address: b.Dial(), Credential: credentialOf(b),
+				Models: []CheckedModel{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{}, Problems: []CheckedProblem{},
 			}}
 			all = append(all, &o.Checked)
 			wait.Go(func() { o.check(ctx) })
@@ -127,8 +127,8 @@ func credentialOf(b *backend.Backend) string {
 	return unknown
 }
 
-// one is the check of one backend.
-type one struct {
+// backendCheck is the check of one backend.
+type backendCheck struct {
 	*checker
 	*backend.Backend
 	transport http.RoundTripper
@@ -137,23 +137,23 @@ type one struct {
 }
 
 // problem records a problem, once. The status becomes the worst of all.
-func (o *one) problem(status Status, format string, args ...any) {
-	p := Problem{status, Printable(fmt.Sprintf(format, args...))}
+func (o *backendCheck) problem(status CheckStatus, format string, args ...any) {
+	p := CheckedProblem{status, printable(fmt.Sprintf(format, args...))}
 	if slices.Contains(o.Checked.Problems, p) {
 		return
 	}
 	o.Checked.Problems = append(o.Checked.Problems, p)
-	if status == Failed || o.Checked.Status == OK {
+	if status == CheckFailed || o.Checked.Status == CheckOK {
 		o.Checked.Status = status
 	}
 }
 
 // check asks the backend for its models, and then for each model that its options name.
-func (o *one) check(ctx context.Context) {
+func (o *backendCheck) check(ctx context.Context) {
 	names := o.Names()
-	o.Checked.Models = make([]Model, len(names))
+	o.Checked.Models = make([]CheckedModel, len(names))
 	for i, name := range names {
-		o.Checked.Models[i] = Model{name, unknown}
+		o.Checked.Models[i] = CheckedModel{name, unknown}
 	}
 	a := o.listModels(ctx)
 	o.Checked.Milliseconds, o.Checked.IP = a.times, a.ip
@@ -170,13 +170,13 @@ func (o *one) check(ctx context.Context) {
 		o.askModels(ctx)
 	}
 	if o.spend && len(names) == 0 {
-		o.problem(Warning, "the options name no model: no request was sent to one")
+		o.problem(CheckWarning, "the options name no model: no request was sent to one")
 	}
 	o.judgeModels()
 }
 
 // readCertificate records until when the certificate is valid.
-func (o *one) readCertificate(a answer) {
+func (o *backendCheck) readCertificate(a backendReply) {
 	var certificates []*x509.Certificate
 	if a.tls != nil {
 		certificates = a.tls.PeerCertificates
@@ -190,44 +190,44 @@ func (o *one) readCertificate(a answer) {
 	o.Checked.CertificateUntil = &until
 	switch left := time.Until(until); {
 	case left <= 0 && a.tls == nil:
-		o.problem(Failed, "the certificate expired on %s", until.UTC().Format(time.DateOnly))
+		o.problem(CheckFailed, "the certificate expired on %s", until.UTC().Format(time.DateOnly))
 	case left <= 0:
-		o.problem(Warning, "the certificate expired on %s, but is not verified", until.UTC().Format(time.DateOnly))
+		o.problem(CheckWarning, "the certificate expired on %s, but is not verified", until.UTC().Format(time.DateOnly))
 	case left < soon:
-		o.problem(Warning, "the certificate expires on %s", until.UTC().Format(time.DateOnly))
+		o.problem(CheckWarning, "the certificate expires on %s", until.UTC().Format(time.DateOnly))
 	}
 }
 
 // failed records why there is no reply.
-func (o *one) failed(a answer) {
-	text := pool.CutText(Printable(a.secrets.Text(a.err.Error())), maxError)
+func (o *backendCheck) failed(a backendReply) {
+	text := pool.CutText(printable(a.secrets.Text(a.err.Error())), maxError)
 	if a.credential {
 		o.Checked.Credential = missing
-		o.problem(Failed, "there is no credential: %s", text)
+		o.problem(CheckFailed, "there is no credential: %s", text)
 		return
 	}
 	op, _ := errors.AsType[*net.OpError](a.err)
 	switch cause := verdict.CauseOf(a.err); {
 	case op != nil && op.Op == "proxyconnect":
-		o.problem(Failed, "the proxy cannot be reached, see HTTPS_PROXY: %s", text)
+		o.problem(CheckFailed, "the proxy cannot be reached, see HTTPS_PROXY: %s", text)
 	case cause == "dns", a.step == "resolve":
-		o.problem(Failed, "the host %s could not be resolved: %s", o.Origin.Hostname(), text)
+		o.problem(CheckFailed, "the host %s could not be resolved: %s", o.Origin.Hostname(), text)
 	case cause == "refused":
-		o.problem(Failed, "%s refuses connections", o.Checked.Address)
+		o.problem(CheckFailed, "%s refuses connections", o.Checked.Address)
 	case cause == "timeout" && a.step != "tls" && a.step != "reply":
-		o.problem(Failed, "no connection in time: is the address right, and does the network let it through?")
+		o.problem(CheckFailed, "no connection in time: is the address right, and does the network let it through?")
 	case cause == "timeout" && a.step == "tls":
-		o.problem(Failed, "%s accepts connections, but did not answer the TLS handshake within %s", o.Checked.Address, o.timeout)
+		o.problem(CheckFailed, "%s accepts connections, but did not answer the TLS handshake within %s", o.Checked.Address, o.timeout)
 	case cause == "timeout":
-		o.problem(Failed, "no reply within %s", o.timeout)
+		o.problem(CheckFailed, "no reply within %s", o.timeout)
 	case strings.Contains(text, "server gave HTTP response to HTTPS client"), strings.Contains(text, "first record does not look like a TLS handshake"):
-		o.problem(Failed, "%s does not speak TLS: use http:// or another port", o.Checked.Address)
-	case cause == "certificate" && slices.ContainsFunc(o.Checked.Problems, func(p Problem) bool { return p.Status == Failed }):
+		o.problem(CheckFailed, "%s does not speak TLS: use http:// or another port", o.Checked.Address)
+	case cause == "certificate" && slices.ContainsFunc(o.Checked.Problems, func(p CheckedProblem) bool { return p.Status == CheckFailed }):
 		// it has expired
 	case cause == "certificate":
-		o.problem(Failed, "the certificate is not trusted: %s", text)
+		o.problem(CheckFailed, "the certificate is not trusted: %s", text)
 	default:
-		o.problem(Failed, "no reply: %s", text)
+		o.problem(CheckFailed, "no reply: %s", text)
 	}
 }
 
@@ -238,7 +238,7 @@ var remainingNames = map[string][]string{
 }
 
 // readRemaining records what a rate limit leaves: the least of all replies.
-func (o *one) readRemaining(header http.Header) {
+func (o *backendCheck) readRemaining(header http.Header) {
 	for name, headers := range remainingNames {
 		if n, ok := hint.Number(header, headers...); ok {
 			if least, known := o.Checked.Remaining[name]; !known || int64(n) < least {
@@ -248,8 +248,8 @@ func (o *one) readRemaining(header http.Header) {
 	}
 }
 
-// refusal describes an error of the backend by its status and its code. Its message may contain a key.
-func refusal(a answer) string {
+// refusalText describes an error of the backend by its status and its code. Its message may contain a key.
+func refusalText(a backendReply) string {
 	text := fmt.Sprintf("status %d", a.status)
 	if code := verdict.Code(a.body); code != "" && code != strconv.Itoa(a.status) && !a.secrets.In(code) {
 		text += " (" + code + ")"
@@ -259,7 +259,7 @@ func refusal(a answer) string {
 
 // judge records what a reply means for the whole backend. It reports whether there is
 // more to find out.
-func (o *one) judge(a answer) (class verdict.Class, more bool) {
+func (o *backendCheck) judge(a backendReply) (class verdict.Class, more bool) {
 	class = verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
 	switch class {
 	case verdict.Credential:
@@ -268,20 +268,20 @@ func (o *one) judge(a answer) (class verdict.Class, more bool) {
 		case o.HasCredential():
 			o.Checked.Credential = refused
 			if a.status == http.StatusForbidden { // Azure says the same of a network that its rules do not admit
-				o.problem(Failed, "access is denied to the credential, or from this network: %s", refusal(a))
+				o.problem(CheckFailed, "access is denied to the credential, or from this network: %s", refusalText(a))
 			} else {
-				o.problem(Failed, "the credential is refused: %s", refusal(a))
+				o.problem(CheckFailed, "the credential is refused: %s", refusalText(a))
 			}
 		default:
 			o.Checked.Credential = missing
-			o.problem(Failed, "a credential is required, and the options have none: %s", refusal(a))
+			o.problem(CheckFailed, "a credential is required, and the options have none: %s", refusalText(a))
 		}
 	case verdict.Quota:
-		o.problem(Failed, "the account has no budget left: %s", refusal(a))
+		o.problem(CheckFailed, "the account has no budget left: %s", refusalText(a))
 	case verdict.Throttled:
-		o.problem(Warning, "throttled now: %s", refusal(a))
+		o.problem(CheckWarning, "throttled now: %s", refusalText(a))
 	case verdict.Failed, verdict.Overloaded:
-		o.problem(Failed, "the backend fails: %s", refusal(a))
+		o.problem(CheckFailed, "the backend fails: %s", refusalText(a))
 	default:
 		return class, true
 	}
@@ -289,7 +289,7 @@ func (o *one) judge(a answer) (class verdict.Class, more bool) {
 }
 
 // accepted records that the backend knows the credential.
-func (o *one) accepted() {
+func (o *backendCheck) accepted() {
 	if o.Checked.Credential == unknown {
 		o.Checked.Credential = "accepted"
 	}

@@ -1,4 +1,4 @@
-package command
+package admin
 
 import (
 	"bytes"
@@ -22,8 +22,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// configuration is where a configuration comes from.
-type configuration struct {
+// checkedConfig is where a configuration comes from.
+type checkedConfig struct {
 	file, adapter string
 	envFiles      []string
 	// offline replaces each secret and variable that is not set by a stand-in.
@@ -32,7 +32,7 @@ type configuration struct {
 
 // provision sets the configuration up without starting it, and calls use with its pools. Nothing listens
 // and no request is made. The loggers of the configuration are not opened: warnings go to stderr.
-func (c configuration) provision(use func([]*pools.Entry) error) error {
+func (c checkedConfig) provision(use func([]*pools.Entry) error) error {
 	cfg := &caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
 		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}},
 	}}}
@@ -103,7 +103,7 @@ func appsToLoad(apps caddy.ModuleMap, all bool) (names []string) {
 }
 
 // read returns the apps of the configuration.
-func (c configuration) read() (caddy.ModuleMap, error) {
+func (c checkedConfig) read() (caddy.ModuleMap, error) {
 	text, file, _, err := caddycmd.LoadConfig(c.file, c.adapter)
 	if err != nil {
 		return nil, err

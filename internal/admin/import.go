@@ -1,4 +1,4 @@
-package command
+package admin
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/importer"
 )
 
-// Import returns the command import.
-func Import() *cobra.Command {
+// importCommand returns the command import.
+func importCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "import",
 		Short: "Prints a Caddyfile for the configuration of another balancer",
@@ -47,7 +47,7 @@ Then read the file, and check it with 'caddy openai-lb check'.
 		}
 		made, err := importer.LiteLLM(text)
 		if err != nil {
-			err = fmt.Errorf("%s: %w", Printable(filepath.Base(args[0])), err)
+			err = fmt.Errorf("%s: %w", printable(filepath.Base(args[0])), err)
 		}
 		return made, err
 	})

@@ -1,4 +1,4 @@
-package command
+package admin
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 )
 
 // listModels asks for the list of models. A gateway with Azure's classic paths may have no others.
-func (o *one) listModels(ctx context.Context) answer {
+func (o *backendCheck) listModels(ctx context.Context) backendReply {
 	a := o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: "/models"}, "", nil)
 	if a.status == http.StatusNotFound && o.HasClassicPaths() {
 		return o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.AzureClassic, Operation: "/models"}, classicVersion, nil)
@@ -24,7 +24,7 @@ func (o *one) listModels(ctx context.Context) answer {
 }
 
 // readList reads the list of models. It reports whether there is more to find out.
-func (o *one) readList(a answer) (more bool) {
+func (o *backendCheck) readList(a backendReply) (more bool) {
 	class, more := o.judge(a)
 	if !more {
 		return false
@@ -34,7 +34,7 @@ func (o *one) readList(a answer) (more bool) {
 		return true
 	}
 	if a.status != http.StatusOK {
-		o.problem(Warning, "there is no list of models at %s: %s", a.request.URL.Path, refusal(a))
+		o.problem(CheckWarning, "there is no list of models at %s: %s", a.request.URL.Path, refusalText(a))
 		return true
 	}
 	var list struct {
@@ -42,7 +42,7 @@ func (o *one) readList(a answer) (more bool) {
 		HasMore bool `json:"has_more"`
 	}
 	if err := json.Unmarshal(a.body, &list); err != nil || list.Data == nil {
-		o.problem(Warning, "the reply from %s is not a list of models: is this the API?", a.request.URL.Path)
+		o.problem(CheckWarning, "the reply from %s is not a list of models: is this the API?", a.request.URL.Path)
 		return true
 	}
 	switch {
@@ -50,7 +50,7 @@ func (o *one) readList(a answer) (more bool) {
 	case !o.isPublic(a):
 		o.accepted()
 	case !o.spend:
-		o.problem(Warning, "the list of models needs no credential, so it does not prove that the credential is accepted: use --spend")
+		o.problem(CheckWarning, "the list of models needs no credential, so it does not prove that the credential is accepted: use --spend")
 	}
 	n := len(list.Data)
 	if o.Checked.Listed = &n; o.Azure {
@@ -69,7 +69,7 @@ func (o *one) readList(a answer) (more bool) {
 }
 
 // isPublic reports whether the reply to a request is the same without the credential.
-func (o *one) isPublic(a answer) bool {
+func (o *backendCheck) isPublic(a backendReply) bool {
 	o.slots <- struct{}{}
 	defer func() { <-o.slots }()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.request.Context()), o.timeout)
@@ -95,8 +95,8 @@ func isListed(name, id string) bool {
 
 // askModels asks for each model that the options name. Without spend, the request has no messages: the
 // backend refuses it at no cost, and says whether it has no such deployment.
-func (o *one) askModels(ctx context.Context) {
-	answers := make([]answer, len(o.Checked.Models))
+func (o *backendCheck) askModels(ctx context.Context) {
+	answers := make([]backendReply, len(o.Checked.Models))
 	var wait sync.WaitGroup
 	for i, m := range o.Checked.Models {
 		wait.Go(func() { answers[i] = o.askModel(ctx, m.Name) })
@@ -111,7 +111,7 @@ func (o *one) askModels(ctx context.Context) {
 const maxCompletionTokens = "max_completion_tokens"
 
 // askModel asks a model for one token. A model that does not chat may embed.
-func (o *one) askModel(ctx context.Context, name string) answer {
+func (o *backendCheck) askModel(ctx context.Context, name string) backendReply {
 	body := map[string]any{"model": name}
 	if o.spend {
 		body["messages"] = []map[string]string{{"role": "user", "content": "Hi"}}
@@ -132,26 +132,26 @@ func (o *one) askModel(ctx context.Context, name string) answer {
 }
 
 // refusesRequest reports whether a backend says that it cannot do what the request asks for.
-func refusesRequest(a answer) bool {
+func refusesRequest(a backendReply) bool {
 	return a.status == http.StatusBadRequest || a.status == http.StatusUnprocessableEntity
 }
 
 // isInference reports whether an answer is that of a chat or an embedding, or says that one token is too few.
-func isInference(a answer) bool {
+func isInference(a backendReply) bool {
 	var reply struct{ Choices, Data []json.RawMessage }
 	return a.status == http.StatusOK && json.Unmarshal(a.body, &reply) == nil && (reply.Choices != nil || reply.Data != nil) ||
 		bytes.Contains(a.body, []byte("max_tokens or model output limit"))
 }
 
-func isNoModel(a answer) bool {
+func isNoModel(a backendReply) bool {
 	return verdict.Judge(verdict.Reply{Status: a.status, Body: a.body}) == verdict.NoModel
 }
 
 // infer sends a request to a model: by the v1 API, or by Azure's classic path if there is nothing.
-func (o *one) infer(ctx context.Context, operation, name string, body map[string]any) answer {
+func (o *backendCheck) infer(ctx context.Context, operation, name string, body map[string]any) backendReply {
 	text, err := json.Marshal(body)
 	if err != nil {
-		return answer{err: err}
+		return backendReply{err: err}
 	}
 	a := o.ask(ctx, http.MethodPost, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: operation}, "", text)
 	if a.status == http.StatusNotFound && o.HasClassicPaths() && !isNoModel(a) {
@@ -162,9 +162,9 @@ func (o *one) infer(ctx context.Context, operation, name string, body map[string
 }
 
 // readModel records what a model answered.
-func (o *one) readModel(m *Model, a answer) {
+func (o *backendCheck) readModel(m *CheckedModel, a backendReply) {
 	if a.err != nil {
-		o.problem(Failed, "model %s: no reply: %s", m.Name, verdict.CauseOf(a.err))
+		o.problem(CheckFailed, "model %s: no reply: %s", m.Name, verdict.CauseOf(a.err))
 		return
 	}
 	o.readRemaining(a.header)
@@ -176,29 +176,29 @@ func (o *one) readModel(m *Model, a answer) {
 		o.judge(a)
 	case class == verdict.NotPermitted:
 		m.State = refused
-		o.problem(Failed, "the credential does not permit requests to model %s: %s", m.Name, refusal(a))
+		o.problem(CheckFailed, "the credential does not permit requests to model %s: %s", m.Name, refusalText(a))
 	case class == verdict.Throttled:
-		o.problem(Warning, "model %s is throttled now: %s", m.Name, refusal(a))
+		o.problem(CheckWarning, "model %s is throttled now: %s", m.Name, refusalText(a))
 	case !o.spend && a.status >= http.StatusInternalServerError: // it may only be careless about requests that are not valid
-		o.problem(Warning, "model %s fails at a request without messages: %s", m.Name, refusal(a))
+		o.problem(CheckWarning, "model %s fails at a request without messages: %s", m.Name, refusalText(a))
 	case !o.spend: // it was not a valid request
 	case isInference(a):
 		m.State = served
 		o.accepted()
 	case refusesRequest(a), a.status == http.StatusNotFound && m.State == found:
 		m.State = refused
-		o.problem(Warning, "model %s answers, but serves neither chat nor embeddings: %s", m.Name, refusal(a))
+		o.problem(CheckWarning, "model %s answers, but serves neither chat nor embeddings: %s", m.Name, refusalText(a))
 	case class == verdict.Served:
 		m.State = refused
-		o.problem(Failed, "model %s is not served: the reply is neither a chat nor an embedding: %s", m.Name, refusal(a))
+		o.problem(CheckFailed, "model %s is not served: the reply is neither a chat nor an embedding: %s", m.Name, refusalText(a))
 	default:
 		m.State = refused
-		o.problem(Failed, "model %s is not served: %s, %s", m.Name, class, refusal(a))
+		o.problem(CheckFailed, "model %s is not served: %s, %s", m.Name, class, refusalText(a))
 	}
 }
 
 // judgeModels records the models that are missing.
-func (o *one) judgeModels() {
+func (o *backendCheck) judgeModels() {
 	var names []string
 	for _, m := range o.Checked.Models {
 		if m.State == missing {
@@ -206,6 +206,6 @@ func (o *one) judgeModels() {
 		}
 	}
 	if len(names) > 0 {
-		o.problem(Failed, "the backend does not have %s", strings.Join(names, ", "))
+		o.problem(CheckFailed, "the backend does not have %s", strings.Join(names, ", "))
 	}
 }

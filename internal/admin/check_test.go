@@ -1,4 +1,4 @@
-package command
+package admin
 
 import (
 	"strings"
@@ -9,11 +9,11 @@ import (
 func TestColorsDoNotMoveTheColumns(t *testing.T) {
 	until := time.Date(2027, 3, 1, 12, 0, 0, 0, time.UTC)
 	all := []*Checked{
-		{Pool: "p", Backend: "a", Status: OK, Address: "a:443", CertificateUntil: &until, Credential: "accepted",
-			Models: []Model{{"gpt-4o", served}, {"gpt-5", served}, {"\x1b[2J", missing}}, Milliseconds: map[string]int64{"reply": 87},
+		{Pool: "p", Backend: "a", Status: CheckOK, Address: "a:443", CertificateUntil: &until, Credential: "accepted",
+			Models: []CheckedModel{{"gpt-4o", served}, {"gpt-5", served}, {"\x1b[2J", missing}}, Milliseconds: map[string]int64{"reply": 87},
 			Remaining: map[string]int64{"requests": 99, "tokens": 59_990}},
-		{Pool: "p", Backend: "longer-name", Status: Failed, Address: "b:80", Credential: refused, Listed: new(7),
-			Problems: []Problem{{Warning, "slow"}, {Failed, "no"}}},
+		{Pool: "p", Backend: "longer-name", Status: CheckFailed, Address: "b:80", Credential: refused, Listed: new(7),
+			Problems: []CheckedProblem{{CheckWarning, "slow"}, {CheckFailed, "no"}}},
 	}
 	const want = "" +
 		"POOL  BACKEND      STATUS  ADDRESS  CERTIFICATE UNTIL  CREDENTIAL  MODELS               LATENCY  REMAINING\n" +
@@ -23,7 +23,7 @@ func TestColorsDoNotMoveTheColumns(t *testing.T) {
 		"p longer-name: failed: no\n"
 	for _, inColor := range []bool{false, true} {
 		var out strings.Builder
-		if err := showTable(&out, all, inColor); err != nil {
+		if err := showChecks(&out, all, inColor); err != nil {
 			t.Fatal(err)
 		}
 		plain := out.String()

@@ -1,4 +1,4 @@
-package command
+package admin
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// answer is the reply of a backend, or why there is none.
-type answer struct {
+// backendReply is the reply of a backend, or why there is none.
+type backendReply struct {
 	request *http.Request
 	secrets keys.Secrets
 	status  int
@@ -32,12 +32,12 @@ type answer struct {
 }
 
 // ask sends a request and reads the reply, within the time limit.
-func (o *one) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) (a answer) {
+func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) (a backendReply) {
 	o.slots <- struct{}{}
 	defer func() { <-o.slots }()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	t := newTrace()
+	t := newReplyTrace()
 	a.times = t.times
 	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), method, route, query, body, o.headerUp)
 	if a.err != nil {
@@ -56,8 +56,8 @@ func (o *one) ask(ctx context.Context, method string, route openaiapi.Route, que
 	return a
 }
 
-// trace measures the parts of a request.
-type trace struct {
+// replyTrace measures the parts of a request.
+type replyTrace struct {
 	httptrace.ClientTrace
 	// mu guards the rest: net/http may still dial when the request is over.
 	mu      sync.Mutex
@@ -67,8 +67,8 @@ type trace struct {
 	ip      string
 }
 
-func newTrace() *trace {
-	t := &trace{started: map[string]time.Time{}, times: map[string]int64{}}
+func newReplyTrace() *replyTrace {
+	t := &replyTrace{started: map[string]time.Time{}, times: map[string]int64{}}
 	t.begin("total")
 	t.DNSStart = func(httptrace.DNSStartInfo) { t.begin("resolve") }
 	t.DNSDone = func(httptrace.DNSDoneInfo) { t.done("resolve") }
@@ -90,7 +90,7 @@ func newTrace() *trace {
 	return t
 }
 
-func (t *trace) begin(part string) {
+func (t *replyTrace) begin(part string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.step = part
@@ -99,14 +99,14 @@ func (t *trace) begin(part string) {
 	}
 }
 
-func (t *trace) done(part string) {
+func (t *replyTrace) done(part string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.times[part] = time.Since(t.started[part]).Milliseconds()
 }
 
 // end adds what was measured to an answer.
-func (t *trace) end(a *answer) {
+func (t *replyTrace) end(a *backendReply) {
 	t.done("total")
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,6 +1,4 @@
-// Package command defines the commands for a configuration that is not live yet: `caddy openai-lb check`
-// checks the backends of one, and `caddy openai-lb import` makes one.
-package command
+package admin
 
 import (
 	"context"
@@ -13,19 +11,18 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// maxTimeout is the longest time limit of a request of a check.
-const maxTimeout = 5 * time.Second
+// maxCheckTimeout is the longest time limit of a request of a check.
+const maxCheckTimeout = 5 * time.Second
 
-// Check returns the command check.
-func Check() *cobra.Command {
-	var from configuration
+// checkCommand returns the command check.
+func checkCommand() *cobra.Command {
+	var from checkedConfig
 	var c checker
 	var inJSON bool
 	command := &cobra.Command{
@@ -63,11 +60,11 @@ replaces {$X}, which needs a value or a default.
 	flags.BoolVar(&from.offline, "offline", false, "Only validates the configuration, without secrets and variables")
 	flags.BoolVar(&c.spend, "spend", false, "Asks each model that the options name for one token, which costs money")
 	flags.BoolVar(&inJSON, "json", false, "Prints JSON instead of a table")
-	flags.DurationVar(&c.timeout, "timeout", maxTimeout, "Time limit of each request, 5s at most")
+	flags.DurationVar(&c.timeout, "timeout", maxCheckTimeout, "Time limit of each request, 5s at most")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		switch {
-		case c.timeout <= 0 || c.timeout > maxTimeout:
-			return fmt.Errorf("timeout '%s' is not a duration above 0 of %s at most", c.timeout, maxTimeout)
+		case c.timeout <= 0 || c.timeout > maxCheckTimeout:
+			return fmt.Errorf("timeout '%s' is not a duration above 0 of %s at most", c.timeout, maxCheckTimeout)
 		case from.offline && c.spend:
 			return errors.New("offline and spend cannot be combined")
 		}
@@ -75,7 +72,7 @@ replaces {$X}, which needs a value or a default.
 		return from.provision(func(entries []*pools.Entry) error {
 			none := errors.New("the configuration has no openai_lb")
 			if name := command.Flag("pool"); name != nil && name.Changed {
-				entries = only(name.Value.String(), entries)
+				entries = onlyPool(name.Value.String(), entries)
 				none = fmt.Errorf("the configuration has no pool '%s'", name.Value)
 			}
 			if from.offline {
@@ -89,13 +86,13 @@ replaces {$X}, which needs a value or a default.
 			if ctx == nil {
 				ctx = context.Background()
 			}
-			return report(out, c.check(ctx, entries), inJSON)
+			return reportChecks(out, c.check(ctx, entries), inJSON)
 		})
 	}
 	return command
 }
 
-func only(name string, entries []*pools.Entry) []*pools.Entry {
+func onlyPool(name string, entries []*pools.Entry) []*pools.Entry {
 	for _, e := range entries {
 		if e.Name == name {
 			return []*pools.Entry{e}
@@ -104,11 +101,11 @@ func only(name string, entries []*pools.Entry) []*pools.Entry {
 	return nil
 }
 
-// report prints what a check found. It returns an error if a backend cannot serve.
-func report(out io.Writer, all []*Checked, inJSON bool) error {
+// reportChecks prints what a check found. It returns an error if a backend cannot serve.
+func reportChecks(out io.Writer, all []*Checked, inJSON bool) error {
 	failed := 0
 	for _, c := range all {
-		if c.Status == Failed {
+		if c.Status == CheckFailed {
 			failed++
 		}
 	}
@@ -118,7 +115,7 @@ func report(out io.Writer, all []*Checked, inJSON bool) error {
 			return err
 		}
 		fmt.Fprintf(out, "%s\n", text)
-	} else if err := showTable(out, all, inColor(out)); err != nil {
+	} else if err := showChecks(out, all, inColor(out)); err != nil {
 		return err
 	}
 	if failed > 0 {
@@ -138,11 +135,11 @@ func inColor(out io.Writer) bool {
 }
 
 // The colors are of one length, because a table aligns its columns by the length of their text.
-var colors = map[Status]string{"STATUS": "\x1b[39m", OK: "\x1b[32m", Warning: "\x1b[33m", Failed: "\x1b[31m"}
+var colors = map[CheckStatus]string{"STATUS": "\x1b[39m", CheckOK: "\x1b[32m", CheckWarning: "\x1b[33m", CheckFailed: "\x1b[31m"}
 
-// showTable prints a table of backends, and below it the problems.
-func showTable(out io.Writer, all []*Checked, inColor bool) error {
-	paint := func(status Status) string {
+// showChecks prints a table of backends, and below it the problems.
+func showChecks(out io.Writer, all []*Checked, inColor bool) error {
+	paint := func(status CheckStatus) string {
 		if !inColor {
 			return string(status)
 		}
@@ -156,14 +153,14 @@ func showTable(out io.Writer, all []*Checked, inColor bool) error {
 		if c.CertificateUntil != nil {
 			until = c.CertificateUntil.UTC().Format(time.DateOnly)
 		}
-		row(Printable(c.Pool), Printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
+		row(printable(c.Pool), printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	for _, c := range all {
 		for _, p := range c.Problems {
-			fmt.Fprintf(out, "%s %s: %s: %s\n", Printable(c.Pool), Printable(c.Backend), paint(p.Status), p.Text)
+			fmt.Fprintf(out, "%s %s: %s: %s\n", printable(c.Pool), printable(c.Backend), paint(p.Status), p.Text)
 		}
 	}
 	return nil
@@ -208,14 +205,4 @@ func remainingOf(c *Checked) string {
 		return "-"
 	}
 	return strings.Join(texts, ", ")
-}
-
-// Printable makes text safe for a terminal. Clients can make up models.
-func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
 }
