@@ -7,7 +7,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -45,7 +44,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		ex.own = e.Answer(req)
 		res = ex.own.Response
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
-			hint.Set(res.Header, wait)
+			verdict.SetHint(res.Header, wait)
 		}
 		if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
 			ex.observeThrottled(now)
@@ -65,9 +64,9 @@ func (ex *exchange) answerWith(best bestReply, wait time.Duration) {
 	ex.record.from = from
 	ex.observeForwarded(from.class)
 	if !ex.balancer.forward || best.StatusCode != http.StatusTooManyRequests {
-		hint.Rewrite(best.Header, wait)
+		verdict.RewriteHints(best.Header, wait)
 		if from.class == verdict.Overloaded {
-			hint.Set(best.Header, wait) // even if the backend does not say
+			verdict.SetHint(best.Header, wait) // even if the backend does not say
 		}
 	}
 	ex.balancer.front.Final(best.Header)

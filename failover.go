@@ -10,7 +10,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -127,7 +126,7 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
 		ex.own.Response = apierror.NotProcessed.Response(ex.request)
-		hint.Set(ex.own.Header, time.Second)
+		verdict.SetHint(ex.own.Header, time.Second)
 	// an upload that is ended takes the rest of a long error with it
 	case r.SaysMore(ex.balancer.forward) && (r.Whole || !sendable || ex.api.received.Whole()):
 		ex.keep(r.Response)

@@ -13,7 +13,7 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // failure is what logs and users get to see of an error of azidentity's, which
@@ -43,7 +43,7 @@ func summarize(err error, secrets ...string) error {
 	}
 	if replied {
 		text += ": " + describe(failed.RawResponse)
-		f.retryAfter, _ = hint.Read(failed.RawResponse.StatusCode, failed.RawResponse.Header, nil, time.Now())
+		f.retryAfter, _ = verdict.ReadHint(failed.RawResponse.StatusCode, failed.RawResponse.Header, nil, time.Now())
 	}
 	for _, secret := range secrets {
 		if secret != "" {

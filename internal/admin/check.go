@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -240,7 +239,7 @@ var remainingNames = map[string][]string{
 // readRemaining records what a rate limit leaves: the least of all replies.
 func (o *backendCheck) readRemaining(header http.Header) {
 	for name, headers := range remainingNames {
-		if n, ok := hint.Number(header, headers...); ok {
+		if n, ok := verdict.HeaderNumber(header, headers...); ok {
 			if least, known := o.Checked.Remaining[name]; !known || int64(n) < least {
 				o.Checked.Remaining[name] = int64(n)
 			}

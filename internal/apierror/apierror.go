@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -128,7 +127,7 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 		text, class = "The account that stores "+object+" is "+what, ownerClass
 	}
 	return Error{http.StatusTooManyRequests,
-		text + ". Please retry after " + strconv.Itoa(hint.ClientSeconds(wait)) + " seconds.",
+		text + ". Please retry after " + strconv.Itoa(verdict.RetrySeconds(wait)) + " seconds.",
 		"rate_limit_error", "rate_limit_exceeded", class}
 }
 
@@ -136,7 +135,7 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 // credential that was sent has been replaced and the body cannot be sent again.
 func NoCredential(wait time.Duration) Error {
 	return upstream(http.StatusServiceUnavailable, "upstream_credential_unavailable",
-		"The load balancer's credential for the backend is being renewed. Please retry after "+strconv.Itoa(hint.ClientSeconds(wait))+" seconds.")
+		"The load balancer's credential for the backend is being renewed. Please retry after "+strconv.Itoa(verdict.RetrySeconds(wait))+" seconds.")
 }
 
 // UnknownModel is the error for a model that no backend serves.

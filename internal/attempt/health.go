@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -184,7 +183,7 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	switch r.Class {
 	case verdict.Throttled:
 		b.Wait = p.hinted(r, p.RetryAfterDefault)
-		if b.Guess = r.Source == hint.None; !b.Guess && r.Wait <= 0 { // a hint of 0, again and again, is as good as none
+		if b.Guess = r.Source == verdict.NoHint; !b.Guess && r.Wait <= 0 { // a hint of 0, again and again, is as good as none
 			b.Longest = max(b.Wait, time.Duration(p.RetryAfterDefault))
 		}
 	case verdict.Overloaded:
@@ -227,7 +226,7 @@ func (p *PassiveHealth) Failure() Bench {
 
 // hinted returns for how long the backend asked not to be called, within the limits.
 func (p *PassiveHealth) hinted(r *Reply, without caddy.Duration) time.Duration {
-	if r.Source == hint.None {
+	if r.Source == verdict.NoHint {
 		return time.Duration(without)
 	}
 	return min(max(r.Wait, time.Duration(p.RetryAfterMin)), time.Duration(p.RetryAfterMax))

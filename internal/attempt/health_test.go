@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -24,13 +23,13 @@ func TestWhatAReplyBenchesAndForHowLong(t *testing.T) {
 		busy  bool
 		want  Bench // without a Wait: none
 	}{
-		"a throttle lasts as long as it says":        {reply: Reply{Class: verdict.Throttled, Wait: 7 * second, Source: hint.RetryAfter}, want: Bench{Wait: 7 * second}},
-		"but not for less than retry_after_min":      {reply: Reply{Class: verdict.Throttled, Wait: 43 * time.Microsecond, Source: hint.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond}},
-		"and not for more than retry_after_max":      {reply: Reply{Class: verdict.Throttled, Wait: time.Hour, Source: hint.RetryAfter}, want: Bench{Wait: 5 * time.Minute}},
-		"a throttle that says 0 may become longer":   {reply: Reply{Class: verdict.Throttled, Source: hint.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond, Longest: 10 * second}},
-		"one that names no time is a guess":          {reply: Reply{Class: verdict.Throttled, Source: hint.None}, want: Bench{Wait: 10 * second, Guess: true}},
-		"an overload that names no time":             {reply: Reply{Class: verdict.Overloaded, Source: hint.None}, want: Bench{Wait: 10 * second}},
-		"an overload that names one":                 {reply: Reply{Class: verdict.Overloaded, Wait: 3 * second, Source: hint.RetryAfter}, want: Bench{Wait: 3 * second}},
+		"a throttle lasts as long as it says":        {reply: Reply{Class: verdict.Throttled, Wait: 7 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 7 * second}},
+		"but not for less than retry_after_min":      {reply: Reply{Class: verdict.Throttled, Wait: 43 * time.Microsecond, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond}},
+		"and not for more than retry_after_max":      {reply: Reply{Class: verdict.Throttled, Wait: time.Hour, Source: verdict.RetryAfter}, want: Bench{Wait: 5 * time.Minute}},
+		"a throttle that says 0 may become longer":   {reply: Reply{Class: verdict.Throttled, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond, Longest: 10 * second}},
+		"one that names no time is a guess":          {reply: Reply{Class: verdict.Throttled, Source: verdict.NoHint}, want: Bench{Wait: 10 * second, Guess: true}},
+		"an overload that names no time":             {reply: Reply{Class: verdict.Overloaded, Source: verdict.NoHint}, want: Bench{Wait: 10 * second}},
+		"an overload that names one":                 {reply: Reply{Class: verdict.Overloaded, Wait: 3 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 3 * second}},
 		"a budget that is used up":                   {reply: Reply{Class: verdict.Quota}, want: Bench{Wait: 5 * time.Minute}},
 		"a failure":                                  {reply: Reply{Class: verdict.Failed}, want: failure},
 		"one of the midst of an upload":              {reply: Reply{Class: verdict.Failed, Failure: Failure{Uploading: true}}},

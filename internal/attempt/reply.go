@@ -15,7 +15,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/content"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -34,7 +33,7 @@ type Reply struct {
 	Status int
 	// Wait is for how long the backend asked not to be called, and Source where it said so.
 	Wait   time.Duration
-	Source hint.Source
+	Source verdict.HintSource
 	// Missing reports whether the backend does not have an object that the request
 	// names.
 	Missing bool
@@ -242,7 +241,7 @@ func (s *Sender) judge(r *Reply) {
 		r.Class = verdict.Failed
 	}
 	if r.Status >= 300 {
-		r.Wait, r.Source = hint.Read(r.Status, r.Response.Header, text, time.Now())
+		r.Wait, r.Source = verdict.ReadHint(r.Status, r.Response.Header, text, time.Now())
 	}
 	r.readCode(text)
 	r.guard(text, complete)
@@ -336,7 +335,7 @@ func (s *Sender) becomeError(r *Reply, failure *sse.Error) {
 	r.body, r.Class, r.Status, r.Whole = nil, class, failure.Status, true
 	r.readCode(failure.Body)
 	r.guard(nil, true)
-	r.Wait, r.Source = hint.Read(r.Status, header, failure.Body, time.Now())
+	r.Wait, r.Source = verdict.ReadHint(r.Status, header, failure.Body, time.Now())
 }
 
 // decompress makes a compressed reply that holds a secret its text, in which it can be replaced.

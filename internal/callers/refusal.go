@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // longestWait is the longest wait after which a client is to send the same request again. SDKs wait for a minute at
@@ -24,7 +24,7 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *m
 	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
 	} else {
-		hint.Set(answer.Header, wait)
+		verdict.SetHint(answer.Header, wait)
 	}
 	return answer
 }

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // lastSeen has the latest values of a backend's limits.
@@ -37,9 +37,9 @@ const utilization = "Azure-Openai-Deployment-Utilization"
 
 // Saw records the limits of the backend in the header of a reply.
 func (b *Backend) Saw(deployment string, header http.Header) {
-	requests, hasRequests := hint.Number(header, remainingRequests...)
-	tokens, hasTokens := hint.Number(header, remainingTokens...)
-	used, hasUsed := hint.Number(header, utilization)
+	requests, hasRequests := verdict.HeaderNumber(header, remainingRequests...)
+	tokens, hasTokens := verdict.HeaderNumber(header, remainingTokens...)
+	used, hasUsed := verdict.HeaderNumber(header, utilization)
 	if !hasRequests && !hasTokens && !hasUsed {
 		return
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // Utilization is Azure's header for provisioned throughput: `89.3%`, which may be over 100.
@@ -28,7 +28,7 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 	if r.Mark.meter != nil && r.Mark.meter != m {
 		return // it was sent before the backend's key changed
 	}
-	if used, ok := hint.Number(r.Header, Utilization); ok {
+	if used, ok := verdict.HeaderNumber(r.Header, Utilization); ok {
 		m.see(utilization, used/100, 0, now)
 	}
 	for i := range limits {
@@ -91,16 +91,16 @@ type said struct {
 // if its length is named. Where the reset is a duration, as OpenAI's is, the limit grows all the time.
 func (l *limit) read(header http.Header) (s said, ok bool) {
 	var isLimited, isKnown bool
-	s.limit, isLimited = hint.Number(header, l.limit[:]...)
+	s.limit, isLimited = verdict.HeaderNumber(header, l.limit[:]...)
 	if !isLimited || s.limit == 0 {
 		return s, false
 	}
-	if s.remaining, isKnown = hint.Number(header, l.remaining[:]...); !isKnown {
+	if s.remaining, isKnown = verdict.HeaderNumber(header, l.remaining[:]...); !isKnown {
 		return s, false
 	}
 	s.limit, s.remaining = min(s.limit, highestCost), min(s.remaining, highestCost) // some say "no limit" with a huge number
 	s.most, s.window = s.limit, windows[l.kind]
-	reset, isNumber := hint.Number(header, l.reset[:]...)
+	reset, isNumber := verdict.HeaderNumber(header, l.reset[:]...)
 	if isNumber {
 		if reset > 0 { // 0 says nothing: Azure sends it with whatever remains
 			s.window = time.Duration(min(reset, 2*longestReset.Seconds()) * float64(time.Second))
@@ -122,7 +122,7 @@ func (l *limit) read(header http.Header) (s said, ok bool) {
 		return s, false
 	}
 	s.window = min(s.window, windows[l.kind])
-	renewal, isNamed := hint.Number(header, l.renewal[:]...)
+	renewal, isNamed := verdict.HeaderNumber(header, l.renewal[:]...)
 	switch {
 	case isNamed && renewal > 0:
 		s.most *= min(1, renewal/60)

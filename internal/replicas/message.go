@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
@@ -93,7 +92,7 @@ type bench struct {
 // maxLength is the longest bench of another replica, whatever the store holds.
 const maxLength = state.MaxTTL
 
-var hints = []hint.Source{hint.None, hint.RetryAfterMS, hint.XMSRetryAfterMS, hint.RetryAfter, hint.Body, hint.RateLimitReset}
+var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter, verdict.ErrorText, verdict.RateLimitReset}
 
 // concernsOthers reports whether other replicas may know of a bench of the member:
 // one of them reported it, or the model exists. Clients can make up any number of
@@ -210,7 +209,7 @@ func (b *bench) check() error {
 		return err
 	}
 	switch {
-	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, hint.Source(b.Hint)),
+	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, verdict.HintSource(b.Hint)),
 		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("its bench is not valid")
 	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():

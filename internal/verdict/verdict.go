@@ -1,7 +1,8 @@
-// Package verdict classifies a backend's reply: who caused an error, whether the
-// reply counts against the backend, and whether the same request may succeed at
-// another backend. It has the only table of the words that providers use for errors
-// (words.go), and the words for why there was no reply (cause.go).
+// Package verdict says what a backend's reply means: who caused an error, whether the
+// reply counts against the backend, whether the same request may succeed at another
+// backend, and when this one accepts requests again (hint.go). It has the only table of
+// the words that providers use for errors (words.go), and the words for why there was no
+// reply (cause.go). It also writes when clients may retry (clienthint.go).
 package verdict
 
 import (
@@ -10,8 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/hint"
 )
 
 // Class is the meaning of a reply, or of a missing reply.
@@ -235,7 +234,7 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 // exceedsLimit reports whether a request costs more tokens than the backend grants in a whole window:
 // it would be refused even if no other request were sent.
 func exceedsLimit(header http.Header, cost int64) bool {
-	limit, _ := hint.Number(header, "X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens")
+	limit, _ := HeaderNumber(header, "X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens")
 	return limit > 0 && limit < float64(cost)
 }
 

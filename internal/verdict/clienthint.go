@@ -1,4 +1,4 @@
-package hint
+package verdict
 
 import (
 	"math"
@@ -15,28 +15,28 @@ const (
 	maxClientWait = 59 * time.Second
 )
 
-// ClientSeconds returns the wait in whole seconds, within the bounds: the only form
+// RetrySeconds returns the wait in whole seconds, within the bounds: the only form
 // of Retry-After that every SDK reads.
-func ClientSeconds(wait time.Duration) int {
+func RetrySeconds(wait time.Duration) int {
 	return int(math.Ceil(min(max(wait, minClientWait), maxClientWait).Seconds()))
 }
 
-// Set writes how long a client is to wait.
-func Set(header http.Header, wait time.Duration) {
+// SetHint writes how long a client is to wait.
+func SetHint(header http.Header, wait time.Duration) {
 	wait = min(max(wait, minClientWait), maxClientWait)
-	header["Retry-After"] = []string{strconv.Itoa(ClientSeconds(wait))}
+	header["Retry-After"] = []string{strconv.Itoa(RetrySeconds(wait))}
 	header["Retry-After-Ms"] = []string{strconv.FormatInt((wait + time.Millisecond - 1).Milliseconds(), 10)}
 }
 
-// Rewrite replaces the hints in a backend's reply, if there are any. A backend's
+// RewriteHints replaces the hints in a backend's reply, if there are any. A backend's
 // hints apply only to that backend, and some SDKs cannot read their form.
-func Rewrite(header http.Header, wait time.Duration) {
+func RewriteHints(header http.Header, wait time.Duration) {
 	hinted := false
 	for _, name := range []string{"Retry-After", "Retry-After-Ms", "X-Ms-Retry-After-Ms"} {
 		hinted = hinted || header[name] != nil
 		delete(header, name)
 	}
 	if hinted {
-		Set(header, wait)
+		SetHint(header, wait)
 	}
 }

@@ -1,4 +1,4 @@
-package hint
+package verdict
 
 import (
 	"maps"
@@ -18,7 +18,7 @@ func TestAClientIsToldToWaitOneTo59Seconds(t *testing.T) {
 		time.Hour:                  {"59", "59000"},
 	} {
 		header := make(http.Header)
-		Set(header, wait)
+		SetHint(header, wait)
 		if got := [2]string{header.Get("Retry-After"), header.Get("Retry-After-Ms")}; got != want {
 			t.Errorf("%s becomes %q, want %q", wait, got, want)
 		}
@@ -29,14 +29,14 @@ func TestABackendsHintsAreReplaced(t *testing.T) {
 	for _, name := range []string{"Retry-After", "retry-after-ms", "x-ms-retry-after-ms"} {
 		header := http.Header{"X-Other": {"1"}}
 		header.Set(name, "86400")
-		Rewrite(header, 7*time.Second)
+		RewriteHints(header, 7*time.Second)
 		want := http.Header{"X-Other": {"1"}, "Retry-After": {"7"}, "Retry-After-Ms": {"7000"}}
 		if !maps.EqualFunc(header, want, func(a, b []string) bool { return a[0] == b[0] }) {
 			t.Errorf("%s: got %v, want %v", name, header, want)
 		}
 	}
 	header := http.Header{"X-Other": {"1"}}
-	if Rewrite(header, time.Second); len(header) != 1 {
+	if RewriteHints(header, time.Second); len(header) != 1 {
 		t.Errorf("a reply without a hint got %v", header)
 	}
 }

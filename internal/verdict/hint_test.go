@@ -1,4 +1,4 @@
-package hint
+package verdict
 
 import (
 	"math"
@@ -41,14 +41,14 @@ const (
 	mistralFlat    = `{"object":"error","message":"Rate limit exceeded","type":"rate_limited","param":null,"code":"1300","raw_status_code":429}`
 )
 
-func TestRead(t *testing.T) {
+func TestReadHint(t *testing.T) {
 	tests := []struct {
 		name   string
 		status int
 		header http.Header
 		body   string
 		want   time.Duration
-		source Source
+		source HintSource
 	}{
 		// Headers of a 429 and a 503.
 		{"Azure counts milliseconds", 429, headers("retry-after-ms: 2000"), "", 2 * time.Second, RetryAfterMS},
@@ -63,88 +63,88 @@ func TestRead(t *testing.T) {
 		{"a whole day is passed on as it is", 429, headers("retry-after: 86400"), "", day, RetryAfter},
 		{"more seconds than a duration can hold", 429, headers("retry-after: 99999999999"), "", math.MaxInt64, RetryAfter},
 		{"a 503 says when, too", 503, headers("retry-after: 30"), "", 30 * time.Second, RetryAfter},
-		{"an empty header says nothing", 429, headers("retry-after:"), "", 0, None},
+		{"an empty header says nothing", 429, headers("retry-after:"), "", 0, NoHint},
 		{"other Azure services prefix the milliseconds", 429, headers("x-ms-retry-after-ms: 1500", "retry-after: 2"), "", 1500 * time.Millisecond, XMSRetryAfterMS},
 		{"the plain milliseconds win over the prefixed ones", 429, headers("x-ms-retry-after-ms: 1500", "retry-after-ms: 100"), "", 100 * time.Millisecond, RetryAfterMS},
 		{"a negative number is passed over", 429, headers("retry-after-ms: -1", "retry-after: 3"), "", 3 * time.Second, RetryAfter},
-		{"minus zero is negative", 429, headers("retry-after: -0"), "", 0, None},
+		{"minus zero is negative", 429, headers("retry-after: -0"), "", 0, NoHint},
 		{"NaN is passed over", 429, headers("retry-after-ms: NaN", "retry-after: 3"), "", 3 * time.Second, RetryAfter},
-		{"infinity is passed over", 429, headers("retry-after-ms: inf", "retry-after: Infinity"), "", 0, None},
-		{"hexadecimal is not a number here", 429, headers("retry-after: 0x10"), "", 0, None},
-		{"underscores are not digits", 429, headers("retry-after: 0_1"), "", 0, None},
+		{"infinity is passed over", 429, headers("retry-after-ms: inf", "retry-after: Infinity"), "", 0, NoHint},
+		{"hexadecimal is not a number here", 429, headers("retry-after: 0x10"), "", 0, NoHint},
+		{"underscores are not digits", 429, headers("retry-after: 0_1"), "", 0, NoHint},
 		{"a number beyond float64 is still large", 429, headers("retry-after-ms: 1" + strings.Repeat("0", 400)), "", math.MaxInt64, RetryAfterMS},
 		{"of several values the first usable one counts", 429, headers("retry-after: soon", "retry-after: 4", "retry-after: 2"), "", 4 * time.Second, RetryAfter},
 		{"a 42 s wait in words", 429, headers("retry-after: 42 seconds"), "", 42 * time.Second, RetryAfter},
-		{"words that are no duration", 429, headers("retry-after: 42 seconds or so"), "", 0, None},
-		{"a negative duration", 429, headers("retry-after: -6m0s"), "", 0, None},
+		{"words that are no duration", 429, headers("retry-after: 42 seconds or so"), "", 0, NoHint},
+		{"a negative duration", 429, headers("retry-after: -6m0s"), "", 0, NoHint},
 		{"the date is compared with the sender's clock, an hour behind ours", 429, headers("date: Wed, 21 Oct 2026 06:28:00 GMT", "retry-after: Wed, 21 Oct 2026 06:28:07 GMT"), "", 7 * time.Second, RetryAfter},
 		{"an unreadable Date is as good as none", 429, headers("date: yesterday", "retry-after: Wed, 21 Oct 2026 07:28:07 GMT"), "", 7 * time.Second, RetryAfter},
 		{"the date formats of older RFCs", 429, headers("retry-after: Wednesday, 21-Oct-26 07:28:05 GMT"), "", 5 * time.Second, RetryAfter},
 		{"a server that is down for maintenance says so with a 500", 500, headers("retry-after: 120"), "", 2 * time.Minute, RetryAfter},
 
 		// Text.
-		{"Azure's token rate limit", 429, nil, azureTokenRate, 9 * time.Second, Body},
-		{"Azure's short form", 429, nil, azureShort, 50 * time.Second, Body},
-		{"minutes and seconds", 429, nil, "Please try again in 6m0s.", 6 * time.Minute, Body},
-		{"milliseconds", 429, nil, "Please try again in 120ms. Visit us.", 120 * time.Millisecond, Body},
-		{"Azure's one day", 429, nil, azureOneDay, day, Body},
-		{"Azure AI Foundry", 429, nil, azureFoundry, time.Minute, Body},
-		{"Azure's lack of capacity has no time", 429, nil, azureCapacity, 0, None},
-		{"a PTU's text has no time", 429, nil, azurePTU, 0, None},
-		{"OpenAI's rate limit", 429, nil, openAIRate, time.Second, Body},
-		{"OpenAI's quota has no time", 429, nil, openAIQuota, 0, None},
-		{"a request that is too large has no time", 429, nil, openAITooLarge, 0, None},
-		{"Groq's fraction", 429, nil, groqRate, 5289 * time.Millisecond, Body},
-		{"Gemini's text comes before its rounded delay", 429, nil, geminiRate, 34074824224, Body},
-		{"Google's RetryInfo", 429, nil, geminiDelay, 12 * time.Second, Body},
-		{"RetryInfo in a string in JSON", 429, nil, openRouterRaw, 7500 * time.Millisecond, Body},
-		{"later is not a time", 429, nil, geminiLater, 0, None},
-		{"Mistral's flat error has no time", 429, nil, mistralFlat, 0, None},
-		{"the text of a 503", 503, nil, "Service is starting. Retry after 2 minutes", 2 * time.Minute, Body},
-		{"the text of a 500 is about something else", 500, nil, azureShort, 0, None},
-		{"the text of a 400 may quote anybody", 400, nil, azureShort, 0, None},
+		{"Azure's token rate limit", 429, nil, azureTokenRate, 9 * time.Second, ErrorText},
+		{"Azure's short form", 429, nil, azureShort, 50 * time.Second, ErrorText},
+		{"minutes and seconds", 429, nil, "Please try again in 6m0s.", 6 * time.Minute, ErrorText},
+		{"milliseconds", 429, nil, "Please try again in 120ms. Visit us.", 120 * time.Millisecond, ErrorText},
+		{"Azure's one day", 429, nil, azureOneDay, day, ErrorText},
+		{"Azure AI Foundry", 429, nil, azureFoundry, time.Minute, ErrorText},
+		{"Azure's lack of capacity has no time", 429, nil, azureCapacity, 0, NoHint},
+		{"a PTU's text has no time", 429, nil, azurePTU, 0, NoHint},
+		{"OpenAI's rate limit", 429, nil, openAIRate, time.Second, ErrorText},
+		{"OpenAI's quota has no time", 429, nil, openAIQuota, 0, NoHint},
+		{"a request that is too large has no time", 429, nil, openAITooLarge, 0, NoHint},
+		{"Groq's fraction", 429, nil, groqRate, 5289 * time.Millisecond, ErrorText},
+		{"Gemini's text comes before its rounded delay", 429, nil, geminiRate, 34074824224, ErrorText},
+		{"Google's RetryInfo", 429, nil, geminiDelay, 12 * time.Second, ErrorText},
+		{"RetryInfo in a string in JSON", 429, nil, openRouterRaw, 7500 * time.Millisecond, ErrorText},
+		{"later is not a time", 429, nil, geminiLater, 0, NoHint},
+		{"Mistral's flat error has no time", 429, nil, mistralFlat, 0, NoHint},
+		{"the text of a 503", 503, nil, "Service is starting. Retry after 2 minutes", 2 * time.Minute, ErrorText},
+		{"the text of a 500 is about something else", 500, nil, azureShort, 0, NoHint},
+		{"the text of a 400 may quote anybody", 400, nil, azureShort, 0, NoHint},
 		{"a header is worth more than the text", 429, headers("retry-after: 3"), azureTokenRate, 3 * time.Second, RetryAfter},
-		{"an unusable header leaves it to the text", 429, headers("retry-after: -1"), azureTokenRate, 9 * time.Second, Body},
-		{"text beyond 64 KiB is not read", 429, nil, strings.Repeat(" ", maxBody) + "Try again in 5s.", 0, None},
-		{"text just within 64 KiB is", 429, nil, strings.Repeat(" ", maxBody-16) + "Try again in 5s.", 5 * time.Second, Body},
+		{"an unusable header leaves it to the text", 429, headers("retry-after: -1"), azureTokenRate, 9 * time.Second, ErrorText},
+		{"text beyond 64 KiB is not read", 429, nil, strings.Repeat(" ", maxErrorText) + "Try again in 5s.", 0, NoHint},
+		{"text just within 64 KiB is", 429, nil, strings.Repeat(" ", maxErrorText-16) + "Try again in 5s.", 5 * time.Second, ErrorText},
 
 		// Resets.
-		{"an empty budget is not why a 500 failed", 500, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 6m0s"), "", 0, None},
+		{"an empty budget is not why a 500 failed", 500, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 6m0s"), "", 0, NoHint},
 		{"only the exhausted dimension counts", 429, headers("x-ratelimit-remaining-requests: 59", "x-ratelimit-reset-requests: 1s", "x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 6m0s"), "", 6 * time.Minute, RateLimitReset},
-		{"with both left over the resets say nothing", 429, headers("x-ratelimit-remaining-requests: 59", "x-ratelimit-reset-requests: 1s", "x-ratelimit-remaining-tokens: 149984", "x-ratelimit-reset-tokens: 6m0s"), "", 0, None},
-		{"-1 means untracked (openai-dotnet issue 838)", 429, headers("x-ratelimit-limit-tokens: -1", "x-ratelimit-remaining-tokens: -1", "x-ratelimit-reset-tokens: 0"), "", 0, None},
-		{"an untracked dimension does not count even with a reset", 429, headers("x-ratelimit-remaining-tokens: -1", "x-ratelimit-reset-tokens: 5"), "", 0, None},
-		{"the text states the wait, the reset overstates it", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 59s"), openAIRate, time.Second, Body},
+		{"with both left over the resets say nothing", 429, headers("x-ratelimit-remaining-requests: 59", "x-ratelimit-reset-requests: 1s", "x-ratelimit-remaining-tokens: 149984", "x-ratelimit-reset-tokens: 6m0s"), "", 0, NoHint},
+		{"-1 means untracked (openai-dotnet issue 838)", 429, headers("x-ratelimit-limit-tokens: -1", "x-ratelimit-remaining-tokens: -1", "x-ratelimit-reset-tokens: 0"), "", 0, NoHint},
+		{"an untracked dimension does not count even with a reset", 429, headers("x-ratelimit-remaining-tokens: -1", "x-ratelimit-reset-tokens: 5"), "", 0, NoHint},
+		{"the text states the wait, the reset overstates it", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 59s"), openAIRate, time.Second, ErrorText},
 		{"Anthropic's time of day", 429, headers("anthropic-ratelimit-requests-remaining: 0", "anthropic-ratelimit-requests-reset: 2026-10-21T07:28:12Z"), "", 12 * time.Second, RateLimitReset},
 		{"Anthropic's time of day against the reply's own", 429, headers("date: Wed, 21 Oct 2026 07:28:10 GMT", "anthropic-ratelimit-input-tokens-remaining: 0", "anthropic-ratelimit-input-tokens-reset: 2026-10-21T07:28:12Z"), "", 2 * time.Second, RateLimitReset},
-		{"Anthropic with something left", 429, headers("anthropic-ratelimit-tokens-remaining: 10", "anthropic-ratelimit-tokens-reset: 2026-10-21T07:28:12Z"), "", 0, None},
+		{"Anthropic with something left", 429, headers("anthropic-ratelimit-tokens-remaining: 10", "anthropic-ratelimit-tokens-reset: 2026-10-21T07:28:12Z"), "", 0, NoHint},
 		{"of several exhausted ones the longest counts", 429, headers("x-ratelimit-remaining-requests: 0", "x-ratelimit-reset-requests: 10", "x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 60"), "", time.Minute, RateLimitReset},
 		{"Azure counts bare seconds", 429, headers("x-ratelimit-remaining-requests: 0", "x-ratelimit-reset-requests: 10", "x-ratelimit-remaining-tokens: 1500", "x-ratelimit-reset-tokens: 300"), "", 10 * time.Second, RateLimitReset},
 		{"OpenAI writes Go durations", 429, headers("x-ratelimit-remaining-requests: 0", "x-ratelimit-reset-requests: 2m59.56s"), "", 179560 * time.Millisecond, RateLimitReset},
 		{"any dimension will do", 429, headers("x-ratelimit-remaining-project-tokens: 0", "x-ratelimit-reset-project-tokens: 17ms"), "", 17 * time.Millisecond, RateLimitReset},
 		{"even one with underscores", 429, headers("x-ratelimit-remaining-tokens_usage_based: 0", "x-ratelimit-reset-tokens_usage_based: 17ms"), "", 17 * time.Millisecond, RateLimitReset},
 		{"Cerebras resets its day with a fraction", 429, headers("x-ratelimit-remaining-requests-day: 0", "x-ratelimit-reset-requests-day: 33011.38"), "", 33011380 * time.Millisecond, RateLimitReset},
-		{"Mistral states no reset", 429, headers("x-ratelimit-limit-req-minute: 60", "x-ratelimit-remaining-req-minute: 0"), "", 0, None},
+		{"Mistral states no reset", 429, headers("x-ratelimit-limit-req-minute: 60", "x-ratelimit-remaining-req-minute: 0"), "", 0, NoHint},
 		{"OpenRouter has unix milliseconds and no dimension", 429, headers("x-ratelimit-limit: 50", "x-ratelimit-remaining: 0", "x-ratelimit-reset: 1792567691500"), "", 11500 * time.Millisecond, RateLimitReset},
 		{"unix seconds", 429, headers("x-ratelimit-remaining: 0", "x-ratelimit-reset: 1792567684.5"), "", 4500 * time.Millisecond, RateLimitReset},
-		{"a unix time that has passed", 429, headers("x-ratelimit-remaining: 0", "x-ratelimit-reset: 1761031680"), "", 0, None},
+		{"a unix time that has passed", 429, headers("x-ratelimit-remaining: 0", "x-ratelimit-reset: 1761031680"), "", 0, NoHint},
 		{"a unix time at the end of time", 429, headers("x-ratelimit-remaining: 0", "x-ratelimit-reset: 1e300"), "", math.MaxInt64, RateLimitReset},
-		{"exhausted, yet reset at once, says nothing", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 0"), "", 0, None},
-		{"an unreadable remainder is not zero", 429, headers("x-ratelimit-remaining-tokens: none", "x-ratelimit-reset-tokens: 5"), "", 0, None},
-		{"the renewal period is not a reset", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-renewalperiod-tokens: 60"), "", 0, None},
-		{"what remains of a dimension whose name begins the same", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-remaining-tokens-day: 9", "x-ratelimit-reset-tokens-day: 5"), "", 0, None},
-		{"a reset of nothing the family knows", 429, headers("x-ratelimit-resetting: 5"), "", 0, None},
+		{"exhausted, yet reset at once, says nothing", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 0"), "", 0, NoHint},
+		{"an unreadable remainder is not zero", 429, headers("x-ratelimit-remaining-tokens: none", "x-ratelimit-reset-tokens: 5"), "", 0, NoHint},
+		{"the renewal period is not a reset", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-renewalperiod-tokens: 60"), "", 0, NoHint},
+		{"what remains of a dimension whose name begins the same", 429, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-remaining-tokens-day: 9", "x-ratelimit-reset-tokens-day: 5"), "", 0, NoHint},
+		{"a reset of nothing the family knows", 429, headers("x-ratelimit-resetting: 5"), "", 0, NoHint},
 		{"Azure's other spelling, without the remainder (openai-python issue 937)", 429, headers("x-rate-limit-reset-tokens: 55", "policy-id: DeploymentRatelimit-Token", "x-ratelimit-remaining-requests: 119"), "", 55 * time.Second, RateLimitReset},
-		{"Azure's other spelling, with the remainder in the usual one", 429, headers("x-rate-limit-reset-tokens: 55", "x-ratelimit-remaining-tokens: 12"), "", 0, None},
+		{"Azure's other spelling, with the remainder in the usual one", 429, headers("x-rate-limit-reset-tokens: 55", "x-ratelimit-remaining-tokens: 12"), "", 0, NoHint},
 		{"the other spelling of both", 429, headers("x-rate-limit-reset-tokens: 55", "x-rate-limit-remaining-tokens: 0"), "", 55 * time.Second, RateLimitReset},
 		{"a dimension known to be exhausted beats those that are not stated", 429, headers("x-ratelimit-reset-tokens: 55", "x-ratelimit-remaining-requests: 0", "x-ratelimit-reset-requests: 3"), "", 3 * time.Second, RateLimitReset},
-		{"a 529 is about the provider's load, not about our budget", 529, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 6m0s"), "", 0, None},
+		{"a 529 is about the provider's load, not about our budget", 529, headers("x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 6m0s"), "", 0, NoHint},
 
-		{"nothing at all", 429, nil, "", 0, None},
+		{"nothing at all", 429, nil, "", 0, NoHint},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			wait, source := Read(tt.status, tt.header, []byte(tt.body), now)
+			wait, source := ReadHint(tt.status, tt.header, []byte(tt.body), now)
 			if wait != tt.want || source != tt.source {
 				t.Errorf("got %v from %q, want %v from %q", wait, source, tt.want, tt.source)
 			}
@@ -193,7 +193,7 @@ func TestTextThatStatesAWait(t *testing.T) {
 		"Rate limited: retry in 15s, tretry in 3s":     15 * time.Second,
 		"no entry after 9 seconds; retry in 1 second!": time.Second,
 	} {
-		if wait, source := Read(429, nil, []byte(text), now); wait != want || source != Body {
+		if wait, source := ReadHint(429, nil, []byte(text), now); wait != want || source != ErrorText {
 			t.Errorf("%.80q: got %v from %q, want %v", text, wait, source, want)
 		}
 	}
@@ -227,7 +227,7 @@ func TestTextThatStatesNone(t *testing.T) {
 		"try",
 		"r", "t", "",
 	} {
-		if wait, source := Read(429, nil, []byte(text), now); wait != 0 || source != None {
+		if wait, source := ReadHint(429, nil, []byte(text), now); wait != 0 || source != NoHint {
 			t.Errorf("%q: got %v from %q, want none", text, wait, source)
 		}
 	}
@@ -240,14 +240,14 @@ func TestOurClockDoesNotMatterIfTheReplyHasItsOwn(t *testing.T) {
 		headers("date: Wed, 21 Oct 2026 07:28:00 GMT", "x-ratelimit-remaining: 0", "x-ratelimit-reset: 1792567710"),
 	} {
 		for _, now := range []time.Time{{}, now, now.Add(-100 * day), now.Add(100 * day)} {
-			if wait, _ := Read(429, h, nil, now); wait != 30*time.Second {
+			if wait, _ := ReadHint(429, h, nil, now); wait != 30*time.Second {
 				t.Errorf("at %v: got %v, want 30s", now, wait)
 			}
 		}
 	}
 }
 
-func FuzzRead(f *testing.F) {
+func FuzzReadHint(f *testing.F) {
 	f.Add(429, "Retry-After-Ms", "43.7", "Retry-After", "1", []byte(nil))
 	f.Add(503, "Retry-After", "Wed, 21 Oct 2026 07:28:30 GMT", "Date", "Wed, 21 Oct 2026 07:28:00 GMT", []byte(nil))
 	f.Add(429, "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "6m0s", []byte(nil))
@@ -260,14 +260,14 @@ func FuzzRead(f *testing.F) {
 		h := http.Header{}
 		h.Add(name1, value1)
 		h.Add(name2, value2)
-		wait, source := Read(status, h, body, now)
+		wait, source := ReadHint(status, h, body, now)
 		if wait < 0 {
 			t.Errorf("a negative wait: %v from %q", wait, source)
 		}
-		if source == None && wait != 0 {
+		if source == NoHint && wait != 0 {
 			t.Errorf("%v from nowhere", wait)
 		}
-		if w, s := Read(status, h.Clone(), body, now); w != wait || s != source {
+		if w, s := ReadHint(status, h.Clone(), body, now); w != wait || s != source {
 			t.Errorf("first %v from %q, then %v from %q", wait, source, w, s)
 		}
 	})
@@ -279,14 +279,14 @@ func FuzzEveryGoDurationIsReadBack(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, ns int64) {
 		d := time.Duration(ns)
-		wait, source := Read(429, http.Header{"Retry-After": {d.String()}}, nil, now)
+		wait, source := ReadHint(429, http.Header{"Retry-After": {d.String()}}, nil, now)
 		if (source == RetryAfter) != (d >= 0) || wait != max(0, d) {
 			t.Errorf("%v: got %v from %q", d, wait, source)
 		}
 	})
 }
 
-func BenchmarkRead(b *testing.B) {
+func BenchmarkReadHint(b *testing.B) {
 	azure := headers("retry-after-ms: 2000", "retry-after: 2", "x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 60", "date: Wed, 21 Oct 2026 07:28:00 GMT")
 	seconds := headers("retry-after: 20", "date: Wed, 21 Oct 2026 07:28:00 GMT")
 	resets := headers("x-ratelimit-remaining-requests: 59", "x-ratelimit-reset-requests: 1s", "x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 6m0s")
@@ -304,7 +304,7 @@ func BenchmarkRead(b *testing.B) {
 		b.Run(bb.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				Read(429, bb.header, bb.body, now)
+				ReadHint(429, bb.header, bb.body, now)
 			}
 		})
 	}
@@ -312,7 +312,7 @@ func BenchmarkRead(b *testing.B) {
 
 func TestTheCommonHintsAllocateNothing(t *testing.T) {
 	for _, h := range []http.Header{headers("retry-after-ms: 2000"), headers("x-ms-retry-after-ms: 43.7"), headers("retry-after: 20")} {
-		if n := testing.AllocsPerRun(100, func() { Read(429, h, nil, now) }); n != 0 {
+		if n := testing.AllocsPerRun(100, func() { ReadHint(429, h, nil, now) }); n != 0 {
 			t.Errorf("%v: %v allocations", h, n)
 		}
 	}

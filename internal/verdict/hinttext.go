@@ -1,4 +1,4 @@
-package hint
+package verdict
 
 import (
 	"bytes"
@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// maxBody is how much of an error body is looked at.
-const maxBody = 64 << 10
+// maxErrorText is how much of an error body is looked at.
+const maxErrorText = 64 << 10
 
-// readBody finds the first wait that the text of an error states. All the ways to say it have
+// readErrorText finds the first wait that the text of an error states. All the ways to say it have
 // "try" in common, so one pass over the bytes looks for that and then for the rest:
 //
 //	Please retry after 9 seconds.             Azure OpenAI
@@ -20,9 +20,9 @@ const maxBody = 64 << 10
 //
 // The body is not decoded first: none of these has a character that JSON would escape, and not
 // every gateway sends JSON.
-func readBody(body []byte) (time.Duration, bool) {
-	if len(body) > maxBody {
-		body = body[:maxBody]
+func readErrorText(body []byte) (time.Duration, bool) {
+	if len(body) > maxErrorText {
+		body = body[:maxErrorText]
 	}
 	for i := range body {
 		if body[i]|0x20 != 't' || !hasPrefixFold(body[i:], "try") {

@@ -1,15 +1,4 @@
-// Package hint reads from a reply when its sender may be called again, and writes
-// when clients may retry.
-//
-// Providers send such hints in many forms, of which the official SDKs read only two. The more
-// specific a source is, the closer it is to the wait that is really needed. An x-ratelimit-reset
-// header says when the whole budget is refilled. That can be sixty times later than the moment
-// when this request would have passed, so it comes last, after the text of the error.
-//
-// Nothing is rounded and nothing is clamped. A provisioned Azure deployment asks
-// for exactly 43 ms; an exhausted standard deployment asks for 86400 s. The caller
-// decides how to use the hint.
-package hint
+package verdict
 
 import (
 	"errors"
@@ -20,34 +9,40 @@ import (
 	"time"
 )
 
-// Source names what a hint was read from. It is one of a few fixed words, so that it can be a log
-// field and a metric's label. RateLimitReset stands for a whole family of headers, in every spelling
-// and with whatever dimensions a backend invents.
-type Source string
+// HintSource names what a hint was read from: what in a reply says when its sender may be called again.
+// It is one of a few fixed words, so that it can be a log field and a metric's label. RateLimitReset
+// stands for a whole family of headers, in every spelling and with whatever dimensions a backend invents.
+type HintSource string
 
 const (
-	// None: the reply has no hint.
-	None Source = ""
+	// NoHint: the reply has no hint.
+	NoHint HintSource = ""
 	// RetryAfterMS is the header Azure OpenAI sends and the OpenAI SDKs prefer. Milliseconds,
 	// with or without a fraction.
-	RetryAfterMS Source = "retry-after-ms"
+	RetryAfterMS HintSource = "retry-after-ms"
 	// XMSRetryAfterMS is the same header under the name other Azure services use.
-	XMSRetryAfterMS Source = "x-ms-retry-after-ms"
+	XMSRetryAfterMS HintSource = "x-ms-retry-after-ms"
 	// RetryAfter is the header of RFC 9110 section 10.2.3.
-	RetryAfter Source = "retry-after"
-	// Body is the text of the error: "Please retry after 9 seconds."
-	Body Source = "body"
+	RetryAfter HintSource = "retry-after"
+	// ErrorText is the text of the error: "Please retry after 9 seconds."
+	ErrorText HintSource = "body"
 	// RateLimitReset is the reset of an exhausted budget: x-ratelimit-reset-<dimension>,
 	// x-rate-limit-reset-<dimension> or anthropic-ratelimit-<dimension>-reset.
-	RateLimitReset Source = "x-ratelimit-reset"
+	RateLimitReset HintSource = "x-ratelimit-reset"
 )
 
-// Read returns how long to wait before the sender of this reply may be called again, and the
-// source of that hint. The first usable source wins, in the order of the constants above. If a
-// header has several values, the first usable one wins. Negative, NaN, infinite, empty and
-// unreadable values are not usable. A finite number that is too large for a time.Duration is
-// usable: it becomes the longest Duration there is. Without a usable source, wait is 0 and source
-// is None.
+// ReadHint returns how long to wait before the sender of this reply may be called again, and the
+// source of that hint. Providers send such hints in many forms, of which the official SDKs read only
+// two. The first usable source wins, in the order of the constants above: the more specific a source
+// is, the closer it is to the wait that is really needed. An x-ratelimit-reset header says when the
+// whole budget is refilled. That can be sixty times later than the moment when this request would
+// have passed, so it comes last. If a header has several values, the first usable one wins. Negative,
+// NaN, infinite, empty and unreadable values are not usable. A finite number that is too large for a
+// time.Duration is usable: it becomes the longest Duration there is. Without a usable source, wait is 0
+// and source is NoHint.
+//
+// Nothing is rounded and nothing is clamped. A provisioned Azure deployment asks for exactly 43 ms; an
+// exhausted standard deployment asks for 86400 s. The caller decides how to use the hint.
 //
 // A retry-after of any kind is read for every status. The body and the resets are read for 429 and
 // 503 only: in any other error a phrase like "try again in" is about something else, and a budget
@@ -56,7 +51,7 @@ const (
 // Body is the beginning of the decoded error body and may be nil; only its first 64 KiB count.
 // Times of day are compared with the reply's own Date, because the same clock wrote both. If there
 // is none, they are compared with now.
-func Read(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source Source) {
+func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
 	for _, v := range header["Retry-After-Ms"] {
 		if wait, ok := parseNumber(v, time.Millisecond); ok {
 			return wait, RetryAfterMS
@@ -73,15 +68,15 @@ func Read(status int, header http.Header, body []byte, now time.Time) (wait time
 		}
 	}
 	if status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
-		return 0, None
+		return 0, NoHint
 	}
-	if wait, ok := readBody(body); ok {
-		return wait, Body
+	if wait, ok := readErrorText(body); ok {
+		return wait, ErrorText
 	}
 	if wait, ok := readResets(header, now); ok {
 		return wait, RateLimitReset
 	}
-	return 0, None
+	return 0, NoHint
 }
 
 // parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date, and
@@ -220,10 +215,10 @@ func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	return scale(f, unit), true
 }
 
-// Number returns the first number in the headers of these names that is neither negative nor infinite.
+// HeaderNumber returns the first number in the headers of these names that is neither negative nor infinite.
 // It may be one of percent. Azure writes -1 where it does not track a limit (openai-dotnet issue #838),
 // and has spelled such headers in two ways, as X-Ratelimit and X-Rate-Limit (openai-python issue #937).
-func Number(header http.Header, names ...string) (float64, bool) {
+func HeaderNumber(header http.Header, names ...string) (float64, bool) {
 	for _, name := range names {
 		for _, v := range header[name] {
 			if n, ok := parseFloat(strings.TrimSuffix(strings.TrimSpace(v), "%")); ok && !math.IsInf(n, 1) {
