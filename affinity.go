@@ -11,7 +11,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -53,7 +52,7 @@ func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	r := affinity.Request{
 		Method: openaiapi.MethodOf(ex.request), Operation: api.Route.Operation, RawQuery: ex.request.URL.RawQuery,
 		Body: &api.Body, Text: api.received.Buffered(), Caller: api.caller.Name,
-		Upgrade: api.Kind.IsHandshake(), Compressed: api.Clarity == openaiapi.Opaque, Disputed: content.Disputed(ex.request.Header),
+		Upgrade: api.Kind.IsHandshake(), Compressed: api.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(ex.request.Header),
 	}
 	if !api.received.Whole() {
 		r.CutAt = ex.balancer.sender.RequestBuffers

@@ -4,7 +4,6 @@ import (
 	"maps"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -41,7 +40,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential keys.Crede
 		// the beginning of a stream is read before it is passed on
 		delete(out.Header, "Accept-Encoding")
 	}
-	content.AcceptReadable(out.Header)
+	openaiapi.AcceptReadable(out.Header)
 	route := api.Route
 	if out.URL.Path != ex.request.URL.Path || out.URL.RawPath != ex.request.URL.RawPath {
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite

@@ -5,7 +5,7 @@ import (
 	"net/http"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -40,11 +40,11 @@ func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
 		return nil
 	}
 	r := &IDReader{placement: p, account: account, length: res.ContentLength}
-	switch content.TypeOf(res.Header) {
-	case content.JSON:
-		r.coding = content.CodingOf(res.Header)
+	switch openaiapi.ContentType(res.Header) {
+	case openaiapi.TypeJSON:
+		r.coding = openaiapi.ContentCoding(res.Header)
 		return r
-	case content.EventStream:
+	case openaiapi.TypeEventStream:
 		r.events = new(sse.Watcher)
 		r.Join(r.events)
 		return r
@@ -86,7 +86,7 @@ func (r *IDReader) Watch(p []byte, end bool) {
 	if end || len(r.text) == maxReply || int64(len(r.text)) == r.length {
 		text := r.text
 		if r.coding != "" {
-			text, _ = content.Decode(text, r.coding, maxReply)
+			text, _ = openaiapi.Decompress(text, r.coding, maxReply)
 		}
 		r.learn(text)
 		r.placement, r.text = nil, nil

@@ -17,7 +17,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -249,7 +248,7 @@ func (t *Request) sendsAgain(err error) bool {
 
 // check returns what is wrong with a response that no client may see, if anything is.
 func (t *Request) check(res *http.Response) error {
-	t.kind = content.TypeOf(res.Header)
+	t.kind = openaiapi.ContentType(res.Header)
 	switch {
 	case res.StatusCode < 100: // net/http's server would panic
 		return ErrNoHTTP
@@ -266,7 +265,7 @@ func (t *Request) check(res *http.Response) error {
 
 // opens reports whether the time of the request goes on until the first byte of the body.
 func (t *Request) opens(res *http.Response) bool {
-	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == content.EventStream && !content.Compressed(res.Header)
+	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header)
 }
 
 // watchOver puts a limit on the time of each read of a response's body. It returns

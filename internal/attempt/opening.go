@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -30,7 +30,7 @@ func (s *Sender) open(r *Reply) {
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
 	}
-	counts := inferred && (r.sent.CountsTokens || kind == content.JSON) || r.sent.CountsAll && r.Status < 300
+	counts := inferred && (r.sent.CountsTokens || kind == openaiapi.TypeJSON) || r.sent.CountsAll && r.Status < 300
 	if counts && r.body != nil { // the reader also shows whether it is JSON
 		r.body.tokens = r.body.tokenReader.Begin(res.Header)
 		if r.sent.CountsContent {
@@ -41,9 +41,9 @@ func (s *Sender) open(r *Reply) {
 		}
 	}
 	switch {
-	case kind == content.EventStream && inferred && !content.Compressed(res.Header):
+	case kind == openaiapi.TypeEventStream && inferred && !openaiapi.IsCompressed(res.Header):
 		s.judgeOpening(r, r.openStream)
-	case kind == content.JSON && (inferred || once) && res.ContentLength <= openingLimit:
+	case kind == openaiapi.TypeJSON && (inferred || once) && res.ContentLength <= openingLimit:
 		s.judgeOpening(r, r.openJSON)
 	}
 	if r.body != nil {
@@ -173,7 +173,7 @@ func (b *body) errorIn(creates bool) *sse.Error {
 
 // text returns what was read ahead, without its compression. all reports whether it is all of that.
 func (b *body) text() (text []byte, all bool) {
-	return content.Decode(b.held, content.CodingOf(b.response.Header), openingLimit)
+	return openaiapi.Decompress(b.held, openaiapi.ContentCoding(b.response.Header), openingLimit)
 }
 
 // notJSON reports whether all of a reply was read ahead, and is not JSON although it

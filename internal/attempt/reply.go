@@ -14,8 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
@@ -172,7 +172,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		tokens = r.body.goOut(r, to)
 	}
 	res := r.Response
-	if r.sent.Change.AskUsage && content.TypeOf(res.Header) == content.EventStream && !content.Compressed(res.Header) {
+	if r.sent.Change.AskUsage && openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header) {
 		res.Body, res.ContentLength = usage.Hide(res.Body), -1
 		delete(res.Header, "Content-Length")
 	}
@@ -231,7 +231,7 @@ func (s *Sender) judge(r *Reply) {
 	var text []byte
 	complete := false
 	mayMiss := r.Status == http.StatusNotFound || r.Status == http.StatusBadRequest
-	if mayMiss || classified && (listed || verdict.NeedsBody(r.Status)) || len(r.secrets()) > 0 && r.Status >= 300 && content.Compressed(r.Response.Header) {
+	if mayMiss || classified && (listed || verdict.NeedsBody(r.Status)) || len(r.secrets()) > 0 && r.Status >= 300 && openaiapi.IsCompressed(r.Response.Header) {
 		text, complete = r.peek()
 		r.Missing = verdict.Missing(r.Status, text)
 	}
@@ -268,7 +268,7 @@ func (r *Reply) guard(text []byte, complete bool) {
 	}
 	switch {
 	case r.Response.StatusCode < 300:
-	case !content.Compressed(r.Response.Header):
+	case !openaiapi.IsCompressed(r.Response.Header):
 		r.Response.Body = r.secrets().Body(r.Response.Body)
 	case !complete || r.secrets().In(string(text)):
 		r.Response.Body.Close()
@@ -290,7 +290,7 @@ func (r *Reply) peek() (text []byte, complete bool) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(raw), body), body}
-	text, complete = content.Decode(raw, content.CodingOf(r.Response.Header), errorBodyLimit)
+	text, complete = openaiapi.Decompress(raw, openaiapi.ContentCoding(r.Response.Header), errorBodyLimit)
 	return text, r.Whole && complete
 }
 
@@ -340,7 +340,7 @@ func (s *Sender) becomeError(r *Reply, failure *sse.Error) {
 
 // decompress makes a compressed reply that holds a secret its text, in which it can be replaced.
 func (r *Reply) decompress() {
-	if !content.Compressed(r.Response.Header) {
+	if !openaiapi.IsCompressed(r.Response.Header) {
 		return
 	}
 	text, all := r.body.text()

@@ -3,6 +3,10 @@
 // the operation follows whether the request is for inference, whether it may be repeated, and how it
 // uses stored objects. [Paths] are where a backend has its API: they rewrite a request's path and query
 // to those of the backend, in whatever dialect the request came.
+//
+// It also reads what headers say of a body, be it of a request or a reply: its type (RFC 9110 section
+// 8.3) and its coding (section 8.4). [Decompress] decodes a body that is in memory, and a [Decoder] one
+// that passes by, because what an error means, and how many tokens a reply took, is in its body.
 package openaiapi
 
 import (

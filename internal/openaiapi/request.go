@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
-	"github.com/openai-lb/caddy-openai-lb/internal/content"
 )
 
 // Request is what a request to the API asks for. It is parsed once, before a backend is chosen, and does
@@ -97,11 +96,11 @@ type Received struct {
 func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Request {
 	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole, PromptLength: max(body.Length, int64(len(body.Bytes)))}
 	switch {
-	case !content.Readable(r.Header):
+	case !readAsIs(r.Header):
 		if len(body.Bytes) > 0 {
 			q.Clarity = Opaque
 		}
-	case content.TypeOf(r.Header) == content.Form:
+	case ContentType(r.Header) == typeForm:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		q.Body = apibody.ParseForm(body.Bytes, params["boundary"])
 		q.PromptLength = 0 // the size of a file says nothing about its tokens
@@ -114,7 +113,7 @@ func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Reque
 	q.Cost = q.Body.Cost(q.PromptLength)
 	q.NeedsModel = q.Kind.Infers() || mayInfer(MethodOf(r), route.Operation)
 	if q.NeedsModel && q.Clarity == Clear && len(body.Bytes) > 0 &&
-		(!q.Body.Clear || body.Whole && !q.Body.Whole || content.Disputed(r.Header)) {
+		(!q.Body.Clear || body.Whole && !q.Body.Whole || DisputedType(r.Header)) {
 		q.Clarity = Unclear
 	}
 	q.MayInfer = !q.NeedsModel && maybeInfers(r, route.Operation)

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"net/http"
 
-	coding "github.com/openai-lb/caddy-openai-lb/internal/content"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -17,7 +17,7 @@ type Reader struct {
 	trailing bool         // something comes after the object that a JSON reply is
 	watcher  *sse.Watcher // splits a stream into its events. nil until it begins
 	watches  bool         // the watcher is the reader's own
-	decoder  *coding.Decoder
+	decoder  *openaiapi.Decoder
 
 	counts  bool // the content is counted
 	content content
@@ -30,15 +30,15 @@ type Reader struct {
 // Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
 // JSON nor a stream of events, or cannot be decompressed.
 func (r *Reader) Begin(header http.Header) *Reader {
-	switch coding.TypeOf(header) {
-	case coding.JSON:
-	case coding.EventStream:
+	switch openaiapi.ContentType(header) {
+	case openaiapi.TypeJSON:
+	case openaiapi.TypeEventStream:
 		r.scanner.inEvent = true
 	default:
 		return nil
 	}
-	if name := coding.CodingOf(header); name != "" {
-		r.decoder = coding.NewDecoder(name, r.read)
+	if name := openaiapi.ContentCoding(header); name != "" {
+		r.decoder = openaiapi.NewDecoder(name, r.read)
 		if r.decoder == nil {
 			return nil
 		}

@@ -1,7 +1,4 @@
-// Package content reads what headers say of a body: its type (RFC 9110 section 8.3) and its coding
-// (section 8.4). It decodes compressed bodies, because what an error means, and how many tokens a reply
-// took, is in its body: Decode reads a body that is in memory, and a Decoder one that passes by.
-package content
+package openaiapi
 
 import (
 	"net/http"
@@ -10,33 +7,33 @@ import (
 
 // The types that these APIs have.
 const (
-	JSON        = "application/json"
-	EventStream = "text/event-stream"
-	Form        = "multipart/form-data"
+	TypeJSON        = "application/json"
+	TypeEventStream = "text/event-stream"
+	typeForm        = "multipart/form-data"
 )
 
-// TypeOf returns the type of the body after this header, in lower case and without parameters.
-func TypeOf(header http.Header) string {
+// ContentType returns the type of the body after this header, in lower case and without parameters.
+func ContentType(header http.Header) string {
 	values := header["Content-Type"]
 	if len(values) == 0 {
 		return ""
 	}
-	if value := values[0]; value == JSON || value == EventStream {
+	if value := values[0]; value == TypeJSON || value == TypeEventStream {
 		return value
 	}
 	value, _, _ := strings.Cut(values[0], ";")
 	return strings.ToLower(strings.TrimSpace(value))
 }
 
-// Disputed reports whether servers may take the body after this header for different types or texts: it has
+// DisputedType reports whether servers may take the body after this header for different types or texts: it has
 // several types, or one that is a form to some of them, or names a boundary or a charset that only some know.
-func Disputed(header http.Header) bool {
+func DisputedType(header http.Header) bool {
 	values := header["Content-Type"]
-	if len(values) != 1 || values[0] == JSON {
+	if len(values) != 1 || values[0] == TypeJSON {
 		return len(values) > 1
 	}
 	value := strings.ToLower(values[0])
-	if TypeOf(header) != Form && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded")) {
+	if ContentType(header) != typeForm && (strings.Contains(value, "multipart/") || strings.Contains(value, "form-urlencoded")) {
 		return true
 	}
 	return strings.Contains(value, "boundary*") || hasOddCharset(value)

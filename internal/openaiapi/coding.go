@@ -1,4 +1,4 @@
-package content
+package openaiapi
 
 import (
 	"bytes"
@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// CodingOf returns the codings of the body after this header, in lower case and separated by commas,
+// ContentCoding returns the codings of the body after this header, in lower case and separated by commas,
 // without those that change nothing. All lines of the header are one list (RFC 9110 section 5.3).
-func CodingOf(header http.Header) string {
+func ContentCoding(header http.Header) string {
 	lines := header["Content-Encoding"]
 	if len(lines) == 0 {
 		return ""
@@ -26,17 +26,17 @@ func CodingOf(header http.Header) string {
 	return strings.Join(codings, ",")
 }
 
-// Compressed reports whether the body after this header may be compressed: it has a coding.
-func Compressed(header http.Header) bool { return CodingOf(header) != "" }
+// IsCompressed reports whether the body after this header may be compressed: it has a coding.
+func IsCompressed(header http.Header) bool { return ContentCoding(header) != "" }
 
 // compressions are the codings that servers undo: those that IANA lists, and others in use.
 var compressions = []string{"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz",
 	"aes128gcm", "exi", "pack200-gzip", "snappy", "lz4", "lzma", "xz", "bzip2", "aws-chunked"}
 
-// Readable reports whether the body after this header is read as it is. Some clients name a charset
+// readAsIs reports whether the body after this header is read as it is. Some clients name a charset
 // as its coding, or "none", which servers ignore.
-func Readable(header http.Header) bool {
-	for coding := range strings.SplitSeq(CodingOf(header), ",") {
+func readAsIs(header http.Header) bool {
+	for coding := range strings.SplitSeq(ContentCoding(header), ",") {
 		if slices.Contains(compressions, coding) {
 			return false
 		}
@@ -44,11 +44,11 @@ func Readable(header http.Header) bool {
 	return true
 }
 
-// readable are the codings that a backend may use. Decode reads zstd as well, but only with a small
+// acceptedCodings are the codings that a backend may use. Decompress reads zstd as well, but only with a small
 // window, so no backend is invited to use it.
-var readable = []string{"gzip", "deflate", "identity"}
+var acceptedCodings = []string{"gzip", "deflate", "identity"}
 
-// AcceptReadable removes from Accept-Encoding the codings that Decode may not be able to undo.
+// AcceptReadable removes from Accept-Encoding the codings that Decompress may not be able to undo.
 func AcceptReadable(header http.Header) {
 	if values := header["Accept-Encoding"]; values == nil || len(values) == 1 && values[0] == "gzip" {
 		return
@@ -57,7 +57,7 @@ func AcceptReadable(header http.Header) {
 	for _, value := range header["Accept-Encoding"] {
 		for coding := range strings.SplitSeq(value, ",") {
 			name, _, _ := strings.Cut(coding, ";")
-			if slices.Contains(readable, strings.ToLower(strings.TrimSpace(name))) {
+			if slices.Contains(acceptedCodings, strings.ToLower(strings.TrimSpace(name))) {
 				kept = append(kept, strings.TrimSpace(coding))
 			}
 		}
@@ -67,16 +67,16 @@ func AcceptReadable(header http.Header) {
 	}
 }
 
-// Decode undoes the compression of a body, as far as it can: raw may be only the beginning, which may
+// Decompress undoes the compression of a body, as far as it can: raw may be only the beginning, which may
 // be enough. It returns at most limit bytes. all reports whether the text is complete.
-func Decode(raw []byte, encoding string, limit int64) (text []byte, all bool) {
+func Decompress(raw []byte, encoding string, limit int64) (text []byte, all bool) {
 	if len(raw) == 0 {
 		return nil, true
 	}
 	if encoding == "" || strings.EqualFold(encoding, "identity") {
 		return raw, true
 	}
-	decoder, release := open(strings.ToLower(encoding), bytes.NewReader(raw))
+	decoder, release := openCoding(strings.ToLower(encoding), bytes.NewReader(raw))
 	if decoder == nil {
 		return raw, false
 	}

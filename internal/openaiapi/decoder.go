@@ -1,4 +1,4 @@
-package content
+package openaiapi
 
 import (
 	"compress/gzip"
@@ -101,13 +101,13 @@ func (d *Decoder) more() bool {
 
 func (d *Decoder) run(wait func(struct{}) bool) {
 	d.wait = wait
-	decoder, release := open(d.encoding, d)
+	decoder, release := openCoding(d.encoding, d)
 	if decoder == nil {
 		return
 	}
 	defer release()
-	buf := buffers.Get().(*[stepSize]byte)
-	defer buffers.Put(buf)
+	buf := stepBuffers.Get().(*[stepSize]byte)
+	defer stepBuffers.Put(buf)
 	for {
 		n, err := decoder.Read(buf[:])
 		if d.out += int64(n); d.out > freeGrowth+maxGrowth*d.in {
@@ -122,17 +122,17 @@ func (d *Decoder) run(wait func(struct{}) bool) {
 
 // These are large enough to be worth reusing.
 var (
-	buffers = sync.Pool{New: func() any { return new([stepSize]byte) }}
-	gzips   = sync.Pool{New: func() any { return new(gzip.Reader) }}
-	zlibs   sync.Pool
+	stepBuffers = sync.Pool{New: func() any { return new([stepSize]byte) }}
+	gzips       = sync.Pool{New: func() any { return new(gzip.Reader) }}
+	zlibs       sync.Pool
 )
 
 // maxWindow limits the memory that decoding zstd needs.
 const maxWindow = 1 << 20
 
-// open returns what decodes a body, and how to give it back. It returns nil if the coding is not
+// openCoding returns what decodes a body, and how to give it back. It returns nil if the coding is not
 // known, or this is not the beginning of such a body.
-func open(encoding string, body io.Reader) (decoder io.Reader, release func()) {
+func openCoding(encoding string, body io.Reader) (decoder io.Reader, release func()) {
 	switch encoding {
 	case "zstd":
 		z, err := zstd.NewReader(body, zstd.WithDecoderConcurrency(1),

@@ -1,4 +1,4 @@
-package content
+package openaiapi
 
 import (
 	"bytes"
@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 )
 
-// decode decodes a body that comes in pieces of the size.
-func decode(encoding string, body []byte, size int) string {
+// decodePieces decodes a body that comes in pieces of the size.
+func decodePieces(encoding string, body []byte, size int) string {
 	var text strings.Builder
 	d := NewDecoder(encoding, func(p []byte) { text.Write(p) })
 	for piece := range slices.Chunk(body, size) {
@@ -29,18 +29,18 @@ func TestABodyIsDecodedHoweverItIsCut(t *testing.T) {
 		}
 		for _, size := range []int{1 << 20, 100, 1} {
 			for range 2 { // the second one gets the decoder of the first
-				if got := decode(strings.ToUpper(encoding), body, size); got != want {
+				if got := decodePieces(strings.ToUpper(encoding), body, size); got != want {
 					t.Errorf("%s, %d bytes at a time: got %d bytes", encoding, size, len(got))
 				}
-				if got := decode(encoding, body[:len(body)/2], size); !strings.HasPrefix(want, got) {
+				if got := decodePieces(encoding, body[:len(body)/2], size); !strings.HasPrefix(want, got) {
 					t.Errorf("%s, %d bytes at a time: half of it is %q", encoding, size, got)
 				}
-				decode(encoding, []byte(want), size)
+				decodePieces(encoding, []byte(want), size)
 			}
 		}
 	}
 	twice := compress(t, []byte("one"))["gzip"]
-	if got := decode("gzip", append(twice, twice...), 2); got != "oneone" {
+	if got := decodePieces("gzip", append(twice, twice...), 2); got != "oneone" {
 		t.Errorf("two members are %q", got)
 	}
 	if NewDecoder("br", nil) != nil {
@@ -98,7 +98,7 @@ func TestRepetitionsAreNoBomb(t *testing.T) {
 		fmt.Fprintf(&text, `{"token":" the","logprob":-0.%d,"bytes":[32,116,104,101],"top_logprobs":[]},`, i*i)
 	}
 	body := compress(t, text.Bytes())["gzip"]
-	if got := decode("gzip", body, 4096); len(got) != text.Len() {
+	if got := decodePieces("gzip", body, 4096); len(got) != text.Len() {
 		t.Errorf("of %d bytes in %d, %d were decoded", text.Len(), len(body), len(got))
 	}
 }

@@ -1,4 +1,4 @@
-package content
+package openaiapi
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-const limit = 64 << 10
+const textLimit = 64 << 10
 
 // compress returns the text in each coding.
 func compress(t *testing.T, text []byte) map[string][]byte {
@@ -38,24 +38,24 @@ func TestABodyIsReadInEachCoding(t *testing.T) {
 	const want = `{"error":{"code":"insufficient_quota"}}`
 	coded := compress(t, []byte(want))
 	for encoding, raw := range coded {
-		if text, all := Decode(raw, encoding, limit); string(text) != want || !all {
+		if text, all := Decompress(raw, encoding, textLimit); string(text) != want || !all {
 			t.Errorf("%s: got %q, all: %t", encoding, text, all)
 		}
-		if text, all := Decode(raw, strings.ToUpper(encoding), limit); string(text) != want || !all {
+		if text, all := Decompress(raw, strings.ToUpper(encoding), textLimit); string(text) != want || !all {
 			t.Errorf("%s in capitals: got %q, all: %t", encoding, text, all)
 		}
-		if text, all := Decode(nil, encoding, limit); text != nil || !all {
+		if text, all := Decompress(nil, encoding, textLimit); text != nil || !all {
 			t.Errorf("%s: got %q of nothing, all: %t", encoding, text, all)
 		}
 	}
 	for _, encoding := range []string{"gzip", "deflate"} {
 		raw := coded[encoding]
-		if _, all := Decode(raw[:len(raw)-2], encoding, limit); all {
+		if _, all := Decompress(raw[:len(raw)-2], encoding, textLimit); all {
 			t.Errorf("%s: a body that is cut off is taken for all of it", encoding)
 		}
 	}
 	for encoding, raw := range map[string]string{"br": "whatever", "gzip": "not gzip", "deflate": "?"} {
-		if text, all := Decode([]byte(raw), encoding, limit); string(text) != raw || all {
+		if text, all := Decompress([]byte(raw), encoding, textLimit); string(text) != raw || all {
 			t.Errorf("%s: got %q, all: %t", encoding, text, all)
 		}
 	}
@@ -69,9 +69,9 @@ func TestABodyIsReadNoFurtherThanTheLimit(t *testing.T) {
 		bomb := coded[encoding]
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		text, all := Decode(bomb, encoding, limit)
+		text, all := Decompress(bomb, encoding, textLimit)
 		runtime.ReadMemStats(&after)
-		if len(text) > limit || all {
+		if len(text) > textLimit || all {
 			t.Errorf("%s: %d bytes of %d were decoded to %d", encoding, len(bomb), size, len(text))
 		}
 		if used := after.TotalAlloc - before.TotalAlloc; used > 8<<20 {
@@ -114,11 +114,11 @@ func TestAllLinesOfContentEncodingAreOneList(t *testing.T) {
 		{[]string{"utf-8", "zstd"}, "utf-8,zstd", false},
 	} {
 		header := http.Header{"Content-Encoding": c.lines}
-		if got := CodingOf(header); got != c.want || Compressed(header) != (c.want != "") || Readable(header) != c.readable {
-			t.Errorf("%q is %q, readable: %t", c.lines, got, Readable(header))
+		if got := ContentCoding(header); got != c.want || IsCompressed(header) != (c.want != "") || readAsIs(header) != c.readable {
+			t.Errorf("%q is %q, readable: %t", c.lines, got, readAsIs(header))
 		}
 	}
-	if n := testing.AllocsPerRun(100, func() { Readable(http.Header{}) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { readAsIs(http.Header{}) }); n > 0 {
 		t.Errorf("no coding takes %v allocations", n)
 	}
 }

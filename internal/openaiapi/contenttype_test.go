@@ -1,21 +1,21 @@
-package content
+package openaiapi
 
 import (
 	"net/http"
 	"testing"
 )
 
-func TestOf(t *testing.T) {
+func TestTheTypeOfABody(t *testing.T) {
 	for value, want := range map[string]string{
-		"application/json":                  JSON,
-		"Application/JSON;charset=utf-8":    JSON,
-		" text/event-stream ; charset=x":    EventStream,
-		`multipart/form-data; boundary="b"`: Form,
+		"application/json":                  TypeJSON,
+		"Application/JSON;charset=utf-8":    TypeJSON,
+		" text/event-stream ; charset=x":    TypeEventStream,
+		`multipart/form-data; boundary="b"`: typeForm,
 		"application/json-seq":              "application/json-seq",
 		"":                                  "",
 		";":                                 "",
 	} {
-		if got := TypeOf(http.Header{"Content-Type": {value}}); got != want {
+		if got := ContentType(http.Header{"Content-Type": {value}}); got != want {
 			t.Errorf("%q is taken for %q, want %q", value, got, want)
 		}
 	}
@@ -25,7 +25,7 @@ func TestOf(t *testing.T) {
 	}{
 		{nil, false},
 		{[]string{""}, false},
-		{[]string{JSON}, false},
+		{[]string{TypeJSON}, false},
 		{[]string{"Application/JSON; charset=utf-8"}, false},
 		{[]string{"text/plain"}, false},
 		{[]string{"multipart/form-data; boundary=b"}, false},
@@ -42,13 +42,13 @@ func TestOf(t *testing.T) {
 		{[]string{"application/x-www-form-urlencoded"}, true},
 		{[]string{"application/json; x=multipart/form-data"}, true},
 		{[]string{"application/json, multipart/form-data; boundary=b"}, true},
-		{[]string{JSON, JSON}, true},
+		{[]string{TypeJSON, TypeJSON}, true},
 	} {
-		if got := Disputed(http.Header{"Content-Type": c.values}); got != c.want {
+		if got := DisputedType(http.Header{"Content-Type": c.values}); got != c.want {
 			t.Errorf("%q is disputed: %t", c.values, got)
 		}
 	}
-	if got := TypeOf(nil); got != "" {
+	if got := ContentType(nil); got != "" {
 		t.Errorf("no header is taken for %q", got)
 	}
 }
