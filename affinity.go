@@ -9,7 +9,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -47,7 +46,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 func (ex *exchange) place(a *affinity.Affinity) (none apierror.Answer) {
 	api := &ex.api
 	if a != nil && api.Body.TooManyIDs() {
-		return apierror.TooManyIDs(apibody.MaxIDs).Answer(ex.request)
+		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(ex.request)
 	}
 	r := affinity.Request{
 		Method: openaiapi.MethodOf(ex.request), Operation: api.Route.Operation, RawQuery: ex.request.URL.RawQuery,

@@ -9,7 +9,6 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -88,7 +87,7 @@ func (h *Handler) receive(ex *exchange, route openaiapi.Route) (none apierror.An
 // pictures.
 func likelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
 	if openaiapi.CostsTokens(r, route) {
-		e.Prompt = max(1, apibody.PromptCost(min(r.ContentLength, shortBody)))
+		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, shortBody)))
 	}
 	return e
 }

@@ -20,7 +20,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -51,7 +51,7 @@ func (p *Placement) owns() bool { return p.basis == owned }
 
 func (a *Affinity) of(t *testing.T, caller, id string) Placement {
 	t.Helper()
-	h, refusal, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(apibody.Body), Caller: caller})
+	h, refusal, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 	if refused {
 		t.Fatalf("%s may not have %s: %+v", caller, id, refusal)
 	}
@@ -60,9 +60,9 @@ func (a *Affinity) of(t *testing.T, caller, id string) Placement {
 
 // learn has the caller make these ids at the account.
 func (a *Affinity) learn(account, caller string, ids ...string) {
-	h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(apibody.Body), Caller: caller})
+	h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body), Caller: caller})
 	for _, id := range ids {
-		h.learn(account, apibody.Object, []byte(id))
+		h.learn(account, openaiapi.ObjectID, []byte(id))
 	}
 }
 
@@ -78,7 +78,7 @@ func TestIDsOutliveARestartIfTheyAreSaved(t *testing.T) {
 		if h := a.of(t, "alice", "resp_12345678"); h.owns() != save || h.Allows("a") == save || !h.Allows("b") || h.Asks() == save {
 			t.Errorf("with save %v: %+v", save, h)
 		}
-		if _, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(apibody.Body), Caller: "bob"}); refused != save {
+		if _, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Body), Caller: "bob"}); refused != save {
 			t.Errorf("with save %v, another caller is refused: %v", save, refused)
 		}
 		if err := a.Close(); err != nil {
@@ -243,7 +243,7 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 		"text/event-stream": stream.String(),
 	} {
 		a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
-		h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(apibody.Body)})
+		h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body)})
 		l := h.IDReader("a", &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}}, ContentLength: -1})
 		l.Watch([]byte(text), true)
 		for id, want := range map[string]bool{"file-00000000": true, "file-00000999": true, "file-00001000": false, "file-00001499": false} {
@@ -261,7 +261,7 @@ func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 	defer a.Close()
 	for id, asks := range map[string]bool{`"input":[{"id":"msg_12345"}]`: false, `"conversation":"conv_12345"`: true, `"input":[{"id":"msg_12345"}],"conversation":"conv_12345"`: true} {
 		text := []byte("{" + id + "}")
-		body := apibody.ParseJSON(text, nil)
+		body := openaiapi.ParseJSON(text, nil)
 		h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: &body, Text: text})
 		why, result := None, ""
 		if asks {
@@ -280,7 +280,7 @@ func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 func TestARequestWithoutIDsCostsNothing(t *testing.T) {
 	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
 	defer a.Close()
-	body := apibody.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`), nil)
+	body := openaiapi.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`), nil)
 	res := new(http.Response)
 	var h Placement
 	if n := testing.AllocsPerRun(100, func() {
@@ -308,7 +308,7 @@ func BenchmarkPlace(b *testing.B) {
 		"without an id": `{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`,
 		"with one":      `{"model":"gpt-4o","previous_response_id":"resp_0123456789abcdef0123456789abcdef0123456789abcdef"}`,
 	} {
-		body := apibody.ParseJSON([]byte(text), nil)
+		body := openaiapi.ParseJSON([]byte(text), nil)
 		operation := map[bool]string{true: "/responses", false: "/chat/completions"}[body.HasIDs()]
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

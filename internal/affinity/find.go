@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
@@ -16,7 +15,7 @@ import (
 
 type id struct {
 	owners.Key
-	kind apibody.Kind
+	kind openaiapi.IDKind
 	// own reports whether the id has to be the caller's own.
 	own bool
 	// caller is the one that it belongs to, as far as that is known.
@@ -27,7 +26,7 @@ type id struct {
 type Request struct {
 	Method, Operation, RawQuery string
 	// Body is the parsed body, and Text the body itself.
-	Body *apibody.Body
+	Body *openaiapi.Body
 	Text []byte
 	// Caller is the name of the caller, if callers have names.
 	Caller string
@@ -77,7 +76,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierro
 	f.unread = a.owners.isUnread()
 	for i, text := range stored.IDs {
 		f.own = a.strict && i == 0 // the others are below it
-		f.take(apibody.Object, []byte(text))
+		f.take(openaiapi.ObjectID, []byte(text))
 	}
 	f.own = a.strict
 	r.Body.EachID(r.Text, f.take)
@@ -121,7 +120,7 @@ func (f *finder) refuse(e apierror.Error) {
 	}
 }
 
-func (f *finder) take(kind apibody.Kind, text []byte) {
+func (f *finder) take(kind openaiapi.IDKind, text []byte) {
 	it := id{Key: owners.KeyOf(text), kind: kind, own: f.own}
 	f.named = append(f.named, it)
 	o, _ := f.store.Get(it.Key, f.now)
@@ -211,14 +210,14 @@ const longestShown = 80
 
 // notFound returns the error for an object that the caller may not use, in the words
 // that OpenAI's API has for it.
-func notFound(kind apibody.Kind, text string) apierror.Error {
+func notFound(kind openaiapi.IDKind, text string) apierror.Error {
 	text = pool.CutText(text, longestShown)
 	switch kind {
-	case apibody.PreviousResponse:
+	case openaiapi.PreviousResponseID:
 		return apierror.Invalid(http.StatusNotFound, "previous_response_not_found", "Previous response with id '"+text+"' not found.")
-	case apibody.Item:
+	case openaiapi.ItemID:
 		return apierror.Invalid(http.StatusNotFound, "not_found", "Item with id '"+text+"' not found.")
-	case apibody.Encrypted:
+	case openaiapi.EncryptedContent:
 		return apierror.Invalid(http.StatusNotFound, "invalid_encrypted_content", "The encrypted content "+text+" could not be verified.")
 	}
 	return apierror.Invalid(http.StatusNotFound, "not_found", "No such object: "+text)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"net/http"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
@@ -122,12 +121,12 @@ func (r *IDReader) event(e sse.Event) {
 }
 
 func (r *IDReader) learn(text []byte) {
-	unstored := apibody.EachIDInReply(text, func(kind apibody.Kind, stored bool, text []byte) {
+	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.IDKind, stored bool, text []byte) {
 		switch r.read++; {
-		case r.read > apibody.MaxIDs:
-		case kind == apibody.Encrypted || stored && !r.unstored:
+		case r.read > openaiapi.MaxIDs:
+		case kind == openaiapi.EncryptedContent || stored && !r.unstored:
 			r.placement.learn(r.account, kind, text)
-		case kind == apibody.Part:
+		case kind == openaiapi.PartID:
 			r.placement.learnUnstored(text)
 		}
 	})

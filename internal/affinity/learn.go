@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
@@ -20,13 +19,13 @@ func (p *Placement) Served(account string, res *http.Response) {
 	p.remember(account)
 	p.wasAsked = p.asked()
 	for _, it := range p.unknown {
-		if it.kind != apibody.Item || len(p.missing) > 0 {
+		if it.kind != openaiapi.ItemID || len(p.missing) > 0 {
 			p.found(it, account)
 		}
 	}
 	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {
 		if text := openaiapi.IDInLocation(res.Header.Get("Location")); text != "" {
-			p.learn(account, apibody.Object, []byte(text))
+			p.learn(account, openaiapi.ObjectID, []byte(text))
 		}
 	}
 }
@@ -39,13 +38,13 @@ func (p *Placement) found(it id, account string) { p.put(it.Key, account, it.cal
 // to. That is the caller of this request if the request made the object, or if
 // the object is a new part of one of the caller's. Otherwise the reply shows
 // nothing about whose the object is.
-func (p *Placement) learn(account string, kind apibody.Kind, text []byte) {
+func (p *Placement) learn(account string, kind openaiapi.IDKind, text []byte) {
 	key := owners.KeyOf(text)
 	made := false
 	switch kind {
-	case apibody.Object:
+	case openaiapi.ObjectID:
 		made = p.creation == createsAll
-	case apibody.Part, apibody.Encrypted:
+	case openaiapi.PartID, openaiapi.EncryptedContent:
 		made = p.creation != createsNothing && p.isNew(key)
 	}
 	caller := p.caller

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -21,7 +20,7 @@ type Placement struct {
 	basis   basis
 	first   struct {
 		text string
-		kind apibody.Kind
+		kind openaiapi.IDKind
 	}
 	// creation is how much of the reply is the caller's, and subject the object below
 	// which the request is.
@@ -92,11 +91,11 @@ func (p *Placement) Stored() string {
 	}
 	kind := "object"
 	switch p.first.kind {
-	case apibody.PreviousResponse:
+	case openaiapi.PreviousResponseID:
 		kind = "response"
-	case apibody.Item:
+	case openaiapi.ItemID:
 		kind = "item"
-	case apibody.Encrypted:
+	case openaiapi.EncryptedContent:
 		kind = "encrypted content"
 	default:
 		switch {

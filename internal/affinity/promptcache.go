@@ -10,7 +10,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -97,15 +96,15 @@ func (c *PromptCache) Close() error {
 
 // Prompt returns a prompt to be filled in when the body is read, or nil without
 // a prompt cache.
-func (c *PromptCache) Prompt() *apibody.Prompt {
+func (c *PromptCache) Prompt() *openaiapi.Prompt {
 	if c == nil {
 		return nil
 	}
-	return new(apibody.Prompt)
+	return new(openaiapi.Prompt)
 }
 
 // Key returns the key of a request for a model. It is 0 if there is none.
-func (c *PromptCache) Key(header http.Header, operation, model string, p *apibody.Prompt, bodyLength int64) uint64 {
+func (c *PromptCache) Key(header http.Header, operation, model string, p *openaiapi.Prompt, bodyLength int64) uint64 {
 	if c == nil || !openaiapi.CachesPrompts(operation) {
 		return 0
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -24,7 +24,7 @@ func TestTheFirstKeyThatIsThereCounts(t *testing.T) {
 			header.Set(headers[i], headers[i+1])
 		}
 		prompt := c.Prompt()
-		apibody.ParseJSON([]byte(body), prompt)
+		openaiapi.ParseJSON([]byte(body), prompt)
 		return c.Key(header, operation, model, prompt, int64(len(body)))
 	}
 	everything := `{"prompt_cache_key":"k","conversation":"conv_1","input":"` + long + `"}`

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // shelf is a storage whose reads fail or hang while a test wants them to.
@@ -79,7 +79,7 @@ func (s *shelf) on(t *testing.T, logger *zap.Logger) *Affinity {
 const savedKey = "openai_lb/ids_a%20pool"
 
 func (a *Affinity) knows(caller, id string) bool {
-	h, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(apibody.Body), Caller: caller})
+	h, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 	return h.owns() && !refused
 }
 
@@ -206,7 +206,7 @@ func TestACallerIsToComeBackWhileWhatWasSavedIsNotRead(t *testing.T) {
 			a.strict = true
 			a.learn("a", "alice", "resp_33333333")
 			status := func(caller, id string) int {
-				_, refusal, _ := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(apibody.Body), Caller: caller})
+				_, refusal, _ := a.Place(Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 				return refusal.Status
 			}
 			want := func(when string, statuses map[string]int) {

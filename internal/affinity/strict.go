@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -38,7 +37,7 @@ func (r *Request) refuses() (e apierror.Error, refused bool) {
 		return unseen(http.StatusBadRequest, "invalid_body", "The request body is neither a JSON object nor a form of plain fields. Send one of these"), true
 	}
 	if text, odd := r.Body.OddID(r.Text); odd {
-		return notFound(apibody.Object, string(text)), true
+		return notFound(openaiapi.ObjectID, string(text)), true
 	}
 	return e, false
 }

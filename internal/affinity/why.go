@@ -3,7 +3,7 @@ package affinity
 import (
 	"slices"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -43,7 +43,7 @@ func (p *Placement) Why(a pool.Affinity) string {
 // asked reports whether accounts are asked for what the request names. An
 // input item, which may come whole, only counts once an account lacks it.
 func (p *Placement) asked() bool {
-	return p.wasAsked || len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != apibody.Item })
+	return p.wasAsked || len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.ItemID })
 }
 
 // Result returns, for metrics, whether the owner of the objects that the

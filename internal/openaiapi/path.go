@@ -1,12 +1,20 @@
-// Package openaiapi reads what a request to the OpenAI API asks for, except for its body, which
-// apibody reads. [ParsePath] splits the path into its dialect, its deployment and its operation. From
-// the operation follows whether the request is for inference, whether it may be repeated, and how it
-// uses stored objects. [Paths] are where a backend has its API: they rewrite a request's path and query
-// to those of the backend, in whatever dialect the request came.
+// Package openaiapi reads what a request to the OpenAI API asks for: [Parse] returns it as a [Request].
 //
-// It also reads what headers say of a body, be it of a request or a reply: its type (RFC 9110 section
-// 8.3) and its coding (section 8.4). [Decompress] decodes a body that is in memory, and a [Decoder] one
-// that passes by, because what an error means, and how many tokens a reply took, is in its body.
+// [ParsePath] splits the path into its dialect, its deployment and its operation. From the operation
+// follows whether the request is for inference, whether it may be repeated, and how it uses stored
+// objects. [Paths] are where a backend has its API: they rewrite a request's path and query to those of
+// the backend, in whatever dialect the request came.
+//
+// A [Body] is what the body says: the model, whether to stream, how much output the request may cost,
+// and the ids of the stored objects that it names. [ParseJSON] and parseForm scan a body once, remember
+// places in it and copy nothing. The grammar says what a member means where it is. [Body.With] replaces
+// the model and leaves every other byte unchanged: encoding a body again would reorder its keys and
+// round its numbers. A [Prompt] identifies the session that a request belongs to. [EachIDInReply] finds
+// the ids in a reply.
+//
+// What headers say of a body, be it of a request or a reply, is its type (RFC 9110 section 8.3) and its
+// coding (section 8.4). [Decompress] decodes a body that is in memory, and a [Decoder] one that passes
+// by, because what an error means, and how many tokens a reply took, is in its body.
 package openaiapi
 
 import (
@@ -15,8 +23,6 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 )
 
 // Dialect is the form of an API's paths, which also determines where the model's
@@ -166,7 +172,7 @@ func CheckPath(escapedPath string) (problem string) {
 		return "" // every server reads it in the same way
 	}
 	path := unescapeOr(escapedPath, url.PathUnescape)
-	if path != escapedPath && apibody.HasBlank(path) {
+	if path != escapedPath && hasBlank(path) {
 		return "The path must not contain white space or control characters."
 	}
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {

@@ -5,8 +5,6 @@ import (
 	"mime"
 	"net/http"
 	"strings"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 )
 
 // Request is what a request to the API asks for. It is parsed once, before a backend is chosen, and does
@@ -18,7 +16,7 @@ type Request struct {
 	Kind Kind
 
 	// Body is what the body says, as far as it was received and can be read.
-	Body apibody.Body
+	Body Body
 	// Whole reports whether all of the body was received. Otherwise it is too long to be buffered.
 	Whole bool
 
@@ -93,7 +91,7 @@ type Received struct {
 
 // Parse returns what a request asks for. Its path was parsed already. The prompt is recorded in p,
 // unless p is nil.
-func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Request {
+func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole, PromptLength: max(body.Length, int64(len(body.Bytes)))}
 	switch {
 	case !readAsIs(r.Header):
@@ -102,10 +100,10 @@ func Parse(r *http.Request, route Route, body Received, p *apibody.Prompt) Reque
 		}
 	case ContentType(r.Header) == typeForm:
 		_, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
-		q.Body = apibody.ParseForm(body.Bytes, params["boundary"])
+		q.Body = parseForm(body.Bytes, params["boundary"])
 		q.PromptLength = 0 // the size of a file says nothing about its tokens
 	default:
-		q.Body = apibody.ParseJSON(body.Bytes, p)
+		q.Body = ParseJSON(body.Bytes, p)
 	}
 	if q.Kind == Inference && (q.Body.Background || q.Body.Acts || q.Clarity == Opaque && MayBeResponses(route.Operation)) {
 		q.Kind = Acting
@@ -174,7 +172,7 @@ func (q *Request) CanAskUsage() bool {
 }
 
 // PromptCost returns how many tokens of the cost are those of the prompt.
-func (q *Request) PromptCost() int64 { return apibody.PromptCost(q.PromptLength) }
+func (q *Request) PromptCost() int64 { return PromptCost(q.PromptLength) }
 
 // PromptTokens estimates how many tokens the prompt in the body has. It is at least 1, even if nothing of the
 // prompt can be seen. It is 0 if the request costs no tokens.
@@ -183,9 +181,9 @@ func (q *Request) PromptTokens(body []byte) int64 {
 	case !q.NeedsModel && (!q.MayInfer || !q.NamesModel()), countsOnly(q.Route.Operation):
 		return 0
 	case q.PromptLength == 0 && len(body) > 0: // a form, with a recording or a picture
-		return apibody.MediaTokens
+		return mediaTokens
 	}
-	return max(1, apibody.PromptTokens(body, q.PromptLength))
+	return max(1, promptTokens(body, q.PromptLength))
 }
 
 // CostsTokens reports whether a request to this route costs tokens, if it has a body.

@@ -5,8 +5,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 )
 
 // Stored describes how a request uses stored objects, by its method, path and query.
@@ -109,7 +107,7 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 		case i%2 == 0 && slices.Contains(notIDs, segment):
 			i-- // what follows may be one
 		case i%2 == 0:
-			if s.Creates = false; apibody.IsID(segment) {
+			if s.Creates = false; isID(segment) {
 				s.IDs, s.Subject = append(s.IDs, segment), segment
 			}
 		default:
@@ -130,9 +128,9 @@ func (s *Stored) addParams(rawQuery string) {
 	}
 	for pair := range strings.FieldsFuncSeq(rawQuery, func(r rune) bool { return r == '&' || r == ';' }) {
 		name, value, _ := strings.Cut(pair, "=")
-		name, _, _ = strings.Cut(apibody.Bare(unescapeOr(name, url.QueryUnescape)), "[")
-		id := apibody.Bare(unescapeOr(value, url.QueryUnescape))
-		if slices.Contains(objectParams, strings.ToLower(name)) && apibody.IsID(id) {
+		name, _, _ = strings.Cut(bareText(unescapeOr(name, url.QueryUnescape)), "[")
+		id := bareText(unescapeOr(value, url.QueryUnescape))
+		if slices.Contains(objectParams, strings.ToLower(name)) && isID(id) {
 			s.IDs = append(s.IDs, id)
 		}
 	}
@@ -172,7 +170,7 @@ func ReachOf(method, operation string) Reach {
 	for rest != "" {
 		var segment string
 		segment, rest, _ = strings.Cut(rest, "/")
-		if segment = unescapeOr(segment, url.PathUnescape); apibody.IsID(segment) {
+		if segment = unescapeOr(segment, url.PathUnescape); isID(segment) {
 			return ReachesNamed
 		}
 		if !slices.Contains(notIDs, segment) {

@@ -6,8 +6,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
 )
 
 // maybeInfers reports whether a model may answer a request that is not [IsInference]: to an operation that is not known, or
@@ -73,7 +71,7 @@ func ShowsStored(method, operation string) bool {
 	_, _, stored := cutCollection(operation)
 	operation = strings.TrimSuffix(operation, "/")
 	last := operation[strings.LastIndexByte(operation, '/')+1:]
-	return stored && (last == "cancel" || apibody.IsID(last))
+	return stored && (last == "cancel" || isID(last))
 }
 
 // ResponseID returns the id of the stored response that the request is about, or nothing.

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // errGone reports that a body cannot be read, or not again.
@@ -119,7 +119,7 @@ type Options struct {
 	// AskUsage asks for the usage of a stream.
 	AskUsage bool
 	// Request is what the body asks for, and where it names the model.
-	Request *apibody.Body
+	Request *openaiapi.Body
 	// Repeatable reports whether the backend may execute the request twice.
 	Repeatable bool
 	// Progress is extended whenever more of a long body is about to be sent.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apibody"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 func request(t *testing.T, body io.Reader) *http.Request {
@@ -38,7 +38,7 @@ type noProgress struct{}
 
 func (noProgress) Extend() {}
 
-var quiet = Options{Request: new(apibody.Body), Progress: noProgress{}}
+var quiet = Options{Request: new(openaiapi.Body), Progress: noProgress{}}
 
 func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 	b := buffered(t, strings.NewReader(strings.Repeat("x", 100_000)), 200_000)
@@ -65,7 +65,7 @@ func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 // type of the reader.
 func TestASmallBodyIsAReaderThatNetHTTPKnows(t *testing.T) {
 	b := buffered(t, strings.NewReader(`{"model":"a"}`), 1<<20)
-	parsed := apibody.ParseJSON(b.Buffered(), nil)
+	parsed := openaiapi.ParseJSON(b.Buffered(), nil)
 	for model, want := range map[string]string{"": `{"model":"a"}`, "bcd": `{"model":"bcd"}`} {
 		out := request(t, nil)
 		up := b.Attach(out, Options{Model: model, Request: &parsed, Progress: noProgress{}})
@@ -190,7 +190,7 @@ func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
 func BenchmarkBody(b *testing.B) {
 	for _, size := range []int{300, 8000, 200_000} {
 		prompt := []byte(`{"model":"a","text":"` + strings.Repeat("x", size) + `"}`)
-		parsed := apibody.ParseJSON(prompt, nil)
+		parsed := openaiapi.ParseJSON(prompt, nil)
 		for name, model := range map[string]string{"as it came": "", "another model": "bcd"} {
 			b.Run(fmt.Sprintf("%d/%s", size, name), func(b *testing.B) {
 				from := bytes.NewReader(prompt)

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -7,32 +7,32 @@ import (
 	"unicode"
 )
 
-// Kind is the kind of place where an id was found.
-type Kind uint8
+// IDKind is the kind of place where an id was found.
+type IDKind uint8
 
 const (
-	// Object is the place of the id of a stored object: a path, a file_id, a vector_store_ids.
-	Object Kind = iota
-	// PreviousResponse is the value of previous_response_id.
-	PreviousResponse
-	// Item is the id of an input item. A backend need not know it: messages are
+	// ObjectID is the place of the id of a stored object: a path, a file_id, a vector_store_ids.
+	ObjectID IDKind = iota
+	// PreviousResponseID is the value of previous_response_id.
+	PreviousResponseID
+	// ItemID is the id of an input item. A backend need not know it: messages are
 	// sent in full, and only items without content are looked up.
-	Item
-	// Encrypted is an encrypted_content, which only the account that wrote it can
+	ItemID
+	// EncryptedContent is an encrypted_content, which only the account that wrote it can
 	// read.
-	Encrypted
-	// Part is an object that was created as a part of the shown one: an output item of a response,
-	// the output file of a batch, the thread of a run. In a reply, Object is the id of that object
+	EncryptedContent
+	// PartID is an object that was created as a part of the shown one: an output item of a response,
+	// the output file of a batch, the thread of a run. In a reply, ObjectID is the id of that object
 	// itself, or of one in a list.
-	Part
-	// Mentioned is an object that a reply only mentions, such as a file that an
+	PartID
+	// MentionedID is an object that a reply only mentions, such as a file that an
 	// answer cites.
-	Mentioned
+	MentionedID
 )
 
 // id is where an id, or an encrypted content, is in a body.
 type id struct {
-	kind Kind
+	kind IDKind
 	span span
 }
 
@@ -48,8 +48,8 @@ const (
 	maxDepth = 16
 )
 
-// IsID reports whether a text may be the id of an object, and is not a word such as "auto".
-func IsID[T string | []byte](text T) bool {
+// isID reports whether a text may be the id of an object, and is not a word such as "auto".
+func isID[T string | []byte](text T) bool {
 	if len(text) < shortestID || len(text) > longestID {
 		return false
 	}
@@ -67,11 +67,11 @@ func IsID[T string | []byte](text T) bool {
 // appearance.
 func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.In(r, unicode.Cc, unicode.Cf) }
 
-// HasBlank reports whether a text has a character that servers may drop.
-func HasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
+// hasBlank reports whether a text has a character that servers may drop.
+func hasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
 
-// Bare returns a text as servers may read it that drop blanks, and to which NUL is the end of a text.
-func Bare[T string | []byte](text T) T {
+// bareText returns a text as servers may read it that drop blanks, and to which NUL is the end of a text.
+func bareText[T string | []byte](text T) T {
 	for i := range len(text) {
 		if c := text[i]; c <= ' ' || c >= 0x7f {
 			before, _, _ := strings.Cut(strings.TrimFunc(string(text), isBlank), "\x00")
@@ -186,7 +186,7 @@ func (w *walker) add(at place, s span) {
 		return // it is refused
 	}
 	text := readID(kinds[at], unquoteBytes(w.body[s.start:s.end]))
-	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || IsID(text) {
+	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || isID(text) {
 		w.ids = append(w.ids, id{kinds[at], s})
 	} else if len(text) > 0 {
 		w.odd = s
@@ -194,14 +194,14 @@ func (w *walker) add(at place, s span) {
 }
 
 // kinds are the kinds of ids, by their places.
-var kinds = [...]Kind{named: Object, partID: Part, mention: Mentioned, previous: PreviousResponse, itemID: Item, encrypted: Encrypted, mentionEncrypted: Mentioned}
+var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID, ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID}
 
 // readID returns an id as servers may read it, or an encrypted content without the white space around it.
-func readID(kind Kind, text []byte) []byte {
-	if kind == Encrypted {
+func readID(kind IDKind, text []byte) []byte {
+	if kind == EncryptedContent {
 		return bytes.TrimSpace(text)
 	}
-	return Bare(text)
+	return bareText(text)
 }
 
 // unquoteBytes decodes a string, without a copy if it has no escape.
@@ -218,7 +218,7 @@ func unquoteBytes(quoted []byte) []byte {
 
 // EachID calls f with every id that the body names, in their order. The body is the one that was
 // parsed, and the text is a part of it.
-func (b Body) EachID(body []byte, f func(kind Kind, text []byte)) {
+func (b Body) EachID(body []byte, f func(kind IDKind, text []byte)) {
 	for _, id := range b.objects.ids {
 		text := body[id.span.start:id.span.end]
 		if b.dashBoundary == nil {
@@ -266,11 +266,11 @@ func (b Body) OddID(body []byte) (text []byte, ok bool) {
 // objects that the replying account stores. text is a part of reply. In a reply that was cut
 // off, it finds the ids that are complete. In a response that is not stored, only encrypted
 // contents count as stored: they contain all that they need.
-func EachIDInReply(reply []byte, f func(kind Kind, stored bool, text []byte)) (notStored bool) {
+func EachIDInReply(reply []byte, f func(kind IDKind, stored bool, text []byte)) (notStored bool) {
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)
 	for _, id := range w.ids[:min(len(w.ids), MaxIDs)] {
-		f(id.kind, id.kind == Encrypted || !w.notStored, unquoteBytes(reply[id.span.start:id.span.end]))
+		f(id.kind, id.kind == EncryptedContent || !w.notStored, unquoteBytes(reply[id.span.start:id.span.end]))
 	}
 	return w.notStored
 }

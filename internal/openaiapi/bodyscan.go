@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -211,7 +211,7 @@ func shared(text []byte) string {
 
 // quote encodes a string as JSON, but not for HTML: "a&b" stays readable.
 func quote(s string) []byte {
-	if plain(s) {
+	if needsNoEscape(s) {
 		quoted := make([]byte, 0, len(s)+2)
 		return append(append(append(quoted, '"'), s...), '"')
 	}
@@ -222,8 +222,8 @@ func quote(s string) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// plain reports whether a string stands in JSON as it is.
-func plain(s string) bool {
+// needsNoEscape reports whether a string stands in JSON as it is.
+func needsNoEscape(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
 			return false

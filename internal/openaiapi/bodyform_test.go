@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -84,7 +84,7 @@ func TestModelInAForm(t *testing.T) {
 	for _, tt := range forms {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.form)
-			got := ParseForm(body, "XX")
+			got := parseForm(body, "XX")
 			if got.Model != tt.model || got.HasModel != (len(spans) > 0) || got.Stream != tt.stream || !slices.Equal(places(got), spans) {
 				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
@@ -118,7 +118,7 @@ func TestTheOutputThatAFormAsksFor(t *testing.T) {
 		{"--XX\r\nContent-Disposition: form-data; name=\"n\"; filename=\"n\"\r\n\r\n3\r\n--XX--", 0, 1},
 		{"", 0, 1},
 	} {
-		if r := ParseForm([]byte(tt.form), "XX"); r.MaxOutput.Largest() != tt.max || r.N != tt.n {
+		if r := parseForm([]byte(tt.form), "XX"); r.MaxOutput.Largest() != tt.max || r.N != tt.n {
 			t.Errorf("%q: got %d times %d, want %d times %d", tt.form, r.N, r.MaxOutput.Largest(), tt.n, tt.max)
 		}
 	}
@@ -139,13 +139,13 @@ func TestWhetherMoreMayFollowAForm(t *testing.T) {
 		"preamble":                                false,
 		"":                                        false,
 	} {
-		if r := ParseForm([]byte(form), "XX"); r.Whole != want {
+		if r := parseForm([]byte(form), "XX"); r.Whole != want {
 			t.Errorf("%q: got %v, want %v", form, r.Whole, want)
 		}
 	}
 	// No parser has to read such a form, but some do, and nobody knows what they find.
 	long := strings.Repeat("b", maxBoundary+1)
-	if ParseForm([]byte("--"+long+"--"), long).Whole {
+	if parseForm([]byte("--"+long+"--"), long).Whole {
 		t.Error("a form with too long a boundary counts as read")
 	}
 }
@@ -169,7 +169,7 @@ func TestWhichFormsAllServersReadInTheSameWay(t *testing.T) {
 		"cut off after a boundary":          "--XX\r\n" + modelField + "m\r\n--XX",
 		"cut off after a boundary's return": "--XX\r\n" + modelField + "m\r\n--XX\r",
 	} {
-		if r := ParseForm([]byte(form), "XX"); !r.Clear {
+		if r := parseForm([]byte(form), "XX"); !r.Clear {
 			t.Errorf("%s: some servers may read it in another way", name)
 		}
 	}
@@ -206,7 +206,7 @@ func TestWhichFormsAllServersReadInTheSameWay(t *testing.T) {
 		"a boundary in a preamble":          "--XX: y\r\n" + part("Content-Disposition: form-data; name=model") + end,
 		"JSON before it":                    "{}\r\n" + part("Content-Disposition: form-data; name=model") + end,
 	} {
-		if r := ParseForm([]byte(form), "XX"); r.Clear {
+		if r := parseForm([]byte(form), "XX"); r.Clear {
 			t.Errorf("%s: all servers are to read it in the same way", name)
 		}
 	}
@@ -216,7 +216,7 @@ func TestABoundaryIsAsRFC2046HasIt(t *testing.T) {
 	for boundary, want := range map[string]bool{
 		"----WebKitFormBoundary7MA4": true, "a b'()+_,-./:=?": true, "a ": false, `a\b`: false, `a"b`: false, "a;b": false, "a*b": false, "ä": false,
 	} {
-		r := ParseForm([]byte("--"+boundary+"\r\n"+modelField+"m\r\n--"+boundary+"--"), boundary)
+		r := parseForm([]byte("--"+boundary+"\r\n"+modelField+"m\r\n--"+boundary+"--"), boundary)
 		if r.Clear != want || r.HasModel != want {
 			t.Errorf("%q: got %+v", boundary, r)
 		}
@@ -227,7 +227,7 @@ func TestABoundaryHasAtLeastOneAndAtMost70Characters(t *testing.T) {
 	for length, want := range map[int]bool{0: false, 1: true, 70: true, 71: false} {
 		boundary := strings.Repeat("b", length)
 		body := []byte("--" + boundary + "\r\n" + modelField + "m\r\n--" + boundary + "--")
-		r := ParseForm(body, boundary)
+		r := parseForm(body, boundary)
 		if replaced := len(r.With(body, "x", false)) > 1; r.HasModel != want || replaced != want {
 			t.Errorf("%d: got %+v", length, r)
 		}
@@ -242,12 +242,12 @@ func TestAModelCannotAddPartsToAForm(t *testing.T) {
 	} {
 		body := []byte(form)
 		for _, model := range []string{"a\r\n--XX\r\n" + textField + "b", "a\nb", "a\r", "--XX", "--XX--", "a--XXb"} {
-			pieces := ParseForm(body, "XX").With(body, model, false)
+			pieces := parseForm(body, "XX").With(body, model, false)
 			if len(pieces) != 1 || string(pieces[0]) != form {
 				t.Errorf("%q: got %q", model, pieces)
 			}
 		}
-		if pieces := ParseForm(body, "XX").With(body, "--X: a\x00\"b", false); len(pieces) != 3 {
+		if pieces := parseForm(body, "XX").With(body, "--X: a\x00\"b", false); len(pieces) != 3 {
 			t.Errorf("got %q", pieces)
 		}
 	}
@@ -255,7 +255,7 @@ func TestAModelCannotAddPartsToAForm(t *testing.T) {
 
 func TestAFormThatAlreadySaysSoStaysWhole(t *testing.T) {
 	body := []byte("--XX\r\n" + modelField + "m\r\n--XX--")
-	if pieces := ParseForm(body, "XX").With(body, "m", false); len(pieces) != 1 {
+	if pieces := parseForm(body, "XX").With(body, "m", false); len(pieces) != 1 {
 		t.Errorf("got %q", pieces)
 	}
 }
@@ -269,7 +269,7 @@ func FuzzParseForm(f *testing.F) {
 		if strings.ContainsAny(boundary, "\r\n") {
 			return // as no header can hold
 		}
-		r := ParseForm(body, boundary)
+		r := parseForm(body, boundary)
 		checkPlaces(t, r, body)
 		checkCost(t, r, body)
 		if model == "" || strings.ContainsAny(model, "\r\n") || strings.Contains(model, "--"+boundary) {
@@ -279,7 +279,7 @@ func FuzzParseForm(f *testing.F) {
 			return
 		}
 		result := withModel(t, r, body, model, model)
-		if again := ParseForm(result, boundary); (r.HasModel || r.models.before != "") && (again.Model != model || again.Stream != r.Stream) {
+		if again := parseForm(result, boundary); (r.HasModel || r.models.before != "") && (again.Model != model || again.Stream != r.Stream) {
 			t.Errorf("%q: got %+v, want %q", result, again, model)
 		}
 	})
@@ -362,7 +362,7 @@ func FuzzWithModelForm(f *testing.F) {
 		}
 		w.Close()
 
-		r := ParseForm(form.Bytes(), boundary)
+		r := parseForm(form.Bytes(), boundary)
 		if r.HasModel != (len(models) > 0) || r.HasModel && r.Model != models[len(models)-1] || r.Stream != stream {
 			t.Fatalf("%q: got %+v, want %q, %v", form.Bytes(), r, models, stream)
 		}
@@ -410,7 +410,7 @@ func BenchmarkParseForm(b *testing.B) {
 			b.SetBytes(int64(len(form)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if ParseForm(form, boundary).Model != "whisper-1" {
+				if parseForm(form, boundary).Model != "whisper-1" {
 					b.Fatal("not found")
 				}
 			}
@@ -422,7 +422,7 @@ func BenchmarkParseForm(b *testing.B) {
 		b.SetBytes(int64(len(form)))
 		b.ReportAllocs()
 		for b.Loop() {
-			ParseForm(form, "b")
+			parseForm(form, "b")
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"encoding/json"
@@ -10,7 +10,7 @@ import (
 )
 
 func idsIn(body string) (found []string) {
-	ParseJSON([]byte(body), nil).EachID([]byte(body), func(kind Kind, text []byte) {
+	ParseJSON([]byte(body), nil).EachID([]byte(body), func(kind IDKind, text []byte) {
 		found = append(found, fmt.Sprint(kind, " ", string(text)))
 	})
 	return found
@@ -91,8 +91,8 @@ func TestIDsInAForm(t *testing.T) {
 	const body = "--x\r\nContent-Disposition: form-data; name=\"file_id\"\r\n\r\nfile-12345\r\n" +
 		"--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"file_id\"\r\n\r\nfile-67890\r\n--x--\r\n"
 	var got []string
-	r := ParseForm([]byte(body), "x")
-	r.EachID([]byte(body), func(_ Kind, text []byte) { got = append(got, string(text)) })
+	r := parseForm([]byte(body), "x")
+	r.EachID([]byte(body), func(_ IDKind, text []byte) { got = append(got, string(text)) })
 	if want := []string{"file-12345"}; !slices.Equal(got, want) || !r.HasIDs() {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -118,7 +118,7 @@ func (r *idReference) value(dec *json.Decoder, at place, depth int) {
 	token, _ := dec.Token()
 	switch v := token.(type) {
 	case string:
-		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(v) >= shortestID || IsID(v)) {
+		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(v) >= shortestID || isID(v)) {
 			r.found = append(r.found, fmt.Sprint(kinds[at], " ", v))
 		}
 	case json.Delim:
@@ -221,11 +221,11 @@ func TestIDsInAReply(t *testing.T) {
 		{"no object", `"resp_123456"`, nil},
 	} {
 		var got []string
-		EachIDInReply([]byte(tt.body), func(kind Kind, stored bool, text []byte) {
+		EachIDInReply([]byte(tt.body), func(kind IDKind, stored bool, text []byte) {
 			if !stored {
 				return
 			}
-			got = append(got, map[Kind]string{Object: "", Encrypted: "", Part: "part ", Mentioned: "mentioned "}[kind]+string(text))
+			got = append(got, map[IDKind]string{ObjectID: "", EncryptedContent: "", PartID: "part ", MentionedID: "mentioned "}[kind]+string(text))
 		})
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)

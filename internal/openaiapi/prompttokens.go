@@ -1,10 +1,10 @@
-package apibody
+package openaiapi
 
 import "bytes"
 
-// MediaTokens is how many tokens a picture, a recording or a file counts for that a body contains: the
+// mediaTokens is how many tokens a picture, a recording or a file counts for that a body contains: the
 // number of its bytes says nothing about its tokens.
-const MediaTokens = 1000
+const mediaTokens = 1000
 
 const (
 	// longestMediaType is how long the beginning of a data: URL may be, before its data.
@@ -13,10 +13,10 @@ const (
 	shortestMedia = 256
 )
 
-// PromptTokens estimates how many tokens the prompt in a body of that length has. Unlike PromptCost, it
-// counts MediaTokens for each data: URL in base64, and for each recording, in place of its bytes. It
+// promptTokens estimates how many tokens the prompt in a body of that length has. Unlike PromptCost, it
+// counts mediaTokens for each data: URL in base64, and for each recording, in place of its bytes. It
 // looks for these only, and reads nothing else of the body again.
-func PromptTokens(body []byte, bodyLength int64) int64 {
+func promptTokens(body []byte, bodyLength int64) int64 {
 	count, size := int64(0), int64(0)
 	add := func(start, end int) {
 		count, size = count+1, size+int64(end-start)
@@ -36,7 +36,7 @@ func PromptTokens(body []byte, bodyLength int64) int64 {
 		at = endOfData(body, data)
 		add(data, at)
 	}
-	for at := 0; len(body) >= MediaTokens*charsPerToken; { // a shorter recording counts for less by its bytes
+	for at := 0; len(body) >= mediaTokens*charsPerToken; { // a shorter recording counts for less by its bytes
 		n := bytes.Index(body[at:], dataMember)
 		if n < 0 {
 			break
@@ -51,7 +51,7 @@ func PromptTokens(body []byte, bodyLength int64) int64 {
 			add(start, at)
 		}
 	}
-	return PromptCost(max(bodyLength, int64(len(body)))-size) + count*MediaTokens
+	return PromptCost(max(bodyLength, int64(len(body)))-size) + count*mediaTokens
 }
 
 var (

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import "github.com/cespare/xxhash/v2"
 

@@ -1,12 +1,4 @@
-// Package apibody reads what a body of the OpenAI API says: the model, whether to stream, how much
-// output a request may cost, and the ids of the stored objects that it names. It can replace the model
-// and leaves every other byte unchanged: encoding a body again would reorder its keys and round its
-// numbers.
-//
-// [ParseJSON] and [ParseForm] scan a body once and return a [Body], which remembers places in it and
-// copies nothing. The grammar says what a member means where it is. A [Prompt] identifies the session
-// that a request belongs to. [EachIDInReply] finds the ids in a reply.
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -327,7 +319,7 @@ func (b Body) saysAt(s span, body []byte, model string) bool {
 		return string(body[s.start:s.end]) == model
 	case body[s.start] != '"':
 		return false
-	case plain(model):
+	case needsNoEscape(model):
 		return string(body[s.start+1:s.end-1]) == model
 	}
 	return bytes.Equal(body[s.start:s.end], quote(model))

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -24,12 +24,12 @@ const (
 
 	// Ids, lists of them, or objects that have one.
 	named
-	partID  // of a part of what a reply shows
+	ofPart  // of a part of what a reply shows
 	mention // of an object that a reply only mentions
 
 	// Texts, or lists of them.
 	previous
-	itemID
+	ofItem
 	encrypted
 	mentionEncrypted
 
@@ -91,7 +91,7 @@ func isOddModel(name []byte) bool {
 	if len(name) < len("model") || name[0]|0x20 != 'm' && ' ' < name[0] && name[0] < 0x7f {
 		return false // nearly all
 	}
-	name, _, _ = bytes.Cut(Bare(name), []byte("["))
+	name, _, _ = bytes.Cut(bareText(name), []byte("["))
 	return bytes.EqualFold(name, []byte("model"))
 }
 
@@ -156,7 +156,7 @@ func (g grammar) place(at place, key []byte) place {
 	case "id":
 		switch at {
 		case item:
-			return itemID
+			return ofItem
 		case named, holder:
 			return named
 		}
@@ -166,7 +166,7 @@ func (g grammar) place(at place, key []byte) place {
 		}
 	case "approval_request_id":
 		if at == item {
-			return itemID
+			return ofItem
 		}
 	case "audio":
 		if at == turn {
@@ -205,13 +205,13 @@ func placeInReply(at place, key []byte) place {
 		switch at {
 		case top, listed:
 			return named
-		case item, partID:
-			return partID
+		case item, ofPart:
+			return ofPart
 		case mention:
 			return mention
 		}
 	case "thread_id", "output_file_id", "error_file_id", "result_files":
-		return partID
+		return ofPart
 	case "conversation", "container_id":
 		return mention
 	case "file_id":
@@ -237,7 +237,7 @@ func placeInReply(at place, key []byte) place {
 		}
 	case "file":
 		if at == top { // that an upload becomes
-			return partID
+			return ofPart
 		}
 	case "choices":
 		if at == top {
@@ -249,7 +249,7 @@ func placeInReply(at place, key []byte) place {
 		}
 	case "audio":
 		if at == turn {
-			return partID
+			return ofPart
 		}
 	case "response":
 		if at == top {

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"strings"
@@ -38,15 +38,15 @@ func TestWhichBodiesCanBeRead(t *testing.T) {
 		"File_ID=file-12345": false, "file_ids[]=file-12345": false, "input_reference={\"file_id\":\"file-12345\"}": false, "input_reference[file_id]=file-12345": false,
 	} {
 		body := form(fields)
-		if got := ParseForm([]byte(body), "x").Readable([]byte(body)); got != want {
+		if got := parseForm([]byte(body), "x").Readable([]byte(body)); got != want {
 			t.Errorf("%s can be read: %v", fields, got)
 		}
 		for _, other := range []string{body[:len(body)-4], `{"file_id":"file-12345"}` + "\r\n" + body} {
-			if ParseForm([]byte(other), "x").Readable([]byte(other)) {
+			if parseForm([]byte(other), "x").Readable([]byte(other)) {
 				t.Errorf("%q can be read", other)
 			}
 		}
-		if ParseJSON([]byte(body), nil).Readable([]byte(body)) || ParseForm([]byte(`{"a":1}`), "x").Readable([]byte(`{"a":1}`)) {
+		if ParseJSON([]byte(body), nil).Readable([]byte(body)) || parseForm([]byte(`{"a":1}`), "x").Readable([]byte(`{"a":1}`)) {
 			t.Error("a body can be read that is no such body")
 		}
 	}
@@ -65,7 +65,7 @@ func TestATextInThePlaceOfAnIDIsSeen(t *testing.T) {
 			t.Errorf("%s: got %s", body, got)
 		}
 	}
-	if got, ok := ParseForm([]byte(form("file_id=short")), "x").OddID([]byte(form("file_id=short"))); !ok || string(got) != "short" {
+	if got, ok := parseForm([]byte(form("file_id=short")), "x").OddID([]byte(form("file_id=short"))); !ok || string(got) != "short" {
 		t.Errorf("in a form: got %s", got)
 	}
 }

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"fmt"
@@ -32,7 +32,7 @@ func TestABodyMayNameAThousandIDs(t *testing.T) {
 			"a list with escapes":  ParseJSON([]byte(`{"file_ids":`+list(n, true)+`}`), nil),
 			"items":                ParseJSON([]byte(`{"input":[`+strings.Repeat(`{"id":"msg_12345"},`, n-1)+`{"id":"msg_12345"}]}`), nil),
 			"places of every kind": ParseJSON([]byte(`{"previous_response_id":"resp_12345","file_ids":`+list(n-1, false)+`}`), nil),
-			"a form":               ParseForm([]byte(formOf(n, "file_id", "file-12345")), "b"),
+			"a form":               parseForm([]byte(formOf(n, "file_id", "file-12345")), "b"),
 		} {
 			if r.TooManyIDs() != (n > MaxIDs) || len(r.objects.ids) > 1000+1 {
 				t.Errorf("%s of %d has %d ids, too many: %t", name, n, len(r.objects.ids), r.TooManyIDs())
@@ -51,7 +51,7 @@ func TestABodyMayNameAThousandIDs(t *testing.T) {
 
 func TestOfAReplyAThousandIDsAreRead(t *testing.T) {
 	n := 0
-	EachIDInReply([]byte(`{"data":[{"id":"file-12345"}`+strings.Repeat(`,{"id":"file-12345"}`, 5000)+`]}`), func(Kind, bool, []byte) { n++ })
+	EachIDInReply([]byte(`{"data":[{"id":"file-12345"}`+strings.Repeat(`,{"id":"file-12345"}`, 5000)+`]}`), func(IDKind, bool, []byte) { n++ })
 	if n != 1000 {
 		t.Errorf("%d ids are read, want %d", n, 1000)
 	}

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -179,15 +179,15 @@ func TestABodyThatAlreadySaysSoStaysWhole(t *testing.T) {
 
 func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
 	parseJSON := func(body []byte) Body { return ParseJSON(body, nil) }
-	parseForm := func(body []byte) Body { return ParseForm(body, "XX") }
+	asForm := func(body []byte) Body { return parseForm(body, "XX") }
 	for _, tt := range []struct {
 		name, body string
 		parse      func([]byte) Body
 	}{
 		{"replaced in an object", `{"prompt":"long","model":"a","n":1}`, parseJSON},
 		{"added to an object", `{"prompt":"long"}`, parseJSON},
-		{"replaced in a form", "--XX\r\n" + modelField + "a\r\n--XX--", parseForm},
-		{"added to a form", "MIME\r\n--XX\r\n" + textField + "a\r\n--XX--", parseForm},
+		{"replaced in a form", "--XX\r\n" + modelField + "a\r\n--XX--", asForm},
+		{"added to a form", "MIME\r\n--XX\r\n" + textField + "a\r\n--XX--", asForm},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			body := []byte(tt.body)

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ const (
 	maxPartHeaders = 16 << 10
 )
 
-// ParseForm reads the fields of a multipart/form-data body that a [Body] has fields for. Its
+// parseForm reads the fields of a multipart/form-data body that a [Body] has fields for. Its
 // boundary is the parameter of the Content-Type.
 //
 // Like ParseJSON it is a scanner that goes over the bytes once, here from delimiter to delimiter.
@@ -23,7 +23,7 @@ const (
 // Content-Transfer-Encoding, which RFC 7578 section 4.7 deprecates, is not undone, but makes the
 // form unclear. Of a body that was cut off, it finds the parts that came whole. Lines may end in
 // a bare LF if the first delimiter's does.
-func ParseForm(body []byte, boundary string) Body {
+func parseForm(body []byte, boundary string) Body {
 	none := Body{N: 1}
 	if !isBoundary(boundary) {
 		return none
@@ -73,8 +73,8 @@ func ParseForm(body []byte, boundary string) Body {
 			odd = true
 		case whole && (at == top || at == memberModels):
 			b.addOther(other{value, at == top})
-		case whole && at == named && len(b.objects.ids) <= MaxIDs && IsID(Bare(body[value.start:value.end])):
-			b.objects.ids = append(b.objects.ids, id{Object, value})
+		case whole && at == named && len(b.objects.ids) <= MaxIDs && isID(bareText(body[value.start:value.end])):
+			b.objects.ids = append(b.objects.ids, id{ObjectID, value})
 		case whole && at.isText() && value.end > value.start:
 			b.objects.odd = value
 		case whole:
@@ -83,7 +83,7 @@ func ParseForm(body []byte, boundary string) Body {
 	}
 	b.Whole = at >= 0                                    // the last delimiter is there, and it is the closing one
 	b.Clear = !odd && body[skipSpace(body, 0)] != '{' && // otherwise some servers read the JSON before the form
-		bytes.Count(lines(body, b.Whole), b.dashBoundary) == delimiters // or find more parts than we do
+		bytes.Count(wholeLines(body, b.Whole), b.dashBoundary) == delimiters // or find more parts than we do
 	if last, ok := b.lastModel(); ok {
 		b.Model, b.HasModel = string(body[last.start:last.end]), true
 	} else if !namesModel {
@@ -118,8 +118,8 @@ func isNested(field string, value []byte) bool {
 		begin < len(value) && (value[begin] == '{' || value[begin] == '[')
 }
 
-// lines returns a body without its last line if that was cut off.
-func lines(body []byte, whole bool) []byte {
+// wholeLines returns a body without its last line if that was cut off.
+func wholeLines(body []byte, whole bool) []byte {
 	if whole {
 		return body
 	}

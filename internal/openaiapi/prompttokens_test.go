@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"strings"
@@ -35,11 +35,11 @@ func TestMediaCountByTheirNumberAndNotByTheirBytes(t *testing.T) {
 		"nothing":                    {"", 0},
 		"a body that ends too early": {`{"data":`, 2},
 	} {
-		if got := PromptTokens([]byte(c.body), -1); got != c.want {
+		if got := promptTokens([]byte(c.body), -1); got != c.want {
 			t.Errorf("%s: got %d, want %d", name, got, c.want)
 		}
 	}
-	if got := PromptTokens([]byte(`["data:image/png;base64,QUJD`), 4028); got != 2006 {
+	if got := promptTokens([]byte(`["data:image/png;base64,QUJD`), 4028); got != 2006 {
 		t.Errorf("a body of which only the beginning came: got %d", got)
 	}
 }
@@ -48,6 +48,6 @@ func BenchmarkPromptTokens(b *testing.B) {
 	body := []byte(`{"model":"gpt-4o","messages":[` + strings.Repeat(`{"role":"user","content":"How many people live in the city of Paris, and how many in Lyon?"},`, 40) + `{}]}`)
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
-		PromptTokens(body, int64(len(body)))
+		promptTokens(body, int64(len(body)))
 	}
 }

@@ -1,4 +1,4 @@
-package apibody
+package openaiapi
 
 import (
 	"bytes"
