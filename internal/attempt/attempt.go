@@ -4,6 +4,9 @@
 // a [Reply]: the response, if there is one, its class, and what the class was found by. The reply
 // has been read as far as its class depends on it, and nothing of it has gone to the client. What
 // follows is decided elsewhere: a reply is either committed to the client, kept, or discarded.
+//
+// A connection that became another protocol's, such as a WebSocket, is a tunnel: both of its sides are
+// closed when one of them has ended, and a WebSocket that broke off is reported.
 package attempt
 
 import (

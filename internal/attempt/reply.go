@@ -19,7 +19,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -185,7 +184,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 		if r.sent.Proxied.ProtoMajor > 1 {
 			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer
 		}
-		res.Body = tunnel.Between(closing, client, backend, broken)
+		res.Body = newTunnel(closing, client, backend, broken)
 		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/tunnel"
 )
 
 // upgrades accepts a WebSocket handshake and sends back what it gets.
@@ -169,9 +169,9 @@ func TestResponsesOverAWebSocketNeedAPoolInWhichEveryBackendServesThem(t *testin
 // without a close frame, while the other side keeps its own open, as Node does. The
 // only place at the backend is then free again.
 func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
-	grace := tunnel.Grace
-	defer func() { tunnel.Grace = grace }()
-	tunnel.Grace = 200 * time.Millisecond
+	grace := attempt.TunnelGrace
+	defer func() { attempt.TunnelGrace = grace }()
+	attempt.TunnelGrace = 200 * time.Millisecond
 	for name, c := range map[string]struct {
 		backend func(net.Conn)
 		client  func(*net.TCPConn) error
@@ -224,9 +224,9 @@ func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
 }
 
 func TestAClientThatReadsNothingDoesNotHoldUpAReload(t *testing.T) {
-	grace := tunnel.Grace
-	defer func() { tunnel.Grace = grace }()
-	tunnel.Grace = 200 * time.Millisecond
+	grace := attempt.TunnelGrace
+	defer func() { attempt.TunnelGrace = grace }()
+	attempt.TunnelGrace = 200 * time.Millisecond
 	a, server := lbtest.Listen(t, "a")
 	stuck := make(chan struct{})
 	a.Replies(func(w http.ResponseWriter, _ *http.Request) {

@@ -1,4 +1,4 @@
-package tunnel
+package attempt
 
 import (
 	"context"
@@ -48,12 +48,12 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 		"the client": {func(tunnel io.ReadWriteCloser, _ net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			tunnel.Read(make([]byte, 1)) // until it is closed
-		}, Grace, 0},
+		}, TunnelGrace, 0},
 		"the backend": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Minute)
-		}, Grace, 0},
+		}, TunnelGrace, 0},
 		"one soon after the other": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			time.Sleep(time.Second)
@@ -64,7 +64,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 		"none, but reverse_proxy closes all tunnels": {func(tunnel io.ReadWriteCloser, _ net.Conn, unload func()) {
 			unload()
 			_, _ = tunnel.Write(make([]byte, 1)) // which the backend does not read
-		}, Grace, 0},
+		}, TunnelGrace, 0},
 		"neither": {func(io.ReadWriteCloser, net.Conn, func()) { time.Sleep(time.Hour) }, time.Hour, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,13 +73,13 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 				begin, backend, client := time.Now(), &side{near, make(chan time.Time, 1)}, new(client)
 				closing, unload := context.WithCancel(t.Context())
 				defer unload()
-				tunnel := Between(closing, client, backend, nil)
+				tunnel := newTunnel(closing, client, backend, nil)
 				c.ends(tunnel, far, unload)
 				tunnel.Close()
 				if got := (<-backend.closed).Sub(begin); got != c.want {
 					t.Errorf("the backend's side is closed after %s, want %s", got, c.want)
 				}
-				if until := begin.Add(c.first + Grace); !client.read.Equal(until) || !client.write.Equal(until) {
+				if until := begin.Add(c.first + TunnelGrace); !client.read.Equal(until) || !client.write.Equal(until) {
 					t.Errorf("the client's side ends at %s and %s", client.read, client.write)
 				}
 				tunnel.(interface{ CloseWrite() error }).CloseWrite()
@@ -107,7 +107,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		w := &wrapped{client: new(client)}
-		tunnel := Between(context.Background(), w, &side{near, make(chan time.Time, 1)}, nil)
+		tunnel := newTunnel(context.Background(), w, &side{near, make(chan time.Time, 1)}, nil)
 		defer tunnel.Close()
 		read := func() {
 			go io.WriteString(far, "more")
@@ -117,7 +117,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 		}
 		read() // and now it goes to the client, while
 		tunnel.(interface{ CloseWrite() error }).CloseWrite()
-		until := time.Now().Add(Grace)
+		until := time.Now().Add(TunnelGrace)
 		if !w.write.Equal(until) || !w.until.IsZero() {
 			t.Errorf("the write in progress ends at %s, and later ones at %s", w.write, w.until)
 		}
@@ -131,7 +131,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	tunnel := Between(context.Background(), new(client), near, nil)
+	tunnel := newTunnel(context.Background(), new(client), near, nil)
 	defer tunnel.Close()
 	if err := tunnel.(interface{ CloseWrite() error }).CloseWrite(); err == nil {
 		t.Error("reverse_proxy would wait for the other side")
@@ -173,12 +173,12 @@ func TestATunnelIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 		want    error // nil: it is not broken
 		begun   bool
 	}{
-		"the end":                              {"", io.EOF, nil, nil, ErrNoClose, false},
+		"the end":                              {"", io.EOF, nil, nil, errNoClose, false},
 		"a reset":                              {"", reset, nil, nil, reset, false},
 		"a reset after a ping":                 {ping, reset, nil, nil, reset, false},
-		"the end after data":                   {data, io.EOF, nil, nil, ErrNoClose, true},
+		"the end after data":                   {data, io.EOF, nil, nil, errNoClose, true},
 		"a reset after data":                   {ping + data + ping, reset, nil, nil, reset, true},
-		"a continuation":                       {"\x80\x00", io.EOF, nil, nil, ErrNoClose, true},
+		"a continuation":                       {"\x80\x00", io.EOF, nil, nil, errNoClose, true},
 		"the end after a close frame":          {data + closing, io.EOF, nil, nil, nil, false},
 		"a reset after a close frame":          {closing + "more", reset, nil, nil, nil, false},
 		"the client's close frame":             {data, io.EOF, nil, write(masked), nil, false},
@@ -194,7 +194,7 @@ func TestATunnelIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 			for _, size := range []int{1, 3, 4096} {
 				var got error
 				begun, calls := false, 0
-				tun := Between(context.Background(), new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
+				tun := newTunnel(context.Background(), new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
 					got, begun = reason, data
 					calls++
 				}).(*tunnel)

@@ -1,4 +1,4 @@
-package tunnel
+package attempt
 
 import "encoding/binary"
 

@@ -1,6 +1,4 @@
-// Package tunnel closes both sides of a connection that became another protocol's, when one of them has
-// ended, and finds out whether a WebSocket broke off.
-package tunnel
+package attempt
 
 import (
 	"context"
@@ -13,16 +11,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Grace is how long a side may stay open after the other has ended. Tests shorten it.
-var Grace = 10 * time.Second
+// TunnelGrace is how long a side of a tunnel may stay open after the other has ended. Tests shorten it.
+var TunnelGrace = 10 * time.Second
 
-// ErrNoClose is the reason if the backend ended a WebSocket without a close frame.
-var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
+// errNoClose is the reason if the backend ended a WebSocket without a close frame.
+var errNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 
-// Between returns the backend's side of a tunnel with this client. reverse_proxy passes the end of one
+// newTunnel returns the backend's side of a tunnel with this client. reverse_proxy passes the end of one
 // side on to the other, and then waits for the end of that one. Some servers, Node's among them, wait
 // as long: they do not close a connection because its client did. It closes both sides after
-// Grace, counted from the end of one of them.
+// TunnelGrace, counted from the end of one of them.
 //
 // If the tunnel is a WebSocket, the last Read calls broken if the backend ended or reset it while the
 // client was connected, and neither side had sent a close frame. begun reports whether the backend had
@@ -30,7 +28,7 @@ var ErrNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocke
 //
 // closing is done when reverse_proxy closes all tunnels. It writes a close frame to both sides of each, one after
 // the other, and waits while a side reads nothing, so that counts as the end of a side. It may be context.Background().
-func Between(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
+func newTunnel(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
 	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
 	if closing.Done() != nil {
 		t.forget = context.AfterFunc(closing, t.end)
@@ -104,7 +102,7 @@ func (t *tunnel) checkEnd(reason error) {
 	case t.closed, t.timer != nil: // by us, or after the client's end
 		reason = nil
 	case errors.Is(reason, io.EOF):
-		reason = ErrNoClose
+		reason = errNoClose
 	}
 	t.mu.Unlock()
 	if reason != nil {
@@ -130,8 +128,8 @@ func (t *tunnel) end() {
 	if t.closed || t.timer != nil {
 		return
 	}
-	t.timer = time.AfterFunc(Grace, func() { t.ReadWriteCloser.Close() })
-	t.until = time.Now().Add(Grace)
+	t.timer = time.AfterFunc(TunnelGrace, func() { t.ReadWriteCloser.Close() })
+	t.until = time.Now().Add(TunnelGrace)
 	_ = t.client.SetReadDeadline(t.until) // a client without deadlines ends with its backend
 	_ = http.NewResponseController(t.innermost).SetWriteDeadline(t.until)
 }
