@@ -1,5 +1,6 @@
 // Package callers limits what each caller may use. It has the options of callers and tiers with their
-// checks, and the answers to requests that a limit refuses. Package meter counts.
+// checks, and the answers to requests that a limit refuses. Package meter counts, and [Tally] adds up what
+// callers use at all replicas.
 package callers
 
 import (

@@ -65,7 +65,7 @@ const (
 	// drained and resumed are about a member.
 	drained kind = "drain"
 	resumed kind = "resume"
-	// used is not in a message: it is about callers, as package tally has it.
+	// used is not in a message: it is about callers, as package callers has it.
 	used kind = "use"
 )
 

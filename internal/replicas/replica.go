@@ -26,9 +26,9 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -58,7 +58,7 @@ type Replica struct {
 	clock  clock
 	peers  peers
 	stored ownerStore
-	tally  tally.Tally
+	tally  callers.Tally
 	// due wakes compareAgain.
 	due          signal
 	connectivity connectivity
@@ -211,7 +211,7 @@ func (r *Replica) listen(ctx context.Context) {
 	for {
 		err := r.store.Listen(ctx, func() { r.tally.Missed(); r.due.give() }, func(text []byte) {
 			m, err := parse(text)
-			if tally.Is(text) {
+			if callers.IsReport(text) {
 				m.Kind, err = used, r.tally.Hear(text, time.Now())
 			}
 			if err != nil {

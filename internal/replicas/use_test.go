@@ -13,8 +13,8 @@ import (
 
 	"github.com/caddyserver/certmagic"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
-	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -82,7 +82,7 @@ func wantUsed(t *testing.T, name string, want int64, replicas ...*limitedReplica
 func (w *world) reports() func() [][]byte {
 	var all [][]byte
 	go w.hub.Store().Listen(w.Context(), func() {}, func(message []byte) {
-		if tally.Is(message) {
+		if callers.IsReport(message) {
 			all = append(all, bytes.Clone(message))
 		}
 	})
@@ -333,7 +333,7 @@ type oldPuts struct {
 }
 
 func (s *oldPuts) Put(ctx context.Context, records []state.Record) error {
-	if tally.Is(records[0].Message) {
+	if callers.IsReport(records[0].Message) {
 		s.all = append([][]state.Record{records}, s.all...)
 	}
 	return s.Store.Put(ctx, records)

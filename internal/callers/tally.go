@@ -1,18 +1,4 @@
-// Package tally adds up what callers use at all replicas, so that they have their limits together.
-//
-// Each replica is the only writer of its own use. It sends that to the others as reports, which say how much it has
-// used in each window, and not how much more than before. So a report that is late, repeated or out of order
-// changes nothing, one that is lost is made up for by the next, and the store adds up nothing. A report is the record of
-// a chunk of callers, or of those that have changed since their chunks were sent. It is sent at once when a caller has used
-// an eighth of its part of what is left, after 250 ms while it is above half of a limit, and otherwise after 2 s. With many
-// replicas these times are longer. A replica that starts, or was not connected, loads all of them.
-//
-// The records of a replica that has ended stay in the store, and count until their windows are over. Months are
-// longer than the store keeps a record, so the other replicas refresh it.
-//
-// A replica that is not connected gets no further part of what is left than the one that it had: 1/N, where N
-// is the number of replicas last seen. No request waits for any of that.
-package tally
+package callers
 
 import (
 	"context"
@@ -40,10 +26,23 @@ const (
 	misread = 500 * time.Millisecond
 )
 
-// Tally is what a replica sends others, and hears of them, of the callers of its pools.
+// Tally adds up what callers use at all replicas, so that they have their limits together: it is what a replica
+// sends others, and hears of them, of the callers of its pools.
+//
+// Each replica is the only writer of its own use. It sends that to the others as reports, which say how much it has
+// used in each window, and not how much more than before. So a report that is late, repeated or out of order
+// changes nothing, one that is lost is made up for by the next, and the store adds up nothing. A report is the record of
+// a chunk of callers, or of those that have changed since their chunks were sent. It is sent at once when a caller has used
+// an eighth of its part of what is left, after 250 ms while it is above half of a limit, and otherwise after 2 s. With many
+// replicas these times are longer. A replica that starts, or was not connected, loads all of them. The records of one that
+// has ended stay in the store, and count until their windows are over. Months are longer than the store keeps a record,
+// so the other replicas refresh it.
+//
+// A replica that is not connected gets no further part of what is left than the one that it had: 1/N, where N
+// is the number of replicas last seen. No request waits for any of that.
 type Tally struct {
 	mu    sync.Mutex
-	pools []*pool
+	pools []*sharedPool
 	// missed reports whether reports may have been missed, and loading whether all of them are being loaded.
 	// loaded is when they were loaded.
 	missed, loading bool
@@ -85,10 +84,10 @@ func (c *connection) sharing() meter.Sharing {
 func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := slices.IndexFunc(t.pools, func(p *pool) bool { return p.digest == digest && p.callers == callers })
+	i := slices.IndexFunc(t.pools, func(p *sharedPool) bool { return p.digest == digest && p.callers == callers })
 	if i < 0 {
 		i = len(t.pools)
-		t.pools = append(t.pools, &pool{digest: digest, callers: callers})
+		t.pools = append(t.pools, &sharedPool{digest: digest, callers: callers})
 		t.missed = true
 		callers.OnUrgent(t.news())
 		callers.Share(time.Now(), t.sharing())
@@ -101,7 +100,7 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 		if p.users--; p.users > 0 {
 			return
 		}
-		t.pools = slices.DeleteFunc(t.pools, func(other *pool) bool { return other == p })
+		t.pools = slices.DeleteFunc(t.pools, func(other *sharedPool) bool { return other == p })
 		callers.Share(time.Now(), meter.Sharing{})
 		if t.ahead != 0 {
 			callers.Follow(time.Now(), 0)
@@ -190,7 +189,7 @@ func (t *Tally) apply(now time.Time) {
 }
 
 // confirm tells the callers of a pool that their reports came back, if all others are known by then.
-func (t *Tally) confirm(p *pool) {
+func (t *Tally) confirm(p *sharedPool) {
 	if t.lost.IsZero() && !t.missed && !t.loading {
 		p.callers.Confirm(p.back)
 	}

@@ -1,4 +1,4 @@
-package tally
+package callers
 
 import (
 	"bytes"
@@ -22,8 +22,8 @@ var (
 	digest   = strings.Repeat("0f", digestSize)
 )
 
-// callers returns callers with a limit of tokens.
-func callers(t testing.TB, limit string) *meter.Callers {
+// tokenMeters returns callers with a limit of tokens.
+func tokenMeters(t testing.TB, limit string) *meter.Callers {
 	l, err := meter.ParseLimit(meter.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func spend(cs *meter.Callers, now time.Time, name string, tokens int64) {
 	r.Settle(now, meter.Cost{Requests: 1, Prompt: tokens})
 }
 
-func used(cs *meter.Callers, now time.Time, name string) int64 {
+func tokensUsed(cs *meter.Callers, now time.Time, name string) int64 {
 	return cs.Get(now, name).Snapshot(now).Limits[0].Used
 }
 
@@ -53,7 +53,7 @@ func (t *Tally) sent(now time.Time) (records []state.Record) {
 
 func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 	now := someTime
-	from, to := callers(t, "1M/minute"), callers(t, "1M/minute")
+	from, to := tokenMeters(t, "1M/minute"), tokenMeters(t, "1M/minute")
 	var a, b Tally
 	a.Share(digest, from)
 	b.Share(digest, to)
@@ -101,7 +101,7 @@ func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 }
 
 func TestAFailedReportIsSentAgain(t *testing.T) {
-	cs := callers(t, "1k/day")
+	cs := tokenMeters(t, "1k/day")
 	var a Tally
 	a.Share(digest, cs)
 	spend(cs, someTime, "alice", 100)
@@ -119,7 +119,7 @@ func TestAFailedReportIsSentAgain(t *testing.T) {
 }
 
 func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
-	from, to := callers(t, "1k/day"), callers(t, "1k/day")
+	from, to := tokenMeters(t, "1k/day"), tokenMeters(t, "1k/day")
 	var a, b Tally
 	a.Share(digest, from)
 	b.Share(digest, to)
@@ -140,7 +140,7 @@ func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if got := used(to, now, "alice"); got != 200*int64(i+1) {
+		if got := tokensUsed(to, now, "alice"); got != 200*int64(i+1) {
 			t.Errorf("%d are used", got)
 		}
 	}
@@ -150,7 +150,7 @@ func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 	for _, off := range []time.Duration{5 * time.Minute, -5 * time.Minute, 40 * time.Second, -3 * time.Second, 7 * time.Hour} {
 		for _, limit := range []string{"1k/second", "1k/minute", "1k/hour", "1k/day"} {
-			from, to := callers(t, limit), callers(t, limit)
+			from, to := tokenMeters(t, limit), tokenMeters(t, limit)
 			var a, b Tally
 			a.Share(digest, from)
 			b.Share(digest, to)
@@ -165,7 +165,7 @@ func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if got := used(to, here, "alice"); got != 100*int64(i+1) {
+				if got := tokensUsed(to, here, "alice"); got != 100*int64(i+1) {
 					t.Errorf("a clock is off by %s: %d of %s are used, want %d", off, got, limit, 100*(i+1))
 				}
 				a.pools[0].resend()
@@ -178,7 +178,7 @@ func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 // TestAMonthsUseOfAReplicaThatHasEndedIsKept until the month is over.
 func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 	now := someTime
-	ended, runs := callers(t, "1k/month"), callers(t, "1k/month")
+	ended, runs := tokenMeters(t, "1k/month"), tokenMeters(t, "1k/month")
 	var a, b Tally
 	a.Share(digest, ended)
 	b.Share(digest, runs)
@@ -210,11 +210,11 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 		now = now.Add(time.Hour)
 		load(&b)
 		keep(b.sent(now))
-		again := callers(t, "1k/month")
+		again := tokenMeters(t, "1k/month")
 		var c Tally
 		c.Share(digest, again)
 		load(&c)
-		if got, want := used(again, now, "alice"), int64(300); got != want && now.Month() == time.November {
+		if got, want := tokensUsed(again, now, "alice"), int64(300); got != want && now.Month() == time.November {
 			t.Fatalf("%s: %d are used", now, got)
 		}
 	}
@@ -261,7 +261,7 @@ func TestFourEntriesOfACallerTake22Bytes(t *testing.T) {
 }
 
 func FuzzHear(f *testing.F) {
-	from := callers(f, "1k/minute")
+	from := tokenMeters(f, "1k/minute")
 	var a Tally
 	a.Share(digest, from)
 	for i := range 5 {
@@ -270,18 +270,18 @@ func FuzzHear(f *testing.F) {
 	for _, r := range a.sent(someTime) {
 		f.Add(r.Message)
 	}
-	f.Add([]byte(prefix))
+	f.Add([]byte(reportPrefix))
 	f.Fuzz(func(t *testing.T, message []byte) {
-		to := callers(t, "1k/minute")
+		to := tokenMeters(t, "1k/minute")
 		var b Tally
 		b.Share(digest, to)
 		err := b.Hear(message, someTime)
-		if err == nil && !Is(message) {
+		if err == nil && !IsReport(message) {
 			t.Fatalf("%q is taken for a report", message)
 		}
 		b.Loaded([]state.Kept{{Group: groupOf(digest), Key: "k", TTL: time.Second, Message: message}}, someTime)
 		for i := range 5 {
-			if got := used(to, someTime, fmt.Sprint(i)); got < 0 {
+			if got := tokensUsed(to, someTime, fmt.Sprint(i)); got < 0 {
 				t.Fatalf("%d are used", got)
 			}
 		}
@@ -295,7 +295,7 @@ func FuzzHear(f *testing.F) {
 		if err == nil {
 			err = again.decode(body)
 		}
-		if err != nil || again.version != r.version || !bytes.Equal(appendBody(nil, again.callers), same[len(prefix)+2*digestSize+8:]) {
+		if err != nil || again.version != r.version || !bytes.Equal(appendBody(nil, again.callers), same[len(reportPrefix)+2*digestSize+8:]) {
 			t.Fatalf("%+v becomes %+v, %v", r, again, err)
 		}
 	})
@@ -303,7 +303,7 @@ func FuzzHear(f *testing.F) {
 
 func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 	hub := statetest.NewHub()
-	cs := callers(t, "1k/day")
+	cs := tokenMeters(t, "1k/day")
 	var a Tally
 	end := a.Share(digest, cs)
 	spend(cs, someTime, "alice", 1)
@@ -321,7 +321,7 @@ func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 
 func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cs := callers(t, "60/minute")
+		cs := tokenMeters(t, "60/minute")
 		var tally Tally
 		tally.Share(digest, cs)
 		calls := 0
@@ -343,9 +343,9 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 		spend(cs, time.Now(), "alice", 10) // to be sent 50 ms after that, but there is a tick before
 		for range 55 {
 			time.Sleep(time.Second)
-			used(cs, time.Now(), "alice")
+			tokensUsed(cs, time.Now(), "alice")
 		}
-		if used := used(cs, time.Now(), "alice"); used != 20 {
+		if used := tokensUsed(cs, time.Now(), "alice"); used != 20 {
 			t.Errorf("alice has used %d, want 20", used)
 		}
 		if calls < 4 {
@@ -355,7 +355,7 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 }
 
 func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
-	cs := callers(t, "1M/minute")
+	cs := tokenMeters(t, "1M/minute")
 	var tally Tally
 	tally.Share(digest, cs)
 	now := someTime

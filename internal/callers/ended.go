@@ -1,4 +1,4 @@
-package tally
+package callers
 
 import (
 	"fmt"
@@ -43,7 +43,7 @@ func (t *Tally) leave(now time.Time) {
 }
 
 // lost returns records of the writers that have none in the store: found are those that have, with the pool before.
-func (p *pool) lost(now time.Time, found map[string]bool) (records []state.Record) {
+func (p *sharedPool) lost(now time.Time, found map[string]bool) (records []state.Record) {
 	for writer, uses := range p.callers.Others(now) {
 		if writer == p.callers.Writer() || found[p.digest+writer] {
 			continue
@@ -57,7 +57,7 @@ func (p *pool) lost(now time.Time, found map[string]bool) (records []state.Recor
 }
 
 // recordsOf returns records of what another replica has used for some callers.
-func (p *pool) recordsOf(writer string, uses []meter.OtherUse) []state.Record {
+func (p *sharedPool) recordsOf(writer string, uses []meter.OtherUse) []state.Record {
 	var version uint64
 	all := make([]callerUse, len(uses))
 	for i, u := range uses {

@@ -1,4 +1,4 @@
-package tally
+package callers
 
 import (
 	"fmt"
@@ -22,8 +22,8 @@ const (
 	maxRecent  = 48
 )
 
-// pool is what a tally knows of the callers of a pool.
-type pool struct {
+// sharedPool is what a tally knows of the callers of a pool.
+type sharedPool struct {
 	// digest stands for the pool's name.
 	digest  string
 	callers *meter.Callers
@@ -72,7 +72,7 @@ const markTTL = time.Hour
 func groupOf(digest string) string { return "use-" + digest }
 
 // resend makes all chunks be sent with the next flush.
-func (p *pool) resend() {
+func (p *sharedPool) resend() {
 	p.marked = false
 	for _, c := range p.chunks {
 		c.due = true
@@ -82,7 +82,7 @@ func (p *pool) resend() {
 // batch is what a flush sends.
 type batch struct {
 	records []state.Record
-	pools   []*pool
+	pools   []*sharedPool
 }
 
 // failed makes all of it be sent again.
@@ -99,7 +99,7 @@ func (b *batch) failed() {
 
 // collect adds what is due. pace is how long a report of what has changed waits after the one before, if others should
 // know soon. 0: none waits.
-func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
+func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 	p.grow()
 	records := len(b.records)
 	if changed, hurry := p.changed(); changed > 0 && (pace == 0 || now.Sub(p.seen) >= slow-fast/2 || hurry && now.Sub(p.seen) >= pace) {
@@ -130,7 +130,7 @@ func (p *pool) collect(b *batch, now time.Time, pace time.Duration) {
 }
 
 // grow puts new callers into chunks. A caller stays in its chunk, so that chunks in which little happens stay so.
-func (p *pool) grow() {
+func (p *sharedPool) grow() {
 	for _, caller := range p.callers.From(p.known) {
 		if last := len(p.chunks) - 1; last < 0 || len(p.chunks[last].members) >= maxCallers {
 			p.chunks = append(p.chunks, new(chunk))
@@ -143,7 +143,7 @@ func (p *pool) grow() {
 
 // changed returns how many callers have changed since their chunk was sent, or 0 if that was sent of all, and whether
 // others should know soon.
-func (p *pool) changed() (n int, hurry bool) {
+func (p *sharedPool) changed() (n int, hurry bool) {
 	news := false
 	for _, c := range p.chunks {
 		for i := range c.members {
@@ -165,7 +165,7 @@ func (p *pool) changed() (n int, hurry bool) {
 
 // sendChanged has the store keep the callers that have changed since their chunk was sent: so many. The others get those of
 // them that have changed since the last time. If there are too many for a short report, their chunks are sent.
-func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
+func (p *sharedPool) sendChanged(b *batch, now time.Time, changed int) {
 	short := changed <= maxRecent && (len(p.chunks) > 1 || len(p.chunks[0].members) > maxRecent)
 	var uses, news []callerUse
 	p.next(now)
@@ -194,7 +194,7 @@ func (p *pool) sendChanged(b *batch, now time.Time, changed int) {
 	}
 }
 
-func (p *pool) sendChunk(b *batch, i int, now time.Time) {
+func (p *sharedPool) sendChunk(b *batch, i int, now time.Time) {
 	c := p.chunks[i]
 	p.next(now)
 	uses := make([]callerUse, len(c.members))
@@ -205,7 +205,7 @@ func (p *pool) sendChunk(b *batch, i int, now time.Time) {
 		uses[i] = callerUse{m.ID(), m.Report(now, p.version, nil)}
 	}
 	body := appendBody(nil, uses)
-	for header+len(body) > state.MaxMessage {
+	for maxHeader+len(body) > state.MaxMessage {
 		half := len(c.members) / 2
 		p.chunks = append(p.chunks, &chunk{members: c.members[half:], due: true})
 		c.members, uses = c.members[:half:half], uses[:half]
@@ -216,18 +216,20 @@ func (p *pool) sendChunk(b *batch, i int, now time.Time) {
 }
 
 // next begins a report. Its version is a time, so that it is greater also than those from before a reload.
-func (p *pool) next(now time.Time) { p.version = max(p.version+1, uint64(max(0, now.UnixMicro()))) }
+func (p *sharedPool) next(now time.Time) {
+	p.version = max(p.version+1, uint64(max(0, now.UnixMicro())))
+}
 
 // record returns a record of this replica. One that is late never replaces a newer one. A record is kept as long as the store keeps any: entries
 // of windows that are over do not count.
-func (p *pool) record(group, chunk string, body []byte) state.Record {
+func (p *sharedPool) record(group, chunk string, body []byte) state.Record {
 	return state.Record{
 		Group: group, Key: p.callers.Writer() + chunk, Mode: state.Latest, Version: versionText(p.version), TTL: state.MaxTTL, Message: p.message(body),
 	}
 }
 
-func (p *pool) message(body []byte) []byte {
-	return append(appendHeader(make([]byte, 0, header+len(body)), p.digest, p.callers.Writer(), p.version), body...)
+func (p *sharedPool) message(body []byte) []byte {
+	return append(appendHeader(make([]byte, 0, maxHeader+len(body)), p.digest, p.callers.Writer(), p.version), body...)
 }
 
 // versionText returns the version so that texts compare as versions do.

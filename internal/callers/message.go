@@ -1,4 +1,4 @@
-package tally
+package callers
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 // report is a message: what one replica has used for some callers of a pool. It holds digests in place of
 // names. In binary, it is
 //
-//	prefix
+//	reportPrefix
 //	pool     the pool's digest, 16 bytes
 //	writer   the replica's id, 16 bytes
 //	version  which is greater in a later report, 8 bytes
@@ -42,12 +42,12 @@ type callerUse struct {
 	entries []meter.Entry
 }
 
-// prefix begins all reports, but no other message. Its last byte is the version of the format: other versions are
+// reportPrefix begins all reports, but no other message. Its last byte is the version of the format: other versions are
 // not read.
-const prefix = "use\x01"
+const reportPrefix = "use\x01"
 
-// Is reports whether a message is a report, perhaps of another version.
-func Is(message []byte) bool { return bytes.HasPrefix(message, []byte(prefix[:3])) }
+// IsReport reports whether a message is a report, perhaps of another version.
+func IsReport(message []byte) bool { return bytes.HasPrefix(message, []byte(reportPrefix[:3])) }
 
 const (
 	digestSize = 16
@@ -57,22 +57,22 @@ const (
 	entries = 2 * 2 * units
 	// resetBit is in the shape of callers with a reset.
 	resetBit = 1 << entries
-	// header is how many bytes there are before the groups, at most.
-	header = len(prefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
+	// maxHeader is how many bytes there are before the groups, at most.
+	maxHeader = len(reportPrefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
 )
 
-// windows are the current windows of the units, or the latest in which anything is used.
-type windows [units]int64
+// reportWindows are the current windows of the units, or the latest in which anything is used.
+type reportWindows [units]int64
 
 // bitOf returns the entry's bit in a shape. It returns false if the entry is of an earlier window than the previous
 // one, or of a calendar's window that is over.
-func (w *windows) bitOf(e meter.Entry) (bit int, ok bool) {
+func (w *reportWindows) bitOf(e meter.Entry) (bit int, ok bool) {
 	ago := w[e.ID.Unit()] - e.Window
 	return 2*int(e.ID) + int(ago), ago == 0 || ago == 1 && !e.ID.Unit().Calendar()
 }
 
 // entry returns the entry of a bit.
-func (w *windows) entry(bit int, used, reset int64) meter.Entry {
+func (w *reportWindows) entry(bit int, used, reset int64) meter.Entry {
 	id := meter.ID(bit / 2)
 	return meter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used, Reset: reset}
 }
@@ -85,7 +85,7 @@ type shaped struct {
 
 // appendHeader appends all before the windows.
 func appendHeader(message []byte, pool, writer string, version uint64) []byte {
-	message = append(message, prefix...)
+	message = append(message, reportPrefix...)
 	message, _ = hex.AppendDecode(message, []byte(pool))
 	message, _ = hex.AppendDecode(message, []byte(writer))
 	return binary.BigEndian.AppendUint64(message, version)
@@ -93,7 +93,7 @@ func appendHeader(message []byte, pool, writer string, version uint64) []byte {
 
 // appendBody appends the windows and the groups.
 func appendBody(message []byte, callers []callerUse) []byte {
-	var w windows
+	var w reportWindows
 	for _, c := range callers {
 		for _, e := range c.entries {
 			w[e.ID.Unit()] = max(w[e.ID.Unit()], e.Window)
@@ -149,7 +149,7 @@ var errInvalid = errors.New("it is not a report of what callers use")
 
 // decodeHeader returns the pool, the writer and the version of a report. body is the rest of the message.
 func decodeHeader(message []byte) (r report, body []byte, err error) {
-	body, ok := bytes.CutPrefix(message, []byte(prefix))
+	body, ok := bytes.CutPrefix(message, []byte(reportPrefix))
 	if !ok || len(body) < 2*digestSize+8 {
 		return report{}, nil, errInvalid
 	}
@@ -162,7 +162,7 @@ func decodeHeader(message []byte) (r report, body []byte, err error) {
 // decode adds the callers, which the body has.
 func (r *report) decode(body []byte) error {
 	in := reader{body, false}
-	var w windows
+	var w reportWindows
 	for u := range w {
 		if w[u] = in.varint(); w[u] == math.MinInt64 {
 			return errInvalid // there is none before it
