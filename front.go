@@ -45,7 +45,7 @@ func (openaiLB) direct(ex *exchange, out *attempt.Request, credential keys.Crede
 	if out.URL.Path != ex.request.URL.Path || out.URL.RawPath != ex.request.URL.RawPath {
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
 	}
-	b.Direct(out, &api.Request, route)
+	out.Host, out.Change.Model = b.Direct(&out.URL, out.Header, &api.Request, route)
 }
 
 func (openaiLB) rechecks() bool { return true }

@@ -1,18 +1,13 @@
 package affinity
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -45,22 +40,6 @@ type Config struct {
 	// Link connects the pool with other replicas. It is nil without any.
 	Link   *replicas.Link
 	Logger *zap.Logger
-}
-
-// Account returns the account of a backend: the digest of its name, or else of
-// the URL and the fingerprint of the credential. All keys of an Azure resource
-// share its objects, so only its URL counts. The digest keeps names out of
-// saved and shared data.
-func Account(name string, u *url.URL, fingerprint string) string {
-	account := strings.ToLower(u.Host) + " " + fingerprint
-	switch {
-	case name != "":
-		account = "account " + name
-	case openaiapi.IsAzure(u.Hostname()):
-		account = strings.ToLower(u.Host)
-	}
-	sum := sha256.Sum256([]byte(account))
-	return hex.EncodeToString(sum[:16])
 }
 
 // inUse keeps the owners through config reloads.

@@ -259,9 +259,9 @@ func TestIDsThatCannotBeReadAreKeptAside(t *testing.T) {
 
 func TestAccountsAreNotSavedInClearText(t *testing.T) {
 	s := &shelf{files: make(map[string][]byte)}
-	named := Account("contoso-finance", &url.URL{Host: "api.openai.com"}, "0123456789")
-	byHost := Account("", &url.URL{Host: "contoso-east.openai.azure.com"}, "")
-	byKey := Account("", &url.URL{Host: "gateway.contoso.example"}, "0123456789")
+	named := openaiapi.AccountOf("contoso-finance", &url.URL{Host: "api.openai.com"}, "0123456789")
+	byHost := openaiapi.AccountOf("", &url.URL{Host: "contoso-east.openai.azure.com"}, "")
+	byKey := openaiapi.AccountOf("", &url.URL{Host: "gateway.contoso.example"}, "0123456789")
 	for range 2 {
 		a := s.on(t, zap.NewNop())
 		a.accounts = []string{named, byHost, byKey}

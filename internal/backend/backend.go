@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"slices"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -158,20 +157,19 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	return has || r.Model == "" && !r.NeedsModel
 }
 
-// Direct sets the address and the path of an outgoing request, the backend's own headers,
-// and the model in its body. route is the path that the request has.
-func (b *Backend) Direct(out *attempt.Request, r *openaiapi.Request, route openaiapi.Route) {
-	for name, values := range b.header {
-		out.Header[name] = values
-	}
-	out.Host = b.header.Get("Host")
-	out.URL.Scheme, out.URL.Host = b.Origin.Scheme, b.Origin.Host
+// Direct sets the address and the path of an outgoing request, and the backend's own headers. It
+// returns its Host, and the model that its body is to name, if that changes. route is the path that
+// the request has.
+func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host, inBody string) {
+	maps.Copy(header, b.header)
+	to.Scheme, to.Host = b.Origin.Scheme, b.Origin.Host
 	model := b.NameOf(r.Model)
-	place := b.paths.Rewrite(&out.URL, route, r.Model, model)
+	place := b.paths.Rewrite(to, route, r.Model, model)
 	replaced := model != r.Model || b.Models != nil && r.Body.NamesSeveral()
 	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && r.Body.HasModel {
-		out.Change.Model = model
+		inBody = model
 	}
+	return b.header.Get("Host"), inBody
 }
 
 // Names returns the backend's names of the models that the options name.

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -130,7 +129,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	fingerprint := b.Credentials.Fingerprint(identity, b.header)
 	b.base = b.Origin.String() + base
 	b.HealthKey = b.base + " " + fingerprint
-	b.AccountKey = affinity.Account(b.Account, b.Origin, fingerprint)
+	b.AccountKey = openaiapi.AccountOf(b.Account, b.Origin, fingerprint)
 	return nil
 }
 
