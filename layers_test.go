@@ -1,0 +1,101 @@
+package openailb_test
+
+import (
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// lower are packages of which each uses only those before it.
+var lower = []string{
+	"directive", // keys has its check of placeholders
+	"keys",
+	"verdict",
+	"openaiapi",
+	"replay",
+	"pulse", "quota", // what a pool knows of one backend
+	"pool",
+}
+
+// users are the internal packages that import these, besides the root.
+var users = map[string][]string{
+	"metrics": {
+		"admin", "statuspage",
+		"replicas", // registers its own metrics as metrics does
+		"lbtest",   // reads them
+	},
+	"observe": {
+		"handover", // waits for the event that Caddy stops
+	},
+}
+
+// internalImports returns the internal packages that each of them imports outside of tests. `go list` would need the
+// cache of modules, which is in the home folder: tests have another one.
+func internalImports(t *testing.T) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob("internal/*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	imports := make(map[string][]string)
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := filepath.Base(filepath.Dir(name))
+		imports[from] = slices.Grow(imports[from], 1) // also of a package that imports none
+		for _, i := range file.Imports {
+			if _, to, ok := strings.Cut(strings.Trim(i.Path.Value, `"`), "/caddy-openai-lb/internal/"); ok && !slices.Contains(imports[from], to) {
+				imports[from] = append(imports[from], to)
+			}
+		}
+	}
+	return imports
+}
+
+// usedBy adds to used what a package imports, and what these import.
+func usedBy(name string, imports map[string][]string, used map[string]bool) map[string]bool {
+	for _, i := range imports[name] {
+		if !used[i] {
+			used[i] = true
+			usedBy(i, imports, used)
+		}
+	}
+	return used
+}
+
+func TestAPackageUsesOnlyThoseOfLowerLayers(t *testing.T) {
+	imports := internalImports(t)
+	for i, name := range lower {
+		for used := range usedBy(name, imports, map[string]bool{}) {
+			if !slices.Contains(lower[:i], used) {
+				t.Errorf("%s uses %s, want only %s", name, used, lower[:i])
+			}
+		}
+	}
+	backend := usedBy("backend", imports, map[string]bool{})
+	for _, name := range []string{"attempt", "affinity"} {
+		if backend[name] {
+			t.Errorf("backend uses %s", name)
+		}
+	}
+	for used, by := range users {
+		for name := range imports {
+			if slices.Contains(imports[name], used) && !slices.Contains(by, name) {
+				t.Errorf("%s imports %s, want only the root and %s", name, used, by)
+			}
+		}
+	}
+	for _, name := range []string{"pool", "verdict", "openaiapi", "replay", "keys", "backend", "metrics", "observe"} {
+		if _, ok := imports[name]; !ok {
+			t.Errorf("there is no package %s", name)
+		}
+	}
+}
