@@ -21,7 +21,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	_ "github.com/openai-lb/caddy-openai-lb/internal/logformat" // the log format openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"

@@ -3,7 +3,7 @@
 //
 // [Log] and [Events] listen to a pool and report its benches, in log lines and as Caddy's events. A
 // [Summary] describes a request, in placeholders and in the access log. A [Span] is the trace of one
-// attempt.
+// attempt. [LogEncoder] is the log format openai_lb, which hides keys in whatever Caddy logs.
 package observe
 
 import (

@@ -1,5 +1,4 @@
-// Package logformat is Caddy's log encoder openai_lb, which hides keys.
-package logformat
+package observe
 
 import (
 	"encoding/json"
