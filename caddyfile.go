@@ -11,7 +11,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -139,7 +138,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}),
 		"ratelimit_headers": directive.OneOf(&h.RatelimitHeaders, rateLimitsOf...),
 		"ready_path":        directive.String(&h.ReadyPath).Check(func() error { return checkReadyPath(h.ReadyPath) }),
-		"lb_policy":         policyOption(&h.LBPolicyRaw),
+		"lb_policy":         pools.PolicyOption(&h.LBPolicyRaw),
 		"lb_retries":        directive.IntPointer(&h.LBRetries, maxInt),
 		"lb_try_duration":   directive.Duration(&h.LBTryDuration),
 		"wait": directive.Args("a duration, and perhaps a number of places", 1, 2, func(args []string) error {
@@ -191,62 +190,8 @@ func (h *Handler) addClientKey(args []string) error {
 // hasPlaceholder reports whether a value is known only at load.
 func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 
-// UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
-//
-//	transport openai_lb {
-//	    <options of openai_lb from unhealthy_status to stream_idle_timeout...>
-//
-//	    http {
-//	        <options of the http transport...>
-//	    }
-//	}
-func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return directive.Unmarshal(d, t.PassiveHealth.Directives(), t.Options.Directives(), directive.Options{
-		"http": directive.Func(func(d *caddyfile.Dispenser) error {
-			t.HTTP = new(reverseproxy.HTTPTransport)
-			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
-		}).Check(func() error { return attempt.CheckConnections(t.HTTP) }),
-	})
-}
-
-// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
-//
-//	lb_policy openai_lb {
-//	    pool <name>
-//	    upstream <dial> {
-//	        priority <n>
-//	        weight   <n>
-//	    }
-//	    lb_policy <name> [<args...>]
-//	}
-func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return directive.Unmarshal(d, directive.Options{
-		"pool": directive.String(&s.Pool),
-		"upstream": directive.Func(func(d *caddyfile.Dispenser) error {
-			var u SelectionUpstream
-			if err := directive.Argument(d, &u.Dial); err != nil {
-				return err
-			}
-			if slices.ContainsFunc(s.Upstreams, func(other SelectionUpstream) bool { return other.Dial == u.Dial }) {
-				return d.WrapErr(errUpstreamTwice(u.Dial))
-			}
-			err := directive.Block(d, directive.Options{
-				"priority": directive.Int(&u.Priority, 1, maxInt),
-				"weight":   directive.IntPointer(&u.Weight, backend.MaxWeight),
-			})
-			s.Upstreams = append(s.Upstreams, u)
-			return err
-		}).Repeatable(),
-		"lb_policy": policyOption(&s.LBPolicyRaw),
-	})
-}
-
 // maxInt is the highest number that an option allows.
 const maxInt = directive.MaxInt
 
 // Interface guards
-var (
-	_ caddyfile.Unmarshaler = (*Handler)(nil)
-	_ caddyfile.Unmarshaler = (*Transport)(nil)
-	_ caddyfile.Unmarshaler = (*Selection)(nil)
-)
+var _ caddyfile.Unmarshaler = (*Handler)(nil)

@@ -1,23 +1,11 @@
 package openailb
 
 import (
-	"maps"
-
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
-
-// plainProxy is a plain reverse_proxy. It decides on requests and headers itself.
-type plainProxy struct{ attempt.All }
-
-func (plainProxy) direct(_ *exchange, out *attempt.Request, _ keys.Credential) {
-	out.Header = maps.Clone(out.Header) // its values are not changed in place
-}
-
-func (plainProxy) rechecks() bool { return false }
-func (plainProxy) finishes() bool { return false }
 
 // openaiLB is the directive openai_lb.
 type openaiLB struct{ attempt.Public }
@@ -52,7 +40,4 @@ func (openaiLB) rechecks() bool { return true }
 func (openaiLB) finishes() bool { return true }
 
 // Interface guards
-var (
-	_ front = plainProxy{}
-	_ front = openaiLB{}
-)
+var _ front = openaiLB{}

@@ -24,10 +24,12 @@ var lower = []string{
 var users = map[string][]string{
 	"metrics": {
 		"admin", "statuspage",
+		"upstreams",
 		"replicas", // registers its own metrics as metrics does
 		"lbtest",   // reads them
 	},
 	"observe": {
+		"upstreams",
 		"handover", // waits for the event that Caddy stops
 	},
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
+	_ "github.com/openai-lb/caddy-openai-lb/internal/upstreams"  // lb_policy openai_lb, transport openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 

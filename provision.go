@@ -69,12 +69,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if hasCountingFallback(h.LBPolicyRaw) {
 		h.logger.Warn(fallbackCountsNothing)
 	}
-	policy, err := loadPolicy(ctx, h, h.LBPolicyRaw)
+	policy, err := pools.LoadPolicy(ctx, h, h.LBPolicyRaw)
 	if err != nil {
 		return err
 	}
-	if ignoresWeights(policy) && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
-		h.logger.Warn(weightIgnored)
+	if pools.IgnoresWeights(policy) && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
+		h.logger.Warn(pools.WeightIgnored)
 	}
 	for _, warning := range backend.Mistakes(h.Backends) {
 		h.logger.Warn(warning)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -72,6 +73,25 @@ func (r *Reply) Upload() *replay.Upload {
 		return nil
 	}
 	return r.sent.trip.upload
+}
+
+// ClientsFault returns the error for a request that could not be sent because of
+// the client. A backend that gives up an upload which the client stalls answers 408,
+// breaks the connection, or waits until we give up.
+func (r *Reply) ClientsFault() (apierror.Error, bool) {
+	if r.sent == nil {
+		return apierror.Error{}, false
+	}
+	failure := r.sent.Body.Failure()
+	switch {
+	case r.Refusal.Status != 0:
+		return r.Refusal, true
+	case failure != nil && r.Err != nil:
+		return apierror.UnreadableBody(failure), true
+	case r.Upload().Stalled() && (r.Err != nil || r.Status == http.StatusRequestTimeout):
+		return apierror.UnreadableBody(os.ErrDeadlineExceeded), true
+	}
+	return apierror.Error{}, false
 }
 
 // Discard ends the attempt.

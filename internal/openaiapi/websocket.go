@@ -31,3 +31,11 @@ func MethodOf(r *http.Request) string {
 	}
 	return r.Method
 }
+
+// IsEchoOrTunnel reports whether a server may answer the request with a copy of it,
+// which has the backend's key in it (RFC 9110 section 9.3.8; TRACK is an old name of
+// TRACE), or with a connection to any address. No API has such requests.
+func IsEchoOrTunnel(r *http.Request) bool {
+	return strings.EqualFold(r.Method, http.MethodTrace) || strings.EqualFold(r.Method, "TRACK") ||
+		strings.EqualFold(r.Method, http.MethodConnect) && !IsExtendedConnect(r)
+}

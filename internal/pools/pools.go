@@ -1,5 +1,6 @@
 // Package pools has the pools in use, for packages that show them to operators or
-// execute orders, and the names of the pools of each config.
+// execute orders, the names of the pools of each config, and the selection policies
+// of reverse_proxy that choose in them.
 package pools
 
 import (

@@ -1,12 +1,15 @@
-package openailb
+package upstreams
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // proxyAround returns the innermost reverse_proxy that the last of the modules is part
@@ -41,7 +44,18 @@ func hasSelection(proxy *reverseproxy.Handler) bool {
 	if proxy == nil || proxy.LoadBalancing == nil {
 		return false
 	}
-	return policyName(proxy.LoadBalancing.SelectionPolicyRaw) == "openai_lb"
+	return pools.PolicyName(proxy.LoadBalancing.SelectionPolicyRaw) == "openai_lb"
+}
+
+// checkRetries refuses the options with which the proxy would classify replies as well.
+func checkRetries(proxy *reverseproxy.Handler) error {
+	if proxy.LoadBalancing.RetryMatchRaw != nil {
+		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
+	}
+	if option := passiveOption(proxy); option != "" {
+		return fmt.Errorf("%s of reverse_proxy is not allowed with the openai_lb transport, because it would count each throttle as a failure: use the transport's own options", option)
+	}
+	return nil
 }
 
 // passiveOption returns the name of an option with which the proxy counts failures of

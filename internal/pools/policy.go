@@ -1,0 +1,153 @@
+package pools
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+)
+
+// firstByte is the name of a policy that is not one of reverse_proxy's. byFirstByte stands for it: only the pool's
+// owner knows the times that it needs.
+const firstByte = "first_byte"
+
+type byFirstByte struct{ reverseproxy.Selector }
+
+// IsFirstByte reports whether the policy is first_byte.
+func IsFirstByte(policy reverseproxy.Selector) bool { return policy == byFirstByte{} }
+
+// PolicyOption reads a selection policy.
+func PolicyOption(into *json.RawMessage) directive.Option {
+	const namespace = "http.reverse_proxy.selection_policies"
+	return directive.Module[reverseproxy.Selector](into, namespace, "policy", firstByte).
+		Check(func() error { return checkPolicy(*into) })
+}
+
+// LoadPolicy loads the selection policy in the field LBPolicyRaw of module. It
+// returns nil if there is none.
+func LoadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseproxy.Selector, error) {
+	if raw == nil {
+		return nil, nil
+	}
+	if err := checkPolicy(raw); err != nil {
+		return nil, err
+	}
+	if PolicyName(raw) == firstByte {
+		return byFirstByte{}, nil
+	}
+	value, err := ctx.LoadModule(module, "LBPolicyRaw")
+	if err != nil {
+		return nil, fmt.Errorf("lb_policy: %w", err)
+	}
+	return value.(reverseproxy.Selector), nil
+}
+
+// checkPolicy refuses selection policies that cannot choose among the members
+// of a priority.
+func checkPolicy(raw json.RawMessage) error {
+	switch PolicyName(raw) {
+	case "openai_lb":
+		return errors.New("lb_policy 'openai_lb' is not available here: expected one of reverse_proxy's own selection policies")
+	case "weighted_round_robin":
+		// Its weights belong to positions, which change: it sees only the
+		// members that are available now.
+		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
+	}
+	return nil
+}
+
+// PolicyName returns the name of a policy. It is empty if there is none.
+func PolicyName(raw json.RawMessage) string {
+	var policy struct {
+		Name string `json:"policy"`
+	}
+	_ = json.Unmarshal(raw, &policy) // LoadModule reports the error
+	return policy.Name
+}
+
+// WeightIgnored is the warning for weights next to a selection policy of
+// reverse_proxy. These policies cannot read weights. A weight of 0 still drains a
+// member: the pool does that, not the policy.
+const WeightIgnored = "weight is ignored by lb_policy: leave one of them out"
+
+// IgnoresWeights reports whether it is one of these policies.
+func IgnoresWeights(policy reverseproxy.Selector) bool { return policy != nil && !IsFirstByte(policy) }
+
+// Policy returns what chooses among the members of a priority by the selection policy. It returns nil for no policy.
+// ask asks a policy that sees upstreams, and usual returns the usual time to the first byte for a request, or 0.
+func Policy(policy reverseproxy.Selector, ask func(pool.Request, []*pool.Member) *pool.Member, usual func(pool.Request, *pool.Member) time.Duration) func(pool.Request, []*pool.Member) *pool.Member {
+	switch policy := policy.(type) {
+	case nil:
+		return nil
+	case byFirstByte:
+		return func(r pool.Request, tier []*pool.Member) *pool.Member {
+			choices := make([]pulse.Choice, len(tier))
+			for i, m := range tier {
+				choices[i] = pulse.Choice{Weight: float64(max(1, m.Weight)), InFlight: m.InFlight(), FirstByte: usual(r, m)}
+			}
+			return tier[pulse.Choose(choices, pool.Random)]
+		}
+	case *reverseproxy.LeastConnSelection:
+		return func(_ pool.Request, tier []*pool.Member) *pool.Member { return leastBusy(tier, len(tier)) }
+	case *reverseproxy.RandomChoiceSelection:
+		return func(_ pool.Request, tier []*pool.Member) *pool.Member { return leastBusy(tier, policy.Choose) }
+	}
+	return ask
+}
+
+// leastBusy returns the member with the fewest requests in flight, which the pool counts, among n that are picked at
+// random. It does what least_conn and random_choose of reverse_proxy do with its own counts: it counts only
+// requests of upstreams that it chooses itself.
+func leastBusy(tier []*pool.Member, n int) *pool.Member {
+	tier = slices.Clone(tier)
+	var least *pool.Member
+	for i := range min(n, len(tier)) {
+		picked := i + int(pool.Random()*float64(len(tier)-i))
+		tier[i], tier[picked] = tier[picked], tier[i]
+		if least == nil || tier[i].InFlight() < least.InFlight() {
+			least = tier[i] // of equals, the first of a random order
+		}
+	}
+	return least
+}
+
+// Cookies are those of a reply before a policy was asked, which may set more. The zero Cookies is for a policy that
+// was not asked yet.
+type Cookies struct{ before *[]string }
+
+// Drop takes back the cookies of the policy: that of a member that did not serve is not the client's to keep.
+func (c *Cookies) Drop(w http.ResponseWriter) {
+	if c.before == nil {
+		return
+	}
+	header := w.Header()
+	if delete(header, "Set-Cookie"); len(*c.before) > 0 {
+		header["Set-Cookie"] = slices.Clone(*c.before)
+	}
+}
+
+// Ask asks a policy of reverse_proxy's to choose among members, by their upstreams.
+func (c *Cookies) Ask(policy reverseproxy.Selector, r *http.Request, w http.ResponseWriter, tier []*pool.Member, upstreamOf func(*pool.Member) *reverseproxy.Upstream) *pool.Member {
+	if c.before == nil {
+		c.before = new(w.Header()["Set-Cookie"])
+	}
+	c.Drop(w)
+	upstreams := make(reverseproxy.UpstreamPool, len(tier))
+	for i, m := range tier {
+		upstreams[i] = upstreamOf(m)
+	}
+	chosen := policy.Select(upstreams, r, w)
+	if i := slices.Index(upstreams, chosen); chosen != nil && i >= 0 {
+		return tier[i]
+	}
+	return nil
+}

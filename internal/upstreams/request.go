@@ -1,0 +1,296 @@
+package upstreams
+
+import (
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// request is a request to a group. The policy makes it and leaves it to the transport. It belongs to the goroutine that
+// serves it.
+type request struct {
+	*group
+	selection *Selection
+	client    *http.Request
+	writer    http.ResponseWriter
+	started   time.Time
+	cookies   pools.Cookies
+
+	asks     attempt.Asks
+	body     replay.Body
+	interims atomic.Int32
+	affinity pool.Affinity // none
+
+	tries []try
+	// current is where the attempt goes that is made now. nil: nowhere, the transport answers.
+	current *member
+	// own is an answer of ours, for which no upstream is asked.
+	own *http.Response
+	// best is the reply that the client gets if no further upstream has a better one, and bestClass its class.
+	best      *http.Response
+	bestClass verdict.Class
+	// blamed reports whether an upstream was benched for a fault that may be the request's own: what fails everywhere
+	// is the request's doing, so one request benches one upstream for it at most.
+	blamed bool
+	// executed reports whether the last attempt may have executed a request that must not be executed twice.
+	executed bool
+	// forwarded reports whether the request went to an upstream that throttles.
+	forwarded bool
+}
+
+// try is one attempt at an upstream.
+type try struct {
+	member  *member
+	class   verdict.Class // empty while it is made
+	status  int
+	started time.Time
+	// benched is when a promise began by this attempt, if one did.
+	benched time.Time
+	span    *observe.Span
+}
+
+// requestVar is the variable in which the policy leaves the request for the transport: a policy cannot change the
+// request's context.
+const requestVar = "openai_lb.request"
+
+// requestOf returns the request. On the first attempt, it makes one and reads the body. That happens before an upstream
+// is chosen, because the body may take long to arrive.
+func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *request {
+	if q, ok := caddyhttp.GetVar(r.Context(), requestVar).(*request); ok && q.client == r {
+		return q
+	}
+	q := &request{group: s.groupOf(upstreams), selection: s, client: r, writer: w, started: time.Now()}
+	// This is set once, before the first attempt: while a later attempt begins,
+	// net/http may still dial for an earlier one and read the variables.
+	caddyhttp.SetVar(r.Context(), requestVar, q)
+	if s.transport != nil {
+		q.read()
+	}
+	return q
+}
+
+// read finds out what the request asks for. If that needs no upstream, there is an answer then.
+func (q *request) read() {
+	if openaiapi.IsEchoOrTunnel(q.client) {
+		q.own = apierror.MethodNotAllowed.Response(q.client)
+	} else if err := q.body.Buffer(q.client, q.selection.transport.sender.RequestBuffers); err != nil {
+		q.own = apierror.UnreadableBody(err).Response(q.client)
+	}
+	received := openaiapi.Received{Bytes: q.body.Buffered(), Whole: q.body.Whole(), Length: q.body.Length()}
+	asked := openaiapi.Parse(q.client, openaiapi.ParsePath(q.client.URL.EscapedPath()), received, nil)
+	q.asks = attempt.Asks{Kind: asked.Kind, Stream: asked.Body.Stream, Operation: asked.Route.Operation, Cost: asked.Cost}
+}
+
+// choose moves on to the upstream that is attempted next. It returns nil if there is none.
+func (q *request) choose() *member {
+	q.current = nil
+	q.cookies.Drop(q.writer)
+	now := time.Now()
+	if q.own != nil || !q.mayGoOn(now) {
+		return nil
+	}
+	m := q.Pool.Pick(q, now)
+	if m == nil && q.forwards() && !q.forwarded && q.refusals(now).allThrottle() {
+		m = q.Pool.PickThrottled(q, now)
+		q.forwarded = m != nil
+	}
+	if m == nil {
+		return nil
+	}
+	q.current = q.members[m.Index]
+	if n := len(q.tries); n > 0 && q.tries[n-1].class != "" {
+		last := q.tries[n-1]
+		last.member.metrics.FailedOver(string(last.class))
+	}
+	q.tries = append(q.tries, try{member: q.current, started: now})
+	return q.current
+}
+
+// mayGoOn reports whether a further upstream may be tried.
+func (q *request) mayGoOn(now time.Time) bool {
+	s := q.selection
+	return len(q.tries) == 0 || (s.maxAttempts == 0 || len(q.tries) < s.maxAttempts) && (s.tryDuration <= 0 || now.Sub(q.started) <= s.tryDuration)
+}
+
+// forwards reports whether a request that all upstreams throttle goes to the one that returns soonest.
+func (q *request) forwards() bool {
+	return q.selection.transport != nil && q.selection.transport.AllThrottled == attempt.ForwardThrottled
+}
+
+// ModelAt implements pool.Request. An upstream has no benches for models.
+func (*request) ModelAt(*pool.Member) (model string, ok bool) { return "", true }
+
+// MayTry implements pool.Request. A request goes to each upstream once.
+func (q *request) MayTry(m *pool.Member) bool {
+	return !slices.ContainsFunc(q.tries, func(t try) bool { return t.member.Member == m })
+}
+
+// Once implements pool.Request. A request that may have been executed after a
+// failure is not retried either.
+func (q *request) Once() bool { return !q.body.Whole() || !q.asks.Kind.Repeatable() }
+
+// Cost implements pool.Request.
+func (q *request) Cost() int64 { return q.asks.Cost }
+
+// PulseKind implements pool.Request.
+func (*request) PulseKind() pulse.Kind { return pulse.Unfollowed }
+
+// Tier implements pool.Request.
+func (*request) Tier() quota.Tier { return quota.Tier{} }
+
+// Affinity implements pool.Request.
+func (q *request) Affinity() *pool.Affinity { return &q.affinity }
+
+// Steered implements pool.Request.
+func (*request) Steered(*pool.Member) {}
+
+// answer is the response when no upstream served the request: an answer that needed none, the latest reply that says
+// more to the client than we could, or an error of our own.
+func (q *request) answer(req *http.Request) *http.Response {
+	now := time.Now()
+	wait, res := q.Pool.Wait(q, now), q.own
+	switch {
+	case res != nil:
+		res.Request = req
+	case q.best != nil:
+		res, q.best = q.best, nil // it is not dropped
+		q.countThrottled(q.bestClass, now)
+		if !q.forwards() || res.StatusCode != http.StatusTooManyRequests {
+			verdict.RewriteHints(res.Header, wait)
+			if q.bestClass == verdict.Overloaded {
+				verdict.SetHint(res.Header, wait) // even if the upstream does not say
+			}
+		}
+		attempt.TrailersLast(res)
+		attempt.ResetIfCut(q.client, res)
+	default:
+		res = q.refuseAll(req, wait, now)
+	}
+	q.committed()
+	q.forbidRetry(res)
+	return res
+}
+
+// refuseAll is the error that says why no upstream could serve.
+func (q *request) refuseAll(req *http.Request, wait time.Duration, now time.Time) *http.Response {
+	e := q.refusals(now).why(wait)
+	if e.Class == apierror.AllThrottled {
+		q.metrics.AllThrottled()
+		q.selection.events.AllThrottled()
+	}
+	res := e.Response(req)
+	if e.Status == http.StatusTooManyRequests {
+		verdict.SetHint(res.Header, wait)
+	}
+	return res
+}
+
+// countThrottled counts a request whose client gets a throttle that was forwarded.
+func (q *request) countThrottled(class verdict.Class, now time.Time) {
+	if q.forwards() && class.Promise() && q.refusals(now).allThrottle() {
+		q.metrics.AllThrottled()
+		q.selection.events.AllThrottled()
+	}
+}
+
+// refusals are why the upstreams do not serve a request.
+type refusals struct {
+	throttled, busy, others bool
+	// last is the class of the last attempt at which an upstream failed.
+	last verdict.Class
+}
+
+func (q *request) refusals(now time.Time) (r refusals) {
+	for _, m := range q.members {
+		i := slices.IndexFunc(q.tries, func(t try) bool { return t.member == m })
+		switch {
+		case i >= 0 && q.tries[i].class.Promise(), m.Throttles(q, now):
+			r.throttled = true
+		case i < 0 && m.Full():
+			r.busy = true
+		default:
+			r.others = true
+		}
+	}
+	for _, t := range q.tries {
+		if t.class.Failover() {
+			r.last = t.class
+		}
+	}
+	return r
+}
+
+// allThrottle reports whether every upstream throttles.
+func (r refusals) allThrottle() bool { return r.throttled && !r.busy && !r.others }
+
+// why is the error for the client.
+func (r refusals) why(wait time.Duration) apierror.Error {
+	switch {
+	case r.throttled:
+		return apierror.RateLimited(wait, r.allThrottle(), "")
+	case r.busy:
+		return apierror.Busy(wait, !r.others, "")
+	case r.last == verdict.Credential, r.last == verdict.NotPermitted:
+		return apierror.CredentialsRejected
+	case r.last == verdict.Timeout:
+		return apierror.TimedOut
+	case r.last == verdict.Unreachable:
+		return apierror.Unreachable
+	case r.last == "": // there is room again by now
+		return apierror.Busy(wait, true, "")
+	}
+	return apierror.BrokenOff
+}
+
+// forbidRetry keeps the client's SDK from sending a request again that may have been
+// executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
+func (q *request) forbidRetry(res *http.Response) {
+	if q.executed {
+		res.Header["X-Should-Retry"] = []string{"false"}
+	}
+}
+
+// committed lets go of what only another attempt would need. A reply may stream for minutes, and must not hold the
+// prompt for so long. If the request met nothing but refusals for a limit, it puts the benches in doubt that it began:
+// perhaps it was only too large.
+func (q *request) committed() {
+	q.keep(nil, "")
+	q.body.Release()
+	if slices.ContainsFunc(q.tries, func(t try) bool { return !t.class.Promise() && t.class != verdict.TooLarge }) {
+		return
+	}
+	for _, t := range q.tries {
+		if !t.benched.IsZero() {
+			t.member.Doubt(q.wholeUpstream(t.class), "", t.benched)
+		}
+	}
+}
+
+// keep keeps a reply, in case no upstream has a better one.
+func (q *request) keep(res *http.Response, class verdict.Class) {
+	if q.best != nil {
+		q.best.Body.Close()
+	}
+	q.best, q.bestClass = res, class
+}
+
+// wholeUpstream reports whether a class is about all of the upstream. A quota that an operation other than inference
+// has met may be one of these.
+func (q *request) wholeUpstream(c verdict.Class) bool {
+	return c.WholeBackend() && (c != verdict.Quota || q.asks.Kind.Infers())
+}
