@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,7 +12,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -21,16 +21,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
-// balancer is what all requests of a handler, or of a plain reverse_proxy, have
-// in common: a pool, and the backends that its members stand for.
+// balancer is what all requests of a handler have in common: a pool, and the backends that its members stand for.
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members
-	// sender makes the attempts. It is nil in a plain reverse_proxy with another transport.
-	sender *attempt.Sender
+	sender  *attempt.Sender
 	settings
-	// front is how requests get here.
-	front front
 	// hidesHeader keeps the headers of requests from reverse_proxy after each attempt. Its debug
 	// log shows them, if that is written.
 	hidesHeader bool
@@ -48,7 +44,8 @@ type settings struct {
 	// forward sends a request that all backends throttle to the one that
 	// returns soonest, instead of refusing it.
 	forward bool
-	// firstBytes reports whether the policy is first_byte.
+	// policy is the option lb_policy, and firstBytes reports whether it is first_byte.
+	policy     reverseproxy.Selector
 	firstBytes bool
 	// streamUsage asks for the usage of streams.
 	streamUsage bool
@@ -60,26 +57,12 @@ type settings struct {
 	waiting *waiting.Lists
 }
 
-// front is where requests come from: the directive openai_lb, or a plain reverse_proxy
-// with our policy and our transport.
-type front interface {
-	// Fields decides on the fields of replies.
-	attempt.Fields
-	// direct makes an outgoing request, which has the header, the host and the URL that
-	// reverse_proxy gave it, one for the current backend.
-	direct(ex *exchange, out *attempt.Request, credential keys.Credential)
-	// rechecks reports whether backends that cannot be reached are checked in the background.
-	rechecks() bool
-	// finishes reports whether exchanges are finished, and so what they cost is counted.
-	finishes() bool
-}
-
 // target is a backend as reverse_proxy and the pool see it.
 type target struct {
 	*pool.Member
 	backend  *backend.Backend
 	upstream *reverseproxy.Upstream
-	// address is where an attempt of the directive is sent. That of a plain reverse_proxy is nil: it dials.
+	// address is where an attempt is sent.
 	address *address
 	// allModels means that its account serves all models of the pool.
 	allModels bool
@@ -91,15 +74,13 @@ type target struct {
 	metrics    *metrics.Backend
 }
 
-func newBalancer(name string, front front, targets []*target, events *observe.Events, listeners ...pool.Listener) *balancer {
-	b := &balancer{front: front, targets: targets, logger: events.Log, events: events, metrics: metrics.Of(name)}
+func newBalancer(name string, targets []*target, sender *attempt.Sender, events *observe.Events, listeners ...pool.Listener) *balancer {
+	b := &balancer{targets: targets, sender: sender, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
 	var models []string
 	for i, t := range targets {
-		if t.Checks == nil {
-			t.Checks = t.upstream
-		}
+		t.Checks = t.upstream
 		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
 		models = append(models, t.Models...)
@@ -109,15 +90,10 @@ func newBalancer(name string, front front, targets []*target, events *observe.Ev
 	}
 	b.models = metrics.ModelsOf(models)
 	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name))...)}
+	b.Pool.Silence = float64(*sender.Silence)
+	b.Pool.Steers = sender.QuotaSteering == nil || *sender.QuotaSteering
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	return b
-}
-
-// useSender has the attempts made by a sender.
-func (b *balancer) useSender(s *attempt.Sender) {
-	b.sender = s
-	b.Pool.Silence = float64(*s.Silence)
-	b.Pool.Steers = s.QuotaSteering == nil || *s.QuotaSteering
 }
 
 // open puts the balancer's pool into use until close. Its upstreams must be set up:
@@ -140,6 +116,38 @@ func targetOf(b *backend.Backend) *target {
 	m.Names, m.Deployment = b.Models, b.Deployment
 	upstream := &reverseproxy.Upstream{Dial: b.Dial()}
 	return &target{Member: m, backend: b, upstream: upstream, address: addressOf(upstream)}
+}
+
+// findAllModels finds the backends of accounts that serve all models of the pool.
+// A backend that serves any model adds models that no list has.
+func findAllModels(targets []*target) {
+	lists := make(map[string][]string) // by account
+	serveAny := make(map[string]bool)
+	var models []string
+	for _, t := range targets {
+		account := t.backend.AccountKey
+		serveAny[account] = serveAny[account] || t.backend.Models == nil
+		lists[account] = slices.AppendSeq(lists[account], maps.Keys(t.backend.Models))
+		models = slices.AppendSeq(models, maps.Keys(t.backend.Models))
+	}
+	listed := !slices.Contains(slices.Collect(maps.Values(serveAny)), true)
+	for _, t := range targets {
+		account := t.backend.AccountKey
+		t.allModels = serveAny[account] ||
+			listed && !slices.ContainsFunc(models, func(model string) bool { return !slices.Contains(lists[account], model) })
+	}
+}
+
+// hasAllModels reports whether an account serves all models of the pool, or none does.
+func hasAllModels(targets []*target, account string) bool {
+	some := false
+	for _, t := range targets {
+		if t.allModels && t.backend.AccountKey == account {
+			return true
+		}
+		some = some || t.allModels
+	}
+	return !some
 }
 
 // startFresh forgets what was learned with another key, now and whenever the key

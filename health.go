@@ -7,47 +7,56 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// remember records what a reply means for the current backend, and logs the
-// attempt.
-func (ex *exchange) remember(r *attempt.Reply) {
-	now, t, a := time.Now(), ex.tries.current, ex.attempted()
-	a.class, a.status = r.Class, r.Status
-	ex.observeAttempt(a, r)
-	if c := ex.balancer.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", t.Name), ex.api.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
-			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", ex.api.placement.Why(ex.api.affinity)), errorField(r.Err))
+// learn has everything know what came of the current attempt that depends on it: the pool, quotas, metrics and the log.
+func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
+	now, a := time.Now(), t.last()
+	to, model := a.target, in.benchModel(a.target.backend)
+	if a.class, a.status = r.Class, r.Status; r.Class.Failover() { // any other reply may still break off
+		a.end()
+	}
+	if r.Class == verdict.Throttled {
+		to.metrics.Throttled(string(r.Source))
+	}
+	if r.Response != nil && !to.backend.Credentials.Passthrough { // the limits would be the caller's
+		to.metrics.Saw(a.deployment, r.Response.Header)
+	}
+	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
+		c.Write(zap.String("backend", to.Name), in.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", in.placement.Why(t.ask.Affinity)), errorField(r.Err))
 	}
 	if !r.Class.Failover() {
-		t.Served(ex.benchModel(t.backend), a.started)
-		t.servedAt.Store(now.UnixNano())
-		if ex.balancer.firstBytes && r.Class == verdict.Served && ex.api.Body.Stream {
-			t.firstByte(ex).Took(now.Sub(a.started), now)
+		to.Served(model, a.started)
+		to.servedAt.Store(now.UnixNano())
+		if b.firstBytes && r.Class == verdict.Served && in.Body.Stream {
+			to.firstByte(model).Took(now.Sub(a.started), now)
 		}
 	}
-	ex.observeQuota(t, r, now)
+	b.learnQuota(in, a, tier, r, now)
+	a.giveBack(r)
 	if r.Connected || r.Status > 0 {
-		t.Reached()
+		to.Reached()
 	}
-	if t.backend.Credentials.Outdated(a.credential) {
+	if to.backend.Credentials.Outdated(a.credential) {
 		return // it says nothing of the key that there is now
 	}
-	b, benches := ex.balancer.sender.Bench(r, t.servesOthers(a.started))
-	if !benches || b.MayBeOfRequest && !ex.tries.bench.claim() || b.Counts && !ex.reaches(r.Class, now) {
+	its, benches := b.sender.Bench(r, to.servesOthers(a.started))
+	if !benches || its.MayBeOfRequest && !t.claim() || its.Counts && !b.reaches(to, r.Class, model, now) {
 		return
 	}
-	began := t.Bench(pool.Refusal{
+	began := to.Bench(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
-		Whole:       ex.wholeBackend(r.Class),
-		Unreachable: r.Class == verdict.Unreachable && ex.balancer.front.rechecks(),
-		Model:       ex.benchModel(t.backend),
-		Cost:        ex.api.Cost,
-		Wait:        b.Wait,
-		Longest:     b.Longest,
-		Guess:       b.Guess,
+		Whole:       in.wholeBackend(r.Class),
+		Unreachable: r.Class == verdict.Unreachable,
+		Model:       model,
+		Cost:        in.Cost,
+		Wait:        its.Wait,
+		Longest:     its.Longest,
+		Guess:       its.Guess,
 		Started:     a.started,
 	}, now)
 	if began && r.Class.Promise() {
@@ -61,54 +70,75 @@ func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.servedAt.Load() >= since.UnixNano()
 }
 
-// reaches reports whether a failure of the current backend reaches max_fails.
-func (ex *exchange) reaches(class verdict.Class, now time.Time) bool {
-	p := &ex.balancer.sender.PassiveHealth
-	return ex.tries.current.CountFailure(class.WholeBackend(), ex.benchModel(ex.tries.current.backend), now, p.MaxFails, time.Duration(p.FailDuration))
+// reaches reports whether a failure of a backend reaches max_fails.
+func (b *balancer) reaches(to *target, class verdict.Class, model string, now time.Time) bool {
+	return to.CountFailure(class.WholeBackend(), model, now, b.sender.MaxFails, time.Duration(b.sender.FailDuration))
 }
 
-// Broken implements attempt.Recipient. It records that a reply was cut, or contained
-// an error, after its beginning went to the client.
-func (ex *exchange) Broken(r *attempt.Reply, reason error) {
-	if ex.request.Context().Err() != nil || ex.api.received.Failure() != nil || r.Upload().Stalled() {
-		return // the client left, or did not send all of its body
+// learnEnd learns that a reply was cut, or contained an error, after its beginning went to the client. A backend that
+// had sent data in a WebSocket is not benched.
+func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
+	if end.Broken == nil {
+		return
 	}
-	now, t, a := time.Now(), ex.tries.current, ex.attempted()
-	if r.GivenUp(reason) {
+	now, a := time.Now(), t.last()
+	duration := zap.Duration("duration", now.Sub(a.started))
+	if end.Paused {
 		a.class = verdict.ClientError
-		if c := ex.balancer.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
-			c.Write(zap.String("backend", t.Name), zap.Duration("duration", now.Sub(a.started)), errorField(reason))
+		if c := b.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
+			c.Write(zap.String("backend", a.target.Name), duration, errorField(end.Broken))
 		}
 		return
 	}
-	ex.breaks(reason, true)
-}
-
-// BrokenTunnel implements attempt.Recipient. A backend that had sent data before is not
-// benched.
-func (ex *exchange) BrokenTunnel(r *attempt.Reply, reason error, begun bool) {
-	if ex.request.Context().Err() == nil {
-		ex.breaks(reason, !begun)
-	}
-}
-
-// breaks makes the attempt a broken stream.
-func (ex *exchange) breaks(reason error, benches bool) {
-	now, t, a := time.Now(), ex.tries.current, ex.attempted()
 	a.class = verdict.BrokenStream
-	if c := ex.balancer.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
-		c.Write(zap.String("backend", t.Name), zap.String("deployment", pool.ModelKey(ex.model())),
-			zap.Duration("duration", now.Sub(a.started)), errorField(reason))
+	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
+		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(in.Model))), duration, errorField(end.Broken))
 	}
-	if !benches || !ex.tries.bench.claim() {
-		return
-	}
-	if ex.reaches(a.class, now) {
-		t.Bench(pool.Refusal{
-			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(reason), Error: attempt.ErrorText(reason)},
-			Model:  ex.benchModel(t.backend), Wait: ex.balancer.sender.Failure().Wait,
+	model := in.benchModel(a.target.backend)
+	if !end.Begun && t.claim() && b.reaches(a.target, a.class, model, now) {
+		a.target.Bench(pool.Refusal{
+			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)},
+			Model:  model, Wait: b.sender.Failure().Wait,
 		}, now)
 	}
+}
+
+// knowsQuota reports whether anything depends on what is left of the backends' limits.
+func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
+
+// deduct deducts the request from what is left of the backend's limits.
+func (b *balancer) deduct(in *intent, to *target) quota.Mark {
+	if !b.knowsQuota() || !in.hasQuota(to) {
+		return quota.Mark{}
+	}
+	return to.Deduct(in.benchModel(to.backend), in.Cost)
+}
+
+// learnQuota reads what the header of a reply says of the backend's quota. Only now it may be known that there is such
+// a model, so the request asks for it once more.
+func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, now time.Time) {
+	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() {
+		return
+	}
+	model := in.benchModel(a.target.backend)
+	meter := a.target.Quota(model)
+	if meter == nil {
+		return
+	}
+	if b.tiers != nil {
+		meter.Ask(tier, a.started)
+	}
+	meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: in.Cost, Mark: a.mark, Sent: a.started}, model, now)
+}
+
+// tierOf is the tier of a request. Ceilings do not apply to a request for an object that one account stores,
+// because no other backend can serve it, nor to operations other than inference, which have separate limits.
+// While a reload goes on, callers may still have, or have already, the tiers of the other config.
+func (b *balancer) tierOf(in *intent, n int) quota.Tier {
+	if n == 0 || n >= len(b.tiers) || !in.Kind.Infers() || !in.placement.Anywhere() {
+		return quota.Tier{Number: n}
+	}
+	return b.tiers[n]
 }
 
 // errorField is an error of an attempt for a log.

@@ -20,7 +20,8 @@ var lower = []string{
 	"pool",
 }
 
-// users are the internal packages that import these, besides the root.
+// users are the internal packages that import these, besides the root. upstreams is what the root is, for a plain
+// reverse_proxy.
 var users = map[string][]string{
 	"metrics": {
 		"admin", "statuspage",
@@ -30,7 +31,7 @@ var users = map[string][]string{
 	},
 	"observe": {
 		"upstreams",
-		"handover", // waits for the event that Caddy stops
+		"admin", // waits for the event that Caddy stops
 	},
 }
 

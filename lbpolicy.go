@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"encoding/json"
-	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -27,55 +26,22 @@ func hasCountingFallback(raw json.RawMessage) bool {
 	return name == "least_conn" || name == "random_choose" || hasCountingFallback(policy.Fallback)
 }
 
-// use has a policy, if there is one, choose among the backends of a priority.
-func (b *balancer) use(policy reverseproxy.Selector) {
-	b.firstBytes = pools.IsFirstByte(policy)
-	b.Pool.Policy = pools.Policy(policy, func(r pool.Request, tier []*pool.Member) *pool.Member {
-		return b.chooseByPolicy(policy, r.(*exchange), tier)
-	}, func(r pool.Request, m *pool.Member) time.Duration {
-		ex := r.(*exchange)
-		if !ex.api.Body.Stream {
+// policyOf has a policy choose among the backends of a priority for a request.
+func policyOf(policy reverseproxy.Selector, ex *exchange) func([]*pool.Member) *pool.Member {
+	return pools.Policy(policy, func(tier []*pool.Member) *pool.Member {
+		return ex.cookies.Ask(policy, ex.intent.request, ex.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return ex.targets[m.Index].upstream })
+	}, func(m *pool.Member) time.Duration {
+		if !ex.intent.Body.Stream {
 			return 0 // a reply that is not streamed takes longer the longer it is
 		}
-		return b.targets[m.Index].firstByte(ex).At(time.Now())
+		t := ex.targets[m.Index]
+		return t.firstByte(ex.intent.benchModel(t.backend)).At(time.Now())
 	})
 }
 
-// chooseByPolicy asks a policy of reverse_proxy's to choose.
-func (b *balancer) chooseByPolicy(policy reverseproxy.Selector, ex *exchange, tier []*pool.Member) *pool.Member {
-	upstreams := make(reverseproxy.UpstreamPool, len(tier))
-	for i, m := range tier {
-		upstreams[i] = b.targets[m.Index].upstream
-	}
-	if ex.cookies == nil {
-		ex.cookies = &savedCookies{ex.writer.Header()["Set-Cookie"]}
-	}
-	ex.dropCookies()
-	upstream := policy.Select(upstreams, ex.request, ex.writer)
-	for i, m := range tier {
-		if upstream != nil && upstreams[i] == upstream {
-			return m
-		}
-	}
-	return nil
-}
-
-// dropCookies takes back the cookies of a policy: that of a backend that did not
-// serve is not the client's to keep.
-func (ex *exchange) dropCookies() {
-	if ex.cookies == nil {
-		return
-	}
-	header := ex.writer.Header()
-	if delete(header, "Set-Cookie"); len(ex.cookies.values) > 0 {
-		header["Set-Cookie"] = slices.Clone(ex.cookies.values)
-	}
-}
-
-// firstByte returns the time to the first byte that counts for the request. Models
+// firstByte returns the time to the first byte that counts for requests for a model. Models
 // that clients made up have one in common.
-func (t *target) firstByte(ex *exchange) *pulse.FirstByte {
-	model := ex.benchModel(t.backend)
+func (t *target) firstByte(model string) *pulse.FirstByte {
 	if !t.Knows(model) {
 		model = ""
 	}

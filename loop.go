@@ -10,27 +10,47 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// loop is the transport of the directive's reverse_proxy, which calls it once for each request. It makes attempts, at
-// one backend after another, until the client gets a reply, or the balancer's own answer because no backend is left.
+// loop is the transport of the directive's reverse_proxy, which calls it once for each request.
 type loop struct {
 	sender *attempt.Sender
 	// schemes are those of the backends by dial address, for active health checks.
 	schemes map[string]string
 }
 
+// exchange is one request, with the values that its stages make: read makes the intent, the loop the tries, and the
+// answer the outcome. The bill is opened before the first attempt, and settled when the request is over.
+type exchange struct {
+	*balancer
+	intent  intent
+	tries   tries
+	outcome outcome
+	bill    bill
+
+	writer http.ResponseWriter
+	// proxied is the request as reverse_proxy gets it.
+	proxied http.Request
+	// cookies are set once a policy was asked, which may set more.
+	cookies pools.Cookies
+	// shown is whose placeholders are shown, if this is the request's first exchange.
+	shown *exchange
+}
+
 // exchangeCtxKey is the key of a request's exchange in its context.
 type exchangeCtxKey struct{}
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. It makes attempts, at one backend after another, until the client gets a
+// reply, or the balancer's own answer because no backend is left.
 func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 	ex, ok := req.Context().Value(exchangeCtxKey{}).(*exchange)
 	if !ok { // an active health check
 		return l.sender.RoundTripper.RoundTrip(req)
 	}
-	if ex.balancer.hidesHeader {
+	if ex.hidesHeader {
 		defer hideHeader(req)
 	}
 	placeholders := req.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
@@ -38,84 +58,177 @@ func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 		t := ex.choose()
 		if t == nil {
 			ourselves.show(placeholders)
-			return ex.answerUnlessLeft(req)
+			if ex.leftWaiting() {
+				return nil, context.Canceled
+			}
+			return ex.answer(req), nil
 		}
 		t.address.show(placeholders)
-		r := ex.attempt(req)
-		if res, err := ex.next(req, r); res != nil || err != nil {
-			return res, err
+		r := ex.balancer.attempt(&ex.intent, &ex.tries, &ex.bill, req)
+		if err := ex.clientLeft(r, req); err != nil {
+			return nil, err
+		}
+		if refusal, ok := r.ClientsFault(); ok {
+			ex.refuse(r, refusal)
+			return ex.answer(req), nil
+		}
+		ex.learn(&ex.intent, &ex.tries, ex.bill.Tier(), r)
+		switch ex.next(r) {
+		case serve:
+			return ex.commit(r), nil
+		case give:
+			return ex.answer(req), nil
 		}
 	}
+}
+
+// step is what follows an attempt.
+type step int
+
+const (
+	// again: another backend is tried.
+	again step = iota
+	// serve: the client gets the reply.
+	serve
+	// give: it gets the answer.
+	give
+)
+
+// next returns what follows a reply. It keeps the reply if that is the best one so far.
+func (ex *exchange) next(r *attempt.Reply) step {
+	t := &ex.tries
+	t.executed = !ex.intent.Kind.Repeatable() && r.PerhapsExecuted()
+	switch {
+	case ex.mayBeElsewhere(r):
+		return again
+	case !r.Class.Failover() || t.forwarded && r.Presentable():
+		return serve
+	case ex.mayRepeat(r):
+		return again
+	}
+	return give
 }
 
 // choose moves on to the backend that is attempted next. It returns nil if there is none.
 func (ex *exchange) choose() *target {
-	ex.release()
-	ex.dropCookies()
+	t := &ex.tries
+	t.release()
+	ex.cookies.Drop(ex.writer)
 	now := time.Now()
-	m := ex.moved()
-	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) {
-		ex.ask(now)
-		ex.lineUp()
-		stayHome(ex, now)
-		if m = ex.balancer.Pool.Pick(ex, now); m == nil && ex.mayReturn() {
-			m = ex.balancer.Pool.Pick(ex, now)
-		}
-		ex.observeCeiling(m, now)
+	m := t.moved()
+	if m == nil && ex.mayGoOn(now) {
+		m = ex.pick(now)
 	}
-	if m == nil && ex.balancer.waiting != nil {
-		m, now = ex.wait(now)
+	if m == nil && ex.tries.turn.lists != nil {
+		m, now = ex.waitForBackend(now)
 	}
-	if m == nil && ex.own.Response == nil && ex.mayGoOn(now) && ex.balancer.forward && !ex.tries.forwarded && ex.allThrottle(now) {
-		ex.stepOut()
-		m = ex.balancer.Pool.PickThrottled(ex, now)
-		ex.tries.forwarded = m != nil
+	if m == nil && ex.mayForward(now) {
+		m = ex.Pool.PickThrottled(&t.ask, now)
+		t.forwarded = m != nil
 	}
 	if m == nil {
 		return nil
 	}
-	ex.observeFailover(m)
-	ex.tries.current = ex.balancer.targets[m.Index]
-	ex.tries.attempts = append(ex.tries.attempts, try{target: ex.tries.current, started: now, mark: ex.deduct(ex.tries.current), deployment: ex.deploymentLabel(ex.tries.current)})
-	return ex.tries.current
+	t.current = ex.targets[m.Index]
+	if last := t.last(); last != nil && last.over && last.target != t.current {
+		last.target.metrics.FailedOver(string(last.class))
+	}
+	t.list = append(t.list, try{target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current), deployment: deploymentLabel(&ex.intent, t.current)})
+	return t.current
 }
 
-// next decides what follows an attempt: the client gets the reply, or an answer, or has left. If it returns neither,
-// another backend is tried.
-func (ex *exchange) next(req *http.Request, r *attempt.Reply) (*http.Response, error) {
-	if err := r.Ended(req); err != nil && !ex.bodyLate() {
-		ex.returnQuota(r)
-		r.Discard()
-		class := verdict.ClientLeftWaiting
-		if ex.api.received.Failure() != nil {
-			class = verdict.ClientLeft
+// pick asks the pool for the backend that gets the request.
+func (ex *exchange) pick(now time.Time) *pool.Member {
+	t, first := &ex.tries, len(ex.tries.list) == 0
+	ex.lineUp()
+	if ex.update(now); first && ex.bill.Tier() < len(ex.tiers)-1 {
+		ex.Pool.Demand(&t.ask, now) // worse tiers leave room for such requests
+	}
+	ex.stayHome(now)
+	m := ex.pickAgain(now)
+	if m == nil && t.mayReturn() {
+		ex.update(now)
+		m = ex.pickAgain(now)
+	}
+	if first {
+		ex.countCeilings(&t.ask, m, now)
+	}
+	return m
+}
+
+// pickAgain asks the pool once.
+func (ex *exchange) pickAgain(now time.Time) *pool.Member {
+	m := ex.Pool.Pick(&ex.tries.ask, now)
+	if m != nil {
+		for _, other := range ex.tries.ask.Steered {
+			t := ex.targets[other.Index]
+			t.metrics.Steered(deploymentLabel(&ex.intent, t))
 		}
-		ex.endAttemptAs(class)
-		return nil, err // no backend is to blame
 	}
-	if refusal, ok := ex.clientsFault(r); ok {
-		ex.refuse(r, refusal)
-		return ex.answer(req), nil
-	}
-	ex.remember(r)
-	ex.tries.executed = !ex.api.Kind.Repeatable() && r.PerhapsExecuted()
-	switch {
-	case ex.mayBeElsewhere(r):
-		return nil, nil
-	case !r.Class.Failover() || ex.tries.forwarded && r.Presentable():
-		return ex.commit(r), nil
-	case ex.mayRepeat(r):
-		return nil, nil
-	}
-	return ex.answer(req), nil
+	return m
 }
 
-// answerUnlessLeft returns the answer, or an error if the client left while its request waited.
-func (ex *exchange) answerUnlessLeft(req *http.Request) (*http.Response, error) {
-	if ex.hasLeft() {
-		return nil, context.Canceled
+// update brings up to date what the pool has to know of the request.
+func (ex *exchange) update(now time.Time) {
+	if t := &ex.tries; t.ask.At == nil {
+		t.fill(ex.balancer, &ex.intent, ex.bill.Tier())
+		if ex.policy != nil {
+			t.ask.Policy = policyOf(ex.policy, ex)
+		}
 	}
-	return ex.answer(req), nil
+	ex.tries.bar(ex.targets, &ex.intent, now)
+}
+
+// stayHome has a request wait for the account where its caller's objects are, if that throttles for less than a minute:
+// an object elsewhere could not be used with them. Clients retry then.
+func (ex *exchange) stayHome(now time.Time) {
+	in, k := &ex.intent, ex.tries.ask.Affinity.Maker
+	if k == nil || k.Order == 0 || k.Home == "" || !ex.Pool.IsSoonBack(&ex.tries.ask, k.Home, now) {
+		return
+	}
+	if in.Model != "" || hasAllModels(ex.targets, k.Home) {
+		in.placement.Settle(k.Home)
+		ex.update(now)
+	}
+}
+
+// mayGoOn reports whether a further backend may be tried.
+func (ex *exchange) mayGoOn(now time.Time) bool {
+	if ex.outcome.own.Response != nil {
+		return false
+	}
+	return len(ex.tries.list) == 0 || ex.tries.isLeft(&ex.intent) && (ex.intent.deadline.IsZero() || !now.After(ex.intent.deadline))
+}
+
+// mayForward reports whether the request may be sent to a backend although all throttle.
+func (ex *exchange) mayForward(now time.Time) bool {
+	if !ex.forward || ex.tries.forwarded || !ex.mayGoOn(now) {
+		return false
+	}
+	if r := ex.whoRefuses(now); r.Throttled == nil || !r.all {
+		return false
+	}
+	ex.tries.turn.behind = nil
+	ex.update(now)
+	return true
+}
+
+// clientLeft returns an error if the client has left. No backend is to blame then. A client that was too slow with its
+// body is there: net/http's server cancels its request as if it had left.
+func (ex *exchange) clientLeft(r *attempt.Reply, req *http.Request) error {
+	err := r.Ended(req)
+	if err == nil || ex.intent.isLate() {
+		return nil
+	}
+	a := ex.tries.last()
+	a.giveBack(r)
+	r.Discard()
+	a.class = verdict.ClientLeftWaiting
+	if ex.intent.received.Failure() != nil {
+		a.class = verdict.ClientLeft
+	}
+	a.end()
+	return err
 }
 
 // OverrideHealthCheckScheme makes active health checks use the scheme of the backend that they check.

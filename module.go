@@ -3,6 +3,17 @@
 // with its own key, priority and weight. A backend that throttles gets no
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
+//
+// The words to learn, besides those of package pool (member, bench, throttle, suspect, probe):
+//
+//   - A pool is a set of backends that share requests.
+//   - An account is the backends that share stored objects. Its owner's mark on an object is learned from replies.
+//   - A caller is who sends requests, known by a client key. Callers have limits and a tier.
+//   - An intent is what a request asks for, read once.
+//   - An attempt is one request to one backend. A try is an attempt as the loop remembers it.
+//   - A reply is what came of an attempt, and its class is what that means.
+//   - A hint is for how long a reply asks not to be called.
+//   - The outcome is what the client gets, and the bill what that costs its caller.
 package openailb
 
 import (
@@ -14,12 +25,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
-	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`
+	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`, openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	_ "github.com/openai-lb/caddy-openai-lb/internal/handover" // openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
@@ -169,22 +178,10 @@ type Handler struct {
 	Sender *attempt.Sender `json:"-"`
 
 	balancer *balancer
-	affinity *affinity.Affinity
+	reader   *reader
 	link     *replicas.Link // nil without state
 	proxy    *reverseproxy.Handler
 	logger   *zap.Logger
-
-	// promptCache is nil if it is off.
-	promptCache *affinity.PromptCache
-
-	rechecker backend.Rechecker
-
-	// clientKeys knows the callers. If it is nil, everybody may use the
-	// balancer.
-	clientKeys *keys.Clients
-
-	// callers limits what callers may use. It is nil if none is limited.
-	callers *callers.Callers
 
 	// keyFiles reads keys again that come from files.
 	keyFiles keys.Reloader
@@ -192,20 +189,6 @@ type Handler struct {
 	// splitsHeaders reports whether reverse_proxy gets only the fields of a request's
 	// header that it reads.
 	splitsHeaders bool
-
-	// passesThrough reports whether a backend wants the callers' own credentials.
-	passesThrough bool
-
-	// models are all models that the backends have. It is nil unless every
-	// backend lists its models.
-	models []string
-
-	// tellsAccounts reports whether backends have different accounts.
-	tellsAccounts bool
-
-	// tellsModels reports whether the model matters to a backend: it lists its
-	// models, or has its own name for one.
-	tellsModels bool
 }
 
 // ClientKey is a key with which a caller may use the balancer. A caller may
@@ -233,17 +216,3 @@ type CredentialSource = keys.Source
 // Credential authenticates a request: a header and its value, and the secret in
 // the value.
 type Credential = keys.Credential
-
-// CaddyModule returns the Caddy module information.
-func (*Handler) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "http.handlers.openai_lb",
-		New: func() caddy.Module { return new(Handler) },
-	}
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (h *Handler) UnmarshalJSON(data []byte) error {
-	type options Handler
-	return directive.UnmarshalJSON(data, (*options)(h))
-}

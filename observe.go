@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -13,195 +12,195 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// outcome returns whose reply the client got, and its class. t is nil
+// outcome is what the client gets.
+type outcome struct {
+	// own is an answer of ours, for which no backend is asked.
+	own apierror.Answer
+	// reply is that of a backend, if the client gets one as it comes.
+	reply *attempt.Reply
+	// status is that of the answer.
+	status int
+	// ours reports whether the client got an answer of the balancer's own.
+	ours bool
+	// from is the attempt whose reply the client got, if that is not the last one.
+	from *try
+	// owner is the backend of the only account that may get the request, if it
+	// throttles.
+	owner *target
+	// usage reads the client's reply. tokens are what it found, once that is over.
+	usage  *usage.Reader
+	tokens usage.Tokens
+	// duration is how long the request took, once it is over, and aborted reports
+	// whether its reply was aborted then.
+	duration time.Duration
+	aborted  bool
+}
+
+// end records that the request is over.
+func (o *outcome) end(in *intent, aborted bool) {
+	o.duration, o.aborted = time.Since(in.started), aborted
+	o.usage.Close()
+	o.tokens = o.usage.Tokens()
+}
+
+// firstByte is how long after the request the first byte of the reply's body went to the client. 0: none did.
+func (o *outcome) firstByte(in *intent) time.Duration {
+	if o.reply == nil {
+		return 0
+	}
+	return o.reply.FirstByte().Sub(in.started)
+}
+
+// answered is the attempt whose reply the client got, or the last one. It is nil if there is none.
+func (o *outcome) answered(t *tries) *try {
+	if o.from != nil {
+		return o.from
+	}
+	return t.last()
+}
+
+// whose returns whose reply the client got, and its class. t is nil
 // if that was an answer of our own that is not about one backend.
-func (ex *exchange) outcome() (t *target, class string) {
-	switch {
-	case ex.own.Class != "":
-		return ex.record.owner, ex.own.Class
-	case len(ex.tries.attempts) == 0:
-		return nil, ""
+func (o *outcome) whose(t *tries) (from *target, class string) {
+	if o.own.Class != "" {
+		return o.owner, o.own.Class
 	}
-	a := ex.attempted()
-	if ex.record.from != nil {
-		a = ex.record.from
+	if a := o.answered(t); a != nil {
+		return a.target, string(a.class)
 	}
-	return a.target, string(a.class)
+	return nil, ""
 }
 
 // clientClosedRequest is what Caddy logs as the status of a request whose
 // client left.
 const clientClosedRequest = 499
 
-// refused lists the classes of answers to requests that needed a backend and
-// found none, perhaps without an attempt.
-var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
-
-// observe counts a request that is over, and describes it in the access log. err is
-// the error with which reverse_proxy ended, if it did.
-func (ex *exchange) observe(err error) {
-	if ex.record.status == 0 {
-		ex.unanswered(err)
-	}
-	t, class := ex.outcome()
-	if t != nil {
-		ex.observeTokens(t, verdict.Class(class))
-	}
-	for i := range ex.tries.attempts {
-		ex.endAttempt(&ex.tries.attempts[i])
-	}
-	if server, ok := ex.request.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
-		if extra, ok := ex.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-			extra.Set(zap.Object("openai_lb", ex.summary()))
-		}
-	}
-	m := ex.balancer.metrics
-	if len(ex.tries.attempts) > 0 || slices.Contains(refused, class) {
-		m.Attempts(len(ex.tries.attempts))
-	}
-	if t := ex.tries.turn; t != nil && t.result != "" {
-		m.Waited(string(t.result), t.waited)
-	}
-	m.Affinity(affinity.Cache, string(ex.api.affinity.Result))
-	m.Affinity(ex.api.placement.Result())
-	whose := ex.balancer.ownMetrics
-	if t != nil && !ex.record.ours {
-		whose = t.metrics
-	}
-	whose.Answered(ex.api.caller.Label, ex.modelLabel(), class, ex.record.status, ex.record.duration, ex.record.firstByte)
-}
-
-// observeTokens counts the tokens of the reply, of which the last attempt is
-// the one that the client got, if it has any.
-func (ex *exchange) observeTokens(t *target, class verdict.Class) {
-	known := ex.record.tokens.Known()
-	if known {
-		ex.attempted().span.Used(ex.record.tokens.Input, ex.record.tokens.Output)
-	}
-	switch {
-	case known:
-		t.metrics.Used(ex.api.caller.Label, ex.modelLabel(), ex.attempted().deployment, ex.record.tokens)
-	case class == verdict.Served && ex.record.status == http.StatusOK && ex.api.Kind.Infers():
-		t.metrics.UsedUnknown(ex.attempted().deployment)
-	}
-}
-
-// observeThrottled records that the client gets a 429 because every backend that
-// may get the request throttles.
-func (ex *exchange) observeThrottled(now time.Time) {
-	switch r := ex.whoRefuses(now); {
-	case !r.all || r.throttled == nil:
-	case r.object != "":
-		ex.record.owner = r.throttled
-		ex.record.owner.metrics.OwnerThrottled()
-	default:
-		ex.balancer.metrics.AllThrottled()
-		ex.balancer.events.AllThrottled()
-	}
-}
-
-// observeForwarded records that the client gets the reply of a backend.
-func (ex *exchange) observeForwarded(class verdict.Class) {
-	if !ex.balancer.forward || !class.Promise() {
-		return
-	}
-	ex.observeThrottled(time.Now())
-}
-
 // unanswered says what became of a request that got no answer of a backend's or
-// of ours.
-func (ex *exchange) unanswered(err error) {
+// of ours. err is the error with which reverse_proxy ended, if it did.
+func (o *outcome) unanswered(in *intent, t *tries, err error) {
 	class := apierror.Unsent
 	var failure caddyhttp.HandlerError
-	switch ex.record.status = http.StatusInternalServerError; {
-	case ex.request.Context().Err() != nil:
-		class, ex.record.status = string(verdict.ClientLeftWaiting), clientClosedRequest
+	switch o.status = http.StatusInternalServerError; {
+	case in.request.Context().Err() != nil:
+		class, o.status = string(verdict.ClientLeftWaiting), clientClosedRequest
 	case errors.As(err, &failure) && failure.StatusCode != 0:
-		ex.record.status = failure.StatusCode
+		o.status = failure.StatusCode
 	}
-	if len(ex.tries.attempts) == 0 {
-		ex.own.Class = class
-	} else if a := ex.attempted(); a.class == "" {
+	if a := t.last(); a == nil {
+		o.own.Class = class
+	} else if a.class == "" {
 		a.class = verdict.Class(class)
 	}
 }
 
-// observeAttempt records what a reply to the current attempt says, and counts
-// the attempt if it is over. The reply of any other may still break off.
-func (ex *exchange) observeAttempt(a *try, r *attempt.Reply) {
-	if r.Class.Failover() || !ex.balancer.front.finishes() {
-		ex.endAttempt(a)
+// refused lists the classes of answers to requests that needed a backend and
+// found none, perhaps without an attempt.
+var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
+
+// report counts a request that is over.
+func (b *balancer) report(in *intent, t *tries, o *outcome) {
+	from, class := o.whose(t)
+	if from != nil {
+		b.countTokens(in, t, o, from, class)
 	}
-	m := a.target.metrics
-	if m == nil {
+	for i := range t.list {
+		t.list[i].end()
+	}
+	m := b.metrics
+	if len(t.list) > 0 || slices.Contains(refused, class) {
+		m.Attempts(len(t.list))
+	}
+	if t.turn.result != "" {
+		m.Waited(string(t.turn.result), t.turn.waited)
+	}
+	m.Affinity(affinity.Cache, string(t.ask.Affinity.Result))
+	m.Affinity(in.placement.Result())
+	whose := b.ownMetrics
+	if from != nil && !o.ours {
+		whose = from.metrics
+	}
+	whose.Answered(in.caller.Label, b.models.Label(in.Model), class, o.status, o.duration, o.firstByte(in))
+}
+
+// countTokens counts the tokens of the reply, of which the last attempt is
+// the one that the client got, if it has any.
+func (b *balancer) countTokens(in *intent, t *tries, o *outcome, from *target, class string) {
+	switch a := t.last(); {
+	case o.tokens.Known():
+		a.span.Used(o.tokens.Input, o.tokens.Output)
+		from.metrics.Used(in.caller.Label, b.models.Label(in.Model), a.deployment, o.tokens)
+	case class == string(verdict.Served) && o.status == http.StatusOK && in.Kind.Infers():
+		from.metrics.UsedUnknown(a.deployment)
+	}
+}
+
+// countThrottled counts that the client gets a 429 because every backend that
+// may get the request throttles.
+func (b *balancer) countThrottled(o *outcome, r refusals) {
+	switch {
+	case !r.all || r.Throttled == nil:
+	case r.object != "":
+		o.owner = b.targets[r.Throttled.Index]
+		o.owner.metrics.OwnerThrottled()
+	default:
+		b.metrics.AllThrottled()
+		b.events.AllThrottled()
+	}
+}
+
+// countCeilings counts the backends that were passed over for a backend of their priority or a worse one,
+// or for none, because they are used above the ceiling of the request's tier.
+func (b *balancer) countCeilings(ask *pool.Ask, chosen *pool.Member, now time.Time) {
+	if ask.Tier.Ceiling == 0 {
 		return
 	}
-	if r.Class == verdict.Throttled {
-		m.Throttled(string(r.Source))
-	}
-	if r.Response != nil && !a.target.backend.Credentials.Passthrough { // the limits would be the caller's
-		m.Saw(a.deployment, r.Response.Header)
-	}
-}
-
-// endAttemptAs ends the last attempt with this class.
-func (ex *exchange) endAttemptAs(class verdict.Class) {
-	a := ex.attempted()
-	a.class = class
-	ex.endAttempt(a)
-}
-
-// endAttempt counts an attempt of which it is known what came of it, and ends
-// its span.
-func (ex *exchange) endAttempt(a *try) {
-	if a.over || a.class == "" {
-		return
-	}
-	a.over = true
-	a.span.End(a.status, string(a.class), a.class == verdict.Served)
-	a.target.metrics.Attempted(a.deployment, string(a.class))
-}
-
-// startSpan begins the span of the current attempt, if requests are traced.
-func (ex *exchange) startSpan(ctx context.Context) {
-	ex.attempted().span = observe.StartSpan(ctx, func() observe.Attempt {
-		b := ex.tries.current.backend
-		return observe.Attempt{
-			Method: openaiapi.MethodOf(ex.request), Operation: ex.api.Route.Operation,
-			Model: ex.model(), Stream: ex.api.Body.Stream,
-			Pool: ex.balancer.Name, Backend: ex.tries.current.Name, Azure: b.Azure, Address: ex.tries.current.upstream.Dial,
+	for _, t := range b.targets {
+		if chosen != nil && t.Priority > chosen.Priority {
+			return
 		}
-	})
+		if t.PassedOver(ask, now) {
+			t.metrics.PassedOver(ask.Tier.Name)
+		}
+	}
 }
 
-// modelLabel is the label in metrics of the model that the client named.
-func (ex *exchange) modelLabel() string { return ex.balancer.models.Label(ex.api.Model) }
+// deploymentLabel is the label in metrics of what a backend calls the model that is asked for.
+func deploymentLabel(in *intent, t *target) string {
+	return metrics.Deployment(t.Member, t.backend.NameOf(in.Model))
+}
 
 // summary is what placeholders and the access log say of the request.
-func (ex *exchange) summary() *observe.Summary {
+func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.Summary {
 	s := &observe.Summary{
-		Pool: ex.balancer.Name, Caller: ex.api.caller.Name, Model: pool.ModelKey(ex.api.Model), FirstByte: ex.record.firstByte, Tokens: ex.record.tokens, Tier: ex.admission.Tier(), Limit: ex.own.Limit,
-		Affinity: ex.api.placement.Why(ex.api.affinity), AffinityResult: ex.api.placement.CameTo(ex.api.affinity),
+		Pool: b.Name, Caller: in.caller.Name, Model: pool.ModelKey(in.Model), FirstByte: o.firstByte(in), Tokens: o.tokens, Tier: tier, Limit: o.own.Limit,
+		Affinity: in.placement.Why(t.ask.Affinity), AffinityResult: in.placement.CameTo(t.ask.Affinity), Waited: t.turn.waited,
 	}
-	if t := ex.tries.turn; t != nil {
-		s.Waited = t.waited
+	if o.aborted {
+		s.Aborted, s.Duration = true, o.duration
+		s.Tokens, s.Estimated = o.usage.Estimate(in.PromptCost())
 	}
-	if ex.record.aborted {
-		s.Aborted, s.Duration = true, ex.record.duration
-		s.Tokens, s.Estimated = ex.record.usage.Estimate(ex.api.PromptCost())
+	from, class := o.whose(t)
+	if s.Class = class; from != nil {
+		s.Backend = from.Name
 	}
-	t, class := ex.outcome()
-	if s.Class = class; t != nil {
-		s.Backend = t.Name
-	}
-	for _, a := range ex.tries.attempts {
-		s.Attempts = append(s.Attempts, observe.Tried{Backend: a.target.Name, Class: string(a.class)})
+	for i := range t.list {
+		s.Attempts = append(s.Attempts, observe.Tried{Backend: t.list[i].target.Name, Class: string(t.list[i].class)})
 	}
 	return s
+}
+
+// addToLog describes the request in the access log, if there is one.
+func addToLog(r *http.Request, s func() *observe.Summary) {
+	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
+		if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+			extra.Set(zap.Object("openai_lb", s()))
+		}
+	}
 }

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -24,10 +26,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.openai_lb",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (h *Handler) UnmarshalJSON(data []byte) error {
+	type options Handler
+	return directive.UnmarshalJSON(data, (*options)(h))
+}
+
 // Provision sets up the handler. It makes no request and starts no goroutine.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.keyFiles.Logger = h.logger
+	h.reader = &reader{readyPath: h.ReadyPath}
 	unnamed := h.Pool == "" || pools.IsNumbered(h.Pool, defaultPool)
 	h.Pool = cmp.Or(h.Pool, defaultPool)
 	if err := pools.Default.Claim(ctx, h.Pool, h); err != nil {
@@ -40,7 +57,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
 		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
-	if err := h.provisionClientKeys(); err != nil {
+	if err := provisionClientKeys(h); err != nil {
 		return err
 	}
 	if h.ReadyPath != "" {
@@ -79,7 +96,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	for _, warning := range backend.Mistakes(h.Backends) {
 		h.logger.Warn(warning)
 	}
-	if err := errors.Join(h.warnIfPublic(ctx), h.warnIfUnreachable(ctx)); err != nil {
+	if err := errors.Join(warnIfPublic(ctx, h), warnIfUnreachable(ctx, h)); err != nil {
 		return err
 	}
 	if err := h.provisionSender(ctx); err != nil {
@@ -116,41 +133,67 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 			return err
 		}
 	}
-	targets := make([]*target, len(h.Backends))
+	d, targets := h.reader, make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = targetOf(b)
 		h.link.Name(targets[i].Member, b.NameForReplicas())
-		h.passesThrough = h.passesThrough || b.Credentials.Passthrough
-		h.tellsAccounts = h.tellsAccounts || b.AccountKey != h.Backends[0].AccountKey
-		h.tellsModels = h.tellsModels || b.Models != nil || b.Deployment != ""
+		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
+		d.tellsAccounts = d.tellsAccounts || b.AccountKey != h.Backends[0].AccountKey
+		d.tellsModels = d.tellsModels || b.Models != nil || b.Deployment != ""
 		if key := b.Key(); key != nil && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
 		}
 	}
 	h.link.Secrets(h.keyFiles.Add)
-	h.models = backend.ModelsOf(h.Backends)
-	h.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
-	listeners, lists := []pool.Listener{h.link, &h.rechecker}, waiting.New(h.Wait)
+	d.buffers, d.models = h.Sender.RequestBuffers, backend.ModelsOf(h.Backends)
+	d.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
+	listeners, lists := []pool.Listener{h.link, &d.rechecker}, waiting.New(h.Wait)
 	if lists != nil {
 		if err := observe.On(ctx, observe.Stopping, lists.Close); err != nil {
 			return err
 		}
 		listeners = append(listeners, wakes{lists})
 	}
-	h.balancer = newBalancer(h.Pool, openaiLB{}, targets, events, listeners...)
+	h.balancer = newBalancer(h.Pool, targets, h.Sender, events, listeners...)
 	h.balancer.waiting = lists
-	h.balancer.Rechecker, h.balancer.Secrets = &h.rechecker, &h.keyFiles
-	h.balancer.use(policy)
-	h.balancer.useSender(h.Sender)
+	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
+	h.balancer.policy, h.balancer.firstBytes = policy, pools.IsFirstByte(policy)
 	h.balancer.streamUsage = h.StreamUsage
 	h.balancer.forward, h.balancer.rateLimits = h.AllThrottled == attempt.ForwardThrottled, h.RatelimitHeaders
-	if h.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
+	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
 		return err
 	}
-	if err := h.provisionCallers(ctx); err != nil {
+	if err := provisionCallers(ctx, h); err != nil {
 		return err
 	}
 	return h.provisionAffinity(ctx)
+}
+
+// checkAffinity checks what depends on other options: whether the pool shares state, and its callers are named.
+func (h *Handler) checkAffinity(shares, named bool) error {
+	switch {
+	case h.Affinity == nil:
+	case h.Affinity.LookupTimeout != 0 && !shares:
+		return errors.New("affinity: lookup_timeout is not used without state")
+	case h.Affinity.Callers == affinity.Strict && !named:
+		return errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
+	}
+	return nil
+}
+
+func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
+	if err := h.checkAffinity(h.link != nil, h.reader.clientKeys != nil); err != nil {
+		return err
+	}
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
+	findAllModels(h.balancer.targets)
+	for _, t := range h.balancer.targets {
+		config.Accounts = append(config.Accounts, t.backend.AccountKey)
+	}
+	if h.reader.affinity, err = affinity.New(ctx, config); h.reader.affinity == nil {
+		return err
+	}
+	return observe.On(ctx, observe.Started, h.reader.affinity.Start)
 }
 
 // provisionFromEnv adds the backends that the environment describes. That
@@ -178,7 +221,7 @@ func (h *Handler) provisionFromEnv() error {
 // Cleanup releases what Provision acquired. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
-	errs := []error{h.affinity.Close(), h.callers.Close(), h.link.Close()}
+	errs := []error{h.link.Close()}
 	if h.balancer != nil {
 		h.balancer.close()
 		metrics.Left()
@@ -186,7 +229,9 @@ func (h *Handler) Cleanup() error {
 			errs = append(errs, pools.UnloadHealth(t.backend.HealthKey))
 		}
 	}
-	errs = append(errs, h.promptCache.Close())
+	if d := h.reader; d != nil {
+		errs = append(errs, d.affinity.Close(), d.callers.Close(), d.promptCache.Close())
+	}
 	// a reverse_proxy that failed before its upstreams has nothing to clean up
 	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
 		errs = append(errs, h.proxy.Cleanup())
@@ -195,6 +240,54 @@ func (h *Handler) Cleanup() error {
 		errs = append(errs, h.Sender.Cleanup())
 	}
 	return errors.Join(errs...)
+}
+
+// provisionSender sets up the connections, and with them passive health.
+func (h *Handler) provisionSender(ctx caddy.Context) error {
+	h.Sender = &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options}
+	var closeDelay time.Duration
+	if h.ReverseProxy != nil {
+		closeDelay = time.Duration(h.ReverseProxy.StreamCloseDelay)
+		if h.ReverseProxy.TransportRaw != nil {
+			h.Sender.HTTP = new(reverseproxy.HTTPTransport)
+			if err := attempt.DecodeConnections(h.ReverseProxy.TransportRaw, h.Sender.HTTP); err != nil {
+				return fmt.Errorf("reverse_proxy: transport: %w", err)
+			}
+		}
+	}
+	return h.Sender.Provision(ctx, closeDelay)
+}
+
+// provisionProxy sets up the reverse_proxy that carries the requests.
+func (h *Handler) provisionProxy(ctx caddy.Context) error {
+	proxy := new(reverseproxy.Handler)
+	if h.ReverseProxy != nil {
+		*proxy = *h.ReverseProxy
+		if err := refuseOwnOptions(proxy); err != nil {
+			return err
+		}
+	}
+	if namesUpstream(proxy) {
+		h.logger.Warn("header_up has a placeholder of the upstream, which openai_lb chooses later: use the option header of each backend")
+	}
+	proxy.TransportRaw = nil
+	schemes := make(map[string]string)
+	for _, b := range h.Backends {
+		schemes[b.Dial()] = b.Origin.Scheme
+	}
+	proxy.Transport = loop{h.Sender, schemes}
+	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: ourselves}
+	for _, t := range h.balancer.targets {
+		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
+	}
+	h.proxy = proxy
+	logsHeaders := ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
+	h.balancer.hidesHeader = !logsHeaders
+	h.splitsHeaders = !logsHeaders && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
+	if err := proxy.Provision(ctx); err != nil {
+		return fmt.Errorf("reverse_proxy: %w", err)
+	}
+	return nil
 }
 
 // checkReadyPath says what is wrong with ready_path, if anything is.

@@ -6,29 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"go.uber.org/zap"
 )
-
-// provisionSender sets up the connections, and with them passive health.
-func (h *Handler) provisionSender(ctx caddy.Context) error {
-	h.Sender = &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options}
-	var closeDelay time.Duration
-	if h.ReverseProxy != nil {
-		closeDelay = time.Duration(h.ReverseProxy.StreamCloseDelay)
-		if h.ReverseProxy.TransportRaw != nil {
-			h.Sender.HTTP = new(reverseproxy.HTTPTransport)
-			if err := attempt.DecodeConnections(h.ReverseProxy.TransportRaw, h.Sender.HTTP); err != nil {
-				return fmt.Errorf("reverse_proxy: transport: %w", err)
-			}
-		}
-	}
-	return h.Sender.Provision(ctx, closeDelay)
-}
 
 // checkProxy returns what is wrong with the options of reverse_proxy as they are written.
 func checkProxy(proxy *reverseproxy.Handler) error {
@@ -40,38 +22,6 @@ func checkProxy(proxy *reverseproxy.Handler) error {
 		return fmt.Errorf("reverse_proxy: transport: %w", err)
 	}
 	return attempt.CheckConnections(&transport)
-}
-
-// provisionProxy sets up the reverse_proxy that carries the requests.
-func (h *Handler) provisionProxy(ctx caddy.Context) error {
-	proxy := new(reverseproxy.Handler)
-	if h.ReverseProxy != nil {
-		*proxy = *h.ReverseProxy
-		if err := refuseOwnOptions(proxy); err != nil {
-			return err
-		}
-	}
-	if namesUpstream(proxy) {
-		h.logger.Warn("header_up has a placeholder of the upstream, which openai_lb chooses later: use the option header of each backend")
-	}
-	proxy.TransportRaw = nil
-	schemes := make(map[string]string)
-	for _, b := range h.Backends {
-		schemes[b.Dial()] = b.Origin.Scheme
-	}
-	proxy.Transport = loop{h.Sender, schemes}
-	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: ourselves}
-	for _, t := range h.balancer.targets {
-		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
-	}
-	h.proxy = proxy
-	logsHeaders := ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
-	h.balancer.hidesHeader = !logsHeaders
-	h.splitsHeaders = !logsHeaders && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
-	if err := proxy.Provision(ctx); err != nil {
-		return fmt.Errorf("reverse_proxy: %w", err)
-	}
-	return nil
 }
 
 // headerUpOf returns what header_up does to a request, or nil without that option.

@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,6 +16,8 @@ import (
 // turn is the wait of a request for a backend, or for a limit of its caller. Both waits together last as long
 // as one may.
 type turn struct {
+	// lists has the requests that wait. nil: none waits.
+	lists *waiting.Lists
 	// place is where it waits, or has waited, for a backend.
 	place *waiting.Place
 	// until is when the request waits no longer. Zero: it has not waited.
@@ -37,200 +38,154 @@ type wakes struct{ *waiting.Lists }
 // Happened implements pool.Listener.
 func (w wakes) Happened(pool.Event) { w.Wake(time.Now(), "") }
 
-// waitingFor is the list in which the request waits for a backend.
-func (ex *exchange) waitingFor() waiting.Key {
-	if !ex.api.Kind.Infers() {
-		return waiting.Key{}
+// ends returns when the request waits no longer.
+func (w *turn) ends(in *intent, now time.Time) time.Time {
+	until := w.until
+	if until.IsZero() {
+		until = w.lists.Until(now)
 	}
-	return waiting.Key{Model: pool.ModelKey(ex.api.Model)}
+	if !in.deadline.IsZero() && in.deadline.Before(until) {
+		return in.deadline
+	}
+	return until
+}
+
+// mayLast reports whether the request may wait until then.
+func (w *turn) mayLast(in *intent, at, now time.Time) bool {
+	until := w.ends(in, now)
+	return !at.After(until) && now.Before(until)
+}
+
+// mayLastUntil reports whether the request may wait until the limit that refuses it lets it through.
+func (w *turn) mayLastUntil(r *meter.Refusal, in *intent, now time.Time) bool {
+	return w.lists != nil && mayPass(r) && w.mayLast(in, returnOf(r, now).At, now)
+}
+
+// firstByte lets the next of the requests that wait go.
+func (w *turn) firstByte() {
+	if w.place != nil && w.result == waiting.Turn {
+		w.place.FirstByte(time.Now())
+	}
 }
 
 // mayWait reports whether the request may wait for a backend. One for an object that one account stores may not.
 func (ex *exchange) mayWait() bool {
-	return ex.own.Response == nil && ex.api.placement.Anywhere()
+	return ex.outcome.own.Response == nil && ex.intent.placement.Anywhere()
 }
 
 // lineUp keeps a request without a place from the backends that others wait for right now.
 func (ex *exchange) lineUp() {
-	ex.stepOut()
-	lists := ex.balancer.waiting
-	if lists.Len() == 0 || !ex.mayWait() || ex.tries.turn != nil && ex.tries.turn.place != nil {
+	w := &ex.tries.turn
+	w.behind = nil
+	if w.lists.Len() == 0 || !ex.mayWait() || w.place != nil {
 		return
 	}
-	if next, ok := lists.Next(ex.waitingFor(), ex.admission.Tier()); ok {
-		ex.turn().behind = next.Reason.([]int)
+	if next, ok := w.lists.Next(ex.intent.waitsIn(), ex.bill.Tier()); ok {
+		w.behind = next.Reason.([]int)
 	}
 }
 
-// stepOut lets the request go to backends that others wait for, too.
-func (ex *exchange) stepOut() {
-	if ex.tries.turn != nil {
-		ex.tries.turn.behind = nil
-	}
-}
-
-func (ex *exchange) turn() *turn {
-	if ex.tries.turn == nil {
-		ex.tries.turn = new(turn)
-	}
-	return ex.tries.turn
-}
-
-// isBehind reports whether other requests wait for the member, which came before this one.
-func (ex *exchange) isBehind(m *pool.Member) bool {
-	return ex.tries.turn != nil && slices.Contains(ex.tries.turn.behind, m.Index)
-}
-
-// isForgiven reports whether the backend of an attempt may be tried again, because the request has waited since.
-func (ex *exchange) isForgiven(attempt int) bool {
-	return ex.tries.turn != nil && attempt < ex.tries.turn.forgiven && ex.tries.attempts[attempt].class == verdict.Throttled
-}
-
-// forgiven is how many attempts do not count, because their backend may be tried again.
-func (ex *exchange) forgiven() (n int) {
-	if ex.tries.turn == nil {
-		return 0
-	}
-	for i := range ex.tries.turn.forgiven {
-		if ex.isForgiven(i) {
-			n++
-		}
-	}
-	return n
-}
-
-// wait waits until a backend accepts the request, which all refuse because they throttle. It returns nil if that
-// takes too long.
-func (ex *exchange) wait(now time.Time) (*pool.Member, time.Time) {
+// waitForBackend waits until a backend accepts the request, which all refuse because they throttle. It returns nil if
+// that takes too long.
+func (ex *exchange) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	if !ex.mayWait() {
 		return nil, now
 	}
-	t := ex.turn()
-	behind, forgiven := t.behind, t.forgiven
-	t.behind, t.forgiven = nil, len(ex.tries.attempts)
-	r, ok := ex.returns(now, behind)
-	if !ok || !ex.mayGoOn(now) || !ex.waitsFor(r.At, now) {
-		t.behind, t.forgiven = behind, forgiven
-		if ok && t.place != nil {
-			t.result = waiting.Over
+	w := &ex.tries.turn
+	behind, forgiven := w.behind, w.forgiven
+	w.behind, w.forgiven = nil, len(ex.tries.list)
+	ex.update(now)
+	r, ok := ex.Pool.Returns(&ex.tries.ask, behind, now)
+	if !ok || !ex.mayGoOn(now) || !w.mayLast(&ex.intent, r.At, now) {
+		w.behind, w.forgiven = behind, forgiven
+		if ok && w.place != nil {
+			w.result = waiting.Over
 		}
+		ex.update(now)
 		return nil, now
 	}
-	t.until = ex.waitsUntil(now)
-	if t.place == nil {
-		if t.place, t.result = ex.balancer.waiting.Join(now, ex.waitingFor(), waiting.Who{Caller: ex.api.caller.Name, Tier: ex.admission.Tier()}, t.until, r); t.place == nil {
-			t.behind = r.Reason.([]int)
+	w.until = w.ends(&ex.intent, now)
+	if w.place == nil {
+		who := waiting.Who{Caller: ex.intent.caller.Name, Tier: ex.bill.Tier()}
+		if w.place, w.result = w.lists.Join(now, ex.intent.waitsIn(), who, w.until, returning(r)); w.place == nil {
+			w.behind = r.Awaited
+			ex.update(now)
 			return nil, now
 		}
 	} else {
-		t.place.Stay(now, r)
+		w.place.Stay(now, returning(r))
 	}
-	behind = r.Reason.([]int)
 	var m *pool.Member
-	ex.await(t.place, func(at time.Time) bool {
+	w.await(ex.balancer, &ex.intent, ex.bill.Tier(), w.place, func(at time.Time) bool {
 		now = at
 		if m, r, ok = ex.pickOrWait(now); m != nil {
-			t.place.Go(now)
+			w.place.Go(now)
 			return false
 		}
-		behind, _ = r.Reason.([]int)
-		if ok && ex.waitsFor(r.At, now) {
-			t.place.Stay(now, r)
+		if ok && w.mayLast(&ex.intent, r.At, now) {
+			w.place.Stay(now, returning(r))
 			return true
 		}
-		t.result = waiting.Over
-		t.place.Leave(now)
+		w.result = waiting.Over
+		w.place.Leave(now)
 		return false
 	})
 	if m == nil {
-		now, t.behind = time.Now(), behind
+		now, w.behind = time.Now(), r.Awaited
+		ex.update(now)
 	}
 	return m, now
 }
 
+// returning is what a request that waits has found out about backends.
+func returning(r pool.Return) waiting.Return {
+	return waiting.Return{At: r.At, Pause: r.Grace, Reason: r.Awaited}
+}
+
 // pickOrWait returns the backend that gets the request now, or when the first one accepts it. It returns neither
 // if one is left that does not throttle, but accepts no request.
-func (ex *exchange) pickOrWait(now time.Time) (m *pool.Member, r waiting.Return, ok bool) {
+func (ex *exchange) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bool) {
 	for range 2 { // after the pick, a bench may have ended
-		if m = ex.balancer.Pool.Pick(ex, now); m != nil {
+		if m = ex.pickAgain(now); m != nil {
 			return m, r, false
 		}
-		if r, ok = ex.returns(now, nil); ok {
+		if r, ok = ex.Pool.Returns(&ex.tries.ask, nil, now); ok {
 			return nil, r, true
 		}
 	}
-	return nil, waiting.Return{}, false
+	return nil, r, false
 }
 
 // await waits in a place. Each time that it is the request's turn, it calls try, until that returns false.
-func (ex *exchange) await(place *waiting.Place, try func(now time.Time) (again bool)) {
-	begun, t := time.Now(), ex.tries.turn
-	ex.balancer.metrics.Waits(1)
+func (w *turn) await(b *balancer, in *intent, tier int, place *waiting.Place, try func(now time.Time) (again bool)) {
+	begun := time.Now()
+	b.metrics.Waits(1)
 	defer func() {
-		ex.balancer.metrics.Waits(-1)
+		b.metrics.Waits(-1)
 		place.Leave(time.Now()) // a policy may panic, and the others must not wait for this request
 	}()
 	for again := true; again; {
-		if t.result = place.Wait(ex.request.Context().Done()); t.result != waiting.Turn {
+		if w.result = place.Wait(in.request.Context().Done()); w.result != waiting.Turn {
 			break
 		}
 		again = try(time.Now())
 	}
 	waited := time.Since(begun)
-	t.waited += waited
-	if c := ex.balancer.logger.Check(zap.DebugLevel, "request waited"); c != nil {
-		c.Write(zap.String("result", string(t.result)), zap.Duration("duration", waited), ex.api.callerField(),
-			zap.String("model", pool.ModelKey(ex.api.Model)), zap.Int("tier", ex.admission.Tier()))
+	w.waited += waited
+	if c := b.logger.Check(zap.DebugLevel, "request waited"); c != nil {
+		c.Write(zap.String("result", string(w.result)), zap.Duration("duration", waited), in.callerField(),
+			zap.String("model", pool.ModelKey(in.Model)), zap.Int("tier", tier))
 	}
 }
 
-// waitsFor reports whether the request may wait until then.
-func (ex *exchange) waitsFor(at, now time.Time) bool {
-	until := ex.waitsUntil(now)
-	return !at.After(until) && now.Before(until)
-}
-
-// waitsUntil returns when the request waits no longer.
-func (ex *exchange) waitsUntil(now time.Time) time.Time {
-	until := ex.turn().until
-	if until.IsZero() {
-		until = ex.balancer.waiting.Until(now)
-	}
-	if deadline := ex.tries.deadline; !deadline.IsZero() && deadline.Before(until) {
-		return deadline
-	}
-	return until
-}
-
-// returns returns when the first of the backends that are left accepts the request, and the indexes of all of
-// them. ok reports whether all throttle. A backend that other requests wait for counts as one that does.
-func (ex *exchange) returns(now time.Time, behind []int) (r waiting.Return, ok bool) {
-	var awaited []int
-	for _, t := range ex.balancer.targets {
-		if _, takes := ex.ModelAt(t.Member); !takes || !ex.MayTry(t.Member) {
-			continue
-		}
-		at, grace, throttles := t.Accepts(ex, now)
-		if (!throttles || !at.After(now)) && !slices.Contains(behind, t.Index) {
-			return waiting.Return{}, false // it has no room
-		}
-		if len(awaited) == 0 || at.Before(r.At) {
-			r.At, r.Pause = at, grace
-		}
-		awaited = append(awaited, t.Index)
-	}
-	r.Reason = awaited
-	return r, len(awaited) > 0
-}
-
-// admitCaller charges the request to its caller's limits, or returns why it does not. It may wait for a limit by
+// admit charges the request to its caller's limits, or returns why it does not. It may wait for a limit by
 // the second or the minute.
-func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimate) (a callers.Admission, refusal *meter.Refusal) {
-	now, lists, key := time.Now(), ex.balancer.waiting, waiting.Key{Caller: name}
-	if lists == nil {
+func (ex *exchange) admit(c *callers.Callers, name string, e meter.Estimate) (a callers.Admission, refusal *meter.Refusal) {
+	w, now, key := &ex.tries.turn, time.Now(), waiting.Key{Caller: name}
+	if w.lists == nil {
 		return c.Admit(now, name, e)
 	}
-	next, behind := lists.Next(key, 0)
+	next, behind := w.lists.Next(key, 0)
 	if behind {
 		refusal = c.Check(now, name, e)
 	} else {
@@ -244,34 +199,33 @@ func (ex *exchange) admitCaller(c *callers.Callers, name string, e meter.Estimat
 	default: // there is room, but others came first
 		refusal = next.Reason.(*meter.Refusal)
 	}
-	if !mayPass(refusal) || !ex.waitsFor(next.At, now) {
+	if !mayPass(refusal) || !w.mayLast(&ex.intent, next.At, now) {
 		return c.Admit(now, name, e) // there may be room, too
 	}
-	t := ex.turn()
-	t.until = ex.waitsUntil(now)
+	w.until = w.ends(&ex.intent, now)
 	var place *waiting.Place
-	if place, t.result = lists.Join(now, key, waiting.Who{Caller: name}, t.until, next); place == nil {
+	if place, w.result = w.lists.Join(now, key, waiting.Who{Caller: name}, w.until, next); place == nil {
 		if a, refusal = c.Admit(now, name, e); refusal == nil {
-			t.result = "" // it did not have to wait
+			w.result = "" // it did not have to wait
 		}
 		return a, refusal
 	}
-	ex.await(place, func(now time.Time) bool {
+	w.await(ex.balancer, &ex.intent, 0, place, func(now time.Time) bool {
 		if a, refusal = c.Try(now, name, e); refusal == nil {
 			place.Go(now)
 			return false
 		}
 		if !mayPass(refusal) {
-			t.result = waiting.Over
+			w.result = waiting.Over
 			place.Leave(now)
 			return false
 		}
 		place.Stay(now, returnOf(refusal, now)) // until its time is over: others may give back what they did not use
 		return true
 	})
-	if t.result != waiting.Turn && t.result != waiting.Left {
+	if w.result != waiting.Turn && w.result != waiting.Left {
 		if a, refusal = c.Admit(time.Now(), name, e); refusal == nil {
-			t.result = waiting.Turn
+			w.result = waiting.Turn
 		}
 	}
 	return a, refusal
@@ -282,28 +236,16 @@ func returnOf(r *meter.Refusal, now time.Time) waiting.Return {
 	return waiting.Return{At: now.Add(max(r.Wait, time.Millisecond)), Reason: r}
 }
 
-// mayWaitFor reports whether the request may wait until the limit that refuses it lets it through.
-func (ex *exchange) mayWaitFor(r *meter.Refusal, now time.Time) bool {
-	return ex.balancer.waiting != nil && mayPass(r) && ex.waitsFor(returnOf(r, now).At, now)
-}
-
 // mayPass reports whether the request is refused by a limit that requests wait for.
 func mayPass(r *meter.Refusal) bool {
 	return r.Reason == meter.OverPart || (r.Reason == meter.OverRate || r.Reason == meter.InFlight) && r.Limit.Unit <= meter.Minute
 }
 
-// hasLeft reports whether the client left while its request waited.
-func (ex *exchange) hasLeft() bool {
-	if ex.tries.turn == nil || ex.tries.turn.result != waiting.Left {
+// leftWaiting reports whether the client left while its request waited.
+func (ex *exchange) leftWaiting() bool {
+	if ex.tries.turn.result != waiting.Left {
 		return false
 	}
-	ex.own = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
+	ex.outcome.own = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 	return true
-}
-
-// firstByte lets the next of the requests that wait go.
-func (t *turn) firstByte() {
-	if t != nil && t.place != nil && t.result == waiting.Turn {
-		t.place.FirstByte(time.Now())
-	}
 }

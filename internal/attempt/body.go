@@ -62,8 +62,7 @@ type body struct {
 	watch *sse.Watcher
 	ahead
 
-	// to is told what becomes of the reply. Until that is the client's, it is nil.
-	to    Recipient
+	// reply is the client's. It is nil until then, and after its end.
 	reply *Reply
 	// waits reports whether the client waits for the first byte.
 	waits bool
@@ -95,8 +94,8 @@ type readAhead struct {
 const patience = 500 * time.Millisecond
 
 // goOut makes the reply the client's from now on. It returns the reader of its tokens.
-func (b *body) goOut(reply *Reply, to Recipient) *usage.Reader {
-	b.reply, b.to = reply, to
+func (b *body) goOut(reply *Reply) *usage.Reader {
+	b.reply = reply
 	b.waits = len(b.held) == 0 && b.heldErr == nil
 	b.keepBack()
 	if b.heldErr == nil {
@@ -248,9 +247,9 @@ func (b *body) readOn(p []byte) (n int, err error) {
 		return n, nil // there is no space to find the end of a secret in
 	}
 	more, err := b.read(p[n:])
-	if b.waits && more > 0 && b.to != nil {
+	if b.waits && more > 0 && b.reply != nil {
 		b.waits = false
-		b.to.FirstByte()
+		b.reply.firstByte = time.Now()
 	}
 	b.see(p[n:n+more], err)
 	n += more
@@ -269,7 +268,7 @@ func (b *body) readOn(p []byte) (n int, err error) {
 // finish finds out how the reply ended. For the client, a broken reply must not end
 // as if it were whole.
 func (b *body) finish(err error) error {
-	if b.to == nil {
+	if b.reply == nil {
 		return err
 	}
 	reason := err
@@ -284,9 +283,9 @@ func (b *body) finish(err error) error {
 		}
 	}
 	if reason != nil {
-		b.to.Broken(b.reply, reason)
+		b.reply.breaks(End{Broken: reason, Paused: b.givenUp(reason)})
 	}
-	b.to = nil
+	b.reply = nil
 	return err
 }
 
@@ -308,7 +307,7 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 // Close implements io.Closer. A reply that is closed before its end is not
 // broken: its client left.
 func (b *body) Close() error {
-	b.held, b.to = nil, nil
+	b.held, b.reply = nil, nil
 	b.deadline.end()
 	b.tokens.Close()
 	return b.source.Close()

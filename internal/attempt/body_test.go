@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -78,7 +80,7 @@ func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 				b.deadline.stop()
 				b.deadline.end()
 				time.Sleep(3 * s) // while it is held back
-				b.goOut(nil, nil)
+				b.goOut(nil)
 				for _, pause := range c.pauses[:len(c.pauses)-1] {
 					time.Sleep(pause)
 					if _, err := b.Read(make([]byte, 1)); err != nil {
@@ -114,28 +116,16 @@ func (h *hesitant) Read(p []byte) (int, error) {
 
 func (*hesitant) Close() error { return nil }
 
-// recipient is told of a broken reply.
-type recipient struct {
-	Recipient
-	broken func(reason error)
-}
-
-func (recipient) FirstByte()                      {}
-func (r recipient) Broken(_ *Reply, reason error) { r.broken(reason) }
-
 func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, cancel := context.WithCancelCause(t.Context())
 		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: keys.Secrets{"sk-1234567890abcdef"},
 			deadline: &deadline{alarms: new(alarms), cancel: cancel}, watch: new(sse.Watcher)}
-		broke := false
-		b.goOut(nil, recipient{broken: func(reason error) {
-			if broke = true; b.givenUp(reason) {
-				t.Error("the cut counts as that of a client that read at once")
-			}
-		}})
-		if _, err := io.Copy(io.Discard, &b); err == nil || !broke {
-			t.Errorf("the reply ended with %v", err)
+		reply := &Reply{sent: &Request{Proxied: httptest.NewRequest("POST", "/", nil), Body: new(replay.Body)}}
+		b.goOut(reply)
+		_, err := io.Copy(io.Discard, &b)
+		if end := reply.End(); err == nil || end.Broken == nil || end.Paused {
+			t.Errorf("the reply ended with %v, %+v", err, end)
 		}
 	})
 }

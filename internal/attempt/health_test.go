@@ -18,37 +18,37 @@ func TestWhatAReplyBenchesAndForHowLong(t *testing.T) {
 	wrong := Bench{Wait: time.Minute, MayBeOfRequest: true}
 	chat, files := openaiapi.Inference, openaiapi.Once
 	for name, c := range map[string]struct {
-		reply Reply
+		reply *Reply
 		kind  openaiapi.Kind
 		busy  bool
 		want  Bench // without a Wait: none
 	}{
-		"a throttle lasts as long as it says":        {reply: Reply{Class: verdict.Throttled, Wait: 7 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 7 * second}},
-		"but not for less than retry_after_min":      {reply: Reply{Class: verdict.Throttled, Wait: 43 * time.Microsecond, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond}},
-		"and not for more than retry_after_max":      {reply: Reply{Class: verdict.Throttled, Wait: time.Hour, Source: verdict.RetryAfter}, want: Bench{Wait: 5 * time.Minute}},
-		"a throttle that says 0 may become longer":   {reply: Reply{Class: verdict.Throttled, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond, Longest: 10 * second}},
-		"one that names no time is a guess":          {reply: Reply{Class: verdict.Throttled, Source: verdict.NoHint}, want: Bench{Wait: 10 * second, Guess: true}},
-		"an overload that names no time":             {reply: Reply{Class: verdict.Overloaded, Source: verdict.NoHint}, want: Bench{Wait: 10 * second}},
-		"an overload that names one":                 {reply: Reply{Class: verdict.Overloaded, Wait: 3 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 3 * second}},
-		"a budget that is used up":                   {reply: Reply{Class: verdict.Quota}, want: Bench{Wait: 5 * time.Minute}},
-		"a failure":                                  {reply: Reply{Class: verdict.Failed}, want: failure},
-		"one of the midst of an upload":              {reply: Reply{Class: verdict.Failed, Failure: Failure{Uploading: true}}},
-		"a backend with too many streams":            {reply: Reply{Class: verdict.Failed, Failure: Failure{Err: ErrLostAgain}}, busy: true},
-		"one that serves nothing else":               {reply: Reply{Class: verdict.Failed, Failure: Failure{Err: ErrLostAgain}}, want: failure},
-		"no connection is the backend's fault alone": {reply: Reply{Class: verdict.Unreachable}, want: Bench{Wait: 10 * second, Counts: true}},
-		"no model":                                  {reply: Reply{Class: verdict.NoModel}, kind: chat, want: wrong},
-		"no model of another operation":             {reply: Reply{Class: verdict.NoModel}, kind: files},
-		"a refused credential":                      {reply: Reply{Class: verdict.Credential, Status: 401}, kind: chat, want: wrong},
-		"one that is refused for another operation": {reply: Reply{Class: verdict.Credential, Status: 401}, kind: files},
-		"no credential to send":                     {reply: Reply{Class: verdict.NoCredential}, want: Bench{Wait: time.Minute}},
-		"none for a shorter time":                   {reply: Reply{Class: verdict.NoCredential, Wait: second}, want: Bench{Wait: second}},
-		"a credential that has been replaced since": {reply: Reply{Class: verdict.NoCredential, Status: 401}},
-		"a silence":                                 {reply: Reply{Class: verdict.Silent}},
-		"a request that is too large":               {reply: Reply{Class: verdict.TooLarge}},
-		"a success":                                 {reply: Reply{Class: verdict.Served}},
+		"a throttle lasts as long as it says":        {reply: &Reply{Class: verdict.Throttled, Wait: 7 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 7 * second}},
+		"but not for less than retry_after_min":      {reply: &Reply{Class: verdict.Throttled, Wait: 43 * time.Microsecond, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond}},
+		"and not for more than retry_after_max":      {reply: &Reply{Class: verdict.Throttled, Wait: time.Hour, Source: verdict.RetryAfter}, want: Bench{Wait: 5 * time.Minute}},
+		"a throttle that says 0 may become longer":   {reply: &Reply{Class: verdict.Throttled, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond, Longest: 10 * second}},
+		"one that names no time is a guess":          {reply: &Reply{Class: verdict.Throttled, Source: verdict.NoHint}, want: Bench{Wait: 10 * second, Guess: true}},
+		"an overload that names no time":             {reply: &Reply{Class: verdict.Overloaded, Source: verdict.NoHint}, want: Bench{Wait: 10 * second}},
+		"an overload that names one":                 {reply: &Reply{Class: verdict.Overloaded, Wait: 3 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 3 * second}},
+		"a budget that is used up":                   {reply: &Reply{Class: verdict.Quota}, want: Bench{Wait: 5 * time.Minute}},
+		"a failure":                                  {reply: &Reply{Class: verdict.Failed}, want: failure},
+		"one of the midst of an upload":              {reply: &Reply{Class: verdict.Failed, Failure: Failure{Uploading: true}}},
+		"a backend with too many streams":            {reply: &Reply{Class: verdict.Failed, Failure: Failure{Err: ErrLostAgain}}, busy: true},
+		"one that serves nothing else":               {reply: &Reply{Class: verdict.Failed, Failure: Failure{Err: ErrLostAgain}}, want: failure},
+		"no connection is the backend's fault alone": {reply: &Reply{Class: verdict.Unreachable}, want: Bench{Wait: 10 * second, Counts: true}},
+		"no model":                                  {reply: &Reply{Class: verdict.NoModel}, kind: chat, want: wrong},
+		"no model of another operation":             {reply: &Reply{Class: verdict.NoModel}, kind: files},
+		"a refused credential":                      {reply: &Reply{Class: verdict.Credential, Status: 401}, kind: chat, want: wrong},
+		"one that is refused for another operation": {reply: &Reply{Class: verdict.Credential, Status: 401}, kind: files},
+		"no credential to send":                     {reply: &Reply{Class: verdict.NoCredential}, want: Bench{Wait: time.Minute}},
+		"none for a shorter time":                   {reply: &Reply{Class: verdict.NoCredential, Wait: second}, want: Bench{Wait: second}},
+		"a credential that has been replaced since": {reply: &Reply{Class: verdict.NoCredential, Status: 401}},
+		"a silence":                                 {reply: &Reply{Class: verdict.Silent}},
+		"a request that is too large":               {reply: &Reply{Class: verdict.TooLarge}},
+		"a success":                                 {reply: &Reply{Class: verdict.Served}},
 	} {
 		c.reply.sent = &Request{Asks: Asks{Kind: c.kind}}
-		got, benches := options.Bench(&c.reply, c.busy)
+		got, benches := options.Bench(c.reply, c.busy)
 		if !benches {
 			got = Bench{}
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -46,6 +47,10 @@ type Reply struct {
 	sent *Request
 	// body is that of a response that may become the client's.
 	body *body
+	// firstByte is when the client got something, and end how the reply ended, if it broke.
+	firstByte time.Time
+	end       atomic.Pointer[End]
+	broken    func(End)
 }
 
 // Unsent is the reply of an attempt for which there was no credential.
@@ -172,23 +177,43 @@ func (r *Reply) secrets() keys.Secrets {
 	return r.sent.Secrets
 }
 
-// Recipient is told what becomes of a reply that a client gets.
-type Recipient interface {
-	// FirstByte is called when the first byte of the body comes, unless it was there already.
-	FirstByte()
-	// Broken is called if the body broke off or contained an error.
-	Broken(r *Reply, reason error)
-	// BrokenTunnel is called if the backend ended a WebSocket while its client was connected. begun
-	// reports whether it had sent data before.
-	BrokenTunnel(r *Reply, reason error, begun bool)
+// End is how a reply has ended that a client gets.
+type End struct {
+	// Broken is why it was cut, or the error that it contained. It is nil if it is whole, or if its client has left.
+	Broken error
+	// Paused reports whether the backend may have given it up because the client did not read it.
+	Paused bool
+	// Begun reports whether the backend had sent data in a WebSocket that it ended.
+	Begun bool
 }
 
+// End is how the reply has ended. It is known when reverse_proxy has returned.
+func (r *Reply) End() (e End) {
+	if end := r.end.Load(); end != nil {
+		return *end
+	}
+	return e
+}
+
+// breaks records that the reply is broken, unless that is the client's fault: it left, or did not send all of its body.
+func (r *Reply) breaks(e End) {
+	if t := r.sent; t.Proxied.Context().Err() == nil && t.Body.Failure() == nil && !t.trip.upload.Stalled() {
+		if r.end.Store(&e); r.broken != nil {
+			r.broken(e)
+		}
+	}
+}
+
+// FirstByte is when the first byte of the body came that the client gets. It is zero before.
+func (r *Reply) FirstByte() time.Time { return r.firstByte }
+
 // Commit makes the reply the client's. It returns the response, and the reader of the
-// tokens that it costs.
-func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response, *usage.Reader) {
+// tokens that it costs. broken, if it is not nil, gets the end of a broken reply at once.
+func (r *Reply) Commit(client http.ResponseWriter, broken func(End)) (*http.Response, *usage.Reader) {
+	r.firstByte, r.broken = time.Now(), broken
 	var tokens *usage.Reader
 	if r.body != nil {
-		tokens = r.body.goOut(r, to)
+		tokens = r.body.goOut(r)
 	}
 	res := r.Response
 	if r.sent.Change.AskUsage && openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header) {
@@ -198,7 +223,7 @@ func (r *Reply) Commit(client http.ResponseWriter, to Recipient) (*http.Response
 	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols {
 		var broken func(reason error, begun bool)
 		if r.sent.Asks.Kind.IsHandshake() {
-			broken = func(reason error, begun bool) { to.BrokenTunnel(r, reason, begun) }
+			broken = func(reason error, begun bool) { r.breaks(End{Broken: reason, Begun: begun}) }
 		}
 		closing := r.sent.closing
 		if r.sent.Proxied.ProtoMajor > 1 {
@@ -222,10 +247,6 @@ func letPause(r *http.Request) {
 		body.Override(math.MaxInt64, 0)
 	}
 }
-
-// GivenUp reports whether a reply that broke for this reason may have been given up by its
-// backend, because the client did not read it.
-func (r *Reply) GivenUp(reason error) bool { return r.body.givenUp(reason) }
 
 const (
 	// errorBodyLimit is how much of an error's body is read to judge it.

@@ -1,17 +1,20 @@
 package pool
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Throttles reports whether a throttle keeps the request away from the member.
-func (m *Member) Throttles(r Request, now time.Time) bool {
-	model, ok := r.ModelAt(m)
-	return ok && (m.standing(model, r.Cost(), now) >= benchedGuess || m.isAbove(r, model, now))
+func (m *Member) Throttles(r *Ask, now time.Time) bool {
+	model, ok := r.modelAt(m)
+	return ok && (m.standing(model, r.Cost, now) >= benchedGuess || m.isAbove(r, model, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
 // would meet, or one whose probe may still be refused.
-func (m *Member) hasThrottle(r Request) bool {
-	model, _ := r.ModelAt(m)
+func (m *Member) hasThrottle(r *Ask) bool {
+	model, _ := r.modelAt(m)
 	return m.health.whole.throttle.Load() != nil || m.health.of(model).throttle.Load() != nil
 }
 
@@ -20,11 +23,11 @@ const farAway = 24 * time.Hour
 
 // Accepts returns when the member accepts the request again, and the grace of the bench that ends then.
 // It returns false if neither a throttle nor the ceiling of a tier keeps the request away.
-func (m *Member) Accepts(r Request, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
+func (m *Member) Accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
 	if !m.Throttles(r, now) {
 		return now, 0, false
 	}
-	model, _ := r.ModelAt(m)
+	model, _ := r.modelAt(m)
 	at = now.Add(m.quotaWait(r, model, now))
 	if b := m.health.whole.throttle.Load(); b != nil && b.inForce(now) {
 		return now.Add(farAway), 0, true // only budgets are about all models
@@ -33,4 +36,32 @@ func (m *Member) Accepts(r Request, now time.Time) (at time.Time, grace time.Dur
 		at, grace = later(at, b.accepts()), b.Grace()
 	}
 	return at, grace, true
+}
+
+// Return is when a request that all members refuse because they throttle may be sent.
+type Return struct {
+	// At is when the first of them accepts it, and Grace is the grace of the bench that ends then.
+	At    time.Time
+	Grace time.Duration
+	// Awaited are the indexes of all of them.
+	Awaited []int
+}
+
+// Returns returns when the first of the members that are left accepts the request. It returns false unless all of them
+// throttle. One that other requests wait for, which the request is behind, counts as one that does.
+func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bool) {
+	for _, m := range p.Members {
+		if _, takes := r.modelAt(m); !takes || !r.mayTry(m) {
+			continue
+		}
+		at, grace, throttles := m.Accepts(r, now)
+		if (!throttles || !at.After(now)) && !slices.Contains(behind, m.Index) {
+			return Return{}, false // it has no room
+		}
+		if len(first.Awaited) == 0 || at.Before(first.At) {
+			first.At, first.Grace = at, grace
+		}
+		first.Awaited = append(first.Awaited, m.Index)
+	}
+	return first, len(first.Awaited) > 0
 }

@@ -78,8 +78,8 @@ func (t *tier) place(m *Member) place {
 
 // chooseByKey chooses among the members that are as good as the one chosen: the
 // one where the key lives, or else the next in the order of the key that has room.
-func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member, best grade) place {
-	cost, moved := r.Cost(), p.Relocations.get(a.Key, now)
+func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, best grade) place {
+	cost, moved := r.Cost, p.Relocations.get(a.Key, now)
 	var t tier
 	var home, there, first *Member
 	var homeScore, firstScore float64
@@ -88,7 +88,7 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 			break
 		}
 		score := m.score(a.Key)
-		if _, serves := r.ModelAt(m); serves {
+		if _, serves := r.modelAt(m); serves {
 			if m.digest.tag == moved.tag {
 				there = m
 			}
@@ -148,11 +148,11 @@ func (p *Pool) chooseByKey(r Request, a *Affinity, now time.Time, chosen *Member
 
 // nextWithRoom returns the place of the next member in the order of the key. If
 // requests that were faster took all the room, it is the place that there was.
-func (p *Pool) nextWithRoom(r Request, a *Affinity, now time.Time, full place, t *tier, best grade) place {
+func (p *Pool) nextWithRoom(r *Ask, a *Affinity, now time.Time, full place, t *tier, best grade) place {
 	var next place
 	var nextScore float64
 	for _, m := range p.Members {
-		if p.gradeOf(m, best.priority, r, r.Cost(), now) != best {
+		if p.gradeOf(m, best.priority, r, r.Cost, now) != best {
 			continue
 		}
 		score, to := m.score(a.Key), t.place(m)

@@ -12,7 +12,7 @@ import (
 )
 
 // withKeys makes a pool that keeps keys together.
-func withKeys(t testing.TB, members ...string) (*Pool, map[string]*Member) {
+func withKeys(t testing.TB, members ...string) (testPool, map[string]*Member) {
 	p, byName, _ := poolOf(t, members...)
 	t.Cleanup(p.Close)
 	p.Relocations = new(Relocations)
@@ -21,7 +21,7 @@ func withKeys(t testing.TB, members ...string) (*Pool, map[string]*Member) {
 
 // pickKey tells whom a request of this key gets at a time, and the result. The
 // request is over at once.
-func pickKey(p *Pool, key uint64, now time.Time) (string, Result) {
+func pickKey(p testPool, key uint64, now time.Time) (string, Result) {
 	r := &asks{model: "m", cost: 1, affinity: Affinity{Key: key}}
 	m := p.Pick(r, now)
 	if m == nil {
@@ -31,7 +31,7 @@ func pickKey(p *Pool, key uint64, now time.Time) (string, Result) {
 	return m.Name, r.affinity.Result
 }
 
-func wantKeyAt(t *testing.T, p *Pool, key uint64, now time.Time, want string, result Result) {
+func wantKeyAt(t *testing.T, p testPool, key uint64, now time.Time, want string, result Result) {
 	t.Helper()
 	if got, came := pickKey(p, key, now); got != want || came != result {
 		t.Errorf("after %v the key got %s (%s), want %s (%s)", now.Sub(start), got, came, want, result)
@@ -39,7 +39,7 @@ func wantKeyAt(t *testing.T, p *Pool, key uint64, now time.Time, want string, re
 }
 
 // keysOf returns keys that live at this member, in the state that the pool has.
-func keysOf(p *Pool, name string, n int) (keys []uint64) {
+func keysOf(p testPool, name string, n int) (keys []uint64) {
 	for key := uint64(1); len(keys) < n; key++ {
 		if got, _ := pickKey(p, mix(key), start); got == name {
 			keys = append(keys, mix(key))
@@ -232,7 +232,7 @@ func TestAKeyThatOverflowedStaysWhereItWent(t *testing.T) {
 func TestAKeyIsTheChoiceBeforeAnyPolicy(t *testing.T) {
 	p, members := withKeys(t, "a", "b")
 	asked := 0
-	p.Policy = func(Request, []*Member) *Member {
+	*p.policy = func([]*Member) *Member {
 		asked++
 		return members["b"]
 	}
@@ -277,10 +277,10 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 		now := at(1)
 		for range 3 {
 			plain := &asks{model: "m", cost: 1, tried: tried}
-			_, best, _ := p.choose(plain, now)
+			_, best, _ := p.choose(plain.of(p.Pool), now)
 			keyed := &asks{model: "m", cost: 1, tried: tried, affinity: Affinity{Key: random.Uint64()}}
-			to, rank, _ := p.choose(keyed, now)
-			other, _, _ := p.choose(plain, now)
+			to, rank, _ := p.choose(keyed.of(p.Pool), now)
+			other, _, _ := p.choose(plain.of(p.Pool), now)
 			if rank.rank != best.rank || (to.Member == nil) != (other.Member == nil) {
 				t.Fatalf("with a key the rank is %v, without %v", rank, best)
 			}
@@ -288,7 +288,7 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 				break
 			}
 			served++
-			if to.Priority != other.Priority || p.gradeOf(to.Member, to.Priority, keyed, 1, now) != best {
+			if to.Priority != other.Priority || p.gradeOf(to.Member, to.Priority, keyed.of(p.Pool), 1, now) != best {
 				t.Fatalf("with a key the priority is %d, without %d", to.Priority, other.Priority)
 			}
 			if m := p.Pick(keyed, now); m == nil {
@@ -305,10 +305,10 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 func TestAPickByKeyAllocatesNothing(t *testing.T) {
 	p := sixteen(t)
 	p.Relocations = new(Relocations)
-	r := &asks{model: "m", cost: 1}
+	r := (&asks{model: "m", cost: 1}).of(p.Pool)
 	if n := testing.AllocsPerRun(1000, func() {
-		r.affinity.Key = mix(r.affinity.Key + 1)
-		p.Pick(r, start).Release()
+		r.Affinity.Key = mix(r.Affinity.Key + 1)
+		p.Pool.Pick(r, start).Release()
 	}); n != 0 {
 		t.Errorf("a pick by key allocates %v times", n)
 	}
@@ -318,10 +318,10 @@ func BenchmarkPickByKey(b *testing.B) {
 	p := sixteen(b)
 	p.Relocations = new(Relocations)
 	b.ReportAllocs()
-	r := &asks{model: "m", cost: 1}
+	r := (&asks{model: "m", cost: 1}).of(p.Pool)
 	for b.Loop() {
-		r.affinity.Key = mix(r.affinity.Key + 1)
-		p.Pick(r, start).Release()
+		r.Affinity.Key = mix(r.Affinity.Key + 1)
+		p.Pool.Pick(r, start).Release()
 	}
 }
 

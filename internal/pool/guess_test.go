@@ -55,7 +55,7 @@ func TestAGuessIsTriedAfterAllOtherMembers(t *testing.T) {
 	if m := p.Pick(r, at(5)); m != members["a"] {
 		t.Errorf("after all others it went to %v, want a", m)
 	}
-	if !members["a"].Throttles(&asks{model: "m"}, at(6)) {
+	if !members["a"].Throttles((&asks{model: "m"}).of(members["a"].pool), at(6)) {
 		t.Error("a guess that may be tried does not count as a throttle")
 	}
 }
@@ -67,7 +67,7 @@ func TestARefusedTryIsFollowedByAnother(t *testing.T) {
 	members["a"].Bench(guessOf(10), at(0.7))
 	wantPick(t, p, 1, at(1.15), "nobody")
 	wantPick(t, p, 1, at(1.25), "a")
-	if wait := p.Wait(&asks{model: "m"}, at(1.25)); wait != 9450*time.Millisecond {
+	if wait := p.Wait((&asks{model: "m"}).of(p.Pool), at(1.25)); wait != 9450*time.Millisecond {
 		t.Errorf("the wait is %s, want the end of the guess", wait)
 	}
 }

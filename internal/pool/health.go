@@ -181,15 +181,15 @@ func (m *Member) slots(model string) [5]*slot {
 }
 
 // claim takes the right to send a request to a member that is ready for it.
-func (m *Member) claim(r Request, now time.Time) bool {
-	model, _ := r.ModelAt(m)
+func (m *Member) claim(r *Ask, now time.Time) bool {
+	model, _ := r.modelAt(m)
 	if p := m.silence(r, model); p != nil && !p.Try(now) {
 		return false
 	}
 	if m.unbenched(model) {
 		return true
 	}
-	cost := r.Cost()
+	cost := r.Cost
 	for _, s := range m.slots(model) {
 		ok, over := s.claim(cost, now)
 		m.tellEnd(over, false)
@@ -201,9 +201,9 @@ func (m *Member) claim(r Request, now time.Time) bool {
 }
 
 // claimTry takes the right to try a member although it throttles.
-func (m *Member) claimTry(r Request, now time.Time) bool {
-	model, _ := r.ModelAt(m)
-	return m.health.whole.throttle.claimTry(r.Cost(), now) && m.health.of(model).throttle.claimTry(r.Cost(), now)
+func (m *Member) claimTry(r *Ask, now time.Time) bool {
+	model, _ := r.modelAt(m)
+	return m.health.whole.throttle.claimTry(r.Cost, now) && m.health.of(model).throttle.claimTry(r.Cost, now)
 }
 
 // Served ends the benches that an attempt, which started at started, has

@@ -20,17 +20,17 @@ const soon = time.Minute
 
 // IsSoonBack reports whether an account throttles or is full, is back soon, and would else be as good as any for the
 // request.
-func (p *Pool) IsSoonBack(r Request, account string, now time.Time) (back bool) {
+func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	var best *Member // of other accounts, among those that may be called
 	for _, m := range p.Members {
-		model, ok := r.ModelAt(m)
+		model, ok := r.modelAt(m)
 		if !ok || m.Drained() || m.Unreachable() {
 			continue
 		}
 		away := m.Full() || m.Throttles(r, now)
 		switch {
 		case m.Account != account:
-			if best == nil && !away && r.MayTry(m) {
+			if best == nil && !away && r.mayTry(m) {
 				best = m
 			}
 		case !away:
@@ -77,11 +77,11 @@ func (k *Maker) score(a *account) (score float64, ok bool) {
 
 // chooseForMaker chooses the first account in the maker's order that has a member which is as good as the one
 // chosen, and one of its members by weight. It returns nil if the choice is free.
-func (p *Pool) chooseForMaker(r Request, k *Maker, now time.Time, best grade) (chosen *Member) {
+func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chosen *Member) {
 	var t tier
 	var account string
 	var lowest float64
-	cost := r.Cost()
+	cost := r.Cost
 	for _, m := range p.Members {
 		if p.gradeOf(m, best.priority, r, cost, now) != best {
 			continue

@@ -112,8 +112,8 @@ func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
 		bench(a, 19) // it grows
 		wantEnd("b", 3*time.Second)
 		wantEnd("a", 20*time.Second)
-		p.Pick(&asks{model: "m"}, time.Now())
-		p.Pick(&asks{model: "m"}, time.Now())
+		p.Pick((&asks{model: "m"}).of(p), time.Now())
+		p.Pick((&asks{model: "m"}).of(p), time.Now())
 		a.Served("m", time.Now())
 
 		// the next pool with the same backends tells of what the closed one began

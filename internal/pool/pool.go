@@ -35,7 +35,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -47,10 +46,6 @@ var Random = rand.Float64
 type Pool struct {
 	// Members are in the order of their priorities.
 	Members []*Member
-	// Policy, if it is set, chooses among members of one priority. It must not
-	// keep the slice, and may return nil for no choice. It does not apply to
-	// requests with a key of [Affinity].
-	Policy func(Request, []*Member) *Member
 	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
 	Relocations *Relocations
@@ -108,30 +103,6 @@ type Checks interface {
 	Full() bool
 }
 
-// Request describes a request to a pool.
-type Request interface {
-	// ModelAt returns the member's name for the requested model. It returns
-	// false if the request cannot be sent to the member.
-	ModelAt(*Member) (model string, ok bool)
-	// MayTry reports whether the request may still go to a member to which it
-	// can be sent.
-	MayTry(*Member) bool
-	// Once reports whether the request can be sent only once, so that it must not
-	// be a probe.
-	Once() bool
-	// Cost returns how much of a rate limit the request takes, in tokens.
-	Cost() int64
-	// PulseKind returns the kind of request whose waits count for it.
-	PulseKind() pulse.Kind
-	// Tier returns the request's tier.
-	Tier() quota.Tier
-	// Affinity returns the request's affinity. Pick sets its result.
-	Affinity() *Affinity
-	// Steered records that the request passed a member over, because that has no room for it in its
-	// limits and another one has.
-	Steered(*Member)
-}
-
 // New returns a pool of the members, which it sorts by priority. The listeners
 // receive their events until the pool is closed.
 func New(members []*Member, listeners ...Listener) *Pool {
@@ -152,7 +123,7 @@ func NewMember(name string, health *Health) *Member {
 
 // Pick chooses the member that gets the request next, and reserves a place at
 // it until Release. It returns nil if no member is left.
-func (p *Pool) Pick(r Request, now time.Time) *Member {
+func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 	for {
 		m, its, steered := p.choose(r, now)
 		if m.Member == nil {
@@ -166,8 +137,8 @@ func (p *Pool) Pick(r Request, now time.Time) *Member {
 			continue // another request became the probe, or tries it
 		}
 		p.count(m.Member, now)
-		if steered {
-			p.tellSteered(r, its, now)
+		if r.Steered = nil; steered {
+			p.findSteered(r, its, now)
 		}
 		return m.Member
 	}
@@ -182,12 +153,12 @@ func (p *Pool) count(m *Member, now time.Time) {
 
 // PickThrottled chooses the member with the shortest wait, although it
 // throttles.
-func (p *Pool) PickThrottled(r Request, now time.Time) *Member {
+func (p *Pool) PickThrottled(r *Ask, now time.Time) *Member {
 	var soonest *Member
 	var back time.Time
 	for _, m := range p.Members {
-		model, ok := r.ModelAt(m)
-		if !ok || m.Full() || !r.MayTry(m) || m.PassedOver(r, now) {
+		model, ok := r.modelAt(m)
+		if !ok || m.Full() || !r.mayTry(m) || m.PassedOver(r, now) {
 			continue
 		}
 		if returns := m.returns(model, now); soonest == nil || returns.Before(back) {
@@ -226,7 +197,7 @@ type grade struct {
 }
 
 // gradeOf returns the grade of a member of this priority. Members of other priorities must not be called.
-func (p *Pool) gradeOf(m *Member, priority int, r Request, cost int64, now time.Time) grade {
+func (p *Pool) gradeOf(m *Member, priority int, r *Ask, cost int64, now time.Time) grade {
 	if m.Priority != priority {
 		return grade{rank: nobody}
 	}
@@ -239,9 +210,9 @@ func (p *Pool) gradeOf(m *Member, priority int, r Request, cost int64, now time.
 // probability of its share of the weights seen. One random number is enough:
 // what is left of it after each decision is as random as before. steered reports
 // whether members were left out only because their limits have no room.
-func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered bool) {
+func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
-	cost, at := r.Cost(), quota.At(now)
+	cost, at := r.Cost, quota.At(now)
 	var chosen *Member
 	var total, random float64
 	for _, m := range p.Members {
@@ -275,7 +246,7 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered b
 	if chosen == nil {
 		return place{}, best, false
 	}
-	a := r.Affinity()
+	a := &r.Affinity
 	if p.Relocations != nil && a.Key != 0 {
 		return p.chooseByKey(r, a, now, chosen, best), best, steered
 	}
@@ -284,7 +255,7 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered b
 			return m.place(), best, steered
 		}
 	}
-	if p.Policy != nil {
+	if r.Policy != nil {
 		chosen = p.chooseByPolicy(r, cost, now, chosen, best)
 	}
 	return chosen.place(), best, steered
@@ -292,14 +263,14 @@ func (p *Pool) choose(r Request, now time.Time) (to place, best grade, steered b
 
 // chooseByPolicy asks the policy to choose among the members that are as good
 // as the one chosen. A policy without an answer leaves the choice as it is.
-func (p *Pool) chooseByPolicy(r Request, cost int64, now time.Time, chosen *Member, best grade) *Member {
+func (p *Pool) chooseByPolicy(r *Ask, cost int64, now time.Time, chosen *Member, best grade) *Member {
 	var tier []*Member
 	for _, m := range p.Members {
 		if p.gradeOf(m, best.priority, r, cost, now) == best {
 			tier = append(tier, m)
 		}
 	}
-	if m := p.Policy(r, tier); m != nil {
+	if m := r.Policy(tier); m != nil {
 		return m
 	}
 	return chosen
@@ -310,11 +281,11 @@ const shortestWait = time.Second
 
 // Wait returns the shortest wait of the members that can serve the request. A silent one does not count while
 // others throttle: it is not known when it returns.
-func (p *Pool) Wait(r Request, now time.Time) time.Duration {
+func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
 	for _, m := range p.Members {
-		model, ok := r.ModelAt(m)
+		model, ok := r.modelAt(m)
 		if !ok || throttles && !m.Throttles(r, now) && m.silence(r, model) != nil {
 			continue
 		}
@@ -328,9 +299,9 @@ func (p *Pool) Wait(r Request, now time.Time) time.Duration {
 }
 
 // rank returns how good a choice the member is for the request, and its name for the model.
-func (m *Member) rank(r Request, cost int64, now time.Time) (rank rank, model string) {
-	model, ok := r.ModelAt(m)
-	if !ok || m.Full() || !r.MayTry(m) || m.isAbove(r, model, now) {
+func (m *Member) rank(r *Ask, cost int64, now time.Time) (rank rank, model string) {
+	model, ok := r.modelAt(m)
+	if !ok || m.Full() || !r.mayTry(m) || m.isAbove(r, model, now) {
 		return nobody, ""
 	}
 	switch standing := m.standing(model, cost, now); {
@@ -340,7 +311,7 @@ func (m *Member) rank(r Request, cost int64, now time.Time) (rank rank, model st
 		rank = guess
 	case standing > trialDue || !m.healthy():
 		rank = suspect
-	case standing == trialDue && r.Once():
+	case standing == trialDue && r.Once:
 		rank = unproved
 	}
 	rank = max(rank, m.silenceRank(r, model, now))

@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// asks is a Request for a model, which may go to each member once.
+// asks is a request for a model, which may go to each member once.
 type asks struct {
 	model string
 	cost  int64
@@ -29,14 +29,36 @@ type asks struct {
 	steered []string
 }
 
-func (a *asks) ModelAt(*Member) (string, bool) { return a.model, true }
-func (a *asks) MayTry(m *Member) bool          { return !slices.Contains(a.tried, m) }
-func (a *asks) Once() bool                     { return a.once }
-func (a *asks) Cost() int64                    { return a.cost }
-func (a *asks) PulseKind() pulse.Kind          { return a.kind }
-func (a *asks) Tier() quota.Tier               { return a.tier }
-func (a *asks) Affinity() *Affinity            { return &a.affinity }
-func (a *asks) Steered(m *Member)              { a.steered = append(a.steered, m.Name) }
+// of is what the request asks of the pool.
+func (a *asks) of(p *Pool) *Ask {
+	ask := &Ask{Cost: a.cost, Once: a.once, Kind: a.kind, Tier: a.tier, Affinity: a.affinity}
+	for _, m := range p.Members {
+		at := At{Model: a.model, Takes: true}
+		if slices.Contains(a.tried, m) {
+			at.Bar = Tried
+		}
+		ask.At = append(ask.At, at)
+	}
+	return ask
+}
+
+// testPool is a pool that requests of tests ask.
+type testPool struct {
+	*Pool
+	// policy is that of its requests.
+	policy *func([]*Member) *Member
+}
+
+func (p testPool) Pick(r *asks, now time.Time) *Member {
+	ask := r.of(p.Pool)
+	ask.Policy = *p.policy
+	m := p.Pool.Pick(ask, now)
+	r.affinity = ask.Affinity
+	for _, other := range ask.Steered {
+		r.steered = append(r.steered, other.Name)
+	}
+	return m
+}
 
 // events is a Listener that keeps what it is told.
 type events []string
@@ -59,7 +81,7 @@ var start = time.Date(2026, 10, 21, 7, 28, 0, 0, time.UTC)
 func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
 
 // poolOf makes a pool of members, each given as name:priority:weight.
-func poolOf(t testing.TB, members ...string) (*Pool, map[string]*Member, *events) {
+func poolOf(t testing.TB, members ...string) (testPool, map[string]*Member, *events) {
 	t.Helper()
 	heard := new(events)
 	byName := make(map[string]*Member)
@@ -75,7 +97,7 @@ func poolOf(t testing.TB, members ...string) (*Pool, map[string]*Member, *events
 	p := New(all, heard)
 	t.Cleanup(p.Close) // or its timer goes off in another test
 	Random = rand.New(rand.NewPCG(1, 2)).Float64
-	return p, byName, heard
+	return testPool{p, new(func([]*Member) *Member)}, byName, heard
 }
 
 func throttle(seconds float64, cost int64) Refusal {
@@ -87,14 +109,14 @@ func failure(seconds float64) Refusal {
 }
 
 // picks tells whom a request of this cost gets at a time, or "nobody".
-func picks(p *Pool, cost int64, now time.Time) string {
+func picks(p testPool, cost int64, now time.Time) string {
 	if m := p.Pick(&asks{model: "m", cost: cost}, now); m != nil {
 		return m.Name
 	}
 	return "nobody"
 }
 
-func wantPick(t *testing.T, p *Pool, cost int64, now time.Time, want string) {
+func wantPick(t *testing.T, p testPool, cost int64, now time.Time, want string) {
 	t.Helper()
 	if got := picks(p, cost, now); got != want {
 		t.Errorf("after %v a request of cost %d got %s, want %s", now.Sub(start), cost, got, want)
@@ -206,7 +228,7 @@ func TestABenchIsForItsModelOrForAll(t *testing.T) {
 	if usable, wait := p.Usable(at(5)); usable || wait != 15*time.Second {
 		t.Errorf("usable %v in %v, want in 15s", usable, wait)
 	}
-	if wait := p.Wait(&asks{model: "m"}, at(5)); wait != 15*time.Second {
+	if wait := p.Wait((&asks{model: "m"}).of(p.Pool), at(5)); wait != 15*time.Second {
 		t.Errorf("the soonest return is in %v, want 15s", wait)
 	}
 }
@@ -347,7 +369,7 @@ func TestPlacesAreLimitedAndGivenBack(t *testing.T) {
 func TestAPolicyChoosesWithinItsTier(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:1", "c:2:1")
 	var tiers []string
-	p.Policy = func(_ Request, tier []*Member) *Member {
+	*p.policy = func(tier []*Member) *Member {
 		names := ""
 		for _, m := range tier {
 			names += m.Name
@@ -377,7 +399,7 @@ func TestANewIdentityStartsFresh(t *testing.T) {
 }
 
 // sixteen is a pool of 16 members in 3 tiers, of which one is benched.
-func sixteen(t testing.TB) *Pool {
+func sixteen(t testing.TB) testPool {
 	members := make([]string, 16)
 	for i := range members {
 		members[i] = fmt.Sprintf("%c:%d:%d", 'a'+i, 1+i/6, 1+i)
@@ -397,9 +419,9 @@ func BenchmarkPick(b *testing.B) {
 	p := sixteen(b)
 	b.Run("alone", func(b *testing.B) {
 		b.ReportAllocs()
-		r := &asks{model: "m", cost: 1}
+		r := (&asks{model: "m", cost: 1}).of(p.Pool)
 		for b.Loop() {
-			p.Pick(r, start)
+			p.Pool.Pick(r, start)
 		}
 	})
 	// with a tier and a reading at each member, below the ceiling
@@ -410,17 +432,17 @@ func BenchmarkPick(b *testing.B) {
 			m.Quota("m").Ask(0, start)
 			m.Quota("m").See(quota.Reply{Header: half, Sent: start}, "m", start)
 		}
-		r := &asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Ceiling: .8}}
+		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Ceiling: .8}}).of(p.Pool)
 		for b.Loop() {
-			p.Pick(r, start)
+			p.Pool.Pick(r, start)
 		}
 	})
 	b.Run("parallel", func(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
-			r := &asks{model: "m", cost: 1}
+			r := (&asks{model: "m", cost: 1}).of(p.Pool)
 			for pb.Next() {
-				p.Pick(r, start)
+				p.Pool.Pick(r, start)
 			}
 		})
 	})
@@ -428,8 +450,8 @@ func BenchmarkPick(b *testing.B) {
 
 func TestAPickAllocatesNothing(t *testing.T) {
 	p := sixteen(t)
-	r := &asks{model: "m", cost: 1}
-	if n := testing.AllocsPerRun(1000, func() { p.Pick(r, start) }); n != 0 {
+	r := (&asks{model: "m", cost: 1}).of(p.Pool)
+	if n := testing.AllocsPerRun(1000, func() { p.Pool.Pick(r, start) }); n != 0 {
 		t.Errorf("a pick allocates %v times", n)
 	}
 }

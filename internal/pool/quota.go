@@ -36,17 +36,17 @@ func (p *Pool) isSpent(m *Member, model string, cost int64, now quota.Instant) b
 }
 
 // isSpentFor reports whether the member's limits have no room for the request.
-func (p *Pool) isSpentFor(m *Member, r Request, now time.Time) bool {
-	model, ok := r.ModelAt(m)
-	return ok && p.isSpent(m, model, r.Cost(), quota.At(now))
+func (p *Pool) isSpentFor(m *Member, r *Ask, now time.Time) bool {
+	model, ok := r.modelAt(m)
+	return ok && p.isSpent(m, model, r.Cost, quota.At(now))
 }
 
-// tellSteered reports the members that the request would have found as good as its own, had they room.
-func (p *Pool) tellSteered(r Request, its grade, now time.Time) {
+// findSteered finds the members that the request would have found as good as its own, had they room.
+func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 	its.spent = true
 	for _, m := range p.Members {
-		if p.gradeOf(m, its.priority, r, r.Cost(), now) == its {
-			r.Steered(m)
+		if p.gradeOf(m, its.priority, r, r.Cost, now) == its {
+			r.Steered = append(r.Steered, m)
 		}
 	}
 }
@@ -60,26 +60,26 @@ func (m *Member) quotaOf(model string) *quota.Meter {
 	return m.health.quotas.Of(model)
 }
 
-// Ask records that a request asks for its model, so that worse tiers leave room for such requests.
-func (p *Pool) Ask(r Request, now time.Time) {
+// Demand records that a request asks for its model, so that worse tiers leave room for such requests.
+func (p *Pool) Demand(r *Ask, now time.Time) {
 	for _, m := range p.Members {
-		if model, ok := r.ModelAt(m); ok {
+		if model, ok := r.modelAt(m); ok {
 			if q := m.Quota(model); q != nil {
-				q.Ask(r.Tier().Number, now)
+				q.Ask(r.Tier.Number, now)
 			}
 		}
 	}
 }
 
 // PassedOver reports whether the member is used above the ceiling of the request's tier.
-func (m *Member) PassedOver(r Request, now time.Time) bool {
-	model, ok := r.ModelAt(m)
+func (m *Member) PassedOver(r *Ask, now time.Time) bool {
+	model, ok := r.modelAt(m)
 	return ok && m.isAbove(r, model, now)
 }
 
 // isAbove reports whether the model at the member is used above the ceiling of the request's tier.
-func (m *Member) isAbove(r Request, model string, now time.Time) bool {
-	t := r.Tier()
+func (m *Member) isAbove(r *Ask, model string, now time.Time) bool {
+	t := r.Tier
 	if t.Ceiling == 0 {
 		return false
 	}
@@ -88,9 +88,9 @@ func (m *Member) isAbove(r Request, model string, now time.Time) bool {
 }
 
 // quotaWait returns how long the request waits because of the ceiling of its tier.
-func (m *Member) quotaWait(r Request, model string, now time.Time) time.Duration {
+func (m *Member) quotaWait(r *Ask, model string, now time.Time) time.Duration {
 	if q := m.quotaOf(model); q != nil {
-		return q.Wait(r.Tier(), now)
+		return q.Wait(r.Tier, now)
 	}
 	return 0
 }
@@ -98,15 +98,15 @@ func (m *Member) quotaWait(r Request, model string, now time.Time) time.Duration
 // Limits returns the sums of the limits of all members that the request can be sent to, and what is left of
 // them: nothing at a member that is benched. A reset is the longest one or, if nothing is left, the shortest
 // wait. A sum is not known if the limit of one member is not.
-func (p *Pool) Limits(r Request, now time.Time) (sums quota.Limits) {
+func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 	for i := range sums {
 		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true
 		for _, m := range p.Members {
-			model, ok := r.ModelAt(m)
+			model, ok := r.modelAt(m)
 			if !ok || m.Drained() {
 				continue
 			}
-			benched := m.standing(model, r.Cost(), now) > trialDue || !m.healthy()
+			benched := m.standing(model, r.Cost, now) > trialDue || !m.healthy()
 			f := m.Quota(model).Fields(i, benched, now)
 			wait := f.Reset
 			if benched {

@@ -24,7 +24,7 @@ func says(m *Member, remainingRequests, remainingTokens int, now time.Time) {
 }
 
 // wantShares checks which members get requests of this cost.
-func wantShares(t *testing.T, p *Pool, cost int64, now time.Time, want ...string) {
+func wantShares(t *testing.T, p testPool, cost int64, now time.Time, want ...string) {
 	t.Helper()
 	var got []string
 	for range 100 {
@@ -98,7 +98,7 @@ func TestAPolicyChoosesAmongMembersWithRoom(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1")
 	p.Steers = true
 	var offered []string
-	p.Policy = func(_ Request, members []*Member) *Member {
+	*p.policy = func(members []*Member) *Member {
 		offered = nil
 		for _, m := range members {
 			offered = append(offered, m.Name)
@@ -202,7 +202,7 @@ func overMinutes(t *testing.T, replicas int, load float64, steers bool) (got sen
 	Random = picks.Float64
 	defer func() { Random = old }()
 	deployments := map[string]*deployment{"a": {limit: 30_000}, "b": {limit: 30_000}, "c": {limit: 60_000}}
-	pools := make([]*Pool, replicas)
+	pools := make([]testPool, replicas)
 	for i := range pools {
 		var members map[string]*Member
 		pools[i], members, _ = poolOf(t, "a:1:1", "b:1:1", "c:1:1")
@@ -280,10 +280,10 @@ func BenchmarkPickWithRoom(b *testing.B) {
 			for _, m := range members {
 				says(m, 50, 900, start)
 			}
-			r, now := &asks{model: "m", cost: 1}, at(1)
+			r, now := (&asks{model: "m", cost: 1}).of(p.Pool), at(1)
 			b.ReportAllocs()
 			for b.Loop() {
-				p.Pick(r, now)
+				p.Pool.Pick(r, now)
 			}
 		})
 	}
@@ -301,11 +301,11 @@ func TestItIsNotKnownWhenAnUnhealthyMemberReturns(t *testing.T) {
 	says(m["b"], 0, 0, start)
 	m["a"].Checks = unhealthy{}
 	r := &asks{model: "m", cost: 1}
-	if got := p.Limits(r, start)[0]; !got.Known || got.Remaining != 0 || got.Reset != 10*time.Second {
+	if got := p.Limits(r.of(p.Pool), start)[0]; !got.Known || got.Remaining != 0 || got.Reset != 10*time.Second {
 		t.Errorf("the limit of requests is %+v, want one that resets with b's", got)
 	}
 	m["b"].Checks = unhealthy{}
-	if got := p.Limits(r, start)[0]; got.Known {
+	if got := p.Limits(r.of(p.Pool), start)[0]; got.Known {
 		t.Errorf("the limit of requests is %+v, although no member is known to return", got)
 	}
 }

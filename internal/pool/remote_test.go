@@ -10,7 +10,7 @@ import (
 
 // replicas are two pools with the same backend, of which the second hears what
 // the first one tells, a second later.
-func replicas(t *testing.T) (here, there *Pool, heard *events) {
+func replicas(t *testing.T) (here, there testPool, heard *events) {
 	here, _, _ = poolOf(t, "a")
 	there, _, heard = poolOf(t, "a")
 	here.listeners = append(here.listeners, tells{there.Members[0]})

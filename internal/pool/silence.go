@@ -10,10 +10,12 @@ import (
 // Wait follows how long one request waits at a member for the first byte of a reply. It implements
 // attempt.Watch. The zero Wait follows nothing.
 type Wait struct {
-	request Request
-	mover   Mover
+	request *Ask
+	moves   Moves
 	member  *Member
-	model   string
+	// to has a place for the request, which moves there.
+	to    *Member
+	model string
 	// pulse is nil until it is known that there is such a model.
 	pulse *pulse.Pulse
 	waits pulse.Request
@@ -23,38 +25,36 @@ type Wait struct {
 	leads time.Duration
 }
 
-// Mover moves a request. It is called while the request waits, by a timer's goroutine.
-type Mover interface {
-	// Move decides whether the request goes on to another member. threshold is that of the silent one.
-	Move(threshold time.Duration, now time.Time) Decision
+// Moves says whether a request may move from a silent member to one that answers.
+type Moves struct {
+	// May reports whether it may, and Until is how long it may. Zero: it may at any time.
+	May   bool
+	Until time.Time
+	// GivesUp reports whether it waits no longer if no other member is left: its client can be told when one returns.
+	GivesUp bool
 }
-
-// Decision is what becomes of a request that waits at a silent member.
-type Decision int
-
-const (
-	// Stays: it waits on.
-	Stays Decision = iota
-	// Moves: it goes to another member.
-	Moves
-	// GivesUp: no other member is left, but the client can be told when one returns.
-	GivesUp
-)
 
 // unknown is after how long a request looks while it is not known what is usual.
 const unknown = time.Second
 
 // Begin makes the Wait follow a request that will be sent to the member.
-func (w *Wait) Begin(r Request, m *Member, mover Mover) {
-	model, _ := r.ModelAt(m)
-	*w = Wait{request: r, mover: mover, member: m, model: ModelKey(model), left: w.left, leads: w.leads}
-	w.waits.Kind = r.PulseKind()
+func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
+	model, _ := r.modelAt(m)
+	*w = Wait{request: r, moves: moves, member: m, model: ModelKey(model), left: w.left, leads: w.leads}
+	w.waits.Kind = r.Kind
 }
 
 // Sent implements attempt.Watch.
 func (w *Wait) Sent(now time.Time) time.Duration {
 	w.waits = pulse.Request{Kind: w.waits.Kind, Sent: now}
 	return w.follow()
+}
+
+// Moved returns the member to which the request moves. It has a place there, until Release. It is nil if the request
+// does not move.
+func (w *Wait) Moved() (to *Member) {
+	to, w.to = w.to, nil
+	return to
 }
 
 // follow finds the pulse, and what is usual. It returns after how long the request looks.
@@ -93,12 +93,14 @@ func (w *Wait) Late(now time.Time) time.Duration {
 	found := w.pulse.Look(&w.waits, now)
 	w.tell(found.Change)
 	if found.Moves && w.pulse.Lead(&w.waits, now) {
-		decision := w.mover.Move(w.waits.Threshold, now)
-		if decision == Moves {
+		if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
+			w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
+		}
+		if w.to != nil {
 			w.left, w.leads = w.pulse, w.waits.Threshold
 			return 0
 		}
-		if w.pulse.Stay(); decision == GivesUp {
+		if w.pulse.Stay(); w.moves.GivesUp {
 			return 0
 		}
 	}
@@ -142,12 +144,12 @@ var silences = [...]Happening{pulse.Nothing: nothing, pulse.FellSilent: FellSile
 
 // follow returns the pulse of a model at a member. It is nil while no member has served a request for the model:
 // clients can make up models.
-func (p *Pool) follow(r Request, m *Member, model string) *pulse.Pulse {
+func (p *Pool) follow(r *Ask, m *Member, model string) *pulse.Pulse {
 	if its := m.health.pulses.Of(model); its != nil {
 		return its
 	}
 	for _, other := range p.Members {
-		if there, ok := r.ModelAt(other); ok && other.health.hasServed(there) {
+		if there, ok := r.modelAt(other); ok && other.health.hasServed(there) {
 			return m.health.pulses.Make(model)
 		}
 	}
@@ -156,14 +158,14 @@ func (p *Pool) follow(r Request, m *Member, model string) *pulse.Pulse {
 
 // usual returns what is usual for a request at a member. Until that is known, it is what is usual at all members,
 // and at last what is usual for any request for the model, which proves little.
-func (p *Pool) usual(r Request, m *Member, its *pulse.Pulse, kind pulse.Kind) pulse.Usual {
+func (p *Pool) usual(r *Ask, m *Member, its *pulse.Pulse, kind pulse.Kind) pulse.Usual {
 	usual := its.Usual(kind)
 	if usual.Known() {
 		return usual
 	}
 	slowest := its.Slowest()
 	for _, other := range p.Members {
-		model, ok := r.ModelAt(other)
+		model, ok := r.modelAt(other)
 		if !ok || other.health == m.health {
 			continue
 		}
@@ -182,8 +184,8 @@ func (p *Pool) usual(r Request, m *Member, its *pulse.Pulse, kind pulse.Kind) pu
 }
 
 // silence returns the pulse that counts for the request if it is silent, and nil otherwise.
-func (m *Member) silence(r Request, model string) *pulse.Pulse {
-	if m.pool.Silence == 0 || !m.health.pulses.AnySilent() || r.PulseKind() == pulse.Unfollowed {
+func (m *Member) silence(r *Ask, model string) *pulse.Pulse {
+	if m.pool.Silence == 0 || !m.health.pulses.AnySilent() || r.Kind == pulse.Unfollowed {
 		return nil
 	}
 	if p := m.health.pulses.Of(ModelKey(model)); p != nil && p.IsSilent() {
@@ -193,13 +195,13 @@ func (m *Member) silence(r Request, model string) *pulse.Pulse {
 }
 
 // silenceRank returns what a silence of the member means for the request.
-func (m *Member) silenceRank(r Request, model string, now time.Time) rank {
+func (m *Member) silenceRank(r *Ask, model string, now time.Time) rank {
 	switch p := m.silence(r, model); {
 	case p == nil:
 		return open
 	case !p.Due(now):
 		return suspect
-	case r.Once():
+	case r.Once:
 		return unproved
 	}
 	return open
@@ -207,15 +209,18 @@ func (m *Member) silenceRank(r Request, model string, now time.Time) rank {
 
 // PickAnswering chooses a member for a request that waits at a silent one, and reserves a place at it
 // as Pick does. It must be one that answers, and no suspect. threshold is that of the silent member.
-// If there is none, because all members are slow, it returns nil. Priority, room in the limits and
+// If there is none, because all members are slow, it returns nil. One that has refused the request, or that others
+// waited for when it was sent, may be it. Priority, room in the limits and
 // weight decide, and no policy: policies may use what belongs to the goroutine of the request.
-func (p *Pool) PickAnswering(r Request, threshold time.Duration, now time.Time) *Member {
+func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Member {
+	forgiving := *r
+	r, forgiving.forgives = &forgiving, true
 	for {
 		var chosen *Member
 		var its *pulse.Pulse
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
-			rank, model := m.rank(r, r.Cost(), now)
+			rank, model := m.rank(r, r.Cost, now)
 			if rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
@@ -223,7 +228,7 @@ func (p *Pool) PickAnswering(r Request, threshold time.Duration, now time.Time) 
 			if follows == nil || follows.Answers(now, threshold) == pulse.No {
 				continue
 			}
-			spent := p.isSpent(m, model, r.Cost(), quota.At(now))
+			spent := p.isSpent(m, model, r.Cost, quota.At(now))
 			if rank == best.rank && spent && !best.spent {
 				continue
 			}

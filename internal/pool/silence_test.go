@@ -10,24 +10,10 @@ import (
 // streamed and whole are kinds of requests.
 var streamed, whole = pulse.KindOf(true, 0, 0), pulse.KindOf(false, 0, 0)
 
-// movable is a Mover that keeps what it is asked, and moves if it may.
-type movable struct {
-	may       bool
-	threshold time.Duration
-}
-
-func (m *movable) Move(threshold time.Duration, _ time.Time) Decision {
-	m.threshold = threshold
-	if m.may {
-		return Moves
-	}
-	return Stays
-}
-
 // ask sends a request to the member.
 func ask(m *Member, r *asks, sent time.Time) *Wait {
 	w := new(Wait)
-	w.Begin(r, m, new(movable))
+	w.Begin(r.of(m.pool), m, Moves{})
 	w.Sent(sent)
 	return w
 }
@@ -49,7 +35,7 @@ func silent(t *testing.T, m *Member, model string, now time.Time) *Wait {
 	serve(m, r, 20, now.Add(-10*time.Second), time.Second)
 	first := ask(m, r, now.Add(-5*time.Second))
 	ask(m, r, now.Add(-5*time.Second)).Late(now)
-	if first.Late(now); m.silence(r, model) == nil {
+	if first.Late(now); m.silence(r.of(m.pool), model) == nil {
 		t.Fatal("no silence")
 	}
 	return first
@@ -112,7 +98,7 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 	ask(members["late"], &asks{model: "m", kind: streamed}, at(-20)).Heard(at(0))
 	r := asks{model: "m", kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "drained", ""} {
-		m, got := p.PickAnswering(&r, time.Second, at(0.1)), ""
+		m, got := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1)), ""
 		if m != nil {
 			got = m.Name
 			m.Release()
@@ -135,7 +121,7 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 	r := asks{model: "m", cost: 100, kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "spent", "far"} { // never the worse priority
 		for range 20 {
-			m := p.PickAnswering(&r, time.Second, at(0.1))
+			m := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1))
 			if m == nil || m.Name != want {
 				t.Fatalf("the request moves to %v, want %s", m, want)
 			}
@@ -179,17 +165,19 @@ func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 	r := &asks{model: "m", kind: streamed}
 	first, second := ask(members["a"], r, at(0)), ask(members["a"], r, at(0))
 	serve(members["b"], r, 10, at(0), 100*time.Millisecond)
-	first.mover.(*movable).may = true
-	second.mover.(*movable).may = true
+	first.moves.May, second.moves.May = true, true
 	second.Late(at(1))
-	if again := first.Late(at(1)); again != 0 || first.mover.(*movable).threshold != 500*time.Millisecond {
+	if again := first.Late(at(1)); again != 0 {
 		t.Errorf("it looks again after %s: %v", again, *heard)
 	}
 	if again := second.Late(at(1)); again == 0 {
 		t.Error("another one follows before the first got its byte")
 	}
 	first.Left(at(1))
-	first.Begin(r, members["b"], first.mover)
+	if to := first.Moved(); to != members["b"] {
+		t.Errorf("it moves to %v", to)
+	}
+	first.Begin(r.of(p.Pool), members["b"], Moves{})
 	first.Sent(at(1))
 	first.Heard(at(1.4))
 	if again := second.Late(at(1.4)); again != 0 {

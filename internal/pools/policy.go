@@ -83,23 +83,23 @@ const WeightIgnored = "weight is ignored by lb_policy: leave one of them out"
 func IgnoresWeights(policy reverseproxy.Selector) bool { return policy != nil && !IsFirstByte(policy) }
 
 // Policy returns what chooses among the members of a priority by the selection policy. It returns nil for no policy.
-// ask asks a policy that sees upstreams, and usual returns the usual time to the first byte for a request, or 0.
-func Policy(policy reverseproxy.Selector, ask func(pool.Request, []*pool.Member) *pool.Member, usual func(pool.Request, *pool.Member) time.Duration) func(pool.Request, []*pool.Member) *pool.Member {
+// ask asks a policy that sees upstreams, and usual returns the usual time to the first byte, or 0.
+func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member, usual func(*pool.Member) time.Duration) func([]*pool.Member) *pool.Member {
 	switch policy := policy.(type) {
 	case nil:
 		return nil
 	case byFirstByte:
-		return func(r pool.Request, tier []*pool.Member) *pool.Member {
+		return func(tier []*pool.Member) *pool.Member {
 			choices := make([]pulse.Choice, len(tier))
 			for i, m := range tier {
-				choices[i] = pulse.Choice{Weight: float64(max(1, m.Weight)), InFlight: m.InFlight(), FirstByte: usual(r, m)}
+				choices[i] = pulse.Choice{Weight: float64(max(1, m.Weight)), InFlight: m.InFlight(), FirstByte: usual(m)}
 			}
 			return tier[pulse.Choose(choices, pool.Random)]
 		}
 	case *reverseproxy.LeastConnSelection:
-		return func(_ pool.Request, tier []*pool.Member) *pool.Member { return leastBusy(tier, len(tier)) }
+		return func(tier []*pool.Member) *pool.Member { return leastBusy(tier, len(tier)) }
 	case *reverseproxy.RandomChoiceSelection:
-		return func(_ pool.Request, tier []*pool.Member) *pool.Member { return leastBusy(tier, policy.Choose) }
+		return func(tier []*pool.Member) *pool.Member { return leastBusy(tier, policy.Choose) }
 	}
 	return ask
 }

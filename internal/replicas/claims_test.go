@@ -6,17 +6,7 @@ import (
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
-
-// asksFor is a request for a model.
-type asksFor struct {
-	asks
-	model string
-}
-
-func (a asksFor) ModelAt(*pool.Member) (string, bool) { return a.model, true }
 
 func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
 	share(t, 3, func(w *world) {
@@ -32,7 +22,7 @@ func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
 		for i := range n {
 			probes := 0
 			for _, r := range w.replicas {
-				if m := r.pool.Pick(asksFor{asks{cost: 1}, fmt.Sprint("m", i)}, time.Now()); m != nil && m.Name == "a" {
+				if m := r.pool.Pick(asks{cost: 1, model: fmt.Sprint("m", i)}.of(r.pool), time.Now()); m != nil && m.Name == "a" {
 					probes++
 				}
 			}

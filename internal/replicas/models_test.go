@@ -56,7 +56,7 @@ func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
 		w.at(1, "a").Bench(throttle(30*time.Second), time.Now())
 		synctest.Wait()
 		for i, r := range w.replicas {
-			if r.pool.Pick(asksFor{asks{cost: 1}, "m"}, time.Now()) == r.members["a"] {
+			if r.pool.Pick(asks{cost: 1}.of(r.pool), time.Now()) == r.members["a"] {
 				t.Errorf("replica %d does not know of the throttle", i)
 			}
 		}

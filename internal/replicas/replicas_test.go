@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -13,8 +14,6 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
-	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
@@ -216,11 +215,11 @@ func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 		lose(w, func() { w.at(0, "a").Doubt(false, "m", began) })
 		synctest.Wait()
 		for i, r := range w.replicas {
-			if m := r.pool.Pick(asks{100, "a"}, time.Now()); m != nil {
+			if m := r.pool.Pick(asks{cost: 100, only: "a"}.of(r.pool), time.Now()); m != nil {
 				t.Errorf("replica %d sends a large request to a", i)
 			}
 		}
-		if m := w.replicas[1].pool.Pick(asks{10, "a"}, time.Now()); m == nil {
+		if m := w.replicas[1].pool.Pick(asks{cost: 10, only: "a"}.of(w.replicas[1].pool), time.Now()); m == nil {
 			t.Error("a small request may not check the bench that is in doubt")
 		}
 	})
@@ -229,17 +228,20 @@ func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 // asks is a request of some cost, which one member can serve, or any.
 type asks struct {
 	cost int64
+	// only is the member that it may go to. Empty: any.
 	only string
+	// model is m if it is empty.
+	model string
 }
 
-func (a asks) ModelAt(m *pool.Member) (string, bool) { return "m", a.only == "" || m.Name == a.only }
-func (a asks) MayTry(*pool.Member) bool              { return true }
-func (a asks) Cost() int64                           { return a.cost }
-func (a asks) Once() bool                            { return false }
-func (a asks) Steered(*pool.Member)                  {}
-func (a asks) PulseKind() pulse.Kind                 { return pulse.Unfollowed }
-func (a asks) Tier() quota.Tier                      { return quota.Tier{} }
-func (a asks) Affinity() *pool.Affinity              { return new(pool.Affinity) }
+// of is what it asks of a pool.
+func (a asks) of(p *pool.Pool) *pool.Ask {
+	ask := &pool.Ask{Cost: a.cost}
+	for _, m := range p.Members {
+		ask.At = append(ask.At, pool.At{Model: cmp.Or(a.model, "m"), Takes: a.only == "" || m.Name == a.only})
+	}
+	return ask
+}
 
 func TestADrainHoldsForAllUntilItsEnd(t *testing.T) {
 	share(t, 3, func(w *world) {
@@ -306,7 +308,7 @@ func TestReplicasThatAreRefusedAtOnceSendOneProbe(t *testing.T) {
 		time.Sleep(time.Second + 3*delay)
 		var probes []*testReplica
 		for _, r := range w.replicas {
-			if m := r.pool.Pick(asks{cost: 1}, time.Now()); m != nil && m.Name == "a" {
+			if m := r.pool.Pick(asks{cost: 1}.of(r.pool), time.Now()); m != nil && m.Name == "a" {
 				probes = append(probes, r)
 			}
 		}
@@ -357,7 +359,7 @@ func TestReplicasTryAGuessInTurn(t *testing.T) {
 		for range 100 { // for 5 s
 			time.Sleep(50 * time.Millisecond)
 			for i, r := range w.replicas {
-				if r.pool.Pick(asks{only: "a"}, time.Now()) != nil {
+				if r.pool.Pick(asks{only: "a"}.of(r.pool), time.Now()) != nil {
 					tries++
 					refuse(i)
 				}
@@ -401,7 +403,7 @@ func TestABenchOfAModelThatIsNoUTF8IsShared(t *testing.T) {
 // picks is how many replicas choose the member for a request.
 func (w *world) picks(name string) (n int) {
 	for _, r := range w.replicas {
-		if m := r.pool.Pick(asks{cost: 1}, time.Now()); m != nil && m.Name == name {
+		if m := r.pool.Pick(asks{cost: 1}.of(r.pool), time.Now()); m != nil && m.Name == name {
 			n++
 		}
 	}

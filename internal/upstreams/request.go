@@ -15,8 +15,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
-	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -34,7 +32,8 @@ type request struct {
 	asks     attempt.Asks
 	body     replay.Body
 	interims atomic.Int32
-	affinity pool.Affinity // none
+	// ask is what the pool has to know of the request.
+	ask pool.Ask
 
 	tries []try
 	// current is where the attempt goes that is made now. nil: nowhere, the transport answers.
@@ -104,9 +103,9 @@ func (q *request) choose() *member {
 	if q.own != nil || !q.mayGoOn(now) {
 		return nil
 	}
-	m := q.Pool.Pick(q, now)
-	if m == nil && q.forwards() && !q.forwarded && q.refusals(now).allThrottle() {
-		m = q.Pool.PickThrottled(q, now)
+	m := q.Pool.Pick(q.asked(), now)
+	if m == nil && q.forwards() && !q.forwarded && q.allThrottle(now) {
+		m = q.Pool.PickThrottled(&q.ask, now)
 		q.forwarded = m != nil
 	}
 	if m == nil {
@@ -132,38 +131,45 @@ func (q *request) forwards() bool {
 	return q.selection.transport != nil && q.selection.transport.AllThrottled == attempt.ForwardThrottled
 }
 
-// ModelAt implements pool.Request. An upstream has no benches for models.
-func (*request) ModelAt(*pool.Member) (model string, ok bool) { return "", true }
-
-// MayTry implements pool.Request. A request goes to each upstream once.
-func (q *request) MayTry(m *pool.Member) bool {
-	return !slices.ContainsFunc(q.tries, func(t try) bool { return t.member.Member == m })
+// asked is what the pool has to know now. A request goes to each upstream once. An upstream has no benches for models. A
+// request that may have been executed after a failure is not retried, so it is sent only once.
+func (q *request) asked() *pool.Ask {
+	if q.ask.At == nil {
+		q.ask = pool.Ask{At: make([]pool.At, len(q.members)), Cost: q.asks.Cost, Once: !q.body.Whole() || !q.asks.Kind.Repeatable()}
+		if q.selection.policy != nil {
+			q.ask.Policy = pools.Policy(q.selection.policy, q.askPolicy, q.usual)
+		}
+	}
+	for i := range q.ask.At {
+		q.ask.At[i] = pool.At{Takes: true}
+	}
+	for i := range q.tries {
+		at := &q.ask.At[q.tries[i].member.Index]
+		if at.Bar = pool.Tried; q.tries[i].class.Promise() {
+			at.Bar = pool.Refused
+		}
+	}
+	return &q.ask
 }
 
-// Once implements pool.Request. A request that may have been executed after a
-// failure is not retried either.
-func (q *request) Once() bool { return !q.body.Whole() || !q.asks.Kind.Repeatable() }
+// askPolicy asks a policy that sees upstreams.
+func (q *request) askPolicy(tier []*pool.Member) *pool.Member {
+	return q.cookies.Ask(q.selection.policy, q.client, q.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return q.members[m.Index].upstream })
+}
 
-// Cost implements pool.Request.
-func (q *request) Cost() int64 { return q.asks.Cost }
-
-// PulseKind implements pool.Request.
-func (*request) PulseKind() pulse.Kind { return pulse.Unfollowed }
-
-// Tier implements pool.Request.
-func (*request) Tier() quota.Tier { return quota.Tier{} }
-
-// Affinity implements pool.Request.
-func (q *request) Affinity() *pool.Affinity { return &q.affinity }
-
-// Steered implements pool.Request.
-func (*request) Steered(*pool.Member) {}
+// usual returns the usual time to the first byte of a stream. That of another reply says nothing of the upstream.
+func (q *request) usual(m *pool.Member) time.Duration {
+	if !q.asks.Stream {
+		return 0
+	}
+	return q.members[m.Index].firstByte.At(time.Now())
+}
 
 // answer is the response when no upstream served the request: an answer that needed none, the latest reply that says
 // more to the client than we could, or an error of our own.
 func (q *request) answer(req *http.Request) *http.Response {
 	now := time.Now()
-	wait, res := q.Pool.Wait(q, now), q.own
+	wait, res := q.Pool.Wait(q.asked(), now), q.own
 	switch {
 	case res != nil:
 		res.Request = req
@@ -188,7 +194,7 @@ func (q *request) answer(req *http.Request) *http.Response {
 
 // refuseAll is the error that says why no upstream could serve.
 func (q *request) refuseAll(req *http.Request, wait time.Duration, now time.Time) *http.Response {
-	e := q.refusals(now).why(wait)
+	e := q.why(q.Pool.Why(&q.ask, now), wait)
 	if e.Class == apierror.AllThrottled {
 		q.metrics.AllThrottled()
 		q.selection.events.AllThrottled()
@@ -200,58 +206,42 @@ func (q *request) refuseAll(req *http.Request, wait time.Duration, now time.Time
 	return res
 }
 
+// allThrottle reports whether every upstream throttles.
+func (q *request) allThrottle(now time.Time) bool {
+	w := q.Pool.Why(q.asked(), now)
+	return w.Throttled != nil && w.All()
+}
+
 // countThrottled counts a request whose client gets a throttle that was forwarded.
 func (q *request) countThrottled(class verdict.Class, now time.Time) {
-	if q.forwards() && class.Promise() && q.refusals(now).allThrottle() {
+	if q.forwards() && class.Promise() && q.allThrottle(now) {
 		q.metrics.AllThrottled()
 		q.selection.events.AllThrottled()
 	}
 }
 
-// refusals are why the upstreams do not serve a request.
-type refusals struct {
-	throttled, busy, others bool
-	// last is the class of the last attempt at which an upstream failed.
-	last verdict.Class
-}
-
-func (q *request) refusals(now time.Time) (r refusals) {
-	for _, m := range q.members {
-		i := slices.IndexFunc(q.tries, func(t try) bool { return t.member == m })
-		switch {
-		case i >= 0 && q.tries[i].class.Promise(), m.Throttles(q, now):
-			r.throttled = true
-		case i < 0 && m.Full():
-			r.busy = true
-		default:
-			r.others = true
+// why is the error that says why no upstream could serve.
+func (q *request) why(w pool.Why, wait time.Duration) apierror.Error {
+	var last verdict.Class
+	for i := range q.tries {
+		if class := q.tries[i].class; class.Failover() {
+			last = class
 		}
 	}
-	for _, t := range q.tries {
-		if t.class.Failover() {
-			r.last = t.class
-		}
-	}
-	return r
-}
-
-// allThrottle reports whether every upstream throttles.
-func (r refusals) allThrottle() bool { return r.throttled && !r.busy && !r.others }
-
-// why is the error for the client.
-func (r refusals) why(wait time.Duration) apierror.Error {
 	switch {
-	case r.throttled:
-		return apierror.RateLimited(wait, r.allThrottle(), "")
-	case r.busy:
-		return apierror.Busy(wait, !r.others, "")
-	case r.last == verdict.Credential, r.last == verdict.NotPermitted:
+	case w.Throttled != nil:
+		return apierror.RateLimited(wait, w.All(), "")
+	case w.Busy:
+		return apierror.Busy(wait, w.All(), "")
+	}
+	switch last {
+	case verdict.Credential, verdict.NotPermitted:
 		return apierror.CredentialsRejected
-	case r.last == verdict.Timeout:
+	case verdict.Timeout:
 		return apierror.TimedOut
-	case r.last == verdict.Unreachable:
+	case verdict.Unreachable:
 		return apierror.Unreachable
-	case r.last == "": // there is room again by now
+	case "": // there is room again by now
 		return apierror.Busy(wait, true, "")
 	}
 	return apierror.BrokenOff

@@ -289,23 +289,8 @@ func (s *Selection) groupOf(upstreams reverseproxy.UpstreamPool) *group {
 	}
 	g.Entry = pools.Entry{Name: s.Pool, Pool: pool.New(members, s.events.Log, g.metrics, s.events, admin.Recorder(s.Pool))}
 	slices.SortFunc(g.members, func(a, b *member) int { return a.Index - b.Index })
-	g.Pool.Policy = pools.Policy(s.policy, g.ask, g.usual)
 	s.replace(g)
 	return g
-}
-
-// ask asks the policy of a request's Selection.
-func (g *group) ask(r pool.Request, tier []*pool.Member) *pool.Member {
-	q := r.(*request)
-	return q.cookies.Ask(q.selection.policy, q.client, q.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return g.members[m.Index].upstream })
-}
-
-// usual returns the usual time to the first byte of a stream. That of another reply says nothing of the upstream.
-func (g *group) usual(r pool.Request, m *pool.Member) time.Duration {
-	if !r.(*request).asks.Stream {
-		return 0
-	}
-	return g.members[m.Index].firstByte.At(time.Now())
 }
 
 func (g *group) close() {

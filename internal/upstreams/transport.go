@@ -270,32 +270,17 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 func (q *request) commit(r *attempt.Reply) *http.Response {
 	q.committed()
 	q.countThrottled(r.Class, time.Now())
-	res, _ := r.Commit(q.writer, q)
+	res, _ := r.Commit(q.writer, q.ended)
 	q.forbidRetry(res)
 	return res
 }
 
-// FirstByte implements attempt.Recipient.
-func (*request) FirstByte() {}
-
-// Broken implements attempt.Recipient. It records that a reply was cut, or contained
-// an error, after its beginning went to the client.
-func (q *request) Broken(r *attempt.Reply, reason error) {
-	switch {
-	case q.client.Context().Err() != nil || q.body.Failure() != nil || r.Upload().Stalled():
-		// the client left, or did not send all of its body
-	case r.GivenUp(reason):
-		q.log(zap.DebugLevel, "reply broken while the client paused", reason)
-	default:
-		q.breaks(reason, true)
-	}
-}
-
-// BrokenTunnel implements attempt.Recipient. An upstream that had sent data before is not
-// benched.
-func (q *request) BrokenTunnel(_ *attempt.Reply, reason error, begun bool) {
-	if q.client.Context().Err() == nil {
-		q.breaks(reason, !begun)
+// ended learns how a reply has ended that the client gets. An upstream that had sent data in a WebSocket is not benched.
+func (q *request) ended(end attempt.End) {
+	if end.Paused {
+		q.log(zap.DebugLevel, "reply broken while the client paused", end.Broken)
+	} else {
+		q.breaks(end.Broken, !end.Begun)
 	}
 }
 

@@ -1,4 +1,4 @@
-package handover
+package admin
 
 import (
 	"context"
@@ -14,7 +14,7 @@ func TestAfterTheHandoverOnlyConnectionsFromBeforeAreServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var w Wrapper
+	var w Handover
 	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "served") })}
 	ended := make(chan error, 1)
 	l := w.WrapListener(inner)
@@ -69,7 +69,7 @@ func TestAListenerThatIsNotTCPIsNotWrapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inner.Close()
-	if l := new(Wrapper).WrapListener(inner); l != inner {
+	if l := new(Handover).WrapListener(inner); l != inner {
 		t.Errorf("it is a %T", l)
 	}
 }

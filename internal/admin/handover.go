@@ -1,5 +1,4 @@
-// Package handover lets another process take over the ports of a Caddy that ends.
-package handover
+package admin
 
 import (
 	"errors"
@@ -14,30 +13,30 @@ import (
 )
 
 func init() {
-	caddy.RegisterModule(new(Wrapper))
+	caddy.RegisterModule(new(Handover))
 }
 
-// Wrapper is a listener wrapper for a Caddy that is replaced by another process on
+// Handover is a listener wrapper for a Caddy that is replaced by another process on
 // the same ports. When this one ends, it takes no new connections from that moment
 // on, and serves those that it has during shutdown_delay.
 //
 // Without it, both processes get new connections until the end of that delay. Then
 // Go's HTTP server drops each one of which it has not read a request yet.
-type Wrapper struct {
+type Handover struct {
 	mu        sync.Mutex
 	listeners []*listener
 }
 
 // CaddyModule returns the Caddy module information.
-func (*Wrapper) CaddyModule() caddy.ModuleInfo {
+func (*Handover) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "caddy.listeners.openai_lb_handover",
-		New: func() caddy.Module { return new(Wrapper) },
+		New: func() caddy.Module { return new(Handover) },
 	}
 }
 
 // Provision sets up the wrapper.
-func (w *Wrapper) Provision(ctx caddy.Context) error {
+func (w *Handover) Provision(ctx caddy.Context) error {
 	return observe.On(ctx, observe.Stopping, func() {
 		if caddy.Exiting() { // a reload keeps the ports
 			w.handOver()
@@ -46,7 +45,7 @@ func (w *Wrapper) Provision(ctx caddy.Context) error {
 }
 
 // WrapListener implements caddy.ListenerWrapper.
-func (w *Wrapper) WrapListener(l net.Listener) net.Listener {
+func (w *Handover) WrapListener(l net.Listener) net.Listener {
 	if l.Addr().Network() != "tcp" { // others are not shared between processes
 		return l
 	}
@@ -57,7 +56,7 @@ func (w *Wrapper) WrapListener(l net.Listener) net.Listener {
 	return wrapped
 }
 
-func (w *Wrapper) handOver() {
+func (w *Handover) handOver() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range w.listeners {
@@ -66,7 +65,7 @@ func (w *Wrapper) handOver() {
 }
 
 // UnmarshalCaddyfile reads the wrapper, which has no options.
-func (w *Wrapper) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+func (w *Handover) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Unmarshal(d)
 }
 
@@ -100,7 +99,7 @@ func (l *listener) Close() error {
 
 // Interface guards
 var (
-	_ caddy.Provisioner     = (*Wrapper)(nil)
-	_ caddy.ListenerWrapper = (*Wrapper)(nil)
-	_ caddyfile.Unmarshaler = (*Wrapper)(nil)
+	_ caddy.Provisioner     = (*Handover)(nil)
+	_ caddy.ListenerWrapper = (*Handover)(nil)
+	_ caddyfile.Unmarshaler = (*Handover)(nil)
 )

@@ -1,0 +1,77 @@
+package openailb
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// bill is what a request is charged to its caller, and its tier.
+type bill struct{ callers.Admission }
+
+// settle replaces the estimate by what the request has cost. It is over.
+func (b *bill) settle(in *intent, t *tries, o *outcome) {
+	if !b.Open() {
+		return
+	}
+	now, cost := time.Now(), b.cost(in, t, o)
+	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
+		b.Leave(now, o.usage.ID())
+	} else {
+		b.Settle(now, cost)
+	}
+	if id := in.ResponseID(); id != "" && o.tokens.Known() {
+		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
+	}
+	t.turn.lists.Wake(now, in.caller.Name)
+}
+
+// cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
+// failure of the backends. An error of the client's own costs a request, and so does a failure because of the request.
+func (b *bill) cost(in *intent, t *tries, o *outcome) meter.Cost {
+	a := o.answered(t)
+	if a == nil {
+		return meter.Cost{}
+	}
+	failed := o.status >= 500 || o.status == http.StatusTooManyRequests
+	switch a.class {
+	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft, verdict.ClientLeftWaiting:
+		if !failed && (o.status < 400 || a.class != verdict.Served) {
+			return b.tokensCost(in, o, a.class)
+		}
+	case verdict.ClientError:
+		failed = false
+	default:
+		failed = true
+	}
+	if failed && !t.failedByItself() {
+		return meter.Cost{}
+	}
+	return meter.Cost{Requests: 1}
+}
+
+// tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the estimate of the
+// prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
+// least.
+func (b *bill) tokensCost(in *intent, o *outcome, class verdict.Class) meter.Cost {
+	tokens, estimated := o.tokens, false
+	if b.Prompt() == 0 && (!tokens.Known() || in.showsStored()) {
+		return meter.Cost{Requests: 1} // no model has answered
+	}
+	cut := o.aborted || class == verdict.BrokenStream
+	if cut || !tokens.Known() {
+		tokens, estimated = o.usage.Estimate(b.Prompt())
+	}
+	if !tokens.Known() {
+		tokens.Input, estimated = b.Prompt(), true
+	}
+	if limit, ok := in.OutputLimit(); estimated && ok && limit == 0 {
+		tokens.Output = 0 // some repeat what they were asked
+	} else if estimated && cut {
+		tokens.Output = max(tokens.Output, b.Output())
+	}
+	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: in.Model}
+}

@@ -1,0 +1,110 @@
+package pool
+
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+)
+
+// Ask is what a pool has to know of a request. It is filled once. Between its attempts, only the bars change.
+type Ask struct {
+	// At is what the request means at each member, by the members' indexes.
+	At []At
+	// Cost is how much of a rate limit the request takes, in tokens.
+	Cost int64
+	// Once reports whether the request can be sent only once, so that it must not be a probe.
+	Once bool
+	// Kind is the kind of request whose waits count for it.
+	Kind pulse.Kind
+	// Tier is the request's tier.
+	Tier quota.Tier
+	// Policy, if it is set, chooses among members of one priority. It must not keep the slice, and may return nil for
+	// no choice. It does not apply to requests with a key of [Affinity].
+	Policy func([]*Member) *Member
+	// Affinity is the request's. Pick sets its result.
+	Affinity Affinity
+	// Steered are the members that the latest pick passed over, because they have no room for the request in their
+	// limits and another one has.
+	Steered []*Member
+
+	// forgives reports whether the request may go to members that have refused it, or that others waited for.
+	forgives bool
+}
+
+// At is what a request means at one member.
+type At struct {
+	// Model is the member's name for the model that is asked for.
+	Model string
+	// Takes reports whether the request can be sent to the member, and Elsewhere whether it must not, because the
+	// objects that it names are at another account.
+	Takes, Elsewhere bool
+	// Bar is why the request may not go there now.
+	Bar Bar
+}
+
+// Bar is why a request may not go to a member to which it could be sent.
+type Bar uint8
+
+// The bars.
+const (
+	// Free: it may.
+	Free Bar = iota
+	// Tried: it was there.
+	Tried
+	// Refused: it was there, and the member throttles.
+	Refused
+	// Behind: other requests wait for the member, which came before.
+	Behind
+	// Unfit: another member is better for it.
+	Unfit
+)
+
+// modelAt returns the member's name for the requested model. It returns false if the request cannot be sent to the
+// member.
+func (r *Ask) modelAt(m *Member) (model string, ok bool) {
+	at := &r.At[m.Index]
+	return at.Model, at.Takes && !at.Elsewhere
+}
+
+func (r *Ask) mayTry(m *Member) bool {
+	bar := r.At[m.Index].Bar
+	return bar == Free || r.forgives && (bar == Refused || bar == Behind)
+}
+
+// Why is why a request gets no member.
+type Why struct {
+	// Throttled is the first member that throttles, and Busy reports whether one has no room. Others refuse the
+	// request for other reasons.
+	Throttled    *Member
+	Busy, Others bool
+	// Takes reports whether a member could get the request. Elsewhere reports whether one of another account would
+	// take it.
+	Takes, Elsewhere bool
+}
+
+// All reports whether all refuse it for the same reason.
+func (w Why) All() bool { return !w.Others && (w.Throttled != nil) != w.Busy }
+
+// Why returns why no member gets the request.
+func (p *Pool) Why(r *Ask, now time.Time) (w Why) {
+	for _, m := range p.Members {
+		switch at := &r.At[m.Index]; {
+		case !at.Takes:
+			continue
+		case at.Elsewhere:
+			w.Elsewhere = true
+			continue
+		case at.Bar == Refused, at.Bar == Behind, m.Throttles(r, now):
+			if w.Throttled == nil {
+				w.Throttled = m
+			}
+		case at.Bar != Tried && m.Full():
+			w.Busy = true
+		default:
+			w.Others = true
+		}
+		w.Takes = true
+	}
+	return w
+}

@@ -1,0 +1,279 @@
+package openailb
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+)
+
+// reader reads requests: it finds out who asks, for what, and which backends may get that.
+type reader struct {
+	// clientKeys knows the callers. If it is nil, everybody may use the
+	// balancer.
+	clientKeys *keys.Clients
+	// callers limits what callers may use. It is nil if none is limited.
+	callers *callers.Callers
+	// affinity is nil if it is off, and so is promptCache.
+	affinity    *affinity.Affinity
+	promptCache *affinity.PromptCache
+	rechecker   backend.Rechecker
+	// readyPath is the option ready_path, and buffers request_buffers.
+	readyPath string
+	buffers   int64
+
+	// passesThrough reports whether a backend wants the callers' own credentials.
+	passesThrough bool
+	// models are all models that the backends have. It is nil unless every
+	// backend lists its models.
+	models []string
+	// tellsAccounts reports whether backends have different accounts.
+	tellsAccounts bool
+	// tellsModels reports whether the model matters to a backend: it lists its
+	// models, or has its own name for one.
+	tellsModels bool
+}
+
+// read finds out what the request asks for. It returns the answer if that needs no
+// backend.
+func (d *reader) read(ex *exchange) (own apierror.Answer) {
+	in, r := &ex.intent, ex.intent.request
+	if d.asksReady(r) {
+		return d.answerReady(ex.balancer, r)
+	}
+	if refusal, refused := d.identify(in); refused {
+		return refusal.Answer(r)
+	}
+	if openaiapi.IsEchoOrTunnel(r) {
+		return apierror.MethodNotAllowed.Answer(r)
+	}
+	if in.credentials.HidesContent(r.Header) {
+		return apierror.HiddenContent.Answer(r)
+	}
+	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
+		return apierror.InvalidPath(problem).Answer(r)
+	}
+	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	if route.Dialect == openaiapi.Other {
+		return apierror.UnknownPath.Answer(r)
+	}
+	if openaiapi.OddlySpelled(route.Operation) {
+		return apierror.InvalidPath("The path must be spelled as in the API's documentation.").Answer(r)
+	}
+	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) &&
+		(d.tellsModels || d.tellsAccounts || d.affinity.IsStrict() || d.callers.SeesEach(in.caller.Name)) {
+		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
+			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}
+		}
+		return apierror.NoWebSocket.Answer(r)
+	}
+	if !openaiapi.IsExtendedConnect(r) {
+		if own = d.receive(ex, route); own.Response != nil {
+			return own
+		}
+	}
+	in.parse(route, d.promptCache)
+	in.anonymous = d.passesThrough && in.credentials.None()
+	if models := d.modelsOf(in.caller.Name); models != nil {
+		if own = apierror.ModelList(r, route, models); own.Response != nil {
+			return own
+		}
+	}
+	if d.tellsModels && in.CutOff() && in.Model == "" && !in.IsUpload(openaiapi.MethodOf(r)) {
+		return apierror.ModelBeyondBuffer(d.buffers).Answer(r)
+	}
+	if own = d.limit(ex); own.Response != nil {
+		return own
+	}
+	return d.place(in, ex.targets)
+}
+
+// identify records who sent the request. It refuses a caller without a valid key.
+func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
+	if d.clientKeys == nil {
+		return apierror.Error{}, false
+	}
+	who, err := d.clientKeys.Identify(&in.credentials)
+	switch {
+	case errors.Is(err, keys.ErrNoKey):
+		return apierror.MissingKey, true
+	case errors.Is(err, keys.ErrExpired):
+		return apierror.ExpiredKey, true
+	case errors.Is(err, keys.ErrTwoCallers):
+		return apierror.TwoCallers, true
+	case err != nil:
+		return apierror.WrongKey, true
+	}
+	in.caller = who
+	if extra, ok := in.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+		extra.Set(in.callerField())
+	}
+	return apierror.Denied, d.callers.Deny(who.Name)
+}
+
+// modelsOf returns the models that a caller may use. nil: any.
+func (d *reader) modelsOf(caller string) []string {
+	if models := d.callers.Models(caller); models != nil {
+		return models
+	}
+	return d.models
+}
+
+// shortBody is the size of bodies that are usually there as soon as the request is.
+const shortBody = 64 << 10
+
+// receive reads the body of the request, or returns the answer if that cannot be read, or if its caller is over a
+// limit: otherwise a caller could fill the memory with uploads. For the same reason, a longer body is one of the requests
+// that its caller has at a time while it comes. A handler in handle_response gets none of the body, unless nothing was
+// read, or answer restores it.
+func (d *reader) receive(ex *exchange, route openaiapi.Route) (none apierror.Answer) {
+	in := &ex.intent
+	if length := in.request.ContentLength; d.callers != nil && length != 0 {
+		now, name := time.Now(), in.caller.Name
+		var refusal *meter.Refusal
+		ex.bill.Admission, refusal = d.callers.Exceeded(now, name, likelyCost(in.request, route))
+		if refusal != nil && !ex.tries.turn.mayLastUntil(refusal, in, now) {
+			ex.bill.Refused(refusal)
+			return d.refuse(ex, refusal)
+		}
+		if length < 0 || length > shortBody {
+			if refusal = ex.bill.Upload(); refusal != nil {
+				return d.refuse(ex, refusal)
+			}
+			defer ex.bill.Uploaded()
+		}
+	}
+	err := in.received.Buffer(in.request, d.buffers)
+	if r := &ex.proxied; r.Body != nil && r.Body != http.NoBody {
+		r.Body, r.ContentLength = replay.Gone{}, -1
+	}
+	if err != nil {
+		return apierror.UnreadableBody(err).Answer(in.request)
+	}
+	return none
+}
+
+// likelyCost estimates the cost of a request before its body is read, without the output. Of a long body, most may be
+// pictures.
+func likelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
+	if openaiapi.CostsTokens(r, route) {
+		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, shortBody)))
+	}
+	return e
+}
+
+// refuse returns the answer to a request that a limit refuses.
+func (d *reader) refuse(ex *exchange, refusal *meter.Refusal) apierror.Answer {
+	ex.metrics.Limited(ex.intent.caller.Label, refusal)
+	return d.callers.Refuse(ex.intent.request, time.Now(), ex.intent.caller.Name, refusal)
+}
+
+// limit charges the request to its caller, or returns the answer if the caller may not send it.
+func (d *reader) limit(ex *exchange) (none apierror.Answer) {
+	if d.callers == nil {
+		return none
+	}
+	in := &ex.intent
+	if models := d.callers.Models(in.caller.Name); models != nil {
+		if e, refused := in.mayNotUse(models, d.buffers); refused {
+			return e.Answer(in.request)
+		}
+	}
+	if in.Clarity == openaiapi.Opaque && in.NeedsModel && d.callers.SeesEach(in.caller.Name) {
+		return apierror.CompressedBody.Answer(in.request)
+	}
+	estimate := in.estimate()
+	if estimate.Prompt > 0 && in.hasUnknownLength() && d.callers.LimitsTokens(in.caller.Name) {
+		return apierror.UnknownLength(d.buffers).Answer(in.request)
+	}
+	var refusal *meter.Refusal
+	if ex.bill.Admission, refusal = ex.admit(d.callers, in.caller.Name, estimate); refusal != nil {
+		if ex.leftWaiting() {
+			return d.callers.Refuse(in.request, time.Now(), in.caller.Name, refusal)
+		}
+		return d.refuse(ex, refusal)
+	}
+	for id := range ex.bill.Demoted {
+		ex.metrics.Demoted(in.caller.Label, id)
+	}
+	return none
+}
+
+// place finds out which accounts may get the request. It returns the answer if none
+// may. A list is that of the first account.
+func (d *reader) place(in *intent, targets []*target) (none apierror.Answer) {
+	if d.affinity != nil && in.Body.TooManyIDs() {
+		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)
+	}
+	r := affinity.Request{
+		Method: openaiapi.MethodOf(in.request), Operation: in.Route.Operation, RawQuery: in.request.URL.RawQuery,
+		Body: &in.Body, Text: in.received.Buffered(), Caller: in.caller.Name,
+		Upgrade: in.Kind.IsHandshake(), Compressed: in.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(in.request.Header),
+	}
+	if !in.received.Whole() {
+		r.CutAt = d.buffers
+	}
+	placement, refusal, refused := d.affinity.Place(r)
+	if refused {
+		answer := refusal.Answer(in.request)
+		if refusal == apierror.OwnersUnknown {
+			answer.Header.Set("Retry-After", "1")
+		}
+		return answer
+	}
+	if in.placement = placement; placement.IsList() {
+		settleList(in, targets)
+	}
+	in.affinity.Maker = in.placement.Maker()
+	return none
+}
+
+// settleList has a list come from the first account by priority, or from the
+// account where objects without a model are made.
+func settleList(in *intent, targets []*target) {
+	var first *target
+	for _, t := range targets {
+		if t.backend.Takes(&in.Request, in.anonymous) && (first == nil || t.allModels && !first.allModels) {
+			first = t
+		}
+	}
+	if first != nil {
+		in.placement.Settle(first.backend.AccountKey)
+	}
+}
+
+// asksReady reports whether the request asks whether there is a backend to use.
+func (d *reader) asksReady(r *http.Request) bool {
+	return d.readyPath != "" && r.URL.Path == d.readyPath &&
+		(r.Method == http.MethodGet || r.Method == http.MethodHead)
+}
+
+// answerReady says whether there is a backend to use, and if not, when the
+// first one may be. It calls none, but rechecks the unreachable ones.
+func (d *reader) answerReady(b *balancer, r *http.Request) (answer apierror.Answer) {
+	now := time.Now()
+	usable, wait := b.Pool.Usable(now)
+	if usable {
+		answer = apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), Class: apierror.Ready}
+	} else {
+		d.rechecker.RecheckAll(b.Pool, now)
+		answer = apierror.NotReady.Answer(r)
+		if wait > 0 {
+			answer.Header.Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
+		}
+	}
+	answer.Header.Set("Cache-Control", "no-store")
+	return answer
+}

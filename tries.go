@@ -1,0 +1,280 @@
+package openailb
+
+import (
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// tries are the attempts that the loop makes, and what they leave behind.
+type tries struct {
+	// list are those made, the current one included. first is where the first of them is.
+	list  []try
+	first [1]try
+	// current is the backend that is attempted right now, if any is.
+	current *target
+	// ask is what the pool has to know of the request, and few is where that of a few backends is.
+	ask pool.Ask
+	few [4]pool.At
+	// barred reports whether the request has had a bar.
+	barred bool
+	// wait is that for the first byte of the current attempt's reply.
+	wait pool.Wait
+	// turn is the request's wait, for its caller's limits or for a backend.
+	turn turn
+	// hasMoved reports whether the request has moved from a silent backend, and returns whether it may go to
+	// silent backends again, because no other one is left. forgiven is how many attempts were made before it gave up
+	// a silent backend. A backend that refused one of them because it throttles may be tried again.
+	hasMoved, returns bool
+	forgiven          int
+	// best is the reply that the client gets if no further backend has a better one.
+	best bestReply
+	// claimed reports whether a fault has benched a backend that may be the request's own.
+	claimed bool
+	// exceeded are the names of models whose context is too short for the request.
+	exceeded []string
+	// executed reports whether the last attempt may have executed a request that
+	// must not be executed twice.
+	executed bool
+	// forwarded reports whether the request went to a backend that throttles.
+	forwarded bool
+	// interims is how many interim responses the backends have sent.
+	interims atomic.Int32
+}
+
+// try is one attempt at a backend.
+type try struct {
+	target  *target
+	class   verdict.Class
+	status  int
+	started time.Time
+	// credential is the backend's, with which the request was sent.
+	credential keys.Credential
+	// mark is what the backend's limits knew of requests when this one was sent.
+	mark quota.Mark
+	// benched is when a promise began by this attempt, if one did.
+	benched time.Time
+	// deployment is the label in metrics of what the backend calls the model.
+	deployment string
+	// over reports whether metrics know what came of it, and span is over.
+	over bool
+	span *observe.Span
+}
+
+// bestReply is the latest reply that says more than that a backend throttles.
+type bestReply struct {
+	*http.Response // nil: there is none
+	// attempt is the number of the attempt that brought it.
+	attempt int
+	// missing reports whether it only says that an object is not there.
+	missing bool
+}
+
+// last is the latest attempt. It is nil if there is none.
+func (t *tries) last() *try {
+	if len(t.list) == 0 {
+		return nil
+	}
+	return &t.list[len(t.list)-1]
+}
+
+// release gives back the place at the current backend.
+func (t *tries) release() {
+	if t.current != nil {
+		t.current.Release()
+		t.current = nil
+	}
+}
+
+// moved returns where the request moves from a silent backend, or nil. A request whose reply came just then does not
+// need the place.
+func (t *tries) moved() *pool.Member {
+	to, last := t.wait.Moved(), t.last()
+	if last != nil && last.class == verdict.Silent && !t.hasMoved {
+		t.forgiven = len(t.list)
+	}
+	if to == nil {
+		return nil
+	}
+	t.hasMoved = true
+	if last.class != verdict.Silent {
+		to.Release()
+		return nil
+	}
+	last.target.metrics.Moved()
+	return to
+}
+
+// mayReturn reports whether the request may go to silent backends again: it moved, no other backend is left, and
+// none has told when it returns. Without the move, it would still wait there.
+func (t *tries) mayReturn() bool {
+	first := t.hasMoved && !t.returns && !t.throttled()
+	t.returns = t.returns || first
+	return first
+}
+
+// throttled reports whether a backend refused one of the attempts because it throttles.
+func (t *tries) throttled() bool {
+	for i := range t.list {
+		if t.list[i].class == verdict.Throttled {
+			return true
+		}
+	}
+	return false
+}
+
+// isLeft reports whether the request may try a further backend.
+func (t *tries) isLeft(in *intent) bool {
+	return in.maxAttempts == 0 || len(t.list)-in.placement.Misses()-t.forgotten() < in.maxAttempts
+}
+
+// forgotten is how many attempts do not count, because the request has waited since and may go to their backends
+// again.
+func (t *tries) forgotten() (n int) {
+	for i := range min(t.turn.forgiven, len(t.list)) {
+		if t.list[i].class == verdict.Throttled {
+			n++
+		}
+	}
+	return n
+}
+
+// barAt returns why the request may not go to a backend because of an earlier attempt. It may go to each one once.
+// After one that took the caller's own credential it goes only to another such one: otherwise we would pay for what
+// the caller's account was refused.
+func (t *tries) barAt(to *target) (bar pool.Bar) {
+	for i := range t.list {
+		a := &t.list[i]
+		switch {
+		case a.target == to && a.class == verdict.Throttled && i < max(t.turn.forgiven, t.forgiven), a.target == to && a.class == verdict.Silent && t.returns:
+		case a.target == to && a.class.Promise():
+			bar = pool.Refused
+		case a.target == to:
+			bar = pool.Tried
+		case a.target.backend.Credentials.Passthrough && !to.backend.Credentials.Passthrough:
+			bar = max(bar, pool.Unfit)
+		}
+	}
+	return bar
+}
+
+// claim reports whether a fault that may be the request's own may bench a backend: what fails everywhere is the
+// request's doing, so one request benches one backend for it at most.
+func (t *tries) claim() bool {
+	first := !t.claimed
+	t.claimed = true
+	return first
+}
+
+// keep keeps a reply, in case no backend has a better one.
+func (t *tries) keep(res *http.Response, missing bool) {
+	t.dropBest()
+	t.best = bestReply{Response: res, attempt: len(t.list) - 1, missing: missing}
+}
+
+// dropBest closes the best reply so far.
+func (t *tries) dropBest() {
+	if t.best.Response != nil {
+		t.best.Body.Close()
+		t.best = bestReply{}
+	}
+}
+
+// doubtBenches puts the benches in doubt that the request began, if it met nothing
+// but refusals for a limit: perhaps it was only too large.
+func (t *tries) doubtBenches(in *intent) {
+	for i := range t.list {
+		if a := &t.list[i]; !a.class.Promise() && a.class != verdict.TooLarge {
+			return
+		}
+	}
+	for i := range t.list {
+		if a := &t.list[i]; !a.benched.IsZero() {
+			a.target.Doubt(in.wholeBackend(a.class), in.benchModel(a.target.backend), a.benched)
+		}
+	}
+}
+
+// failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
+// two backends failed.
+func (t *tries) failedByItself() bool {
+	var at *target
+	for i := range t.list {
+		switch a := &t.list[i]; {
+		case a.class == verdict.TooLarge:
+			return true
+		case !a.class.MayBeOfRequest():
+		case at == nil:
+			at = a.target
+		case at != a.target:
+			return true
+		}
+	}
+	return false
+}
+
+// giveBack gives back what was deducted for the attempt from the backend's limits, if the backend has not executed it.
+func (a *try) giveBack(r *attempt.Reply) {
+	if r.Unexecuted() {
+		a.mark.Return()
+	}
+}
+
+// end counts an attempt of which it is known what came of it, and ends its span.
+func (a *try) end() {
+	if a.over || a.class == "" {
+		return
+	}
+	a.over = true
+	a.span.End(a.status, string(a.class), a.class == verdict.Served)
+	a.target.metrics.Attempted(a.deployment, string(a.class))
+}
+
+// fill makes what the pool has to know of the request.
+func (t *tries) fill(b *balancer, in *intent, tier int) {
+	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
+	for _, to := range b.targets {
+		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: to.backend.Takes(&in.Request, in.anonymous)})
+	}
+}
+
+// bar finds out where the request must not go now.
+func (t *tries) bar(targets []*target, in *intent, now time.Time) {
+	for i, to := range targets {
+		t.ask.At[i].Elsewhere = !in.placement.Allows(to.backend.AccountKey)
+	}
+	if t.barred = t.barred || len(t.list) > 0 || t.turn.behind != nil || in.makesObject(); !t.barred {
+		return // all are free
+	}
+	allModels := in.makesObject() && t.mayHaveAllModels(targets, now)
+	for i, to := range targets {
+		bar := t.barAt(to)
+		switch {
+		case bar != pool.Free:
+		case slices.Contains(t.turn.behind, to.Index):
+			bar = pool.Behind
+		case slices.Contains(t.exceeded, to.backend.NameOf(in.Model)), allModels && !to.allModels:
+			// where the context is as short, or where an object without a model could not be used with all models
+			bar = pool.Unfit
+		}
+		t.ask.At[i].Bar = bar
+	}
+}
+
+// mayHaveAllModels reports whether the request may go to a backend whose account
+// serves all models of the pool. One that failed is tried, because a request that
+// names the object goes there even then. New objects do not go to a drained one.
+func (t *tries) mayHaveAllModels(targets []*target, now time.Time) bool {
+	return slices.ContainsFunc(targets, func(to *target) bool {
+		return to.allModels && !to.Drained() && !to.Unreachable() && !to.Full() && t.barAt(to) == pool.Free &&
+			t.ask.At[to.Index].Takes && !to.Throttles(&t.ask, now)
+	})
+}
