@@ -6,12 +6,12 @@
 // the estimate with its real cost, once. So requests that run at the same time cannot exceed a limit
 // together, which they can if they are only charged afterwards.
 //
-// All windows follow the clock. A day and a month are those of the calendar. The shorter ones slide, in 12
-// parts: the use of the last minute is that of the parts of 5 s that the last 60 s cover. Of the oldest of
+// All windows follow the clock. A day and a month are those of the calendar. The shorter ones slide, in 24
+// parts: the use of the last minute is that of the parts of 2.5 s that the last 60 s cover. Of the oldest of
 // these, which they cover only in part, the use counts as if it had been spread evenly over the part, except
-// that at most a twelfth of the limit is left out. So evenly spread requests can use the whole limit, and in
-// no 60 s is more than 13/12 of it admitted, also if all requests of a part come at its end. A result is
-// rounded up, so a limit below 12 is never exceeded.
+// that at most a 24th of the limit is left out. So evenly spread requests can use the whole limit, and in
+// no 60 s is more than 25/24 of it admitted, also if all requests of a part come at its end. A result is
+// rounded up, so a limit below 24 is never exceeded.
 //
 // With several replicas, each is the only writer of its own use (Report), and adds up what it hears of the
 // use of the others (Heard). What it has used since its last report that the others know is at most its part of
@@ -52,16 +52,16 @@ type meter struct {
 }
 
 // parts is how many parts a window that slides has.
-const parts = 12
+const parts = 24
 
 // sums are the use of two windows: the one before, and the current one.
 type sums struct {
 	used [2]int64
-	// parts are the use of each part of these windows. nil: the meter has no limit that slides.
+	// parts are the use of each part of these windows. nil: the meter has no limit that slides, or these sums are empty.
 	parts *[2][parts]int64
 }
 
-// change adds to the use of a part; those of the current window are numbered from 12. If by is negative, it
+// change adds to the use of a part; those of the current window are numbered from 24. If by is negative, it
 // is taken from the part, as far as that has it, and then from the latest parts of the window.
 func (s *sums) change(part int, by int64) {
 	w, i := part/parts, part%parts
@@ -91,7 +91,7 @@ func (s *sums) spread(used int64, first, last int) {
 func (s *sums) bound(since *sums, amount int64) {
 	over := add(s.used[0], s.used[1]) - add(since.used[0], since.used[1]) - amount
 	for i := parts - 1; i > 0 && over > 0; i-- {
-		older := min(over, max(0, s.parts[0][i]-since.parts[0][i]))
+		older := min(over, max(0, s.parts[0][i]-since.in(i)))
 		s.parts[0][i] -= older
 		s.parts[0][0] += older
 		over -= older
@@ -106,20 +106,32 @@ func (s *sums) move(from, to int) {
 	}
 }
 
+// in returns the use of a part.
+func (s *sums) in(part int) int64 {
+	if s.parts == nil {
+		return 0
+	}
+	return s.parts[part/parts][part%parts]
+}
+
 // from returns the use of a part of the window before, and of its parts after that.
 func (s *sums) from(part int) (first, later int64) {
+	if s.parts == nil {
+		return 0, 0
+	}
 	for _, used := range s.parts[0][part+1:] {
 		later += used
 	}
 	return s.parts[0][part], later
 }
 
-// divide gives the meter parts if its limit slides, and removes them otherwise. What others have used keeps them.
+// divide gives the meter parts if its limit slides, and removes them otherwise. What others have used keeps them. Sums that
+// only several replicas need have none until they are used.
 func (m *meter) divide(now int64) {
 	for _, s := range m.sums() {
-		keeps := m.limit.Amount > 0 || s == &m.others && s.used != [2]int64{}
-		switch {
-		case m.calendar() || !keeps:
+		both := s == &m.own || s == &m.others
+		switch limited := m.limit.Amount > 0; {
+		case m.calendar(), s.used == [2]int64{} && !(limited && both), !limited && s != &m.others:
 			s.parts = nil
 		case s.parts == nil:
 			s.divide(m.part(now))
@@ -254,10 +266,9 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	need = min(multiply(need, replicas), m.limit.Amount)
 	room := m.limit.Amount - need // without the parts after i
 	for i := 2*parts - 1; i >= 0; i-- {
-		w, j := i/parts, i%parts
-		part := add(m.own.parts[w][j], m.others.parts[w][j])
+		part := add(m.own.in(i), m.others.in(i))
 		if replicas > 1 {
-			part = add(part, multiply(max(0, m.own.parts[w][j]-m.told.parts[w][j]), replicas-1))
+			part = add(part, multiply(max(0, m.own.in(i)-m.told.in(i)), replicas-1))
 		}
 		if part <= room {
 			room -= part

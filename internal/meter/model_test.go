@@ -20,18 +20,18 @@ func (m *model) add(id ID, part, amount int64) {
 	m.sums[id][part] += amount
 }
 
-// at returns the part of a time, 12 a window, and how much of it has passed, in twelfths of a nanosecond. It is
+// at returns the part of a time, 24 a window, and how much of it has passed, in 24ths of a nanosecond. It is
 // found without the code that is tested. Those of the calendar have one part, and no length.
 func (m *model) at(id ID, now time.Time) (part, passed, length int64) {
 	switch id.Unit() {
 	case Day:
-		return now.Unix() / 86400 * 12, 0, 0
+		return now.Unix() / 86400 * 24, 0, 0
 	case Month:
-		return (int64(now.Year())*12 + int64(now.Month()) - 1) * 12, 0, 0
+		return (int64(now.Year())*12 + int64(now.Month()) - 1) * 24, 0, 0
 	}
 	length = int64(map[Unit]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}[id.Unit()])
-	twelfths := now.UnixNano() % length * 12
-	return now.UnixNano()/length*12 + twelfths/length, twelfths % length, length
+	rest := now.UnixNano() % length * 24
+	return now.UnixNano()/length*24 + rest/length, rest % length, length
 }
 
 func (m *model) used(id ID, now time.Time) int64 {
@@ -39,11 +39,11 @@ func (m *model) used(id ID, now time.Time) int64 {
 	if length == 0 {
 		return m.sums[id][part]
 	}
-	oldest := m.sums[id][part-12]
+	oldest := m.sums[id][part-24]
 	left := new(big.Int).Mul(big.NewInt(oldest), big.NewInt(length-passed))
 	left.Add(left, big.NewInt(length-1))
-	used := max(left.Div(left, big.NewInt(length)).Int64(), oldest-m.amount(id)/12)
-	for i := part - 11; i <= part; i++ {
+	used := max(left.Div(left, big.NewInt(length)).Int64(), oldest-m.amount(id)/24)
+	for i := part - 23; i <= part; i++ {
 		used += m.sums[id][i]
 	}
 	return used
@@ -130,7 +130,7 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				switch {
 				case delta > 0:
 					m.add(id, part, delta)
-				case from/12 >= part/12-1:
+				case from/24 >= part/24-1:
 					m.add(id, from, delta)
 				case id == counted[1]:
 					lost -= delta // that window is not kept
@@ -276,8 +276,8 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 }
 
 // From idle, at any phase of the clock, with bursts and pauses of any length, at one replica or several: in no window
-// is more admitted than the limit and a twelfth of it. A wait ends exactly when the request is admitted.
-func TestInNoWindowIsMoreThan13TwelfthsOfALimitAdmitted(t *testing.T) {
+// is more admitted than the limit and a twenty-fourth of it. A wait ends exactly when the request is admitted.
+func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 	most := 0.0
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 4))
@@ -315,9 +315,9 @@ func TestInNoWindowIsMoreThan13TwelfthsOfALimitAdmitted(t *testing.T) {
 			case 0:
 				now = now.Add(time.Duration(random.Int64N(int64(length))))
 			case 1:
-				now = now.Add(time.Duration(random.Int64N(int64(length / 12))))
+				now = now.Add(time.Duration(random.Int64N(int64(length / 24))))
 			case 2: // the end of a part
-				now = now.Truncate(length / 12).Add(length/12 - time.Nanosecond)
+				now = now.Truncate(length / 24).Add(length/24 - time.Nanosecond)
 			}
 			refusal := try(min(tokens, limit))
 			if refusal == nil || refusal.Wait == 0 {
@@ -335,7 +335,7 @@ func TestInNoWindowIsMoreThan13TwelfthsOfALimitAdmitted(t *testing.T) {
 			for sum += c.tokens; !admitted[first].at.After(c.at.Add(-length)); first++ {
 				sum -= admitted[first].tokens
 			}
-			if sum > limit+limit/12 {
+			if sum > limit+limit/24 {
 				t.Fatalf("seed %d: %d are admitted within a %s, of a limit of %d", seed, sum, unit, limit)
 			}
 			most = max(most, float64(sum)/float64(limit))

@@ -219,8 +219,8 @@ func (c *Caller) Save(now time.Time, saved []Saved) []Saved {
 	return saved
 }
 
-// Restore adds what Save returned before a restart. Without parts, it counts as if it had been used now, or evenly in
-// the window before.
+// Restore adds what Save returned before a restart, perhaps of a release with fewer parts: each counts as the last part of
+// ours in it. Without parts, it counts as if it had been used now, or evenly in the window before.
 func (c *Caller) Restore(now time.Time, saved []Saved) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,9 +235,10 @@ func (c *Caller) Restore(now time.Time, saved []Saved) {
 		switch {
 		case w < 0 || w > 1:
 			continue
-		case len(s.Parts) == parts:
+		case len(s.Parts) > 0:
 			for i, used := range s.Parts {
-				m.own.change(int(w)*parts+i, min(max(0, used), 1<<61))
+				last := ((i+1)*parts+len(s.Parts)-1)/len(s.Parts) - 1
+				m.own.change(min(int(w)*parts+last, m.part(at)), min(max(0, used), 1<<61))
 			}
 		case w == 1:
 			m.own.change(m.part(at), used)

@@ -107,10 +107,16 @@ func (c *Caller) arrived(at int64) (more bool) {
 	return more
 }
 
-// copy makes the sums those of another meter with as many parts.
+// copy makes the sums the same as others.
 func (s *sums) copy(from *sums) {
 	s.used = from.used
-	if s.parts != nil && from.parts != nil {
+	switch {
+	case from.parts == nil:
+		s.parts = nil
+	case s.parts == nil:
+		parts := *from.parts
+		s.parts = &parts
+	default:
 		*s.parts = *from.parts
 	}
 }

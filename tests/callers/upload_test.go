@@ -97,7 +97,7 @@ func TestAShortPromptIsToldItsWaitBeforeItIsRead(t *testing.T) {
 
 // TestARequestThatMayWaitForItsLimitIsRead has a wait that is long enough for the limit, and then one that is not.
 func TestARequestThatMayWaitForItsLimitIsRead(t *testing.T) {
-	for wait, want := range map[string]int{"": 429, "wait 4s\n": 429, "wait 10s\n": 200} {
+	for wait, want := range map[string]int{"": 429, "wait 2s\n": 429, "wait 10s\n": 200} {
 		inBubble(t, wait+"caller alice {\nrequests 1/minute\n}", func(t *testing.T, w *world) {
 			w.chat(`{}`).WantServed(t, "a")
 			pass(time.Minute)
