@@ -16,7 +16,11 @@ func (r *Replica) compare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	links := r.openLinks()
-	groups := append(r.tally.Groups(time.Now()), replicaGroup, drainGroup)
+	groups := append(r.tally.Groups(time.Now()), drainGroup)
+	read := r.peers.toRead(time.Now())
+	if read {
+		groups = append(groups, replicaGroup)
+	}
 	for _, l := range links {
 		for _, backend := range l.backends() {
 			if !slices.Contains(groups, backend) {
@@ -33,6 +37,9 @@ func (r *Replica) compare(ctx context.Context) error {
 	}
 	if err != nil {
 		return cmp.Or(failed, err)
+	}
+	if read {
+		r.peers.wereRead(sent)
 	}
 	r.clock.set(shown, sent, now)
 	r.tally.Follow(now, r.clock.ahead())

@@ -41,6 +41,9 @@ type peers struct {
 
 	mu    sync.Mutex
 	known map[string]Peer
+	// said is when this replica last sent its sign of life, back when that last came back, and read when those of all were
+	// last read.
+	said, back, read time.Time
 	// own are what is configured here, in the same order.
 	own []Config
 	// formats are the versions of the format in use elsewhere that were logged.
@@ -66,6 +69,29 @@ func (p *peers) hear(m message, heard time.Time) {
 		return
 	}
 	p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
+}
+
+// toRead reports whether the signs of life have to be read in the store, because a new one is sent now: those of the others come
+// as messages, and so does this replica's own, or none does.
+func (p *peers) toRead(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	silent := p.back.Before(p.said)
+	p.said = now
+	return silent || now.Sub(p.read) >= lifetime/2
+}
+
+func (p *peers) wereRead(at time.Time) {
+	p.mu.Lock()
+	p.read = at
+	p.mu.Unlock()
+}
+
+// cameBack records that this replica's own sign of life was heard.
+func (p *peers) cameBack(at time.Time) {
+	p.mu.Lock()
+	p.back = at
+	p.mu.Unlock()
 }
 
 // list returns the replicas that count, the oldest first.

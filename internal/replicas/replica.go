@@ -34,8 +34,8 @@ import (
 
 const (
 	// interval is how often a replica compares what it knows with the store, unless there are so many that perReplica makes
-	// it longer, up to longest: all hear the sign of life of each, and read those of all.
-	interval, perReplica, longest = time.Second, 20 * time.Millisecond, 3 * time.Second
+	// it longer, up to longest: all hear the sign of life of each.
+	interval, perReplica, longest = time.Second, 30 * time.Millisecond, 3 * time.Second
 	// retry is how long it waits after it could not be reached.
 	retry = 400 * time.Millisecond
 	// patience is how long any use of the store may take.
@@ -221,6 +221,7 @@ func (r *Replica) listen(ctx context.Context) {
 			messagesIn.WithLabelValues(string(m.Kind)).Inc()
 			now := time.Now()
 			if m.From == r.peers.self.ID && m.Kind == alive && now.Sub(time.UnixMicro(m.Sent)) < interval {
+				r.peers.cameBack(now)
 				r.connectivity.heard(r)
 			}
 			if m.From == r.peers.self.ID && m.Bench != nil {
