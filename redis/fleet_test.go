@@ -148,9 +148,10 @@ func TestALimitHoldsInAFleet(t *testing.T) {
 		})
 	}
 	time.Sleep(time.Until(part.Begin.Add(part.Warm)))
-	before := s.cpu()
+	before, writes := s.cpu(), s.info("stats", "total_writes_processed")
 	time.Sleep(*fleet - time.Second)
 	redis := float64(s.cpu()-before) / float64(*fleet-time.Second)
+	writes = (s.info("stats", "total_writes_processed") - writes) / (*fleet - time.Second).Seconds()
 	connections := s.connected()
 	running.Wait()
 	highest, sum, refused, cpu := 0.0, int64(0), 0, 0.0
@@ -172,7 +173,8 @@ func TestALimitHoldsInAFleet(t *testing.T) {
 	}
 	minutes := part.Long.Minutes()
 	t.Logf("%d replicas, %d callers, %d of them busy: at most %.1f %% of a limit in 60 s, %.1f %% on average", part.Of, part.Callers, part.Busy, 100*highest, 100*float64(sum)/minutes/float64(part.Busy)/float64(part.Limit))
-	t.Logf("Redis takes %.2f %% of a processor, a replica with its load %.2f %%; refused requests of idle callers: %d", 100*redis, 100*cpu/part.Long.Seconds()/float64(part.Of), refused)
+	t.Logf("Redis takes %.2f %% of a processor and writes %.0f times a second, a replica with its load takes %.2f %%; refused requests of idle callers: %d",
+		100*redis, writes, 100*cpu/part.Long.Seconds()/float64(part.Of), refused)
 	if connections > 6**fleetSize {
 		t.Errorf("%d connections: replicas lose theirs, because the machine is too busy for so many", connections)
 	}

@@ -267,13 +267,18 @@ func TestWhatMadeUpModelsCostRedis(t *testing.T) {
 // cpu is how long the server has used a processor.
 func (s *server) cpu() (total time.Duration) {
 	s.t.Helper()
-	for _, line := range strings.Fields(fmt.Sprint(s.do("info", "cpu"))) {
-		for _, name := range []string{"used_cpu_sys:", "used_cpu_user:"} {
-			if value, ok := strings.CutPrefix(line, name); ok {
-				seconds, _ := strconv.ParseFloat(value, 64)
-				total += time.Duration(seconds * float64(time.Second))
-			}
+	return time.Duration((s.info("cpu", "used_cpu_sys") + s.info("cpu", "used_cpu_user")) * float64(time.Second))
+}
+
+// info returns a figure of a section of the server's INFO.
+func (s *server) info(section, name string) float64 {
+	s.t.Helper()
+	for _, line := range strings.Fields(fmt.Sprint(s.do("info", section))) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			figure, _ := strconv.ParseFloat(value, 64)
+			return figure
 		}
 	}
-	return total
+	s.t.Errorf("INFO %s has no %s", section, name)
+	return 0
 }

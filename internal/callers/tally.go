@@ -14,9 +14,6 @@ import (
 const (
 	// patience is after which time without a connection a replica says that it uses only its share.
 	patience = time.Second
-	// leastInterval is the shortest time between two urgent reports, and perReplica how much of it there is for each
-	// replica: all of them hear each report.
-	leastInterval, perReplica = 50 * time.Millisecond, 10 * time.Millisecond
 	// settling is how long it goes on with that when it is connected again, because the others are connected
 	// again a little later, and only then send what they have used.
 	settling = 2 * time.Second
@@ -53,30 +50,9 @@ type Tally struct {
 	urgent chan struct{}
 	// ended are records to be refreshed, of replicas that have ended.
 	ended []state.Record
-	// ahead is by how much the store's clock is ahead of ours. The windows follow it.
-	ahead time.Duration
+	// ahead is by how much the store's clock is ahead of ours. The windows follow it, but not where it may be misread, as read may.
+	ahead, read time.Duration
 	connection
-}
-
-// connection is what limits have to do with being connected.
-type connection struct {
-	// replicas is how many there were when this one was last connected.
-	replicas int
-	// lost is when the connection ended, and back when there was one again. They are zero otherwise.
-	lost, back time.Time
-	// apart reports whether this replica has only its share.
-	apart bool
-}
-
-// interval returns how long an urgent report waits after the one before.
-func (c *connection) interval() time.Duration {
-	return max(leastInterval, time.Duration(c.replicas)*perReplica)
-}
-
-// sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
-// it is sent, and then takes as long.
-func (c *connection) sharing() meter.Sharing {
-	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, Delay: 2 * c.interval()}
 }
 
 // Share shares the use of a pool's callers until end is called. The digest, of 32 hexadecimal digits, is that of the
@@ -126,7 +102,7 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 	t.mu.Unlock()
 	var last time.Time
 	var due <-chan time.Time
-	for {
+	for hurried := false; ; {
 		select {
 		case <-ctx.Done():
 			if connected, _ := replicas(); connected {
@@ -138,14 +114,23 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 			connected, n := replicas()
 			now := time.Now()
 			interval = t.connect(now, connected, n)
-			t.flush(ctx, now, put, max(fast-fast/10, interval))
+			if !together(interval) {
+				t.flush(ctx, now, put, max(fast, interval)*9/10)
+			} else if due == nil {
+				due = time.After(t.wait(last, interval))
+			}
 		case <-urgent:
-			if due == nil {
-				due = time.After(interval - time.Since(last))
+			if hurried = true; due == nil {
+				due = time.After(t.wait(last, interval))
 			}
 		case <-due: // the time that it sends may be long ago: a flush waits for the store
 			last, due = time.Now(), nil
-			t.flush(ctx, last, put, 0)
+			pace := time.Duration(0)
+			if !hurried {
+				pace = interval * 9 / 10
+			}
+			hurried = false
+			t.flush(ctx, last, put, pace)
 		}
 	}
 }
@@ -211,6 +196,7 @@ func (t *Tally) Expect(now time.Time, n int) {
 func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.read = ahead
 	set := (ahead-t.ahead).Abs() > misread && ahead.Abs() <= state.MaxTTL
 	if set {
 		t.ahead = ahead

@@ -10,14 +10,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// compare sends a sign of life, applies what the store keeps, and sends what the
+// compare sends a sign of life, waits for so long, applies what the store keeps, and sends what the
 // store should keep but does not.
-func (r *Replica) compare(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, spread+patience)
 	defer cancel()
+	read := r.peers.toRead(time.Now())
+	failed := r.showLife(ctx)
+	if failed == nil && spread > 0 && !pause(ctx, spread) {
+		return ctx.Err()
+	}
 	links := r.openLinks()
 	groups := append(r.tally.Groups(time.Now()), drainGroup)
-	read := r.peers.toRead(time.Now())
 	if read {
 		groups = append(groups, replicaGroup)
 	}
@@ -28,7 +32,6 @@ func (r *Replica) compare(ctx context.Context) error {
 			}
 		}
 	}
-	failed := r.store.Put(ctx, []state.Record{r.alive(time.Now())})
 	sent := time.Now()
 	kept, shown, err := r.store.Load(ctx, groups)
 	now := time.Now()
@@ -53,6 +56,13 @@ func (r *Replica) compare(ctx context.Context) error {
 	}
 	r.repeatOrders(links, known, now)
 	return failed
+}
+
+// showLife sends a sign of life.
+func (r *Replica) showLife(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return r.store.Put(ctx, []state.Record{r.alive(time.Now())})
 }
 
 // recordKey names a record, and record is what is known of it.

@@ -52,3 +52,31 @@ func TestSignsOfLifeAreHeardAndSeldomRead(t *testing.T) {
 		}
 	})
 }
+
+// TestManyReplicasShowSignsOfLifeAtTheSameMoments by the store's clock: then the store delivers them together. They read
+// what it keeps at different times.
+func TestManyReplicasShowSignsOfLifeAtTheSameMoments(t *testing.T) {
+	share(t, 40, func(w *world) {
+		time.Sleep(3 * interval)
+		shown := make(map[time.Time]int)
+		go w.hub.Store().Listen(w.Context(), func() {}, func(text []byte) {
+			if m, err := parse(text); err == nil && m.Kind == alive {
+				shown[time.UnixMicro(m.Sent).Truncate(time.Millisecond)]++
+			}
+		})
+		time.Sleep(20*interval - interval/2)
+		for at, n := range shown {
+			if n != 40 || at.UnixMilli()%2000 != 0 {
+				t.Errorf("%d replicas show a sign of life at %s", n, at.Format("05.000"))
+			}
+		}
+		if len(shown) < 9 {
+			t.Errorf("in 20 s, signs of life are shown %d times", len(shown))
+		}
+		for i, r := range w.replicas {
+			if known := len(r.peers.list(time.Now())); known != 40 {
+				t.Errorf("replica %d knows %d replicas, want 40", i, known)
+			}
+		}
+	})
+}

@@ -268,23 +268,37 @@ func jitter(about time.Duration) time.Duration { return about*4/5 + mathrand.N(a
 // compareAgain compares what is known here with what the store keeps, again and
 // again.
 func (r *Replica) compareAgain(ctx context.Context) {
-	for {
-		err := r.compare(ctx)
+	for spread := time.Duration(0); ; {
+		err := r.compare(ctx, spread)
 		if ctx.Err() != nil {
 			return
 		}
 		r.connectivity.compared(r, err)
-		wait := min(max(interval, time.Duration(len(r.peers.list(time.Now())))*perReplica), longest)
+		wait, then := r.pace(time.Now())
 		if err != nil {
-			wait = retry
+			wait, then = jitter(retry), 0
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.due:
-		case <-time.After(jitter(wait)):
+			spread = 0
+		case <-time.After(wait):
+			spread = then
 		}
 	}
+}
+
+// pace returns how long it takes until the next comparison, and for how long it then waits after its sign of life. Many
+// replicas show theirs at the same moments of the store's clock, as they report what callers use: what the store gets at a time,
+// it delivers at a time. They read what it keeps at different times.
+func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
+	every := time.Duration(len(r.peers.list(now))) * perReplica
+	if every <= interval {
+		return jitter(interval), 0
+	}
+	every = min((every + interval - 1).Truncate(interval), longest)
+	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
 // memberOf returns a member of the backend, or nil.

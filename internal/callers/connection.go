@@ -1,0 +1,58 @@
+package callers
+
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// leastInterval is the shortest time between two urgent reports, and perReplica how much of it there is for each
+// replica: all of them hear each report.
+const leastInterval, perReplica = 50 * time.Millisecond, 10 * time.Millisecond
+
+// connection is what limits have to do with being connected.
+type connection struct {
+	// replicas is how many there were when this one was last connected.
+	replicas int
+	// lost is when the connection ended, and back when there was one again. They are zero otherwise.
+	lost, back time.Time
+	// apart reports whether this replica has only its share.
+	apart bool
+}
+
+// interval returns how long an urgent report waits after the one before. If replicas report together, all of them need the same
+// one, although they may count one replica more or less.
+func (c *connection) interval() time.Duration {
+	i := max(leastInterval, time.Duration(c.replicas)*perReplica)
+	if together(i) {
+		i = (i + fast - 1).Truncate(fast)
+	}
+	return i
+}
+
+// together reports whether all replicas send their reports at the same moments: when the store's clock shows a multiple of the
+// interval. Each of many replicas hears each report, and a store that gets many at a time delivers them at a time, which takes
+// it, and those that hear them, a fraction of the processor.
+func together(interval time.Duration) bool { return interval > fast }
+
+// sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
+// it is sent, and then takes as long.
+func (c *connection) sharing() meter.Sharing {
+	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, Delay: 2 * c.interval()}
+}
+
+// wait returns how long it takes until a report may be sent, after the last one was.
+func (t *Tally) wait(last time.Time, interval time.Duration) time.Duration {
+	now := time.Now()
+	if !together(interval) {
+		return interval - now.Sub(last)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return UntilMoment(now.Add(t.read), interval)
+}
+
+// UntilMoment returns how long it takes until a clock shows a multiple of a duration.
+func UntilMoment(at time.Time, every time.Duration) time.Duration {
+	return at.Truncate(every).Add(every).Sub(at)
+}

@@ -1,0 +1,65 @@
+package callers
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// TestManyReplicasReportAtTheSameMoments by the store's clock, whatever their own show: then the store delivers their reports
+// together. Few replicas report what is urgent as soon as they may.
+func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
+	for n, want := range map[int]struct {
+		moment      time.Duration
+		least, most int // reports of four replicas in a minute
+	}{3: {0, 300, 4800}, 26: {500 * time.Millisecond, 400, 480}, 100: {time.Second, 120, 240}} {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(1, uint64(n)))
+			ctx, cancel := context.WithCancel(t.Context())
+			var all []*meter.Callers
+			reports := 0
+			for range 4 {
+				cs, ahead := tokenMeters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))
+				var tally Tally
+				tally.Share(digest, cs)
+				time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
+				tally.Follow(time.Now(), ahead)
+				tally.Groups(time.Now())
+				tally.Loaded(nil, time.Now())
+				put := func(_ context.Context, records []state.Record) error {
+					now := time.Now()
+					if ctx.Err() == nil {
+						reports++
+						if at := now.Add(ahead); want.moment > 0 && at.Sub(at.Truncate(want.moment)) > time.Millisecond {
+							t.Errorf("with %d replicas, a report is sent at %s by the store's clock", n, at.Format("05.000"))
+						}
+					}
+					for _, r := range records {
+						if err := tally.Hear(r.Message, now); err != nil { // it comes back
+							t.Error(err)
+						}
+					}
+					return nil
+				}
+				go tally.Run(ctx, put, func() (bool, int) { return true, n })
+				all = append(all, cs)
+			}
+			began := time.Now()
+			for time.Since(began) < time.Minute {
+				time.Sleep(time.Duration(random.Int64N(int64(20 * time.Millisecond))))
+				spend(all[random.IntN(len(all))], time.Now(), fmt.Sprint(random.IntN(5)), 2500)
+			}
+			cancel()
+			synctest.Wait()
+			if reports < want.least || reports > want.most {
+				t.Errorf("with %d replicas, four of them send %d reports in a minute, want %d to %d", n, reports, want.least, want.most)
+			}
+		})
+	}
+}
