@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
@@ -25,16 +26,16 @@ type Pool struct {
 var (
 	byNameMu sync.Mutex
 	byName   = make(map[string]*Pool)
-	// poolLabels bounds how many pools there are, whatever a dynamic config does.
+	// poolLabels bounds how many pools are named at a time.
 	poolLabels labels
 )
 
 // Of returns the metrics of the pool of this name. Every config that has the pool
 // gets the same.
 func Of(pool string) *Pool {
-	name := poolLabels.of(clean(pool))
 	byNameMu.Lock()
 	defer byNameMu.Unlock()
+	name := poolLabels.of(clean(pool))
 	p, ok := byName[name]
 	if !ok {
 		p = &Pool{
@@ -145,12 +146,38 @@ func Forget(pool, backend string) {
 	defer p.mu.Unlock()
 	delete(p.backends, name)
 	p.labels.forget(name)
+	forgetSeries(prometheus.Labels{"pool": p.name, "backend": name})
+	benched.forget(func(its benchLabels) bool { return its.pool == p.name && its.backend == name })
+}
+
+// forgetPools removes the counts of the pools that no config has any more, and makes their labels free. The label that pools
+// share stays.
+func forgetPools() {
+	byNameMu.Lock()
+	defer byNameMu.Unlock()
+	used := map[string]bool{Other: true}
+	for _, name := range pools.Default.Names() {
+		used[clean(name)] = true
+	}
+	for name := range byName {
+		if used[name] {
+			continue
+		}
+		delete(byName, name)
+		poolLabels.forget(name)
+		forgetSeries(prometheus.Labels{"pool": name})
+		benched.forget(func(its benchLabels) bool { return its.pool == name })
+		Recent.forget(name)
+	}
+}
+
+// forgetSeries removes all series with these labels.
+func forgetSeries(its prometheus.Labels) {
 	for _, c := range collectors {
 		if c, ok := c.(interface{ DeletePartialMatch(prometheus.Labels) int }); ok {
-			c.DeletePartialMatch(prometheus.Labels{"pool": p.name, "backend": name})
+			c.DeletePartialMatch(its)
 		}
 	}
-	benched.forget(p.name, name)
 }
 
 func newBackend(p *Pool, name string) *Backend {

@@ -95,8 +95,10 @@ func membersInUse() map[[2]string]bool {
 	return names
 }
 
-// Left ends the benches of backends that are no longer in a pool in use.
+// Left ends the benches of backends that are no longer in a pool in use, and removes the counts of pools that no config has any
+// more. It is called when a pool is no longer in use.
 func Left() {
+	forgetPools()
 	used, now := membersInUse(), time.Now()
 	benched.mu.Lock()
 	defer benched.mu.Unlock()
@@ -107,12 +109,12 @@ func Left() {
 	}
 }
 
-// forget removes the counts of a backend, by its label, that has no bench in force.
-func (s *benchedSeconds) forget(pool, backend string) {
+// forget removes the counts with these labels, none of which has a bench in force that counts.
+func (s *benchedSeconds) forget(these func(benchLabels) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.inForce, func(_ benchKey, b openBench) bool { return b.pool == pool && b.backend == backend })
-	maps.DeleteFunc(s.settled, func(its benchLabels, _ float64) bool { return its.pool == pool && its.backend == backend })
+	maps.DeleteFunc(s.inForce, func(_ benchKey, b openBench) bool { return these(b.benchLabels) })
+	maps.DeleteFunc(s.settled, func(its benchLabels, _ float64) bool { return these(its) })
 }
 
 func (s *benchedSeconds) settle(which benchKey, now time.Time) {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -74,6 +75,13 @@ func (h *History) tick() {
 	h.spans = append(h.spans, span)
 	h.spans = slices.Delete(h.spans, 0, max(0, len(h.spans)-maxSpans))
 	h.timer.Reset(SpanLength)
+}
+
+// forget makes what is counted of a pool begin anew.
+func (h *History) forget(pool string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	maps.DeleteFunc(h.total, func(key Key, _ Counts) bool { return key.Pool == pool })
 }
 
 func (h *History) read() {

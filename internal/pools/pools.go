@@ -58,6 +58,8 @@ type names struct {
 	unnamed map[string]bool
 	keys    bool
 	warned  bool
+	// ctx is the config's. It is done before the config is cleaned up.
+	ctx context.Context
 }
 
 // Default is the set of the process.
@@ -88,7 +90,7 @@ func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
 	defer s.mu.Unlock()
 	n := s.configs[config]
 	if n == nil {
-		n = &names{taken: make(map[string]digest), unnamed: make(map[string]bool)}
+		n = &names{taken: make(map[string]digest), unnamed: make(map[string]bool), ctx: ctx.Context}
 		if s.configs == nil {
 			s.configs = make(map[*prometheus.Registry]*names)
 		}
@@ -187,6 +189,21 @@ func (s *Set) Remove(e *Entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries = slices.DeleteFunc(s.entries, func(other *Entry) bool { return other == e })
+}
+
+// Names returns the names of the pools that a config has, and of those in use, which there may be a little longer.
+func (s *Set) Names() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.configs {
+		if n.ctx.Err() == nil {
+			all = slices.AppendSeq(all, maps.Keys(n.taken))
+		}
+	}
+	for _, e := range s.entries {
+		all = append(all, e.Name)
+	}
+	return all
 }
 
 // Entries returns the pools in use, in the order of their names.

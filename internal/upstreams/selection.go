@@ -212,8 +212,8 @@ func (s *Selection) Cleanup() error {
 	defer s.mu.Unlock()
 	if current := s.current.Load(); current != nil {
 		current.close()
-		metrics.Left()
 	}
+	metrics.Left()
 	s.closed = true
 	return s.addresses.Close()
 }
