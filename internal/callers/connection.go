@@ -25,14 +25,17 @@ type connection struct {
 func (c *connection) interval() time.Duration {
 	i := max(leastInterval, time.Duration(c.replicas)*perReplica)
 	if together(i) {
-		i = (i + fast - 1).Truncate(fast)
+		i = (i + step - 1).Truncate(step)
 	}
 	return i
 }
 
-// together reports whether all replicas send their reports at the same moments: when the store's clock shows a multiple of the
-// interval. Each of many replicas hears each report, and a store that gets many at a time delivers them at a time, which takes
-// it, and those that hear them, a fraction of the processor.
+// step is what the interval of replicas that report together is a multiple of.
+const step = 100 * time.Millisecond
+
+// together reports whether all replicas that have something to report at each interval do so at the same moments: when the
+// store's clock shows a multiple of the interval. Each of many replicas hears each report, and a store that gets many at a time
+// delivers them at a time, which takes it, and those that hear them, a fraction of the processor.
 func together(interval time.Duration) bool { return interval > fast }
 
 // sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
@@ -41,12 +44,18 @@ func (c *connection) sharing() meter.Sharing {
 	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, Delay: 2 * c.interval()}
 }
 
-// wait returns how long it takes until a report may be sent, after the last one was.
+// wait returns how long an urgent report waits. After an interval without one, it does not.
 func (t *Tally) wait(last time.Time, interval time.Duration) time.Duration {
 	now := time.Now()
-	if !together(interval) {
-		return interval - now.Sub(last)
+	left := interval - now.Sub(last)
+	if left > 0 && together(interval) {
+		return t.untilMoment(now, interval)
 	}
+	return left
+}
+
+// untilMoment returns how long it takes until all replicas report.
+func (t *Tally) untilMoment(now time.Time, interval time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return UntilMoment(now.Add(t.read), interval)

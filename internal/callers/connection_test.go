@@ -13,17 +13,17 @@ import (
 )
 
 // TestManyReplicasReportAtTheSameMoments by the store's clock, whatever their own show: then the store delivers their reports
-// together. Few replicas report what is urgent as soon as they may.
+// together. Only the first report after a pause is sent at once. Few replicas report what is urgent as soon as they may.
 func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 	for n, want := range map[int]struct {
 		moment      time.Duration
 		least, most int // reports of four replicas in a minute
-	}{3: {0, 300, 4800}, 26: {500 * time.Millisecond, 400, 480}, 100: {time.Second, 120, 240}} {
+	}{3: {0, 300, 4800}, 26: {300 * time.Millisecond, 700, 804}, 100: {time.Second, 120, 240}} {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())
 			var all []*meter.Callers
-			reports := 0
+			reports, alone := 0, 0
 			for range 4 {
 				cs, ahead := tokenMeters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))
 				var tally Tally
@@ -37,7 +37,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 					if ctx.Err() == nil {
 						reports++
 						if at := now.Add(ahead); want.moment > 0 && at.Sub(at.Truncate(want.moment)) > time.Millisecond {
-							t.Errorf("with %d replicas, a report is sent at %s by the store's clock", n, at.Format("05.000"))
+							alone++
 						}
 					}
 					for _, r := range records {
@@ -57,6 +57,9 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 			}
 			cancel()
 			synctest.Wait()
+			if alone > reports/20 {
+				t.Errorf("with %d replicas, %d of %d reports are sent alone", n, alone, reports)
+			}
 			if reports < want.least || reports > want.most {
 				t.Errorf("with %d replicas, four of them send %d reports in a minute, want %d to %d", n, reports, want.least, want.most)
 			}

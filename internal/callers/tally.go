@@ -101,8 +101,8 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 	urgent, interval := t.news(), t.interval()
 	t.mu.Unlock()
 	var last time.Time
-	var due <-chan time.Time
-	for hurried := false; ; {
+	var due, moment <-chan time.Time // when what is urgent is sent, and the rest, if that waits for a moment
+	for {
 		select {
 		case <-ctx.Done():
 			if connected, _ := replicas(); connected {
@@ -116,21 +116,19 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 			interval = t.connect(now, connected, n)
 			if !together(interval) {
 				t.flush(ctx, now, put, max(fast, interval)*9/10)
-			} else if due == nil {
-				due = time.After(t.wait(last, interval))
+			} else if moment == nil {
+				moment = time.After(t.untilMoment(now, interval))
 			}
+		case <-moment:
+			moment = nil
+			t.flush(ctx, time.Now(), put, interval*9/10)
 		case <-urgent:
-			if hurried = true; due == nil {
+			if due == nil {
 				due = time.After(t.wait(last, interval))
 			}
 		case <-due: // the time that it sends may be long ago: a flush waits for the store
 			last, due = time.Now(), nil
-			pace := time.Duration(0)
-			if !hurried {
-				pace = interval * 9 / 10
-			}
-			hurried = false
-			t.flush(ctx, last, put, pace)
+			t.flush(ctx, last, put, 0)
 		}
 	}
 }
