@@ -8,7 +8,7 @@ import (
 
 // leastInterval is the shortest time between two urgent reports, and perReplica how much of it there is for each
 // replica: all of them hear each report.
-const leastInterval, perReplica = 50 * time.Millisecond, 10 * time.Millisecond
+const leastInterval, perReplica = 50 * time.Millisecond, 5 * time.Millisecond
 
 // connection is what limits have to do with being connected.
 type connection struct {
@@ -25,18 +25,15 @@ type connection struct {
 func (c *connection) interval() time.Duration {
 	i := max(leastInterval, time.Duration(c.replicas)*perReplica)
 	if together(i) {
-		i = (i + step - 1).Truncate(step)
+		i = (i + leastInterval - 1).Truncate(leastInterval)
 	}
 	return i
 }
 
-// step is what the interval of replicas that report together is a multiple of.
-const step = 100 * time.Millisecond
-
 // together reports whether all replicas that have something to report at each interval do so at the same moments: when the
 // store's clock shows a multiple of the interval. Each of many replicas hears each report, and a store that gets many at a time
 // delivers them at a time, which takes it, and those that hear them, a fraction of the processor.
-func together(interval time.Duration) bool { return interval > fast }
+func together(interval time.Duration) bool { return interval > 2*leastInterval }
 
 // sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
 // it is sent, and then takes as long.

@@ -18,7 +18,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 	for n, want := range map[int]struct {
 		moment      time.Duration
 		least, most int // reports of four replicas in a minute
-	}{3: {0, 300, 4800}, 26: {300 * time.Millisecond, 700, 804}, 100: {time.Second, 120, 240}} {
+	}{3: {0, 300, 4800}, 26: {150 * time.Millisecond, 1000, 1604}, 100: {500 * time.Millisecond, 240, 484}} {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())

@@ -7,6 +7,7 @@ package replicas
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -145,6 +146,29 @@ func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestALimitHoldsAtManyReplicasFromIdle has callers that ask for three times their limit, each request at any replica.
+func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
+	const n, callers = 30, 20
+	limit(t, n, []string{"600/minute"}, func(w *world, all []*limitedReplica) {
+		w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
+		random := rand.New(rand.NewPCG(1, 3))
+		got := make([]admits, callers)
+		for began := time.Now(); time.Since(began) < 75*time.Second; {
+			time.Sleep(time.Duration(random.ExpFloat64() / 3 / callers * float64(time.Second)))
+			i, now := random.IntN(callers), time.Now()
+			if r, refusal := all[random.IntN(n)].callers.Get(now, fmt.Sprint(i)).Admit(now, meter.Estimate{Prompt: 10}); refusal == nil {
+				r.Settle(now, meter.Cost{Requests: 1, Prompt: 10})
+				got[i] = append(got[i], now)
+			}
+		}
+		for i, a := range got {
+			if most := 10 * a.most(time.Minute); most > 630 || most < 590 {
+				t.Errorf("caller %d used %d of 600 tokens in a minute", i, most)
+			}
+		}
+	})
 }
 
 // setStore has a clock that is set while replicas run.
