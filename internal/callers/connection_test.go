@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,13 +18,13 @@ import (
 func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 	for n, want := range map[int]struct {
 		moment      time.Duration
-		least, most int // reports of four replicas in a minute
+		least, most int64 // reports of four replicas in a minute
 	}{3: {0, 300, 4800}, 26: {150 * time.Millisecond, 1000, 1604}, 100: {500 * time.Millisecond, 240, 484}} {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())
 			var all []*meter.Callers
-			reports, alone := 0, 0
+			var reports, alone atomic.Int64
 			for range 4 {
 				cs, ahead := tokenMeters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))
 				var tally Tally
@@ -35,9 +36,9 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 				put := func(_ context.Context, records []state.Record) error {
 					now := time.Now()
 					if ctx.Err() == nil {
-						reports++
+						reports.Add(1)
 						if at := now.Add(ahead); want.moment > 0 && at.Sub(at.Truncate(want.moment)) > time.Millisecond {
-							alone++
+							alone.Add(1)
 						}
 					}
 					for _, r := range records {
@@ -57,11 +58,8 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 			}
 			cancel()
 			synctest.Wait()
-			if alone > reports/20 {
-				t.Errorf("with %d replicas, %d of %d reports are sent alone", n, alone, reports)
-			}
-			if reports < want.least || reports > want.most {
-				t.Errorf("with %d replicas, four of them send %d reports in a minute, want %d to %d", n, reports, want.least, want.most)
+			if reports, alone := reports.Load(), alone.Load(); alone > reports/20 || reports < want.least || reports > want.most {
+				t.Errorf("with %d replicas, four of them send %d reports in a minute, want %d to %d; %d are sent alone", n, reports, want.least, want.most, alone)
 			}
 		})
 	}

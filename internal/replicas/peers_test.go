@@ -3,7 +3,9 @@ package replicas
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/state"
@@ -13,12 +15,12 @@ import (
 type readStore struct {
 	state.Store
 	group string
-	reads int
+	reads atomic.Int64
 }
 
 func (s *readStore) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
 	if slices.Contains(groups, s.group) {
-		s.reads++
+		s.reads.Add(1)
 	}
 	return s.Store.Load(ctx, groups)
 }
@@ -34,10 +36,10 @@ func TestSignsOfLifeAreHeardAndSeldomRead(t *testing.T) {
 			t.Errorf("a replica that starts knows %d replicas, want 3", known)
 		}
 		time.Sleep(2 * time.Second)
-		s.reads = 0
+		s.reads.Store(0)
 		time.Sleep(time.Minute)
-		if s.reads > 12 {
-			t.Errorf("they were read %d times in a minute", s.reads)
+		if reads := s.reads.Load(); reads > 12 {
+			t.Errorf("they were read %d times in a minute", reads)
 		}
 		w.hub.LoseMessages(true)
 		time.Sleep(time.Minute)
@@ -65,6 +67,7 @@ func TestManyReplicasShowSignsOfLifeAtTheSameMoments(t *testing.T) {
 			}
 		})
 		time.Sleep(20*interval - interval/2)
+		synctest.Wait()
 		for at, n := range shown {
 			if n != 40 || at.UnixMilli()%2000 != 0 {
 				t.Errorf("%d replicas show a sign of life at %s", n, at.Format("05.000"))
