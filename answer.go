@@ -80,7 +80,9 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.decided()
 	ex.intent.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
 	if ex.forward && r.Class.Promise() {
-		ex.countThrottled(&ex.outcome, ex.whoRefuses(time.Now()))
+		now := time.Now()
+		ex.update(now)
+		ex.countThrottled(&ex.outcome, ex.whoRefuses(now))
 	}
 	res, tokens := r.Commit(ex.writer, nil)
 	ex.bill.Follow(tokens)
@@ -186,7 +188,7 @@ func (ex *exchange) whoRefuses(now time.Time) refusals {
 		r.object = ex.intent.placement.Stored()
 		r.Others = r.Others || r.object == "" // accounts that lack the object were asked
 	}
-	r.all = !r.Others && (r.Throttled != nil) != r.Busy
+	r.all = r.All()
 	return r
 }
 

@@ -57,15 +57,15 @@ func (h *Handler) limitAttempts(in *intent) {
 // the context of the reply that the client got. err is the error with which reverse_proxy ended, if it did.
 func finish(ex *exchange, err error, aborted bool) {
 	in, t, o := &ex.intent, &ex.tries, &ex.outcome
-	if o.reply != nil {
-		ex.learnEnd(in, t, o.reply.End())
-	}
 	o.end(in, aborted)
 	t.dropBest()
 	in.received.Release()
 	t.release()
 	if to := t.wait.Moved(); to != nil { // the client left just then
 		to.Release()
+	}
+	if o.reply != nil {
+		ex.learnEnd(in, t, o.reply.End())
 	}
 	if o.status == 0 {
 		o.unanswered(in, t, err)

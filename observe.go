@@ -21,7 +21,7 @@ import (
 
 // outcome is what the client gets.
 type outcome struct {
-	// own is an answer of ours, for which no backend is asked.
+	// own is an answer of ours, after which no further backend is asked.
 	own apierror.Answer
 	// reply is that of a backend, if the client gets one as it comes.
 	reply *attempt.Reply
@@ -50,7 +50,7 @@ func (o *outcome) end(in *intent, aborted bool) {
 	o.tokens = o.usage.Tokens()
 }
 
-// firstByte is how long after the request the first byte of the reply's body went to the client. 0: none did.
+// firstByte is how long after the request the first byte of a backend's reply went to the client. 0: it gets none.
 func (o *outcome) firstByte(in *intent) time.Duration {
 	if o.reply == nil {
 		return 0
@@ -66,7 +66,7 @@ func (o *outcome) answered(t *tries) *try {
 	return t.last()
 }
 
-// whose returns whose reply the client got, and its class. t is nil
+// whose returns whose reply the client got, and its class. from is nil
 // if that was an answer of our own that is not about one backend.
 func (o *outcome) whose(t *tries) (from *target, class string) {
 	if o.own.Class != "" {

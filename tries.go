@@ -24,7 +24,7 @@ type tries struct {
 	// ask is what the pool has to know of the request, and few is where that of a few backends is.
 	ask pool.Ask
 	few [4]pool.At
-	// barred reports whether the request has had a bar.
+	// barred reports whether there may be bars: without any attempt, all backends are free.
 	barred bool
 	// wait is that for the first byte of the current attempt's reply.
 	wait pool.Wait
@@ -37,7 +37,7 @@ type tries struct {
 	forgiven          int
 	// best is the reply that the client gets if no further backend has a better one.
 	best bestReply
-	// claimed reports whether a fault has benched a backend that may be the request's own.
+	// claimed reports whether there was a fault that may be the request's own.
 	claimed bool
 	// exceeded are the names of models whose context is too short for the request.
 	exceeded []string
@@ -69,7 +69,7 @@ type try struct {
 	span *observe.Span
 }
 
-// bestReply is the latest reply that says more than that a backend throttles.
+// bestReply is the latest reply that says more to the client than an error of ours would.
 type bestReply struct {
 	*http.Response // nil: there is none
 	// attempt is the number of the attempt that brought it.
@@ -155,10 +155,10 @@ func (t *tries) barAt(to *target) (bar pool.Bar) {
 		a := &t.list[i]
 		switch {
 		case a.target == to && a.class == verdict.Throttled && i < max(t.turn.forgiven, t.forgiven), a.target == to && a.class == verdict.Silent && t.returns:
-		case a.target == to && a.class.Promise():
-			bar = pool.Refused
+		case a.target == to && a.class == verdict.Throttled:
+			bar = pool.Throttled
 		case a.target == to:
-			bar = pool.Tried
+			bar = pool.Spent
 		case a.target.backend.Credentials.Passthrough && !to.backend.Credentials.Passthrough:
 			bar = max(bar, pool.Unfit)
 		}
@@ -256,17 +256,27 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	}
 	allModels := in.makesObject() && t.mayHaveAllModels(targets, now)
 	for i, to := range targets {
-		bar := t.barAt(to)
-		switch {
-		case bar != pool.Free:
-		case slices.Contains(t.turn.behind, to.Index):
-			bar = pool.Behind
+		at := &t.ask.At[i]
+		at.Tried, at.Refused = t.cameOf(to)
+		switch at.Bar = t.barAt(to); {
 		case slices.Contains(t.exceeded, to.backend.NameOf(in.Model)), allModels && !to.allModels:
 			// where the context is as short, or where an object without a model could not be used with all models
-			bar = pool.Unfit
+			at.Bar = pool.Unfit
+		case at.Bar == pool.Free && slices.Contains(t.turn.behind, to.Index):
+			at.Bar = pool.Behind
 		}
-		t.ask.At[i].Bar = bar
 	}
+}
+
+// cameOf reports whether the request was at a backend, and whether it was refused there the last time, because the
+// backend throttles.
+func (t *tries) cameOf(at *target) (tried, refused bool) {
+	for i := range t.list {
+		if t.list[i].target == at {
+			tried, refused = true, t.list[i].class.Promise()
+		}
+	}
+	return tried, refused
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose account

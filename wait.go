@@ -146,6 +146,7 @@ func returning(r pool.Return) waiting.Return {
 // if one is left that does not throttle, but accepts no request.
 func (ex *exchange) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bool) {
 	for range 2 { // after the pick, a bench may have ended
+		ex.update(now)
 		if m = ex.pickAgain(now); m != nil {
 			return m, r, false
 		}

@@ -204,7 +204,7 @@ func (r *Reply) breaks(e End) {
 	}
 }
 
-// FirstByte is when the first byte of the body came that the client gets. It is zero before.
+// FirstByte is when the first byte of the body came that the client gets. Before, it is when the header went out.
 func (r *Reply) FirstByte() time.Time { return r.firstByte }
 
 // Commit makes the reply the client's. It returns the response, and the reader of the

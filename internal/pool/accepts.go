@@ -21,9 +21,9 @@ func (m *Member) hasThrottle(r *Ask) bool {
 // farAway is when a request may go to a member whose budget is used up: no request waits for that.
 const farAway = 24 * time.Hour
 
-// Accepts returns when the member accepts the request again, and the grace of the bench that ends then.
+// accepts returns when the member accepts the request again, and the grace of the bench that ends then.
 // It returns false if neither a throttle nor the ceiling of a tier keeps the request away.
-func (m *Member) Accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
+func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
 	if !m.Throttles(r, now) {
 		return now, 0, false
 	}
@@ -54,7 +54,7 @@ func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bo
 		if _, takes := r.modelAt(m); !takes || !r.mayTry(m) {
 			continue
 		}
-		at, grace, throttles := m.Accepts(r, now)
+		at, grace, throttles := m.accepts(r, now)
 		if (!throttles || !at.After(now)) && !slices.Contains(behind, m.Index) {
 			return Return{}, false // it has no room
 		}

@@ -7,7 +7,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Ask is what a pool has to know of a request. It is filled once. Between its attempts, only the bars change.
+// Ask is what a pool has to know of a request. It is filled once. Between its attempts, only what its attempts change
+// is brought up to date: see [At].
 type Ask struct {
 	// At is what the request means at each member, by the members' indexes.
 	At []At
@@ -39,6 +40,9 @@ type At struct {
 	// Takes reports whether the request can be sent to the member, and Elsewhere whether it must not, because the
 	// objects that it names are at another account.
 	Takes, Elsewhere bool
+	// Tried reports whether the request was there, and Refused whether it was refused there the last time, because the
+	// member throttles.
+	Tried, Refused bool
 	// Bar is why the request may not go there now.
 	Bar Bar
 }
@@ -50,10 +54,10 @@ type Bar uint8
 const (
 	// Free: it may.
 	Free Bar = iota
-	// Tried: it was there.
-	Tried
-	// Refused: it was there, and the member throttles.
-	Refused
+	// Spent: it was there.
+	Spent
+	// Throttled: it was there, and the member throttles.
+	Throttled
 	// Behind: other requests wait for the member, which came before.
 	Behind
 	// Unfit: another member is better for it.
@@ -69,7 +73,7 @@ func (r *Ask) modelAt(m *Member) (model string, ok bool) {
 
 func (r *Ask) mayTry(m *Member) bool {
 	bar := r.At[m.Index].Bar
-	return bar == Free || r.forgives && (bar == Refused || bar == Behind)
+	return bar == Free || r.forgives && (bar == Throttled || bar == Behind)
 }
 
 // Why is why a request gets no member.
@@ -95,11 +99,11 @@ func (p *Pool) Why(r *Ask, now time.Time) (w Why) {
 		case at.Elsewhere:
 			w.Elsewhere = true
 			continue
-		case at.Bar == Refused, at.Bar == Behind, m.Throttles(r, now):
+		case at.Refused, at.Bar == Behind, m.Throttles(r, now):
 			if w.Throttled == nil {
 				w.Throttled = m
 			}
-		case at.Bar != Tried && m.Full():
+		case !at.Tried && m.Full():
 			w.Busy = true
 		default:
 			w.Others = true

@@ -137,7 +137,7 @@ func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 			continue // another request became the probe, or tries it
 		}
 		p.count(m.Member, now)
-		if r.Steered = nil; steered {
+		if r.Steered = r.Steered[:0]; steered {
 			p.findSteered(r, its, now)
 		}
 		return m.Member

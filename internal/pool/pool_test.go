@@ -35,7 +35,7 @@ func (a *asks) of(p *Pool) *Ask {
 	for _, m := range p.Members {
 		at := At{Model: a.model, Takes: true}
 		if slices.Contains(a.tried, m) {
-			at.Bar = Tried
+			at.Bar = Spent
 		}
 		ask.At = append(ask.At, at)
 	}

@@ -145,9 +145,7 @@ func (q *request) asked() *pool.Ask {
 	}
 	for i := range q.tries {
 		at := &q.ask.At[q.tries[i].member.Index]
-		if at.Bar = pool.Tried; q.tries[i].class.Promise() {
-			at.Bar = pool.Refused
-		}
+		at.Bar, at.Tried, at.Refused = pool.Spent, true, q.tries[i].class.Promise()
 	}
 	return &q.ask
 }
