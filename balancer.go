@@ -96,16 +96,6 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 	return b
 }
 
-// open puts the balancer's pool into use until close. Its upstreams must be set up:
-// the admin API and the metrics read them.
-func (b *balancer) open() { pools.Default.Add(&b.Entry) }
-
-func (b *balancer) close() {
-	b.waiting.Close()
-	pools.Default.Remove(&b.Entry)
-	b.Pool.Close()
-}
-
 // targetOf makes a backend a member of a pool. The caller gives its health
 // back to pools.UnloadHealth.
 func targetOf(b *backend.Backend) *target {

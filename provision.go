@@ -111,7 +111,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.provisionProxy(ctx); err != nil {
 		return err
 	}
-	h.balancer.open()
+	pools.Default.Add(&h.balancer.Entry) // whose upstreams are set up: the admin API and the metrics read them
 	for _, t := range h.balancer.targets {
 		t.startFresh(h.link, h.balancer.logger.Logger)
 	}
@@ -223,7 +223,9 @@ func (h *Handler) provisionFromEnv() error {
 func (h *Handler) Cleanup() error {
 	errs := []error{h.link.Close()}
 	if h.balancer != nil {
-		h.balancer.close()
+		h.balancer.waiting.Close()
+		pools.Default.Remove(&h.balancer.Entry)
+		h.balancer.Pool.Close()
 		metrics.Left()
 		for _, t := range h.balancer.targets {
 			errs = append(errs, pools.UnloadHealth(t.backend.HealthKey))

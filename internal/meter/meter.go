@@ -131,7 +131,7 @@ func (m *meter) divide(now int64) {
 	for _, s := range m.sums() {
 		both := s == &m.own || s == &m.others
 		switch limited := m.limit.Amount > 0; {
-		case m.calendar(), s.used == [2]int64{} && !(limited && both), !limited && s != &m.others:
+		case m.calendar(), s.used == [2]int64{} && (!limited || !both), !limited && s != &m.others:
 			s.parts = nil
 		case s.parts == nil:
 			s.divide(m.part(now))
