@@ -449,3 +449,28 @@ func TestEachSyntaxHasTheOptionsThatAreRead(t *testing.T) {
 		t.Errorf("only %d options are read", len(read))
 	}
 }
+
+// TestThePackageCommentHasTheWordsOfTheGlossary compares them without the links, which only the page has.
+func TestThePackageCommentHasTheWordsOfTheGlossary(t *testing.T) {
+	source, err := os.ReadFile("module.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("docs/glossary.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comment, _, _ := strings.Cut(string(source), "\npackage ")
+	_, list, _ := strings.Cut(comment, "as docs/glossary.md has them:\n//\n")
+	entries := strings.Split(strings.ReplaceAll(list, "\n//     ", " "), "//   - ")[1:]
+	if len(entries) != 15 {
+		t.Errorf("there are %d words, want 15", len(entries))
+	}
+	text := strings.Join(strings.Fields(string(page)), " ")
+	for _, entry := range entries {
+		word, meaning, _ := strings.Cut(strings.TrimSpace(entry), ": ")
+		if !strings.Contains(text, "**"+word+"**: "+meaning) {
+			t.Errorf("the glossary does not say of %s: %s", word, meaning)
+		}
+	}
+}
