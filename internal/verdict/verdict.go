@@ -204,6 +204,9 @@ func Judge(reply Reply) Class {
 // not found.", "No such File object: …", "Files [file-…] were not found", "The encrypted content …
 // could not be verified."
 func Missing(status int, body []byte) bool {
+	if status != http.StatusNotFound && status != http.StatusBadRequest {
+		return false // the body of a throttle is read only once
+	}
 	switch r := parseReport(body); status {
 	case http.StatusNotFound:
 		return !r.means(NoModel)
