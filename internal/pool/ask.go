@@ -31,8 +31,6 @@ type Ask struct {
 
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
-	// leaves is the member that the request waits at and may leave, to which it does not move. It may be nil.
-	leaves *Member
 }
 
 // At is what a request means at one member.
@@ -75,7 +73,7 @@ func (r *Ask) modelAt(m *Member) (model string, ok bool) {
 
 func (r *Ask) mayTry(m *Member) bool {
 	bar := r.At[m.Index].Bar
-	return m != r.leaves && (bar == Free || r.forgives && (bar == Throttled || bar == Behind))
+	return bar == Free || r.forgives && (bar == Throttled || bar == Behind)
 }
 
 // Why is why a request gets no member.

@@ -60,7 +60,7 @@ func TestARequestThatMovesMayGoToAMemberThatRefusedIt(t *testing.T) {
 	for name, bar := range map[string]Bar{"refused": Throttled, "spent": Spent, "unfit": Unfit} {
 		ask.At[members[name].Index].Bar = bar
 	}
-	if m := p.PickAnswering(ask, nil, time.Second, at(0.1)); m != members["refused"] {
+	if m := p.PickAnswering(ask, time.Second, at(0.1)); m != members["refused"] {
 		t.Errorf("it moves to %v", m)
 	}
 	if m := p.Pool.Pick(ask, at(0.1)); m != nil {

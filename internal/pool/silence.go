@@ -94,7 +94,7 @@ func (w *Wait) Late(now time.Time) time.Duration {
 	w.tell(found.Change)
 	if found.Moves && w.pulse.Lead(&w.waits, now) {
 		if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
-			w.to = w.member.pool.PickAnswering(w.request, w.member, w.waits.Threshold, now)
+			w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
 		}
 		if w.to != nil {
 			w.left, w.leads = w.pulse, w.waits.Threshold
@@ -212,9 +212,9 @@ func (m *Member) silenceRank(r *Ask, model string, now time.Time) rank {
 // If there is none, because all members are slow, it returns nil. One that has refused the request, or that others
 // waited for when it was sent, may be it. Priority, room in the limits and
 // weight decide, and no policy: policies may use what belongs to the goroutine of the request.
-func (p *Pool) PickAnswering(r *Ask, leaves *Member, threshold time.Duration, now time.Time) *Member {
+func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Member {
 	forgiving := *r
-	r, forgiving.forgives, forgiving.leaves = &forgiving, true, leaves
+	r, forgiving.forgives = &forgiving, true
 	for {
 		var chosen *Member
 		var its *pulse.Pulse

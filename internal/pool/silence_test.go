@@ -98,7 +98,7 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 	ask(members["late"], &asks{model: "m", kind: streamed}, at(-20)).Heard(at(0))
 	r := asks{model: "m", kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "drained", ""} {
-		m, got := p.PickAnswering(r.of(p.Pool), nil, time.Second, at(0.1)), ""
+		m, got := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1)), ""
 		if m != nil {
 			got = m.Name
 			m.Release()
@@ -121,7 +121,7 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 	r := asks{model: "m", cost: 100, kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "spent", "far"} { // never the worse priority
 		for range 20 {
-			m := p.PickAnswering(r.of(p.Pool), nil, time.Second, at(0.1))
+			m := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1))
 			if m == nil || m.Name != want {
 				t.Fatalf("the request moves to %v, want %s", m, want)
 			}
