@@ -706,3 +706,29 @@ func TestARequestThatWasThrottledIsNotStuckAtASilentBackend(t *testing.T) {
 		})
 	}
 }
+
+// TestARequestWithItsCallersOwnKeyDoesNotMoveToABackendOfOurs waits where the caller pays.
+func TestARequestWithItsCallersOwnKeyDoesNotMoveToABackendOfOurs(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+		key := []string{"Authorization", "Bearer the-callers-own-key"}
+		for range 12 { // both are usually fast
+			askTogether(w, 1, chat, key...)()
+			w.Post(chat).WantServed(t, "b") // a takes no request without a key
+		}
+		w.Backends["a"].Forget()
+		w.Backends["b"].Forget()
+		w.Backends["a"].Replies(lbtest.Hangs)
+		ctx, leave := context.WithTimeout(t.Context(), time.Minute)
+		defer leave()
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat)).WithContext(ctx)
+				r.Header.Set(key[0], key[1])
+				w.Send(r)
+			})
+		}
+		all.Wait()
+		w.WantCalls(map[string]int{"a": 3, "b": 0})
+	})
+}
