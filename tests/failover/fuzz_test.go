@@ -192,7 +192,10 @@ func (f *fuzzed) exchange(r *fuzzRequest, repeats bool) {
 // minute: no other account is asked then (docs/affinity.md). That account refused it just now, or rests since before.
 func (f *fuzzed) staysHome(r *fuzzRequest, reply lbtest.Reply) bool {
 	wait, err := strconv.Atoi(reply.Header.Get("Retry-After"))
-	if r.method != "POST" || r.infers || reply.Status != 429 || err != nil || wait >= 60 || !strings.Contains(reply.Body, "The account that stores the caller's objects is rate limited.") {
+	if r.method != "POST" || r.infers || reply.Status != 429 || err != nil || wait >= 60 {
+		return false
+	}
+	if forwarded := reply.Backend != ""; !forwarded && !strings.Contains(reply.Body, "The account that stores the caller's objects is rate limited.") {
 		return false
 	}
 	f.mu.Lock()
