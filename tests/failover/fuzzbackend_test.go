@@ -142,8 +142,9 @@ func (f *fuzzed) handle(b *fuzzBackend, rw http.ResponseWriter, in *http.Request
 		f.t.Errorf("%s got the keys of %s", b.name, text)
 	}
 	r.mu.Lock()
-	// what an idle connection has lost that died is sent again on a new one, if it may be executed twice
-	again := r.repeats && len(r.asked) > 0 && r.asked[len(r.asked)-1] == b.name && r.count(b.name) == 1
+	// what an idle connection has lost that died is sent again on a new one, if it may be executed twice; net/http itself
+	// sends what has no body again on each idle connection
+	again := r.repeats && len(r.asked) > 0 && r.asked[len(r.asked)-1] == b.name && (r.body == "" || r.count(b.name) == 1)
 	if r.count(b.name) > 0 && !again {
 		f.t.Errorf("%s was asked twice for request %d", b.name, r.id)
 	}
