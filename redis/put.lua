@@ -1,5 +1,5 @@
 -- Sends a message to all who listen, and keeps it as a field of the hash
--- KEYS[1]. ARGV: channel, message, mode, field, version, time to live in
+-- KEYS[1]. ARGV: channel ('': nothing is sent), message, mode, field, version, time to live in
 -- milliseconds (0: forever), how many fields there are at most, within which time
 -- two records end that are one, how many milliseconds are left of a field at most,
 -- what is sent in place of the message ('': the message).
@@ -7,7 +7,9 @@
 -- A field is: when it ends (0: never), whether it is finished, the length of its
 -- version, its version, its message. The field without a name is when fields that
 -- have ended were last removed, which takes time, and so is done once a second.
-redis.call('PUBLISH', ARGV[1], ARGV[10] ~= '' and ARGV[10] or ARGV[2])
+if ARGV[1] ~= '' then
+	redis.call('PUBLISH', ARGV[1], ARGV[10] ~= '' and ARGV[10] or ARGV[2])
+end
 
 local key, message, mode, field, version = KEYS[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local ttl, most, near, longest = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])

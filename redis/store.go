@@ -97,7 +97,11 @@ func (s *store) entry(key string) string { return s.prefix + "id:" + key }
 func (s *store) Put(ctx context.Context, records []state.Record) error {
 	pipe := s.client().Pipeline()
 	for _, r := range records {
-		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, s.channel, r.Message, modes[r.Mode], r.Key, r.Version,
+		channel := s.channel
+		if r.News != nil && len(r.News) == 0 {
+			channel = "" // nothing is sent
+		}
+		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, channel, r.Message, modes[r.Mode], r.Key, r.Version,
 			r.TTL.Milliseconds(), cmp.Or(r.Most, state.MaxRecords), r.Near.Milliseconds(), state.MaxTTL.Milliseconds(), r.News)
 	}
 	done, err := s.execute(ctx, pipe)

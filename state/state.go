@@ -97,7 +97,7 @@ type Record struct {
 	TTL time.Duration
 	// Message is the record's content.
 	Message []byte
-	// News is sent in place of Message, if listeners know the rest of it. nil: Message.
+	// News is sent in place of Message, if listeners know the rest of it. nil: Message. Empty, but not nil: nothing is sent.
 	News []byte
 }
 

@@ -40,6 +40,9 @@ type sharedPool struct {
 	marked bool
 	// heard reports whether what other replicas have used has been loaded.
 	heard bool
+	// wrote is when courses were written, and written counts the changes that they have.
+	wrote   time.Time
+	written uint64
 	// version is that of the latest report, and back that of the latest one that came back.
 	version, back uint64
 }
@@ -89,6 +92,7 @@ type batch struct {
 func (b *batch) failed() {
 	for _, p := range b.pools {
 		p.resend()
+		p.written = 0
 		for _, c := range p.chunks {
 			for _, m := range c.members {
 				m.Unreported()
@@ -125,6 +129,7 @@ func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 		b.records = append(b.records, mark)
 	}
 	if len(b.records) > records {
+		p.sendCourses(b, now)
 		b.pools = append(b.pools, p)
 	}
 }

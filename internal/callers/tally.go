@@ -265,6 +265,9 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 		if t.loading {
 			groups = append(groups, groupOf(p.digest))
 		}
+		if !p.heard {
+			groups = append(groups, coursesOf(p.digest))
+		}
 	}
 	slices.Sort(groups)
 	return slices.Compact(groups)
@@ -273,19 +276,24 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 // Loaded applies the records of these groups, and returns the others.
 func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
-	// marks has how long the marks of the pools are kept, and groups those of reports
-	marks, groups := make(map[string]time.Duration), make(map[string]bool)
+	// marks has how long the marks of the pools are kept, groups those of reports, and courses the messages of those of courses
+	marks, groups, courses := make(map[string]time.Duration), make(map[string]bool), make(map[string][][]byte)
 	for _, p := range t.pools {
-		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)] = 0, true
+		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)], courses[coursesOf(p.digest)] = 0, true, nil
 	}
 	t.mu.Unlock()
 	var reports []state.Kept
 	for _, k := range kept {
-		if _, ok := marks[k.Group]; ok {
+		_, isMark := marks[k.Group]
+		of, isCourse := courses[k.Group]
+		switch {
+		case isMark:
 			marks[k.Group] = k.TTL
-		} else if groups[k.Group] {
+		case isCourse:
+			courses[k.Group] = append(of, k.Message)
+		case groups[k.Group]:
 			reports = append(reports, k)
-		} else {
+		default:
 			others = append(others, k)
 		}
 	}
@@ -319,7 +327,7 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 		for _, p := range t.pools {
 			if !p.heard && !t.missed { // otherwise it may not be in what was loaded
 				p.heard = true
-				p.callers.Spread(now)
+				p.callers.Spread(now, coursesIn(courses[coursesOf(p.digest)]))
 			}
 		}
 	}

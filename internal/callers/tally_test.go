@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,13 +43,18 @@ func tokensUsed(cs *meter.Callers, now time.Time, name string) int64 {
 	return cs.Get(now, name).Snapshot(now).Limits[0].Used
 }
 
-// sent returns what is due.
+// sent returns what is due and is sent to others.
 func (t *Tally) sent(now time.Time) (records []state.Record) {
 	t.flush(context.Background(), now, func(_ context.Context, r []state.Record) error {
-		records = r
+		records = heard(r)
 		return nil
 	}, fast)
 	return records
+}
+
+// heard returns the records that others hear.
+func heard(records []state.Record) []state.Record {
+	return slices.DeleteFunc(slices.Clone(records), func(r state.Record) bool { return r.News != nil && len(r.News) == 0 })
 }
 
 func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {

@@ -163,11 +163,11 @@ func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 }
 
 // Spread applies Caller.Spread to all callers.
-func (cs *Callers) Spread(now time.Time) {
+func (cs *Callers) Spread(now time.Time, courses map[CallerID]map[string][]Course) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, c := range cs.byID {
-		c.Spread(now)
+	for id, c := range cs.byID {
+		c.Spread(now, courses[id])
 	}
 }
 

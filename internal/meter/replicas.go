@@ -181,17 +181,96 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.sharing = s
 }
 
-// Spread spreads what the others have used over the windows, after this replica has heard it for the first time.
-func (c *Caller) Spread(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.spread(c.roll(now))
+// Course is what a replica has used in the latest parts of the windows of a limit that slides, at most those of one window, oldest
+// first. Last is the number of the last one, where the first part of 1970 has the number 0.
+type Course struct {
+	ID   ID      `json:"limit"`
+	Last int64   `json:"last"`
+	Used []int64 `json:"used"`
 }
 
-func (c *Caller) spread(at int64) {
+// Courses returns what this replica has used of the limits by the minute and the hour.
+func (c *Caller) Courses(now time.Time) (courses []Course) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	for id := range c.all() {
+		m := &c.meters[id]
+		if m.own.parts == nil || id.Unit() == Second {
+			continue
+		}
+		last := m.part(at)
+		first := max(0, last-parts)
+		for first <= last && m.own.in(first) == 0 {
+			first++
+		}
+		if first > last {
+			continue
+		}
+		course := Course{ID: id, Last: (m.index-1)*parts + int64(last)}
+		for part := first; part <= last; part++ {
+			course.Used = append(course.Used, m.own.in(part))
+		}
+		courses = append(courses, course)
+	}
+	return courses
+}
+
+// Spread places what the others have used in the parts of the windows, after this replica has heard it for the first time:
+// where their courses have it, by the replicas, and otherwise as divide does.
+func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
 	for id := range c.meters {
-		c.meters[id].others.parts = nil
-		c.meters[id].divide(at)
+		m := &c.meters[id]
+		m.others.parts = nil
+		m.divide(at)
+		if m.others.parts == nil {
+			continue
+		}
+		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
+		for replica, all := range courses {
+			for _, course := range all {
+				if course.ID == ID(id) {
+					m.follow(&placed, replica, course, m.part(at))
+				}
+			}
+		}
+		m.others = sums{used: [2]int64{used[0] - placed.used[0], used[1] - placed.used[1]}}
+		m.others.divide(m.part(at))
+		for i := range 2 * parts {
+			m.others.change(i, placed.in(i))
+		}
+	}
+}
+
+// follow places what a replica has used in the parts up to now: what its course says where that has it, and the rest before
+// or after the course.
+func (m *meter) follow(placed *sums, replica string, course Course, now int) {
+	last := course.Last - (m.index-1)*parts // as parts are numbered here
+	if last < 0 || last >= 2*parts || len(course.Used) > parts+1 {
+		return
+	}
+	for w := range 2 {
+		i, known := m.figureOf(maphash.String(seed, replica), m.index-1+int64(w))
+		first, end := w*parts, (w+1)*parts-1
+		if !known || int(last) < first {
+			continue
+		}
+		left := m.figures[i].used
+		for i, used := range course.Used {
+			if part := int(last) + 1 - len(course.Used) + i; first <= part && part <= end {
+				used = min(left, max(0, used))
+				placed.change(min(part, now), used)
+				left -= used
+			}
+		}
+		rest := first
+		if int(last) <= end {
+			rest = min(int(last)+1, end)
+		}
+		placed.change(min(rest, now), left)
 	}
 }
 

@@ -3,7 +3,9 @@ package meter
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -477,13 +479,52 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
 	cs.Heard(now, IDOf("alice"), "a", 1, entries)
-	cs.Spread(now)
+	cs.Spread(now, nil)
 	c := cs.Get(now, "alice")
 	if got := used(t, c, now, "tokens/minute"); got < 30 || got > 34 {
 		t.Errorf("%d are used, want about 30", got)
 	}
 	admitted(t, c, now, exactly(20)).settle(now)
 	addUp(t, c)
+}
+
+// The others had used all of a limit at the end of a minute, which is over at the end of the next one.
+func TestAReplicaThatStartsKnowsWhenTheOthersUsedALimit(t *testing.T) {
+	a, b := caller(t, "tokens 60/minute"), caller(t, "tokens 60/minute")
+	spend := func(c *Caller, second int) {
+		at := noon.Add(time.Duration(second) * time.Second)
+		admitted(t, c, at, exactly(10)).settle(at)
+	}
+	for second := 50; second < 56; second += 2 {
+		spend(a, second)
+		spend(b, second+1)
+	}
+	courses := map[string][]Course{"a": a.Courses(noon.Add(56 * time.Second)), "b": b.Courses(noon.Add(57 * time.Second))}
+	spend(b, 58) // after its course was written
+	now := noon.Add(80 * time.Second)
+	for _, its := range []struct {
+		courses []Course
+		want    int64
+	}{
+		{courses["b"], 70},
+		{nil, 30 + 40*11/30},
+		{[]Course{{ID: minute, Last: courses["b"][0].Last, Used: make([]int64, parts+2)}}, 30 + 40*11/30},
+		{[]Course{{ID: minute, Last: math.MaxInt64, Used: courses["b"][0].Used}}, 30 + 40*11/30},
+		{[]Course{{ID: minute, Last: courses["b"][0].Last, Used: slices.Repeat([]int64{math.MaxInt64}, parts+1)}}, 30},
+	} {
+		c := caller(t, "tokens 60/minute")
+		c.Heard(now, "a", 1, a.Report(now, 1, nil))
+		c.Heard(now, "b", 1, b.Report(now, 1, nil))
+		courses["b"] = its.courses
+		c.Spread(now, courses)
+		if got := used(t, c, noon.Add(109*time.Second), "tokens/minute"); got < its.want || got > its.want+5 { // rounded up
+			t.Errorf("with %v, 59 s after the first use %d are used, want %d", its.courses, got, its.want)
+		}
+		if got := used(t, c, noon.Add(121*time.Second), "tokens/minute"); got != 0 {
+			t.Errorf("%d are used, want 0", got)
+		}
+		addUp(t, c)
+	}
 }
 
 // A caller may use another replica for a while before it sends a request here.
@@ -493,7 +534,7 @@ func TestWhatIsHeardBeforeACallersFirstRequestHereIsAsNew(t *testing.T) {
 	admitted(t, others, now, exactly(60)).settle(now)
 	cs := NewCallers(nil)
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
-	cs.Spread(noon)
+	cs.Spread(noon, nil)
 	cs.Heard(now, IDOf("alice"), "a", 1, others.Report(now, 1, nil))
 	c := cs.Get(now.Add(5*time.Second), "alice")
 	if got := used(t, c, now.Add(59*time.Second), "tokens/minute"); got != 60 {

@@ -112,6 +112,32 @@ func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
 	}
 }
 
+// All of a limit was used at once, in the last quarter of a minute, before a replica starts. That use is not over early there.
+func TestAReplicaThatStartsKnowsWhenALimitWasUsed(t *testing.T) {
+	limit(t, 3, []string{"300/minute"}, func(w *world, all []*limitedReplica) {
+		time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(45 * time.Second)))
+		var got admits
+		for range 150 {
+			for _, r := range all {
+				got.try(r, 5)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(25 * time.Second)
+		all[0].stop()
+		all[0] = w.startLimited("300/minute")
+		for range 600 {
+			for _, r := range all {
+				got.try(r, 5)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if most := got.most(time.Minute); most > 315 || most < 300 {
+			t.Errorf("%d of 300 were admitted in a minute", most)
+		}
+	})
+}
+
 // TestWhateverHappensALimitHoldsAtAllReplicasTogether has bursts come anywhere, and a store that hangs, is down and
 // loses its data.
 func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {

@@ -176,6 +176,7 @@ func testMessages(t *testing.T, stores ...state.Store) {
 		})
 	}
 	put(t, stores[0],
+		state.Record{Group: "g", Key: "quiet", Mode: state.Latest, TTL: time.Minute, Message: []byte("not sent"), News: []byte{}},
 		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("first")},
 		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "2", TTL: time.Second, Message: []byte("not kept " + odd)},
 		state.Record{Group: "g", Key: "k", Mode: state.Finish, Version: "3", TTL: time.Second, Message: []byte("not kept either")},
@@ -190,6 +191,9 @@ func testMessages(t *testing.T, stores ...state.Store) {
 	kept, _, err := stores[0].Load(t.Context(), []string{"g"})
 	if i := slices.IndexFunc(kept, func(k state.Kept) bool { return k.Key == "news" }); i < 0 || string(kept[i].Message) != "all of it" {
 		t.Errorf("%q is kept, %v", kept, err)
+	}
+	if !slices.ContainsFunc(kept, func(k state.Kept) bool { return string(k.Message) == "not sent" }) {
+		t.Errorf("%q is kept, without what was not sent", kept)
 	}
 }
 

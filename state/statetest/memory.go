@@ -47,7 +47,9 @@ func (m memory) Put(ctx context.Context, records []state.Record) error {
 				news = slices.Clone(r.News)
 			}
 			for l := range m.listeners {
-				l <- news
+				if len(news) > 0 {
+					l <- news
+				}
 			}
 		}
 		if m.faults.full != nil {
