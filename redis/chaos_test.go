@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,6 +52,8 @@ type chaosCaller struct {
 type use struct {
 	at     time.Time
 	tokens int
+	// replica is the one that sent the request.
+	replica string
 }
 
 // most returns how much was used in any window of so long, and when that ended.
@@ -66,6 +69,23 @@ func most(all []use, window time.Duration) (most int, end time.Time) {
 		}
 	}
 	return most, end
+}
+
+// seconds returns which replica sent how many tokens in each second of the two minutes before the end.
+func seconds(all []use, end time.Time) string {
+	var text strings.Builder
+	sums := make(map[string]int)
+	for i, u := range all {
+		if u.at.Before(end.Add(-2*time.Minute)) || u.at.After(end) {
+			continue
+		}
+		sums[u.replica] += u.tokens
+		if i+1 == len(all) || all[i+1].at.Unix() != u.at.Unix() {
+			fmt.Fprintf(&text, "%s %v\n", u.at.Format(time.TimeOnly), sums)
+			clear(sums)
+		}
+	}
+	return text.String()
 }
 
 // chaosRun is some callers that call replicas while things fail.
@@ -132,6 +152,9 @@ func TestLimitsHoldInChaos(t *testing.T) {
 	}
 }
 
+// note logs what happens, and when.
+func (c *chaosRun) note(what string) { c.Log(time.Now().Format(time.TimeOnly), what) }
+
 // breakThings does so until the end, less the time of one cycle's part in which all recovers.
 func (c *chaosRun) breakThings(store *server, end time.Time) {
 	const pause = 12 * time.Second
@@ -139,15 +162,15 @@ func (c *chaosRun) breakThings(store *server, end time.Time) {
 		time.Sleep(pause)
 		switch n % 4 {
 		case 0:
-			c.Log("Redis hangs for 5 s")
+			c.note("Redis hangs for 5 s")
 			store.signal(syscall.SIGSTOP)
 			time.Sleep(5 * time.Second)
 			store.signal(syscall.SIGCONT)
 		case 1:
-			c.Log("Redis loses its data")
+			c.note("Redis loses its data")
 			store.do("flushall")
 		case 2:
-			c.Log("a replica is killed")
+			c.note("a replica is killed")
 			i := n / 4 % chaosReplicas
 			r := c.replicas[i].Load()
 			r.process.Process.Kill()
@@ -155,7 +178,7 @@ func (c *chaosRun) breakThings(store *server, end time.Time) {
 			time.Sleep(2 * time.Second)
 			c.replicas[i].Store(startReplica(c, c.options))
 		default:
-			c.Log("Redis restarts without its data")
+			c.note("Redis restarts without its data")
 			store.kill()
 			time.Sleep(3 * time.Second)
 			store.start()
@@ -208,7 +231,7 @@ func (c *chaosCaller) mayAsk(cost, share int) bool {
 	if sum > share {
 		return false
 	}
-	c.asked = append(c.asked, use{now, cost})
+	c.asked = append(c.asked, use{at: now, tokens: cost})
 	return true
 }
 
@@ -242,6 +265,7 @@ func (c *chaosRun) post(caller *chaosCaller, body []byte, at int) *http.Request 
 	}
 	r.Header.Set("Authorization", "Bearer "+caller.key)
 	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Replica", strconv.Itoa(at))
 	return r
 }
 
@@ -261,7 +285,7 @@ func (c *chaosRun) serve(w http.ResponseWriter, r *http.Request) {
 	output := 1 + rand.IntN(request.MaxTokens)
 	caller := c.byName[request.User]
 	caller.mu.Lock()
-	caller.used = append(caller.used, use{time.Now(), prompt + output})
+	caller.used = append(caller.used, use{time.Now(), prompt + output, r.Header.Get("X-Replica")})
 	caller.mu.Unlock()
 	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, prompt, output, prompt+output)
 	if !request.Stream {
@@ -293,7 +317,7 @@ func (c *chaosRun) check() {
 			ratio := float64(peak) / float64(caller.limit)
 			highest = max(highest, ratio)
 			if ratio > 1.1 {
-				c.Errorf("%s used %.0f %% of its limit in the 60 s before %s", caller.name, 100*ratio, end.Format(time.TimeOnly))
+				c.Errorf("%s used %.0f %% of its limit in the 60 s before %s:\n%s", caller.name, 100*ratio, end.Format(time.TimeOnly), seconds(caller.used, end))
 			}
 			if !caller.modest {
 				sum := 0

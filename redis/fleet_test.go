@@ -159,7 +159,7 @@ func TestALimitHoldsInAFleet(t *testing.T) {
 		var all []use
 		for _, r := range results {
 			for i, at := range r.Millis[caller] {
-				all = append(all, use{time.UnixMilli(at), int(r.Tokens[caller][i])})
+				all = append(all, use{at: time.UnixMilli(at), tokens: int(r.Tokens[caller][i])})
 				if at >= part.Begin.Add(part.Warm).UnixMilli() {
 					sum += r.Tokens[caller][i]
 				}
