@@ -128,7 +128,6 @@ func TestTheTokensOfTheSimulatorAreCounted(t *testing.T) {
 		"whole":               {"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hello there"}],"max_tokens":5}`, true},
 		"streamed":            {"/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"Hello there"}],"max_tokens":5}`, false},
 		"streamed, asked for": {"/v1/chat/completions", `{"model":"m","stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user","content":"Hello there"}],"max_tokens":5}`, true},
-		"completions":         {"/v1/completions", `{"model":"m","stream":true,"prompt":"Hello there","max_tokens":5}`, false},
 		"a response":          {"/v1/responses", `{"model":"m","stream":true,"input":"Hello there","max_output_tokens":5}`, true},
 	} {
 		t.Run(name, func(t *testing.T) {

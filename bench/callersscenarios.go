@@ -126,8 +126,7 @@ func hog() callersScenario {
 
 // tiersOnPTU has requests with so many tokens of prompt and of output.
 func tiersOnPTU(units int, bucket float64, prompt, output int) callersScenario {
-	const perUnit, ratio = 2500, 4
-	weight := float64(prompt + ratio*output)
+	weight := float64(prompt + 4*output)
 	drain := float64(units) * perUnit / 60 // a second
 	callers := named("web", "jobs")
 	callers[0].Tier, callers[1].Tier = "interactive", "batch"
@@ -139,7 +138,7 @@ func tiersOnPTU(units int, bucket float64, prompt, output int) callersScenario {
 			"LiteLLM's priorities need a licence, so it has none here.", drain/weight),
 		simulated: worthScenario{
 			deployments: []deployment{
-				{options: fmt.Sprintf("ptu %d\ninput_tpm_per_ptu %d\noutput_ratio %d\nbucket_seconds %g", units, perUnit, ratio, bucket), priority: 1},
+				{options: fmt.Sprintf("ptu %d\nbucket_seconds %g", units, bucket), priority: 1},
 				behind,
 			},
 			cooldown: 1, latency: 300 * time.Millisecond, output: output,

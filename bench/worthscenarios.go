@@ -64,6 +64,7 @@ const (
 	// worthTokens is what a provisioned deployment takes a request for: its
 	// prompt, and the tokens it may generate, of which each weighs four.
 	worthTokens = worthPrompt/4 + 4*maxTokens
+	perUnit = 2500 // tokens a minute that one PTU of a simulator serves
 	// chatTokens is what any other deployment takes it for.
 	chatTokens = worthPrompt/4 + maxTokens
 )
@@ -83,7 +84,7 @@ func (s worthScenario) lead() time.Duration {
 // payg is a pay-as-you-go deployment for so many requests in 10 seconds.
 func payg(requests int, options ...string) deployment {
 	return deployment{
-		options:  strings.Join(append(options, "requests_per_minute "+itoa(requests*6), "request_window 10s"), "\n"),
+		options:  strings.Join(append(options, "requests_per_minute "+itoa(requests*6)), "\n"),
 		priority: 1, paid: float64(requests) / window.Seconds(),
 	}
 }
@@ -96,7 +97,7 @@ func tokens(perMinute int) deployment {
 // provisioned is a PTU deployment for so many requests a second.
 func provisioned(requests int, bucket float64) deployment {
 	return deployment{
-		options:  fmt.Sprintf("ptu %d\ninput_tpm_per_ptu %d\nbucket_seconds %g", requests*60, worthTokens, bucket),
+		options:  fmt.Sprintf("ptu %d\nbucket_seconds %g", requests*worthTokens*60/perUnit, bucket),
 		priority: 1, paid: float64(requests), bucket: bucket,
 	}
 }

@@ -19,14 +19,16 @@ func (x *exchange) answer() {
 	case op == model.OpModels:
 		x.reply(wire.JSON(http.StatusOK, x.models()))
 	case op == model.OpStoredResponse:
-		x.storedResponse()
+		if rep := x.storedResponse(); rep != nil {
+			x.reply(rep)
+		}
 	case op == model.OpRealtime:
 		x.realtime()
 	case op == model.OpObject:
 		x.reply(x.object())
 	case op == model.OpResponse:
 		x.respond()
-	case x.request.Stream && (op == model.OpChat || op == model.OpCompletion):
+	case x.request.Stream && op == model.OpChat:
 		x.stream(x.generation().Events(), 0)
 	default:
 		g := x.generation()
@@ -51,24 +53,15 @@ func (x *exchange) generation() *model.Generation {
 func (x *exchange) whole(g *model.Generation, build func() any) {
 	first, each, n := x.firstTokenLatency(), time.Duration(x.h.TokenLatency), g.Tokens()
 	start := x.h.now()
-	if !x.client.Wait(generationTime(first, each, n)) {
+	if !x.client.Wait(first + time.Duration(n)*each) {
 		if each > 0 {
-			x.charge.produced = g.Candidates() * min(n, max(0, int64((x.h.now().Sub(start)-first)/each)))
+			x.charge.produced = min(n, max(0, int64((x.h.now().Sub(start)-first)/each)))
 		}
 		x.client.Leave()
 	}
-	x.charge.produced = g.Candidates() * n
+	x.charge.produced = n
 	x.settle()
 	x.reply(wire.JSON(http.StatusOK, build()))
-}
-
-// generationTime is how long n tokens take. It is bounded, so that a long reply
-// with a long latency does not overflow and come at once.
-func generationTime(first, each time.Duration, n int64) time.Duration {
-	if n > 0 && each > (math.MaxInt64-first)/time.Duration(n) {
-		return math.MaxInt64
-	}
-	return first + time.Duration(n)*each
 }
 
 // normalP95 is the 95th percentile of the normal distribution.
@@ -109,11 +102,7 @@ func (x *exchange) stream(events iter.Seq[model.Event], skip int) {
 		if counts = counts || e.Wait == model.FirstToken; counts {
 			x.charge.produced = produced
 		}
-		if e.Last {
-			s.Last(e.Name, e.Data)
-		} else {
-			s.Send(e.Name, e.Data)
-		}
+		s.Send(e.Name, e.Data)
 		x.store(e.Stored)
 		if s.Ended() {
 			x.charge.produced = produced
@@ -122,20 +111,20 @@ func (x *exchange) stream(events iter.Seq[model.Event], skip int) {
 	}
 }
 
-func (x *exchange) store(all []model.Stored) {
-	for _, o := range all {
-		x.h.state.store(o.ID, o.Body)
+func (x *exchange) store(all model.Stored) {
+	for id, body := range all {
+		x.h.state.store(id, body)
 	}
 }
 
 // respond answers `POST responses`.
 func (x *exchange) respond() {
 	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {
-		x.reply(wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", new("previous_response_not_found"),
+		x.reply(wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", "previous_response_not_found",
 			fmt.Sprintf("Previous response with id '%s' not found.", previous)))
 		return
 	}
-	if missing := x.missing(x.body.fields); missing != nil {
+	if missing := x.missing(); missing != nil {
 		x.reply(missing)
 		return
 	}
@@ -167,68 +156,51 @@ func (x *exchange) respondInBackground(g *model.Generation, resp *model.Response
 	x.reply(wire.JSON(http.StatusOK, begun.Queued()))
 }
 
-// storedResponse answers requests about a response that was stored before.
-func (x *exchange) storedResponse() {
-	id := x.route.id
+// storedResponse answers requests about a response that was stored before. It returns nil
+// after it has streamed one.
+func (x *exchange) storedResponse() *wire.Reply {
+	id := x.route.object.id
 	body := x.h.state.stored(id)
 	resp, ok := model.ReadResponse(id, body)
 	if !ok {
-		x.reply(notFound(fmt.Sprintf("Response with id '%s' not found.", id)))
-		return
+		return wire.Invalid(http.StatusNotFound, fmt.Sprintf("Response with id '%s' not found.", id))
 	}
-	query := x.r.URL.Query()
-	switch {
-	case x.r.Method == http.MethodDelete:
-		x.h.state.forget(id)
-		x.reply(stored(fmt.Appendf(nil, `{"id":%q,"object":"response","deleted":true}`, id)))
-	case x.route.about == "input_items":
-		x.reply(wire.JSON(http.StatusOK, object{"object": "list", "data": []object{}, "has_more": false, "first_id": nil, "last_id": nil}))
-	case x.route.about == "cancel" && !resp.InBackground():
-		x.reply(badRequest("Only background responses can be cancelled."))
-	case x.route.about == "cancel":
+	switch x.r.Method + " " + x.route.object.within {
+	case "GET ":
+		if query := x.r.URL.Query(); query.Get("stream") == "true" {
+			x.resume(resp, query.Get("starting_after"))
+			return nil
+		}
+		return stored(body)
+	case "DELETE ":
+		return x.remove(id, id, "response")
+	case "GET input_items":
+		return wire.JSON(http.StatusOK, object{"object": "list", "data": []object{}, "has_more": false, "first_id": nil, "last_id": nil})
+	case "POST cancel":
+		if !resp.InBackground() {
+			return wire.Invalid(http.StatusBadRequest, "Only background responses can be cancelled.")
+		}
 		cancelled := resp.Cancelled()
 		x.h.state.store(id, cancelled)
-		x.reply(stored(cancelled))
-	case query.Get("stream") == "true":
-		x.resume(resp, query.Get("starting_after"))
-	default:
-		x.reply(stored(body))
+		return stored(cancelled)
 	}
+	return x.notFound()
 }
 
-// stored is a reply with JSON such as that of a stored object.
-func stored(body []byte) *wire.Reply {
-	return &wire.Reply{Status: http.StatusOK, ContentType: wire.JSONType, Body: body}
-}
-
-// resume streams a stored response from the event after a number on.
+// resume streams a stored response, from the event after a number on.
 func (x *exchange) resume(resp *model.Response, after string) {
 	skip := 0
-	if after != "" {
-		number, err := strconv.Atoi(after)
-		if err != nil || number < 0 {
-			x.reply(badRequest("Invalid value for 'starting_after': expected an integer."))
-			return
-		}
-		skip = number + 1
+	if number, err := strconv.Atoi(after); err == nil {
+		skip = max(0, number+1)
 	}
 	x.stream(resp.Resume(int64(x.h.OutputTokens), x.h.now).Events(), skip)
 }
 
-// models lists the models as OpenAI does, with the fields in the same order.
-func (x *exchange) models() any {
-	type model struct {
-		ID      string `json:"id"`
-		Object  string `json:"object"`
-		Created int64  `json:"created"`
-		OwnedBy string `json:"owned_by"`
-	}
-	models := []model{}
+// models lists the models.
+func (x *exchange) models() object {
+	models := []object{}
 	for _, id := range x.h.Deployments {
-		models = append(models, model{ID: id, Object: "model", OwnedBy: x.h.Name})
+		models = append(models, object{"id": id, "object": "model", "created": 0, "owned_by": x.h.Name})
 	}
-	return struct {
-		Object string  `json:"object"`
-		Data   []model `json:"data"`
-	}{"list", models}
+	return object{"object": "list", "data": models}
 }

@@ -20,9 +20,7 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 				api_key             {env.KEY_1} {file./run/key}
 				api_key             plain
 				deployments         gpt-4o text-embedding-3-small
-				region              "East US"
 				requests_per_minute 180
-				request_window      1s
 				tokens_per_minute   30000
 				hints               azure_day
 				error_body          mistral_flat
@@ -35,22 +33,19 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 				fault               silent for 30s every 120s
 				allow_fault_header
 				early_grace         10ms
-				status_path         /status
 			}`,
-			`{"name":"eus","api_key":["{env.KEY_1}","{file./run/key}","plain"],"deployments":["gpt-4o","text-embedding-3-small"],"region":"East US",` +
-				`"requests_per_minute":180,"request_window":1000000000,"tokens_per_minute":30000,"hints":"azure_day","error_body":"mistral_flat",` +
+			`{"name":"eus","api_key":["{env.KEY_1}","{file./run/key}","plain"],"deployments":["gpt-4o","text-embedding-3-small"],` +
+				`"requests_per_minute":180,"tokens_per_minute":30000,"hints":"azure_day","error_body":"mistral_flat",` +
 				`"first_token_latency":300000000,"first_token_latency_p95":900000000,"token_latency":20000000,"output_tokens":100,` +
 				`"fault":[{"action":"status:503:30","every":10},{"action":"sse_error_first:too_many_requests:no_capacity"},{"action":"silent","for":30000000000,"period":120000000000}],` +
-				`"allow_fault_header":true,"early_grace":10000000,"status_path":"/status"}`,
+				`"allow_fault_header":true,"early_grace":10000000}`,
 		},
 		"provisioned": {
 			`openai_simulator {
-				ptu               50
-				input_tpm_per_ptu 3000
-				output_ratio      8
-				bucket_seconds    0.5
+				ptu            50
+				bucket_seconds 0.5
 			}`,
-			`{"ptu":50,"input_tpm_per_ptu":3000,"output_ratio":8,"bucket_seconds":0.5}`,
+			`{"ptu":50,"bucket_seconds":0.5}`,
 		},
 		"a retry-after date keeps its colons": {
 			`openai_simulator {
@@ -92,12 +87,11 @@ func TestACaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		"tokens_per_minute -1":                   "'-1' is not ",
 		"tokens_per_minute 1.5":                  "'1.5' is not ",
 		"ptu 99999999999999999999":               "ptu '99999999999999999999' is not a whole number of 1 or more",
-		"request_window 60s":                     "request_window '1m0s' is not 1s or 10s",
-		"request_window soon":                    "request_window 'soon' is not a duration",
-		"output_ratio 0":                         "output_ratio '0' is not a number above 0",
+		"region here":                            "unrecognized option 'region'",
+		"bucket_seconds 0":                       "bucket_seconds '0' is not a number above 0",
 		"bucket_seconds NaN":                     "'NaN' is not ",
 		"bucket_seconds Inf":                     "'Inf' is not ",
-		"hints azure":                            "hints 'azure' is not one of azure_ms, azure_both, azure_s, azure_none, azure_neg1, azure_day, date, openai_dur, garbage, negative, zero",
+		"hints azure":                            "hints 'azure' is not one of azure_ms, azure_both, azure_s, azure_none, azure_neg1, azure_day, date, openai_dur, zero",
 		"error_body json":                        "error_body 'json' is not one of azure_classic, ",
 		"token_latency -1s":                      "token_latency '-1s' is not a duration",
 		"token_latency 20":                       "'20' is not ",

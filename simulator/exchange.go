@@ -1,7 +1,6 @@
 package simulator
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,10 +18,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
-// parsedBytes is how much of a request body is kept and parsed. The whole body
-// is received and hashed. It is a variable for a test, which needs less.
-var parsedBytes int64 = 64 << 20
-
 // exchange is one request and its reply.
 type exchange struct {
 	h       *Handler
@@ -38,13 +33,10 @@ type exchange struct {
 
 // body is the body of a request.
 type body struct {
-	read  bool
-	bytes int64
+	bytes []byte
 	sum   string // hex, once the body was read
-	// kept is what was kept of it, and fields what it says, if the request is
-	// about responses or objects.
-	kept   []byte
-	fields map[string]any
+	// fields is what it says, if the request is about responses or objects.
+	fields object
 }
 
 // charge is what a request costs its deployment.
@@ -71,15 +63,6 @@ func (x *exchange) close() {
 	x.h.state.finish(x)
 }
 
-// serve answers, or aborts the connection.
-func (x *exchange) serve() {
-	if rep := x.refuse(); rep != nil {
-		x.reply(rep)
-		return
-	}
-	x.answer()
-}
-
 // refuse checks the request in the order in which a deployment does. It returns
 // the error reply of the first check that fails, or nil.
 func (x *exchange) refuse() *wire.Reply {
@@ -88,9 +71,6 @@ func (x *exchange) refuse() *wire.Reply {
 	if known {
 		faultErr = x.chooseFault()
 	}
-	if x.client.RefusesEarly() {
-		return x.throttleEarly()
-	}
 	problem := x.readBody()
 	x.client.HangIfSilent()
 	if !known {
@@ -98,7 +78,7 @@ func (x *exchange) refuse() *wire.Reply {
 		return x.statusError(http.StatusUnauthorized)
 	}
 	if faultErr != nil {
-		return badRequest("X-Simulator-Fault: " + faultErr.Error())
+		return wire.Invalid(http.StatusBadRequest, "X-Simulator-Fault: "+faultErr.Error())
 	}
 	x.findDeployment()
 	if rep := x.faultReply(); rep != nil {
@@ -109,8 +89,8 @@ func (x *exchange) refuse() *wire.Reply {
 		return x.notFound()
 	case problem != nil:
 		return problem
-	case limited && x.route.deployment == "" && !x.cut():
-		return badRequest("you must provide a model parameter")
+	case limited && x.route.deployment == "":
+		return wire.Invalid(http.StatusBadRequest, "you must provide a model parameter")
 	case limited && x.charge.deployment == nil:
 		return x.statusError(http.StatusNotFound)
 	case limited:
@@ -119,26 +99,18 @@ func (x *exchange) refuse() *wire.Reply {
 	return nil
 }
 
-func badRequest(message string) *wire.Reply {
-	return wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", nil, message)
-}
-
-func notFound(message string) *wire.Reply {
-	return wire.OpenAIError(http.StatusNotFound, "invalid_request_error", nil, message)
-}
-
 func (x *exchange) notFound() *wire.Reply {
 	if x.route.classic {
 		return wire.AzureError(http.StatusNotFound, "404", "Resource not found")
 	}
-	return notFound(fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
+	return wire.Invalid(http.StatusNotFound, fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
 }
 
 // statusError is the reply of the API that is called, with an error status other
 // than 429.
 func (x *exchange) statusError(status int) *wire.Reply {
 	if x.route.openai {
-		return wire.OpenAIStatus(status, x.route.deployment, x.r.Header.Get("Authorization") != "")
+		return wire.OpenAIStatus(status, x.route.deployment)
 	}
 	return wire.AzureStatus(status)
 }
@@ -146,40 +118,29 @@ func (x *exchange) statusError(status int) *wire.Reply {
 // readBody receives the whole body, hashes it and parses it. If something is
 // wrong with the body, it returns the error reply.
 func (x *exchange) readBody() *wire.Reply {
-	sum := sha256.New()
-	var kept bytes.Buffer
-	body := io.TeeReader(x.r.Body, sum)
-	first, err := io.Copy(&kept, io.LimitReader(body, parsedBytes))
-	rest := int64(0)
-	if err == nil {
-		rest, err = io.Copy(io.Discard, body)
-	}
-	x.body.bytes = first + rest
+	var err error
+	x.body.bytes, err = io.ReadAll(x.r.Body)
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)): // the request_body directive has a limit
-		return wire.OpenAIError(http.StatusRequestEntityTooLarge, "invalid_request_error", nil, "The request body is too large.")
+		return wire.Invalid(http.StatusRequestEntityTooLarge, "The request body is too large.")
 	case err != nil:
 		x.client.Leave()
 	}
-	x.body.read = true
-	x.body.sum = hex.EncodeToString(sum.Sum(nil))
+	sum := sha256.Sum256(x.body.bytes)
+	x.body.sum = hex.EncodeToString(sum[:])
 	if op := x.route.op; op == model.OpResponse || op == model.OpObject {
-		x.body.kept = kept.Bytes()
-		_ = json.Unmarshal(x.body.kept, &x.body.fields) // a form has none
+		_ = json.Unmarshal(x.body.bytes, &x.body.fields) // a form has none
 	}
 	if !x.route.op.Generates() {
 		return nil
 	}
 	var problem string
-	x.request, problem = model.ParseRequest(x.route.op, x.r.Header.Get("Content-Type"), kept.Bytes(), x.cut())
+	x.request, problem = model.ParseRequest(x.route.op, x.r.Header.Get("Content-Type"), x.body.bytes)
 	if problem != "" {
-		return badRequest(problem)
+		return wire.Invalid(http.StatusBadRequest, problem)
 	}
 	return nil
 }
-
-// cut reports whether the body was too large to be parsed to its end.
-func (x *exchange) cut() bool { return x.body.bytes > parsedBytes }
 
 // findDeployment finds the deployment: the one in the path, or else the model in
 // the body.
@@ -188,7 +149,7 @@ func (x *exchange) findDeployment() {
 		return
 	}
 	x.route.deployment = cmp.Or(x.route.deployment, x.request.Model)
-	if (x.route.deployment != "" || x.cut()) && x.h.serves(x.route.deployment) {
+	if x.route.deployment != "" && x.h.serves(x.route.deployment) {
 		x.charge.deployment = x.h.state.deployment(x.route.deployment)
 		if x.charge.deployment.Early(x.arrived) {
 			x.h.state.count(func(s *Status) { s.Early++ })
@@ -200,9 +161,6 @@ func (x *exchange) findDeployment() {
 func (x *exchange) admit() *wire.Reply {
 	c := &x.charge
 	c.cost.Prompt, c.cost.Output = x.request.Cost(x.route.op)
-	if x.cut() && x.route.op != model.OpTranscription {
-		c.cost.Prompt = x.body.bytes / 4 // its text was not parsed
-	}
 	var prompt []model.Prefix
 	if x.h.PromptCache > 0 {
 		prompt = x.request.Prefixes(x.route.op)
@@ -241,9 +199,7 @@ func (x *exchange) admitCost(cost limits.Cost) (refused limits.Refusal, ok bool)
 
 // asked is what a 429 says of the request.
 func (x *exchange) asked() limits.Asked {
-	return limits.Asked{
-		Operation: x.route.op.AzureName(), APIVersion: x.route.apiVersion, Deployment: x.route.deployment, Tokens: x.charge.cost.Tokens(),
-	}
+	return limits.Asked{Operation: x.route.op.AzureName(), APIVersion: x.route.apiVersion, Deployment: x.route.deployment}
 }
 
 // settle ends the generation, finished or not.
@@ -265,16 +221,16 @@ func (x *exchange) header(status int) {
 	hdr := x.client.Header()
 	hdr.Set("x-request-id", uuid.NewString())
 	hdr.Set("apim-request-id", uuid.NewString())
-	hdr.Set("x-ms-region", x.h.Region)
+	hdr.Set("x-ms-region", limits.Region)
 	hdr.Set("x-simulator", x.h.Name)
-	if x.charge.deployment != nil && x.route.deployment != "" {
-		hdr.Set("x-ms-deployment-name", x.route.deployment)
-	}
-	if x.body.read {
+	if x.body.sum != "" {
 		hdr.Set("x-simulator-body-sha256", x.body.sum)
 	}
-	if x.charge.deployment != nil && status != http.StatusTooManyRequests {
-		x.charge.deployment.SetHeaders(hdr, x.h.now())
+	if d := x.charge.deployment; d != nil {
+		hdr.Set("x-ms-deployment-name", x.route.deployment)
+		if status != http.StatusTooManyRequests {
+			d.SetHeaders(hdr, x.h.now())
+		}
 	}
 	// These three headers are about this host. A load balancer must not pass
 	// them on, because clients would take them to be about its own host.

@@ -14,42 +14,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
-// earlyWait is the wait of early_429, which does not ask the limits.
-const earlyWait = time.Second
-
 // Fault is a fault to simulate.
 type Fault struct {
-	// Action is what happens:
-	//
-	//   - `status:<code>[:<retry_after>]`: an error of that status, 400 to 599,
-	//     with that `retry-after`
-	//   - `content_filter`: the 400 of Azure's content filter
-	//   - `error_200`: status 200 with an error in its body
-	//   - `early_429`: 429 before the request's body was read
-	//   - `reset`: the connection is broken before any header
-	//   - `hang_before_headers`: no answer, until the client leaves
-	//   - `wrong_upgrade`: a 101 that switches to another protocol than WebSocket
-	//   - `json_cut`: a whole reply ends in the middle, short of its
-	//     `content-length`
-	//   - `sse_error_first:<type>:<code>`: a stream's first event is an error
-	//   - `sse_error_after:<n>`: an error follows the first n events
-	//   - `truncate_rst:<n>`: the connection is broken after n events
-	//   - `truncate_eof:<n>`: the stream ends cleanly after n events
-	//   - `hang_after:<n>`: nothing follows the first n events, until the client
-	//     leaves
-	//   - `no_done`: the last event, `[DONE]` or `response.completed`, is missing
-	//   - `null_error_chunk`: the first event has a field `"error":null`
-	//   - `comments`: a comment precedes every event
-	//   - `silent`: during the last For of each Period since the config was loaded,
-	//     nothing is sent; a request that is in progress then, or is sent then, gets
-	//     nothing more until the client leaves
-	//
-	// The first seven replace the answer and are not charged to any limit. The
-	// others change an answer that was admitted. A fault of streams changes
-	// only streams, and json_cut changes only replies that are not streamed. A
-	// chat stream starts with two events before its first token: Azure's filter
-	// results and the role. The messages of a WebSocket are events for
-	// truncate_rst, truncate_eof (no close frame is sent) and hang_after.
+	// Action is what happens, such as `status:503:30`, `truncate_eof:4` or `silent`:
+	// docs/simulator.md lists the actions.
 	Action string `json:"action"`
 
 	// Every makes the fault happen to every n-th request only, counted over all
@@ -137,33 +105,12 @@ func (x *exchange) faultReply() *wire.Reply {
 			wait = time.Duration(s * float64(time.Second))
 		}
 		rep = x.h.rules.Style.Body(x.asked(), limits.Refusal{Limit: limits.Requests, Wait: wait})
-		x.promise(wait)
+		if x.charge.deployment != nil {
+			x.charge.deployment.Promise(x.h.now(), wait)
+		}
 	}
 	if retryAfter != "" { // the only hint
-		if rep.Header == nil {
-			rep.Header = make(http.Header)
-		}
-		rep.Header.Set("retry-after", retryAfter)
+		rep.Header = http.Header{"Retry-After": {retryAfter}}
 	}
 	return rep
-}
-
-// throttleEarly answers without reading the body.
-func (x *exchange) throttleEarly() *wire.Reply {
-	var limiter *limits.Limiter
-	if x.route.deployment != "" && x.h.serves(x.route.deployment) {
-		x.charge.deployment = x.h.state.deployment(x.route.deployment)
-		limiter = x.charge.deployment.Limiter
-	}
-	if x.h.rules.Style.NamesWait() {
-		x.promise(earlyWait)
-	}
-	return x.h.rules.Style.Throttle(limiter, x.asked(), limits.Refusal{Limit: limits.Requests, Wait: earlyWait}, x.h.now())
-}
-
-// promise records the wait of a 429 that no limit caused.
-func (x *exchange) promise(wait time.Duration) {
-	if x.charge.deployment != nil {
-		x.charge.deployment.Promise(x.h.now(), wait)
-	}
 }

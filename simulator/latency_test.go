@@ -127,9 +127,9 @@ func TestAClientThatLeavesStopsTheGeneration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				// One unit that works off so little that nothing leaks here.
+				// One unit, with a bucket in which a second of work is nothing.
 				h := provision(t, &Handler{
-					PTU: 1, InputTPMPerPTU: 6, BucketSeconds: 1e6, OutputTokens: 1000,
+					PTU: 1, BucketSeconds: 1e6, OutputTokens: 1000,
 					FirstTokenLatency: 300 * ms, TokenLatency: 20 * ms,
 				})
 				begin := time.Now()
@@ -143,10 +143,9 @@ func TestAClientThatLeavesStopsTheGeneration(t *testing.T) {
 				if s.Cancelled != 1 || !s.Last[0].Cancelled || s.InFlight != 0 || s.Tokens.Output != tc.wantTokens {
 					t.Errorf("got %+v, want %d tokens", s, tc.wantTokens)
 				}
-				// 3 tokens of prompt, 4 for each one generated, of 100,000.
-				want := float64(3+4*tc.wantTokens) / 1000
-				if got := s.Utilization; got > want || got < want-0.0005 {
-					t.Errorf("got utilization %v, want about %v", got, want)
+				// 3 tokens of prompt and 4 for each one generated, less what was worked off.
+				if most := 100 * float64(3+4*tc.wantTokens) / h.rules.Capacity; s.Utilization > most {
+					t.Errorf("got utilization %v, want %v at most", s.Utilization, most)
 				}
 			})
 		})

@@ -6,19 +6,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"mime"
-	"mime/multipart"
 	"net/http"
-	"slices"
 	"strings"
 
-	"github.com/openai-lb/caddy-openai-lb/simulator/internal/model"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
-// object is something stored, other than a response: a file, a batch, a vector
-// store, a conversation, or what belongs to one of these.
-type object map[string]any
+// object is JSON: what a request says, or something stored, other than a response: a file,
+// a batch, a vector store, a conversation, or what belongs to one of these.
+type object = map[string]any
 
 // collection is a kind of objects: how they and their ids are called, and the
 // words for one that is not there.
@@ -31,97 +27,69 @@ var collections = map[string]collection{
 	"batches":       {"batch", "batch_", "No batch found with id '%s'."},
 	"vector_stores": {"vector_store", "vs_", "Vector store with id '%s' not found."},
 	"conversations": {"conversation", "conv_", "Conversation with id '%s' not found."},
-	// within others
-	"vector_stores/files": {"vector_store.file", "file-", "No file found with id '%s'."},
-	"conversations/items": {"message", "msg_", "Item with id '%s' not found."},
 }
+
+// filesOfStore are the files of a vector store.
+var filesOfStore = collection{"vector_store.file", "file-", "No file found with id '%s'."}
 
 // notHere is the reply about an object that is not stored here.
 func (c collection) notHere(id string) *wire.Reply {
-	return notFound(fmt.Sprintf(c.missing, id))
+	return wire.Invalid(http.StatusNotFound, fmt.Sprintf(c.missing, id))
 }
 
-// objectPath is a path to objects taken apart.
+// objectPath is a path to an object taken apart.
 type objectPath struct {
 	name   string // of the collection
 	id     string
-	within string // the name of a collection of the object's, or a verb
+	within string // what of the object is asked for, or a verb
 	item   string // the id of an object in that
 }
 
-// parseObjectPath takes apart what follows /v1/, if it is about objects.
-func parseObjectPath(rest string) (p objectPath, ok bool) {
-	segments := strings.SplitN(strings.TrimSuffix(rest, "/"), "/", 4)
-	for i, field := range []*string{&p.name, &p.id, &p.within, &p.item} {
-		if i < len(segments) {
-			*field = segments[i]
-		}
-	}
-	_, ok = collections[p.name]
-	return p, ok
+// parseObjectPath takes apart what follows /v1/.
+func parseObjectPath(rest string) objectPath {
+	segments := append(strings.SplitN(strings.TrimSuffix(rest, "/"), "/", 4), "", "", "")
+	return objectPath{segments[0], segments[1], segments[2], segments[3]}
 }
 
 // object answers requests about objects.
 func (x *exchange) object() *wire.Reply {
 	p, method := x.route.object, x.r.Method
 	c := collections[p.name]
-	if p.id == "" {
-		switch method {
-		case http.MethodPost:
-			return x.createObject(p.name, c)
-		case http.MethodGet:
-			return x.list(c.kind, "")
-		}
+	switch {
+	case p.id == "" && method == http.MethodPost:
+		return x.createObject(p.name, c)
+	case p.id == "":
 		return x.notFound()
 	}
-	body := x.h.state.stored(p.id)
 	var o object
-	if body == nil || json.Unmarshal(body, &o) != nil || o["object"] != c.kind {
+	if json.Unmarshal(x.h.state.stored(p.id), &o) != nil || o["object"] != c.kind {
 		return c.notHere(p.id)
 	}
-	switch within, nested := collections[p.name+"/"+p.within]; {
-	case p.within == "" && method == http.MethodGet, p.within == "" && method == http.MethodPost:
+	if p.name == "vector_stores" && p.within == "files" {
+		return x.fileOfStore(p.id, p.item)
+	}
+	switch p.name + " " + method + " " + p.within {
+	case p.name + " GET ":
 		return wire.JSON(http.StatusOK, o)
-	case p.within == "" && method == http.MethodDelete:
-		x.h.state.forget(p.id)
-		return wire.JSON(http.StatusOK, object{"id": p.id, "object": c.kind + ".deleted", "deleted": true})
-	case p.name == "files" && p.within == "content" && method == http.MethodGet:
+	case p.name + " DELETE ":
+		return x.remove(p.id, p.id, c.kind+".deleted")
+	case "files GET content":
 		return &wire.Reply{Status: http.StatusOK, ContentType: "application/octet-stream", Body: x.h.state.stored("content of " + p.id)}
-	case p.name == "batches" && p.within == "cancel" && method == http.MethodPost:
-		o["status"] = "cancelled"
-		return x.keep(p.id, o)
-	case nested:
-		return x.nestedObject(p, within)
 	}
 	return x.notFound()
 }
 
-// nestedObject answers requests about what belongs to an object.
-func (x *exchange) nestedObject(p objectPath, c collection) *wire.Reply {
-	switch method := x.r.Method; {
-	case p.item == "" && method == http.MethodGet:
-		return x.list(c.kind, p.id)
-	case p.item == "" && method == http.MethodPost && p.within == "files":
-		id, _ := x.body.fields["file_id"].(string)
-		if x.h.state.stored(id) == nil {
-			return collections["files"].notHere(id)
-		}
-		return x.keep(p.id+" "+id, object{"id": id, "object": c.kind, "created_at": x.h.now().Unix(), "usage_bytes": 1,
-			"status": "completed", "vector_store_id": p.id, "last_error": nil})
-	case p.item == "" && method == http.MethodPost:
-		x.addItems(p.id)
-		return x.list(c.kind, p.id)
+// fileOfStore answers requests about the files of a vector store.
+func (x *exchange) fileOfStore(store, file string) *wire.Reply {
+	if file == "" && x.r.Method == http.MethodPost {
+		return x.addFile(store)
 	}
-	key := p.item
-	if p.within == "files" {
-		key = p.id + " " + p.item
-	}
+	key := store + " " + file // a file can be in several stores
 	switch body := x.h.state.stored(key); {
 	case body == nil:
-		return c.notHere(p.item)
+		return filesOfStore.notHere(file)
 	case x.r.Method == http.MethodDelete:
-		x.h.state.forget(key)
-		return wire.JSON(http.StatusOK, object{"id": p.item, "object": c.kind + ".deleted", "deleted": true})
+		return x.remove(key, file, filesOfStore.kind+".deleted")
 	default:
 		return stored(body)
 	}
@@ -129,29 +97,26 @@ func (x *exchange) nestedObject(p objectPath, c collection) *wire.Reply {
 
 // createObject makes an object, if everything that the request names is here.
 func (x *exchange) createObject(name string, c collection) *wire.Reply {
-	if missing := x.missing(x.body.fields); missing != nil {
+	if missing := x.missing(); missing != nil {
 		return missing
 	}
-	id := c.prefix + rand.Text()
-	o := object{"id": id, "object": c.kind, "created_at": x.h.now().Unix(), "metadata": object{}}
+	id, now := c.prefix+rand.Text(), x.h.now().Unix()
+	o := object{"id": id, "object": c.kind, "created_at": now, "metadata": object{}}
 	switch name {
 	case "files":
 		filename, purpose, content := x.upload()
 		o["bytes"], o["filename"], o["purpose"], o["status"] = len(content), filename, purpose, "processed"
 		x.h.state.store("content of "+id, content)
 	case "batches":
-		input, _ := x.body.fields["input_file_id"].(string)
 		output := collections["files"].prefix + rand.Text()
-		x.keep(output, object{"id": output, "object": "file", "created_at": x.h.now().Unix(), "bytes": 3, "filename": "output.jsonl",
+		x.keep(output, object{"id": output, "object": "file", "created_at": now, "bytes": 3, "filename": "output.jsonl",
 			"purpose": "batch_output", "status": "processed"})
 		x.h.state.store("content of "+output, []byte("{}\n"))
-		o["input_file_id"], o["output_file_id"], o["endpoint"] = input, output, x.body.fields["endpoint"]
+		o["input_file_id"], o["output_file_id"], o["endpoint"] = x.body.fields["input_file_id"], output, x.body.fields["endpoint"]
 		o["completion_window"], o["status"] = "24h", "completed"
 	case "vector_stores":
-		o["name"], o["status"], o["usage_bytes"], o["last_active_at"] = x.body.fields["name"], "completed", 0, x.h.now().Unix()
+		o["name"], o["status"], o["usage_bytes"], o["last_active_at"] = x.body.fields["name"], "completed", 0, now
 		o["file_counts"] = object{"in_progress": 0, "completed": 0, "failed": 0, "cancelled": 0, "total": 0}
-	case "conversations":
-		x.addItems(id)
 	}
 	return x.keep(id, o)
 }
@@ -163,59 +128,43 @@ func (x *exchange) keep(id string, o object) *wire.Reply {
 	return rep
 }
 
-// addItems stores the items of a conversation.
-func (x *exchange) addItems(conversation string) {
-	items, _ := x.body.fields["items"].([]any)
-	for _, value := range items {
-		if item, ok := value.(map[string]any); ok {
-			id := model.NewMessageID()
-			x.keep(id, object{"id": id, "object": "message", "type": "message", "status": "completed", "role": item["role"],
-				"content": []any{}, "conversation": conversation})
-		}
-	}
+// remove forgets what is stored under a key, and replies so.
+func (x *exchange) remove(key, id, kind string) *wire.Reply {
+	x.h.state.forget(key)
+	return wire.JSON(http.StatusOK, object{"id": id, "object": kind, "deleted": true})
 }
 
-// list replies with the objects of a kind, the newest first: all that are here,
-// or those of one object.
-func (x *exchange) list(kind, of string) *wire.Reply {
-	list := []object{}
-	for _, body := range x.h.state.all() {
-		var o object
-		if json.Unmarshal(body, &o) == nil && o["object"] == kind && (of == "" || o["vector_store_id"] == of || o["conversation"] == of) {
-			list = append(list, o)
-		}
+// stored is a reply with JSON such as that of a stored object.
+func stored(body []byte) *wire.Reply {
+	return &wire.Reply{Status: http.StatusOK, ContentType: wire.JSONType, Body: body}
+}
+
+// addFile adds a file to a vector store.
+func (x *exchange) addFile(store string) *wire.Reply {
+	id, _ := x.body.fields["file_id"].(string)
+	if x.h.state.stored(id) == nil {
+		return collections["files"].notHere(id)
 	}
-	slices.Reverse(list)
-	var first, last any
-	if len(list) > 0 {
-		first, last = list[0]["id"], list[len(list)-1]["id"]
-	}
-	return wire.JSON(http.StatusOK, object{"object": "list", "data": list, "first_id": first, "last_id": last, "has_more": false})
+	return x.keep(store+" "+id, object{"id": id, "object": filesOfStore.kind, "created_at": x.h.now().Unix(), "usage_bytes": 1,
+		"status": "completed", "vector_store_id": store, "last_error": nil})
 }
 
 // upload reads the form that brings a file.
 func (x *exchange) upload() (filename, purpose string, content []byte) {
-	_, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
+	x.r.Body = io.NopCloser(bytes.NewReader(x.body.bytes))
+	file, header, err := x.r.FormFile("file")
 	if err != nil {
 		return "", "", nil
 	}
-	for form := multipart.NewReader(bytes.NewReader(x.body.kept), params["boundary"]); ; {
-		part, err := form.NextPart()
-		if err != nil {
-			return filename, purpose, content
-		}
-		switch value, _ := io.ReadAll(part); part.FormName() {
-		case "file":
-			filename, content = part.FileName(), value
-		case "purpose":
-			purpose = string(value)
-		}
-	}
+	defer func() { _ = x.r.MultipartForm.RemoveAll() }()
+	content, _ = io.ReadAll(file)
+	return header.Filename, x.r.FormValue("purpose"), content
 }
 
-// missing is the reply to a request that names what is not stored here. What a
-// prompt says is no name.
-func (x *exchange) missing(fields map[string]any) *wire.Reply {
+// missing is the reply to a request that names what is not stored here. Names in the
+// text of a prompt do not count.
+func (x *exchange) missing() *wire.Reply {
+	fields := x.body.fields
 	if id, _ := fields["conversation"].(string); id != "" && x.h.state.stored(id) == nil {
 		return collections["conversations"].notHere(id)
 	}
@@ -236,9 +185,10 @@ func (x *exchange) missingIn(name string, value any) *wire.Reply {
 				return rep
 			}
 		}
-	case map[string]any:
-		if rep := x.missingItem(v); rep != nil {
-			return rep
+	case object:
+		if id, _ := v["id"].(string); v["type"] == "item_reference" && x.h.state.stored(id) == nil {
+			return wire.Invalid(http.StatusNotFound, fmt.Sprintf("Item with id '%s' not found. Items are not persisted when `store` is set to false. "+
+				"Try again with `store` set to true, or remove this item from your input.", id))
 		}
 		for name, value := range v {
 			if rep := x.missingIn(name, value); rep != nil {
@@ -246,27 +196,15 @@ func (x *exchange) missingIn(name string, value any) *wire.Reply {
 			}
 		}
 	case string:
-		switch {
-		case (name == "file_id" || name == "file_ids" || name == "input_file_id") && x.h.state.stored(v) == nil:
+		if x.h.state.stored(v) != nil {
+			return nil
+		}
+		switch name {
+		case "file_id", "file_ids", "input_file_id":
 			return collections["files"].notHere(v)
-		case name == "vector_store_ids" && x.h.state.stored(v) == nil:
+		case "vector_store_ids":
 			return collections["vector_stores"].notHere(v)
-		case name == "encrypted_content" && x.h.state.stored(v) == nil:
-			return wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", new("invalid_encrypted_content"),
-				"The encrypted content "+v[:min(len(v), 5)]+"... could not be verified. Reason: Encrypted content could not be decrypted or parsed.")
 		}
 	}
 	return nil
-}
-
-// missingItem checks an input item. Only a reference, and reasoning that does not
-// come with its content, is looked up.
-func (x *exchange) missingItem(item map[string]any) *wire.Reply {
-	id, _ := item["id"].(string)
-	lookedUp := item["type"] == "item_reference" || item["type"] == "reasoning" && item["encrypted_content"] == nil
-	if !lookedUp || id == "" || x.h.state.stored(id) != nil {
-		return nil
-	}
-	return notFound("Item with id '" + id + "' not found. Items are not persisted when " +
-		"`store` is set to false. Try again with `store` set to true, or remove this item from your input.")
 }

@@ -85,7 +85,7 @@ func TestAPromptThatBeginsWithAnEarlierOneIsCached(t *testing.T) {
 func TestCachedTokensCostAProvisionedDeploymentNothing(t *testing.T) {
 	now := start
 	// 1000 tokens a second, of which 3000 fit in the bucket
-	h := provision(t, &Handler{PTU: 60, InputTPMPerPTU: 1000, BucketSeconds: 3, PromptCache: 4, running: running{now: func() time.Time { return now }}})
+	h := provision(t, &Handler{PTU: 24, BucketSeconds: 3, PromptCache: 4, running: running{now: func() time.Time { return now }}})
 	ask := func(body string, status int, utilization float64) {
 		t.Helper()
 		w, _ := run(h, "/v1/chat/completions", body, "", 0)
@@ -119,7 +119,7 @@ func TestNoMoreIsCachedThanThePromptHas(t *testing.T) {
 	for name, body := range map[string]string{
 		"tools with content": `{"model":"m","tools":[{"type":"x","content":"` + long + `"}],"messages":[{"role":"user","content":"x"}]}`,
 		"a call":             `{"model":"m","messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"` + long + `"}}]}]}`,
-		"two kinds":          `{"model":"m","prompt":"` + long + `","messages":["x"],"input":"` + long + `"}`,
+		"two kinds":          `{"model":"m","messages":["x"],"input":"` + long + `"}`,
 		"a rest":             `{"model":"m","messages":["` + long + `x"]}`,
 	} {
 		synctest.Test(t, func(t *testing.T) {

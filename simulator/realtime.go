@@ -3,7 +3,6 @@ package simulator
 import (
 	"context"
 	"net/http"
-	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/model"
@@ -13,17 +12,19 @@ import (
 // realtime answers the handshake, and then the client's events until it leaves.
 func (x *exchange) realtime() {
 	if !wire.AsksWebSocket(x.r) {
-		rep := wire.OpenAIError(http.StatusUpgradeRequired, "invalid_request_error", nil, "You must use a WebSocket for this endpoint.")
+		rep := wire.Invalid(http.StatusUpgradeRequired, "You must use a WebSocket for this endpoint.")
 		rep.Header = http.Header{"Upgrade": {"websocket"}, "Connection": {"Upgrade"}}
 		x.reply(rep)
 		return
 	}
 	x.header(http.StatusSwitchingProtocols)
-	socket := x.client.Accept("realtime")
-	defer socket.Close()
+	x.client.Socket("realtime", x.converse)
+}
+
+// converse answers the client's events until it leaves.
+func (x *exchange) converse(socket *wire.Socket) {
 	defer context.AfterFunc(x.h.ctx, socket.GoAway)()
-	beta := x.route.classic || strings.Contains(x.r.Header.Get("OpenAI-Beta"), "realtime=v1")
-	session := model.NewSession(x.route.deployment, int64(x.h.OutputTokens), beta)
+	session := model.NewSession(x.route.deployment, int64(x.h.OutputTokens))
 	if !socket.Send(session.Created().Data) {
 		return
 	}

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -112,14 +110,9 @@ func TestARealtimeSessionAnswersTexts(t *testing.T) {
 		"/v1/realtime?model=gpt-realtime":                                         nil,
 		"/openai/v1/realtime?model=gpt-realtime":                                  nil,
 		"/openai/realtime?api-version=2024-10-01-preview&deployment=gpt-realtime": nil,
-		"/v1/realtime?model=gpt-realtime&x=of-a-client-of-the-beta":               {"OpenAI-Beta", "realtime=v1"},
 		"/v1/realtime?model=gpt-realtime&x=of-a-browser":                          {"Sec-WebSocket-Protocol", "openai-beta.realtime-v1, realtime"},
 	} {
 		t.Run(path, func(t *testing.T) {
-			added, delta := added, delta
-			if strings.HasPrefix(path, "/openai/realtime") || strings.HasSuffix(path, "beta") {
-				added, delta = []string{"conversation.item.created"}, "response.text."
-			}
 			c, res := dialRealtime(t, srv, path, headers...)
 			if c.ReadWriteCloser == nil {
 				t.Fatalf("the handshake gives %d", res.StatusCode)
@@ -162,7 +155,7 @@ func TestARealtimeSessionAnswersTexts(t *testing.T) {
 				t.Errorf("the text is %q and %q", text, whole)
 			}
 			for event, code := range map[string]string{
-				`{`: "invalid_json", `{"type":"input_audio_buffer.append"}`: "invalid_value", `{"type":"conversation.item.create"}`: "missing_required_parameter", `{"type":"response.cancel"}`: "response_cancel_not_active",
+				`{`: "invalid_json", `{"type":"input_audio_buffer.append"}`: "invalid_value", `{"type":"conversation.item.create"}`: "missing_required_parameter",
 			} {
 				c.say(t, event)
 				if _, events := c.until(t, "error"); events[0]["error"].(map[string]any)["code"] != code {
@@ -242,34 +235,7 @@ func TestARealtimeSessionHasTheLimitsOfItsDeployment(t *testing.T) {
 	}
 }
 
-func TestARealtimeSessionCanFail(t *testing.T) {
-	for fault, c := range map[string]struct {
-		events int
-		ends   func(error) bool
-	}{
-		"truncate_rst:0": {0, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }},
-		"truncate_eof:0": {0, func(err error) bool { return errors.Is(err, io.EOF) }},
-		"truncate_eof:2": {2, func(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) }},
-	} {
-		t.Run(fault, func(t *testing.T) {
-			srv := listen(t, &Handler{Fault: []Fault{{Action: fault}}})
-			client, _ := dialRealtime(t, srv, "/v1/realtime?model=m")
-			if c.events > 0 {
-				client.say(t, `{"type":"session.update"}`, `{"type":"session.update"}`, `{"type":"session.update"}`)
-			}
-			for range c.events {
-				if opcode, _, err := client.frame(); err != nil || opcode != 0x80|opcodeText {
-					t.Fatalf("got a frame %x (%v)", opcode, err)
-				}
-			}
-			if opcode, payload, err := client.frame(); !c.ends(err) {
-				t.Errorf("the session ends with a frame %x of %q and %v", opcode, payload, err)
-			}
-			if got := status(t, srv).Faults; got != 1 {
-				t.Errorf("%d faults are counted", got)
-			}
-		})
-	}
+func TestAHandshakeCanSwitchToAnotherProtocol(t *testing.T) {
 	srv := listen(t, &Handler{Fault: []Fault{{Action: "wrong_upgrade"}}})
 	for range 2 {
 		if _, res := dialRealtime(t, srv, "/v1/realtime?model=m"); res.StatusCode != 101 || res.Header.Get("Upgrade") != "foo" {
@@ -279,7 +245,7 @@ func TestARealtimeSessionCanFail(t *testing.T) {
 }
 
 func TestARealtimeSessionEndsWithItsConfig(t *testing.T) {
-	h := &Handler{Fault: []Fault{{Action: "hang_after:1", Every: 2}}}
+	h := new(Handler)
 	ctx, unload := caddy.NewContext(caddy.Context{Context: context.Background()})
 	if err := h.Provision(ctx); err != nil {
 		t.Fatal(err)
@@ -290,10 +256,8 @@ func TestARealtimeSessionEndsWithItsConfig(t *testing.T) {
 	for range 2 {
 		c, _ := dialRealtime(t, srv, "/v1/realtime?model=m")
 		c.until(t, "session.created")
-		c.say(t, `{"type":"session.update"}`)
 		clients = append(clients, c)
 	}
-	clients[0].until(t, "session.updated")
 	unload()
 	for i, c := range clients {
 		if opcode, payload, err := c.frame(); err != nil || opcode != 0x80|opcodeClose || string(payload) != "\x03\xe9" {

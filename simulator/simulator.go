@@ -25,6 +25,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 )
 
@@ -33,20 +34,8 @@ func init() {
 }
 
 // Handler is a simulated deployment, or a whole resource of them: limits are
-// counted separately for each deployment. It answers
-//
-//   - `POST /openai/deployments/{deployment}/…?api-version=` (Azure classic),
-//   - `POST /openai/v1/…` (Azure v1) and `POST /v1/…` (OpenAI), each with
-//     `chat/completions`, `completions`, `embeddings` and
-//     `audio/transcriptions`,
-//   - `POST responses`, `GET` and `DELETE responses/{id}` and `GET models`
-//     under both v1 roots,
-//   - files, batches, vector stores and conversations there as well: it stores
-//     the objects that it creates, and answers 404 for all others,
-//
-// and the WebSockets of `GET realtime` there, and of Azure's
-// `/openai/realtime?api-version=`: sessions with text in and text out. Any
-// other request gets a 404.
+// counted separately for each deployment. docs/simulator.md lists the paths that
+// it answers, its styles and its faults.
 //
 // Its limits, counters and stored objects live in the memory of this module
 // instance: a config reload starts fresh.
@@ -67,52 +56,33 @@ type Handler struct {
 	// Default: any name exists
 	Deployments []string `json:"deployments,omitempty"`
 
-	// Region is sent as `x-ms-region`. Default: `Simulated`
-	Region string `json:"region,omitempty"`
-
 	// RequestsPerMinute is the request limit of a pay-as-you-go deployment. It
-	// is enforced over `request_window`, and refused requests count too.
-	// Default: no limit
+	// is enforced over fixed windows of 10 s. A window opens with the first
+	// request while none is open. Refused requests count too. Default: no limit
 	RequestsPerMinute int `json:"requests_per_minute,omitempty"`
-
-	// RequestWindow is the fixed window in which requests are counted, `1s` or
-	// `10s`. A window opens with the first request while none is open.
-	// Default: `10s`
-	RequestWindow caddy.Duration `json:"request_window,omitempty"`
 
 	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over fixed
 	// windows of 60 s that open as request windows do. The estimate made on
 	// arrival counts: a token for every four characters of prompt, and of the JSON
-	// of tools, plus the `max_tokens` asked for, or 16, for each reply that `n` or
-	// `best_of` asks for. Default: no limit
+	// of tools, plus the `max_tokens` asked for, or 16. Default: no limit
 	TokensPerMinute int `json:"tokens_per_minute,omitempty"`
 
-	// PTU makes this a provisioned deployment of that many units: a leaky
-	// bucket instead of the two limits above. Default: none, pay-as-you-go
+	// PTU makes this a provisioned deployment of that many units: a leaky bucket
+	// instead of the two limits above. A unit processes 2,500 input tokens a
+	// minute, of which an output token counts for four, as with gpt-4o.
+	// Default: none, pay-as-you-go
 	PTU int `json:"ptu,omitempty"`
-
-	// InputTPMPerPTU is how many input tokens a minute one unit processes.
-	// Default: `2500`, which is gpt-4o's
-	InputTPMPerPTU int `json:"input_tpm_per_ptu,omitempty"`
-
-	// OutputRatio is how many input tokens one output token counts for, from
-	// 0.000001 to 1000000. Default: `4`
-	OutputRatio float64 `json:"output_ratio,omitempty"`
 
 	// BucketSeconds is how many seconds of work the bucket holds before requests
 	// are refused, from 0.000001 to 1000000. Azure does not publish its own
 	// value. Default: `10`
 	BucketSeconds float64 `json:"bucket_seconds,omitempty"`
 
-	// Hints is the style of the headers of a 429 that say when to retry:
-	// `azure_ms`, `azure_both`, `azure_s`, `azure_none`, `azure_neg1`,
-	// `azure_day`, `date`, `openai_dur`, `garbage`, `negative` or `zero`.
+	// Hints is the style of the headers of a 429 that say when to retry.
 	// Default: `azure_both`
 	Hints string `json:"hints,omitempty"`
 
-	// ErrorBody is the body of a 429: `azure_classic`, `azure_new`,
-	// `azure_capacity`, `azure_ptu`, `openai_tokens`, `insufficient_quota`,
-	// `mistral_flat`, `openrouter_num`, `html`, `empty` or `string_error`.
+	// ErrorBody is the style of the body of a 429.
 	// Default: `azure_classic`, or `azure_ptu` for a provisioned deployment
 	ErrorBody string `json:"error_body,omitempty"`
 
@@ -151,11 +121,6 @@ type Handler struct {
 	// sender may not have received the 429 yet. Default: `0`
 	EarlyGrace caddy.Duration `json:"early_grace,omitempty"`
 
-	// StatusPath is where `GET` shows the counters and the latest requests, and
-	// `DELETE` or `POST` resets counters and limits. It needs no key.
-	// Default: `/_simulator/status`
-	StatusPath string `json:"status_path,omitempty"`
-
 	running
 }
 
@@ -188,10 +153,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.loaded, h.normal = h.now(), rand.NormFloat64
 
 	h.Name = cmp.Or(h.Name, "simulator")
-	h.Region = cmp.Or(h.Region, "Simulated")
-	h.RequestWindow = cmp.Or(h.RequestWindow, caddy.Duration(10*time.Second))
-	h.InputTPMPerPTU = cmp.Or(h.InputTPMPerPTU, 2500)
-	h.OutputRatio = cmp.Or(h.OutputRatio, 4)
 	h.BucketSeconds = cmp.Or(h.BucketSeconds, 10)
 	h.Hints = cmp.Or(h.Hints, "azure_both")
 	if h.PTU > 0 {
@@ -199,43 +160,32 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.ErrorBody = cmp.Or(h.ErrorBody, "azure_classic")
 	h.OutputTokens = cmp.Or(h.OutputTokens, 16)
-	h.StatusPath = cmp.Or(h.StatusPath, "/_simulator/status")
 
 	for i := range h.Fault {
 		if err := h.Fault[i].provision(); err != nil {
 			return err
 		}
 	}
-	if err := h.resolveKeys(); err != nil {
-		return err
-	}
-
-	drain := float64(h.PTU) * float64(h.InputTPMPerPTU) / 60
-	h.rules = limits.Rules{
-		RequestsPerMinute: h.RequestsPerMinute,
-		RequestWindow:     time.Duration(h.RequestWindow),
-		TokensPerMinute:   h.TokensPerMinute,
-		Drain:             drain,
-		Capacity:          drain * h.BucketSeconds,
-		OutputRatio:       h.OutputRatio,
-		Style:             limits.Style{Hints: h.Hints, ErrorBody: h.ErrorBody, Simulator: h.Name, Region: h.Region},
-		Grace:             time.Duration(h.EarlyGrace),
-	}
-	h.state = newState(h.rules)
-	return nil
-}
-
-func (h *Handler) resolveKeys() error {
-	repl := caddy.NewReplacer()
 	h.keys = make(map[[sha256.Size]byte]struct{}, len(h.APIKey))
-	for i, key := range h.APIKey {
-		// A key that is read from a file often ends in a newline.
-		key = strings.TrimSpace(repl.ReplaceKnown(key, ""))
-		if key == "" {
-			return fmt.Errorf("api_key %d is empty after its placeholders were replaced", i+1)
+	for i, raw := range h.APIKey {
+		key, err := keys.ResolveKey(raw)
+		if err != nil {
+			return fmt.Errorf("api_key %d: %w", i+1, err)
 		}
 		h.keys[sha256.Sum256([]byte(key))] = struct{}{}
 	}
+
+	const inputTPMPerPTU = 2500
+	drain := float64(h.PTU) * inputTPMPerPTU / 60
+	h.rules = limits.Rules{
+		RequestsPerMinute: h.RequestsPerMinute,
+		TokensPerMinute:   h.TokensPerMinute,
+		Drain:             drain,
+		Capacity:          drain * h.BucketSeconds,
+		Style:             limits.Style{Hints: h.Hints, ErrorBody: h.ErrorBody},
+		Grace:             time.Duration(h.EarlyGrace),
+	}
+	h.state = newState(h.rules)
 	return nil
 }
 
@@ -244,42 +194,12 @@ func (h *Handler) Validate() error {
 	if h.PTU > 0 && (h.RequestsPerMinute > 0 || h.TokensPerMinute > 0) {
 		return errors.New("ptu replaces requests_per_minute and tokens_per_minute: set one or the other")
 	}
-	for _, option := range []struct {
-		name  string
-		value float64
-	}{
-		{"requests_per_minute", float64(h.RequestsPerMinute)},
-		{"tokens_per_minute", float64(h.TokensPerMinute)},
-		{"ptu", float64(h.PTU)},
-		{"input_tpm_per_ptu", float64(h.InputTPMPerPTU)},
-		{"first_token_latency", float64(h.FirstTokenLatency)},
-		{"first_token_latency_p95", float64(h.FirstTokenLatencyP95)},
-		{"token_latency", float64(h.TokenLatency)},
-		{"output_tokens", float64(h.OutputTokens)},
-		{"prompt_cache", float64(h.PromptCache)},
-		{"early_grace", float64(h.EarlyGrace)},
-	} {
-		if option.value < 0 {
-			return fmt.Errorf("%s must not be negative, got %v", option.name, option.value)
-		}
-	}
-	for _, option := range []struct {
-		name  string
-		value float64
-	}{
-		{"output_ratio", h.OutputRatio},
-		{"bucket_seconds", h.BucketSeconds},
-	} {
-		if option.value < 1e-6 || option.value > 1e6 {
-			return fmt.Errorf("%s must be from 0.000001 to 1000000, got %v", option.name, option.value)
-		}
+	if h.BucketSeconds < 1e-6 || h.BucketSeconds > 1e6 {
+		return fmt.Errorf("bucket_seconds must be from 0.000001 to 1000000, got %v", h.BucketSeconds)
 	}
 	if h.FirstTokenLatencyP95 > 0 && h.FirstTokenLatencyP95 <= h.FirstTokenLatency {
 		return fmt.Errorf("first_token_latency_p95 must be more than first_token_latency, got '%s' and '%s'",
 			time.Duration(h.FirstTokenLatencyP95), time.Duration(h.FirstTokenLatency))
-	}
-	if err := checkWindow(h.RequestWindow); err != nil {
-		return err
 	}
 	if !slices.Contains(limits.HintStyles, h.Hints) {
 		return fmt.Errorf("hints '%s' is not one of %s", h.Hints, strings.Join(limits.HintStyles, ", "))
@@ -287,38 +207,28 @@ func (h *Handler) Validate() error {
 	if !slices.Contains(limits.BodyStyles, h.ErrorBody) {
 		return fmt.Errorf("error_body '%s' is not one of %s", h.ErrorBody, strings.Join(limits.BodyStyles, ", "))
 	}
-	if !strings.HasPrefix(h.StatusPath, "/") {
-		return fmt.Errorf("status_path '%s' is not a path that begins with '/'", h.StatusPath)
-	}
-	return nil
-}
-
-// checkWindow allows the two windows that "Manage Azure OpenAI quota" names.
-func checkWindow(window caddy.Duration) error {
-	if w := time.Duration(window); w != time.Second && w != 10*time.Second {
-		return fmt.Errorf("request_window '%s' is not 1s or 10s", w)
-	}
 	return nil
 }
 
 // ServeHTTP answers like the deployment. It never calls the next handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
-	if r.URL.Path == h.StatusPath {
+	if r.URL.Path == statusPath {
 		return h.serveStatus(w, r)
 	}
 	x := h.open(w, r)
 	defer x.close()
-	x.serve()
+	if rep := x.refuse(); rep != nil {
+		x.reply(rep)
+	} else {
+		x.answer()
+	}
 	return nil
 }
 
 // authorized reports whether r carries one of the keys. If both headers are set,
 // one valid key is enough.
 func (h *Handler) authorized(r *http.Request) bool {
-	if len(h.keys) == 0 {
-		return true
-	}
-	if h.isKey(r.Header.Get("api-key")) {
+	if len(h.keys) == 0 || h.isKey(r.Header.Get("api-key")) {
 		return true
 	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")

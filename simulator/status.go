@@ -13,15 +13,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
+// statusPath is where the status page is.
+const statusPath = "/_simulator/status"
+
 const (
 	// keptRequests is how many requests the status shows.
 	keptRequests = 100
 	// keptResponses bounds the stored responses and other objects; the oldest go
 	// first.
 	keptResponses = 10_000
-	// keptDeployments bounds the deployments that have separate limits. All
-	// further ones share one set of limits.
-	keptDeployments = 1000
 )
 
 // Status is the status page of a simulator. It counts from the load of the config
@@ -140,10 +140,6 @@ func (s *state) deployment(name string) *deployment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d, ok := s.deployments[name]
-	if !ok && len(s.deployments) >= keptDeployments {
-		name = ""
-		d, ok = s.deployments[name]
-	}
 	if !ok {
 		d = &deployment{Limiter: &limits.Limiter{Rules: s.rules}}
 		s.deployments[name] = d
@@ -158,7 +154,7 @@ func (s *state) finish(x *exchange) {
 		Path:       x.r.URL.Path,
 		Deployment: x.route.deployment,
 		Status:     x.client.Status,
-		BodyBytes:  x.body.bytes,
+		BodyBytes:  int64(len(x.body.bytes)),
 		BodySHA256: x.body.sum,
 		Cancelled:  x.client.Cancelled,
 		Headers:    slices.Sorted(maps.Keys(x.r.Header)),
@@ -206,17 +202,6 @@ func (s *state) stored(id string) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.responses[id]
-}
-
-// all returns everything that is stored, the oldest first.
-func (s *state) all() [][]byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := make([][]byte, len(s.order))
-	for i, id := range s.order {
-		all[i] = s.responses[id]
-	}
-	return all
 }
 
 func (s *state) forget(id string) {

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 )
 
 func TestTheStatusCountsWithoutAKeyAndNamesNoSecret(t *testing.T) {
@@ -68,8 +66,8 @@ func TestTheStatusResetsCountersAndLimits(t *testing.T) {
 }
 
 func TestTheStatusTakesNoOtherMethod(t *testing.T) {
-	srv := listen(t, &Handler{StatusPath: "/s"})
-	if resp, _ := call(t, srv, "PUT", "/s", ""); resp.StatusCode != 405 || resp.Header.Get("Allow") == "" {
+	srv := listen(t, &Handler{})
+	if resp, _ := call(t, srv, "PUT", "/_simulator/status", ""); resp.StatusCode != 405 || resp.Header.Get("Allow") == "" {
 		t.Errorf("got %d", resp.StatusCode)
 	}
 }
@@ -82,20 +80,6 @@ func TestTheStatusShowsTheLastHundredRequests(t *testing.T) {
 	last := status(t, srv).Last
 	if len(last) != keptRequests || last[0].Path != "/v1/5" || last[99].Path != "/v1/104" {
 		t.Errorf("%d from %s to %s", len(last), last[0].Path, last[len(last)-1].Path)
-	}
-}
-
-func TestDeploymentsBeyondTheBoundShareTheirLimits(t *testing.T) {
-	s := newState(limits.Rules{})
-	first := s.deployment("0")
-	for i := range keptDeployments {
-		s.deployment(fmt.Sprint(i))
-	}
-	if s.deployment("0") != first {
-		t.Error("a known deployment lost its limits")
-	}
-	if s.deployment("one more") != s.deployment("yet another") {
-		t.Error("the limiters are unbounded")
 	}
 }
 

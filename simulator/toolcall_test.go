@@ -29,18 +29,18 @@ func TestAChatWithToolsIsAnsweredWithACall(t *testing.T) {
 		called = asks + `,{"role":"assistant","tool_calls":[{"id":"call_1","type":"function","function":{"name":"weather","arguments":"{}"}}]},{"role":"tool","tool_call_id":"call_1","content":"x"}`
 	)
 	for name, c := range map[string]struct{ messages, options, want string }{
-		"the user asks":            {asks, chatTools, `"function":{"name":"weather","arguments":"` + weatherArgs + `"}`},
+		"the user asks":            {asks, chatTools, `"function":{"arguments":"` + weatherArgs + `","name":"weather"}`},
 		"a result is there":        {called, chatTools, `"content":"This reply comes"`},
 		"the user asks again":      {called + "," + asks, chatTools, `"name":"weather"`},
 		"a call is required":       {called, chatTools + `,"tool_choice":"required"`, `"name":"weather"`},
-		"a function is required":   {called, chatTools + `,"tool_choice":{"type":"function","function":{"name":"time"}}`, `"function":{"name":"time","arguments":"{}"}`},
+		"a function is required":   {called, chatTools + `,"tool_choice":{"type":"function","function":{"name":"time"}}`, `"function":{"arguments":"{}","name":"time"}`},
 		"an unknown one is":        {asks, chatTools + `,"tool_choice":{"type":"function","function":{"name":"other"}}`, `"content":"This reply comes"`},
 		"no call is allowed":       {asks, chatTools + `,"tool_choice":"none"`, `"content":"This reply comes"`},
 		"there is no function":     {asks, `"tools":[{"type":"web_search"}]`, `"content":"This reply comes"`},
 		"max_tokens cuts the call": {asks, chatTools + `,"max_tokens":2`, `"arguments":"{\"city\":"`},
 	} {
 		_, body := call(t, srv, "POST", "/v1/chat/completions", `{"model":"m","messages":[`+c.messages+`],`+c.options+`}`)
-		reason, content := "tool_calls", `"content":null,"tool_calls":[{"id":"call_`
+		reason, content := "tool_calls", `"content":null,"role":"assistant","tool_calls":[{`
 		switch {
 		case strings.HasPrefix(c.want, `"content"`):
 			reason, content = "stop", c.want

@@ -24,7 +24,7 @@ import (
 // statusOf is what a simulator counted.
 func statusOf(t *testing.T, address string) (status simulator.Status) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(lbtest.Get(http.DefaultClient, "http://"+address+"/simulator").Body), &status); err != nil {
+	if err := json.Unmarshal([]byte(lbtest.Get(http.DefaultClient, "http://"+address+"/_simulator/status").Body), &status); err != nil {
 		t.Fatal(err)
 	}
 	return status
@@ -36,7 +36,7 @@ func simulators(t *testing.T, options map[string]string) (addresses map[string]s
 	addresses = make(map[string]string)
 	for name, its := range options {
 		addresses[name] = fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
-		config += fmt.Sprintf("http://%s {\nbind 127.0.0.1\nencode {\ngzip\nminimum_length 1\n}\nopenai_simulator {\nname %s\nstatus_path /simulator\nfirst_token_latency 0\ntoken_latency 0\noutput_tokens 3\n%s\n}\n}\n",
+		config += fmt.Sprintf("http://%s {\nbind 127.0.0.1\nencode {\ngzip\nminimum_length 1\n}\nopenai_simulator {\nname %s\nfirst_token_latency 0\ntoken_latency 0\noutput_tokens 3\n%s\n}\n}\n",
 			addresses[name], name, its)
 	}
 	return addresses, config

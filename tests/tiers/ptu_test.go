@@ -38,7 +38,7 @@ func onPTU(t *testing.T, options string, rates map[string]float64) (got shares) 
 	t.Helper()
 	inBubble(t, options+"\n"+twoBackends, func(t *testing.T, w *world) {
 		w.Serve("ptu:80", lbtest.Simulate(t, simulator.Handler{
-			Name: "ptu", PTU: 1000, InputTPMPerPTU: 2500, BucketSeconds: 2, OutputRatio: 4, OutputTokens: outputTokens,
+			Name: "ptu", PTU: 1000, BucketSeconds: 2, OutputTokens: outputTokens,
 			FirstTokenLatency: caddy.Duration(300 * time.Millisecond),
 		}))
 		w.Serve("payg:80", lbtest.Simulate(t, simulator.Handler{Name: "payg", OutputTokens: outputTokens}))

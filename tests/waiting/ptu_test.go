@@ -48,7 +48,7 @@ func onPTU(t *testing.T, options string, ptu int, bucket, part float64, requests
 		const firstToken = 300 * time.Millisecond
 		var calls atomic.Int64
 		deployment := lbtest.Simulate(t, simulator.Handler{
-			Name: "a", PTU: ptu, InputTPMPerPTU: 2500, BucketSeconds: bucket, OutputRatio: 4, OutputTokens: outputTokens,
+			Name: "a", PTU: ptu, BucketSeconds: bucket, OutputTokens: outputTokens,
 			FirstTokenLatency: caddy.Duration(firstToken),
 		})
 		w.Serve("a:80", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {

@@ -8,36 +8,27 @@ import (
 	"time"
 )
 
-// The styles of the headers of a 429.
+// The styles of the headers of a 429 that are more than fixed headers.
 const (
-	hintsMS        = "azure_ms"   // retry-after-ms alone
-	hintsBoth      = "azure_both" // retry-after-ms and retry-after
-	hintsSeconds   = "azure_s"    // retry-after alone
 	hintsNone      = "azure_none" // only x-rate-limit-reset-*, spelled with a hyphen: openai-python#937
-	hintsNeg1      = "azure_neg1" // limit and remaining -1, reset 0: openai-dotnet#838
-	hintsDay       = "azure_day"  // retry-after: 86400: azure-sdk-for-java#42696
-	hintsDate      = "date"       // retry-after as an HTTP-date
+	hintsDay       = "azure_day"  // azure-sdk-for-java#42696
 	hintsOpenAI    = "openai_dur" // x-ratelimit-reset-* as durations such as 6m0s
-	hintsGarbage   = "garbage"    // no numbers at all
-	hintsNegative  = "negative"   // numbers below zero
-	hintsZero      = "zero"       // come back at once
 	dayHintSeconds = 86400
 )
 
 // HintStyles are the styles of the headers of a 429.
 var HintStyles = []string{
-	hintsMS, hintsBoth, hintsSeconds, hintsNone, hintsNeg1, hintsDay,
-	hintsDate, hintsOpenAI, hintsGarbage, hintsNegative, hintsZero,
+	"azure_ms", "azure_both", "azure_s", hintsNone, "azure_neg1", hintsDay, "date", hintsOpenAI, "zero",
 }
 
 // NamesWait reports whether a 429 says for how long its caller is to stay away.
 // A wait of 0 says that it need not.
 func (s Style) NamesWait() bool {
 	switch s.Hints {
-	case hintsZero:
+	case "zero":
 		return false
-	case hintsNeg1, hintsGarbage, hintsNegative:
-		return slices.Contains([]string{bodyAzureClassic, bodyAzureNew, bodyOpenAITokens}, s.ErrorBody)
+	case "azure_neg1":
+		return slices.Contains(bodiesWithWait, s.ErrorBody)
 	}
 	return true
 }
@@ -50,8 +41,8 @@ func (l *Limiter) SetHeaders(hdr http.Header, now time.Time) {
 		return
 	}
 	requests, tokens := l.meters(now)
-	requests.set(hdr, l.Style.Hints, "requests")
-	tokens.set(hdr, l.Style.Hints, "tokens")
+	requests.set(hdr, l.Style.Hints, Requests)
+	tokens.set(hdr, l.Style.Hints, Tokens)
 }
 
 func (m meter) set(hdr http.Header, style, dimension string) {
@@ -65,57 +56,47 @@ func (m meter) set(hdr http.Header, style, dimension string) {
 		return
 	}
 	hdr.Set("x-ratelimit-reset-"+dimension, seconds(m.reset))
-	hdr.Set("x-ratelimit-renewalperiod-"+dimension, seconds(m.renewal))
 }
 
 // setHints writes the wait into the headers of a 429, in the given style.
 func setHints(hdr http.Header, style string, l *Limiter, r Refusal, now time.Time) {
-	if l != nil {
-		l.SetHeaders(hdr, now)
-		// A request may be refused although something is left: it asks for more.
-		if hdr.Get("x-ratelimit-remaining-"+r.Limit) != "" {
-			hdr.Set("x-ratelimit-remaining-"+r.Limit, "0")
-		}
+	l.SetHeaders(hdr, now)
+	// A request may be refused although something is left: it asks for more.
+	if hdr.Get("x-ratelimit-remaining-"+r.Limit) != "" {
+		hdr.Set("x-ratelimit-remaining-"+r.Limit, "0")
 	}
 	switch style {
-	case hintsMS:
+	case "azure_ms":
 		hdr.Set("retry-after-ms", milliseconds(r.Wait))
-	case hintsBoth:
+	case "azure_both":
 		hdr.Set("retry-after-ms", milliseconds(r.Wait))
 		hdr.Set("retry-after", seconds(r.Wait))
-	case hintsSeconds:
+	case "azure_s":
 		hdr.Set("retry-after", seconds(r.Wait))
+	case hintsDay:
+		hdr.Set("retry-after", strconv.Itoa(dayHintSeconds))
+	case "zero":
+		hdr.Set("retry-after-ms", "0")
+		hdr.Set("retry-after", "0")
+	case "date":
+		// The date in retry-after is to be compared with the date of the reply.
+		hdr.Set("date", now.UTC().Format(http.TimeFormat))
+		hdr.Set("retry-after", now.Add(r.Wait+time.Second-1).Truncate(time.Second).UTC().Format(http.TimeFormat))
+	case hintsOpenAI:
+		dimension := payg(r.Limit)
+		hdr.Set("x-ratelimit-remaining-"+dimension, "0")
+		hdr.Set("x-ratelimit-reset-"+dimension, upToMillisecond(r.Wait).String())
 	case hintsNone:
-		for _, dimension := range []string{Requests, Tokens} {
-			hdr.Del("x-ratelimit-reset-" + dimension)
-		}
+		hdr.Del("x-ratelimit-reset-" + Requests)
+		hdr.Del("x-ratelimit-reset-" + Tokens)
 		hdr.Del("x-ratelimit-remaining-" + r.Limit)
 		hdr.Set("x-rate-limit-reset-"+payg(r.Limit), seconds(r.Wait))
-	case hintsNeg1:
+	case "azure_neg1": // openai-dotnet#838
 		for _, dimension := range []string{Requests, Tokens} {
 			hdr.Set("x-ratelimit-limit-"+dimension, "-1")
 			hdr.Set("x-ratelimit-remaining-"+dimension, "-1")
 			hdr.Set("x-ratelimit-reset-"+dimension, "0")
 		}
-	case hintsDay:
-		hdr.Set("retry-after", strconv.Itoa(dayHintSeconds))
-	case hintsDate:
-		// The date in retry-after is to be compared with the date of the reply.
-		hdr.Set("date", now.UTC().Format(http.TimeFormat))
-		hdr.Set("retry-after", roundUp(now.Add(r.Wait)).UTC().Format(http.TimeFormat))
-	case hintsOpenAI:
-		dimension := payg(r.Limit)
-		hdr.Set("x-ratelimit-remaining-"+dimension, "0")
-		hdr.Set("x-ratelimit-reset-"+dimension, upToMillisecond(r.Wait).String())
-	case hintsGarbage:
-		hdr.Set("retry-after-ms", "soon")
-		hdr.Set("retry-after", "later")
-	case hintsNegative:
-		hdr.Set("retry-after-ms", "-1000")
-		hdr.Set("retry-after", "-1")
-	case hintsZero:
-		hdr.Set("retry-after-ms", "0")
-		hdr.Set("retry-after", "0")
 	}
 }
 
@@ -140,11 +121,4 @@ func milliseconds(d time.Duration) string {
 
 func upToMillisecond(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
-}
-
-func roundUp(t time.Time) time.Time {
-	if whole := t.Truncate(time.Second); !whole.Equal(t) {
-		return whole.Add(time.Second)
-	}
-	return t
 }

@@ -17,36 +17,32 @@ const (
 	PTU      = "ptu"
 )
 
-// tokenWindow is the window of the token limit. "Manage Azure OpenAI quota"
-// has the counter reset every minute.
-const tokenWindow = time.Minute
+// The windows of the limits. "Manage Azure OpenAI quota" has tokens reset every minute, and
+// requests counted over one or ten seconds.
+const (
+	requestWindow = 10 * time.Second
+	tokenWindow   = time.Minute
+)
 
-// maxWait bounds what a refusal says. A request may ask for so many tokens that
-// the time to work them off does not fit into a time.Duration.
-const maxWait = 365 * 24 * time.Hour
-
-// maxWeight bounds what one request adds to a bucket, so that the settlement
-// can take the same off again.
-const maxWeight = 1 << 52
+// outputWeight is how many input tokens one output token counts for in a bucket.
+const outputWeight = 4
 
 // Rules are the limits of every deployment of a simulator. A zero limit is none.
 type Rules struct {
 	RequestsPerMinute int
-	RequestWindow     time.Duration
 	TokensPerMinute   int
 
-	Drain       float64 // what a provisioned deployment works off, in input tokens a second
-	Capacity    float64 // what its bucket holds before it refuses
-	OutputRatio float64 // input tokens that one output token weighs
+	Drain    float64 // what a provisioned deployment works off, in input tokens a second
+	Capacity float64 // what its bucket holds before it refuses
 
 	Style Style         // of a 429
 	Grace time.Duration // how long after a 429 a request may still have been under way
 }
 
 // requestsPerWindow spreads the request limit over its windows: 600 a minute
-// are 10 in every second.
+// are 100 in every ten seconds.
 func (r Rules) requestsPerWindow() int64 {
-	return int64(math.Ceil(float64(r.RequestsPerMinute) * r.RequestWindow.Minutes()))
+	return int64(math.Ceil(float64(r.RequestsPerMinute) * requestWindow.Minutes()))
 }
 
 // Cost is what a request is charged on arrival, before tokens are generated.
@@ -60,9 +56,8 @@ func (c Cost) Tokens() int64 { return c.Prompt + c.Output }
 
 // Refusal says which limit turned a request away, and for how long.
 type Refusal struct {
-	Limit   string
-	Wait    time.Duration
-	exceeds int // the whole limit, if the request is above it, so that no wait helps
+	Limit string
+	Wait  time.Duration
 }
 
 // window is a fixed window. It opens with the first use that finds none open.
@@ -93,21 +88,21 @@ type Limiter struct {
 
 // Admit charges a request, or refuses it with a wait that is above zero.
 func (l *Limiter) Admit(now time.Time, c Cost) (Refusal, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	r, ok := l.charge(now, c)
-	if !ok && l.Style.NamesWait() && r.exceeds == 0 {
-		l.promise(now, r.Wait)
+	if !ok && l.Style.NamesWait() {
+		l.Promise(now, r.Wait)
 	}
 	return r, ok
 }
 
 func (l *Limiter) charge(now time.Time, c Cost) (Refusal, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.Drain > 0 {
 		return l.pour(now, c)
 	}
 	if l.RequestsPerMinute > 0 {
-		l.requests.roll(now, l.RequestWindow)
+		l.requests.roll(now, requestWindow)
 		// "Unsuccessful requests still count toward the limit", says Azure's
 		// quota page, so every request counts, also one that is refused.
 		l.requests.used++
@@ -118,11 +113,7 @@ func (l *Limiter) charge(now time.Time, c Cost) (Refusal, bool) {
 	if l.TokensPerMinute > 0 {
 		l.tokens.roll(now, tokenWindow)
 		if c.Tokens() > int64(l.TokensPerMinute)-l.tokens.used {
-			r := Refusal{Limit: Tokens, Wait: l.tokens.end.Sub(now)}
-			if l.Style.namesSize() && c.Tokens() > int64(l.TokensPerMinute) {
-				r.exceeds = l.TokensPerMinute
-			}
-			return r, false
+			return Refusal{Limit: Tokens, Wait: l.tokens.end.Sub(now)}, false
 		}
 		l.tokens.used += c.Tokens()
 	}
@@ -135,10 +126,10 @@ func (l *Limiter) charge(now time.Time, c Cost) (Refusal, bool) {
 func (l *Limiter) pour(now time.Time, c Cost) (Refusal, bool) {
 	l.leak(now)
 	if l.level >= l.Capacity {
-		ms := min(math.Ceil(1000*(l.level-l.Capacity)/l.Drain)+1, float64(maxWait.Milliseconds()))
+		ms := math.Ceil(1000*(l.level-l.Capacity)/l.Drain) + 1
 		return Refusal{Limit: PTU, Wait: time.Duration(ms) * time.Millisecond}, false
 	}
-	l.level += l.weight(c.Prompt, c.Output)
+	l.level += weight(c.Prompt, c.Output)
 	return Refusal{}, true
 }
 
@@ -149,9 +140,7 @@ func (l *Limiter) leak(now time.Time) {
 	}
 }
 
-func (l *Limiter) weight(prompt, output int64) float64 {
-	return max(-maxWeight, min(float64(prompt)+l.OutputRatio*float64(output), maxWeight))
-}
+func weight(prompt, output int64) float64 { return float64(prompt) + outputWeight*float64(output) }
 
 // Settle replaces a provisioned deployment's estimate with the tokens that were
 // really generated. A pay-as-you-go estimate is not corrected.
@@ -160,19 +149,14 @@ func (l *Limiter) Settle(now time.Time, c Cost, produced int64) {
 	defer l.mu.Unlock()
 	if l.Drain > 0 {
 		l.leak(now)
-		l.level = max(0, l.level+l.weight(0, produced-c.Output))
+		l.level = max(0, l.level+weight(0, produced-c.Output))
 	}
 }
 
-// Promise records the wait of a 429 that no limit caused.
+// Promise records that callers were told to come back after wait.
 func (l *Limiter) Promise(now time.Time, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.promise(now, wait)
-}
-
-// promise records that callers were told to come back after wait.
-func (l *Limiter) promise(now time.Time, wait time.Duration) {
 	if !now.Before(l.opens) {
 		l.promised = now
 	}
@@ -194,7 +178,6 @@ type meter struct {
 	limit     int
 	remaining int64
 	reset     time.Duration
-	renewal   time.Duration
 }
 
 // meters reads the pay-as-you-go limits. A limit that is not set gives a zero
@@ -202,25 +185,17 @@ type meter struct {
 func (l *Limiter) meters(now time.Time) (requests, tokens meter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.RequestsPerMinute > 0 {
-		l.requests.roll(now, l.RequestWindow)
-		requests = meter{
-			limit:     l.RequestsPerMinute,
-			remaining: max(0, l.requestsPerWindow()-l.requests.used),
-			reset:     l.requests.end.Sub(now),
-			renewal:   l.RequestWindow,
-		}
+	return l.requests.meter(now, l.RequestsPerMinute, l.requestsPerWindow(), requestWindow),
+		l.tokens.meter(now, l.TokensPerMinute, int64(l.TokensPerMinute), tokenWindow)
+}
+
+// meter reads a window of this length, in which so much is allowed.
+func (w *window) meter(now time.Time, limit int, allowed int64, length time.Duration) meter {
+	if limit == 0 {
+		return meter{}
 	}
-	if l.TokensPerMinute > 0 {
-		l.tokens.roll(now, tokenWindow)
-		tokens = meter{
-			limit:     l.TokensPerMinute,
-			remaining: max(0, int64(l.TokensPerMinute)-l.tokens.used),
-			reset:     l.tokens.end.Sub(now),
-			renewal:   tokenWindow,
-		}
-	}
-	return requests, tokens
+	w.roll(now, length)
+	return meter{limit: limit, remaining: max(0, allowed-w.used), reset: w.end.Sub(now)}
 }
 
 // Utilization is the level of a provisioned deployment in percent; it may be

@@ -25,21 +25,14 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 		"no limit admits anything": {
 			steps: []step{{cost: Cost{1e9, 1e9}}, {cost: Cost{1e9, 1e9}}},
 		},
-		"600 a minute are 10 in a second": {
-			rules: Rules{RequestsPerMinute: 600, RequestWindow: s},
-			steps: append(repeat(10, step{at: 100 * ms, cost: one}),
-				step{at: 400 * ms, cost: one, want: Refusal{Limit: Requests, Wait: 700 * ms}},
-				step{at: 1100*ms - 1, cost: one, want: Refusal{Limit: Requests, Wait: 1}},
-				step{at: 1100 * ms, cost: one}),
-		},
 		"180 a minute are 30 in 10 seconds": {
-			rules: Rules{RequestsPerMinute: 180, RequestWindow: 10 * s},
+			rules: Rules{RequestsPerMinute: 180},
 			steps: append(repeat(30, step{cost: one}),
 				step{at: 3 * s, cost: one, want: Refusal{Limit: Requests, Wait: 7 * s}},
 				step{at: 10 * s, cost: one}),
 		},
 		"a window opens with the first use after the last one closed": {
-			rules: Rules{RequestsPerMinute: 6, RequestWindow: 10 * s},
+			rules: Rules{RequestsPerMinute: 6},
 			steps: []step{
 				{at: 0, cost: one},
 				{at: 25 * s, cost: one},
@@ -48,8 +41,8 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			},
 		},
 		"a request limit is never rounded down to none": {
-			rules: Rules{RequestsPerMinute: 1, RequestWindow: s},
-			steps: []step{{cost: one}, {cost: one, want: Refusal{Limit: Requests, Wait: s}}, {at: s, cost: one}},
+			rules: Rules{RequestsPerMinute: 1},
+			steps: []step{{cost: one}, {cost: one, want: Refusal{Limit: Requests, Wait: 10 * s}}, {at: 10 * s, cost: one}},
 		},
 		"tokens are the prompt and what may be generated": {
 			rules: Rules{TokensPerMinute: 1000},
@@ -69,7 +62,7 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			},
 		},
 		"what the token limit refuses counts as a request": {
-			rules: Rules{RequestsPerMinute: 12, RequestWindow: 10 * s, TokensPerMinute: 10},
+			rules: Rules{RequestsPerMinute: 12, TokensPerMinute: 10},
 			steps: []step{
 				{cost: Cost{11, 0}, want: Refusal{Limit: Tokens, Wait: 60 * s}},
 				{at: s, cost: Cost{11, 0}, want: Refusal{Limit: Tokens, Wait: 59 * s}},
@@ -77,7 +70,7 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			},
 		},
 		"what the request limit refuses takes no tokens": {
-			rules: Rules{RequestsPerMinute: 6, RequestWindow: 10 * s, TokensPerMinute: 10},
+			rules: Rules{RequestsPerMinute: 6, TokensPerMinute: 10},
 			steps: []step{
 				{cost: Cost{5, 0}},
 				{at: s, cost: Cost{5, 0}, want: Refusal{Limit: Requests, Wait: 9 * s}},
@@ -86,7 +79,7 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 		},
 		// 60 PTU of 1000 TPM: 1000 tokens/s; 2 s of them fit in the bucket.
 		"a bucket that is not full takes any request, a full one none": {
-			rules: Rules{Drain: 1000, Capacity: 2000, OutputRatio: 4},
+			rules: Rules{Drain: 1000, Capacity: 2000},
 			steps: []step{
 				{cost: Cost{1999, 0}},
 				{cost: Cost{2000, 200}}, // up to 4799
@@ -96,7 +89,7 @@ func TestALimitRefusesWhatIsTooMuchAndSaysForHowLong(t *testing.T) {
 			},
 		},
 		"a bucket filled to the brim says one millisecond": {
-			rules: Rules{Drain: 1000, Capacity: 2000, OutputRatio: 4},
+			rules: Rules{Drain: 1000, Capacity: 2000},
 			steps: []step{
 				{cost: Cost{2000, 0}},
 				{cost: one, want: Refusal{Limit: PTU, Wait: ms}},
@@ -127,7 +120,7 @@ func repeat(n int, s step) []step {
 // 50 PTU of gpt-4.1 work off 2500 input tokens a second, so requests of 2000 in
 // and 200 out come to 53 a minute.
 func TestAProvisionedDeploymentSustainsItsRate(t *testing.T) {
-	l := &Limiter{Rules: Rules{Drain: 2500, Capacity: 25000, OutputRatio: 4}}
+	l := &Limiter{Rules: Rules{Drain: 2500, Capacity: 25000}}
 	c := Cost{Prompt: 2000, Output: 200}
 	l.level = l.Capacity
 	l.drained = start
@@ -156,7 +149,7 @@ func TestSettlingTradesTheEstimateForWhatWasGenerated(t *testing.T) {
 		"never below nil": {-100, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := &Limiter{Rules: Rules{Drain: 1, Capacity: 1000, OutputRatio: 4}}
+			l := &Limiter{Rules: Rules{Drain: 1, Capacity: 1000}}
 			c := Cost{Prompt: 100, Output: 100}
 			l.Admit(start, c)
 			l.Settle(start, c, tc.produced)
@@ -181,12 +174,12 @@ func TestSettlingGivesPayAsYouGoTokensNeverBack(t *testing.T) {
 }
 
 func TestMetersNeverFallBelowZero(t *testing.T) {
-	l := &Limiter{Rules: Rules{RequestsPerMinute: 6, RequestWindow: 10 * time.Second}}
+	l := &Limiter{Rules: Rules{RequestsPerMinute: 6}}
 	for range 5 {
 		l.Admit(start, Cost{})
 	}
 	requests, tokens := l.meters(start.Add(4 * time.Second))
-	want := meter{limit: 6, remaining: 0, reset: 6 * time.Second, renewal: 10 * time.Second}
+	want := meter{limit: 6, remaining: 0, reset: 6 * time.Second}
 	if requests != want {
 		t.Errorf("got %+v, want %+v", requests, want)
 	}
@@ -200,8 +193,8 @@ func TestARequestIsEarlyUntilThePromisedTime(t *testing.T) {
 	if l.Early(start) {
 		t.Error("early without a promise")
 	}
-	l.promise(start, 7*time.Second)
-	l.promise(start.Add(time.Second), time.Second) // a shorter one takes nothing back
+	l.Promise(start, 7*time.Second)
+	l.Promise(start.Add(time.Second), time.Second) // a shorter one takes nothing back
 	for at, want := range map[time.Duration]bool{
 		-1:                false, // under way before the 429
 		0:                 true,
@@ -212,7 +205,7 @@ func TestARequestIsEarlyUntilThePromisedTime(t *testing.T) {
 			t.Errorf("arrived %s after the 429: got %t, want %t", at, got, want)
 		}
 	}
-	l.promise(start.Add(8*time.Second), time.Second)
+	l.Promise(start.Add(8*time.Second), time.Second)
 	if l.Early(start.Add(5 * time.Second)) {
 		t.Error("a promise holds for requests from before it")
 	}
@@ -220,8 +213,8 @@ func TestARequestIsEarlyUntilThePromisedTime(t *testing.T) {
 
 func TestARequestThatMayHaveBeenUnderWayIsNotEarly(t *testing.T) {
 	l := &Limiter{Rules: Rules{Grace: 10 * time.Millisecond}}
-	l.promise(start, 7*time.Second)
-	l.promise(start.Add(time.Second), 6*time.Second) // a client that is refused again has heard of the first
+	l.Promise(start, 7*time.Second)
+	l.Promise(start.Add(time.Second), 6*time.Second) // a client that is refused again has heard of the first
 	for at, want := range map[time.Duration]bool{
 		10*time.Millisecond - 1:             false,
 		10 * time.Millisecond:               true,
@@ -235,23 +228,17 @@ func TestARequestThatMayHaveBeenUnderWayIsNotEarly(t *testing.T) {
 	}
 }
 
-func TestARequestThatNoBucketHoldsSaysAYearAtMost(t *testing.T) {
-	c := Cost{Output: math.MaxInt32} // the most that a request may cost
-	for _, r := range []Rules{
-		{Drain: 1.0 / 60, Capacity: 1, OutputRatio: 4},
-		{Drain: 1.0 / 60, Capacity: 1, OutputRatio: 1e300},
-	} {
-		l := &Limiter{Rules: r}
-		if _, ok := l.Admit(start, c); !ok {
-			t.Error("an empty bucket refused a request")
-		}
-		refused, ok := l.Admit(start, Cost{Prompt: 1})
-		if ok || refused != (Refusal{Limit: PTU, Wait: maxWait}) {
-			t.Errorf("ratio %g: got %+v, want a wait of %s", r.OutputRatio, refused, maxWait)
-		}
-		if l.Settle(start, c, 16); l.Utilization(start) > 100*(1+16*r.OutputRatio) || math.IsNaN(l.level) {
-			t.Errorf("ratio %g: the level is %g after the settlement", r.OutputRatio, l.level)
-		}
+func TestAWaitForTheLargestRequestDoesNotOverflow(t *testing.T) {
+	l := &Limiter{Rules: Rules{Drain: 2500. / 60, Capacity: 1}}    // one unit
+	if _, ok := l.Admit(start, Cost{Output: math.MaxInt32}); !ok { // the most that a request may cost
+		t.Error("an empty bucket refused a request")
+	}
+	refused, ok := l.Admit(start, Cost{Prompt: 1})
+	if ok || refused.Wait < 6*365*24*time.Hour {
+		t.Errorf("got %+v, want a wait of years", refused)
+	}
+	if l.Settle(start, Cost{Output: math.MaxInt32}, 16); l.level != 16*outputWeight {
+		t.Errorf("the level is %g after the settlement", l.level)
 	}
 }
 

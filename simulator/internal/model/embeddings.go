@@ -2,7 +2,6 @@ package model
 
 import (
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -10,26 +9,20 @@ import (
 )
 
 func (g *Generation) embeddings() any {
-	data := []any{}
+	data := []object{}
 	n := int64(defaultDimensions)
 	if g.Request.Dimensions != nil {
 		n = *g.Request.Dimensions
 	}
 	for i, input := range inputs(g.Request.Input) {
-		vector := embed(input, n)
-		e := map[string]any{"object": "embedding", "index": i, "embedding": vector}
-		if g.Request.EncodingFormat == "base64" {
-			// The official SDKs ask for base64 and decode it.
-			buf := make([]byte, 0, 4*n)
-			for _, value := range vector {
-				buf = binary.LittleEndian.AppendUint32(buf, math.Float32bits(value))
-			}
-			e["embedding"] = base64.StdEncoding.EncodeToString(buf)
+		var embedding any = embed(input, n)
+		if g.Request.EncodingFormat == "base64" { // the official SDKs ask for it
+			embedding, _ = binary.Append(nil, binary.LittleEndian, embedding)
 		}
-		data = append(data, e)
+		data = append(data, object{"object": "embedding", "index": i, "embedding": embedding})
 	}
-	usage := map[string]int64{"prompt_tokens": g.Prompt, "total_tokens": g.Prompt}
-	return map[string]any{"object": "list", "data": data, "model": g.Model, "usage": usage}
+	usage := object{"prompt_tokens": g.Prompt, "total_tokens": g.Prompt}
+	return object{"object": "list", "data": data, "model": g.Model, "usage": usage}
 }
 
 // inputs splits what may be one or several. A string or a list of tokens is one;

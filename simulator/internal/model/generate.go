@@ -31,16 +31,17 @@ func New(task Task) *Generation {
 	return &Generation{task, task.Request.chooseCall(task.Op)}
 }
 
-// Event is an event of a streamed reply. A Last one without Data is the end mark of
-// chat and completions.
+// Event is an event of a streamed reply. One without Data is the end mark of chat.
 type Event struct {
 	Name   string // of those of the Responses API
 	Data   any
-	Last   bool
-	Wait   Wait     // before it
-	Tokens int64    // generated with it
-	Stored []Stored // to be stored after it
+	Wait   Wait   // before it
+	Tokens int64  // generated with it
+	Stored Stored // to be stored after it
 }
+
+// Stored are objects that a client can refer to later, by their ids.
+type Stored map[string][]byte
 
 // Wait is what an event waits for.
 type Wait int
@@ -64,29 +65,20 @@ func sequence(generate func(send func(Event) bool)) iter.Seq[Event] {
 	}
 }
 
-// Stored is something that a client can refer to later.
-type Stored struct {
-	ID   string
-	Body []byte
-}
-
-// Whole is the reply in one piece: that of chat, completions, embeddings or
-// transcriptions.
+// Whole is the reply in one piece: that of a chat, embeddings or a
+// transcription.
 func (g *Generation) Whole() any {
 	switch g.Op {
 	case OpEmbedding:
 		return g.embeddings()
 	case OpTranscription:
-		return map[string]any{"text": text(g.Tokens())}
+		return object{"text": g.text()}
 	default:
-		return g.completion()
+		return g.chat()
 	}
 }
 
-// Candidates is how many replies are generated at the same time.
-func (g *Generation) Candidates() int64 { return g.Request.candidates(g.Op) }
-
-// Tokens is how many tokens each of them has when it is finished.
+// Tokens returns how many tokens the reply has when it is finished.
 func (g *Generation) Tokens() int64 {
 	if g.Op == OpEmbedding {
 		return 0
@@ -118,54 +110,37 @@ func (g *Generation) fullLength() int64 {
 }
 
 // tokens are the tokens of the reply, with the wait before each.
-func (g *Generation) tokens() iter.Seq2[string, Wait] { return tokens(g.Tokens(), g.token) }
-
-func tokens(n int64, token func(int64) string) iter.Seq2[string, Wait] {
+func (g *Generation) tokens() iter.Seq2[string, Wait] {
 	return func(yield func(string, Wait) bool) {
-		for i := range n {
-			wait := NextToken
-			if i == 0 {
-				wait = NoWait
-			}
-			if !yield(token(i), wait) {
+		wait := NoWait
+		for i := range g.Tokens() {
+			if !yield(g.token(i), wait) {
 				return
 			}
+			wait = NextToken
 		}
 	}
-}
-
-// token is the n-th token of the reply.
-func (g *Generation) token(n int64) string {
-	if g.call != nil {
-		return g.call.pieces[n]
-	}
-	return token(n)
-}
-
-// text is all of the reply.
-func (g *Generation) text() string {
-	if g.call != nil {
-		return strings.Join(g.call.pieces[:g.Tokens()], "")
-	}
-	return text(g.Tokens())
 }
 
 // words are the text of every reply, repeated as needed. Each word is a token.
 var words = strings.Fields("This reply comes from a simulated deployment, so please read nothing into the words it is made of.")
 
-// token is the n-th token of any text.
-func token(n int64) string {
-	word := words[n%int64(len(words))]
-	if n == 0 {
-		return word
+// token is the n-th token of the reply.
+func (g *Generation) token(n int64) string {
+	switch {
+	case g.call != nil:
+		return g.call.pieces[n]
+	case n == 0:
+		return words[0]
 	}
-	return " " + word
+	return " " + words[n%int64(len(words))]
 }
 
-func text(n int64) string {
+// text is all of the reply.
+func (g *Generation) text() string {
 	var b strings.Builder
-	for i := range n {
-		b.WriteString(token(i))
+	for word := range g.tokens() {
+		b.WriteString(word)
 	}
 	return b.String()
 }

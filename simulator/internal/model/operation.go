@@ -1,5 +1,7 @@
 package model
 
+import "cmp"
+
 // Operation is the kind of a request.
 type Operation int
 
@@ -7,7 +9,6 @@ type Operation int
 const (
 	OpUnknown Operation = iota
 	OpChat
-	OpCompletion
 	OpEmbedding
 	OpTranscription
 	OpResponse
@@ -24,20 +25,10 @@ func (op Operation) Generates() bool { return op >= OpChat && op <= OpResponse }
 // towards.
 func (op Operation) Limited() bool { return op.Generates() || op == OpRealtime }
 
-// AzureName is the name of the operation in the text of Azure's 429.
+// AzureName returns the name of the operation in the text of Azure's 429.
 func (op Operation) AzureName() string {
-	switch op {
-	case OpCompletion:
-		return "Completions_Create"
-	case OpEmbedding:
-		return "Embeddings_Create"
-	case OpTranscription:
-		return "Transcriptions_Create"
-	case OpResponse:
-		return "Responses_Create"
-	case OpRealtime:
-		return "Realtime_Connect"
-	default:
-		return "ChatCompletions_Create"
+	names := map[Operation]string{
+		OpEmbedding: "Embeddings_Create", OpTranscription: "Transcriptions_Create", OpResponse: "Responses_Create", OpRealtime: "Realtime_Connect",
 	}
+	return cmp.Or(names[op], "ChatCompletions_Create")
 }

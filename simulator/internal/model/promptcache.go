@@ -1,9 +1,7 @@
 package model
 
 import (
-	"container/list"
 	"crypto/sha256"
-	"encoding/json"
 	"slices"
 	"sync"
 	"time"
@@ -20,9 +18,8 @@ const (
 
 // PromptCache remembers the prompts of a deployment that were used last.
 type PromptCache struct {
-	mu     sync.Mutex
-	known  map[digest]*list.Element
-	latest list.List // of digests, the latest first
+	mu    sync.Mutex
+	known []digest // the latest last
 }
 
 type digest [sha256.Size]byte
@@ -36,14 +33,13 @@ type Prefix struct {
 // Prefixes are the beginnings of the prompt, the shortest first, if the cache is for
 // the operation. The last one is all of the prompt.
 func (r Request) Prefixes(op Operation) (all []Prefix) {
-	if op != OpChat && op != OpCompletion && op != OpResponse {
+	if op != OpChat && op != OpResponse {
 		return nil
 	}
 	var sum digest
 	var chars int64
 	for part, n := range r.parts() {
-		text, _ := json.Marshal(part) // it was JSON before
-		sum = sha256.Sum256(append(sum[:], text...))
+		sum = sha256.Sum256(append(sum[:], encode(part)...))
 		chars += n
 		all = append(all, Prefix{sum, chars / 4})
 	}
@@ -58,17 +54,18 @@ func (c *PromptCache) Find(prompt []Prefix) (cached int64) {
 	return cached
 }
 
-// longest finds the longest beginning of the prompt that is in the cache.
-func (c *PromptCache) longest(prompt []Prefix) (place *list.Element, cached int64) {
+// longest finds the longest beginning of the prompt that is in the cache. Its place is
+// -1 if there is none.
+func (c *PromptCache) longest(prompt []Prefix) (place int, cached int64) {
 	for _, p := range slices.Backward(prompt) {
 		if p.tokens < shortestCached {
 			break
 		}
-		if place, ok := c.known[p.digest]; ok {
+		if place = slices.Index(c.known, p.digest); place >= 0 {
 			return place, p.tokens / cachedStep * cachedStep
 		}
 	}
-	return nil, 0
+	return -1, 0
 }
 
 // Use puts the prompt of an admitted request into the cache, which holds at most
@@ -79,20 +76,14 @@ func (c *PromptCache) Use(prompt []Prefix, limit int) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if place, _ := c.longest(prompt); place != nil {
-		c.latest.MoveToFront(place)
+	if place, _ := c.longest(prompt); place >= 0 {
+		used := c.known[place]
+		c.known = append(slices.Delete(c.known, place, place+1), used)
 	}
-	whole := prompt[len(prompt)-1].digest
-	if _, ok := c.known[whole]; ok {
-		return
+	if whole := prompt[len(prompt)-1].digest; !slices.Contains(c.known, whole) {
+		c.known = append(c.known, whole)
 	}
-	if c.known == nil {
-		c.known = make(map[digest]*list.Element)
-	}
-	c.known[whole] = c.latest.PushFront(whole)
-	if len(c.known) > limit {
-		delete(c.known, c.latest.Remove(c.latest.Back()).(digest))
-	}
+	c.known = c.known[max(0, len(c.known)-limit):]
 }
 
 // FirstTokenLatency is the time before the first token, of which it takes less if

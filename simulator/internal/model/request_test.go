@@ -21,17 +21,9 @@ func TestCostIsEstimatedFromTheText(t *testing.T) {
 		"content parts":                     {OpChat, Request{Messages: []any{map[string]any{"content": []any{map[string]any{"type": "text", "text": "1234"}, map[string]any{"type": "image_url", "image_url": map[string]any{"url": "data:image/png;base64,AAAAAAAAAAAA"}}}}}}, cost{1, 16}},
 		"embeddings generate nothing":       {OpEmbedding, Request{Input: []any{"1234", "5678"}}, cost{2, 0}},
 		"a number is a token":               {OpEmbedding, Request{Input: []any{1.0, 2.0, 3.0}}, cost{3, 0}},
-		"tools weigh what their JSON does":  {OpChat, Request{Tools: []any{map[string]any{"type": "function", "function": map[string]any{"name": "<f>"}}}}, cost{12, 16}}, // 47 characters
+		"tools weigh what their JSON does":  {OpChat, Request{Tools: []any{map[string]any{"type": "function", "function": map[string]any{"name": "<f>"}}}}, cost{15, 16}}, // 57 characters, of which < and > are six each
 		"so does a call of a function":      {OpChat, Request{Messages: []any{map[string]any{"tool_calls": []any{map[string]any{"function": map[string]any{"name": "f", "arguments": "12345678"}}}}}}, cost{2, 16}},
 		"and its result":                    {OpResponse, Request{Input: []any{map[string]any{"type": "function_call", "arguments": "1234"}, map[string]any{"type": "function_call_output", "output": "5678"}}}, cost{2, 16}},
-		"n replies":                         {OpChat, Request{N: limit(5), MaxTokens: limit(300)}, cost{0, 1500}},
-		"n replies of a length unknown":     {OpCompletion, Request{N: limit(5)}, cost{0, 80}},
-		"n of the best":                     {OpCompletion, Request{N: limit(2), BestOf: limit(7), MaxTokens: limit(10)}, cost{0, 70}},
-		"no n is too much":                  {OpChat, Request{N: limit(1e12)}, cost{0, 128 * 16}},
-		"nor too little":                    {OpCompletion, Request{N: limit(-5), BestOf: limit(-7)}, cost{0, 16}},
-		"best_of is for completions":        {OpChat, Request{BestOf: limit(7)}, cost{0, 16}},
-		"a response is one":                 {OpResponse, Request{N: limit(5)}, cost{0, 16}},
-		"embeddings have no n":              {OpEmbedding, Request{Input: "1234", N: limit(5)}, cost{1, 0}},
 		"transcriptions are not in advance": {OpTranscription, Request{}, cost{0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

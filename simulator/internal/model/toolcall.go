@@ -1,9 +1,8 @@
 package model
 
 import (
-	"cmp"
 	"crypto/rand"
-	"encoding/json"
+	"slices"
 	"strings"
 )
 
@@ -22,15 +21,16 @@ func (r Request) chooseCall(op Operation) *toolCall {
 	if op != OpChat && op != OpResponse {
 		return nil
 	}
-	wanted, demanded := "", false
+	var wanted any
+	demanded := false
 	switch choice := r.ToolChoice.(type) {
 	case string:
 		if choice == "none" {
 			return nil
 		}
 		demanded = choice == "required"
-	case map[string]any:
-		if wanted, demanded = functionName(choice), true; wanted == "" {
+	case object:
+		if wanted, demanded = function(choice)["name"], true; wanted == nil {
 			return nil // it is about another kind of tool
 		}
 	}
@@ -39,32 +39,25 @@ func (r Request) chooseCall(op Operation) *toolCall {
 	}
 	tools, _ := r.Tools.([]any)
 	for _, tool := range tools {
-		tool, _ := tool.(map[string]any)
-		name := functionName(tool)
-		if name == "" || wanted != "" && name != wanted {
-			continue
+		f := function(tool)
+		if name, ok := f["name"].(string); ok && name != "" && (wanted == nil || wanted == name) {
+			return newCall("call_"+rand.Text(), name, string(encode(madeUp(f["parameters"]))))
 		}
-		parameters := tool["parameters"]
-		if f, ok := tool["function"].(map[string]any); ok {
-			parameters = f["parameters"]
-		}
-		arguments, _ := json.Marshal(madeUp(parameters)) // it was JSON before
-		return newCall("call_"+rand.Text(), name, string(arguments))
 	}
 	return nil
 }
 
-// functionName is the name of a function in tools or tool_choice, where chat has
-// it in a separate object. It is empty for other kinds of tools.
-func functionName(tool map[string]any) string {
-	if tool["type"] != "function" {
-		return ""
+// function is the function of tools or tool_choice, which chat has in a separate
+// object. It is nil for other kinds of tools.
+func function(tool any) object {
+	t, _ := tool.(object)
+	if t["type"] != "function" {
+		return nil
 	}
-	if f, ok := tool["function"].(map[string]any); ok {
-		tool = f
+	if f, ok := t["function"].(object); ok {
+		return f
 	}
-	name, _ := tool["name"].(string)
-	return name
+	return t
 }
 
 // endsWithUser reports whether the user said the last message of a prompt.
@@ -74,18 +67,16 @@ func endsWithUser(prompt any) bool {
 		_, ok := prompt.(string)
 		return ok
 	}
-	last, _ := list[len(list)-1].(map[string]any)
+	last, _ := list[len(list)-1].(object)
 	return last["role"] == "user"
 }
 
 func newCall(id, name, arguments string) *toolCall {
 	c := &toolCall{id: id, name: name}
 	const size = 4 // characters of a token
-	text := []rune(arguments)
-	for ; len(text) > size; text = text[size:] {
-		c.pieces = append(c.pieces, string(text[:size]))
+	for piece := range slices.Chunk([]rune(arguments), size) {
+		c.pieces = append(c.pieces, string(piece))
 	}
-	c.pieces = append(c.pieces, string(text))
 	return c
 }
 
@@ -99,34 +90,25 @@ type faker struct {
 // that are required.
 func madeUp(parameters any) any {
 	f := faker{root: parameters, left: 1000}
-	if arguments, ok := f.value(parameters).(map[string]any); ok {
+	if arguments, ok := f.value(parameters).(object); ok {
 		return arguments
 	}
-	return map[string]any{}
-}
-
-// formatted are texts of the formats of JSON Schema.
-var formatted = map[string]string{
-	"date":      "2026-01-02",
-	"time":      "03:04:05Z",
-	"date-time": "2026-01-02T03:04:05Z",
-	"email":     "simulated@example.com",
-	"uri":       "https://example.com/simulated",
-	"uuid":      "00000000-0000-4000-8000-000000000000",
+	return object{}
 }
 
 func (f *faker) value(schema any) any {
-	s, _ := schema.(map[string]any)
+	s, _ := schema.(object)
 	if f.left--; f.left < 0 {
 		return nil
 	}
 	if c, ok := s["const"]; ok {
 		return c
 	}
-	for _, name := range []string{"enum", "anyOf", "oneOf", "allOf"} {
-		if list, _ := s[name].([]any); len(list) > 0 && name == "enum" {
-			return list[0]
-		} else if len(list) > 0 {
+	if list, _ := s["enum"].([]any); len(list) > 0 {
+		return list[0]
+	}
+	for _, name := range []string{"anyOf", "oneOf", "allOf"} {
+		if list, _ := s[name].([]any); len(list) > 0 {
 			return f.value(list[0])
 		}
 	}
@@ -139,8 +121,7 @@ func (f *faker) value(schema any) any {
 	}
 	switch kind {
 	case "string":
-		format, _ := s["format"].(string)
-		return cmp.Or(formatted[format], "simulated")
+		return "simulated"
 	case "integer", "number":
 		least, _ := s["minimum"].(float64)
 		return least
@@ -155,8 +136,8 @@ func (f *faker) value(schema any) any {
 	case "null":
 		return nil
 	}
-	o := map[string]any{}
-	properties, _ := s["properties"].(map[string]any)
+	o := object{}
+	properties, _ := s["properties"].(object)
 	required, _ := s["required"].([]any)
 	for _, name := range required {
 		if name, ok := name.(string); ok {
@@ -170,7 +151,7 @@ func (f *faker) value(schema any) any {
 func (f *faker) resolve(ref string) any {
 	at := f.root
 	for name := range strings.SplitSeq(strings.TrimPrefix(ref, "#/"), "/") {
-		s, _ := at.(map[string]any)
+		s, _ := at.(object)
 		at = s[name]
 	}
 	return at

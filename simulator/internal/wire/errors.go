@@ -45,9 +45,23 @@ type errorDetail struct {
 	Code    *string `json:"code"`
 }
 
-// OpenAIError returns an error as OpenAI, and Azure's models, word it.
-func OpenAIError(status int, errType string, code *string, message string) *Reply {
-	return JSON(status, openaiBody{"error": {Message: message, Type: errType, Code: code}})
+// newDetail returns what an error says. An empty code is null.
+func newDetail(errType, code, message string) errorDetail {
+	detail := errorDetail{Message: message, Type: errType}
+	if code != "" {
+		detail.Code = &code
+	}
+	return detail
+}
+
+// OpenAIError returns an error as OpenAI, and Azure's models, word it. An empty code is null.
+func OpenAIError(status int, errType, code, message string) *Reply {
+	return JSON(status, openaiBody{"error": newDetail(errType, code, message)})
+}
+
+// Invalid returns an error about a mistake of the client's, without a code.
+func Invalid(status int, message string) *Reply {
+	return OpenAIError(status, "invalid_request_error", "", message)
 }
 
 // ContentFilterBody is the body of Azure's content filter.
@@ -57,55 +71,52 @@ const ContentFilterBody = `{"error":{"message":"The response was filtered due to
 	`"hate":{"filtered":false,"severity":"safe"},"jailbreak":{"filtered":false,"detected":false},"self_harm":{"filtered":false,"severity":"safe"},` +
 	`"sexual":{"filtered":false,"severity":"safe"},"violence":{"filtered":true,"severity":"medium"}}}}}`
 
-// AzureStatus is an error of Azure's gateway that has this status, other than 429.
+// errorText is what an error with a status says.
+type errorText struct{ kind, code, message string }
+
+// azureErrors are the errors of Azure's gateway. They have no type.
+var azureErrors = map[int]errorText{
+	http.StatusUnauthorized: {code: "401", message: "Access denied due to invalid subscription key or wrong API endpoint. " +
+		"Make sure to provide a valid key for an active subscription and use a correct regional API endpoint for your resource."},
+	http.StatusNotFound: {code: "DeploymentNotFound", message: "The API deployment for this resource does not exist. " +
+		"If you created the deployment within the last 5 minutes, please wait a moment and try again."},
+	http.StatusServiceUnavailable: {code: "ServiceUnavailable", message: "The service is temporarily unable to process your request. Please try again later."},
+}
+
+// openaiErrors are those of OpenAI. The 404 names the model.
+var openaiErrors = map[int]errorText{
+	http.StatusUnauthorized: {"invalid_request_error", "invalid_api_key", "Incorrect API key provided. " +
+		"You can find your API key at https://platform.openai.com/account/api-keys."},
+	http.StatusNotFound:           {"invalid_request_error", "model_not_found", "The model '%s' does not exist or you do not have access to it."},
+	http.StatusServiceUnavailable: {"service_unavailable_error", "server_is_overloaded", "The server is currently overloaded. Please try again later."},
+}
+
+// AzureStatus returns the error of Azure's gateway that has this status, other than 429.
 func AzureStatus(status int) *Reply {
-	switch status {
-	case http.StatusUnauthorized:
-		return AzureError(status, "401", "Access denied due to invalid subscription key or wrong API endpoint. "+
-			"Make sure to provide a valid key for an active subscription and use a correct regional API endpoint for your resource.")
-	case http.StatusForbidden:
-		return AzureError(status, "403", "Access denied due to Virtual Network/Firewall rules.")
-	case http.StatusNotFound:
-		return AzureError(status, "DeploymentNotFound", "The API deployment for this resource does not exist. "+
-			"If you created the deployment within the last 5 minutes, please wait a moment and try again.")
-	case http.StatusRequestTimeout:
-		return AzureError(status, "Timeout", "The operation was timeout.")
-	case http.StatusServiceUnavailable:
-		return AzureError(status, "ServiceUnavailable", "The service is temporarily unable to process your request. Please try again later.")
-	case http.StatusGatewayTimeout:
-		return AzureError(status, "GatewayTimeout", "The gateway did not receive a response in time.")
+	if e, ok := azureErrors[status]; ok {
+		return AzureError(status, e.code, e.message)
 	}
 	return otherStatus(status)
 }
 
-// OpenAIStatus is AzureStatus at OpenAI. Its text depends on the model that was
-// asked for, and on whether there was a key.
-func OpenAIStatus(status int, model string, hasKey bool) *Reply {
-	switch status {
-	case http.StatusUnauthorized:
-		if !hasKey {
-			return OpenAIError(status, "invalid_request_error", nil, "You didn't provide an API key. "+
-				"You need to provide your API key in an Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).")
-		}
-		return OpenAIError(status, "invalid_request_error", new("invalid_api_key"), "Incorrect API key provided. "+
-			"You can find your API key at https://platform.openai.com/account/api-keys.")
-	case http.StatusForbidden:
-		return OpenAIError(status, "request_forbidden", new("unsupported_country_region_territory"), "Country, region, or territory not supported")
-	case http.StatusNotFound:
-		return OpenAIError(status, "invalid_request_error", new("model_not_found"),
-			fmt.Sprintf("The model '%s' does not exist or you do not have access to it.", model))
-	case http.StatusServiceUnavailable:
-		return OpenAIError(status, "service_unavailable_error", new("server_is_overloaded"), "The server is currently overloaded. Please try again later.")
+// OpenAIStatus is AzureStatus at OpenAI, about a model.
+func OpenAIStatus(status int, model string) *Reply {
+	e, ok := openaiErrors[status]
+	if !ok {
+		return otherStatus(status)
 	}
-	return otherStatus(status)
+	if status == http.StatusNotFound {
+		e.message = fmt.Sprintf(e.message, model)
+	}
+	return OpenAIError(status, e.kind, e.code, e.message)
 }
 
-// otherStatus is a reply in the shape that OpenAI and Azure's models have in common.
+// otherStatus returns an error in the shape that OpenAI and Azure's models have in common.
 func otherStatus(status int) *Reply {
 	if status >= 500 {
-		return OpenAIError(status, "server_error", nil, serverErrorText)
+		return OpenAIError(status, "server_error", "", serverErrorText)
 	}
-	return OpenAIError(status, "invalid_request_error", nil, fmt.Sprintf("The request was refused with status %d.", status))
+	return Invalid(status, fmt.Sprintf("The request was refused with status %d.", status))
 }
 
 const serverErrorText = "The server had an error while processing your request. Sorry about that!"

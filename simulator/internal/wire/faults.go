@@ -8,30 +8,11 @@ import (
 	"strings"
 )
 
-const (
-	faultStatus         = "status"
-	faultContentFilter  = "content_filter"
-	faultError200       = "error_200"
-	faultEarly429       = "early_429"
-	faultReset          = "reset"
-	faultHangHeaders    = "hang_before_headers"
-	faultWrongUpgrade   = "wrong_upgrade"
-	faultJSONCut        = "json_cut"
-	faultSSEErrorFirst  = "sse_error_first"
-	faultSSEErrorAfter  = "sse_error_after"
-	faultTruncateRST    = "truncate_rst"
-	faultTruncateEOF    = "truncate_eof"
-	faultHangAfter      = "hang_after"
-	faultNoDone         = "no_done"
-	faultNullErrorChunk = "null_error_chunk"
-	faultComments       = "comments"
-)
-
-// ActionForms are the actions with their arguments.
+// ActionForms are the faults with their arguments, as the config and the header of a request spell them.
 var ActionForms = []string{
-	"status:<code>[:<retry_after>]", faultContentFilter, faultError200, faultEarly429, faultReset, faultHangHeaders, faultWrongUpgrade,
-	faultJSONCut, "sse_error_first:<type>:<code>", "sse_error_after:<n>", "truncate_rst:<n>", "truncate_eof:<n>",
-	"hang_after:<n>", faultNoDone, faultNullErrorChunk, faultComments, "silent for <duration> every <duration>",
+	"status:<code>[:<retry_after>]", "content_filter", "error_200", "reset", "hang_before_headers", "wrong_upgrade", "json_cut",
+	"sse_error_first:<type>:<code>", "sse_error_after:<n>", "truncate_rst:<n>", "truncate_eof:<n>", "hang_after:<n>",
+	"silent for <duration> every <duration>",
 }
 
 // Action is a parsed fault. The zero Action is none.
@@ -49,19 +30,19 @@ func ParseAction(s string) (Action, error) {
 	kind, args, hasArgs := strings.Cut(s, ":")
 	a := Action{kind: kind}
 	switch kind {
-	case faultStatus:
+	case "status":
 		code, retryAfter, _ := strings.Cut(args, ":")
 		a.retryAfter = retryAfter
 		var err error
 		if a.status, err = strconv.Atoi(code); err != nil || a.status < 400 || a.status > 599 {
 			return a, fmt.Errorf("fault '%s': '%s' is not a status from 400 to 599", kind, code)
 		}
-	case faultSSEErrorFirst:
+	case "sse_error_first":
 		a.errType, a.errCode, _ = strings.Cut(args, ":")
 		if a.errType == "" || a.errCode == "" || strings.Contains(a.errCode, ":") {
 			return a, fmt.Errorf("fault '%s' requires <type>:<code>, got '%s'", kind, args)
 		}
-	case faultSSEErrorAfter, faultTruncateRST, faultTruncateEOF, faultHangAfter:
+	case "sse_error_after", "truncate_rst", "truncate_eof", "hang_after":
 		var err error
 		if a.n, err = strconv.Atoi(args); err != nil || a.n < 0 {
 			return a, fmt.Errorf("fault '%s' requires a number of events, got '%s'", kind, args)
@@ -85,28 +66,10 @@ func (c *Client) acted() {
 	}
 }
 
-// RefusesEarly reports whether the fault is a 429 before the body was read. Then
-// it prepares the connection for that.
-func (c *Client) RefusesEarly() bool {
-	if c.Fault.kind != faultEarly429 {
-		return false
-	}
-	c.acted()
-	if c.r.ProtoMajor == 1 {
-		// Without full duplex, net/http reads a body of up to 256 KiB before it
-		// answers. With it, net/http panics over a body left unread, once it
-		// waits for the next request ("invalid concurrent Body.Read call"), so
-		// there must be none.
-		_ = http.NewResponseController(c.w).EnableFullDuplex()
-		c.Header().Set("connection", "close")
-	}
-	return true
-}
-
 // FailsWith returns the status and the retry-after of a fault that is an error of
 // the API that is called. The status is 0 for other faults.
 func (c *Client) FailsWith() (status int, retryAfter string) {
-	if c.Fault.kind != faultStatus {
+	if c.Fault.kind != "status" {
 		return 0, ""
 	}
 	c.acted()
@@ -117,20 +80,20 @@ func (c *Client) FailsWith() (status int, retryAfter string) {
 // the same in every API, or breaks the connection, if the fault does.
 func (c *Client) Instead() *Reply {
 	switch c.Fault.kind {
-	case faultContentFilter:
+	case "content_filter":
 		c.acted()
 		return &Reply{Status: http.StatusBadRequest, ContentType: JSONType, Body: []byte(ContentFilterBody)}
-	case faultError200:
+	case "error_200":
 		c.acted()
 		// OpenRouter's shape: its "Error handling" page has code as a number.
 		return &Reply{Status: http.StatusOK, ContentType: JSONType, Body: []byte(`{"error":{"code":502,"message":"Provider returned error"}}`)}
-	case faultReset:
+	case "reset":
 		c.acted()
 		c.abort()
-	case faultWrongUpgrade:
+	case "wrong_upgrade":
 		c.acted()
 		c.switchWrongly()
-	case faultHangHeaders:
+	case "hang_before_headers":
 		c.acted()
 		c.hang()
 	}
@@ -138,30 +101,25 @@ func (c *Client) Instead() *Reply {
 }
 
 // endings are the faults that end a stream.
-var endings = []string{faultSSEErrorFirst, faultSSEErrorAfter, faultTruncateEOF, faultTruncateRST, faultHangAfter}
+var endings = []string{"sse_error_first", "sse_error_after", "truncate_eof", "truncate_rst", "hang_after"}
 
 // disturb applies the fault before the next event. It reports whether the stream
 // has ended.
 func (s *Stream) disturb() bool {
 	f := s.c.Fault
-	if f.kind == faultComments {
-		s.c.acted()
-		s.write([]byte(": simulator processing\n\n"))
-		return false
-	}
 	if s.sent != f.n || !slices.Contains(endings, f.kind) {
 		return false
 	}
 	s.c.acted()
 	switch f.kind {
-	case faultSSEErrorFirst:
+	case "sse_error_first":
 		s.error(f.errType, f.errCode)
-	case faultSSEErrorAfter:
+	case "sse_error_after":
 		s.error("server_error", "server_error")
-	case faultTruncateRST:
+	case "truncate_rst":
 		_ = s.c.flush()
 		s.c.abort()
-	case faultHangAfter:
+	case "hang_after":
 		_ = s.c.flush()
 		s.c.hang()
 	}
@@ -169,38 +127,20 @@ func (s *Stream) disturb() bool {
 	return true
 }
 
-// unfinished reports whether the fault leaves out the last event.
-func (s *Stream) unfinished() bool {
-	if s.c.Fault.kind != faultNoDone {
-		return false
-	}
-	s.c.acted()
-	return true
-}
-
-// errorEvent is the error event of the Responses API.
-type errorEvent struct {
-	Type           string      `json:"type"`
-	Error          errorDetail `json:"error"`
-	SequenceNumber int         `json:"sequence_number"`
-}
-
-// error sends an error as an event: the Responses API names it, chat does not.
+// error sends an error as an event: the Responses API names it, chat does not. The code
+// "null" stands for a JSON null.
 func (s *Stream) error(errType, code string) {
-	detail := errorDetail{Message: streamErrorText(errType), Type: errType}
-	if code != "null" { // which stands for a JSON null
-		detail.Code = &code
+	message := serverErrorText
+	if errType == "too_many_requests" {
+		message = "The system is currently experiencing high demand and cannot process your request."
 	}
+	if code == "null" {
+		code = ""
+	}
+	detail := newDetail(errType, code, message)
 	if s.Named {
-		s.event("error", errorEvent{Type: "error", Error: detail, SequenceNumber: s.sent})
+		s.event("error", map[string]any{"type": "error", "error": detail, "sequence_number": s.sent})
 		return
 	}
 	s.event("", openaiBody{"error": detail})
-}
-
-func streamErrorText(errType string) string {
-	if errType == "too_many_requests" {
-		return "The system is currently experiencing high demand and cannot process your request."
-	}
-	return serverErrorText
 }

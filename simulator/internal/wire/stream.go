@@ -27,7 +27,7 @@ func (c *Client) Stream() *Stream {
 func (s *Stream) Ended() bool { return s.ended }
 
 // Send sends an event. Events of the Responses API have a name; those of chat
-// have none.
+// have none. Without a value, it is the end mark of chat.
 func (s *Stream) Send(name string, v any) {
 	if s.Skip > 0 {
 		s.Skip--
@@ -36,34 +36,21 @@ func (s *Stream) Send(name string, v any) {
 	if s.ended || s.disturb() {
 		return
 	}
-	s.event(name, v)
+	if v == nil {
+		s.write([]byte("data: [DONE]\n\n"))
+	} else {
+		s.event(name, v)
+	}
 	s.sent++
 }
 
-// Last sends the last event, unless the fault leaves it out. Without a value, it
-// is the end mark of chat and completions.
-func (s *Stream) Last(name string, v any) {
-	switch {
-	case s.ended || s.unfinished():
-	case v == nil:
-		s.write([]byte("data: [DONE]\n\n"))
-	default:
-		s.Send(name, v)
-	}
-}
-
 func (s *Stream) event(name string, v any) {
-	data := encode(v)
 	b := s.buf[:0]
 	if name != "" {
 		b = append(append(append(b, "event: "...), name...), '\n')
 	}
 	b = append(b, "data: "...)
-	if s.sent == 0 && s.c.Fault.kind == faultNullErrorChunk {
-		s.c.acted()
-		b, data = append(b, `{"error":null,`...), data[1:]
-	}
-	b = append(append(b, data...), "\n\n"...)
+	b = append(append(b, encode(v)...), "\n\n"...)
 	s.write(b)
 	s.buf = b
 }
