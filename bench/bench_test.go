@@ -20,7 +20,7 @@ func TestSmoke(t *testing.T) {
 		t.Skip("it starts many processes")
 	}
 	b := &bench{
-		only:   regexp.MustCompile(`prompt of 2 KB|200 KB|stream of 50|idle|failover: twice|PTU.*0.5|brown-out|silence, 20 s|first event|hogs`),
+		only:   regexp.MustCompile(`prompt of 2 KB|200 KB|stream of 50|idle|failover: twice|PTU.*0.5|brown-out|silence, 20 s|first event`),
 		rounds: 1, slice: 200 * time.Millisecond, streams: []int{10, 20},
 		worthRounds: 1, worthRound: time.Second,
 	}
@@ -28,14 +28,14 @@ func TestSmoke(t *testing.T) {
 	if err := b.run(names); err != nil {
 		t.Fatal(err)
 	}
-	for _, problem := range b.report.Problems {
-		if who, _, _ := strings.Cut(problem, ":"); slices.Contains([]string{ours, "cost", "failover", "worth", "callers"}, who) {
+	for _, problem := range b.report.problems {
+		if who, _, _ := strings.Cut(problem, ":"); slices.Contains([]string{ours, "cost", "failover", "worth"}, who) {
 			t.Error(problem)
 		}
 	}
 
 	var titles []string
-	for _, table := range b.report.Tables {
+	for _, table := range b.report.tables {
 		titles = append(titles, table.Title)
 		for _, r := range table.Rows {
 			checkRow(t, table, r)
@@ -44,13 +44,13 @@ func TestSmoke(t *testing.T) {
 	want := []string{
 		"Cost: chat, prompt of 2 KB", "Cost: chat, prompt of 200 KB", "Cost: stream of 50 events", "Cost: chat over TLS, prompt of 2 KB", "Cost: idle streams",
 		"Failover: twice", "Worth: PTU with a bucket of 0.5 s", "Worth: brown-out", "Worth: silence, 20 s", "Worth: errors as first event",
-		"Worth: all scenarios", "Callers: one caller hogs", "Callers: tiers on 50 PTU and 0.5 s",
+		"Worth: all scenarios",
 	}
 	if got, want := fmt.Sprint(titles), fmt.Sprint(want); got != want {
 		t.Errorf("got the tables\n%s\nwant\n%s", got, want)
 	}
 	for _, name := range names {
-		if b.report.Versions[name] == "" {
+		if b.report.versions[name] == "" {
 			t.Errorf("no version of %s", name)
 		}
 	}
@@ -94,10 +94,6 @@ func checkRow(t *testing.T, table *table, r row) {
 		if r.Contender == ours && what != "errors as first event" && !silence {
 			wants("served", 100)
 		}
-	case what == "one caller hogs":
-		wants("others served", 100)
-	case kind == "Callers":
-		wants("interactive served", 100)
 	case kind == "Cost" && what != "idle streams" && r.Contender != direct:
 		if value("requests a second") <= 0 || value("CPU a request") < 0 || value("allocations") <= 0 {
 			t.Errorf("%s: %s was not measured: %+v", table.Title, r.Contender, r.Cells)
@@ -124,26 +120,6 @@ func TestATableHasMediansAndRatiosOfTheSameRun(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
-	}
-}
-
-func TestTheReadmeKeepsWhatIsAroundTheResults(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "README.md")
-	for _, command := range []string{"first", "second"} {
-		if command == "first" {
-			if err := os.WriteFile(file, []byte("before\n"+resultsBegin+resultsEnd+"\nafter\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := (&report{Command: command}).writeInto(file); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text, _ := os.ReadFile(file)
-	got := string(text)
-	if !strings.HasPrefix(got, "before\n"+resultsBegin) || !strings.HasSuffix(got, resultsEnd+"\nafter\n") ||
-		!strings.Contains(got, "`second`") || strings.Contains(got, "`first`") {
-		t.Errorf("got\n%s", got)
 	}
 }
 
@@ -233,13 +209,81 @@ func TestAReportIsThereAfterEachTable(t *testing.T) {
 	b.report.print(&table{Title: "Cost: something"})
 	b.problem("cost: another thing: it broke")
 	b.report.print(&table{Title: "Cost: a third thing"})
-	text, err := os.ReadFile(filepath.Join(b.report.dir, "results.md"))
+	text, err := os.ReadFile(filepath.Join(b.report.dir, "cost.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"### Cost: something", "- Note: cost: another thing: it broke", "### Cost: a third thing"} {
+	for _, want := range []string{"# Cost\n", "## Cost: something", "- Note: cost: another thing: it broke", "## Cost: a third thing"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
+}
+
+func TestARunOfOneSectionLeavesTheFilesOfTheOthers(t *testing.T) {
+	dir := t.TempDir()
+	for _, run := range [][]string{{"Cost: one", "Worth: one"}, {"Worth: two"}} {
+		r := newReport(dir)
+		for _, title := range run {
+			r.print(&table{Title: title})
+		}
+	}
+	for file, want := range map[string]string{"cost.md": "## Cost: one", "worth.md": "## Worth: two"} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil || !strings.Contains(string(text), want) || strings.Contains(string(text), "Worth: one") {
+			t.Errorf("%s: %v\n%s", file, err, text)
+		}
+	}
+}
+
+// The table of the README has figures of the files that its rows link to.
+func TestTheReadmeHasTheFiguresOfTheResults(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	rows := 0
+	for line := range strings.Lines(string(readme)) {
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		link := regexp.MustCompile(`\(results/(\w+\.md)#([\w-]+)\)`).FindStringSubmatch(cells[0])
+		switch {
+		case cells[0] == "question":
+			names = cells[1:]
+		case len(cells) > 1 && link != nil:
+			rows++
+			got := resultsOf(t, link[1], link[2])
+			for i, figure := range cells[1:] {
+				if figure != "–" && !slices.Contains(got[names[i]], figure) {
+					t.Errorf("%s: %s of %s is not in %s: %v", cells[0], figure, names[i], link[1], got[names[i]])
+				}
+			}
+		}
+	}
+	if rows < 10 {
+		t.Errorf("found %d rows with figures", rows)
+	}
+}
+
+// resultsOf returns the figures of each contender in a table of a file, without ratios.
+func resultsOf(t *testing.T, file, anchor string) map[string][]string {
+	text, err := os.ReadFile(filepath.Join("results", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	figures := make(map[string][]string)
+	for section := range strings.SplitSeq(string(text), "\n## ") {
+		title, rest, _ := strings.Cut(section, "\n")
+		slug := strings.ReplaceAll(strings.ToLower(regexp.MustCompile(`[^\w -]`).ReplaceAllString(title, "")), " ", "-")
+		for line := range strings.Lines(rest) {
+			if cells := strings.Split(line, "|"); slug == anchor && len(cells) > 2 {
+				for _, cell := range cells[2:] {
+					figure, _, _ := strings.Cut(strings.TrimSpace(cell), " ")
+					name := strings.TrimSpace(cells[1])
+					figures[name] = append(figures[name], figure)
+				}
+			}
+		}
+	}
+	return figures
 }

@@ -177,7 +177,6 @@ type setup struct {
 	// HeaderTimeout is how many seconds a backend has to begin its reply. 0: the
 	// contender's default.
 	HeaderTimeout int
-	callersSetup
 }
 
 // upstream is a backend as contenders are told of it. All backends of a setup
@@ -234,7 +233,7 @@ type running struct {
 
 // run starts a contender, and waits until it is there.
 func (c contender) run(t tools, s setup) (*running, error) {
-	s.Dir = filepath.Join(t.dir, c.name+s.replica)
+	s.Dir = filepath.Join(t.dir, c.name)
 	s.Address, s.TLSAddress = fmt.Sprintf("127.0.0.1:%d", freePort()), fmt.Sprintf("127.0.0.1:%d", freePort())
 	s.RenamingAddress = fmt.Sprintf("127.0.0.1:%d", freePort())
 	s.Key, s.ClientKey, s.Model, s.Renamed = backendKey, clientKey, model, renamedModel

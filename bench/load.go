@@ -149,7 +149,7 @@ func exchange(conn net.Conn, reader *bufio.Reader, request []byte) error {
 	if res.StatusCode != http.StatusOK {
 		return fmt.Errorf("%w: %s, …%s", errStatus, res.Status, end.last)
 	}
-	if !end.whole(strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")) {
+	if !whole(res, end.last) {
 		return fmt.Errorf("%w: …%s", errCut, end.last)
 	}
 	return nil
@@ -169,12 +169,13 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (t *tail) whole(stream bool) bool {
-	end := bytes.TrimSpace(t.last)
-	if stream {
-		return bytes.HasSuffix(end, []byte("[DONE]"))
+// whole reports whether this is the end of a reply that is whole.
+func whole(res *http.Response, end []byte) bool {
+	mark := "}"
+	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		mark = "[DONE]"
 	}
-	return bytes.HasSuffix(end, []byte("}"))
+	return bytes.HasSuffix(bytes.TrimSpace(end), []byte(mark))
 }
 
 // idleStreams opens a number of streams and reads the first event of each.
@@ -283,42 +284,34 @@ func openLoop(r *running, body string, schedule []arrival, patience time.Duratio
 	}
 }
 
+// ask sends a request and returns what became of it.
 func ask(client *http.Client, r *running, body string, patience time.Duration) outcome {
-	came, _, _ := send(client, r, r.headers["Authorization"], body, patience)
-	return came
-}
-
-// send sends a request with this Authorization, and also returns the header and the body of the reply.
-func send(client *http.Client, r *running, authorization, body string, patience time.Duration) (came outcome, header http.Header, reply []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
-		return failed, nil, nil
+		return failed
 	}
 	for name, value := range r.headers {
 		req.Header.Set(name, value)
 	}
-	req.Header.Set("Authorization", authorization)
+	var reply []byte
 	res, err := client.Do(req)
 	if err == nil {
-		header = res.Header
 		reply, err = io.ReadAll(res.Body)
 		res.Body.Close()
 	}
-	end := tail{reply}
 	switch {
 	case ctx.Err() != nil:
-		came = timedOut
+		return timedOut
 	case err != nil:
-		came = failed
+		return failed
 	case res.StatusCode == http.StatusTooManyRequests:
-		came = refused
-	case res.StatusCode != http.StatusOK, bytes.Contains(reply, []byte(`"error"`)),
-		!end.whole(strings.HasPrefix(header.Get("Content-Type"), "text/event-stream")):
-		came = failed
+		return refused
+	case res.StatusCode != http.StatusOK, bytes.Contains(reply, []byte(`"error"`)), !whole(res, reply):
+		return failed
 	}
-	return came, header, reply
+	return served
 }
 
 // percentile is that of sorted values, or NaN if there are none.

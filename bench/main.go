@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"log"
@@ -24,8 +25,7 @@ func main() {
 		rounds  = flag.Int("rounds", 5, "how often each contender is measured in each cost and failover scenario")
 		slice   = flag.Duration("slice", 800*time.Millisecond, "for how long each time")
 		parts   = flag.Int("worth-rounds", 1, "how many rounds a worth scenario has")
-		results = flag.String("results", "results", "the folder for the results")
-		readme  = flag.Bool("readme", false, "put the results into README.md as well")
+		results = flag.String("results", "", "the folder for the results (results, or none with -quick)")
 		serve   = flag.String("serve-backends", "", "be the backends, told what to do at this address")
 	)
 	flag.Parse()
@@ -35,23 +35,14 @@ func main() {
 
 	b := &bench{
 		only: regexp.MustCompile("(?i)" + *only), rounds: *rounds, slice: *slice,
-		streams: []int{1000, 3000}, worthRounds: *parts, results: *results,
+		streams: []int{1000, 3000}, worthRounds: *parts, results: cmp.Or(*results, "results"),
 	}
 	if *quick {
 		b.rounds, b.slice, b.streams = 1, 200*time.Millisecond, []int{20, 50}
-		b.worthRounds, b.worthRound = 1, time.Second
+		b.worthRounds, b.worthRound, b.results = 1, time.Second, *results
 	}
 	if err := b.run(strings.FieldsFunc(*names, func(r rune) bool { return r == ',' })); err != nil {
 		log.Fatal(err)
-	}
-	if err := b.report.write(); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("\nwritten to %s\n", b.report.dir)
-	if *readme {
-		if err := b.report.writeInto("README.md"); err != nil {
-			log.Fatal(err)
-		}
 	}
 }
 
@@ -94,7 +85,7 @@ func (b *bench) run(names []string) error {
 	for _, section := range []struct {
 		name string
 		run  func() error
-	}{{"cost", b.runCost}, {"failover", b.runFailover}, {"worth", b.runWorth}, {"callers", b.runCallers}} {
+	}{{"cost", b.runCost}, {"failover", b.runFailover}, {"worth", b.runWorth}} {
 		// Do not start what nothing is asked of.
 		if !slices.ContainsFunc(titles(section.name), b.only.MatchString) {
 			continue
@@ -116,11 +107,6 @@ func titles(section string) (all []string) {
 		return append(all, "cost: idle streams")
 	case "failover":
 		return []string{"failover: not at all", "failover: once", "failover: twice"}
-	case "callers":
-		for _, s := range callersScenarios {
-			all = append(all, "callers: "+s.name)
-		}
-		return all
 	}
 	for _, s := range worthScenarios {
 		all = append(all, "worth: "+s.name)
@@ -142,11 +128,11 @@ func (b *bench) findContenders(names []string) error {
 		version, err := c.ready(b.tools)
 		if err != nil {
 			fmt.Printf("%s is skipped: %s\n", c.name, err)
-			b.report.LeftOut[c.name] = err.Error()
+			b.report.leftOut[c.name] = err.Error()
 			continue
 		}
 		fmt.Printf("%s %s\n", c.name, version)
-		b.report.Versions[c.name] = version
+		b.report.versions[c.name] = version
 		b.contenders = append(b.contenders, c)
 	}
 	return nil
@@ -156,7 +142,7 @@ func (b *bench) findContenders(names []string) error {
 func (b *bench) problem(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	fmt.Println("!", text)
-	b.report.Problems = append(b.report.Problems, text)
+	b.report.problems = append(b.report.problems, text)
 }
 
 // stopOnInterrupt leaves nothing behind: what was started is in process groups

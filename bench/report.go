@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -20,7 +19,7 @@ type table struct {
 	Title string
 	About string
 	// Of is what has the rows, if that is not contenders.
-	Of string `json:",omitempty"`
+	Of string
 	// Base is the contender that the ratios refer to.
 	Base    string
 	Columns []column
@@ -45,10 +44,10 @@ type row struct {
 
 // cell has what each run measured. No runs: it cannot be measured.
 type cell struct {
-	Runs  []float64 `json:",omitempty"`
+	Runs  []float64
 	Value float64
 	// Ratio is the median of each run's ratio to the same run of the base.
-	Ratio float64 `json:",omitempty"`
+	Ratio float64
 }
 
 // add takes one run of a contender, a value for each column. NaN: it cannot be
@@ -98,7 +97,7 @@ func median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// markdown is the table as it stands in the README, and on the terminal.
+// markdown is the table as it is in a file, and on the terminal.
 func (t *table) markdown() string {
 	lines := [][]string{{cmp.Or(t.Of, "contender")}, {"---"}}
 	for _, c := range t.Columns {
@@ -122,7 +121,7 @@ func (t *table) markdown() string {
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "### %s\n\n%s", t.Title, t.About)
+	fmt.Fprintf(&b, "## %s\n\n%s", t.Title, t.About)
 	if slices.ContainsFunc(t.Columns, func(c column) bool { return c.Ratio }) {
 		fmt.Fprintf(&b, " In brackets: the ratio to `%s`.", t.Base)
 	}
@@ -211,21 +210,31 @@ func (t *table) lost() string {
 	return strings.Join(all, ", ")
 }
 
+// sections are the files of a report, and the first words of the titles of their tables.
+var sections = []string{"Cost", "Failover", "Worth"}
+
 // report is a whole run.
 type report struct {
-	Command  string
-	Date     string
-	Machine  string
-	Took     string
-	Versions map[string]string
-	// LeftOut says which contenders could not take part, and why.
-	LeftOut map[string]string `json:",omitempty"`
-	// Problems are what the reader of the figures must know.
-	Problems []string `json:",omitempty"`
-	Tables   []*table
+	command, date, machine string
+	versions               map[string]string
+	// leftOut says which contenders could not take part, and why.
+	leftOut map[string]string
+	// problems are what the reader of the figures must know.
+	problems []string
+	tables   []*table
 
 	begun time.Time
 	dir   string // where it is written to; empty: nowhere
+}
+
+func newReport(results string) *report {
+	now := time.Now().UTC()
+	return &report{
+		begun: now, dir: results,
+		command: strings.Join(append([]string{"go run ."}, os.Args[1:]...), " "),
+		date:    now.Format("2006-01-02 15:04 MST"),
+		machine: machine(), versions: make(map[string]string), leftOut: make(map[string]string),
+	}
 }
 
 // print shows a table as soon as it is there, and writes all that there is: a
@@ -233,70 +242,57 @@ type report struct {
 func (r *report) print(t *table) {
 	t.finish()
 	fmt.Printf("\n%s", t.markdown())
-	r.Tables = append(r.Tables, t)
+	r.tables = append(r.tables, t)
 	if err := r.write(); err != nil {
 		fmt.Println("!", err)
 	}
-	fmt.Printf("\n(%s so far)\n", r.Took)
+	fmt.Printf("\n(%s so far)\n", r.took())
 }
 
-func (r *report) markdown() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "`%s`, %s, took %s, on %s.\n\n", r.Command, r.Date, r.Took, r.Machine)
-	for _, c := range contenders {
-		if version, ok := r.Versions[c.name]; ok {
-			fmt.Fprintf(&b, "- `%s` %s: %s\n", c.name, version, c.about)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.LeftOut)) {
-		fmt.Fprintf(&b, "- `%s` did not take part: %s\n", name, r.LeftOut[name])
-	}
-	for _, problem := range r.Problems {
-		fmt.Fprintf(&b, "- Note: %s\n", problem)
-	}
-	for _, t := range r.Tables {
-		b.WriteString("\n" + t.markdown())
-	}
-	return b.String()
-}
+func (r *report) took() time.Duration { return time.Since(r.begun).Round(time.Second) }
 
-// write puts the report into its folder, as Markdown and as JSON.
+// write writes each section that has tables into its file.
 func (r *report) write() error {
-	r.Took = time.Since(r.begun).Round(time.Second).String()
 	if r.dir == "" {
 		return nil
 	}
 	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
 	}
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
+	for _, section := range sections {
+		tables := ""
+		for _, t := range r.tables {
+			if strings.HasPrefix(t.Title, section+":") {
+				tables += "\n" + t.markdown()
+			}
+		}
+		if tables == "" {
+			continue
+		}
+		text := "# " + section + "\n\n" + r.circumstances() + tables
+		if err := os.WriteFile(filepath.Join(r.dir, strings.ToLower(section)+".md"), []byte(text), 0o644); err != nil {
+			return err
+		}
 	}
-	if err := os.WriteFile(filepath.Join(r.dir, "results.json"), data, 0o644); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(r.dir, "results.md"), []byte(r.markdown()), 0o644)
+	return nil
 }
 
-// The README has the tables between these.
-const (
-	resultsBegin = "<!-- results: written by -readme -->\n"
-	resultsEnd   = "<!-- end of results -->"
-)
-
-// writeInto puts the report into a README, in place of the last one.
-func (r *report) writeInto(file string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
+// circumstances says what was measured, when and where, and what the reader must know.
+func (r *report) circumstances() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "`%s`, %s, took %s, on %s.\n\n", r.command, r.date, r.took(), r.machine)
+	for _, c := range contenders {
+		if version, ok := r.versions[c.name]; ok {
+			fmt.Fprintf(&b, "- `%s` %s: %s\n", c.name, version, c.about)
+		}
 	}
-	before, rest, begins := strings.Cut(string(text), resultsBegin)
-	_, after, ends := strings.Cut(rest, resultsEnd)
-	if !begins || !ends {
-		return fmt.Errorf("%s must have a line %q and, after it, %q", file, resultsBegin, resultsEnd)
+	for _, name := range slices.Sorted(maps.Keys(r.leftOut)) {
+		fmt.Fprintf(&b, "- `%s` did not take part: %s\n", name, r.leftOut[name])
 	}
-	return os.WriteFile(file, []byte(before+resultsBegin+"\n"+r.markdown()+"\n"+resultsEnd+after), 0o644)
+	for _, problem := range r.problems {
+		fmt.Fprintf(&b, "- Note: %s\n", problem)
+	}
+	return b.String()
 }
 
 // machine describes what this runs on.
@@ -308,17 +304,4 @@ func machine() string {
 	}
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	return fmt.Sprintf("%d × %s, Linux %s, %s", runtime.NumCPU(), name, strings.TrimSpace(string(kernel)), runtime.Version())
-}
-
-func newReport(results string) *report {
-	now := time.Now().UTC()
-	if results != "" {
-		results = filepath.Join(results, now.Format("20060102-150405"))
-	}
-	return &report{
-		begun: now, dir: results,
-		Command: strings.Join(append([]string{"go run ."}, os.Args[1:]...), " "),
-		Date:    now.Format("2006-01-02 15:04 MST"),
-		Machine: machine(), Versions: make(map[string]string), LeftOut: make(map[string]string),
-	}
 }

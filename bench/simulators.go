@@ -34,7 +34,7 @@ func (b *bench) startSimulators(s worthScenario, part float64) (sims *simulators
 			host := fmt.Sprintf("127.0.%d.%d", 10+c, n+1)
 			sims.upstreams[c] = append(sims.upstreams[c], newUpstream(host, port, d.priority))
 			config += fmt.Sprintf("http://:%d {\nbind %s\nopenai_simulator {\nname s%d\napi_key %s\noutput_tokens %d\nearly_grace %s\n%s\n}\n}\n",
-				port, host, n, backendKey, cmp.Or(s.output, maxTokens), grace, options)
+				port, host, n, backendKey, maxTokens, grace, options)
 		}
 		name := fmt.Sprintf("simulator%d", n)
 		dir := filepath.Join(b.tools.dir, name)

@@ -45,7 +45,7 @@ func (b *bench) runWorth() error {
 			b.problem("worth: %s: %s", s.name, err)
 		}
 	}
-	if t := atAGlance(b.report.Tables); len(t.Rows) > 1 {
+	if t := atAGlance(b.report.tables); len(t.Rows) > 1 {
 		b.report.print(t)
 	}
 	return nil

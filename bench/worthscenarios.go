@@ -31,7 +31,6 @@ type worthScenario struct {
 	// window is that of the deployments' quotas. 0: window. With one, refusals are counted for each 1,000
 	// requests that the deployments admitted.
 	window time.Duration
-	output int // tokens of a reply; 0: maxTokens
 }
 
 // outage is what is wrong with the first deployment in each round.
@@ -64,7 +63,7 @@ const (
 	// worthTokens is what a provisioned deployment takes a request for: its
 	// prompt, and the tokens it may generate, of which each weighs four.
 	worthTokens = worthPrompt/4 + 4*maxTokens
-	perUnit = 2500 // tokens a minute that one PTU of a simulator serves
+	perUnit     = 2500 // tokens a minute that one PTU of a simulator serves
 	// chatTokens is what any other deployment takes it for.
 	chatTokens = worthPrompt/4 + maxTokens
 )
