@@ -20,7 +20,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 func TestAHandlerAfterTheBackendsDoesNotSendAnEmptyBody(t *testing.T) {
@@ -463,8 +462,8 @@ func TestADynamicUpstreamIsForgottenThatIsGoneForAnHour(t *testing.T) {
 					}
 				}
 			}
-			if remembers := pools.RemembersHealth(dial); series != want || remembers != (want > 0) {
-				t.Errorf("%s: %d series, and its health is remembered: %t, want %d", dial, series, remembers, want)
+			if series != want {
+				t.Errorf("%s: %d series, want %d", dial, series, want)
 			}
 		}
 	})

@@ -65,11 +65,7 @@ type tier struct {
 	number int
 }
 
-// NewCaller returns the meters of a caller that has used nothing. hook may be nil.
-func NewCaller(name string, hook func(Crossing)) *Caller {
-	return newCaller(name, IDOf(name), hook, new(reports))
-}
-
+// newCaller returns the meters of a caller that has used nothing. hook may be nil.
 func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
 	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual}
 	for id := range ID(maxLimits) {

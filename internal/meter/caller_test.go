@@ -11,6 +11,11 @@ import (
 // noon is in the middle of a day and a month, at the beginning of a minute.
 var noon = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
 
+// callerWith returns a caller that has used nothing, with a hook, which may be nil.
+func callerWith(hook func(Crossing)) *Caller {
+	return newCaller("alice", IDOf("alice"), hook, new(reports))
+}
+
 // limits reads the limits of a caller, such as "tokens 5M/day".
 func limits(t testing.TB, texts ...string) (limits []Limit) {
 	t.Helper()
@@ -30,7 +35,7 @@ func limits(t testing.TB, texts ...string) (limits []Limit) {
 
 func caller(t testing.TB, texts ...string) *Caller {
 	t.Helper()
-	c := NewCaller("alice", nil)
+	c := callerWith(nil)
 	c.Change(noon, Settings{Limits: limits(t, texts...)})
 	return c
 }
@@ -116,7 +121,7 @@ func TestAPromptThatExceedsTheLimitAloneIsTooLarge(t *testing.T) {
 			t.Errorf("%s: %+v", limit, got)
 		}
 	}
-	c := NewCaller("alice", nil)
+	c := callerWith(nil)
 	l := limits(t, "tokens 100/day")
 	l[0].Then = "nightly"
 	c.Change(noon, Settings{Limits: l, Tiers: []string{"nightly"}})
@@ -310,7 +315,7 @@ func TestAStreamOverMidnight(t *testing.T) {
 // LiteLLM reset budgets at 15:43 (#10288).
 func TestTheDaysWhenSummerTimeBeginsAndEnds(t *testing.T) {
 	for day, length := range map[string]time.Duration{"2026-03-29": 23 * time.Hour, "2026-10-25": 25 * time.Hour, "2026-11-22": 24 * time.Hour} {
-		c := NewCaller("alice", nil)
+		c := callerWith(nil)
 		c.Change(noon, Settings{Limits: limits(t, "tokens 100/day"), Location: zone(t, "Europe/Berlin")})
 		begin, err := time.ParseInLocation(time.DateOnly, day, zone(t, "Europe/Berlin"))
 		if err != nil {
@@ -369,7 +374,7 @@ func TestATimeZoneThatAReloadChangesKeepsTheUse(t *testing.T) {
 func TestARequestOverALimitGetsAnotherTier(t *testing.T) {
 	l := limits(t, "tokens 100/day", "tokens 200/month", "requests 5/minute")
 	l[0].Then, l[1].Then = "batch", "nightly"
-	c := NewCaller("alice", nil)
+	c := callerWith(nil)
 	settings := Settings{Limits: l, Tiers: []string{"interactive", "batch", "nightly"}}
 	c.Change(noon, settings)
 	for i, want := range []int{0, 2, 3, 3, 3} {
@@ -396,7 +401,7 @@ func TestARequestOverALimitGetsAnotherTier(t *testing.T) {
 
 // LiteLLM's slots leak when a stream is cancelled: the key is dead for an hour (#20256, #27955).
 func TestASlotIsFreeWhenItsRequestIsOver(t *testing.T) {
-	c := NewCaller("alice", nil)
+	c := callerWith(nil)
 	c.Change(noon, Settings{MaxRequests: 2})
 	first := admitted(t, c, noon, exactly(1))
 	admitted(t, c, noon, exactly(1))
@@ -506,7 +511,7 @@ func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 	var crossed []Crossing
 	var c *Caller
 	var at time.Time
-	c = NewCaller("alice", func(x Crossing) {
+	c = callerWith(func(x Crossing) {
 		c.Snapshot(at) // no lock is held
 		crossed = append(crossed, x)
 	})

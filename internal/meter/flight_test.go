@@ -103,7 +103,7 @@ func TestARequestThatDeclaresNothingCountsAsTheLargestRecentOutputOfItsModel(t *
 }
 
 func TestARequestOverALimitThatOthersInFlightMayUseGetsTheNextTier(t *testing.T) {
-	c := NewCaller("alice", nil)
+	c := callerWith(nil)
 	l := limits(t, "tokens 1000/day")
 	l[0].Then = "nightly"
 	c.Change(noon, Settings{Limits: l, Tiers: []string{"nightly"}})

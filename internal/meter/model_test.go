@@ -100,7 +100,7 @@ func FuzzAdmitAndSettle(f *testing.F) {
 			{Kind: Requests, Amount: 1 + rate/10, Unit: Unit(units / 5 % 5)},
 			{Kind: Tokens, Amount: rate * 7, Unit: Unit((units%5 + 1 + units/25%4) % 5)},
 		}}
-		c := NewCaller("alice", nil)
+		c := callerWith(nil)
 		c.Change(noon, Settings{Limits: m.limits})
 		type request struct {
 			Reservation
@@ -286,7 +286,7 @@ func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 		limit := 1 + random.Int64N([]int64{10, 100, 10_000}[random.IntN(3)])
 		replicas := make([]*Caller, 1+random.IntN(3))
 		for i := range replicas {
-			replicas[i] = NewCaller("alice", nil)
+			replicas[i] = callerWith(nil)
 			replicas[i].Change(noon, Settings{Limits: []Limit{{Kind: Tokens, Amount: limit, Unit: unit}}})
 		}
 		now := noon.Add(time.Duration(random.Int64N(int64(length))))

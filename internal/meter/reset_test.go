@@ -9,7 +9,7 @@ import (
 
 func TestAResetGivesACallerItsUseBack(t *testing.T) {
 	var marks []int
-	c := NewCaller("alice", func(x Crossing) { marks = append(marks, x.Percent) })
+	c := callerWith(func(x Crossing) { marks = append(marks, x.Percent) })
 	for _, text := range []string{"100/minute", "100/hour", "100/day", "100/month"} {
 		l, err := ParseLimit(Tokens, text)
 		if err != nil {

@@ -14,7 +14,7 @@ func TestASettlementGoesToTheWindowThatWasChargedWhereverMidnightIs(t *testing.T
 			for after := max(-12, before-11); after <= min(14, before+11); after++ {
 				at := time.Date(2026, 11, 1, hour, 0, 0, 0, time.UTC) // a month begins, too
 				zone := func(hours int) *time.Location { return time.FixedZone(fmt.Sprint(hours), hours*3600) }
-				c := NewCaller("alice", nil)
+				c := callerWith(nil)
 				l := limits(t, "tokens 10k/day", "tokens 10k/month", "requests 100/day")
 				c.Change(at, Settings{Limits: l, Location: zone(before)})
 				admitted(t, c, at, exactly(7)).settle(at)

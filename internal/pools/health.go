@@ -23,9 +23,3 @@ func UnloadHealth(key string) error {
 	_, err := healths.Delete(key)
 	return err
 }
-
-// RemembersHealth reports whether anything is known of a backend.
-func RemembersHealth(key string) bool {
-	_, known := healths.References(key)
-	return known
-}
