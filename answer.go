@@ -46,7 +46,7 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 		ex.outcome.own.Response = apierror.NotProcessed.Response(in.request)
 		verdict.SetHint(ex.outcome.own.Header, time.Second)
 	// an upload that is ended takes the rest of a long error with it
-	case r.SaysMore(ex.forward) && (r.Whole || !sendable || in.received.Whole()):
+	case r.SaysMore() && (r.Whole || !sendable || in.received.Whole()):
 		t.keep(r.Response, false)
 	default:
 		r.Discard()
@@ -79,11 +79,6 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.tries.turn.firstByte()
 	ex.decided()
 	ex.intent.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
-	if ex.forward && r.Class.Promise() {
-		now := time.Now()
-		ex.update(now)
-		ex.countThrottled(&ex.outcome, ex.whoRefuses(now))
-	}
 	res, tokens := r.Commit(ex.writer, nil)
 	ex.bill.Follow(tokens)
 	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, tokens
@@ -155,15 +150,10 @@ func (ex *exchange) forwarded(best bestReply, now time.Time) *http.Response {
 	from := &ex.tries.list[best.attempt]
 	ex.outcome.from = from
 	ex.update(now)
-	if ex.forward && from.class.Promise() {
-		ex.countThrottled(&ex.outcome, ex.whoRefuses(now))
-	}
-	if !ex.forward || best.StatusCode != http.StatusTooManyRequests {
-		wait := ex.Pool.Wait(&ex.tries.ask, now)
-		verdict.RewriteHints(best.Header, wait)
-		if from.class == verdict.Overloaded {
-			verdict.SetHint(best.Header, wait) // even if the backend does not say
-		}
+	wait := ex.Pool.Wait(&ex.tries.ask, now)
+	verdict.RewriteHints(best.Header, wait)
+	if from.class == verdict.Overloaded {
+		verdict.SetHint(best.Header, wait) // even if the backend does not say
 	}
 	attempt.Public{}.Final(best.Header)
 	attempt.Public{}.Trailer(best.Trailer)

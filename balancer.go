@@ -3,7 +3,6 @@ package openailb
 import (
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -41,14 +40,8 @@ type balancer struct {
 
 // settings are what the options say of requests.
 type settings struct {
-	// forward sends a request that all backends throttle to the one that
-	// returns soonest, instead of refusing it.
-	forward bool
-	// policy is the option lb_policy, and firstBytes reports whether it is first_byte.
-	policy     reverseproxy.Selector
-	firstBytes bool
-	// streamUsage asks for the usage of streams.
-	streamUsage bool
+	// policy is the option lb_policy.
+	policy reverseproxy.Selector
 	// tiers are the tiers by their numbers. nil: there are none.
 	tiers []quota.Tier
 	// rateLimits is the option ratelimit_headers. Empty: of the caller.
@@ -68,10 +61,7 @@ type target struct {
 	allModels bool
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
-	// firstBytes are the times to the first byte of streams, by model, for the
-	// policy first_byte.
-	firstBytes sync.Map
-	metrics    *metrics.Backend
+	metrics  *metrics.Backend
 }
 
 func newBalancer(name string, targets []*target, sender *attempt.Sender, events *observe.Events, listeners ...pool.Listener) *balancer {
@@ -90,7 +80,7 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 	}
 	b.models = metrics.ModelsOf(models)
 	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name))...)}
-	b.Pool.Silence = float64(*sender.Silence)
+	b.Pool.Watches = sender.Silence == nil || *sender.Silence
 	b.Pool.Steers = sender.QuotaSteering == nil || *sender.QuotaSteering
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	return b

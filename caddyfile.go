@@ -67,36 +67,25 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //	    ready_path <path>
 //	    ratelimit_headers caller|pool|backend|off
 //
-//	    lb_policy       first_byte | <name> [<args...>]
+//	    lb_policy       <name> [<args...>]
 //	    lb_retries      <n>
 //	    lb_try_duration <duration>
 //	    wait            <duration> [<places>]
 //
 //	    affinity {
-//	        ids            <n>
-//	        ids_ttl        <duration>
-//	        lookup_timeout <duration>
-//	        save
-//	        callers        strict
-//	        prompt_cache   [<header...>]
+//	        callers      strict
+//	        prompt_cache [<header...>]
 //	    }
 //
-//	    unhealthy_status    <code...>
-//	    fail_duration       <duration>
-//	    max_fails           <n>
-//	    retry_after_default <duration>
-//	    retry_after_min     <duration>
-//	    retry_after_max     <duration>
-//	    all_throttled       respond|forward
-//	    silence             <factor>|off
-//	    quota_steering      off
+//	    fail_duration   <duration>
+//	    retry_after_max <duration>
+//	    silence         off
+//	    quota_steering  off
 //
 //	    request_buffers            <size>
 //	    response_header_timeout    <duration>
-//	    handshake_timeout          <duration>
 //	    stream_first_event_timeout <duration>
 //	    stream_idle_timeout        <duration>
-//	    stream_usage
 //
 //	    client_key       <name> <key>
 //	    client_keys_file <path>
@@ -145,7 +134,6 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			h.Wait = new(waiting.Options)
 			return h.Wait.UnmarshalArgs(args)
 		}),
-		"stream_usage":     directive.Flag(&h.StreamUsage),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
 		"client_keys_file": directive.TextPointer(&h.ClientKeysFile),
 		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
@@ -154,7 +142,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
 		}).Check(func() error { return checkProxy(h.ReverseProxy) }),
 	}.Check(func() error {
-		return h.checkAffinity(h.StateRaw != nil, h.ClientKeys != nil || h.ClientKeysFile != nil)
+		return h.checkAffinity(h.ClientKeys != nil || h.ClientKeysFile != nil)
 	}))
 	if err != nil {
 		return err

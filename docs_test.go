@@ -238,13 +238,13 @@ func firstWord(text string) string {
 }
 
 // handlerFiles are those that read the options of openai_lb.
-var handlerFiles = []string{"caddyfile.go", "health.go", "internal/attempt/options.go"}
+var handlerFiles = []string{"caddyfile.go", "internal/attempt/health.go", "internal/attempt/options.go"}
 
 // optionsIn are the options that a file reads from a Caddyfile.
 func optionsIn(t *testing.T, files ...string) (options []string) {
 	t.Helper()
 	for _, file := range files {
-		for _, option := range regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|policyOption|backend)\b`).FindAllSubmatch(lbtest.ReadFile(t, file), -1) {
+		for _, option := range regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|pools|backend|c)\b`).FindAllSubmatch(lbtest.ReadFile(t, file), -1) {
 			options = append(options, string(option[1]))
 		}
 	}

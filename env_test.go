@@ -153,8 +153,8 @@ func TestATimeoutOfTheEnvironmentGivesWayToTheConfig(t *testing.T) {
 				if got.ResponseHeaderTimeout != caddy.Duration(c.header) || got.StreamFirstEventTimeout != caddy.Duration(c.first) || got.StreamIdleTimeout != caddy.Duration(c.idle) {
 					t.Errorf("the timeouts are %s, %s and %s", time.Duration(got.ResponseHeaderTimeout), time.Duration(got.StreamFirstEventTimeout), time.Duration(got.StreamIdleTimeout))
 				}
-				if got.RetryAfterDefault != caddy.Duration(10*time.Second) {
-					t.Errorf("retry_after_default is %s", time.Duration(got.RetryAfterDefault))
+				if got.FailDuration != caddy.Duration(10*time.Second) {
+					t.Errorf("fail_duration is %s", time.Duration(got.FailDuration))
 				}
 			})
 		})

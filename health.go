@@ -31,9 +31,6 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	if !r.Class.Failover() {
 		to.Served(model, a.started)
 		to.servedAt.Store(now.UnixNano())
-		if b.firstBytes && r.Class == verdict.Served && in.Body.Stream {
-			to.firstByte(model).Took(now.Sub(a.started), now)
-		}
 	}
 	b.learnQuota(in, a, tier, r, now)
 	a.giveBack(r)
@@ -44,7 +41,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 		return // it says nothing of the key that there is now
 	}
 	its, benches := b.sender.Bench(r, to.servesOthers(a.started))
-	if !benches || its.MayBeOfRequest && !t.claim() || its.Counts && !b.reaches(to, r.Class, model, now) {
+	if !benches || its.MayBeOfRequest && !t.claim() {
 		return
 	}
 	began := to.Bench(pool.Refusal{
@@ -70,11 +67,6 @@ func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.servedAt.Load() >= since.UnixNano()
 }
 
-// reaches reports whether a failure of a backend reaches max_fails.
-func (b *balancer) reaches(to *target, class verdict.Class, model string, now time.Time) bool {
-	return to.CountFailure(class.WholeBackend(), model, now, b.sender.MaxFails, time.Duration(b.sender.FailDuration))
-}
-
 // learnEnd learns that a reply was cut, or contained an error, after its beginning went to the client. A backend that
 // had sent data in a WebSocket is not benched.
 func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
@@ -95,7 +87,7 @@ func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
 		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(in.Model))), duration, errorField(end.Broken))
 	}
 	model := in.benchModel(a.target.backend)
-	if !end.Begun && t.claim() && b.reaches(a.target, a.class, model, now) {
+	if !end.Begun && t.claim() {
 		a.target.Bench(pool.Refusal{
 			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)},
 			Model:  model, Wait: b.sender.Failure().Wait,

@@ -75,7 +75,6 @@ func TestNoKeyIsEverShown(t *testing.T) {
 			client_key alice {env.OPENAI_LB_TEST_KEY_ALICE}
 			client_keys_file %s
 			fail_duration 1ms
-			retry_after_default 60ms
 			retry_after_max 60ms
 			backend %s {
 				name a

@@ -2,13 +2,11 @@ package openailb
 
 import (
 	"encoding/json"
-	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 // fallbackCountsNothing is the warning for a policy with a fallback that counts requests in flight.
@@ -30,24 +28,5 @@ func hasCountingFallback(raw json.RawMessage) bool {
 func policyOf(policy reverseproxy.Selector, ex *exchange) func([]*pool.Member) *pool.Member {
 	return pools.Policy(policy, func(tier []*pool.Member) *pool.Member {
 		return ex.cookies.Ask(policy, ex.intent.request, ex.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return ex.targets[m.Index].upstream })
-	}, func(m *pool.Member) time.Duration {
-		if !ex.intent.Body.Stream {
-			return 0 // a reply that is not streamed takes longer the longer it is
-		}
-		t := ex.targets[m.Index]
-		return t.firstByte(ex.intent.benchModel(t.backend)).At(time.Now())
 	})
-}
-
-// firstByte returns the time to the first byte that counts for requests for a model. Models
-// that clients made up have one in common.
-func (t *target) firstByte(model string) *pulse.FirstByte {
-	if !t.Knows(model) {
-		model = ""
-	}
-	if known, ok := t.firstBytes.Load(model); ok {
-		return known.(*pulse.FirstByte)
-	}
-	added, _ := t.firstBytes.LoadOrStore(model, new(pulse.FirstByte))
-	return added.(*pulse.FirstByte)
 }

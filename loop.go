@@ -101,7 +101,7 @@ func (ex *exchange) next(r *attempt.Reply) step {
 	switch {
 	case ex.mayBeElsewhere(r):
 		return again
-	case !r.Class.Failover() || t.forwarded && r.Presentable():
+	case !r.Class.Failover():
 		return serve
 	case ex.mayRepeat(r):
 		return again
@@ -121,10 +121,6 @@ func (ex *exchange) choose() *target {
 	}
 	if m == nil && ex.tries.turn.lists != nil {
 		m, now = ex.waitForBackend(now)
-	}
-	if m == nil && ex.mayForward(now) {
-		m = ex.Pool.PickThrottled(&t.ask, now)
-		t.forwarded = m != nil
 	}
 	if m == nil {
 		return nil
@@ -198,19 +194,6 @@ func (ex *exchange) mayGoOn(now time.Time) bool {
 		return false
 	}
 	return len(ex.tries.list) == 0 || ex.tries.isLeft(&ex.intent) && (ex.intent.deadline.IsZero() || !now.After(ex.intent.deadline))
-}
-
-// mayForward reports whether the request may be sent to a backend although all throttle.
-func (ex *exchange) mayForward(now time.Time) bool {
-	if !ex.forward || ex.tries.forwarded || !ex.mayGoOn(now) {
-		return false
-	}
-	if r := ex.whoRefuses(now); r.Throttled == nil || !r.all {
-		return false
-	}
-	ex.tries.turn.behind = nil
-	ex.update(now)
-	return true
 }
 
 // clientLeft returns an error if the client has left. No backend is to blame then. A client that was too slow with its

@@ -123,8 +123,7 @@ type Handler struct {
 	// backends that serve the model; `off` for none. Default: `caller`.
 	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
 
-	// LBPolicyRaw chooses among the backends of a priority. It is first_byte, which
-	// prefers backends with short times to the first byte, or any selection
+	// LBPolicyRaw chooses among the backends of a priority. It is any selection
 	// policy of reverse_proxy except weighted_round_robin, whose weights belong
 	// to positions. It does not apply to requests with a prompt_cache key.
 	// Default: at random, by weight.
@@ -151,12 +150,6 @@ type Handler struct {
 
 	attempt.PassiveHealth
 	attempt.Options
-
-	// StreamUsage asks for the usage of streams of chat and completions whose
-	// client did not, so that their tokens are counted too. The backend then
-	// sends one more chunk, which is removed before the client gets it.
-	// Default: false, the bytes of requests and streams stay unchanged.
-	StreamUsage bool `json:"stream_usage,omitempty"`
 
 	// ClientKeys are the keys with which callers may use the balancer. They are
 	// accepted wherever SDKs put a key, and no backend gets them. Without these

@@ -79,27 +79,89 @@ func TestSeveralUnnamedPoolsOfCallersAreWarnedOfOnce(t *testing.T) {
 	}
 }
 
+// TestAnOptionOfAnEarlierVersionIsRefusedWithWhatAppliesInstead so that a configuration of the first release is valid, or
+// its owner knows which line to remove.
 func TestAnOptionOfAnEarlierVersionIsRefusedWithWhatAppliesInstead(t *testing.T) {
-	const instead = "stream_require_end is no longer an option: a backend that has sent an end mark"
-	for name, c := range map[string]struct{ handler, want string }{
-		"of the directive": {"openai_lb {\nbackend http://a\nstream_require_end\n}", "Caddyfile:4"},
-		"of the transport": {"reverse_proxy a {\ntransport openai_lb {\nstream_require_end on\n}\nlb_policy openai_lb\n}", "Caddyfile:4"},
-		"in JSON":          {`{"handler":"openai_lb","backends":[{"url":"http://a"}],"stream_require_end":true}`, "openai_lb"},
-		"in JSON of the transport": {`{"handler":"reverse_proxy","upstreams":[{"dial":"a:1"}],` +
-			`"transport":{"protocol":"openai_lb","stream_require_end":true}}`, "transport.openai_lb"},
+	directive := func(option string) string { return ":0 {\nopenai_lb {\nbackend http://a\n" + option + "\n}\n}\n" }
+	affinity := func(option string) string { return directive("affinity {\n" + option + "\n}") }
+	transport := func(option string) string {
+		return ":0 {\nreverse_proxy a {\nlb_policy openai_lb\ntransport openai_lb {\n" + option + "\n}\n}\n}\n"
+	}
+	policy := func(option string) string {
+		return ":0 {\nreverse_proxy a {\nlb_policy openai_lb {\n\n" + option + "\n}\n}\n}\n"
+	}
+	for _, c := range []struct {
+		option, gone, instead string
+		where                 func(option string) string
+		line                  int
+	}{
+		{"all_throttled forward", "all_throttled", "while all backends throttle, clients get a 429", directive, 4},
+		{"all_throttled respond", "all_throttled", "while all backends throttle, clients get a 429", transport, 5},
+		{"unhealthy_status 429 5xx", "unhealthy_status", "docs/replies.md says what each status means", directive, 4},
+		{"unhealthy_status 429", "unhealthy_status", "docs/replies.md says what each status means", transport, 5},
+		{"max_fails 3", "max_fails", "one failure makes a backend a suspect", directive, 4},
+		{"max_fails 1", "max_fails", "one failure makes a backend a suspect", transport, 5},
+		{"retry_after_min 1ms", "retry_after_min", "at least 50ms", directive, 4},
+		{"retry_after_min 1s", "retry_after_min", "at least 50ms", transport, 5},
+		{"retry_after_default 7s", "retry_after_default", "is benched for fail_duration", directive, 4},
+		{"retry_after_default 7s", "retry_after_default", "is benched for fail_duration", transport, 5},
+		{"stream_require_end", "stream_require_end", "must send it in each of its streams", directive, 4},
+		{"stream_require_end on", "stream_require_end", "must send it in each of its streams", transport, 5},
+		{"handshake_timeout 2s", "handshake_timeout", "a backend has 5s", directive, 4},
+		{"handshake_timeout 2s", "handshake_timeout", "a backend has 5s", transport, 5},
+		{"silence 2.5", "silence <number>", "'silence off' turns that off", directive, 4},
+		{"silence 8", "silence <number>", "'silence off' turns that off", transport, 5},
+		{"stream_usage", "stream_usage", "a caller with a limit of tokens", directive, 4},
+		{"lb_policy first_byte", "lb_policy first_byte", "'lb_policy least_conn'", directive, 4},
+		{"lb_policy first_byte", "lb_policy first_byte", "'lb_policy least_conn'", policy, 5},
+		{"ids 200000", "ids", "1000000 ids", affinity, 5},
+		{"ids 0", "ids", "1000000 ids", affinity, 5},
+		{"ids_ttl 1h", "ids_ttl", "30 days", affinity, 5},
+		{"lookup_timeout 20ms", "lookup_timeout", "50ms", affinity, 5},
+		{"save", "save", "ids are always saved", affinity, 5},
 	} {
-		err := lbtest.Validate(t, handlerJSON(c.handler))
-		if !strings.HasPrefix(c.handler, "{") {
-			err = lbtest.ValidateCaddyfile(t, ":0 {\n"+c.handler+"\n}\n")
+		err := lbtest.ValidateCaddyfile(t, c.where(c.option))
+		wantGone(t, err, c.option, c.gone, c.instead, fmt.Sprintf("Caddyfile:%d", c.line))
+	}
+	for option, c := range map[string]struct{ gone, instead string }{
+		`"all_throttled":"forward"`:             {"all_throttled", "clients get a 429"},
+		`"unhealthy_status":[429,5]`:            {"unhealthy_status", "docs/replies.md"},
+		`"max_fails":3`:                         {"max_fails", "one failure"},
+		`"retry_after_min":"1ms"`:               {"retry_after_min", "at least 50ms"},
+		`"retry_after_default":"7s"`:            {"retry_after_default", "fail_duration"},
+		`"stream_require_end":true`:             {"stream_require_end", "must send it"},
+		`"handshake_timeout":"2s"`:              {"handshake_timeout", "has 5s"},
+		`"silence":2.5`:                         {"silence <number>", "'silence off'"},
+		`"silence":0`:                           {"silence <number>", "'silence off'"},
+		`"stream_usage":true`:                   {"stream_usage", "limit of tokens"},
+		`"lb_policy":{"policy":"first_byte"}`:   {"lb_policy first_byte", "'lb_policy least_conn'"},
+		`"affinity":{"ids":0}`:                  {"ids", "1000000 ids"},
+		`"affinity":{"ids_ttl":"1h"}`:           {"ids_ttl", "30 days"},
+		`"affinity":{"lookup_timeout":"200ms"}`: {"lookup_timeout", "50ms"},
+		`"affinity":{"save":true}`:              {"save", "always saved"},
+	} {
+		wantGone(t, lbtest.Validate(t, handlerJSON(`{"handler":"openai_lb","backends":[{"url":"http://a"}],`+option+`}`)), option, c.gone, c.instead, "")
+		if strings.Contains(option, "affinity") || strings.Contains(option, "lb_policy") || strings.Contains(option, "stream_usage") {
+			continue
 		}
-		if err == nil || !strings.Contains(err.Error(), instead) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want %q at %s", name, err, instead, c.want)
-		}
+		plain := `{"handler":"reverse_proxy","upstreams":[{"dial":"a:1"}],"transport":{"protocol":"openai_lb",` + option + `}}`
+		wantGone(t, lbtest.Validate(t, handlerJSON(plain)), option, c.gone, c.instead, "transport.openai_lb")
 	}
 	for _, unknown := range []string{`"stream_require_ends":true`, `"backends":[{"url":"http://a","wait":1}]`} {
 		err := lbtest.Validate(t, handlerJSON(`{"handler":"openai_lb",`+unknown+`}`))
 		if err == nil || !strings.Contains(err.Error(), "unknown field") {
 			t.Errorf("%s gives %v, want it to be unknown", unknown, err)
+		}
+	}
+}
+
+// wantGone checks that the error about a part of a configuration names the option that is gone, what applies instead, and
+// where it is.
+func wantGone(t *testing.T, err error, text, option, instead, where string) {
+	t.Helper()
+	for _, want := range []string{option + " is no longer an option: ", instead, where} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want it to say %q", text, err, want)
 		}
 	}
 }

@@ -66,7 +66,7 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 		Fields: attempt.Public{}, CountsTokens: true, CountsContent: bill.CountsTokens(), CountsAll: in.readsUsage(bill),
 		FindsID: bill.Open() && in.Body.Background, Interims: &t.interims, Marks: a.target,
 	}
-	if b.Pool.Silence > 0 && !t.ask.Once && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
+	if b.Pool.Watches && !t.ask.Once && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
 		t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move
 		t.wait.Begin(&t.ask, a.target.Member, pool.Moves{May: !t.hasMoved && t.isLeft(in), Until: in.deadline, GivesUp: t.throttled()})
 		out.Watch = &t.wait
@@ -89,7 +89,7 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
 	}
 	out.Host, out.Change.Model = to.Direct(&out.URL, out.Header, &in.Request, route)
-	out.Change.AskUsage = (b.streamUsage || bill.CountsTokens()) && (to.StreamUsage == nil || *to.StreamUsage) && in.CanAskUsage()
+	out.Change.AskUsage = bill.CountsTokens() && (to.StreamUsage == nil || *to.StreamUsage) && in.CanAskUsage()
 	if in.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
 			if reader := in.placement.IDReader(to.AccountKey, res); reader != nil {

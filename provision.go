@@ -90,7 +90,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if pools.IgnoresWeights(policy) && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
+	if policy != nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
 		h.logger.Warn(pools.WeightIgnored)
 	}
 	for _, warning := range backend.Mistakes(h.Backends) {
@@ -157,9 +157,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer = newBalancer(h.Pool, targets, h.Sender, events, listeners...)
 	h.balancer.waiting = lists
 	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
-	h.balancer.policy, h.balancer.firstBytes = policy, pools.IsFirstByte(policy)
-	h.balancer.streamUsage = h.StreamUsage
-	h.balancer.forward, h.balancer.rateLimits = h.AllThrottled == attempt.ForwardThrottled, h.RatelimitHeaders
+	h.balancer.policy, h.balancer.rateLimits = policy, h.RatelimitHeaders
 	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
 		return err
 	}
@@ -169,20 +167,16 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	return h.provisionAffinity(ctx)
 }
 
-// checkAffinity checks what depends on other options: whether the pool shares state, and its callers are named.
-func (h *Handler) checkAffinity(shares, named bool) error {
-	switch {
-	case h.Affinity == nil:
-	case h.Affinity.LookupTimeout != 0 && !shares:
-		return errors.New("affinity: lookup_timeout is not used without state")
-	case h.Affinity.Callers == affinity.Strict && !named:
+// checkAffinity checks what depends on other options: whether callers are named.
+func (h *Handler) checkAffinity(named bool) error {
+	if h.Affinity != nil && h.Affinity.Callers == affinity.Strict && !named {
 		return errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
 	}
 	return nil
 }
 
 func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	if err := h.checkAffinity(h.link != nil, h.reader.clientKeys != nil); err != nil {
+	if err := h.checkAffinity(h.reader.clientKeys != nil); err != nil {
 		return err
 	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
@@ -190,7 +184,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.AccountKey)
 	}
-	if h.reader.affinity, err = affinity.New(ctx, config); h.reader.affinity == nil {
+	if h.reader.affinity, err = affinity.New(ctx, config); err != nil {
 		return err
 	}
 	return observe.On(ctx, observe.Started, h.reader.affinity.Start)

@@ -214,7 +214,7 @@ func (d *reader) limit(ex *exchange) (none apierror.Answer) {
 // place finds out which accounts may get the request. It returns the answer if none
 // may. A list is that of the first account.
 func (d *reader) place(in *intent, targets []*target) (none apierror.Answer) {
-	if d.affinity != nil && in.Body.TooManyIDs() {
+	if in.Body.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)
 	}
 	r := affinity.Request{

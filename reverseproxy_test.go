@@ -192,7 +192,7 @@ func TestWhatAPlainReverseProxyCannotDoIsRefused(t *testing.T) {
 		"lb_policy openai_lb {\nupstream b:80\nupstream b:80\n}":                                      "upstream b:80 is given twice",
 		"lb_policy openai_lb {\nupstream b:80 {\npriority 2\n}\n}":                                    "",
 		"lb_policy openai_lb {\nupstream c:1\n}\ndynamic a c 1":                                       "",
-		"lb_policy openai_lb\ntransport openai_lb {\nsilence 3\n}":                                    "silence has no effect in a plain reverse_proxy: use the directive openai_lb, at Caddyfile:5",
+		"lb_policy openai_lb\ntransport openai_lb {\nrequest_buffers 1KiB\nsilence off\n}":            "silence has no effect in a plain reverse_proxy: use the directive openai_lb, at Caddyfile:6",
 		"lb_policy openai_lb\ntransport openai_lb {\nsilence off\n}":                                  "silence has no effect in a plain reverse_proxy",
 		"lb_policy openai_lb\ntransport openai_lb {\nfail_duration 30s\nquota_steering off\n}":        "quota_steering has no effect in a plain reverse_proxy: use the directive openai_lb, at Caddyfile:6",
 	} {

@@ -15,7 +15,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-const countsStreams = "openai_lb {\nstream_usage\nrequest_buffers 1KiB\nbackend http://a\n}"
+// limited has a limit of tokens, because of which streams are asked for their usage.
+const limited = "openai_lb {\nclient_key alice client-key-of-alice\ncaller alice {\ntokens 1M/minute\n}\n"
+
+const countsStreams = limited + "request_buffers 1KiB\nbackend http://a\n}"
 
 func TestTheUsageOfAStreamIsAskedForAndTakenOut(t *testing.T) {
 	const null = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hello\"}}],\"usage\":null}\n\n"
@@ -78,7 +81,7 @@ func TestTheUsageOfAStreamIsAskedForAndTakenOut(t *testing.T) {
 }
 
 func TestTheUsageIsAskedForTogetherWithTheModel(t *testing.T) {
-	const config = "openai_lb {\nstream_usage\nbackend http://a {\ndeployment one\n}\nbackend http://b {\npriority 2\ndeployment two\nstream_usage off\n}\nbackend http://c {\npriority 3\n}\n}"
+	const config = limited + "backend http://a {\ndeployment one\n}\nbackend http://b {\npriority 2\ndeployment two\nstream_usage off\n}\nbackend http://c {\npriority 3\n}\n}"
 	withLedger(t, config, func(t *testing.T, l *ledger) {
 		l.Backends["a"].Replies(lbtest.Throttled("1"))
 		l.Backends["b"].Replies(lbtest.Streams(lbtest.StreamError))
@@ -104,7 +107,7 @@ func TestTheUsageIsAskedForTogetherWithTheModel(t *testing.T) {
 func TestTheUsageIsTakenOutHoweverTheBackendCutsIt(t *testing.T) {
 	stream := lbtest.StreamPreamble + lbtest.StreamContent + streamUsage + ": ping\n\n" + lbtest.StreamEnd
 	want := strings.Replace(stream, streamUsage, "", 1)
-	withLedger(t, "openai_lb {\nstream_usage\nbackend http://a\n}", func(t *testing.T, l *ledger) {
+	withLedger(t, limited+"backend http://a\n}", func(t *testing.T, l *ledger) {
 		for size := 1; size < len(stream); size += 1 + size/3 {
 			var pieces []any
 			for piece := range slices.Chunk([]byte(stream), size) {
@@ -132,7 +135,7 @@ func TestTheTokensOfTheSimulatorAreCounted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulator := simulate(t)
-			withLedger(t, "openai_lb {\nstream_usage\nbackend http://a\n}", func(t *testing.T, l *ledger) {
+			withLedger(t, limited+"backend http://a\n}", func(t *testing.T, l *ledger) {
 				l.Serve("a:80", simulator)
 				reply := l.Send(l.request(c.path, c.body))
 				if shown := strings.Contains(reply.Body, `"usage":{`); reply.Status != 200 || shown != c.shown {

@@ -47,6 +47,7 @@ func withLedger(t *testing.T, config string, test func(*testing.T, *ledger)) {
 func (l *ledger) request(path, body string) *http.Request {
 	r := l.Request(http.MethodPost, path, strings.NewReader(body))
 	r.URL.Host = "ledger"
+	r.Header.Set("Authorization", "Bearer client-key-of-alice")
 	return r
 }
 

@@ -44,8 +44,6 @@ type tries struct {
 	// executed reports whether the last attempt may have executed a request that
 	// must not be executed twice.
 	executed bool
-	// forwarded reports whether the request went to a backend that throttles.
-	forwarded bool
 	// interims is how many interim responses the backends have sent.
 	interims atomic.Int32
 }

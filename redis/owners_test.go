@@ -55,9 +55,6 @@ func (a accounts) options() string {
 	return options.String()
 }
 
-// patient has lookups wait for longer than they take on a machine that is busy.
-const patient = "affinity {\nlookup_timeout 1s\n}\n"
-
 // calls counts the requests that the accounts have had, and those of them that
 // named what the account does not have.
 func (a accounts) calls() (all, vain int) {
@@ -195,7 +192,7 @@ func TestAConversationGoesOnAtAnyReplica(t *testing.T) {
 				t.Skip("it prints figures to compare with: go test -run TestAConversationGoesOnAtAnyReplica -measure -v")
 			}
 			a := startAccounts(t, "a", "b")
-			replicas := startReplicas(t, 3, a.options()+patient+tt.option)
+			replicas := startReplicas(t, 3, a.options()+tt.option)
 			if tt.option != "" {
 				inTouch(t, replicas)
 			}
@@ -221,7 +218,7 @@ func TestAConversationGoesOnAtAnyReplica(t *testing.T) {
 func TestAConversationGoesOnWhateverBecomesOfRedis(t *testing.T) {
 	s := startServer(t)
 	a := startAccounts(t, "a", "b")
-	replicas := startReplicas(t, 3, a.options()+patient+s.option())
+	replicas := startReplicas(t, 3, a.options()+s.option())
 	inTouch(t, replicas)
 	var turns atomic.Int64
 	converse(t, 3, replicas, func() {
@@ -241,7 +238,7 @@ func TestAConversationGoesOnWhateverBecomesOfRedis(t *testing.T) {
 func TestAnothersIDIsNotFoundAtAnyReplica(t *testing.T) {
 	s := startServer(t)
 	a := startAccounts(t)
-	replicas := startReplicas(t, 3, a.options()+patient+s.option())
+	replicas := startReplicas(t, 3, a.options()+s.option())
 	inTouch(t, replicas)
 	id := replicas[0].respond("alice", "")
 	lbtest.WaitFor(t, func() bool { return replicas[0].metric(sent) > 0 })
@@ -305,7 +302,7 @@ func TestAStoppedRedisIsAskedOnceAndThenTheAccountsAre(t *testing.T) {
 func TestOnlyRequestsWithUnknownIDsAskRedis(t *testing.T) {
 	s := startServer(t)
 	a := startAccounts(t)
-	replicas := startReplicas(t, 2, a.options()+patient+s.option())
+	replicas := startReplicas(t, 2, a.options()+s.option())
 	inTouch(t, replicas)
 	id := replicas[0].respond("alice", "")
 	lbtest.WaitFor(t, func() bool { return replicas[0].metric(sent) > 0 })

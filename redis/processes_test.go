@@ -22,6 +22,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
 
 	_ "github.com/openai-lb/caddy-openai-lb"
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -36,6 +37,7 @@ func runReplica(config string) {
 		log.Fatal(err)
 	}
 	caddy.ConfigAutosavePath = filepath.Join(filepath.Dir(config), "autosave.json")
+	affinity.LookupPatience = time.Second // longer than lookups take on a machine that is busy
 	adapted, err := lbtest.Adapt(string(text))
 	if err != nil {
 		log.Fatal(err)

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/importer"
 )
 
@@ -22,35 +24,36 @@ never appear in it: they become placeholders such as {env.EAST_KEY}, and a comme
 says which variable to set.
 
   caddy openai-lb import litellm config.yaml >Caddyfile
-  caddy openai-lb import aca-lb >Caddyfile
 
-litellm reads the file of LiteLLM's proxy, and aca-lb the variables of Microsoft's
-sample openai-aca-lb, such as BACKEND_1_URL, from the environment. Nothing is sent.
-Then read the file, and check it with 'caddy openai-lb check'.
+litellm reads the file of LiteLLM's proxy. Nothing is sent. Then read the Caddyfile,
+and check it with 'caddy openai-lb check'. Microsoft's sample openai-aca-lb needs no
+import: the option backends_from_env reads its variables.
 `,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: goneOrNone, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	add := func(use, short string, args cobra.PositionalArgs, made func(args []string) (string, error)) {
-		command.AddCommand(&cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, RunE: func(command *cobra.Command, args []string) error {
-			text, err := made(args)
-			if err == nil {
-				_, err = fmt.Fprint(command.OutOrStdout(), text)
+	command.AddCommand(&cobra.Command{
+		Use: "litellm <config.yaml>", Short: "Reads the file of LiteLLM's proxy", Args: cobra.ExactArgs(1), SilenceUsage: true,
+		RunE: func(command *cobra.Command, args []string) error {
+			text, err := os.ReadFile(args[0])
+			if err != nil {
+				return err
 			}
+			made, err := importer.LiteLLM(text)
+			if err != nil {
+				return fmt.Errorf("%s: %w", printable(filepath.Base(args[0])), err)
+			}
+			_, err = fmt.Fprint(command.OutOrStdout(), made)
 			return err
-		}})
-	}
-	add("litellm <config.yaml>", "Reads the file of LiteLLM's proxy", cobra.ExactArgs(1), func(args []string) (string, error) {
-		text, err := os.ReadFile(args[0])
-		if err != nil {
-			return "", err
-		}
-		made, err := importer.LiteLLM(text)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", printable(filepath.Base(args[0])), err)
-		}
-		return made, err
+		},
 	})
-	add("aca-lb", "Reads the variables of openai-aca-lb", cobra.NoArgs, func([]string) (string, error) { return importer.ACA() })
 	return command
+}
+
+// goneOrNone allows no arguments. One that named a command of an earlier version gets what applies instead.
+func goneOrNone(command *cobra.Command, args []string) error {
+	if err := directive.Gone("openai-lb import " + strings.Join(args, " ")); err != nil {
+		return err
+	}
+	return cobra.NoArgs(command, args)
 }

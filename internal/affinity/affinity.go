@@ -3,7 +3,6 @@ package affinity
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -13,20 +12,17 @@ import (
 )
 
 // Affinity stores which account owns which object, for the requests of one
-// pool. A nil Affinity knows nothing and learns nothing.
+// pool.
 type Affinity struct {
 	owners   *savedOwners
 	name     any // of the owners among those in use
-	ttl      time.Duration
 	accounts []string
 	// configure applies the options to the owners.
 	configure func()
 	// strict reports whether a caller reaches only what it made.
 	strict bool
-	// others is what other replicas know, and patience how long a request waits
-	// for that. They are told by the newest config's.
-	others   *replicas.Owners
-	patience time.Duration
+	// others is what other replicas know. They are told by the newest config's.
+	others *replicas.Owners
 }
 
 // Config configures an Affinity.
@@ -45,23 +41,15 @@ type Config struct {
 // inUse keeps the owners through config reloads.
 var inUse = caddy.NewUsagePool()
 
-// New returns the Affinity of a pool, or nil if the options turn it off. The
-// caller closes it.
+// New returns the Affinity of a pool. The caller closes it.
 func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	if c.Options == nil {
 		c.Options = new(Options)
 	}
-	if err := c.Options.provision(); err != nil {
+	if err := c.Options.check(); err != nil {
 		return nil, fmt.Errorf("affinity: %w", err)
 	}
-	if *c.IDs == 0 {
-		return nil, nil
-	}
-	strict := c.Callers == Strict
-	if strict && !c.Save && c.Link == nil {
-		c.Logger.Warn("callers strict without save or state: after a restart, callers cannot use objects that they created before")
-	}
-	a := &Affinity{strict: strict, name: "ids of " + c.Pool, ttl: time.Duration(c.IDsTTL), patience: time.Duration(c.LookupTimeout)}
+	a := &Affinity{strict: c.Callers == Strict, name: "ids of " + c.Pool}
 	for _, account := range c.Accounts {
 		if !slices.Contains(a.accounts, account) {
 			a.accounts = append(a.accounts, account)
@@ -69,11 +57,11 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	}
 	a.others = c.Link.Owners(c.Pool, a.accounts)
 	kept, again, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
-		return &savedOwners{memory: owners.NewMemory(*c.IDs)}, nil
+		return &savedOwners{memory: owners.NewMemory(maxIDs)}, nil
 	})
 	a.owners = kept.(*savedOwners)
 	a.configure = func() {
-		a.owners.configure(*c.IDs, c.Save, ctx.Storage(), c.Pool, c.Logger)
+		a.owners.configure(c.Link == nil, ctx.Storage(), c.Pool, c.Logger)
 		a.owners.others.Store(a.others)
 	}
 	if !again {
@@ -87,7 +75,7 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 func (a *Affinity) Start() { a.configure() }
 
 // IsStrict reports whether a caller reaches only the objects that it made.
-func (a *Affinity) IsStrict() bool { return a != nil && a.strict }
+func (a *Affinity) IsStrict() bool { return a.strict }
 
 // Close releases what New acquired.
 func (a *Affinity) Close() error {

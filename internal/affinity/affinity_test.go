@@ -37,9 +37,9 @@ func storage(t *testing.T, folder string) caddy.Context {
 	return ctx
 }
 
-func open(t *testing.T, ctx caddy.Context, options Options, logger *zap.Logger) *Affinity {
+func open(t *testing.T, ctx caddy.Context, logger *zap.Logger) *Affinity {
 	t.Helper()
-	a, err := New(ctx, Config{Options: &options, Pool: "a pool", Accounts: []string{"a", "b", "a"}, Logger: logger})
+	a, err := New(ctx, Config{Pool: "a pool", Accounts: []string{"a", "b", "a"}, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,24 +66,22 @@ func (a *Affinity) learn(account, caller string, ids ...string) {
 	}
 }
 
-func TestIDsOutliveARestartIfTheyAreSaved(t *testing.T) {
+func TestIDsOutliveARestart(t *testing.T) {
 	folder := t.TempDir()
-	for _, save := range []bool{true, false} {
-		a := open(t, storage(t, folder), Options{Save: save}, zap.NewNop())
-		a.learn("b", "alice", "resp_12345678", "resp_23456789")
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
-		a = open(t, storage(t, folder), Options{Save: save}, zap.NewNop())
-		if h := a.of(t, "alice", "resp_12345678"); h.owns() != save || h.Allows("a") == save || !h.Allows("b") || h.Asks() == save {
-			t.Errorf("with save %v: %+v", save, h)
-		}
-		if _, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Body), Caller: "bob"}); refused != save {
-			t.Errorf("with save %v, another caller is refused: %v", save, refused)
-		}
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
+	a := open(t, storage(t, folder), zap.NewNop())
+	a.learn("b", "alice", "resp_12345678", "resp_23456789")
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a = open(t, storage(t, folder), zap.NewNop())
+	if h := a.of(t, "alice", "resp_12345678"); !h.owns() || h.Allows("a") || !h.Allows("b") || h.Asks() {
+		t.Errorf("got %+v", h)
+	}
+	if _, _, refused := a.Place(Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Body), Caller: "bob"}); !refused {
+		t.Error("another caller is not refused")
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
 	}
 	found := 0
 	_ = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
@@ -106,9 +104,9 @@ func TestIDsOutliveARestartIfTheyAreSaved(t *testing.T) {
 
 func TestAReloadKeepsWhatIsKnown(t *testing.T) {
 	ctx := storage(t, t.TempDir())
-	a := open(t, ctx, Options{}, zap.NewNop())
+	a := open(t, ctx, zap.NewNop())
 	a.learn("b", "", "resp_12345678")
-	next := open(t, ctx, Options{IDs: new(1000)}, zap.NewNop())
+	next := open(t, ctx, zap.NewNop())
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,11 +116,6 @@ func TestAReloadKeepsWhatIsKnown(t *testing.T) {
 	if err := next.Close(); err != nil {
 		t.Fatal(err)
 	}
-	fresh := open(t, ctx, Options{}, zap.NewNop())
-	defer fresh.Close()
-	if h := fresh.of(t, "", "resp_12345678"); h.owns() {
-		t.Errorf("it is known without a reload: %+v", h)
-	}
 }
 
 // TestNothingIsReadOrWrittenUntilARequestComes because caddy validate does the
@@ -130,7 +123,7 @@ func TestAReloadKeepsWhatIsKnown(t *testing.T) {
 func TestNothingIsReadOrWrittenUntilARequestComes(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "not made yet")
 	core, logs := observer.New(zapcore.DebugLevel)
-	if err := open(t, storage(t, folder), Options{Save: true}, zap.New(core)).Close(); err != nil {
+	if err := open(t, storage(t, folder), zap.New(core)).Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(folder); !os.IsNotExist(err) || logs.Len() > 0 {
@@ -142,7 +135,7 @@ func TestIDsAreSavedEveryFewMinutes(t *testing.T) {
 	folder := t.TempDir()
 	ctx := storage(t, folder)
 	synctest.Test(t, func(t *testing.T) {
-		a := open(t, ctx, Options{Save: true}, zap.NewNop())
+		a := open(t, ctx, zap.NewNop())
 		saved := func() int64 {
 			synctest.Wait()
 			info, err := os.Stat(filepath.Join(folder, "openai_lb", "ids_a%20pool"))
@@ -175,13 +168,13 @@ func TestDamagedIDsAreLoggedAndLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.ErrorLevel)
-	a := open(t, ctx, Options{Save: true}, zap.New(core))
+	a := open(t, ctx, zap.New(core))
 	a.learn("a", "", "resp_12345678")
 	if h := a.of(t, "", "resp_12345678"); !h.owns() || logs.FilterMessage("could not read saved ids").Len() != 1 {
 		t.Errorf("%+v, %v", h, logs.All())
 	}
 	_ = a.Close()
-	a = open(t, ctx, Options{Save: true}, zap.New(core))
+	a = open(t, ctx, zap.New(core))
 	defer a.Close()
 	if h := a.of(t, "", "resp_12345678"); !h.owns() || logs.Len() != 1 {
 		t.Errorf("%+v, %v", h, logs.All())
@@ -190,23 +183,14 @@ func TestDamagedIDsAreLoggedAndLeftBehind(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	for text, want := range map[string]string{
-		"affinity":             "",
-		"affinity {\nids 0\n}": "",
-		"affinity {\nids 64\nids_ttl 1h\nsave\n}": "",
-		"affinity {\nids 63\n}":                   "ids '63' is not 0, or a whole number from 64 to 100000000",
-		"affinity {\nids -1\n}":                   "ids '-1' is not a whole number from 0 to 100000000",
-		"affinity {\nids 200000000\n}":            "ids '200000000' is not",
-		"affinity {\nids\n}":                      "ids requires an argument",
-		"affinity {\nids_ttl 0s\n}":               "ids_ttl '0s' is not a duration above 0",
-		"affinity {\nlookup_timeout 1s\n}":        "",
-		"affinity {\nlookup_timeout 0s\n}":        "lookup_timeout '0s' is not a duration above 0",
-		"affinity {\nlookup_timeout 2s\n}":        "lookup_timeout '2s' is longer than 1s",
-		"affinity {\nsave yes\n}":                 "unexpected argument 'yes'",
-		"affinity {\nsticky\n}":                   "unrecognized option 'sticky': expected one of callers, ids, ids_ttl, lookup_timeout, prompt_cache, save",
-		"affinity on":                             "unexpected argument",
-		"affinity {\nids 0\nsave\n}":              "save has no effect with ids 0",
-		"affinity {\nids_ttl 1h\n ids_ttl 2h\n}":  "ids_ttl is given twice",
-		"affinity {\nids 1000 {\nids 2000\n}\n}":  "does not take a block",
+		"affinity":                                  "",
+		"affinity {\ncallers strict\n}":             "",
+		"affinity {\ncallers lax\n}":                "callers 'lax' is not one of strict",
+		"affinity {\ncallers strict yes\n}":         "unexpected argument 'yes'",
+		"affinity {\nsticky\n}":                     "unrecognized option 'sticky': expected one of callers, prompt_cache",
+		"affinity on":                               "unexpected argument",
+		"affinity {\nprompt_cache\nprompt_cache\n}": "prompt_cache is given twice",
+		"affinity {\ncallers strict {\nx\n}\n}":     "does not take a block",
 	} {
 		d := caddyfile.NewTestDispenser(text)
 		d.Next()
@@ -215,20 +199,12 @@ func TestOptions(t *testing.T) {
 		if err == nil && d.NextArg() {
 			err = fmt.Errorf("unexpected argument %s", d.Val())
 		}
-		if err == nil {
-			err = o.provision()
-		}
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	for _, o := range []Options{{IDs: new(-1)}, {IDs: new(5)}, {IDsTTL: -1}, {LookupTimeout: -1}, {LookupTimeout: caddy.Duration(time.Minute)}} {
-		if _, err := New(caddy.Context{}, Config{Options: &o}); err == nil || !strings.HasPrefix(err.Error(), "affinity: ") {
-			t.Errorf("%+v: %v", o, err)
-		}
-	}
-	if a, err := New(caddy.Context{}, Config{Options: &Options{IDs: new(0)}}); a != nil || err != nil || a.Close() != nil {
-		t.Errorf("ids 0: %v, %v", a, err)
+	if _, err := New(caddy.Context{}, Config{Options: &Options{Callers: "lax"}}); err == nil || err.Error() != "affinity: callers 'lax' is not strict" {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -242,7 +218,7 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 		"application/json":  `{"data":[` + list.String()[1:] + `]}`,
 		"text/event-stream": stream.String(),
 	} {
-		a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
+		a := open(t, storage(t, t.TempDir()), zap.NewNop())
 		h, _, _ := a.Place(Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body)})
 		l := h.IDReader("a", &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}}, ContentLength: -1})
 		l.Watch([]byte(text), true)
@@ -257,7 +233,7 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 
 // Codex sends the ids of its own messages along with them, which no account is asked for.
 func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
-	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
+	a := open(t, storage(t, t.TempDir()), zap.NewNop())
 	defer a.Close()
 	for id, asks := range map[string]bool{`"input":[{"id":"msg_12345"}]`: false, `"conversation":"conv_12345"`: true, `"input":[{"id":"msg_12345"}],"conversation":"conv_12345"`: true} {
 		text := []byte("{" + id + "}")
@@ -278,7 +254,7 @@ func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 
 // TestARequestWithoutIDsCostsNothing but a look at its path.
 func TestARequestWithoutIDsCostsNothing(t *testing.T) {
-	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
+	a := open(t, storage(t, t.TempDir()), zap.NewNop())
 	defer a.Close()
 	body := openaiapi.ParseJSON([]byte(`{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}`), nil)
 	res := new(http.Response)

@@ -42,9 +42,6 @@ type Request struct {
 // Place returns the placement of a request. If no account may get it, refused is
 // true and refusal says why.
 func (a *Affinity) Place(r Request) (p Placement, refusal apierror.Error, refused bool) {
-	if a == nil {
-		return p, refusal, false
-	}
 	if a.strict {
 		if refusal, refused = r.refuses(); refused {
 			return p, refusal, true
@@ -172,7 +169,7 @@ func (f *finder) lookUp() {
 	for i := range keys {
 		keys[i] = f.open[i].Key
 	}
-	found, err := f.affinity.others.Lookup(f.caller, keys, f.affinity.patience)
+	found, err := f.affinity.others.Lookup(f.caller, keys, LookupPatience)
 	if errors.Is(err, owners.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
@@ -190,7 +187,7 @@ func (f *finder) lookUp() {
 // belongs to no caller, they are asked again after owners.Unclaimed: one of them may
 // have been unable to answer, or may have learned the caller since.
 func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
-	a, o, ttl := f.affinity, it.owner, min(found.TTL, f.affinity.ttl)
+	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {
 		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.accounts, found.Account) {
 			o.Account = found.Account

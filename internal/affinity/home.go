@@ -75,7 +75,7 @@ func (f *finder) lookUpHome(lastHere string) (home, last string) {
 	if a.others == nil {
 		return "", lastHere
 	}
-	found, err := a.others.Lookup(f.caller, keys, a.patience)
+	found, err := a.others.Lookup(f.caller, keys, LookupPatience)
 	if err != nil {
 		return "", lastHere
 	}
@@ -87,7 +87,7 @@ func (f *finder) keep(key owners.Key, found replicas.Found) (account string) {
 	if found.TTL <= 0 || !slices.Contains(a.accounts, found.Account) {
 		return ""
 	}
-	f.store.Put(key, owners.Owner{Account: found.Account}, f.now, min(found.TTL, a.ttl))
+	f.store.Put(key, owners.Owner{Account: found.Account}, f.now, min(found.TTL, idTTL))
 	return found.Account
 }
 

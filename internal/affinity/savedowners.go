@@ -55,8 +55,9 @@ type savedFile struct {
 	key     string
 	logger  *zap.Logger
 	// saved are the changes that were saved there last. Another config may have
-	// another storage, so it saves all again.
-	saved uint64
+	// another storage, so it saves all again. failed reports whether the log says that they could not be saved.
+	saved  uint64
+	failed bool
 }
 
 // reading is an attempt to read what was saved. Requests wait for it until a
@@ -70,8 +71,7 @@ type reading struct {
 func (*savedOwners) Destruct() error { return nil }
 
 // configure applies the options of a new config.
-func (o *savedOwners) configure(limit int, save bool, storage certmagic.Storage, pool string, logger *zap.Logger) {
-	o.memory.Limit(limit)
+func (o *savedOwners) configure(save bool, storage certmagic.Storage, pool string, logger *zap.Logger) {
 	if !save {
 		o.file.Store(nil)
 		return
@@ -207,9 +207,10 @@ func (o *savedOwners) save() {
 		defer cancel()
 		err = f.storage.Store(ctx, f.key, o.memory.Save(time.Now()))
 	}
-	if err != nil {
+	if err == nil {
+		f.saved = changes
+	} else if !f.failed {
 		f.logger.Error("could not save ids", zap.String("key", f.key), zap.Error(err))
-		return
 	}
-	f.saved = changes
+	f.failed = err != nil
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// shelf is a storage whose reads fail or hang while a test wants them to.
+// shelf is a storage whose reads fail or hang, and whose writes fail, while a test wants them to.
 type shelf struct {
 	certmagic.Storage
 	mu    sync.Mutex
@@ -30,6 +30,7 @@ type shelf struct {
 	fails error
 	takes time.Duration
 	reads int
+	full  error // what writes fail with
 }
 
 func (s *shelf) Load(ctx context.Context, key string) ([]byte, error) {
@@ -57,6 +58,9 @@ func (s *shelf) Load(ctx context.Context, key string) ([]byte, error) {
 func (s *shelf) Store(_ context.Context, key string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.full != nil {
+		return s.full
+	}
 	s.files[key] = bytes.Clone(data)
 	return nil
 }
@@ -71,8 +75,8 @@ func (s *shelf) set(fails error, takes time.Duration) {
 // on returns what is known by a balancer that has just started with this storage.
 func (s *shelf) on(t *testing.T, logger *zap.Logger) *Affinity {
 	t.Helper()
-	a := open(t, storage(t, t.TempDir()), Options{}, zap.NewNop())
-	a.owners.configure(1000, true, s, "a pool", logger)
+	a := open(t, storage(t, t.TempDir()), zap.NewNop())
+	a.owners.configure(true, s, "a pool", logger)
 	return a
 }
 
@@ -89,7 +93,7 @@ func TestIDsAreSavedInTheStorageOfTheNewestConfig(t *testing.T) {
 		a := before.on(t, zap.NewNop())
 		a.learn("b", "alice", "resp_11111111")
 		a.owners.save()
-		a.owners.configure(1000, true, after, "a pool", zap.NewNop())
+		a.owners.configure(true, after, "a pool", zap.NewNop())
 		_ = a.Close()
 		if a = after.on(t, zap.NewNop()); !a.knows("alice", "resp_11111111") {
 			t.Error("after a restart, the new storage has no ids")
@@ -138,6 +142,32 @@ func TestNothingIsSavedBeforeWhatWasSavedIsRead(t *testing.T) {
 		a = s.on(t, zap.New(core))
 		if !a.knows("alice", "resp_11111111") || !a.knows("alice", "resp_33333333") {
 			t.Error("not all ids were saved")
+		}
+		_ = a.Close()
+	})
+}
+
+// TestAStorageThatCannotBeWrittenIsLoggedOnce, as that of a container with a read-only file system, until it works again.
+func TestAStorageThatCannotBeWrittenIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{files: make(map[string][]byte)}
+		core, logs := observer.New(zapcore.ErrorLevel)
+		a := s.on(t, zap.New(core))
+		a.learn("a", "alice", "resp_00000000")
+		a.owners.save()
+		saves := func(fails error, ids ...string) {
+			s.full = fails
+			for _, id := range ids {
+				a.learn("a", "alice", id)
+				a.owners.save()
+			}
+		}
+		readOnly := errors.New("read-only file system")
+		saves(readOnly, "resp_11111111", "resp_22222222", "resp_33333333")
+		saves(nil, "resp_44444444")
+		saves(readOnly, "resp_55555555", "resp_66666666")
+		if n := logs.FilterMessage("could not save ids").Len(); n != 2 {
+			t.Errorf("logged %d times, want once for each of two times: %v", n, logs.All())
 		}
 		_ = a.Close()
 	})

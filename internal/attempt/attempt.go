@@ -194,7 +194,7 @@ func (s *Sender) send(t *Request) *Reply {
 	}
 	reply.Response, reply.Status = res, res.StatusCode
 	reply.body = t.watchOver(s, res)
-	s.judge(reply)
+	reply.judge()
 	reply.judgeHandshake()
 	if reply.Class == verdict.Served {
 		s.open(reply)
@@ -218,12 +218,12 @@ func (t *Request) begin(s *Sender) {
 	}
 	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
 	t.trip.upload = t.Body.Attach(&t.out, t.Change)
-	limit := s.ResponseHeaderTimeout
+	limit := time.Duration(s.ResponseHeaderTimeout)
 	switch {
 	case t.Asks.Kind.IsHandshake():
-		limit = s.HandshakeTimeout
+		limit = handshakeTimeout
 	case t.Asks.Stream:
-		limit = s.StreamFirstEventTimeout
+		limit = time.Duration(s.StreamFirstEventTimeout)
 	}
 	t.trip.timeout.alarms = &s.alarms
 	if t.Watch != nil {
@@ -233,7 +233,7 @@ func (t *Request) begin(s *Sender) {
 		}
 		t.trip.timeout.watched(t.Watch, after)
 	}
-	t.trip.timeout.start(time.Duration(limit), ErrNoReply)
+	t.trip.timeout.start(limit, ErrNoReply)
 }
 
 // sendsAgain reports whether the request is sent once more, on a new connection: one that was used before has lost

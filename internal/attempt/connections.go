@@ -21,8 +21,8 @@ const (
 	idleConnTimeout = 90 * time.Second
 	// idleConnsPerHost keeps connections for hundreds of parallel streams.
 	idleConnsPerHost = 512
-	// handshakeTimeout is how long a backend may stay silent once it accepted
-	// a connection.
+	// handshakeTimeout is how long a backend may stay silent in a TLS handshake, and
+	// how long one of a WebSocket may take, which needs no model.
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second

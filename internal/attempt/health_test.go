@@ -14,7 +14,7 @@ func TestWhatAReplyBenchesAndForHowLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	const second = time.Second
-	failure := Bench{Wait: 10 * second, MayBeOfRequest: true, Counts: true}
+	failure := Bench{Wait: 10 * second, MayBeOfRequest: true}
 	wrong := Bench{Wait: time.Minute, MayBeOfRequest: true}
 	chat, files := openaiapi.Inference, openaiapi.Once
 	for name, c := range map[string]struct {
@@ -24,7 +24,7 @@ func TestWhatAReplyBenchesAndForHowLong(t *testing.T) {
 		want  Bench // without a Wait: none
 	}{
 		"a throttle lasts as long as it says":        {reply: &Reply{Class: verdict.Throttled, Wait: 7 * second, Source: verdict.RetryAfter}, want: Bench{Wait: 7 * second}},
-		"but not for less than retry_after_min":      {reply: &Reply{Class: verdict.Throttled, Wait: 43 * time.Microsecond, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond}},
+		"but not for less than 50 ms":                {reply: &Reply{Class: verdict.Throttled, Wait: 43 * time.Microsecond, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond}},
 		"and not for more than retry_after_max":      {reply: &Reply{Class: verdict.Throttled, Wait: time.Hour, Source: verdict.RetryAfter}, want: Bench{Wait: 5 * time.Minute}},
 		"a throttle that says 0 may become longer":   {reply: &Reply{Class: verdict.Throttled, Source: verdict.RetryAfter}, want: Bench{Wait: 50 * time.Millisecond, Longest: 10 * second}},
 		"one that names no time is a guess":          {reply: &Reply{Class: verdict.Throttled, Source: verdict.NoHint}, want: Bench{Wait: 10 * second, Guess: true}},
@@ -35,7 +35,7 @@ func TestWhatAReplyBenchesAndForHowLong(t *testing.T) {
 		"one of the midst of an upload":              {reply: &Reply{Class: verdict.Failed, Failure: Failure{Uploading: true}}},
 		"a backend with too many streams":            {reply: &Reply{Class: verdict.Failed, Failure: Failure{Err: ErrLostAgain}}, busy: true},
 		"one that serves nothing else":               {reply: &Reply{Class: verdict.Failed, Failure: Failure{Err: ErrLostAgain}}, want: failure},
-		"no connection is the backend's fault alone": {reply: &Reply{Class: verdict.Unreachable}, want: Bench{Wait: 10 * second, Counts: true}},
+		"no connection is the backend's fault alone": {reply: &Reply{Class: verdict.Unreachable}, want: Bench{Wait: 10 * second}},
 		"no model":                                  {reply: &Reply{Class: verdict.NoModel}, kind: chat, want: wrong},
 		"no model of another operation":             {reply: &Reply{Class: verdict.NoModel}, kind: files},
 		"a refused credential":                      {reply: &Reply{Class: verdict.Credential, Status: 401}, kind: chat, want: wrong},

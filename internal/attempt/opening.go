@@ -81,7 +81,7 @@ func (r *Reply) openJSON() (*sse.Error, error) {
 func (s *Sender) judgeOpening(r *Reply, open func() (*sse.Error, error)) {
 	switch failure, err := open(); {
 	case failure != nil:
-		s.becomeError(r, failure)
+		r.becomeError(failure)
 	case errors.Is(err, ErrNoReply):
 		r.breakOff(err)
 		r.Class = verdict.Timeout

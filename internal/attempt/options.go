@@ -24,10 +24,6 @@ type Options struct {
 	// Default: 10m.
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
-	// HandshakeTimeout is how long a backend may take to answer the handshake of
-	// a WebSocket, which needs no model. Default: 5s.
-	HandshakeTimeout caddy.Duration `json:"handshake_timeout,omitempty"`
-
 	// StreamFirstEventTimeout is how long a backend may take until the first
 	// byte of the body of a streamed reply. Default: 90s.
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
@@ -48,7 +44,6 @@ func (o *Options) Provision() error {
 		fallback time.Duration
 	}{
 		{"response_header_timeout", &o.ResponseHeaderTimeout, 10 * time.Minute},
-		{"handshake_timeout", &o.HandshakeTimeout, 5 * time.Second},
 		{"stream_first_event_timeout", &o.StreamFirstEventTimeout, 90 * time.Second},
 		{"stream_idle_timeout", &o.StreamIdleTimeout, 2 * time.Minute},
 	} {
@@ -68,7 +63,6 @@ func (o *Options) Directives() directive.Options {
 	return directive.Options{
 		"request_buffers":            directive.Size(&o.RequestBuffers),
 		"response_header_timeout":    directive.Duration(&o.ResponseHeaderTimeout),
-		"handshake_timeout":          directive.Duration(&o.HandshakeTimeout),
 		"stream_first_event_timeout": directive.Duration(&o.StreamFirstEventTimeout),
 		"stream_idle_timeout":        directive.Duration(&o.StreamIdleTimeout),
 	}.Check(func() error {

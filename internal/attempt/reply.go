@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -119,12 +118,9 @@ func (r *Reply) Presentable() bool {
 }
 
 // SaysMore reports whether the reply says more to the client than an error of
-// our own would. With forward, that is also true of a throttle.
-func (r *Reply) SaysMore(forward bool) bool {
-	if !r.Presentable() {
-		return false
-	}
-	return r.Class.Failover() && (forward || r.Class != verdict.Throttled)
+// our own would.
+func (r *Reply) SaysMore() bool {
+	return r.Presentable() && r.Class.Failover() && r.Class != verdict.Throttled
 }
 
 // PerhapsExecuted reports whether the backend may have executed the request.
@@ -227,29 +223,16 @@ const (
 
 var errSlowBody = errors.New("the body of an error did not arrive in time")
 
-// classifies reports whether the status is one of those that are listed, and whether it is
-// classified: without a list, each one is.
-func (s *Sender) classifies(status int) (listed, classified bool) {
-	listed = slices.ContainsFunc(s.UnhealthyStatus, func(s int) bool { return s == status || s == status/100 })
-	return listed, listed || len(s.UnhealthyStatus) == 0
-}
-
 // judge finds out what a response means: by its status, its headers and, if it
 // is an error, its body.
-func (s *Sender) judge(r *Reply) {
-	listed, classified := s.classifies(r.Status)
+func (r *Reply) judge() {
 	var text []byte
 	complete := false
-	mayMiss := r.Status == http.StatusNotFound || r.Status == http.StatusBadRequest
-	if mayMiss || classified && (listed || verdict.NeedsBody(r.Status)) || len(r.secrets()) > 0 && r.Status >= 300 && openaiapi.IsCompressed(r.Response.Header) {
+	if verdict.NeedsBody(r.Status) || len(r.secrets()) > 0 && r.Status >= 300 && openaiapi.IsCompressed(r.Response.Header) {
 		text, complete = r.peek()
 		r.Missing = verdict.Missing(r.Status, text)
 	}
-	if !classified {
-		r.Class = verdict.Served // the client gets it as it is
-	} else if r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost}); listed && !r.Class.Failover() {
-		r.Class = verdict.Failed
-	}
+	r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost})
 	if r.Status >= 300 {
 		r.Wait, r.Source = verdict.ReadHint(r.Status, r.Response.Header, text, time.Now())
 	}
@@ -314,9 +297,9 @@ func (r *Reply) raw() io.Reader {
 
 // becomeError makes the reply the error that it brought. If the error is the client's
 // own, the reply stays as it is.
-func (s *Sender) becomeError(r *Reply, failure *sse.Error) {
+func (r *Reply) becomeError(failure *sse.Error) {
 	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
-	if _, classified := s.classifies(failure.Status); !class.Failover() || !classified {
+	if !class.Failover() {
 		r.body.forgive()
 		if len(r.secrets()) > 0 {
 			r.decompress()

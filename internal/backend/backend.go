@@ -82,9 +82,10 @@ type Backend struct {
 	// Default: no limit.
 	MaxRequests int `json:"max_requests,omitempty"`
 
-	// StreamUsage, if it is false, overrides the handler's setting: streams of
-	// this backend are not asked for their usage. Use it for a backend that
-	// refuses stream_options. Default: the handler's setting.
+	// StreamUsage, if it is false, leaves the streams of this backend as their clients
+	// asked for them. If it is true, a stream of a caller with a limit of tokens is asked
+	// for its usage, which is removed before the client gets it. Use false for a backend
+	// that refuses stream_options. Default: true.
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
 	// TraceContext sends the backend the context of the request's trace

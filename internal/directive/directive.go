@@ -102,10 +102,13 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 		name := d.Val()
 		option, ok := options[name]
 		if !ok {
-			if err := goneOption(name); err != nil {
+			if err := Gone(name); err != nil {
 				return d.WrapErr(err)
 			}
 			return d.Errf("unrecognized option '%s': expected one of %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
+		}
+		if err := goneValue(*d); err != nil {
+			return d.WrapErr(err)
 		}
 		if _, again := seen[name]; again && !option.repeatable {
 			return d.Errf("%s is given twice", name)

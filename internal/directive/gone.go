@@ -3,13 +3,31 @@ package directive
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// gone are options of earlier versions, with what applies instead.
+// gone are options of earlier versions, or values of options, with what applies instead.
 var gone = map[string]string{
-	"stream_require_end": "a backend that has sent an end mark for an operation must send it in each of its streams",
+	"all_throttled":           "while all backends throttle, clients get a 429 with the shortest wait",
+	"unhealthy_status":        "docs/replies.md says what each status means",
+	"max_fails":               "one failure makes a backend a suspect, for fail_duration",
+	"retry_after_min":         "a backend that throttles is benched for at least 50ms",
+	"retry_after_default":     "a backend that throttles and names no time is benched for fail_duration",
+	"stream_require_end":      "a backend that has sent an end mark for an operation must send it in each of its streams",
+	"handshake_timeout":       "a backend has 5s to answer the handshake of a WebSocket",
+	"silence <number>":        "four times the usual wait is too long; 'silence off' turns that off",
+	"ids":                     "1000000 ids of stored objects are remembered",
+	"ids_ttl":                 "ids of stored objects are remembered for 30 days",
+	"lookup_timeout":          "other replicas have 50ms to say where an object is stored",
+	"save":                    "ids are always saved: by state, or else in Caddy's storage",
+	"stream_usage":            "streams of a caller with a limit of tokens report their usage; a backend may have 'stream_usage off'",
+	"lb_policy first_byte":    "silence and quota_steering pass over slow and full backends, and 'lb_policy least_conn' over busy ones",
+	"openai-lb import aca-lb": "the option backends_from_env reads the same variables",
 }
 
 // UnmarshalJSON reads the options of a module from JSON as strictly as Caddy does. A module whose earlier versions
@@ -22,16 +40,30 @@ func UnmarshalJSON(data []byte, into any) error {
 		return nil
 	}
 	quoted, _ := strings.CutPrefix(err.Error(), "json: unknown field ")
-	if gone := goneOption(strings.Trim(quoted, `"`)); gone != nil {
+	name := strings.Trim(quoted, `"`)
+	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
+		name = wrong.Field[strings.LastIndex(wrong.Field, ".")+1:] + " <" + wrong.Value + ">"
+	}
+	if gone := Gone(name); gone != nil {
 		return gone
 	}
 	return err
 }
 
-// goneOption returns the error for an option that earlier versions had, and nil for other names.
-func goneOption(name string) error {
+// Gone returns the error for an option, or a value of one, that earlier versions had. It returns nil for others.
+func Gone(name string) error {
 	if instead := gone[name]; instead != "" {
 		return fmt.Errorf("%s is no longer an option: %s", name, instead)
 	}
 	return nil
+}
+
+// goneValue returns the error for an option with an argument that earlier versions had. It starts at the option's name.
+func goneValue(d caddyfile.Dispenser) error {
+	name := d.Val()
+	d.NextArg()
+	if _, err := strconv.ParseFloat(d.Val(), 64); err == nil {
+		return Gone(name + " <number>")
+	}
+	return Gone(name + " " + d.Val())
 }

@@ -188,17 +188,16 @@ var packages = map[string]string{
 }
 
 // NotInBuild returns the error about an option whose value names a module that is not in this build.
-func NotInBuild(option, namespace, name string, own ...string) error {
+func NotInBuild(option, namespace, name string) error {
 	if path := packages[namespace+"."+name]; path != "" {
 		return fmt.Errorf("%s '%s' is not in this build: add it with xcaddy build --with %s", option, name, path)
 	}
-	return fmt.Errorf("%s '%s' is not in this build: %s", option, name, modulesIn(namespace, own))
+	return fmt.Errorf("%s '%s' is not in this build: %s", option, name, modulesIn(namespace))
 }
 
-// modulesIn lists the modules that an option may name, after the names that stand for
-// no module.
-func modulesIn(namespace string, names []string) string {
-	names = slices.Clone(names)
+// modulesIn lists the modules that an option may name.
+func modulesIn(namespace string) string {
+	var names []string
 	for _, module := range caddy.GetModules(namespace) {
 		names = append(names, module.ID.Name())
 	}
@@ -210,20 +209,15 @@ func modulesIn(namespace string, names []string) string {
 
 // Module makes an option that is the name of a Caddy module in a namespace,
 // followed by that module's own arguments and block. It becomes the module's
-// JSON with the name in it under inlineKey. The module must be a T. Names in own are
-// allowed as well: they stand for no module, and take no arguments.
-func Module[T any](into *json.RawMessage, namespace, inlineKey string, own ...string) Option {
+// JSON with the name in it under inlineKey. The module must be a T.
+func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
 	return Func(func(d *caddyfile.Dispenser) error {
 		option, name := d.Val(), ""
 		if err := Argument(d, &name); err != nil {
 			return err
 		}
-		if slices.Contains(own, name) {
-			*into = caddyconfig.JSON(map[string]string{inlineKey: name}, nil)
-			return nil
-		}
 		if _, err := caddy.GetModule(namespace + "." + name); err != nil {
-			return d.WrapErr(NotInBuild(option, namespace, name, own...))
+			return d.WrapErr(NotInBuild(option, namespace, name))
 		}
 		module, err := caddyfile.UnmarshalModule(d, namespace+"."+name)
 		if err != nil {

@@ -90,35 +90,13 @@ func TestALiteLLMFileBecomesACaddyfile(t *testing.T) {
 	}
 }
 
-func TestTheVariablesOfACALBBecomeACaddyfile(t *testing.T) {
-	for _, pair := range os.Environ() {
-		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(strings.ToUpper(name), "BACKEND_") {
-			t.Fatalf("%s is set", name)
-		}
+func TestTheImportOfACALBSaysWhatAppliesInstead(t *testing.T) {
+	const want = "openai-lb import aca-lb is no longer an option: the option backends_from_env reads the same variables"
+	if _, err := importOf(t, "aca-lb"); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
-	if _, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_1_URL") {
-		t.Errorf("without variables: got %v", err)
-	}
-	for name, value := range map[string]string{
-		"BACKEND_1_URL": "https://contoso-ptu.openai.azure.com", "BACKEND_1_PRIORITY": "1", "BACKEND_1_APIKEY": "secret-1-secret-1",
-		"backend_2_url": "https://gateway.example/east", "backend_2_priority": "2", "backend_2_apikey": "secret-2-secret-2",
-		"BACKEND_2_DEPLOYMENT_NAME": "gpt-4o east", "HTTP_TIMEOUT_SECONDS": "30", "ASPNETCORE_HTTP_PORTS": "8081",
-		"ASPNETCORE_URLS": "http://*:80",
-	} {
-		t.Setenv(name, value)
-	}
-	got, err := importOf(t, "aca-lb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(got, "secret-") {
-		t.Errorf("a key is shown:\n%s", got)
-	}
-	wantGolden(t, "testdata/aca-lb.caddyfile", got)
-	wantValid(t, got)
-	t.Setenv("BACKEND_2_DEPLOYMENT_NAME", "{env.HOME}")
-	if got, err := importOf(t, "aca-lb"); err == nil || !strings.Contains(err.Error(), "BACKEND_2_DEPLOYMENT_NAME") {
-		t.Errorf("a placeholder in a variable: got %v\n%s", err, got)
+	if _, err := importOf(t, "unknown"); err == nil || !strings.Contains(err.Error(), `unknown command "unknown"`) {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -30,7 +30,7 @@ type litellm struct {
 // LiteLLM makes a Caddyfile of a file of LiteLLM's proxy.
 func LiteLLM(text []byte) (string, error) {
 	l := &litellm{
-		site:        &site{origin: "LiteLLM", port: "4000"},
+		site:        new(site),
 		credentials: make(map[string]*yaml.Node), placeholders: make(map[string]string), taken: make(map[string]bool),
 	}
 	for _, match := range environmentName.FindAllSubmatch(text, -1) {
@@ -77,6 +77,7 @@ var hints = []string{
 	"alerting, alerting_threshold, alert_types: alert on the metrics",
 	"pass_through_endpoints: write a route with reverse_proxy",
 	"enable_pre_call_checks, optional_pre_call_checks: a request goes to any backend of its model",
+	"allowed_fails: one failure makes a backend a suspect",
 	"retry_policy, model_group_retry_policy, allowed_fails_policy: the class of a reply decides, see docs/replies.md",
 	"mock_response: use the simulator",
 	"ssl_verify: set TLS in the transport of the block, see docs/options.md",

@@ -109,23 +109,22 @@ func (l *litellm) readRouting(router, lite *mapping) {
 		l.option("lb_policy", "least_conn")
 		l.unweighted = true
 	case "latency-based-routing":
-		l.option("lb_policy", "first_byte")
-		l.note(at, "latency-based-routing: first_byte compares the time to the first byte of streams")
+		l.option("lb_policy", "least_conn")
+		l.note(at, "latency-based-routing: least_conn prefers backends with fewer requests in flight, as fast ones have")
 		l.unweighted = true
 	default:
 		l.note(at, "routing_strategy: there is none by use or cost; backends are chosen by priority and weight")
 	}
 	for _, o := range []struct {
 		router, lite string
-		options      []string
+		option       string
 		least, most  float64
 		unit         string
 	}{
-		{"num_retries", "num_retries", []string{"lb_retries"}, 0, 1000, ""},
-		{"allowed_fails", "allowed_fails", []string{"max_fails"}, 0, 1000, ""},
-		{"cooldown_time", "cooldown_time", []string{"fail_duration", "retry_after_default"}, 0.05, 300, "s"},
-		{"timeout", "request_timeout", []string{"response_header_timeout"}, 0.001, longest, "s"},
-		{"stream_timeout", "", []string{"stream_first_event_timeout"}, 0.001, longest, "s"},
+		{"num_retries", "num_retries", "lb_retries", 0, 1000, ""},
+		{"cooldown_time", "cooldown_time", "fail_duration", 0.05, 300, "s"},
+		{"timeout", "request_timeout", "response_header_timeout", 0.001, longest, "s"},
+		{"stream_timeout", "", "stream_first_event_timeout", 0.001, longest, "s"},
 	} {
 		n, ok := l.number(router, o.router, o.least, o.most)
 		if other, found := l.number(lite, o.lite, o.least, o.most); !ok {
@@ -134,16 +133,11 @@ func (l *litellm) readRouting(router, lite *mapping) {
 		if o.unit == "" {
 			n = math.Trunc(n)
 		}
-		switch o.router {
-		case "allowed_fails": // LiteLLM benches after more failures than these
-			n++
-		case "num_retries": // LiteLLM counts anew for each order and each fallback; here, each backend is tried once
+		if o.router == "num_retries" { // LiteLLM counts anew for each order and each fallback; here, each backend is tried once
 			n = min((n+1)*float64(l.levels()), float64(len(l.deployments))) - 1
 		}
-		for _, option := range o.options {
-			if ok {
-				l.option(option, decimal(n)+o.unit)
-			}
+		if ok {
+			l.option(o.option, decimal(n)+o.unit)
 		}
 	}
 }

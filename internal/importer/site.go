@@ -1,4 +1,4 @@
-// Package importer makes a Caddyfile of the configuration of another balancer: LiteLLM, or openai-aca-lb.
+// Package importer makes a Caddyfile of the configuration of LiteLLM's proxy.
 package importer
 
 import (
@@ -13,11 +13,10 @@ import (
 
 // site is a Caddyfile that an import makes: one site with one openai_lb.
 type site struct {
-	origin, port string
-	notes        []note
-	// before are lines of the site before the balancer, and options those of the balancer after its backends.
-	before, options []string
-	blocks          []*block
+	notes []note
+	// options are lines of the balancer after its backends.
+	options []string
+	blocks  []*block
 }
 
 // note is a comment about something that does not carry over. Its line is 0 if it is not about a line.
@@ -28,7 +27,7 @@ type note struct {
 
 // block is a backend of a Caddyfile.
 type block struct {
-	url, name  string
+	url        string
 	priority   int // 0 writes none
 	weight     string
 	auth       string
@@ -57,15 +56,12 @@ func (s *site) caddyfile() string {
 		}
 		out.WriteString(text + "\n")
 	}
-	p(0, "# Imported from "+s.origin+". What does not carry over:")
+	p(0, "# Imported from LiteLLM. What does not carry over:")
 	for _, text := range s.mergedNotes() {
 		p(0, directive.Comment("- "+text))
 	}
 	p(0, "")
-	p(0, ":"+s.port+" {")
-	for _, text := range s.before {
-		p(1, text)
-	}
+	p(0, ":4000 {")
 	p(1, "openai_lb {")
 	for _, b := range s.blocks {
 		p(2, directive.Line("backend", b.url)+" {")
@@ -109,9 +105,6 @@ func (s *site) mergedNotes() (texts []string) {
 // lines are the lines of a backend's block.
 func (b *block) lines() (lines []string) {
 	add := func(words ...string) { lines = append(lines, directive.Line(words...)) }
-	if b.name != "" {
-		add("name", b.name)
-	}
 	if b.priority > 0 {
 		add("priority", strconv.Itoa(b.priority))
 	}

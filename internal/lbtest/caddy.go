@@ -95,7 +95,16 @@ func Run(t testing.TB, caddyfile string) {
 		if err := caddy.Stop(); err != nil {
 			t.Error(err)
 		}
+		forgetIDs()
 	})
+}
+
+// forgetIDs removes the ids that pools have saved, so that no test knows those of another one.
+func forgetIDs() {
+	saved, _ := filepath.Glob(filepath.Join(caddy.DefaultStorage.Path, "openai_lb", "ids_*"))
+	for _, file := range saved {
+		os.Remove(file)
+	}
 }
 
 // Reload replaces the config of the Caddy that runs, as `caddy reload` does.

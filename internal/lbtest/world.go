@@ -96,6 +96,7 @@ func newWorld(t *testing.T, config string) *World {
 	random.Seed(1, 2)
 	logged.TakeAll()
 	w := &World{T: t, Logs: logged, Backends: make(map[string]*Backend), listeners: make(map[string]*pipeListener)}
+	t.Cleanup(forgetIDs)
 	w.Handler = loadHandler(t, Context(t), config)
 	w.Handler.Sender.HTTP.Transport.DialContext = w.Dial
 	t.Cleanup(func() {

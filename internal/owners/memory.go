@@ -13,7 +13,7 @@ import (
 type Memory struct {
 	parts [partCount]part
 	// limit is how many ids a part holds.
-	limit atomic.Int64
+	limit int
 	// changes counts what was put.
 	changes atomic.Uint64
 
@@ -23,9 +23,6 @@ type Memory struct {
 }
 
 const partCount = 64
-
-// Fewest is the smallest limit that a Memory can keep.
-const Fewest = partCount
 
 // part holds the ids whose keys begin with the same bits.
 type part struct {
@@ -52,23 +49,9 @@ type entry struct {
 
 // NewMemory returns a memory for so many ids.
 func NewMemory(limit int) *Memory {
-	m := new(Memory)
+	m := &Memory{limit: max(1, limit/partCount)}
 	m.accounts.Store(new([]string))
-	m.Limit(limit)
 	return m
-}
-
-// Limit changes how many ids are held.
-func (m *Memory) Limit(limit int) {
-	m.limit.Store(int64(max(limit, Fewest) / partCount))
-	for i := range m.parts {
-		p := &m.parts[i]
-		p.mu.Lock()
-		for int64(len(p.places)) > m.limit.Load() {
-			p.forget(p.entries[0].newer)
-		}
-		p.mu.Unlock()
-	}
 }
 
 // Len returns how many ids are held.
@@ -125,7 +108,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 		}
 		p.forget(at)
 	}
-	for int64(len(p.places)) >= m.limit.Load() {
+	for len(p.places) >= m.limit {
 		p.forget(p.entries[0].newer)
 	}
 	p.add(e)

@@ -127,12 +127,6 @@ func TestTheOldestIDsGoFirst(t *testing.T) {
 	if young < limit*85/100 {
 		t.Errorf("of the youngest %d, %d are held", limit, young)
 	}
-	m.Limit(0)
-	if n := m.Len(); n > Fewest {
-		t.Errorf("%d ids are held after the limit shrank", n)
-	}
-	m.Put(id(5), Owner{Account: "c"}, start, month)
-	m.wantOwner(t, id(5), start, Owner{Account: "c"})
 }
 
 func TestKeysTellTextsApart(t *testing.T) {
@@ -166,14 +160,13 @@ func TestManyRequestsUseAStoreAtOnce(t *testing.T) {
 					t.Errorf("got %+v", o)
 				}
 				if i%500 == 0 {
-					m.Limit(1000 + i)
 					m.Save(start)
 				}
 			}
 		})
 	}
 	all.Wait()
-	if m.Len() > 3000 {
+	if m.Len() > 2000 {
 		t.Errorf("%d ids are held", m.Len())
 	}
 }

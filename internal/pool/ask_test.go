@@ -54,7 +54,7 @@ func fill(m *Member) {
 
 func TestARequestThatMovesMayGoToAMemberThatRefusedIt(t *testing.T) {
 	p, members, _ := poolOf(t, "silent:1:1", "refused:1:1", "spent:1:1", "unfit:1:1")
-	p.Silence = 4
+	p.Watches = true
 	silent(t, members["silent"], "m", at(0))
 	ask := (&asks{model: "m", kind: streamed, tried: []*Member{members["silent"]}}).of(p.Pool)
 	for name, bar := range map[string]Bar{"refused": Throttled, "spent": Spent, "unfit": Unfit} {

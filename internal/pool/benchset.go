@@ -2,7 +2,6 @@ package pool
 
 import (
 	"cmp"
-	"slices"
 	"time"
 )
 
@@ -11,8 +10,6 @@ type benchSet struct {
 	throttle slot
 	failure  slot
 	rests    rests
-	// failures are those that count towards a bench.
-	failures []time.Time
 }
 
 // slot returns the slot for throttles, or for failures.
@@ -42,23 +39,9 @@ func (b *benchSet) compareEnds(other *benchSet, now time.Time) int {
 		b.failure.until(now).Compare(other.failure.until(now)))
 }
 
-// end ends the benches, which may be nil, and forgets the failures that count
-// towards one. The caller holds the lock.
+// end ends the benches, which may be nil. The caller holds the lock.
 func (b *benchSet) end() (throttle, failure *benchEntry) {
-	b.failures = nil
 	return b.throttle.Swap(nil), b.failure.Swap(nil)
-}
-
-// countFailure counts a failure and reports whether the limit is reached within
-// the duration. The caller holds the lock.
-func (b *benchSet) countFailure(now time.Time, limit int, duration time.Duration) bool {
-	recent := slices.DeleteFunc(b.failures, func(at time.Time) bool { return now.Sub(at) >= duration })
-	if len(recent)+1 < limit {
-		b.failures = append(recent, now)
-		return false
-	}
-	b.failures = nil
-	return true
 }
 
 // later returns the later of two times.

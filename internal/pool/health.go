@@ -324,14 +324,3 @@ func (m *Member) Doubt(whole bool, model string, since time.Time) {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})
 	}
 }
-
-// CountFailure counts a failure and reports whether the limit is reached within
-// the duration.
-func (m *Member) CountFailure(whole bool, model string, now time.Time, limit int, duration time.Duration) bool {
-	if limit <= 1 {
-		return true
-	}
-	m.health.mu.Lock()
-	defer m.health.mu.Unlock()
-	return m.scope(whole, model, now).countFailure(now, limit, duration)
-}

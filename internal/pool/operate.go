@@ -112,7 +112,7 @@ func (p *Pool) Snapshot(now time.Time) []State {
 	for i, m := range p.Members {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
 		states[i].Limits = m.health.quotas.Snapshot(now)
-		if p.Silence > 0 {
+		if p.Watches {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}
 		for _, b := range m.health.benches() {

@@ -33,17 +33,13 @@ func TestADrainOutlivesThePool(t *testing.T) {
 	}
 }
 
-func TestAResetEndsEveryBenchAndForgetsFailures(t *testing.T) {
+func TestAResetEndsEveryBench(t *testing.T) {
 	p, members, heard := poolOf(t, "a")
 	a := members["a"]
-	a.CountFailure(false, "m", start, 2, time.Minute)
 	a.Bench(throttle(10, 1), start)
 	a.Bench(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, start)
 	a.Reset()
 	wantPick(t, p, 1, at(1), "a")
-	if a.CountFailure(false, "m", at(1), 2, time.Minute) {
-		t.Error("a failure from before the reset counted")
-	}
 	want := []string{"a began throttled 10s", "a began credential 1m0s",
 		"a disproved credential 1m0s", "a ended credential 1m0s", "a disproved throttled 10s", "a ended throttled 10s"}
 	if !slices.Equal(*heard, want) {

@@ -49,8 +49,8 @@ type Pool struct {
 	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
 	Relocations *Relocations
-	// Silence is the factor of package pulse. 0: silences do not matter.
-	Silence float64
+	// Watches reports whether silences matter: see package pulse.
+	Watches bool
 	// Steers makes a member that has no room left in its limits come after the others of its
 	// priority: see package quota. It changes nothing else: a wrong try costs a refusal, and a
 	// wrong skip wastes capacity that is paid for.
@@ -149,26 +149,6 @@ func (p *Pool) count(m *Member, now time.Time) {
 	if p.Relocations != nil {
 		m.lately.add(now)
 	}
-}
-
-// PickThrottled chooses the member with the shortest wait, although it
-// throttles.
-func (p *Pool) PickThrottled(r *Ask, now time.Time) *Member {
-	var soonest *Member
-	var back time.Time
-	for _, m := range p.Members {
-		model, ok := r.modelAt(m)
-		if !ok || m.Full() || !r.mayTry(m) || m.PassedOver(r, now) {
-			continue
-		}
-		if returns := m.returns(model, now); soonest == nil || returns.Before(back) {
-			soonest, back = m, returns
-		}
-	}
-	if soonest == nil || !soonest.place().reserve() {
-		return nil
-	}
-	return soonest
 }
 
 // rank orders the members to which a request may go. Within a rank, priority

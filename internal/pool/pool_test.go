@@ -318,18 +318,6 @@ func TestAModelThatIsNoUTF8StaysApartFromOthers(t *testing.T) {
 	}
 }
 
-func TestFailuresBenchWhenThereAreTooMany(t *testing.T) {
-	_, members, _ := poolOf(t, "a")
-	a := members["a"]
-	var got []bool
-	for _, seconds := range []float64{0, 5, 11, 12, 13} {
-		got = append(got, a.CountFailure(false, "m", at(seconds), 3, 10*time.Second))
-	}
-	if want := []bool{false, false, false, true, false}; !slices.Equal(got, want) {
-		t.Errorf("too many: %v, want %v", got, want)
-	}
-}
-
 func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
 	a := members["a"]

@@ -67,7 +67,7 @@ func (w *Wait) follow() time.Duration {
 		return unknown
 	}
 	usual := p.usual(w.request, w.member, w.pulse, w.waits.Kind)
-	w.waits.Threshold = usual.Threshold(p.Silence)
+	w.waits.Threshold = usual.Threshold()
 	if followed {
 		return 0
 	}
@@ -128,7 +128,7 @@ func (w *Wait) Left(now time.Time) {
 // Served implements attempt.Watch.
 func (w *Wait) Served() {
 	if w.pulse != nil {
-		w.pulse.Served(&w.waits, w.member.pool.Silence)
+		w.pulse.Served(&w.waits)
 	}
 }
 
@@ -185,7 +185,7 @@ func (p *Pool) usual(r *Ask, m *Member, its *pulse.Pulse, kind pulse.Kind) pulse
 
 // silence returns the pulse that counts for the request if it is silent, and nil otherwise.
 func (m *Member) silence(r *Ask, model string) *pulse.Pulse {
-	if m.pool.Silence == 0 || !m.health.pulses.AnySilent() || r.Kind == pulse.Unfollowed {
+	if !m.pool.Watches || !m.health.pulses.AnySilent() || r.Kind == pulse.Unfollowed {
 		return nil
 	}
 	if p := m.health.pulses.Of(ModelKey(model)); p != nil && p.IsSilent() {

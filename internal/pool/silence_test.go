@@ -43,7 +43,7 @@ func silent(t *testing.T, m *Member, model string, now time.Time) *Wait {
 
 func TestASilentMemberIsASuspectForWhatItIsAskedInVain(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
-	p.Silence = 4
+	p.Watches = true
 	its := silent(t, members["a"], "m", at(0))
 	pick := func(want string, r *asks, now time.Time) {
 		t.Helper()
@@ -64,9 +64,9 @@ func TestASilentMemberIsASuspectForWhatItIsAskedInVain(t *testing.T) {
 	pick("a", &streams, at(1.1))                                      // the trial
 	pick("b", &streams, at(1.2))
 	pick("a", &asks{model: "m", kind: streamed, tried: []*Member{members["b"]}}, at(1.2)) // no other is left
-	p.Silence = 0
+	p.Watches = false
 	pick("a", &streams, at(1.2))
-	p.Silence = 4
+	p.Watches = true
 	its.Heard(at(1.3))
 	pick("a", &streams, at(1.3)) // it is slow, and tried again
 	pick("b", &streams, at(1.3))
@@ -76,7 +76,7 @@ func TestASilentMemberIsASuspectForWhatItIsAskedInVain(t *testing.T) {
 
 func TestANewIdentityHasNoSilence(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
-	p.Silence = 4
+	p.Watches = true
 	members["a"].StartFresh("one")
 	silent(t, members["a"], "m", at(0))
 	members["a"].StartFresh("two")
@@ -87,7 +87,7 @@ func TestANewIdentityHasNoSilence(t *testing.T) {
 
 func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "drained:1:1", "throttled:1:1", "full:1:1", "suspect:1:1", "late:2:1", "b:3:1")
-	p.Silence = 4
+	p.Watches = true
 	silent(t, members["a"], "m", at(0))
 	members["drained"].Drain(Order{})
 	members["throttled"].Bench(throttle(60, 1), at(0))
@@ -112,7 +112,7 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 
 func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "spent:2:1", "b:2:1", "far:3:1")
-	p.Silence, p.Steers = 4, true
+	p.Watches, p.Steers = true, true
 	silent(t, members["a"], "m", start)
 	says(members["spent"], 5, 99, start)
 	for _, name := range []string{"spent", "b", "far"} {
@@ -133,7 +133,7 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 
 func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:1")
-	p.Silence = 4
+	p.Watches = true
 	small, large := &asks{model: "m", kind: streamed}, &asks{model: "m", kind: pulse.KindOf(true, 1<<20, 0)}
 	if w := ask(members["a"], small, at(0)); w.pulse != nil || w.Late(at(1)) != time.Second {
 		t.Error("there is a pulse of a model that was never served")
@@ -161,7 +161,7 @@ func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
 // TestARequestThatWaitsForAModelThatIsNotKnown waits from before any member has served the model.
 func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 	p, members, heard := poolOf(t, "a:1:1", "b:1:1")
-	p.Silence = 4
+	p.Watches = true
 	r := &asks{model: "m", kind: streamed}
 	first, second := ask(members["a"], r, at(0)), ask(members["a"], r, at(0))
 	serve(members["b"], r, 10, at(0), 100*time.Millisecond)

@@ -6,29 +6,18 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
-
-// firstByte is the name of a policy that is not one of reverse_proxy's. byFirstByte stands for it: only the pool's
-// owner knows the times that it needs.
-const firstByte = "first_byte"
-
-type byFirstByte struct{ reverseproxy.Selector }
-
-// IsFirstByte reports whether the policy is first_byte.
-func IsFirstByte(policy reverseproxy.Selector) bool { return policy == byFirstByte{} }
 
 // PolicyOption reads a selection policy.
 func PolicyOption(into *json.RawMessage) directive.Option {
 	const namespace = "http.reverse_proxy.selection_policies"
-	return directive.Module[reverseproxy.Selector](into, namespace, "policy", firstByte).
+	return directive.Module[reverseproxy.Selector](into, namespace, "policy").
 		Check(func() error { return checkPolicy(*into) })
 }
 
@@ -41,9 +30,6 @@ func LoadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 	if err := checkPolicy(raw); err != nil {
 		return nil, err
 	}
-	if PolicyName(raw) == firstByte {
-		return byFirstByte{}, nil
-	}
 	value, err := ctx.LoadModule(module, "LBPolicyRaw")
 	if err != nil {
 		return nil, fmt.Errorf("lb_policy: %w", err)
@@ -54,15 +40,16 @@ func LoadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 // checkPolicy refuses selection policies that cannot choose among the members
 // of a priority.
 func checkPolicy(raw json.RawMessage) error {
-	switch PolicyName(raw) {
+	switch name := PolicyName(raw); name {
 	case "openai_lb":
 		return errors.New("lb_policy 'openai_lb' is not available here: expected one of reverse_proxy's own selection policies")
 	case "weighted_round_robin":
 		// Its weights belong to positions, which change: it sees only the
 		// members that are available now.
 		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
+	default:
+		return directive.Gone("lb_policy " + name)
 	}
-	return nil
 }
 
 // PolicyName returns the name of a policy. It is empty if there is none.
@@ -79,23 +66,12 @@ func PolicyName(raw json.RawMessage) string {
 // member: the pool does that, not the policy.
 const WeightIgnored = "weight is ignored by lb_policy: leave one of them out"
 
-// IgnoresWeights reports whether it is one of these policies.
-func IgnoresWeights(policy reverseproxy.Selector) bool { return policy != nil && !IsFirstByte(policy) }
-
 // Policy returns what chooses among the members of a priority by the selection policy. It returns nil for no policy.
-// ask asks a policy that sees upstreams, and usual returns the usual time to the first byte, or 0.
-func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member, usual func(*pool.Member) time.Duration) func([]*pool.Member) *pool.Member {
+// ask asks a policy that sees upstreams.
+func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member) func([]*pool.Member) *pool.Member {
 	switch policy := policy.(type) {
 	case nil:
 		return nil
-	case byFirstByte:
-		return func(tier []*pool.Member) *pool.Member {
-			choices := make([]pulse.Choice, len(tier))
-			for i, m := range tier {
-				choices[i] = pulse.Choice{Weight: float64(max(1, m.Weight)), InFlight: m.InFlight(), FirstByte: usual(m)}
-			}
-			return tier[pulse.Choose(choices, pool.Random)]
-		}
 	case *reverseproxy.LeastConnSelection:
 		return func(tier []*pool.Member) *pool.Member { return leastBusy(tier, len(tier)) }
 	case *reverseproxy.RandomChoiceSelection:

@@ -1,5 +1,5 @@
 // Package pulse follows how fast backends answer, and finds those that accept requests and send
-// nothing. It gets the time only from its arguments. [Choose] chooses a backend by its [FirstByte].
+// nothing. It gets the time only from its arguments.
 //
 // A [Pulse] follows the requests for one model at one backend. What is [Usual] is known for each [Kind]
 // of request, and the threshold of a request is a multiple of that, so a slow model has a long threshold
@@ -273,8 +273,8 @@ func (p *Pulse) beginSilence(r *Request, heard int64, now time.Time) Change {
 }
 
 // Served records that the reply whose first byte was heard has served the request.
-func (p *Pulse) Served(r *Request, factor float64) {
-	p.norms[r.Kind-1].served(r.took, factor, r.unusual)
+func (p *Pulse) Served(r *Request) {
+	p.norms[r.Kind-1].served(r.took, r.unusual)
 }
 
 // Finding is what a request that waits finds out.

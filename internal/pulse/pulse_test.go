@@ -24,15 +24,15 @@ func used() *Pulse {
 
 // serve has a request wait for so long.
 func serve(p *Pulse, sent time.Time, wait time.Duration) {
-	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold(factor)}
+	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
 	p.Sent(r)
 	p.Heard(r, sent.Add(wait))
-	p.Served(r, factor)
+	p.Served(r)
 }
 
 // send sends a request.
 func send(p *Pulse, sent time.Time) *Request {
-	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold(factor)}
+	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
 	p.Sent(r)
 	return r
 }
@@ -119,17 +119,17 @@ func TestWhatIsUsualAtABackendThatBecameSlowIsLearned(t *testing.T) {
 // serveLate answers a request that waits.
 func serveLate(p *Pulse, r *Request, wait time.Duration) {
 	p.Heard(r, r.Sent.Add(wait))
-	p.Served(r, factor)
+	p.Served(r)
 }
 
 func TestTheFewerRepliesTheLongerIsTheThreshold(t *testing.T) {
 	p := new(Pulse)
-	if got := p.Usual(kind).Threshold(factor); got != 0 {
+	if got := p.Usual(kind).Threshold(); got != 0 {
 		t.Errorf("without replies, the threshold is %s", got)
 	}
 	for _, want := range []float64{40, 20, 0, 10, 8, 0, 0, 5, 0, 4, 4} {
 		serve(p, at(0), time.Second)
-		if got := p.Usual(kind).Threshold(factor); got.Seconds() != want && want > 0 {
+		if got := p.Usual(kind).Threshold(); got.Seconds() != want && want > 0 {
 			t.Errorf("the threshold is %s, want %g s", got, want)
 		}
 	}
@@ -152,7 +152,7 @@ func TestTheThresholdIsTheLargestOfThree(t *testing.T) {
 		for _, wait := range test.waits[1:] {
 			serve(p, at(0), wait)
 		}
-		if got := p.Usual(kind).Threshold(factor); got != test.want {
+		if got := p.Usual(kind).Threshold(); got != test.want {
 			t.Errorf("%v: threshold %s, want %s", test.waits, got, test.want)
 		}
 	}
@@ -171,7 +171,7 @@ func TestOneOutlierDoesNotSetTheThreshold(t *testing.T) {
 				serve(p, at(0), 100*time.Millisecond)
 			}
 		}
-		if got := p.Usual(kind).Threshold(factor); got > most {
+		if got := p.Usual(kind).Threshold(); got > most {
 			t.Errorf("one of %s after %d of 100 ms: the threshold is %s", outlier, before, got)
 		}
 	}
@@ -185,7 +185,7 @@ func TestLongWaitsAreForgottenSlowly(t *testing.T) {
 		for range 10 + n*100 {
 			serve(p, at(0), time.Second)
 		}
-		if got := p.Usual(kind).Threshold(factor); got < want || got > 2*want {
+		if got := p.Usual(kind).Threshold(); got < want || got > 2*want {
 			t.Errorf("threshold %s, want about %s", got, want)
 		}
 	}
@@ -207,10 +207,10 @@ func TestRequestsAreComparedWithThoseOfTheirSize(t *testing.T) {
 		p.Sent(r)
 		serveLate(p, r, 20*time.Second)
 	}
-	if got := p.Usual(long).Threshold(factor); got != 80*time.Second {
+	if got := p.Usual(long).Threshold(); got != 80*time.Second {
 		t.Errorf("the threshold of long prompts is %s", got)
 	}
-	if got := p.Usual(kind).Threshold(factor); got != 4*time.Second {
+	if got := p.Usual(kind).Threshold(); got != 4*time.Second {
 		t.Errorf("the threshold of others is %s", got)
 	}
 	if got := p.Slowest().Wait; got != 20*time.Second {
@@ -437,18 +437,18 @@ func BenchmarkServed(b *testing.B) {
 	p.Heard(r, at(1))
 	b.ReportAllocs()
 	for b.Loop() {
-		p.Served(r, factor)
+		p.Served(r)
 	}
 }
 
 func TestARequestAllocatesNothing(t *testing.T) {
 	p := used()
 	if n := testing.AllocsPerRun(100, func() {
-		r := Request{Kind: kind, Sent: at(1), Threshold: p.Usual(kind).Threshold(factor)}
+		r := Request{Kind: kind, Sent: at(1), Threshold: p.Usual(kind).Threshold()}
 		p.Sent(&r)
 		p.Look(&r, at(3))
 		p.Heard(&r, at(2))
-		p.Served(&r, factor)
+		p.Served(&r)
 	}); n > 0 {
 		t.Errorf("%g allocations", n)
 	}

@@ -55,8 +55,6 @@ func (a *agenda) Pop() any {
 	return last
 }
 
-const factor = 4
-
 func (s *simulation) after(d time.Duration, run func()) {
 	heap.Push(&s.agenda, step{s.now.Add(d), run})
 }
@@ -88,7 +86,7 @@ func (s *simulation) run(n int, perSecond float64) {
 
 func (s *simulation) send(r *request) {
 	p := s.backends[r.backend]
-	r.Request = Request{Kind: kind, Sent: s.now, Threshold: s.usual(r.backend).Threshold(factor)}
+	r.Request = Request{Kind: kind, Sent: s.now, Threshold: s.usual(r.backend).Threshold()}
 	sent := r.Sent
 	s.reply(r, sent, s.wait(r.backend))
 	s.after(p.Sent(&r.Request), func() { s.look(r, sent) })
@@ -132,7 +130,7 @@ func (s *simulation) reply(r *request, sent time.Time, in time.Duration) {
 			r.from.Follow()
 		}
 		s.backends[r.backend].Heard(&r.Request, s.now)
-		s.backends[r.backend].Served(&r.Request, factor)
+		s.backends[r.backend].Served(&r.Request)
 		s.waits = append(s.waits, s.now.Sub(r.arrived))
 	})
 }
@@ -141,7 +139,7 @@ func (s *simulation) look(r *request, sent time.Time) {
 	if r.over || r.Sent != sent {
 		return
 	}
-	r.Threshold = s.usual(r.backend).Threshold(factor)
+	r.Threshold = s.usual(r.backend).Threshold()
 	its, other := s.backends[r.backend], s.backends[1-r.backend]
 	f := its.Look(&r.Request, s.now)
 	if f.Moves && r.from == nil && its.Lead(&r.Request, s.now) {

@@ -57,6 +57,8 @@ const (
 	enough = 10
 	// shortest is the shortest threshold.
 	shortest = 500 * time.Millisecond
+	// factor is how many times the usual wait is too long.
+	factor = 4
 )
 
 // Known reports whether enough replies show what is usual.
@@ -74,11 +76,11 @@ func (u Usual) With(v Usual) Usual {
 
 // Threshold returns how long a wait must be to be longer than usual: the longer, the fewer replies show what is
 // usual. It is 0 if none does.
-func (u Usual) Threshold(factor float64) time.Duration {
+func (u Usual) Threshold() time.Duration {
 	if u.Replies == 0 {
 		return 0
 	}
-	return max(max(shortest, time.Duration(factor*float64(u.Wait)))*enough/time.Duration(u.Replies), u.Longest)
+	return max(max(shortest, factor*u.Wait)*enough/time.Duration(u.Replies), u.Longest)
 }
 
 // norm is what is usual for requests of a kind at one backend.
@@ -94,16 +96,16 @@ func (n *norm) get() Usual {
 // served records the wait for the first byte of a reply. Replies that come at the same moment may overwrite each
 // other's wait, which changes little. A wait that is much longer than usual moves the average only as one does that
 // is just too long. One that was unusual, because the backend was silent meanwhile, is no long wait of those to come.
-func (n *norm) served(wait time.Duration, factor float64, unusual bool) {
+func (n *norm) served(wait time.Duration, unusual bool) {
 	before := n.get()
 	usual, sample := int64(before.Wait), wait
 	switch before.Replies {
 	case 0:
 	case 1:
-		usual = min(usual, int64(factor*float64(wait))) // the first one may be the outlier
+		usual = min(usual, factor*int64(wait)) // the first one may be the outlier
 		fallthrough
 	default:
-		sample = min(wait, max(shortest, time.Duration(factor*float64(usual)), before.Longest))
+		sample = min(wait, max(shortest, factor*time.Duration(usual), before.Longest))
 	}
 	replies := min(before.Replies+1, enough)
 	n.usual.Store(usual + (int64(sample)-usual)/replies)

@@ -48,8 +48,6 @@ type request struct {
 	blamed bool
 	// executed reports whether the last attempt may have executed a request that must not be executed twice.
 	executed bool
-	// forwarded reports whether the request went to an upstream that throttles.
-	forwarded bool
 }
 
 // try is one attempt at an upstream.
@@ -104,10 +102,6 @@ func (q *request) choose() *member {
 		return nil
 	}
 	m := q.Pool.Pick(q.asked(), now)
-	if m == nil && q.forwards() && !q.forwarded && q.allThrottle(now) {
-		m = q.Pool.PickThrottled(&q.ask, now)
-		q.forwarded = m != nil
-	}
 	if m == nil {
 		return nil
 	}
@@ -126,18 +120,13 @@ func (q *request) mayGoOn(now time.Time) bool {
 	return len(q.tries) == 0 || (s.maxAttempts == 0 || len(q.tries) < s.maxAttempts) && (s.tryDuration <= 0 || now.Sub(q.started) <= s.tryDuration)
 }
 
-// forwards reports whether a request that all upstreams throttle goes to the one that returns soonest.
-func (q *request) forwards() bool {
-	return q.selection.transport != nil && q.selection.transport.AllThrottled == attempt.ForwardThrottled
-}
-
 // asked is what the pool has to know now. A request goes to each upstream once. An upstream has no benches for models. A
 // request that may have been executed after a failure is not retried, so it is sent only once.
 func (q *request) asked() *pool.Ask {
 	if q.ask.At == nil {
 		q.ask = pool.Ask{At: make([]pool.At, len(q.members)), Cost: q.asks.Cost, Once: !q.body.Whole() || !q.asks.Kind.Repeatable()}
 		if q.selection.policy != nil {
-			q.ask.Policy = pools.Policy(q.selection.policy, q.askPolicy, q.usual)
+			q.ask.Policy = pools.Policy(q.selection.policy, q.askPolicy)
 		}
 	}
 	for i := range q.ask.At {
@@ -155,14 +144,6 @@ func (q *request) askPolicy(tier []*pool.Member) *pool.Member {
 	return q.cookies.Ask(q.selection.policy, q.client, q.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return q.members[m.Index].upstream })
 }
 
-// usual returns the usual time to the first byte of a stream. That of another reply says nothing of the upstream.
-func (q *request) usual(m *pool.Member) time.Duration {
-	if !q.asks.Stream {
-		return 0
-	}
-	return q.members[m.Index].firstByte.At(time.Now())
-}
-
 // answer is the response when no upstream served the request: an answer that needed none, the latest reply that says
 // more to the client than we could, or an error of our own.
 func (q *request) answer(req *http.Request) *http.Response {
@@ -173,12 +154,9 @@ func (q *request) answer(req *http.Request) *http.Response {
 		res.Request = req
 	case q.best != nil:
 		res, q.best = q.best, nil // it is not dropped
-		q.countThrottled(q.bestClass, now)
-		if !q.forwards() || res.StatusCode != http.StatusTooManyRequests {
-			verdict.RewriteHints(res.Header, wait)
-			if q.bestClass == verdict.Overloaded {
-				verdict.SetHint(res.Header, wait) // even if the upstream does not say
-			}
+		verdict.RewriteHints(res.Header, wait)
+		if q.bestClass == verdict.Overloaded {
+			verdict.SetHint(res.Header, wait) // even if the upstream does not say
 		}
 		attempt.TrailersLast(res)
 		attempt.ResetIfCut(q.client, res)
@@ -202,20 +180,6 @@ func (q *request) refuseAll(req *http.Request, wait time.Duration, now time.Time
 		verdict.SetHint(res.Header, wait)
 	}
 	return res
-}
-
-// allThrottle reports whether every upstream throttles.
-func (q *request) allThrottle(now time.Time) bool {
-	w := q.Pool.Why(q.asked(), now)
-	return w.Throttled != nil && w.All()
-}
-
-// countThrottled counts a request whose client gets a throttle that was forwarded.
-func (q *request) countThrottled(class verdict.Class, now time.Time) {
-	if q.forwards() && class.Promise() && q.allThrottle(now) {
-		q.metrics.AllThrottled()
-		q.selection.events.AllThrottled()
-	}
 }
 
 // why is the error that says why no upstream could serve.

@@ -24,7 +24,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
 func init() {
@@ -146,7 +145,7 @@ func (s *Selection) Provision(ctx caddy.Context) error {
 	if s.policy, err = pools.LoadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
 		return err
 	}
-	if pools.IgnoresWeights(s.policy) && slices.ContainsFunc(s.Upstreams, func(u SelectionUpstream) bool { return *u.Weight > 1 }) {
+	if s.policy != nil && slices.ContainsFunc(s.Upstreams, func(u SelectionUpstream) bool { return *u.Weight > 1 }) {
 		ctx.Logger().Warn(pools.WeightIgnored)
 	}
 	return s.takeOver(proxy)
@@ -256,8 +255,6 @@ type member struct {
 	metrics  *metrics.Backend
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
-	// firstByte is the time to the first byte of streams, for the policy first_byte.
-	firstByte pulse.FirstByte
 }
 
 // counted is an upstream of which reverse_proxy counts the requests.

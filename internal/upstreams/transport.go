@@ -67,7 +67,7 @@ func (t *Transport) UnmarshalJSON(data []byte) error {
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
 //
 //	transport openai_lb {
-//	    <options of openai_lb from unhealthy_status to stream_idle_timeout, but for silence and quota_steering...>
+//	    <fail_duration, retry_after_max, request_buffers and the timeouts of openai_lb...>
 //
 //	    http {
 //	        <options of the http transport...>
@@ -152,7 +152,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	q.learn(t.sender, r)
 	q.executed = !q.asks.Kind.Repeatable() && r.PerhapsExecuted()
 	switch {
-	case !r.Class.Failover() || q.forwarded && r.Presentable():
+	case !r.Class.Failover():
 		return q.commit(r), nil
 	case q.mayRepeat(r):
 		return nil, errNext
@@ -210,15 +210,12 @@ func (q *request) learn(s *attempt.Sender, r *attempt.Reply) {
 	if !r.Class.Failover() {
 		m.Served("", t.started)
 		m.servedAt.Store(now.UnixNano())
-		if r.Class == verdict.Served && q.asks.Stream {
-			m.firstByte.Took(now.Sub(t.started), now)
-		}
 	}
 	if r.Connected || r.Status > 0 {
 		m.Reached()
 	}
 	busy := m.InFlight() > 1 || m.servedAt.Load() >= t.started.UnixNano()
-	if b, benches := s.Bench(r, busy); benches && q.benches(b, r.Class, now) {
+	if b, benches := s.Bench(r, busy); benches && q.mayBench(b) {
 		began := m.Bench(pool.Refusal{
 			Reason: r.Reason(), Throttle: r.Class.Promise(), Whole: q.wholeUpstream(r.Class), Cost: q.asks.Cost,
 			Wait: b.Wait, Longest: b.Longest, Guess: b.Guess, Started: t.started,
@@ -229,17 +226,12 @@ func (q *request) learn(s *attempt.Sender, r *attempt.Reply) {
 	}
 }
 
-// benches reports whether the current upstream is benched. What may be the request's own fault benches no second one,
-// and a failure counts only together with others.
-func (q *request) benches(b attempt.Bench, class verdict.Class, now time.Time) bool {
-	if b.MayBeOfRequest {
-		if q.blamed {
-			return false
-		}
-		q.blamed = true
-	}
-	p := &q.selection.transport.sender.PassiveHealth
-	return !b.Counts || q.current.CountFailure(class.WholeBackend(), "", now, p.MaxFails, time.Duration(p.FailDuration))
+// mayBench reports whether the current upstream may be benched: what may be the request's own fault benches no second
+// one.
+func (q *request) mayBench(b attempt.Bench) bool {
+	first := !q.blamed
+	q.blamed = q.blamed || b.MayBeOfRequest
+	return first || !b.MayBeOfRequest
 }
 
 // mayRepeat reports whether the request may be sent to another upstream. It also keeps what the client gets if no other
@@ -258,7 +250,7 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 		q.own = apierror.NotProcessed.Response(q.client)
 		verdict.SetHint(q.own.Header, time.Second)
 	// an upload that is ended takes the rest of a long error with it
-	case r.SaysMore(q.forwards()) && (r.Whole || !sendable || q.body.Whole()):
+	case r.SaysMore() && (r.Whole || !sendable || q.body.Whole()):
 		q.keep(r.Response, r.Class)
 	default:
 		r.Discard()
@@ -269,7 +261,6 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 // commit makes the response the client's.
 func (q *request) commit(r *attempt.Reply) *http.Response {
 	q.committed()
-	q.countThrottled(r.Class, time.Now())
 	res, _ := r.Commit(q.writer, q.ended)
 	q.forbidRetry(res)
 	return res
@@ -288,7 +279,7 @@ func (q *request) ended(end attempt.End) {
 func (q *request) breaks(reason error, benches bool) {
 	q.log(zap.WarnLevel, "reply broken", reason)
 	now, failure := time.Now(), q.selection.transport.sender.Failure()
-	if benches && q.benches(failure, verdict.BrokenStream, now) {
+	if benches && q.mayBench(failure) {
 		q.current.Bench(pool.Refusal{
 			Reason: pool.Reason{Class: string(verdict.BrokenStream), Status: q.last().status, Cause: verdict.CauseOf(reason), Error: attempt.ErrorText(reason)},
 			Wait:   failure.Wait,

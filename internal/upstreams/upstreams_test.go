@@ -39,11 +39,9 @@ func TestAPlainReverseProxyTreatsUpstreamsAsTheDirectiveTreatsBackends(t *testin
 		"a throttle":                                    {replies: a(lbtest.Throttled("300")), bodies: []string{chat, chat}, want: "200 b"},
 		"a throttle that names no time":                 {replies: a(lbtest.Status(429)), bodies: []string{chat, chat}, want: "200 b"},
 		"a failure":                                     {replies: a(lbtest.Status(500)), bodies: []string{chat, chat}, want: "200 b"},
-		"failures that count":                           {replies: a(lbtest.Status(500)), bodies: []string{chat, chat, chat}, options: "max_fails 2", want: "200 b"},
 		"a failure of all":                              {replies: all(lbtest.Status(500)), bodies: []string{chat, "", chat}, want: "500 c"},
 		"a failure of all, and one retry":               {replies: all(lbtest.Status(500)), bodies: []string{chat, "", chat}, retries: "1", want: "500 b"},
 		"throttles of all":                              {replies: all(lbtest.Throttled("40")), bodies: []string{chat, "", chat}, want: "429  rate_limit_exceeded retry-after"},
-		"throttles of all that are forwarded":           {replies: all(lbtest.Throttled("40")), bodies: []string{chat, chat}, options: "all_throttled forward", want: "429 c retry-after"},
 		"throttles of all for what costs much":          {replies: all(lbtest.Throttled("40")), bodies: []string{costly, "", chat, chat}, want: "429  rate_limit_exceeded retry-after"},
 		"a throttle, and failures":                      {replies: map[string]http.HandlerFunc{"a": lbtest.Throttled("40"), "b": lbtest.Status(500), "c": lbtest.Aborts}, bodies: []string{chat, "", chat}, want: "500 b"},
 		"an overload of all":                            {replies: all(lbtest.Status(503, "Retry-After", "7")), bodies: []string{chat, chat}, want: "503 c retry-after"},
@@ -64,7 +62,6 @@ func TestAPlainReverseProxyTreatsUpstreamsAsTheDirectiveTreatsBackends(t *testin
 		"a connection that breaks in what is done once": {replies: a(lbtest.Aborts), bodies: []string{`{}`, `{}`}, path: "/v1/batches", want: "502  upstream_unreachable x-should-retry"},
 		"no answer to what is done once":                {replies: a(lbtest.Hangs), bodies: []string{`{}`}, path: "/v1/batches", options: "response_header_timeout 50ms", want: "504  upstream_timeout x-should-retry"},
 		"a throttle of what is done once":               {replies: a(lbtest.Throttled("300")), bodies: []string{`{}`, `{}`}, path: "/v1/batches", want: "200 b"},
-		"a throttle that is forwarded after a failure":  {replies: map[string]http.HandlerFunc{"a": lbtest.Status(500), "b": lbtest.Throttled("9"), "c": lbtest.Throttled("9")}, bodies: []string{chat, chat}, options: "all_throttled forward", want: "429 c retry-after"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directive := run(t, c.replies, recovered, c.path, c.bodies, func(pool string, servers []string) string {

@@ -86,9 +86,6 @@ func TestARequestMayNameAThousandObjects(t *testing.T) {
 		w.call(alice, "POST", "/v1/vector_stores", `{"file_ids":[`+ids(1001)+`]}`).WantError(t, 400, "too_many_ids")
 		wantAsked(t, all, map[string]int{})
 	})
-	inBubble(t, "openai_lb {\nbackend http://a\naffinity {\nids 0\n}\n}", func(t *testing.T, w *world) {
-		w.call("", "POST", "/v1/vector_stores", `{"file_ids":[`+ids(1001)+`]}`).WantServed(t, "a")
-	})
 }
 
 // wantErrorOf checks for an error of a backend's, unchanged.
@@ -172,17 +169,6 @@ func TestAListIsThatOfTheFirstAccount(t *testing.T) {
 		time.Sleep(time.Minute)
 		w.call(alice, "GET", "/v1/files/"+after, "").WantServed(t, "c")
 		w.call(alice, "GET", "/v1/files?after="+after, "").WantServed(t, "c")
-	})
-}
-
-func TestAffinityCanBeTurnedOff(t *testing.T) {
-	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"affinity {\nids 0\n}\n}", func(t *testing.T, w *world) {
-		all := w.accounts("a", "b", "c")
-		id := all["b"].put("resp")
-		w.call(alice, "GET", "/v1/responses/"+id, "").wantErrorOf(t, "a", 404, id)
-		id, _ = w.make(alice, "/v1/responses", "{}")
-		w.call(bob, "GET", "/v1/responses/"+id, "").WantServed(t, "a")
-		wantAsked(t, all, map[string]int{"a": 3})
 	})
 }
 

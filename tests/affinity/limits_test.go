@@ -142,14 +142,3 @@ func TestOneAccountThatThrottlesIsThePool(t *testing.T) {
 		lbtest.WantSums(t, pool, "all_throttled_total 1", "owner_throttled_total 0")
 	})
 }
-
-// TestAThrottledOwnersReplyIsNotThePools has the client get the owner's own 429.
-func TestAThrottledOwnersReplyIsNotThePools(t *testing.T) {
-	pool := lbtest.Unique("forwarded-owner")
-	inBubble(t, strings.Replace(twoOwners(pool, ""), "reverse_proxy", "all_throttled forward\nreverse_proxy", 1), func(t *testing.T, w *world) {
-		w.ownedByB(t, "resp_12345678")
-		w.Backends["b"].Replies(lbtest.Throttled("9"))
-		w.call("", "GET", "/v1/responses/resp_12345678", "").WantStatus(t, 429)
-		lbtest.WantSums(t, pool, "owner_throttled_total backend=b 1", "all_throttled_total 0")
-	})
-}

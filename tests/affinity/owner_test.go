@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
 const threeAccounts = `openai_lb {
@@ -282,17 +280,17 @@ func TestAnAccountThatGetsANameLosesNoObject(t *testing.T) {
 	}
 }
 
-func TestNothingIsKnownAfterItsTime(t *testing.T) {
-	inBubble(t, "openai_lb {\nbackend http://a\nbackend http://b\naffinity {\nids_ttl 1h\nids "+fmt.Sprint(owners.Fewest)+"\n}\n}", func(t *testing.T, w *world) {
+func TestAnIDIsForgottenThirtyDaysAfterAReplyNamedIt(t *testing.T) {
+	inBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *world) {
 		all := w.accounts("a", "b")
 		id, home := w.make("", "/v1/files", "{}")
 		for range 3 {
-			time.Sleep(50 * time.Minute)
+			time.Sleep(29 * 24 * time.Hour)
 			w.call("", "GET", "/v1/files/"+id, "").WantServed(t, home) // which names it again
 		}
 		all["a"].requests()
 		all["b"].requests()
-		time.Sleep(61 * time.Minute)
+		time.Sleep(31 * 24 * time.Hour)
 		for range 4 {
 			w.call("", "GET", "/v1/files/"+id, "").WantServed(t, home)
 		}

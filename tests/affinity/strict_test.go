@@ -183,26 +183,16 @@ func TestAStrictPoolServesWhatNamesNothing(t *testing.T) {
 	})
 }
 
-func TestAStrictPoolNeedsNamesAndAMemory(t *testing.T) {
+func TestAStrictPoolNeedsNames(t *testing.T) {
 	for options, want := range map[string]string{
-		"affinity {\ncallers strict\n}":                                                    "callers strict requires client_key or client_keys_file",
-		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\nids 0\n}":        "callers strict has no effect with ids 0",
-		"client_key alice " + alice + "-1234\naffinity {\ncallers lax\n}":                  "callers 'lax' is not one of strict",
-		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\nsave\n}":         "",
-		"client_key alice " + alice + "-1234\naffinity {\nids_ttl 1h\ncallers strict\n}\n": "",
+		"affinity {\ncallers strict\n}":                                      "callers strict requires client_key or client_keys_file",
+		"client_key alice " + alice + "-1234\naffinity {\ncallers lax\n}":    "callers 'lax' is not one of strict",
+		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\n}": "",
 	} {
 		err := lbtest.ValidateCaddyfile(t, fmt.Sprintf("{\nadmin off\n}\nhttp://:%d {\nopenai_lb {\nbackend http://a\n%s\n}\n}", 1234, options))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", options, err, want)
 		}
-	}
-	const warning = "callers strict without save or state: after a restart, callers cannot use objects that they created before"
-	for config, want := range map[string]int{strict: 1, strings.Replace(strict, "callers strict\n", "callers strict\nsave\n", 1): 0} {
-		inBubble(t, config, func(t *testing.T, w *world) {
-			if got := len(w.Logged(warning)); got != want {
-				t.Errorf("%s: %d warnings, want %d", config, got, want)
-			}
-		})
 	}
 }
 
@@ -229,16 +219,4 @@ func TestARequestIsToComeBackWhileTheStoreDoesNotAnswer(t *testing.T) {
 		w.do(alice, exchanged{"POST /v1/responses {}", `{"id":"resp_of_alice"}`}, exchanged{"GET /v1/responses/resp_of_alice", "{}"})
 		w.ask(bob, "GET /v1/responses/resp_of_alice").WantError(t, 404, "not_found")
 	})
-}
-
-func TestALookupTimeoutNeedsState(t *testing.T) {
-	for options, want := range map[string]string{
-		"state silent\naffinity {\nlookup_timeout 10ms\n}": "",
-		"affinity {\nlookup_timeout 10ms\n}":               "lookup_timeout is not used without state",
-	} {
-		err := lbtest.ValidateCaddyfile(t, "{\nadmin off\n}\nhttp://:1234 {\nopenai_lb {\nbackend http://a\n"+options+"\n}\n}")
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %s", options, err, want)
-		}
-	}
 }

@@ -86,26 +86,27 @@ func TestAPathOfNoDialectReachesNoBackend(t *testing.T) {
 func TestAKnownOperationNeedsNoPrefix(t *testing.T) {
 	const config = `openai_lb {
 		backend http://azure {
+			account one
 			auth api_key
 			api_key k
 			model m deployed
 		}
 		backend http://openai {
+			account one
 			priority 2
 			model m
 		}
 		backend http://gateway/team-a/v1 {
+			account one
 			priority 3
 			model m
 		}
 		backend http://foundry/models {
+			account one
 			auth api_key
 			api_key k
 			priority 4
 			model m
-		}
-		affinity {
-			ids 0
 		}
 	}`
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {

@@ -59,12 +59,6 @@ func (f *fuzzed) config(c *choices) string {
 		f.retries = c.of(3)
 		fmt.Fprintf(&block, "lb_retries %d\n", f.retries)
 	}
-	if c.one(3) {
-		fmt.Fprintf(&block, "max_fails %d\n", 1+c.of(3))
-	}
-	if c.one(4) {
-		block.WriteString("all_throttled forward\n")
-	}
 	if f.buffers = 1 << 20; c.one(4) {
 		f.buffers = 256
 		block.WriteString("request_buffers 256B\n")
@@ -189,13 +183,15 @@ func (f *fuzzed) exchange(r *fuzzRequest, repeats bool) {
 }
 
 // staysHome reports whether the request makes an object whose caller has others at an account that throttles for less than a
-// minute: no other account is asked then (docs/affinity.md). That account refused it just now, or rests since before.
+// minute: no other account is asked then (docs/affinity.md). That account refused it just now, perhaps after others had
+// failed, or rests since before.
 func (f *fuzzed) staysHome(r *fuzzRequest, reply lbtest.Reply) bool {
 	wait, err := strconv.Atoi(reply.Header.Get("Retry-After"))
-	if r.method != "POST" || r.infers || reply.Status != 429 || err != nil || wait >= 60 {
+	forwarded := reply.Backend != ""
+	if r.method != "POST" || r.infers || reply.Status != 429 && (!forwarded || len(r.asked) < 2) || err != nil || wait >= 60 {
 		return false
 	}
-	if forwarded := reply.Backend != ""; !forwarded && !strings.Contains(reply.Body, "The account that stores the caller's objects is rate limited.") {
+	if !forwarded && !strings.Contains(reply.Body, "The account that stores the caller's objects is rate limited.") {
 		return false
 	}
 	f.mu.Lock()

@@ -270,29 +270,6 @@ func TestOnlyWhatMayHaveRunForbidsARetry(t *testing.T) {
 	})
 }
 
-// TestAReplyThatIsPassedOnForbidsARetry has replies that go to the client because
-// of an option.
-func TestAReplyThatIsPassedOnForbidsARetry(t *testing.T) {
-	lbtest.InBubble(t, lbtest.PoolOf("a b", "unhealthy_status 429"), func(t *testing.T, w *lbtest.World) {
-		for _, status := range []int{500, 502, 504, 408} {
-			w.AllReply(lbtest.Status(status, "X-Should-Retry", "true"))
-			reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
-			if got := reply.Header["X-Should-Retry"]; reply.Status != status || !slices.Equal(got, []string{"false"}) {
-				t.Errorf("%d: client got %d and X-Should-Retry %q", status, reply.Status, got)
-			}
-		}
-	})
-	lbtest.InBubble(t, lbtest.PoolOf("a", "all_throttled forward"), func(t *testing.T, w *lbtest.World) {
-		w.AllReply(lbtest.Throttled("9"))
-		w.Send(operation(w, [3]string{"POST", "/v1/batches"})).WantStatus(t, 429)
-		w.AllReply(lbtest.Status(500))
-		reply := w.Send(operation(w, [3]string{"POST", "/v1/batches"}))
-		if reply.Status != 500 || reply.Header.Get("X-Should-Retry") != "false" {
-			t.Errorf("client got %d %v", reply.Status, reply.Header)
-		}
-	})
-}
-
 func TestARequestStopsWhereItMayHaveRun(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("9"))

@@ -308,19 +308,6 @@ func TestALimitBelowTheCostBenchesNobody(t *testing.T) {
 	}
 }
 
-func TestDoubtHoldsWhereThrottlesAreForwarded(t *testing.T) {
-	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\nall_throttled forward"), func(t *testing.T, w *lbtest.World) {
-		w.Backends["a"].Replies(lbtest.Throttled("60"))
-		w.Send(costs(w, 100)).WantServed(t, "b") // a keeps its promise
-		w.Backends["b"].Replies(limits("3600"))
-		if reply := w.Send(hugeRequest(w, hugeBodies["max_tokens"])); reply.Status != 429 || reply.Backend != "a" {
-			t.Errorf("client got %d of %q, want the 429 of a, which returns soonest", reply.Status, reply.Backend)
-		}
-		w.Send(costs(w, 100)).WantServed(t, "b")
-		w.WantCalls(map[string]int{"a": 2})
-	})
-}
-
 // cannotAfford is OpenRouter's answer to a request whose max_tokens cost more
 // than the account has.
 const cannotAfford = `{"error":{"message":"This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500. To increase, visit https://openrouter.ai/settings/credits","code":402}}`

@@ -130,7 +130,7 @@ func TestACookieOfThePolicyIsSetOnceAndNamesWhoServed(t *testing.T) {
 
 // What a backend that throttles says is passed on, too, but its client has not found a home there.
 func TestAClientGetsNoCookieOfABackendThatDidNotServe(t *testing.T) {
-	for options, status := range map[string]int{"": 429, "all_throttled forward": 429, "lb_retries 0": 500} {
+	for options, status := range map[string]int{"": 429, "lb_retries 0": 500} {
 		lbtest.InBubble(t, lbtest.InOrder("a b", "lb_policy cookie lb secret\n"+options), func(t *testing.T, w *lbtest.World) {
 			w.AllReply(lbtest.Throttled("60"))
 			if status == 500 {

@@ -55,7 +55,7 @@ func TestEventsTellOfBenches(t *testing.T) {
 	takenEvents, takeAnother = make(chan string), make(chan struct{})
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
-	address := lbtest.ServeAt(t, fmt.Sprintf("openai_lb {\npool eventful\nretry_after_min 1ms\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\n}", serverA.URL, serverB.URL),
+	address := lbtest.ServeAt(t, fmt.Sprintf("openai_lb {\npool eventful\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\n}", serverA.URL, serverB.URL),
 		"events {\non openai_lb.benched openai_lb_test\non openai_lb.recovered openai_lb_test\non openai_lb.all_throttled openai_lb_test\n}")
 	chat := func(model string) lbtest.Reply {
 		return lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"`+model+`"}`)

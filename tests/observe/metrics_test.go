@@ -44,7 +44,9 @@ func simulators(t *testing.T, options map[string]string) (addresses map[string]s
 
 func TestMetricsAgreeWithWhatTheSimulatorsCounted(t *testing.T) {
 	t.Run("streams are not asked for their usage", func(t *testing.T) { compareWithSimulators(t, "agrees", "") })
-	t.Run("streams are asked", func(t *testing.T) { compareWithSimulators(t, "agrees-asked", "stream_usage") })
+	t.Run("streams are asked", func(t *testing.T) {
+		compareWithSimulators(t, "agrees-asked", "client_key alice client-key-of-alice\ncaller alice {\ntokens 1G/minute\n}")
+	})
 }
 
 // compareWithSimulators holds the metrics of a pool with an option against what
@@ -58,7 +60,7 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		"closed": "api_key key-of-closed",
 	})
 	port := lbtest.FreePort(t)
-	lbtest.Run(t, fmt.Sprintf("{\nadmin off\n}\n%shttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\npool %s\n%s\nfail_duration 1ms\nretry_after_min 1ms\n"+
+	lbtest.Run(t, fmt.Sprintf("{\nadmin off\n}\n%shttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\npool %s\n%s\nfail_duration 1ms\n"+
 		"backend http://%s {\nname ptu\nmodel gpt-4o gpt-4o-ptu\n}\nbackend http://%s {\nname closed\nauth bearer\napi_key another-key\npriority 2\n}\n"+
 		"backend http://%s {\nname east\npriority 2\n}\nbackend http://%s {\nname west\npriority 2\nmodel gpt-4o\n}\n"+
 		// what a used connection loses is sent again there, and is no attempt of its own
@@ -68,7 +70,9 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	streams, compressed := 0.0, 0
 	for i := range 150 {
 		body := fmt.Sprintf(`{"model":"gpt-4o","stream":%t,"messages":[{"role":"user","content":"%s"}]}`, i%3 == 0, strings.Repeat("word ", 60))
-		res, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "application/json", strings.NewReader(body))
+		r := lbtest.NewRequest(t, http.MethodPost, fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), strings.NewReader(body))
+		r.Header.Set("Authorization", "Bearer client-key-of-alice")
+		res, err := http.DefaultClient.Do(r)
 		if err != nil {
 			t.Fatal(err)
 		}

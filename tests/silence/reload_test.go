@@ -12,9 +12,9 @@ func TestRequestsMoveThatWaitWhileTheConfigIsReloaded(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	port := lbtest.FreePort(t)
-	config := func(maxFails int) string {
-		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\nbackend %s\nbackend %s {\npriority 2\n}\nmax_fails %d\n}\n}",
-			port, serverA.URL, serverB.URL, maxFails)
+	config := func(minutes int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\nbackend %s\nbackend %s {\npriority 2\n}\nstream_idle_timeout %dm\n}\n}",
+			port, serverA.URL, serverB.URL, minutes)
 	}
 	lbtest.Run(t, config(1))
 	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)

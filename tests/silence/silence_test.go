@@ -611,7 +611,7 @@ func TestASilenceIsNoReasonNotToBeReady(t *testing.T) {
 }
 
 func TestRequestsMoveToABackendForWhichOthersHaveWaited(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\nwait 2s\nmax_fails 2\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, "openai_lb {\nwait 2s\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		warm(w)
 		w.Backends["a"].Replies(lbtest.Status(429, "Retry-After-Ms", "400"))
 		w.Backends["b"].Replies(lbtest.Status(500))

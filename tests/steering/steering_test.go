@@ -183,8 +183,8 @@ func TestWhatIsLeftSurvivesAReload(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	port := lbtest.FreePort(t)
-	config := func(maxFails int) string {
-		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\nbackend %s {\nmodel gpt-4o\n}\nbackend %s\nmax_fails %d\n}\n}", port, serverA.URL, serverB.URL, maxFails)
+	config := func(minutes int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\nbackend %s {\nmodel gpt-4o\n}\nbackend %s\nstream_idle_timeout %dm\n}\n}", port, serverA.URL, serverB.URL, minutes)
 	}
 	lbtest.Run(t, config(1))
 	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)

@@ -145,33 +145,29 @@ func TestNoTwoAttemptsReadOneUpload(t *testing.T) {
 // upload at any status over 299, and tells nobody, so that the backend would
 // wait for the rest until stream_idle_timeout cuts the reply.
 func TestAnEarlyRefusalThatIsTheCallersComesWhole(t *testing.T) {
-	for _, config := range []string{
-		"openai_lb {\nrequest_buffers 100k\nbackend http://a {\nauth passthrough\n}\n}",
-		"openai_lb {\nrequest_buffers 100k\nunhealthy_status 429\nbackend http://a {\napi_key " + lbtest.BackendKey + "\n}\n}",
-	} {
-		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
-			w.UseHTTP2()
-			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-				control := http.NewResponseController(rw)
-				if err := control.EnableFullDuplex(); err != nil {
-					t.Error(err)
-				}
-				time.Sleep(time.Second)
-				rw.WriteHeader(401)
-				io.WriteString(rw, strings.Repeat("x", 70_000))
-				control.Flush()
-				n, err := io.Copy(io.Discard, r.Body)
-				fmt.Fprintf(rw, "got %d %v", n, err)
-			})
-			r := w.Request(http.MethodPost, "/v1/files", io.MultiReader(strings.NewReader(strings.Repeat("y", 200_000))))
-			r.Header.Set("X-Early", "a")
-			r.Header.Set("Authorization", "Bearer callers")
-			reply := w.Send(r)
-			if got := strings.TrimLeft(reply.Body, "x"); reply.Err != nil || reply.Status != 401 || got != "got 200000 <nil>" {
-				t.Errorf("client got %d with %d bytes that end with %q (%v)", reply.Status, len(reply.Body), got, reply.Err)
+	const config = "openai_lb {\nrequest_buffers 100k\nbackend http://a {\nauth passthrough\n}\n}"
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		w.UseHTTP2()
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			control := http.NewResponseController(rw)
+			if err := control.EnableFullDuplex(); err != nil {
+				t.Error(err)
 			}
+			time.Sleep(time.Second)
+			rw.WriteHeader(401)
+			io.WriteString(rw, strings.Repeat("x", 70_000))
+			control.Flush()
+			n, err := io.Copy(io.Discard, r.Body)
+			fmt.Fprintf(rw, "got %d %v", n, err)
 		})
-	}
+		r := w.Request(http.MethodPost, "/v1/files", io.MultiReader(strings.NewReader(strings.Repeat("y", 200_000))))
+		r.Header.Set("X-Early", "a")
+		r.Header.Set("Authorization", "Bearer callers")
+		reply := w.Send(r)
+		if got := strings.TrimLeft(reply.Body, "x"); reply.Err != nil || reply.Status != 401 || got != "got 200000 <nil>" {
+			t.Errorf("client got %d with %d bytes that end with %q (%v)", reply.Status, len(reply.Body), got, reply.Err)
+		}
+	})
 }
 
 func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {

@@ -256,19 +256,6 @@ func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 	})
 }
 
-func TestTheTimeOfAHandshakeIsAnOption(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
-		overBothVersions(t, strings.TrimSuffix(inOrder, "}")+"handshake_timeout 2s\n}", func(t *testing.T, w *lbtest.World, open opener) {
-			w.Backends["a"].Replies(lbtest.Hangs)
-			w.Backends["b"].Replies(upgrades)
-			s := open("/v1/realtime?model=m")
-			if s.wantOpen(t, "b"); s.After != 2*time.Second {
-				t.Errorf("the handshake takes %s", s.After)
-			}
-		})
-	})
-}
-
 // TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket where the
 // API has none. Over HTTP/1.1 the client sees that it has got an ordinary reply.
 func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
@@ -430,8 +417,8 @@ func resets(w http.ResponseWriter, _ *http.Request) {
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 	withExtendedConnect(t, func(t *testing.T) {
 		for proxy, config := range map[string]string{
-			"openai_lb":     "openai_lb {\nhandshake_timeout 1s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
-			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb {\nhandshake_timeout 1s\n}\n}",
+			"openai_lb":     "openai_lb {\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
+			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}",
 		} {
 			t.Run(proxy, func(t *testing.T) {
 				a, serverA := lbtest.Listen(t, "a")
@@ -442,7 +429,7 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 				http1.Protocols, http1.TLSClientConfig.NextProtos = new(http.Protocols), nil
 				http1.Protocols.SetHTTP1(true)
 				for name, reply := range map[string]http.HandlerFunc{
-					"silence": lbtest.Hangs, "a refused key": lbtest.Status(401), "a 500": lbtest.Status(500), "a 200": nil,
+					"a refused key": lbtest.Status(401), "a 500": lbtest.Status(500), "a 200": nil,
 					"another protocol": lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "a reset after the 101": resets,
 				} {
 					for _, version := range []string{"HTTP/1.1", "HTTP/2"} {

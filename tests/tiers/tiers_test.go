@@ -112,15 +112,6 @@ func TestAboveEveryCeilingIsA429WithTheShortestWait(t *testing.T) {
 	})
 }
 
-func TestForwardingDoesNotIgnoreCeilings(t *testing.T) {
-	inBubble(t, "backend http://ptu\nall_throttled forward", func(t *testing.T, w *world) {
-		w.used("ptu", "100%")
-		w.wantAt(t, "web", "ptu")
-		w.post("batch", "/v1/chat/completions", chat).WantStatus(t, http.StatusTooManyRequests)
-		w.WantCalls(map[string]int{"ptu": 1})
-	})
-}
-
 func TestTiersCountForEachModel(t *testing.T) {
 	inBubble(t, twoBackends, func(t *testing.T, w *world) {
 		w.used("ptu", "100%")

@@ -39,8 +39,8 @@ func (c *chaos) config() string {
 	options := fmt.Sprintf("wait %s %d\nclient_key web sk-web-0123456789ab\nclient_key batch sk-batch-0123456789\n", chaosWait, 1+c.of(8)) +
 		"caller web {\ntier interactive\n" + c.pick("", "tokens 5k/minute\n") + "}\n" +
 		"caller batch {\ntier batch\nrequests 8/second\n" + c.pick("", "max_requests 6\n", "tokens 9k/minute\n") + "}\ntier interactive\ntier batch 60%\n" +
-		c.pick("", "all_throttled forward\n") + c.pick("", "", "lb_retries 1\n") + c.pick("", "", "lb_try_duration 400ms\n") +
-		c.pick("", "silence 2\n", "silence off\n") + c.pick("", "retry_after_min 1ms\n") + c.pick("", "quota_steering off\n") +
+		c.pick("", "", "lb_retries 1\n") + c.pick("", "", "lb_try_duration 400ms\n") +
+		c.pick("", "silence off\n") + c.pick("", "quota_steering off\n") +
 		c.pick("", "ratelimit_headers pool\n", "ratelimit_headers off\n") + c.pick("", "", "lb_policy round_robin\n")
 	for i := range 1 + c.of(3) {
 		options += fmt.Sprintf("backend http://%c {\nname %c\npriority %d\n%s}\n", 'a'+i, 'a'+i, 1+c.of(2), c.pick("", "", "max_requests 2\n", "weight 0\n"))

@@ -20,9 +20,9 @@ func waitingSite(t *testing.T) (pool string, reload func(), replies chan lbtest.
 	a.Replies(lbtest.Throttled("9"))
 	port := lbtest.FreePort(t)
 	pool = lbtest.Unique("waiting")
-	config := func(maxFails int) string {
-		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s {\nmodel gpt-4o\n}\nwait 10s\nmax_fails %d\n"+
-			"client_key alice %s\nclient_key bob %s\ncaller alice {\nrequests 2/minute\n}\n}\n}", port, pool, strings.TrimSuffix(server.URL, "/"), maxFails, aliceKey, bobKey)
+	config := func(minutes int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s {\nmodel gpt-4o\n}\nwait 10s\nstream_idle_timeout %dm\n"+
+			"client_key alice %s\nclient_key bob %s\ncaller alice {\nrequests 2/minute\n}\n}\n}", port, pool, strings.TrimSuffix(server.URL, "/"), minutes, aliceKey, bobKey)
 	}
 	lbtest.Run(t, config(1))
 	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
@@ -67,9 +67,9 @@ func TestARequestMayGoWhereOthersHaveWaitedBeforeAReload(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
 	port, pool := lbtest.FreePort(t), lbtest.Unique("waiting")
-	config := func(maxFails int) string {
-		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s\nbackend %s {\npriority 2\n}\nwait 10s\nmax_fails %d\n}\n}",
-			port, pool, serverA.URL, serverB.URL, maxFails)
+	config := func(minutes int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s\nbackend %s {\npriority 2\n}\nwait 10s\nstream_idle_timeout %dm\n}\n}",
+			port, pool, serverA.URL, serverB.URL, minutes)
 	}
 	lbtest.Run(t, config(9))
 	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)

@@ -223,7 +223,7 @@ func TestARequestLeavesWhenItsTimeIsOver(t *testing.T) {
 }
 
 func TestARequestThatWaitsBehindOthersLeavesWhenItsTimeIsOver(t *testing.T) {
-	inBubble(t, "wait 400ms 2\nretry_after_min 1ms", func(t *testing.T, w *world) {
+	inBubble(t, "wait 400ms 2", func(t *testing.T, w *world) {
 		// each request is refused for 50 ms, again and again
 		w.Backends["a"].Replies(lbtest.Status(429, "Retry-After-Ms", "50"))
 		for number := range 2 {
@@ -422,7 +422,7 @@ func TestWaitingRequestsGoToWhicheverBackendReturnsFirst(t *testing.T) {
 }
 
 func TestNoRequestWaitsForABudget(t *testing.T) {
-	inBubble(t, "wait 5s\nretry_after_max 4s\nretry_after_default 4s", func(t *testing.T, w *world) {
+	inBubble(t, "wait 5s\nretry_after_max 4s", func(t *testing.T, w *world) {
 		w.Backends["a"].Replies(lbtest.Says(429, `{"error":{"message":"x","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`))
 		begin := time.Now()
 		w.Send(w.request(0, "")).WantStatus(t, 429)
@@ -488,19 +488,6 @@ func TestLBRetriesDoNotCountTriesOfTheBackendThatIsWaitedFor(t *testing.T) {
 	inBubble(t, "wait 2s\nlb_retries 0", func(t *testing.T, w *world) {
 		w.throttle("a", 300*time.Millisecond)
 		w.Send(w.request(0, "")).WantServed(t, "a")
-	})
-}
-
-func TestForwardComesAfterTheWait(t *testing.T) {
-	inBubble(t, "wait 500ms\nall_throttled forward", func(t *testing.T, w *world) {
-		w.throttle("a", 300*time.Millisecond)
-		w.Send(w.request(0, "")).WantServed(t, "a")
-		w.throttle("a", time.Minute)
-		begin := time.Now()
-		got := w.Send(w.request(1, ""))
-		if got.Status != 429 || got.Backend != "a" || time.Since(begin) != 0 {
-			t.Errorf("got %d of %q after %s", got.Status, got.Backend, time.Since(begin))
-		}
 	})
 }
 
