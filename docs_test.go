@@ -450,6 +450,60 @@ func TestEachSyntaxHasTheOptionsThatAreRead(t *testing.T) {
 	}
 }
 
+// TestEachOptionIsSetSomewhere holds the rule of CONTRIBUTING.md: an option that no example sets, and no page's task needs, is
+// not added. The page of the options does not count: it has them all.
+func TestEachOptionIsSetSomewhere(t *testing.T) {
+	set := make(map[string]bool)
+	for _, pattern := range []string{"examples/*Caddyfile", "examples/*/*Caddyfile"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			findSet(set, string(lbtest.ReadFile(t, file)), "")
+		}
+	}
+	for _, b := range docsBlocks(t) {
+		if b.language == "caddyfile" && !strings.HasPrefix(b.where, "docs/options.md:") {
+			findSet(set, b.text, "openai_lb")
+		}
+	}
+	options := 0
+	for file, blocks := range map[string][]string{
+		"caddyfile.go": {"openai_lb"}, "internal/attempt/health.go": {"openai_lb"}, "internal/attempt/options.go": {"openai_lb"},
+		"internal/backend/caddyfile.go": {"backend"}, "internal/affinity/options.go": {"affinity"}, "internal/callers/caddyfile.go": {"openai_lb", "caller"},
+	} {
+		for _, option := range optionsIn(t, file) {
+			options++
+			if !slices.ContainsFunc(blocks, func(block string) bool { return set[block+" "+option] }) {
+				t.Errorf("no example sets %s of %s", option, blocks)
+			}
+		}
+	}
+	if options < 40 {
+		t.Errorf("found only %d options", options)
+	}
+}
+
+// findSet adds the options that a Caddyfile sets, after the names of the blocks that they are in.
+func findSet(set map[string]bool, text, outermost string) {
+	blocks := []string{outermost}
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0 || strings.HasPrefix(words[0], "#"):
+			continue
+		case words[0] == "}":
+			blocks = blocks[:len(blocks)-1]
+			continue
+		}
+		set[blocks[len(blocks)-1]+" "+words[0]] = true
+		if words[len(words)-1] == "{" {
+			blocks = append(blocks, words[0])
+		}
+	}
+}
+
 // TestThePackageCommentHasTheWordsOfTheGlossary compares them without the links, which only the page has.
 func TestThePackageCommentHasTheWordsOfTheGlossary(t *testing.T) {
 	source, err := os.ReadFile("module.go")
