@@ -25,6 +25,7 @@ func BenchmarkOverhead(b *testing.B) {
 	sites := []struct{ name, directive string }{
 		{"reverse_proxy", "reverse_proxy " + server.URL},
 		{"openai_lb", "openai_lb {\nbackend " + server.URL + "\n}"},
+		{"openai_lb, two accounts", "openai_lb {\nbackend " + server.URL + "\nbackend " + server.URL + " {\naccount two\n}\n}"},
 		{"openai_lb, model replaced", "openai_lb {\nbackend " + server.URL + " {\nmodel gpt-4o its-own-name\n}\n}"},
 	}
 	var directives []string

@@ -74,7 +74,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 //
 //	    affinity {
 //	        callers      strict
-//	        prompt_cache [<header...>]
+//	        prompt_cache [<header...>]|off
 //	    }
 //
 //	    fail_duration   <duration>

@@ -40,6 +40,8 @@ type intent struct {
 	// affinity is the request's affinity in the pool, and placement the accounts that may get it.
 	affinity  pool.Affinity
 	placement affinity.Placement
+	// prompt is the beginning of the prompt, which a backend may have cached.
+	prompt openaiapi.Prompt
 
 	// caller is who sent the request, if callers need a key.
 	caller keys.Caller
@@ -53,7 +55,10 @@ type intent struct {
 
 // parse finds out what the request asks for.
 func (in *intent) parse(route openaiapi.Route, cache *affinity.PromptCache) {
-	prompt := cache.Prompt()
+	var prompt *openaiapi.Prompt // nil: nothing is cached
+	if cache != nil {
+		prompt = &in.prompt
+	}
 	in.Request = openaiapi.Parse(in.request, route, openaiapi.Received{Bytes: in.received.Buffered(), Whole: in.received.Whole(), Length: in.received.Length()}, prompt)
 	if in.Kind.Infers() && !in.Kind.IsHandshake() {
 		in.affinity.Key = cache.Key(in.request.Header, route.Operation, in.Model, prompt, in.PromptLength)

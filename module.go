@@ -125,7 +125,7 @@ type Handler struct {
 
 	// LBPolicyRaw chooses among the backends of a priority. It is any selection
 	// policy of reverse_proxy except weighted_round_robin, whose weights belong
-	// to positions. It does not apply to requests with a prompt_cache key.
+	// to positions. It does not apply to requests with a key of the option prompt_cache.
 	// Default: at random, by weight.
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 

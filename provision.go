@@ -158,7 +158,11 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.waiting = lists
 	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
 	h.balancer.policy, h.balancer.rateLimits = policy, h.RatelimitHeaders
-	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool); err != nil {
+	var prompts *affinity.PromptCache // nil: with one account, or a policy of the operator's, there is none by default
+	if d.tellsAccounts && policy == nil {
+		prompts = new(affinity.PromptCache)
+	}
+	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool, prompts); err != nil {
 		return err
 	}
 	if err := provisionCallers(ctx, h); err != nil {

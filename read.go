@@ -25,9 +25,9 @@ type reader struct {
 	// balancer.
 	clientKeys *keys.Clients
 	// callers limits what callers may use. It is nil if none is limited.
-	callers *callers.Callers
-	// affinity is nil if it is off, and so is promptCache.
-	affinity    *affinity.Affinity
+	callers  *callers.Callers
+	affinity *affinity.Affinity
+	// promptCache is nil if it is off.
 	promptCache *affinity.PromptCache
 	rechecker   backend.Rechecker
 	// readyPath is the option ready_path, and buffers request_buffers.

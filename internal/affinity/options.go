@@ -33,7 +33,8 @@ type Options struct {
 	Callers string `json:"callers,omitempty"`
 
 	// PromptCache sends the requests of a session to the backend whose cache
-	// contains the beginning of their prompts. Default: off.
+	// contains the beginning of their prompts. Default: on without headers, if the
+	// pool has several accounts and no lb_policy, and otherwise off.
 	PromptCache *PromptCache `json:"prompt_cache,omitempty"`
 }
 

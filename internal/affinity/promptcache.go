@@ -31,6 +31,9 @@ import (
 // requires a request of at least 4 KiB: providers cache no prompts of less than
 // 1,024 tokens. lb_policy applies to requests without a key.
 type PromptCache struct {
+	// Off turns it off where it is on by default. Default: false.
+	Off bool `json:"off,omitempty"`
+
 	// Headers are the names of headers whose value is a key, such as a session's
 	// id. The first one that a request has counts. Default: none.
 	Headers []string `json:"headers,omitempty"`
@@ -42,6 +45,9 @@ type PromptCache struct {
 
 func (o *Options) unmarshalPromptCache(d *caddyfile.Dispenser) error {
 	c := &PromptCache{Headers: d.RemainingArgs()}
+	if slices.Equal(c.Headers, []string{"off"}) {
+		c = &PromptCache{Off: true}
+	}
 	o.PromptCache = c
 	if err := c.check(); err != nil {
 		return d.WrapErr(err)
@@ -66,17 +72,22 @@ func (c *PromptCache) check() error {
 // relocations keeps the relocations of keys, by pool, through config reloads.
 var relocations = caddy.NewUsagePool()
 
-// OpenPromptCache turns on the prompt cache of the pool of this name, if the
-// options have it. The caller closes the result, which may be nil.
-func (o *Options) OpenPromptCache(name string, p *pool.Pool) (*PromptCache, error) {
-	if o == nil || o.PromptCache == nil {
+// OpenPromptCache turns on the prompt cache of the pool of this name. fallback applies
+// if the options have none, and may be nil. The caller closes the result, which is nil
+// if there is no prompt cache.
+func (o *Options) OpenPromptCache(name string, p *pool.Pool, fallback *PromptCache) (*PromptCache, error) {
+	options := fallback
+	if o != nil && o.PromptCache != nil {
+		options = o.PromptCache
+	}
+	if options == nil || options.Off {
 		return nil, nil
 	}
-	c := &PromptCache{name: name}
-	if err := o.PromptCache.check(); err != nil {
+	if err := options.check(); err != nil {
 		return nil, fmt.Errorf("affinity: %w", err)
 	}
-	for _, header := range o.PromptCache.Headers {
+	c := &PromptCache{name: name}
+	for _, header := range options.Headers {
 		c.Headers = append(c.Headers, http.CanonicalHeaderKey(header))
 	}
 	value, _, _ := relocations.LoadOrNew(name, func() (caddy.Destructor, error) { return new(pool.Relocations), nil })
@@ -92,15 +103,6 @@ func (c *PromptCache) Close() error {
 	}
 	_, err := relocations.Delete(c.name)
 	return err
-}
-
-// Prompt returns a prompt to be filled in when the body is read, or nil without
-// a prompt cache.
-func (c *PromptCache) Prompt() *openaiapi.Prompt {
-	if c == nil {
-		return nil
-	}
-	return new(openaiapi.Prompt)
 }
 
 // Key returns the key of a request for a model. It is 0 if there is none.

@@ -11,7 +11,7 @@ import (
 
 func TestTheFirstKeyThatIsThereCounts(t *testing.T) {
 	p := new(pool.Pool)
-	c, err := (&Options{PromptCache: &PromptCache{Headers: []string{"session-id", "X-Thread"}}}).OpenPromptCache("test", p)
+	c, err := (&Options{PromptCache: &PromptCache{Headers: []string{"session-id", "X-Thread"}}}).OpenPromptCache("test", p, nil)
 	if err != nil || p.Relocations == nil {
 		t.Fatal(err, p.Relocations)
 	}
@@ -23,7 +23,7 @@ func TestTheFirstKeyThatIsThereCounts(t *testing.T) {
 		for i := 0; i+1 < len(headers); i += 2 {
 			header.Set(headers[i], headers[i+1])
 		}
-		prompt := c.Prompt()
+		prompt := new(openaiapi.Prompt)
 		openaiapi.ParseJSON([]byte(body), prompt)
 		return c.Key(header, operation, model, prompt, int64(len(body)))
 	}
@@ -62,15 +62,26 @@ func TestTheFirstKeyThatIsThereCounts(t *testing.T) {
 	}
 }
 
-func TestWithoutTheOptionThereIsNothing(t *testing.T) {
-	for _, o := range []*Options{nil, {}} {
+func TestWhetherThereIsAPromptCache(t *testing.T) {
+	for name, c := range map[string]struct {
+		options  *Options
+		fallback *PromptCache
+		want     bool
+	}{
+		"no options":                     {nil, nil, false},
+		"other options":                  {new(Options), nil, false},
+		"no options, with a fallback":    {nil, new(PromptCache), true},
+		"other options, with a fallback": {new(Options), new(PromptCache), true},
+		"asked for":                      {&Options{PromptCache: new(PromptCache)}, nil, true},
+		"turned off":                     {&Options{PromptCache: &PromptCache{Off: true}}, new(PromptCache), false},
+	} {
 		p := new(pool.Pool)
-		c, err := o.OpenPromptCache("test", p)
-		if c != nil || err != nil || p.Relocations != nil {
-			t.Errorf("got %v, %v, %v", c, err, p.Relocations)
+		got, err := c.options.OpenPromptCache("test", p, c.fallback)
+		if err != nil || (got != nil) != c.want || (p.Relocations != nil) != c.want {
+			t.Errorf("%s: got %v, %v, %v", name, got, err, p.Relocations)
 		}
-		if c.Prompt() != nil || c.Key(http.Header{}, "/responses", "m", nil, 5000) != 0 || c.Close() != nil {
-			t.Error("there is something")
+		if !c.want && got.Key(http.Header{}, "/responses", "m", nil, 5000) != 0 || got.Close() != nil {
+			t.Errorf("%s: there is something", name)
 		}
 	}
 }
@@ -79,7 +90,7 @@ func TestWhereKeysMovedSurvivesUntilTheLastPoolIsGone(t *testing.T) {
 	o := &Options{PromptCache: new(PromptCache)}
 	open := func(name string) (*PromptCache, *pool.Relocations) {
 		p := new(pool.Pool)
-		c, err := o.OpenPromptCache(name, p)
+		c, err := o.OpenPromptCache(name, p, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,8 +43,11 @@ func mix(x uint64) uint64 {
 // requests write at the same moment, one write may be lost. Then a key moves
 // once more.
 type Relocations struct {
-	sets [1 << 13][8]atomic.Uint64
+	// sets are made for the first key that moves.
+	sets atomic.Pointer[[1 << 13]relocationSet]
 }
+
+type relocationSet [8]atomic.Uint64
 
 // An entry has, from the top: bits of its key, whether it fled, the tag of its member,
 // and when it was last used, in ticks of four seconds. 0 is no entry.
@@ -89,11 +92,21 @@ func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>keyShift =
 // idle returns for how many ticks the entry was not used.
 func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & tickMask }
 
-func (v *Relocations) set(key uint64) *[8]atomic.Uint64 { return &v.sets[key%uint64(len(v.sets))] }
+// set returns the set of a key, or nil if no key has moved.
+func (v *Relocations) set(key uint64) *relocationSet {
+	sets := v.sets.Load()
+	if sets == nil {
+		return nil
+	}
+	return &sets[key%uint64(len(sets))]
+}
 
 // get returns where the key moved.
 func (v *Relocations) get(key uint64, now time.Time) relocation {
 	set := v.set(key)
+	if set == nil {
+		return relocation{}
+	}
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) && idle(e, now) <= relocationTicks {
 			return relocation{tag: e >> tickBits & tagMask, fled: e&fledBit != 0}
@@ -104,6 +117,9 @@ func (v *Relocations) get(key uint64, now time.Time) relocation {
 
 // put records that the key moved.
 func (v *Relocations) put(key uint64, to relocation, now time.Time) {
+	if v.sets.Load() == nil {
+		v.sets.CompareAndSwap(nil, new([1 << 13]relocationSet))
+	}
 	set, entry := v.set(key), entryOf(key, to, now)
 	place := &set[0]
 	for i := range set {
@@ -125,6 +141,9 @@ func (v *Relocations) put(key uint64, to relocation, now time.Time) {
 // forget records that the key lives at home.
 func (v *Relocations) forget(key uint64) {
 	set := v.set(key)
+	if set == nil {
+		return
+	}
 	for i := range set {
 		if e := set[i].Load(); isOf(e, key) {
 			set[i].CompareAndSwap(e, 0)

@@ -12,8 +12,11 @@ func sinceBegan(seconds float64) time.Time {
 
 func TestMovesAreBoundedAndTheOldestGoFirst(t *testing.T) {
 	v := new(Relocations)
-	if size := unsafe.Sizeof(*v); size > 1<<19 {
+	if size := unsafe.Sizeof(*v.sets.Load()); size > 1<<19 {
 		t.Errorf("moves take %d bytes", size)
+	}
+	if v.forget(7); v.get(7, began) != (relocation{}) || v.sets.Load() != nil {
+		t.Error("what has not moved takes memory")
 	}
 	sameSet := func(i uint64) uint64 { return i<<40 | 5 }
 	for i := range uint64(9) {

@@ -103,8 +103,8 @@ func TestSessionsComeBackToTheirPromptCache(t *testing.T) {
 		}
 		return site("openai_lb {\n"+backends+options+"\n}") + "/v1/chat/completions"
 	}
-	usual := &sessions{client: lbtest.NewClient(t), url: balancer("")}
-	kept := &sessions{client: lbtest.NewClient(t), url: balancer("affinity {\nprompt_cache\n}")}
+	usual := &sessions{client: lbtest.NewClient(t), url: balancer("affinity {\nprompt_cache off\n}")}
+	kept := &sessions{client: lbtest.NewClient(t), url: balancer("")}
 	lbtest.Run(t, config)
 	for _, s := range []*sessions{usual, kept} {
 		s.talk(t, count)
@@ -120,6 +120,36 @@ func TestSessionsComeBackToTheirPromptCache(t *testing.T) {
 		if share := float64(n) / float64(count*10/3); share > 1.3 {
 			t.Errorf("%s has %.2f times its share", name, share)
 		}
+	}
+}
+
+// TestSeveralAccountsHaveEachSessionInOneOfThem unless an option says otherwise: each account has a cache of its own.
+func TestSeveralAccountsHaveEachSessionInOneOfThem(t *testing.T) {
+	const one, several = "backend http://a {\naccount one\n}\nbackend http://b {\naccount one\n}\n", "backend http://a\nbackend http://b\n"
+	for _, c := range []struct {
+		name, options string
+		keeps         bool
+	}{
+		{"several accounts", several, true},
+		{"one account", one, false},
+		{"one account, asked for", one + "affinity {\nprompt_cache\n}\n", true},
+		{"turned off", several + "affinity {\nprompt_cache off\n}\n", false},
+		{"another option of affinity", several + "client_key alice client-key-of-alice\naffinity {\ncallers strict\n}\n", true},
+		{"a policy of the operator's", several + "lb_policy round_robin\n", false},
+		{"a policy, and asked for", several + "lb_policy round_robin\naffinity {\nprompt_cache\n}\n", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\n"+c.options+"}", func(t *testing.T, w *lbtest.World) {
+				for range 40 {
+					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(prompted))
+					r.Header.Set("Authorization", "Bearer client-key-of-alice")
+					w.Send(r).WantServed(t, "a", "b")
+				}
+				if a, b := len(w.Backends["a"].Received()), len(w.Backends["b"].Received()); (a == 0 || b == 0) != c.keeps {
+					t.Errorf("a session had %d requests at one account and %d at the other", a, b)
+				}
+			})
+		})
 	}
 }
 

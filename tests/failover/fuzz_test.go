@@ -64,7 +64,7 @@ func (f *fuzzed) config(c *choices) string {
 		block.WriteString("request_buffers 256B\n")
 	}
 	if c.one(2) {
-		block.WriteString("affinity {\nprompt_cache\n}\n")
+		block.WriteString("affinity {\nprompt_cache off\n}\n")
 	}
 	block.WriteString("response_header_timeout 20s\nstream_first_event_timeout 10s\nstream_idle_timeout 30s\n}")
 	for _, b := range f.backends {
