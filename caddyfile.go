@@ -43,73 +43,8 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	return h, nil
 }
 
-// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
-//
-//	openai_lb [<matcher>] {
-//	    pool <name>
-//
-//	    backend <url> {
-//	        name         <name>
-//	        priority     <n>
-//	        weight       <n>
-//	        api_key      <key>
-//	        auth         api_key|bearer|passthrough|none|<module> [{...}]
-//	        header       <name> <value>
-//	        deployment   <name>
-//	        model        <name> [<deployment>]
-//	        max_requests <n>
-//	        stream_usage off
-//	        trace_context
-//	        account      <name>
-//	    }
-//	    backends_from_env [<prefix>]
-//
-//	    ready_path <path>
-//	    ratelimit_headers caller|pool|backend|off
-//
-//	    lb_policy       <name> [<args...>]
-//	    lb_retries      <n>
-//	    lb_try_duration <duration>
-//	    wait            <duration> [<places>]
-//
-//	    affinity {
-//	        callers      strict
-//	        prompt_cache [<header...>]|off
-//	    }
-//
-//	    fail_duration   <duration>
-//	    retry_after_max <duration>
-//	    silence         off
-//	    quota_steering  off
-//
-//	    request_buffers            <size>
-//	    response_header_timeout    <duration>
-//	    stream_first_event_timeout <duration>
-//	    stream_idle_timeout        <duration>
-//
-//	    client_key       <name> <key>
-//	    client_keys_file <path>
-//
-//	    caller <name>|* deny
-//	    caller <name>|* {
-//	        requests     <n>/<unit> [then <tier>]
-//	        tokens       <n>/<unit> [then <tier>]
-//	        max_requests <n>
-//	        models       <name...>
-//	        tier         <name>
-//	    }
-//	    tier     <name> [<percent>%]
-//	    timezone <name>
-//
-//	    state <engine> [{...}]
-//
-//	    reverse_proxy {
-//	        <options of reverse_proxy...>
-//	    }
-//	}
-//
-// Every option but backend, header, model, client_key, caller, tier, and the
-// requests and tokens of a caller may be given once.
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of each option has its syntax, and docs/options.md has all of
+// it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.callerOptions(), directive.Options{
 		"pool":    directive.String(&h.Pool),

@@ -431,25 +431,6 @@ func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 	}
 }
 
-// TestEachSyntaxHasTheOptionsThatAreRead compares the options that a Caddyfile may have with the
-// comment above UnmarshalCaddyfile and with the page.
-func TestEachSyntaxHasTheOptionsThatAreRead(t *testing.T) {
-	read := optionsIn(t, append(handlerFiles, "internal/backend/caddyfile.go")...)
-	comment, _, _ := strings.Cut(string(lbtest.ReadFile(t, "caddyfile.go")), "func (h *Handler) UnmarshalCaddyfile")
-	_, page, _ := strings.Cut(string(lbtest.ReadFile(t, "docs/options.md")), "```text\n")
-	page, _, _ = strings.Cut(page, "```")
-	for where, syntax := range map[string]string{"the comment in caddyfile.go": comment, "docs/options.md": page} {
-		for _, option := range read {
-			if !regexp.MustCompile(`(?m)^[/\t ]*`+option+`\b`).MatchString(syntax) && option != "upstream" && option != "http" {
-				t.Errorf("the syntax in %s has no option %s", where, option)
-			}
-		}
-	}
-	if len(read) < 30 {
-		t.Errorf("only %d options are read", len(read))
-	}
-}
-
 // TestEachOptionIsSetSomewhere holds the rule of CONTRIBUTING.md: an option that no example sets, and no page's task needs, is
 // not added. The page of the options does not count: it has them all.
 func TestEachOptionIsSetSomewhere(t *testing.T) {
@@ -527,4 +508,9 @@ func TestThePackageCommentHasTheWordsOfTheGlossary(t *testing.T) {
 			t.Errorf("the glossary does not say of %s: %s", word, meaning)
 		}
 	}
+}
+
+func readPage(t *testing.T, page string) string {
+	t.Helper()
+	return string(lbtest.ReadFile(t, page))
 }

@@ -28,6 +28,8 @@
 //   - Tier: how important requests are. Those of a better one go first.
 package openailb
 
+//go:generate go run ./docs/generate
+
 import (
 	"encoding/json"
 
@@ -87,93 +89,91 @@ func init() {
 // `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
 // `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
 type Handler struct {
-	// Pool names the pool of backends in logs, metrics and the admin API. No two
-	// pools have the same name, unless all of their options are the same.
-	// Default: openai_lb; further pools of a Caddyfile are openai_lb_2,
-	// openai_lb_3 and so on, in the order of the file.
+	// Pool is the name of the pool in logs, metrics and the admin API. Default: `openai_lb`; further ones of a file are
+	// `openai_lb_2` and so on.
+	//
+	// No two pools have the same name, unless all of their options are the same.
+	//
+	//	pool <name>
 	Pool string `json:"pool,omitempty"`
 
-	// Backends are the endpoints to choose from. At least one is required,
-	// here or by backends_from_env.
+	// Backends are the endpoints to choose from. Required, here or by backends_from_env.
+	//
+	//	backend <url> {
 	Backends []*backend.Backend `json:"backends,omitempty"`
 
-	// BackendsFromEnv is the prefix of environment variables that describe
-	// Azure backends. The variables of Microsoft's sample openai-aca-lb have
-	// the prefix `BACKEND`: `BACKEND_<n>_URL`, `BACKEND_<n>_PRIORITY`,
-	// `BACKEND_<n>_APIKEY` (without it, auth is `azure_identity`) and
-	// `BACKEND_<n>_DEPLOYMENT_NAME`. `<n>` is a number, or a word without an
-	// underscore. HTTP_TIMEOUT_SECONDS (100 if it is not set) becomes the
-	// default of response_header_timeout, stream_first_event_timeout and
-	// stream_idle_timeout. The variables are read at load and never appear in
-	// the config. Default: no variables are read.
+	// BackendsFromEnv is the prefix of environment variables that describe Azure backends. Default: none are read.
+	//
+	// docs/options.md lists the variables. They are read at load, and their values never appear in the config.
+	//
+	//	backends_from_env [<prefix>]
 	BackendsFromEnv string `json:"backends_from_env,omitempty"`
 
-	// ReadyPath is a path at which GET reports whether requests can be served: 200
-	// if any backend can be used, 503 if each one cannot be reached, refuses its
-	// credential, has no budget left, or fails active health checks. An unreachable
-	// backend counts as unreachable until it is reached, which the balancer tries
-	// in the background. A model that every backend throttles does not count:
-	// another replica could not serve it either. A matcher before the handler must
-	// let the path through. Default: none.
-	ReadyPath string `json:"ready_path,omitempty"`
-
-	// RatelimitHeaders is what the x-ratelimit headers of replies are about: `caller`
-	// for the limits of a caller that has some, and otherwise those of the backend
-	// that replied; `backend` always for the latter; `pool` for the sums of all
-	// backends that serve the model; `off` for none. Default: `caller`.
-	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
-
-	// LBPolicyRaw chooses among the backends of a priority. It is any selection
-	// policy of reverse_proxy except weighted_round_robin, whose weights belong
-	// to positions. It does not apply to requests with a key of the option prompt_cache.
-	// Default: at random, by weight.
+	// LBPolicyRaw is the selection policy of `reverse_proxy` that chooses among the ready backends of one priority. Default:
+	// at random, by `weight`.
+	//
+	//	lb_policy <name> [<args...>]
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
-	// LBRetries is how many further backends a request may try. Default: all.
+	// LBRetries is how many further backends a request may try, each once at most. Default: all.
+	//
+	//	lb_retries <n>
 	LBRetries *int `json:"lb_retries,omitempty"`
 
-	// LBTryDuration is how long after the request's arrival a further attempt
-	// may start. Default: no limit.
+	// LBTryDuration is how long after the request came a further attempt may start. Default: no limit.
+	//
+	//	lb_try_duration <duration>
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	// Wait has requests wait for a short time instead of refusing them: while each
-	// backend that may get a request throttles, or while a limit of its caller by the
-	// second or the minute is reached. Waiting requests go one by one, by tier and then
-	// in the order in which they began to wait. Default: no request waits.
+	// Wait is how long requests wait while all backends throttle, up to 10s, and how many for each model. Default: no request
+	// waits.
+	//
+	//	wait <duration> [<places>]
 	Wait *waiting.Options `json:"wait,omitempty"`
 
-	// Affinity sends related requests to the same account or backend, and
-	// requests that name stored objects (responses, conversations, files and
-	// similar) to the account that stores them. Default: the defaults of its
-	// options.
+	// Affinity sends related requests to the same account or backend. Default: the defaults of its options.
+	//
+	//	affinity {
 	Affinity *affinity.Options `json:"affinity,omitempty"`
 
 	attempt.PassiveHealth
+
+	// RatelimitHeaders is whose limits the `x-ratelimit-*` of replies name: `caller`, `backend`, `pool` or `off`. Default:
+	// `caller`.
+	//
+	//	ratelimit_headers caller|pool|backend|off
+	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
+
+	// ReadyPath is the path of readiness probes. Default: none.
+	//
+	//	ready_path <path>
+	ReadyPath string `json:"ready_path,omitempty"`
+
 	attempt.Options
 
-	// ClientKeys are the keys with which callers may use the balancer. They are
-	// accepted wherever SDKs put a key, and no backend gets them. Without these
-	// and a ClientKeysFile, anyone may use the balancer. An empty list is an
-	// error. Default: none.
+	// ClientKeys are names of callers, and keys with which they may use the balancer; repeatable. Default: anyone may use it.
+	//
+	// An empty list is an error.
+	//
+	//	client_key <name> <key>
 	ClientKeys []ClientKey `json:"client_keys,omitempty"`
 
-	// ClientKeysFile is the path of a file with more client keys. Each line has a
-	// name, white space and a key, plain or as a digest. Empty lines and lines that
-	// begin with # are ignored. The file is reloaded when it changes. A last line
-	// without a line feed counts only when the file has not changed for a second.
-	// If the file is missing or malformed, the previous keys stay valid and an
-	// error is logged. A file without keys admits no one. An empty path is an
-	// error. Default: none.
+	// ClientKeysFile is a file with a name and a key on each line. Default: none.
+	//
+	// It is reloaded when it changes. An empty path is an error. A file without keys admits no one.
+	//
+	//	client_keys_file <path>
 	ClientKeysFile *string `json:"client_keys_file,omitempty"`
 
 	callers.Config
 
-	// ReverseProxy holds options that are passed on to the reverse_proxy
-	// handler. Its transport must be `http`, and configures the connections to
-	// the backends. Upstreams, load balancing, passive health checks and
-	// request buffers are not allowed, because openai_lb has its own options
-	// for them. All replies pass through it, also openai_lb's own errors.
-	// Default: none.
+	// ReverseProxy is options of Caddy's `reverse_proxy`, passed on as they are. Default: none.
+	//
+	// Its transport must be `http`. Upstreams, load balancing, passive health checks and request buffers are not allowed.
+	//
+	//	reverse_proxy {
+	//	    <options of reverse_proxy...>
+	//	}
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	replicas.State

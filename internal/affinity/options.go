@@ -25,16 +25,17 @@ import (
 // Options configure how requests are sent to the accounts that store the
 // objects which they name.
 type Options struct {
-	// Callers is `strict` if a caller is to reach only the objects that it made
-	// through this pool, and to get a 404 for all others. It requires client keys.
-	// Callers reach only remembered ids. Lists, and requests whose objects cannot be
-	// seen, are refused. Default: a caller
-	// reaches all objects except those that are known to be another caller's.
+	// Callers is `strict` if callers reach only objects that they made; all other ids are a 404. Default: off.
+	//
+	// It requires client keys. Lists, and requests whose objects cannot be seen, are refused.
+	//
+	//	callers strict
 	Callers string `json:"callers,omitempty"`
 
-	// PromptCache sends the requests of a session to the backend whose cache
-	// contains the beginning of their prompts. Default: on without headers, if the
-	// pool has several accounts and no lb_policy, and otherwise off.
+	// PromptCache is whether sessions stay where their prompts are cached. Default: on if the pool has several accounts and no
+	// `lb_policy`.
+	//
+	//	prompt_cache [<header...>]|off
 	PromptCache *PromptCache `json:"prompt_cache,omitempty"`
 }
 

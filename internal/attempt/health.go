@@ -15,27 +15,24 @@ import (
 // PassiveHealth configures what the balancer learns from replies: which replies
 // bench a backend, and for how long.
 type PassiveHealth struct {
-	// FailDuration is how long a backend is benched after a failure, or if it
-	// throttles and does not say for how long. While no other backend is left, a
-	// backend that failed is used, and one that throttles is tried before that.
-	// Default: 10s.
+	// FailDuration is how long one failure makes a backend a suspect, and a guess if a 429 names no time. Default: 10s.
+	//
+	//	fail_duration <duration>
 	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
 
-	// RetryAfterMax is the longest bench of a backend that throttles, however
-	// long it asks for, and the bench of one whose quota is used up.
-	// Default: 5m.
+	// RetryAfterMax is the longest bench of a backend that throttles, and that of an account without budget. Default: 5m.
+	//
+	//	retry_after_max <duration>
 	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
 
-	// Silence passes a silent backend over while another one is left, and moves requests
-	// that wait there to a backend that answers. A backend is silent if two or more requests
-	// for inference have waited for longer than four times the usual wait for the first byte
-	// of a reply, for longer than the longest recent wait and for half a second, and none of
-	// them has got a byte. Default: true.
+	// Silence is whether silent backends are passed over, and requests moved from them. Default: on.
+	//
+	//	silence off
 	Silence *bool `json:"silence,omitempty"`
 
-	// QuotaSteering passes a backend over that has no room for the request in its rate
-	// limits, while another backend of its priority has. What is left is known from the
-	// x-ratelimit headers of replies and from what was sent since. Default: true.
+	// QuotaSteering is whether backends without room in their rate limits are passed over. Default: on.
+	//
+	//	quota_steering off
 	QuotaSteering *bool `json:"quota_steering,omitempty"`
 }
 

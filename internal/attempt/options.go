@@ -13,24 +13,24 @@ import (
 // Options configures attempts: how much of a request is kept for further ones, and how
 // long a backend may take.
 type Options struct {
-	// RequestBuffers is how many bytes of a request body are kept in memory so
-	// that the request can be retried at another backend. A longer body is
-	// streamed to one backend. If backends name their models, and the model is
-	// not in the kept part, the request is refused with 413. Default: 32 MiB.
+	// RequestBuffers is how much of a body is kept in memory for retries. Default: 32MiB.
+	//
+	//	request_buffers <size>
 	RequestBuffers int64 `json:"request_buffers,omitempty"`
 
-	// ResponseHeaderTimeout is how long a backend may take to start a reply
-	// that is not streamed. Such a reply starts when it is complete.
-	// Default: 10m.
+	// ResponseHeaderTimeout is how long a backend may take to begin a reply that is not streamed. Default: 10m.
+	//
+	//	response_header_timeout <duration>
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
-	// StreamFirstEventTimeout is how long a backend may take until the first
-	// byte of the body of a streamed reply. Default: 90s.
+	// StreamFirstEventTimeout is how long it may take until the first byte of a stream's body. Default: 90s.
+	//
+	//	stream_first_event_timeout <duration>
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
 
-	// StreamIdleTimeout is how long a reply may stall between two reads before
-	// it is cut. Comments and pings of a stream count as bytes. A model that
-	// thinks for longer without a byte needs more. Default: 2m.
+	// StreamIdleTimeout is how long a reply may pause between two reads. Default: 2m.
+	//
+	//	stream_idle_timeout <duration>
 	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
 }
 

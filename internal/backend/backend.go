@@ -24,74 +24,73 @@ type Backend struct {
 	// Required.
 	URL string `json:"url"`
 
-	// Name identifies the backend in logs, metrics and placeholders.
-	// Placeholders like {env.X} are resolved at load. Default: the URL's host,
-	// made unique.
+	// Name is its name in logs, metrics and placeholders. Default: the URL's host, with its port if it has one, made unique.
+	//
+	//	name <name>
 	Name string `json:"name,omitempty"`
 
-	// Priority ranks the backend. Requests go to the backends with the lowest
-	// number among those that can serve. It is 1 or more. Default: 1.
+	// Priority is its rank: the lowest number that can serve gets the requests. Default: 1.
+	//
+	//	priority <n>
 	Priority int `json:"priority,omitempty"`
 
-	// Weight is the backend's share of the requests within its priority. With 0
-	// the backend is drained: it is used only when no other backend is left.
-	// Default: 1.
+	// Weight is its share of the requests within its priority; 0 drains it. Default: 1.
+	//
+	//	weight <n>
 	Weight *int `json:"weight,omitempty"`
 
-	// APIKey is the backend's key. Use {env.X} or {file.X}: they are resolved
-	// at load and never shown. Anyone who can read the config can read a
-	// literal key. A file is reloaded when it changes. Default: none.
+	// APIKey is its key. Default: none.
+	//
+	// Use {env.X} or {file.X}, which are resolved at load and never shown. Anyone who can read the config can read a literal
+	// key.
+	//
+	//	api_key <key>
 	APIKey string `json:"api_key,omitempty"`
 
-	// Auth is how requests to the backend are authenticated: `api_key` (an
-	// api-key header), `bearer` (an Authorization header), `passthrough` (the
-	// caller's own credential goes to this backend), `none`, or the name of a
-	// module in the namespace http.openai_lb.credentials, such as
-	// `azure_identity`. With `api_key` or `azure_identity`, the backend counts
-	// as Azure, whatever its host. Default: `api_key` for Azure, `bearer` for
-	// api.openai.com and other hosts with a key, `none` for other hosts without
-	// one.
+	// Auth is how the key, or another credential, is sent. Default: follows the host.
+	//
+	// <module> is one of the namespace http.openai_lb.credentials, such as `azure_identity`.
+	//
+	//	auth api_key|bearer|passthrough|none|<module> [{...}]
 	Auth string `json:"auth,omitempty"`
 
-	// AuthOptions configures the module in the namespace
-	// http.openai_lb.credentials that auth names. Default: the module's
-	// defaults.
+	// AuthOptions configures the module that Auth names. Default: its defaults.
 	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
-	// Header is set on every request to this backend. Placeholders are
-	// resolved at load. Authorization is not allowed next to a credential of
-	// the backend, which it would replace. Default: none.
+	// Header is a header that is set on every request to it; repeatable. Default: none.
+	//
+	//	header <name> <value>
 	Header http.Header `json:"header,omitempty"`
 
-	// Deployment replaces the deployment or model that the client named, unless
-	// Model has another name for it. Placeholders like {env.X} are resolved at
-	// load. Default: the client's name is kept.
+	// Deployment is what it gets instead of the deployment or model that the client named. Default: the name that the client
+	// used.
+	//
+	//	deployment <name>
 	Deployment string `json:"deployment,omitempty"`
 
-	// Account is a name for backends that share stored objects, such as two keys
-	// of one organization. Placeholders like {env.X} are resolved at load.
-	// Default: the URL's host and the credential, or only the host for Azure.
+	// Account is a name for backends that share stored objects. Default: its host and credential; for Azure, its host.
+	//
+	//	account <name>
 	Account string `json:"account,omitempty"`
 
-	// Model lists the models that the backend serves. Requests for other models
-	// go to other backends. Default: the backend serves any model.
+	// Model is a model that it serves, and its name there; repeatable. Default: any model.
+	//
+	//	model <name> [<deployment>]
 	Model []Model `json:"model,omitempty"`
 
-	// MaxRequests is how many requests the backend gets at a time. Further
-	// requests go to other backends, or get a 429 if no backend is left.
-	// Default: no limit.
+	// MaxRequests is how many requests it gets at a time. Default: no limit.
+	//
+	//	max_requests <n>
 	MaxRequests int `json:"max_requests,omitempty"`
 
-	// StreamUsage, if it is false, leaves the streams of this backend as their clients
-	// asked for them. If it is true, a stream of a caller with a limit of tokens is asked
-	// for its usage, which is removed before the client gets it. Use false for a backend
-	// that refuses stream_options. Default: true.
+	// StreamUsage is whether its streams may be asked for their usage. Default: on.
+	//
+	//	stream_usage off
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
-	// TraceContext sends the backend the context of the request's trace
-	// (`traceparent`, `tracestate`, `baggage` and similar). With Caddy's
-	// tracing, the attempt is then the parent of the backend's spans.
-	// Default: false.
+	// TraceContext is whether it gets the context of the request's trace. Default: off.
+	//
+	//	trace_context
 	TraceContext bool `json:"trace_context,omitempty"`
 
 	Resolved `json:"-"`

@@ -16,16 +16,21 @@ import (
 
 // Config has the options about callers.
 type Config struct {
-	// Callers are what callers may use. Callers are known by their client keys: keys
-	// with the same name share limits. Default: no limits.
+	// Callers are what callers may use: keys with the same name share limits. Default: no limits.
+	//
+	//	caller <name>|* deny
+	//	caller <name>|* {
 	Callers []Caller `json:"callers,omitempty"`
 
-	// Tiers are classes of callers, in order of importance. There are at most 8.
-	// Callers without a tier are in the last one. Default: none.
+	// Tiers are classes of callers, the most important one first, and how much of a backend each may use; repeatable, at most
+	// 8. Default: none.
+	//
+	//	tier <name> [<percent>%]
 	Tiers []Tier `json:"tiers,omitempty"`
 
-	// Timezone is where days and months of limits begin: a name of the IANA
-	// database, such as Europe/Berlin. Default: UTC.
+	// Timezone is where days and months of limits begin: a name of the IANA database, such as `Europe/Berlin`. Default: UTC.
+	//
+	//	timezone <name>
 	Timezone string `json:"timezone,omitempty"`
 }
 
@@ -35,23 +40,29 @@ type Caller struct {
 	// counted separately. Required.
 	Name string `json:"name"`
 
-	// Requests are limits of the number of requests. There is at most one for each
-	// unit. Default: none.
+	// Requests are limits of the number of requests, one for each unit. Default: none.
+	//
+	//	requests <n>/<unit> [then <tier>]
 	Requests []Limit `json:"requests,omitempty"`
 
-	// Tokens are limits of the number of tokens. There is at most one for each unit.
-	// Default: none.
+	// Tokens are limits of the number of tokens, one for each unit. Default: none.
+	//
+	//	tokens <n>/<unit> [then <tier>]
 	Tokens []Limit `json:"tokens,omitempty"`
 
-	// MaxRequests is how many requests the caller may have at a time. One with a body
-	// of more than 64 KiB, or of unknown length, counts from its beginning. Default: any
-	// number.
+	// MaxRequests is how many requests the caller may have at a time. Default: no limit.
+	//
+	//	max_requests <n>
 	MaxRequests *int `json:"max_requests,omitempty"`
 
 	// Models are the models that the caller may use. Default: all.
+	//
+	//	models <name...>
 	Models []string `json:"models,omitempty"`
 
 	// Tier is the tier of the caller's requests. Default: the last one.
+	//
+	//	tier <name>
 	Tier string `json:"tier,omitempty"`
 
 	// Deny refuses all requests of the caller with a 403, and excludes the other options. With

@@ -20,10 +20,10 @@ const namespaceOfEngines = "http.openai_lb.state"
 
 // State is the option that names the engine.
 type State struct {
-	// StateRaw is the engine by which replicas of the balancer tell each other
-	// which backends are benched or drained, and which account has a stored
-	// object. It is a module in the namespace http.openai_lb.state, such as
-	// `redis`. Default: each replica has to find out by itself.
+	// StateRaw is the engine by which replicas share what they know, such as `redis`. Default: each replica finds out by
+	// itself.
+	//
+	//	state <engine> [{...}]
 	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
 }
 

@@ -1,32 +1,26 @@
-package openailb_test
+package main
 
 import (
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
 )
-
-var updateIndex = flag.Bool("update-index", false, "write docs/index.md anew")
 
 // names are those of one kind that the code has, and the pages that explain them.
 type names struct {
@@ -35,67 +29,48 @@ type names struct {
 	found map[string]bool
 }
 
-// TestTheIndexHasEveryName holds docs/index.md against the options, metrics, placeholders and fields
-// of the code. Each has to be explained on a page, in backticks.
-func TestTheIndexHasEveryName(t *testing.T) {
+// indexPage returns docs/index.md: the options, metrics, placeholders and fields of the code. Each has to be explained on a page,
+// in backticks.
+func indexPage() string {
 	var text strings.Builder
-	text.WriteString("# Index\n\nEvery option, metric, placeholder and field, with the section that explains it. A test writes this page.\n")
-	for _, kind := range namesInTheCode(t) {
+	text.WriteString("# Index\n\nEvery option, metric, placeholder and field, with the section that explains it. `go generate` writes this page.\n")
+	for _, kind := range namesInTheCode() {
 		if len(kind.found) < 4 {
-			t.Fatalf("found %d names for %q, expected more", len(kind.found), kind.title)
+			wrong("found %d names for %q, expected more", len(kind.found), kind.title)
 		}
 		fmt.Fprintf(&text, "\n## %s\n\n", kind.title)
 		for _, name := range slices.Sorted(maps.Keys(kind.found)) {
-			section := explained(t, name, kind.pages)
+			section := explained(name, kind.pages)
 			if section == "" {
-				t.Errorf("%s: no page of %v explains %s", kind.title, kind.pages, name)
+				wrong("%s: no page of %v explains %s", kind.title, kind.pages, name)
 			}
 			fmt.Fprintf(&text, "- [`%s`](%s)\n", name, section)
 		}
 	}
-	const page = "docs/index.md"
-	if *updateIndex {
-		if err := os.WriteFile(page, []byte(text.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := os.ReadFile(page); err != nil || string(got) != text.String() {
-		t.Errorf("%s is not what the code has (%v): run go test -run Index -update-index .", page, err)
-	}
+	return text.String()
 }
 
-func namesInTheCode(t *testing.T) []names {
-	t.Helper()
-	options, fields := make(map[string]bool), make(map[string]bool)
-	for _, file := range sources(t) {
+func namesInTheCode() []names {
+	fields := make(map[string]bool)
+	files := sources()
+	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.CompositeLit:
-				if isSelector(n.Type, "directive", "Options") {
-					for _, element := range n.Elts {
-						add(options, element.(*ast.KeyValueExpr).Key)
-					}
-				}
-			case *ast.CallExpr:
-				if selector, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) > 1 {
-					if x, ok := selector.X.(*ast.Ident); ok && x.Name == "zap" {
-						add(fields, n.Args[0])
-					}
+			if call, ok := n.(*ast.CallExpr); ok && len(call.Args) > 1 {
+				if selector, ok := call.Fun.(*ast.SelectorExpr); ok && isSelector(selector, "zap", selector.Sel.Name) {
+					add(fields, call.Args[0])
 				}
 			}
 			return true
 		})
 	}
 	placeholders := make(map[string]bool)
-	summaries := lbtest.ReadFile(t, "internal/observe/summary.go")
-	for _, key := range regexp.MustCompile(`\tcase "(\w+)":`).FindAllStringSubmatch(string(summaries), -1) {
+	summaries := read("internal/observe/summary.go")
+	for _, key := range regexp.MustCompile(`\tcase "(\w+)":`).FindAllStringSubmatch(summaries, -1) {
 		placeholders["{http.openai_lb."+key[1]+"}"] = true
 	}
 	counted := make(described)
 	for _, register := range []func(prometheus.Registerer) error{metrics.Register, replicas.Register} {
-		if err := register(counted); err != nil {
-			t.Fatal(err)
-		}
+		must(register(counted))
 	}
 	adminFields := make(map[string]bool)
 	jsonNames(reflect.TypeFor[admin.Backend](), adminFields)
@@ -106,7 +81,7 @@ func namesInTheCode(t *testing.T) []names {
 	jsonNames(reflect.TypeFor[statuspage.Status](), page)
 	maps.DeleteFunc(page, func(name string, _ bool) bool { return adminFields[name] || callers[name] })
 	return []names{
-		{"Options", []string{"docs/options.md", "docs/callers.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, options},
+		{"Options", []string{"docs/options.md", "docs/reverse-proxy.md", "docs/callers.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, optionNames(files)},
 		{"Metrics", []string{"docs/observability.md", "docs/replicas.md"}, counted},
 		{"Placeholders", []string{"docs/observability.md"}, placeholders},
 		{"Fields of logs", []string{"docs/observability.md", "docs/replicas.md", "azure/README.md"}, fields},
@@ -116,23 +91,36 @@ func namesInTheCode(t *testing.T) []names {
 	}
 }
 
+// optionNames returns the options that files read from a Caddyfile.
+func optionNames(files []*ast.File) map[string]bool {
+	options := make(map[string]bool)
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if literal, ok := n.(*ast.CompositeLit); ok && isSelector(literal.Type, "directive", "Options") {
+				for _, element := range literal.Elts {
+					add(options, element.(*ast.KeyValueExpr).Key)
+				}
+			}
+			return true
+		})
+	}
+	return options
+}
+
 // sources parses all files but tests and the tools of tests.
-func sources(t *testing.T) (files []*ast.File) {
-	t.Helper()
+func sources() (files []*ast.File) {
 	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		if strings.Contains(path, "lbtest") || strings.HasPrefix(path, "tests") || strings.HasPrefix(path, "bench") {
+		if strings.Contains(path, "lbtest") || strings.HasPrefix(path, "docs") || strings.HasPrefix(path, "tests") || strings.HasPrefix(path, "bench") {
 			return nil
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 		files = append(files, file)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(err)
 	return files
 }
 
@@ -189,8 +177,7 @@ func jsonNames(of reflect.Type, to map[string]bool) {
 
 // explained returns the link to the section that explains a name: one that has it as its heading, or
 // the first one that has it in the first cell of a table, or elsewhere in backticks.
-func explained(t *testing.T, name string, pages []string) (link string) {
-	t.Helper()
+func explained(name string, pages []string) (link string) {
 	word := regexp.QuoteMeta(name)
 	for _, pattern := range []*regexp.Regexp{
 		regexp.MustCompile(`^#+ .*\b` + strings.Trim(word, `\{}`) + `\b`),
@@ -199,12 +186,12 @@ func explained(t *testing.T, name string, pages []string) (link string) {
 	} {
 		for _, page := range pages {
 			heading, fenced := "", false
-			for _, line := range strings.Split(readPage(t, page), "\n") {
+			for _, line := range strings.Split(read(page), "\n") {
 				if strings.HasPrefix(line, "```") {
 					fenced = !fenced
 				}
 				if !fenced && strings.HasPrefix(line, "#") {
-					heading = anchors(line)[0]
+					heading = anchor(line)
 				}
 				if heading != "" && pattern.MatchString(line) {
 					if page, ok := strings.CutPrefix(page, "docs/"); ok {
@@ -218,8 +205,8 @@ func explained(t *testing.T, name string, pages []string) (link string) {
 	return ""
 }
 
-func readPage(t *testing.T, page string) string {
-	t.Helper()
-	text := lbtest.ReadFile(t, page)
-	return string(text)
+// anchor is that which GitHub gives to a heading.
+func anchor(heading string) string {
+	name := strings.ReplaceAll(strings.ToLower(strings.TrimLeft(heading, "# ")), " ", "-")
+	return regexp.MustCompile(`[^\p{L}\p{N}_-]`).ReplaceAllString(name, "")
 }

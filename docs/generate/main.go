@@ -1,0 +1,50 @@
+// Generate writes what is generated in docs: the syntax and the tables of options.md, from the comments of the options, and
+// index.md. `go generate` runs it at the root of the repository. With -check, it writes nothing, and fails if a page is stale.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+)
+
+var check = flag.Bool("check", false, "only check that the pages are what would be written")
+
+// mistakes counts what is wrong in the code or in the pages.
+var mistakes int
+
+func wrong(format string, args ...any) {
+	mistakes++
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func read(path string) string {
+	text, err := os.ReadFile(path)
+	must(err)
+	return string(text)
+}
+
+func write(path, text string) {
+	if !*check {
+		must(os.WriteFile(path, []byte(text), 0o644)) //nolint:gosec // all may read it
+	} else if read(path) != text {
+		wrong("%s is stale: run go generate", path)
+	}
+}
+
+func main() {
+	flag.Parse()
+	const options = "docs/options.md"
+	write(options, optionsPage(read(options)))
+	write("docs/index.md", indexPage())
+	if mistakes > 0 {
+		os.Exit(1)
+	}
+}
