@@ -12,7 +12,7 @@ import (
 )
 
 // These tests are about habits of Caddy that no feature shows at once if they change:
-// see docs/upgrades.md.
+// see CONTRIBUTING.md.
 
 // A policy that got another list for each request would set up a balancer for each.
 func TestReverseProxyPassesTheSameUpstreamsEachTime(t *testing.T) {

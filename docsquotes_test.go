@@ -64,7 +64,7 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 			}
 		}
 	}
-	if found < 8 {
+	if found < 5 {
 		t.Errorf("found %d errors in the docs, expected more", found)
 	}
 }

@@ -111,7 +111,7 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 func TestTheLimitsOfTheExamplesLetFilesThrough(t *testing.T) {
 	limit := regexp.MustCompile(`(?ms)^\t(@limited [^\n]*\n\t)?request_body .*?^\t}\n`)
 	errors := regexp.MustCompile(`(?ms)^\thandle_errors .*?^\t}\n`)
-	for _, file := range []string{"examples/edge.Caddyfile", "examples/kubernetes/Caddyfile", "examples/container-apps/Caddyfile", "docs/options.md"} {
+	for _, file := range []string{"examples/edge.Caddyfile", "examples/kubernetes/Caddyfile", "examples/container-apps/Caddyfile"} {
 		t.Run(file, func(t *testing.T) {
 			text := lbtest.ReadFile(t, file)
 			_, server := lbtest.Listen(t, "a")

@@ -66,15 +66,7 @@ func TestTheTutorialShowsWhatItSays(t *testing.T) {
 	ports := strings.NewReplacer(replaced[2:]...)
 
 	dir := t.TempDir()
-	repository := filepath.Join(dir, "repository")
-	copied := exec.Command("bash", "-c", `git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - | tar -x -C "$0"`, repository)
-	copied.Dir = ".."
-	if err := os.Mkdir(repository, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := copied.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	repository := copyRepository(t, dir)
 	files, _ := filepath.Glob(filepath.Join(repository, "examples/tutorial/*.Caddyfile"))
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -122,6 +114,21 @@ func TestTheTutorialShowsWhatItSays(t *testing.T) {
 		said, _ := os.ReadFile(stderr.Name())
 		t.Logf("the commands said:\n%s", said)
 	}
+}
+
+// copyRepository copies what git has, or would have, into a folder.
+func copyRepository(t *testing.T, dir string) (repository string) {
+	t.Helper()
+	repository = filepath.Join(dir, "repository")
+	copied := exec.Command("bash", "-c", `git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - | tar -x -C "$0"`, repository)
+	copied.Dir = ".."
+	if err := os.Mkdir(repository, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := copied.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return repository
 }
 
 // fits reports whether a text is what a page shows, in which … stands for anything in

@@ -19,7 +19,7 @@ func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", "s3cret")
 	t.Setenv("REDIS_NODES", "a.internal:6379 b.internal:6379")
 	found := 0
-	for _, file := range []string{"../docs/replicas.md", "../examples/redis/Caddyfile", "../examples/production/Caddyfile", "README.md"} {
+	for _, file := range []string{"../docs/replicas.md", "../examples/redis/Caddyfile", "../examples/forty-teams/Caddyfile", "../examples/production/Caddyfile", "README.md"} {
 		text := lbtest.ReadFile(t, file)
 		text = synopsis.ReplaceAll(text, nil)
 		for _, block := range stateBlock.FindAllString(string(text), -1) {

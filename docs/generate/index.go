@@ -38,14 +38,15 @@ func indexPage() string {
 		if len(kind.found) < 4 {
 			wrong("found %d names for %q, expected more", len(kind.found), kind.title)
 		}
-		fmt.Fprintf(&text, "\n## %s\n\n", kind.title)
+		var links []string
 		for _, name := range slices.Sorted(maps.Keys(kind.found)) {
 			section := explained(name, kind.pages)
 			if section == "" {
 				wrong("%s: no page of %v explains %s", kind.title, kind.pages, name)
 			}
-			fmt.Fprintf(&text, "- [`%s`](%s)\n", name, section)
+			links = append(links, fmt.Sprintf("[`%s`](%s)", name, section))
 		}
+		fmt.Fprintf(&text, "\n## %s\n\n%s\n", kind.title, strings.Join(links, ",\n"))
 	}
 	return text.String()
 }
