@@ -8,7 +8,7 @@ import (
 
 // leastInterval is the shortest time between two urgent reports, and perReplica how much of it there is for each
 // replica: all of them hear each report.
-const leastInterval, perReplica = 50 * time.Millisecond, 5 * time.Millisecond
+const leastInterval, perReplica = 50 * time.Millisecond, 4 * time.Millisecond
 
 // connection is what limits have to do with being connected.
 type connection struct {

@@ -19,7 +19,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 	for n, want := range map[int]struct {
 		moment      time.Duration
 		least, most int64 // reports of four replicas in a minute
-	}{3: {0, 300, 4800}, 26: {150 * time.Millisecond, 1000, 1604}, 100: {500 * time.Millisecond, 240, 484}} {
+	}{3: {0, 300, 4800}, 26: {150 * time.Millisecond, 1000, 1604}, 100: {400 * time.Millisecond, 300, 604}} {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())
