@@ -52,7 +52,7 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 		r.Discard()
 	}
 	if r.Class.ContextLength(r.Status) {
-		t.exceeded = append(t.exceeded, t.current.backend.NameOf(in.Model))
+		t.tooShort = append(t.tooShort, t.current.backend.NameOf(in.Model))
 	}
 	return sendable && !t.executed
 }
@@ -87,7 +87,7 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	return res
 }
 
-// decided lets go of what only another attempt would need.
+// decided releases what only another attempt would need.
 func (ex *exchange) decided() {
 	ex.tries.doubtBenches(&ex.intent)
 	ex.tries.dropBest()

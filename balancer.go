@@ -31,8 +31,8 @@ type balancer struct {
 	hidesHeader bool
 	logger      *observe.Log
 	events      *observe.Events
-	// metrics are those of the pool, and ownMetrics those of what no backend
-	// answers. models are the labels of what clients ask for.
+	// metrics are those of the pool. ownMetrics counts the balancer's own answers. models are the labels of the models
+	// that clients ask for.
 	metrics    *metrics.Pool
 	ownMetrics *metrics.Backend
 	models     metrics.Models

@@ -106,8 +106,8 @@ func (b *balancer) deduct(in *intent, to *target) quota.Mark {
 	return to.Deduct(in.benchModel(to.backend), in.Cost)
 }
 
-// learnQuota reads what the header of a reply says of the backend's quota. Only now it may be known that there is such
-// a model, so the request asks for it once more.
+// learnQuota reads what the header of a reply says about the backend's quota. The model may have become known by this
+// reply, so the tier's demand is recorded again.
 func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, now time.Time) {
 	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() {
 		return

@@ -192,7 +192,7 @@ func (in *intent) showsStored() bool {
 	return openaiapi.ShowsStored(openaiapi.MethodOf(in.request), in.Route.Operation)
 }
 
-// forget lets go of what only another attempt would need. A reply may
+// forget releases what only another attempt would need. A reply may
 // stream for minutes, and must not hold the prompt for so long.
 func (in *intent) forget() {
 	in.received.Release()

@@ -36,7 +36,7 @@ type exchange struct {
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.
 	cookies pools.Cookies
-	// shown is whose placeholders are shown, if this is the request's first exchange.
+	// shown is the exchange that the placeholders describe: a request's first.
 	shown *exchange
 }
 

@@ -16,17 +16,17 @@ import (
 
 // tries are the attempts that the loop makes, and what they leave behind.
 type tries struct {
-	// list are those made, the current one included. first is where the first of them is.
+	// list are the attempts made, including the one in progress. first has room for the first of them.
 	list  []try
 	first [1]try
 	// current is the backend that is attempted right now, if any is.
 	current *target
-	// ask is what the pool has to know of the request, and few is where that of a few backends is.
+	// ask is what the pool has to know about the request. few has room for what it says about a few backends.
 	ask pool.Ask
 	few [4]pool.At
 	// barred reports whether there may be bars: without any attempt, all backends are free.
 	barred bool
-	// wait is that for the first byte of the current attempt's reply.
+	// wait is the wait for the first byte of the current attempt's reply.
 	wait pool.Wait
 	// turn is the request's wait, for its caller's limits or for a backend.
 	turn turn
@@ -39,8 +39,8 @@ type tries struct {
 	best bestReply
 	// claimed reports whether there was a fault that may be the request's own.
 	claimed bool
-	// exceeded are the names of models whose context is too short for the request.
-	exceeded []string
+	// tooShort are the names of models that refused the request as too long.
+	tooShort []string
 	// executed reports whether the last attempt may have executed a request that
 	// must not be executed twice.
 	executed bool
@@ -257,7 +257,7 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 		at := &t.ask.At[i]
 		at.Tried, at.Refused = t.cameOf(to)
 		switch at.Bar = t.barAt(to); {
-		case slices.Contains(t.exceeded, to.backend.NameOf(in.Model)), allModels && !to.allModels:
+		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !to.allModels:
 			// where the context is as short, or where an object without a model could not be used with all models
 			at.Bar = pool.Unfit
 		case at.Bar == pool.Free && slices.Contains(t.turn.behind, to.Index):

@@ -6,10 +6,9 @@ import (
 	"time"
 )
 
-// deadline limits the time of one step after the other: of a request until its reply, and then of
-// each read of the reply. A step is over in nearly no time, and there are many, so the timer is not
-// stopped and set again for each. It goes off too early instead, and then sees how long it has to
-// wait. After the last step, end lets go of it.
+// A deadline limits each step of an attempt: the wait for the reply, then each read of the body. Most
+// steps are short, and there are many, so the timer is not stopped and set again for each. It goes off
+// too early instead, and then looks how long it has to wait. After the last step, end releases it.
 type deadline struct {
 	// cancel ends what is not in time.
 	cancel context.CancelCauseFunc
@@ -86,8 +85,7 @@ func (d *deadline) set(now time.Duration) {
 	d.alarm.setFor(at, at-now)
 }
 
-// unwatched ends that. It returns the watch that was asked, or nil, and reports whether the request
-// was sent.
+// unwatched stops the watch and returns it, or nil. It reports whether the request was sent.
 func (d *deadline) unwatched() (w Watch, sent bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,16 +164,15 @@ func (d *deadline) measure() {
 	d.measures, d.ended = true, d.alarm.now()
 }
 
-// lagging returns how far the steps are behind: for how much longer no step was taken lately than
-// steps took. Each step makes up for as much of a pause before it as it takes. Steps that find
-// everything done, because much was left undone in a pause, make up for nothing.
+// lagging returns the lag: it grows while the client does not read, and shrinks by the time that reads
+// wait for the backend. Reads that need not wait, because the backend sent in the pause, do not shrink it.
 func (d *deadline) lagging() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.lag
 }
 
-// end ends the step, and lets go of the timer until another one begins.
+// end ends the step, and releases the timer until another one begins.
 func (d *deadline) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -92,7 +92,8 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	case verdict.Throttled:
 		unnamed := time.Duration(min(p.FailDuration, p.RetryAfterMax))
 		b.Wait = p.hinted(r, unnamed)
-		if b.Guess = r.Source == verdict.NoHint; !b.Guess && r.Wait <= 0 { // a hint of 0, again and again, is as good as none
+		// A backend that always says 0 names no time: its bench grows to fail_duration at most.
+		if b.Guess = r.Source == verdict.NoHint; !b.Guess && r.Wait <= 0 {
 			b.Longest = max(b.Wait, unnamed)
 		}
 	case verdict.Overloaded:

@@ -127,8 +127,8 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 	}
 }
 
-// endUpload ends what is said of a connection. net/http does not report the end of a request that it never
-// began to write, and others share the connection.
+// endUpload removes this upload from the connection's count. net/http does not report the end of a request that it
+// never began to write, and other requests share the connection.
 func (t *trip) endUpload() {
 	if conn := t.uploads.Swap(nil); conn != nil {
 		uploadEnds(*conn)

@@ -166,7 +166,7 @@ func (r *reader) Close() error {
 	return nil
 }
 
-// drop lets go of what is in memory.
+// drop releases what is in memory.
 func (r *reader) drop() {
 	if r.segments != nil {
 		r.segments = nil

@@ -217,7 +217,7 @@ func (q *request) forbidRetry(res *http.Response) {
 	}
 }
 
-// committed lets go of what only another attempt would need. A reply may stream for minutes, and must not hold the
+// committed releases what only another attempt would need. A reply may stream for minutes, and must not hold the
 // prompt for so long. If the request met nothing but refusals for a limit, it puts the benches in doubt that it began:
 // perhaps it was only too large.
 func (q *request) committed() {
