@@ -108,7 +108,8 @@ func (e *expectation) answers(status int, code string) {
 // fails replaces the reply with the error for one that failed.
 func (e *expectation) fails(why rule) {
 	e.by(why)
-	executed := e.op.once && e.status != 503 && e.status != 498
+	refused := e.status == 503 || 400 <= e.status && e.status < 500 && classOf(e.status, "") != "failed"
+	executed := e.op.once && !refused
 	e.answers(http.StatusBadGateway, "upstream_unreachable")
 	if executed {
 		e.mustNotRepeat()
