@@ -1,0 +1,94 @@
+//go:build !race
+
+// As in parts_test.go: the race detector crashes after very many timers in bubbles.
+
+package replicas
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// load is requests of about 300 tokens at random replicas. Each is a stream of five seconds, whose tokens count when it
+// begins.
+type load struct {
+	*testing.T
+	replicas []*limitedReplica
+	random   *rand.Rand
+	// spent are the tokens by tenths of a second.
+	spent []int64
+}
+
+// run sends requests for so long, of so many tokens a minute on average.
+func (l *load) run(tokens int, long time.Duration) {
+	const step = 100 * time.Millisecond
+	for range int(long / step) {
+		l.spent = append(l.spent, 0)
+		requests := float64(tokens) / 300 / float64(time.Minute/step)
+		n := int(requests)
+		if l.random.Float64() < requests-float64(n) {
+			n++
+		}
+		for range n {
+			c := l.replicas[l.random.IntN(len(l.replicas))].callers.Get(time.Now(), "alice")
+			cost := meter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
+			r, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
+			if refusal != nil {
+				continue
+			}
+			l.spent[len(l.spent)-1] += cost.Prompt + cost.Output
+			time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
+		}
+		time.Sleep(step)
+	}
+}
+
+// want checks how much of the limit of a minute was spent: at least and at most in any minute, and on average.
+func (l *load) want(limit, most, average float64, from time.Duration) {
+	l.Helper()
+	spent := l.spent[from/(100*time.Millisecond):]
+	var sum, largest, minute int64
+	for i, tokens := range spent {
+		if minute += tokens; i >= 600 {
+			minute -= spent[i-600]
+		}
+		sum, largest = sum+tokens, max(largest, minute)
+	}
+	percent := func(tokens float64) float64 { return 100 * tokens / limit }
+	mean := percent(float64(sum) / (float64(len(spent)) / 600))
+	l.Logf("at most %.1f %% in a minute, %.1f %% on average", percent(float64(largest)), mean)
+	if percent(float64(largest)) > most || mean < average {
+		l.Errorf("at most %.1f %% in a minute, %.1f %% on average; want %.0f and %.0f", percent(float64(largest)), mean, most, average)
+	}
+}
+
+// TestFourReplicasUseALimitAndNoMore in any minute, also from idle.
+func TestFourReplicasUseALimitAndNoMore(t *testing.T) {
+	for seed := range uint64(2) {
+		limit(t, 4, []string{"120k/minute"}, func(w *world, all []*limitedReplica) {
+			time.Sleep(time.Duration(seed) * 35 * time.Second) // a load that begins late in a minute
+			l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(1, seed))}
+			l.run(360_000, 6*time.Minute)
+			l.want(120_000, 108, 96, 0)
+		})
+	}
+}
+
+func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
+	limit(t, 4, []string{"120k/minute"}, func(w *world, all []*limitedReplica) {
+		l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(1, 2))}
+		l.run(360_000, time.Minute)
+		l.spent = nil
+		w.hub.Fail(errors.New("down"))
+		l.run(360_000, 5*time.Minute)
+		l.want(120_000, 110, 85, 0)
+		w.hub.Fail(nil)
+		l.run(360_000, 2*time.Minute)
+		// from a minute before it is up: what the others used until then counts as if it had been used when it is heard
+		l.want(120_000, 110, 75, 4*time.Minute)
+	})
+}
