@@ -50,8 +50,7 @@ const (
 // replica does not know. Only tests on busy machines change it.
 var LookupPatience = 50 * time.Millisecond
 
-// UnmarshalCaddyfile reads the block of the option affinity, of which the comment of the
-// handler's UnmarshalCaddyfile has the syntax.
+// UnmarshalCaddyfile reads the block of the option affinity.
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return directive.Block(d, directive.Options{
 		"callers":      directive.OneOf(&o.Callers, Strict),

@@ -23,7 +23,7 @@ type Options struct {
 	//	response_header_timeout <duration>
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
-	// StreamFirstEventTimeout is how long it may take until the first byte of a stream's body. Default: 90s.
+	// StreamFirstEventTimeout is how long a backend may take until the first byte of a stream's body. Default: 90s.
 	//
 	//	stream_first_event_timeout <duration>
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`

@@ -24,22 +24,22 @@ type Backend struct {
 	// Required.
 	URL string `json:"url"`
 
-	// Name is its name in logs, metrics and placeholders. Default: the URL's host, with its port if it has one, made unique.
+	// Name is the backend's name in logs, metrics and placeholders. Default: the URL's host, with its port if it has one, made unique.
 	//
 	//	name <name>
 	Name string `json:"name,omitempty"`
 
-	// Priority is its rank: the lowest number that can serve gets the requests. Default: 1.
+	// Priority is the backend's rank: the lowest number that can serve gets the requests. Default: 1.
 	//
 	//	priority <n>
 	Priority int `json:"priority,omitempty"`
 
-	// Weight is its share of the requests within its priority; 0 drains it. Default: 1.
+	// Weight is the backend's share of the requests within its priority; 0 drains it. Default: 1.
 	//
 	//	weight <n>
 	Weight *int `json:"weight,omitempty"`
 
-	// APIKey is its key. Default: none.
+	// APIKey is the backend's key. Default: none.
 	//
 	// Use {env.X} or {file.X}, which are resolved at load and never shown. Anyone who can read the config can read a literal
 	// key.
@@ -47,23 +47,24 @@ type Backend struct {
 	//	api_key <key>
 	APIKey string `json:"api_key,omitempty"`
 
-	// Auth is how the key, or another credential, is sent. Default: follows the host.
+	// Auth is how the key, or another credential, is sent. Default: `api_key` for Azure, otherwise `bearer` with a key and
+	// `none` without.
 	//
 	// <module> is one of the namespace http.openai_lb.credentials, such as `azure_identity`.
 	//
 	//	auth api_key|bearer|passthrough|none|<module> [{...}]
 	Auth string `json:"auth,omitempty"`
 
-	// AuthOptions configures the module that Auth names. Default: its defaults.
+	// AuthOptions configures the module that Auth names. Default: the module's defaults.
 	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
-	// Header is a header that is set on every request to it; repeatable. Default: none.
+	// Header is a header that is set on every request to the backend; repeatable. Default: none.
 	//
 	//	header <name> <value>
 	Header http.Header `json:"header,omitempty"`
 
-	// Deployment is what it gets instead of the deployment or model that the client named. Default: the name that the client
-	// used.
+	// Deployment is the deployment or model that the backend gets, whatever the client named. Default: the name that the
+	// client used.
 	//
 	//	deployment <name>
 	Deployment string `json:"deployment,omitempty"`
@@ -73,22 +74,22 @@ type Backend struct {
 	//	account <name>
 	Account string `json:"account,omitempty"`
 
-	// Model is a model that it serves, and its name there; repeatable. Default: any model.
+	// Model is a model that the backend serves, and its name there; repeatable. Default: any model.
 	//
 	//	model <name> [<deployment>]
 	Model []Model `json:"model,omitempty"`
 
-	// MaxRequests is how many requests it gets at a time. Default: no limit.
+	// MaxRequests is how many requests the backend gets at a time. Default: no limit.
 	//
 	//	max_requests <n>
 	MaxRequests int `json:"max_requests,omitempty"`
 
-	// StreamUsage is whether its streams may be asked for their usage. Default: on.
+	// StreamUsage is whether streams may be asked for their usage. Default: on.
 	//
 	//	stream_usage off
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
-	// TraceContext is whether it gets the context of the request's trace. Default: off.
+	// TraceContext is whether the backend gets the context of the request's trace. Default: off.
 	//
 	//	trace_context
 	TraceContext bool `json:"trace_context,omitempty"`

@@ -40,9 +40,9 @@ type sharedPool struct {
 	marked bool
 	// heard reports whether what other replicas have used has been loaded.
 	heard bool
-	// wrote is when courses were written, and written counts the changes that they have.
-	wrote   time.Time
-	written uint64
+	// coursesAt is when courses were written, and coursesOf how many changes of use there were until then.
+	coursesAt time.Time
+	coursesOf uint64
 	// version is that of the latest report, and back that of the latest one that came back.
 	version, back uint64
 }
@@ -92,7 +92,7 @@ type batch struct {
 func (b *batch) failed() {
 	for _, p := range b.pools {
 		p.resend()
-		p.written = 0
+		p.coursesOf = 0
 		for _, c := range p.chunks {
 			for _, m := range c.members {
 				m.Unreported()

@@ -11,12 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-const (
-	// courseInterval is how often a replica writes the courses of its callers' use, if that has changed: once in a part of a minute.
-	courseInterval = 2500 * time.Millisecond
-	// courseTTL is how long they are kept. The longest window that slides is an hour.
-	courseTTL = 2 * time.Hour
-)
+// courseInterval is how often a replica writes the courses of its callers' use, if that has changed: once in a part of a minute.
+const courseInterval = 2500 * time.Millisecond
 
 // courses is a record of when a replica has used limits that slide. Reports do not say that: who hears them knows it. Only a
 // replica that starts loads the courses, so they are kept, and not sent.
@@ -27,36 +23,43 @@ type courses struct {
 	Callers map[meter.CallerID][]meter.Course `json:"callers"`
 }
 
-// coursesOf returns the group that has the courses of a pool.
-func coursesOf(digest string) string { return "use-courses-" + digest }
+// coursesGroup returns the group that has the courses of a pool.
+func coursesGroup(digest string) string { return "use-courses-" + digest }
 
 // sendCourses adds the courses, if the use has changed. They go with reports, and never alone.
 func (p *sharedPool) sendCourses(b *batch, now time.Time) {
-	changes := uint64(1) // a pool without callers has written nothing
+	changes := uint64(1) // 0: no courses were written
 	for _, c := range p.chunks {
 		for i := range c.members {
 			n, _ := c.members[i].Changes()
 			changes += n
 		}
 	}
-	if changes == p.written || now.Sub(p.wrote) < courseInterval {
+	if changes == p.coursesOf || now.Sub(p.coursesAt) < courseInterval {
 		return
 	}
-	p.written, p.wrote = changes, now
+	p.coursesOf, p.coursesAt = changes, now
 	const room = state.MaxMessage - 128 // without the beginning and the end
-	text, n := []byte(nil), 0
+	var text []byte                     // of the callers in the next record
+	longest, number := time.Minute, 0
+	add := func() {
+		if len(text) > 0 {
+			b.records = append(b.records, p.courses(number, text, 2*longest))
+		}
+		text, longest, number = nil, time.Minute, number+1
+	}
 	for _, c := range p.chunks {
 		for i := range c.members {
 			all := c.members[i].Courses(now)
-			if len(all) == 0 {
+			its, err := json.Marshal(all)
+			if len(all) == 0 || err != nil { // numbers can be marshaled
 				continue
 			}
-			its, err := json.Marshal(all)
-			if err != nil {
-				continue // never: these are numbers
-			}
 			if len(text)+len(its)+24 > room {
-				b.records, text, n = append(b.records, p.courses(n, text)), nil, n+1
+				add()
+			}
+			if slices.ContainsFunc(all, func(c meter.Course) bool { return c.ID.Unit() == meter.Hour }) {
+				longest = time.Hour
 			}
 			if len(text) > 0 {
 				text = append(text, ',')
@@ -64,15 +67,14 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 			text = append(fmt.Appendf(text, `"%d":`, c.members[i].ID()), its...)
 		}
 	}
-	if len(text) > 0 {
-		b.records = append(b.records, p.courses(n, text))
-	}
+	add()
 }
 
-// courses returns the record of this number, with the callers that are in the text.
-func (p *sharedPool) courses(number int, callers []byte) state.Record {
+// courses returns the record of this number, with the callers that are in the text. It is kept until its windows do not count any
+// more: those of replicas that have ended must not fill the group.
+func (p *sharedPool) courses(number int, callers []byte, ttl time.Duration) state.Record {
 	return state.Record{
-		Group: coursesOf(p.digest), Key: fmt.Sprintf("%s %d", p.callers.Writer(), number), Mode: state.Latest, Version: versionText(p.version), TTL: courseTTL,
+		Group: coursesGroup(p.digest), Key: fmt.Sprintf("%s %d", p.callers.Writer(), number), Mode: state.Latest, Version: versionText(p.version), TTL: ttl,
 		Message: fmt.Appendf(nil, `{"writer":%q,"version":%d,"callers":{%s}}`, p.callers.Writer(), p.version, callers), News: []byte{},
 	}
 }

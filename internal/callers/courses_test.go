@@ -28,6 +28,9 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 		if len(r.Message) > state.MaxMessage {
 			t.Errorf("a message has %d bytes", len(r.Message))
 		}
+		if r.TTL != 2*time.Minute {
+			t.Errorf("use of a minute is kept for %s", r.TTL)
+		}
 		messages = append(messages, r.Message)
 	}
 	if found := coursesIn(messages); len(found) != n {
@@ -60,7 +63,7 @@ func FuzzCourses(f *testing.F) {
 				starting.Share(digest, cs)
 				starting.Groups(someTime)
 				starting.Loaded([]state.Kept{
-					{Group: r.Group, Key: r.Key, TTL: r.TTL, Message: r.Message}, {Group: coursesOf(digest), Key: "any", TTL: time.Hour, Message: message},
+					{Group: r.Group, Key: r.Key, TTL: r.TTL, Message: r.Message}, {Group: coursesGroup(digest), Key: "any", TTL: time.Hour, Message: message},
 				}, someTime)
 			}
 		}

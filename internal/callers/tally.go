@@ -266,7 +266,7 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 			groups = append(groups, groupOf(p.digest))
 		}
 		if !p.heard {
-			groups = append(groups, coursesOf(p.digest))
+			groups = append(groups, coursesGroup(p.digest))
 		}
 	}
 	slices.Sort(groups)
@@ -279,7 +279,7 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	// marks has how long the marks of the pools are kept, groups those of reports, and courses the messages of those of courses
 	marks, groups, courses := make(map[string]time.Duration), make(map[string]bool), make(map[string][][]byte)
 	for _, p := range t.pools {
-		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)], courses[coursesOf(p.digest)] = 0, true, nil
+		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)], courses[coursesGroup(p.digest)] = 0, true, nil
 	}
 	t.mu.Unlock()
 	var reports []state.Kept
@@ -327,7 +327,7 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 		for _, p := range t.pools {
 			if !p.heard && !t.missed { // otherwise it may not be in what was loaded
 				p.heard = true
-				p.callers.Spread(now, coursesIn(courses[coursesOf(p.digest)]))
+				p.callers.Spread(now, coursesIn(courses[coursesGroup(p.digest)]))
 			}
 		}
 	}

@@ -233,7 +233,7 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 		for replica, all := range courses {
 			for _, course := range all {
 				if course.ID == ID(id) {
-					m.follow(&placed, replica, course, m.part(at))
+					m.placeCourse(&placed, replica, course, m.part(at))
 				}
 			}
 		}
@@ -245,9 +245,9 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	}
 }
 
-// follow places what a replica has used in the parts up to now: what its course says where that has it, and the rest before
-// or after the course.
-func (m *meter) follow(placed *sums, replica string, course Course, now int) {
+// placeCourse places what a replica has used: as its course says, and the rest before or after the course. Nothing is placed
+// after the part now.
+func (m *meter) placeCourse(placed *sums, replica string, course Course, now int) {
 	last := course.Last - (m.index-1)*parts // as parts are numbered here
 	if last < 0 || last >= 2*parts || len(course.Used) > parts+1 {
 		return
