@@ -192,6 +192,7 @@ func TestAConversationGoesOnAtAnyReplica(t *testing.T) {
 				t.Skip("it prints figures to compare with: go test -run TestAConversationGoesOnAtAnyReplica -measure -v")
 			}
 			a := startAccounts(t, "a", "b")
+			t.Setenv(patientVariable, "yes")
 			replicas := startReplicas(t, 3, a.options()+tt.option)
 			if tt.option != "" {
 				inTouch(t, replicas)
@@ -218,6 +219,7 @@ func TestAConversationGoesOnAtAnyReplica(t *testing.T) {
 func TestAConversationGoesOnWhateverBecomesOfRedis(t *testing.T) {
 	s := startServer(t)
 	a := startAccounts(t, "a", "b")
+	t.Setenv(patientVariable, "yes")
 	replicas := startReplicas(t, 3, a.options()+s.option())
 	inTouch(t, replicas)
 	var turns atomic.Int64
@@ -238,6 +240,7 @@ func TestAConversationGoesOnWhateverBecomesOfRedis(t *testing.T) {
 func TestAnothersIDIsNotFoundAtAnyReplica(t *testing.T) {
 	s := startServer(t)
 	a := startAccounts(t)
+	t.Setenv(patientVariable, "yes")
 	replicas := startReplicas(t, 3, a.options()+s.option())
 	inTouch(t, replicas)
 	id := replicas[0].respond("alice", "")
@@ -302,6 +305,7 @@ func TestAStoppedRedisIsAskedOnceAndThenTheAccountsAre(t *testing.T) {
 func TestOnlyRequestsWithUnknownIDsAskRedis(t *testing.T) {
 	s := startServer(t)
 	a := startAccounts(t)
+	t.Setenv(patientVariable, "yes")
 	replicas := startReplicas(t, 2, a.options()+s.option())
 	inTouch(t, replicas)
 	id := replicas[0].respond("alice", "")
