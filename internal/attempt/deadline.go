@@ -93,6 +93,16 @@ func (d *deadline) unwatched() (w Watch, sent bool) {
 	return w, d.look > 0
 }
 
+// refused records that the backend has refused to accept the request. So it is not silent, and the watch ends.
+func (d *deadline) refused() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.watch != nil && d.look > 0 {
+		d.watch.Unsent()
+	}
+	d.watch = nil
+}
+
 // heard records that the first byte of the reply has come.
 func (d *deadline) heard() {
 	w, sent := d.unwatched()

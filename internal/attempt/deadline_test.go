@@ -54,6 +54,13 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 			time.Sleep(4 * s)
 			d.Extend()
 		}, 13 * s, errFirst},
+		"a step of a request that the backend has refused": {func(d *deadline) {
+			d.watched(&impatience{asks: 3}, 2*s)
+			d.start(10*s, errFirst)
+			time.Sleep(s)
+			d.refused()
+			d.sent() // once more
+		}, 10 * s, errFirst},
 		"a step that is watched": {func(d *deadline) {
 			d.watched(&impatience{asks: 3}, 2*s)
 			d.start(10*s, errFirst)

@@ -122,8 +122,11 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 		t.connections.CompareAndSwap(0, 1)
 		return
 	}
-	if t.connections.Add(1) > 2 {
+	switch n := t.connections.Add(1); {
+	case n > 2:
 		t.cancel(ErrLostAgain)
+	case n == 2 && isHTTP2(got.Conn): // net/http pauses for a second before it takes the next one
+		t.timeout.refused()
 	}
 }
 

@@ -318,6 +318,9 @@ func TestABackendWithFewStreamsIsNotBenchedForIt(t *testing.T) {
 	if _, benched := s.LoggedOf(t, "a"); benched != nil {
 		t.Errorf("a is benched: %+v", benched)
 	}
+	if strings.Contains(s.Log(t), `"backend silent"`) {
+		t.Error("a is silent")
+	}
 	if len(a.Received()) == 0 || len(a.Received())+len(b.Received()) != cap(replies) {
 		t.Errorf("a served %d and b %d of %d", len(a.Received()), len(b.Received()), cap(replies))
 	}
