@@ -18,6 +18,9 @@ type Body struct {
 	// HasModel reports whether there is a model, even an empty one.
 	HasModel bool
 
+	// ServiceTier is the last "service_tier". It is empty if that is absent or not a string.
+	ServiceTier string
+
 	// Stream reports whether the last "stream" is true.
 	Stream bool
 
@@ -60,12 +63,17 @@ type Body struct {
 	// askUsage is what asks for the usage of the stream. Without text, it cannot be asked for.
 	askUsage edit
 
-	// models is where the body names its model, and objects is where it names stored objects.
+	// models is where the body names its model, tiers are where it names its service tier, and objects is
+	// where it names stored objects.
 	models  models
+	tiers   places
 	objects objects
 
 	// others are the places of further models: those to fall back to, and the settings of a session.
 	others []other
+
+	// front is where a member can be added before the first one, or 0.
+	front int
 
 	// dashBoundary begins a form's delimiters: two dashes and the boundary. Only a form has it.
 	dashBoundary []byte
@@ -86,12 +94,17 @@ type MaxOutput struct {
 // Largest returns the largest value of all members.
 func (m MaxOutput) Largest() int64 { return max(m.Tokens, m.Completion, m.Output) }
 
-// models is where a body names its model, or where one can be added.
-type models struct {
-	// first is the place of the first value of "model" that is a string or null, if there is one, and
-	// others are the places of all others, which hardly any body has.
+// places are where a body has values that With replaces.
+type places struct {
+	// first is the place of the first value, if there is one, and others are those of all others, which
+	// hardly any body has.
 	first  span
 	others []span
+}
+
+// models is where a body names its model by a string or null, or where one can be added.
+type models struct {
+	places
 
 	// before and after go around the value of a model that is added at addAt. Without before, none
 	// can be added.
@@ -107,7 +120,7 @@ type objects struct {
 	odd span
 }
 
-// edit puts a text in the place of some bytes, which may be none.
+// edit is a splice of a text that is known before.
 type edit struct {
 	span
 	text string
@@ -213,39 +226,59 @@ func saturate(f float64) int64 {
 // maxModels is how many further models of a body are recorded.
 const maxModels = 100
 
-func (b *Body) addModel(s span) {
-	if b.models.first.end == 0 {
-		b.models.first = s
-		return
+// add records a place, unless there are too many. It is no use to replace only some of them.
+func (p *places) add(s span) bool {
+	switch {
+	case p.first.end == 0:
+		p.first = s
+	case len(p.others) == maxModels:
+		return false
+	default:
+		p.others = append(p.others, s)
 	}
-	if len(b.models.others) == maxModels {
-		b.Clear = false // it is no use to replace only some of them
-		return
-	}
-	b.models.others = append(b.models.others, s)
+	return true
 }
 
-func (b *Body) lastModel() (last span, ok bool) {
-	if n := len(b.models.others); n > 0 {
-		return b.models.others[n-1], true
+func (p *places) last() (last span, ok bool) {
+	if n := len(p.others); n > 0 {
+		return p.others[n-1], true
 	}
-	return b.models.first, b.models.first.end > 0
+	return p.first, p.first.end > 0
+}
+
+func (b *Body) addModel(s span) {
+	if !b.models.add(s) {
+		b.Clear = false
+	}
 }
 
 // NamesSeveral reports whether the body names a model more than once. Servers differ in which one they
 // read.
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
 
+// NamesSeveralTiers reports whether the body names a service tier more than once.
+func (b Body) NamesSeveralTiers() bool { return len(b.tiers.others) > 0 }
+
 // CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
 // the body was cut off, or names the stream's options twice.
 func (b Body) CanAskUsage() bool { return b.Whole && !b.StreamUsage && b.askUsage.text != "" }
 
-// With returns the body in pieces, and replaces each model that it names by this one. A JSON object
-// or a form that names no model gets this one as its first member or part. Of a body that was cut
-// off, only what came is known: if a model follows, both will be there. With askUsage, the usage of
-// a stream is asked for, if it can be.
+// Changes are what With changes in a body.
+type Changes struct {
+	// Model replaces each model that the body names. A JSON object or a form that names no model gets this one as
+	// its first member or part. If it is empty, nothing changes.
+	Model string
+	// ServiceTier replaces each service tier in a JSON object, which gets this one as a member if it has none. If it
+	// is empty, nothing changes.
+	ServiceTier string
+	// AskUsage asks for the usage of a stream, if it can be: see [Body.CanAskUsage].
+	AskUsage bool
+}
+
+// With returns the body with its changes, in pieces. Of a body that was cut off, only what came is known: if a
+// model follows, both will be there.
 //
-// An empty model changes nothing. The model stays as well if
+// The model stays as it is if
 //   - the body names this model already, and no other,
 //   - it is neither object nor form,
 //   - its "model" could not be read (it is a number, say, or cut off), or
@@ -254,34 +287,55 @@ func (b Body) CanAskUsage() bool { return b.Whole && !b.StreamUsage && b.askUsag
 //
 // The body must be the one that was parsed. If it stays as it is, it is the only piece. The pieces
 // share its memory, so that a prompt of megabytes is not copied for each backend that is tried.
-func (b Body) With(body []byte, model string, askUsage bool) [][]byte {
-	value := b.newModel(body, model)
-	if askUsage = askUsage && b.CanAskUsage(); !askUsage && value == nil {
+func (b Body) With(body []byte, c Changes) [][]byte {
+	var few [4]splice
+	all := few[:0]
+	if c.AskUsage && b.CanAskUsage() {
+		all = append(all, splice{b.askUsage.span, []byte(b.askUsage.text)})
+	}
+	all = b.withTier(all, c.ServiceTier)
+	if value := b.newModel(body, c.Model); value != nil {
+		all = b.models.replace(all, b.models.addAt, value)
+	}
+	if len(all) == 0 {
 		return [][]byte{body}
 	}
-	pieces := make([][]byte, 0, 2*len(b.models.others)+5)
-	at := 0
-	put := func(place span, text []byte) {
-		pieces = append(pieces, piece(body, at, place.start), text)
-		at = place.end
-	}
-	for i := -1; i < len(b.models.others) && value != nil; i++ {
-		place := b.models.first
-		if i >= 0 {
-			place = b.models.others[i]
-		} else if b.models.first.end == 0 {
-			place = span{b.models.addAt, b.models.addAt}
-		}
-		if askUsage && b.askUsage.start <= place.start {
-			put(b.askUsage.span, []byte(b.askUsage.text))
-			askUsage = false
-		}
-		put(place, value)
-	}
-	if askUsage {
-		put(b.askUsage.span, []byte(b.askUsage.text))
+	slices.SortStableFunc(all, func(a, b splice) int { return a.start - b.start })
+	pieces, at := make([][]byte, 0, 2*len(all)+1), 0
+	for _, s := range all {
+		pieces = append(pieces, piece(body, at, s.start), s.text)
+		at = s.end
 	}
 	return append(pieces, piece(body, at, len(body)))
+}
+
+// splice puts a text in the place of some bytes, which may be none.
+type splice struct {
+	span
+	text []byte
+}
+
+// replace appends what puts the value in each of the places or, if there is none, at addAt.
+func (p *places) replace(all []splice, addAt int, value []byte) []splice {
+	if p.first.end == 0 {
+		return append(all, splice{span{addAt, addAt}, value})
+	}
+	all = append(all, splice{p.first, value})
+	for _, s := range p.others {
+		all = append(all, splice{s, value})
+	}
+	return all
+}
+
+// withTier appends what gives the body this service tier.
+func (b *Body) withTier(all []splice, tier string) []splice {
+	switch {
+	case tier == "" || b.ServiceTier == tier && len(b.tiers.others) == 0, b.tiers.first.end == 0 && b.front == 0:
+		return all
+	case b.tiers.first.end == 0:
+		return b.tiers.replace(all, b.front, slices.Concat([]byte(`"service_tier":`), quote(tier), []byte(",")))
+	}
+	return b.tiers.replace(all, 0, quote(tier))
 }
 
 // newModel returns what is written in the place of each model, or as a first member or part. It is nil

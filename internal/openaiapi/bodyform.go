@@ -84,7 +84,7 @@ func parseForm(body []byte, boundary string) Body {
 	b.Whole = at >= 0                                    // the last delimiter is there, and it is the closing one
 	b.Clear = !odd && body[skipSpace(body, 0)] != '{' && // otherwise some servers read the JSON before the form
 		bytes.Count(wholeLines(body, b.Whole), b.dashBoundary) == delimiters // or find more parts than we do
-	if last, ok := b.lastModel(); ok {
+	if last, ok := b.models.last(); ok {
 		b.Model, b.HasModel = string(body[last.start:last.end]), true
 	} else if !namesModel {
 		b.models.before = "--" + boundary + newline + `Content-Disposition: form-data; name="model"` + newline + newline

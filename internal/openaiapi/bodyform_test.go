@@ -85,7 +85,7 @@ func TestModelInAForm(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.form)
 			got := parseForm(body, "XX")
-			if got.Model != tt.model || got.HasModel != (len(spans) > 0) || got.Stream != tt.stream || !slices.Equal(places(got), spans) {
+			if got.Model != tt.model || got.HasModel != (len(spans) > 0) || got.Stream != tt.stream || !slices.Equal(placesOf(got), spans) {
 				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
 			added := "--XX\r\n" + modelField + "ü <&>\r\n"
@@ -93,7 +93,7 @@ func TestModelInAForm(t *testing.T) {
 				added = strings.ReplaceAll(added, "\r\n", "\n")
 			}
 			want := replaceMarked(strings.ReplaceAll(tt.form, "¦", added), "ü <&>")
-			if result := string(bytes.Join(got.With(body, "ü <&>", false), nil)); result != want {
+			if result := string(bytes.Join(got.With(body, Changes{Model: "ü <&>"}), nil)); result != want {
 				t.Errorf("got %q, want %q", result, want)
 			}
 		})
@@ -228,7 +228,7 @@ func TestABoundaryHasAtLeastOneAndAtMost70Characters(t *testing.T) {
 		boundary := strings.Repeat("b", length)
 		body := []byte("--" + boundary + "\r\n" + modelField + "m\r\n--" + boundary + "--")
 		r := parseForm(body, boundary)
-		if replaced := len(r.With(body, "x", false)) > 1; r.HasModel != want || replaced != want {
+		if replaced := len(r.With(body, Changes{Model: "x"})) > 1; r.HasModel != want || replaced != want {
 			t.Errorf("%d: got %+v", length, r)
 		}
 	}
@@ -242,12 +242,12 @@ func TestAModelCannotAddPartsToAForm(t *testing.T) {
 	} {
 		body := []byte(form)
 		for _, model := range []string{"a\r\n--XX\r\n" + textField + "b", "a\nb", "a\r", "--XX", "--XX--", "a--XXb"} {
-			pieces := parseForm(body, "XX").With(body, model, false)
+			pieces := parseForm(body, "XX").With(body, Changes{Model: model})
 			if len(pieces) != 1 || string(pieces[0]) != form {
 				t.Errorf("%q: got %q", model, pieces)
 			}
 		}
-		if pieces := parseForm(body, "XX").With(body, "--X: a\x00\"b", false); len(pieces) != 3 {
+		if pieces := parseForm(body, "XX").With(body, Changes{Model: "--X: a\x00\"b"}); len(pieces) != 3 {
 			t.Errorf("got %q", pieces)
 		}
 	}
@@ -255,7 +255,7 @@ func TestAModelCannotAddPartsToAForm(t *testing.T) {
 
 func TestAFormThatAlreadySaysSoStaysWhole(t *testing.T) {
 	body := []byte("--XX\r\n" + modelField + "m\r\n--XX--")
-	if pieces := parseForm(body, "XX").With(body, "m", false); len(pieces) != 1 {
+	if pieces := parseForm(body, "XX").With(body, Changes{Model: "m"}); len(pieces) != 1 {
 		t.Errorf("got %q", pieces)
 	}
 }
@@ -273,7 +273,7 @@ func FuzzParseForm(f *testing.F) {
 		checkPlaces(t, r, body)
 		checkCost(t, r, body)
 		if model == "" || strings.ContainsAny(model, "\r\n") || strings.Contains(model, "--"+boundary) {
-			if pieces := r.With(body, model, false); len(pieces) != 1 || !bytes.Equal(pieces[0], body) {
+			if pieces := r.With(body, Changes{Model: model}); len(pieces) != 1 || !bytes.Equal(pieces[0], body) {
 				t.Errorf("%q: got %q", body, pieces)
 			}
 			return
@@ -372,7 +372,7 @@ func FuzzWithModelForm(f *testing.F) {
 		if len(models) == 0 {
 			want = append([]part{{"model", "", model}}, want...)
 		}
-		result := bytes.Join(r.With(form.Bytes(), model, false), nil)
+		result := bytes.Join(r.With(form.Bytes(), Changes{Model: model}), nil)
 		if got := readForm(t, result, boundary); !slices.Equal(got, want) {
 			t.Errorf("%q: got %q, want %q", result, got, want)
 		}

@@ -44,6 +44,7 @@ const (
 	memberN
 	memberStreamOptions
 	memberIncludeUsage // of the stream options
+	memberServiceTier
 	memberStore
 	memberBackground
 	memberAudio // in which a voice may have an id
@@ -123,6 +124,8 @@ func (g grammar) place(at place, key []byte) place {
 			return memberN
 		case "stream_options":
 			return memberStreamOptions
+		case "service_tier":
+			return memberServiceTier
 		case "store":
 			return memberStore
 		case "background":

@@ -65,6 +65,13 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 			if last.end > 0 || string(body[value:end]) == "null" {
 				b.addModel(span{value, end})
 			}
+		case memberServiceTier:
+			if !b.tiers.add(span{value, end}) {
+				b.Clear = false
+			}
+			if b.ServiceTier = ""; body[value] == '"' {
+				b.ServiceTier, _ = unquote(body[value:end])
+			}
 		case memberStreamOptions:
 			b.StreamUsage, b.askUsage = readStreamOptions(body[value:end])
 			b.askUsage.start, b.askUsage.end = b.askUsage.start+value, b.askUsage.end+value
@@ -94,8 +101,10 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 	if !namesModel {
 		b.addFirst(body, first)
 	}
-	if next := skipSpace(body, first); !optioned && next < len(body) && body[next] == '"' {
-		b.askUsage = edit{span{first, first}, `"stream_options":{"include_usage":true},`}
+	if next := skipSpace(body, first); next < len(body) && body[next] == '"' {
+		if b.front = first; !optioned {
+			b.askUsage = edit{span{first, first}, `"stream_options":{"include_usage":true},`}
+		}
 	}
 	return b
 }

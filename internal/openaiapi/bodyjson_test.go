@@ -93,10 +93,10 @@ func TestModelInJSON(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			body, spans := unmark(tt.body)
 			got := ParseJSON(body, nil)
-			if got.Model != tt.model || got.HasModel != tt.hasModel || got.Stream != tt.stream || !slices.Equal(places(got), spans) {
+			if got.Model != tt.model || got.HasModel != tt.hasModel || got.Stream != tt.stream || !slices.Equal(placesOf(got), spans) {
 				t.Fatalf("got %+v, want %+v with spans %v", got, tt, spans)
 			}
-			result := string(bytes.Join(got.With(body, "ü<&>", false), nil))
+			result := string(bytes.Join(got.With(body, Changes{Model: "ü<&>"}), nil))
 			want := replaceMarked(strings.ReplaceAll(tt.body, "¦", `"model":"ü<&>"`), `"ü<&>"`)
 			if result != want {
 				t.Errorf("got %s, want %s", result, want)
@@ -105,8 +105,8 @@ func TestModelInJSON(t *testing.T) {
 	}
 }
 
-// places are where a body names the model, in order.
-func places(r Body) (spans []span) {
+// placesOf returns where a body names the model, in order.
+func placesOf(r Body) (spans []span) {
 	if r.models.first.end > 0 {
 		spans = append(spans, r.models.first)
 	}
@@ -151,7 +151,7 @@ func TestWithModelEscapesTheModel(t *testing.T) {
 		"</script>&":       `{"model":"</script>&"}`,
 		"broken \xff here": `{"model":"broken \ufffd here"}`,
 	} {
-		got := string(bytes.Join(ParseJSON(body, nil).With(body, model, false), nil))
+		got := string(bytes.Join(ParseJSON(body, nil).With(body, Changes{Model: model}), nil))
 		if got != want {
 			t.Errorf("%q: got %s, want %s", model, got, want)
 		}
@@ -170,7 +170,7 @@ func TestABodyThatAlreadySaysSoStaysWhole(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			body := []byte(tt.body)
-			if pieces := ParseJSON(body, nil).With(body, "a", false); len(pieces) != tt.pieces {
+			if pieces := ParseJSON(body, nil).With(body, Changes{Model: "a"}); len(pieces) != tt.pieces {
 				t.Errorf("got %q, want %d pieces", pieces, tt.pieces)
 			}
 		})
@@ -191,7 +191,7 @@ func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			body := []byte(tt.body)
-			pieces := tt.parse(body).With(body, "new", false)
+			pieces := tt.parse(body).With(body, Changes{Model: "new"})
 			if len(pieces) != 3 {
 				t.Fatalf("got %q", pieces)
 			}
@@ -210,7 +210,7 @@ func TestWithModelSharesTheBodysMemoryAndGuardsIt(t *testing.T) {
 }
 
 func TestARequestThatWasNotParsedChangesNothing(t *testing.T) {
-	if pieces := (Body{}).With([]byte("{}"), "a", false); len(pieces) != 1 || string(pieces[0]) != "{}" {
+	if pieces := (Body{}).With([]byte("{}"), Changes{Model: "a"}); len(pieces) != 1 || string(pieces[0]) != "{}" {
 		t.Errorf("got %q", pieces)
 	}
 }
@@ -300,12 +300,12 @@ func FuzzParseJSON(f *testing.F) {
 		got := ParseJSON(body, nil)
 		want, ok := reference(t, body)
 		if ok && (got.Model != want.Model || got.HasModel != want.HasModel || got.Stream != want.Stream ||
-			got.MaxOutput != want.MaxOutput || got.N != want.N || got.Whole != want.Whole || !slices.Equal(places(got), places(want))) {
+			got.MaxOutput != want.MaxOutput || got.N != want.N || got.Whole != want.Whole || !slices.Equal(placesOf(got), placesOf(want))) {
 			t.Errorf("%q: got %+v, want %+v", body, got, want)
 		}
 		checkPlaces(t, got, body)
 		checkCost(t, got, body)
-		for _, s := range places(got) {
+		for _, s := range placesOf(got) {
 			if value := body[s.start:s.end]; string(value) != "null" && (len(value) < 2 || value[0] != '"' || value[len(value)-1] != '"') {
 				t.Errorf("%q: neither a string nor null at %v", body, s)
 			}
@@ -316,11 +316,11 @@ func FuzzParseJSON(f *testing.F) {
 // checkPlaces fails unless what a Body says fits together.
 func checkPlaces(t *testing.T, r Body, body []byte) {
 	t.Helper()
-	if r.HasModel && len(places(r)) == 0 || !r.HasModel && r.Model != "" || r.HasModel && r.models.before != "" {
+	if r.HasModel && len(placesOf(r)) == 0 || !r.HasModel && r.Model != "" || r.HasModel && r.models.before != "" {
 		t.Errorf("%q: a contradiction: %+v", body, r)
 	}
 	at := 0
-	for _, s := range places(r) {
+	for _, s := range placesOf(r) {
 		if s.start < at || s.end < s.start || s.end > len(body) {
 			t.Errorf("%q: no place %v", body, s)
 		}
@@ -336,13 +336,13 @@ func checkPlaces(t *testing.T, r Body, body []byte) {
 func withModel(t *testing.T, r Body, body []byte, model, value string) []byte {
 	t.Helper()
 	before := bytes.Clone(body)
-	got := bytes.Join(r.With(body, model, false), nil)
+	got := bytes.Join(r.With(body, Changes{Model: model}), nil)
 	if !bytes.Equal(body, before) {
 		t.Fatalf("%q: the body itself was changed to %q", before, body)
 	}
 	var want []byte
 	at := 0
-	for _, s := range places(r) {
+	for _, s := range placesOf(r) {
 		want = append(append(want, body[at:s.start]...), value...)
 		at = s.end
 	}
@@ -516,7 +516,7 @@ func TestAPlainBodyAllocatesHardlyAnything(t *testing.T) {
 	}
 	r := ParseJSON(body, nil)
 	for model, want := range map[string]float64{"gpt-4o": 1, "my-deployment": 2} {
-		if n := testing.AllocsPerRun(100, func() { r.With(body, model, false) }); n > want {
+		if n := testing.AllocsPerRun(100, func() { r.With(body, Changes{Model: model}) }); n > want {
 			t.Errorf("%s: %v allocations, want %v", model, n, want)
 		}
 	}
@@ -575,7 +575,7 @@ func BenchmarkWithModel(b *testing.B) {
 		b.Run(model, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				r.With(body, model, false)
+				r.With(body, Changes{Model: model})
 			}
 		})
 	}

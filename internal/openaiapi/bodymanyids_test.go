@@ -70,7 +70,7 @@ func TestABodyMadeOfIDsTakesNoMoreMemoryThanAnother(t *testing.T) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		r := ParseJSON(text, nil)
-		pieces := r.With(text, "another", false)
+		pieces := r.With(text, Changes{Model: "another"})
 		runtime.ReadMemStats(&after)
 		if used := after.TotalAlloc - before.TotalAlloc; used > 512<<10 {
 			t.Errorf("%s: reading %d bytes took %d bytes of memory (%d pieces)", name, len(text), used, len(pieces))

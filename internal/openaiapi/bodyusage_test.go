@@ -52,10 +52,10 @@ func TestTheUsageOfAStreamIsAskedForWhereItBelongs(t *testing.T) {
 		if want == "" {
 			want = tt.body
 		}
-		if got := string(bytes.Join(r.With(body, model, true), nil)); got != want {
+		if got := string(bytes.Join(r.With(body, Changes{Model: model, AskUsage: true}), nil)); got != want {
 			t.Errorf("%s: got %s, want %s", body, got, want)
 		}
-		if pieces := r.With(body, "", false); len(pieces) != 1 || string(pieces[0]) != tt.body {
+		if pieces := r.With(body, Changes{}); len(pieces) != 1 || string(pieces[0]) != tt.body {
 			t.Errorf("%s became %q", body, pieces)
 		}
 	}
@@ -67,11 +67,11 @@ func FuzzAskUsage(f *testing.F) {
 	f.Add([]byte(`{"stream_options":null}`), "gpt-4o")
 	f.Fuzz(func(t *testing.T, body []byte, model string) {
 		r := ParseJSON(body, nil)
-		result := bytes.Join(r.With(body, model, true), nil)
+		result := bytes.Join(r.With(body, Changes{Model: model, AskUsage: true}), nil)
 		if first := bytes.TrimLeft(body, " \r\n\t"); !json.Valid(body) || first[0] != '{' {
 			return
 		}
-		want, got := decode(t, bytes.Join(r.With(body, model, false), nil)), decode(t, result)
+		want, got := decode(t, bytes.Join(r.With(body, Changes{Model: model}), nil)), decode(t, result)
 		options, isObject := want["stream_options"].(map[string]any)
 		if asks, _ := options["include_usage"].(bool); asks != r.StreamUsage {
 			t.Errorf("%q: asks %t", body, r.StreamUsage)

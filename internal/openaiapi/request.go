@@ -23,6 +23,9 @@ type Request struct {
 	// Model is the model that the client named, in the path, the body or the query. It is empty if the
 	// request needs none, or if it cannot be found.
 	Model string
+	// HeaderTier is the service tier of the client's header [TierHeader], if that counts: it overrides the one in
+	// the body.
+	HeaderTier string
 	// Clarity is whether the body has the models that Body found there.
 	Clarity Clarity
 	// NeedsModel reports whether a backend that lists its models gets the request only for one of

@@ -114,10 +114,8 @@ const wholeBodySize = 64 << 10
 
 // Options say how a body is sent to a backend.
 type Options struct {
-	// Model replaces the model in the body, unless it is empty.
-	Model string
-	// AskUsage asks for the usage of a stream.
-	AskUsage bool
+	// Changes are what changes in the body.
+	openaiapi.Changes
 	// Request is what the body asks for, and where it names the model.
 	Request *openaiapi.Body
 	// Repeatable reports whether the backend may execute the request twice.
@@ -190,14 +188,15 @@ func (b *Body) upload(o Options) *Upload {
 		return nil
 	}
 	up := &Upload{body: b, length: b.length}
-	if b.tail == nil && o.Model == "" && !o.AskUsage && up.length <= wholeBodySize {
+	changes := o.Changes != openaiapi.Changes{}
+	if b.tail == nil && !changes && up.length <= wholeBodySize {
 		b.readers++
 		up.setSmall(b.prefix)
 		return up
 	}
 	segments := [][]byte{b.prefix}
-	if o.Model != "" || o.AskUsage {
-		segments = o.Request.With(b.prefix, o.Model, o.AskUsage)
+	if changes {
+		segments = o.Request.With(b.prefix, o.Changes)
 		if up.length >= 0 {
 			for _, segment := range segments {
 				up.length += int64(len(segment))

@@ -68,7 +68,7 @@ func TestASmallBodyIsAReaderThatNetHTTPKnows(t *testing.T) {
 	parsed := openaiapi.ParseJSON(b.Buffered(), nil)
 	for model, want := range map[string]string{"": `{"model":"a"}`, "bcd": `{"model":"bcd"}`} {
 		out := request(t, nil)
-		up := b.Attach(out, Options{Model: model, Request: &parsed, Progress: noProgress{}})
+		up := b.Attach(out, Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Progress: noProgress{}})
 		if got, want := reflect.TypeOf(out.Body), reflect.TypeOf(io.NopCloser(new(bytes.Reader))); got != want {
 			t.Fatalf("the body is a %s, want a %s", got, want)
 		}
@@ -202,7 +202,7 @@ func BenchmarkBody(b *testing.B) {
 					if err := body.Buffer(in, 1<<20); err != nil {
 						b.Fatal(err)
 					}
-					up := body.Attach(out, Options{Model: model, Request: &parsed, Repeatable: true, Progress: noProgress{}})
+					up := body.Attach(out, Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Repeatable: true, Progress: noProgress{}})
 					io.Copy(io.Discard, out.Body)
 					up.Sent()
 					out.Body.Close()
