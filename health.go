@@ -29,7 +29,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", in.placement.Why(t.ask.Affinity)), errorField(r.Err))
 	}
 	if !r.Class.Failover() {
-		to.Served(model, a.started)
+		to.Served(pool.Scope{Model: model, Flex: a.flex}, a.started)
 		to.servedAt.Store(now.UnixNano())
 	}
 	b.learnQuota(in, a, tier, r, now)
@@ -50,6 +50,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 		Whole:       in.wholeBackend(r.Class),
 		Unreachable: r.Class == verdict.Unreachable,
 		Model:       model,
+		Flex:        a.flex && aboutFlex(r),
 		Cost:        in.Cost,
 		Wait:        its.Wait,
 		Longest:     its.Longest,
@@ -59,6 +60,18 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	if began && r.Class.Promise() {
 		a.benched = now
 	}
+}
+
+// aboutFlex reports whether what a request of the service tier flex met says nothing about other requests: no capacity
+// for flex, or none in time. The limits that all requests share are used up only if the reply says so.
+func aboutFlex(r *attempt.Reply) bool {
+	switch r.Class {
+	case verdict.Throttled:
+		return !verdict.NoneLeft(r.Response.Header)
+	case verdict.Overloaded, verdict.Timeout:
+		return true
+	}
+	return false
 }
 
 // servesOthers reports whether the backend serves other requests, or has done so
@@ -109,7 +122,7 @@ func (b *balancer) deduct(in *intent, to *target) quota.Mark {
 // learnQuota reads what the header of a reply says about the backend's quota. The model may have become known by this
 // reply, so the tier's demand is recorded again.
 func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, now time.Time) {
-	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() {
+	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.slow && r.Class == verdict.Throttled && aboutFlex(r) {
 		return
 	}
 	model := in.benchModel(a.target.backend)

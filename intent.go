@@ -66,8 +66,8 @@ func (in *intent) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 }
 
 // asks is what an attempt has to know of the request.
-func (in *intent) asks() attempt.Asks {
-	return attempt.Asks{Kind: in.Kind, Stream: in.Body.Stream, Operation: in.Route.Operation, Cost: in.Cost}
+func (in *intent) asks(a *try) attempt.Asks {
+	return attempt.Asks{Kind: in.Kind, Stream: in.Body.Stream, Operation: in.Route.Operation, Cost: in.Cost, Slow: a.slow}
 }
 
 // isOnce reports whether the request can be sent only once. One that may have been executed after a failure is not
@@ -106,6 +106,11 @@ func (in *intent) pulseKind() pulse.Kind {
 	return pulse.KindOf(in.Body.Stream, in.PromptLength, output)
 }
 
+// isFlexAt reports whether the request has the service tier flex at the backend.
+func (in *intent) isFlexAt(b *backend.Backend) bool {
+	return in.Kind.Infers() && !in.Kind.IsHandshake() && b.TierOf(&in.Request) == openaiapi.Flex
+}
+
 // hasQuota reports whether the request counts for the backend's limits, as far as they are known: those of
 // inference. With the caller's own credential, the limits would be the caller's.
 func (in *intent) hasQuota(t *target) bool {
@@ -117,7 +122,7 @@ func (in *intent) waitsIn() waiting.Key {
 	if !in.Kind.Infers() {
 		return waiting.Key{}
 	}
-	return waiting.Key{Model: pool.ModelKey(in.Model)}
+	return waiting.Key{Model: pool.ModelKey(in.Model), Flex: in.HeaderTier == openaiapi.Flex || in.HeaderTier == "" && in.Body.ServiceTier == openaiapi.Flex}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

@@ -129,7 +129,10 @@ func (ex *exchange) choose() *target {
 	if last := t.last(); last != nil && last.over && last.target != t.current {
 		last.target.metrics.FailedOver(string(last.class))
 	}
-	t.list = append(t.list, try{target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current), deployment: deploymentLabel(&ex.intent, t.current)})
+	at := &t.ask.At[t.current.Index]
+	t.list = append(t.list, try{
+		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex, slow: at.Slow,
+	})
 	return t.current
 }
 

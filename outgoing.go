@@ -62,11 +62,11 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 	to := a.target.backend
 	out := &attempt.Request{
 		Proxied: req, Dial: a.target.address.info, URL: *req.URL, Host: req.Host, Header: in.credentials.Outgoing(req.Header, in.split),
-		Body: &in.received, Change: replay.Options{Request: &in.Body}, Asks: in.asks(), Secrets: to.Credentials.Secrets(a.credential, in.credentials),
+		Body: &in.received, Change: replay.Options{Request: &in.Body}, Asks: in.asks(a), Secrets: to.Credentials.Secrets(a.credential, in.credentials),
 		Fields: attempt.Public{}, CountsTokens: true, CountsContent: bill.CountsTokens(), CountsAll: in.readsUsage(bill),
 		FindsID: bill.Open() && in.Body.Background, Interims: &t.interims, Marks: a.target,
 	}
-	if b.Pool.Watches && !t.ask.Once && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
+	if b.Pool.Watches && !t.ask.Once && !a.slow && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
 		t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move
 		t.wait.Begin(&t.ask, a.target.Member, pool.Moves{May: !t.hasMoved && t.isLeft(in), Until: in.deadline, GivesUp: t.throttled()})
 		out.Watch = &t.wait
@@ -88,7 +88,7 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 	if out.URL.Path != in.request.URL.Path || out.URL.RawPath != in.request.URL.RawPath {
 		route = openaiapi.ParsePath(out.URL.EscapedPath()) // reverse_proxy has the option rewrite
 	}
-	out.Host, out.Change.Model = to.Direct(&out.URL, out.Header, &in.Request, route)
+	out.Host, out.Change.Changes = to.Direct(&out.URL, out.Header, &in.Request, route)
 	out.Change.AskUsage = bill.CountsTokens() && (to.StreamUsage == nil || *to.StreamUsage) && in.CanAskUsage()
 	if in.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {

@@ -62,6 +62,9 @@ type try struct {
 	benched time.Time
 	// deployment is the label in metrics of what the backend calls the model.
 	deployment string
+	// flex reports whether what is refused to it may be refused only to requests of the service tier flex, and slow
+	// whether it has that tier, so that it may take many minutes.
+	flex, slow bool
 	// over reports whether metrics know what came of it, and span is over.
 	over bool
 	span *observe.Span
@@ -196,7 +199,7 @@ func (t *tries) doubtBenches(in *intent) {
 	}
 	for i := range t.list {
 		if a := &t.list[i]; !a.benched.IsZero() {
-			a.target.Doubt(in.wholeBackend(a.class), in.benchModel(a.target.backend), a.benched)
+			a.target.Doubt(in.wholeBackend(a.class), pool.Scope{Model: in.benchModel(a.target.backend), Flex: a.flex}, a.benched)
 		}
 	}
 }
@@ -240,7 +243,11 @@ func (a *try) end() {
 func (t *tries) fill(b *balancer, in *intent, tier int) {
 	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
 	for _, to := range b.targets {
-		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: to.backend.Takes(&in.Request, in.anonymous)})
+		at := pool.At{Model: in.benchModel(to.backend), Takes: to.backend.Takes(&in.Request, in.anonymous)}
+		if at.Slow = in.isFlexAt(to.backend); at.Slow {
+			at.Flex = to.backend.ServiceTier == "" // otherwise it is all that the backend gets
+		}
+		t.ask.At = append(t.ask.At, at)
 	}
 }
 

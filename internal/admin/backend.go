@@ -115,8 +115,11 @@ type Bench struct {
 	// Model is the name that clients use, and Deployment the backend's name for
 	// it. If clients have several names for a deployment, the bench appears once
 	// for each. If they may use any name, Model is empty.
-	Model       string    `json:"model"`
-	Deployment  string    `json:"deployment"`
+	Model      string `json:"model"`
+	Deployment string `json:"deployment"`
+	// ServiceTier is that of the requests that are refused, or empty if it is all of them. If it is set, the backend
+	// and its model count as available.
+	ServiceTier string    `json:"service_tier,omitempty"`
 	Class       string    `json:"class"`
 	Status      int       `json:"status"`
 	Hint        string    `json:"hint"`
@@ -217,9 +220,9 @@ func backendOf(s pool.State, now time.Time) Backend {
 	}
 	slices.SortFunc(b.Benches, func(x, y Bench) int {
 		// backend comes before model
-		return cmp.Or(cmp.Compare(x.Scope, y.Scope), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
+		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
 	})
-	if len(b.Benches) > 0 {
+	if len(b.Benches) > 0 && b.Benches[0].ServiceTier == "" {
 		worst := &b.Benches[0]
 		b.WorstBench = WorstBench{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
 	}
@@ -255,7 +258,7 @@ func stateOf(s pool.State) string {
 	switch {
 	case s.Drained:
 		return Drained
-	case len(s.Benches) > 0:
+	case slices.ContainsFunc(s.Benches, func(b pool.Bench) bool { return !b.Flex }):
 		return Benched
 	case is(false):
 		return Silent
@@ -279,7 +282,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	// a bench that is in force has some time left
 	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Bench{scope, model, b.Model, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
+		shown = append(shown, Bench{scope, model, b.Model, b.ServiceTier(), b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
 	}
 	return shown
 }

@@ -55,6 +55,9 @@ type Recorder string
 
 // Happened implements pool.Listener.
 func (r Recorder) Happened(e pool.Event) {
+	if e.Bench.Flex {
+		return // all other requests are served
+	}
 	episodes.Lock()
 	defer episodes.Unlock()
 	its := slices.IndexFunc(episodes.all, func(known Episode) bool {

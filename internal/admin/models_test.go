@@ -112,7 +112,7 @@ func TestOnlyAModelThatTheBackendIsToHaveNeedsAnOperator(t *testing.T) {
 	state := poolOf(t, a, b)
 	a.Bench(refusal("no_model", "a-4o", time.Minute), time.Now())
 	b.Bench(refusal("no_model", "made-up", time.Minute), time.Now())
-	b.Served("gpt-4o", time.Now())
+	b.Served(pool.Scope{Model: "gpt-4o"}, time.Now())
 	b.Bench(refusal("no_model", "gpt-4o", time.Minute), time.Now().Add(time.Millisecond))
 	b.Bench(refusal("throttled", "gpt-5", time.Minute), time.Now())
 	b.Bench(pool.Refusal{Reason: pool.Reason{Class: "quota"}, Throttle: true, Whole: true, Wait: time.Minute}, time.Now())

@@ -89,6 +89,8 @@ type Asks struct {
 	Operation string
 	// Cost is how many tokens it counts for in a rate limit.
 	Cost int64
+	// Slow reports whether it has the service tier flex, so that its reply may take many minutes to begin.
+	Slow bool
 }
 
 // Watch follows the wait for the first byte of a reply, which may come long before the time is over,
@@ -203,6 +205,9 @@ func (s *Sender) send(t *Request) *Reply {
 	return reply
 }
 
+// slowTimeout is how long a request of the service tier flex may wait for its first byte: what OpenAI advises.
+const slowTimeout = 15 * time.Minute
+
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
 	t.trip.fields, t.trip.dial, t.trip.shares = t.Fields, t.Dial, s.sharesConnections
@@ -224,6 +229,9 @@ func (t *Request) begin(s *Sender) {
 		limit = handshakeTimeout
 	case t.Asks.Stream:
 		limit = time.Duration(s.StreamFirstEventTimeout)
+	}
+	if t.Asks.Slow {
+		limit = max(limit, slowTimeout)
 	}
 	t.trip.timeout.alarms = &s.alarms
 	if t.Watch != nil {

@@ -79,6 +79,15 @@ type Backend struct {
 	//	model <name> [<deployment>]
 	Model []Model `json:"model,omitempty"`
 
+	// ServiceTier is the service tier of chats and responses, in place of the client's: `flex`, `default`, `priority` or
+	// `auto`. Default: the client's.
+	//
+	// At Azure it is sent as the header x-ms-service-tier, and elsewhere in the body. Backends that differ in it have
+	// separate benches.
+	//
+	//	service_tier <tier>
+	ServiceTier string `json:"service_tier,omitempty"`
+
 	// MaxRequests is how many requests the backend gets at a time. Default: no limit.
 	//
 	//	max_requests <n>
@@ -158,19 +167,36 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	return has || r.Model == "" && !r.NeedsModel
 }
 
+// TierOf returns the service tier that the request has at the backend.
+func (b *Backend) TierOf(r *openaiapi.Request) string {
+	return cmp.Or(b.tellsTier(r), r.Body.ServiceTier)
+}
+
+// tellsTier returns the service tier that the backend is told in the place of that in the body.
+func (b *Backend) tellsTier(r *openaiapi.Request) string {
+	if b.ServiceTier != "" && r.TakesServiceTier() {
+		return b.ServiceTier
+	}
+	return r.HeaderTier
+}
+
 // Direct sets the address and the path of an outgoing request, and the backend's own headers. It
-// returns its Host, and the model that its body is to name, if that changes. route is the path that
-// the request has.
-func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host, inBody string) {
+// returns its Host, and what changes in its body. route is the path that the request has.
+func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host string, c openaiapi.Changes) {
 	maps.Copy(header, b.header)
+	if tier := b.tellsTier(r); tier != "" && b.Azure {
+		header[openaiapi.TierHeader] = []string{tier}
+	} else {
+		c.ServiceTier = tier
+	}
 	to.Scheme, to.Host = b.Origin.Scheme, b.Origin.Host
 	model := b.NameOf(r.Model)
 	place := b.paths.Rewrite(to, route, r.Model, model)
 	replaced := model != r.Model || b.Models != nil && r.Body.NamesSeveral()
 	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && r.Body.HasModel {
-		inBody = model
+		c.Model = model
 	}
-	return b.header.Get("Host"), inBody
+	return b.header.Get("Host"), c
 }
 
 // Names returns the backend's names of the models that the options name.
@@ -224,7 +250,7 @@ func (b *Backend) Key() *keys.Key {
 // now: elsewhere, a file of this name may hold another one.
 func (b *Backend) NameForReplicas() string {
 	if key := b.Key(); key != nil {
-		return b.base + " " + b.Credentials.Fingerprint(key.Digest(), b.header)
+		return b.base + " " + b.Credentials.Fingerprint(key.Digest(), b.header) + b.variant()
 	}
 	return b.HealthKey
 }

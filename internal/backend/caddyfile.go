@@ -60,6 +60,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"max_requests": directive.Int(&b.MaxRequests, 1, directive.MaxInt),
 		"stream_usage": directive.Off(&b.StreamUsage),
 		"account":      directive.Text(&b.Account),
+		"service_tier": directive.Text(&b.ServiceTier),
 
 		"trace_context": directive.Flag(&b.TraceContext),
 	}.Check(b.checkTogether))
@@ -75,6 +76,9 @@ func (b *Backend) checkKey() error {
 
 // checkTogether checks options that depend on each other.
 func (b *Backend) checkTogether() error {
+	if err := checkTier(b.ServiceTier); err != nil {
+		return err
+	}
 	switch {
 	case b.Origin != nil:
 		return b.authConfig().Check()

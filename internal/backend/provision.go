@@ -2,10 +2,14 @@ package backend
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -128,9 +132,45 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	}
 	fingerprint := b.Credentials.Fingerprint(identity, b.header)
 	b.base = b.Origin.String() + base
-	b.HealthKey = b.base + " " + fingerprint
+	if err := b.provisionTier(); err != nil {
+		return err
+	}
+	b.HealthKey = b.base + " " + fingerprint + b.variant()
 	b.AccountKey = openaiapi.AccountOf(b.Account, b.Origin, fingerprint)
 	return nil
+}
+
+// provisionTier checks the service tier, which may also be given as Azure's header.
+func (b *Backend) provisionTier() error {
+	if inHeader := b.header.Get(openaiapi.TierHeader); inHeader != "" && b.Azure {
+		if b.ServiceTier != "" {
+			return fmt.Errorf("service_tier and header %s exclude each other", openaiapi.TierHeader)
+		}
+		b.ServiceTier = inHeader
+		b.header.Del(openaiapi.TierHeader)
+	}
+	return checkTier(b.ServiceTier)
+}
+
+func checkTier(tier string) error {
+	if tier != "" && !openaiapi.IsServiceTier(tier) {
+		return fmt.Errorf("service_tier '%s' is not one of %s", tier, openaiapi.ServiceTierNames())
+	}
+	return nil
+}
+
+// variant distinguishes backends of one URL and credential that differ in what they send, because what is refused to
+// one of them may be served for another. It is empty if the options say nothing of that.
+func (b *Backend) variant() string {
+	if b.ServiceTier == "" && len(b.header) == 0 {
+		return ""
+	}
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%q", b.ServiceTier)
+	for _, name := range slices.Sorted(maps.Keys(b.header)) {
+		fmt.Fprintf(sum, " %q %q", name, b.header[name])
+	}
+	return " " + hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 func (b *Backend) authConfig() keys.AuthConfig {

@@ -40,7 +40,7 @@ func kindOf(name string) kind {
 		return public
 	case "Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key", "Openai-Organization", "Openai-Project":
 		return credential
-	case "Cookie", "Referer", "X-Ms-Spillover-Deployment", "Via", "X-Envoy-External-Address",
+	case "Cookie", "Referer", "X-Ms-Spillover-Deployment", "X-Ms-Service-Tier", "Via", "X-Envoy-External-Address",
 		"X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
 		"X-Original-Url", "X-Rewrite-Url", "X-Original-Host", "X-Host":
 		return private

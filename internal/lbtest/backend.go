@@ -30,6 +30,8 @@ type Call struct {
 	Request   *http.Request
 	BodyHash  string
 	BodyBytes int64
+	// Beginning is the first 4 KiB of the body.
+	Beginning []byte
 	ReadErr   error
 }
 
@@ -41,7 +43,11 @@ func (b *Backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.mu.Unlock()
 	if early := r.Header.Get("X-Early"); early == "" || early != b.Name && early != "1" {
 		hash := sha256.New()
-		c.BodyBytes, c.ReadErr = io.Copy(hash, r.Body)
+		body := io.TeeReader(r.Body, hash)
+		c.Beginning, _ = io.ReadAll(io.LimitReader(body, 4<<10))
+		c.BodyBytes, c.ReadErr = io.Copy(io.Discard, body)
+		c.BodyBytes += int64(len(c.Beginning))
+		r.Body = io.NopCloser(bytes.NewReader(c.Beginning)) // for the reply
 		c.BodyHash = hex.EncodeToString(hash.Sum(nil))
 	}
 	b.mu.Lock()

@@ -16,6 +16,9 @@ func (p *Pool) Happened(e pool.Event) {
 	if e.Happening == pool.FellSilent {
 		silencesTotal.WithLabelValues(p.name, clean(e.Member.Name), Deployment(e.Member, e.Silence.Model)).Inc()
 	}
+	if e.Bench.Flex {
+		return // other requests are served
+	}
 	its := benchLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Bench.Model), e.Bench.Class}
 	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
 	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote { // a sum over replicas has each bench once

@@ -157,7 +157,7 @@ func TestABenchCountsAsItGoesOn(t *testing.T) {
 		wantValues(t, name, map[string]float64{"benched_seconds_total a throttled gpt": 30, "backend_available a gpt": 1})
 		m.Bench(refusal(verdict.Failed, "gpt", 10*time.Second), time.Now())
 		time.Sleep(3 * time.Second)
-		m.Served("gpt", time.Now())
+		m.Served(pool.Scope{Model: "gpt"}, time.Now())
 		time.Sleep(time.Minute)
 		wantValues(t, name, map[string]float64{"benched_seconds_total a failed gpt": 3, "benched_seconds_total a throttled gpt": 30})
 	})
@@ -194,7 +194,7 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 		for i := range 40 {
 			switch i {
 			case 5: // another pool with the same backend finds out, which is no event for this one
-				theirs.Served("", time.Now())
+				theirs.Served(pool.Scope{Model: ""}, time.Now())
 			case 15: // a reload takes the pool away
 				mine.Bench(refusal(verdict.Quota, "", 10*time.Second), time.Now())
 				p.Close()

@@ -7,15 +7,16 @@ import (
 
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
-	model, ok := r.modelAt(m)
-	return ok && (m.standing(model, r.Cost, now) >= benchedGuess || m.isAbove(r, model, now))
+	its, ok := r.at(m)
+	return ok && (m.standing(its, r.Cost, now) >= benchedGuess || m.isAbove(r, its.Model, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
 // would meet, or one whose probe may still be refused.
 func (m *Member) hasThrottle(r *Ask) bool {
-	model, _ := r.modelAt(m)
-	return m.health.whole.throttle.Load() != nil || m.health.of(model).throttle.Load() != nil
+	its, _ := r.at(m)
+	throttles := m.throttles(its)
+	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })
 }
 
 // farAway is when a request may go to a member whose budget is used up: no request waits for that.
@@ -27,13 +28,15 @@ func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Durati
 	if !m.Throttles(r, now) {
 		return now, 0, false
 	}
-	model, _ := r.modelAt(m)
-	at = now.Add(m.quotaWait(r, model, now))
+	its, _ := r.at(m)
+	at = now.Add(m.quotaWait(r, its.Model, now))
 	if b := m.health.whole.throttle.Load(); b != nil && b.inForce(now) {
 		return now.Add(farAway), 0, true // only budgets are about all models
 	}
-	if b := m.health.of(model).throttle.Load(); b != nil && b.inForce(now) {
-		at, grace = later(at, b.accepts()), b.Grace()
+	for _, s := range m.throttles(its) {
+		if b := s.Load(); b != nil && b.inForce(now) {
+			at, grace = later(at, b.accepts()), max(grace, b.Grace())
+		}
 	}
 	return at, grace, true
 }

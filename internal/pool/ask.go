@@ -37,6 +37,9 @@ type Ask struct {
 type At struct {
 	// Model is the member's name for the model that is asked for.
 	Model string
+	// Flex reports whether benches for the service tier flex count for it there, and Slow whether it may take many
+	// minutes, so that a silence says nothing.
+	Flex, Slow bool
 	// Takes reports whether the request can be sent to the member, and Elsewhere whether it must not, because the
 	// objects that it names are at another account.
 	Takes, Elsewhere bool
@@ -64,11 +67,17 @@ const (
 	Unfit
 )
 
-// modelAt returns the member's name for the requested model. It returns false if the request cannot be sent to the
-// member.
-func (r *Ask) modelAt(m *Member) (model string, ok bool) {
+// at returns what benches are about that count for the request at the member. It returns false if the request cannot be
+// sent to the member.
+func (r *Ask) at(m *Member) (its Scope, ok bool) {
 	at := &r.At[m.Index]
-	return at.Model, at.Takes && !at.Elsewhere
+	return Scope{at.Model, at.Flex}, at.Takes && !at.Elsewhere
+}
+
+// modelAt returns the member's name for the requested model, as at does.
+func (r *Ask) modelAt(m *Member) (model string, ok bool) {
+	its, ok := r.at(m)
+	return its.Model, ok
 }
 
 func (r *Ask) mayTry(m *Member) bool {

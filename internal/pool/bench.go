@@ -15,7 +15,9 @@ type Bench struct {
 	Whole bool
 	// Model is the benched model. It is empty if the bench covers the whole
 	// backend, or requests that name no model.
-	Model        string
+	Model string
+	// Flex reports whether it covers only requests of the service tier flex.
+	Flex         bool
 	Since, Until time.Time
 	// Throttle reports whether the backend asked for the bench. Otherwise it is
 	// for a failure.
@@ -36,6 +38,14 @@ type Bench struct {
 
 // inForce reports whether the bench keeps requests away, and not its end only.
 func (b *Bench) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
+
+// ServiceTier returns the service tier of the requests that the bench covers. It is empty if it covers all.
+func (b *Bench) ServiceTier() string {
+	if b.Flex {
+		return "flex"
+	}
+	return ""
+}
 
 // Grace returns how long after the bench's end all requests wait for the result
 // of the probe.

@@ -77,9 +77,9 @@ func TestAServedTryDoesNotEndATimeThatTheBackendHasNamedSince(t *testing.T) {
 	members["a"].Bench(guessOf(10), start)
 	wantPick(t, p, 1, at(0.6), "a")
 	members["a"].Bench(throttle(1, 1), at(1)) // it ends before the guess
-	members["a"].Served("m", at(0.6))
+	members["a"].Served(Scope{Model: "m"}, at(0.6))
 	wantPick(t, p, 1, at(1.9), "nobody")
-	members["a"].Served("m", at(1.1))
+	members["a"].Served(Scope{Model: "m"}, at(1.1))
 	wantPick(t, p, 1, at(1.9), "a")
 }
 
@@ -87,7 +87,7 @@ func TestAServedTryEndsTheGuess(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	members["a"].Bench(guessOf(10), start)
 	wantPick(t, p, 1, at(0.6), "a")
-	members["a"].Served("m", at(0.6))
+	members["a"].Served(Scope{Model: "m"}, at(0.6))
 	for range 3 {
 		wantPick(t, p, 1, at(0.7), "a")
 	}
@@ -124,7 +124,7 @@ func TestATimeThatZeroHasGrownToIsAGuess(t *testing.T) {
 	refused(7.4)
 	wantPick(t, p, 1, at(7.7), "nobody")
 	wantPick(t, p, 1, at(7.8), "a")
-	if end := members["a"].returns("m", at(7.8)); !end.Equal(at(15)) {
+	if end := members["a"].returns(Scope{Model: "m"}, at(7.8)); !end.Equal(at(15)) {
 		t.Errorf("refused tries moved the end to %s", end.Sub(start))
 	}
 }
@@ -165,7 +165,7 @@ func TestAGuessIsTriedNextToABenchInDoubt(t *testing.T) {
 	budget := throttle(60, 100)
 	budget.Whole = true
 	members["a"].Bench(budget, start)
-	members["a"].Doubt(true, "m", start)
+	members["a"].Doubt(true, Scope{Model: "m"}, start)
 	members["a"].Bench(guessOf(10), start)
 	wantPick(t, p, 1, at(1), "a")
 	wantPick(t, p, 1, at(1), "nobody")

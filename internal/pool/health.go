@@ -17,9 +17,9 @@ import (
 type Health struct {
 	// whole is what counts for every model.
 	whole benchSet
-	// models is what counts for one model, by its name at the backend. Only
-	// those are in it that were benched once. The map itself never changes.
-	models atomic.Pointer[map[string]*benchSet]
+	// models is what counts for one model. Only those are in it that were
+	// benched once. The map itself never changes.
+	models atomic.Pointer[map[Scope]*benchSet]
 	// served are models that the backend has served, and ended are operations of which it has sent a
 	// stream with an end mark.
 	served, ended nameSet
@@ -39,6 +39,13 @@ type Health struct {
 	pools []*Pool
 	// identity distinguishes the credentials with which the backend is called.
 	identity string
+}
+
+// Scope is what benches that are not for the whole backend are about: a model, by its name at the backend. With
+// Flex, it is only the requests for it that have the service tier flex. These meet the other benches as well.
+type Scope struct {
+	Model string
+	Flex  bool
 }
 
 // noBenches stands for the benches of an unknown model.
@@ -110,26 +117,38 @@ func (h *Health) namesakesOf(name string) *namesakes {
 	return value.(*namesakes)
 }
 
-// of returns the benches that count for a model besides those of the whole.
-func (h *Health) of(model string) *benchSet {
+// of returns the benches that have this scope.
+func (h *Health) of(its Scope) *benchSet {
 	if models := h.models.Load(); models != nil {
-		if b, ok := (*models)[ModelKey(model)]; ok {
+		its.Model = ModelKey(its.Model)
+		if b, ok := (*models)[its]; ok {
 			return b
 		}
 	}
 	return noBenches
 }
 
-// remember returns the benches of a model, to be written to. The caller holds
+// flex returns the benches that count for a request of this scope only because it has the service tier flex.
+func (h *Health) flex(its Scope) *benchSet {
+	if !its.Flex {
+		return noBenches
+	}
+	return h.of(its)
+}
+
+// general returns the benches that count for every request for the model, besides those of the whole.
+func (h *Health) general(its Scope) *benchSet { return h.of(Scope{Model: its.Model}) }
+
+// remember returns the benches of a scope, to be written to. The caller holds
 // the lock. If there are too many models, it forgets the one worth least: a
 // name that the member does not know before one that it knows, a failure before
 // a throttle, and what ends soon before what ends late.
-func (m *Member) remember(model string, now time.Time) *benchSet {
+func (m *Member) remember(its Scope, now time.Time) *benchSet {
 	h := m.health
-	key := ModelKey(model)
-	models := make(map[string]*benchSet)
+	its.Model = ModelKey(its.Model)
+	models := make(map[Scope]*benchSet)
 	if known := h.models.Load(); known != nil {
-		if b, ok := (*known)[key]; ok {
+		if b, ok := (*known)[its]; ok {
 			return b
 		}
 		maps.Copy(models, *known)
@@ -138,7 +157,7 @@ func (m *Member) remember(model string, now time.Time) *benchSet {
 		delete(models, m.worthLeast(models, now))
 	}
 	b := new(benchSet)
-	models[key] = b
+	models[its] = b
 	h.models.Store(&models)
 	return b
 }
@@ -160,37 +179,44 @@ func (h *Health) rememberServed(model string) {
 }
 
 // standing returns what the member's benches mean for a request.
-func (m *Member) standing(model string, cost int64, now time.Time) standing {
-	return max(m.health.whole.standing(cost, now), m.health.unreachable.standing(cost, now, benchedFailure), m.health.of(model).standing(cost, now))
+func (m *Member) standing(its Scope, cost int64, now time.Time) standing {
+	h := m.health
+	return max(h.whole.standing(cost, now), h.unreachable.standing(cost, now, benchedFailure), h.general(its).standing(cost, now), h.flex(its).standing(cost, now))
 }
 
-// returns returns when the member's benches end for a model.
-func (m *Member) returns(model string, now time.Time) time.Time {
-	return later(later(m.health.whole.returns(now), m.health.unreachable.until(now)), m.health.of(model).returns(now))
+// returns returns when the member's benches end for a request of this scope.
+func (m *Member) returns(its Scope, now time.Time) time.Time {
+	h := m.health
+	return later(later(h.whole.returns(now), h.unreachable.until(now)), later(h.general(its).returns(now), h.flex(its).returns(now)))
 }
 
 // unbenched reports whether there is no bench at all, not even one that ended.
-func (m *Member) unbenched(model string) bool {
-	return m.health.whole.isEmpty() && !m.Unreachable() && m.health.of(model).isEmpty()
+func (m *Member) unbenched(its Scope) bool {
+	return m.health.whole.isEmpty() && !m.Unreachable() && m.health.general(its).isEmpty() && m.health.flex(its).isEmpty()
 }
 
-// slots returns all that count for a model.
-func (m *Member) slots(model string) [5]*slot {
-	whole, its := &m.health.whole, m.health.of(model)
-	return [5]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &its.throttle, &its.failure}
+// slots returns all that count for a request of this scope.
+func (m *Member) slots(its Scope) [7]*slot {
+	whole, general, flex := &m.health.whole, m.health.general(its), m.health.flex(its)
+	return [...]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &general.throttle, &general.failure, &flex.throttle, &flex.failure}
+}
+
+// throttles returns the slots of throttles that count for a request of this scope.
+func (m *Member) throttles(its Scope) [3]*slot {
+	return [...]*slot{&m.health.whole.throttle, &m.health.general(its).throttle, &m.health.flex(its).throttle}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
 func (m *Member) claim(r *Ask, now time.Time) bool {
-	model, _ := r.modelAt(m)
-	if p := m.silence(r, model); p != nil && !p.Try(now) {
+	its, _ := r.at(m)
+	if p := m.silence(r, its.Model); p != nil && !r.At[m.Index].Slow && !p.Try(now) {
 		return false
 	}
-	if m.unbenched(model) {
+	if m.unbenched(its) {
 		return true
 	}
 	cost := r.Cost
-	for _, s := range m.slots(model) {
+	for _, s := range m.slots(its) {
 		ok, over := s.claim(cost, now)
 		m.tellEnd(over, false)
 		if !ok {
@@ -202,22 +228,27 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 
 // claimTry takes the right to try a member although it throttles.
 func (m *Member) claimTry(r *Ask, now time.Time) bool {
-	model, _ := r.modelAt(m)
-	return m.health.whole.throttle.claimTry(r.Cost, now) && m.health.of(model).throttle.claimTry(r.Cost, now)
+	its, _ := r.at(m)
+	for _, s := range m.throttles(its) {
+		if !s.claimTry(r.Cost, now) {
+			return false
+		}
+	}
+	return true
 }
 
 // Served ends the benches that an attempt, which started at started, has
 // disproved.
-func (m *Member) Served(model string, started time.Time) {
-	if !m.health.hasServed(model) {
-		m.health.rememberServed(model)
+func (m *Member) Served(its Scope, started time.Time) {
+	if !m.health.hasServed(its.Model) {
+		m.health.rememberServed(its.Model)
 	}
-	if !m.unbenched(model) {
-		for _, s := range m.slots(model) {
+	if !m.unbenched(its) {
+		for _, s := range m.slots(its) {
 			m.tellDisproved(s.clear(started), false)
 		}
 	}
-	m.health.of(model).rests.served(started)
+	m.health.of(its).rests.served(started)
 }
 
 // Knows reports whether the config names the model, or the member has served it.
@@ -240,6 +271,8 @@ type Refusal struct {
 	Unreachable bool
 	// Model is what the member calls the model that was asked for.
 	Model string
+	// Flex reports whether it concerns only requests of the service tier flex.
+	Flex bool
 	// Cost is the cost of the request.
 	Cost int64
 	// Wait is how long the bench lasts.
@@ -269,7 +302,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 		b.Guess = r.Wait
 	}
 	if !r.Whole {
-		b.Model = ModelKey(r.Model)
+		b.Model, b.Flex = ModelKey(r.Model), r.Flex
 	}
 	m.health.last.Store(&b)
 	return m.put(b, now, false) == Began
@@ -279,7 +312,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.scope(r.Whole, r.Model, now).rests.next(r.Wait, r.Longest, r.Started, now)
+	return m.benches(r.Whole, Scope{r.Model, r.Flex}, now).rests.next(r.Wait, r.Longest, r.Started, now)
 }
 
 // put starts or extends a bench, and reports it.
@@ -291,7 +324,7 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 		wake = m.health.unreachable.failed(now)
 		b.Until = later(b.Until, wake)
 	} else {
-		into = m.scope(b.Whole, b.Model, now).slot(b.Throttle)
+		into = m.benches(b.Whole, Scope{b.Model, b.Flex}, now).slot(b.Throttle)
 	}
 	happened, over := into.put(b, remote)
 	pools := slices.Clone(m.health.pools)
@@ -306,19 +339,19 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// scope returns the benches that a refusal belongs to. The caller holds the lock.
-func (m *Member) scope(whole bool, model string, now time.Time) *benchSet {
+// benches returns those that a refusal belongs to. The caller holds the lock.
+func (m *Member) benches(whole bool, its Scope, now time.Time) *benchSet {
 	if whole {
 		return &m.health.whole
 	}
-	return m.remember(model, now)
+	return m.remember(its, now)
 }
 
-// Doubt puts the throttle of a model, or of the whole backend, that started at
+// Doubt puts the throttle of a scope, or of the whole backend, that started at
 // since in doubt.
-func (m *Member) Doubt(whole bool, model string, since time.Time) {
+func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Bench{Whole: whole, Model: model}).throttle.cast(since)
+	b := m.health.known(Bench{Whole: whole, Model: its.Model, Flex: its.Flex}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})

@@ -23,7 +23,7 @@ const soon = time.Minute
 func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	var best *Member // of other accounts, among those that may be called
 	for _, m := range p.Members {
-		model, ok := r.modelAt(m)
+		its, ok := r.at(m)
 		if !ok || m.Drained() || m.Unreachable() {
 			continue
 		}
@@ -36,7 +36,7 @@ func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 		case !away:
 			return false
 		case best == nil || best.Priority >= m.Priority:
-			back = back || m.returns(model, now).Sub(now) < soon
+			back = back || m.returns(its, now).Sub(now) < soon
 		}
 	}
 	return back

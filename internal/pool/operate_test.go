@@ -110,7 +110,7 @@ func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
 		wantEnd("a", 20*time.Second)
 		p.Pick((&asks{model: "m"}).of(p), time.Now())
 		p.Pick((&asks{model: "m"}).of(p), time.Now())
-		a.Served("m", time.Now())
+		a.Served(Scope{Model: "m"}, time.Now())
 
 		// the next pool with the same backends tells of what the closed one began
 		bench(a, 5)

@@ -265,12 +265,12 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
 	for _, m := range p.Members {
-		model, ok := r.modelAt(m)
-		if !ok || throttles && !m.Throttles(r, now) && m.silence(r, model) != nil {
+		its, ok := r.at(m)
+		if !ok || throttles && !m.Throttles(r, now) && m.silence(r, its.Model) != nil {
 			continue
 		}
-		wait := m.returns(model, now).Sub(now)
-		if above := m.quotaWait(r, model, now); above > 0 {
+		wait := m.returns(its, now).Sub(now)
+		if above := m.quotaWait(r, its.Model, now); above > 0 {
 			wait = max(wait, above, shortestWait)
 		}
 		soonest = min(soonest, wait)
@@ -280,11 +280,11 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 
 // rank returns how good a choice the member is for the request, and its name for the model.
 func (m *Member) rank(r *Ask, cost int64, now time.Time) (rank rank, model string) {
-	model, ok := r.modelAt(m)
-	if !ok || m.Full() || !r.mayTry(m) || m.isAbove(r, model, now) {
+	its, ok := r.at(m)
+	if model = its.Model; !ok || m.Full() || !r.mayTry(m) || m.isAbove(r, model, now) {
 		return nobody, ""
 	}
-	switch standing := m.standing(model, cost, now); {
+	switch standing := m.standing(its, cost, now); {
 	case standing == benchedThrottle:
 		return nobody, ""
 	case standing == benchedGuess:

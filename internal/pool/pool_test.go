@@ -201,9 +201,9 @@ func TestABenchOnlyGrows(t *testing.T) {
 	}
 	wantPick(t, p, 1, at(16.9), "nobody")
 	// an attempt that began before the extension does not end it
-	a.Served("m", at(1))
+	a.Served(Scope{Model: "m"}, at(1))
 	wantPick(t, p, 1, at(3), "nobody")
-	a.Served("m", at(2.5))
+	a.Served(Scope{Model: "m"}, at(2.5))
 	wantPick(t, p, 1, at(4), "a")
 	if want := []string{"a began throttled 10s", "a grew throttled 17s", "a disproved throttled 17s", "a ended throttled 17s"}; !slices.Equal(*heard, want) {
 		t.Errorf("heard %q, want %q", *heard, want)
@@ -238,13 +238,13 @@ func TestDoubtLetsOneMuchSmallerRequestCheck(t *testing.T) {
 	a := members["a"]
 	a.Bench(throttle(60, 100_000), start)
 	wantPick(t, p, 10, at(1), "nobody") // no doubt yet
-	a.Doubt(false, "m", start)
+	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 25_001, at(1), "nobody")
 	wantPick(t, p, 25_000, at(1), "a")
 	wantPick(t, p, 10, at(1.5), "nobody") // one is checking
 	wantPick(t, p, 10, at(2.1), "a")      // silence is consent
 	wantPick(t, p, 90_000, at(2.1), "nobody")
-	a.Served("m", at(1))
+	a.Served(Scope{Model: "m"}, at(1))
 	wantPick(t, p, 90_000, at(3), "a")
 }
 
@@ -253,7 +253,7 @@ func TestOneRequestAtATimeChecksASuspectToo(t *testing.T) {
 	a := members["a"]
 	a.Bench(failure(60), start)
 	a.Bench(throttle(60, 100_000), start)
-	a.Doubt(false, "m", start)
+	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 10, at(1), "a")
 	wantPick(t, p, 10, at(1.5), "nobody")
 	wantPick(t, p, 10, at(2.1), "a")
@@ -263,12 +263,12 @@ func TestARefusedCheckEndsTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
 	a.Bench(throttle(60, 100_000), start)
-	a.Doubt(false, "m", start)
+	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 1000, at(1), "a")
 	if a.Bench(throttle(30, 1000), at(1)) {
 		t.Error("a refused check begins a bench")
 	}
-	a.Doubt(false, "m", start)
+	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 10, at(5), "nobody")
 	wantPick(t, p, 10, at(59), "nobody")
 	wantPick(t, p, 10, at(60), "a")
@@ -280,7 +280,7 @@ func TestDoubtOfTheWholeBackendCountsForEveryModel(t *testing.T) {
 	quota := Refusal{Throttle: true, Whole: true, Model: "other", Cost: 100_000, Wait: time.Minute}
 	a.Bench(quota, start)
 	wantPick(t, p, 10, at(1), "nobody")
-	a.Doubt(true, "other", start)
+	a.Doubt(true, Scope{Model: "other"}, start)
 	wantPick(t, p, 25_001, at(1), "nobody")
 	wantPick(t, p, 10, at(1), "a")
 	quota.Cost = 10
@@ -292,7 +292,7 @@ func TestRequestsOfOneSizeCheckNothing(t *testing.T) {
 	for _, cost := range []int64{0, 1, 3, 500} {
 		p, members, _ := poolOf(t, "a")
 		members["a"].Bench(throttle(60, cost), start)
-		members["a"].Doubt(false, "m", start)
+		members["a"].Doubt(false, Scope{Model: "m"}, start)
 		wantPick(t, p, cost, at(1), "nobody")
 	}
 }
@@ -301,7 +301,7 @@ func TestALargerRefusalDoesNotEndTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
 	a.Bench(throttle(60, 100_000), start)
-	a.Doubt(false, "m", start)
+	a.Doubt(false, Scope{Model: "m"}, start)
 	a.Bench(throttle(70, 50_000), at(1)) // of another huge one that was on its way
 	wantPick(t, p, 12_501, at(2), "nobody")
 	wantPick(t, p, 12_500, at(2), "a")
@@ -321,7 +321,7 @@ func TestAModelThatIsNoUTF8StaysApartFromOthers(t *testing.T) {
 func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
 	a := members["a"]
-	a.Served("m", start)
+	a.Served(Scope{Model: "m"}, start)
 	a.Bench(failure(10), start)
 	for n := range 1000 {
 		made := failure(60)
@@ -334,8 +334,8 @@ func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 		t.Errorf("%d models are remembered, want %d", len(models), maxModels)
 	}
 	for name := range models {
-		if len(name) > maxModelName {
-			t.Errorf("a name of %d bytes is remembered", len(name))
+		if len(name.Model) > maxModelName {
+			t.Errorf("a name of %d bytes is remembered", len(name.Model))
 		}
 	}
 }
@@ -395,7 +395,7 @@ func sixteen(t testing.TB) testPool {
 	p, byName, _ := poolOf(t, members...)
 	Random = rand.Float64
 	for _, m := range byName {
-		m.Served("m", start)
+		m.Served(Scope{Model: "m"}, start)
 	}
 	byName["b"].Bench(throttle(60, 1), start)
 	return p
@@ -479,7 +479,7 @@ func TestARequestThatCanBeSentOnceIsNoProbeWhileAnotherMemberIsReady(t *testing.
 	// a check of a bench in doubt is a probe, too
 	members["a"].Reset()
 	members["a"].Bench(throttle(600, 100), start)
-	members["a"].Doubt(false, "m", start)
+	members["a"].Doubt(false, Scope{Model: "m"}, start)
 	wantOnce(at(1), "b")
 	wantPick(t, p, 1, at(2), "a")
 }

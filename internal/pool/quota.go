@@ -102,15 +102,15 @@ func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 	for i := range sums {
 		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true
 		for _, m := range p.Members {
-			model, ok := r.modelAt(m)
+			its, ok := r.at(m)
 			if !ok || m.Drained() {
 				continue
 			}
-			benched := m.standing(model, r.Cost, now) > trialDue || !m.healthy()
-			f := m.Quota(model).Fields(i, benched, now)
+			benched := m.standing(its, r.Cost, now) > trialDue || !m.healthy()
+			f := m.Quota(its.Model).Fields(i, benched, now)
 			wait := f.Reset
 			if benched {
-				wait = m.returns(model, now).Sub(now)
+				wait = m.returns(its, now).Sub(now)
 			}
 			if wait > 0 { // it is not known when one returns that its health checks find unhealthy
 				shortest = min(shortest, wait)

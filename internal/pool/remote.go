@@ -15,7 +15,7 @@ func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	if m.find(b) != nil || wait <= 0 {
 		return // it was heard before
 	}
-	if !b.Whole && !m.hasRoom(b.Model, now) {
+	if !b.Whole && !m.hasRoom(Scope{b.Model, b.Flex}, now) {
 		return
 	}
 	length := b.Until.Sub(b.Since)
@@ -78,26 +78,27 @@ func (h *Health) known(b Bench) *benchSet {
 	if b.Whole {
 		return &h.whole
 	}
-	return h.of(b.Model)
+	return h.of(Scope{b.Model, b.Flex})
 }
 
 // hasRoom reports whether a model is remembered, or can be: a bench in force is
 // forgotten only for one of a model that is worth more. Otherwise two benches
 // that are heard again and again would take the place of each other.
-func (m *Member) hasRoom(model string, now time.Time) bool {
+func (m *Member) hasRoom(its Scope, now time.Time) bool {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	models := m.health.models.Load()
-	if models == nil || len(*models) < maxModels || (*models)[ModelKey(model)] != nil {
+	its.Model = ModelKey(its.Model)
+	if models == nil || len(*models) < maxModels || (*models)[its] != nil {
 		return true
 	}
 	least := m.worthLeast(*models, now)
-	return (*models)[least].returns(now).IsZero() || m.Knows(model) && !m.Knows(least)
+	return (*models)[least].returns(now).IsZero() || m.Knows(its.Model) && !m.Knows(least.Model)
 }
 
-// worthLeast returns the model that is forgotten first.
-func (m *Member) worthLeast(models map[string]*benchSet, now time.Time) string {
-	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b string) int {
-		return cmp.Or(boolToInt(m.Knows(a))-boolToInt(m.Knows(b)), models[a].compareEnds(models[b], now))
+// worthLeast returns what is forgotten first.
+func (m *Member) worthLeast(models map[Scope]*benchSet, now time.Time) Scope {
+	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b Scope) int {
+		return cmp.Or(boolToInt(m.Knows(a.Model))-boolToInt(m.Knows(b.Model)), models[a].compareEnds(models[b], now))
 	})
 }

@@ -66,7 +66,7 @@ func TestBenchesThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 			hear(strings.Repeat("m", i/2+1)+fmt.Sprint(i%2), 600+i)
 		}
 	}
-	a.Served("known", start)
+	a.Served(Scope{Model: "known"}, start)
 	comparison()
 	if n := len(*heard); n != maxModels {
 		t.Errorf("%d benches began, want %d", n, maxModels)
@@ -94,11 +94,11 @@ func TestAServedProbeEndsTheBenchWhereItWasHeard(t *testing.T) {
 	there.Members[0].HearProbe(there.Snapshot(at(1))[0].Benches[0], at(10))
 	wantPick(t, here, 1, at(10), "a")
 	// nobody else is left, so a suspect is tried: it is not kept waiting by name
-	if s := there.Members[0].standing("m", 1, at(10.5)); s != trialPending {
+	if s := there.Members[0].standing(Scope{Model: "m"}, 1, at(10.5)); s != trialPending {
 		t.Errorf("while another replica probes, the standing is %v, want %v", s, trialPending)
 	}
-	a.Served("m", at(10))
-	if s := there.Members[0].standing("m", 1, at(10.5)); s != ready {
+	a.Served(Scope{Model: "m"}, at(10))
+	if s := there.Members[0].standing(Scope{Model: "m"}, 1, at(10.5)); s != ready {
 		t.Errorf("after the probe was served, the standing is %v, want %v", s, ready)
 	}
 	wantHeard(t, heard, "a began elsewhere throttled 10s", "a disproved elsewhere throttled 10s", "a ended elsewhere throttled 10s")
@@ -108,7 +108,7 @@ func TestABenchThatGrewHereIsNotDisprovedElsewhere(t *testing.T) {
 	here, there, _ := replicas(t)
 	here.Members[0].Bench(throttle(10, 1), start)
 	there.Members[0].Bench(throttle(20, 1), at(2))
-	here.Members[0].Served("m", at(5))
+	here.Members[0].Served(Scope{Model: "m"}, at(5))
 	wantPick(t, there, 1, at(6), "nobody")
 	wantPick(t, there, 1, at(21.9), "nobody")
 }
@@ -118,7 +118,7 @@ func TestDoubtIsSharedWithTheCost(t *testing.T) {
 	a := here.Members[0]
 	a.Bench(throttle(60, 1000), start)
 	wantPick(t, there, 10, at(1), "nobody")
-	a.Doubt(false, "m", start)
+	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, there, 1000, at(1), "nobody")
 	wantPick(t, there, 10, at(1), "a")
 }

@@ -20,7 +20,7 @@ func ask(m *Member, r *asks, sent time.Time) *Wait {
 
 // serve has the member serve requests that wait for so long, from now on.
 func serve(m *Member, r *asks, n int, now time.Time, wait time.Duration) {
-	m.Served(r.model, now)
+	m.Served(Scope{Model: r.model}, now)
 	for range n {
 		w := ask(m, r, now)
 		w.Heard(now.Add(wait))

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+
 	dto "github.com/prometheus/client_model/go"
 )
 
@@ -15,7 +17,7 @@ func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
 		for i := range n {
 			b := throttle(10 * time.Second)
 			b.Model = fmt.Sprint("m", i)
-			w.at(i%3, "a").Served(b.Model, time.Now().Add(-time.Second))
+			w.at(i%3, "a").Served(pool.Scope{Model: b.Model}, time.Now().Add(-time.Second))
 			w.at(i%3, "a").Bench(b, time.Now())
 		}
 		time.Sleep(10*time.Second + delay + time.Millisecond) // they end that much later where they were heard

@@ -73,6 +73,7 @@ const (
 type bench struct {
 	ID       string `json:"id"`
 	Model    string `json:"model,omitempty"`
+	Flex     bool   `json:"flex,omitempty"`
 	Whole    bool   `json:"whole,omitempty"`
 	Throttle bool   `json:"throttle,omitempty"`
 	Class    string `json:"class"`
@@ -113,7 +114,7 @@ func benchOf(b pool.Bench, now time.Time) *bench {
 		cause = ""
 	}
 	return &bench{
-		ID: idOf(b), Model: b.Model, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
+		ID: idOf(b), Model: b.Model, Flex: b.Flex, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
 		Cost: b.Cost, Guess: milliseconds(b.Guess), Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
 	}
 }
@@ -132,7 +133,7 @@ func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
 	left = time.Duration(b.Left) * time.Millisecond
 	until := now.Add(left)
 	return pool.Bench{
-		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model,
+		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Flex: b.Flex,
 		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
 		Guess: time.Duration(b.Guess) * time.Millisecond,
 	}, left
@@ -143,6 +144,9 @@ func (b *bench) key() string {
 	key := "failure"
 	if b.Throttle {
 		key = "throttle"
+	}
+	if b.Flex {
+		key += " flex"
 	}
 	if !b.Whole {
 		key += " " + b.Model
@@ -210,7 +214,7 @@ func (b *bench) check() error {
 	}
 	switch {
 	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, verdict.HintSource(b.Hint)),
-		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && b.Model != "", b.Cause != "" && !verdict.IsCode(b.Cause):
+		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), b.Whole && (b.Model != "" || b.Flex), b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("its bench is not valid")
 	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
 		return errors.New("no bench lasts that long")

@@ -72,14 +72,14 @@ func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
 
 func TestAModelThatWasServedIsShared(t *testing.T) {
 	share(t, 3, func(w *world) {
-		w.at(0, "a").Served("new", time.Now())
+		w.at(0, "a").Served(pool.Scope{Model: "new"}, time.Now())
 		b := throttle(10 * time.Second)
 		b.Model = "new"
 		w.at(0, "a").Bench(b, time.Now())
 		synctest.Wait()
 		w.wantBenched("a", 10*time.Second)
 		time.Sleep(time.Second)
-		w.at(1, "a").Served("new", time.Now()) // which has heard of it, and not served it before
+		w.at(1, "a").Served(pool.Scope{Model: "new"}, time.Now()) // which has heard of it, and not served it before
 		synctest.Wait()
 		w.wantBenched("a", 0)
 	})

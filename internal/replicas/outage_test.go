@@ -27,7 +27,7 @@ func TestWhatWasLostIsMadeUpFor(t *testing.T) {
 				synctest.Wait()
 				fault.begin(w.hub)
 				w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
-				w.at(1, "b").Served("m", before.Add(time.Second/2))
+				w.at(1, "b").Served(pool.Scope{Model: "m"}, before.Add(time.Second/2))
 				w.at(1, "b").Reset()
 				fault.end(w.hub)
 				time.Sleep(2 * time.Second)
@@ -136,7 +136,7 @@ func TestAnOutageTakesNoMoreAndMoreMemory(t *testing.T) {
 				w.at(0, "a").Models = []string{b.Model}
 				w.at(0, "a").Bench(b, time.Now())
 				if i%2 == 0 {
-					w.at(0, "a").Served(b.Model, time.Now().Add(time.Second))
+					w.at(0, "a").Served(pool.Scope{Model: b.Model}, time.Now().Add(time.Second))
 				}
 				time.Sleep(10 * time.Millisecond)
 			}

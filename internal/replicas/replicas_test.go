@@ -154,7 +154,7 @@ func TestABenchThatIsDisprovedIsOverForAll(t *testing.T) {
 		began := time.Now()
 		w.at(0, "a").Bench(throttle(30*time.Second), began)
 		time.Sleep(5 * time.Second)
-		w.at(1, "a").Served("m", began.Add(time.Second))
+		w.at(1, "a").Served(pool.Scope{Model: "m"}, began.Add(time.Second))
 		synctest.Wait()
 		w.wantBenched("a", 0)
 		for range 5 { // nor does it begin again by what the store keeps
@@ -212,7 +212,7 @@ func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 		began := time.Now()
 		w.at(0, "a").Bench(throttle(30*time.Second), began)
 		synctest.Wait()
-		lose(w, func() { w.at(0, "a").Doubt(false, "m", began) })
+		lose(w, func() { w.at(0, "a").Doubt(false, pool.Scope{Model: "m"}, began) })
 		synctest.Wait()
 		for i, r := range w.replicas {
 			if m := r.pool.Pick(asks{cost: 100, only: "a"}.of(r.pool), time.Now()); m != nil {
@@ -316,7 +316,7 @@ func TestReplicasThatAreRefusedAtOnceSendOneProbe(t *testing.T) {
 			w.Fatalf("%d replicas send the probe, want 1", len(probes))
 		}
 		time.Sleep(time.Millisecond)
-		probes[0].members["a"].Served("m", time.Now())
+		probes[0].members["a"].Served(pool.Scope{Model: "m"}, time.Now())
 		time.Sleep(2 * delay)
 		if n := w.picks("a"); n != 5 {
 			t.Errorf("after it was served, %d replicas call a, want 5", n)
@@ -388,7 +388,7 @@ func TestABenchOfAModelThatIsNoUTF8IsShared(t *testing.T) {
 		odd := throttle(time.Minute)
 		for name, model := range map[string]string{"a": strings.Repeat("é", 200) + "\xff", "b": "\xff"} {
 			odd.Model = model
-			w.at(0, name).Served(model, time.Now())
+			w.at(0, name).Served(pool.Scope{Model: model}, time.Now())
 			w.at(0, name).Bench(odd, time.Now())
 		}
 		time.Sleep(3 * time.Second)

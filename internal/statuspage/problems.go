@@ -89,7 +89,7 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 		}
 		for i, bench := range slices.Concat(b.Benches, b.Due) {
 			due := i >= len(b.Benches)
-			if bench.Class == string(verdict.Throttled) || due && !bench.NeedsOperator {
+			if bench.Class == string(verdict.Throttled) || bench.ServiceTier != "" || due && !bench.NeedsOperator {
 				continue
 			}
 			p := problem{

@@ -160,7 +160,7 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 		)
 		time.Sleep(2 * time.Minute) // no request has tried again
 		wants("true d quota  429-and-it-stays-for-minutes")
-		members["d"].Served("d-gpt", time.Now())
+		members["d"].Served(pool.Scope{Model: "d-gpt"}, time.Now())
 		wants()
 	})
 }

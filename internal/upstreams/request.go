@@ -228,7 +228,7 @@ func (q *request) committed() {
 	}
 	for _, t := range q.tries {
 		if !t.benched.IsZero() {
-			t.member.Doubt(q.wholeUpstream(t.class), "", t.benched)
+			t.member.Doubt(q.wholeUpstream(t.class), pool.Scope{}, t.benched)
 		}
 	}
 }

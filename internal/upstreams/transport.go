@@ -208,7 +208,7 @@ func (q *request) learn(s *attempt.Sender, r *attempt.Reply) {
 			zap.Duration("duration", now.Sub(t.started)), zap.String("hint", string(r.Source)), errorField(r.Err))
 	}
 	if !r.Class.Failover() {
-		m.Served("", t.started)
+		m.Served(pool.Scope{}, t.started)
 		m.servedAt.Store(now.UnixNano())
 	}
 	if r.Connected || r.Status > 0 {

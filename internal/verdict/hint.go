@@ -169,6 +169,16 @@ func remainder(header http.Header, name string) (remaining float64, known, isRes
 	return math.NaN(), true, isReset
 }
 
+// NoneLeft reports whether a header says that nothing remains of a rate limit.
+func NoneLeft(header http.Header) bool {
+	for name := range header {
+		if remaining, known, _ := remainder(header, strings.Replace(name, "-Remaining", "-Reset", 1)); known && remaining == 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func cutReset(name string) (dimension string, ok bool) {
 	if dimension, ok = strings.CutPrefix(name, "X-Ratelimit-Reset"); ok {
 		return dimension, true

@@ -45,6 +45,8 @@ const (
 	NoCredential Class = "no_credential"
 	// NoModel: the backend does not have the model or deployment.
 	NoModel Class = "no_model"
+	// NotHere: the backend does not offer what was asked for, such as a service tier. Another one may.
+	NotHere Class = "not_here"
 	// Unreachable: there was no connection, so nothing of the request was sent.
 	Unreachable Class = "unreachable"
 	// Timeout: no headers came in time, or no first byte of a stream.
@@ -77,7 +79,11 @@ func (c Class) Promise() bool {
 // backend may be benched for it, or the reply counts as failed. Silent does not: a slow
 // request is no failure, and package pulse decides what a silence means.
 func (c Class) Blames() bool {
-	return c != Served && c != ClientError && c != TooLarge && c != ClientLeft && c != ClientLeftWaiting && c != Silent
+	switch c {
+	case Served, ClientError, TooLarge, NotHere, ClientLeft, ClientLeftWaiting, Silent:
+		return false
+	}
+	return true
 }
 
 // NeedsOperator reports whether the problem lasts until a person changes something.
@@ -152,8 +158,11 @@ func Judge(reply Reply) Class {
 	case status < 400:
 		return Served
 	case status == http.StatusBadRequest:
-		if parseReport(reply.Body).exceedsContext() {
+		switch r := parseReport(reply.Body); {
+		case r.exceedsContext():
 			return TooLarge
+		case r.notHere():
+			return NotHere
 		}
 		return ClientError
 	case status == http.StatusPaymentRequired:
@@ -168,7 +177,7 @@ func Judge(reply Reply) Class {
 		case status == http.StatusForbidden && r.means(ClientError): // about what was asked for, not about who asked
 			return ClientError
 		case status == http.StatusForbidden && r.means(NoModel): // OpenAI: a project without access to it
-			if r.aboutPart {
+			if r.aboutPart() {
 				return ClientError
 			}
 			return NoModel
@@ -177,7 +186,7 @@ func Judge(reply Reply) Class {
 		}
 		return Credential
 	case status == http.StatusNotFound:
-		if r := parseReport(reply.Body); r.means(NoModel) && !r.aboutPart {
+		if r := parseReport(reply.Body); r.means(NoModel) && !r.aboutPart() {
 			return NoModel
 		}
 		return ClientError
@@ -262,8 +271,8 @@ func Status(body []byte) int {
 // report is what an error body says, in whichever shape it says it.
 type report struct {
 	code, kind, message string
-	// aboutPart is set if it is about a part of the request other than its model.
-	aboutPart bool
+	// param is the part of the request that it is about.
+	param string
 	// number is the code if that is a number, or 0.
 	number int
 }
@@ -307,8 +316,11 @@ func parseReport(body []byte) report {
 		number = int(n)
 	}
 	param, _ := f.Param.(string)
-	return report{code: code, kind: f.Type, message: f.Message, number: number, aboutPart: param != "" && param != "model"}
+	return report{code: code, kind: f.Type, message: f.Message, number: number, param: param}
 }
+
+// aboutPart reports whether it is about a part of the request other than its model.
+func (r report) aboutPart() bool { return r.param != "" && r.param != "model" }
 
 // Code returns the code of an error, or else its type. Codes are words: anything
 // else is left out.
@@ -342,6 +354,10 @@ func (r report) means(class Class) bool {
 func (r report) exceedsContext() bool {
 	return r.means(TooLarge) || strings.Contains(r.message, "maximum context length is")
 }
+
+// notHere reports whether the backend does not offer the service tier or the operation: a provisioned deployment of
+// Azure's has no flex, and Foundry's code OperationNotSupported is about an operation that does not work with the model.
+func (r report) notHere() bool { return r.param == "service_tier" || r.means(NotHere) }
 
 // aboutItsTokens reports whether a limit or a budget is refused to this one request, because it asks for
 // too many tokens. It knows OpenAI's text, and OpenRouter's: "This request requires more credits, or

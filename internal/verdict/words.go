@@ -49,6 +49,8 @@ var words = map[string]meaning{
 	"previous_response_not_found":    {http.StatusBadRequest, ClientError},
 	unreadableContent:                {http.StatusBadRequest, ClientError},
 
+	"OperationNotSupported": {http.StatusBadRequest, NotHere}, // Azure: the model lacks the operation
+
 	"context_length_exceeded":   {http.StatusBadRequest, TooLarge}, // OpenAI, Azure
 	"exceed_context_size_error": {http.StatusBadRequest, TooLarge}, // llama.cpp
 

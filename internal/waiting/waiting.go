@@ -35,7 +35,11 @@ type Lists struct {
 }
 
 // Key says what the requests of a list wait for: the backends of a model, or the limits of a caller.
-type Key struct{ Caller, Model string }
+type Key struct {
+	Caller, Model string
+	// Flex reports whether the service tier is flex, for which backends may throttle alone.
+	Flex bool
+}
 
 // Who is the caller of a request, and the tier of the request.
 type Who struct {

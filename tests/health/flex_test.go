@@ -1,0 +1,190 @@
+package health
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+const (
+	flexChat    = `{"model":"gpt-4o","messages":[],"service_tier":"flex"}`
+	defaultChat = `{"model":"gpt-4o","messages":[]}`
+
+	flexPool = "openai_lb {\nbackend http://a {\nname a\n}\nbackend http://b {\nname b\npriority 2\n}\n}"
+)
+
+// byTier has a backend refuse flex, and serve everything else.
+func byTier(flex http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), `"service_tier":"flex"`) || r.Header.Get("X-Ms-Service-Tier") == "flex" {
+			flex(w, r)
+			return
+		}
+		lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`)(w, r)
+	}
+}
+
+func inFlexBubble(t *testing.T, config string, flex http.HandlerFunc, test func(t *testing.T, w *lbtest.World)) {
+	t.Helper()
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		w.AllReply(byTier(flex))
+		test(t, w)
+	})
+}
+
+func TestARefusedFlexRequestBenchesFlexAlone(t *testing.T) {
+	for name, refusal := range map[string]http.HandlerFunc{
+		"a throttle without a time": lbtest.Status(429),
+		"a throttle with a time":    lbtest.Throttled("20"),
+		"no capacity":               lbtest.Status(503),
+		"a word for no capacity":    lbtest.Says(429, `{"error":{"code":"slow_down","message":"","type":"server_error","param":null}}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inFlexBubble(t, flexPool, refusal, func(t *testing.T, w *lbtest.World) {
+				for range 12 {
+					if got := w.Post(flexChat); got.Status == 200 {
+						t.Errorf("flex got %d", got.Status)
+					}
+					w.Post(defaultChat).WantServed(t, "a")
+					time.Sleep(time.Second)
+				}
+			})
+		})
+	}
+}
+
+func TestFlexThrottlesAsLongAsItWasTold(t *testing.T) {
+	inFlexBubble(t, flexPool, lbtest.Throttled("20"), func(t *testing.T, w *lbtest.World) {
+		w.Post(flexChat)
+		w.Post(defaultChat).WantServed(t, "a")
+		time.Sleep(time.Second)
+		w.WantCalls(map[string]int{"a": 2, "b": 1})
+		if got := w.Post(flexChat); got.Status != 429 || got.Header.Get("Retry-After") != "19" {
+			t.Errorf("flex got %d with Retry-After %s, want 429 with 19", got.Status, got.Header.Get("Retry-After"))
+		}
+		w.WantCalls(map[string]int{"a": 2, "b": 1})
+		time.Sleep(19 * time.Second)
+		w.Backends["a"].Recovers()
+		w.Post(flexChat).WantServed(t, "a")
+	})
+}
+
+func TestAFlexRequestThatMeetsTheLimitOfAllBenchesAll(t *testing.T) {
+	refusal := lbtest.Status(429, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "5s")
+	inFlexBubble(t, flexPool, refusal, func(t *testing.T, w *lbtest.World) {
+		w.Backends["b"].Recovers()
+		w.Post(flexChat).WantServed(t, "b")
+		w.Post(defaultChat).WantServed(t, "b")
+		time.Sleep(5 * time.Second)
+		w.Post(defaultChat).WantServed(t, "a")
+	})
+}
+
+func TestAThrottleOfOtherRequestsHoldsForFlex(t *testing.T) {
+	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Throttled("20"))
+		w.Post(defaultChat).WantServed(t, "b")
+		w.Post(flexChat).WantServed(t, "b")
+		w.WantCalls(map[string]int{"a": 1})
+	})
+}
+
+func TestABackendWithoutTheTierIsNoFailure(t *testing.T) {
+	for name, reply := range map[string]http.HandlerFunc{
+		"a service tier": lbtest.Says(400, `{"error":{"message":"flex is not supported","type":"invalid_request_error","param":"service_tier","code":"invalid_value"}}`),
+		"an operation":   lbtest.Says(400, `{"error":{"message":"The chatCompletion operation does not work with the specified model","code":"OperationNotSupported"}}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inFlexBubble(t, flexPool, reply, func(t *testing.T, w *lbtest.World) {
+				w.Backends["b"].Recovers()
+				w.Post(flexChat).WantServed(t, "b")
+				w.Post(defaultChat).WantServed(t, "a")
+				w.WantNobodyBlamed()
+
+				w.Backends["b"].Replies(reply)
+				if got := w.Post(flexChat); got.Status != 400 || !strings.Contains(got.Body, "not") {
+					t.Errorf("the client got %d %s, want the backends' error", got.Status, got.Body)
+				}
+			})
+		})
+	}
+}
+
+func TestFlexMayTakeFifteenMinutes(t *testing.T) {
+	for _, stream := range []string{"", `"stream":true,`} {
+		waits := func(minutes time.Duration) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				select {
+				case <-time.After(minutes * time.Minute):
+					lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`)(w, r)
+				case <-r.Context().Done():
+				}
+			}
+		}
+		chat := strings.Replace(flexChat, "{", "{"+stream, 1)
+		inFlexBubble(t, flexPool, waits(14), func(t *testing.T, w *lbtest.World) {
+			for range 20 { // what is usual is known
+				w.Post(defaultChat).WantServed(t, "a")
+			}
+			served := make(chan lbtest.Reply, 1)
+			go func() { served <- w.Post(chat) }()
+			time.Sleep(100 * time.Second)
+			w.Post(defaultChat).WantServed(t, "a")
+			(<-served).WantServed(t, "a")
+			w.WantCalls(map[string]int{"a": 22})
+			w.WantNobodyBlamed()
+
+			w.Backends["a"].Replies(byTier(waits(16)))
+			began := time.Now()
+			w.Backends["b"].Recovers()
+			w.Post(chat).WantServed(t, "b")
+			if took := time.Since(began); took != 15*time.Minute {
+				t.Errorf("flex was given up after %s", took)
+			}
+			w.Post(defaultChat).WantServed(t, "a")
+			w.Post(chat).WantServed(t, "b")
+		})
+	}
+}
+
+func TestBackendsThatDifferInTheirServiceTierHaveSeparateBenches(t *testing.T) {
+	const both = "openai_lb {\nbackend http://a {\nname flex\n%s\n}\nbackend http://a {\nname standard\n%s\npriority 2\n}\n}"
+	for name, config := range map[string]string{
+		"in the body":                   strings.Replace(strings.Replace(both, "%s", "service_tier flex", 1), "%s", "", 1),
+		"in the header, at Azure":       strings.Replace(strings.Replace(both, "%s", "api_key key-of-a-backend\nauth api_key\nservice_tier flex", 1), "%s", "api_key key-of-a-backend\nauth api_key\nservice_tier default", 1),
+		"in a header that is an option": strings.Replace(strings.Replace(both, "%s", "header X-Ms-Service-Tier flex", 1), "%s", "header X-Ms-Service-Tier default", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inFlexBubble(t, config, lbtest.Throttled("20"), func(t *testing.T, w *lbtest.World) {
+				for range 10 {
+					w.Post(defaultChat).WantServed(t, "a")
+				}
+				w.WantCalls(map[string]int{"a": 11})
+				time.Sleep(20 * time.Second)
+				w.Post(defaultChat).WantServed(t, "a")
+				w.WantCalls(map[string]int{"a": 13}) // flex had its turn again
+				for i, call := range w.Backends["a"].Received() {
+					if strings.Contains(name, "Azure") && strings.Contains(string(call.Beginning), "service_tier") {
+						t.Errorf("call %d has a service tier in its body: %s", i, call.Beginning)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestNoClientSendsAzuresHeader(t *testing.T) {
+	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
+		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(defaultChat))
+		r.Header["x-ms-service-tier"] = []string{"priority"}
+		w.Send(r).WantServed(t, "a")
+		if got := w.Backends["a"].Received()[0].Request.Header.Get("X-Ms-Service-Tier"); got != "" {
+			t.Errorf("the backend got the header %q", got)
+		}
+	})
+}
