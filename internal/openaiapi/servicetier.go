@@ -20,6 +20,21 @@ func IsServiceTier(tier string) bool { return slices.Contains(serviceTiers, tier
 // ServiceTierNames lists the service tiers for an error.
 func ServiceTierNames() string { return strings.Join(serviceTiers, ", ") }
 
+// OtherTier is the name of a service tier that no request may name.
+const OtherTier = "other"
+
+// TierName returns the service tier as logs and metrics name it: those that no request may name share a name. Without a
+// tier it is empty.
+func TierName(tier string) string {
+	if tier == "" {
+		return ""
+	}
+	if i := slices.Index(serviceTiers, tier); i >= 0 {
+		return serviceTiers[i]
+	}
+	return OtherTier
+}
+
 // TakesServiceTier reports whether the API has a service tier for the request: for chats and responses.
 func (q *Request) TakesServiceTier() bool {
 	switch strings.TrimSuffix(q.Route.Operation, "/") {

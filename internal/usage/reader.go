@@ -134,6 +134,12 @@ func (r *Reader) Watch(w *sse.Watcher) {
 // be looked at.
 const nameEnd = `usage"`
 
+// tierEnd is searched for in place of tierName: hardly any text has an underscore.
+const (
+	tierName = `service_tier"`
+	tierEnd  = `_tier"`
+)
+
 // mayHoldUsage reports whether the data may have a member "usage" that is an object. It is a quick
 // look: hardly any event has one, though many have a null.
 func mayHoldUsage(data []byte) bool {
@@ -178,6 +184,15 @@ func (r *Reader) Tokens() Tokens {
 		return Tokens{}
 	}
 	return r.scanner.found.tokens()
+}
+
+// ServiceTier returns the service tier that the reply has named with its tokens, by a name of [openaiapi.TierName]. It is
+// empty if it named none.
+func (r *Reader) ServiceTier() string {
+	if r == nil {
+		return ""
+	}
+	return r.scanner.tier
 }
 
 // Estimate returns the tokens of a reply that was aborted, or did not report them, and reports whether one of the

@@ -3,6 +3,8 @@ package usage
 import (
 	"bytes"
 	"encoding/binary"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // maxName is the length of the longest name of a member that matters.
@@ -17,6 +19,8 @@ type scanner struct {
 	inEvent bool
 	// found has the counts of this text and of those before it.
 	found counts
+	// tier is the latest service tier that they name, or empty.
+	tier string
 
 	// path leads from the root to the object of which the members are read. All other values are
 	// skipped.
@@ -27,9 +31,9 @@ type scanner struct {
 	depth  int  // how many objects and lists are open in the value that is skipped
 	slash  bool // an escape is not complete
 
-	current counts // of the usage that is read
-	name    [maxName]byte
-	named   int // the length of the name, of which only maxName bytes are kept
+	current counts        // of the usage that is read
+	name    [maxName]byte // a name, or the text of a service tier
+	named   int           // its length, of which only maxName bytes are kept
 	number  int64
 	digits  int // -1 if the number has anything but digits
 }
@@ -40,6 +44,7 @@ const (
 	begins state = iota
 	wantsMember
 	inName
+	inTier
 	wantsColon
 	wantsValue
 	inScalar
@@ -54,28 +59,52 @@ func (s *scanner) begin() {
 }
 
 // scanFrom reads a whole text, but only from its usage on, which is one of the last members of a
-// reply. It reports whether it found the usage. If not, the whole text must be scanned.
+// reply, and for the service tier, if that is not after it. It reports whether it found the usage. If not, the whole text must be scanned.
 func (s *scanner) scanFrom(text []byte) bool {
 	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
 		return false
 	}
-	for at := 0; ; at += len(nameEnd) {
-		n := bytes.Index(text[at:], []byte(nameEnd))
+	at := indexString(text, nameEnd, len(nameEnd))
+	if at < 0 {
+		return false
+	}
+	s.enter(root)
+	rest := s.scan(text[at:])
+	whole := s.level == 0 && len(bytes.TrimLeft(rest, whiteSpace)) == 0 // no other object was open
+	if whole && (s.tier != "" || !s.found.hasOutput() || s.scanTier(text[:at])) {
+		return true
+	}
+	*s = scanner{inEvent: s.inEvent}
+	return false
+}
+
+// scanTier reads what comes before the usage, from the service tier on. It reports whether the tier is in the same object
+// as the usage, or not there. If neither, the whole text must be scanned.
+func (s *scanner) scanTier(text []byte) bool {
+	at := indexString(text, tierEnd, len(tierName))
+	if at < 0 {
+		return true
+	}
+	var before scanner
+	before.enter(root)
+	before.scan(text[at:])
+	s.tier = before.tier
+	return before.level == 1 && before.state == wantsMember
+}
+
+// indexString returns where the first string of that length begins that has the end. It is -1 if there is none.
+func indexString(text []byte, end string, length int) int {
+	before := length - len(end) + 1 // how many bytes the quote comes before the end
+	for at := 0; ; at += len(end) {
+		n := bytes.Index(text[at:], []byte(end))
 		if n < 0 {
-			return false
+			return -1
 		}
 		// A quote within a string has a backslash before it. So this one begins a string, and
 		// the one at the end ends it.
-		if at += n; at < 2 || text[at-1] != '"' || text[at-2] == '\\' {
-			continue
+		if at += n; at > before && text[at-before] == '"' && text[at-before-1] != '\\' {
+			return at - before
 		}
-		s.enter(root)
-		rest := s.scan(text[at-1:])
-		if s.level == 0 && len(bytes.TrimLeft(rest, whiteSpace)) == 0 {
-			return true // no other object was open
-		}
-		*s = scanner{inEvent: s.inEvent}
-		return false
 	}
 }
 
@@ -87,8 +116,8 @@ func (s *scanner) scan(p []byte) (rest []byte) {
 			p = s.skipString(p)
 		case skips:
 			p = s.skip(p)
-		case inName:
-			p = s.readName(p)
+		case inName, inTier:
+			p = s.readKept(p)
 		case inScalar:
 			p = s.readScalar(p)
 		default:
@@ -123,10 +152,12 @@ func (s *scanner) structure(c byte) {
 
 func (s *scanner) beginValue(c byte) {
 	switch {
-	case c == '{' && s.member != nowhere && s.member < firstCount:
+	case c == '{' && s.member.isObject():
 		s.enter(s.member)
 	case c == '{' || c == '[':
 		s.state, s.depth = skips, 1
+	case c == '"' && s.member == tier:
+		s.state, s.named = inTier, 0
 	case c == '"':
 		s.state = inString
 	default:
@@ -157,19 +188,24 @@ func (s *scanner) leave() {
 // leftRoot reports whether the text is an object that has ended.
 func (s *scanner) leftRoot() bool { return s.level == 0 && s.path[0] == root && s.state == ended }
 
-// readName reads a member's name, up to the quote after it.
-func (s *scanner) readName(p []byte) []byte {
+// readKept reads a string that matters, up to the quote after it: a member's name, or a service tier.
+func (s *scanner) readKept(p []byte) []byte {
+	reads := s.state
 	rest := s.skipString(p)
-	name := p[:len(p)-len(rest)]
-	ends := s.state != inName
+	text := p[:len(p)-len(rest)]
+	ends := s.state != reads
 	if ends {
-		name = name[:len(name)-1]
+		text = text[:len(text)-1]
 	}
 	if s.named < maxName {
-		copy(s.name[s.named:], name)
+		copy(s.name[s.named:], text)
 	}
-	s.named = min(s.named+len(name), maxName+1)
-	if ends {
+	s.named = min(s.named+len(text), maxName+1)
+	switch {
+	case !ends:
+	case reads == inTier:
+		s.takeTier()
+	default:
 		s.member = nowhere
 		if s.named <= maxName {
 			s.member = s.path[s.level-1].child(s.name[:s.named], s.inEvent)
@@ -177,6 +213,12 @@ func (s *scanner) readName(p []byte) []byte {
 		s.state = wantsColon
 	}
 	return rest
+}
+
+func (s *scanner) takeTier() {
+	if s.named > 0 {
+		s.tier = openaiapi.TierName(string(s.name[:min(s.named, maxName)]))
+	}
 }
 
 // readScalar reads a number or a word, up to the byte after it.

@@ -1,6 +1,6 @@
 // Package usage finds in a reply how many tokens the request used. A Reader reads the bytes as they
 // pass, keeps none of them, and changes none: it splits a stream into its events, and scans for the
-// usage only. Hide removes the usage from a stream of which the client did not ask for it.
+// usage only, and in the same texts for the service tier. Hide removes the usage from a stream of which the client did not ask for it.
 package usage
 
 // Tokens are the tokens of one reply, as OpenAI counts them.
@@ -28,6 +28,8 @@ const (
 	inputDetails
 	outputDetails
 
+	tier // the service tier, a string
+
 	prompt     // of chat, completions and embeddings
 	completion // of chat and completions
 	input      // of all other APIs
@@ -40,6 +42,9 @@ const (
 
 const firstCount, lastCount = prompt, reasoning
 
+// isObject reports whether it is a place of an object.
+func (n node) isObject() bool { return n > nowhere && n < tier }
+
 // child returns the member of that name. Names are compared as they are written: no backend writes
 // their letters as escapes.
 func (n node) child(name []byte, inEvent bool) node {
@@ -48,6 +53,8 @@ func (n node) child(name []byte, inEvent bool) node {
 		switch string(name) {
 		case "usage":
 			return object
+		case "service_tier":
+			return tier
 		case "response", "message": // in OpenAI's responses and in Anthropic's messages
 			if n == root && inEvent {
 				return wrapper
@@ -93,6 +100,9 @@ type counts struct {
 func (c *counts) of(n node) int64 { return c.values[n-firstCount] }
 
 func (c *counts) has(n node) bool { return c.known>>(n-firstCount)&1 != 0 }
+
+// hasOutput reports whether something was written, as by the APIs with a service tier.
+func (c *counts) hasOutput() bool { return c.has(completion) || c.has(output) }
 
 func (c *counts) set(n node, count int64) {
 	c.values[n-firstCount] = count

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -22,6 +23,10 @@ const (
 
 // read reads a reply in pieces of the size, or as a whole if that is its size.
 func read(contentType, encoding, body string, size int) Tokens {
+	return readAll(contentType, encoding, body, size).Tokens()
+}
+
+func readAll(contentType, encoding, body string, size int) *Reader {
 	header := http.Header{"Content-Type": {contentType}}
 	if encoding != "" {
 		header.Set("Content-Encoding", encoding)
@@ -36,7 +41,7 @@ func read(contentType, encoding, body string, size int) Tokens {
 		}
 	}
 	r.Close()
-	return r.Tokens()
+	return r
 }
 
 var unknown = Tokens{}
@@ -120,6 +125,42 @@ func TestTheTokensOfAReply(t *testing.T) {
 	}
 }
 
+func TestTheServiceTierOfAReply(t *testing.T) {
+	const usage = `"usage":{"prompt_tokens":5,"completion_tokens":7}`
+	for _, c := range []struct{ name, contentType, body, want string }{
+		{"after the usage", jsonType, `{"id":"x",` + usage + `,"service_tier":"priority","system_fingerprint":"fp"}`, "priority"},
+		{"before it, in the order of letters", jsonType, `{"choices":[{"message":{"content":"a \"service_tier\":\"flex\""}}],"service_tier":"default","system_fingerprint":"fp",` + usage + `}`, "default"},
+		{"long before it", jsonType, `{"output":[],"service_tier" : "flex","tools":["` + strings.Repeat("x", 9000) + `"],` + responseUsage + `,"user":null}`, "flex"},
+		{"after another's", jsonType, `{"metadata":{"service_tier":"flex"},"service_tier":"priority",` + usage + `}`, "priority"},
+		{"only another's", jsonType, `{"metadata":{"service_tier":"flex"},"usage":{"prompt_tokens":5,"service_tier":"standard"},"response":{"service_tier":"flex"}}`, ""},
+		{"a text", jsonType, `{"x":"service_tier","y":"\"service_tier\":\"flex\"",` + usage + `}`, ""},
+		{"none", jsonType, `{` + usage + `}`, ""},
+		{"a null", jsonType, `{"service_tier":null,` + usage + `}`, ""},
+		{"an empty one", jsonType, `{"service_tier":"",` + usage + `}`, ""},
+		{"a number", jsonType, `{"service_tier":5,` + usage + `}`, ""},
+		{"an object", jsonType, `{"service_tier":{"service_tier":"flex"},` + usage + `}`, ""},
+		{"a list", jsonType, `{"service_tier":["flex"],` + usage + `}`, ""},
+		{"one that no request may name", jsonType, `{"service_tier":"scale",` + usage + `}`, "other"},
+		{"a long one", jsonType, `{"service_tier":"` + strings.Repeat("flex", 99) + `",` + usage + `}`, "other"},
+		{"no usage", jsonType, `{"service_tier":"flex"}`, "flex"},
+		{"its last chunk", streamType, chunk("null") + `data: {"choices":[],"service_tier":"flex",` + usage + "}\n\ndata: [DONE]\n\n", "flex"},
+		{"a null after another", streamType, `data: {"service_tier":"flex",` + usage + "}\n\n" + `data: {"service_tier":null,` + usage + "}\n\n", "flex"},
+		{"chunks without a usage", streamType, `data: {"choices":[],"service_tier":"flex"}` + "\n\ndata: [DONE]\n\n", ""},
+		{"a response", streamType, `data: {"response":{"service_tier":"auto","usage":null}}` + "\n\n" + `data: {"response":{"output":[{"service_tier":"flex"}],"service_tier":"priority",` + responseUsage + "}}\n\n", "priority"},
+		{"a long response", streamType, `data: {"response":{"service_tier":"priority","output":"` + strings.Repeat(`\"`, sse.MaxEvent) + `",` + responseUsage + "}}\n\n", "priority"},
+		{"a message", streamType, `data: {"message":{"usage":{"input_tokens":25,"service_tier":"standard"}}}` + "\n\n", ""},
+	} {
+		for _, size := range []int{len(c.body), 1 << 30, 100, 3, 1} {
+			if got := readAll(c.contentType, "", c.body, size).ServiceTier(); got != c.want {
+				t.Errorf("%s, %d bytes at a time: got %q, want %q", c.name, size, got, c.want)
+			}
+		}
+	}
+	if got := new(Reader).Begin(http.Header{}).ServiceTier(); got != "" {
+		t.Errorf("a reply of another type has the service tier %q", got)
+	}
+}
+
 func compressed(text string) string {
 	var b strings.Builder
 	z := gzip.NewWriter(&b)
@@ -165,7 +206,7 @@ func TestWhatNobodyCanUndoIsUnknown(t *testing.T) {
 }
 
 // plainly reads the tokens of a JSON text by encoding/json.
-func plainly(text []byte, inEvent bool, found *counts) error {
+func plainly(text []byte, inEvent bool, found *counts, named *string) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
 	var value func(at node) error
@@ -178,6 +219,10 @@ func plainly(text []byte, inEvent bool, found *counts) error {
 			found = &counts{}
 		}
 		switch token := token.(type) {
+		case string:
+			if at == tier && token != "" {
+				*named = openaiapi.TierName(token)
+			}
 		case json.Number:
 			var n int64
 			if _, err := fmt.Sscanf(token.String(), "%d", &n); err == nil && at >= firstCount && fmt.Sprint(n) == token.String() && n >= 0 && n < 1e15 {
@@ -232,15 +277,16 @@ func FuzzScan(f *testing.F) {
 		for piece := range slices.Chunk(text, size) {
 			cut.scan(piece)
 		}
-		if cut.found != whole.found {
-			t.Fatalf("%q, %d bytes at a time: %+v, and at once: %+v", text, size, cut.found, whole.found)
+		if cut.found != whole.found || cut.tier != whole.tier {
+			t.Fatalf("%q, %d bytes at a time: %+v %s, and at once: %+v %s", text, size, cut.found, cut.tier, whole.found, whole.tier)
 		}
 		var want counts
-		if bytes.Contains(text, []byte(`\u`)) || bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("[")) || plainly(text, inEvent, &want) != nil {
+		var named string
+		if bytes.Contains(text, []byte(`\u`)) || bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("[")) || plainly(text, inEvent, &want, &named) != nil {
 			return
 		}
-		if whole.found != want {
-			t.Fatalf("%q: %+v, and by encoding/json: %+v", text, whole.found, want)
+		if whole.found != want || whole.tier != named && !bytes.Contains(text, []byte("\\")) {
+			t.Fatalf("%q: %+v %s, and by encoding/json: %+v %s", text, whole.found, whole.tier, want, named)
 		}
 		if want != (counts{}) && !mayHoldUsage(text) {
 			t.Fatalf("%q is passed over", text)
@@ -262,18 +308,26 @@ func FuzzReader(f *testing.F) {
 		if size < 1 {
 			return
 		}
-		whole := read(contentType, "", body, 1<<30)
-		if at := read(contentType, "", body, len(body)); at != whole && json.Valid([]byte(body)) {
+		type read struct {
+			Tokens
+			tier string
+		}
+		in := func(encoding, body string, size int) read {
+			r := readAll(contentType, encoding, body, size)
+			return read{r.Tokens(), r.ServiceTier()}
+		}
+		whole := in("", body, 1<<30)
+		if at := in("", body, len(body)); at != whole && json.Valid([]byte(body)) {
 			t.Errorf("%q, known to be whole: %+v, and not: %+v", body, at, whole)
 		}
-		if cut := read(contentType, "", body, size); cut != whole {
+		if cut := in("", body, size); cut != whole {
 			t.Errorf("%q, %d bytes at a time: %+v, and at once: %+v", body, size, cut, whole)
 		}
-		if packed := read(contentType, "gzip", compressed(body), size); packed != whole {
+		if packed := in("gzip", compressed(body), size); packed != whole {
 			t.Errorf("%q, compressed: %+v, and not: %+v", body, packed, whole)
 		}
-		read(contentType, "gzip", body, size)
-		read(contentType, "zstd", body, size)
+		in("gzip", body, size)
+		in("zstd", body, size)
 	})
 }
 
@@ -308,6 +362,8 @@ func TestAStreamsEventsAllocateNothing(t *testing.T) {
 		"no usage":        chunk(""),
 		"a null":          chunk("null"),
 		"a running usage": chunk(`{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}`),
+		"a service tier":  chunk(`{"prompt_tokens":9,"completion_tokens":1},"service_tier":"flex"`),
+		"an unknown tier": chunk(`{"prompt_tokens":9,"completion_tokens":1},"service_tier":"a tier with a name of many letters"`),
 	} {
 		r := new(Reader).Begin(http.Header{"Content-Type": {streamType}})
 		piece := []byte(stream)
