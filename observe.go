@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -37,6 +39,8 @@ type outcome struct {
 	// usage reads the client's reply. tokens are what it found, once that is over.
 	usage  *usage.Reader
 	tokens usage.Tokens
+	// tier is the service tier that served the request, once its reply has named it.
+	tier string
 	// duration is how long the request took, once it is over, and aborted reports
 	// whether its reply was aborted then.
 	duration time.Duration
@@ -47,7 +51,7 @@ type outcome struct {
 func (o *outcome) end(in *intent, aborted bool) {
 	o.duration, o.aborted = time.Since(in.started), aborted
 	o.usage.Close()
-	o.tokens = o.usage.Tokens()
+	o.tokens, o.tier = o.usage.Tokens(), o.usage.ServiceTier()
 }
 
 // firstByte is how long after the request the first byte of a backend's reply went to the client. 0: it gets none.
@@ -109,6 +113,7 @@ func (b *balancer) report(in *intent, t *tries, o *outcome) {
 	from, class := o.whose(t)
 	if from != nil {
 		b.countTokens(in, t, o, from, class)
+		countServiceTier(in, o, from, class)
 	}
 	for i := range t.list {
 		t.list[i].end()
@@ -135,10 +140,27 @@ func (b *balancer) countTokens(in *intent, t *tries, o *outcome, from *target, c
 	switch a := t.last(); {
 	case o.tokens.Known():
 		a.span.Used(o.tokens.Input, o.tokens.Output)
-		from.metrics.Used(in.caller.Label, b.models.Label(in.Model), a.deployment, o.tokens)
+		from.metrics.Used(in.caller.Label, b.models.Label(in.Model), a.deployment, cmp.Or(o.tier, openaiapi.DefaultTier), o.tokens)
 	case class == string(verdict.Served) && o.status == http.StatusOK && in.Kind.Infers():
 		from.metrics.UsedUnknown(a.deployment)
 	}
+}
+
+// countServiceTier counts the request if it was served, and asked for a service tier that costs something else.
+func countServiceTier(in *intent, o *outcome, from *target, class string) {
+	asked := askedTier(in)
+	if (asked == openaiapi.Flex || asked == openaiapi.Priority) && class == string(verdict.Served) && o.status < 300 {
+		from.metrics.ServiceTier(asked, o.tier)
+	}
+}
+
+// askedTier is the service tier that the request asks for, by its name in logs and metrics.
+func askedTier(in *intent) string {
+	tier := openaiapi.TierName(cmp.Or(in.HeaderTier, in.Body.ServiceTier))
+	if tier == "" || !in.TakesServiceTier() {
+		return ""
+	}
+	return tier
 }
 
 // countThrottled counts that the client gets a 429 because every backend that
@@ -180,7 +202,11 @@ func deploymentLabel(in *intent, t *target) string {
 func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.Summary {
 	s := &observe.Summary{
 		Pool: b.Name, Caller: in.caller.Name, Model: pool.ModelKey(in.Model), FirstByte: o.firstByte(in), Tokens: o.tokens, Tier: tier, Limit: o.own.Limit,
+		TierRequested: askedTier(in), TierServed: o.tier,
 		Affinity: in.placement.Why(t.ask.Affinity), AffinityResult: in.placement.CameTo(t.ask.Affinity), Waited: t.turn.waited,
+	}
+	if s.TierRequested == "" && o.tier == openaiapi.DefaultTier {
+		s.TierServed = "" // as of nearly all requests
 	}
 	if o.aborted {
 		s.Aborted, s.Duration = true, o.duration

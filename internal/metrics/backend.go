@@ -98,8 +98,9 @@ type Backend struct {
 	failovers    series[string, prometheus.Counter]
 	hints        series[string, prometheus.Counter]
 	tokens       series[served, tokenCounters]
-	callerTokens series[demand, tokenCounters]
+	callerTokens series[bill, tokenCounters]
 	unknown      series[string, prometheus.Counter]
+	serviceTiers series[[2]string, prometheus.Counter]
 	steered      series[string, prometheus.Counter]
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
@@ -116,8 +117,14 @@ type answer struct {
 // demand is a caller, and the model that it asked for, by the client's name.
 type demand struct{ caller, model string }
 
-// served is a model that was served, by the client's name, and the deployment that served it.
-type served struct{ model, deployment string }
+// bill is what a caller pays for: a model, by the client's name, in a service tier.
+type bill struct {
+	demand
+	tier string
+}
+
+// served is a model that was served, by the client's name, and the deployment and the service tier that served it.
+type served struct{ model, deployment, tier string }
 
 // attempt has the labels of an attempt at a backend.
 type attempt struct{ deployment, class string }
@@ -194,12 +201,14 @@ func newBackend(p *Pool, name string) *Backend {
 	b.failovers.find = func(class string) prometheus.Counter { return failovers.WithLabelValues(class) }
 	b.hints.find = func(source string) prometheus.Counter { return hints.WithLabelValues(source) }
 	b.tokens.find = func(s served) tokenCounters {
-		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment}))
+		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment, "tier_served": s.tier}))
 	}
-	b.callerTokens.find = func(d demand) tokenCounters {
-		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": d.caller, "model": d.model}))
+	b.callerTokens.find = func(of bill) tokenCounters {
+		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": of.caller, "model": of.model, "tier_served": of.tier}))
 	}
 	b.unknown.find = func(deployment string) prometheus.Counter { return unknown.WithLabelValues(deployment) }
+	serviceTiers := serviceTierRequestsTotal.MustCurryWith(its)
+	b.serviceTiers.find = func(tiers [2]string) prometheus.Counter { return serviceTiers.WithLabelValues(tiers[:]...) }
 	steered := steeredTotal.MustCurryWith(its)
 	b.steered.find = func(deployment string) prometheus.Counter { return steered.WithLabelValues(deployment) }
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
@@ -248,14 +257,19 @@ func (c *tokenCounters) add(t usage.Tokens) {
 	}
 }
 
-// Used counts the tokens that a reply to the caller reported.
-func (b *Backend) Used(caller, model, deployment string, t usage.Tokens) {
-	of := b.tokens.of(served{model, deployment})
+// Used counts the tokens that a reply to the caller reported, by the service tier that served it.
+func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
+	of := b.tokens.of(served{model, deployment, tier})
 	of.add(t)
 	if caller != "" {
-		of = b.callerTokens.of(demand{caller, model})
+		of = b.callerTokens.of(bill{demand{caller, model}, tier})
 		of.add(t)
 	}
+}
+
+// ServiceTier counts a request that asked for a service tier, by the one that the reply names, if it names one.
+func (b *Backend) ServiceTier(asked, served string) {
+	b.serviceTiers.of([2]string{asked, cmp.Or(served, "unknown")}).Inc()
 }
 
 // UsedUnknown counts a reply that did not report its tokens.

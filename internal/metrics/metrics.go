@@ -73,11 +73,14 @@ var (
 	hintsTotal   = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
 	tokensTotal = counter("tokens_total",
-		"Tokens that replies reported, by the model that the client named and the backend's deployment.",
-		"pool", "backend", "model", "deployment", "type")
+		"Tokens that replies reported, by the model that the client named, the backend's deployment and the service tier.",
+		"pool", "backend", "model", "deployment", "type", "tier_served")
 	callerTokensTotal = counter("caller_tokens_total",
-		"Tokens that replies reported, by who asked, the model that the client named and the backend.",
-		"pool", "caller", "model", "backend", "type")
+		"Tokens that replies reported, by who asked, the model that the client named, the backend and the service tier.",
+		"pool", "caller", "model", "backend", "type", "tier_served")
+	serviceTierRequestsTotal = counter("service_tier_requests_total",
+		"Requests for the service tiers flex and priority that were served, by the service tier that the reply names.",
+		"pool", "backend", "tier_requested", "tier_served")
 	tokensUnknownTotal = counter("tokens_unknown_total",
 		"Requests for inference that were served without a report of tokens.", "pool", "backend", "deployment")
 

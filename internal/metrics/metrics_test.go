@@ -270,13 +270,13 @@ func TestNamesThatWouldBreakAScrapeDoNot(t *testing.T) {
 func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
 	name := unique("tokens")
 	b := Of(name).Backend("a")
-	b.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
-	b.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 1, Output: -5})
-	b.Used("", "gpt", "gpt-ptu", usage.Tokens{Input: 1000})
+	b.Used("alice", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 100, Cached: 40, Output: 7, Reasoning: 3})
+	b.Used("alice", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 1, Output: -5})
+	b.Used("", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 1000})
 	b.UsedUnknown("gpt")
 	wantValues(t, name, map[string]float64{
-		"tokens_total a gpt-ptu gpt input": 1101, "tokens_total a gpt-ptu gpt cached": 40, "tokens_total a gpt-ptu gpt output": 7, "tokens_total a gpt-ptu gpt reasoning": 3,
-		"caller_tokens_total a alice gpt input": 101, "caller_tokens_total a alice gpt output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total a  gpt input": none,
+		"tokens_total a gpt-ptu gpt default input": 1101, "tokens_total a gpt-ptu gpt default cached": 40, "tokens_total a gpt-ptu gpt default output": 7, "tokens_total a gpt-ptu gpt default reasoning": 3,
+		"caller_tokens_total a alice gpt default input": 101, "caller_tokens_total a alice gpt default output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total a  gpt default input": none,
 	})
 }
 
@@ -287,8 +287,9 @@ func TestCountingAllocatesNothing(t *testing.T) {
 		b.FailedOver("throttled")
 		b.Throttled("retry-after-ms")
 		b.Saw("gpt", header)
+		b.ServiceTier("priority", "default")
 		b.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
-		b.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 100, Output: 7})
+		b.Used("alice", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 100, Output: 7})
 		Of("allocates").Attempts(2)
 	}
 	count()
@@ -350,7 +351,7 @@ func BenchmarkCount(b *testing.B) {
 			second.Attempted("gpt", "served")
 			second.Saw("gpt", header)
 			second.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
-			second.Used("alice", "gpt", "gpt-ptu", usage.Tokens{Input: 100, Output: 7})
+			second.Used("alice", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 100, Output: 7})
 			first.pool.Attempts(2)
 		}
 	})

@@ -32,6 +32,9 @@ type Summary struct {
 	FirstByte time.Duration
 	// Tokens are known once the reply is over, if it reported them.
 	Tokens usage.Tokens
+	// TierRequested and TierServed are the service tiers of the request and its reply, by a name of
+	// openaiapi.TierName.
+	TierRequested, TierServed string
 	// Tier is the number of the request's tier, or 0.
 	Tier int
 	// Estimated reports whether a count of Tokens is an estimate.
@@ -57,6 +60,10 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 		return s.Caller, true
 	case "tier":
 		return valueIf(s.Tier > 0, s.Tier), true
+	case "tier_requested":
+		return s.TierRequested, true
+	case "tier_served":
+		return s.TierServed, true
 	case "model":
 		return s.Model, true
 	case "backend":
@@ -126,6 +133,7 @@ func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	}
 	for _, field := range []struct{ name, value string }{
 		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class}, {"limit", s.Limit}, {"affinity", why}, {"affinity_result", s.AffinityResult},
+		{"tier_requested", s.TierRequested}, {"tier_served", s.TierServed},
 	} {
 		if field.value != "" {
 			enc.AddString(field.name, field.value)

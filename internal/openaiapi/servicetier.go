@@ -8,20 +8,25 @@ import (
 // TierHeader is Azure's header for the service tier of a request. It overrides the one in the body.
 const TierHeader = "X-Ms-Service-Tier"
 
-// Flex is the service tier that costs less, may be refused at any time and may take many minutes.
-const Flex = "flex"
+const (
+	// Flex is the service tier that costs less, may be refused at any time and may take many minutes.
+	Flex = "flex"
+	// Priority is the service tier that costs more. A request for it may be served as [DefaultTier].
+	Priority = "priority"
+	// DefaultTier is the service tier of most requests.
+	DefaultTier = "default"
+	// OtherTier is the name of a service tier that no request may name.
+	OtherTier = "other"
+)
 
 // serviceTiers are the service tiers that requests may name.
-var serviceTiers = []string{"auto", "default", Flex, "priority"}
+var serviceTiers = []string{"auto", DefaultTier, Flex, Priority}
 
 // IsServiceTier reports whether a request may name the service tier.
 func IsServiceTier(tier string) bool { return slices.Contains(serviceTiers, tier) }
 
 // ServiceTierNames lists the service tiers for an error.
 func ServiceTierNames() string { return strings.Join(serviceTiers, ", ") }
-
-// OtherTier is the name of a service tier that no request may name.
-const OtherTier = "other"
 
 // TierName returns the service tier as logs and metrics name it: those that no request may name share a name. Without a
 // tier it is empty.
