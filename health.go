@@ -23,6 +23,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	}
 	if r.Response != nil && !to.backend.Credentials.Passthrough { // the limits would be the caller's
 		to.metrics.Saw(a.deployment, r.Response.Header)
+		to.metrics.Spilled(a.deployment, r.Response)
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", to.Name), in.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),

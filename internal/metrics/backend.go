@@ -101,6 +101,7 @@ type Backend struct {
 	callerTokens series[bill, tokenCounters]
 	unknown      series[string, prometheus.Counter]
 	serviceTiers series[[2]string, prometheus.Counter]
+	spilled      series[spill, prometheus.Counter]
 	steered      series[string, prometheus.Counter]
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
@@ -207,8 +208,9 @@ func newBackend(p *Pool, name string) *Backend {
 		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": of.caller, "model": of.model, "tier_served": of.tier}))
 	}
 	b.unknown.find = func(deployment string) prometheus.Counter { return unknown.WithLabelValues(deployment) }
-	serviceTiers := serviceTierRequestsTotal.MustCurryWith(its)
+	serviceTiers, spilled := serviceTierRequestsTotal.MustCurryWith(its), spilloverTotal.MustCurryWith(its)
 	b.serviceTiers.find = func(tiers [2]string) prometheus.Counter { return serviceTiers.WithLabelValues(tiers[:]...) }
+	b.spilled.find = func(s spill) prometheus.Counter { return spilled.WithLabelValues(s.deployment, s.status, s.result) }
 	steered := steeredTotal.MustCurryWith(its)
 	b.steered.find = func(deployment string) prometheus.Counter { return steered.WithLabelValues(deployment) }
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }

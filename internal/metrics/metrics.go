@@ -81,6 +81,9 @@ var (
 	serviceTierRequestsTotal = counter("service_tier_requests_total",
 		"Requests for the service tiers flex and priority that were served, by the service tier that the reply names.",
 		"pool", "backend", "tier_requested", "tier_served")
+	spilloverTotal = counter("spillover_total",
+		"Replies of another deployment than the backend's own, by Azure's spillover, by its error and whether the reply is a success.",
+		"pool", "backend", "deployment", "error", "result")
 	tokensUnknownTotal = counter("tokens_unknown_total",
 		"Requests for inference that were served without a report of tokens.", "pool", "backend", "deployment")
 

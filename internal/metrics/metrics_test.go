@@ -281,12 +281,13 @@ func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
 }
 
 func TestCountingAllocatesNothing(t *testing.T) {
-	b, header := Of("allocates").Backend("a"), http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}}
+	b, header := Of("allocates").Backend("a"), http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, spilledFrom: {"gpt-ptu"}, spilledError: {"429"}}
 	count := func() {
 		b.Attempted("gpt", "throttled")
 		b.FailedOver("throttled")
 		b.Throttled("retry-after-ms")
 		b.Saw("gpt", header)
+		b.Spilled("gpt", &http.Response{StatusCode: 200, Header: header})
 		b.ServiceTier("priority", "default")
 		b.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
 		b.Used("alice", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 100, Output: 7})

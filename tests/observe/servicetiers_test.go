@@ -142,3 +142,29 @@ func TestTheAccessLogSaysWhichServiceTierServed(t *testing.T) {
 		t.Errorf("it says %q, want %q", got, want)
 	}
 }
+
+func TestTheSpilloverOfABackendIsCounted(t *testing.T) {
+	pool := lbtest.Unique("spilled")
+	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a {\nmodel gpt-4o gpt-4o-ptu\n}\n}", func(t *testing.T, w *lbtest.World) {
+		for _, c := range []struct {
+			status    int
+			from, why string
+		}{
+			{200, "", ""}, {200, "gpt-4o-ptu", "429"}, {200, "gpt-4o-ptu", "429"}, {200, "gpt-4o-ptu", ""}, {200, "gpt-4o-ptu", "made up"}, {400, "gpt-4o-ptu", "400"},
+			{200, "", "503"}, // it did not spill over
+		} {
+			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+				if c.from != "" {
+					rw.Header().Set("x-ms-spillover-from-deployment", c.from)
+				}
+				if c.why != "" {
+					rw.Header().Set("x-ms-spillover-error", c.why)
+				}
+				lbtest.Says(c.status, `{"error":{}}`)(rw, r)
+			})
+			w.Post(`{"model":"gpt-4o"}`).WantStatus(t, c.status)
+		}
+		lbtest.WantSums(t, pool, "spillover_total backend=a deployment=gpt-4o-ptu error=429 result=served 2", "spillover_total error= result=served 1",
+			"spillover_total error=other result=served 1", "spillover_total error=400 result=failed 1", "spillover_total 5", "attempts_total 7")
+	})
+}
