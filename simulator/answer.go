@@ -104,7 +104,7 @@ func (x *exchange) stream(events iter.Seq[model.Event], skip int) {
 		}
 		s.Send(e.Name, e.Data)
 		x.store(e.Stored)
-		if s.Ended() {
+		if s.Ended {
 			x.charge.produced = produced
 			return
 		}

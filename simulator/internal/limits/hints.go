@@ -21,8 +21,7 @@ var HintStyles = []string{
 	"azure_ms", "azure_both", "azure_s", hintsNone, "azure_neg1", hintsDay, "date", hintsOpenAI, "zero",
 }
 
-// NamesWait reports whether a 429 says for how long its caller is to stay away.
-// A wait of 0 says that it need not.
+// NamesWait reports whether a 429 says for how long its caller is to stay away. A wait of 0 says that it need not.
 func (s Style) NamesWait() bool {
 	switch s.Hints {
 	case "zero":
@@ -40,22 +39,22 @@ func (l *Limiter) SetHeaders(hdr http.Header, now time.Time) {
 		hdr.Set("azure-openai-deployment-utilization", strconv.FormatFloat(l.Utilization(now), 'f', 1, 64)+"%")
 		return
 	}
-	requests, tokens := l.meters(now)
-	requests.set(hdr, l.Style.Hints, Requests)
-	tokens.set(hdr, l.Style.Hints, Tokens)
-}
-
-func (m meter) set(hdr http.Header, style, dimension string) {
-	if m.limit == 0 {
-		return
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	reset := seconds
+	if l.Style.Hints == hintsOpenAI {
+		reset = func(d time.Duration) string { return upToMillisecond(d).String() }
 	}
-	hdr.Set("x-ratelimit-limit-"+dimension, strconv.Itoa(m.limit))
-	hdr.Set("x-ratelimit-remaining-"+dimension, strconv.FormatInt(m.remaining, 10))
-	if style == hintsOpenAI {
-		hdr.Set("x-ratelimit-reset-"+dimension, upToMillisecond(m.reset).String())
-		return
+	set := func(w *window, length time.Duration, dimension string, limit int, allowed int64) {
+		if limit > 0 {
+			w.roll(now, length)
+			hdr.Set("x-ratelimit-limit-"+dimension, strconv.Itoa(limit))
+			hdr.Set("x-ratelimit-remaining-"+dimension, strconv.FormatInt(max(0, allowed-w.used), 10))
+			hdr.Set("x-ratelimit-reset-"+dimension, reset(w.end.Sub(now)))
+		}
 	}
-	hdr.Set("x-ratelimit-reset-"+dimension, seconds(m.reset))
+	set(&l.requests, requestWindow, Requests, l.RequestsPerMinute, l.requestsPerWindow())
+	set(&l.tokens, tokenWindow, Tokens, l.TokensPerMinute, int64(l.TokensPerMinute))
 }
 
 // setHints writes the wait into the headers of a 429, in the given style.
@@ -108,8 +107,7 @@ func payg(limit string) string {
 	return Tokens
 }
 
-// Every wait is rounded up, so that a client that comes back at that time is
-// admitted.
+// Every wait is rounded up, so that a client that comes back at that time is admitted.
 
 func seconds(d time.Duration) string { return strconv.FormatInt(wholeSeconds(d), 10) }
 

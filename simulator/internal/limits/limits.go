@@ -1,7 +1,6 @@
-// Package limits counts the requests and tokens of a deployment in fixed windows or,
-// for a provisioned deployment, in a leaky bucket. A Limiter admits a request or
-// returns a Refusal. A Style makes a 429 of that, with the hints in its headers and
-// one of the bodies that providers send.
+// Package limits counts the requests and tokens of a deployment in fixed windows or, for a provisioned deployment, in
+// a leaky bucket. A Limiter admits a request or returns a Refusal. A Style makes a 429 of that, with the hints in its
+// headers and one of the bodies that providers send.
 package limits
 
 import (
@@ -39,8 +38,7 @@ type Rules struct {
 	Grace time.Duration // how long after a 429 a request may still have been under way
 }
 
-// requestsPerWindow spreads the request limit over its windows: 600 a minute
-// are 100 in every ten seconds.
+// requestsPerWindow spreads the request limit over its windows: 600 a minute are 100 in every ten seconds.
 func (r Rules) requestsPerWindow() int64 {
 	return int64(math.Ceil(float64(r.RequestsPerMinute) * requestWindow.Minutes()))
 }
@@ -120,9 +118,8 @@ func (l *Limiter) charge(now time.Time, c Cost) (Refusal, bool) {
 	return Refusal{}, true
 }
 
-// pour adds a request to the leaky bucket. A bucket that is not full takes any
-// request: short bursts over 100 % are part of what "Provisioned throughput"
-// describes.
+// pour adds a request to the leaky bucket. A bucket that is not full takes any request: short bursts over 100 % are
+// part of what "Provisioned throughput" describes.
 func (l *Limiter) pour(now time.Time, c Cost) (Refusal, bool) {
 	l.leak(now)
 	if l.level >= l.Capacity {
@@ -173,33 +170,7 @@ func (l *Limiter) Early(arrived time.Time) bool {
 	return !arrived.Before(l.promised.Add(l.Grace)) && arrived.Before(l.opens)
 }
 
-// meter is one dimension of the `x-ratelimit-*` headers.
-type meter struct {
-	limit     int
-	remaining int64
-	reset     time.Duration
-}
-
-// meters reads the pay-as-you-go limits. A limit that is not set gives a zero
-// meter.
-func (l *Limiter) meters(now time.Time) (requests, tokens meter) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.requests.meter(now, l.RequestsPerMinute, l.requestsPerWindow(), requestWindow),
-		l.tokens.meter(now, l.TokensPerMinute, int64(l.TokensPerMinute), tokenWindow)
-}
-
-// meter reads a window of this length, in which so much is allowed.
-func (w *window) meter(now time.Time, limit int, allowed int64, length time.Duration) meter {
-	if limit == 0 {
-		return meter{}
-	}
-	w.roll(now, length)
-	return meter{limit: limit, remaining: max(0, allowed-w.used), reset: w.end.Sub(now)}
-}
-
-// Utilization is the level of a provisioned deployment in percent; it may be
-// above 100.
+// Utilization is the level of a provisioned deployment in percent; it may be above 100.
 func (l *Limiter) Utilization(now time.Time) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

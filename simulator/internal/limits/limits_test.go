@@ -1,7 +1,10 @@
 package limits
 
 import (
+	"maps"
 	"math"
+	"net/http"
+	"slices"
 	"testing"
 	"time"
 )
@@ -168,8 +171,10 @@ func TestSettlingGivesPayAsYouGoTokensNeverBack(t *testing.T) {
 	c := Cost{Prompt: 10, Output: 80}
 	l.Admit(start, c)
 	l.Settle(start, c, 1)
-	if _, tokens := l.meters(start); tokens.remaining != 10 {
-		t.Errorf("got %d tokens left, want 10", tokens.remaining)
+	hdr := make(http.Header)
+	l.SetHeaders(hdr, start)
+	if got := hdr.Get("x-ratelimit-remaining-tokens"); got != "10" {
+		t.Errorf("got %s tokens left, want 10", got)
 	}
 }
 
@@ -178,13 +183,13 @@ func TestMetersNeverFallBelowZero(t *testing.T) {
 	for range 5 {
 		l.Admit(start, Cost{})
 	}
-	requests, tokens := l.meters(start.Add(4 * time.Second))
-	want := meter{limit: 6, remaining: 0, reset: 6 * time.Second}
-	if requests != want {
-		t.Errorf("got %+v, want %+v", requests, want)
+	got := make(http.Header)
+	l.SetHeaders(got, start.Add(4*time.Second))
+	want := http.Header{
+		"X-Ratelimit-Limit-Requests": {"6"}, "X-Ratelimit-Remaining-Requests": {"0"}, "X-Ratelimit-Reset-Requests": {"6"},
 	}
-	if tokens != (meter{}) {
-		t.Errorf("got %+v for a limit that is not set", tokens)
+	if !maps.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("got %v, want %v and nothing of a limit that is not set", got, want)
 	}
 }
 

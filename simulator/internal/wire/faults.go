@@ -123,7 +123,7 @@ func (s *Stream) disturb() bool {
 		_ = s.c.flush()
 		s.c.hang()
 	}
-	s.ended = true
+	s.Ended = true
 	return true
 }
 

@@ -7,11 +7,11 @@ import "net/http"
 type Stream struct {
 	Named bool // its errors are events of the Responses API, which have names
 	Skip  int  // how many events are left out, because the client has them
+	Ended bool // by a fault
 
-	c     *Client
-	sent  int // events so far
-	ended bool
-	buf   []byte
+	c    *Client
+	sent int // events so far
+	buf  []byte
 }
 
 // Stream writes the headers of a stream. They are sent with its first event.
@@ -23,9 +23,6 @@ func (c *Client) Stream() *Stream {
 	return &Stream{c: c}
 }
 
-// Ended reports whether a fault has ended the stream.
-func (s *Stream) Ended() bool { return s.ended }
-
 // Send sends an event. Events of the Responses API have a name; those of chat
 // have none. Without a value, it is the end mark of chat.
 func (s *Stream) Send(name string, v any) {
@@ -33,7 +30,7 @@ func (s *Stream) Send(name string, v any) {
 		s.Skip--
 		return
 	}
-	if s.ended || s.disturb() {
+	if s.Ended || s.disturb() {
 		return
 	}
 	if v == nil {
