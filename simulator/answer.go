@@ -15,6 +15,9 @@ import (
 
 // answer answers a request that was not refused.
 func (x *exchange) answer() {
+	if x.tier == flex && !x.client.Wait(time.Duration(x.h.FlexLatency)) {
+		x.client.Leave()
+	}
 	switch op := x.route.op; {
 	case op == model.OpModels:
 		x.reply(wire.JSON(http.StatusOK, x.models()))
@@ -41,6 +44,7 @@ func (x *exchange) generation() *model.Generation {
 		Op:      x.route.op,
 		Request: x.request,
 		Model:   cmp.Or(x.request.Model, x.route.deployment),
+		Tier:    x.tier,
 		Length:  int64(x.h.OutputTokens),
 		Prompt:  x.charge.cost.Prompt,
 		Cached:  x.charge.cached,
@@ -156,8 +160,7 @@ func (x *exchange) respondInBackground(g *model.Generation, resp *model.Response
 	x.reply(wire.JSON(http.StatusOK, begun.Queued()))
 }
 
-// storedResponse answers requests about a response that was stored before. It returns nil
-// after it has streamed one.
+// storedResponse answers requests about a response that was stored before. It returns nil after it has streamed one.
 func (x *exchange) storedResponse() *wire.Reply {
 	id := x.route.object.id
 	body := x.h.state.stored(id)

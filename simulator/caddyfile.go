@@ -49,6 +49,11 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"output_tokens":           directive.Int(&h.OutputTokens, 1, directive.MaxInt),
 		"prompt_cache":            directive.Int(&h.PromptCache, 1, directive.MaxInt),
 
+		"flex_capacity":     directive.IntPointer(&h.FlexCapacity, 100),
+		"priority_capacity": directive.IntPointer(&h.PriorityCapacity, 100),
+		"no_flex":           directive.Flag(&h.NoFlex),
+		"flex_latency":      directive.DurationOrZero(&h.FlexLatency),
+
 		"fault":              directive.Args("an action and, optionally, how often", 1, 5, h.addFault).Repeatable(),
 		"allow_fault_header": directive.Flag(&h.AllowFaultHeader),
 		"early_grace":        directive.DurationOrZero(&h.EarlyGrace),

@@ -28,6 +28,9 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 				first_token_latency_p95 900ms
 				token_latency       20ms
 				output_tokens       100
+				flex_capacity       33
+				priority_capacity   0
+				flex_latency        100s
 				fault               status:503:30 10
 				fault               sse_error_first:too_many_requests:no_capacity
 				fault               silent for 30s every 120s
@@ -37,6 +40,7 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 			`{"name":"eus","api_key":["{env.KEY_1}","{file./run/key}","plain"],"deployments":["gpt-4o","text-embedding-3-small"],` +
 				`"requests_per_minute":180,"tokens_per_minute":30000,"hints":"azure_day","error_body":"mistral_flat",` +
 				`"first_token_latency":300000000,"first_token_latency_p95":900000000,"token_latency":20000000,"output_tokens":100,` +
+				`"flex_capacity":33,"priority_capacity":0,"flex_latency":100000000000,` +
 				`"fault":[{"action":"status:503:30","every":10},{"action":"sse_error_first:too_many_requests:no_capacity"},{"action":"silent","for":30000000000,"period":120000000000}],` +
 				`"allow_fault_header":true,"early_grace":10000000}`,
 		},
@@ -44,8 +48,9 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 			`openai_simulator {
 				ptu            50
 				bucket_seconds 0.5
+				no_flex
 			}`,
-			`{"ptu":50,"bucket_seconds":0.5}`,
+			`{"ptu":50,"bucket_seconds":0.5,"no_flex":true}`,
 		},
 		"a retry-after date keeps its colons": {
 			`openai_simulator {
@@ -113,6 +118,9 @@ func TestACaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		"fault silent for long every 120s":       "fault 'silent': 'long' is not a duration",
 		"fault silent for 30s every 30s":         "fault 'silent' requires for and period, with for the shorter one, got 30s and 30s",
 		"fault silent for 0s every 30s":          "got 0s and 30s",
+		"flex_capacity 101":                      "flex_capacity '101' is not a whole number from 0 to 100",
+		"flex_capacity -1":                       "'-1' is not ",
+		"priority_capacity 50%":                  "priority_capacity '50%' is not a whole number from 0 to 100",
 		"allow_fault_header yes":                 "unexpected argument 'yes' after allow_fault_header",
 		"allow_fault_header\nallow_fault_header": "allow_fault_header is given twice",
 	} {

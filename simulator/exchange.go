@@ -28,6 +28,7 @@ type exchange struct {
 	route   route
 	body    body
 	request model.Request
+	tier    string // that serves it, if it can ask for one
 	charge  charge
 }
 
@@ -44,8 +45,7 @@ type charge struct {
 	deployment *deployment // nil while it is not known
 	cost       limits.Cost
 	cached     int64 // tokens of the prompt that were in the cache
-	admitted   bool
-	settled    bool
+	admitted   bool  // and not settled yet
 	produced   int64 // tokens generated so far
 }
 
@@ -106,8 +106,7 @@ func (x *exchange) notFound() *wire.Reply {
 	return wire.Invalid(http.StatusNotFound, fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
 }
 
-// statusError is the reply of the API that is called, with an error status other
-// than 429.
+// statusError is the reply of the API that is called, with an error status other than 429.
 func (x *exchange) statusError(status int) *wire.Reply {
 	if x.route.openai {
 		return wire.OpenAIStatus(status, x.route.deployment)
@@ -142,8 +141,7 @@ func (x *exchange) readBody() *wire.Reply {
 	return nil
 }
 
-// findDeployment finds the deployment: the one in the path, or else the model in
-// the body.
+// findDeployment finds the deployment: the one in the path, or else the model in the body.
 func (x *exchange) findDeployment() {
 	if !x.route.op.Limited() {
 		return
@@ -157,8 +155,11 @@ func (x *exchange) findDeployment() {
 	}
 }
 
-// admit charges the request to its deployment's limits.
+// admit charges the request to its deployment's limits, if a tier serves it.
 func (x *exchange) admit() *wire.Reply {
+	if rep := x.chooseTier(); rep != nil {
+		return rep
+	}
 	c := &x.charge
 	c.cost.Prompt, c.cost.Output = x.request.Cost(x.route.op)
 	var prompt []model.Prefix
@@ -204,8 +205,8 @@ func (x *exchange) asked() limits.Asked {
 
 // settle ends the generation, finished or not.
 func (x *exchange) settle() {
-	if x.charge.admitted && !x.charge.settled {
-		x.charge.settled = true
+	if x.charge.admitted {
+		x.charge.admitted = false
 		x.settleCost(x.charge.cost, x.charge.produced)
 	}
 }

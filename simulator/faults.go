@@ -75,7 +75,7 @@ func (x *exchange) isSilent() bool {
 // chooseFault chooses the fault of this request: the one that its header asks
 // for, or else the first one that is due.
 func (x *exchange) chooseFault() error {
-	n := x.h.state.nextRequest()
+	n := x.h.state.next("request")
 	if asked := x.r.Header.Get("X-Simulator-Fault"); asked != "" && x.h.AllowFaultHeader {
 		action, err := wire.ParseAction(asked)
 		if err == nil {

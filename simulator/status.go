@@ -19,13 +19,11 @@ const statusPath = "/_simulator/status"
 const (
 	// keptRequests is how many requests the status shows.
 	keptRequests = 100
-	// keptResponses bounds the stored responses and other objects; the oldest go
-	// first.
+	// keptResponses bounds the stored responses and other objects; the oldest go first.
 	keptResponses = 10_000
 )
 
-// Status is the status page of a simulator. It counts from the load of the config
-// or from the latest reset.
+// Status is the status page of a simulator. It counts from the load of the config or from the latest reset.
 type Status struct {
 	Name         string    `json:"name"`
 	Requests     int64     `json:"requests"`     // all but those for the status
@@ -35,35 +33,24 @@ type Status struct {
 	Unauthorized int64     `json:"unauthorized"` // without a valid key
 	Cancelled    int64     `json:"cancelled"`    // the client left before the end
 	InFlight     int64     `json:"in_flight"`
-	// Early counts requests that came before the wait of an earlier 429 of
-	// their deployment was over. A 429 with a longer wait than its limit
-	// requires counts with the required wait. Requests that arrived before the
-	// 429 was sent, or less than early_grace after that, are not early.
-	Early  int64  `json:"early"`
-	Tokens Tokens `json:"tokens"`
-	// Utilization is the utilization of the fullest provisioned deployment, in
-	// percent.
-	Utilization float64 `json:"utilization"`
-	// Last lists the latest finished requests, the oldest first.
-	Last []Request `json:"last"`
+	// Early counts requests that came before the wait of an earlier 429 of their deployment was over, as far as its
+	// limit required that wait. They arrived after the 429 was sent, by early_grace or more.
+	Early       int64     `json:"early"`
+	Tokens      Tokens    `json:"tokens"`
+	Utilization float64   `json:"utilization"` // of the fullest provisioned deployment, in percent
+	Last        []Request `json:"last"`        // the latest finished requests, the oldest first
 }
 
-// Throttled counts refused requests by the limit that was reached.
+// Throttled counts refused requests by the limit that was reached, or by the lack of flex.
 type Throttled struct {
 	Requests int64 `json:"requests"`
 	Tokens   int64 `json:"tokens"`
 	PTU      int64 `json:"ptu"`
+	Flex     int64 `json:"flex"`
 }
 
 func (t *Throttled) add(limit string) {
-	switch limit {
-	case limits.Requests:
-		t.Requests++
-	case limits.Tokens:
-		t.Tokens++
-	case limits.PTU:
-		t.PTU++
-	}
+	*map[string]*int64{limits.Requests: &t.Requests, limits.Tokens: &t.Tokens, limits.PTU: &t.PTU, flex: &t.Flex}[limit]++
 }
 
 // Tokens are the tokens of admitted requests: charged on arrival, in prompts, in
@@ -94,7 +81,7 @@ type state struct {
 
 	mu          sync.Mutex
 	status      Status
-	numbered    int64 // requests with a valid key, which faults count
+	numbered    map[string]int64 // by kind: requests with a valid key, and those for a tier
 	deployments map[string]*deployment
 	responses   map[string][]byte
 	order       []string // of the responses, the oldest first
@@ -117,7 +104,7 @@ func (s *state) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status = Status{InFlight: s.status.InFlight}
-	s.numbered = 0
+	s.numbered = make(map[string]int64)
 	s.deployments = make(map[string]*deployment)
 	s.responses = make(map[string][]byte)
 	s.order = nil
@@ -129,11 +116,12 @@ func (s *state) count(change func(*Status)) {
 	change(&s.status)
 }
 
-func (s *state) nextRequest() int64 {
+// next numbers what is of one kind, from 1 on.
+func (s *state) next(kind string) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.numbered++
-	return s.numbered
+	s.numbered[kind]++
+	return s.numbered[kind]
 }
 
 func (s *state) deployment(name string) *deployment {
@@ -165,10 +153,8 @@ func (s *state) finish(x *exchange) {
 	if x.client.Cancelled {
 		s.status.Cancelled++
 	}
-	if len(s.status.Last) == keptRequests {
-		s.status.Last = append(s.status.Last[:0], s.status.Last[1:]...)
-	}
 	s.status.Last = append(s.status.Last, request)
+	s.status.Last = s.status.Last[max(0, len(s.status.Last)-keptRequests):]
 }
 
 func (s *state) snapshot(now time.Time) Status {
@@ -186,16 +172,14 @@ func (s *state) snapshot(now time.Time) Status {
 func (s *state) store(id string, body []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.responses[id] != nil {
-		s.responses[id] = body
-		return
+	if s.responses[id] == nil {
+		s.order = append(s.order, id)
 	}
-	if len(s.order) == keptResponses {
+	s.responses[id] = body
+	if len(s.order) > keptResponses {
 		delete(s.responses, s.order[0])
 		s.order = s.order[1:]
 	}
-	s.responses[id] = body
-	s.order = append(s.order, id)
 }
 
 func (s *state) stored(id string) []byte {

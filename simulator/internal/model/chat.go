@@ -22,7 +22,8 @@ var promptFilter = []object{{"prompt_index": 0, "content_filter_results": object
 
 // newChat returns a chat, or a chunk of one, without choices.
 func (g *Generation) newChat(kind string) object {
-	return object{"id": "chatcmpl-" + rand.Text(), "object": kind, "created": g.Now().Unix(), "model": g.Model, "system_fingerprint": "fp_simulator"}
+	return object{"id": "chatcmpl-" + rand.Text(), "object": kind, "created": g.Now().Unix(), "model": g.Model,
+		"service_tier": g.Tier, "system_fingerprint": "fp_simulator"}
 }
 
 // choices is the only choice, of which message is the "message" or the "delta".
@@ -54,8 +55,7 @@ func (g *Generation) Events() iter.Seq[Event] {
 	return sequence(func(send func(Event) bool) {
 		chunk := g.newChat("chat.completion.chunk")
 		if g.Request.StreamOptions.IncludeUsage {
-			// "All other chunks will also include a usage field, but with a null
-			// value", says OpenAI's API reference.
+			// "All other chunks will also include a usage field, but with a null value", says OpenAI's API reference.
 			chunk["usage"] = nil
 		}
 		add := func(e Event, delta object, finish any) bool {

@@ -1,6 +1,5 @@
-// Package model generates the replies of a simulated model. It parses what a request
-// asks for, and returns the reply whole, or as a sequence of Events with the Wait
-// before each. It sends and stores nothing, and knows no limits.
+// Package model generates the replies of a simulated model. It parses what a request asks for, and returns the reply
+// whole, or as a sequence of Events with the Wait before each. It sends and stores nothing, and knows no limits.
 package model
 
 import (
@@ -14,6 +13,7 @@ type Task struct {
 	Op      Operation
 	Request Request
 	Model   string // the name that the reply carries
+	Tier    string // that serves it
 	Length  int64  // tokens of a reply that nothing limits
 	Prompt  int64  // tokens of the prompt
 	Cached  int64  // and how many of them were in the cache
@@ -65,8 +65,7 @@ func sequence(generate func(send func(Event) bool)) iter.Seq[Event] {
 	}
 }
 
-// Whole is the reply in one piece: that of a chat, embeddings or a
-// transcription.
+// Whole is the reply in one piece: that of a chat, embeddings or a transcription.
 func (g *Generation) Whole() any {
 	switch g.Op {
 	case OpEmbedding:

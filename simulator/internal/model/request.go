@@ -20,11 +20,12 @@ type Request struct {
 	MaxCompletionTokens *int64 `json:"max_completion_tokens"`
 	MaxOutputTokens     *int64 `json:"max_output_tokens"`
 
-	Messages     any `json:"messages"`
-	Input        any `json:"input"`
-	Instructions any `json:"instructions"`
-	Tools        any `json:"tools"`
-	ToolChoice   any `json:"tool_choice"`
+	ServiceTier  string `json:"service_tier"`
+	Messages     any    `json:"messages"`
+	Input        any    `json:"input"`
+	Instructions any    `json:"instructions"`
+	Tools        any    `json:"tools"`
+	ToolChoice   any    `json:"tool_choice"`
 
 	Stream        bool `json:"stream"`
 	StreamOptions struct {

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Response is a reply of the Responses API: what a client sees of it, and how it is
-// generated.
+// Response is a reply of the Responses API: what a client sees of it, and how it is generated.
 type Response struct {
 	*Generation
 	body object
@@ -26,7 +25,7 @@ func (g *Generation) NewResponse() *Response {
 	r.body = object{
 		"id": "resp_" + rand.Text(), "object": "response", "created_at": g.Now().Unix(), "status": "in_progress", "model": g.Model,
 		"error": nil, "incomplete_details": nil, "output": []any{}, "usage": nil, "user": nil, "metadata": object{},
-		"background": asked.Background, "store": asked.Store == nil || *asked.Store, "instructions": asked.Instructions,
+		"background": asked.Background, "service_tier": g.Tier, "store": asked.Store == nil || *asked.Store, "instructions": asked.Instructions,
 		"max_output_tokens": asked.MaxOutputTokens, "previous_response_id": nil,
 		// what a request that does not set these gets
 		"parallel_tool_calls": true, "temperature": 1, "top_p": 1, "truncation": "disabled", "tool_choice": "auto", "tools": []any{},
@@ -74,9 +73,8 @@ func encode(v any) []byte {
 	return text
 }
 
-// Finish completes the response and returns what is to be stored of it. A response
-// that reached max_output_tokens has the status incomplete, as in OpenAI's
-// reference.
+// Finish completes the response and returns what is to be stored of it. A response that reached max_output_tokens has
+// the status incomplete, as in OpenAI's reference.
 func (r *Response) Finish() Stored {
 	r.body = r.with("completed")
 	if r.finishReason() == "length" {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 )
 
 // JSONType is the content type of JSON.
@@ -64,6 +65,13 @@ func Invalid(status int, message string) *Reply {
 	return OpenAIError(status, "invalid_request_error", "", message)
 }
 
+// InvalidParam is Invalid with a 400 about a parameter.
+func InvalidParam(param, message string) *Reply {
+	detail := newDetail("invalid_request_error", "", message)
+	detail.Param = &param
+	return JSON(http.StatusBadRequest, openaiBody{"error": detail})
+}
+
 // ContentFilterBody is the body of Azure's content filter.
 const ContentFilterBody = `{"error":{"message":"The response was filtered due to the prompt triggering Azure OpenAI's content management policy. ` +
 	`Please modify your prompt and retry. To learn more about our content filtering policies please read our documentation: https://go.microsoft.com/fwlink/?linkid=2198766",` +
@@ -105,10 +113,7 @@ func OpenAIStatus(status int, model string) *Reply {
 	if !ok {
 		return otherStatus(status)
 	}
-	if status == http.StatusNotFound {
-		e.message = fmt.Sprintf(e.message, model)
-	}
-	return OpenAIError(status, e.kind, e.code, e.message)
+	return OpenAIError(status, e.kind, e.code, strings.ReplaceAll(e.message, "%s", model))
 }
 
 // otherStatus returns an error in the shape that OpenAI and Azure's models have in common.
