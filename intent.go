@@ -186,6 +186,26 @@ func (in *intent) mayNotUse(models []string, buffers int64) (e apierror.Error, r
 	return apierror.Error{}, false
 }
 
+// mayNotUseTier returns the error if the request is not certain to have one of these service tiers, or none.
+func (in *intent) mayNotUseTier(tiers []string, buffers int64) (e apierror.Error, refused bool) {
+	if !in.MayTakeServiceTier() {
+		return apierror.Error{}, false
+	}
+	in.ReadHeaderTier(in.request.Header)
+	switch {
+	case in.Clarity == openaiapi.Opaque:
+		return apierror.CompressedBody, true
+	case in.HidesServiceTier(in.received.Buffered()):
+		return apierror.ServiceTierHidden(buffers), true
+	}
+	for _, tier := range []string{in.HeaderTier, in.Body.ServiceTier} {
+		if tier != "" && !slices.Contains(tiers, tier) {
+			return apierror.ServiceTierRefused(tier, tiers), true
+		}
+	}
+	return apierror.Error{}, false
+}
+
 // readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in
 // the background, has cost.
 func (in *intent) readsUsage(bill *bill) bool {

@@ -146,21 +146,24 @@ func (b *balancer) countTokens(in *intent, t *tries, o *outcome, from *target, c
 	}
 }
 
-// countServiceTier counts the request if it was served, and asked for a service tier that costs something else.
+// countServiceTier counts the request if it was served, and a backend was asked for a service tier that costs something else.
 func countServiceTier(in *intent, o *outcome, from *target, class string) {
-	asked := askedTier(in)
+	asked := askedTier(in, from)
 	if (asked == openaiapi.Flex || asked == openaiapi.Priority) && class == string(verdict.Served) && o.status < 300 {
 		from.metrics.ServiceTier(asked, o.tier)
 	}
 }
 
-// askedTier is the service tier that the request asks for, by its name in logs and metrics.
-func askedTier(in *intent) string {
-	tier := openaiapi.TierName(cmp.Or(in.HeaderTier, in.Body.ServiceTier))
-	if tier == "" || !in.TakesServiceTier() {
+// askedTier is the service tier that the backend was asked for, by its name in logs and metrics. Without a backend it is
+// that of the client.
+func askedTier(in *intent, from *target) string {
+	switch {
+	case !in.TakesServiceTier():
 		return ""
+	case from == nil:
+		return openaiapi.TierName(cmp.Or(in.HeaderTier, in.Body.ServiceTier))
 	}
-	return tier
+	return openaiapi.TierName(from.backend.TierOf(&in.Request))
 }
 
 // countThrottled counts that the client gets a 429 because every backend that
@@ -202,11 +205,8 @@ func deploymentLabel(in *intent, t *target) string {
 func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.Summary {
 	s := &observe.Summary{
 		Pool: b.Name, Caller: in.caller.Name, Model: pool.ModelKey(in.Model), FirstByte: o.firstByte(in), Tokens: o.tokens, Tier: tier, Limit: o.own.Limit,
-		TierRequested: askedTier(in), TierServed: o.tier,
-		Affinity: in.placement.Why(t.ask.Affinity), AffinityResult: in.placement.CameTo(t.ask.Affinity), Waited: t.turn.waited,
-	}
-	if s.TierRequested == "" && o.tier == openaiapi.DefaultTier {
-		s.TierServed = "" // as of nearly all requests
+		TierServed: o.tier,
+		Affinity:   in.placement.Why(t.ask.Affinity), AffinityResult: in.placement.CameTo(t.ask.Affinity), Waited: t.turn.waited,
 	}
 	if o.aborted {
 		s.Aborted, s.Duration = true, o.duration
@@ -215,6 +215,10 @@ func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.
 	from, class := o.whose(t)
 	if s.Class = class; from != nil {
 		s.Backend = from.Name
+	}
+	s.TierRequested = askedTier(in, from)
+	if s.TierRequested == "" && o.tier == openaiapi.DefaultTier {
+		s.TierServed = "" // as of nearly all requests
 	}
 	for i := range t.list {
 		s.Attempts = append(s.Attempts, observe.Tried{Backend: t.list[i].target.Name, Class: string(t.list[i].class)})

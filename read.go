@@ -191,6 +191,11 @@ func (d *reader) limit(ex *exchange) (none apierror.Answer) {
 			return e.Answer(in.request)
 		}
 	}
+	if tiers := d.callers.ServiceTiers(in.caller.Name); tiers != nil {
+		if e, refused := in.mayNotUseTier(tiers, d.buffers); refused {
+			return e.Answer(in.request)
+		}
+	}
 	if in.Clarity == openaiapi.Opaque && in.NeedsModel && d.callers.SeesEach(in.caller.Name) {
 		return apierror.CompressedBody.Answer(in.request)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -30,6 +31,8 @@ type Error struct {
 	// Class is the class of the answer in metrics and logs. If it is empty, the
 	// answer has the class of the last attempt.
 	Class string
+	// Param is the parameter that is wrong, if one is.
+	Param string
 }
 
 // The classes of the balancer's own answers.
@@ -51,16 +54,18 @@ const (
 
 // Invalid returns an error about a mistake of the caller's.
 func Invalid(status int, code, message string) Error {
-	return Error{status, message, "invalid_request_error", code, InvalidRequest}
+	return Error{Status: status, Message: message, Kind: "invalid_request_error", Code: code, Class: InvalidRequest}
 }
 
 func unauthenticated(message string) Error {
-	return Error{http.StatusUnauthorized, message, "invalid_request_error", "invalid_api_key", Unauthenticated}
+	e := Invalid(http.StatusUnauthorized, "invalid_api_key", message)
+	e.Class = Unauthenticated
+	return e
 }
 
 // upstream returns an error about the backends. It has the class of the last attempt.
 func upstream(status int, code, message string) Error {
-	return Error{status, message, "server_error", code, ""}
+	return Error{Status: status, Message: message, Kind: "server_error", Code: code}
 }
 
 // The errors with a fixed text.
@@ -69,7 +74,7 @@ var (
 	WrongKey         = unauthenticated("Incorrect API key provided.")
 	ExpiredKey       = unauthenticated("The API key provided has expired.")
 	TwoCallers       = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
-	Denied           = Error{http.StatusForbidden, "The API key provided is valid, but its owner may not use this server. Ask its operator for access.", "invalid_request_error", "permission_denied", Unauthenticated}
+	Denied           = Error{Status: http.StatusForbidden, Message: "The API key provided is valid, but its owner may not use this server. Ask its operator for access.", Kind: "invalid_request_error", Code: "permission_denied", Class: Unauthenticated}
 	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE is not supported, and CONNECT only to open a WebSocket.")
 	CompressedBody   = Invalid(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.")
@@ -97,12 +102,12 @@ var (
 	// OwnersUnknown is the error while the engine of state cannot look up the
 	// owners of the objects that a request names, or saved ids have not been
 	// read. It has a Retry-After of a second.
-	OwnersUnknown = Error{http.StatusServiceUnavailable,
-		"The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.",
-		"server_error", "owners_unknown", RetryLater}
-	NotReady = Error{http.StatusServiceUnavailable,
-		"No backend can be used: each one is unreachable, refuses its key, or has no budget left.",
-		"server_error", "no_backend_usable", Unready}
+	OwnersUnknown = Error{Status: http.StatusServiceUnavailable,
+		Message: "The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.",
+		Kind:    "server_error", Code: "owners_unknown", Class: RetryLater}
+	NotReady = Error{Status: http.StatusServiceUnavailable,
+		Message: "No backend can be used: each one is unreachable, refuses its key, or has no budget left.",
+		Kind:    "server_error", Code: "no_backend_usable", Class: Unready}
 )
 
 // RateLimited is the error while every backend throttles, or some do and the
@@ -126,9 +131,9 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 	case object != "":
 		text, class = "The account that stores "+object+" is "+what, ownerClass
 	}
-	return Error{http.StatusTooManyRequests,
-		text + ". Please retry after " + strconv.Itoa(verdict.RetrySeconds(wait)) + " seconds.",
-		"rate_limit_error", "rate_limit_exceeded", class}
+	return Error{Status: http.StatusTooManyRequests,
+		Message: text + ". Please retry after " + strconv.Itoa(verdict.RetrySeconds(wait)) + " seconds.",
+		Kind:    "rate_limit_error", Code: "rate_limit_exceeded", Class: class}
 }
 
 // NoCredential is the error while there is no credential for a backend, or if the
@@ -140,9 +145,9 @@ func NoCredential(wait time.Duration) Error {
 
 // UnknownModel is the error for a model that no backend serves.
 func UnknownModel(name string, models []string) Error {
-	return Error{http.StatusNotFound,
-		"The model '" + pool.ModelKey(name) + "' is not available. Available models: " + strings.Join(models, ", ") + ".",
-		"invalid_request_error", "model_not_found", NoSuchModel}
+	return Error{Status: http.StatusNotFound,
+		Message: "The model '" + pool.ModelKey(name) + "' is not available. Available models: " + strings.Join(models, ", ") + ".",
+		Kind:    "invalid_request_error", Code: "model_not_found", Class: NoSuchModel}
 }
 
 // UnknownModelThere is the error for a model that is not served by the account
@@ -151,6 +156,42 @@ func UnknownModelThere(name, object string, models []string) Error {
 	e := UnknownModel(name, models)
 	e.Message = "The model '" + pool.ModelKey(name) + "' is not available where " + object + " is stored. Available models there: " + strings.Join(models, ", ") + "."
 	return e
+}
+
+// ServiceTierRefused is the error for a service tier that the caller may not use. The text of another one than tiers have is
+// not repeated: it may be anything.
+func ServiceTierRefused(tier string, allowed []string) Error {
+	text := "Invalid value"
+	if tier != openaiapi.OtherTier {
+		text += ": '" + tier + "'"
+	}
+	return ofServiceTier(text + ". Supported values are: " + quoted(allowed) + ".")
+}
+
+// ServiceTierHidden is the error for a body that may name another service tier than the one that was found, for a caller
+// that may not use all.
+func ServiceTierHidden(limit int64) Error {
+	return ofServiceTier("It is not certain which 'service_tier' the request names. Name it once, in a JSON object of at most " +
+		strconv.FormatInt(limit, 10) + " bytes with Content-Type application/json.")
+}
+
+func ofServiceTier(message string) Error {
+	e := Invalid(http.StatusBadRequest, "invalid_value", message)
+	e.Param = "service_tier"
+	return e
+}
+
+// quoted lists values as OpenAI's errors do.
+func quoted(values []string) string {
+	text := "'" + strings.Join(values, "', '") + "'"
+	if last := strings.LastIndex(text, ", "); last >= 0 {
+		comma := ","
+		if len(values) == 2 {
+			comma = ""
+		}
+		text = text[:last] + comma + " and" + text[last+1:]
+	}
+	return text
 }
 
 // MissingModel is the error for a request for inference in which no model was
@@ -213,18 +254,21 @@ func UnreadableBody(err error) Error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled) || strings.Contains(err.Error(), http2Left) {
 		class = string(verdict.ClientLeft)
 	}
-	return Error{http.StatusBadRequest, "The request body could not be read.",
-		"invalid_request_error", "invalid_body", class}
+	return Error{Status: http.StatusBadRequest, Message: "The request body could not be read.", Kind: "invalid_request_error", Code: "invalid_body", Class: class}
 }
 
 // Response returns the error as a reply to req.
 func (e Error) Response(req *http.Request) *http.Response {
+	var param *string // null in OpenAI's API
+	if e.Param != "" {
+		param = &e.Param
+	}
 	res := JSONResponse(req, e.Status, map[string]any{"error": struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
 		Param   *string `json:"param"`
 		Code    string  `json:"code"`
-	}{e.Message, e.Kind, nil, e.Code}})
+	}{e.Message, e.Kind, param, e.Code}})
 	switch e.Status {
 	case http.StatusUnauthorized:
 		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2

@@ -14,11 +14,12 @@ import (
 //
 //	caller <name>|* deny
 //	caller <name>|* {
-//	    requests     <n>/<unit> [then <tier>]
-//	    tokens       <n>/<unit> [then <tier>]
-//	    max_requests <n>
-//	    models       <name...>
-//	    tier         <name>
+//	    requests      <n>/<unit> [then <tier>]
+//	    tokens        <n>/<unit> [then <tier>]
+//	    max_requests  <n>
+//	    models        <name...>
+//	    service_tiers <tier...>
+//	    tier          <name>
 //	}
 //	tier     <name> [<percent>%]
 //	timezone <name>
@@ -56,8 +57,9 @@ func (c *Caller) options() directive.Options {
 			c.MaxRequests = most
 			return nil
 		}),
-		"models": directive.Strings(&c.Models),
-		"tier":   directive.String(&c.Tier),
+		"models":        directive.Strings(&c.Models),
+		"service_tiers": directive.Strings(&c.ServiceTiers),
+		"tier":          directive.String(&c.Tier),
 	}
 }
 

@@ -36,6 +36,7 @@ type Callers struct {
 type entry struct {
 	settings meter.Settings
 	models   []string
+	tiers    []string // service tiers
 	denied   bool
 	// limited reports whether there are limits, and tokens whether there are limits of tokens.
 	limited, tokens bool
@@ -67,7 +68,7 @@ func New(o Options) *Callers {
 	c.others.settings = meter.Settings{Tier: o.tierOf(""), Tiers: tiers, Location: c.location}
 	for _, caller := range o.Callers {
 		limits, _ := caller.limits() // they were checked
-		e := &entry{models: caller.Models, denied: caller.Deny, limited: len(limits) > 0, settings: meter.Settings{
+		e := &entry{models: caller.Models, tiers: caller.ServiceTiers, denied: caller.Deny, limited: len(limits) > 0, settings: meter.Settings{
 			Limits: limits, Tier: o.tierOf(caller.Tier), Tiers: tiers, Location: c.location,
 		}}
 		if caller.MaxRequests != nil {
@@ -154,6 +155,9 @@ func (c *Callers) Models(name string) []string {
 	return c.of(name).models
 }
 
+// ServiceTiers returns the service tiers that a caller may use. nil: those of the body, and none of the header.
+func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
+
 // Deny reports whether all requests of a caller are refused.
 func (c *Callers) Deny(name string) bool { return c != nil && c.of(name).denied }
 
@@ -173,8 +177,10 @@ func (c *Callers) Unlimited(names []string) (unlimited []string) {
 // LimitsTokens reports whether a caller has a limit of tokens.
 func (c *Callers) LimitsTokens(name string) bool { return c != nil && c.of(name).tokens }
 
-// SeesEach reports whether each request of a caller has to be seen, because of its model or its tokens.
-func (c *Callers) SeesEach(name string) bool { return c.Models(name) != nil || c.LimitsTokens(name) }
+// SeesEach reports whether each request of a caller has to be seen, because of its model, its service tier or its tokens.
+func (c *Callers) SeesEach(name string) bool {
+	return c != nil && (c.Models(name) != nil || c.ServiceTiers(name) != nil || c.LimitsTokens(name))
+}
 
 // Admission is what a request of a caller was admitted with, until it is settled. The zero Admission is
 // that of a request without one.

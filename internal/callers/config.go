@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // Config has the options about callers.
@@ -59,6 +60,12 @@ type Caller struct {
 	//
 	//	models <name...>
 	Models []string `json:"models,omitempty"`
+
+	// ServiceTiers are the service tiers that the caller may name, also in `x-ms-service-tier`: flex, default, priority or
+	// auto. Default: all in bodies.
+	//
+	//	service_tiers <tier...>
+	ServiceTiers []string `json:"service_tiers,omitempty"`
 
 	// Tier is the tier of the caller's requests. Default: the last one.
 	//
@@ -193,6 +200,17 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 			return fmt.Errorf(": no backend has the model '%s': expected some of %s", model, strings.Join(models, ", "))
 		}
 	}
+	if caller.ServiceTiers != nil && len(caller.ServiceTiers) == 0 {
+		return errors.New(": service_tiers is an empty list: expected at least one name")
+	}
+	for i, tier := range caller.ServiceTiers {
+		switch {
+		case !openaiapi.IsServiceTier(tier):
+			return fmt.Errorf(": service tier '%s' is not known: expected some of %s", tier, openaiapi.ServiceTierNames())
+		case slices.Contains(caller.ServiceTiers[:i], tier):
+			return fmt.Errorf(": service tier '%s' is given twice", tier)
+		}
+	}
 	if caller.Tier != "" && !c.hasTier(caller.Tier) {
 		return errors.New(": " + c.noTier(caller.Tier))
 	}
@@ -201,7 +219,7 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 
 // withoutOptions reports whether nothing but deny is set.
 func (c Caller) withoutOptions() bool {
-	return len(c.Requests)+len(c.Tokens)+len(c.Models) == 0 && c.MaxRequests == nil && c.Tier == ""
+	return len(c.Requests)+len(c.Tokens)+len(c.Models)+len(c.ServiceTiers) == 0 && c.MaxRequests == nil && c.Tier == ""
 }
 
 // limits reads the limits.

@@ -18,7 +18,8 @@ type Body struct {
 	// HasModel reports whether there is a model, even an empty one.
 	HasModel bool
 
-	// ServiceTier is the last "service_tier". It is empty if that is absent or not a string.
+	// ServiceTier is the last "service_tier". It is empty if that is absent or null, and [OtherTier] if it is no service tier
+	// that requests may name.
 	ServiceTier string
 
 	// Stream reports whether the last "stream" is true.
@@ -255,9 +256,6 @@ func (b *Body) addModel(s span) {
 // NamesSeveral reports whether the body names a model more than once. Servers differ in which one they
 // read.
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
-
-// NamesSeveralTiers reports whether the body names a service tier more than once.
-func (b Body) NamesSeveralTiers() bool { return len(b.tiers.others) > 0 }
 
 // CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
 // the body was cut off, or names the stream's options twice.

@@ -86,14 +86,14 @@ func decodeName(quoted []byte) []byte {
 	return unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'}))
 }
 
-// isOddModel reports whether a name that is not model may be that to servers that ignore the case of letters, or
+// isOdd reports whether a name that is not the wanted one may be that to servers that ignore the case of letters, or
 // blanks, or for which brackets make a list of several fields.
-func isOddModel(name []byte) bool {
-	if len(name) < len("model") || name[0]|0x20 != 'm' && ' ' < name[0] && name[0] < 0x7f {
+func isOdd(name []byte, wanted string) bool {
+	if len(name) < len(wanted) || name[0]|0x20 != wanted[0] && ' ' < name[0] && name[0] < 0x7f {
 		return false // nearly all
 	}
 	name, _, _ = bytes.Cut(bareText(name), []byte("["))
-	return bytes.EqualFold(name, []byte("model"))
+	return bytes.EqualFold(name, []byte(wanted))
 }
 
 // place returns the place of a member. It knows where the API's requests name objects. All other members
@@ -151,8 +151,11 @@ func (g grammar) place(at place, key []byte) place {
 		case "models", "fallbacks":
 			return memberModels
 		}
-		if isOddModel(key) {
+		switch {
+		case isOdd(key, "model"):
 			return memberOddModel
+		case isOdd(key, "service_tier"):
+			return memberServiceTier
 		}
 	}
 	switch string(key) {

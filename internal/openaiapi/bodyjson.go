@@ -69,9 +69,7 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 			if !b.tiers.add(span{value, end}) {
 				b.Clear = false
 			}
-			if b.ServiceTier = ""; body[value] == '"' {
-				b.ServiceTier, _ = unquote(body[value:end])
-			}
+			b.ServiceTier = readTier(body[value:end])
 		case memberStreamOptions:
 			b.StreamUsage, b.askUsage = readStreamOptions(body[value:end])
 			b.askUsage.start, b.askUsage.end = b.askUsage.start+value, b.askUsage.end+value

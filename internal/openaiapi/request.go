@@ -23,8 +23,8 @@ type Request struct {
 	// Model is the model that the client named, in the path, the body or the query. It is empty if the
 	// request needs none, or if it cannot be found.
 	Model string
-	// HeaderTier is the service tier of the client's header [TierHeader], if that counts: it overrides the one in
-	// the body.
+	// HeaderTier is the service tier of the client's header [TierHeader], if its caller may use that: it overrides the
+	// one in the body. See [Request.ReadHeaderTier].
 	HeaderTier string
 	// Clarity is whether the body has the models that Body found there.
 	Clarity Clarity

@@ -1,6 +1,8 @@
 package openaiapi
 
 import (
+	"cmp"
+	"net/http"
 	"slices"
 	"strings"
 )
@@ -40,6 +42,18 @@ func TierName(tier string) string {
 	return OtherTier
 }
 
+// readTier reads the value of a "service_tier".
+func readTier(value []byte) string {
+	if string(value) == "null" {
+		return ""
+	}
+	text := ""
+	if value[0] == '"' {
+		text, _ = unquote(value)
+	}
+	return TierName(cmp.Or(text, OtherTier))
+}
+
 // TakesServiceTier reports whether the API has a service tier for the request: for chats and responses.
 func (q *Request) TakesServiceTier() bool {
 	switch strings.TrimSuffix(q.Route.Operation, "/") {
@@ -47,4 +61,26 @@ func (q *Request) TakesServiceTier() bool {
 		return q.Kind.Infers()
 	}
 	return false
+}
+
+// MayTakeServiceTier reports whether a server may read a service tier in the request: in a chat or a response, or in
+// an operation that is not known.
+func (q *Request) MayTakeServiceTier() bool {
+	switch strings.TrimSuffix(mostCommon(q.Route.Operation), "/") {
+	case "/chat/completions", "/responses", "/responses/compact":
+		return q.NeedsModel
+	}
+	return q.MayInfer
+}
+
+// ReadHeaderTier reads the service tier of the client's header, which may be a list or anything else.
+func (q *Request) ReadHeaderTier(header http.Header) {
+	if tiers := header[TierHeader]; len(tiers) > 0 && q.TakesServiceTier() {
+		q.HeaderTier = TierName(cmp.Or(strings.Join(tiers, ","), OtherTier))
+	}
+}
+
+// HidesServiceTier reports whether the request may name another service tier than those that were found.
+func (q *Request) HidesServiceTier(body []byte) bool {
+	return !q.Whole && !q.Body.Whole || q.Clarity == Unclear || q.HidesModel(body) || len(q.Body.tiers.others) > 0
 }

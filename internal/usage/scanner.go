@@ -59,7 +59,8 @@ func (s *scanner) begin() {
 }
 
 // scanFrom reads a whole text, but only from its usage on, which is one of the last members of a
-// reply, and for the service tier, if that is not after it. It reports whether it found the usage. If not, the whole text must be scanned.
+// reply, and for the service tier, if that is not after it. It reports whether it found the usage. If
+// not, the whole text must be scanned.
 func (s *scanner) scanFrom(text []byte) bool {
 	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
 		return false

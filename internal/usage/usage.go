@@ -1,6 +1,7 @@
 // Package usage finds in a reply how many tokens the request used. A Reader reads the bytes as they
 // pass, keeps none of them, and changes none: it splits a stream into its events, and scans for the
-// usage only, and in the same texts for the service tier. Hide removes the usage from a stream of which the client did not ask for it.
+// usage only, and in the same texts for the service tier. Hide removes the usage from a stream of which
+// the client did not ask for it.
 package usage
 
 // Tokens are the tokens of one reply, as OpenAI counts them.

@@ -143,6 +143,18 @@ func TestTheAccessLogSaysWhichServiceTierServed(t *testing.T) {
 	}
 }
 
+func TestARequestIsCountedByTheServiceTierOfItsBackend(t *testing.T) {
+	pool := lbtest.Unique("tier-of-backend")
+	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a {\nservice_tier priority\n}\nbackend http://b {\nservice_tier default\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(servedBy("default"))
+		w.Backends["b"].Replies(servedBy("default"))
+		w.Post(`{"model":"gpt-4o"}`).WantStatus(t, 200)
+		w.Backends["a"].Replies(lbtest.Status(429))
+		w.Post(`{"model":"gpt-4o","service_tier":"flex"}`).WantServed(t, "b")
+		lbtest.WantSums(t, pool, "service_tier_requests_total backend=a tier_requested=priority tier_served=default 1", "service_tier_requests_total 1")
+	})
+}
+
 func TestTheSpilloverOfABackendIsCounted(t *testing.T) {
 	pool := lbtest.Unique("spilled")
 	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a {\nmodel gpt-4o gpt-4o-ptu\n}\n}", func(t *testing.T, w *lbtest.World) {
