@@ -228,7 +228,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 			"Authorization": "Bearer callers", "Api-Key": "callers", "X-Api-Key": "callers",
 			"Ocp-Apim-Subscription-Key": "callers", "Cookie": "session=callers",
 			"OpenAI-Organization": "callers", "OpenAI-Project": "callers",
-			"X-Ms-Spillover-Deployment": "callers", "X-Forwarded-For": "callers", "X-Forwarded-Host": "callers",
+			"X-Ms-Spillover-Deployment": "callers", "X-Ms-Service-Tier": "callers", "X-Forwarded-For": "callers", "X-Forwarded-Host": "callers",
 			"Forwarded": "for=callers", "Via": "1.1 callers", "X-Real-Ip": "callers", "Referer": "callers",
 			"Sec-Websocket-Protocol":  "realtime, openai-insecure-api-key.callers, openai-beta.realtime-v1",
 			"X-Stainless-Retry-Count": "1",
@@ -254,7 +254,7 @@ func TestABackendSeesItsOwnCredentialAndNoOther(t *testing.T) {
 				}
 			}
 			for _, header := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
-				"Cookie", "Referer", "X-Ms-Spillover-Deployment", "X-Real-Ip", "Forwarded", "Via"} {
+				"Cookie", "Referer", "X-Ms-Spillover-Deployment", "X-Ms-Service-Tier", "X-Real-Ip", "Forwarded", "Via"} {
 				if values := got.Header.Values(header); len(values) > 0 {
 					t.Errorf("%s got %s %q", name, header, values)
 				}

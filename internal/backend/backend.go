@@ -118,6 +118,8 @@ type Resolved struct {
 	// HealthKey identifies what is known of its health, and AccountKey its stored objects.
 	HealthKey, AccountKey string
 
+	tierInHeader bool // the service tier is in a header, not in the body
+
 	base   string // the URL with its path
 	paths  openaiapi.Paths
 	header http.Header
@@ -184,7 +186,7 @@ func (b *Backend) tellsTier(r *openaiapi.Request) string {
 // returns its Host, and what changes in its body. route is the path that the request has.
 func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host string, c openaiapi.Changes) {
 	maps.Copy(header, b.header)
-	if tier := b.tellsTier(r); tier != "" && b.Azure {
+	if tier := b.tellsTier(r); tier != "" && b.tierInHeader {
 		header[openaiapi.TierHeader] = []string{tier}
 	} else {
 		c.ServiceTier = tier
@@ -246,11 +248,21 @@ func (b *Backend) Key() *keys.Key {
 	return key
 }
 
+// healthKey identifies what is known of the backend's health. What is refused to one service tier may be served for
+// another.
+func (b *Backend) healthKey(fingerprint string) string {
+	key := b.base + " " + fingerprint
+	if b.ServiceTier != "" {
+		key += " " + b.ServiceTier
+	}
+	return key
+}
+
 // NameForReplicas names the backend to other replicas. A key in a file counts as it is
 // now: elsewhere, a file of this name may hold another one.
 func (b *Backend) NameForReplicas() string {
 	if key := b.Key(); key != nil {
-		return b.base + " " + b.Credentials.Fingerprint(key.Digest(), b.header) + b.variant()
+		return b.healthKey(b.Credentials.Fingerprint(key.Digest(), b.header))
 	}
 	return b.HealthKey
 }

@@ -2,14 +2,10 @@ package backend
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -135,21 +131,23 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err := b.provisionTier(); err != nil {
 		return err
 	}
-	b.HealthKey = b.base + " " + fingerprint + b.variant()
+	b.HealthKey = b.healthKey(fingerprint)
 	b.AccountKey = openaiapi.AccountOf(b.Account, b.Origin, fingerprint)
 	return nil
 }
 
-// provisionTier checks the service tier, which may also be given as Azure's header.
+// provisionTier finds out how the backend is told its service tier, which may also be given as Azure's header.
 func (b *Backend) provisionTier() error {
-	if inHeader := b.header.Get(openaiapi.TierHeader); inHeader != "" && b.Azure {
-		if b.ServiceTier != "" {
-			return fmt.Errorf("service_tier and header %s exclude each other", openaiapi.TierHeader)
-		}
-		b.ServiceTier = inHeader
-		b.header.Del(openaiapi.TierHeader)
+	inHeader := b.header.Get(openaiapi.TierHeader)
+	b.tierInHeader = b.Azure || inHeader != ""
+	switch {
+	case inHeader == "":
+		return checkTier(b.ServiceTier)
+	case b.ServiceTier != "":
+		return fmt.Errorf("service_tier and header %s exclude each other", openaiapi.TierHeader)
 	}
-	return checkTier(b.ServiceTier)
+	b.ServiceTier = inHeader
+	return nil
 }
 
 func checkTier(tier string) error {
@@ -157,20 +155,6 @@ func checkTier(tier string) error {
 		return fmt.Errorf("service_tier '%s' is not one of %s", tier, openaiapi.ServiceTierNames())
 	}
 	return nil
-}
-
-// variant distinguishes backends of one URL and credential that differ in what they send, because what is refused to
-// one of them may be served for another. It is empty if the options say nothing of that.
-func (b *Backend) variant() string {
-	if b.ServiceTier == "" && len(b.header) == 0 {
-		return ""
-	}
-	sum := sha256.New()
-	fmt.Fprintf(sum, "%q", b.ServiceTier)
-	for _, name := range slices.Sorted(maps.Keys(b.header)) {
-		fmt.Fprintf(sum, " %q %q", name, b.header[name])
-	}
-	return " " + hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 func (b *Backend) authConfig() keys.AuthConfig {

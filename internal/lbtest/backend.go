@@ -44,8 +44,9 @@ func (b *Backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if early := r.Header.Get("X-Early"); early == "" || early != b.Name && early != "1" {
 		hash := sha256.New()
 		body := io.TeeReader(r.Body, hash)
-		c.Beginning, _ = io.ReadAll(io.LimitReader(body, 4<<10))
-		c.BodyBytes, c.ReadErr = io.Copy(io.Discard, body)
+		if c.Beginning, c.ReadErr = io.ReadAll(io.LimitReader(body, 4<<10)); c.ReadErr == nil {
+			c.BodyBytes, c.ReadErr = io.Copy(io.Discard, body)
+		}
 		c.BodyBytes += int64(len(c.Beginning))
 		r.Body = io.NopCloser(bytes.NewReader(c.Beginning)) // for the reply
 		c.BodyHash = hex.EncodeToString(hash.Sum(nil))

@@ -138,6 +138,9 @@ func TestFlexMayTakeFifteenMinutes(t *testing.T) {
 			(<-served).WantServed(t, "a")
 			w.WantCalls(map[string]int{"a": 22})
 			w.WantNobodyBlamed()
+			if silent := w.Logged("backend silent"); len(silent) > 0 {
+				t.Errorf("logged %v", silent)
+			}
 
 			w.Backends["a"].Replies(byTier(waits(16)))
 			began := time.Now()

@@ -361,7 +361,7 @@ func TestOfflineACheckNeedsNoSecretAndNoVariable(t *testing.T) {
 }
 
 func TestTheExamplesAreValidOffline(t *testing.T) {
-	for _, name := range []string{"openai.Caddyfile", "azure.Caddyfile", "azure.json", "mixed.Caddyfile", "agents.Caddyfile", "selfhosted.Caddyfile", "edge.Caddyfile", "systemd/Caddyfile", "compose/Caddyfile", "container/Caddyfile"} {
+	for _, name := range []string{"openai.Caddyfile", "azure.Caddyfile", "azure.json", "mixed.Caddyfile", "agents.Caddyfile", "flex.Caddyfile", "selfhosted.Caddyfile", "edge.Caddyfile", "systemd/Caddyfile", "compose/Caddyfile", "container/Caddyfile"} {
 		var out bytes.Buffer
 		if err := runCommand(&out, "check", "--offline", "--config", "../../examples/"+name); err != nil {
 			t.Errorf("%s: %s", name, &out)
