@@ -1,13 +1,17 @@
 package health
 
 import (
+	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
 const (
@@ -193,4 +197,39 @@ func TestNoClientSendsAzuresHeader(t *testing.T) {
 			t.Errorf("the backend got the header %q", got)
 		}
 	})
+}
+
+// TestFlexThatIsRefusedTakesNothingFromOtherRequests has as many flex requests as others, which use 0.8 of the quota.
+func TestFlexThatIsRefusedTakesNothingFromOtherRequests(t *testing.T) {
+	mix := func(flexes bool) (early int64) {
+		lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
+			none := 0
+			simulators := map[string]http.Handler{}
+			for _, name := range []string{"a", "b"} {
+				simulators[name] = lbtest.Simulate(t, simulator.Handler{Name: name, RequestsPerMinute: 600, FlexCapacity: &none})
+				w.Serve(name+":80", simulators[name])
+			}
+			var clients sync.WaitGroup
+			for range 60 * 16 { // 0.8 of twice 600 a minute
+				clients.Go(func() { w.Post(defaultChat).WantStatus(t, 200) })
+				if flexes {
+					clients.Go(func() { w.Post(flexChat).WantStatus(t, http.StatusTooManyRequests) })
+				}
+				time.Sleep(time.Second / 16)
+			}
+			clients.Wait()
+			for _, s := range simulators {
+				var status simulator.Status
+				reply := httptest.NewRecorder()
+				if s.ServeHTTP(reply, httptest.NewRequest(http.MethodGet, "/_simulator/status", nil)); json.Unmarshal(reply.Body.Bytes(), &status) != nil {
+					t.Errorf("the simulator's status is %s", reply.Body)
+				}
+				early += status.Early
+			}
+		})
+		return early
+	}
+	if without, with := mix(false), mix(true); with > without {
+		t.Errorf("%d requests came too early, and %d without flex", with, without)
+	}
 }
