@@ -104,6 +104,11 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 			t.dropBest() // another account may have what the request names, which could not be asked now
 		}
 	}
+	if t.best.Response != nil && t.list[t.best.attempt].class == verdict.NotHere {
+		if ex.update(now); ex.Pool.Why(&t.ask, now).Throttled != nil {
+			t.dropBest() // a backend that has it asks for a pause
+		}
+	}
 	best := t.best
 	if o.own.Response == nil {
 		t.best = bestReply{} // it is not dropped
@@ -127,6 +132,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		ex.update(now)
 		wait, r := ex.Pool.Wait(&t.ask, now), ex.whoRefuses(now)
 		e := r.why(ex.balancer, &ex.intent, &ex.tries, wait)
+		if e.Class == apierror.AllThrottled && t.isFlex() {
+			e.Class = string(verdict.NotHere) // the backends have no flex now, and serve other requests
+		}
 		ex.decided()
 		o.own = e.Answer(req)
 		res = o.own.Response
@@ -151,7 +159,9 @@ func (ex *exchange) forwarded(best bestReply, now time.Time) *http.Response {
 	ex.outcome.from = from
 	ex.update(now)
 	wait := ex.Pool.Wait(&ex.tries.ask, now)
-	verdict.RewriteHints(best.Header, wait)
+	if from.class != verdict.NotHere {
+		verdict.RewriteHints(best.Header, wait)
+	}
 	if from.class == verdict.Overloaded {
 		verdict.SetHint(best.Header, wait) // even if the backend does not say
 	}

@@ -93,7 +93,7 @@ func targetOf(b *backend.Backend) *target {
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
 	m.Account = b.AccountKey
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
-	m.Names, m.Deployment = b.Models, b.Deployment
+	m.Names, m.Deployment, m.ServiceTier = b.Models, b.Deployment, b.ServiceTier
 	upstream := &reverseproxy.Upstream{Dial: b.Dial()}
 	return &target{Member: m, backend: b, upstream: upstream, address: addressOf(upstream)}
 }

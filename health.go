@@ -45,13 +45,14 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	if !benches || its.MayBeOfRequest && !t.claim() {
 		return
 	}
+	covers := pool.Scope{Model: model, Flex: a.flex && aboutFlex(r)}
 	began := to.Bench(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
 		Whole:       in.wholeBackend(r.Class),
 		Unreachable: r.Class == verdict.Unreachable,
 		Model:       model,
-		Flex:        a.flex && aboutFlex(r),
+		Flex:        covers.Flex,
 		Cost:        in.Cost,
 		Wait:        its.Wait,
 		Longest:     its.Longest,
@@ -59,17 +60,18 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 		Started:     a.started,
 	}, now)
 	if began && r.Class.Promise() {
-		a.benched = now
+		a.benched, a.benches = now, covers
 	}
 }
 
 // aboutFlex reports whether what a request of the service tier flex met says nothing about other requests: no capacity
-// for flex, or none in time. The limits that all requests share are used up only if the reply says so.
+// for flex, or none in time, which has many forms. The limits that all requests share are used up only if the reply says
+// so.
 func aboutFlex(r *attempt.Reply) bool {
 	switch r.Class {
 	case verdict.Throttled:
 		return !verdict.NoneLeft(r.Response.Header)
-	case verdict.Overloaded, verdict.Timeout:
+	case verdict.Overloaded, verdict.Timeout, verdict.Failed:
 		return true
 	}
 	return false
@@ -104,7 +106,7 @@ func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
 	if !end.Begun && t.claim() {
 		a.target.Bench(pool.Refusal{
 			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)},
-			Model:  model, Wait: b.sender.Failure().Wait,
+			Model:  model, Flex: a.flex, Wait: b.sender.Failure().Wait,
 		}, now)
 	}
 }
@@ -123,7 +125,7 @@ func (b *balancer) deduct(in *intent, to *target) quota.Mark {
 // learnQuota reads what the header of a reply says about the backend's quota. The model may have become known by this
 // reply, so the tier's demand is recorded again.
 func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, now time.Time) {
-	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.slow && r.Class == verdict.Throttled && aboutFlex(r) {
+	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && aboutFlex(r) {
 		return
 	}
 	model := in.benchModel(a.target.backend)

@@ -67,7 +67,7 @@ func (in *intent) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 
 // asks is what an attempt has to know of the request.
 func (in *intent) asks(a *try) attempt.Asks {
-	return attempt.Asks{Kind: in.Kind, Stream: in.Body.Stream, Operation: in.Route.Operation, Cost: in.Cost, Slow: a.slow}
+	return attempt.Asks{Kind: in.Kind, Stream: in.Body.Stream, Operation: in.Route.Operation, Cost: in.Cost, Slow: a.flex}
 }
 
 // isOnce reports whether the request can be sent only once. One that may have been executed after a failure is not
@@ -108,7 +108,7 @@ func (in *intent) pulseKind() pulse.Kind {
 
 // isFlexAt reports whether the request has the service tier flex at the backend.
 func (in *intent) isFlexAt(b *backend.Backend) bool {
-	return in.Kind.Infers() && !in.Kind.IsHandshake() && b.TierOf(&in.Request) == openaiapi.Flex
+	return b.TierOf(&in.Request) == openaiapi.Flex
 }
 
 // hasQuota reports whether the request counts for the backend's limits, as far as they are known: those of

@@ -131,7 +131,7 @@ func (ex *exchange) choose() *target {
 	}
 	at := &t.ask.At[t.current.Index]
 	t.list = append(t.list, try{
-		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex, slow: at.Slow,
+		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex,
 	})
 	return t.current
 }

@@ -66,7 +66,7 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 		Fields: attempt.Public{}, CountsTokens: true, CountsContent: bill.CountsTokens(), CountsAll: in.readsUsage(bill),
 		FindsID: bill.Open() && in.Body.Background, Interims: &t.interims, Marks: a.target,
 	}
-	if b.Pool.Watches && !t.ask.Once && !a.slow && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
+	if b.Pool.Watches && !t.ask.Once && !a.flex && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
 		t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move
 		t.wait.Begin(&t.ask, a.target.Member, pool.Moves{May: !t.hasMoved && t.isLeft(in), Until: in.deadline, GivesUp: t.throttled()})
 		out.Watch = &t.wait

@@ -58,13 +58,13 @@ type try struct {
 	credential keys.Credential
 	// mark is what the backend's limits knew of requests when this one was sent.
 	mark quota.Mark
-	// benched is when a promise began by this attempt, if one did.
+	// benched is when a promise began by this attempt, if one did, and benches is what it covers.
 	benched time.Time
+	benches pool.Scope
 	// deployment is the label in metrics of what the backend calls the model.
 	deployment string
-	// flex reports whether what is refused to it may be refused only to requests of the service tier flex, and slow
-	// whether it has that tier, so that it may take many minutes.
-	flex, slow bool
+	// flex reports whether it has the service tier flex.
+	flex bool
 	// over reports whether metrics know what came of it, and span is over.
 	over bool
 	span *observe.Span
@@ -199,7 +199,7 @@ func (t *tries) doubtBenches(in *intent) {
 	}
 	for i := range t.list {
 		if a := &t.list[i]; !a.benched.IsZero() {
-			a.target.Doubt(in.wholeBackend(a.class), pool.Scope{Model: in.benchModel(a.target.backend), Flex: a.flex}, a.benched)
+			a.target.Doubt(in.wholeBackend(a.class), a.benches, a.benched)
 		}
 	}
 }
@@ -243,12 +243,13 @@ func (a *try) end() {
 func (t *tries) fill(b *balancer, in *intent, tier int) {
 	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
 	for _, to := range b.targets {
-		at := pool.At{Model: in.benchModel(to.backend), Takes: to.backend.Takes(&in.Request, in.anonymous)}
-		if at.Slow = in.isFlexAt(to.backend); at.Slow {
-			at.Flex = to.backend.ServiceTier == "" // otherwise it is all that the backend gets
-		}
-		t.ask.At = append(t.ask.At, at)
+		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: to.backend.Takes(&in.Request, in.anonymous), Flex: in.isFlexAt(to.backend)})
 	}
+}
+
+// isFlex reports whether all backends that take the request get it with the service tier flex.
+func (t *tries) isFlex() bool {
+	return !slices.ContainsFunc(t.ask.At, func(at pool.At) bool { return at.Takes && !at.Flex })
 }
 
 // bar finds out where the request must not go now.
@@ -263,6 +264,7 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	for i, to := range targets {
 		at := &t.ask.At[i]
 		at.Tried, at.Refused = t.cameOf(to)
+		at.Takes = at.Takes && !t.lacked(to)
 		switch at.Bar = t.barAt(to); {
 		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !to.allModels:
 			// where the context is as short, or where an object without a model could not be used with all models
@@ -282,6 +284,11 @@ func (t *tries) cameOf(at *target) (tried, refused bool) {
 		}
 	}
 	return tried, refused
+}
+
+// lacked reports whether the backend does not offer what the request asks for, as an attempt there has shown.
+func (t *tries) lacked(at *target) bool {
+	return slices.ContainsFunc(t.list, func(a try) bool { return a.target == at && a.class == verdict.NotHere })
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose account

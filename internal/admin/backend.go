@@ -258,7 +258,7 @@ func stateOf(s pool.State) string {
 	switch {
 	case s.Drained:
 		return Drained
-	case slices.ContainsFunc(s.Benches, func(b pool.Bench) bool { return !b.Flex }):
+	case slices.ContainsFunc(s.Benches, func(b pool.Bench) bool { return !s.Member.Spares(b) }):
 		return Benched
 	case is(false):
 		return Silent

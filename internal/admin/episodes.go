@@ -55,7 +55,7 @@ type Recorder string
 
 // Happened implements pool.Listener.
 func (r Recorder) Happened(e pool.Event) {
-	if e.Bench.Flex {
+	if e.Member.Spares(e.Bench) {
 		return // all other requests are served
 	}
 	episodes.Lock()

@@ -205,7 +205,8 @@ func (s *Sender) send(t *Request) *Reply {
 	return reply
 }
 
-// slowTimeout is how long a request of the service tier flex may wait for its first byte: what OpenAI advises.
+// slowTimeout is how long a request of the service tier flex may wait for its first byte, and for what follows: what
+// OpenAI advises.
 const slowTimeout = 15 * time.Minute
 
 // begin makes the request that goes out, and limits its time.
@@ -287,6 +288,9 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	}
 	t.body = body{source: t.exact.of(res), response: res, secrets: t.Secrets, fields: t.Fields,
 		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout)}
+	if t.Asks.Slow {
+		t.body.idle = max(t.body.idle, slowTimeout)
+	}
 	res.Body = &t.body
 	return &t.body
 }

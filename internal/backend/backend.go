@@ -162,6 +162,9 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	case r.Clarity != openaiapi.Clear && (b.Models != nil || b.Deployment != ""):
 		return false
 	}
+	if b.ServiceTier != "" && !b.tierInHeader && r.TakesServiceTier() && (r.Clarity != openaiapi.Clear || r.Body.IsForm()) {
+		return false
+	}
 	if b.Models == nil {
 		return true
 	}
@@ -169,17 +172,20 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	return has || r.Model == "" && !r.NeedsModel
 }
 
-// TierOf returns the service tier that the request has at the backend.
+// TierOf returns the service tier that the request has at the backend. It is empty if the operation has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {
-	return cmp.Or(b.tellsTier(r), r.Body.ServiceTier)
+	if !r.TakesServiceTier() {
+		return ""
+	}
+	return cmp.Or(b.ServiceTier, r.HeaderTier, r.Body.ServiceTier)
 }
 
 // tellsTier returns the service tier that the backend is told in the place of that in the body.
 func (b *Backend) tellsTier(r *openaiapi.Request) string {
-	if b.ServiceTier != "" && r.TakesServiceTier() {
-		return b.ServiceTier
+	if !r.TakesServiceTier() {
+		return ""
 	}
-	return r.HeaderTier
+	return cmp.Or(b.ServiceTier, r.HeaderTier)
 }
 
 // Direct sets the address and the path of an outgoing request, and the backend's own headers. It
@@ -248,21 +254,11 @@ func (b *Backend) Key() *keys.Key {
 	return key
 }
 
-// healthKey identifies what is known of the backend's health. What is refused to one service tier may be served for
-// another.
-func (b *Backend) healthKey(fingerprint string) string {
-	key := b.base + " " + fingerprint
-	if b.ServiceTier != "" {
-		key += " " + b.ServiceTier
-	}
-	return key
-}
-
 // NameForReplicas names the backend to other replicas. A key in a file counts as it is
 // now: elsewhere, a file of this name may hold another one.
 func (b *Backend) NameForReplicas() string {
 	if key := b.Key(); key != nil {
-		return b.healthKey(b.Credentials.Fingerprint(key.Digest(), b.header))
+		return b.base + " " + b.Credentials.Fingerprint(key.Digest(), b.header)
 	}
 	return b.HealthKey
 }

@@ -131,7 +131,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err := b.provisionTier(); err != nil {
 		return err
 	}
-	b.HealthKey = b.healthKey(fingerprint)
+	b.HealthKey = b.base + " " + fingerprint
 	b.AccountKey = openaiapi.AccountOf(b.Account, b.Origin, fingerprint)
 	return nil
 }

@@ -16,7 +16,7 @@ func (p *Pool) Happened(e pool.Event) {
 	if e.Happening == pool.FellSilent {
 		silencesTotal.WithLabelValues(p.name, clean(e.Member.Name), Deployment(e.Member, e.Silence.Model)).Inc()
 	}
-	if e.Bench.Flex {
+	if e.Member.Spares(e.Bench) {
 		return // other requests are served
 	}
 	its := benchLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Bench.Model), e.Bench.Class}

@@ -193,7 +193,7 @@ func Deployment(m *pool.Member, name string) string {
 // without one, for every model.
 func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
 	for _, b := range s.Benches {
-		if b.Whole || !b.Flex && deployment != "" && Deployment(s.Member, b.Model) == deployment {
+		if b.Whole || !s.Member.Spares(b) && deployment != "" && Deployment(s.Member, b.Model) == deployment {
 			left = max(left, b.Until.Sub(now))
 		}
 	}
@@ -208,7 +208,7 @@ func reasonsOf(s pool.State) (reasons []attempt) {
 		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)
 	})
 	for _, b := range slices.Concat(s.Benches, due) {
-		if b.Flex {
+		if s.Member.Spares(b) {
 			continue // other requests are served
 		}
 		if its := (attempt{Deployment(s.Member, b.Model), b.Class}); !slices.Contains(reasons, its) {

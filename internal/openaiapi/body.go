@@ -18,9 +18,10 @@ type Body struct {
 	// HasModel reports whether there is a model, even an empty one.
 	HasModel bool
 
-	// ServiceTier is the last "service_tier". It is empty if that is absent or null, and [OtherTier] if it is no service tier
-	// that requests may name.
+	// ServiceTier is the last "service_tier", or flex if any is. It is empty if that is absent or null, and [OtherTier] if it
+	// is no service tier that requests may name. OddTier reports whether some servers may read another one.
 	ServiceTier string
+	OddTier     bool
 
 	// Stream reports whether the last "stream" is true.
 	Stream bool
@@ -256,6 +257,17 @@ func (b *Body) addModel(s span) {
 // NamesSeveral reports whether the body names a model more than once. Servers differ in which one they
 // read.
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
+
+// addTier records a service tier.
+func (b *Body) addTier(tier string, again bool) {
+	b.OddTier = b.OddTier || again
+	if b.ServiceTier != Flex {
+		b.ServiceTier = tier
+	}
+}
+
+// IsForm reports whether the body is a form.
+func (b Body) IsForm() bool { return b.dashBoundary != nil }
 
 // CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
 // the body was cut off, or names the stream's options twice.

@@ -2,6 +2,7 @@ package openaiapi
 
 import (
 	"bytes"
+	"cmp"
 	"mime"
 	"strings"
 )
@@ -71,6 +72,10 @@ func parseForm(body []byte, boundary string) Body {
 			}
 		case at == memberOddModel:
 			odd = true
+		case at == memberOddTier:
+			b.OddTier = true
+		case at == memberServiceTier:
+			b.addTier(TierName(cmp.Or(string(body[value.start:value.end]), OtherTier)), b.ServiceTier != "")
 		case whole && (at == top || at == memberModels):
 			b.addOther(other{value, at == top})
 		case whole && at == named && len(b.objects.ids) <= MaxIDs && isID(bareText(body[value.start:value.end])):

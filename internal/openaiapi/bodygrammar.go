@@ -45,6 +45,7 @@ const (
 	memberStreamOptions
 	memberIncludeUsage // of the stream options
 	memberServiceTier
+	memberOddTier
 	memberStore
 	memberBackground
 	memberAudio // in which a voice may have an id
@@ -155,7 +156,7 @@ func (g grammar) place(at place, key []byte) place {
 		case isOdd(key, "model"):
 			return memberOddModel
 		case isOdd(key, "service_tier"):
-			return memberServiceTier
+			return memberOddTier
 		}
 	}
 	switch string(key) {

@@ -66,10 +66,12 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 				b.addModel(span{value, end})
 			}
 		case memberServiceTier:
+			b.addTier(readTier(body[value:end]), b.tiers.first.end > 0)
 			if !b.tiers.add(span{value, end}) {
 				b.Clear = false
 			}
-			b.ServiceTier = readTier(body[value:end])
+		case memberOddTier:
+			b.OddTier = true
 		case memberStreamOptions:
 			b.StreamUsage, b.askUsage = readStreamOptions(body[value:end])
 			b.askUsage.start, b.askUsage.end = b.askUsage.start+value, b.askUsage.end+value

@@ -82,5 +82,5 @@ func (q *Request) ReadHeaderTier(header http.Header) {
 
 // HidesServiceTier reports whether the request may name another service tier than those that were found.
 func (q *Request) HidesServiceTier(body []byte) bool {
-	return !q.Whole && !q.Body.Whole || q.Clarity == Unclear || q.HidesModel(body) || len(q.Body.tiers.others) > 0
+	return !q.Whole && !q.Body.Whole || q.Clarity == Unclear || q.HidesModel(body) || q.Body.OddTier
 }

@@ -22,11 +22,11 @@ func TestABodyNamesItsServiceTier(t *testing.T) {
 		`{"service_tier":"f\u006cex"}`:                          {"flex", false, `{"service_tier":"priority"}`},
 		`{"service_tier":"priority"}`:                           {"priority", false, `{"service_tier":"priority"}`},
 		`{"metadata":{"service_tier":"flex"}}`:                  {"", false, `{"service_tier":"priority","metadata":{"service_tier":"flex"}}`},
-		`{"service_tier":"flex","service_tier":"default"}`:      {"default", true, `{"service_tier":"priority","service_tier":"priority"}`},
-		`{"Service_Tier ":"flex"}`:                              {"flex", false, `{"Service_Tier ":"priority"}`},
+		`{"service_tier":"flex","service_tier":"default"}`:      {"flex", true, `{"service_tier":"priority","service_tier":"priority"}`},
+		`{"Service_Tier ":"flex"}`:                              {"", true, `{"service_tier":"priority","Service_Tier ":"flex"}`},
 		`{"service_tier":"made up"}`:                            {"other", false, `{"service_tier":"priority"}`},
 		`{"service_tier":""}`:                                   {"other", false, `{"service_tier":"priority"}`},
-		`{"service_tier":"flex","a":1,"service_tier":7}`:        {"other", true, `{"service_tier":"priority","a":1,"service_tier":"priority"}`},
+		`{"service_tier":"flex","a":1,"service_tier":7}`:        {"flex", true, `{"service_tier":"priority","a":1,"service_tier":"priority"}`},
 		`{"service_tier":"priority","service_tier":"priority"}`: {"priority", true, `{"service_tier":"priority","service_tier":"priority"}`},
 		`{}`:                          {"", false, `{}`},
 		`["service_tier","flex"]`:     {"", false, `["service_tier","flex"]`},
@@ -34,8 +34,8 @@ func TestABodyNamesItsServiceTier(t *testing.T) {
 		`{"a":1,"service_tier":"flex`: {"", false, `{"service_tier":"priority","a":1,"service_tier":"flex`},
 	} {
 		b := ParseJSON([]byte(body), nil)
-		if b.ServiceTier != want.tier || len(b.tiers.others) > 0 != want.several {
-			t.Errorf("%s: service tier %q, several: %v", body, b.ServiceTier, len(b.tiers.others) > 0)
+		if b.ServiceTier != want.tier || b.OddTier != want.several {
+			t.Errorf("%s: service tier %q, several: %v", body, b.ServiceTier, b.OddTier)
 		}
 		if got := string(bytes.Join(b.With([]byte(body), Changes{ServiceTier: "priority"}), nil)); got != want.changed {
 			t.Errorf("%s with another service tier is %s, want %s", body, got, want.changed)

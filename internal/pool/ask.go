@@ -37,9 +37,9 @@ type Ask struct {
 type At struct {
 	// Model is the member's name for the model that is asked for.
 	Model string
-	// Flex reports whether benches for the service tier flex count for it there, and Slow whether it may take many
-	// minutes, so that a silence says nothing.
-	Flex, Slow bool
+	// Flex reports whether it has the service tier flex there: benches for flex count for it, and it may take many
+	// minutes.
+	Flex bool
 	// Takes reports whether the request can be sent to the member, and Elsewhere whether it must not, because the
 	// objects that it names are at another account.
 	Takes, Elsewhere bool

@@ -42,10 +42,17 @@ func (b *Bench) inForce(now time.Time) bool { return b.Unreachable || now.Before
 // ServiceTier returns the service tier of the requests that the bench covers. It is empty if it covers all.
 func (b *Bench) ServiceTier() string {
 	if b.Flex {
-		return "flex"
+		return flex
 	}
 	return ""
 }
+
+// flex is the service tier that is benched alone.
+const flex = "flex"
+
+// Spares reports whether the bench leaves the member requests: it covers only those of the service tier flex, and the
+// member gets others.
+func (m *Member) Spares(b Bench) bool { return b.Flex && m.ServiceTier != flex }
 
 // Grace returns how long after the bench's end all requests wait for the result
 // of the probe.

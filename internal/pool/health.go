@@ -209,7 +209,7 @@ func (m *Member) throttles(its Scope) [3]*slot {
 // claim takes the right to send a request to a member that is ready for it.
 func (m *Member) claim(r *Ask, now time.Time) bool {
 	its, _ := r.at(m)
-	if p := m.silence(r, its.Model); p != nil && !r.At[m.Index].Slow && !p.Try(now) {
+	if p := m.silence(r, its.Model); p != nil && !r.At[m.Index].Flex && !p.Try(now) {
 		return false
 	}
 	if m.unbenched(its) {

@@ -116,6 +116,9 @@ func (p *Pool) Snapshot(now time.Time) []State {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}
 		for _, b := range m.health.benches() {
+			if b.Flex && m.ServiceTier != "" && m.ServiceTier != flex {
+				continue // it gets no such requests
+			}
 			if b.inForce(now) {
 				bench := b.Bench
 				if b.Unreachable { // a recheck may be under way
@@ -126,7 +129,7 @@ func (p *Pool) Snapshot(now time.Time) []State {
 				continue
 			}
 			states[i].Due = append(states[i].Due, b.Bench)
-			if !b.Throttle || b.mayBeRefused(now) {
+			if !m.Spares(b.Bench) && (!b.Throttle || b.mayBeRefused(now)) {
 				states[i].Probing = true
 			}
 		}

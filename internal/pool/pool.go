@@ -83,6 +83,8 @@ type Member struct {
 	// name that the client used.
 	Names      map[string]string
 	Deployment string
+	// ServiceTier is that of all requests that the member gets. It is empty if each has its own.
+	ServiceTier string
 	// Checks is the state that the pool does not know. It may be nil.
 	Checks Checks
 

@@ -201,7 +201,7 @@ func (m *Member) silenceRank(r *Ask, model string, now time.Time) rank {
 		return open
 	case !p.Due(now):
 		return suspect
-	case r.Once || r.At[m.Index].Slow:
+	case r.Once || r.At[m.Index].Flex:
 		return unproved
 	}
 	return open
@@ -221,7 +221,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank, model := m.rank(r, r.Cost, now)
-			if r.At[m.Index].Slow || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
+			if r.At[m.Index].Flex || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
 			follows := m.health.pulses.Make(ModelKey(model))

@@ -146,7 +146,7 @@ func (b *bench) key() string {
 		key = "throttle"
 	}
 	if b.Flex {
-		key += " flex"
+		key = "flex-" + key // a model may have any name
 	}
 	if !b.Whole {
 		key += " " + b.Model

@@ -174,6 +174,8 @@ func Judge(reply Reply) Class {
 		return judgeTooManyRequests(parseReport(reply.Body), reply)
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		switch r := parseReport(reply.Body); {
+		case status == http.StatusForbidden && r.notHere():
+			return NotHere
 		case status == http.StatusForbidden && r.means(ClientError): // about what was asked for, not about who asked
 			return ClientError
 		case status == http.StatusForbidden && r.means(NoModel): // OpenAI: a project without access to it

@@ -28,7 +28,8 @@ func TestACallerMayUseOnlyItsServiceTiers(t *testing.T) {
 			{tier: `"service_tier":"auto",`, refused: "Invalid value: 'auto'. " + allowed},
 			{tier: `"service_tier":"pri\u006frity",`, refused: "Invalid value: 'priority'. " + allowed},
 			{tier: `"service\u005ftier":"priority",`, refused: "Invalid value: 'priority'. " + allowed},
-			{tier: `"Service_Tier":"priority",`, refused: "Invalid value: 'priority'. " + allowed},
+			{tier: `"Service_Tier":"priority",`, refused: "not certain"},
+			{tier: `"service_tier":"flex","service_tier":"flex",`, refused: "not certain"},
 			{tier: `"service_tier":"client-key-of-alice",`, refused: "Invalid value. " + allowed},
 			{tier: `"service_tier":"",`, refused: "Invalid value. " + allowed},
 			{tier: `"service_tier":7,`, refused: "Invalid value. " + allowed},
@@ -96,6 +97,12 @@ func TestNoServiceTierPassesUnseen(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 0})
 
 		form := "--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.mp3\"\r\n\r\n" + long + "\r\n--x--\r\n"
+		for _, part := range []string{"service_tier", "Service_Tier"} {
+			form := "--x\r\nContent-Disposition: form-data; name=\"" + part + "\"\r\n\r\npriority\r\n--x--\r\n"
+			send(chat, "multipart/form-data; boundary=x", "", form).WantError(t, http.StatusBadRequest, "invalid_value")
+			send("/v1/of-tomorrow", "multipart/form-data; boundary=x", "", form).WantError(t, http.StatusBadRequest, "invalid_value")
+		}
+		w.WantCalls(map[string]int{"a": 0})
 		send("/v1/audio/transcriptions", "multipart/form-data; boundary=x", "", form).WantServed(t, "a")
 		send("/v1/files", "multipart/form-data; boundary=x", "", form).WantServed(t, "a")
 	})

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
@@ -46,7 +47,13 @@ func TestARefusedFlexRequestBenchesFlexAlone(t *testing.T) {
 		"a throttle without a time": lbtest.Status(429),
 		"a throttle with a time":    lbtest.Throttled("20"),
 		"no capacity":               lbtest.Status(503),
-		"a word for no capacity":    lbtest.Says(429, `{"error":{"code":"slow_down","message":"","type":"server_error","param":null}}`),
+		"a timeout of its own":      lbtest.Status(408),
+		"a gateway's timeout":       lbtest.Status(504),
+		"a cut connection": func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, _ := w.(http.Hijacker).Hijack()
+			conn.Close()
+		},
+		"a word for no capacity": lbtest.Says(429, `{"error":{"code":"slow_down","message":"","type":"server_error","param":null}}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			inFlexBubble(t, flexPool, refusal, func(t *testing.T, w *lbtest.World) {
@@ -89,6 +96,97 @@ func TestAFlexRequestThatMeetsTheLimitOfAllBenchesAll(t *testing.T) {
 	})
 }
 
+func TestBackendsOfOneDeploymentShareWhatAllRequestsMeet(t *testing.T) {
+	const config = "openai_lb {\nbackend http://a {\nname as_asked\n}\nbackend http://a {\nname default\npriority 2\nservice_tier default\n}\n}"
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Throttled("20"))
+		w.Post(defaultChat).WantStatus(t, 429)
+		w.Post(flexChat).WantStatus(t, 429)
+		w.WantCalls(map[string]int{"a": 1})
+		time.Sleep(20 * time.Second)
+		w.Backends["a"].Replies(lbtest.Status(429, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "5s"))
+		w.Post(flexChat).WantStatus(t, 429)
+		w.WantCalls(map[string]int{"a": 2})
+	})
+}
+
+// TestAHugeFlexRequestDoesNotKeepSmallRequestsAway has a limit of all requests that only the huge one exceeds.
+func TestAHugeFlexRequestDoesNotKeepSmallRequestsAway(t *testing.T) {
+	inFlexBubble(t, flexPool, lbtest.Status(429, "Retry-After", "60", "X-Ratelimit-Limit-Tokens", "100000", "X-Ratelimit-Remaining-Tokens", "0"), func(t *testing.T, w *lbtest.World) {
+		w.Post(strings.Replace(flexChat, "{", `{"max_tokens":100000,`, 1)).WantStatus(t, 429)
+		for range 20 {
+			w.Post(defaultChat).WantServed(t, "a", "b")
+		}
+	})
+}
+
+func TestABackendThatRefusedFlexIsNotProbing(t *testing.T) {
+	inFlexBubble(t, flexPool, lbtest.Status(503), func(t *testing.T, w *lbtest.World) {
+		w.Post(flexChat)
+		w.Post(defaultChat).WantServed(t, "a")
+		time.Sleep(time.Hour)
+		for _, b := range admin.Backends(time.Now(), func(string, string) bool { return true }) {
+			if b.State != admin.Available {
+				t.Errorf("%s is %s", b.Name, b.State)
+			}
+		}
+	})
+}
+
+func TestRefusedFlexIsNoFaultOfThePool(t *testing.T) {
+	name := lbtest.Unique("flex-refused")
+	inFlexBubble(t, strings.Replace(flexPool, "{", "{\npool "+name, 1), lbtest.Throttled("20"), func(t *testing.T, w *lbtest.World) {
+		for range 3 {
+			w.Post(flexChat).WantError(t, 429, "rate_limit_exceeded")
+		}
+		lbtest.WantSums(t, name, "requests_total class=not_here 3", "all_throttled_total 0")
+		w.AllReply(lbtest.Throttled("20"))
+		w.Post(defaultChat).WantStatus(t, 429)
+		lbtest.WantSums(t, name, "requests_total class=all_throttled 1", "all_throttled_total 1")
+	})
+}
+
+func TestAPauseSaysMoreThanABackendWithoutTheTier(t *testing.T) {
+	lacks := lbtest.Says(400, `{"error":{"message":"flex is not supported","type":"invalid_request_error","param":"service_tier","code":"invalid_value"}}`)
+	for _, first := range []string{"a", "b"} {
+		inFlexBubble(t, flexPool, lbtest.Throttled("20"), func(t *testing.T, w *lbtest.World) {
+			w.Backends[first].Replies(byTier(lacks))
+			for range 2 {
+				if got := w.Post(flexChat); got.Status != 429 || got.Header.Get("Retry-After") != "20" {
+					t.Errorf("%s lacks flex: the client got %d with Retry-After %q", first, got.Status, got.Header.Get("Retry-After"))
+				}
+			}
+		})
+	}
+}
+
+func TestABackendWithItsOwnTierGetsNoBodyThatMayNameAnother(t *testing.T) {
+	const config = "openai_lb {\nbackend http://a {\nname a\nservice_tier default\n}\nbackend http://b {\nname b\npriority 2\n}\n}"
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		w.Post(`{"model":"gpt-4o","service_tier":"priority"}`).WantServed(t, "a")
+		if got := string(w.Backends["a"].Received()[0].Beginning); !strings.Contains(got, `"service_tier":"default"`) {
+			t.Errorf("a got %s", got)
+		}
+		form := "--x\r\nContent-Disposition: form-data; name=\"service_tier\"\r\n\r\npriority\r\n--x--\r\n"
+		for kind, body := range map[string]string{"multipart/form-data; boundary=x": form, "application/x-www-form-urlencoded": `{"service_tier":"priority"}`} {
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
+			r.Header.Set("Content-Type", kind)
+			w.Send(r).WantServed(t, "b")
+		}
+		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader("compressed"))
+		r.Header.Set("Content-Encoding", "gzip")
+		w.Send(r).WantServed(t, "b")
+	})
+}
+
+func TestOperationsWithoutServiceTiersAreNotFlex(t *testing.T) {
+	inFlexBubble(t, flexPool, lbtest.Throttled("20"), func(t *testing.T, w *lbtest.World) {
+		w.Send(w.Request(http.MethodPost, "/v1/embeddings", strings.NewReader(flexChat))).WantStatus(t, 429)
+		w.Send(w.Request(http.MethodPost, "/v1/embeddings", strings.NewReader(defaultChat))).WantStatus(t, 429)
+		w.WantCalls(map[string]int{"a": 1, "b": 1})
+	})
+}
+
 func TestAThrottleOfOtherRequestsHoldsForFlex(t *testing.T) {
 	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("20"))
@@ -100,8 +198,9 @@ func TestAThrottleOfOtherRequestsHoldsForFlex(t *testing.T) {
 
 func TestABackendWithoutTheTierIsNoFailure(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{
-		"a service tier": lbtest.Says(400, `{"error":{"message":"flex is not supported","type":"invalid_request_error","param":"service_tier","code":"invalid_value"}}`),
-		"an operation":   lbtest.Says(400, `{"error":{"message":"The chatCompletion operation does not work with the specified model","code":"OperationNotSupported"}}`),
+		"a service tier that is forbidden": lbtest.Says(403, `{"error":{"message":"flex is not for you","type":"invalid_request_error","param":"service_tier","code":"invalid_value"}}`),
+		"a service tier":                   lbtest.Says(400, `{"error":{"message":"flex is not supported","type":"invalid_request_error","param":"service_tier","code":"invalid_value"}}`),
+		"an operation":                     lbtest.Says(400, `{"error":{"message":"The chatCompletion operation does not work with the specified model","code":"OperationNotSupported"}}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			inFlexBubble(t, flexPool, reply, func(t *testing.T, w *lbtest.World) {
@@ -111,7 +210,7 @@ func TestABackendWithoutTheTierIsNoFailure(t *testing.T) {
 				w.WantNobodyBlamed()
 
 				w.Backends["b"].Replies(reply)
-				if got := w.Post(flexChat); got.Status != 400 || !strings.Contains(got.Body, "not") {
+				if got := w.Post(flexChat); got.Status != 400 && got.Status != 403 || !strings.Contains(got.Body, "not") {
 					t.Errorf("the client got %d %s, want the backends' error", got.Status, got.Body)
 				}
 			})
@@ -158,6 +257,31 @@ func TestFlexMayTakeFifteenMinutes(t *testing.T) {
 			}
 			w.Post(defaultChat).WantServed(t, "a")
 			w.Post(chat).WantServed(t, "b")
+		})
+	}
+}
+
+// TestAFlexStreamMayPauseForFifteenMinutes has streams that begin at once, and then wait for the model.
+func TestAFlexStreamMayPauseForFifteenMinutes(t *testing.T) {
+	for pause, served := range map[time.Duration]bool{14 * time.Minute: true, 16 * time.Minute: false} {
+		inFlexBubble(t, flexPool, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{}}\n\n")
+			w.(http.Flusher).Flush()
+			select {
+			case <-time.After(pause):
+				io.WriteString(w, "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{}}\n\n")
+			case <-r.Context().Done():
+			}
+		}, func(t *testing.T, w *lbtest.World) {
+			got := w.Send(w.Request(http.MethodPost, "/v1/responses", strings.NewReader(strings.Replace(flexChat, "{", `{"stream":true,`, 1))))
+			if completed := strings.Contains(got.Body, "response.completed"); completed != served {
+				t.Errorf("a pause of %s: the stream is %q", pause, got.Body)
+			}
+			w.Post(defaultChat).WantServed(t, "a")
+			if served {
+				w.WantNobodyBlamed()
+			}
 		})
 	}
 }
