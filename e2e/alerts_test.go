@@ -176,7 +176,7 @@ func classesOfTheCode(t *testing.T) (classes []string) {
 	return classes
 }
 
-// tool is a program of Debian's package prometheus.
+// tool returns where a program is, and skips the test if this machine does not have it.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -186,7 +186,7 @@ func tool(t *testing.T, name string) string {
 	case os.Getenv("CI") == "true":
 		t.Fatal(err)
 	}
-	t.Skipf("no %s: install Debian's package prometheus", name)
+	t.Skipf("%v: README.md says where it comes from", err)
 	return ""
 }
 

@@ -23,6 +23,9 @@ import (
 // caddy is the binary under test.
 var caddy = os.Getenv("E2E_CADDY")
 
+// shared is a folder for what several tests need.
+var shared string
+
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "systemctl" {
 		os.Exit(systemctl(os.Args[1:]))
@@ -41,21 +44,20 @@ func run(m *testing.M) int {
 	}
 	os.Setenv("NO_PROXY", "localhost,127.0.0.1")
 	os.Setenv("no_proxy", "localhost,127.0.0.1")
+	var err error
+	if shared, err = os.MkdirTemp("", "openai-lb-e2e-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(shared)
 	if caddy != "" {
-		var err error
 		if caddy, err = filepath.Abs(caddy); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		return m.Run()
 	}
-	dir, err := os.MkdirTemp("", "openai-lb-e2e-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	caddy = filepath.Join(dir, "caddy")
+	caddy = filepath.Join(shared, "caddy")
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
 	build := exec.CommandContext(ctx, "go", "build", "-o", caddy, "./cmd/caddy")
