@@ -122,7 +122,7 @@ func (in *intent) waitsIn() waiting.Key {
 	if !in.Kind.Infers() {
 		return waiting.Key{}
 	}
-	return waiting.Key{Model: pool.ModelKey(in.Model), Flex: in.HeaderTier == openaiapi.Flex || in.HeaderTier == "" && in.Body.ServiceTier == openaiapi.Flex}
+	return waiting.Key{Model: pool.ModelKey(in.Model), Flex: in.ServiceTier() == openaiapi.Flex}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

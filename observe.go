@@ -157,11 +157,8 @@ func countServiceTier(in *intent, o *outcome, from *target, class string) {
 // askedTier is the service tier that the backend was asked for, by its name in logs and metrics. Without a backend it is
 // that of the client.
 func askedTier(in *intent, from *target) string {
-	switch {
-	case !in.TakesServiceTier():
-		return ""
-	case from == nil:
-		return openaiapi.TierName(cmp.Or(in.HeaderTier, in.Body.ServiceTier))
+	if from == nil {
+		return openaiapi.TierName(in.ServiceTier())
 	}
 	return openaiapi.TierName(from.backend.TierOf(&in.Request))
 }

@@ -172,12 +172,9 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	return has || r.Model == "" && !r.NeedsModel
 }
 
-// TierOf returns the service tier that the request has at the backend. It is empty if the operation has none.
+// TierOf returns the service tier that the request has at the backend. It is empty if it has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {
-	if !r.TakesServiceTier() {
-		return ""
-	}
-	return cmp.Or(b.ServiceTier, r.HeaderTier, r.Body.ServiceTier)
+	return cmp.Or(b.tellsTier(r), r.ServiceTier())
 }
 
 // tellsTier returns the service tier that the backend is told in the place of that in the body.

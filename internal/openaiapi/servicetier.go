@@ -63,6 +63,15 @@ func (q *Request) TakesServiceTier() bool {
 	return false
 }
 
+// ServiceTier returns the service tier that the client asks for. It is empty if it names none, or the API has none for the
+// request.
+func (q *Request) ServiceTier() string {
+	if !q.TakesServiceTier() {
+		return ""
+	}
+	return cmp.Or(q.HeaderTier, q.Body.ServiceTier)
+}
+
 // MayTakeServiceTier reports whether a server may read a service tier in the request: in a chat or a response, or in
 // an operation that is not known.
 func (q *Request) MayTakeServiceTier() bool {
