@@ -124,7 +124,6 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	case o.own.Response != nil:
 		ex.decided()
 		res = o.own.Response
-		res.Request = req
 	case best.Response != nil:
 		ex.decided()
 		res = ex.forwarded(best, now)
@@ -136,7 +135,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 			e.Class = string(verdict.NotHere) // the backends have no flex now, and serve other requests
 		}
 		ex.decided()
-		o.own = e.Answer(req)
+		o.own = e.Answer(ex.intent.request) // reverse_proxy has the option rewrite
 		res = o.own.Response
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 			verdict.SetHint(res.Header, wait)
@@ -145,6 +144,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 			ex.countThrottled(&ex.outcome, r)
 		}
 	}
+	res.Request = req
 	if o.own.Response == nil || res.StatusCode == http.StatusTooManyRequests {
 		ex.setRateLimits(res.Header)
 	}

@@ -162,6 +162,30 @@ func wantWarning(t *testing.T, words string, wants map[string]bool) {
 	}
 }
 
+func TestAnErrorOfAPlainReverseProxyHasTheFormOfTheClientsPath(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	a.Replies(lbtest.Throttled("59"))
+	address := lbtest.ServeAt(t, fmt.Sprintf(`reverse_proxy %s {
+		rewrite /anthropic{uri}
+		lb_policy openai_lb
+		transport openai_lb
+	}`, serverA.Listener.Addr()))
+	client := lbtest.NewClient(t)
+	for path, want := range map[string]string{
+		"/v1/messages":         `{"error":{"details":{"error_code":"rate_limit_exceeded"},"message":"All backends are rate limited`,
+		"/v1/chat/completions": `{"error":{"message":"All backends are rate limited`,
+	} {
+		got := lbtest.Ask(client, "http://"+address+path)
+		got.WantError(t, 429, "rate_limit_exceeded")
+		if !strings.HasPrefix(got.Body, want) {
+			t.Errorf("%s: %s", path, got.Body)
+		}
+	}
+	if got := a.Received()[0].Request.URL.Path; !strings.HasPrefix(got, "/anthropic/v1/") {
+		t.Errorf("a was asked for %s", got)
+	}
+}
+
 func TestThePolicyAloneKeepsTryingForLBTryDuration(t *testing.T) {
 	up := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
 	address := lbtest.ServeAt(t, "reverse_proxy "+up+" {\nlb_policy openai_lb\nlb_try_duration 20s\nlb_try_interval 10ms\n}")

@@ -257,18 +257,18 @@ func UnreadableBody(err error) Error {
 	return Error{Status: http.StatusBadRequest, Message: "The request body could not be read.", Kind: "invalid_request_error", Code: "invalid_body", Class: class}
 }
 
-// Response returns the error as a reply to req.
+// Response returns the error as a reply to req, in the form of the API that has the path of req.
 func (e Error) Response(req *http.Request) *http.Response {
-	var param *string // null in OpenAI's API
-	if e.Param != "" {
-		param = &e.Param
+	id := newID()
+	messages := openaiapi.IsMessages(req.URL.EscapedPath())
+	form := e.openAI
+	if messages {
+		form = e.anthropic
 	}
-	res := JSONResponse(req, e.Status, map[string]any{"error": struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    string  `json:"code"`
-	}{e.Message, e.Kind, param, e.Code}})
+	res := jsonResponse(req, e.Status, id, form(id))
+	if messages {
+		res.Header["Request-Id"] = []string{id}
+	}
 	switch e.Status {
 	case http.StatusUnauthorized:
 		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2
@@ -276,6 +276,20 @@ func (e Error) Response(req *http.Request) *http.Response {
 		res.Header["Allow"] = []string{"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"} // RFC 9110 section 15.5.6
 	}
 	return res
+}
+
+// openAI returns the error in the form of OpenAI's API. The id of the request is in a header.
+func (e Error) openAI(string) any {
+	var param *string // null in OpenAI's API
+	if e.Param != "" {
+		param = &e.Param
+	}
+	return map[string]any{"error": struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    string  `json:"code"`
+	}{e.Message, e.Kind, param, e.Code}}
 }
 
 // Answer is a reply of the balancer's own. The zero Answer is none.
@@ -294,6 +308,12 @@ func (e Error) Answer(req *http.Request) Answer {
 
 // JSONResponse returns the balancer's own reply to req.
 func JSONResponse(req *http.Request, status int, value any) *http.Response {
+	return jsonResponse(req, status, newID(), value)
+}
+
+func newID() string { return "req_" + uuid.NewString() }
+
+func jsonResponse(req *http.Request, status int, id string, value any) *http.Response {
 	text, _ := json.Marshal(value) // only strings and numbers: it cannot fail
 	return &http.Response{
 		Status:     strconv.Itoa(status) + " " + http.StatusText(status),
@@ -304,7 +324,7 @@ func JSONResponse(req *http.Request, status int, value any) *http.Response {
 		Header: http.Header{
 			"Content-Type":   {"application/json"},
 			"Content-Length": {strconv.Itoa(len(text))},
-			"X-Request-Id":   {"req_" + uuid.NewString()},
+			"X-Request-Id":   {id},
 		},
 		Body:          io.NopCloser(bytes.NewReader(text)),
 		ContentLength: int64(len(text)),

@@ -267,7 +267,7 @@ func (r *Reply) guard(text []byte, complete bool) {
 		r.Response.Body.Close()
 		e := apierror.UpstreamError
 		e.Status = r.Response.StatusCode
-		*r.Response = *e.Response(r.Response.Request)
+		*r.Response = *e.Response(r.sent.Proxied) // whose path has the client's dialect
 	}
 }
 

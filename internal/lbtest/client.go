@@ -2,6 +2,7 @@ package lbtest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -63,13 +64,16 @@ func (r Reply) WantStatus(t *testing.T, want int) {
 	}
 }
 
-// WantError checks for an error as OpenAI words it.
+// WantError checks for an error as OpenAI words it, or Anthropic.
 func (r Reply) WantError(t *testing.T, status int, code string) {
 	t.Helper()
 	var body struct {
 		Error struct {
 			Message, Type, Code string
 			Param               any
+			Details             struct {
+				Code string `json:"error_code"`
+			}
 		}
 	}
 	if r.Err != nil {
@@ -78,7 +82,7 @@ func (r Reply) WantError(t *testing.T, status int, code string) {
 	if err := json.Unmarshal([]byte(r.Body), &body); err != nil {
 		t.Fatalf("%v in %q", err, r.Body)
 	}
-	if r.Status != status || body.Error.Code != code || body.Error.Message == "" || body.Error.Type == "" {
+	if r.Status != status || cmp.Or(body.Error.Code, body.Error.Details.Code) != code || body.Error.Message == "" || body.Error.Type == "" {
 		t.Fatalf("client got %d %s, want %d with code %q", r.Status, r.Body, status, code)
 	}
 	if got := r.Header.Get("Content-Type"); got != "application/json" {

@@ -46,6 +46,17 @@ func mayInfer(method, operation string) bool {
 // MayBeResponses reports whether a server may treat the operation as /responses, however it is spelled.
 func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
 
+// IsMessages reports whether a path, as url.URL.EscapedPath returns it, is that of Anthropic's messages, or below it,
+// however it is spelled, and whatever is before its /v1.
+func IsMessages(escapedPath string) bool {
+	path := mostCommon(escapedPath)
+	operation := ParsePath(path).Operation
+	if _, below, found := strings.Cut(path, openAIPrefix+"/"); found {
+		operation = "/" + below
+	}
+	return operation == "/messages" || strings.HasPrefix(operation, "/messages/")
+}
+
 // mostCommon returns the usual spelling of an operation.
 func mostCommon(operation string) string {
 	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))

@@ -151,7 +151,6 @@ func (q *request) answer(req *http.Request) *http.Response {
 	wait, res := q.Pool.Wait(q.asked(), now), q.own
 	switch {
 	case res != nil:
-		res.Request = req
 	case q.best != nil:
 		res, q.best = q.best, nil // it is not dropped
 		verdict.RewriteHints(res.Header, wait)
@@ -161,21 +160,22 @@ func (q *request) answer(req *http.Request) *http.Response {
 		attempt.TrailersLast(res)
 		attempt.ResetIfCut(q.client, res)
 	default:
-		res = q.refuseAll(req, wait, now)
+		res = q.refuseAll(wait, now)
 	}
+	res.Request = req
 	q.committed()
 	q.forbidRetry(res)
 	return res
 }
 
 // refuseAll is the error that says why no upstream could serve.
-func (q *request) refuseAll(req *http.Request, wait time.Duration, now time.Time) *http.Response {
+func (q *request) refuseAll(wait time.Duration, now time.Time) *http.Response {
 	e := q.why(q.Pool.Why(&q.ask, now), wait)
 	if e.Class == apierror.AllThrottled {
 		q.metrics.AllThrottled()
 		q.selection.events.AllThrottled()
 	}
-	res := e.Response(req)
+	res := e.Response(q.client) // reverse_proxy has the option rewrite
 	if e.Status == http.StatusTooManyRequests {
 		verdict.SetHint(res.Header, wait)
 	}
