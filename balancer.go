@@ -141,6 +141,6 @@ func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
 	key.Changed = func(digest string) {
 		t.StartFresh(digest)
 		link.Name(t.Member, t.backend.NameForReplicas())
-		logger.Info("api_key changed", zap.String("backend", t.Name))
+		logger.Info("api_key changed", zap.String("backend", t.Name), zap.String("by", "file"))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/certmagic"
+	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -14,6 +15,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"go.uber.org/zap"
 )
+
+// provisionTrail has the audit log say which config is in use, and how its keys change.
+func provisionTrail(ctx caddy.Context, h *Handler, digest string) error {
+	h.trail = audit.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
+	begin := func() { h.trail.Begin(digest, h.reader.clientKeys.Audited()) }
+	end := func() {
+		if !caddy.Exiting() {
+			h.trail.End()
+		}
+	}
+	return errors.Join(observe.On(ctx, observe.Started, begin), observe.On(ctx, observe.Stopping, end))
+}
 
 // provisionClientKeys reads the client keys, if there are any.
 func provisionClientKeys(h *Handler) error {
@@ -27,7 +40,7 @@ func provisionClientKeys(h *Handler) error {
 	if err != nil {
 		return err
 	}
-	config := keys.ClientsConfig{File: h.ClientKeysFile, Location: location, Label: metrics.Caller, Logger: h.logger}
+	config := keys.ClientsConfig{File: h.ClientKeysFile, Location: location, Label: metrics.Caller, Logger: h.logger, Trail: h.trail}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}

@@ -57,6 +57,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
 		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
+	if err := provisionTrail(ctx, h, config); err != nil {
+		return err
+	}
 	if err := provisionClientKeys(h); err != nil {
 		return err
 	}
@@ -113,7 +116,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	pools.Default.Add(&h.balancer.Entry) // whose upstreams are set up: the admin API and the metrics read them
 	for _, t := range h.balancer.targets {
-		t.startFresh(h.link, h.balancer.logger.Logger)
+		t.startFresh(h.link, h.balancer.logger.Audit)
 	}
 	h.link.Configured(h.Pool, config)
 	h.link.Open(h.balancer.Pool)

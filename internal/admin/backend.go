@@ -304,5 +304,5 @@ func (b *Backend) Utilization() map[string]float64 {
 var orders = map[string]func(Backend, pool.Order){
 	"drain":  func(b Backend, o pool.Order) { b.member.Drain(o) },
 	"resume": func(b Backend, o pool.Order) { b.member.Resume(o) },
-	"reset":  func(b Backend, _ pool.Order) { b.member.Reset() },
+	"reset":  func(b Backend, o pool.Order) { b.member.Reset(o) },
 }

@@ -59,10 +59,11 @@ func addCommands(parent *cobra.Command) {
 	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left", cobra.ExactArgs(1))
 	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of this Caddy")
 	resume := newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1))
+	reset := newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1))
 	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first", cobra.NoArgs)
-	reset := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew", cobra.ExactArgs(1))
-	callers.AddCommand(reset)
-	for _, command := range []*cobra.Command{drain, resume, reset} {
+	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew", cobra.ExactArgs(1))
+	callers.AddCommand(resetCaller)
+	for _, command := range []*cobra.Command{drain, resume, reset, resetCaller} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
 		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
@@ -70,8 +71,7 @@ func addCommands(parent *cobra.Command) {
 		newCommand("status", "Shows all backends", cobra.NoArgs),
 		callers,
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs", cobra.NoArgs),
-		drain, resume,
-		newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1)),
+		drain, resume, reset,
 		checkCommand(),
 		importCommand(),
 		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy", cobra.NoArgs),

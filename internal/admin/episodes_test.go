@@ -44,7 +44,7 @@ func TestBenchesInARowAreOneEpisode(t *testing.T) {
 		b.Bench(refusal("failed", "m", 10*time.Second), time.Now()) // it grows
 		wants("b failed m ×1 9-20", "a throttled m ×3 0-8")
 		time.Sleep(time.Second)
-		b.Reset()
+		b.Reset(pool.Order{})
 		wants("b failed m ×1 9-11", "a throttled m ×3 0-8")
 		time.Sleep(2 * time.Minute)
 		a.Bench(refusal("throttled", "other", 2*time.Second), time.Now())

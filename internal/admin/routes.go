@@ -35,8 +35,8 @@ func init() {
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits the routes of backends and callers to a pool. `?by=` and `?reason=` of a drain, a
-// resume or a caller's reset are logged, and shown while the backend is drained.
+// `?pool=` limits the routes of backends and callers to a pool. `?by=` and `?reason=` of an order are
+// logged, and those of a drain are shown while the backend is drained.
 type API struct{}
 
 // CaddyModule returns the Caddy module information.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 )
 
 const (
@@ -58,8 +60,10 @@ type ClientsConfig struct {
 	Location *time.Location
 	// Label returns the label of a caller in metrics. Required.
 	Label func(name string) string
-	// Logger records when the keys change. Required.
+	// Logger warns of keys that expire soon. Required.
 	Logger *zap.Logger
+	// Trail records how the keys change. It may be nil.
+	Trail *audit.Trail
 }
 
 // Clients knows the keys with which callers may use the balancer, and whose they are. The
@@ -67,7 +71,7 @@ type ClientsConfig struct {
 // [Clients.Read]. Many requests use it at once.
 //
 // Nobody must learn a key from the time that a lookup takes. So what is looked up is mixed
-// with a random number.
+// with the random number blind.
 type Clients struct {
 	config ClientsConfig
 	file   string // of the config, without placeholders
@@ -91,15 +95,21 @@ type Clients struct {
 	// expiring are the keys of the file that expire. mu guards it.
 	expiring map[blinded]expiry
 
-	blind [32]byte
 	known atomic.Pointer[map[blinded]client]
 }
 
-// client is a caller by one of its keys.
+// client is a caller by one of its keys. by is where that is from: config or file.
 type client struct {
 	Caller
 	expiry expiry
+	by     string
 }
+
+// blind is the same for all configs, so that their keys can be compared.
+var blind = func() (random [32]byte) {
+	rand.Read(random[:])
+	return random
+}()
 
 // blinded is the digest of a random number and a key's digest.
 type blinded [sha256.Size]byte
@@ -116,7 +126,6 @@ func NewClients(config ClientsConfig) (*Clients, error) {
 			return nil, errors.New("client_keys_file is empty: expected the path of a file")
 		}
 	}
-	rand.Read(c.blind[:])
 	return c, c.Read()
 }
 
@@ -163,8 +172,10 @@ func (c *Clients) Read() error {
 	if err := c.list(); !errors.Is(err, errUnfinished) {
 		c.unread = err
 	}
-	c.use()
-	c.noticeExpiry(time.Now())
+	changed := c.use()
+	if c.noticeExpiry(time.Now()) || changed {
+		c.config.Trail.Keys(c.audited())
+	}
 	problems = append(problems, c.clashes...)
 	if c.unread != nil {
 		problems = append(problems, c.unread.Error())
@@ -209,39 +220,57 @@ func (c *Clients) resolve() (problems []string) {
 	return problems
 }
 
-// use makes the keys known that were read.
-func (c *Clients) use() {
+// Audited returns the keys as the audit log has them.
+func (c *Clients) Audited() []audit.Key {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.audited()
+}
+
+func (c *Clients) audited() []audit.Key {
+	known := *c.known.Load()
+	all := make([]audit.Key, 0, len(known))
+	for key, client := range known {
+		all = append(all, audit.Key{Caller: client.Name, ID: key, By: client.by, Expires: client.expiry.at, Expired: client.expiry.isOver()})
+	}
+	return all
+}
+
+// use makes the keys known that were read. It reports whether they have changed.
+func (c *Clients) use() (changed bool) {
 	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %#v", c.given, c.listed))
 	if digest == c.last {
-		return
+		return false
 	}
 	c.last = digest
 	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
-	add := func(keys []foundKey) (problems []string) {
+	add := func(keys []foundKey, by string) (problems []string) {
 		for _, k := range keys {
 			if k.where == "" {
 				continue // it could not be read
 			}
-			if err := c.add(known, k); err != nil {
+			if err := c.add(known, k, by); err != nil {
 				problems = append(problems, err.Error())
 			}
 		}
 		return problems
 	}
-	c.clashes, c.wrong = add(c.given), add(c.listed)
+	c.clashes, c.wrong = add(c.given, "config"), add(c.listed, "file")
 	for key, client := range known {
 		if e := client.expiry; !e.at.IsZero() {
-			e.noticed = c.expiring[key].noticed
+			e.noticed, e.over = c.expiring[key].noticed, c.expiring[key].over
 			expiring[key] = e
 		}
 	}
 	c.expiring = expiring
-	if c.known.Swap(&known) != nil {
-		c.config.Logger.Info("client keys changed", zap.Int("keys", len(known)))
-	}
+	c.known.Store(&known)
 	if c.changed != nil {
 		c.changed(c.Names())
 	}
+	return true
 }
 
 // foundKey is a key and, for errors, where it was found.
@@ -326,12 +355,12 @@ func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
 
 // add adds a key, or the digest of one, to those that are known. One that is
 // unfinished is only checked.
-func (c *Clients) add(known map[blinded]client, k foundKey) error {
+func (c *Clients) add(known map[blinded]client, k foundKey, by string) error {
 	digest, err := k.digest()
 	if err != nil {
 		return err
 	}
-	b := c.blinded(digest)
+	b := blindedOf(digest)
 	other, again := known[b]
 	switch {
 	case again && other.Name != k.name:
@@ -341,12 +370,12 @@ func (c *Clients) add(known map[blinded]client, k foundKey) error {
 	case k.unfinished:
 		return nil
 	}
-	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, expiry{at: k.expires}}
+	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, expiry{at: k.expires}, by}
 	return nil
 }
 
-func (c *Clients) blinded(digest [sha256.Size]byte) blinded {
-	return sha256.Sum256(append(c.blind[:len(c.blind):len(c.blind)], digest[:]...))
+func blindedOf(digest [sha256.Size]byte) blinded {
+	return sha256.Sum256(append(blind[:len(blind):len(blind)], digest[:]...))
 }
 
 // Identify returns the caller that presented the keys, and removes the keys that it knows,
@@ -356,7 +385,7 @@ func (c *Clients) Identify(presented *Presented) (who Caller, err error) {
 	known := *c.known.Load()
 	err = ErrNoKey
 	presented.remove(func(key string, identifies bool) bool {
-		client, found := known[c.blinded(sha256.Sum256([]byte(key)))]
+		client, found := known[blindedOf(sha256.Sum256([]byte(key)))]
 		switch {
 		case !identifies:
 		case !found:

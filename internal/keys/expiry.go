@@ -32,16 +32,21 @@ func parseExpiry(field string, location *time.Location) (time.Time, error) {
 // expiry is when a key expires. Zero: never.
 type expiry struct {
 	at time.Time
-	// noticed is when that was last logged.
+	// noticed is when it was last logged that this is soon, and over reports whether it was seen that it is over.
 	noticed time.Time
+	over    bool
 }
 
 func (e expiry) isOver() bool { return !e.at.IsZero() && !time.Now().Before(e.at) }
 
-// noticeExpiry logs which keys expire soon.
-func (c *Clients) noticeExpiry(now time.Time) {
+// noticeExpiry logs which keys expire soon. It reports whether another one has expired.
+func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
 	for key, e := range c.expiring {
 		left := e.at.Sub(now)
+		if left <= 0 && !e.over {
+			e.over, expired = true, true
+			c.expiring[key] = e
+		}
 		if left <= 0 || left > expiryNotice || !e.noticed.IsZero() && now.Sub(e.noticed) < noticeInterval {
 			continue
 		}
@@ -49,4 +54,5 @@ func (c *Clients) noticeExpiry(now time.Time) {
 		c.expiring[key] = e
 		c.config.Logger.Warn("client key expires soon", zap.String("caller", (*c.known.Load())[key].Name), zap.String("expires", e.at.Format(time.RFC3339)))
 	}
+	return expired
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -22,12 +23,14 @@ import (
 // is benched, when it is back, and the orders of operators.
 type Log struct {
 	*zap.Logger
+	// Audit is for what operators order and change.
+	Audit   *zap.Logger
 	noModel limiter
 }
 
 // NewLog returns the log of the pool of this name.
 func NewLog(logger *zap.Logger, pool string) *Log {
-	return &Log{Logger: logger.With(zap.String("pool", pool))}
+	return &Log{Logger: logger.With(zap.String("pool", pool)), Audit: audit.Logger(logger, pool)}
 }
 
 // Happened implements pool.Listener.
@@ -52,9 +55,11 @@ func (l *Log) Happened(e pool.Event) {
 	case pool.Answered:
 		l.Info("backend answers again", append(silenceFields(e), zap.Float64("seconds", seconds(time.Since(e.Silence.Since))))...)
 	case pool.Drained:
-		l.Info("backend drained", orderFields(e)...)
+		l.Audit.Info("backend drained", orderFields(e)...)
 	case pool.Resumed:
-		l.Info("backend resumed", orderFields(e)...)
+		l.Audit.Info("backend resumed", orderFields(e)...)
+	case pool.WasReset:
+		l.Audit.Info("backend reset", orderFields(e)...)
 	}
 }
 

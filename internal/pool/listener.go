@@ -47,6 +47,8 @@ const (
 	Drained
 	// Resumed: an operator put it back into use.
 	Resumed
+	// WasReset: an operator ended its benches.
+	WasReset
 	// FellSilent: requests wait at the member, and it sends nothing.
 	FellSilent
 	// BecameSlow: it sends something, but late.

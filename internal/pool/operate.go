@@ -73,7 +73,8 @@ func (m *Member) execute(happening Happening, o Order, remote bool) {
 
 // Reset ends all benches of the member, and forgets the failures that count
 // towards one. Streams need no end mark again until one has had one.
-func (m *Member) Reset() {
+func (m *Member) Reset(o Order) {
+	m.tell(Event{Happening: WasReset, Order: o})
 	m.health.mu.Lock()
 	over := m.health.endAll()
 	m.health.ended.Store(nil)

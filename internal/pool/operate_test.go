@@ -38,9 +38,9 @@ func TestAResetEndsEveryBench(t *testing.T) {
 	a := members["a"]
 	a.Bench(throttle(10, 1), start)
 	a.Bench(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, start)
-	a.Reset()
+	a.Reset(Order{})
 	wantPick(t, p, 1, at(1), "a")
-	want := []string{"a began throttled 10s", "a began credential 1m0s",
+	want := []string{"a began throttled 10s", "a began credential 1m0s", "a reset",
 		"a disproved credential 1m0s", "a ended credential 1m0s", "a disproved throttled 10s", "a ended throttled 10s"}
 	if !slices.Equal(*heard, want) {
 		t.Errorf("heard %q, want %q", *heard, want)

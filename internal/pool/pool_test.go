@@ -64,7 +64,7 @@ func (p testPool) Pick(r *asks, now time.Time) *Member {
 type events []string
 
 func (e *events) Happened(event Event) {
-	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended", Drained: "drained", Resumed: "resumed", Doubted: "doubted", Disproved: "disproved"}[event.Happening]
+	word := map[Happening]string{Began: "began", Grew: "grew", Ended: "ended", Drained: "drained", Resumed: "resumed", WasReset: "reset", Doubted: "doubted", Disproved: "disproved"}[event.Happening]
 	if event.Remote {
 		word += " elsewhere"
 	}
@@ -463,21 +463,21 @@ func TestARequestThatCanBeSentOnceIsNoProbeWhileAnotherMemberIsReady(t *testing.
 		wantPick(t, p, 1, at(6), "a") // it is another request
 		wantOnce(at(6), "b")
 		wantOnce(at(6.6), "a") // which was not refused by then
-		members["a"].Reset()
+		members["a"].Reset(Order{})
 	}
 	// a probe that is due is better than a suspect
 	members["a"].Bench(throttle(5, 1), start)
 	members["b"].Bench(failure(60), start)
 	members["c"].Bench(throttle(60, 1), start)
 	wantOnce(at(6), "a")
-	members["a"].Reset()
-	members["b"].Reset()
+	members["a"].Reset(Order{})
+	members["b"].Reset(Order{})
 	// a member to which only such requests go comes back
 	members["a"].Bench(throttle(5, 1), start)
 	wantOnce(at(64), "b")
 	wantOnce(at(66), "a")
 	// a check of a bench in doubt is a probe, too
-	members["a"].Reset()
+	members["a"].Reset(Order{})
 	members["a"].Bench(throttle(600, 100), start)
 	members["a"].Doubt(false, Scope{Model: "m"}, start)
 	wantOnce(at(1), "b")

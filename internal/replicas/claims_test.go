@@ -53,7 +53,7 @@ func TestAStoreThatIsFarAwayLetsOneReplicaSendTheProbe(t *testing.T) {
 					}
 					time.Sleep(20 * time.Second)
 					for i := range w.replicas {
-						w.at(i, "a").Reset()
+						w.at(i, "a").Reset(pool.Order{})
 					}
 					time.Sleep(time.Second)
 				}

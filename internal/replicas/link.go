@@ -111,7 +111,8 @@ func (l *Link) Close() error {
 
 // Happened implements pool.Listener.
 func (l *Link) Happened(e pool.Event) {
-	if l == nil || e.Happening == pool.FellSilent || e.Happening == pool.Answered { // another replica finds out itself
+	if l == nil || e.Happening == pool.FellSilent || e.Happening == pool.Answered || e.Happening == pool.WasReset {
+		// another replica finds out itself, or hears what the order ended
 		return
 	}
 	r, i := l.replica, item{backend: l.backends()[e.Member], bench: e.Bench, at: time.Now()}

@@ -61,7 +61,7 @@ func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Minute)
-		w.at(2, "a").Reset()
+		w.at(2, "a").Reset(pool.Order{})
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if told.of(benched) != 1 || told.of(disproved) > 1 || w.hub.Len(digest("https://a key")) > 1 || w.hub.Claims() != 3 {

@@ -28,7 +28,7 @@ func TestWhatWasLostIsMadeUpFor(t *testing.T) {
 				fault.begin(w.hub)
 				w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
 				w.at(1, "b").Served(pool.Scope{Model: "m"}, before.Add(time.Second/2))
-				w.at(1, "b").Reset()
+				w.at(1, "b").Reset(pool.Order{})
 				fault.end(w.hub)
 				time.Sleep(2 * time.Second)
 				w.wantBenched("a", 28*time.Second)

@@ -449,7 +449,7 @@ func TestABenchThatTurnedAndEndedDoesNotComeBack(t *testing.T) {
 		}
 		bench(verdict.NotPermitted, time.Minute)
 		bench(verdict.Credential, 30*time.Second)
-		a.Reset()
+		a.Reset(pool.Order{})
 		for range 5 {
 			time.Sleep(time.Second)
 			if left := w.replicas[0].benched("a"); left > 0 {

@@ -143,14 +143,14 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 			"false b unreachable  502-upstream_unreachable",
 			"false d failed gpt many-requests-fail",
 		)
-		members["b"].Reset()
-		members["c"].Reset()
-		members["d"].Reset()
+		members["b"].Reset(pool.Order{})
+		members["c"].Reset(pool.Order{})
+		members["d"].Reset(pool.Order{})
 		for _, name := range []string{"b", "c", "d"} {
 			bench(name, "throttled", name+"-gpt")
 		}
 		wants("false  all_throttled gpt all-backends-throttle")
-		members["d"].Reset()
+		members["d"].Reset(pool.Order{})
 		members["d"].Drain(pool.Order{}) // it serves when no other is left
 		wants()
 		bench("d", "quota", "")

@@ -133,7 +133,7 @@ func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.Throttled("8"))
 		w.Post(`{"model":"model-2"}`)
 		want("benched throttled model-2 8000ms")
-		a.Reset()
+		a.Reset(pool.Order{})
 		want("available   0ms")
 		if last := everyBackend()[0].LastError; last.Class != "throttled" || last.Status != 429 {
 			t.Errorf("the last error is %+v", last)
@@ -357,7 +357,7 @@ func TestTheCommandSaysInPlainTextWhatIsWrong(t *testing.T) {
 		"drain b --reason a\x07b":      "query parameter reason must contain only printable characters",
 		"drain ..":                     "no backend is called '..': there are b, team/a b",
 		"status --address localhost:1": "the admin API at localhost:1: performing request: Get \"http://localhost:1/openai_lb/backends\": dial tcp ",
-		"reset b --reason no":          "unknown flag: --reason",
+		"status --reason no":           "unknown flag: --reason",
 		"status --config /dev/null/x":  "could not read the address of the admin API from /dev/null/x: open /dev/null/x: not a directory",
 	} {
 		var out bytes.Buffer

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -93,7 +94,7 @@ func TestAResetForgetsThatABackendSendsEndMarks(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent))
 		wantBroken(t, w, w.PostStream(), lbtest.StreamContent)
 		for _, entry := range pools.Default.Entries() {
-			entry.Pool.Members[0].Reset()
+			entry.Pool.Members[0].Reset(pool.Order{})
 		}
 		w.PostStream().WantServed(t, "a")
 	})

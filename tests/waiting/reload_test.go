@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -66,10 +67,10 @@ func TestWaitingRequestsLeaveAtAStop(t *testing.T) {
 func TestARequestMayGoWhereOthersHaveWaitedBeforeAReload(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
-	port, pool := lbtest.FreePort(t), lbtest.Unique("waiting")
+	port, name := lbtest.FreePort(t), lbtest.Unique("waiting")
 	config := func(minutes int) string {
 		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nopenai_lb {\npool %s\nbackend %s\nbackend %s {\npriority 2\n}\nwait 10s\nstream_idle_timeout %dm\n}\n}",
-			port, pool, serverA.URL, serverB.URL, minutes)
+			port, name, serverA.URL, serverB.URL, minutes)
 	}
 	lbtest.Run(t, config(9))
 	client, url := lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
@@ -82,7 +83,7 @@ func TestARequestMayGoWhereOthersHaveWaitedBeforeAReload(t *testing.T) {
 			res.Body.Close()
 		}
 	}()
-	lbtest.WaitFor(t, func() bool { return waits(t, pool) == 1 })
+	lbtest.WaitFor(t, func() bool { return waits(t, name) == 1 })
 	goOn := make(chan struct{})
 	b.Forget()
 	b.Replies(func(rw http.ResponseWriter, r *http.Request) {
@@ -93,10 +94,10 @@ func TestARequestMayGoWhereOthersHaveWaitedBeforeAReload(t *testing.T) {
 	go func() { replies <- lbtest.Post(client, url, chat) }()
 	lbtest.WaitFor(t, func() bool { return len(b.Received()) == 1 })
 	leave()
-	lbtest.WaitFor(t, func() bool { return waits(t, pool) == 0 })
+	lbtest.WaitFor(t, func() bool { return waits(t, name) == 0 })
 	for _, entry := range pools.Default.Entries() {
 		for _, m := range entry.Pool.Members {
-			m.Reset()
+			m.Reset(pool.Order{})
 		}
 	}
 	a.Recovers()

@@ -1,0 +1,166 @@
+// Package audit logs who changed what: keys, orders of operators, configs. All of it has one logger, so that a
+// log of Caddy can include it alone.
+//
+// A [Trail] logs how the config and the keys of a pool differ from what the log last said of them. That outlives a
+// reload, so that a key which a reload takes away is logged like one that a file no longer has.
+package audit
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Logger returns the logger of a pool. Its name is that of the module, followed by audit.
+func Logger(module *zap.Logger, pool string) *zap.Logger {
+	return module.Named("audit").With(zap.String("pool", pool))
+}
+
+// Key is a key of a caller, which has no part in it.
+type Key struct {
+	Caller string
+	// ID tells the keys of a caller apart. It is not logged.
+	ID [32]byte
+	// By is where the key is from: config or file.
+	By string
+	// Expires is when it expires, and Expired reports whether it has. Zero: it does not.
+	Expires time.Time
+	Expired bool
+}
+
+// said is what the log has said of a pool.
+type said struct {
+	// config is the config in use, and digest that of the pool's options.
+	config any
+	digest string
+	keys   map[id]Key
+}
+
+// id identifies a key of a caller.
+type id struct {
+	caller string
+	key    [32]byte
+}
+
+var (
+	mu    sync.Mutex
+	pools = make(map[string]*said)
+)
+
+// Trail logs changes of a pool for a config. Without one, nothing is logged.
+type Trail struct {
+	log    *zap.Logger
+	pool   string
+	config any
+}
+
+// NewTrail returns the trail of a pool for a config, which may be anything comparable. A pool may have several trails for
+// a config.
+func NewTrail(module *zap.Logger, pool string, config any) *Trail {
+	return &Trail{Logger(module, pool), pool, config}
+}
+
+// Begin logs that the config is in use, with a digest of the pool's options, and how its keys differ from those before.
+func (t *Trail) Begin(digest string, keys []Key) {
+	mu.Lock()
+	defer mu.Unlock()
+	last, again := pools[t.pool]
+	if !again {
+		last = &said{keys: make(map[id]Key)}
+		pools[t.pool] = last
+		for _, k := range keys { // a start adds none
+			k.Expired = false
+			last.keys[id{k.Caller, k.ID}] = k
+		}
+	}
+	if last.config != t.config {
+		t.log.Info("config loaded", zap.String("before", last.digest), zap.String("after", digest))
+	}
+	last.config, last.digest = t.config, digest
+	last.update(t.log, keys)
+}
+
+// End logs that no config has the pool any longer, unless another one has it.
+func (t *Trail) End() {
+	mu.Lock()
+	defer mu.Unlock()
+	if last := pools[t.pool]; last != nil && last.config == t.config {
+		t.log.Info("config removed", zap.String("before", last.digest))
+		delete(pools, t.pool)
+	}
+}
+
+// Keys logs how the keys have changed, if the config is in use.
+func (t *Trail) Keys(keys []Key) {
+	if t == nil {
+		return
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if last := pools[t.pool]; last != nil && last.config == t.config {
+		last.update(t.log, keys)
+	}
+}
+
+// update logs how the keys differ from those before, caller by caller.
+func (s *said) update(log *zap.Logger, keys []Key) {
+	before, now := s.keys, make(map[id]Key, len(keys))
+	callers := make(map[string]*changes)
+	of := func(caller string) *changes {
+		if callers[caller] == nil {
+			callers[caller] = new(changes)
+		}
+		return callers[caller]
+	}
+	for _, k := range keys {
+		its := id{k.Caller, k.ID}
+		now[its] = k
+		old, known := before[its]
+		switch {
+		case !known:
+			of(k.Caller).added = append(of(k.Caller).added, k)
+		case !old.Expires.Equal(k.Expires):
+			of(k.Caller).changed = append(of(k.Caller).changed, k)
+		}
+		if k.Expired && !(old.Expired && old.Expires.Equal(k.Expires)) {
+			of(k.Caller).expired = append(of(k.Caller).expired, k)
+		}
+	}
+	for its, old := range before {
+		if _, still := now[its]; !still {
+			of(its.caller).removed = append(of(its.caller).removed, old)
+		}
+	}
+	for _, caller := range slices.Sorted(maps.Keys(callers)) {
+		callers[caller].write(log)
+	}
+	s.keys = now
+}
+
+// changes are those of the keys of a caller.
+type changes struct{ added, changed, removed, expired []Key }
+
+// write logs the changes. A key that is removed while another one is added has changed.
+func (c *changes) write(log *zap.Logger) {
+	replaced := min(len(c.added), len(c.removed))
+	for _, lines := range []struct {
+		message string
+		keys    []Key
+	}{
+		{"client key added", c.added[replaced:]},
+		{"client key changed", append(c.changed, c.added[:replaced]...)},
+		{"client key removed", c.removed[replaced:]},
+		{"client key expired", c.expired},
+	} {
+		for _, k := range lines.keys {
+			expires := zap.Skip()
+			if !k.Expires.IsZero() {
+				expires = zap.String("expires", k.Expires.Format(time.RFC3339))
+			}
+			log.Info(lines.message, zap.String("caller", k.Caller), zap.String("by", k.By), expires)
+		}
+	}
+}
