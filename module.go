@@ -75,7 +75,7 @@ func init() {
 // Placeholder | Description
 // ------------|-------------
 // `{http.openai_lb.backend}` | The name of the backend that replied, or of the last one that was tried. It is empty if the answer is not about one backend
-// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, caller_limited, no_such_model, unauthenticated, invalid_request, models, ready, not_ready or error
+// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, caller_limited, no_such_model, unauthenticated, invalid_request, models, usage, ready, not_ready or error
 // `{http.openai_lb.attempts}` | How many backends were tried
 // `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
 // `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
@@ -71,6 +72,9 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	}
 	if openaiapi.OddlySpelled(route.Operation) {
 		return apierror.InvalidPath("The path must be spelled as in the API's documentation.").Answer(r)
+	}
+	if openaiapi.IsUsage(r.Method, route) {
+		return d.answerUsage(ex)
 	}
 	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) &&
 		(d.tellsModels || d.tellsAccounts || d.affinity.IsStrict() || d.callers.SeesEach(in.caller.Name)) {
@@ -178,6 +182,18 @@ func likelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
 func (d *reader) refuse(ex *exchange, refusal *meter.Refusal) apierror.Answer {
 	ex.metrics.Limited(ex.intent.caller.Label, refusal)
 	return d.callers.Refuse(ex.intent.request, time.Now(), ex.intent.caller.Name, refusal)
+}
+
+// answerUsage says what the caller has used, and may use. The answer is charged to no limit.
+func (d *reader) answerUsage(ex *exchange) apierror.Answer {
+	r := ex.intent.request
+	if d.callers == nil {
+		return apierror.NoUsage.Answer(r)
+	}
+	use := admin.CallerOf(ex.Name, d.callers.Use(time.Now(), ex.intent.caller.Name))
+	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
+	answer.Header.Set("Cache-Control", "no-store")
+	return answer
 }
 
 // limit charges the request to its caller, or returns the answer if the caller may not send it.

@@ -42,6 +42,7 @@ type CallerLimit struct {
 	// Limit is how much this replica may use: all of the limit, or its share.
 	Limit int64 `json:"limit"`
 	Used  int64 `json:"used"`
+	Left  int64 `json:"left"`
 	// Then is the tier of requests over the limit. It is empty if they are refused.
 	Then string `json:"then"`
 	// Refused and Demoted are the requests that this limit has refused or given another tier.
@@ -62,8 +63,7 @@ func Callers(now time.Time, pool string) (all []Caller) {
 		return nil
 	}
 	for _, c := range meters.All() {
-		all = append(all, callerOf(c.Snapshot(now)))
-		all[len(all)-1].Pool = pool
+		all = append(all, CallerOf(pool, c.Snapshot(now)))
 	}
 	slices.SortStableFunc(all, func(a, b Caller) int {
 		return cmp.Or(cmp.Compare(b.busy(), a.busy()), cmp.Compare(b.TokensToday, a.TokensToday))
@@ -71,14 +71,15 @@ func Callers(now time.Time, pool string) (all []Caller) {
 	return all
 }
 
-func callerOf(s meter.Snapshot) Caller {
+// CallerOf returns what a caller of a pool has used.
+func CallerOf(pool string, s meter.Snapshot) Caller {
 	c := Caller{
-		Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []CallerLimit{},
+		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []CallerLimit{},
 		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas,
 	}
 	for _, u := range s.Limits {
 		c.Refused += u.Refused
-		c.Limits = append(c.Limits, CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends)})
+		c.Limits = append(c.Limits, CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends)})
 	}
 	return c
 }

@@ -48,6 +48,7 @@ const (
 	Ready           = "ready"
 	Unready         = "not_ready"
 	Models          = "models"
+	Usage           = "usage"
 	// Unsent: reverse_proxy ended with an error.
 	Unsent = "error"
 )
@@ -80,6 +81,7 @@ var (
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.")
 	UnknownPath = Invalid(http.StatusNotFound, "unknown_url",
 		"Unknown path. The base URL for OpenAI's SDKs is this server's address followed by /v1. The endpoint for Azure's SDKs is the address alone.")
+	NoUsage     = Invalid(http.StatusNotFound, "unknown_url", "Unknown path. What callers use is not counted here.")
 	NoWebSocket = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.")
 	NotUpgraded = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
@@ -314,7 +316,7 @@ func JSONResponse(req *http.Request, status int, value any) *http.Response {
 func newID() string { return "req_" + uuid.NewString() }
 
 func jsonResponse(req *http.Request, status int, id string, value any) *http.Response {
-	text, _ := json.Marshal(value) // only strings and numbers: it cannot fail
+	text, _ := json.Marshal(value) // strings, numbers and times: it cannot fail
 	return &http.Response{
 		Status:     strconv.Itoa(status) + " " + http.StatusText(status),
 		StatusCode: status,

@@ -249,6 +249,11 @@ func (c *Callers) admission(now time.Time, name string) Admission {
 	return Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
 }
 
+// Use returns what a caller has used, and may use.
+func (c *Callers) Use(now time.Time, name string) meter.Snapshot {
+	return c.admission(now, name).caller.Snapshot(now)
+}
+
 // Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
 // and is above all.
 func (a *Admission) Tier() int { return a.reservation.Tier() }

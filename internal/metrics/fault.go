@@ -23,7 +23,7 @@ const (
 // An unknown class is a fault of the service.
 func FaultOf(class string) Fault {
 	switch class {
-	case string(verdict.Served), apierror.Ready, apierror.Unready, apierror.Models:
+	case string(verdict.Served), apierror.Ready, apierror.Unready, apierror.Models, apierror.Usage:
 		return NoFault
 	case string(verdict.ClientError), string(verdict.TooLarge), string(verdict.NotHere), string(verdict.ClientLeft),
 		apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited:

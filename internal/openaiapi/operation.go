@@ -28,6 +28,11 @@ func IsInference(method, operation string) bool {
 	return false
 }
 
+// IsUsage reports whether a request asks what its caller has used, which the balancer answers.
+func IsUsage(method string, route Route) bool {
+	return strings.TrimSuffix(route.Operation, "/") == "/usage" && route.Deployment == "" && (method == http.MethodGet || method == http.MethodHead)
+}
+
 // infersByWebSocket reports whether the messages of a WebSocket of this operation, written as in Route,
 // are requests for inference.
 func infersByWebSocket(operation string) bool {

@@ -52,7 +52,7 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 			Pool: w.Handler.Pool, Name: "alice", Tier: "batch", MaxRequests: 7, Refused: 1, TokensToday: 200, TokensMonth: 200,
 			Limits: []admin.CallerLimit{
 				{Kind: "requests", Window: "minute", Limit: 2, Used: 2, Refused: 1, Ends: minute},
-				{Kind: "tokens", Window: "day", Limit: 1000, Used: 200, Then: "batch", Ends: day},
+				{Kind: "tokens", Window: "day", Limit: 1000, Used: 200, Left: 800, Then: "batch", Ends: day},
 			},
 		}, {
 			Pool: w.Handler.Pool, Name: "bob", Tier: "batch", TokensToday: 100, TokensMonth: 100,
