@@ -6,10 +6,10 @@ import (
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
@@ -132,7 +132,7 @@ func hasAllModels(targets []*target, account string) bool {
 
 // startFresh forgets what was learned with another key, now and whenever the key
 // changes. To other replicas it is then another backend.
-func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
+func (t *target) startFresh(link *replicas.Link, trail *audit.Trail) {
 	key := t.backend.Key()
 	if key == nil {
 		return
@@ -141,6 +141,6 @@ func (t *target) startFresh(link *replicas.Link, logger *zap.Logger) {
 	key.Changed = func(digest string) {
 		t.StartFresh(digest)
 		link.Name(t.Member, t.backend.NameForReplicas())
-		logger.Info("api_key changed", zap.String("backend", t.Name), zap.String("by", "file"))
+		trail.APIKey(t.Name, digest)
 	}
 }

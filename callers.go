@@ -19,7 +19,7 @@ import (
 // provisionTrail has the audit log say which config is in use, and how its keys change.
 func provisionTrail(ctx caddy.Context, h *Handler, digest string) error {
 	h.trail = audit.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
-	begin := func() { h.trail.Begin(digest, h.reader.clientKeys.Audited()) }
+	begin := func() { h.trail.Begin(digest, h.reader.clientKeys.Audited(), backend.KeyDigests(h.Backends)) }
 	end := func() {
 		if !caddy.Exiting() {
 			h.trail.End()

@@ -116,7 +116,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	pools.Default.Add(&h.balancer.Entry) // whose upstreams are set up: the admin API and the metrics read them
 	for _, t := range h.balancer.targets {
-		t.startFresh(h.link, h.balancer.logger.Audit)
+		t.startFresh(h.link, h.trail)
 	}
 	h.link.Configured(h.Pool, config)
 	h.link.Open(h.balancer.Pool)

@@ -37,6 +37,8 @@ type said struct {
 	config any
 	digest string
 	keys   map[id]Key
+	// backends are digests of their keys, by name.
+	backends map[string]string
 }
 
 // id identifies a key of a caller.
@@ -63,8 +65,9 @@ func NewTrail(module *zap.Logger, pool string, config any) *Trail {
 	return &Trail{Logger(module, pool), pool, config}
 }
 
-// Begin logs that the config is in use, with a digest of the pool's options, and how its keys differ from those before.
-func (t *Trail) Begin(digest string, keys []Key) {
+// Begin logs that the config is in use, with a digest of the pool's options, and how its keys differ from those before:
+// those of callers, and those of backends, of which there are digests by name.
+func (t *Trail) Begin(digest string, keys []Key, backends map[string]string) {
 	mu.Lock()
 	defer mu.Unlock()
 	last, again := pools[t.pool]
@@ -81,6 +84,27 @@ func (t *Trail) Begin(digest string, keys []Key) {
 	}
 	last.config, last.digest = t.config, digest
 	last.update(t.log, keys)
+	for _, name := range slices.Sorted(maps.Keys(backends)) {
+		if before, known := last.backends[name]; known && before != backends[name] {
+			t.apiKeyChanged(name, "config")
+		}
+	}
+	last.backends = make(map[string]string)
+	maps.Copy(last.backends, backends)
+}
+
+// APIKey logs that a file has another key for a backend, if the config is in use.
+func (t *Trail) APIKey(backend, digest string) {
+	mu.Lock()
+	defer mu.Unlock()
+	if last := pools[t.pool]; last != nil && last.config == t.config && last.backends[backend] != digest {
+		t.apiKeyChanged(backend, "file")
+		last.backends[backend] = digest
+	}
+}
+
+func (t *Trail) apiKeyChanged(backend, by string) {
+	t.log.Info("api_key changed", zap.String("backend", backend), zap.String("by", by))
 }
 
 // End logs that no config has the pool any longer, unless another one has it.
@@ -125,7 +149,7 @@ func (s *said) update(log *zap.Logger, keys []Key) {
 		case !old.Expires.Equal(k.Expires):
 			of(k.Caller).changed = append(of(k.Caller).changed, k)
 		}
-		if k.Expired && !(old.Expired && old.Expires.Equal(k.Expires)) {
+		if k.Expired && (!old.Expired || !old.Expires.Equal(k.Expires)) {
 			of(k.Caller).expired = append(of(k.Caller).expired, k)
 		}
 	}

@@ -251,6 +251,17 @@ func (b *Backend) Key() *keys.Key {
 	return key
 }
 
+// KeyDigests returns digests of the keys that backends have now, by the names of the backends.
+func KeyDigests(backends []*Backend) map[string]string {
+	digests := make(map[string]string)
+	for _, b := range backends {
+		if key := b.Key(); key != nil {
+			digests[b.Name] = key.Digest()
+		}
+	}
+	return digests
+}
+
 // NameForReplicas names the backend to other replicas. A key in a file counts as it is
 // now: elsewhere, a file of this name may hold another one.
 func (b *Backend) NameForReplicas() string {

@@ -39,9 +39,10 @@ func TestTheAuditLogSaysWhoChangedWhat(t *testing.T) {
 	folder := t.TempDir()
 	log, keys := filepath.Join(folder, "audit.log"), filepath.Join(folder, "keys")
 	port := lbtest.FreePort(t)
+	apiKey := "sk-of-a-1"
 	config := func(options string) string {
-		return fmt.Sprintf("{\nadmin %s\ndefault_bind 127.0.0.1\nlog audit {\noutput file %s\ninclude http.handlers.openai_lb.audit\n}\n}\n:%d {\nopenai_lb {\npool audited\nbackend %s {\nname a\n}\n%s\n}\n}",
-			o.admin, log, port, serverA.URL, options)
+		return fmt.Sprintf("{\nadmin %s\ndefault_bind 127.0.0.1\nlog audit {\noutput file %s\ninclude http.handlers.openai_lb.audit\n}\n}\n:%d {\nopenai_lb {\npool audited\nbackend %s {\nname a\napi_key %s\n}\n%s\n}\n}",
+			o.admin, log, port, serverA.URL, apiKey, options)
 	}
 	ask := func(key string, status int) {
 		t.Helper()
@@ -106,12 +107,14 @@ func TestTheAuditLogSaysWhoChangedWhat(t *testing.T) {
 	}
 	want("an order by nobody", "backend reset[backend:a]")
 
+	apiKey = "sk-of-a-2"
 	lbtest.Reload(t, config(limits+file+"lb_retries 3\nclient_key erin client-key-of-erin"))
 	before, after := digest("a reload")
 	if before == after || len(before) != 12 || len(after) != 12 {
 		t.Errorf("a reload is from %q to %q", before, after)
 	}
-	want("a reload", "client key removed[by:config caller:carol]", "client key added[by:config caller:erin]")
+	want("a reload", "client key removed[by:config caller:carol]", "client key added[by:config caller:erin]",
+		"api_key changed[backend:a by:config]")
 	lbtest.Reload(t, config("lb_retries 3"))
 	if again, _ := digest("a reload without keys"); again != after {
 		t.Errorf("a reload begins with %q, and the one before ended with %q", again, after)
@@ -122,7 +125,7 @@ func TestTheAuditLogSaysWhoChangedWhat(t *testing.T) {
 	if text := string(lbtest.ReadFile(t, log)); !strings.Contains(text, `"msg":"config removed","pool":"audited"`) {
 		t.Errorf("after a reload without the pool, the log is\n%s", text)
 	}
-	if text := string(lbtest.ReadFile(t, log)); strings.Contains(text, "client-key-of") {
+	if text := string(lbtest.ReadFile(t, log)); strings.Contains(text, "client-key-of") || strings.Contains(text, "sk-of") {
 		t.Errorf("the log has a key:\n%s", text)
 	}
 }
