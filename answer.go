@@ -228,7 +228,7 @@ func (r refusals) why(b *balancer, in *intent, t *tries, wait time.Duration) api
 func (r refusals) whyNoneTakes(b *balancer, in *intent) apierror.Error {
 	models, lacksKey := []string(nil), false
 	for _, t := range b.targets {
-		if !in.placement.Allows(t.backend.AccountKey) {
+		if !in.entitled.may[t.Index] || !in.placement.Allows(t.backend.AccountKey) {
 			continue
 		}
 		lacksKey = lacksKey || t.backend.Understands(&in.Request)

@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -57,8 +56,6 @@ type target struct {
 	upstream *reverseproxy.Upstream
 	// address is where an attempt is sent.
 	address *address
-	// allModels means that its account serves all models of the pool.
-	allModels bool
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
 	metrics  *metrics.Backend
@@ -96,38 +93,6 @@ func targetOf(b *backend.Backend) *target {
 	m.Names, m.Deployment, m.ServiceTier = b.Models, b.Deployment, b.ServiceTier
 	upstream := &reverseproxy.Upstream{Dial: b.Dial()}
 	return &target{Member: m, backend: b, upstream: upstream, address: addressOf(upstream)}
-}
-
-// findAllModels finds the backends of accounts that serve all models of the pool.
-// A backend that serves any model adds models that no list has.
-func findAllModels(targets []*target) {
-	lists := make(map[string][]string) // by account
-	serveAny := make(map[string]bool)
-	var models []string
-	for _, t := range targets {
-		account := t.backend.AccountKey
-		serveAny[account] = serveAny[account] || t.backend.Models == nil
-		lists[account] = slices.AppendSeq(lists[account], maps.Keys(t.backend.Models))
-		models = slices.AppendSeq(models, maps.Keys(t.backend.Models))
-	}
-	listed := !slices.Contains(slices.Collect(maps.Values(serveAny)), true)
-	for _, t := range targets {
-		account := t.backend.AccountKey
-		t.allModels = serveAny[account] ||
-			listed && !slices.ContainsFunc(models, func(model string) bool { return !slices.Contains(lists[account], model) })
-	}
-}
-
-// hasAllModels reports whether an account serves all models of the pool, or none does.
-func hasAllModels(targets []*target, account string) bool {
-	some := false
-	for _, t := range targets {
-		if t.allModels && t.backend.AccountKey == account {
-			return true
-		}
-		some = some || t.allModels
-	}
-	return !some
 }
 
 // startFresh forgets what was learned with another key, now and whenever the key

@@ -2,7 +2,6 @@ package openailb
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -90,14 +90,11 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 func (h *Handler) callerOptions() directive.Options {
 	return h.Config.Directives().Check(func() error {
-		var models []string
+		var backends []callers.Backend
 		if h.BackendsFromEnv == "" {
-			models = backend.ModelsOf(h.Backends)
+			backends = backendsForCallers(h.Backends)
 		}
-		if slices.ContainsFunc(models, hasPlaceholder) {
-			models = nil
-		}
-		return h.Config.Check(h.ClientKeys != nil || h.ClientKeysFile != nil, models)
+		return h.Config.Check(h.ClientKeys != nil || h.ClientKeysFile != nil, backends)
 	})
 }
 

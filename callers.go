@@ -83,7 +83,8 @@ func warnIfUnreachable(ctx caddy.Context, h *Handler) error {
 
 // provisionCallers sets up the limits of callers, if there are any.
 func provisionCallers(ctx caddy.Context, h *Handler) error {
-	if err := h.Config.Check(h.reader.clientKeys != nil, h.reader.models); err != nil {
+	backends := backendsForCallers(h.Backends)
+	if err := h.Config.Check(h.reader.clientKeys != nil, backends); err != nil {
 		return err
 	}
 	names := h.reader.clientKeys.Names()
@@ -94,7 +95,7 @@ func provisionCallers(ctx caddy.Context, h *Handler) error {
 	if h.link == nil { // otherwise other replicas remember what was used
 		storage = ctx.Storage()
 	}
-	if h.reader.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Storage: storage, Logger: h.logger, Crossed: h.balancer.events.Crossed}); h.reader.callers == nil {
+	if h.reader.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Backends: backends, Storage: storage, Logger: h.logger, Crossed: h.balancer.events.Crossed}); h.reader.callers == nil {
 		return nil
 	}
 	h.balancer.Callers, h.balancer.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
@@ -109,4 +110,15 @@ func warnOfUnlimited(h *Handler, names []string) {
 	if unlimited := h.reader.callers.Unlimited(names); unlimited != nil {
 		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them", zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
 	}
+}
+
+// backendsForCallers returns what the options of callers have to know of backends, as far as that is known before load.
+func backendsForCallers(backends []*backend.Backend) []callers.Backend {
+	names, known := backend.NamesOf(backends), make([]callers.Backend, len(backends))
+	for i, b := range backends {
+		if known[i].Name = names[i]; !slices.ContainsFunc(b.Model, func(m backend.Model) bool { return hasPlaceholder(m.Name) }) {
+			known[i].Models = backend.ModelsOf(backends[i : i+1])
+		}
+	}
+	return known
 }

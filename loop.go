@@ -185,7 +185,7 @@ func (ex *exchange) stayHome(now time.Time) {
 	if k == nil || k.Order == 0 || k.Home == "" || !ex.Pool.IsSoonBack(&ex.tries.ask, k.Home, now) {
 		return
 	}
-	if in.Model != "" || hasAllModels(ex.targets, k.Home) {
+	if in.Model != "" || in.entitled.hasAllModels(ex.targets, k.Home) {
 		in.placement.Settle(k.Home)
 		ex.update(now)
 	}

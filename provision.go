@@ -187,12 +187,14 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 		return err
 	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
-	findAllModels(h.balancer.targets)
 	for _, t := range h.balancer.targets {
 		config.Accounts = append(config.Accounts, t.backend.AccountKey)
 	}
 	if h.reader.affinity, err = affinity.New(ctx, config); err != nil {
 		return err
+	}
+	for _, names := range h.reader.callers.Sets() {
+		h.reader.entitlements = append(h.reader.entitlements, entitle(names, h.balancer.targets, h.reader.affinity))
 	}
 	return observe.On(ctx, observe.Started, h.reader.affinity.Start)
 }

@@ -25,9 +25,11 @@ type reader struct {
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
 	clientKeys *keys.Clients
-	// callers limits what callers may use. It is nil if none is limited.
-	callers  *callers.Callers
-	affinity *affinity.Affinity
+	// callers limits what callers may use. It is nil if none is limited. entitlements are the backends that they may
+	// use, by the numbers of callers.
+	callers      *callers.Callers
+	entitlements []*entitlement
+	affinity     *affinity.Affinity
 	// promptCache is nil if it is off.
 	promptCache *affinity.PromptCache
 	rechecker   backend.Rechecker
@@ -51,6 +53,7 @@ type reader struct {
 // backend.
 func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	in, r := &ex.intent, ex.intent.request
+	in.entitled = d.entitlements[0]
 	if d.asksReady(r) {
 		return d.answerReady(ex.balancer, r)
 	}
@@ -120,7 +123,7 @@ func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
 	case err != nil:
 		return apierror.WrongKey, true
 	}
-	in.caller = who
+	in.caller, in.entitled = who, d.entitlements[d.callers.Set(who.Name)]
 	if extra, ok := in.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(in.callerField())
 	}
@@ -129,10 +132,10 @@ func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
 
 // modelsOf returns the models that a caller may use. nil: any.
 func (d *reader) modelsOf(caller string) []string {
-	if models := d.callers.Models(caller); models != nil {
-		return models
+	if d.callers == nil {
+		return d.models
 	}
-	return d.models
+	return d.callers.Listed(caller)
 }
 
 // shortBody is the size of bodies that are usually there as soon as the request is.
@@ -246,7 +249,7 @@ func (d *reader) place(in *intent, targets []*target) (none apierror.Answer) {
 	if !in.received.Whole() {
 		r.CutAt = d.buffers
 	}
-	placement, refusal, refused := d.affinity.Place(r)
+	placement, refusal, refused := in.entitled.affinity.Place(r)
 	if refused {
 		answer := refusal.Answer(in.request)
 		if refusal == apierror.OwnersUnknown {
@@ -266,7 +269,10 @@ func (d *reader) place(in *intent, targets []*target) (none apierror.Answer) {
 func settleList(in *intent, targets []*target) {
 	var first *target
 	for _, t := range targets {
-		if t.backend.Takes(&in.Request, in.anonymous) && (first == nil || t.allModels && !first.allModels) {
+		if !in.entitled.may[t.Index] || !t.backend.Takes(&in.Request, in.anonymous) {
+			continue
+		}
+		if all := in.entitled.allModels; first == nil || all[t.Index] && !all[first.Index] {
 			first = t
 		}
 	}

@@ -243,7 +243,8 @@ func (a *try) end() {
 func (t *tries) fill(b *balancer, in *intent, tier int) {
 	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
 	for _, to := range b.targets {
-		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: to.backend.Takes(&in.Request, in.anonymous), Flex: in.isFlexAt(to.backend)})
+		takes := in.entitled.may[to.Index] && to.backend.Takes(&in.Request, in.anonymous)
+		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: takes, Flex: in.isFlexAt(to.backend)})
 	}
 }
 
@@ -260,13 +261,13 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	if t.barred = t.barred || len(t.list) > 0 || t.turn.behind != nil || in.makesObject(); !t.barred {
 		return // all are free
 	}
-	allModels := in.makesObject() && t.mayHaveAllModels(targets, now)
+	allModels := in.makesObject() && t.mayHaveAllModels(in.entitled, targets, now)
 	for i, to := range targets {
 		at := &t.ask.At[i]
 		at.Tried, at.Refused = t.cameOf(to)
 		at.Takes = at.Takes && !t.lacked(to)
 		switch at.Bar = t.barAt(to); {
-		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !to.allModels:
+		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !in.entitled.allModels[i]:
 			// where the context is as short, or where an object without a model could not be used with all models
 			at.Bar = pool.Unfit
 		case at.Bar == pool.Free && slices.Contains(t.turn.behind, to.Index):
@@ -292,11 +293,11 @@ func (t *tries) lacked(at *target) bool {
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose account
-// serves all models of the pool. One that failed is tried, because a request that
+// serves all models that the request may use. One that failed is tried, because a request that
 // names the object goes there even then. New objects do not go to a drained one.
-func (t *tries) mayHaveAllModels(targets []*target, now time.Time) bool {
+func (t *tries) mayHaveAllModels(e *entitlement, targets []*target, now time.Time) bool {
 	return slices.ContainsFunc(targets, func(to *target) bool {
-		return to.allModels && !to.Drained() && !to.Unreachable() && !to.Full() && t.barAt(to) == pool.Free &&
+		return e.allModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && t.barAt(to) == pool.Free &&
 			t.ask.At[to.Index].Takes && !to.Throttles(&t.ask, now)
 	})
 }

@@ -14,9 +14,10 @@ import (
 // Affinity stores which account owns which object, for the requests of one
 // pool.
 type Affinity struct {
-	owners   *savedOwners
-	name     any // of the owners among those in use
-	accounts []string
+	owners *savedOwners
+	name   any // of the owners among those in use
+	// accounts are those that the requests may use, and all are those of the pool.
+	accounts, all []string
 	// configure applies the options to the owners.
 	configure func()
 	// strict reports whether a caller reaches only what it made.
@@ -55,7 +56,8 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 			a.accounts = append(a.accounts, account)
 		}
 	}
-	a.others = c.Link.Owners(c.Pool, a.accounts)
+	a.all = a.accounts
+	a.others = c.Link.Owners(c.Pool, a.all)
 	kept, again, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
 		return &savedOwners{memory: owners.NewMemory(maxIDs)}, nil
 	})
@@ -73,6 +75,13 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 // Start applies the options to the owners. Those of the config before apply until
 // the new one is in use, because it may fail.
 func (a *Affinity) Start() { a.configure() }
+
+// Among returns the Affinity of requests that may use only these of the accounts. It is not closed.
+func (a *Affinity) Among(accounts []string) *Affinity {
+	among := *a
+	among.accounts = accounts
+	return &among
+}
 
 // IsStrict reports whether a caller reaches only the objects that it made.
 func (a *Affinity) IsStrict() bool { return a.strict }

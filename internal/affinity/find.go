@@ -133,12 +133,12 @@ func (f *finder) take(kind openaiapi.IDKind, text []byte) {
 // several.
 func (f *finder) othersMayKnow(o owners.Owner) bool {
 	a := f.affinity
-	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.accounts) > 1)
+	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
 }
 
 // apply uses what is known about an id. An account that the config no longer
 // has may have another name or key now, so that it is not known which one has the
-// object. The caller is known anyway.
+// object. The caller is known anyway. What is at an account that the caller may not use does not exist for it.
 func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	if it.Key == f.subject && o.Caller == f.caller {
 		f.creation = max(f.creation, createsParts)
@@ -149,8 +149,12 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 		f.refuse(apierror.OwnersUnknown)
 	case !o.MayUse(f.caller), it.own && o.Caller != f.caller:
 		f.refuse(notFound(it.kind, string(text)))
-	case !slices.Contains(f.affinity.accounts, o.Account):
+	case !slices.Contains(f.affinity.all, o.Account):
 		f.unknown = append(f.unknown, it)
+	case !slices.Contains(f.affinity.accounts, o.Account):
+		if it.kind != openaiapi.ItemID { // which may come whole
+			f.refuse(notFound(it.kind, string(text)))
+		}
 	case f.basis != owned:
 		f.basis, f.account, f.first.text, f.first.kind = owned, o.Account, string(text), it.kind
 	case f.account != o.Account:
@@ -189,14 +193,14 @@ func (f *finder) lookUp() {
 func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {
-		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.accounts, found.Account) {
+		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.all, found.Account) {
 			o.Account = found.Account
 		}
 	}
 	if o.Caller == 0 && f.caller != 0 && !it.own {
 		o.Caller = owners.NoCaller
 	}
-	if slices.Contains(a.accounts, o.Account) {
+	if slices.Contains(a.all, o.Account) {
 		o, _ = f.store.Put(it.Key, o, f.now, ttl)
 	}
 	return o

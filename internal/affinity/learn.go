@@ -78,7 +78,7 @@ func (p *Placement) names(key owners.Key) bool {
 func (p *Placement) put(key owners.Key, account string, caller owners.Caller) {
 	a, now := p.affinity, time.Now()
 	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, idTTL)
-	if news && (len(a.accounts) > 1 || o.Caller.Named()) {
+	if news && (len(a.all) > 1 || o.Caller.Named()) {
 		a.owners.others.Load().Send(key, o, idTTL)
 	}
 	a.owners.saveIfDue(now)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,19 +36,34 @@ func Provision(ctx caddy.Context, backends []*Backend) error {
 		}
 		names[b.Name] = true
 	}
-	for _, b := range backends {
-		for n := 1; b.Name == ""; n++ {
+	for i, name := range NamesOf(backends) {
+		backends[i].Name = name
+	}
+	return nil
+}
+
+// NamesOf returns the names of the backends, as far as they are known before load. The others are empty.
+func NamesOf(backends []*Backend) []string {
+	names, known := make([]string, len(backends)), true
+	for i, b := range backends {
+		names[i] = b.Name
+		known = known && !hasPlaceholder(b.Name) && (b.Name != "" || b.Origin != nil)
+	}
+	for i, b := range backends {
+		if hasPlaceholder(b.Name) {
+			names[i] = ""
+		}
+		for n := 1; known && names[i] == ""; n++ {
 			name := b.Origin.Host
 			if n > 1 {
 				name += "-" + strconv.Itoa(n)
 			}
-			if !names[name] {
-				names[name] = true
-				b.Name = name
+			if !slices.Contains(names, name) {
+				names[i] = name
 			}
 		}
 	}
-	return nil
+	return names
 }
 
 // errTakenName reports that two backends have the same name.

@@ -18,6 +18,7 @@ import (
 //	    tokens        <n>/<unit> [then <tier>]
 //	    max_requests  <n>
 //	    models        <name...>
+//	    backends      <name...>
 //	    service_tiers <tier...>
 //	    tier          <name>
 //	}
@@ -58,6 +59,7 @@ func (c *Caller) options() directive.Options {
 			return nil
 		}),
 		"models":        directive.Strings(&c.Models),
+		"backends":      directive.Strings(&c.Backends),
 		"service_tiers": directive.Strings(&c.ServiceTiers),
 		"tier":          directive.String(&c.Tier),
 	}

@@ -23,9 +23,11 @@ type Callers struct {
 	byName map[string]*entry
 	others *entry
 	named  bool
-	kept   *kept
-	name   string
-	log    *zap.Logger
+	// sets are the lists of backends that callers may use. The first is nil: all.
+	sets [][]string
+	kept *kept
+	name string
+	log  *zap.Logger
 	// crossed gets the marks that the use of limits has reached.
 	crossed func(meter.Crossing)
 	file    *savedFile
@@ -37,8 +39,12 @@ type Callers struct {
 type entry struct {
 	settings meter.Settings
 	models   []string
-	tiers    []string // service tiers
-	denied   bool
+	// listed are the models that the caller's backends have. nil: any.
+	listed []string
+	// set is the number of the list of backends.
+	set    int
+	tiers  []string // service tiers
+	denied bool
 	// limited reports whether there are limits, and tokens whether there are limits of tokens.
 	limited, tokens bool
 }
@@ -46,8 +52,9 @@ type entry struct {
 // Options are what New needs.
 type Options struct {
 	Config
-	// Pool is the name of the pool.
-	Pool string
+	// Pool is the name of the pool, and Backends are its backends.
+	Pool     string
+	Backends []Backend
 	// Storage is where the use of long windows is saved. nil: nowhere.
 	Storage certmagic.Storage
 	Logger  *zap.Logger
@@ -63,15 +70,17 @@ func New(o Options) *Callers {
 	if len(o.Callers) == 0 {
 		return nil
 	}
-	c := &Callers{byName: make(map[string]*entry), others: new(entry), name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
+	c := &Callers{byName: make(map[string]*entry), others: new(entry), sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
 	c.location, _ = o.Location() // it was checked
 	tiers := o.tierNames()
+	c.others.listed = modelsOf(o.Backends, nil)
 	c.others.settings = meter.Settings{Tier: o.tierOf(""), Tiers: tiers, Location: c.location}
 	for _, caller := range o.Callers {
 		limits, _ := caller.limits() // they were checked
-		e := &entry{models: caller.Models, tiers: caller.ServiceTiers, denied: caller.Deny, limited: len(limits) > 0, settings: meter.Settings{
+		e := &entry{set: c.setOf(caller.Backends), tiers: caller.ServiceTiers, denied: caller.Deny, limited: len(limits) > 0, settings: meter.Settings{
 			Limits: limits, Tier: o.tierOf(caller.Tier), Tiers: tiers, Location: c.location,
 		}}
+		e.models, e.listed = modelsAmong(caller.Models, modelsOf(o.Backends, caller.Backends))
 		if caller.MaxRequests != nil {
 			e.settings.MaxRequests = *caller.MaxRequests
 		}
@@ -154,6 +163,35 @@ func (c *Callers) Models(name string) []string {
 		return nil
 	}
 	return c.of(name).models
+}
+
+// Listed returns the models that a caller may use and its backends have. nil: any.
+func (c *Callers) Listed(name string) []string { return c.of(name).listed }
+
+// Sets returns the lists of backends that callers may use, by their numbers. nil: all.
+func (c *Callers) Sets() [][]string {
+	if c == nil {
+		return [][]string{nil}
+	}
+	return c.sets
+}
+
+// Set returns the number of the list of backends that a caller may use.
+func (c *Callers) Set(name string) int {
+	if c == nil {
+		return 0
+	}
+	return c.of(name).set
+}
+
+// setOf returns the number of a list.
+func (c *Callers) setOf(names []string) int {
+	i := slices.IndexFunc(c.sets, func(other []string) bool { return slices.Equal(other, names) })
+	if i < 0 {
+		i = len(c.sets)
+		c.sets = append(c.sets, names)
+	}
+	return i
 }
 
 // ServiceTiers returns the service tiers that a caller may use. nil: those of the body, and none of the header.

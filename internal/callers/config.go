@@ -61,6 +61,12 @@ type Caller struct {
 	//	models <name...>
 	Models []string `json:"models,omitempty"`
 
+	// Backends are the only backends that the caller's requests may use, by their names, in which `*` stands for any characters.
+	// Default: all.
+	//
+	//	backends <name...>
+	Backends []string `json:"backends,omitempty"`
+
 	// ServiceTiers are the service tiers that the caller may name, also in `x-ms-service-tier`: flex, default, priority or
 	// auto. Default: all in bodies.
 	//
@@ -122,8 +128,8 @@ func (t Tier) ceiling() int {
 }
 
 // Check returns what is wrong with the options, if anything is. named reports whether callers have client
-// keys, and models are those of the pool. nil: it serves any model, or they are not known yet.
-func (c *Config) Check(named bool, models []string) error {
+// keys, and backends are those of the pool. nil: they are not known yet.
+func (c *Config) Check(named bool, backends []Backend) error {
 	if len(c.Tiers) > maxTiers {
 		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
 	}
@@ -136,7 +142,7 @@ func (c *Config) Check(named bool, models []string) error {
 		}
 	}
 	for i, caller := range c.Callers {
-		err := c.checkCaller(caller, models)
+		err := c.checkCaller(caller, backends)
 		switch {
 		case err != nil:
 		case slices.ContainsFunc(c.Callers[:i], func(other Caller) bool { return other.Name == caller.Name }):
@@ -168,7 +174,7 @@ func (c *Config) checkTier(i int, t Tier) error {
 	return nil
 }
 
-func (c *Config) checkCaller(caller Caller, models []string) error {
+func (c *Config) checkCaller(caller Caller, backends []Backend) error {
 	if caller.Name == "" {
 		return errors.New(" has no name: expected the name of a client key, or *")
 	}
@@ -187,6 +193,10 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 	if caller.MaxRequests != nil && *caller.MaxRequests < 1 {
 		return fmt.Errorf(": max_requests '%d' is not a whole number of 1 or more", *caller.MaxRequests)
 	}
+	if err := checkBackends(caller.Backends, backends); err != nil {
+		return err
+	}
+	models := modelsOf(backends, caller.Backends)
 	if caller.Models != nil && len(caller.Models) == 0 {
 		return errors.New(": models is an empty list: expected at least one name")
 	}
@@ -197,7 +207,7 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 		case slices.Contains(caller.Models[:i], model):
 			return fmt.Errorf(": model '%s' is given twice", model)
 		case models != nil && !slices.Contains(models, model):
-			return fmt.Errorf(": no backend has the model '%s': expected some of %s", model, strings.Join(models, ", "))
+			return fmt.Errorf(": no backend %shas the model '%s': expected some of %s", ofThese(caller.Backends), model, strings.Join(models, ", "))
 		}
 	}
 	if caller.ServiceTiers != nil && len(caller.ServiceTiers) == 0 {
@@ -219,7 +229,7 @@ func (c *Config) checkCaller(caller Caller, models []string) error {
 
 // withoutOptions reports whether nothing but deny is set.
 func (c Caller) withoutOptions() bool {
-	return len(c.Requests)+len(c.Tokens)+len(c.Models)+len(c.ServiceTiers) == 0 && c.MaxRequests == nil && c.Tier == ""
+	return len(c.Requests)+len(c.Tokens)+len(c.Models)+len(c.Backends)+len(c.ServiceTiers) == 0 && c.MaxRequests == nil && c.Tier == ""
 }
 
 // limits reads the limits.

@@ -39,6 +39,8 @@ type Key struct {
 	Caller, Model string
 	// Flex reports whether the service tier is flex, for which backends may throttle alone.
 	Flex bool
+	// Set distinguishes requests that may use only some backends.
+	Set uint64
 }
 
 // Who is the caller of a request, and the tier of the request.

@@ -1,0 +1,84 @@
+package callers
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Backend is what the options of callers have to know of a backend.
+type Backend struct {
+	// Name is its name. Empty: that is not known yet.
+	Name string
+	// Models are those that it lists. nil: it serves any model, or they are not known yet.
+	Models []string
+}
+
+// Matches reports whether a backend has one of these names, in which * stands for any characters. nil: any has.
+func Matches(names []string, backend string) bool {
+	return names == nil || slices.ContainsFunc(names, func(name string) bool {
+		pattern := strings.ReplaceAll(regexp.QuoteMeta(name), `\*`, ".*")
+		return regexp.MustCompile("^(?s:" + pattern + ")$").MatchString(backend)
+	})
+}
+
+// checkBackends returns what is wrong with the option backends, if anything is.
+func checkBackends(names []string, backends []Backend) error {
+	if names != nil && len(names) == 0 {
+		return errors.New(": backends is an empty list: expected at least one name")
+	}
+	var there []string
+	for _, b := range backends {
+		there = append(there, b.Name)
+	}
+	for i, name := range names {
+		switch {
+		case name == "":
+			return errors.New(": backends has an empty name")
+		case slices.Contains(names[:i], name):
+			return fmt.Errorf(": backend '%s' is given twice", name)
+		case there != nil && !slices.Contains(there, "") && !slices.ContainsFunc(there, func(b string) bool { return Matches(names[i:i+1], b) }):
+			return fmt.Errorf(": no backend has the name '%s': expected some of %s, or a name with *", name, strings.Join(there, ", "))
+		}
+	}
+	return nil
+}
+
+// modelsOf returns the models of those backends that have one of the names. nil: they serve any model, or are not known yet.
+func modelsOf(backends []Backend, names []string) (models []string) {
+	for _, b := range backends {
+		switch {
+		case b.Name == "" && names != nil:
+			return nil
+		case !Matches(names, b.Name):
+			continue
+		case b.Models == nil:
+			return nil
+		}
+		for _, model := range b.Models {
+			if !slices.Contains(models, model) {
+				models = append(models, model)
+			}
+		}
+	}
+	return models
+}
+
+// ofThese returns words for an error about a caller that may use only some backends.
+func ofThese(names []string) string {
+	if names == nil {
+		return ""
+	}
+	return "that it may use "
+}
+
+// modelsAmong returns those of the models that backends have, and what a list of models shows. nil: any.
+func modelsAmong(models, have []string) (may, listed []string) {
+	if models == nil || have == nil {
+		return models, slices.Concat(models, have)
+	}
+	may = slices.DeleteFunc(slices.Clone(models), func(model string) bool { return !slices.Contains(have, model) })
+	return may, may
+}
