@@ -44,7 +44,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of each option has its syntax, and docs/options.md has all of
-// it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller may be given once.
+// it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller or a tier may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.callerOptions(), directive.Options{
 		"pool":    directive.String(&h.Pool),

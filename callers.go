@@ -40,7 +40,7 @@ func provisionClientKeys(h *Handler) error {
 	if err != nil {
 		return err
 	}
-	config := keys.ClientsConfig{File: h.ClientKeysFile, Location: location, Label: metrics.Caller, Logger: h.logger, Trail: h.trail}
+	config := keys.ClientsConfig{File: h.ClientKeysFile, Tiers: h.TierNames(), Location: location, Label: metrics.Caller, Logger: h.logger, Trail: h.trail}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}
@@ -87,9 +87,11 @@ func provisionCallers(ctx caddy.Context, h *Handler) error {
 	if err := h.Config.Check(h.reader.clientKeys != nil, backends); err != nil {
 		return err
 	}
-	names := h.reader.clientKeys.Names()
-	for _, warning := range h.Unused(func(name string) bool { return slices.Contains(names, name) }) {
+	for _, warning := range h.Unused(h.reader.clientKeys.Names(), h.reader.clientKeys.Tiers()) {
 		h.logger.Warn(warning)
+	}
+	if h.reader.clientKeys == nil {
+		return nil
 	}
 	var storage certmagic.Storage
 	if h.link == nil { // otherwise other replicas remember what was used
@@ -100,7 +102,10 @@ func provisionCallers(ctx caddy.Context, h *Handler) error {
 	}
 	h.balancer.Callers, h.balancer.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
 	h.balancer.Unlimited = func() []string { return h.reader.callers.Unlimited(h.reader.clientKeys.Names()) }
-	h.reader.clientKeys.Watch(func(names []string) { warnOfUnlimited(h, names) })
+	h.reader.clientKeys.Watch(func(names []string, tiers map[string]string) {
+		h.reader.callers.Place(tiers)
+		warnOfUnlimited(h, names)
+	})
 	h.link.Share(h.Pool, h.balancer.Callers)
 	return observe.On(ctx, observe.Started, h.reader.callers.Start)
 }

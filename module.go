@@ -25,7 +25,7 @@
 //     server error. It is tried only when no other backend is left.
 //   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The backend is benched for exactly
 //     as long as it asked, and is not called before.
-//   - Tier: how important a caller's requests are. Those of a better one go first.
+//   - Tier: a class of callers: what each may use, and whose requests go first.
 package openailb
 
 //go:generate go run ./docs/generate

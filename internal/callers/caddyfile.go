@@ -1,7 +1,6 @@
 package callers
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -22,12 +21,15 @@ import (
 //	    service_tiers <tier...>
 //	    tier          <name>
 //	}
-//	tier     <name> [<percent>%]
+//	tier <name> [<percent>%] [default]
+//	tier <name> [<percent>%] [default] {
+//	    <as for caller, but tier...>
+//	}
 //	timezone <name>
 func (c *Config) Directives() directive.Options {
 	return directive.Options{
 		"caller": directive.Func(c.unmarshalCaller).Repeatable(),
-		"tier":   directive.Args("a name and an optional ceiling", 1, 2, c.addTier).Repeatable(),
+		"tier":   directive.Func(c.unmarshalTier).Repeatable(),
 		"timezone": directive.String(&c.Timezone).Check(func() error {
 			_, err := c.Location()
 			return err
@@ -43,29 +45,28 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 	if caller.Deny = d.NextArg() && d.Val() == "deny"; d.Val() != caller.Name && !caller.Deny {
 		return d.Errf("caller '%s': unexpected argument '%s', expected deny or a block", caller.Name, d.Val())
 	}
-	err := directive.Block(d, caller.options())
+	err := directive.Block(d, caller.options("caller '"+caller.Name+"'"), directive.Options{"tier": directive.String(&caller.Tier)})
 	c.Callers = append(c.Callers, caller)
 	return err
 }
 
-// options are the options of the block.
-func (c *Caller) options() directive.Options {
+// options are the options of a block of a caller or a tier, which who names.
+func (a *Allowance) options(who string) directive.Options {
 	most := new(int)
 	return directive.Options{
-		"requests": c.limitOption(meter.Requests, &c.Requests),
-		"tokens":   c.limitOption(meter.Tokens, &c.Tokens),
+		"requests": a.limitOption(who, meter.Requests, &a.Requests),
+		"tokens":   a.limitOption(who, meter.Tokens, &a.Tokens),
 		"max_requests": directive.Int(most, 1, directive.MaxInt).Check(func() error {
-			c.MaxRequests = most
+			a.MaxRequests = most
 			return nil
 		}),
-		"models":        directive.Strings(&c.Models),
-		"backends":      directive.Strings(&c.Backends),
-		"service_tiers": directive.Strings(&c.ServiceTiers),
-		"tier":          directive.String(&c.Tier),
+		"models":        directive.Strings(&a.Models),
+		"backends":      directive.Strings(&a.Backends),
+		"service_tiers": directive.Strings(&a.ServiceTiers),
 	}
 }
 
-func (c *Caller) limitOption(kind meter.Kind, into *[]Limit) directive.Option {
+func (a *Allowance) limitOption(who string, kind meter.Kind, into *[]Limit) directive.Option {
 	text := "a limit such as 600/minute and an optional 'then <tier>'"
 	return directive.Args(text, 1, 3, func(args []string) error {
 		l := Limit{Limit: args[0]}
@@ -79,30 +80,40 @@ func (c *Caller) limitOption(kind meter.Kind, into *[]Limit) directive.Option {
 			l.Then = args[2]
 		}
 		*into = append(*into, l)
-		if _, err := c.limits(); err != nil {
-			return fmt.Errorf("caller '%s'%w", c.Name, err)
+		if _, err := a.limits(); err != nil {
+			return fmt.Errorf("%s%w", who, err)
 		}
 		return nil
 	}).Repeatable()
 }
 
-func (c *Config) addTier(args []string) error {
-	t := Tier{Name: args[0]}
-	if len(args) == 2 {
-		ceiling, err := ParseCeiling(args[1])
-		if err != nil {
-			return fmt.Errorf("tier '%s': %w", t.Name, err)
-		}
-		t.Ceiling = &ceiling
+func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
+	var t Tier
+	if err := directive.Argument(d, &t.Name); err != nil {
+		return err
 	}
-	if t.Name == "" {
-		return errors.New("tier requires a name")
+	who := "tier '" + t.Name + "'"
+	for _, word := range d.RemainingArgs() {
+		ceiling, err := ParseCeiling(word)
+		switch {
+		case word == "default" && !t.Default:
+			t.Default = true
+		case t.Ceiling != nil || t.Default:
+			return d.Errf("%s: unexpected argument '%s', expected [<percent>%%] [default]", who, word)
+		case err != nil:
+			return d.Errf("%s: %w", who, err)
+		default:
+			t.Ceiling = &ceiling
+		}
 	}
 	c.Tiers = append(c.Tiers, t)
 	if len(c.Tiers) > maxTiers {
-		return fmt.Errorf("tier '%s': expected at most %d tiers", t.Name, maxTiers)
+		return d.Errf("%s: expected at most %d tiers", who, maxTiers)
 	}
-	return c.checkLastTier()
+	if err := c.checkLastTier(); err != nil {
+		return d.WrapErr(err)
+	}
+	return directive.Block(d, c.Tiers[len(c.Tiers)-1].options(who))
 }
 
 func (c *Config) checkLastTier() error {

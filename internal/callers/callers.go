@@ -1,7 +1,9 @@
 package callers
 
 import (
+	"cmp"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -18,11 +20,15 @@ import (
 // Callers limits what the callers of a pool may use, by the options of one config. What they have used
 // outlives the config.
 type Callers struct {
-	// byName are the callers with their own entry, and others is the entry of all others. named reports whether the
-	// config has it.
-	byName map[string]*entry
-	others *entry
-	named  bool
+	// byName are the callers with their own block, and others is that of all others. named reports whether the config
+	// has it, and limits whether the config limits anybody.
+	byName        map[string]*block
+	others        *block
+	named, limits bool
+	// placed are the callers that client_keys_file has placed in a tier. nil: it has placed none.
+	placed atomic.Pointer[map[string]*entry]
+	// started reports whether the options apply: since Start, until Close.
+	started atomic.Bool
 	// sets are the lists of backends that callers may use. The first is nil: all.
 	sets [][]string
 	kept *kept
@@ -35,7 +41,16 @@ type Callers struct {
 	location *time.Location
 }
 
-// entry is what a config says of a caller.
+// block is what a config says of callers: of one with its own block, or of all others.
+type block struct {
+	// fixed reports whether the caller's own block names the tier. Otherwise usual is good while nothing else does.
+	fixed bool
+	usual *entry
+	// inTier are the callers by their tier.
+	inTier map[string]*entry
+}
+
+// entry is what a config says of a caller in a tier.
 type entry struct {
 	settings meter.Settings
 	models   []string
@@ -45,6 +60,8 @@ type entry struct {
 	set    int
 	tiers  []string // service tiers
 	denied bool
+	// empty reports whether nothing limits the caller.
+	empty bool
 	// limited reports whether there are limits, and tokens whether there are limits of tokens.
 	limited, tokens bool
 }
@@ -65,32 +82,22 @@ type Options struct {
 // inUse keeps the meters through config reloads.
 var inUse = caddy.NewUsagePool()
 
-// New returns the callers of a pool, or nil if the config has none. It was checked. The caller closes it.
+// New returns the callers of a pool, or nil if the config has none, nor tiers. It was checked. The caller closes it.
 func New(o Options) *Callers {
-	if len(o.Callers) == 0 {
+	if len(o.Callers)+len(o.Tiers) == 0 {
 		return nil
 	}
-	c := &Callers{byName: make(map[string]*entry), others: new(entry), sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
+	c := &Callers{byName: make(map[string]*block), sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
 	c.location, _ = o.Location() // it was checked
-	tiers := o.tierNames()
-	c.others.listed = modelsOf(o.Backends, nil)
-	c.others.settings = meter.Settings{Tier: o.tierOf(""), Tiers: tiers, Location: c.location}
+	c.others = c.blockOf(&o, Caller{Name: everyOther})
 	for _, caller := range o.Callers {
-		limits, _ := caller.limits() // they were checked
-		e := &entry{set: c.setOf(caller.Backends), tiers: caller.ServiceTiers, denied: caller.Deny, limited: len(limits) > 0, settings: meter.Settings{
-			Limits: limits, Tier: o.tierOf(caller.Tier), Tiers: tiers, Location: c.location,
-		}}
-		e.models, e.listed = modelsAmong(caller.Models, modelsOf(o.Backends, caller.Backends))
-		if caller.MaxRequests != nil {
-			e.settings.MaxRequests = *caller.MaxRequests
-		}
-		e.tokens = slices.ContainsFunc(limits, func(l meter.Limit) bool { return l.Kind == meter.Tokens })
-		if caller.Name == everyOther {
-			c.others, c.named = e, true
+		if b := c.blockOf(&o, caller); caller.Name == everyOther {
+			c.others, c.named = b, true
 		} else {
-			c.byName[caller.Name] = e
+			c.byName[caller.Name] = b
 		}
 	}
+	c.limits = len(o.Callers) > 0 || slices.ContainsFunc(o.Tiers, func(t Tier) bool { return !t.isEmpty() })
 	value, again, _ := inUse.LoadOrNew(c.name, func() (caddy.Destructor, error) { return newKept(), nil })
 	if c.kept = value.(*kept); !again {
 		c.Start()
@@ -98,11 +105,60 @@ func New(o Options) *Callers {
 	return c
 }
 
+// blockOf returns the callers that have this block, in each tier.
+func (c *Callers) blockOf(o *Options, caller Caller) *block {
+	b := &block{fixed: caller.Tier != "" && caller.Name != everyOther, inTier: make(map[string]*entry)}
+	for _, t := range o.Tiers {
+		b.inTier[t.Name] = c.entryOf(o, caller, t)
+	}
+	if b.usual = b.inTier[cmp.Or(caller.Tier, o.defaultTier())]; b.usual == nil { // there are no tiers
+		b.usual = c.entryOf(o, caller, Tier{})
+	}
+	return b
+}
+
+// entryOf returns the callers that have this block and this tier.
+func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
+	a := caller.orOf(t.Allowance)
+	limits, _ := a.limits() // they were checked
+	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(), limited: len(limits) > 0, settings: meter.Settings{
+		Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
+	}}
+	e.models, e.listed = modelsAmong(a.Models, modelsOf(o.Backends, a.Backends))
+	if a.MaxRequests != nil {
+		e.settings.MaxRequests = *a.MaxRequests
+	}
+	e.tokens = slices.ContainsFunc(limits, func(l meter.Limit) bool { return l.Kind == meter.Tokens })
+	return e
+}
+
+// Place places callers in tiers, by their names, until the next call. It changes nothing for one whose own block names a tier.
+func (c *Callers) Place(tiers map[string]string) {
+	if c == nil || len(tiers) == 0 && c.placed.Load() == nil {
+		return
+	}
+	placed := make(map[string]*entry, len(tiers))
+	for name, tier := range tiers {
+		if b := c.block(name); !b.fixed {
+			placed[name] = b.inTier[tier]
+		}
+	}
+	c.placed.Store(&placed)
+	if c.started.Load() { // what was used stays
+		c.configure()
+	}
+}
+
+func (c *Callers) configure() {
+	c.kept.meters.Configure(time.Now(), func(name string) meter.Settings { return c.of(name).settings })
+}
+
 // Start applies the options. Those of the config before apply until the new one is in use, because it may
 // fail.
 func (c *Callers) Start() {
 	c.kept.configure(c.file, c.log, c.crossed)
-	c.kept.meters.Configure(time.Now(), func(name string) meter.Settings { return c.of(name).settings })
+	c.started.Store(true)
+	c.configure()
 }
 
 // Close releases what New acquired, and saves what was used.
@@ -110,6 +166,7 @@ func (c *Callers) Close() error {
 	if c == nil {
 		return nil
 	}
+	c.started.Store(false)
 	c.kept.save()
 	_, err := inUse.Delete(c.name)
 	return err
@@ -151,8 +208,17 @@ func Reset(of, name string, order pool.Order) (known bool) {
 }
 
 func (c *Callers) of(name string) *entry {
-	if e, ok := c.byName[name]; ok {
-		return e
+	if placed := c.placed.Load(); placed != nil {
+		if e := (*placed)[name]; e != nil {
+			return e
+		}
+	}
+	return c.block(name).usual
+}
+
+func (c *Callers) block(name string) *block {
+	if b, ok := c.byName[name]; ok {
+		return b
 	}
 	return c.others
 }
@@ -200,13 +266,13 @@ func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
 // Deny reports whether all requests of a caller are refused.
 func (c *Callers) Deny(name string) bool { return c != nil && c.of(name).denied }
 
-// Unlimited returns those of the names for which the config has no entry, although it has some.
+// Unlimited returns those of the names for which the config has neither a block nor a tier with limits, although it has some.
 func (c *Callers) Unlimited(names []string) (unlimited []string) {
-	if c == nil || c.named {
+	if c == nil || c.named || !c.limits {
 		return nil
 	}
 	for _, name := range names {
-		if c.byName[name] == nil {
+		if c.byName[name] == nil && c.of(name).empty {
 			unlimited = append(unlimited, name)
 		}
 	}

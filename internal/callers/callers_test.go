@@ -11,11 +11,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-var config = Config{Callers: []Caller{{
-	Name:     "alice",
+var config = Config{Callers: []Caller{{Name: "alice", Allowance: Allowance{
 	Requests: []Limit{{Limit: "1G/minute"}},
 	Tokens:   []Limit{{Limit: "1000G/minute"}, {Limit: "1000G/day"}},
-}, {Name: "bob", Requests: []Limit{{Limit: "1/day"}}}}}
+}}, {Name: "bob", Allowance: Allowance{Requests: []Limit{{Limit: "1/day"}}}}}}
 
 func open(t testing.TB) *Callers {
 	c := New(Options{Config: config, Pool: t.Name(), Logger: zap.NewNop()})

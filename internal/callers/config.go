@@ -10,9 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // Config has the options about callers.
@@ -23,10 +20,10 @@ type Config struct {
 	//	caller <name>|* {
 	Callers []Caller `json:"callers,omitempty"`
 
-	// Tiers are classes of callers, the most important one first, and how much of a backend each may use; repeatable, at most
-	// 8. Default: none.
+	// Tiers are classes of callers, the most important one first; repeatable, at most 8. Default: none.
 	//
-	//	tier <name> [<percent>%]
+	//	tier <name> [<percent>%] [default]
+	//	tier <name> [<percent>%] [default] {
 	Tiers []Tier `json:"tiers,omitempty"`
 
 	// Timezone is where days and months of limits begin: a name of the IANA database, such as `Europe/Berlin`. Default: UTC.
@@ -41,39 +38,10 @@ type Caller struct {
 	// counted separately. Required.
 	Name string `json:"name"`
 
-	// Requests are limits of the number of requests, one for each unit. Default: none.
-	//
-	//	requests <n>/<unit> [then <tier>]
-	Requests []Limit `json:"requests,omitempty"`
+	// Allowance is what its block says. A line of its tier that its block does not have applies, too.
+	Allowance
 
-	// Tokens are limits of the number of tokens, one for each unit. Default: none.
-	//
-	//	tokens <n>/<unit> [then <tier>]
-	Tokens []Limit `json:"tokens,omitempty"`
-
-	// MaxRequests is how many requests the caller may have at a time. Default: no limit.
-	//
-	//	max_requests <n>
-	MaxRequests *int `json:"max_requests,omitempty"`
-
-	// Models are the models that the caller may use. Default: all.
-	//
-	//	models <name...>
-	Models []string `json:"models,omitempty"`
-
-	// Backends are the only backends that the caller's requests may use, by their names, in which `*` stands for any characters.
-	// Default: all.
-	//
-	//	backends <name...>
-	Backends []string `json:"backends,omitempty"`
-
-	// ServiceTiers are the service tiers that the caller may name, also in `x-ms-service-tier`: flex, default, priority or
-	// auto. Default: all in bodies.
-	//
-	//	service_tiers <tier...>
-	ServiceTiers []string `json:"service_tiers,omitempty"`
-
-	// Tier is the tier of the caller's requests. Default: the last one.
+	// Tier is the tier of the caller's requests. Default: that of its line in client_keys_file, or the default tier.
 	//
 	//	tier <name>
 	Tier string `json:"tier,omitempty"`
@@ -103,6 +71,12 @@ type Tier struct {
 	// there, in percent, while callers of a better tier use the model. It is below
 	// that of the tier before. Only the first tier may be without one. Default: no ceiling.
 	Ceiling *int `json:"ceiling,omitempty"`
+
+	// Default makes it the tier of callers for which nothing else names one. Default: the last tier is.
+	Default bool `json:"default,omitempty"`
+
+	// Allowance is what each caller of the tier may use, unless the caller's block says otherwise.
+	Allowance
 }
 
 // everyOther is the name of the entry for callers without their own.
@@ -137,7 +111,14 @@ func (c *Config) Check(named bool, backends []Backend) error {
 		return err
 	}
 	for i, t := range c.Tiers {
-		if err := c.checkTier(i, t); err != nil {
+		err := c.checkTier(i, t)
+		if err == nil {
+			err = c.checkAllowance(t.Allowance, backends)
+		}
+		if err == nil && !named && !t.isEmpty() {
+			err = errUnnamed
+		}
+		if err != nil {
 			return fmt.Errorf("tier '%s'%w", t.Name, err)
 		}
 	}
@@ -148,7 +129,7 @@ func (c *Config) Check(named bool, backends []Backend) error {
 		case slices.ContainsFunc(c.Callers[:i], func(other Caller) bool { return other.Name == caller.Name }):
 			err = errors.New(" is given twice: expected one block with all of its limits")
 		case !named:
-			err = errors.New(" requires client_key or client_keys_file, because callers need names")
+			err = errUnnamed
 		}
 		if err != nil {
 			return fmt.Errorf("caller '%s'%w", caller.Name, err)
@@ -156,6 +137,8 @@ func (c *Config) Check(named bool, backends []Backend) error {
 	}
 	return nil
 }
+
+var errUnnamed = errors.New(" requires client_key or client_keys_file, because callers need names")
 
 func (c *Config) checkTier(i int, t Tier) error {
 	ceiling := t.ceiling()
@@ -171,110 +154,52 @@ func (c *Config) checkTier(i int, t Tier) error {
 	case i > 0 && ceiling >= c.Tiers[i-1].ceiling():
 		return fmt.Errorf(": ceiling '%d%%' is not below that of the more important tier '%s', which is %d%%", ceiling, c.Tiers[i-1].Name, c.Tiers[i-1].ceiling())
 	}
+	if first := slices.IndexFunc(c.Tiers, func(other Tier) bool { return other.Default }); t.Default && first < i {
+		return fmt.Errorf(": default is given twice: also for tier '%s'", c.Tiers[first].Name)
+	}
 	return nil
 }
 
 func (c *Config) checkCaller(caller Caller, backends []Backend) error {
-	if caller.Name == "" {
+	switch {
+	case caller.Name == "":
 		return errors.New(" has no name: expected the name of a client key, or *")
-	}
-	limits, err := caller.limits()
-	if err != nil {
-		return err
-	}
-	if caller.Deny && !caller.withoutOptions() {
+	case caller.Deny && !caller.withoutOptions():
 		return errors.New(": deny excludes all other options")
-	}
-	for _, l := range limits {
-		if l.Then != "" && !c.hasTier(l.Then) {
-			return fmt.Errorf(": %s %s: %s", l.Kind, l, c.noTier(l.Then))
-		}
-	}
-	if caller.MaxRequests != nil && *caller.MaxRequests < 1 {
-		return fmt.Errorf(": max_requests '%d' is not a whole number of 1 or more", *caller.MaxRequests)
-	}
-	if err := checkBackends(caller.Backends, backends); err != nil {
-		return err
-	}
-	models := modelsOf(backends, caller.Backends)
-	if caller.Models != nil && len(caller.Models) == 0 {
-		return errors.New(": models is an empty list: expected at least one name")
-	}
-	for i, model := range caller.Models {
-		switch {
-		case model == "":
-			return errors.New(": models has an empty name")
-		case slices.Contains(caller.Models[:i], model):
-			return fmt.Errorf(": model '%s' is given twice", model)
-		case models != nil && !slices.Contains(models, model):
-			return fmt.Errorf(": no backend %shas the model '%s': expected some of %s", ofThese(caller.Backends), model, strings.Join(models, ", "))
-		}
-	}
-	if caller.ServiceTiers != nil && len(caller.ServiceTiers) == 0 {
-		return errors.New(": service_tiers is an empty list: expected at least one name")
-	}
-	for i, tier := range caller.ServiceTiers {
-		switch {
-		case !openaiapi.IsServiceTier(tier):
-			return fmt.Errorf(": service tier '%s' is not known: expected some of %s", tier, openaiapi.ServiceTierNames())
-		case slices.Contains(caller.ServiceTiers[:i], tier):
-			return fmt.Errorf(": service tier '%s' is given twice", tier)
-		}
-	}
-	if caller.Tier != "" && !c.hasTier(caller.Tier) {
+	case caller.Tier != "" && !c.hasTier(caller.Tier):
 		return errors.New(": " + c.noTier(caller.Tier))
 	}
-	return nil
+	return c.checkAllowance(caller.Allowance, backends)
 }
 
 // withoutOptions reports whether nothing but deny is set.
-func (c Caller) withoutOptions() bool {
-	return len(c.Requests)+len(c.Tokens)+len(c.Models)+len(c.Backends)+len(c.ServiceTiers) == 0 && c.MaxRequests == nil && c.Tier == ""
-}
+func (c Caller) withoutOptions() bool { return c.isEmpty() && c.Tier == "" }
 
-// limits reads the limits.
-func (c Caller) limits() (limits []meter.Limit, err error) {
-	for _, of := range []struct {
-		kind   meter.Kind
-		limits []Limit
-	}{{meter.Requests, c.Requests}, {meter.Tokens, c.Tokens}} {
-		for _, text := range of.limits {
-			l, err := meter.ParseLimit(of.kind, text.Limit)
-			if err != nil {
-				return nil, fmt.Errorf(": %w", err)
-			}
-			l.Then = text.Then
-			if slices.ContainsFunc(limits, func(other meter.Limit) bool { return other.ID() == l.ID() }) {
-				return nil, fmt.Errorf(": %s per %s is given twice: '%s'", l.Kind, l.Unit, text.Limit)
-			}
-			limits = append(limits, l)
-		}
-	}
-	return limits, nil
-}
+func (c *Config) hasTier(name string) bool { return slices.Contains(c.TierNames(), name) }
 
-func (c *Config) hasTier(name string) bool { return slices.Contains(c.tierNames(), name) }
-
-func (c *Config) tierNames() (names []string) {
+// TierNames returns the names of the tiers, in order of importance.
+func (c *Config) TierNames() (names []string) {
 	for _, t := range c.Tiers {
 		names = append(names, t.Name)
 	}
 	return names
 }
 
-// tierOf returns the tier of a caller with this option.
-func (c *Config) tierOf(option string) string {
-	if option == "" && len(c.Tiers) > 0 {
-		return c.Tiers[len(c.Tiers)-1].Name
+// defaultTier is the name of the tier of callers for which nothing names one. It is empty if there are no tiers.
+func (c *Config) defaultTier() (name string) {
+	for _, t := range c.Tiers {
+		if name = t.Name; t.Default {
+			break
+		}
 	}
-	return option
+	return name
 }
 
 func (c *Config) noTier(name string) string {
 	if len(c.Tiers) == 0 {
 		return "tier '" + name + "' is not declared: expected 'tier " + name + " [<percent>%]' in openai_lb"
 	}
-	return "tier '" + name + "' is not declared: expected one of " + strings.Join(c.tierNames(), ", ")
+	return "tier '" + name + "' is not declared: expected one of " + strings.Join(c.TierNames(), ", ")
 }
 
 // Location returns where days and months begin.
@@ -287,35 +212,6 @@ func (c *Config) Location() (*time.Location, error) {
 		return nil, fmt.Errorf("timezone '%s' is not known: expected a name of the IANA database, such as UTC or Europe/Berlin", c.Timezone)
 	}
 	return location, nil
-}
-
-// Unused returns warnings about entries that have no effect. known reports whether a client key has that
-// name.
-func (c *Config) Unused(known func(name string) bool) (warnings []string) {
-	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })
-	used, tiers := map[string]bool{c.tierOf(""): !others && len(c.Callers) > 0}, c.tierNames()
-	if len(tiers) == 1 {
-		warnings = append(warnings, "tier '"+tiers[0]+"' is the only one, so it has no effect: all callers are in it")
-	}
-	for _, caller := range c.Callers {
-		own := c.tierOf(caller.Tier)
-		warnings = append(warnings, caller.mistakes()...)
-		if caller.Name != everyOther && !known(caller.Name) {
-			warnings = append(warnings, "caller '"+caller.Name+"' has no client key, so its limits have no effect")
-		}
-		used[own] = true
-		for _, l := range slices.Concat(caller.Requests, caller.Tokens) {
-			if used[l.Then] = true; l.Then != "" && slices.Index(tiers, l.Then) <= slices.Index(tiers, own) {
-				warnings = append(warnings, "caller '"+caller.Name+"': '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+"' is not less important than the caller's tier '"+own+"'")
-			}
-		}
-	}
-	for _, t := range c.Tiers {
-		if !used[t.Name] {
-			warnings = append(warnings, "tier '"+t.Name+"' has no caller, so it has no effect")
-		}
-	}
-	return warnings
 }
 
 // ParseCeiling reads a ceiling such as 80%.

@@ -5,7 +5,7 @@ import "github.com/openai-lb/caddy-openai-lb/internal/quota"
 // QuotaTiers returns the tiers by their numbers. The first is that of requests without a caller. It returns
 // nil if there are none.
 func (c *Config) QuotaTiers() []quota.Tier {
-	if len(c.Tiers) == 0 || len(c.Callers) == 0 {
+	if len(c.Tiers) == 0 {
 		return nil
 	}
 	tiers := make([]quota.Tier, 1+len(c.Tiers))

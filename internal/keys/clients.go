@@ -56,6 +56,8 @@ type ClientsConfig struct {
 	// File is the path of a file with more keys, which may have placeholders. If
 	// nil, there is none.
 	File *string
+	// Tiers are the tiers that lines of the File may name.
+	Tiers []string
 	// Location is where the day begins after which a key expires. Required with a File.
 	Location *time.Location
 	// Label returns the label of a caller in metrics. Required.
@@ -77,8 +79,10 @@ type Clients struct {
 	file   string // of the config, without placeholders
 
 	mu sync.Mutex // guards the reading
-	// changed gets the names of the callers after they have changed. nil: nothing does.
-	changed func(names []string)
+	// changed gets the names of the callers, and their tiers, before changes apply. nil: nothing does.
+	changed func(names []string, tiers map[string]string)
+	// tiers are those that lines of the file name for callers.
+	tiers map[string]string
 	// given are the keys of the config, and listed those of the file, as they were last read. last is
 	// the digest of both.
 	given, listed []foundKey
@@ -144,22 +148,37 @@ func (c *Clients) Names() []string {
 	if c == nil {
 		return nil
 	}
+	return namesOf(*c.known.Load())
+}
+
+func namesOf(known map[blinded]client) []string {
 	names := make(map[string]bool)
-	for _, caller := range *c.known.Load() {
+	for _, caller := range known {
 		names[caller.Name] = true
 	}
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Watch calls a function with the names of the callers that have a key: now, and each time that the keys have changed.
-func (c *Clients) Watch(changed func(names []string)) {
+// Tiers returns the tiers that the file names for callers.
+func (c *Clients) Tiers() map[string]string {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tiers
+}
+
+// Watch calls a function with the names of the callers that have a key, and with the tiers that the file names for callers:
+// now, and each time before changed keys are good.
+func (c *Clients) Watch(changed func(names []string, tiers map[string]string)) {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changed = changed
-	changed(c.Names())
+	changed(c.Names(), c.tiers)
 }
 
 // Read reads the keys again. What cannot be read stays as it was: a key of the config, and the
@@ -247,6 +266,7 @@ func (c *Clients) use() (changed bool) {
 	}
 	c.last = digest
 	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
+	c.tiers = make(map[string]string)
 	add := func(keys []foundKey, by string) (problems []string) {
 		for _, k := range keys {
 			if k.where == "" {
@@ -268,7 +288,7 @@ func (c *Clients) use() (changed bool) {
 	c.expiring = expiring
 	c.known.Store(&known)
 	if c.changed != nil {
-		c.changed(c.Names())
+		c.changed(namesOf(known), c.tiers)
 	}
 	return true
 }
@@ -276,6 +296,7 @@ func (c *Clients) use() (changed bool) {
 // foundKey is a key and, for errors, where it was found.
 type foundKey struct {
 	where, name, key string
+	tier             string    // empty: the line names none
 	expires          time.Time // zero: never
 	// unfinished reports whether the key may go on: the file is being written.
 	unfinished bool
@@ -367,8 +388,13 @@ func (c *Clients) add(known map[blinded]client, k foundKey, by string) error {
 		return fmt.Errorf("%s: it is also the key of %q", k.where, other.Name)
 	case again && !other.expiry.at.Equal(k.expires):
 		return fmt.Errorf("%s: %q has the same key with another date, or without one", k.where, k.name)
+	case k.tier != "" && c.tiers[k.name] != "" && c.tiers[k.name] != k.tier:
+		return fmt.Errorf("%s: %q has another tier in a line before", k.where, k.name)
 	case k.unfinished:
 		return nil
+	}
+	if k.tier != "" {
+		c.tiers[k.name] = k.tier
 	}
 	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, expiry{at: k.expires}, by}
 	return nil

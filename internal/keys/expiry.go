@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// expiresField begins the last field of a line with a key that expires.
+	// expiresField begins a field of a line with a key that expires.
 	expiresField = "expires="
 	// expiryNotice is how long before a key expires that is logged, once each noticeInterval.
 	expiryNotice   = 7 * 24 * time.Hour
@@ -17,7 +17,7 @@ const (
 )
 
 // errLine says what a line of a file of keys may have.
-var errLine = errors.New("expected a name, a key and at most a date like " + expiresField + "2027-01-31")
+var errLine = errors.New("expected a name, a key and at most " + tierField + "<name> and a date like " + expiresField + "2027-01-31")
 
 // parseExpiry returns the end of the day that a field like expires=2027-01-31 names.
 func parseExpiry(field string, location *time.Location) (time.Time, error) {

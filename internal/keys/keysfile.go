@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -13,6 +14,9 @@ import (
 // settleTime is how long a file that does not end with a line feed must stay as it is. It may be
 // the beginning of a longer one, and its last line may have the beginning of a key.
 const settleTime = time.Second
+
+// tierField begins a field of a line that names the tier of a caller.
+const tierField = "tier="
 
 // errUnfinished reports that the file is being written, and should be read later.
 var errUnfinished = errors.New("the file is being written")
@@ -46,19 +50,38 @@ func (c *Clients) list() error {
 }
 
 // keyOf returns the key in a line with these fields.
-func (c *Clients) keyOf(fields []string) foundKey {
-	if len(fields) < 2 || len(fields) > 3 {
+func (c *Clients) keyOf(fields []string) (key foundKey) {
+	if len(fields) < 2 {
 		return foundKey{wrong: errLine.Error()}
 	}
-	key := foundKey{name: fields[0], key: fields[1]}
-	if len(fields) == 2 {
-		return key
-	}
-	var err error
-	if key.expires, err = parseExpiry(fields[2], c.config.Location); err != nil {
-		key.wrong = err.Error()
+	key.name, key.key = fields[0], fields[1]
+	for _, field := range fields[2:] {
+		tier, isTier := strings.CutPrefix(field, tierField)
+		var err error
+		switch {
+		case isTier && key.tier == "":
+			if key.tier = tier; !slices.Contains(c.config.Tiers, tier) {
+				err = c.noTier()
+			}
+		case !isTier && key.expires.IsZero():
+			key.expires, err = parseExpiry(field, c.config.Location)
+		default:
+			err = errLine
+		}
+		if err != nil {
+			key.wrong = err.Error()
+			break
+		}
 	}
 	return key
+}
+
+// noTier returns the error for a tier that is not declared. It may be a key, in the wrong place.
+func (c *Clients) noTier() error {
+	if len(c.config.Tiers) == 0 {
+		return errors.New("its tier is not declared: expected 'tier <name>' in openai_lb")
+	}
+	return fmt.Errorf("its tier is not declared: expected one of %s", strings.Join(c.config.Tiers, ", "))
 }
 
 // readFile returns the text of a file, and when it was last changed. The text is

@@ -31,7 +31,7 @@ func TestRemovalsAndValidLinesApplyNextToWrongOnes(t *testing.T) {
 		"b\x07b-" + four + " " + four:                  "line 2: expected a name of printable characters",
 		"alice " + three:                               `line 2: it is also the key of "carol"`,
 		"carol " + three + " expires=2001-01-01":       `line 2: "carol" has the same key with another date`,
-		"x\nbob " + one + "\n\n#x\ny\nz\nz\nz\nz\nz\n": "line 2: expected a name, a key and at most a date like expires=2027-01-31; line 6: ",
+		"x\nbob " + one + "\n\n#x\ny\nz\nz\nz\nz\nz\n": "line 2: expected a name, a key and at most tier=<name> and a date like expires=2027-01-31; line 6: ",
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "keys")

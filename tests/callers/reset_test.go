@@ -71,7 +71,7 @@ func TestARestartDoesNotUndoAReset(t *testing.T) {
 		start := func(storage certmagic.Storage) (c *limits.Callers, name string) {
 			process++
 			name = fmt.Sprint(t.Name(), process) // the meters of a name outlive its config
-			c = limits.New(limits.Options{Config: limits.Config{Callers: []limits.Caller{{Name: "*", Tokens: []limits.Limit{{Limit: "1M/day"}}}}},
+			c = limits.New(limits.Options{Config: limits.Config{Callers: []limits.Caller{{Name: "*", Allowance: limits.Allowance{Tokens: []limits.Limit{{Limit: "1M/day"}}}}}},
 				Pool: name, Storage: renamed{storage}, Logger: zap.NewNop()})
 			t.Cleanup(func() { c.Close() })
 			return c, name

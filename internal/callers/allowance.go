@@ -1,0 +1,143 @@
+package callers
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// Allowance is what one caller may use, or each caller of a tier.
+type Allowance struct {
+	// Requests are limits of the number of requests, one for each unit. Default: none.
+	//
+	//	requests <n>/<unit> [then <tier>]
+	Requests []Limit `json:"requests,omitempty"`
+
+	// Tokens are limits of the number of tokens, one for each unit. Default: none.
+	//
+	//	tokens <n>/<unit> [then <tier>]
+	Tokens []Limit `json:"tokens,omitempty"`
+
+	// MaxRequests is how many requests a caller may have at a time. Default: no limit.
+	//
+	//	max_requests <n>
+	MaxRequests *int `json:"max_requests,omitempty"`
+
+	// Models are the models that requests may name. Default: all.
+	//
+	//	models <name...>
+	Models []string `json:"models,omitempty"`
+
+	// Backends are the only backends that the requests may use, by their names, in which `*` stands for any characters.
+	// Default: all.
+	//
+	//	backends <name...>
+	Backends []string `json:"backends,omitempty"`
+
+	// ServiceTiers are the service tiers that requests may name, also in `x-ms-service-tier`: flex, default, priority or
+	// auto. Default: all in bodies.
+	//
+	//	service_tiers <tier...>
+	ServiceTiers []string `json:"service_tiers,omitempty"`
+}
+
+// isEmpty reports whether it allows anything.
+func (a Allowance) isEmpty() bool {
+	return len(a.Requests)+len(a.Tokens)+len(a.Models)+len(a.Backends)+len(a.ServiceTiers) == 0 && a.MaxRequests == nil
+}
+
+// orOf returns the allowance of a caller in a tier: what the caller's own allowance does not say, the tier's does. Limits
+// of different units say different things.
+func (a Allowance) orOf(tier Allowance) Allowance {
+	a.Requests, a.Tokens = orLimits(meter.Requests, a.Requests, tier.Requests), orLimits(meter.Tokens, a.Tokens, tier.Tokens)
+	if a.MaxRequests == nil {
+		a.MaxRequests = tier.MaxRequests
+	}
+	for _, list := range []struct{ own, tier *[]string }{{&a.Models, &tier.Models}, {&a.Backends, &tier.Backends}, {&a.ServiceTiers, &tier.ServiceTiers}} {
+		if *list.own == nil {
+			*list.own = *list.tier
+		}
+	}
+	return a
+}
+
+// orLimits returns the caller's limits, and those of the tier for other units. They were checked.
+func orLimits(kind meter.Kind, own, tier []Limit) []Limit {
+	unit := func(l Limit) meter.Unit {
+		limit, _ := meter.ParseLimit(kind, l.Limit)
+		return limit.Unit
+	}
+	return slices.Concat(own, slices.DeleteFunc(slices.Clone(tier), func(l Limit) bool {
+		return slices.ContainsFunc(own, func(other Limit) bool { return unit(other) == unit(l) })
+	}))
+}
+
+// checkAllowance returns what is wrong with an allowance, if anything is. backends are as for Check.
+func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
+	limits, err := a.limits()
+	if err != nil {
+		return err
+	}
+	for _, l := range limits {
+		if l.Then != "" && !c.hasTier(l.Then) {
+			return fmt.Errorf(": %s %s: %s", l.Kind, l, c.noTier(l.Then))
+		}
+	}
+	if a.MaxRequests != nil && *a.MaxRequests < 1 {
+		return fmt.Errorf(": max_requests '%d' is not a whole number of 1 or more", *a.MaxRequests)
+	}
+	if err := checkBackends(a.Backends, backends); err != nil {
+		return err
+	}
+	models := modelsOf(backends, a.Backends)
+	if a.Models != nil && len(a.Models) == 0 {
+		return errors.New(": models is an empty list: expected at least one name")
+	}
+	for i, model := range a.Models {
+		switch {
+		case model == "":
+			return errors.New(": models has an empty name")
+		case slices.Contains(a.Models[:i], model):
+			return fmt.Errorf(": model '%s' is given twice", model)
+		case models != nil && !slices.Contains(models, model):
+			return fmt.Errorf(": no backend %shas the model '%s': expected some of %s", ofThese(a.Backends), model, strings.Join(models, ", "))
+		}
+	}
+	if a.ServiceTiers != nil && len(a.ServiceTiers) == 0 {
+		return errors.New(": service_tiers is an empty list: expected at least one name")
+	}
+	for i, tier := range a.ServiceTiers {
+		switch {
+		case !openaiapi.IsServiceTier(tier):
+			return fmt.Errorf(": service tier '%s' is not known: expected some of %s", tier, openaiapi.ServiceTierNames())
+		case slices.Contains(a.ServiceTiers[:i], tier):
+			return fmt.Errorf(": service tier '%s' is given twice", tier)
+		}
+	}
+	return nil
+}
+
+// limits reads the limits.
+func (a Allowance) limits() (limits []meter.Limit, err error) {
+	for _, of := range []struct {
+		kind   meter.Kind
+		limits []Limit
+	}{{meter.Requests, a.Requests}, {meter.Tokens, a.Tokens}} {
+		for _, text := range of.limits {
+			l, err := meter.ParseLimit(of.kind, text.Limit)
+			if err != nil {
+				return nil, fmt.Errorf(": %w", err)
+			}
+			l.Then = text.Then
+			if slices.ContainsFunc(limits, func(other meter.Limit) bool { return other.ID() == l.ID() }) {
+				return nil, fmt.Errorf(": %s per %s is given twice: '%s'", l.Kind, l.Unit, text.Limit)
+			}
+			limits = append(limits, l)
+		}
+	}
+	return limits, nil
+}
