@@ -8,7 +8,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
@@ -97,7 +96,7 @@ func targetOf(b *backend.Backend) *target {
 
 // startFresh forgets what was learned with another key, now and whenever the key
 // changes. To other replicas it is then another backend.
-func (t *target) startFresh(link *replicas.Link, trail *audit.Trail) {
+func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 	key := t.backend.Key()
 	if key == nil {
 		return

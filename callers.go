@@ -7,7 +7,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/certmagic"
-	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -18,7 +17,7 @@ import (
 
 // provisionTrail has the audit log say which config is in use, and how its keys change.
 func provisionTrail(ctx caddy.Context, h *Handler, digest string) error {
-	h.trail = audit.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
+	h.trail = observe.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
 	begin := func() { h.trail.Begin(digest, h.reader.clientKeys.Audited(), backend.KeyDigests(h.Backends)) }
 	end := func() {
 		if !caddy.Exiting() {
@@ -40,7 +39,7 @@ func provisionClientKeys(h *Handler) error {
 	if err != nil {
 		return err
 	}
-	config := keys.ClientsConfig{File: h.ClientKeysFile, Tiers: h.TierNames(), Location: location, Label: metrics.Caller, Logger: h.logger, Trail: h.trail}
+	config := keys.ClientsConfig{File: h.ClientKeysFile, Tiers: h.TierNames(), Location: location, Label: metrics.Caller, Logger: h.logger, Audit: h.trail.Keys}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}

@@ -11,7 +11,6 @@ import (
 
 // lower are packages of which each uses only those before it.
 var lower = []string{
-	"audit",     // keys logs how they change
 	"directive", // keys has its check of placeholders
 	"keys",
 	"verdict",

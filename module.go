@@ -34,6 +34,7 @@ import (
 	"encoding/json"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -42,7 +43,6 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`, openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -188,7 +188,7 @@ type Handler struct {
 	link     *replicas.Link // nil without state
 	proxy    *reverseproxy.Handler
 	logger   *zap.Logger
-	trail    *audit.Trail
+	trail    *observe.Trail
 
 	// keyFiles reads keys again that come from files.
 	keyFiles keys.Reloader

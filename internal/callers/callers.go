@@ -10,7 +10,6 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -201,7 +200,7 @@ func Reset(of, name string, order pool.Order) (known bool) {
 	if !k.meters.Reset(order.Time, name) {
 		return false
 	}
-	audit.Logger(k.logger.Load(), of).Info("caller reset", zap.String("caller", name), zap.String("by", order.By), zap.String("reason", order.Reason))
+	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", of), zap.String("caller", name), zap.String("by", order.By), zap.String("reason", order.Reason))
 	k.dirty.Store(true)
 	k.save()
 	return true

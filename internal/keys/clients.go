@@ -17,8 +17,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 )
 
 const (
@@ -64,8 +62,8 @@ type ClientsConfig struct {
 	Label func(name string) string
 	// Logger warns of keys that expire soon. Required.
 	Logger *zap.Logger
-	// Trail records how the keys change. It may be nil.
-	Trail *audit.Trail
+	// Audit gets the keys when they have changed, or one has expired. It may be nil.
+	Audit func([]AuditedKey)
 }
 
 // Clients knows the keys with which callers may use the balancer, and whose they are. The
@@ -192,8 +190,8 @@ func (c *Clients) Read() error {
 		c.unread = err
 	}
 	changed := c.use()
-	if c.noticeExpiry(time.Now()) || changed {
-		c.config.Trail.Keys(c.audited())
+	if expired := c.noticeExpiry(time.Now()); (expired || changed) && c.config.Audit != nil {
+		c.config.Audit(c.audited())
 	}
 	problems = append(problems, c.clashes...)
 	if c.unread != nil {
@@ -239,8 +237,20 @@ func (c *Clients) resolve() (problems []string) {
 	return problems
 }
 
+// AuditedKey is a key of a caller, which has no part in it.
+type AuditedKey struct {
+	Caller string
+	// ID tells the keys of a caller apart. It is not logged.
+	ID [32]byte
+	// By is where the key is from: config or file.
+	By string
+	// Expires is when it expires, and Expired reports whether it has. Zero: it does not.
+	Expires time.Time
+	Expired bool
+}
+
 // Audited returns the keys as the audit log has them.
-func (c *Clients) Audited() []audit.Key {
+func (c *Clients) Audited() []AuditedKey {
 	if c == nil {
 		return nil
 	}
@@ -249,11 +259,11 @@ func (c *Clients) Audited() []audit.Key {
 	return c.audited()
 }
 
-func (c *Clients) audited() []audit.Key {
+func (c *Clients) audited() []AuditedKey {
 	known := *c.known.Load()
-	all := make([]audit.Key, 0, len(known))
+	all := make([]AuditedKey, 0, len(known))
 	for key, client := range known {
-		all = append(all, audit.Key{Caller: client.Name, ID: key, By: client.by, Expires: client.expiry.at, Expired: client.expiry.isOver()})
+		all = append(all, AuditedKey{Caller: client.Name, ID: key, By: client.by, Expires: client.expiry.at, Expired: client.expiry.isOver()})
 	}
 	return all
 }

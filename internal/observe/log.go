@@ -14,7 +14,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/audit"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -30,7 +29,7 @@ type Log struct {
 
 // NewLog returns the log of the pool of this name.
 func NewLog(logger *zap.Logger, pool string) *Log {
-	return &Log{Logger: logger.With(zap.String("pool", pool)), Audit: audit.Logger(logger, pool)}
+	return &Log{Logger: logger.With(zap.String("pool", pool)), Audit: AuditLogger(logger, pool)}
 }
 
 // Happened implements pool.Listener.

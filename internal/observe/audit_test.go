@@ -1,4 +1,4 @@
-package audit
+package observe
 
 import (
 	"fmt"
@@ -8,11 +8,15 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-func key(caller string, id byte) Key { return Key{Caller: caller, ID: [32]byte{id}, By: "file"} }
+func key(caller string, id byte) keys.AuditedKey {
+	return keys.AuditedKey{Caller: caller, ID: [32]byte{id}, By: "file"}
+}
 
-func until(k Key, day int, expired bool) Key {
+func until(k keys.AuditedKey, day int, expired bool) keys.AuditedKey {
 	k.Expires, k.Expired = time.Date(2027, 1, day, 0, 0, 0, 0, time.UTC), expired
 	return k
 }
@@ -41,27 +45,27 @@ func TestALineForEachKeyThatChanges(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	trail := NewTrail(zap.New(core).Named("module"), t.Name(), 1)
 	defer trail.End()
-	trail.Keys([]Key{key("alice", 1)})
+	trail.Keys([]keys.AuditedKey{key("alice", 1)})
 	want(t, logs, "before the config is in use")
-	trail.Begin("d1", []Key{key("alice", 1), key("alice", 2), key("bob", 3)}, nil)
+	trail.Begin("d1", []keys.AuditedKey{key("alice", 1), key("alice", 2), key("bob", 3)}, nil)
 	want(t, logs, "a start", "config loaded map[after:d1 before:]")
 	for _, step := range []struct {
 		when  string
-		keys  []Key
+		keys  []keys.AuditedKey
 		lines []string
 	}{
-		{"nothing changes", []Key{key("bob", 3), key("alice", 2), key("alice", 1)}, nil},
-		{"one is added", []Key{key("alice", 1), key("alice", 2), key("bob", 3), key("carol", 4)}, []string{"client key added map[by:file caller:carol]"}},
-		{"one takes the place of another", []Key{key("alice", 5), key("alice", 2), key("bob", 3), key("carol", 4)}, []string{"client key changed map[by:file caller:alice]"}},
-		{"one is removed", []Key{key("alice", 5), key("bob", 3), key("carol", 4)}, []string{"client key removed map[by:file caller:alice]"}},
-		{"one gets another owner", []Key{key("alice", 5), key("dave", 3), key("carol", 4)},
+		{"nothing changes", []keys.AuditedKey{key("bob", 3), key("alice", 2), key("alice", 1)}, nil},
+		{"one is added", []keys.AuditedKey{key("alice", 1), key("alice", 2), key("bob", 3), key("carol", 4)}, []string{"client key added map[by:file caller:carol]"}},
+		{"one takes the place of another", []keys.AuditedKey{key("alice", 5), key("alice", 2), key("bob", 3), key("carol", 4)}, []string{"client key changed map[by:file caller:alice]"}},
+		{"one is removed", []keys.AuditedKey{key("alice", 5), key("bob", 3), key("carol", 4)}, []string{"client key removed map[by:file caller:alice]"}},
+		{"one gets another owner", []keys.AuditedKey{key("alice", 5), key("dave", 3), key("carol", 4)},
 			[]string{"client key removed map[by:file caller:bob]", "client key added map[by:file caller:dave]"}},
-		{"one gets a date", []Key{until(key("alice", 5), 2, false), key("dave", 3), key("carol", 4)},
+		{"one gets a date", []keys.AuditedKey{until(key("alice", 5), 2, false), key("dave", 3), key("carol", 4)},
 			[]string{"client key changed map[by:file caller:alice expires:2027-01-02T00:00:00Z]"}},
-		{"it expires", []Key{until(key("alice", 5), 2, true), key("dave", 3), key("carol", 4)},
+		{"it expires", []keys.AuditedKey{until(key("alice", 5), 2, true), key("dave", 3), key("carol", 4)},
 			[]string{"client key expired map[by:file caller:alice expires:2027-01-02T00:00:00Z]"}},
-		{"it stays expired", []Key{until(key("alice", 5), 2, true), key("dave", 3), key("carol", 4)}, nil},
-		{"it gets another date", []Key{until(key("alice", 5), 3, false), key("dave", 3), key("carol", 4)},
+		{"it stays expired", []keys.AuditedKey{until(key("alice", 5), 2, true), key("dave", 3), key("carol", 4)}, nil},
+		{"it gets another date", []keys.AuditedKey{until(key("alice", 5), 3, false), key("dave", 3), key("carol", 4)},
 			[]string{"client key changed map[by:file caller:alice expires:2027-01-03T00:00:00Z]"}},
 		{"all are removed", nil, []string{"client key removed map[by:file caller:alice expires:2027-01-03T00:00:00Z]",
 			"client key removed map[by:file caller:carol]", "client key removed map[by:file caller:dave]"}},
@@ -75,16 +79,16 @@ func TestAReloadIsComparedWithTheConfigBefore(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	log := zap.New(core).Named("module")
 	first := NewTrail(log, t.Name(), 1)
-	first.Begin("d1", []Key{until(key("alice", 1), 1, true), key("bob", 2)}, nil)
+	first.Begin("d1", []keys.AuditedKey{until(key("alice", 1), 1, true), key("bob", 2)}, nil)
 	want(t, logs, "a start", "config loaded map[after:d1 before:]", "client key expired map[by:file caller:alice expires:2027-01-01T00:00:00Z]")
 	second := NewTrail(log, t.Name(), 2)
 	second.Keys(nil)
 	want(t, logs, "a config that is only checked")
-	second.Begin("d2", []Key{until(key("alice", 1), 1, true), key("carol", 3)}, nil)
+	second.Begin("d2", []keys.AuditedKey{until(key("alice", 1), 1, true), key("carol", 3)}, nil)
 	want(t, logs, "a reload", "config loaded map[after:d2 before:d1]", "client key removed map[by:file caller:bob]", "client key added map[by:file caller:carol]")
-	NewTrail(log, t.Name(), 2).Begin("d2", []Key{until(key("alice", 1), 1, true), key("carol", 3)}, nil)
+	NewTrail(log, t.Name(), 2).Begin("d2", []keys.AuditedKey{until(key("alice", 1), 1, true), key("carol", 3)}, nil)
 	want(t, logs, "another handler of the same pool and config")
-	first.Keys([]Key{key("bob", 2)})
+	first.Keys([]keys.AuditedKey{key("bob", 2)})
 	first.End()
 	want(t, logs, "the config before ends")
 	third := NewTrail(log, t.Name(), 3)

@@ -1,9 +1,4 @@
-// Package audit logs who changed what: keys, orders of operators, configs. All of it has one logger, so that a
-// log of Caddy can include it alone.
-//
-// A [Trail] logs how the config and the keys of a pool differ from what the log last said of them. That outlives a
-// reload, so that a key which a reload takes away is logged like one that a file no longer has.
-package audit
+package observe
 
 import (
 	"maps"
@@ -12,23 +7,13 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// Logger returns the logger of a pool. Its name is that of the module, followed by audit.
-func Logger(module *zap.Logger, pool string) *zap.Logger {
+// AuditLogger returns the audit logger of a pool. Its name is that of the module, followed by audit.
+func AuditLogger(module *zap.Logger, pool string) *zap.Logger {
 	return module.Named("audit").With(zap.String("pool", pool))
-}
-
-// Key is a key of a caller, which has no part in it.
-type Key struct {
-	Caller string
-	// ID tells the keys of a caller apart. It is not logged.
-	ID [32]byte
-	// By is where the key is from: config or file.
-	By string
-	// Expires is when it expires, and Expired reports whether it has. Zero: it does not.
-	Expires time.Time
-	Expired bool
 }
 
 // said is what the log has said of a pool.
@@ -36,7 +21,7 @@ type said struct {
 	// config is the config in use, and digest that of the pool's options.
 	config any
 	digest string
-	keys   map[id]Key
+	keys   map[id]keys.AuditedKey
 	// backends are digests of their keys, by name.
 	backends map[string]string
 }
@@ -52,7 +37,8 @@ var (
 	pools = make(map[string]*said)
 )
 
-// Trail logs changes of a pool for a config. Without one, nothing is logged.
+// Trail logs how the config and the keys of a pool differ from what the audit log last said of them. That outlives a
+// reload, so that a key which a reload takes away is logged like one that a file no longer has. A nil Trail logs nothing.
 type Trail struct {
 	log    *zap.Logger
 	pool   string
@@ -62,19 +48,19 @@ type Trail struct {
 // NewTrail returns the trail of a pool for a config, which may be anything comparable. A pool may have several trails for
 // a config.
 func NewTrail(module *zap.Logger, pool string, config any) *Trail {
-	return &Trail{Logger(module, pool), pool, config}
+	return &Trail{AuditLogger(module, pool), pool, config}
 }
 
 // Begin logs that the config is in use, with a digest of the pool's options, and how its keys differ from those before:
 // those of callers, and those of backends, of which there are digests by name.
-func (t *Trail) Begin(digest string, keys []Key, backends map[string]string) {
+func (t *Trail) Begin(digest string, given []keys.AuditedKey, backends map[string]string) {
 	mu.Lock()
 	defer mu.Unlock()
 	last, again := pools[t.pool]
 	if !again {
-		last = &said{keys: make(map[id]Key)}
+		last = &said{keys: make(map[id]keys.AuditedKey)}
 		pools[t.pool] = last
-		for _, k := range keys { // a start adds none
+		for _, k := range given { // a start adds none
 			k.Expired = false
 			last.keys[id{k.Caller, k.ID}] = k
 		}
@@ -83,7 +69,7 @@ func (t *Trail) Begin(digest string, keys []Key, backends map[string]string) {
 		t.log.Info("config loaded", zap.String("before", last.digest), zap.String("after", digest))
 	}
 	last.config, last.digest = t.config, digest
-	last.update(t.log, keys)
+	last.update(t.log, given)
 	for _, name := range slices.Sorted(maps.Keys(backends)) {
 		if before, known := last.backends[name]; known && before != backends[name] {
 			t.apiKeyChanged(name, "config")
@@ -118,20 +104,20 @@ func (t *Trail) End() {
 }
 
 // Keys logs how the keys have changed, if the config is in use.
-func (t *Trail) Keys(keys []Key) {
+func (t *Trail) Keys(given []keys.AuditedKey) {
 	if t == nil {
 		return
 	}
 	mu.Lock()
 	defer mu.Unlock()
 	if last := pools[t.pool]; last != nil && last.config == t.config {
-		last.update(t.log, keys)
+		last.update(t.log, given)
 	}
 }
 
 // update logs how the keys differ from those before, caller by caller.
-func (s *said) update(log *zap.Logger, keys []Key) {
-	before, now := s.keys, make(map[id]Key, len(keys))
+func (s *said) update(log *zap.Logger, given []keys.AuditedKey) {
+	before, now := s.keys, make(map[id]keys.AuditedKey, len(given))
 	callers := make(map[string]*changes)
 	of := func(caller string) *changes {
 		if callers[caller] == nil {
@@ -139,7 +125,7 @@ func (s *said) update(log *zap.Logger, keys []Key) {
 		}
 		return callers[caller]
 	}
-	for _, k := range keys {
+	for _, k := range given {
 		its := id{k.Caller, k.ID}
 		now[its] = k
 		old, known := before[its]
@@ -165,14 +151,14 @@ func (s *said) update(log *zap.Logger, keys []Key) {
 }
 
 // changes are those of the keys of a caller.
-type changes struct{ added, changed, removed, expired []Key }
+type changes struct{ added, changed, removed, expired []keys.AuditedKey }
 
 // write logs the changes. A key that is removed while another one is added has changed.
 func (c *changes) write(log *zap.Logger) {
 	replaced := min(len(c.added), len(c.removed))
 	for _, lines := range []struct {
 		message string
-		keys    []Key
+		keys    []keys.AuditedKey
 	}{
 		{"client key added", c.added[replaced:]},
 		{"client key changed", append(c.changed, c.added[:replaced]...)},
