@@ -6,8 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -141,44 +139,6 @@ func (c *Clients) InFiles() bool {
 	return c.file != ""
 }
 
-// Names returns the names of the callers that have a key, in order.
-func (c *Clients) Names() []string {
-	if c == nil {
-		return nil
-	}
-	return namesOf(*c.known.Load())
-}
-
-func namesOf(known map[blinded]client) []string {
-	names := make(map[string]bool)
-	for _, caller := range known {
-		names[caller.Name] = true
-	}
-	return slices.Sorted(maps.Keys(names))
-}
-
-// Tiers returns the tiers that the file names for callers.
-func (c *Clients) Tiers() map[string]string {
-	if c == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.tiers
-}
-
-// Watch calls a function with the names of the callers that have a key, and with the tiers that the file names for callers:
-// now, and each time before changed keys are good.
-func (c *Clients) Watch(changed func(names []string, tiers map[string]string)) {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.changed = changed
-	changed(c.Names(), c.tiers)
-}
-
 // Read reads the keys again. What cannot be read stays as it was: a key of the config, and the
 // lines of the file. Lines that are wrong count as not there. The error says what is wrong, and
 // holds no key.
@@ -237,37 +197,6 @@ func (c *Clients) resolve() (problems []string) {
 	return problems
 }
 
-// AuditedKey is a key of a caller, which has no part in it.
-type AuditedKey struct {
-	Caller string
-	// ID tells the keys of a caller apart. It is not logged.
-	ID [32]byte
-	// By is where the key is from: config or file.
-	By string
-	// Expires is when it expires, and Expired reports whether it has. Zero: it does not.
-	Expires time.Time
-	Expired bool
-}
-
-// Audited returns the keys as the audit log has them.
-func (c *Clients) Audited() []AuditedKey {
-	if c == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.audited()
-}
-
-func (c *Clients) audited() []AuditedKey {
-	known := *c.known.Load()
-	all := make([]AuditedKey, 0, len(known))
-	for key, client := range known {
-		all = append(all, AuditedKey{Caller: client.Name, ID: key, By: client.by, Expires: client.expiry.at, Expired: client.expiry.isOver()})
-	}
-	return all
-}
-
 // use makes the keys known that were read. It reports whether they have changed.
 func (c *Clients) use() (changed bool) {
 	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %#v", c.given, c.listed))
@@ -296,10 +225,10 @@ func (c *Clients) use() (changed bool) {
 		}
 	}
 	c.expiring = expiring
-	c.known.Store(&known)
 	if c.changed != nil {
 		c.changed(namesOf(known), c.tiers)
 	}
+	c.known.Store(&known)
 	return true
 }
 

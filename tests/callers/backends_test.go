@@ -183,7 +183,7 @@ func TestACallerWaitsOnlyForItsBackends(t *testing.T) {
 func TestACallerGetsWhatAPoolOfItsBackendsWouldGiveIt(t *testing.T) {
 	east, alone, _ := strings.Cut(threeBackends, "backend http://ptu-1")
 	alone = "backend http://ptu-1" + alone
-	for seed := range uint64(8) {
+	for seed := range uint64(4) {
 		options := "affinity {\nprompt_cache x-session\n}\nsilence off\n"
 		if seed%2 == 0 {
 			options += "wait 3s\n"
