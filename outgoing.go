@@ -37,7 +37,7 @@ func (b *balancer) attempt(in *intent, t *tries, bill *bill, req *http.Request) 
 	}
 	r := b.sender.Send(b.outgoing(in, t, bill, req))
 	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
-		if renewed, ok := credentials.Renew(ctx, a.credential); ok && r.Upload().Abandon() {
+		if renewed, ok := credentials.Renew(ctx, a.credential, r.AboutAudience); ok && r.Upload().Abandon() {
 			r.Discard()
 			if c := b.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {
 				c.Write(zap.String("backend", a.target.Name))

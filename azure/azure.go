@@ -11,6 +11,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	openailb "github.com/openai-lb/caddy-openai-lb"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
 func init() {
@@ -60,7 +62,8 @@ type Credentials struct {
 
 	// Scope is the scope of the tokens. Default: the scope of Azure OpenAI in
 	// the cloud, which is `https://cognitiveservices.azure.com/.default` in the
-	// public cloud.
+	// public cloud, or `https://ai.azure.com/.default` if a backend refuses the
+	// audience of that one.
 	Scope string `json:"scope,omitempty"`
 
 	// Cloud is the cloud of the identity: `public`, `government` or `china`.
@@ -74,6 +77,7 @@ type Credentials struct {
 	settings settings
 	logger   *zap.Logger
 	shared   *shared
+	choice   *choice
 }
 
 // CaddyModule returns the Caddy module information.
@@ -87,36 +91,23 @@ func (*Credentials) CaddyModule() caddy.ModuleInfo {
 // sources are the sources of tokens of all loaded configs.
 var sources = caddy.NewUsagePool()
 
-// shared is a source of tokens in use by any number of backends.
-type shared struct {
-	*source
-	identity *identity
-}
-
-// Destruct ends the source after its last use.
-func (s *shared) Destruct() error {
-	s.close()
-	s.identity.client.CloseIdleConnections()
-	return nil
-}
-
 // Provision sets up the credentials. It requests no token yet.
 func (c *Credentials) Provision(ctx caddy.Context) error {
 	var err error
 	if c.settings, err = c.resolve(); err != nil {
 		return err
 	}
-	i := newIdentity(c.settings)
-	if _, _, err := i.newCredential(); err != nil { // complains about what is missing
+	if _, _, err := newIdentity(c.settings).newCredential(); err != nil { // complains about what is missing
 		return fmt.Errorf("credential %s: %w", c.settings.kind, err)
 	}
-	value, _, err := sources.LoadOrNew(c.settings.identity(), func() (caddy.Destructor, error) {
-		return &shared{newSource(i.token), i}, nil
+	value, _, err := sources.LoadOrNew(c.settings.key(), func() (caddy.Destructor, error) {
+		return newShared(c.settings), nil
 	})
 	if err != nil {
 		return err
 	}
 	c.shared = value.(*shared)
+	c.choice = &choice{shared: value.(*shared), order: value.(*shared).inOrder()}
 	c.logger = ctx.Logger().With(c.settings.logFields()...)
 	c.shared.use(c.logger)
 	return nil
@@ -128,18 +119,23 @@ func (c *Credentials) Cleanup() error {
 		return nil
 	}
 	c.shared.disuse(c.logger)
-	_, err := sources.Delete(c.settings.identity())
+	_, err := sources.Delete(c.settings.key())
 	return err
 }
 
 // Credential implements openailb.CredentialSource.
 func (c *Credentials) Credential(ctx context.Context) (openailb.Credential, error) {
-	return c.shared.credential(ctx)
+	return c.choice.used().credential(ctx)
 }
 
 // Renew implements openailb.CredentialSource.
 func (c *Credentials) Renew(ctx context.Context, refused openailb.Credential) (openailb.Credential, error) {
-	return c.shared.renew(ctx, refused)
+	return c.choice.used().renew(ctx, refused)
+}
+
+// RenewFor implements keys.AudienceSource.
+func (c *Credentials) RenewFor(ctx context.Context, refused openailb.Credential, text string) (openailb.Credential, error) {
+	return c.choice.renew(ctx, refused, text, c.logger)
 }
 
 // Identity implements openailb.CredentialSource.
@@ -151,4 +147,5 @@ var (
 	_ caddy.CleanerUpper        = (*Credentials)(nil)
 	_ caddyfile.Unmarshaler     = (*Credentials)(nil)
 	_ openailb.CredentialSource = (*Credentials)(nil)
+	_ keys.AudienceSource       = (*Credentials)(nil)
 )

@@ -141,17 +141,17 @@ func TestMistakesInJSONAreNamed(t *testing.T) {
 }
 
 func TestTheScopeIsThatOfTheCloud(t *testing.T) {
-	for host, want := range map[string]string{
-		"":                                   "https://cognitiveservices.azure.com/.default",
-		"https://login.microsoftonline.com/": "https://cognitiveservices.azure.com/.default",
-		"https://login.microsoftonline.us":   "https://cognitiveservices.azure.us/.default",
-		"https://login.chinacloudapi.cn/":    "https://cognitiveservices.azure.cn/.default",
-		"https://login.example/":             "https://cognitiveservices.azure.com/.default",
+	for host, want := range map[string]struct{ scope, other string }{
+		"":                                   {"https://cognitiveservices.azure.com/.default", "https://ai.azure.com/.default"},
+		"https://login.microsoftonline.com/": {"https://cognitiveservices.azure.com/.default", "https://ai.azure.com/.default"},
+		"https://login.microsoftonline.us":   {"https://cognitiveservices.azure.us/.default", ""},
+		"https://login.chinacloudapi.cn/":    {"https://cognitiveservices.azure.cn/.default", ""},
+		"https://login.example/":             {"https://cognitiveservices.azure.com/.default", "https://ai.azure.com/.default"},
 	} {
 		clearEnv(t)
 		t.Setenv("AZURE_AUTHORITY_HOST", host)
-		if s, err := new(Credentials).resolve(); err != nil || s.scope != want || s.privateAuthority() != strings.Contains(host, "example") {
-			t.Errorf("for %q the scope is %q, %v, want %q", host, s.scope, err, want)
+		if s, err := new(Credentials).resolve(); err != nil || s.scope != want.scope || s.otherScope != want.other || s.privateAuthority() != strings.Contains(host, "example") {
+			t.Errorf("for %q the scopes are %q and %q, %v, want %q", host, s.scope, s.otherScope, err, want)
 		}
 	}
 }

@@ -33,6 +33,7 @@ type endpoint struct {
 	fail     http.HandlerFunc
 	hold     chan struct{} // answers wait for it
 	same     bool          // give the first token forever
+	names    bool          // give tokens that name their audience
 }
 
 // clearEnv hides what would tell azidentity of another identity.
@@ -99,6 +100,10 @@ func (e *endpoint) answer(w http.ResponseWriter, r *http.Request, values url.Val
 	if e.same {
 		n = 1
 	}
+	token := tokenNumber(n)
+	if e.names {
+		token += "-for-" + audienceOf(values)
+	}
 	e.mu.Unlock()
 	if hold != nil {
 		select {
@@ -113,9 +118,15 @@ func (e *endpoint) answer(w http.ResponseWriter, r *http.Request, values url.Val
 	}
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(map[string]any{
-		"token_type": "Bearer", "access_token": tokenNumber(n), "resource": values.Get("resource"),
+		"token_type": "Bearer", "access_token": token, "resource": values.Get("resource"),
 		"expires_in": 3600, "expires_on": fmt.Sprint(time.Now().Add(time.Hour).Unix()),
 	})
+}
+
+// audienceOf is whom a requested token is for.
+func audienceOf(values url.Values) string {
+	scope, _, _ := strings.Cut(values.Get("scope"), "/.default")
+	return scope + values.Get("resource")
 }
 
 func tokenNumber(n int) string { return fmt.Sprintf("%s-%d", tokenSecret, n) }

@@ -40,10 +40,12 @@ var takes = map[string][]string{
 var clouds = map[string]struct {
 	authority cloud.Configuration
 	scope     string
+	// other is the scope of Foundry, which resources of Azure OpenAI may require, too. It is empty where none is documented.
+	other string
 }{
-	"public":     {cloud.AzurePublic, "https://cognitiveservices.azure.com/.default"},
-	"government": {cloud.AzureGovernment, "https://cognitiveservices.azure.us/.default"},
-	"china":      {cloud.AzureChina, "https://cognitiveservices.azure.cn/.default"},
+	"public":     {cloud.AzurePublic, "https://cognitiveservices.azure.com/.default", "https://ai.azure.com/.default"},
+	"government": {cloud.AzureGovernment, "https://cognitiveservices.azure.us/.default", ""},
+	"china":      {cloud.AzureChina, "https://cognitiveservices.azure.cn/.default", ""},
 }
 
 var cloudNames = []string{"public", "government", "china"}
@@ -120,6 +122,9 @@ func (c *Credentials) kind() string { return cmp.Or(c.Kind, kindDefault) }
 type settings struct {
 	kind, tenant, client, object, resource, tokenFile, scope, authority string
 
+	// otherScope is the one to try if the scope is refused. It is empty if the operator chose the scope.
+	otherScope string
+
 	// secret is as written: a file is read anew for each token.
 	secret string
 }
@@ -159,8 +164,10 @@ func (c *Credentials) resolve() (settings, error) {
 	if c.Cloud != "" {
 		s.authority = clouds[c.Cloud].authority.ActiveDirectoryAuthorityHost
 	}
-	audience := s.audience()
-	s.scope = cmp.Or(s.scope, audience)
+	audience, other := s.audiences()
+	if s.scope == "" {
+		s.scope, s.otherScope = audience, other
+	}
 	return s, checkScope(s.scope, audience)
 }
 
@@ -175,7 +182,8 @@ func (c *Credentials) checkWritten() error {
 		return nil
 	}
 	s := settings{authority: clouds[c.Cloud].authority.ActiveDirectoryAuthorityHost}
-	return checkScope(strings.TrimSpace(c.Scope), s.audience())
+	audience, _ := s.audiences()
+	return checkScope(strings.TrimSpace(c.Scope), audience)
 }
 
 func checkAuthority(host string) error {
@@ -206,14 +214,16 @@ func (s *settings) authorityHost() string {
 	return strings.ToLower(u.Hostname())
 }
 
-// audience is the default scope: that of the cloud which the authority is of.
-func (s *settings) audience() string {
+// audiences are the default scope, that of the cloud which the authority is of, and the cloud's other one.
+func (s *settings) audiences() (scope, other string) {
+	its := clouds[cloudNames[0]]
 	for _, name := range cloudNames {
 		if host := s.authorityHost(); host != "" && strings.Contains(clouds[name].authority.ActiveDirectoryAuthorityHost, "//"+host+"/") {
-			return clouds[name].scope
+			its = clouds[name]
+			break
 		}
 	}
-	return clouds[cloudNames[0]].scope
+	return its.scope, its.other
 }
 
 // identity identifies whom tokens are for, and contains no secret. Another
@@ -225,9 +235,12 @@ func (s *settings) identity() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// logFields distinguish identities in logs.
+// key is that of the shared sources. An operator's scope does not have the other one, though the identity is the same.
+func (s *settings) key() string { return s.identity() + " " + s.otherScope }
+
+// logFields distinguish identities in logs, with the scope of the source that logs.
 func (s *settings) logFields() []zap.Field {
-	fields := []zap.Field{zap.String("credential", s.kind), zap.String("scope", s.scope)}
+	fields := []zap.Field{zap.String("credential", s.kind)}
 	for _, f := range []struct{ name, value string }{
 		{"tenant_id", s.tenant}, {"client_id", s.client}, {"object_id", s.object}, {"resource_id", s.resource},
 	} {

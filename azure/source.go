@@ -83,6 +83,8 @@ type source struct {
 	// get requests a token. It must not return the previous one out of a
 	// cache of this process. refused reports whether a backend refused that.
 	get func(ctx context.Context, previous string, refused bool) (azcore.AccessToken, error)
+	// fields are those of its log lines that its users do not know.
+	fields []zap.Field
 
 	current atomic.Pointer[token]
 	// due is when the next request may be made, in nanoseconds of Unix time.
@@ -189,6 +191,12 @@ func (s *source) renew(ctx context.Context, refused openailb.Credential) (openai
 		return t.credential, nil
 	}
 	return refused, nil
+}
+
+// gave reports whether the credential is that of the current token.
+func (s *source) gave(credential openailb.Credential) bool {
+	t := s.current.Load()
+	return t != nil && t.credential == credential
 }
 
 // refresh returns the request that is in progress, after starting one if it is
@@ -310,7 +318,7 @@ func (s *source) logger() *zap.Logger {
 	if len(s.loggers) == 0 {
 		return zap.NewNop()
 	}
-	return s.loggers[len(s.loggers)-1]
+	return s.loggers[len(s.loggers)-1].With(s.fields...)
 }
 
 // failure says why there is no token.

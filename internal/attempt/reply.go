@@ -37,6 +37,8 @@ type Reply struct {
 	// Missing reports whether the backend does not have an object that the request
 	// names.
 	Missing bool
+	// AboutAudience is what a refusal says about the audience of a token. It is empty if that is nothing.
+	AboutAudience string
 	// Whole reports whether all of an error's body was read, and cut whether the
 	// connection broke before its end.
 	Whole, cut bool
@@ -231,6 +233,7 @@ func (r *Reply) judge() {
 	if verdict.NeedsBody(r.Status) || len(r.secrets()) > 0 && r.Status >= 300 && openaiapi.IsCompressed(r.Response.Header) {
 		text, complete = r.peek()
 		r.Missing = verdict.Missing(r.Status, text)
+		r.AboutAudience = verdict.AboutAudience(r.Status, text)
 	}
 	r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost})
 	if r.Status >= 300 {

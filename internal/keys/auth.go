@@ -43,13 +43,29 @@ func (a *Auth) Credential(ctx context.Context) (Credential, error) {
 	return a.Source.Credential(ctx)
 }
 
+// AudienceSource is a Source that has credentials for several audiences.
+type AudienceSource interface {
+	Source
+
+	// RenewFor is Renew after a refusal that may be about the audience. The text of the
+	// backend may name those that it accepts.
+	RenewFor(ctx context.Context, refused Credential, text string) (Credential, error)
+}
+
 // Renew returns another credential after one was refused. It reports false if there is no
-// other.
-func (a *Auth) Renew(ctx context.Context, refused Credential) (Credential, bool) {
+// other. aboutAudience is what the refusal says about the audience of a token. It is empty
+// if that is nothing.
+func (a *Auth) Renew(ctx context.Context, refused Credential, aboutAudience string) (Credential, bool) {
 	if a.Source == nil {
 		return refused, false
 	}
-	renewed, err := a.Source.Renew(ctx, refused)
+	renew := a.Source.Renew
+	if s, ok := a.Source.(AudienceSource); ok && aboutAudience != "" {
+		renew = func(ctx context.Context, refused Credential) (Credential, error) {
+			return s.RenewFor(ctx, refused, aboutAudience)
+		}
+	}
+	renewed, err := renew(ctx, refused)
 	return renewed, err == nil && renewed != refused
 }
 

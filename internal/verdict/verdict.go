@@ -230,6 +230,19 @@ func Missing(status int, body []byte) bool {
 	return false
 }
 
+// AboutAudience returns the message of a refusal that may be about the audience of a token, else nothing. Azure's is:
+// "Unauthorized. Access token is missing, invalid, audience is incorrect (https://ai.azure.com), or have expired."
+func AboutAudience(status int, body []byte) string {
+	if status != http.StatusUnauthorized {
+		return ""
+	}
+	r := parseReport(body)
+	if r.notPermitted() || !strings.Contains(strings.ToLower(r.message), "audience") {
+		return ""
+	}
+	return r.message
+}
+
 // unreadableContent is OpenAI's word for an encrypted content of another account.
 const unreadableContent = "invalid_encrypted_content"
 

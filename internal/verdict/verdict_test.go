@@ -327,3 +327,25 @@ func TestWhetherAnObjectIsMissing(t *testing.T) {
 		}
 	}
 }
+
+func TestWhetherARefusalMayBeAboutTheAudience(t *testing.T) {
+	const azure = "Unauthorized. Access token is missing, invalid, audience is incorrect (https://ai.azure.com), or have expired."
+	for _, tt := range []struct {
+		name   string
+		status int
+		body   string
+		want   string
+	}{
+		{"Azure's text", 401, `{ "statusCode": 401, "message": "` + azure + `" }`, azure},
+		{"Azure's text in an error", 401, `{"error":{"code":"401","message":"` + azure + `"}}`, azure},
+		{"another word", 401, `{"error":{"code":"InvalidAudience","message":"Invalid authorization token Audience."}}`, "Invalid authorization token Audience."},
+		{"a missing role", 401, `{"error":{"code":"PermissionDenied","message":"` + azure + `"}}`, ""},
+		{"a wrong key", 401, `{"error":{"code":"401","message":"Access denied due to invalid subscription key or wrong API endpoint."}}`, ""},
+		{"another status", 403, `{"message":"` + azure + `"}`, ""},
+		{"text", 401, azure, ""},
+	} {
+		if got := AboutAudience(tt.status, []byte(tt.body)); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
