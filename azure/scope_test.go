@@ -1,6 +1,7 @@
 package azure
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -8,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
 )
 
 const (
@@ -187,4 +191,20 @@ func TestAScopeThatEntraDoesNotKnowReplacesNone(t *testing.T) {
 	if failures := b.logged("could not get a token"); len(failures) != 1 || failures[0]["scope"] != newAudience+"/.default" {
 		t.Errorf("logged %v, want one failure, of the scope %s", failures, newAudience)
 	}
+}
+
+func TestTheCheckOfABackendFindsTheScopeThatItAccepts(t *testing.T) {
+	e, identity := entraThatNames(t)
+	a := backendOf(t, "a", newAudience)
+	config := writeFile(t, "Caddyfile", "{\nadmin off\n}\nhttp://lb {\nopenai_lb {\n"+a.auth(identity)+"}\n}\n")
+	command, out := cobra.Command{SilenceUsage: true}, new(bytes.Buffer)
+	caddycmd.Commands()["openai-lb"].CobraFunc(&command)
+	command.SetOut(out)
+	command.SetErr(out)
+	command.SetArgs([]string{"check", "--config", config})
+	if err := command.Execute(); err != nil || strings.Contains(out.String(), "refused") {
+		t.Errorf("got %v, %s, want no complaint about the credential", err, out)
+	}
+	without(t, "the check", out.String())
+	e.wantAudiences(t, oldAudience, newAudience)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // backendReply is the reply of a backend, or why there is none.
@@ -31,17 +32,31 @@ type backendReply struct {
 	times map[string]int64
 }
 
-// ask sends a request and reads the reply, within the time limit.
-func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) (a backendReply) {
+// ask sends a request and reads the reply, within the time limit. It asks once more if the audience of a token is refused
+// and there is one for another audience.
+func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) backendReply {
 	o.slots <- struct{}{}
 	defer func() { <-o.slots }()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
+	credential, err := o.Credentials.Credential(ctx)
+	if err != nil {
+		return backendReply{err: err, credential: true, times: map[string]int64{}}
+	}
+	a := o.send(ctx, credential, method, route, query, body)
+	if text := verdict.AboutAudience(a.status, a.body); text != "" {
+		if renewed, ok := o.Credentials.Renew(ctx, credential, text); ok {
+			return o.send(ctx, renewed, method, route, query, body)
+		}
+	}
+	return a
+}
+
+func (o *backendCheck) send(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (a backendReply) {
 	t := newReplyTrace()
 	a.times = t.times
-	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), method, route, query, body, o.headerUp)
+	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), credential, method, route, query, body, o.headerUp)
 	if a.err != nil {
-		a.credential = true
 		return a
 	}
 	res, err := o.transport.RoundTrip(a.request)

@@ -11,15 +11,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// NewRequest returns a request of the balancer's own to the backend, with its credential and its
+// NewRequest returns a request of the balancer's own to the backend, with this credential of its and its
 // headers. The request is for the path that the backend has for the route. The secrets are the keys
-// in it. The error of a missing credential contains no secret. headerUp, which may be nil, changes the header
-// before the backend does.
-func (b *Backend) NewRequest(ctx context.Context, method string, route openaiapi.Route, query string, body []byte, headerUp func(*http.Request)) (*http.Request, keys.Secrets, error) {
-	credential, err := b.Credentials.Credential(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
+// in it. headerUp, which may be nil, changes the header before the backend does.
+func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte, headerUp func(*http.Request)) (*http.Request, keys.Secrets, error) {
 	u := *b.Origin
 	u.RawQuery = query
 	b.paths.Rewrite(&u, route, "", "")
