@@ -5,13 +5,11 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
-	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -163,51 +161,6 @@ func (in *intent) estimate() meter.Estimate {
 // say how long it is. The estimate for a form does not depend on that.
 func (in *intent) hasUnknownLength() bool {
 	return in.PromptLength > 0 && !in.received.Whole() && in.received.Length() < 0
-}
-
-// mayNotUse returns the error if the request is not certain to be for one of these models.
-func (in *intent) mayNotUse(models []string, buffers int64) (e apierror.Error, refused bool) {
-	needsModel := in.NeedsModel || in.MayInfer
-	if needsModel && !in.Whole && !in.Body.Whole && in.Body.HasModel {
-		return apierror.PerhapsAnotherModel(buffers), true
-	}
-	if needsModel && !in.ModelInPath() {
-		switch {
-		case in.Clarity == openaiapi.Opaque:
-			return apierror.CompressedBody, true
-		case in.CutOff():
-			return apierror.ModelBeyondBuffer(buffers), true
-		case in.Clarity == openaiapi.Unclear, in.HidesModel(in.received.Buffered()), !in.NamesModel(), in.Body.NamesSeveral():
-			return apierror.MissingModel(models), true
-		}
-	}
-	if in.Model != "" && !slices.Contains(models, in.Model) {
-		return apierror.UnknownModel(in.Model, models), true
-	}
-	if model, found := in.Unlisted(in.received.Buffered(), models); found {
-		return apierror.UnknownModel(model, models), true
-	}
-	return apierror.Error{}, false
-}
-
-// mayNotUseTier returns the error if the request is not certain to have one of these service tiers, or none.
-func (in *intent) mayNotUseTier(tiers []string, buffers int64) (e apierror.Error, refused bool) {
-	if !in.MayTakeServiceTier() {
-		return apierror.Error{}, false
-	}
-	in.ReadHeaderTier(in.request.Header)
-	switch {
-	case in.Clarity == openaiapi.Opaque:
-		return apierror.CompressedBody, true
-	case in.HidesServiceTier(in.received.Buffered()):
-		return apierror.ServiceTierHidden(buffers), true
-	}
-	for _, tier := range []string{in.HeaderTier, in.Body.ServiceTier} {
-		if tier != "" && !slices.Contains(tiers, tier) {
-			return apierror.ServiceTierRefused(tier, tiers), true
-		}
-	}
-	return apierror.Error{}, false
 }
 
 // readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in

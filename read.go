@@ -205,15 +205,11 @@ func (d *reader) limit(ex *exchange) (none apierror.Answer) {
 		return none
 	}
 	in := &ex.intent
-	if models := d.callers.Models(in.caller.Name); models != nil {
-		if e, refused := in.mayNotUse(models, d.buffers); refused {
-			return e.Answer(in.request)
-		}
+	if d.callers.ServiceTiers(in.caller.Name) != nil {
+		in.ReadHeaderTier(in.request.Header)
 	}
-	if tiers := d.callers.ServiceTiers(in.caller.Name); tiers != nil {
-		if e, refused := in.mayNotUseTier(tiers, d.buffers); refused {
-			return e.Answer(in.request)
-		}
+	if e, refused := d.callers.MayUse(in.caller.Name, &in.Request, in.received.Buffered(), d.buffers); refused {
+		return e.Answer(in.request)
 	}
 	if in.Clarity == openaiapi.Opaque && in.NeedsModel && d.callers.SeesEach(in.caller.Name) {
 		return apierror.CompressedBody.Answer(in.request)
