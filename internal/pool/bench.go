@@ -50,6 +50,9 @@ func (b *Bench) ServiceTier() string {
 // flex is the service tier that is benched alone.
 const flex = "flex"
 
+// Meets reports whether the bench may keep requests away from the member.
+func (m *Member) Meets(b Bench) bool { return !b.Flex || m.ServiceTier == "" || m.ServiceTier == flex }
+
 // Spares reports whether the bench leaves the member requests: it covers only those of the service tier flex, and the
 // member gets others.
 func (m *Member) Spares(b Bench) bool { return b.Flex && m.ServiceTier != flex }

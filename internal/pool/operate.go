@@ -117,8 +117,8 @@ func (p *Pool) Snapshot(now time.Time) []State {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}
 		for _, b := range m.health.benches() {
-			if b.Flex && m.ServiceTier != "" && m.ServiceTier != flex {
-				continue // it gets no such requests
+			if !m.Meets(b.Bench) {
+				continue
 			}
 			if b.inForce(now) {
 				bench := b.Bench

@@ -136,7 +136,7 @@ func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 		if won[i] {
 			continue
 		}
-		if m := r.memberOf(c.backend); m != nil {
+		if m := r.memberOf(c.backend, c.Bench); m != nil {
 			m.HearProbe(c.Bench, c.Until)
 		}
 	}

@@ -179,14 +179,16 @@ func (r *Replica) hear(m message, then, now time.Time) {
 	case drained, resumed:
 		r.hearDrain(m, then, now)
 	case benched, doubted, disproved:
-		if member := r.memberOf(m.Backend); member != nil {
-			r.hearBench(m, member, now)
-		}
+		r.hearBench(m, now)
 	}
 }
 
-func (r *Replica) hearBench(m message, member *pool.Member, now time.Time) {
+func (r *Replica) hearBench(m message, now time.Time) {
 	b, left := m.Bench.pool(now)
+	member := r.memberOf(m.Backend, b)
+	if member == nil {
+		return
+	}
 	r.mu.Lock()
 	ended, isOver := r.ended[b.ID]
 	r.mu.Unlock()

@@ -301,16 +301,19 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
-// memberOf returns a member of the backend, or nil.
-func (r *Replica) memberOf(backend string) *pool.Member {
+// memberOf returns a member of the backend, or nil: one that meets the bench, if there is one.
+func (r *Replica) memberOf(backend string, b pool.Bench) (other *pool.Member) {
 	for _, l := range slices.Backward(r.openLinks()) {
 		for m, name := range l.backends() {
-			if name == backend {
+			if name != backend {
+				continue
+			}
+			if other = m; m.Meets(b) {
 				return m
 			}
 		}
 	}
-	return nil
+	return other
 }
 
 func (r *Replica) openLinks() []*Link {
