@@ -187,7 +187,7 @@ func TestWhatTheChartMakesFitsTogether(t *testing.T) {
 	}
 }
 
-// checkSelectors checks who selects the pods of the Deployment, and that nobody selects that of `helm test`.
+// checkSelectors checks which objects select the pods of the Deployment, and that none selects the pod of `helm test`.
 func checkSelectors(t *testing.T, made objects) {
 	t.Helper()
 	deployment, test := only[appsv1.Deployment](t, made), only[corev1.Pod](t, made)

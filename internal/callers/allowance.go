@@ -45,7 +45,7 @@ type Allowance struct {
 	ServiceTiers []string `json:"service_tiers,omitempty"`
 }
 
-// isEmpty reports whether it says nothing, so that it limits nobody.
+// isEmpty reports whether no option is set, so that there are no limits.
 func (a Allowance) isEmpty() bool {
 	return len(a.Requests)+len(a.Tokens)+len(a.Models)+len(a.Backends)+len(a.ServiceTiers) == 0 && a.MaxRequests == nil
 }

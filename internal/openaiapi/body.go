@@ -258,14 +258,6 @@ func (b *Body) addModel(s span) {
 // read.
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
 
-// addTier records a service tier.
-func (b *Body) addTier(tier string, again bool) {
-	b.OddTier = b.OddTier || again
-	if b.ServiceTier != Flex {
-		b.ServiceTier = tier
-	}
-}
-
 // IsForm reports whether the body is a form.
 func (b Body) IsForm() bool { return b.dashBoundary != nil }
 

@@ -54,6 +54,14 @@ func readTier(value []byte) string {
 	return TierName(cmp.Or(text, OtherTier))
 }
 
+// addTier records a service tier of the body. again reports whether it is not the first one.
+func (b *Body) addTier(tier string, again bool) {
+	b.OddTier = b.OddTier || again
+	if b.ServiceTier != Flex {
+		b.ServiceTier = tier
+	}
+}
+
 // TakesServiceTier reports whether the API has a service tier for the request: for chats and responses.
 func (q *Request) TakesServiceTier() bool {
 	switch strings.TrimSuffix(q.Route.Operation, "/") {
