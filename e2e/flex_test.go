@@ -3,11 +3,9 @@ package e2e
 import (
 	"cmp"
 	"encoding/json"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,26 +24,9 @@ func startFlex(t *testing.T) (url, simulator string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := strings.NewReplacer(":8080 {", "http://"+addresses[0]+" {", "https://api.openai.com", "http://"+addresses[1]).Replace(string(example))
-	home := t.TempDir()
-	config := filepath.Join(home, "Caddyfile")
-	text = "{\n admin off\n persist_config off\n}\n" + text + "http://" + addresses[1] + " {\n openai_simulator {\n flex_capacity 33\n first_token_latency 50ms\n }\n}\n"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p, err := launch(t, config, "OPENAI_KEY=sk-any", "HOME="+home, "XDG_DATA_HOME="+home, "XDG_CONFIG_HOME="+home)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.await(func() error {
-		conn, err := net.Dial("tcp", addresses[0])
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	sites := strings.NewReplacer(":8080 {", "http://"+addresses[0]+" {", "https://api.openai.com", "http://"+addresses[1]).Replace(string(example)) +
+		"http://" + addresses[1] + " {\n openai_simulator {\n flex_capacity 33\n first_token_latency 50ms\n }\n}\n"
+	listenAt(t, addresses[0], sites, "OPENAI_KEY=sk-any")
 	return "http://" + addresses[0] + "/v1", "http://" + addresses[1]
 }
 

@@ -61,6 +61,29 @@ func (a *account) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"id":%q,"object":%q,"status":"completed","file_counts":{"in_progress":0}}`, id, last)
 }
 
+// listenAt runs a Caddy with these sites until the test ends. It has started when it listens at the address.
+func listenAt(t *testing.T, address, sites string, env ...string) {
+	t.Helper()
+	home := t.TempDir()
+	config := filepath.Join(home, "Caddyfile")
+	if err := os.WriteFile(config, []byte("{\n admin off\n persist_config off\n}\n"+sites), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := launch(t, config, append(env, "HOME="+home, "XDG_DATA_HOME="+home, "XDG_CONFIG_HOME="+home)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.await(func() error {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // startTogether runs three equal accounts, and a balancer in front of them. It returns the balancer's base URL.
 func startTogether(t *testing.T, options string) (url string) {
 	t.Helper()
@@ -74,25 +97,7 @@ func startTogether(t *testing.T, options string) (url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	home := t.TempDir()
-	config := filepath.Join(home, "Caddyfile")
-	text := "{\n admin off\n persist_config off\n}\nhttp://" + addresses[0] + " {\n openai_lb {\n" + backends.String() + options + "\n}\n}\n"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p, err := launch(t, config, "HOME="+home, "XDG_DATA_HOME="+home, "XDG_CONFIG_HOME="+home)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.await(func() error {
-		conn, err := net.Dial("tcp", addresses[0])
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	listenAt(t, addresses[0], "http://"+addresses[0]+" {\n openai_lb {\n"+backends.String()+options+"\n}\n}\n")
 	return "http://" + addresses[0] + "/v1"
 }
 
