@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -83,8 +84,8 @@ func TestACallerHasItsLimitOnceAtTwoProcesses(t *testing.T) {
 	s := startServer(t)
 	options := newAccount(t).backends(1) + "client_key alice 0123456789abcdef\ncaller alice {\nrequests 1/month\n}\n" + s.option()
 	all := startReplicas(t, 2, options)
-	post := func(r *replica) int {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.address+"/v1/chat/completions", strings.NewReader(`{"model":"r0"}`))
+	ask := func(r *replica, method, path, body string) (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), method, r.address+path, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,14 +94,22 @@ func TestACallerHasItsLimitOnceAtTwoProcesses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		res.Body.Close()
-		return res.StatusCode
+		defer res.Body.Close()
+		text, _ := io.ReadAll(res.Body)
+		return res.StatusCode, string(text)
 	}
-	if status := post(all[0]); status != 200 {
+	chat := func(r *replica) int {
+		status, _ := ask(r, http.MethodPost, "/v1/chat/completions", `{"model":"r0"}`)
+		return status
+	}
+	if status := chat(all[0]); status != 200 {
 		t.Fatalf("got %d", status)
 	}
-	lbtest.WaitFor(t, func() bool { return all[1].metric(`caddy_openai_lb_state_messages_received_total{kind="use"}`) > 0 })
-	if status := post(all[1]); status != 429 {
+	lbtest.WaitFor(t, func() bool {
+		_, use := ask(all[1], http.MethodGet, "/v1/usage", "")
+		return strings.Contains(use, `"used":1`)
+	})
+	if status := chat(all[1]); status != 429 {
 		t.Errorf("the other replica answers %d", status)
 	}
 }
