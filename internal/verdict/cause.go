@@ -96,13 +96,19 @@ var wordings = regexp.MustCompile(`^(?:net/http: HTTP/1\.x transport connection 
 // Own returns the error in our own words, or those of the packages that report it. It leaves out what they quote of a
 // reply, which may be an echo of a key.
 func Own(err error) error {
-	var own *CauseError
+	if err == nil || err == io.EOF { //nolint:errorlint // only io.EOF itself ends a body
+		return err
+	}
+	return own(err)
+}
+
+// own is apart from Own because its variables are allocated, and nearly all reads of a reply return no error.
+func own(err error) error {
+	var known *CauseError
 	var network *net.OpError
 	switch {
-	case err == nil, err == io.EOF: //nolint:errorlint // only io.EOF itself ends a body
-		return err
-	case errors.As(err, &own):
-		return own
+	case errors.As(err, &known):
+		return known
 	case errors.Is(err, io.EOF):
 		return io.ErrUnexpectedEOF
 	}

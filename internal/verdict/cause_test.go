@@ -143,3 +143,11 @@ func TestWhatABackendSentIsNotPartOfAnError(t *testing.T) {
 		}
 	}
 }
+
+func TestAReadWithoutAnErrorAllocatesNothing(t *testing.T) {
+	for _, err := range []error{nil, io.EOF} {
+		if n := testing.AllocsPerRun(100, func() { _ = Own(err) }); n > 0 {
+			t.Errorf("%v allocations for %v", n, err)
+		}
+	}
+}
