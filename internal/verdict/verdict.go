@@ -7,6 +7,7 @@ package verdict
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -304,23 +305,25 @@ func parseReport(body []byte) report {
 			ErrorCode string `json:"error_code"`
 		} `json:"details"`
 	}
-	var envelope struct {
-		Error json.RawMessage `json:"error"`
+	var whole struct {
+		fields
+		Error *fields `json:"error"`
 	}
-	if json.Unmarshal(body, &envelope) != nil {
+	err := json.Unmarshal(body, &whole)
+	var wrongType *json.UnmarshalTypeError
+	if err != nil && !errors.As(err, &wrongType) { // if one field has an unexpected type, the others are filled in
 		return report{}
 	}
-	raw := []byte(envelope.Error)
-	if raw == nil {
-		raw = body
+	f := whole.fields
+	if whole.Error != nil {
+		f = *whole.Error
 	}
-	var f fields
-	if err := json.Unmarshal(raw, &f); err != nil {
-		// if one field has an unexpected type, the others are filled in
-		var message string
-		if json.Unmarshal(raw, &message) == nil {
-			f.Message = message
+	if wrongType != nil && wrongType.Field == "error" {
+		var text struct {
+			Error string `json:"error"`
 		}
+		_ = json.Unmarshal(body, &text)
+		f.Message = text.Error
 	}
 	code, _ := f.Code.(string)
 	if code == "" {
