@@ -148,25 +148,6 @@ func (t *tries) forgotten() (n int) {
 	return n
 }
 
-// barAt returns why the request may not go to a backend because of an earlier attempt. It may go to each one once.
-// After one that took the caller's own credential it goes only to another such one: otherwise we would pay for what
-// the caller's account was refused.
-func (t *tries) barAt(to *target) (bar pool.Bar) {
-	for i := range t.list {
-		a := &t.list[i]
-		switch {
-		case a.target == to && a.class == verdict.Throttled && i < max(t.turn.forgiven, t.forgiven), a.target == to && a.class == verdict.Silent && t.returns:
-		case a.target == to && a.class == verdict.Throttled:
-			bar = pool.Throttled
-		case a.target == to:
-			bar = pool.Spent
-		case a.target.backend.Credentials.Passthrough && !to.backend.Credentials.Passthrough:
-			bar = max(bar, pool.Unfit)
-		}
-	}
-	return bar
-}
-
 // claim reports whether a fault that may be the request's own may bench a backend: what fails everywhere is the
 // request's doing, so one request benches one backend for it at most.
 func (t *tries) claim() bool {
@@ -253,7 +234,8 @@ func (t *tries) isFlex() bool {
 	return !slices.ContainsFunc(t.ask.At, func(at pool.At) bool { return at.Takes && !at.Flex })
 }
 
-// bar finds out where the request must not go now.
+// bar finds out where the request must not go now. It may go to each backend once. After one that took the caller's own
+// credential it goes only to another such one: otherwise we would pay for what the caller's account was refused.
 func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	for i, to := range targets {
 		t.ask.At[i].Elsewhere = !in.placement.Allows(to.backend.AccountKey)
@@ -261,12 +243,15 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	if t.barred = t.barred || len(t.list) > 0 || t.turn.behind != nil || in.makesObject(); !t.barred {
 		return // all are free
 	}
+	ownCredential := t.count()
+	for i, to := range targets {
+		if at := &t.ask.At[i]; ownCredential && !to.backend.Credentials.Passthrough {
+			at.Bar = max(at.Bar, pool.Unfit)
+		}
+	}
 	allModels := in.makesObject() && t.mayHaveAllModels(in.entitled, targets, now)
 	for i, to := range targets {
-		at := &t.ask.At[i]
-		at.Tried, at.Refused = t.cameOf(to)
-		at.Takes = at.Takes && !t.lacked(to)
-		switch at.Bar = t.barAt(to); {
+		switch at := &t.ask.At[i]; {
 		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !in.entitled.allModels[i]:
 			// where the context is as short, or where an object without a model could not be used with all models
 			at.Bar = pool.Unfit
@@ -276,20 +261,27 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	}
 }
 
-// cameOf reports whether the request was at a backend, and whether it was refused there the last time, because the
-// backend throttles.
-func (t *tries) cameOf(at *target) (tried, refused bool) {
-	for i := range t.list {
-		if t.list[i].target == at {
-			tried, refused = true, t.list[i].class.Promise()
-		}
+// count has the pool know of each attempt at its backend. It reports whether one took the caller's own credential.
+func (t *tries) count() (ownCredential bool) {
+	for i := range t.ask.At {
+		at := &t.ask.At[i]
+		at.Bar, at.Tried, at.Refused = pool.Free, false, false
 	}
-	return tried, refused
-}
-
-// lacked reports whether the backend does not offer what the request asks for, as an attempt there has shown.
-func (t *tries) lacked(at *target) bool {
-	return slices.ContainsFunc(t.list, func(a try) bool { return a.target == at && a.class == verdict.NotHere })
+	for i := range t.list {
+		a := &t.list[i]
+		at := &t.ask.At[a.target.Index]
+		at.Tried, at.Refused = true, a.class.Promise()
+		at.Takes = at.Takes && a.class != verdict.NotHere // it does not offer what the request asks for
+		switch {
+		case a.class == verdict.Throttled && i < max(t.turn.forgiven, t.forgiven), a.class == verdict.Silent && t.returns:
+		case a.class == verdict.Throttled:
+			at.Bar = pool.Throttled
+		default:
+			at.Bar = pool.Spent
+		}
+		ownCredential = ownCredential || a.target.backend.Credentials.Passthrough
+	}
+	return ownCredential
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose account
@@ -297,7 +289,7 @@ func (t *tries) lacked(at *target) bool {
 // names the object goes there even then. New objects do not go to a drained one.
 func (t *tries) mayHaveAllModels(e *entitlement, targets []*target, now time.Time) bool {
 	return slices.ContainsFunc(targets, func(to *target) bool {
-		return e.allModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && t.barAt(to) == pool.Free &&
+		return e.allModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && t.ask.At[to.Index].Bar == pool.Free &&
 			t.ask.At[to.Index].Takes && !to.Throttles(&t.ask, now)
 	})
 }
