@@ -1,0 +1,24 @@
+"""Leads links from the pages to files of the repository that are no pages, to GitHub."""
+
+import pathlib
+import posixpath
+import re
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+GITHUB = "https://github.com/openai-lb/caddy-openai-lb"
+LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+
+
+def on_page_markdown(markdown, page, config, files):
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def lead(link):
+        path = posixpath.normpath(posixpath.join(folder, link[2]))
+        there = REPOSITORY / path
+        if files.get_file_from_path(path) or not there.exists():
+            return link[0]  # a page, or nothing, which mkdocs reports
+        if there.is_dir() and files.get_file_from_path(path + "/README.md"):
+            return f"{link[1]}{posixpath.relpath(path, folder or '.')}/README.md{link[3] or ''})"
+        return f"{link[1]}{GITHUB}/{'tree' if there.is_dir() else 'blob'}/main/{path}{link[3] or ''})"
+
+    return LINK.sub(lead, markdown)
