@@ -25,6 +25,7 @@ const root = "github.com/openai-lb/caddy-openai-lb"
 
 // release is one binary to pack.
 type release struct {
+	name            string // of the archive, before its version and platform
 	binary, version string
 	modcache        string // with every module in the binary, unpacked
 	goroot          string
@@ -34,6 +35,7 @@ type release struct {
 
 func main() {
 	var r release
+	flag.StringVar(&r.name, "name", "caddy-openai-lb", "the name of the archive, before its version and platform")
 	flag.StringVar(&r.binary, "binary", "", "the binary to pack")
 	flag.StringVar(&r.version, "version", "", "the version of openai_lb that the binary must have, v0.1.0")
 	flag.StringVar(&r.modcache, "modcache", "", "the module cache that it was built from")
@@ -74,7 +76,7 @@ func (r release) pack() error {
 	if system == "windows" {
 		suffix, executable, write = ".zip", "caddy.exe", writeZip
 	}
-	name := fmt.Sprintf("caddy-openai-lb_%s_%s_%s", strings.TrimPrefix(r.version, "v"), system, setting(info, "GOARCH"))
+	name := fmt.Sprintf("%s_%s_%s_%s", r.name, strings.TrimPrefix(r.version, "v"), system, setting(info, "GOARCH"))
 	files = append(files, file{executable, 0o755, program})
 	archive, err := os.Create(filepath.Join(r.to, name+suffix))
 	if err != nil {

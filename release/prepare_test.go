@@ -25,9 +25,13 @@ func newRepository(t *testing.T) repository {
 		"release/prepare": string(script),
 		".ci/run":         "#!/bin/sh\necho the gate runs\n",
 		"CHANGELOG.md":    "# Changelog\n\n## Unreleased\n\n## 0.2.0 - 2026-02-03\n\n- New.\n\n## 0.1.0 - 2026-01-02\n\n### Added\n",
-		"go.mod":          "module " + root + "\n\ngo 1.26.0\n",
-		"azure/go.mod":    "module " + root + "/azure\n\ngo 1.26.0\n\nreplace " + root + " => ../\n",
-		"redis/go.mod":    "module " + root + "/redis\n\ngo 1.26.0\n\nrequire " + root + " v0.1.0\n\nreplace " + root + " => ../\n",
+		"README.md":       "build --with " + root + "@v0.1.0 --with " + root + "/azure@v0.1.0\n--with " + root + "@v0.0.0=.\n",
+
+		"internal/metrics/released.txt": "",
+
+		"go.mod":       "module " + root + "\n\ngo 1.26.0\n",
+		"azure/go.mod": "module " + root + "/azure\n\ngo 1.26.0\n\nreplace " + root + " => ../\n",
+		"redis/go.mod": "module " + root + "/redis\n\ngo 1.26.0\n\nrequire " + root + " v0.1.0\n\nreplace " + root + " => ../\n",
 	} {
 		r.write(name, text)
 	}
@@ -90,6 +94,12 @@ func TestAReleaseIsACommitAndATagForEachModule(t *testing.T) {
 		}
 		if parent := r.git("rev-parse", "HEAD~1"); parent != before {
 			t.Error("there is more than one new commit")
+		}
+		if got, want := r.git("show", "v0.2.0:README.md"), "build --with "+root+"@v0.2.0 --with "+root+"/azure@v0.2.0\n--with "+root+"@v0.0.0=."; got != want {
+			t.Errorf("README.md has\n%s\nwant\n%s", got, want)
+		}
+		if got := r.git("show", "v0.2.0:internal/metrics/released.txt"); got != "v0.2.0 "+before {
+			t.Errorf("the release says that it is %q", got)
 		}
 		for _, module := range []string{"azure", "redis"} {
 			if text := r.git("show", "v0.2.0:"+module+"/go.mod"); !strings.Contains(text+"\n", "require "+root+" v0.2.0\n") {

@@ -227,7 +227,11 @@ func showBuild(to io.Writer, answer []byte) error {
 	if err := decode(answer, &b); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(to, "openai_lb %s, Caddy %s\n", printable(b.Version), printable(b.CaddyVersion))
+	commit := ""
+	if b.Commit != "" {
+		commit = fmt.Sprintf(" (commit %s)", printable(b.Commit))
+	}
+	_, err := fmt.Fprintf(to, "openai_lb %s%s, Caddy %s\n", printable(b.Version), commit, printable(b.CaddyVersion))
 	return err
 }
 

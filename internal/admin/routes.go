@@ -157,11 +157,13 @@ func (API) replicas(w http.ResponseWriter, r *http.Request) error {
 
 // Build has the versions of what this binary was built from.
 type Build struct {
-	Version      string `json:"version"`
+	Version string `json:"version"`
+	// Commit is omitted if it is unknown.
+	Commit       string `json:"commit,omitempty"`
 	CaddyVersion string `json:"caddy_version"`
 }
 
-func thisBuild() Build { return Build{metrics.Version(), metrics.CaddyVersion()} }
+func thisBuild() Build { return Build{metrics.Version(), metrics.Commit(), metrics.CaddyVersion()} }
 
 // version answers with the versions.
 func (API) version(w http.ResponseWriter, r *http.Request) error {

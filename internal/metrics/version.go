@@ -1,7 +1,10 @@
 package metrics
 
 import (
+	_ "embed"
+	"regexp"
 	"runtime/debug"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,6 +43,40 @@ func versionIn(info *debug.BuildInfo) string {
 		}
 	}
 	return unknownVersion
+}
+
+// released has the version and the commit of the latest release. release/prepare writes it: what users build from a tag
+// does not know the commit of the tag.
+//
+//go:embed released.txt
+var released string
+
+// Commit returns the commit that this build was made from. It is empty if that is unknown.
+func Commit() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return commitIn(info, released)
+	}
+	return ""
+}
+
+var pseudoVersion = regexp.MustCompile(`[-.]\d{14}-([0-9a-f]{12})$`)
+
+func commitIn(info *debug.BuildInfo, released string) string {
+	version := versionIn(info)
+	if commit, ok := strings.CutPrefix(released, version+" "); ok {
+		return strings.TrimSpace(commit)
+	}
+	if info.Main.Path == module {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	if match := pseudoVersion.FindStringSubmatch(version); match != nil {
+		return match[1]
+	}
+	return ""
 }
 
 // build is always 1. Its labels say what runs.

@@ -26,6 +26,32 @@ func TestTheVersionIsThatOfTheModule(t *testing.T) {
 	}
 }
 
+func TestTheCommitIsThatOfTheBuild(t *testing.T) {
+	const released = "v0.3.0 0123456789abcdef0123456789abcdef01234567\n"
+	of := func(version string) debug.BuildInfo {
+		return debug.BuildInfo{Main: debug.Module{Path: "caddy"}, Deps: []*debug.Module{{Path: module, Version: version}}}
+	}
+	clone := debug.BuildInfo{Main: debug.Module{Path: module, Version: "(devel)"}, Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "fedcba"}}}
+	others := of("v0.4.0")
+	others.Settings = clone.Settings
+	for _, c := range []struct {
+		info debug.BuildInfo
+		want string
+	}{
+		{of("v0.3.0"), "0123456789abcdef0123456789abcdef01234567"},
+		{of("v0.3.1"), ""}, // the file is that of an earlier release
+		{of("v0.3.1-0.20261125164124-0965721abcde"), "0965721abcde"},
+		{of("v0.0.0-20261125164124-0965721abcde"), "0965721abcde"},
+		{of("(devel)"), ""},
+		{clone, "fedcba"},
+		{others, ""}, // that of another program
+	} {
+		if got := commitIn(&c.info, released); got != c.want {
+			t.Errorf("%s: got %q, want %q", versionIn(&c.info), got, c.want)
+		}
+	}
+}
+
 func TestAMetricHasTheVersion(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	if err := Register(registry); err != nil {

@@ -393,7 +393,7 @@ func TestOperatorsSeeWhichVersionRuns(t *testing.T) {
 	o := newOperated(t)
 	version := o.call(http.MethodGet, "/openai_lb/version").Body
 	var runs admin.Build
-	if err := json.Unmarshal([]byte(version), &runs); err != nil || runs != (admin.Build{Version: metrics.Version(), CaddyVersion: metrics.CaddyVersion()}) || runs.Version == "" {
+	if err := json.Unmarshal([]byte(version), &runs); err != nil || runs != (admin.Build{Version: metrics.Version(), Commit: metrics.Commit(), CaddyVersion: metrics.CaddyVersion()}) || runs.Version == "" {
 		t.Errorf("the admin API answers %s (%v)", version, err)
 	}
 	if got := o.call(http.MethodPost, "/openai_lb/version"); got.Status != http.StatusMethodNotAllowed {
