@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/importer"
 )
 
 // importCommand returns the command import.
@@ -39,7 +38,7 @@ import: the option backends_from_env reads its variables.
 			if err != nil {
 				return err
 			}
-			made, err := importer.LiteLLM(text)
+			made, err := LiteLLM(text)
 			if err != nil {
 				return fmt.Errorf("%s: %w", printable(filepath.Base(args[0])), err)
 			}

@@ -1,4 +1,4 @@
-package importer
+package admin
 
 import (
 	"bytes"
@@ -48,9 +48,9 @@ func (r *yamlReader) file(text []byte) mapping {
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var root, second yaml.Node
-	err := decode(decoder, &root)
+	err := decodeYAML(decoder, &root)
 	if err == nil {
-		if err = decode(decoder, &second); err == nil {
+		if err = decodeYAML(decoder, &second); err == nil {
 			r.fail(second.Line, "expected one YAML document, and found a second one")
 		}
 	}
@@ -66,7 +66,7 @@ func (r *yamlReader) file(text []byte) mapping {
 }
 
 // decode reads a document. The parser panics at mistakes of its own: https://github.com/mikefarah/yq/issues/2481
-func decode(decoder *yaml.Decoder, into *yaml.Node) (err error) {
+func decodeYAML(decoder *yaml.Decoder, into *yaml.Node) (err error) {
 	defer func() {
 		if recover() != nil {
 			err = errors.New("the YAML parser cannot read the file: remove its comments, and try again")
@@ -76,8 +76,6 @@ func decode(decoder *yaml.Decoder, into *yaml.Node) (err error) {
 }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' && r != '\r' || r == 0x7f }
-
-var lineNumber = regexp.MustCompile(`line \d+`)
 
 var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 

@@ -1,5 +1,4 @@
-// Package importer makes a Caddyfile of the configuration of LiteLLM's proxy.
-package importer
+package admin
 
 import (
 	"cmp"

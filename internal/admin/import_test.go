@@ -1,4 +1,4 @@
-package importer_test
+package admin_test
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/importer"
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -71,7 +71,7 @@ func wantGolden(t *testing.T, file, got string) {
 }
 
 func TestALiteLLMFileBecomesACaddyfile(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.yaml")
+	files, err := filepath.Glob("testdata/import/*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 		{good + "router_settings:\n  fallbacks: {a: b}\n", "line 5: expected fallbacks to be a list"},
 		{good + "router_settings:\n  num_retries: []\n", "line 5: expected 'num_retries' to be a text"},
 	} {
-		if got, err := importer.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
+		if got, err := admin.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
 			t.Errorf("%q: got %v, want %s\n%s", c.text, err, c.want, got)
 		}
 	}
@@ -135,7 +135,7 @@ var hasLine = regexp.MustCompile(`^line \d+: `)
 
 func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
 	for _, header := range []string{"X-Pass: hunter2-hunter2", "X-Signature: hunter2-hunter2", "X-Up: sk-hunter2", "X-Up: Bearer hunter2", "X-Up: basic aHVudGVyMg=="} {
-		got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a, extra_headers: {" + header + "}}\n"))
+		got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a, extra_headers: {" + header + "}}\n"))
 		_, value, _ := strings.Cut(header, ": ")
 		if err != nil || strings.Contains(got, value) || !strings.Contains(got, "{env.HEADER_X_") {
 			t.Errorf("%s: %v\n%s", header, err, got)
@@ -144,7 +144,7 @@ func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
 }
 
 func TestANoteNamesTheModelThatIsMissing(t *testing.T) {
-	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n- model_name: c\n  litellm_params: {model: anthropic/c}\n" +
+	got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n- model_name: c\n  litellm_params: {model: anthropic/c}\n" +
 		"router_settings:\n  fallbacks: [{a: [c]}]\n  model_group_alias: {b: d, 'e*': a}\n"))
 	for _, want := range []string{
 		"- line 7: no backend here names the model 'c', which 'a' would use\n",
@@ -158,7 +158,7 @@ func TestANoteNamesTheModelThatIsMissing(t *testing.T) {
 }
 
 func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
-	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n" +
+	got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n" +
 		"router_settings:\n  model_group_alias:\n    model: a\n    c:\n      model: a\n      hidden: true\n"))
 	if err != nil || !strings.Contains(got, "# - line 9: hidden: an alias is in the list of models") || !strings.Contains(got, "model model a\n") || !strings.Contains(got, "model c a\n") {
 		t.Errorf("%v\n%s", err, got)
@@ -167,7 +167,7 @@ func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
 
 func TestTheQueryOfAURLIsNotLostSilently(t *testing.T) {
 	for query, noted := range map[string]bool{"": false, "?api-version=2024-10-21": false, "?code=hunter2": true, "?api-version=1&code=hunter2": true} {
-		got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params:\n    model: openai/a\n    api_base: https://a.example/v1" + query + "\n"))
+		got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params:\n    model: openai/a\n    api_base: https://a.example/v1" + query + "\n"))
 		if err != nil || strings.Contains(got, "line 5: api_base: its query does not carry over") != noted || strings.Contains(got, "hunter2") {
 			t.Errorf("%s: %v\n%s", query, err, got)
 		}
@@ -175,7 +175,7 @@ func TestTheQueryOfAURLIsNotLostSilently(t *testing.T) {
 }
 
 func TestWhoMayUseAModelIsNotLostSilently(t *testing.T) {
-	got, err := importer.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
+	got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
 	if err != nil || !strings.Contains(got, "# - lines 6, 7: access_groups, team_id: every client may use the model") {
 		t.Errorf("%v\n%s", err, got)
 	}
@@ -196,14 +196,14 @@ func wantAdapts(t *testing.T, text string) (config string) {
 
 // FuzzLiteLLM imports any file: it is an error with a line, or a Caddyfile.
 func FuzzLiteLLM(f *testing.F) {
-	files, _ := filepath.Glob("testdata/*.yaml")
+	files, _ := filepath.Glob("testdata/import/*.yaml")
 	for _, file := range files {
 		f.Add(lbtest.ReadFile(f, file))
 	}
 	f.Add([]byte("a: &a\n  <<: *a\nmodel_list: &b\n- *b\n"))
 	f.Add([]byte("model_list: [{model_name: a, litellm_params: &a {model: openai/a, order: -7, weight: 0.0001, <<: [*a, *a]}}]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := importer.LiteLLM(text)
+		got, err := admin.LiteLLM(text)
 		switch {
 		case err != nil && !hasLine.MatchString(err.Error()):
 			t.Errorf("%q: an error without a line: %v", text, err)
@@ -234,7 +234,7 @@ func FuzzImportedTexts(f *testing.F) {
 		if err != nil {
 			t.Skip()
 		}
-		got, err := importer.LiteLLM(text)
+		got, err := admin.LiteLLM(text)
 		if err != nil {
 			if !hasLine.MatchString(err.Error()) || strings.Contains(err.Error(), key) {
 				t.Errorf("%q: %v", text, err)

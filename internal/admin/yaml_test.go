@@ -1,4 +1,4 @@
-package importer
+package admin
 
 import (
 	"strings"
@@ -13,7 +13,7 @@ type panics struct{}
 func (panics) Read([]byte) (int, error) { panic("internal error (please report)") }
 
 func TestAPanicOfTheParserIsAnError(t *testing.T) {
-	err := decode(yaml.NewDecoder(panics{}), new(yaml.Node))
+	err := decodeYAML(yaml.NewDecoder(panics{}), new(yaml.Node))
 	if err == nil || !strings.Contains(err.Error(), "the YAML parser cannot read the file") {
 		t.Errorf("got %v", err)
 	}
