@@ -44,7 +44,6 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
 		ex.outcome.own.Response = apierror.NotProcessed.Response(in.request)
-		verdict.SetHint(ex.outcome.own.Header, time.Second)
 	// an upload that is ended takes the rest of a long error with it
 	case r.SaysMore() && (r.Whole || !sendable || in.received.Whole()):
 		t.keep(r.Response, false)

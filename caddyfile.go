@@ -71,13 +71,14 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}),
 		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
 		"client_keys_file": directive.TextPointer(&h.ClientKeysFile),
+		"caller_identity":  h.TokenOption.Directive(),
 		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
 		}).Check(func() error { return checkProxy(h.ReverseProxy) }),
 	}.Check(func() error {
-		return h.checkAffinity(h.ClientKeys != nil || h.ClientKeysFile != nil)
+		return h.checkAffinity(h.namesCallers())
 	}))
 	if err != nil {
 		return err
@@ -94,7 +95,7 @@ func (h *Handler) callerOptions() directive.Options {
 		if h.BackendsFromEnv == "" {
 			backends = backendsForCallers(h.Backends)
 		}
-		return h.Config.Check(h.ClientKeys != nil || h.ClientKeysFile != nil, backends)
+		return h.Config.Check(h.namesCallers(), backends)
 	})
 }
 

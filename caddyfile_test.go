@@ -51,7 +51,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		want  []string
 	}{
 		{"no backend at all", "", []string{"no backend", "backend <url>"}},
-		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "affinity, backend, backends_from_env, caller, client_key"}},
+		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "affinity, backend, backends_from_env, caller, caller_identity, client_key"}},
 		{"a word of a backend that is not an option", "backend http://a {\nprio 1\n}", []string{"Caddyfile:4", "'prio'", "priority"}},
 		{"an engine that is not built in", "backend http://a\nstate redis", []string{"Caddyfile:4", "state 'redis' is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/redis"}},
 		{"an identity that is not built in", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "azure_identity is not in this build", "caddy-openai-lb/azure"}},
@@ -102,7 +102,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a tier twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 50%\ntier x 40%", []string{"Caddyfile:6", "tier 'x' is given twice"}},
 		{"nine tiers", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier t0 90%\ntier t1 89%\ntier t2 88%\ntier t3 87%\ntier t4 86%\ntier t5 85%\ntier t6 84%\ntier t7 83%\ntier t8 82%\n", []string{"Caddyfile:13", "tier 't8': expected at most 8 tiers"}},
 		{"an unknown timezone", "backend http://a\nclient_key alice sk-0123456789abcdef\ntimezone Europe/Nowhere", []string{"Caddyfile:5", "timezone 'Europe/Nowhere' is not known: expected a name of the IANA database, such as UTC or Europe/Berlin"}},
-		{"a caller without client keys", "backend http://a\ncaller alice {\n}", []string{"Caddyfile:4", "caller 'alice' requires client_key or client_keys_file"}},
+		{"a caller without client keys", "backend http://a\ncaller alice {\n}", []string{"Caddyfile:4", "caller 'alice' requires client_key, client_keys_file or caller_identity"}},
 		{"a model that no backend has", "backend http://a {\nmodel gpt-4o\n}\nclient_key alice sk-0123456789abcdef\ncaller alice {\nmodels gpt-4o o3\n}", []string{"Caddyfile:7", "caller 'alice': no backend has the model 'o3': expected some of gpt-4o"}},
 		{"a backend of a caller that there is not", "backend http://a {\nname ptu-1\n}\nbackend http://b\nbackend http://b\nclient_key alice sk-0123456789abcdef\ncaller alice {\nbackends ptu-* b-2 east-*\n}", []string{"Caddyfile:9", "caller 'alice': no backend has the name 'east-*': expected some of ptu-1, b, b-2, or a name with *"}},
 		{"a backend of a caller twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nbackends a a\n}", []string{"Caddyfile:5", "caller 'alice': backend 'a' is given twice"}},
@@ -117,7 +117,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"two default tiers", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x default\ntier y 50% default", []string{"Caddyfile:6", "tier 'y': default is given twice: also for tier 'x'"}},
 		{"another word after a tier", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x 50% default 40%", []string{"Caddyfile:5", "tier 'x': unexpected argument '40%', expected [<percent>%] [default]"}},
 		{"a tier without a name", "backend http://a\ntier", []string{"Caddyfile:4", "tier requires an argument"}},
-		{"limits of a tier without client keys", "backend http://a\ntier x {\nmax_requests 1\n}", []string{"Caddyfile:4", "tier 'x' requires client_key or client_keys_file"}},
+		{"limits of a tier without client keys", "backend http://a\ntier x {\nmax_requests 1\n}", []string{"Caddyfile:4", "tier 'x' requires client_key, client_keys_file or caller_identity"}},
 		{"no duration", "backend http://a\nfail_duration 10", []string{"Caddyfile:4", "fail_duration '10'", "such as 500ms"}},
 		{"a negative duration", "backend http://a\nretry_after_max -1s", []string{"Caddyfile:4", "retry_after_max '-1s' is not a duration above 0"}},
 		{"a size without a unit", "backend http://a\nrequest_buffers 32", []string{"Caddyfile:4", "request_buffers '32' is not a size with a unit"}},
@@ -190,7 +190,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a model with an unknown placeholder", "backend http://a {\nmodel m {nothing.here}\n}", []string{"Caddyfile:4", "model: unrecognized placeholder {nothing.here}"}},
 		{"a header with an unknown placeholder", "backend http://a {\nheader X {nothing.here}\n}", []string{"Caddyfile:4", "header X: unrecognized placeholder {nothing.here}"}},
 		{"a key for nobody at a host from a variable", "backend {env.OPENAI_LB_TEST_UNSET} {\napi_key k\nauth none\n}", []string{"Caddyfile:5", "auth none does not take an api_key"}},
-		{"strict callers without names", "backend http://a\naffinity {\ncallers strict\n}", []string{"Caddyfile:4", "affinity: callers strict requires client_key or client_keys_file"}},
+		{"strict callers without names", "backend http://a\naffinity {\ncallers strict\n}", []string{"Caddyfile:4", "affinity: callers strict requires client_key, client_keys_file or caller_identity"}},
 		{"a mistake in reverse_proxy", "backend http://a\nreverse_proxy {\ntransport http {\ntls_client_auth /dev/null /dev/null\n}\n}", []string{"http: ", "client certificate"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestWrongJSONIsRefusedByNameAndValue(t *testing.T) {
 		`{"backends":[{"url":"http://a","auth":"none","auth_options":{}}]}`:              `auth none does not take auth_options`,
 		`{"backends":[{"url":"a"}]}`:                                                     "http:// or https://",
 		`{"backends":[{"url":"http://a"}],"affinity":{"prompt_cache":{"headers":[""]}}}`: "prompt_cache '' is not the name of a header",
-		`{"backends":[{"url":"http://a"}],"callers":[{"name":"alice"}]}`:                 "caller 'alice' requires client_key or client_keys_file",
+		`{"backends":[{"url":"http://a"}],"callers":[{"name":"alice"}]}`:                 "caller 'alice' requires client_key, client_keys_file or caller_identity",
 		`{"backends":[{"url":"http://a"}],"tiers":[{"name":"x","ceiling":0}]}`:           "tier 'x': ceiling '0%' is not from 1% to 100%",
 		`{"backends":[{"url":"http://a"}],"timezone":"Local"}`:                           "timezone 'Local' is not known",
 		`{"backends":[{"url":"http://a"}],"client_keys":[{"name":"alice","key":"sk-0123456789abcdef"}],"callers":[{"name":"alice","tokens":[{"limit":"1/day"},{"limit":"2/day"}]}]}`: "caller 'alice': tokens per day is given twice: '2/day'",

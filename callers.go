@@ -27,9 +27,14 @@ func provisionTrail(ctx caddy.Context, h *Handler, digest string) error {
 	return errors.Join(observe.On(ctx, observe.Started, begin), observe.On(ctx, observe.Stopping, end))
 }
 
+// namesCallers reports whether callers need a key or a token, and so have names.
+func (h *Handler) namesCallers() bool {
+	return h.ClientKeys != nil || h.ClientKeysFile != nil || h.CallerIdentityRaw != nil
+}
+
 // provisionClientKeys reads the client keys, if there are any.
-func provisionClientKeys(h *Handler) error {
-	if h.ClientKeys == nil && h.ClientKeysFile == nil {
+func provisionClientKeys(ctx caddy.Context, h *Handler) error {
+	if !h.namesCallers() {
 		return nil
 	}
 	if h.ClientKeys != nil && len(h.ClientKeys) == 0 {
@@ -39,7 +44,11 @@ func provisionClientKeys(h *Handler) error {
 	if err != nil {
 		return err
 	}
-	config := keys.ClientsConfig{File: h.ClientKeysFile, Tiers: h.TierNames(), Location: location, Label: metrics.Caller, Logger: h.logger, Audit: h.trail.Keys}
+	tokens, err := h.LoadIdentity(ctx)
+	if err != nil {
+		return err
+	}
+	config := keys.ClientsConfig{File: h.ClientKeysFile, Tokens: tokens, Tiers: h.TierNames(), Location: location, Label: metrics.Caller, Logger: h.logger, Audit: h.trail.Keys}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}
@@ -83,10 +92,11 @@ func warnIfUnreachable(ctx caddy.Context, h *Handler) error {
 // provisionCallers sets up the limits of callers, if there are any.
 func provisionCallers(ctx caddy.Context, h *Handler) error {
 	backends := backendsForCallers(h.Backends)
-	if err := h.Config.Check(h.reader.clientKeys != nil, backends); err != nil {
+	tokens := h.reader.clientKeys.TokenTiers()
+	if err := errors.Join(h.Config.Check(h.reader.clientKeys != nil, backends), h.CheckTiers(tokens)); err != nil {
 		return err
 	}
-	for _, warning := range h.Unused(h.reader.clientKeys.Names(), h.reader.clientKeys.Tiers()) {
+	for _, warning := range h.Unused(h.reader.clientKeys.Names(), h.reader.clientKeys.Tiers(), tokens) {
 		h.logger.Warn(warning)
 	}
 	if h.reader.clientKeys == nil {

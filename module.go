@@ -166,6 +166,8 @@ type Handler struct {
 	//	client_keys_file <path>
 	ClientKeysFile *string `json:"client_keys_file,omitempty"`
 
+	keys.TokenOption
+
 	callers.Config
 
 	// ReverseProxy is options of Caddy's `reverse_proxy`, passed on as they are. Default: none.
@@ -223,3 +225,10 @@ type CredentialSource = keys.Source
 // Credential authenticates a request: a header and its value, and the secret in
 // the value.
 type Credential = keys.Credential
+
+// CallerIdentity identifies callers by tokens, as an Identity. Caddy modules in the namespace
+// http.openai_lb.caller_identity implement it: `caller_identity <name>` uses the module of that name.
+type CallerIdentity = keys.CallerIdentity
+
+// Identity is what a token says of its caller.
+type Identity = keys.Identity

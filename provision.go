@@ -54,13 +54,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.ClientKeys != nil || h.ClientKeysFile != nil) {
+	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.namesCallers()) {
 		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
 	if err := provisionTrail(ctx, h, config); err != nil {
 		return err
 	}
-	if err := provisionClientKeys(h); err != nil {
+	if err := provisionClientKeys(ctx, h); err != nil {
 		return err
 	}
 	if h.ReadyPath != "" {
@@ -177,7 +177,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 // checkAffinity checks what depends on other options: whether callers are named.
 func (h *Handler) checkAffinity(named bool) error {
 	if h.Affinity != nil && h.Affinity.Callers == affinity.Strict && !named {
-		return errors.New("affinity: callers strict requires client_key or client_keys_file, because callers need names")
+		return errors.New("affinity: callers strict requires client_key, client_keys_file or caller_identity, because callers need names")
 	}
 	return nil
 }

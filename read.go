@@ -107,12 +107,12 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	return d.place(in, ex.targets)
 }
 
-// identify records who sent the request. It refuses a caller without a valid key.
+// identify records who sent the request. It refuses a caller without a valid key or token.
 func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
 	if d.clientKeys == nil {
 		return apierror.Error{}, false
 	}
-	who, err := d.clientKeys.Identify(&in.credentials)
+	who, err := d.clientKeys.Identify(in.request.Context(), &in.credentials)
 	switch {
 	case errors.Is(err, keys.ErrNoKey):
 		return apierror.MissingKey, true
@@ -120,9 +120,12 @@ func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
 		return apierror.ExpiredKey, true
 	case errors.Is(err, keys.ErrTwoCallers):
 		return apierror.TwoCallers, true
+	case errors.Is(err, keys.ErrIssuerUnavailable):
+		return apierror.TokenUnchecked, true
 	case err != nil:
 		return apierror.WrongKey, true
 	}
+	d.callers.PlaceByToken(who.Token)
 	in.caller, in.entitled = who, d.entitlements[d.callers.Set(who.Name)]
 	if extra, ok := in.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(in.callerField())
@@ -247,11 +250,7 @@ func (d *reader) place(in *intent, targets []*target) (none apierror.Answer) {
 	}
 	placement, refusal, refused := in.entitled.affinity.Place(r)
 	if refused {
-		answer := refusal.Answer(in.request)
-		if refusal == apierror.OwnersUnknown {
-			answer.Header.Set("Retry-After", "1")
-		}
-		return answer
+		return refusal.Answer(in.request)
 	}
 	if in.placement = placement; placement.IsList() {
 		settleList(in, targets)

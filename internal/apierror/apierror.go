@@ -96,17 +96,21 @@ var (
 	TimedOut            = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
 	PerhapsExecuted     = upstream(http.StatusBadGateway, "upstream_unreachable",
 		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.")
-	// NotProcessed is the error for a body that cannot be sent to another backend. It has a Retry-After of a second.
+	// NotProcessed is the error for a body that cannot be sent to another backend. Its reply has a Retry-After of a second.
 	NotProcessed = upstream(http.StatusServiceUnavailable, "upstream_unreachable",
 		"The backend closed the connection before it processed the request. Please retry after 1 second.")
 	PerhapsStillExecuted = upstream(http.StatusGatewayTimeout, "upstream_timeout",
 		"The backend did not answer in time. The request may have been executed, so it was not retried.")
 	// OwnersUnknown is the error while the engine of state cannot look up the
 	// owners of the objects that a request names, or saved ids have not been
-	// read. It has a Retry-After of a second.
+	// read. Its reply has a Retry-After of a second.
 	OwnersUnknown = Error{Status: http.StatusServiceUnavailable,
 		Message: "The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.",
 		Kind:    "server_error", Code: "owners_unknown", Class: RetryLater}
+	// TokenUnchecked is the error while the keys of the issuer of tokens are not known. Its reply has a Retry-After of a second.
+	TokenUnchecked = Error{Status: http.StatusServiceUnavailable,
+		Message: "The load balancer cannot check the token now, because its issuer cannot be reached. Please retry after 1 second.",
+		Kind:    "server_error", Code: "token_unchecked", Class: RetryLater}
 	NotReady = Error{Status: http.StatusServiceUnavailable,
 		Message: "No backend can be used: each one is unreachable, refuses its key, or has no budget left.",
 		Kind:    "server_error", Code: "no_backend_usable", Class: Unready}
@@ -270,6 +274,9 @@ func (e Error) Response(req *http.Request) *http.Response {
 	res := jsonResponse(req, e.Status, id, form(id))
 	if messages {
 		res.Header["Request-Id"] = []string{id}
+	}
+	if e == NotProcessed || e == OwnersUnknown || e == TokenUnchecked {
+		verdict.SetHint(res.Header, time.Second)
 	}
 	switch e.Status {
 	case http.StatusUnauthorized:

@@ -82,6 +82,11 @@ func (c *Callers) of(name string) *entry {
 			return e
 		}
 	}
+	if tokens := c.byToken.Load(); tokens != nil {
+		if e := tokens.of(name).entry; e != nil {
+			return e
+		}
+	}
 	return c.block(name).usual
 }
 

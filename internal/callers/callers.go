@@ -25,6 +25,8 @@ type Callers struct {
 	named, limits bool
 	// placed are the callers that client_keys_file has placed in a tier. nil: it has placed none.
 	placed atomic.Pointer[map[string]*entry]
+	// byToken are the callers that tokens have placed. nil: none has placed any.
+	byToken atomic.Pointer[byToken]
 	// started reports whether the options apply: since Start, until Close.
 	started atomic.Bool
 	// sets are the lists of backends that callers may use. The first is nil: all.

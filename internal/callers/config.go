@@ -41,7 +41,7 @@ type Caller struct {
 	// Allowance is what its block says. A line of its tier that its block does not have applies, too.
 	Allowance
 
-	// Tier is the tier of the caller's requests. Default: that of its line in client_keys_file, or the default tier.
+	// Tier is the tier of the caller's requests. Default: that of its line in client_keys_file, or of its token, or the default tier.
 	//
 	//	tier <name>
 	Tier string `json:"tier,omitempty"`
@@ -138,7 +138,7 @@ func (c *Config) Check(named bool, backends []Backend) error {
 	return nil
 }
 
-var errUnnamed = errors.New(" requires client_key or client_keys_file, because callers need names")
+var errUnnamed = errors.New(" requires client_key, client_keys_file or caller_identity, because callers need names")
 
 func (c *Config) checkTier(i int, t Tier) error {
 	ceiling := t.ceiling()
@@ -193,6 +193,16 @@ func (c *Config) defaultTier() (name string) {
 		}
 	}
 	return name
+}
+
+// CheckTiers returns an error if one of the tiers that tokens may name is not declared.
+func (c *Config) CheckTiers(ofTokens []string) error {
+	for _, name := range ofTokens {
+		if !c.hasTier(name) {
+			return errors.New("caller_identity: " + c.noTier(name))
+		}
+	}
+	return nil
 }
 
 func (c *Config) noTier(name string) string {

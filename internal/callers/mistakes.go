@@ -2,14 +2,16 @@ package callers
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
-// Unused returns warnings about options that have no effect. names are those of the callers that have a client key, and tiers
-// are the tiers that client_keys_file names for callers.
-func (c *Config) Unused(names []string, tiers map[string]string) (warnings []string) {
+// Unused returns warnings about options that have no effect. names are those of the callers that have a client key, tiers
+// are the tiers that client_keys_file names for callers, and ofTokens those that tokens may name. If these are nil, there are
+// no tokens, and otherwise callers may have any name.
+func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []string) (warnings []string) {
 	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })
-	used, order := map[string]bool{c.defaultTier(): !others && len(c.Callers)+len(names) > 0}, c.TierNames()
+	used, order := map[string]bool{c.defaultTier(): !others && (ofTokens != nil || len(c.Callers)+len(names) > 0)}, c.TierNames()
 	if len(c.Tiers) == 1 && c.Tiers[0].isEmpty() {
 		warnings = append(warnings, "tier '"+order[0]+"' is the only one, so it has no effect: all callers are in it")
 	}
@@ -27,13 +29,13 @@ func (c *Config) Unused(names []string, tiers map[string]string) (warnings []str
 		if caller.withoutOptions() && !caller.Deny && (in < 0 || c.Tiers[in].isEmpty()) {
 			warnings = append(warnings, who+" has no options, so nothing limits it")
 		}
-		if caller.Name != everyOther && !slices.Contains(names, caller.Name) {
+		if caller.Name != everyOther && ofTokens == nil && !slices.Contains(names, caller.Name) {
 			warnings = append(warnings, who+" has no client key, so its limits have no effect")
 		}
 		used[tier] = true
 		ends(who, "the caller's tier ", tier, caller.Allowance)
 	}
-	for _, tier := range tiers {
+	for _, tier := range slices.AppendSeq(slices.Clone(ofTokens), maps.Values(tiers)) {
 		used[tier] = true
 	}
 	for _, t := range c.Tiers {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -184,7 +185,8 @@ func value[T any](into *T, allowed string, parse func(word string) (T, bool)) Op
 
 // packages are our modules in packages of their own, and these packages.
 var packages = map[string]string{
-	"http.openai_lb.state.redis": "github.com/openai-lb/caddy-openai-lb/redis",
+	"http.openai_lb.caller_identity.oidc": "github.com/openai-lb/caddy-openai-lb/oidc",
+	"http.openai_lb.state.redis":          "github.com/openai-lb/caddy-openai-lb/redis",
 }
 
 // NotInBuild returns the error about an option whose value names a module that is not in this build.
@@ -229,4 +231,31 @@ func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
 		*into = caddyconfig.JSONModuleObject(module, inlineKey, name, nil)
 		return nil
 	})
+}
+
+// Load loads the module of an option that was read by Module: what is raw in a field of owner, of which the tags say the
+// name of the option, the namespace and the inline key. Without any, it returns the zero T.
+func Load[T any](ctx caddy.Context, owner any, field string, raw json.RawMessage) (module T, err error) {
+	if raw == nil {
+		return module, nil
+	}
+	at, _ := reflect.TypeOf(owner).Elem().FieldByName(field)
+	option, _, _ := strings.Cut(at.Tag.Get("json"), ",")
+	tags, _ := caddy.ParseStructTag(at.Tag.Get("caddy")) // LoadModule complains
+	named := make(map[string]any)
+	if json.Unmarshal(raw, &named) == nil {
+		name, _ := named[tags["inline_key"]].(string)
+		if _, err := caddy.GetModule(tags["namespace"] + "." + name); err != nil && name != "" {
+			return module, NotInBuild(option, tags["namespace"], name)
+		}
+	}
+	loaded, err := ctx.LoadModule(owner, field)
+	if err != nil {
+		return module, fmt.Errorf("%s: %w", option, err)
+	}
+	module, ok := loaded.(T)
+	if !ok {
+		return module, fmt.Errorf("%s: a module of type %T cannot be used here", option, loaded)
+	}
+	return module, nil
 }

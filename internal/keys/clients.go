@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,6 +45,8 @@ type Caller struct {
 	Name string
 	// Label stands for the caller in metrics.
 	Label string
+	// Token is what its token says. nil: it sent a key.
+	Token *Identity
 }
 
 // ClientsConfig lists the keys of callers, and the file with more.
@@ -52,6 +55,8 @@ type ClientsConfig struct {
 	// File is the path of a file with more keys, which may have placeholders. If
 	// nil, there is none.
 	File *string
+	// Tokens identifies callers that send a token. If nil, only keys do.
+	Tokens CallerIdentity
 	// Tiers are the tiers that lines of the File may name.
 	Tiers []string
 	// Location is where the day begins after which a key expires. Required with a File.
@@ -286,15 +291,24 @@ func (k ClientKey) written() foundKey {
 	return foundKey{where: k.where(), name: k.Name, key: key}
 }
 
+// CheckName returns what is wrong with the name of a caller, if anything is.
+func CheckName(name string) error {
+	switch {
+	case name == "" || len(name) > maxName:
+		return fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(name))
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return errors.New("expected a name of printable characters")
+	}
+	return nil
+}
+
 // digest returns the digest of a key. It checks the key and its name.
 func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
 	switch text, isDigest := strings.CutPrefix(k.key, digestPrefix); {
 	case k.wrong != "":
 		err = errors.New(k.wrong)
-	case k.name == "" || len(k.name) > maxName:
-		err = fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(k.name))
-	case !utf8.ValidString(k.name) || strings.ContainsFunc(k.name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		err = errors.New("expected a name of printable characters")
+	case CheckName(k.name) != nil:
+		err = CheckName(k.name)
 	case isDigest:
 		raw, wrong := hex.DecodeString(text)
 		if wrong != nil || len(raw) != len(digest) {
@@ -343,33 +357,41 @@ func blindedOf(digest [sha256.Size]byte) blinded {
 	return sha256.Sum256(append(blind[:len(blind):len(blind)], digest[:]...))
 }
 
-// Identify returns the caller that presented the keys, and removes the keys that it knows,
-// which must not reach a backend. Unknown keys next to a known one are ignored, because they
-// may be for a backend, and so are expired ones. Keys of different callers do not identify either of them.
-func (c *Clients) Identify(presented *Presented) (who Caller, err error) {
+// Identify returns the caller that presented the keys or a token, and removes those that it
+// knows, which must not reach a backend. Unknown ones next to a known one are ignored, because
+// they may be for a backend, and so are expired ones. Keys of different callers do not identify either of them.
+func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Caller, err error) {
 	known := *c.known.Load()
 	err = ErrNoKey
 	presented.remove(func(key string, identifies bool) bool {
-		client, found := known[blindedOf(sha256.Sum256([]byte(key)))]
+		found, ours, problem := c.find(ctx, known, key)
 		switch {
 		case !identifies:
-		case !found:
-			if errors.Is(err, ErrNoKey) {
-				err = errUnknownKey
-			}
-		case client.expiry.isOver():
-			if who.Name == "" {
-				err = ErrExpired
-			}
-		case who.Name == "":
-			who, err = client.Caller, nil
-		case who.Name != client.Name:
+		case problem == nil && who.Name == "":
+			who, err = found, nil
+		case problem == nil && who.Name != found.Name:
 			err = ErrTwoCallers
+		case problem != nil && who.Name == "" && (errors.Is(err, ErrNoKey) || !errors.Is(problem, errUnknownKey)):
+			err = problem
 		}
-		return found
+		return ours
 	})
 	if err != nil {
 		return Caller{}, err
 	}
 	return who, nil
+}
+
+// find returns the caller that has a key or a token. ours reports whether that must not reach a backend.
+func (c *Clients) find(ctx context.Context, known map[blinded]client, key string) (who Caller, ours bool, err error) {
+	client, found := known[blindedOf(sha256.Sum256([]byte(key)))]
+	switch {
+	case found && client.expiry.isOver():
+		return Caller{}, true, ErrExpired
+	case found:
+		return client.Caller, true, nil
+	case c.config.Tokens != nil && isToken(key):
+		return c.ofToken(ctx, key)
+	}
+	return Caller{}, false, errUnknownKey
 }

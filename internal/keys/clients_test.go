@@ -46,7 +46,7 @@ func TestACallerIsKnownByEachOfItsKeys(t *testing.T) {
 	}
 	for key, want := range map[string]string{long("one"): "alice", "two": "alice", long("three"): "bob", "four": "", digestOf(long("one")): "", digestOf("two"): ""} {
 		presented := bearer(key)
-		who, err := s.Identify(presented)
+		who, err := s.Identify(t.Context(), presented)
 		if who.Name != want || who.Label != strings.ToUpper(want) || (err == nil) != (want != "") || want == "" && err != errUnknownKey {
 			t.Errorf("the key %q is that of %v (%v), want %q", key, who, err, want)
 		}
@@ -54,7 +54,7 @@ func TestACallerIsKnownByEachOfItsKeys(t *testing.T) {
 			t.Errorf("after the key %q, %v is left", key, left)
 		}
 	}
-	if _, err := s.Identify(new(Presented)); err != ErrNoKey {
+	if _, err := s.Identify(t.Context(), new(Presented)); err != ErrNoKey {
 		t.Errorf("a caller without a key gives %v", err)
 	}
 }
@@ -74,7 +74,7 @@ func TestKeysOfDifferentCallersDoNotSayWhoIsAsking(t *testing.T) {
 		for _, key := range keys {
 			presented.Header = append(presented.Header, bearer(long(key)).Header...)
 		}
-		who, err := s.Identify(presented)
+		who, err := s.Identify(t.Context(), presented)
 		if err != want || (who != Caller{}) != (err == nil) {
 			t.Errorf("%q gives %v, %v, want %v", keys, who, err, want)
 		}
@@ -96,7 +96,7 @@ func TestAFileIsReadAgain(t *testing.T) {
 		t.Error("a file with keys is no file")
 	}
 	known := func(key string) bool {
-		_, err := s.Identify(bearer(key))
+		_, err := s.Identify(t.Context(), bearer(key))
 		return err == nil
 	}
 	if !known(one) || known("comment") || known("#") {
@@ -132,7 +132,7 @@ func TestALineWithoutALineFeedCountsOnceTheFileIsSettled(t *testing.T) {
 			if err := s.Read(); err != nil {
 				t.Error(err)
 			}
-			if _, err := s.Identify(bearer(key)); (err == nil) != want {
+			if _, err := s.Identify(t.Context(), bearer(key)); (err == nil) != want {
 				t.Errorf("%s gives %v", key, err)
 			}
 		}
@@ -165,7 +165,7 @@ func BenchmarkIdentify(b *testing.B) {
 			}
 			s := newStore(b, keys, "")
 			for b.Loop() {
-				if _, err := s.Identify(bearer(long("0"))); err != nil {
+				if _, err := s.Identify(b.Context(), bearer(long("0"))); err != nil {
 					b.Fatal(err)
 				}
 			}

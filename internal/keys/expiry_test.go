@@ -37,17 +37,17 @@ func TestAKeyIsValidUntilTheEndOfItsDay(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c, _ := expiring(t, zone.Location, "alice "+long("one")+" expires=2000-01-03", "alice "+long("two"), "bob "+long("three"))
 			time.Sleep(zone.ends - 1)
-			if who, err := c.Identify(bearer(long("one"))); who.Name != "alice" || err != nil {
+			if who, err := c.Identify(t.Context(), bearer(long("one"))); who.Name != "alice" || err != nil {
 				t.Errorf("%s: on its last day, the key is that of %v (%v)", zone, who, err)
 			}
 			time.Sleep(time.Nanosecond)
-			if who, err := c.Identify(bearer(long("one"))); who.Name != "" || err != ErrExpired {
+			if who, err := c.Identify(t.Context(), bearer(long("one"))); who.Name != "" || err != ErrExpired {
 				t.Errorf("%s: after it, the key is that of %v (%v)", zone, who, err)
 			}
 			for _, other := range []string{"two", "three"} {
 				presented := bearer(long("one"))
 				presented.Header = append(presented.Header, bearer(long(other)).Header...)
-				if who, err := c.Identify(presented); who.Name == "" || err != nil || len(presented.Header) > 0 {
+				if who, err := c.Identify(t.Context(), presented); who.Name == "" || err != nil || len(presented.Header) > 0 {
 					t.Errorf("%s: next to an expired key, another one is that of %v (%v), and %v is left", zone, who, err, presented.Header)
 				}
 			}

@@ -13,7 +13,7 @@ import (
 func (c *Clients) wantKnown(t *testing.T, want map[string]bool) {
 	t.Helper()
 	for key, known := range want {
-		if who, err := c.Identify(bearer(key)); (err == nil) != known {
+		if who, err := c.Identify(t.Context(), bearer(key)); (err == nil) != known {
 			t.Errorf("the key %q is that of %q (%v), want it known: %t", key, who.Name, err, known)
 		}
 	}
@@ -49,7 +49,7 @@ func TestRemovalsAndValidLinesApplyNextToWrongOnes(t *testing.T) {
 				}
 			}
 			s.wantKnown(t, map[string]bool{one: strings.HasPrefix(wrong, "x"), two: false, three: true, four: false, long("dave"): true})
-			if who, _ := s.Identify(bearer(three)); who.Name != "carol" {
+			if who, _ := s.Identify(t.Context(), bearer(three)); who.Name != "carol" {
 				t.Errorf("carol's key is that of %q", who.Name)
 			}
 			write(t, file, "bob "+four+"\n")

@@ -15,9 +15,6 @@ import (
 // inUse are the replicas of all configs that are loaded.
 var inUse = caddy.NewUsagePool()
 
-// namespaceOfEngines is where the modules of engines are.
-const namespaceOfEngines = "http.openai_lb.state"
-
 // State is the option that names the engine.
 type State struct {
 	// StateRaw is the engine by which replicas share what they know, such as `redis`. Default: each replica finds out by
@@ -31,27 +28,14 @@ type State struct {
 // Handlers with the same engine share one replica, which outlives reloads of the
 // config. It runs only after Start, because `caddy validate` must connect to nothing.
 func (o *State) Join(ctx caddy.Context) (*Link, error) {
-	if o.StateRaw == nil {
-		return nil, nil
-	}
-	var named struct{ Engine string }
-	if json.Unmarshal(o.StateRaw, &named) == nil {
-		if _, err := caddy.GetModule(namespaceOfEngines + "." + named.Engine); err != nil && named.Engine != "" {
-			return nil, directive.NotInBuild("state", namespaceOfEngines, named.Engine)
-		}
-	}
-	loaded, err := ctx.LoadModule(o, "StateRaw")
-	if err != nil {
-		return nil, fmt.Errorf("state: %w", err)
-	}
-	engine, ok := loaded.(state.Engine)
-	if !ok {
-		return nil, fmt.Errorf("state: a module of type %T cannot be used here", loaded)
+	engine, err := directive.Load[state.Engine](ctx, o, "StateRaw", o.StateRaw)
+	if engine == nil || err != nil {
+		return nil, err
 	}
 	if err := Register(ctx.GetMetricsRegistry()); err != nil {
 		return nil, err
 	}
-	name := loaded.(caddy.Module).CaddyModule().ID.Name()
+	name := engine.(caddy.Module).CaddyModule().ID.Name()
 	key := fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(engine.Identity())))
 	value, _, err := inUse.LoadOrNew(key, func() (caddy.Destructor, error) {
 		store, err := engine.Open()

@@ -248,7 +248,6 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
 		q.own = apierror.NotProcessed.Response(q.client)
-		verdict.SetHint(q.own.Header, time.Second)
 	// an upload that is ended takes the rest of a long error with it
 	case r.SaysMore() && (r.Whole || !sendable || q.body.Whole()):
 		q.keep(r.Response, r.Class)

@@ -185,7 +185,7 @@ func TestAStrictPoolServesWhatNamesNothing(t *testing.T) {
 
 func TestAStrictPoolNeedsNames(t *testing.T) {
 	for options, want := range map[string]string{
-		"affinity {\ncallers strict\n}":                                      "callers strict requires client_key or client_keys_file",
+		"affinity {\ncallers strict\n}":                                      "callers strict requires client_key, client_keys_file or caller_identity",
 		"client_key alice " + alice + "-1234\naffinity {\ncallers lax\n}":    "callers 'lax' is not one of strict",
 		"client_key alice " + alice + "-1234\naffinity {\ncallers strict\n}": "",
 	} {

@@ -1,0 +1,60 @@
+package callers
+
+import (
+	"sync"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+)
+
+// byToken are the callers whose tokens say what tier they have. There may be many, and a new one comes at any time.
+type byToken struct {
+	mu   sync.RWMutex
+	said map[string]saidByToken
+}
+
+// saidByToken is what the newest token of a caller says.
+type saidByToken struct {
+	// entry is the caller in the tier of the token. nil: the token names none, or the caller's own block does.
+	entry  *entry
+	issued time.Time
+}
+
+func (b *byToken) of(name string) saidByToken {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.said[name]
+}
+
+func (b *byToken) set(name string, said saidByToken) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.said == nil {
+		b.said = make(map[string]saidByToken)
+	}
+	b.said[name] = said
+}
+
+// PlaceByToken places a caller in the tier that its token names, unless its own block or its line in client_keys_file names
+// one, or a newer token has come. Without a tier, its tier is that of callers for which nothing names one. nil is no token.
+func (c *Callers) PlaceByToken(token *keys.Identity) {
+	if token == nil || c == nil || len(c.others.inTier) == 0 {
+		return
+	}
+	tokens := c.byToken.Load()
+	if tokens == nil {
+		c.byToken.CompareAndSwap(nil, new(byToken))
+		tokens = c.byToken.Load()
+	}
+	before, said := tokens.of(token.Name), saidByToken{issued: token.Issued}
+	if b := c.block(token.Name); !b.fixed {
+		said.entry = b.inTier[token.Tier]
+	}
+	if said == before || token.Issued.Before(before.issued) {
+		return
+	}
+	if tokens.set(token.Name, said); said.entry != before.entry && c.started.Load() { // what was used stays
+		now := time.Now()
+		c.kept.meters.Get(now, token.Name).Change(now, c.of(token.Name).settings)
+	}
+}

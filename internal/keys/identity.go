@@ -1,0 +1,107 @@
+package keys
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+)
+
+// CallerIdentity identifies callers by tokens of an identity provider. Caddy modules in the namespace
+// http.openai_lb.caller_identity implement it: `caller_identity <name>` uses the module of that name. Many requests use it
+// concurrently.
+type CallerIdentity interface {
+	// Identify returns whose token it is. token has the form of a JWT, three parts of base64url, and nothing of it is
+	// checked. The error is ErrForeignToken if the token is for somebody else, ErrExpired, ErrIssuerUnavailable, or any
+	// other for a token that must not be accepted. Only a foreign token goes on to a backend.
+	Identify(ctx context.Context, token string) (*Identity, error)
+
+	// Tiers returns the tiers that Identify may return. It is never nil.
+	Tiers() []string
+}
+
+// Identity is what a token says of its caller.
+type Identity struct {
+	// Name is the name of the caller, for which CheckName must return nil.
+	Name string
+	// Tier is the caller's tier. It is empty if the token names none.
+	Tier string
+	// Issued is when the token was issued. Of several tokens of a caller, the newest one decides about the tier.
+	Issued time.Time
+}
+
+// Why a token does not identify its caller. Any other error means that it must not be accepted.
+var (
+	// ErrForeignToken means that the token has another issuer or audience. It may be for a backend.
+	ErrForeignToken = errors.New("the token is not for the load balancer")
+	// ErrIssuerUnavailable means that the token cannot be checked now, because the keys of its issuer are not known.
+	ErrIssuerUnavailable = errors.New("the issuer's keys are not available")
+)
+
+// namespaceOfIdentities is where the modules are that implement CallerIdentity.
+const namespaceOfIdentities = "http.openai_lb.caller_identity"
+
+// TokenOption is the option that names the module for tokens.
+type TokenOption struct {
+	// CallerIdentityRaw identifies callers by tokens of an identity provider, next to client keys, such as `oidc`. Default:
+	// only keys identify callers.
+	//
+	//	caller_identity <module> [{...}]
+	CallerIdentityRaw json.RawMessage `json:"caller_identity,omitempty" caddy:"namespace=http.openai_lb.caller_identity inline_key=module"`
+}
+
+// Directive returns the option in a Caddyfile.
+func (o *TokenOption) Directive() directive.Option {
+	return directive.Module[CallerIdentity](&o.CallerIdentityRaw, namespaceOfIdentities, "module")
+}
+
+// LoadIdentity loads the module, and returns nil without one.
+func (o *TokenOption) LoadIdentity(ctx caddy.Context) (CallerIdentity, error) {
+	return directive.Load[CallerIdentity](ctx, o, "CallerIdentityRaw", o.CallerIdentityRaw)
+}
+
+// maxToken is how long a token may be, in bytes. Longer ones are not even looked at.
+const maxToken = 16 << 10
+
+// isToken reports whether a key has the form of a JWT that is signed (RFC 7515 section 7.1). It begins with an object of
+// JSON, so that the first letter is certain.
+func isToken(key string) bool {
+	if len(key) > maxToken || key == "" || key[0] != 'e' {
+		return false
+	}
+	dots := 0
+	for i := range len(key) {
+		switch c := key[i]; {
+		case c == '.':
+			dots++
+		case c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' || c == '-' || c == '_':
+		default:
+			return false
+		}
+	}
+	return dots == 2
+}
+
+// TokenTiers returns the tiers that tokens may name. nil: there are no tokens.
+func (c *Clients) TokenTiers() []string {
+	if c == nil || c.config.Tokens == nil {
+		return nil
+	}
+	return c.config.Tokens.Tiers()
+}
+
+// ofToken returns the caller that has a token. ours reports whether the token must not reach a backend.
+func (c *Clients) ofToken(ctx context.Context, token string) (who Caller, ours bool, err error) {
+	identity, err := c.config.Tokens.Identify(ctx, token)
+	switch {
+	case err == nil:
+		return Caller{Name: identity.Name, Label: c.config.Label(identity.Name), Token: identity}, true, nil
+	case errors.Is(err, ErrExpired), errors.Is(err, ErrIssuerUnavailable):
+		return Caller{}, true, err
+	}
+	return Caller{}, !errors.Is(err, ErrForeignToken), errUnknownKey
+}
