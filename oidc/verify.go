@@ -1,0 +1,177 @@
+package oidc
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	gooidc "github.com/coreos/go-oidc/v3/oidc"
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+)
+
+// algorithms are the only ones that are allowed: those of keys of which the other half is secret.
+var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512}
+
+// claims are what a token says, by the exact names.
+type claims map[string]json.RawMessage
+
+// texts returns the texts of a claim, which is one or a list.
+func (c claims) texts(name string) []string {
+	var one string
+	if json.Unmarshal(c[name], &one) == nil {
+		return []string{one}
+	}
+	var list []any
+	if json.Unmarshal(c[name], &list) != nil {
+		return nil
+	}
+	var texts []string
+	for _, element := range list {
+		if text, ok := element.(string); ok {
+			texts = append(texts, text)
+		}
+	}
+	return texts
+}
+
+// time returns the time of a claim. ok reports whether it has a valid one.
+func (c claims) time(name string) (at time.Time, ok bool) {
+	var seconds float64
+	if json.Unmarshal(c[name], &seconds) != nil || seconds < 0 || seconds > 1<<40 {
+		return time.Time{}, false
+	}
+	return time.Unix(int64(seconds), 0), c[name] != nil && string(c[name]) != "null"
+}
+
+// isOurs reports whether a token says that it is of our issuer and audience.
+func (o *Identity) isOurs(c claims) bool {
+	return slices.Equal(c.texts("iss"), []string{o.Issuer}) && slices.Contains(c.texts("aud"), o.Audience)
+}
+
+// payload returns what a token says, unverified.
+func payload(token string) (c claims, err error) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return nil, errMalformed
+	}
+	text, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil || json.Unmarshal(text, &c) != nil {
+		return nil, errMalformed
+	}
+	return c, nil
+}
+
+// verify verifies a token. Without an error, the issuer has signed it, for our audience, and it is or was valid.
+func (o *Identity) verify(ctx context.Context, now time.Time, token string) (*verified, error) {
+	v := new(verified)
+	said, err := payload(token)
+	switch {
+	case err != nil:
+		return v, err
+	case !o.isOurs(said):
+		return v, keys.ErrForeignToken
+	}
+	if _, err := valid(said, now); err != nil {
+		return v, err // no key is fetched for it
+	}
+	set := &keysFor{issuer: o.issuer}
+	verifier := gooidc.NewVerifier(o.Issuer, set, &gooidc.Config{ClientID: o.Audience, SupportedSigningAlgs: names(algorithms), SkipExpiryCheck: true})
+	signed, err := verifier.Verify(ctx, token)
+	switch {
+	case set.err != nil:
+		return v, set.err
+	case err != nil: // without the text, which may have some of the token
+		return v, errSignature
+	}
+	said = nil // nothing that was not signed
+	if err := signed.Claims(&said); err != nil {
+		return v, errMalformed
+	}
+	v.keys = set.used
+	o.name(v, said)
+	v.expires, err = valid(said, now)
+	return v, err
+}
+
+// valid returns when a token expires, or why it is not valid.
+func valid(said claims, now time.Time) (expires time.Time, err error) {
+	expires, ok := said.time("exp")
+	switch {
+	case !ok:
+		return expires, errNoExpiry
+	case !now.Before(expires.Add(skew)):
+		return expires, keys.ErrExpired
+	}
+	for _, name := range []string{"nbf", "iat"} {
+		if at, ok := said.time(name); ok && now.Before(at.Add(-skew)) || !ok && said[name] != nil {
+			return expires, errTooEarly
+		}
+	}
+	return expires, nil
+}
+
+// name records which caller and tier a token names.
+func (o *Identity) name(v *verified, said claims) {
+	v.identity.Issued, _ = said.time("iat")
+	switch texts := said.texts(o.Caller); {
+	case len(texts) != 1:
+		v.unnamed = fmt.Errorf("the claim %s is not one text", o.Caller)
+	default:
+		v.identity.Name = texts[0]
+		if err := keys.CheckName(texts[0]); err != nil {
+			v.unnamed = fmt.Errorf("the claim %s: %w", o.Caller, err)
+		}
+	}
+	if o.Tier == nil {
+		return
+	}
+	has := said.texts(o.Tier.Claim)
+	for _, value := range o.Tier.Values {
+		if slices.Contains(has, value.Value) {
+			v.identity.Tier = value.Tier
+			return
+		}
+	}
+}
+
+func names(algorithms []jose.SignatureAlgorithm) (names []string) {
+	for _, a := range algorithms {
+		names = append(names, string(a))
+	}
+	return names
+}
+
+// keysFor are the keys of the issuer, for one token. It remembers what go-oidc's errors do not say.
+type keysFor struct {
+	issuer *issuer
+	// used are the keys of which one has signed the token.
+	used *keySet
+	err  error
+}
+
+// VerifySignature implements gooidc.KeySet.
+func (k *keysFor) VerifySignature(ctx context.Context, token string) (payload []byte, err error) {
+	signed, err := jose.ParseSigned(token, algorithms)
+	if err != nil {
+		return nil, err
+	}
+	k.used = k.issuer.keys.Load()
+	payload, err = k.used.verify(signed)
+	if !errors.Is(err, errUnknown) {
+		k.err = err
+		return payload, err
+	}
+	current, trouble := k.issuer.renewed(ctx, k.used)
+	if k.used = current; trouble == nil {
+		payload, trouble = k.used.verify(signed)
+	}
+	k.err = trouble
+	return payload, trouble
+}
