@@ -11,7 +11,7 @@
 //   - Attempt: one request to one backend.
 //   - Bench: the time in which a backend gets no requests, for one model or for all. Other projects call it a
 //     cooldown, or an ejection.
-//   - Caller: who sends requests, known by a client key. Callers have limits.
+//   - Caller: who sends requests, known by a client key or a token. Callers have limits.
 //   - Class: what a reply means, such as served, throttled or failed.
 //   - Hint: what a reply says of the time when its backend accepts requests again.
 //   - Intent: what a request asks for, and who asks. It is read once, before a backend is chosen.
@@ -81,7 +81,7 @@ func init() {
 // `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
 // `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in metrics. It is empty if the choice was free
 // `{http.openai_lb.model}` | The model that the request asks for, as the client named it
-// `{http.openai_lb.caller}` | The name of the caller, by its client key
+// `{http.openai_lb.caller}` | The name of the caller, by its client key or token
 // `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
 // `{http.openai_lb.limit}` | The limit of the caller that refused the request, like tokens/minute. It is empty if none did
 // `{http.openai_lb.pool}` | The name of the pool

@@ -1,4 +1,4 @@
-# Caddy with openai_lb, azure_identity and the engine redis, from this checkout:
+# Caddy with openai_lb, azure_identity, oidc and the engine redis, from this checkout:
 #
 #	docker build -f xcaddy.Dockerfile -t caddy-openai-lb .
 #	docker run -p 80:80 -p 443:443 -p 443:443/udp -e EAST_KEY \
@@ -23,7 +23,7 @@ COPY . /src
 # binary bind ports below 1024 (cap_net_bind_service). Because each module has a
 # version, xcaddy does not look up the newest one.
 RUN set --; \
-	for module in "" /azure /redis; do \
+	for module in "" /azure /oidc /redis; do \
 		set -- "$@" --with "github.com/openai-lb/caddy-openai-lb$module@${VERSION:-v0.0.0=/src$module}"; \
 	done; \
 	GOOS=$TARGETOS GOARCH=$TARGETARCH xcaddy build "$@"

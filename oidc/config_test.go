@@ -2,6 +2,7 @@ package oidc
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -59,6 +60,23 @@ func TestMistakesMakeTheLoadFail(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), part) {
 				t.Errorf("%s: %v, want %s", options, err, part)
 			}
+		}
+	}
+}
+
+func TestTheExamplesLoad(t *testing.T) {
+	t.Setenv("EAST_KEY", "key-of-east")
+	t.Setenv("EASTUS_KEY", "key-of-eastus")
+	t.Setenv("NIGHTLY_KEY", "client-key-of-nightly")
+	t.Setenv("TENANT_ID", "the-tenant")
+	t.Setenv("LLM_CLIENT_ID", "the-client")
+	page := string(lbtest.ReadFile(t, "README.md"))
+	_, block, _ := strings.Cut(page, "```caddyfile\n")
+	block, _, _ = strings.Cut(block, "```")
+	for name, text := range map[string]string{"README.md": block, "examples/oidc.Caddyfile": string(lbtest.ReadFile(t, "../examples/oidc.Caddyfile"))} {
+		storage := fmt.Sprintf("{\nstorage file_system %s\n}\n", t.TempDir())
+		if err := lbtest.ValidateCaddyfile(t, storage+text); err != nil || text == "" {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

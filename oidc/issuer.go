@@ -119,7 +119,7 @@ func (i *issuer) end(found *keySet, err error, wait time.Duration) {
 		logger.Warn("could not fetch the issuer's keys, keeping the previous ones", zap.Error(err), zap.Float64("retry_in", wait.Seconds()))
 	case before == nil || before.digest != found.digest:
 		i.keys.Store(found)
-		logger.Info("fetched the issuer's keys", zap.Int("keys", len(found.keys)))
+		logger.Info("fetched the issuer's keys")
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -31,6 +31,7 @@ func newRepository(t *testing.T) repository {
 
 		"go.mod":       "module " + root + "\n\ngo 1.26.0\n",
 		"azure/go.mod": "module " + root + "/azure\n\ngo 1.26.0\n\nreplace " + root + " => ../\n",
+		"oidc/go.mod":  "module " + root + "/oidc\n\ngo 1.26.0\n\nreplace " + root + " => ../\n",
 		"redis/go.mod": "module " + root + "/redis\n\ngo 1.26.0\n\nrequire " + root + " v0.1.0\n\nreplace " + root + " => ../\n",
 	} {
 		r.write(name, text)
@@ -86,10 +87,10 @@ func TestAReleaseIsACommitAndATagForEachModule(t *testing.T) {
 		}
 		output, err := r.run("release/prepare", args...)
 		if err != nil || strings.Contains(output, "the gate runs") != gate ||
-			!strings.Contains(output, "\n\tgit push --atomic origin HEAD v0.2.0 azure/v0.2.0 redis/v0.2.0\n") {
+			!strings.Contains(output, "\n\tgit push --atomic origin HEAD azure/v0.2.0 oidc/v0.2.0 redis/v0.2.0\n\tgit push origin v0.2.0\n") {
 			t.Fatalf("%v\n%s", err, output)
 		}
-		if tags := r.git("tag", "--points-at", "HEAD"); tags != "azure/v0.2.0\nredis/v0.2.0\nv0.2.0" {
+		if tags := r.git("tag", "--points-at", "HEAD"); tags != "azure/v0.2.0\noidc/v0.2.0\nredis/v0.2.0\nv0.2.0" {
 			t.Errorf("the tags are %q", tags)
 		}
 		if parent := r.git("rev-parse", "HEAD~1"); parent != before {
@@ -101,7 +102,7 @@ func TestAReleaseIsACommitAndATagForEachModule(t *testing.T) {
 		if got := r.git("show", "v0.2.0:internal/metrics/released.txt"); got != "v0.2.0 "+before {
 			t.Errorf("the release says that it is %q", got)
 		}
-		for _, module := range []string{"azure", "redis"} {
+		for _, module := range []string{"azure", "oidc", "redis"} {
 			if text := r.git("show", "v0.2.0:"+module+"/go.mod"); !strings.Contains(text+"\n", "require "+root+" v0.2.0\n") {
 				t.Errorf("the module %s does not require the release:\n%s", module, text)
 			}

@@ -82,10 +82,10 @@ func namesInTheCode() []names {
 	jsonNames(reflect.TypeFor[statuspage.Status](), page)
 	maps.DeleteFunc(page, func(name string, _ bool) bool { return adminFields[name] || callers[name] })
 	return []names{
-		{"Options", []string{"docs/options.md", "docs/reverse-proxy.md", "docs/callers.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "redis/README.md"}, optionNames(files)},
+		{"Options", []string{"docs/options.md", "docs/reverse-proxy.md", "docs/callers.md", "docs/affinity.md", "docs/replicas.md", "docs/operators.md", "docs/observability.md", "docs/simulator.md", "azure/README.md", "oidc/README.md", "redis/README.md"}, optionNames(files)},
 		{"Metrics", []string{"docs/observability.md", "docs/replicas.md"}, counted},
 		{"Placeholders", []string{"docs/observability.md"}, placeholders},
-		{"Fields of logs", []string{"docs/observability.md", "docs/replicas.md", "azure/README.md"}, fields},
+		{"Fields of logs", []string{"docs/observability.md", "docs/replicas.md", "azure/README.md", "oidc/README.md"}, fields},
 		{"Fields of the admin API", []string{"docs/operators.md"}, adminFields},
 		{"Fields of callers", []string{"docs/callers.md"}, callers},
 		{"Fields of the status page", []string{"docs/operators.md", "docs/replicas.md"}, page},
