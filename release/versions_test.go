@@ -27,7 +27,7 @@ func inRepository(t *testing.T, name string, args ...string) string {
 func TestWhatBuildsCaddyBuildsEachModule(t *testing.T) {
 	want := inRepository(t, "go", "list", "-m", "-f", "{{.GoVersion}}", caddy)
 	asks := regexp.MustCompile(`(?m)^go (\S+)$`)
-	for _, module := range []string{"", "azure", "redis"} {
+	for _, module := range []string{"", "azure", "oidc", "redis"} {
 		text, err := os.ReadFile(filepath.Join("..", module, "go.mod"))
 		if err != nil {
 			t.Fatal(err)
