@@ -8,6 +8,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -83,6 +84,12 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, tokens
 	ex.tries.forbidRetry(res.Header)
 	ex.setRateLimits(res.Header)
+	if to := ex.tries.current; res.StatusCode == http.StatusOK && !to.backend.Azure && // which lists no deployments
+		openaiapi.AsksForModels(ex.intent.request.Method, ex.intent.Route) {
+		observe.ReadModels(res, func(models []openaiapi.ListedModel) {
+			ex.logger.ShutDown(to.Name, to.metrics.Listed(models, to.Member, time.Now()))
+		})
+	}
 	return res
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -23,8 +24,8 @@ import (
 const (
 	// atOnce is how many requests of a check run at a time.
 	atOnce = 64
-	// maxBody is how much of a reply is read. OpenAI's list of models has some ten kilobytes.
-	maxBody = 4 << 20
+	// maxBody is how much of a reply is read.
+	maxBody = openaiapi.MaxModelList
 	// soon is how long before its end a certificate is reported.
 	soon = 14 * 24 * time.Hour
 	// maxError is how much of an error is shown.

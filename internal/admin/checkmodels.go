@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -37,11 +38,8 @@ func (o *backendCheck) readList(a backendReply) (more bool) {
 		o.problem(CheckWarning, "there is no list of models at %s: %s", a.request.URL.Path, refusalText(a))
 		return true
 	}
-	var list struct {
-		Data    []struct{ ID string }
-		HasMore bool `json:"has_more"`
-	}
-	if err := json.Unmarshal(a.body, &list); err != nil || list.Data == nil {
+	models, goesOn, ok := openaiapi.ReadModels(a.body)
+	if !ok {
 		o.problem(CheckWarning, "the reply from %s is not a list of models: is this the API?", a.request.URL.Path)
 		return true
 	}
@@ -52,20 +50,40 @@ func (o *backendCheck) readList(a backendReply) (more bool) {
 	case !o.spend:
 		o.problem(CheckWarning, "the list of models needs no credential, so it does not prove that the credential is accepted: use --spend")
 	}
-	n := len(list.Data)
+	n := len(models)
 	if o.Checked.Listed = &n; o.Azure {
 		return true // Azure lists the models that could be deployed, and no deployment
 	}
 	for i := range o.Checked.Models {
 		m := &o.Checked.Models[i]
 		switch {
-		case slices.ContainsFunc(list.Data, func(listed struct{ ID string }) bool { return isListed(m.Name, listed.ID) }):
+		case slices.ContainsFunc(models, func(listed openaiapi.ListedModel) bool { return isListed(m.Name, listed.ID) }):
 			m.State = found
-		case !list.HasMore:
+		case !goesOn:
 			m.State = missing
 		}
 	}
+	o.readShutdowns(models, time.Now())
 	return true
+}
+
+// readShutdowns records the models that are shut down soon, or have been: those that the options name, or all if they
+// name none. A line has the models of a date.
+func (o *backendCheck) readShutdowns(models []openaiapi.ListedModel, now time.Time) {
+	ending := make(map[time.Time][]string)
+	for _, m := range models {
+		named := len(o.Checked.Models) == 0 || slices.ContainsFunc(o.Checked.Models, func(its CheckedModel) bool { return isListed(its.Name, m.ID) })
+		if named && m.EndsSoon(now) {
+			ending[m.Shutdown] = append(ending[m.Shutdown], m.ID)
+		}
+	}
+	for _, date := range slices.SortedFunc(maps.Keys(ending), time.Time.Compare) {
+		text := "the provider shuts down %s on %s"
+		if date.Before(now) {
+			text = "the provider has shut down %s on %s"
+		}
+		o.problem(CheckWarning, text, strings.Join(ending[date], ", "), date.Format(time.DateOnly))
+	}
 }
 
 // isPublic reports whether the reply to a request is the same without the credential.

@@ -106,6 +106,7 @@ type Backend struct {
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
 	last         series[string, *lastSeen]
+	shutdowns    shutdowns
 }
 
 // answer has the labels of an answer of a backend.

@@ -275,6 +275,26 @@ func handlerOf(fields string) string {
 	return `{"apps":{"http":{"servers":{"s":{"routes":[{"handle":[{"handler":"openai_lb",` + fields + `}]}]}}}}}`
 }
 
+func TestACheckNamesTheModelsThatAreShutDownSoon(t *testing.T) {
+	date := func(days int) string { return time.Now().UTC().AddDate(0, 0, days).Format(time.DateOnly) }
+	list := func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"data":[{"id":"a","shutdown_date":"%s"},{"id":"b","shutdown_date":"%[1]s"},{"id":"c","shutdown_date":"%s"},`+
+			`{"id":"d","shutdown_date":"%s"},{"id":"e","shutdown_date":null},{"id":"f"},{"id":"g","shutdown_date":{}}]}`, date(59), date(-2), date(61))
+	}
+	at := serveAPI(t, list)
+	checked, _, err := check(t, "--config", configWith(t, "",
+		"backend "+at+"/v1 {\nname named\nmodel a\nmodel mine c\nmodel d\nmodel e\nmodel f\nmodel g\n}",
+		"backend "+at+"/v1 {\nname any\n}", "backend "+at+"/v1 {\nname stays\nmodel d\nmodel e\n}"))
+	if err != nil {
+		t.Error(err)
+	}
+	past := "warning: the provider has shut down c on " + date(-2)
+	wantChecked(t, checked["named"], "warning", "none", "a found, c found, d found, e found, f found, g found",
+		past+"; warning: the provider shuts down a on "+date(59))
+	wantChecked(t, checked["any"], "warning", "none", "", past+"; warning: the provider shuts down a, b on "+date(59))
+	wantChecked(t, checked["stays"], "ok", "none", "d found, e found", "")
+}
+
 func TestWhatIsWrongWithACheckIsPlainText(t *testing.T) {
 	folder := t.TempDir()
 	write := func(name, text string) string {
