@@ -36,7 +36,7 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 		apierror.PerhapsExecuted, apierror.PerhapsStillExecuted, apierror.NotReady,
 		apierror.RateLimited(time.Second, true, ""), apierror.RateLimited(9*time.Second, false, ""), apierror.Busy(time.Second, true, ""),
 		apierror.RateLimited(9*time.Second, true, "the response 'resp_68f0'"),
-		apierror.UnknownModel("gpt-5", []string{"gpt-4o", "gpt-4o-mini"}), apierror.MissingModel([]string{"gpt-4o", "gpt-4o-mini"}),
+		apierror.UnknownModel("gpt-5.6-sol", []string{"gpt-5.5", "gpt-5.6-luna"}), apierror.MissingModel([]string{"gpt-5.5", "gpt-5.6-luna"}),
 		apierror.InvalidPath(openaiapi.CheckPath("//v1")), apierror.ModelBeyondBuffer(32 << 20),
 	} {
 		body, err := io.ReadAll(e.Response(httptest.NewRequest(http.MethodPost, "/", http.NoBody)).Body)
@@ -151,7 +151,7 @@ func TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration(t *testing.T) {
 		".openai.azure.com {", ".openai.azure.com {\nauth api_key",
 		"https://contoso-eastus.openai.azure.com {", serverEast.URL+" {\nauth api_key",
 	).Replace(config))
-	lbtest.Ask(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), "Api-Key", "client-key-of-alice").WantServed(t, "eastus")
+	lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), `{"model":"gpt-5.5"}`, "Api-Key", "client-key-of-alice").WantServed(t, "eastus")
 
 	var lines []map[string]any
 	lbtest.WaitFor(t, func() bool {

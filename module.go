@@ -65,7 +65,7 @@ func init() {
 //		"handler": "openai_lb",
 //		"backends": [
 //			{"url": "https://contoso-ptu.openai.azure.com", "priority": 1, "api_key": "{env.PTU_KEY}"},
-//			{"url": "https://api.openai.com/v1", "priority": 2, "api_key": "{env.OPENAI_KEY}", "model": [{"name": "gpt-4o"}]}
+//			{"url": "https://api.openai.com/v1", "priority": 2, "api_key": "{env.OPENAI_KEY}", "model": [{"name": "gpt-5.5"}]}
 //		],
 //		"client_keys": [{"name": "alice", "key": "{env.ALICE_KEY}"}]
 //	}

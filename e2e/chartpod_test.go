@@ -66,7 +66,7 @@ func mount(t *testing.T, set string) (m mounted, made objects) {
 	}
 	writeFile(t, filepath.Join(m.dir, "client-keys"), "alice the-client-key-of-alice\n")
 	writeCertificate(t, m.dir)
-	simulator := start(t, []backend{{simulator: "deployments gpt-4o gpt-4o-ptu gpt-4o-mini"}}).simulators[0]
+	simulator := start(t, []backend{{simulator: "deployments gpt-5.5 gpt-5.5-ptu gpt-5.6-luna"}}).simulators[0]
 	config = regexp.MustCompile(`backend https://[\w.-]+\.azure\.com \{`).ReplaceAllString(config, "backend "+simulator+" {\nauth api_key")
 	config = strings.ReplaceAll(config, "https://api.openai.com", simulator)
 	m.config = strings.NewReplacer("/run/secrets/openai-lb", m.dir, "/run/secrets/tls", m.dir).Replace(config)

@@ -128,7 +128,7 @@ func (p *pod) chat(t *testing.T, body string) *http.Response {
 	return res
 }
 
-const aChat = `{"model":"gpt-4o","messages":[{"role":"user","content":"Hello"}]`
+const aChat = `{"model":"gpt-5.5","messages":[{"role":"user","content":"Hello"}]`
 
 func TestAPodAnswersProbesAndPrometheus(t *testing.T) {
 	t.Parallel()

@@ -68,10 +68,10 @@ func TestTheProductionExampleWorks(t *testing.T) {
 	chat := func(model string) lbtest.Reply {
 		return lbtest.Post(client, site+"/v1/chat/completions", `{"model":"`+model+`","messages":[]}`, key...)
 	}
-	chat("gpt-4o").WantServed(t, "east", "openai")
-	chat("gpt-4o-mini").WantServed(t, "east", "openai")
-	chat("o4-mini").WantError(t, 404, "model_not_found")
-	lbtest.Post(client, site+"/v1/chat/completions", `{"model":"gpt-4o"}`).WantError(t, 401, "invalid_api_key")
+	chat("gpt-5.5").WantServed(t, "east", "openai")
+	chat("gpt-5.6-luna").WantServed(t, "east", "openai")
+	chat("gpt-5.6-terra").WantError(t, 404, "model_not_found")
+	lbtest.Post(client, site+"/v1/chat/completions", `{"model":"gpt-5.5"}`).WantError(t, 401, "invalid_api_key")
 	lbtest.Post(client, site+"/v1/chat/completions", strings.Repeat(" ", 33<<20), key...).WantError(t, 413, "request_too_large")
 	if n := len(ptu.Received()); n != 1 {
 		t.Errorf("the throttled deployment got %d requests, want 1", n)

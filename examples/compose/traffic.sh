@@ -20,10 +20,10 @@ again() {
 	done
 }
 
-again chat alice gpt-4o ',"max_tokens":100' &
-again chat alice gpt-4o ',"max_tokens":200,"stream":true' &
-again chat bob gpt-4o ',"stream":true,"stream_options":{"include_usage":true}' &
-again chat bob gpt-4o '' &
-again chat bob o4-mini '' &
+again chat alice gpt-5.5 ',"max_tokens":100' &
+again chat alice gpt-5.5 ',"max_tokens":200,"stream":true' &
+again chat bob gpt-5.5 ',"stream":true,"stream_options":{"include_usage":true}' &
+again chat bob gpt-5.5 '' &
+again chat bob gpt-5.6-terra '' &
 again post alice /v1/embeddings '{"model":"text-embedding-3-small","input":"a load balancer"}' &
 wait

@@ -39,8 +39,9 @@ The status is 1 if the configuration is not valid, or if a backend cannot serve:
 the host cannot be resolved or reached, TLS fails, there is no reply in time, the
 credential is missing or refused, the budget is used up, the reply is a 5xx, or a
 model that the options name is missing. Warnings do not change the status: a
-throttle, a certificate that expires within 14 days, no list of models, or one that
-needs no credential and so proves nothing.
+throttle, a certificate that expires within 14 days, a model that the provider shuts
+down within 60 days, no list of models, or one that needs no credential and so proves
+nothing.
 
 Azure lists no deployments. So each deployment that the options name gets a request
 without messages, which costs nothing, and shows a deployment that is missing and a
