@@ -1,9 +1,21 @@
 package azure
 
 import (
+	"os"
 	"testing"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-func TestMain(m *testing.M) { lbtest.Main(m) }
+// runsCaddy makes the program of the tests the command caddy.
+const runsCaddy = "OPENAI_LB_TEST_RUNS_CADDY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(runsCaddy) != "" {
+		caddycmd.Main()
+		return
+	}
+	lbtest.Main(m)
+}

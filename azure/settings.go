@@ -37,15 +37,19 @@ var takes = map[string][]string{
 // clouds are the clouds of Azure. Their audiences are the same as in the SDKs
 // of Azure OpenAI and of the other Cognitive Services, such as
 // AzureOpenAIAudience and FormRecognizerAudience of the SDK for .NET.
-var clouds = map[string]struct {
+var clouds = map[string]azureCloud{
+	"public":     {cloud.AzurePublic, "https://cognitiveservices.azure.com/.default", "https://ai.azure.com/.default", "https://management.azure.com"},
+	"government": {cloud.AzureGovernment, "https://cognitiveservices.azure.us/.default", "", "https://management.usgovcloudapi.net"},
+	"china":      {cloud.AzureChina, "https://cognitiveservices.azure.cn/.default", "", "https://management.chinacloudapi.cn"},
+}
+
+type azureCloud struct {
 	authority cloud.Configuration
 	scope     string
 	// other is the scope of Foundry, which resources of Azure OpenAI may require, too. It is empty where none is documented.
 	other string
-}{
-	"public":     {cloud.AzurePublic, "https://cognitiveservices.azure.com/.default", "https://ai.azure.com/.default"},
-	"government": {cloud.AzureGovernment, "https://cognitiveservices.azure.us/.default", ""},
-	"china":      {cloud.AzureChina, "https://cognitiveservices.azure.cn/.default", ""},
+	// arm is the URL of Azure Resource Manager.
+	arm string
 }
 
 var cloudNames = []string{"public", "government", "china"}
@@ -215,15 +219,16 @@ func (s *settings) authorityHost() string {
 }
 
 // audiences are the default scope, that of the cloud which the authority is of, and the cloud's other one.
-func (s *settings) audiences() (scope, other string) {
-	its := clouds[cloudNames[0]]
+func (s *settings) audiences() (scope, other string) { return s.cloud().scope, s.cloud().other }
+
+// cloud returns the cloud that the authority is of, or the public one.
+func (s *settings) cloud() azureCloud {
 	for _, name := range cloudNames {
 		if host := s.authorityHost(); host != "" && strings.Contains(clouds[name].authority.ActiveDirectoryAuthorityHost, "//"+host+"/") {
-			its = clouds[name]
-			break
+			return clouds[name]
 		}
 	}
-	return its.scope, its.other
+	return clouds[cloudNames[0]]
 }
 
 // identity identifies whom tokens are for, and contains no secret. Another

@@ -68,6 +68,19 @@ func (c checkedConfig) provision(use func([]*pools.Entry) error) error {
 	return use(entries)
 }
 
+// readBackends is the ReadBackends of other modules' commands.
+func readBackends(file string) (all []Configured, err error) {
+	err = checkedConfig{file: file, offline: true}.provision(func(entries []*pools.Entry) error {
+		for _, e := range entries {
+			for _, b := range e.Rechecker.(*backend.Rechecker).Backends {
+				all = append(all, Configured{e.Name, b.Name, b.Origin.Hostname(), b.Names()})
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
 // reachable returns an error if no request reaches one of the balancers. It sends no request through the routes, although
 // those of a server that does not listen would take one: forward_auth would ask its own server, and a request without the
 // password, header or address that a site requires reaches no balancer of a site that is right.

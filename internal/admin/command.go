@@ -47,6 +47,19 @@ only the option admin of a Caddyfile, so no other variable has to be set.
 	})
 }
 
+// Configured is a backend of a configuration.
+type Configured struct {
+	Pool, Name, Host string
+	// Models are the backend's own names of the models that its options name.
+	Models []string
+}
+
+// ReadBackends sets up a Caddyfile as `check --offline` does, and returns its backends.
+type ReadBackends func(file string) ([]Configured, error)
+
+// More makes the commands of modules that are built separately.
+var More []func(ReadBackends) *cobra.Command
+
 func addCommands(parent *cobra.Command) {
 	flags := parent.PersistentFlags()
 	flags.StringP("config", "c", "", "Configuration file, for the address of the admin API")
@@ -76,6 +89,9 @@ func addCommands(parent *cobra.Command) {
 		importCommand(),
 		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy", cobra.NoArgs),
 	)
+	for _, more := range More {
+		parent.AddCommand(more(readBackends))
+	}
 }
 
 // operator returns the user of this process and its host, as the admin API accepts it.
