@@ -87,7 +87,7 @@ resource group is enough. Nothing is changed at Azure, and no key is read or sho
 			_, err = fmt.Fprint(command.OutOrStdout(), text)
 		}
 		switch {
-		case err != nil && context.Cause(ctx) == context.DeadlineExceeded:
+		case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 			return failed(command, fmt.Errorf("not done within %s: %w", d.timeout, err))
 		case err != nil:
 			return failed(command, err)

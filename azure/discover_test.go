@@ -250,7 +250,7 @@ func TestAnErrorOfDiscoverHasItsOwnStatus(t *testing.T) {
 		{"a page of HTML", refuse(200, `<html>`), nil, "the reply is not a list"},
 		{"an account that is none", refuse(200, `{"value":[{"kind":"OpenAI","name":"x","id":"/../secrets"}]}`), nil, "the account x has an id that is not one"},
 		{"a redirect", func(w http.ResponseWriter, r *http.Request, _ int) bool {
-			http.Redirect(w, r, other.URL, 307)
+			http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
 			return true
 		}, nil, "307 Temporary Redirect"},
 		{"a link to another host", link(other.URL + "/x"), nil, "nextLink leads to another host: expected 127.0.0.1"},
