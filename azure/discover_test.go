@@ -119,7 +119,9 @@ func TestDiscoverPrintsACaddyfileOfTheDeployments(t *testing.T) {
 	if got := resource(f.tokens.received()[0]); got != f.URL {
 		t.Errorf("the token is for %s, want %s", got, f.URL)
 	}
-	for _, path := range f.requests {
+	var asked []string
+	f.set(func() { asked = f.requests })
+	for _, path := range asked {
 		if strings.Contains(path, "contoso-speech") || strings.Contains(path, "contoso-empty/models") {
 			t.Errorf("it asked for %s", path)
 		}
@@ -129,7 +131,7 @@ func TestDiscoverPrintsACaddyfileOfTheDeployments(t *testing.T) {
 func TestDiscoverReadsOneResourceGroup(t *testing.T) {
 	f := newFakeARM(t)
 	f.account("OpenAI", "a", openAI, deployed("d", "Standard", 1, "m", "1"), "")
-	f.lists["/subscriptions/"+subscription+provider] = []any{"of another group"}
+	f.set(func() { f.lists["/subscriptions/"+subscription+provider] = []any{"of another group"} })
 	out, _, status := f.discover(t, "--resource-group", "rg-one")
 	if status != 0 || !strings.Contains(out, "of resource group rg-one of subscription "+subscription+".\n") || !strings.Contains(out, "\tmodel m d\n") {
 		t.Errorf("status %d, %s", status, out)
@@ -271,7 +273,7 @@ func TestAnErrorOfDiscoverHasItsOwnStatus(t *testing.T) {
 		{"two subscriptions and a group", nil, []string{"--subscription", "x", "--resource-group", "g"}, "resource-group requires exactly one subscription"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f.reply = c.reply
+			f.set(func() { f.reply = c.reply })
 			out, complaints, status := f.discover(t, c.args...)
 			if status != 2 || out != "" || !strings.HasPrefix(complaints, "Error: ") || !strings.Contains(complaints, c.want) || strings.Count(complaints, "\n") > 1 {
 				t.Errorf("status %d, %s\n%s\nwant %s", status, out, complaints, c.want)

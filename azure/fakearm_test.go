@@ -83,8 +83,16 @@ func (f *fakeARM) answer(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(page)
 }
 
+func (f *fakeARM) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
 // account adds an account of a kind, with the shape that Microsoft documents. Deployments and models are JSON.
 func (f *fakeARM) account(kind, name, endpoints, deployments, models string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	id := group + provider + "/" + name
 	of := map[string]any{
 		"id": id, "name": name, "type": "Microsoft.CognitiveServices/accounts", "kind": kind, "location": "eastus2",
