@@ -68,7 +68,7 @@ func (a *Admission) Leave(now time.Time, id string) {
 	if later := a.reservation.Leave(now); id != "" {
 		a.kept.background.add(id, later)
 	}
-	a.kept.changed()
+	a.kept.saver.Changed()
 }
 
 // Awaits reports whether a response with this id has been left in the background, and not been settled.
@@ -81,6 +81,6 @@ func (a *Admission) Awaits(id string) bool {
 func (a *Admission) SettleLeft(now time.Time, id string, cost meter.Cost) {
 	if left, ok := a.kept.background.take(id); ok {
 		left.Settle(now, cost)
-		a.kept.changed()
+		a.kept.saver.Changed()
 	}
 }

@@ -36,7 +36,7 @@ type Callers struct {
 	log  *zap.Logger
 	// crossed gets the marks that the use of limits has reached.
 	crossed func(meter.Crossing)
-	file    *savedFile
+	storage certmagic.Storage
 	// location is where days and months begin.
 	location *time.Location
 }
@@ -62,7 +62,7 @@ func New(o Options) *Callers {
 	if len(o.Callers)+len(o.Tiers) == 0 {
 		return nil
 	}
-	c := &Callers{byName: make(map[string]*block), sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, file: savedFileOf(o.Storage, o.Pool)}
+	c := &Callers{byName: make(map[string]*block), sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, storage: o.Storage}
 	c.location, _ = o.Location() // it was checked
 	c.others = c.blockOf(&o, Caller{Name: everyOther})
 	for _, caller := range o.Callers {
@@ -73,7 +73,7 @@ func New(o Options) *Callers {
 		}
 	}
 	c.limits = len(o.Callers) > 0 || slices.ContainsFunc(o.Tiers, func(t Tier) bool { return !t.isEmpty() })
-	value, again, _ := inUse.LoadOrNew(c.name, func() (caddy.Destructor, error) { return newKept(), nil })
+	value, again, _ := inUse.LoadOrNew(c.name, func() (caddy.Destructor, error) { return newKept(c.name), nil })
 	if c.kept = value.(*kept); !again {
 		c.Start()
 	}
@@ -83,7 +83,7 @@ func New(o Options) *Callers {
 // Start applies the options. Those of the config before apply until the new one is in use, because it may
 // fail.
 func (c *Callers) Start() {
-	c.kept.configure(c.file, c.log, c.crossed)
+	c.kept.configure(c.storage, c.log, c.crossed)
 	c.started.Store(true)
 	c.configure()
 }
@@ -98,7 +98,7 @@ func (c *Callers) Close() error {
 		return nil
 	}
 	c.started.Store(false)
-	c.kept.save()
+	c.kept.saver.Save()
 	_, err := inUse.Delete(c.name)
 	return err
 }
@@ -133,8 +133,8 @@ func Reset(of, name string, order pool.Order) (known bool) {
 		return false
 	}
 	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", of), zap.String("caller", name), zap.String("by", order.By), zap.String("reason", order.Reason))
-	k.dirty.Store(true)
-	k.save()
+	k.saver.Changed()
+	k.saver.Save()
 	return true
 }
 
@@ -302,7 +302,7 @@ func (a *Admission) Spend(output int64) { a.reservation.Spend(time.Now(), output
 func (a *Admission) Settle(now time.Time, cost meter.Cost) {
 	if a.Open() {
 		a.reservation.Settle(now, cost)
-		a.kept.changed()
+		a.kept.saver.Changed()
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // TestUseIsSavedAgainAfterAConfigThatSavesNothing has three configs of a pool. The second one has `state`, and is
@@ -30,7 +31,7 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 		use := func(c *Callers, tokens int64) {
 			a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: tokens})
 			a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
-			time.Sleep(saveInterval)
+			time.Sleep(pools.SaveInterval)
 			synctest.Wait()
 		}
 		c := load(storage)
@@ -38,7 +39,7 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
 		use(load(nil), 2)
 		use(load(storage), 4)
-		text, err := storage.Load(t.Context(), c.file.key)
+		text, err := storage.Load(t.Context(), c.kept.key)
 		if err != nil || !strings.Contains(string(text), `"limit":"tokens/day","window":10957,"used":7`) {
 			t.Errorf("saved is %s (%v), want 7 tokens of the day", text, err)
 		}
@@ -78,7 +79,7 @@ func TestAStorageThatFailsIsLoggedOnce(t *testing.T) {
 			for range 5 {
 				a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: 1})
 				a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
-				time.Sleep(saveInterval + time.Second)
+				time.Sleep(pools.SaveInterval + time.Second)
 			}
 			synctest.Wait()
 			r, w := logs.FilterMessage("could not read saved use of callers").Len(), logs.FilterMessage("could not save use of callers").Len()

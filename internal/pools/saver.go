@@ -1,0 +1,126 @@
+package pools
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+	"go.uber.org/zap"
+)
+
+const (
+	// SaveInterval is how long after a change a Saver saves, and how often it tries again.
+	SaveInterval = 10 * time.Second
+	// storageTimeout limits how long the storage may take.
+	storageTimeout = 30 * time.Second
+)
+
+// Saver keeps something in Caddy's storage through config reloads. It saves after changes, and when it is asked to. While
+// the storage fails, it tries again, and the log has one line about that.
+type Saver struct {
+	save func(context.Context, certmagic.Storage) error
+	to   atomic.Pointer[place] // nil: nothing is saved
+
+	mu sync.Mutex // guards the use of the storage
+	// failing is what the log says that the storage does not do.
+	failing string
+	// dirty reports whether there are changes, and timer saves them.
+	dirty atomic.Bool
+	timer atomic.Pointer[time.Timer]
+	// closed reports whether nothing is saved after a change any more.
+	closed atomic.Bool
+}
+
+// place is where something is saved, by one config.
+type place struct {
+	storage certmagic.Storage
+	logger  *zap.Logger
+}
+
+// StorageError is what could not be done with a key of the storage. What is the message for the log.
+type StorageError struct {
+	What, Key string
+	Err       error
+}
+
+// Error implements error.
+func (e *StorageError) Error() string { return e.What + " " + e.Key + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *StorageError) Unwrap() error { return e.Err }
+
+// NewSaver returns a Saver that saves nowhere until it is configured. save fails with a StorageError.
+func NewSaver(save func(context.Context, certmagic.Storage) error) *Saver {
+	return &Saver{save: save}
+}
+
+// Configure sets the storage of a new config, or none.
+func (s *Saver) Configure(storage certmagic.Storage, logger *zap.Logger) {
+	if storage == nil {
+		s.to.Store(nil)
+		return
+	}
+	s.to.Store(&place{storage, logger})
+}
+
+// Saves reports whether there is a storage.
+func (s *Saver) Saves() bool { return s.to.Load() != nil }
+
+// Changed records a change, and has it saved soon.
+func (s *Saver) Changed() {
+	if s.to.Load() == nil || s.dirty.Swap(true) || s.closed.Load() {
+		return
+	}
+	s.timer.Store(time.AfterFunc(SaveInterval, s.Save))
+}
+
+// Save saves now, if something has changed.
+func (s *Saver) Save() {
+	if !s.Saves() {
+		s.dirty.Store(false) // another config may have a storage again, and the next change is saved then
+	}
+	if !s.dirty.Load() {
+		return
+	}
+	saved := s.Use(func(ctx context.Context, storage certmagic.Storage) error {
+		s.dirty.Store(false)
+		err := s.save(ctx, storage)
+		if err == nil {
+			s.failing = ""
+		}
+		return err
+	})
+	if !saved {
+		s.Changed()
+	}
+}
+
+// Use calls f with the storage, unless there is none, while nothing else uses it. It logs an error of f, unless the log
+// says so already, and reports whether there was none.
+func (s *Saver) Use(f func(context.Context, certmagic.Storage) error) bool {
+	to := s.to.Load()
+	if to == nil {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
+	defer cancel()
+	err := f(ctx, to.storage)
+	if failed := (*StorageError)(nil); errors.As(err, &failed) && s.failing != failed.What {
+		s.failing = failed.What
+		to.logger.Error(failed.What, zap.String("key", failed.Key), zap.Error(failed.Err))
+	}
+	return err == nil
+}
+
+// Close has nothing saved after a change any more.
+func (s *Saver) Close() {
+	s.closed.Store(true)
+	if timer := s.timer.Load(); timer != nil {
+		timer.Stop()
+	}
+}
