@@ -9,6 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -34,6 +35,7 @@ type balancer struct {
 	metrics    *metrics.Pool
 	ownMetrics *metrics.Backend
 	models     metrics.Models
+	ledger     *ledger.Config
 }
 
 // settings are what the options say of requests.

@@ -1,32 +1,49 @@
 package openailb
 
 import (
+	"cmp"
 	"net/http"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // bill is what a request is charged to its caller, and its tier.
 type bill struct{ callers.Admission }
 
-// settle replaces the estimate by what the request has cost. It is over.
-func (b *bill) settle(in *intent, t *tries, o *outcome) {
-	if !b.Open() {
-		return
-	}
-	now, cost := time.Now(), b.cost(in, t, o)
+// settle replaces the estimate by what the request has cost, for the ledger, too. It is over.
+func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
+	now, cost, limited, later := time.Now(), b.cost(in, t, o), b.Open(), ""
 	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
-		b.Leave(now, o.usage.ID())
+		limit, _ := in.OutputLimit()
+		cost.Output, later = max(limit, b.Output()), o.usage.ID()
+		b.Leave(now, later)
 	} else {
 		b.Settle(now, cost)
 	}
+	if cost.Requests > 0 {
+		lb.ledger.Add(now, lb.row(in, t, o, cost), ledger.UseOf(cost, o.tokens), later)
+	}
 	if id := in.ResponseID(); id != "" && o.tokens.Known() {
+		lb.ledger.SettleLeft(id, o.tokens)
 		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
 	}
-	t.turn.lists.Wake(now, in.caller.Name)
+	if limited {
+		t.turn.lists.Wake(now, in.caller.Name)
+	}
+}
+
+// row returns the row of the ledger for a request. Only a model that has answered may have any name.
+func (b *balancer) row(in *intent, t *tries, o *outcome, cost meter.Cost) ledger.Key {
+	model := pool.ModelKey(in.Model)
+	if cost.Prompt == 0 {
+		model = b.models.Label(in.Model)
+	}
+	return ledger.Key{Caller: in.caller.Name, Model: model, Backend: o.answered(t).target.Name, ServiceTier: o.tier}
 }
 
 // cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
@@ -57,16 +74,16 @@ func (b *bill) cost(in *intent, t *tries, o *outcome) meter.Cost {
 // prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
 // least.
 func (b *bill) tokensCost(in *intent, o *outcome, class verdict.Class) meter.Cost {
-	tokens, estimated := o.tokens, false
-	if b.Prompt() == 0 && (!tokens.Known() || in.showsStored()) {
+	tokens, estimated, prompt := o.tokens, false, cmp.Or(b.Prompt(), in.PromptTokens(nil)) // without limits by its length
+	if prompt == 0 && (!tokens.Known() || in.showsStored()) {
 		return meter.Cost{Requests: 1} // no model has answered
 	}
 	cut := o.aborted || class == verdict.BrokenStream
 	if cut || !tokens.Known() {
-		tokens, estimated = o.usage.Estimate(b.Prompt())
+		tokens, estimated = o.usage.Estimate(prompt)
 	}
 	if !tokens.Known() {
-		tokens.Input, estimated = b.Prompt(), true
+		tokens.Input, estimated = prompt, true
 	}
 	if limit, ok := in.OutputLimit(); estimated && ok && limit == 0 {
 		tokens.Output = 0 // some repeat what they were asked

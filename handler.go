@@ -72,7 +72,7 @@ func finish(ex *exchange, err error, aborted bool) {
 	}
 	addToLog(in.request, func() *observe.Summary { return ex.summary(in, t, o, ex.bill.Tier()) })
 	ex.report(in, t, o)
-	ex.bill.settle(in, t, o)
+	ex.bill.settle(ex.balancer, in, t, o)
 }
 
 // proxied is the request as reverse_proxy gets it: with the exchange in its

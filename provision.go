@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -158,7 +159,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		listeners = append(listeners, wakes{lists})
 	}
 	h.balancer = newBalancer(h.Pool, targets, h.Sender, events, listeners...)
-	h.balancer.waiting = lists
+	h.balancer.waiting, h.balancer.ledger = lists, ledger.Open(h.Pool, ctx.Storage(), h.logger)
 	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
 	h.balancer.policy, h.balancer.rateLimits = policy, h.RatelimitHeaders
 	var prompts *affinity.PromptCache // nil: with one account, or a policy of the operator's, there is none by default
@@ -196,7 +197,7 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 	for _, names := range h.reader.callers.Sets() {
 		h.reader.entitlements = append(h.reader.entitlements, entitle(names, h.balancer.targets, h.reader.affinity))
 	}
-	return observe.On(ctx, observe.Started, h.reader.affinity.Start)
+	return observe.On(ctx, observe.Started, func() { h.reader.affinity.Start(); h.balancer.ledger.Start() })
 }
 
 // provisionFromEnv adds the backends that the environment describes. That
@@ -230,6 +231,7 @@ func (h *Handler) Cleanup() error {
 		pools.Default.Remove(&h.balancer.Entry)
 		h.balancer.Pool.Close()
 		metrics.Left()
+		errs = append(errs, h.balancer.ledger.Close())
 		for _, t := range h.balancer.targets {
 			errs = append(errs, pools.UnloadHealth(t.backend.HealthKey))
 		}

@@ -196,7 +196,8 @@ func (d *reader) answerUsage(ex *exchange) apierror.Answer {
 	if d.callers == nil {
 		return apierror.NoUsage.Answer(r)
 	}
-	use := admin.CallerOf(ex.Name, d.callers.Use(time.Now(), ex.intent.caller.Name))
+	now, name := time.Now(), ex.intent.caller.Name
+	use := admin.OwnUse{Caller: admin.CallerOf(ex.Name, d.callers.Use(now, name)), Models: ex.ledger.Models(now, name)}
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer

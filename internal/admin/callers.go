@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
@@ -32,6 +33,13 @@ type Caller struct {
 	TokensMonth int64 `json:"tokens_month"`
 	// Replicas is how many replicas share the limits without hearing each other, or 0.
 	Replicas int `json:"replicas_apart"`
+}
+
+// OwnUse is what a caller is told of its use.
+type OwnUse struct {
+	Caller
+	// Models are those that it has used in this month, in UTC.
+	Models []ledger.ModelUse `json:"models"`
 }
 
 // CallerLimit is one limit of a caller.

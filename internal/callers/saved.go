@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
@@ -24,8 +25,9 @@ const readPatience = 3 * time.Second
 // what was saved when the first request comes, because `caddy validate` must not, and saves after changes.
 // Nothing is saved until what was saved before has been read, because it is replaced.
 type kept struct {
-	meters     *meter.Callers
-	background background
+	meters *meter.Callers
+	// background has the charges of responses that were left in the background. Those of forgotten ones stay.
+	background ledger.Left[meter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
 	key        string
@@ -77,7 +79,7 @@ func (k *kept) restore() {
 	k.started.Do(func() {
 		go func() {
 			defer close(k.done)
-			k.saver.Use(k.load)
+			k.saver.Use(pools.Saving, k.load)
 		}()
 	})
 	select {

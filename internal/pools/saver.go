@@ -25,8 +25,8 @@ type Saver struct {
 	to   atomic.Pointer[place] // nil: nothing is saved
 
 	mu sync.Mutex // guards the use of the storage
-	// failing is what the log says that the storage does not do.
-	failing string
+	// failing is what the log says that cannot be done, by task.
+	failing map[string]string
 	// dirty reports whether there are changes, and timer saves them.
 	dirty atomic.Bool
 	timer atomic.Pointer[time.Timer]
@@ -54,7 +54,7 @@ func (e *StorageError) Unwrap() error { return e.Err }
 
 // NewSaver returns a Saver that saves nowhere until it is configured. save fails with a StorageError.
 func NewSaver(save func(context.Context, certmagic.Storage) error) *Saver {
-	return &Saver{save: save}
+	return &Saver{save: save, failing: make(map[string]string)}
 }
 
 // Configure sets the storage of a new config, or none.
@@ -85,22 +85,21 @@ func (s *Saver) Save() {
 	if !s.dirty.Load() {
 		return
 	}
-	saved := s.Use(func(ctx context.Context, storage certmagic.Storage) error {
+	saved := s.Use(Saving, func(ctx context.Context, storage certmagic.Storage) error {
 		s.dirty.Store(false)
-		err := s.save(ctx, storage)
-		if err == nil {
-			s.failing = ""
-		}
-		return err
+		return s.save(ctx, storage)
 	})
 	if !saved {
 		s.Changed()
 	}
 }
 
-// Use calls f with the storage, unless there is none, while nothing else uses it. It logs an error of f, unless the log
-// says so already, and reports whether there was none.
-func (s *Saver) Use(f func(context.Context, certmagic.Storage) error) bool {
+// Saving is the task of saving, or of what has to be done before.
+const Saving = "save"
+
+// Use calls f for a task with the storage, unless there is none, while nothing else uses it. It logs an error of f, unless
+// that is the latest line about the task, and reports whether there was none.
+func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) error) bool {
 	to := s.to.Load()
 	if to == nil {
 		return true
@@ -110,8 +109,11 @@ func (s *Saver) Use(f func(context.Context, certmagic.Storage) error) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
 	err := f(ctx, to.storage)
-	if failed := (*StorageError)(nil); errors.As(err, &failed) && s.failing != failed.What {
-		s.failing = failed.What
+	failed := (*StorageError)(nil)
+	if !errors.As(err, &failed) {
+		delete(s.failing, task)
+	} else if s.failing[task] != failed.What {
+		s.failing[task] = failed.What
 		to.logger.Error(failed.What, zap.String("key", failed.Key), zap.Error(failed.Err))
 	}
 	return err == nil

@@ -1,0 +1,242 @@
+// Package ledger adds up what requests have used, for bills: by day, caller, model, backend and service tier. No
+// decision depends on it.
+//
+// Each pool of each process has a Ledger, with a Page for each day. It saves a page in Caddy's storage under a name that no
+// other process uses. So replicas may share a storage, and nothing is counted twice after a restart: the new process begins
+// new pages. Whoever wants to know what was used adds up the pages.
+package ledger
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/certmagic"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
+)
+
+const (
+	// maxRows is how many rows a page has at most, besides that of the rest.
+	maxRows = 20_000
+	// keptDays is for how long pages are kept.
+	keptDays = 400
+	// dayLength is that of days in UTC.
+	dayLength = 24 * 60 * 60
+)
+
+// Key says what a row is about.
+type Key struct {
+	// Caller is empty if callers need no key.
+	Caller string `json:"caller"`
+	// Model is the client's name for it.
+	Model   string `json:"model"`
+	Backend string `json:"backend"`
+	// ServiceTier is the one that has served. Replies without one are of the default tier.
+	ServiceTier string `json:"service_tier"`
+}
+
+// rest is the row of all that have no room.
+var rest = Key{"other", "other", "other", "other"}
+
+// Use is what requests have used. Input, Cached, which is part of it, Output, and Reasoning, which is part of that, were
+// reported by backends. EstimatedInput and EstimatedOutput were charged without a report.
+type Use struct {
+	Requests        int64 `json:"requests"`
+	Input           int64 `json:"input"`
+	Cached          int64 `json:"cached"`
+	Output          int64 `json:"output"`
+	Reasoning       int64 `json:"reasoning"`
+	EstimatedInput  int64 `json:"estimated_input"`
+	EstimatedOutput int64 `json:"estimated_output"`
+}
+
+// Add adds what other requests have used.
+func (u *Use) Add(other Use) {
+	u.Requests += other.Requests
+	u.Input += other.Input
+	u.Cached += other.Cached
+	u.Output += other.Output
+	u.Reasoning += other.Reasoning
+	u.EstimatedInput += other.EstimatedInput
+	u.EstimatedOutput += other.EstimatedOutput
+}
+
+// UseOf returns what a request has used that was charged with a cost, of which the backend has reported some tokens.
+func UseOf(cost meter.Cost, reported usage.Tokens) Use {
+	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt), Output: min(reported.Output, cost.Output)}
+	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
+	u.EstimatedInput, u.EstimatedOutput = cost.Prompt-u.Input, cost.Output-u.Output
+	return u
+}
+
+// Row is what the requests of a key have used.
+type Row struct {
+	Key
+	Use
+}
+
+// Ledger has what the requests of a pool have used.
+type Ledger struct {
+	pool, id string
+	saver    *pools.Saver
+	left     Left[leftUse]
+	report   report
+
+	mu    sync.Mutex // guards the days
+	days  map[int64]*day
+	today *day // the one that was used last
+	// purged is the day of the latest purge.
+	purged int64
+}
+
+// day is a page in memory.
+type day struct {
+	number int64
+	rows   map[Key]*Use
+	// changes counts them, and saved are those that are in the storage.
+	changes, saved int64
+}
+
+// leftUse is what a response in the background was charged with.
+type leftUse struct {
+	number int64
+	key    Key
+	use    Use
+}
+
+// inUse keeps the ledgers through config reloads.
+var inUse = caddy.NewUsagePool()
+
+// Config is the use of a ledger by one config.
+type Config struct {
+	*Ledger
+	storage certmagic.Storage
+	logger  *zap.Logger
+}
+
+// Open returns the ledger of a pool. The caller closes it.
+func Open(pool string, storage certmagic.Storage, logger *zap.Logger) *Config {
+	value, again, _ := inUse.LoadOrNew(pool, func() (caddy.Destructor, error) { return newLedger(pool), nil })
+	c := &Config{value.(*Ledger), storage, logger}
+	if !again {
+		c.Start()
+	}
+	return c
+}
+
+func newLedger(pool string) *Ledger {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // it never fails
+	l := &Ledger{pool: pool, id: hex.EncodeToString(id[:]), days: make(map[int64]*day)}
+	l.saver = pools.NewSaver(l.save)
+	return l
+}
+
+// Start uses the storage of this config. That of the previous one is used until this one has started, because it may fail.
+func (c *Config) Start() { c.saver.Configure(c.storage, c.logger) }
+
+// Close saves what is not saved, and releases what Open acquired.
+func (c *Config) Close() error {
+	if c == nil {
+		return nil
+	}
+	c.saver.Save()
+	_, err := inUse.Delete(c.pool)
+	return err
+}
+
+// Destruct implements caddy.Destructor. What could not be saved is tried again: it is part of a bill.
+func (*Ledger) Destruct() error { return nil }
+
+// Add records what a request has used, or was charged with for a response that goes on in the background and has the id
+// later. It is empty otherwise.
+func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
+	number := now.Unix() / dayLength
+	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
+	l.mu.Lock()
+	l.at(number).add(k, u)
+	l.mu.Unlock()
+	l.saver.Changed()
+	if later != "" {
+		l.left.Add(later, leftUse{number, k, u})
+	}
+}
+
+// SettleLeft replaces what a response was charged with that was left in the background, on the day of its request. If
+// that page is complete, it stays as it is.
+func (l *Ledger) SettleLeft(id string, reported usage.Tokens) {
+	was, ok := l.left.Take(id)
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	d := l.days[was.number]
+	if ok = d != nil; ok {
+		u := UseOf(meter.Cost{Prompt: reported.Input, Output: reported.Output}, reported)
+		u.EstimatedInput -= was.use.EstimatedInput
+		u.EstimatedOutput -= was.use.EstimatedOutput
+		d.add(was.key, u)
+	}
+	l.mu.Unlock()
+	if ok {
+		l.saver.Changed()
+	}
+}
+
+// at returns the page of a day. The caller holds the lock.
+func (l *Ledger) at(number int64) *day {
+	if l.today != nil && l.today.number == number {
+		return l.today
+	}
+	d := l.days[number]
+	if d == nil {
+		d = &day{number: number, rows: make(map[Key]*Use)}
+		l.days[number] = d
+	}
+	l.today = d
+	return d
+}
+
+func (d *day) add(k Key, u Use) {
+	row := d.rows[k]
+	if row == nil && len(d.rows) >= maxRows {
+		k = rest
+		row = d.rows[k]
+	}
+	if row == nil {
+		row = new(Use)
+		// the strings may be parts of longer ones
+		d.rows[Key{strings.Clone(k.Caller), strings.Clone(k.Model), strings.Clone(k.Backend), strings.Clone(k.ServiceTier)}] = row
+	}
+	row.Add(u)
+	d.changes++
+}
+
+// pages returns the pages in memory for which want returns true.
+func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range l.days {
+		if !want(d) {
+			continue
+		}
+		p := Page{ID: l.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.rows))}
+		for k, u := range d.rows {
+			p.Rows = append(p.Rows, Row{k, *u})
+		}
+		pages = append(pages, p)
+	}
+	return pages
+}
+
+// nameOf returns a day as a date.
+func nameOf(number int64) string { return time.Unix(number*dayLength, 0).UTC().Format(time.DateOnly) }

@@ -1,0 +1,181 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+// Page is what the requests of a pool have used on a day, as far as one process has counted them.
+type Page struct {
+	// ID is the ledger's, which no other process has.
+	ID   string `json:"id"`
+	Pool string `json:"pool"`
+	// Day is a date, in UTC.
+	Day string `json:"day"`
+	// Changes is greater in a later version of the page.
+	Changes int64 `json:"changes"`
+	Rows    []Row `json:"rows"`
+}
+
+// folder is where the pages are in the storage: as <day>/<pool>_<id>.json.
+const folder = "openai_lb/ledger"
+
+const suffix = ".json"
+
+// reading is the task of reading pages.
+const reading = "read"
+
+func (p *Page) key() string {
+	return folder + "/" + p.Day + "/" + url.PathEscape(p.Pool) + "_" + p.ID + suffix
+}
+
+// Where is what the key of a page says.
+type Where struct{ Day, Pool, ID string }
+
+// whereOf reads a key. Storages may have others there, such as those of files that are being written.
+func whereOf(key string) (w Where, ok bool) {
+	rest, ok := strings.CutPrefix(key, folder+"/")
+	day, name, isFile := strings.Cut(rest, "/")
+	name, isPage := strings.CutSuffix(name, suffix)
+	i := strings.LastIndexByte(name, '_')
+	if !ok || !isFile || !isPage || i < 0 {
+		return w, false
+	}
+	pool, err := url.PathUnescape(name[:i])
+	return Where{day, pool, name[i+1:]}, err == nil
+}
+
+// save saves the pages that have changed. It is the save of the Saver. Once a day, it deletes old pages.
+func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
+	for _, p := range l.pages(func(d *day) bool { return d.changes != d.saved }) {
+		text, err := json.Marshal(p)
+		if err == nil {
+			err = storage.Store(ctx, p.key(), text)
+		}
+		if err != nil {
+			return &pools.StorageError{What: "could not save the ledger", Key: p.key(), Err: err}
+		}
+		l.saved(p)
+	}
+	return l.purge(ctx, storage, time.Now().Unix()/dayLength)
+}
+
+// saved records that a page is saved. It forgets those that are complete: of the days before yesterday.
+func (l *Ledger) saved(p Page) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for number, d := range l.days {
+		if nameOf(number) == p.Day {
+			d.saved = p.Changes
+		}
+		if number < l.today.number-1 && d.saved == d.changes {
+			delete(l.days, number)
+		}
+	}
+}
+
+// purge deletes old pages, of any pool.
+func (l *Ledger) purge(ctx context.Context, storage certmagic.Storage, today int64) error {
+	if l.purged == today {
+		return nil
+	}
+	oldest := folder + "/" + nameOf(today-keptDays)
+	keys, err := list(ctx, storage)
+	slices.Sort(keys)
+	for _, key := range slices.Backward(keys) { // a folder after what is in it
+		if key < oldest && err == nil {
+			if err = storage.Delete(ctx, key); errors.Is(err, fs.ErrNotExist) {
+				err = nil // another replica was faster
+			}
+		}
+	}
+	if err != nil {
+		return &pools.StorageError{What: "could not delete old pages of the ledger", Key: folder, Err: err}
+	}
+	l.purged = today
+	return nil
+}
+
+// list returns the keys of pages. A storage of files fails if another process replaces one of them at that time.
+func list(ctx context.Context, storage certmagic.Storage) (keys []string, err error) {
+	for range 10 {
+		if keys, err = storage.List(ctx, folder, true); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return keys, err
+		}
+		if !storage.Exists(ctx, folder) {
+			return nil, nil
+		}
+	}
+	return nil, err
+}
+
+// Read returns the pages in a storage that want selects. The error is about those that could not be read.
+func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool) (pages []Page, err error) {
+	keys, err := list(ctx, storage)
+	if err != nil {
+		return nil, &pools.StorageError{What: "could not list the ledger", Key: folder, Err: err}
+	}
+	var errs []error
+	for _, key := range keys {
+		if w, ok := whereOf(key); !ok || !want(w) {
+			continue
+		}
+		var p Page
+		text, err := storage.Load(ctx, key)
+		if err == nil {
+			err = json.Unmarshal(text, &p)
+		}
+		switch {
+		case err == nil:
+			pages = append(pages, p)
+		case !errors.Is(err, fs.ErrNotExist): // it was deleted
+			errs = append(errs, &pools.StorageError{What: "could not read the ledger", Key: key, Err: err})
+		}
+	}
+	return pages, errors.Join(errs...)
+}
+
+// Newest returns the latest version of each page: a page may have come from a storage and from its process.
+func Newest(pages []Page) (newest []Page) {
+	at := make(map[Where]int)
+	for _, p := range pages {
+		w := Where{p.Day, p.Pool, p.ID}
+		if i, known := at[w]; !known {
+			at[w] = len(newest)
+			newest = append(newest, p)
+		} else if p.Changes > newest[i].Changes {
+			newest[i] = p
+		}
+	}
+	return newest
+}
+
+// Pages returns all pages that want selects: those in the storage of the pools in use, and those in memory, which may be
+// newer.
+func Pages(want func(Where) bool) (pages []Page, err error) {
+	var all []*Ledger
+	inUse.Range(func(_, value any) bool {
+		all = append(all, value.(*Ledger))
+		return true
+	})
+	for i, l := range all {
+		if i == 0 { // all use the storage of the config
+			l.saver.Use(reading, func(ctx context.Context, storage certmagic.Storage) error {
+				pages, err = Read(ctx, storage, want)
+				return err
+			})
+		}
+		pages = append(pages, l.pages(func(d *day) bool { return want(Where{nameOf(d.number), l.pool, l.id}) })...)
+	}
+	return Newest(pages), err
+}
