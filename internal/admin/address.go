@@ -23,7 +23,9 @@ func adminAddress(flags caddycmd.Flags) (string, error) {
 	if address != "" || file == "" {
 		return cmp.Or(address, caddy.DefaultAdminListen), nil
 	}
-	config, err := adminConfig(file, flags.String("adapter"))
+	var of struct{ Admin caddy.AdminConfig }
+	err := readOption("admin", file, flags.String("adapter"), &of)
+	config := of.Admin
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("could not read the address of the admin API from %s: %w", file, err)
@@ -33,37 +35,37 @@ func adminAddress(flags caddycmd.Flags) (string, error) {
 	return cmp.Or(config.Listen, caddy.DefaultAdminListen), nil
 }
 
-// adminConfig returns the options of the admin API in a config file. It evaluates
+// readOption reads a global option of a config file into a struct that has it in JSON. It evaluates
 // nothing else in a Caddyfile: that may need variables which only the service has.
-func adminConfig(file, adapter string) (admin caddy.AdminConfig, err error) {
+func readOption(name, file, adapter string, into any) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return admin, err
+		return err
 	}
-	config := struct{ Admin *caddy.AdminConfig }{&admin}
 	if isCaddyfile(file, adapter) {
 		blocks, err := caddyfile.Parse(file, text)
 		if err != nil || len(blocks) == 0 || len(blocks[0].Keys) > 0 {
-			return admin, err
+			return err
 		}
 		global := blocks[0]
-		global.Segments = slices.DeleteFunc(global.Segments, func(s caddyfile.Segment) bool { return s.Directive() != "admin" })
+		global.Segments = slices.DeleteFunc(global.Segments, func(s caddyfile.Segment) bool { return s.Directive() != name })
 		adapted, _, err := httpcaddyfile.ServerType{}.Setup([]caddyfile.ServerBlock{global}, nil)
-		if err != nil || adapted.Admin == nil {
-			return admin, err
+		if err != nil {
+			return err
 		}
-		return *adapted.Admin, nil
-	}
-	if adapter != "" {
+		if text, err = json.Marshal(adapted); err != nil {
+			return err
+		}
+	} else if adapter != "" {
 		by := caddyconfig.GetAdapter(adapter)
 		if by == nil {
-			return admin, fmt.Errorf("there is no config adapter '%s'", adapter)
+			return fmt.Errorf("there is no config adapter '%s'", adapter)
 		}
 		if text, _, err = by.Adapt(text, map[string]any{"filename": file}); err != nil {
-			return admin, err
+			return err
 		}
 	}
-	return admin, json.Unmarshal(text, &config)
+	return json.Unmarshal(text, into)
 }
 
 // isCaddyfile reports whether Caddy reads a config file as a Caddyfile.

@@ -30,14 +30,14 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset|callers|replicas|check|import|version",
+		Usage: "status|drain|resume|reset|callers|usage|replicas|check|import|version",
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
 of use, puts it back, or ends its benches. A drain survives a reload of the
 configuration, and ends with the process. With the option state, it applies to
 all replicas, also to those that start later. The command also shows callers,
-gives them their use back, and shows replicas.
+gives them their use back, adds up what was used, and shows replicas.
 
 It calls Caddy's admin API at --address, if that is given. Otherwise, the
 address comes from the --config file, or is Caddy's default. The command reads
@@ -83,6 +83,7 @@ func addCommands(parent *cobra.Command) {
 	parent.AddCommand(
 		newCommand("status", "Shows all backends", cobra.NoArgs),
 		callers,
+		usageCommand(),
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs", cobra.NoArgs),
 		drain, resume, reset,
 		checkCommand(),

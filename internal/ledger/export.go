@@ -1,0 +1,154 @@
+package ledger
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// exported are the names that columns of a provider's export may have, in lower case and without other characters than
+// letters and digits: those of OpenAI's usage API, and those of Azure Monitor's metrics and dimensions.
+var exported = map[string][]string{
+	"day":          {"starttimeiso", "starttime", "date", "day", "usagedate", "timestamp"},
+	"model":        {"model", "modelname", "modeldeploymentname", "deployment"},
+	"input":        {"inputtokens", "prompttokens", "processedprompttokens"},
+	"input_audio":  {"inputaudiotokens"}, // OpenAI's input tokens are those of texts
+	"output":       {"outputtokens", "completiontokens", "generatedtokens", "generatedcompletiontokens"},
+	"output_audio": {"outputaudiotokens"},
+}
+
+var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
+
+// Export is what a provider says was used, by model.
+type Export map[string]*Use
+
+// ReadExport reads a CSV file of a provider, of the days that want selects. names are those of columns with other names
+// than usual, by day, model, input and output.
+func ReadExport(text []byte, names map[string]string, want func(day string) bool) (Export, error) {
+	t, err := readTable(text)
+	if err != nil {
+		return nil, err
+	}
+	columns := make(map[string]string)
+	for what, usual := range exported {
+		if name, ok := names[what]; ok {
+			if columns[what] = strings.ToLower(name); !slices.Contains(t.header, columns[what]) {
+				return nil, fmt.Errorf("there is no column '%s': there are %s", name, strings.Join(t.header, ", "))
+			}
+			continue
+		}
+		for _, name := range usual {
+			i := slices.IndexFunc(t.header, func(h string) bool { return notInNames.ReplaceAllString(h, "") == name })
+			if i >= 0 && columns[what] == "" {
+				columns[what] = t.header[i]
+			}
+		}
+	}
+	if columns["model"] == "" || columns["input"] == "" && columns["output"] == "" {
+		return nil, fmt.Errorf("no column has the model, or none has tokens: name them, as in model=Deployment,input=Tokens; there are %s", strings.Join(t.header, ", "))
+	}
+	export := make(Export)
+	for t.next() {
+		if columns["day"] != "" {
+			day, err := dayIn(t.value(columns["day"]))
+			if err != nil {
+				return nil, fmt.Errorf("line %d: %w", t.line, err)
+			}
+			if !want(day) {
+				continue
+			}
+		}
+		var u Use
+		for what, into := range map[string]*int64{"input": &u.Input, "input_audio": &u.Input, "output": &u.Output, "output_audio": &u.Output} {
+			text := t.value(columns[what])
+			if columns[what] == "" || text == "" {
+				continue
+			}
+			number, err := strconv.ParseFloat(text, 64) // Azure Monitor's metrics are such numbers
+			if err != nil || !(number >= 0 && number < 1e18) {
+				return nil, fmt.Errorf("line %d: %s '%s' is not a number of tokens", t.line, columns[what], text)
+			}
+			*into += int64(number)
+		}
+		export.of(t.value(columns["model"])).Add(u)
+	}
+	return export, t.err
+}
+
+func (e Export) of(model string) *Use {
+	model = withoutVersion(model)
+	if e[model] == nil {
+		e[model] = new(Use)
+	}
+	return e[model]
+}
+
+// dayIn returns the day in UTC of a time: Unix time in seconds, or one that begins with a date.
+func dayIn(text string) (string, error) {
+	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return time.Unix(seconds, 0).UTC().Format(time.DateOnly), nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at.UTC().Format(time.DateOnly), nil
+	}
+	day := text[:min(len(text), len(time.DateOnly))]
+	if _, err := time.Parse(time.DateOnly, day); err != nil {
+		return "", fmt.Errorf("'%s' is not a date such as 2026-11-25", text)
+	}
+	return day, nil
+}
+
+// version is that of a model at the end of its name. Clients may leave it out.
+var version = regexp.MustCompile(`-(\d{4}-\d\d-\d\d|\d{4})$`)
+
+func withoutVersion(model string) string { return version.ReplaceAllString(model, "") }
+
+// Difference compares what the ledger has of a model with an export.
+type Difference struct {
+	Model          string `json:"model"`
+	Input          int64  `json:"input"`
+	ExportedInput  int64  `json:"exported_input"`
+	Output         int64  `json:"output"`
+	ExportedOutput int64  `json:"exported_output"`
+}
+
+// Percent returns by how many percent ours differs from the exported number, which may be infinitely many.
+func Percent(ours, exported int64) float64 {
+	if ours == exported {
+		return 0
+	}
+	return 100 * float64(ours-exported) / float64(exported)
+}
+
+// MaxPercent is by how much a model may differ from an export.
+const MaxPercent = 1
+
+// Differs reports whether the model differs by more than MaxPercent.
+func (d *Difference) Differs() bool {
+	return math.Abs(Percent(d.Input, d.ExportedInput)) > MaxPercent || math.Abs(Percent(d.Output, d.ExportedOutput)) > MaxPercent
+}
+
+// Compare compares entries with an export, by model without its version.
+func Compare(entries []Entry, export Export) (all []Difference) {
+	ours := make(Export)
+	for _, e := range entries {
+		if input, output := e.Input+e.EstimatedInput, e.Output+e.EstimatedOutput; input+output > 0 {
+			ours.of(e.Model).Add(Use{Input: input, Output: output})
+		}
+	}
+	for model := range maps.Keys(export) {
+		ours.of(model)
+	}
+	for model, u := range ours {
+		theirs := export.of(model)
+		all = append(all, Difference{model, u.Input, theirs.Input, u.Output, theirs.Output})
+	}
+	slices.SortFunc(all, func(a, b Difference) int { return cmp.Compare(a.Model, b.Model) })
+	return all
+}

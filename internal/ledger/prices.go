@@ -1,0 +1,120 @@
+package ledger
+
+import (
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// Prices are what tokens cost, by model and service tier. A price without a service tier is that of all which have none.
+type Prices map[[2]string]price
+
+// price is that of a million tokens.
+type price struct{ input, cached, output float64 }
+
+// cost returns what a row has cost. It returns false if it has used tokens without a price.
+func (p Prices) cost(r *Row) (cost float64, ok bool) {
+	input, output := r.Input+r.EstimatedInput-r.Cached, r.Output+r.EstimatedOutput
+	if input == 0 && output == 0 && r.Cached == 0 {
+		return 0, true
+	}
+	of, ok := p[[2]string{r.Model, r.ServiceTier}]
+	if !ok {
+		of, ok = p[[2]string{r.Model, ""}]
+	}
+	return (float64(input)*of.input + float64(r.Cached)*of.cached + float64(output)*of.output) / 1e6, ok
+}
+
+// ReadPrices reads a CSV file with the columns model, input and output, and perhaps service_tier and cached. Without a
+// price for cached tokens, they cost what others of the input cost.
+func ReadPrices(text []byte) (Prices, error) {
+	t, err := readTable(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"model", "input", "output"} {
+		if !slices.Contains(t.header, name) {
+			return nil, fmt.Errorf("there is no column '%s': expected model, service_tier, input, cached, output, of which service_tier and cached may be missing", name)
+		}
+	}
+	prices := make(Prices)
+	for t.next() {
+		var p price
+		for _, c := range []struct {
+			name string
+			into *float64
+		}{{"input", &p.input}, {"output", &p.output}, {"cached", &p.cached}} {
+			text := t.value(c.name)
+			if c.name == "cached" && text == "" {
+				p.cached = p.input
+				continue
+			}
+			number, err := strconv.ParseFloat(text, 64)
+			if err != nil || !(number >= 0 && number < 1e9) {
+				return nil, fmt.Errorf("line %d: %s '%s' is not a price of a million tokens, such as 2.50", t.line, c.name, text)
+			}
+			*c.into = number
+		}
+		key := [2]string{t.value("model"), t.value("service_tier")}
+		if _, known := prices[key]; known {
+			return nil, fmt.Errorf("line %d: model '%s' with service_tier '%s' is given twice", t.line, key[0], key[1])
+		}
+		if tier := key[1]; tier != "" && openaiapi.TierName(tier) != tier {
+			return nil, fmt.Errorf("line %d: service_tier '%s' is not known: expected one of %s", t.line, tier, openaiapi.ServiceTierNames())
+		}
+		prices[key] = p
+	}
+	return prices, t.err
+}
+
+// table is a CSV file with a header, read line by line. The names of its columns are in lower case.
+type table struct {
+	reader *csv.Reader
+	header []string
+	record []string
+	line   int
+	err    error
+}
+
+// byteOrderMark begins files that spreadsheets write.
+const byteOrderMark = "\xef\xbb\xbf"
+
+func readTable(text []byte) (*table, error) {
+	t := &table{reader: csv.NewReader(bytes.NewReader(bytes.TrimPrefix(text, []byte(byteOrderMark))))}
+	t.reader.TrimLeadingSpace = true
+	header, err := t.reader.Read()
+	if errors.Is(err, io.EOF) {
+		return nil, errors.New("it is empty: expected a line with the names of its columns")
+	}
+	for _, name := range header {
+		t.header = append(t.header, strings.ToLower(strings.TrimSpace(name)))
+	}
+	return t, err
+}
+
+// next reads the next line. It returns false at the end, or if that fails.
+func (t *table) next() bool {
+	if t.record, t.err = t.reader.Read(); t.err != nil {
+		if errors.Is(t.err, io.EOF) {
+			t.err = nil
+		}
+		return false
+	}
+	t.line, _ = t.reader.FieldPos(0)
+	return true
+}
+
+// value returns what the line has in a column. It is empty without that column.
+func (t *table) value(name string) string {
+	if i := slices.Index(t.header, name); i >= 0 && i < len(t.record) {
+		return strings.TrimSpace(t.record[i])
+	}
+	return ""
+}
