@@ -2,7 +2,9 @@ package callers
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,6 +79,36 @@ func TestATeamSeesItsOwnUseAlsoOverItsLimitAndForNothing(t *testing.T) {
 		}
 		w.wantUsage(t, aliceKey, alices)
 		w.WantCalls(map[string]int{"a": 2})
+	})
+}
+
+func TestATeamSeesItsUseByModel(t *testing.T) {
+	inBubble(t, "caller * {\ntokens 1M/day\n}", func(t *testing.T, w *world) {
+		want := func(key, want string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			if got := w.askUsage(http.MethodGet, "/v1/usage", key); !strings.HasSuffix(got.Body, `"models":[`+want+`]}`) {
+				t.Errorf("got %s\nwant %s", got.Body, want)
+			}
+		}
+		use := func(requests int) string {
+			return fmt.Sprintf(`{"requests":%d,"input":%d,"cached":0,"output":%d,"reasoning":0,"estimated_input":0,"estimated_output":0}`, requests, 60*requests, 40*requests)
+		}
+		of := func(model string, today, month int) string {
+			return fmt.Sprintf(`{"model":%q,"today":%s,"month":%s}`, model, use(today), use(month))
+		}
+		w.AllReply(used(60, 40))
+		for _, model := range []string{"gpt-4o", "o3", "gpt-4o"} {
+			w.post(aliceKey, "/v1/chat/completions", chatOf(model, "")).WantServed(t, "a")
+		}
+		w.post(bobKey, "/v1/chat/completions", chatOf("o3", "")).WantServed(t, "a")
+		want(aliceKey, of("gpt-4o", 2, 2)+","+of("o3", 1, 1))
+		want(bobKey, of("o3", 1, 1))
+		time.Sleep(24 * time.Hour)
+		w.post(aliceKey, "/v1/chat/completions", chatOf("o3", "")).WantServed(t, "a")
+		want(aliceKey, of("gpt-4o", 0, 2)+","+of("o3", 1, 2))
+		time.Sleep(31 * 24 * time.Hour)
+		want(aliceKey, "")
 	})
 }
 
