@@ -96,6 +96,12 @@ func startReplica(t testing.TB, options string) *replica {
 // has started when it has the metric.
 func startCaddy(t testing.TB, directives, ready string) *replica {
 	t.Helper()
+	return startCaddyWith(t, t.TempDir(), directives, ready)
+}
+
+// startCaddyWith is startCaddy with a storage that others may share.
+func startCaddyWith(t testing.TB, storage, directives, ready string) *replica {
+	t.Helper()
 	port := lbtest.FreePort(t)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "Caddyfile")
@@ -111,7 +117,7 @@ http://:%d {
 		metrics
 	}
 	%s
-}`, dir, port, directives))
+}`, storage, port, directives))
 	r := &replica{t: t, address: fmt.Sprintf("http://127.0.0.1:%d", port), process: exec.Command(os.Args[0])}
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	r.process.Env = append(os.Environ(), replicaVariable+"="+config, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir,
