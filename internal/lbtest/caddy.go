@@ -101,6 +101,7 @@ func Run(t testing.TB, caddyfile string) {
 
 // forgetIDs removes the ids that pools have saved, so that no test knows those of another one, and their ledgers.
 func forgetIDs() {
+	inMemory.clear()
 	os.RemoveAll(filepath.Join(caddy.DefaultStorage.Path, "openai_lb", "ledger"))
 	saved, _ := filepath.Glob(filepath.Join(caddy.DefaultStorage.Path, "openai_lb", "ids_*"))
 	for _, file := range saved {
