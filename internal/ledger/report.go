@@ -122,7 +122,7 @@ func (l *Ledger) readOthers(now time.Time, done chan struct{}) {
 	today, others := now.UTC().Format(time.DateOnly), make(sums)
 	read := l.saver.Use(reading, func(ctx context.Context, storage certmagic.Storage) error {
 		pages, err := Read(ctx, storage, func(w Where) bool {
-			return w.Pool == l.pool && sameMonth(w.Day, today) && !(w.ID == l.id && l.has(w.Day))
+			return w.Pool == l.pool && sameMonth(w.Day, today) && (w.ID != l.id || !l.has(w.Day))
 		})
 		others.add(pages, today)
 		return err
