@@ -10,6 +10,8 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,6 +31,8 @@ const (
 	maxRows = 20_000
 	// keptDays is for how long pages are kept.
 	keptDays = 400
+	// maxDays is how many days are in memory at most, while the storage fails.
+	maxDays = 31
 	// dayLength is that of days in UTC.
 	dayLength = 24 * 60 * 60
 )
@@ -200,7 +204,9 @@ func (l *Ledger) at(number int64) *day {
 	d := l.days[number]
 	if d == nil {
 		d = &day{number: number, rows: make(map[Key]*Use)}
-		l.days[number] = d
+		if l.days[number] = d; len(l.days) > maxDays {
+			delete(l.days, slices.Min(slices.Collect(maps.Keys(l.days))))
+		}
 	}
 	l.today = d
 	return d

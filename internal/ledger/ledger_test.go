@@ -155,6 +155,22 @@ func TestNothingIsLostWhileTheStorageFails(t *testing.T) {
 	})
 }
 
+func TestAMonthIsInMemoryAtMostWhileTheStorageFails(t *testing.T) {
+	s := newShelf(t)
+	synctest.Test(t, func(t *testing.T) {
+		l := s.open(zap.NewNop())
+		s.fails(nil, errors.New("read-only file system"))
+		for day := range 3 * maxDays {
+			l.Add(time.Now().Add(time.Duration(day)*24*time.Hour), keyOf("alice"), one, "")
+		}
+		time.Sleep(pools.SaveInterval)
+		synctest.Wait()
+		s.fails(nil, nil)
+		time.Sleep(pools.SaveInterval)
+		s.wantSaved(t, maxDays)
+	})
+}
+
 func TestAPageHas20000RowsAndOneOfTheRest(t *testing.T) {
 	s := newShelf(t)
 	l := s.open(zap.NewNop())
