@@ -304,7 +304,11 @@ func show(out io.Writer, format string, header []string, rows [][]any) error {
 	for _, row := range rows {
 		var line []string
 		for _, cell := range row {
-			line = append(line, textOf(cell))
+			text := textOf(cell)
+			if _, made := cell.(string); made && format == "csv" && strings.IndexAny(text, "=+-@") == 0 {
+				text = "'" + text // clients can make up models, and a spreadsheet would execute such a one
+			}
+			line = append(line, text)
 		}
 		lines = append(lines, line)
 	}

@@ -159,6 +159,12 @@ func TestUsageMultipliesWithPrices(t *testing.T) {
 	}
 }
 
+func TestAModelThatAClientMadeUpIsNoFormulaOfASpreadsheet(t *testing.T) {
+	b := newBilled(t)
+	b.chat("client-key-of-alice", "=HYPERLINK(0)", 1)
+	b.want("model,requests,input,cached,output,reasoning,estimated_input,estimated_output\n'=HYPERLINK(0),1,70,40,50,0,0,0", "--address", b.admin, "--by", "model", "--format", "csv")
+}
+
 func TestUsageComparesWithAProvidersExport(t *testing.T) {
 	b := newBilled(t)
 	b.another("2026-11-25", "0123456789abcdef", `{"caller":"alice","model":"gpt-4o","backend":"east","service_tier":"default","requests":9,"input":1000,"output":495,"estimated_output":4},
