@@ -454,7 +454,7 @@ func TestEachOptionIsSetSomewhere(t *testing.T) {
 	options := 0
 	for file, blocks := range map[string][]string{
 		"caddyfile.go": {"openai_lb"}, "internal/attempt/health.go": {"openai_lb"}, "internal/attempt/options.go": {"openai_lb"},
-		"internal/backend/caddyfile.go": {"backend"}, "internal/affinity/options.go": {"affinity"}, "internal/callers/caddyfile.go": {"openai_lb", "caller"},
+		"internal/backend/caddyfile.go": {"backend"}, "internal/affinity/options.go": {"affinity"}, "internal/callers/caddyfile.go": {"openai_lb", "caller", "tier"},
 	} {
 		for _, option := range optionsIn(t, file) {
 			options++

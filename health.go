@@ -115,8 +115,13 @@ func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
 func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
 
 // deduct deducts the request from what is left of the backend's limits.
-func (b *balancer) deduct(in *intent, to *target) quota.Mark {
-	if !b.knowsQuota() || !in.hasQuota(to) {
+func (b *balancer) deduct(in *intent, to *target, tier int, now time.Time) quota.Mark {
+	switch {
+	case !in.hasQuota(to):
+		return quota.Mark{}
+	case b.tiers != nil:
+		return to.Give(in.benchModel(to.backend), in.Cost, tier, now)
+	case !b.knowsQuota():
 		return quota.Mark{}
 	}
 	return to.Deduct(in.benchModel(to.backend), in.Cost)
@@ -139,7 +144,7 @@ func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, no
 	meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: in.Cost, Mark: a.mark, Sent: a.started}, model, now)
 }
 
-// tierOf is the tier of a request. Ceilings do not apply to a request for an object that one account stores,
+// tierOf is the tier of a request. Shares do not apply to a request for an object that one account stores,
 // because no other backend can serve it, nor to operations other than inference, which have separate limits.
 // While a reload goes on, callers may still have, or have already, the tiers of the other config.
 func (b *balancer) tierOf(in *intent, n int) quota.Tier {

@@ -131,7 +131,7 @@ func (ex *exchange) choose() *target {
 	}
 	at := &t.ask.At[t.current.Index]
 	t.list = append(t.list, try{
-		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex,
+		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current, ex.bill.Tier(), now), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex,
 	})
 	return t.current
 }
@@ -140,8 +140,8 @@ func (ex *exchange) choose() *target {
 func (ex *exchange) pick(now time.Time) *pool.Member {
 	t, first := &ex.tries, len(ex.tries.list) == 0
 	ex.lineUp()
-	if ex.update(now); first && ex.bill.Tier() < len(ex.tiers)-1 {
-		ex.Pool.Demand(&t.ask, now) // worse tiers leave room for such requests
+	if ex.update(now); first && ex.tiers != nil {
+		ex.Pool.Demand(&t.ask, now) // other tiers leave its share for such requests
 	}
 	ex.stayHome(now)
 	m := ex.pickAgain(now)
@@ -150,7 +150,7 @@ func (ex *exchange) pick(now time.Time) *pool.Member {
 		m = ex.pickAgain(now)
 	}
 	if first {
-		ex.countCeilings(&t.ask, m, now)
+		ex.countReserved(&t.ask, m, now)
 	}
 	return m
 }

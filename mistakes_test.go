@@ -33,7 +33,7 @@ func TestMistakesThatLoadAreWarnings(t *testing.T) {
 		"an empty caller":                    {"openai_lb {\nbackend http://a\n" + key + "caller alice {\n}\n}", "caller 'alice' has no options, so nothing limits it"},
 		"a day below a minute":               {"openai_lb {\nbackend http://a\n" + key + "caller alice {\ntokens 10k/minute\ntokens 5k/day\n}\n}", "caller 'alice': 'tokens 10k/minute' has no effect, because 5k/day is less"},
 		"a month below a day":                {"openai_lb {\nbackend http://a\n" + key + "caller alice {\nrequests 10/day\nrequests 5/month\n}\n}", "'requests 10/day' has no effect, because 5/month is less"},
-		"a day below a minute, then another": {"openai_lb {\nbackend http://a\n" + key + "caller alice {\ntier x\ntokens 10k/minute\ntokens 5k/day then y\n}\ntier x\ntier y 50%\n}", ""},
+		"a day below a minute, then another": {"openai_lb {\nbackend http://a\n" + key + "caller alice {\ntier x\ntokens 10k/minute\ntokens 5k/day then y\n}\ntier x\ntier y\n}", ""},
 		"other kinds":                        {"openai_lb {\nbackend http://a\n" + key + "caller alice {\ntokens 10k/minute\nrequests 5k/day\n}\n}", ""},
 		"no weight":                          {"openai_lb {\nbackend http://a {\nweight 0\n}\nbackend http://b {\nweight 0\n}\n}", "every backend has weight 0"},
 		"one weight":                         {"openai_lb {\nbackend http://a {\nweight 0\n}\nbackend http://b\n}", ""},

@@ -25,7 +25,7 @@
 //     server error. It is tried only when no other backend is left.
 //   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The backend is benched for exactly
 //     as long as it asked, and is not called before.
-//   - Tier: a class of callers: what each may use, and whose requests go first.
+//   - Tier: a class of callers: what each may use, and which share it keeps.
 package openailb
 
 //go:generate go run ./docs/generate

@@ -177,10 +177,10 @@ func (b *balancer) countThrottled(o *outcome, r refusals) {
 	}
 }
 
-// countCeilings counts the backends that were passed over for a backend of their priority or a worse one,
-// or for none, because they are used above the ceiling of the request's tier.
-func (b *balancer) countCeilings(ask *pool.Ask, chosen *pool.Member, now time.Time) {
-	if ask.Tier.Ceiling == 0 {
+// countReserved counts the backends that were passed over for a backend of their priority or a worse one,
+// or for none, because only shares of other tiers are left of them.
+func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Time) {
+	if ask.Tier.Shares == nil {
 		return
 	}
 	for _, t := range b.targets {

@@ -30,7 +30,7 @@ func (r *replica) ask(key, model string) int {
 func TestTheLimitsOfATierHoldAtThreeReplicasAndFollowTheFileOfKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
 	lbtest.WriteFile(t, file, "team "+teamKey+" tier=bronze\nother "+otherKey+"\n")
-	options := newAccount(t).backends(1) + "client_keys_file " + file + "\ntier gold default {\nrequests 4/month\n}\ntier bronze 60% {\nrequests 3/month\n}\n" + startServer(t).option()
+	options := newAccount(t).backends(1) + "client_keys_file " + file + "\ntier gold default {\nrequests 4/month\n}\ntier bronze {\nrequests 3/month\n}\n" + startServer(t).option()
 	all := startReplicas(t, 3, options)
 	inTouch(t, all)
 	served := func(r *replica) {

@@ -2,6 +2,7 @@ package callers
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
@@ -21,8 +22,9 @@ import (
 //	    service_tiers <tier...>
 //	    tier          <name>
 //	}
-//	tier <name> [<percent>%] [default]
-//	tier <name> [<percent>%] [default] {
+//	tier <name> [default]
+//	tier <name> [default] {
+//	    reserve <percent>%
 //	    <as for caller, but tier...>
 //	}
 //	timezone <name>
@@ -94,17 +96,13 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	}
 	who := "tier '" + t.Name + "'"
 	for _, word := range d.RemainingArgs() {
-		ceiling, err := ParseCeiling(word)
 		switch {
-		case word == "default" && !t.Default:
-			t.Default = true
-		case t.Ceiling != nil || t.Default:
-			return d.Errf("%s: unexpected argument '%s', expected [<percent>%%] [default]", who, word)
-		case err != nil:
-			return d.Errf("%s: %w", who, err)
-		default:
-			t.Ceiling = &ceiling
+		case strings.HasSuffix(word, "%"):
+			return d.Errf("%s: unexpected argument '%s', expected [default]: %w", who, word, directive.Gone("ceiling"))
+		case word != "default" || t.Default:
+			return d.Errf("%s: unexpected argument '%s', expected [default]", who, word)
 		}
+		t.Default = true
 	}
 	c.Tiers = append(c.Tiers, t)
 	if len(c.Tiers) > maxTiers {
@@ -113,7 +111,20 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	if err := c.checkLastTier(); err != nil {
 		return d.WrapErr(err)
 	}
-	return directive.Block(d, c.Tiers[len(c.Tiers)-1].options(who))
+	return directive.Block(d, c.Tiers[len(c.Tiers)-1].options(who), directive.Options{
+		"reserve": directive.Args("a percentage such as 50%", 1, 1, c.reserve),
+	})
+}
+
+// reserve sets the share of the last tier.
+func (c *Config) reserve(args []string) error {
+	last := len(c.Tiers) - 1
+	percent, err := parsePercent(args[0])
+	if err != nil {
+		return fmt.Errorf("tier '%s': reserve %w", c.Tiers[last].Name, err)
+	}
+	c.Tiers[last].Reserve = &percent
+	return c.checkLastTier()
 }
 
 func (c *Config) checkLastTier() error {

@@ -22,8 +22,8 @@ type Config struct {
 
 	// Tiers are classes of callers, the most important one first; repeatable, at most 8. Default: none.
 	//
-	//	tier <name> [<percent>%] [default]
-	//	tier <name> [<percent>%] [default] {
+	//	tier <name> [default]
+	//	tier <name> [default] {
 	Tiers []Tier `json:"tiers,omitempty"`
 
 	// Timezone is where days and months of limits begin: a name of the IANA database, such as `Europe/Berlin`. Default: UTC.
@@ -67,10 +67,11 @@ type Tier struct {
 	// Name is the tier's name. Required.
 	Name string `json:"name"`
 
-	// Ceiling is how much of a backend may be used for the tier's requests to go
-	// there, in percent, while callers of a better tier use the model. It is below
-	// that of the tier before. Only the first tier may be without one. Default: no ceiling.
-	Ceiling *int `json:"ceiling,omitempty"`
+	// Reserve is the share of each backend that the tier keeps for its requests, in percent, while they ask for the
+	// model. The shares of all tiers are at most 100%. Default: none; the tier gets what others leave.
+	//
+	//	reserve <percent>%
+	Reserve *int `json:"reserve,omitempty"`
 
 	// Default makes it the tier of callers for which nothing else names one. Default: the last tier is.
 	Default bool `json:"default,omitempty"`
@@ -84,22 +85,6 @@ const everyOther = "*"
 
 // maxTiers is how many tiers there may be.
 const maxTiers = 8
-
-// Ceilings returns the ceiling of each tier, in percent.
-func (c *Config) Ceilings() []int {
-	var ceilings []int
-	for _, t := range c.Tiers {
-		ceilings = append(ceilings, t.ceiling())
-	}
-	return ceilings
-}
-
-func (t Tier) ceiling() int {
-	if t.Ceiling == nil {
-		return 100
-	}
-	return *t.Ceiling
-}
 
 // Check returns what is wrong with the options, if anything is. named reports whether callers have client
 // keys, and backends are those of the pool. nil: they are not known yet.
@@ -115,7 +100,7 @@ func (c *Config) Check(named bool, backends []Backend) error {
 		if err == nil {
 			err = c.checkAllowance(t.Allowance, backends)
 		}
-		if err == nil && !named && !t.isEmpty() {
+		if err == nil && !named && (t.Reserve != nil || !t.isEmpty()) {
 			err = errUnnamed
 		}
 		if err != nil {
@@ -141,23 +126,31 @@ func (c *Config) Check(named bool, backends []Backend) error {
 var errUnnamed = errors.New(" requires client_key, client_keys_file or caller_identity, because callers need names")
 
 func (c *Config) checkTier(i int, t Tier) error {
-	ceiling := t.ceiling()
 	switch {
 	case t.Name == "":
 		return errors.New(" has no name")
 	case slices.ContainsFunc(c.Tiers[:i], func(other Tier) bool { return other.Name == t.Name }):
 		return errors.New(" is given twice")
-	case i > 0 && t.Ceiling == nil:
-		return fmt.Errorf(" has no ceiling, and only the first tier may be without one: expected 'tier %s <percent>%%', below the %d%% of the more important tier '%s'", t.Name, c.Tiers[i-1].ceiling(), c.Tiers[i-1].Name)
-	case ceiling < 1 || ceiling > 100:
-		return fmt.Errorf(": ceiling '%d%%' is not from 1%% to 100%%", ceiling)
-	case i > 0 && ceiling >= c.Tiers[i-1].ceiling():
-		return fmt.Errorf(": ceiling '%d%%' is not below that of the more important tier '%s', which is %d%%", ceiling, c.Tiers[i-1].Name, c.Tiers[i-1].ceiling())
+	case t.Reserve != nil && (*t.Reserve < 1 || *t.Reserve > 100):
+		return fmt.Errorf(": reserve '%d%%' is not from 1%% to 100%%", *t.Reserve)
+	}
+	if all := reserved(c.Tiers[:i+1]); t.Reserve != nil && all > 100 {
+		return fmt.Errorf(": reserve '%d%%' makes the shares of all tiers %d%%, expected at most 100%%", *t.Reserve, all)
 	}
 	if first := slices.IndexFunc(c.Tiers, func(other Tier) bool { return other.Default }); t.Default && first < i {
 		return fmt.Errorf(": default is given twice: also for tier '%s'", c.Tiers[first].Name)
 	}
 	return nil
+}
+
+// reserved returns the sum of the shares that tiers keep, in percent.
+func reserved(tiers []Tier) (all int) {
+	for _, t := range tiers {
+		if t.Reserve != nil {
+			all += *t.Reserve
+		}
+	}
+	return all
 }
 
 func (c *Config) checkCaller(caller Caller, backends []Backend) error {
@@ -207,7 +200,7 @@ func (c *Config) CheckTiers(ofTokens []string) error {
 
 func (c *Config) noTier(name string) string {
 	if len(c.Tiers) == 0 {
-		return "tier '" + name + "' is not declared: expected 'tier " + name + " [<percent>%]' in openai_lb"
+		return "tier '" + name + "' is not declared: expected 'tier " + name + "' in openai_lb"
 	}
 	return "tier '" + name + "' is not declared: expected one of " + strings.Join(c.TierNames(), ", ")
 }
@@ -224,12 +217,12 @@ func (c *Config) Location() (*time.Location, error) {
 	return location, nil
 }
 
-// ParseCeiling reads a ceiling such as 80%.
-func ParseCeiling(text string) (percent int, err error) {
+// parsePercent reads a percentage such as 80%.
+func parsePercent(text string) (percent int, err error) {
 	digits, isPercent := strings.CutSuffix(text, "%")
 	percent, err = strconv.Atoi(digits)
 	if err != nil || !isPercent || percent < 1 || percent > 100 {
-		return 0, fmt.Errorf("ceiling '%s' is not a percentage from 1%% to 100%%, such as 80%%", text)
+		return 0, fmt.Errorf("'%s' is not a percentage from 1%% to 100%%, such as 80%%", text)
 	}
 	return percent, nil
 }

@@ -3,17 +3,17 @@ package callers
 import "github.com/openai-lb/caddy-openai-lb/internal/quota"
 
 // QuotaTiers returns the tiers by their numbers. The first is that of requests without a caller. It returns
-// nil if there are none.
+// nil if no tier keeps a share.
 func (c *Config) QuotaTiers() []quota.Tier {
-	if len(c.Tiers) == 0 {
-		return nil
-	}
-	tiers := make([]quota.Tier, 1+len(c.Tiers))
+	tiers, shares, kept := make([]quota.Tier, 1+len(c.Tiers)), new(quota.Shares), false
 	for i, t := range c.Tiers {
-		tiers[1+i].Number, tiers[1+i].Name = 1+i, t.Name
-		if t.Ceiling != nil {
-			tiers[1+i].Ceiling = float64(*t.Ceiling) / 100
+		tiers[1+i] = quota.Tier{Number: 1 + i, Name: t.Name, Shares: shares}
+		if t.Reserve != nil {
+			shares[1+i], kept = float64(*t.Reserve)/100, true
 		}
+	}
+	if !kept {
+		return nil
 	}
 	return tiers
 }

@@ -21,6 +21,7 @@ var gone = map[string]string{
 	"stream_require_end":      "a backend that has sent an end mark for an operation must send it in each of its streams",
 	"handshake_timeout":       "a backend has 5s to answer the handshake of a WebSocket",
 	"silence <number>":        "four times the usual wait is too long; 'silence off' turns that off",
+	"ceiling":                 "'reserve <percent>%' in the block of a tier keeps a share of the backends for it",
 	"ids":                     "1000000 ids of stored objects are remembered",
 	"ids_ttl":                 "ids of stored objects are remembered for 30 days",
 	"lookup_timeout":          "other replicas have 50ms to say where an object is stored",

@@ -73,7 +73,7 @@ func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc(
 // Steered counts a request that passed the backend over because its limits have no room.
 func (b *Backend) Steered(deployment string) { b.steered.of(deployment).Inc() }
 
-// PassedOver counts a request that did not come here because of the ceiling of its tier.
+// PassedOver counts a request that did not come here because only shares of other tiers are left.
 func (b *Backend) PassedOver(tier string) {
 	tierPassedOverTotal.WithLabelValues(b.pool.name, b.name, clean(tier)).Inc()
 }

@@ -63,7 +63,7 @@ var (
 	steeredTotal  = counter("steered_total",
 		"Requests that passed a backend over because its limits have no room, while another backend's have.", "pool", "backend", "deployment")
 	tierPassedOverTotal = counter("tier_passed_over_total",
-		"Requests that a backend did not get because it is used above the ceiling of their tier.", "pool", "backend", "tier")
+		"Requests that a backend did not get because only shares of other tiers are left of it.", "pool", "backend", "tier")
 	waitedTotal = counter("waited_total",
 		"Requests that had to wait because of the option wait, by the result.", "pool", "result")
 	waitedSeconds = histogram("waited_seconds",

@@ -8,7 +8,7 @@ import (
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
 	its, ok := r.at(m)
-	return ok && (m.standing(its, r.Cost, now) >= benchedGuess || m.isAbove(r, its.Model, now))
+	return ok && (m.standing(its, r.Cost, now) >= benchedGuess || m.isReserved(r, its.Model, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
@@ -23,7 +23,7 @@ func (m *Member) hasThrottle(r *Ask) bool {
 const farAway = 24 * time.Hour
 
 // accepts returns when the member accepts the request again, and the grace of the bench that ends then.
-// It returns false if neither a throttle nor the ceiling of a tier keeps the request away.
+// It returns false if neither a throttle nor the shares of other tiers keep the request away.
 func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
 	if !m.Throttles(r, now) {
 		return now, 0, false

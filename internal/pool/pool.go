@@ -258,7 +258,7 @@ func (p *Pool) chooseByPolicy(r *Ask, cost int64, now time.Time, chosen *Member,
 	return chosen
 }
 
-// shortestWait is the shortest wait above a ceiling that a client is told: what is used changes with each reply.
+// shortestWait is the shortest wait for what is reserved that a client is told: what is left changes with each reply.
 const shortestWait = time.Second
 
 // Wait returns the shortest wait of the members that can serve the request. A silent one does not count while
@@ -283,7 +283,7 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 // rank returns how good a choice the member is for the request, and its name for the model.
 func (m *Member) rank(r *Ask, cost int64, now time.Time) (rank rank, model string) {
 	its, ok := r.at(m)
-	if model = its.Model; !ok || m.Full() || !r.mayTry(m) || m.isAbove(r, model, now) {
+	if model = its.Model; !ok || m.Full() || !r.mayTry(m) || m.isReserved(r, model, now) {
 		return nobody, ""
 	}
 	switch standing := m.standing(its, cost, now); {

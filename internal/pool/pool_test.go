@@ -412,15 +412,16 @@ func BenchmarkPick(b *testing.B) {
 			p.Pool.Pick(r, start)
 		}
 	})
-	// with a tier and a reading at each member, below the ceiling
-	b.Run("ceiling", func(b *testing.B) {
+	// with a tier beyond its share, and a reading at each member, by which enough is left
+	b.Run("share", func(b *testing.B) {
 		b.ReportAllocs()
 		half := http.Header{"Azure-Openai-Deployment-Utilization": {"50%"}}
 		for _, m := range p.Members {
-			m.Quota("m").Ask(0, start)
+			m.Quota("m").Ask(2, start)
+			m.Quota("m").Give(1, 1, start)
 			m.Quota("m").See(quota.Reply{Header: half, Sent: start}, "m", start)
 		}
-		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Ceiling: .8}}).of(p.Pool)
+		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Shares: &quota.Shares{1: .5, 2: .2}}}).of(p.Pool)
 		for b.Loop() {
 			p.Pool.Pick(r, start)
 		}

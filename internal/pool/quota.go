@@ -25,6 +25,17 @@ func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	return quota.Mark{}
 }
 
+// Give is Deduct, and counts the request among those of its tier.
+func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.Mark {
+	if q := m.Quota(model); q != nil {
+		return q.Give(tier, cost, now)
+	}
+	return quota.Mark{}
+}
+
+// Given returns what each tier has got lately, by the models at the member, where any has got something.
+func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
+
 // isSpent reports whether the limits of the model at the member have no room for a request of this cost,
 // if that matters.
 func (p *Pool) isSpent(m *Member, model string, cost int64, now quota.Instant) bool {
@@ -60,7 +71,7 @@ func (m *Member) quotaOf(model string) *quota.Meter {
 	return m.health.quotas.Of(model)
 }
 
-// Demand records that a request asks for its model, so that worse tiers leave room for such requests.
+// Demand records that a request asks for its model, so that other tiers leave its share for such requests.
 func (p *Pool) Demand(r *Ask, now time.Time) {
 	for _, m := range p.Members {
 		if model, ok := r.modelAt(m); ok {
@@ -71,23 +82,23 @@ func (p *Pool) Demand(r *Ask, now time.Time) {
 	}
 }
 
-// PassedOver reports whether the member is used above the ceiling of the request's tier.
+// PassedOver reports whether only shares of other tiers are left of the member.
 func (m *Member) PassedOver(r *Ask, now time.Time) bool {
 	model, ok := r.modelAt(m)
-	return ok && m.isAbove(r, model, now)
+	return ok && m.isReserved(r, model, now)
 }
 
-// isAbove reports whether the model at the member is used above the ceiling of the request's tier.
-func (m *Member) isAbove(r *Ask, model string, now time.Time) bool {
+// isReserved reports whether the model at the member has only the shares of other tiers left.
+func (m *Member) isReserved(r *Ask, model string, now time.Time) bool {
 	t := r.Tier
-	if t.Ceiling == 0 {
+	if t.Shares == nil {
 		return false
 	}
 	q := m.quotaOf(model)
-	return q != nil && q.Above(t, now)
+	return q != nil && q.Reserved(t, now)
 }
 
-// quotaWait returns how long the request waits because of the ceiling of its tier.
+// quotaWait returns how long the request waits because of the shares of other tiers.
 func (m *Member) quotaWait(r *Ask, model string, now time.Time) time.Duration {
 	if q := m.quotaOf(model); q != nil {
 		return q.Wait(r.Tier, now)

@@ -12,6 +12,9 @@ type Mark struct {
 	meter    *Meter
 	order    int64
 	deducted [2]deducted
+	// tier is that of the request, which got cost at the instant sent. cost is 0 if no tier keeps a share.
+	tier       int
+	cost, sent int64
 }
 
 // deducted is the estimate that was deducted for a request, and the sum of the estimates then, itself included.
@@ -19,7 +22,15 @@ type deducted struct{ cost, sum int64 }
 
 // Deduct deducts a request of this cost, in tokens, from what is left.
 func (m *Meter) Deduct(cost int64) Mark {
-	return Mark{m, m.sent.Add(1), [...]deducted{m.allowances[0].deduct(1), m.allowances[1].deduct(cost)}}
+	return Mark{meter: m, order: m.sent.Add(1), deducted: [...]deducted{m.allowances[0].deduct(1), m.allowances[1].deduct(cost)}}
+}
+
+// Give is Deduct, and counts the request among those of its tier.
+func (m *Meter) Give(tier int, cost int64, now time.Time) Mark {
+	k := m.Deduct(cost)
+	k.tier, k.cost, k.sent = tier, min(cost, highestCost), instant(now)
+	m.given.add(tier, k.cost, k.sent)
+	return k
 }
 
 // Return gives back what was deducted for a request that was not executed. The reading of a later reply, or of
@@ -27,6 +38,9 @@ func (m *Meter) Deduct(cost int64) Mark {
 func (k Mark) Return() {
 	if k.meter == nil {
 		return
+	}
+	if k.cost > 0 {
+		k.meter.given.takeBack(k.tier, k.cost, k.sent)
 	}
 	for i, d := range k.deducted {
 		if a := &k.meter.allowances[i]; a.order.Load() < k.order {
@@ -119,29 +133,27 @@ type allowance struct {
 
 // learn records a reading, unless there is that of a later request: a slow reply does not replace a fast one. The
 // time of a reading begins when its request was sent, because backends count a request when it comes. Of two replies
-// at the same moment, one is enough. believed is false if the backend's replies contradict the reading, which then does
-// not count.
-func (a *allowance) learn(s said, r *Reply, i int, now Instant) (believed bool) {
+// at the same moment, one is enough. A reading that the backend's replies contradict does not count.
+func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 	if !a.learning.CompareAndSwap(false, true) {
-		return true
+		return
 	}
 	defer a.learning.Store(false)
 	if r.Mark.order < a.order.Load() {
-		return true
+		return
 	}
 	sent, of := At(r.Sent), r.Mark.deducted[i]
 	a.order.Store(r.Mark.order)
 	a.limit.Store(int64(s.limit))
 	if a.doubt.grows(s, r, [...]int64{1, r.Cost}[i], now) {
 		a.until.Store(0)
-		return false
+		return
 	}
 	a.at.Store(int64(sent))
 	a.base.Store(min(of.sum, a.estimated.Load()) + int64(s.remaining)) // of earlier requests, some may have come back since
 	a.refill.Store(math.Float64bits(s.refill))
 	a.most.Store(int64(s.most))
 	a.until.Store(int64(sent) + int64(s.window))
-	return true
 }
 
 // doubt is about readings that keep saying the same: what remained by them, when the first of them came, and how many
@@ -175,6 +187,23 @@ func (a *allowance) left(now Instant) int64 {
 		left += int64(refill * float64(int64(now)-a.at.Load()))
 	}
 	return left
+}
+
+// leaves reports whether that part of the limit is left for the rest of its window.
+func (a *allowance) leaves(part float64, window time.Duration, now Instant) bool {
+	return a.wait(part, window, now) < time.Millisecond
+}
+
+// wait returns how long it takes until that part of the limit is left for the rest of its window, if no request is sent. It
+// takes no time if it is not known how much there is in a window.
+func (a *allowance) wait(part float64, window time.Duration, now Instant) time.Duration {
+	rest, most := float64(a.until.Load()-int64(now)), float64(a.most.Load())
+	if rest <= 0 || most == 0 || part == 0 {
+		return 0
+	}
+	each := part * most / float64(window) // in a nanosecond, which is no longer kept when that is over
+	missing := each*min(rest, float64(window)) - float64(a.left(now))
+	return time.Duration(min(rest, math.Ceil(missing/(each+math.Float64frombits(a.refill.Load())))))
 }
 
 func (a *allowance) hasRoom(cost int64, now Instant) bool {

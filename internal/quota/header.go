@@ -29,22 +29,17 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 		return // it was sent before the backend's key changed
 	}
 	if used, ok := verdict.HeaderNumber(r.Header, Utilization); ok {
-		m.see(utilization, used/100, 0, now)
+		m.see(utilization, used/100, now)
 	}
 	for i := range limits {
-		said, ok := limits[i].read(r.Header)
+		said, ok := limits[i].read(r.Header, windows[i])
 		if !ok || !isOf(r.Header, model) {
 			continue
 		}
-		switch believed := m.allowances[i].learn(said, &r, i, At(now)); {
-		case !believed:
-			m.readings[limits[i].kind].Store(0)
-		case said.most > 0:
-			m.see(limits[i].kind, max(0, 1-said.remaining/said.most), said.window, now)
-		}
+		m.allowances[i].learn(said, &r, i, At(now))
 	}
 	if r.Throttles {
-		m.see(throttle, 1, 0, now)
+		m.see(throttle, 1, now)
 	}
 }
 
@@ -57,17 +52,25 @@ func isOf(header http.Header, model string) bool {
 
 // limit is a rate limit, with the headers that describe it, each in both spellings of Azure's.
 type limit struct {
-	kind                             kind
 	limit, remaining, reset, renewal [2]string
 }
 
-var limits = [...]limit{limitOf(requests, "Requests"), limitOf(tokens, "Tokens")}
+// The limits, by their indexes.
+const (
+	requests = iota
+	tokens
+)
 
-func limitOf(k kind, of string) limit {
+var limits = [...]limit{requests: limitOf("Requests"), tokens: limitOf("Tokens")}
+
+// windows are how long the windows of the limits last, at most.
+var windows = [len(limits)]time.Duration{requests: 10 * time.Second, tokens: time.Minute}
+
+func limitOf(of string) limit {
 	name := func(what string) [2]string {
 		return [2]string{"X-Ratelimit-" + what + "-" + of, "X-Rate-Limit-" + what + "-" + of}
 	}
-	return limit{k, name("Limit"), name("Remaining"), name("Reset"), name("Renewalperiod")}
+	return limit{name("Limit"), name("Remaining"), name("Reset"), name("Renewalperiod")}
 }
 
 // longestReset is the longest reset of a limit by the minute. A longer one is that of a day,
@@ -89,7 +92,7 @@ type said struct {
 // windows of 10 s, of which it names only what remains: of 120 requests a minute, 19 remain after one. So
 // where the reset is a number of seconds, as Azure's is, it is known how many there are in a window only
 // if its length is named. Where the reset is a duration, as OpenAI's is, the limit grows all the time.
-func (l *limit) read(header http.Header) (s said, ok bool) {
+func (l *limit) read(header http.Header, longest time.Duration) (s said, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = verdict.HeaderNumber(header, l.limit[:]...)
 	if !isLimited || s.limit == 0 {
@@ -99,7 +102,7 @@ func (l *limit) read(header http.Header) (s said, ok bool) {
 		return s, false
 	}
 	s.limit, s.remaining = min(s.limit, highestCost), min(s.remaining, highestCost) // some say "no limit" with a huge number
-	s.most, s.window = s.limit, windows[l.kind]
+	s.most, s.window = s.limit, longest
 	reset, isNumber := verdict.HeaderNumber(header, l.reset[:]...)
 	if isNumber {
 		if reset > 0 { // 0 says nothing: Azure sends it with whatever remains
@@ -121,13 +124,13 @@ func (l *limit) read(header http.Header) (s said, ok bool) {
 	if s.window > longestReset {
 		return s, false
 	}
-	s.window = min(s.window, windows[l.kind])
+	s.window = min(s.window, longest)
 	renewal, isNamed := verdict.HeaderNumber(header, l.renewal[:]...)
 	switch {
 	case isNamed && renewal > 0:
 		s.most *= min(1, renewal/60)
 		s.window = min(s.window, time.Duration(min(renewal, 60)*float64(time.Second)))
-	case isNumber && l.kind == requests:
+	case isNumber && longest == windows[requests]:
 		s.most = 0
 	}
 	return s, true

@@ -1,8 +1,11 @@
 package quota
 
 import (
+	"math"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 )
@@ -12,7 +15,12 @@ var start = time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)
 // at is so many seconds after the start.
 func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
 
-var batch = Tier{Number: 2, Ceiling: .8}
+// beyond is a tier of this number, which has got more than its share, and for which others keep this part of a backend.
+func beyond(number int, others float64) Tier {
+	return Tier{Number: number, Shares: &Shares{1: others}}
+}
+
+var batch = beyond(2, .2)
 
 // asked is a meter of which a caller of the first tier has asked for the model at the start.
 func asked() *Meter {
@@ -23,9 +31,15 @@ func asked() *Meter {
 
 func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	t.Helper()
+	m.gives(tier.Number, 1, at(seconds))
 	if got := m.Wait(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
 		t.Errorf("after %v s the tier waits %v s, want %v", seconds, got, want)
 	}
+}
+
+// gives has a tier get something, which is not deducted from limits.
+func (m *Meter) gives(tier int, cost int64, now time.Time) {
+	m.given.add(tier, cost, instant(now))
 }
 
 // see has the meter see a reply to a request that was just sent.
@@ -47,7 +61,7 @@ func TestUtilizationFadesInFourSeconds(t *testing.T) {
 	wantWait(t, m, batch, 0, 4*(1-.8/1.27))
 	wantWait(t, m, batch, 1.4, .08)
 	wantWait(t, m, batch, 1.5, 0)
-	wantWait(t, m, Tier{Number: 3, Ceiling: .5}, 0, 4*(1-.5/1.27))
+	wantWait(t, m, beyond(3, .5), 0, 4*(1-.5/1.27))
 	see(m, header("azure-openai-deployment-utilization", "79.9%"), false, at(1))
 	wantWait(t, m, batch, 1, 0)
 }
@@ -55,11 +69,17 @@ func TestUtilizationFadesInFourSeconds(t *testing.T) {
 func TestAWaitIsExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 100_000 {
-		m, tier := asked(), Tier{Number: 2, Ceiling: float64(1+random.IntN(100)) / 100}
-		m.see(tokens, 2*random.Float64(), time.Duration(random.Int64N(int64(time.Minute))), start)
+		m, tier := asked(), beyond(2, float64(1+random.IntN(100))/100)
+		m.gives(2, 1, start)
+		if random.IntN(2) == 0 {
+			m.see(utilization, 2*random.Float64(), start)
+		} else {
+			reset := "X-Ratelimit-Reset-Tokens"
+			see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", strconv.Itoa(random.IntN(1000)), reset, strconv.Itoa(1+random.IntN(60))), false, start)
+		}
 		wait := m.Wait(tier, start)
-		if m.Above(tier, start.Add(wait)) || wait > 0 && !m.Above(tier, start.Add(wait-time.Millisecond)) {
-			t.Fatalf("it waits %s for %+v, which is not when %b falls to it", wait, tier, m.readings[tokens].Load())
+		if m.gives(2, 1, start.Add(wait)); m.Reserved(tier, start.Add(wait)) || wait > 2*time.Millisecond && !m.Reserved(tier, start.Add(wait-2*time.Millisecond)) {
+			t.Fatalf("it waits %s for %v, which is not when that is left", wait, tier.Shares[1])
 		}
 	}
 }
@@ -69,65 +89,173 @@ func TestAThrottleIsFullAndFadesInTwoSeconds(t *testing.T) {
 	see(m, header(), true, start)
 	wantWait(t, m, batch, 0, .4)
 	wantWait(t, m, batch, .41, 0)
-	wantWait(t, m, Tier{Number: 3, Ceiling: .1}, 0, 1.8)
+	wantWait(t, m, beyond(3, .9), 0, 1.8)
 }
 
-func TestOnlyBetterTiersInTheLastMinuteCount(t *testing.T) {
-	const full = "Azure-Openai-Deployment-Utilization"
+// keeps are the shares of three tiers.
+var keeps = &Shares{1: .5, 2: .3, 3: .2}
+
+func TestATierBeyondItsShareLeavesThoseOfOthersThatAskedInTheLastMinute(t *testing.T) {
 	for name, tc := range map[string]struct {
 		asks  []int
 		after float64
 		tier  Tier
 		want  bool
 	}{
-		"no request":               {tier: batch},
-		"a better tier":            {asks: []int{1}, tier: batch, want: true},
-		"no tier is above all":     {asks: []int{0}, tier: Tier{Number: 1, Ceiling: .8}, want: true},
-		"the same tier":            {asks: []int{2}, tier: batch},
-		"a worse tier":             {asks: []int{3}, tier: batch},
-		"59.9 s ago":               {asks: []int{1}, after: 59.9, tier: batch, want: true},
-		"a minute ago":             {asks: []int{1}, after: 60, tier: batch},
-		"a tier without a ceiling": {asks: []int{0, 1}, tier: Tier{Number: 2}},
-		"a request without a tier": {asks: []int{0, 1, 2}},
+		"no request":                       {tier: Tier{Number: 2, Shares: keeps}},
+		"a better tier":                    {asks: []int{1}, tier: Tier{Number: 2, Shares: keeps}, want: true},
+		"a worse tier":                     {asks: []int{3}, tier: Tier{Number: 2, Shares: keeps}, want: true},
+		"the same tier":                    {asks: []int{2}, tier: Tier{Number: 2, Shares: keeps}},
+		"a tier without a share":           {asks: []int{4, 0}, tier: Tier{Number: 2, Shares: keeps}},
+		"59.9 s ago":                       {asks: []int{1}, after: 59.9, tier: Tier{Number: 2, Shares: keeps}, want: true},
+		"a minute ago":                     {asks: []int{1}, after: 60, tier: Tier{Number: 2, Shares: keeps}},
+		"a request that heeds no share":    {asks: []int{0, 1, 2}, tier: Tier{Number: 2}},
+		"a tier that has nothing reserved": {asks: []int{1}, tier: Tier{Number: 4, Shares: keeps}, want: true},
 	} {
 		m := new(Meter)
 		for _, tier := range tc.asks {
 			m.Ask(tier, start)
 		}
-		see(m, header(full, "100%"), false, at(tc.after))
+		m.gives(tc.tier.Number, 1, at(tc.after))
+		see(m, header("Azure-Openai-Deployment-Utilization", "100%"), false, at(tc.after))
 		if got := m.Wait(tc.tier, at(tc.after)) > 0; got != tc.want {
 			t.Errorf("%s: kept away is %v, want %v", name, got, tc.want)
 		}
 	}
 }
 
-func TestTheWaitEndsWithTheInterestOfBetterTiers(t *testing.T) {
-	m := asked()
-	see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), false, at(55))
-	wantWait(t, m, batch, 55, 5) // 12
-	m.Ask(1, at(55))
-	wantWait(t, m, batch, 55, 12)
+func TestATierWithinItsShareGoesToAFullBackend(t *testing.T) {
+	silver, full := Tier{Number: 2, Shares: keeps}, header("Azure-Openai-Deployment-Utilization", "100%")
+	for name, tc := range map[string]struct {
+		got   [4]int64 // by the tiers' numbers
+		after float64
+		want  bool
+	}{
+		"nobody has got anything":      {},
+		"it has got nothing":           {got: [4]int64{1: 9}},
+		"it has got its share":         {got: [4]int64{1: 50, 2: 30, 3: 20}},
+		"it has got more":              {got: [4]int64{1: 50, 2: 31, 3: 20}, want: true},
+		"it has got all":               {got: [4]int64{2: 1}, want: true},
+		"requests without a tier, too": {got: [4]int64{0: 70, 2: 30}},
+		"it got more 9 s ago":          {got: [4]int64{1: 50, 2: 31, 3: 20}, after: 9, want: true},
+		"it got more 20 s ago":         {got: [4]int64{1: 50, 2: 31, 3: 20}, after: 20},
+	} {
+		m := new(Meter)
+		for tier, cost := range tc.got {
+			m.gives(tier, 1000*cost, start)
+		}
+		m.Ask(1, start)
+		see(m, full, false, at(tc.after))
+		if got := m.Reserved(silver, at(tc.after)); got != tc.want {
+			t.Errorf("%s: kept away is %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
+// With a limit by the minute, what a tier got at the beginning of the minute counts until its end.
+func TestWithinALimitByTheMinuteAMinuteCounts(t *testing.T) {
+	m := new(Meter)
+	m.Ask(1, start)
+	m.gives(1, 50, start)
+	m.gives(2, 40, start)
+	for seconds, want := range map[float64]bool{1: true, 25: true, 125: false} {
+		see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "100", "X-Ratelimit-Reset-Tokens", "60"), false, at(seconds))
+		m.Ask(1, at(seconds))
+		if got := m.Reserved(Tier{Number: 2, Shares: keeps}, at(seconds)); got != want {
+			t.Errorf("after %v s kept away is %v, want %v", seconds, got, want)
+		}
+	}
+}
+
+func TestARequestThatIsNotExecutedIsGivenBack(t *testing.T) {
+	m := new(Meter)
+	m.Ask(1, start)
+	m.Give(1, 10, start)
+	mark := m.Give(2, 10, start)
+	see(m, header(), true, start)
+	silver := Tier{Number: 2, Shares: keeps}
+	if !m.Reserved(silver, start) {
+		t.Error("what it got does not count")
+	}
+	if mark.Return(); m.Reserved(silver, start) {
+		t.Error("what it did not get counts")
+	}
+}
+
+// In four minutes, tiers with 50, 30 and 20 % ask for multiples of what a limit by the minute of which the window begins at some
+// time, or one that grows all the time, gives.
+func TestSharesOfALimit(t *testing.T) {
+	for name, of := range map[string]struct{ demand, least, most [4]float64 }{
+		"all ask for more":           {[4]float64{1: 1.3, 2: 1.3, 3: 1.3}, [4]float64{1: .46, 2: .26, 3: .16}, [4]float64{1: .55, 2: .34, 3: .24}},
+		"the last asks for the most": {[4]float64{1: .6, 2: .6, 3: 2.8}, [4]float64{1: .45, 2: .25, 3: .15}, [4]float64{1: .56, 2: .36, 3: .26}},
+		"the first needs little":     {[4]float64{1: .1, 2: 2, 3: 2}, [4]float64{1: .094, 2: .27, 3: .17}, [4]float64{1: .101, 2: 1, 3: 1}},
+		"half of it":                 {[4]float64{1: .1, 2: .1, 3: .3}, [4]float64{1: .099, 2: .099, 3: .299}, [4]float64{1: .101, 2: .101, 3: .301}},
+	} {
+		for _, refills := range []bool{false, true} {
+			const limit, cost, minutes = 10_000, 10, 4
+			random, m, left := rand.New(rand.NewPCG(3, 4)), new(Meter), float64(limit)
+			var got, credit [4]float64
+			for ms := range minutes * 60_000 {
+				now := start.Add(time.Duration(ms) * time.Millisecond)
+				switch {
+				case refills:
+					left = min(limit, left+limit/60_000.)
+				case ms%60_000 == 17_000:
+					left = limit
+				}
+				for _, tier := range random.Perm(3) {
+					tier++
+					if credit[tier] += of.demand[tier] * limit / cost / 60_000; credit[tier] < 1 {
+						continue
+					}
+					credit[tier]--
+					if m.Ask(tier, now); m.Reserved(Tier{Number: tier, Shares: keeps}, now) || left < cost {
+						continue
+					}
+					mark := m.Give(tier, cost, now)
+					left -= cost
+					if ms >= 60_000 {
+						got[tier] += cost / (limit * (minutes - 1.))
+					}
+					reset := strconv.Itoa(1 + (60_000-(ms+43_000)%60_000)/1000)
+					if refills {
+						reset = strconv.FormatFloat((limit-left)*60/limit, 'f', 3, 64) + "s"
+					}
+					m.See(Reply{Header: header("X-Ratelimit-Limit-Tokens", strconv.Itoa(limit), "X-Ratelimit-Remaining-Tokens", strconv.Itoa(int(left)), "X-Ratelimit-Reset-Tokens", reset),
+						Served: true, Cost: cost, Mark: mark, Sent: now}, "gpt-4o", now)
+				}
+			}
+			for tier := 1; tier < 4; tier++ {
+				if got[tier] < of.least[tier] || got[tier] > of.most[tier] {
+					t.Errorf("%s, grows all the time %v: tier %d gets %.3f, want %.2f to %.2f", name, refills, tier, got[tier], of.least[tier], of.most[tier])
+				}
+			}
+			if sum := got[1] + got[2] + got[3]; of.demand[3] > 1 && sum < .95 {
+				t.Errorf("%s, grows all the time %v: %.3f of it is used", name, refills, sum)
+			}
+		}
+	}
 }
 
 func TestRateLimitsAreReadings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		header http.Header
-		want   float64 // the wait at a ceiling of a half
+		want   float64 // the wait until half of it is left
 	}{
-		"tokens, refilled in a minute": {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), 30},
-		"tokens, refilled in 20 s":     {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20s"), 10},
-		"tokens, a window of Azure's":  {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20"), 10},
-		"a reset that says nothing":    {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "0", "X-Ratelimit-Renewalperiod-Tokens", "60"), 30},
-		"a reset in six minutes":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "6m0s"), 30},
+		"tokens, refilled in a minute": {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), 60},
+		"tokens, refilled in 20 s":     {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20s"), 20. / 7},
+		"tokens, a window of Azure's":  {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20"), 20},
+		"a reset that says nothing":    {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "0", "X-Ratelimit-Renewalperiod-Tokens", "60"), 60},
+		"a reset in six minutes":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "6m0s"), 45},
 		"half of the tokens":           {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "500"), 0},
 		"more left than the limit":     {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "2000"), 0},
-		"requests":                     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "8s"), 4},
-		"requests without a reset":     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0"), 5},
+		"requests":                     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "8s"), 16. / 7},
+		"requests without a reset":     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0"), 10},
 		"Azure's requests, one of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "19", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 0},
-		"Azure's requests, all of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 5},
+		"Azure's requests, all of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 10},
 		"Azure's requests, no window":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "19", "X-Ratelimit-Reset-Requests", "10"), 0},
-		"the other spelling":           {header("X-Rate-Limit-Limit-Tokens", "1000", "X-Rate-Limit-Remaining-Tokens", "0", "X-Rate-Limit-Reset-Tokens", "20"), 10},
-		"both spellings":               {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Rate-Limit-Reset-Tokens", "20"), 10}, // openai-python#937
+		"the other spelling":           {header("X-Rate-Limit-Limit-Tokens", "1000", "X-Rate-Limit-Remaining-Tokens", "0", "X-Rate-Limit-Reset-Tokens", "20"), 20},
+		"both spellings":               {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Rate-Limit-Reset-Tokens", "20"), 20}, // openai-python#937
 		"a limit by the day, a third":  {header("X-Ratelimit-Limit-Requests", "3", "X-Ratelimit-Remaining-Requests", "1", "X-Ratelimit-Reset-Requests", "55m0s"), 0},
 		"another deployment's":         {header("X-Ms-Deployment-Name", "spill", "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), 0},
 		"a limit by the day":           {header("X-Ratelimit-Limit-Requests", "14400", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "4h12m0s"), 0},
@@ -135,7 +263,7 @@ func TestRateLimitsAreReadings(t *testing.T) {
 		"not tracked":                  {header("X-Ratelimit-Limit-Tokens", "-1", "X-Ratelimit-Remaining-Tokens", "-1", "X-Ratelimit-Reset-Tokens", "0"), 0},
 		"a limit of 0":                 {header("X-Ratelimit-Limit-Tokens", "0", "X-Ratelimit-Remaining-Tokens", "0"), 0},
 		"no numbers":                   {header("X-Ratelimit-Limit-Tokens", "many", "X-Ratelimit-Remaining-Tokens", "NaN", "X-Ratelimit-Reset-Tokens", "NaN"), 0},
-		"no number in the reset":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "NaN"), 30},
+		"no number in the reset":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "NaN"), 60},
 		"only the limit":               {header("X-Ratelimit-Limit-Tokens", "1000"), 0},
 		"nothing":                      {header(), 0},
 		"a negative utilization":       {header("Azure-Openai-Deployment-Utilization", "-1%"), 0},
@@ -145,7 +273,7 @@ func TestRateLimitsAreReadings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := asked()
 			see(m, tc.header, false, start)
-			wantWait(t, m, Tier{Number: 2, Ceiling: .5}, 0, tc.want)
+			wantWait(t, m, beyond(2, .5), 0, tc.want)
 		})
 	}
 }
@@ -153,9 +281,9 @@ func TestRateLimitsAreReadings(t *testing.T) {
 func TestTheHighestReadingCounts(t *testing.T) {
 	m := asked()
 	see(m, header("Azure-Openai-Deployment-Utilization", "10%"), true, start)
-	wantWait(t, m, Tier{Number: 2, Ceiling: .4}, 0, 1.2)
+	wantWait(t, m, beyond(2, .6), 0, 1.2)
 	see(m, header("X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0"), false, start)
-	wantWait(t, m, Tier{Number: 2, Ceiling: .4}, 0, 36)
+	wantWait(t, m, beyond(2, .6), 0, 60)
 }
 
 func TestATableIsBounded(t *testing.T) {
@@ -185,16 +313,77 @@ func TestNothingAllocates(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		table.Of("gpt-4o").Ask(1, start)
 		see(m, full, true, start)
-		m.Above(batch, start)
+		m.Reserved(batch, start)
 	}); n > 0 {
 		t.Errorf("got %v allocations", n)
 	}
 }
 
-func BenchmarkAbove(b *testing.B) {
+func BenchmarkReserved(b *testing.B) {
 	m, now := asked(), at(1)
+	m.gives(2, 1, now)
 	see(m, header("Azure-Openai-Deployment-Utilization", "100%"), true, start)
 	for b.Loop() {
-		m.Above(batch, now)
+		m.Reserved(batch, now)
+	}
+}
+
+func TestSharesInParallel(t *testing.T) {
+	m, tier := new(Meter), Tier{Number: 2, Shares: keeps}
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for ms := range 20_000 {
+				now := start.Add(time.Duration(ms) * time.Millisecond)
+				m.Ask(1, now)
+				mark := m.Give(1+i%3, 1, now)
+				if m.Reserved(tier, now); ms%2 == 0 {
+					mark.Return()
+				}
+				if ms%1000 == 0 {
+					m.Hear(strconv.Itoa(i), m.Given(now), now)
+				}
+				see(m, header(), ms%7 == 0, now)
+			}
+		})
+	}
+	all.Wait()
+	got := m.Given(start.Add(20 * time.Second))
+	for i, want := range [...]int64{30_000, 30_000, 20_000} { // in 20 s
+		if sum := got[1][1+i]; sum < want*99/100 || sum > want {
+			t.Errorf("tier %d got %d, want %d", 1+i, sum, want)
+		}
+	}
+}
+
+func TestWhatOtherReplicasSayIsBounded(t *testing.T) {
+	m := new(Meter)
+	for i := range 2 * maxOthers {
+		m.Hear(strconv.Itoa(i), Given{{1: -1, 2: math.MaxInt64}, {1: math.MinInt64, 2: math.MaxInt64}}, start)
+	}
+	if n := len(m.others.replicas); n != maxOthers {
+		t.Errorf("%d replicas are kept", n)
+	}
+	m.gives(1, 1, start)
+	see(m, header(), true, start)
+	if !m.Reserved(Tier{Number: 2, Shares: &Shares{1: .5, 2: .5}}, start) && m.elsewhere(instant(start))[1][2] <= 0 {
+		t.Error("the sum is not right")
+	}
+	m.Hear("0", Given{}, at(6))
+	if n := len(m.others.replicas); n != 1 {
+		t.Errorf("%d replicas are kept that are gone", n-1)
+	}
+}
+
+func TestAClockThatIsFarOffDoesNoHarm(t *testing.T) {
+	m := new(Meter)
+	for _, now := range []time.Time{{}, time.Unix(-1<<40, 0), time.Unix(1<<40, 0), start} {
+		m.Ask(1, now)
+		mark := m.Give(2, 1, now)
+		see(m, header(), true, now)
+		if !m.Reserved(Tier{Number: 2, Shares: keeps}, now) && now == start {
+			t.Error("what it got does not count")
+		}
+		mark.Return()
 	}
 }

@@ -95,3 +95,18 @@ func (t *Table) Snapshot(now time.Time) (states []State) {
 	}
 	return states
 }
+
+// Given returns what each tier has got lately, by the models of which any has got something.
+func (t *Table) Given(now time.Time) map[string]Given {
+	known := t.meters.Load()
+	if known == nil {
+		return nil
+	}
+	all := make(map[string]Given)
+	for model, m := range known.byModel {
+		if given := m.Given(now); !given.IsZero() {
+			all[model] = given
+		}
+	}
+	return all
+}

@@ -124,10 +124,10 @@ func TestAResponseInTheBackgroundIsChargedWhatItDeclares(t *testing.T) {
 	}
 }
 
-// TestATierOfAnotherConfigHasNoCeiling has what a reload brings for a moment: requests of one config, and limits of
+// TestATierOfAnotherConfigHasNoShare has what a reload brings for a moment: requests of one config, and limits of
 // another one, which has more tiers.
-func TestATierOfAnotherConfigHasNoCeiling(t *testing.T) {
-	for _, options := range []string{"caller alice {\ntokens 1k/day\n}", "caller alice {\ntier batch\n}\ntier batch 80%"} {
+func TestATierOfAnotherConfigHasNoShare(t *testing.T) {
+	for _, options := range []string{"caller alice {\ntokens 1k/day\n}", "caller alice {\ntier batch\n}\ntier batch {\nreserve 20%\n}"} {
 		inBubble(t, options, func(t *testing.T, w *world) {
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")
 			limits.MetersOf(w.Handler.Pool).Configure(time.Now(), func(string) meter.Settings {

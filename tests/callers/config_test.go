@@ -6,7 +6,7 @@ import (
 )
 
 func TestEntriesWithoutEffectAreWarnings(t *testing.T) {
-	inBubble(t, "caller alice {\ntier batch\n}\ncaller carol {\ntier interactive\ntokens 1/day then nightly\n}\ncaller * {\ntier batch\ntokens 1/hour then batch\ntokens 1/day then nightly\ntokens 1/month then interactive\n}\ntier interactive\ntier batch 80%\ntier nightly 50%\ntier unused 10%", func(t *testing.T, w *world) {
+	inBubble(t, "caller alice {\ntier batch\n}\ncaller carol {\ntier interactive\ntokens 1/day then nightly\n}\ncaller * {\ntier batch\ntokens 1/hour then batch\ntokens 1/day then nightly\ntokens 1/month then interactive\n}\ntier interactive\ntier batch\ntier nightly\ntier unused", func(t *testing.T, w *world) {
 		for message, want := range map[string]int{
 			"caller 'carol' has no client key, so its limits have no effect":                                                                     1,
 			"tier 'unused' has no caller, so it has no effect":                                                                                   1,
@@ -44,7 +44,7 @@ func TestMarksOfALimitAreLoggedOncePerWindow(t *testing.T) {
 }
 
 func TestATierThatIsAloneIsAWarning(t *testing.T) {
-	inBubble(t, "caller alice {\ntier batch\n}\ntier batch 80%", func(t *testing.T, w *world) {
+	inBubble(t, "caller alice {\ntier batch\n}\ntier batch", func(t *testing.T, w *world) {
 		if got := len(w.Logged("tier 'batch' is the only one, so it has no effect: all callers are in it")); got != 1 {
 			t.Errorf("it was logged %d times", got)
 		}

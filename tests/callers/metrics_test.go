@@ -46,7 +46,7 @@ func TestMetricsSayWhichLimitsAreUsedAndRefuse(t *testing.T) {
 }
 
 func TestMetricsCountTheRequestsThatALimitGivesAnotherTier(t *testing.T) {
-	inBubble(t, "caller alice {\nrequests 1/day then batch\nrequests 2/month then nightly\nrequests 4/minute\n}\ntier batch\ntier nightly 50%", func(t *testing.T, w *world) {
+	inBubble(t, "caller alice {\nrequests 1/day then batch\nrequests 2/month then nightly\nrequests 4/minute\n}\ntier batch\ntier nightly", func(t *testing.T, w *world) {
 		for range 4 {
 			w.chat(prompt(20, "")).WantServed(t, "a")
 		}

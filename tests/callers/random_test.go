@@ -38,7 +38,7 @@ func (c *random) config() string {
 		}
 		config.WriteString("}\n")
 	}
-	config.WriteString("tier of-alice\ntier of-bob " + c.pick("80%", "60%", "1%") + "\nbackend http://a\n")
+	config.WriteString("tier of-alice {\nreserve " + c.pick("20%", "40%", "99%") + "\n}\ntier of-bob\nbackend http://a\n")
 	return config.String() + c.pick("", "backend http://b\n", "backend http://b {\npriority 2\n}\n")
 }
 

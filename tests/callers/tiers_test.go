@@ -55,7 +55,7 @@ const goldAndBronze = `
 	tier gold {
 		requests 5/hour
 	}
-	tier bronze 60% {
+	tier bronze {
 		requests 3/minute
 		backends east
 		max_requests 9
@@ -164,7 +164,7 @@ func TestTheModelsOfATierAreThoseThatTheCallersOwnBackendsHave(t *testing.T) {
 
 // TestWhatIsWarnedOfTiers are options without an effect, and callers without limits.
 func TestWhatIsWarnedOfTiers(t *testing.T) {
-	tiers := goldAndBronze + "tier spare 40%\ntier free 30% default\ncaller alice {\n}\n"
+	tiers := goldAndBronze + "tier spare\ntier free default\ncaller alice {\n}\n"
 	inTiers(t, "alice tier=gold\nbob tier=free\ncarol client-key-of-carol-0123 tier=gold", strings.Replace(tiers, "requests 3/minute", "requests 3/minute then gold", 1), func(t *testing.T, w *world, _ func(string)) {
 		for message, want := range map[string]int{
 			"tier 'spare' has no caller, so it has no effect":                                                         1,

@@ -1,4 +1,4 @@
-// Package tiers tests that requests of worse tiers leave room for those of better ones, and get all that is idle.
+// Package tiers tests that tiers get their shares of backends, and all that is idle.
 package tiers
 
 import (
@@ -29,9 +29,11 @@ const callers = `
 	caller nightly {
 		tier nightly
 	}
-	tier interactive
-	tier batch 80%
-	tier nightly 50%
+	tier interactive {
+		reserve 20%
+	}
+	tier batch
+	tier nightly
 `
 
 // twoBackends are a PTU and a pay-as-you-go deployment behind it.

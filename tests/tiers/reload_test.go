@@ -9,7 +9,7 @@ import (
 )
 
 // TestHowMuchOfABackendIsUsedStaysThroughAReload and so does who has asked for the model. The reading fades within
-// a minute, and the ceiling is low, so the reload may take nearly as long.
+// a minute, and the share is high, so the reload may take nearly as long.
 func TestHowMuchOfABackendIsUsedStaysThroughAReload(t *testing.T) {
 	ptu, serverOfPTU := lbtest.Listen(t, "ptu")
 	_, serverOfPayg := lbtest.Listen(t, "payg")
@@ -18,7 +18,7 @@ func TestHowMuchOfABackendIsUsedStaysThroughAReload(t *testing.T) {
 		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://:%d {\nheader X-Config %d\nopenai_lb {\npool %s\n", port, number, pool) +
 			fmt.Sprintf("backend %s {\nmodel gpt-4o\n}\nbackend %s {\nmodel gpt-4o\npriority 2\n}\n", serverOfPTU.URL, serverOfPayg.URL) +
 			"client_key web " + keys["web"] + "\nclient_key batch " + keys["batch"] + "\ncaller web {\ntier interactive\n}\ncaller batch {\ntier batch\n}\n" +
-			"tier interactive\ntier batch 1%\n}\n}"
+			"tier interactive {\nreserve 99%\n}\ntier batch\n}\n}"
 	}
 	url := fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port)
 	wantAt := func(client *http.Client, caller, backend string) {

@@ -19,16 +19,17 @@ func TestALoneTierGetsEverything(t *testing.T) {
 	})
 }
 
-func TestATierMakesRoomWhileABetterOneAsksForTheModel(t *testing.T) {
+func TestATierLeavesTheShareOfAnotherOneThatAsksForTheModel(t *testing.T) {
 	inBubble(t, twoBackends, func(t *testing.T, w *world) {
 		w.used("ptu", "70%")
 		w.wantAt(t, "web", "ptu")
 		w.wantAt(t, "batch", "ptu")
-		w.wantAt(t, "nightly", "payg")
+		w.wantAt(t, "nightly", "ptu")
 		w.used("ptu", "127%")
 		w.wantAt(t, "web", "ptu")
 		w.wantAt(t, "batch", "payg")
-		w.wantAt(t, "web", "ptu") // it has no ceiling
+		w.wantAt(t, "nightly", "payg")
+		w.wantAt(t, "web", "ptu") // no other tier keeps a share
 	})
 }
 
@@ -37,9 +38,9 @@ func TestACallerWithoutATierIsInTheLastTier(t *testing.T) {
 	for name, block := range map[string]string{"without a block": "", "with its own": "caller plain {\nrequests 1k/day\n}", "with that of all others": "caller * {\nrequests 1k/day\n}"} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, block+twoBackends, func(t *testing.T, w *world) {
-				w.used("ptu", "70%")
+				w.used("ptu", "127%")
 				w.wantAt(t, "plain", "ptu") // it asks alone
-				w.wantAt(t, "batch", "ptu")
+				w.wantAt(t, "web", "ptu")
 				w.wantAt(t, "plain", "payg")
 				w.wantPassedOver(t, "ptu", "nightly", 1)
 			})
@@ -47,7 +48,7 @@ func TestACallerWithoutATierIsInTheLastTier(t *testing.T) {
 	}
 }
 
-func TestATierIsBackAMinuteAfterTheLastBetterRequest(t *testing.T) {
+func TestATierIsBackAMinuteAfterTheLastRequestOfTheOther(t *testing.T) {
 	for better, after := range map[string]bool{"web": true, "plain": false, "batch": false} {
 		inBubble(t, twoBackends, func(t *testing.T, w *world) {
 			w.used("ptu", "127%")
@@ -90,13 +91,13 @@ func TestAThrottleKeepsATierAwayWithoutHeaders(t *testing.T) {
 	})
 }
 
-func TestAboveEveryCeilingIsA429WithTheShortestWait(t *testing.T) {
+func TestWhereOnlySharesOfOthersAreLeftItIsA429WithTheShortestWait(t *testing.T) {
 	inBubble(t, twoBackends, func(t *testing.T, w *world) {
 		w.used("ptu", "200%")
 		w.used("payg", "100%")
 		w.wantAt(t, "web", "ptu")
 		w.wantAt(t, "batch", "payg")
-		for caller, wait := range map[string]string{"batch": "1000", "nightly": "2000"} {
+		for caller, wait := range map[string]string{"batch": "1000", "nightly": "1000"} {
 			got := w.post(caller, "/v1/chat/completions", chat)
 			got.WantError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
 			if ms := got.Header.Get("Retry-After-Ms"); ms != wait {

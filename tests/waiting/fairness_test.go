@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// The backend is above the ceiling of batch only.
+// Only the share of the other tier is left to batch.
 func TestABetterTierDoesNotWaitBehindAWorseOneForWhichABackendIsTooBusy(t *testing.T) {
 	inBubble(t, "wait 5s 3\n"+tiers, func(t *testing.T, w *world) {
 		const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
@@ -36,9 +36,9 @@ func TestABetterTierDoesNotWaitBehindAWorseOneForWhichABackendIsTooBusy(t *testi
 	})
 }
 
-// TestATierWaitsOnlyUntilTheBackendIsBelowItsCeiling has a backend throttle for 100 ms. What that says of its use
+// TestATierWaitsOnlyUntilMoreThanTheShareOfTheOtherIsLeft has a backend throttle for 100 ms. What that says of its use
 // falls to 90 % after 200 ms.
-func TestATierWaitsOnlyUntilTheBackendIsBelowItsCeiling(t *testing.T) {
+func TestATierWaitsOnlyUntilMoreThanTheShareOfTheOtherIsLeft(t *testing.T) {
 	for _, wait := range []string{"300ms", "1s", "3s"} {
 		inBubble(t, "wait "+wait+"\n"+tiers, func(t *testing.T, w *world) {
 			const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"

@@ -18,7 +18,7 @@ func TestRandomRequestsWaitNoLongerThanTheyMay(t *testing.T) {
 	const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
 	options := "wait 700ms 5\nbackend http://a\nbackend http://b {\npriority 2\n}\n" +
 		"client_key web " + web + "\nclient_key batch " + batch + "\ncaller web {\ntier interactive\n}\n" +
-		"caller batch {\ntier batch\nrequests 8/second\n}\ntier interactive\ntier batch 90%"
+		"caller batch {\ntier batch\nrequests 8/second\n}\ntier interactive {\nreserve 10%\n}\ntier batch"
 	for seed := range uint64(5) {
 		inBubbleWith(t, options, func(t *testing.T, w *world) {
 			random := rand.New(rand.NewPCG(seed, 3))

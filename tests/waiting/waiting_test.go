@@ -60,8 +60,10 @@ const tiers = `
 	caller batch {
 		tier batch
 	}
-	tier interactive
-	tier batch 90%
+	tier interactive {
+		reserve 10%
+	}
+	tier batch
 `
 
 func TestABetterTierGoesFirst(t *testing.T) {
