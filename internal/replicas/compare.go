@@ -62,7 +62,8 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 func (r *Replica) showLife(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return r.store.Put(ctx, []state.Record{r.alive(time.Now())})
+	now := time.Now()
+	return r.store.Put(ctx, append(r.given(now), r.alive(now)))
 }
 
 // recordKey names a record, and record is what is known of it.
@@ -89,6 +90,8 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
 		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
+	case given:
+		// it is said again
 	default:
 		// what is left may be a little more than the message says, if it is two benches
 		// in one; it is much more if the store's clock was set back, or if the

@@ -176,6 +176,8 @@ func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
 		r.peers.hear(m, then)
+	case given:
+		r.hearGiven(m, then)
 	case drained, resumed:
 		r.hearDrain(m, then, now)
 	case benched, doubted, disproved:

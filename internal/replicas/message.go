@@ -42,6 +42,8 @@ type message struct {
 	Since int64  `json:"since,omitempty"`
 	// Configs are digests of what it has configured, by those of the pools' names. Older versions have none.
 	Configs map[string]string `json:"configs,omitempty"`
+	// Shares are what tiers have got there.
+	Shares []backendShare `json:"shares,omitempty"`
 }
 
 const version = 1
@@ -65,6 +67,8 @@ const (
 	// drained and resumed are about a member.
 	drained kind = "drain"
 	resumed kind = "resume"
+	// given: tiers have got something there.
+	given kind = "given"
 	// used is not in a message: it is about callers, as package callers has it.
 	used kind = "use"
 )
@@ -194,6 +198,8 @@ func (m *message) check() error {
 			return errors.New("it is not from a replica")
 		}
 		return nil
+	case given:
+		return areShares(m.Shares)
 	case drained, resumed:
 		if !isDigest(m.Backend) || !isDigest(m.Member) || !isTime(m.Order) {
 			return errors.New("it names no backend")

@@ -1,0 +1,92 @@
+package replicas
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// backendShare is what tiers have got of a model at a backend.
+type backendShare struct {
+	Backend string      `json:"backend"`
+	Model   string      `json:"model"`
+	Given   quota.Given `json:"given"`
+}
+
+const (
+	givenGroup = "given"
+	// maxShares is how many shares a replica sends.
+	maxShares = 200
+	// shareSpace is how many bytes of a message are for shares. The others are for its other fields.
+	shareSpace = state.MaxMessage - 256
+)
+
+// given returns what tiers have got here, in messages. Nobody loads the records: what counts is said again.
+func (r *Replica) given(now time.Time) (records []state.Record) {
+	shares := r.shares(now)
+	for len(shares) > 0 {
+		n, size := 0, 0
+		for _, s := range shares {
+			text, _ := json.Marshal(s)
+			if size += len(text) + 1; size > shareSpace {
+				break
+			}
+			n++
+		}
+		if n == 0 {
+			shares = shares[1:]
+			continue
+		}
+		m := message{Version: version, Kind: given, From: r.peers.self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Shares: shares[:n]}
+		shares = shares[n:]
+		records = append(records, state.Record{
+			Group: givenGroup, Key: fmt.Sprint(m.From, " ", len(records)), Mode: state.Replace, TTL: lifetime, Message: m.text(),
+		})
+	}
+	return records
+}
+
+// shares returns what tiers have got here.
+func (r *Replica) shares(now time.Time) (shares []backendShare) {
+	seen := make(map[string]bool)
+	for _, l := range r.openLinks() {
+		for m, backend := range l.backends() {
+			if seen[backend] {
+				continue
+			}
+			seen[backend] = true
+			for model, given := range m.Given(now) {
+				shares = append(shares, backendShare{backend, model, given})
+			}
+		}
+	}
+	return shares[:min(len(shares), maxShares)]
+}
+
+// hearGiven has meters know what tiers have got at another replica.
+func (r *Replica) hearGiven(m message, then time.Time) {
+	if m.From == r.peers.self.ID {
+		return
+	}
+	for _, s := range m.Shares {
+		if member := r.memberOf(s.Backend, pool.Bench{}); member != nil {
+			if q := member.Quota(s.Model); q != nil {
+				q.Hear(m.From, s.Given, then)
+			}
+		}
+	}
+}
+
+func areShares(shares []backendShare) error {
+	for _, s := range shares {
+		if !isDigest(s.Backend) || s.Model != pool.ModelKey(s.Model) {
+			return errors.New("it names no backend or no model")
+		}
+	}
+	return nil
+}
