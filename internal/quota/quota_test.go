@@ -382,7 +382,7 @@ func TestAClockThatIsFarOffDoesNoHarm(t *testing.T) {
 		m.Ask(1, now)
 		mark := m.Give(2, 1, now)
 		see(m, header(), true, now)
-		if !m.Reserved(Tier{Number: 2, Shares: keeps}, now) && now == start {
+		if !m.Reserved(Tier{Number: 2, Shares: keeps}, now) && now.Equal(start) {
 			t.Error("what it got does not count")
 		}
 		mark.Return()
