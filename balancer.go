@@ -110,3 +110,10 @@ func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 		trail.APIKey(t.Name, digest)
 	}
 }
+
+// policyOf has a policy choose among the backends of a priority for a request.
+func policyOf(policy reverseproxy.Selector, ex *exchange) func([]*pool.Member) *pool.Member {
+	return pools.Policy(policy, func(tier []*pool.Member) *pool.Member {
+		return ex.cookies.Ask(policy, ex.intent.request, ex.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return ex.targets[m.Index].upstream })
+	})
+}

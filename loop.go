@@ -51,7 +51,7 @@ func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 		return l.sender.RoundTripper.RoundTrip(req)
 	}
 	if ex.hidesHeader {
-		defer hideHeader(req)
+		defer attempt.HideHeader(req)
 	}
 	placeholders := req.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	for {

@@ -14,18 +14,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// hideHeader keeps the header of a request out of reverse_proxy's log of a reply that breaks
-// off. It may have a key from the config (header_up). Only the upgrade that the request asks for
-// stays, because reverse_proxy compares it with that of the reply.
-func hideHeader(req *http.Request) {
-	upgrade := req.Header["Upgrade"]
-	if upgrade == nil {
-		req.Header = nil
-		return
-	}
-	req.Header = http.Header{"Connection": req.Header["Connection"], "Upgrade": upgrade}
-}
-
 // attempt asks the current backend, and asks it once more if it
 // refuses a credential of which the source has a newer one.
 func (b *balancer) attempt(in *intent, t *tries, bill *bill, req *http.Request) *attempt.Reply {

@@ -87,8 +87,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.Wait.Check(); err != nil {
 		return err
 	}
-	if hasCountingFallback(h.LBPolicyRaw) {
-		h.logger.Warn(fallbackCountsNothing)
+	if pools.HasCountingFallback(h.LBPolicyRaw) {
+		h.logger.Warn(pools.FallbackCountsNothing)
 	}
 	policy, err := pools.LoadPolicy(ctx, h, h.LBPolicyRaw)
 	if err != nil {

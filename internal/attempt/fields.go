@@ -78,3 +78,15 @@ func (All) Final(http.Header) {}
 
 // Trailer implements Fields.
 func (All) Trailer(http.Header) {}
+
+// HideHeader keeps the header of a request out of reverse_proxy's log of a reply that breaks
+// off. It may have a key from the config (header_up). Only the upgrade that the request asks for
+// stays, because reverse_proxy compares it with that of the reply.
+func HideHeader(req *http.Request) {
+	upgrade := req.Header["Upgrade"]
+	if upgrade == nil {
+		req.Header = nil
+		return
+	}
+	req.Header = http.Header{"Connection": req.Header["Connection"], "Upgrade": upgrade}
+}

@@ -66,6 +66,21 @@ func PolicyName(raw json.RawMessage) string {
 // member: the pool does that, not the policy.
 const WeightIgnored = "weight is ignored by lb_policy: leave one of them out"
 
+// FallbackCountsNothing is the warning for a policy with a fallback that counts requests in flight.
+const FallbackCountsNothing = "the fallback of lb_policy counts no requests of openai_lb, so it chooses at random: use it as the policy itself"
+
+// HasCountingFallback reports whether a policy falls back to one that counts requests in flight.
+func HasCountingFallback(raw json.RawMessage) bool {
+	var policy struct {
+		Fallback json.RawMessage `json:"fallback"`
+	}
+	if json.Unmarshal(raw, &policy) != nil || policy.Fallback == nil {
+		return false
+	}
+	name := PolicyName(policy.Fallback)
+	return name == "least_conn" || name == "random_choose" || HasCountingFallback(policy.Fallback)
+}
+
 // Policy returns what chooses among the members of a priority by the selection policy. It returns nil for no policy.
 // ask asks a policy that sees upstreams.
 func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member) func([]*pool.Member) *pool.Member {
