@@ -150,7 +150,7 @@ func TestTokensAloneIdentifyCallers(t *testing.T) {
 
 func TestTheNewestTokenOfACallerSaysItsTier(t *testing.T) {
 	config := "openai_lb {\nbackend http://a\nclient_key dave client-key-of-dave\ncaller_identity test {\ntiers gold\n}\ncaller carol {\ntier silver\n}\n" +
-		"tier gold {\nmodels one two\n}\ntier silver 50% default {\nmodels one\n}\n}"
+		"tier gold {\nmodels one two\n}\ntier silver default {\nmodels one\n}\n}"
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
 		for i, c := range []struct {
 			said
@@ -176,9 +176,9 @@ func TestTheNewestTokenOfACallerSaysItsTier(t *testing.T) {
 
 func TestTheTiersOfTokensMustBeDeclared(t *testing.T) {
 	for config, want := range map[string]string{
-		"caller_identity test {\ntiers gold\n}":                         "caller_identity: tier 'gold' is not declared: expected 'tier gold [<percent>%]' in openai_lb",
-		"caller_identity test {\ntiers gold\n}\ntier silver\ntier x 5%": "caller_identity: tier 'gold' is not declared: expected one of silver, x",
-		"caller_identity oidc":                                          "caller_identity 'oidc' is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/oidc",
+		"caller_identity test {\ntiers gold\n}":                      "caller_identity: tier 'gold' is not declared: expected 'tier gold' in openai_lb",
+		"caller_identity test {\ntiers gold\n}\ntier silver\ntier x": "caller_identity: tier 'gold' is not declared: expected one of silver, x",
+		"caller_identity oidc":                                       "caller_identity 'oidc' is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/oidc",
 	} {
 		err := lbtest.ValidateCaddyfile(t, fmt.Sprintf("http://lb {\nopenai_lb {\nbackend http://a\n%s\n}\n}", config))
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -193,8 +193,8 @@ func TestTheTiersOfTokensMustBeDeclared(t *testing.T) {
 
 func TestNobodyIsWarnedOfCallersThatHaveTokens(t *testing.T) {
 	for config, want := range map[string]int{
-		"caller_identity test {\ntiers gold\n}\ncaller bob {\ntier silver\nrequests 1/minute\n}\ntier gold\ntier silver 50% default": 0,
-		"client_key bob client-key-of-bob\ncaller bob {\nrequests 1/minute\n}\ntier gold\ntier silver 50% default":                   1,
+		"caller_identity test {\ntiers gold\n}\ncaller bob {\ntier silver\nrequests 1/minute\n}\ntier gold\ntier silver default": 0,
+		"client_key bob client-key-of-bob\ncaller bob {\nrequests 1/minute\n}\ntier gold\ntier silver default":                   1,
 	} {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n"+config+"\n}", func(t *testing.T, w *lbtest.World) {
 			warned := 0

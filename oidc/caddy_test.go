@@ -206,10 +206,10 @@ func TestATokensCallerHasItsLimitsTierAndUse(t *testing.T) {
 		tier gold {
 			models gpt-4o gold-model
 		}
-		tier silver 80% {
+		tier silver {
 			models gpt-4o silver-model
 		}
-		tier bronze 50% default {
+		tier bronze default {
 			models gpt-4o
 		}`)
 	models := func(token string) string {

@@ -107,7 +107,7 @@ func TestARotatedKeyIsFetchedWhenATokenNamesIt(t *testing.T) {
 			t.Errorf("the keys were fetched %d times, want 2", n)
 		}
 		w.set(nil, nextKey()) // the old key is gone, and so are its tokens
-		time.Sleep(refreshInterval)
+		time.Sleep(refreshInterval + time.Second)
 		o.want(t, tokenBy(t, nextKey(), nil), nil)
 		o.want(t, tokenBy(t, firstKey(), nil), errUnknown)
 	})
