@@ -1,7 +1,7 @@
 // Sends chats to a balancer at a rate that rises to the double of what you expect, then falls, with k6
 // (https://grafana.com/docs/k6):
 //
-//	k6 run -e URL=https://llm.example.com/v1 -e KEY=... -e MODEL=gpt-5.1 -e RATE=20 examples/k6/chat.js
+//	k6 run -e URL=https://llm.example.com/v1 -e KEY=... -e MODEL=gpt-5.5 -e RATE=20 examples/k6/chat.js
 //
 // It fails if a reply is cut, or is neither a 200 nor a 429. How many were refused (`throttled`), and which backend
 // served, if the reply says so (X-Simulator), is in the summary.
@@ -11,7 +11,7 @@ import { Counter, Rate, Trend } from 'k6/metrics';
 
 const url = (__ENV.URL || 'http://localhost:8080/v1') + '/chat/completions';
 const rate = Number(__ENV.RATE || 20); // requests a second
-const model = __ENV.MODEL || 'gpt-4o';
+const model = __ENV.MODEL || 'gpt-5.5';
 
 const throttled = new Rate('throttled');
 const retryAfter = new Trend('retry_after_seconds');
