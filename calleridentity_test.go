@@ -159,6 +159,7 @@ func TestTheNewestTokenOfACallerSaysItsTier(t *testing.T) {
 			{said{Name: "bob", Issued: 10}, false},
 			{said{Name: "bob", Issued: 20, Tier: "gold"}, true},
 			{said{Name: "bob", Issued: 10}, true},
+			{said{Name: "bob", Issued: 20}, true}, // the first of the same time
 			{said{Name: "bob", Issued: 30}, false},
 			{said{Name: "bob", Issued: 20, Tier: "gold"}, false},
 			{said{Name: "carol", Issued: 10, Tier: "gold"}, false}, // its block says otherwise
@@ -208,4 +209,39 @@ func TestNobodyIsWarnedOfCallersThatHaveTokens(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestATokenReachesNoBackendWhateverTheFieldIsCalled has it where gateways put it, next to a client key.
+func TestATokenReachesNoBackendWhateverTheFieldIsCalled(t *testing.T) {
+	token := tokenOf(said{Name: "alice"})
+	config := "openai_lb {\nclient_key alice client-key-of-alice\ncaller_identity test\nbackend http://a\n}"
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		r := w.Request(http.MethodPost, "/v1/chat/completions?jwt="+token+"&model=x.y.z", strings.NewReader(`{}`))
+		r.Header.Set("Authorization", "Bearer client-key-of-alice")
+		for _, name := range []string{"Cf-Access-Jwt-Assertion", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data", "X-Id"} {
+			r.Header.Set(name, token)
+		}
+		r.Header.Set("X-Other", "Bearer "+token)
+		r.Header.Set("X-Kept", "e1.e2")
+		w.Send(r).WantServed(t, "a")
+		got := w.Backends["a"].Received()[0].Request
+		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, token) || got.Header.Get("X-Kept") == "" || got.URL.Query().Get("model") != "x.y.z" {
+			t.Errorf("the backend got %s", text)
+		}
+	})
+}
+
+func TestFourTokensOfARequestAreVerified(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\ncaller_identity test\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		for n, served := range map[int]bool{3: true, 4: false} {
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
+			for i := range n {
+				r.Header.Add("X-Api-Key", tokenOf(said{Error: "wrong", Issued: int64(i)}))
+			}
+			r.Header.Add("X-Api-Key", tokenOf(said{Name: "bob"}))
+			if reply := w.Send(r); (reply.Status == 200) != served {
+				t.Errorf("after %d tokens, the client gets %d", n, reply.Status)
+			}
+		}
+	})
 }

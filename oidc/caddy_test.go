@@ -96,6 +96,13 @@ func (s *site) reason() string {
 	return fmt.Sprint(lines[len(lines)-1]["reason"])
 }
 
+// respelled writes the bits that end a token and mean nothing in another way.
+func respelled(token string) string {
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	last := strings.IndexByte(alphabet, token[len(token)-1])
+	return token[:len(token)-1] + alphabet[last|1:][:1]
+}
+
 func TestOnlyATokenOfTheIssuerForUsIdentifiesItsCaller(t *testing.T) {
 	first, elliptic, stranger := firstKey(), signer{"ec", jose.ES256, ecKey()}, signer{"first", jose.RS256, otherRSAKey()}
 	f := newFakeIssuer(t, first, elliptic)
@@ -115,7 +122,7 @@ func TestOnlyATokenOfTheIssuerForUsIdentifiesItsCaller(t *testing.T) {
 		{"a valid one again", valid, ""},
 		{"one of an elliptic curve", f.token(t, elliptic, nil), ""},
 		{"RS512", f.token(t, signer{"first", jose.RS512, rsaKey()}, nil), ""},
-		{"one that does not name its key", f.token(t, signer{"", jose.RS256, rsaKey()}, nil), ""},
+		{"one that names none of two keys", f.token(t, signer{"", jose.RS256, rsaKey()}, nil), errNoKeyID.Error()},
 		{"several audiences", of(with{"aud": []string{"other", audience}}), ""},
 		{"expired, within the skew", of(with{"exp": at(-50 * time.Second)}), ""},
 		{"not valid yet, within the skew", of(with{"nbf": at(50 * time.Second), "iat": at(50 * time.Second)}), ""},
@@ -132,18 +139,21 @@ func TestOnlyATokenOfTheIssuerForUsIdentifiesItsCaller(t *testing.T) {
 		{"an issuer with a slash", of(with{"iss": f.URL + "/"}), "the token is not for the load balancer"},
 		{"a key of somebody else", f.token(t, stranger, nil), errSignature.Error()},
 		{"a key that the issuer does not have", f.token(t, nextKey(), nil), errUnknown.Error()},
-		{"a stranger's key without a name", f.token(t, signer{"", jose.RS256, otherRSAKey()}, nil), errUnknown.Error()},
+		{"a stranger's key without a name", f.token(t, signer{"", jose.RS256, otherRSAKey()}, nil), errNoKeyID.Error()},
 		{"PS256", f.token(t, signer{"first", jose.PS256, rsaKey()}, nil), errSignature.Error()},
 		{"none", part(`{"alg":"none"}`) + "." + payload + ".", errSignature.Error()},
 		{"None", part(`{"alg":"None","kid":"first"}`) + "." + payload + ".", errSignature.Error()},
 		{"none, with the signature of another", part(`{"alg":"none"}`) + "." + payload + "." + parts[2], errSignature.Error()},
 		{"HS256 with the public key as PEM", sign(t, jose.HS256, "first", public, claimsOf(f.URL, nil)), errSignature.Error()},
 		{"HS256 with the modulus", sign(t, jose.HS256, "first", rsaKey().N.Bytes(), claimsOf(f.URL, nil)), errSignature.Error()},
-		{"a key in the token", selfSigned(t, f), errUnknown.Error()},
+		{"a key in the token", selfSigned(t, f), errNoKeyID.Error()},
+		{"another spelling", respelled(valid), errMalformed.Error()},
 		{"another payload", parts[0] + "." + admin + "." + parts[2], errSignature.Error()},
 		{"no JSON", "e30.e30x.e30", errMalformed.Error()},
 		{"no caller", of(with{"azp": nil}), "the claim azp is not one text"},
 		{"several callers", of(with{"azp": []string{"one", "two"}}), "the claim azp is not one text"},
+		{"a caller that is no text in UTF-8", of(with{"azp": "team\ufffd"}), "the claim azp could be mistaken for another name"},
+		{"a caller with a space at its end", of(with{"azp": "team "}), "the claim azp could be mistaken for another name"},
 		{"a caller that is a number", of(with{"azp": 7}), "the claim azp is not one text"},
 		{"a caller that is empty", of(with{"azp": ""}), "the claim azp: expected a name of 1 to 64 bytes, found 0"},
 		{"a caller with a line end", of(with{"azp": "team\nadmin"}), "the claim azp: expected a name of printable characters"},

@@ -37,6 +37,7 @@ func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
 
 func TestMistakesMakeTheLoadFail(t *testing.T) {
 	t.Setenv("OPENAI_LB_TEST_ISSUER", "http://issuer.example")
+	t.Setenv("OPENAI_LB_TEST_BRACE", "http://issuer.example/{x")
 	for options, want := range map[string]string{
 		"audience a\ncaller azp":                                                              "issuer is required in caller_identity oidc",
 		"issuer https://a.example\ncaller azp":                                                "audience is required",
@@ -47,6 +48,7 @@ func TestMistakesMakeTheLoadFail(t *testing.T) {
 		"issuer http://a.example\naudience a\ncaller azp":                                     "issuer 'http://a.example' must begin with https://|, at Caddyfile:5",
 		"issuer http://127.0.0.1.a.example\naudience a\ncaller azp":                           "must begin with https://",
 		"issuer {env.OPENAI_LB_TEST_ISSUER}\naudience a\ncaller azp":                          "issuer 'http://issuer.example' must begin with https://",
+		"issuer {env.OPENAI_LB_TEST_BRACE}\naudience a\ncaller azp":                           "must begin with https://",
 		"issuer {env.OPENAI_LB_TEST_UNSET}\naudience a\ncaller azp":                           "issuer: ",
 		"issuer https://a.example\naudience a\ncaller azp\ntier roles":                        "tier requires a claim, and a block|, at Caddyfile:8",
 		"issuer https://a.example\naudience a\ncaller azp\ntier roles {\nx\n}":                "x requires an argument|, at Caddyfile:9",

@@ -2,6 +2,7 @@ package oidc
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -113,6 +114,7 @@ func (i *issuer) begin() {
 func (i *issuer) end(found *keySet, err error, wait time.Duration) {
 	before, logger := i.keys.Load(), i.logger.Load()
 	switch {
+	case errors.Is(err, context.Canceled): // by Destruct
 	case err != nil && before == nil:
 		logger.Error("could not fetch the issuer's keys", zap.Error(err), zap.Float64("retry_in", wait.Seconds()))
 	case err != nil:

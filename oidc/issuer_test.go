@@ -257,3 +257,32 @@ func BenchmarkIdentify(b *testing.B) {
 		})
 	}
 }
+
+func TestAKeyThatReplacesAnotherOfItsNameIsFetched(t *testing.T) {
+	w := &wire{keys: []signer{firstKey()}}
+	wired(t, w, func(t *testing.T, o *Identity, _ *observer.ObservedLogs) {
+		again := signer{firstKey().kid, nextKey().alg, nextKey().key}
+		w.set(nil, again)
+		time.Sleep(demandInterval)
+		token := tokenBy(t, again, nil)
+		o.want(t, token, errSignature) // it does not wait, because strangers can send such a token
+		synctest.Wait()
+		o.want(t, token, nil)
+	})
+}
+
+func TestAnIssuerThatIsLeftIsNoFailure(t *testing.T) {
+	w := &wire{keys: []signer{firstKey()}}
+	wired(t, w, func(t *testing.T, o *Identity, logs *observer.ObservedLogs) {
+		w.mu.Lock()
+		w.delay = 5 * time.Second
+		w.mu.Unlock()
+		time.Sleep(refreshInterval + time.Second)
+		if err := o.issuer.Destruct(); err != nil {
+			t.Error(err)
+		}
+		if n := logs.FilterLevelExact(zapcore.WarnLevel).Len() + logs.FilterLevelExact(zapcore.ErrorLevel).Len(); n != 0 {
+			t.Errorf("logged %v", logs.All())
+		}
+	})
+}

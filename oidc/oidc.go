@@ -83,7 +83,7 @@ func (o *Identity) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if err := o.check(); err != nil {
+	if err := errors.Join(o.check(), checkIssuer(o.Issuer)); err != nil {
 		return err
 	}
 	o.logger = ctx.Logger().With(zap.String("issuer", o.Issuer))
@@ -168,6 +168,7 @@ var (
 	errTooEarly  = errors.New("the token is not valid yet")
 	errSignature = errors.New("the signature does not match, or its algorithm is not allowed")
 	errUnknown   = errors.New("the issuer has no such key")
+	errNoKeyID   = errors.New("the token names no key, and the issuer has several")
 )
 
 // Interface guards

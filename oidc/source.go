@@ -152,13 +152,14 @@ func (s *keySet) verify(signed *jose.JSONWebSignature) ([]byte, error) {
 		if header.KeyID != "" && key.KeyID != header.KeyID || key.Algorithm != "" && key.Algorithm != header.Algorithm {
 			continue
 		}
+		if header.KeyID == "" && len(s.keys) > 1 { // OpenID Connect Core 1.0 section 10.1
+			return nil, errNoKeyID
+		}
 		text, wrong := signed.Verify(&key)
 		if wrong == nil {
 			return text, nil
 		}
-		if header.KeyID != "" { // without it, the key may be another one
-			err = errSignature
-		}
+		err = errSignature
 	}
 	return nil, err
 }

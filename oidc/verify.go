@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	gooidc "github.com/coreos/go-oidc/v3/oidc"
 	"github.com/go-jose/go-jose/v4"
@@ -61,8 +62,13 @@ func payload(token string) (c claims, err error) {
 	if len(parts) != 3 {
 		return nil, errMalformed
 	}
-	text, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil || json.Unmarshal(text, &c) != nil {
+	var texts [3][]byte
+	for i, part := range parts {
+		if texts[i], err = base64.RawURLEncoding.Strict().DecodeString(part); err != nil { // a token has one spelling
+			return nil, errMalformed
+		}
+	}
+	if json.Unmarshal(texts[1], &c) != nil {
 		return nil, errMalformed
 	}
 	return c, nil
@@ -119,14 +125,19 @@ func valid(said claims, now time.Time) (expires time.Time, err error) {
 
 // name records which caller and tier a token names.
 func (o *Identity) name(v *verified, said claims) {
-	v.identity.Issued, _ = said.time("iat")
+	var dated bool
+	v.identity.Issued, dated = said.time("iat")
 	switch texts := said.texts(o.Caller); {
+	case o.Tier != nil && !dated:
+		v.unnamed = errors.New("tier requires the claim iat")
 	case len(texts) != 1:
 		v.unnamed = fmt.Errorf("the claim %s is not one text", o.Caller)
 	default:
 		v.identity.Name = texts[0]
 		if err := keys.CheckName(texts[0]); err != nil {
 			v.unnamed = fmt.Errorf("the claim %s: %w", o.Caller, err)
+		} else if strings.ContainsRune(texts[0], utf8.RuneError) || strings.TrimSpace(texts[0]) != texts[0] {
+			v.unnamed = fmt.Errorf("the claim %s could be mistaken for another name", o.Caller)
 		}
 	}
 	if o.Tier == nil {
@@ -165,6 +176,9 @@ func (k *keysFor) VerifySignature(ctx context.Context, token string) (payload []
 	k.used = k.issuer.keys.Load()
 	payload, err = k.used.verify(signed)
 	if !errors.Is(err, errUnknown) {
+		if errors.Is(err, errSignature) {
+			k.issuer.due() // the issuer may have another key of that name by now. Strangers must not make requests wait
+		}
 		k.err = err
 		return payload, err
 	}

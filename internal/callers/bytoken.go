@@ -11,6 +11,8 @@ import (
 type byToken struct {
 	mu   sync.RWMutex
 	said map[string]saidByToken
+	// placing is held by who places a caller.
+	placing sync.Mutex
 }
 
 // saidByToken is what the newest token of a caller says.
@@ -46,12 +48,17 @@ func (c *Callers) PlaceByToken(token *keys.Identity) {
 		c.byToken.CompareAndSwap(nil, new(byToken))
 		tokens = c.byToken.Load()
 	}
+	if !token.Issued.After(tokens.of(token.Name).issued) {
+		return
+	}
+	tokens.placing.Lock()
+	defer tokens.placing.Unlock()
 	before, said := tokens.of(token.Name), saidByToken{issued: token.Issued}
+	if !token.Issued.After(before.issued) {
+		return
+	}
 	if b := c.block(token.Name); !b.fixed {
 		said.entry = b.inTier[token.Tier]
-	}
-	if said == before || token.Issued.Before(before.issued) {
-		return
 	}
 	if tokens.set(token.Name, said); said.entry != before.entry && c.started.Load() { // what was used stays
 		now := time.Now()

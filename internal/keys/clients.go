@@ -361,10 +361,10 @@ func blindedOf(digest [sha256.Size]byte) blinded {
 // knows, which must not reach a backend. Unknown ones next to a known one are ignored, because
 // they may be for a backend, and so are expired ones. Keys of different callers do not identify either of them.
 func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Caller, err error) {
-	known := *c.known.Load()
+	known, tokens := *c.known.Load(), 0
 	err = ErrNoKey
 	presented.remove(func(key string, identifies bool) bool {
-		found, ours, problem := c.find(ctx, known, key)
+		found, ours, problem := c.find(ctx, known, key, &tokens)
 		switch {
 		case !identifies:
 		case problem == nil && who.Name == "":
@@ -382,8 +382,8 @@ func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Calle
 	return who, nil
 }
 
-// find returns the caller that has a key or a token. ours reports whether that must not reach a backend.
-func (c *Clients) find(ctx context.Context, known map[blinded]client, key string) (who Caller, ours bool, err error) {
+// find returns the caller that has a key or a token, and counts tokens. ours reports whether it must not reach a backend.
+func (c *Clients) find(ctx context.Context, known map[blinded]client, key string, tokens *int) (who Caller, ours bool, err error) {
 	client, found := known[blindedOf(sha256.Sum256([]byte(key)))]
 	switch {
 	case found && client.expiry.isOver():
@@ -391,6 +391,9 @@ func (c *Clients) find(ctx context.Context, known map[blinded]client, key string
 	case found:
 		return client.Caller, true, nil
 	case c.config.Tokens != nil && isToken(key):
+		if *tokens++; *tokens > maxTokens || len(key) > maxToken {
+			return Caller{}, true, errUnknownKey
+		}
 		return c.ofToken(ctx, key)
 	}
 	return Caller{}, false, errUnknownKey

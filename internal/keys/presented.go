@@ -111,6 +111,10 @@ func (p *Presented) take(name string, values []string) kind {
 	case protocol:
 		p.Protocols = values
 		p.keys.addProtocols(values)
+	case public:
+		for _, value := range values {
+			p.addToken(value)
+		}
 	}
 	return kind
 }
@@ -145,6 +149,14 @@ func (p *Presented) add(name string, values []string) {
 	}
 }
 
+// addToken records a value as a key if it is a token, which gateways write into fields of any name, such as
+// Cf-Access-Jwt-Assertion.
+func (p *Presented) addToken(value string) {
+	if strings.Contains(value, ".") && isToken(KeyIn(value)) { // most have no dot
+		p.keys.add(KeyIn(value))
+	}
+}
+
 // takeQuery records the query, and returns it without the parameters that hold a
 // key, by their names or their values, and with every other byte as it was.
 func (p *Presented) takeQuery(rawQuery string) string {
@@ -155,6 +167,8 @@ func (p *Presented) takeQuery(rawQuery string) string {
 	replaceParams(rawQuery, func(q param) (string, bool) {
 		if HoldsKey(q.name) {
 			p.keys.add(KeyIn(q.value))
+		} else {
+			p.addToken(q.value)
 		}
 		return "", true
 	})
