@@ -216,17 +216,23 @@ func TestATokenReachesNoBackendWhateverTheFieldIsCalled(t *testing.T) {
 	token := tokenOf(said{Name: "alice"})
 	config := "openai_lb {\nclient_key alice client-key-of-alice\ncaller_identity test\nbackend http://a\n}"
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
-		r := w.Request(http.MethodPost, "/v1/chat/completions?jwt="+token+"&model=x.y.z", strings.NewReader(`{}`))
-		r.Header.Set("Authorization", "Bearer client-key-of-alice")
-		for _, name := range []string{"Cf-Access-Jwt-Assertion", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data", "X-Id"} {
-			r.Header.Set(name, token)
-		}
-		r.Header.Set("X-Other", "Bearer "+token)
-		r.Header.Set("X-Kept", "e1.e2")
-		w.Send(r).WantServed(t, "a")
-		got := w.Backends["a"].Received()[0].Request
-		if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, token) || got.Header.Get("X-Kept") == "" || got.URL.Query().Get("model") != "x.y.z" {
-			t.Errorf("the backend got %s", text)
+		for _, name := range []string{"Cf-Access-Jwt-Assertion", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data", "X-Id", "query"} {
+			w.Backends["a"].Forget()
+			query := "?model=x.y.z"
+			if name == "query" {
+				query += "&jwt=" + token
+			}
+			r := w.Request(http.MethodPost, "/v1/chat/completions"+query, strings.NewReader(`{}`))
+			r.Header.Set("Authorization", "Bearer client-key-of-alice")
+			r.Header.Set("X-Kept", "e1.e2")
+			if name != "query" {
+				r.Header.Set(name, "Bearer "+token)
+			}
+			w.Send(r).WantServed(t, "a")
+			got := w.Backends["a"].Received()[0].Request
+			if text := fmt.Sprint(got.Header, got.URL); strings.Contains(text, token) || got.Header.Get("X-Kept") == "" || got.URL.Query().Get("model") != "x.y.z" {
+				t.Errorf("%s: the backend got %s", name, text)
+			}
 		}
 	})
 }
