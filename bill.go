@@ -29,7 +29,7 @@ func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
 		lb.ledger.Add(now, lb.row(in, t, o, cost), ledger.UseOf(cost, o.tokens), later)
 	}
 	if id := in.ResponseID(); id != "" && o.tokens.Known() {
-		lb.ledger.SettleLeft(id, o.tokens)
+		lb.ledger.SettleLeft(id, o.tokens, o.tier)
 		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
 	}
 	if limited {
@@ -40,7 +40,7 @@ func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
 // row returns the row of the ledger for a request. Only a model that has answered may have any name.
 func (b *balancer) row(in *intent, t *tries, o *outcome, cost meter.Cost) ledger.Key {
 	model := pool.ModelKey(in.Model)
-	if cost.Prompt == 0 {
+	if cost.Prompt == 0 || o.reply == nil {
 		model = b.models.Label(in.Model)
 	}
 	return ledger.Key{Caller: in.caller.Name, Model: model, Backend: o.answered(t).target.Name, ServiceTier: o.tier}

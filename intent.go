@@ -13,6 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -165,8 +166,12 @@ func (in *intent) hasUnknownLength() bool {
 
 // readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in
 // the background, has cost.
-func (in *intent) readsUsage(bill *bill) bool {
-	return !in.Kind.Infers() && (bill.CountsTokens() && !in.showsStored() || bill.Awaits(in.ResponseID()))
+func (in *intent) readsUsage(bill *bill, pages *ledger.Config) bool {
+	if in.Kind.Infers() {
+		return false
+	}
+	id := in.ResponseID()
+	return bill.CountsTokens() && !in.showsStored() || bill.Awaits(id) || pages.Awaits(id)
 }
 
 // showsStored reports whether the reply shows what was answered before.

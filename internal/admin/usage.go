@@ -231,6 +231,9 @@ func pagesOf(file, adapter string, want func(ledger.Where) bool) ([]ledger.Page,
 			return nil, fmt.Errorf("the storage of %s: %w", file, err)
 		}
 	}
+	if !ledger.IsIn(ctx, storage) {
+		return nil, fmt.Errorf("the storage of %s has no ledger that can be read: run the command as the user who runs Caddy", file)
+	}
 	return ledger.Read(ctx, storage, want)
 }
 

@@ -35,6 +35,11 @@ func ReadExport(text []byte, names map[string]string, want func(day string) bool
 	if err != nil {
 		return nil, err
 	}
+	for what := range names {
+		if _, ok := exported[what]; !ok {
+			return nil, fmt.Errorf("'%s' is not one of %s", what, strings.Join(slices.Sorted(maps.Keys(exported)), ", "))
+		}
+	}
 	columns := make(map[string]string)
 	for what, usual := range exported {
 		if name, ok := names[what]; ok {

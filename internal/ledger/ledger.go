@@ -27,8 +27,11 @@ import (
 )
 
 const (
-	// maxRows is how many rows a page has at most, besides that of the rest.
+	// maxRows is how many rows a page has at most, and maxOwn how many before requests are added to a row of their caller.
 	maxRows = 20_000
+	maxOwn  = 18_000
+	// maxEstimate is what a request has used at most without a report, in tokens: it may declare any number.
+	maxEstimate = 10_000_000
 	// keptDays is for how long pages are kept.
 	keptDays = 400
 	// maxDays is how many days are in memory at most, while the storage fails.
@@ -48,8 +51,10 @@ type Key struct {
 	ServiceTier string `json:"service_tier"`
 }
 
-// rest is the row of all that have no room.
-var rest = Key{"other", "other", "other", "other"}
+// restOf is the row of what a caller has used without room for more rows, and rest that of callers without one.
+func restOf(caller string) Key { return Key{caller, "other", "other", "other"} }
+
+var rest = restOf("*") // which is no caller's name
 
 // Use is what requests have used. Input, Cached, which is part of it, Output, and Reasoning, which is part of that, were
 // reported by backends. EstimatedInput and EstimatedOutput were charged without a report.
@@ -74,11 +79,19 @@ func (u *Use) Add(other Use) {
 	u.EstimatedOutput += other.EstimatedOutput
 }
 
+// less returns it without what another has.
+func (u Use) less(other Use) Use {
+	return Use{
+		u.Requests - other.Requests, u.Input - other.Input, u.Cached - other.Cached, u.Output - other.Output, u.Reasoning - other.Reasoning,
+		u.EstimatedInput - other.EstimatedInput, u.EstimatedOutput - other.EstimatedOutput,
+	}
+}
+
 // UseOf returns what a request has used that was charged with a cost, of which the backend has reported some tokens.
 func UseOf(cost meter.Cost, reported usage.Tokens) Use {
 	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt), Output: min(reported.Output, cost.Output)}
 	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
-	u.EstimatedInput, u.EstimatedOutput = cost.Prompt-u.Input, cost.Output-u.Output
+	u.EstimatedInput, u.EstimatedOutput = min(cost.Prompt-u.Input, maxEstimate), min(cost.Output-u.Output, maxEstimate)
 	return u
 }
 
@@ -90,10 +103,10 @@ type Row struct {
 
 // Ledger has what the requests of a pool have used.
 type Ledger struct {
-	pool, id string
-	saver    *pools.Saver
-	left     Left[leftUse]
-	report   report
+	pool   string
+	saver  *pools.Saver
+	left   Left[leftUse]
+	report report
 
 	mu    sync.Mutex // guards the days
 	days  map[int64]*day
@@ -102,8 +115,9 @@ type Ledger struct {
 	purged int64
 }
 
-// day is a page in memory.
+// day is a page in memory. A day that is forgotten and comes again is another page.
 type day struct {
+	id     string
 	number int64
 	rows   map[Key]*Use
 	// changes counts them, and saved are those that are in the storage.
@@ -138,9 +152,7 @@ func Open(pool string, storage certmagic.Storage, logger *zap.Logger) *Config {
 }
 
 func newLedger(pool string) *Ledger {
-	var id [16]byte
-	_, _ = rand.Read(id[:]) // it never fails
-	l := &Ledger{pool: pool, id: hex.EncodeToString(id[:]), days: make(map[int64]*day)}
+	l := &Ledger{pool: pool, days: make(map[int64]*day)}
 	l.saver = pools.NewSaver(l.save)
 	return l
 }
@@ -175,9 +187,12 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	}
 }
 
-// SettleLeft replaces what a response was charged with that was left in the background, on the day of its request. If
-// that page is complete, it stays as it is.
-func (l *Ledger) SettleLeft(id string, reported usage.Tokens) {
+// Awaits reports whether a response was left in the background, and not settled.
+func (l *Ledger) Awaits(id string) bool { return id != "" && l.left.Has(id) }
+
+// SettleLeft replaces what a response was charged with that was left in the background, on the day of its request, by what
+// it has used and the service tier that has served, unless that is empty. If that page is complete, it stays as it is.
+func (l *Ledger) SettleLeft(id string, reported usage.Tokens, tier string) {
 	was, ok := l.left.Take(id)
 	if !ok {
 		return
@@ -185,10 +200,10 @@ func (l *Ledger) SettleLeft(id string, reported usage.Tokens) {
 	l.mu.Lock()
 	d := l.days[was.number]
 	if ok = d != nil; ok {
-		u := UseOf(meter.Cost{Prompt: reported.Input, Output: reported.Output}, reported)
-		u.EstimatedInput -= was.use.EstimatedInput
-		u.EstimatedOutput -= was.use.EstimatedOutput
-		d.add(was.key, u)
+		now := was.key
+		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
+		d.add(was.key, Use{}.less(was.use))
+		d.add(now, UseOf(meter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
 	}
 	l.mu.Unlock()
 	if ok {
@@ -203,10 +218,13 @@ func (l *Ledger) at(number int64) *day {
 	}
 	d := l.days[number]
 	if d == nil {
-		d = &day{number: number, rows: make(map[Key]*Use)}
-		if l.days[number] = d; len(l.days) > maxDays {
+		var id [16]byte
+		_, _ = rand.Read(id[:]) // it never fails
+		d = &day{id: hex.EncodeToString(id[:]), number: number, rows: make(map[Key]*Use)}
+		if len(l.days) >= maxDays {
 			delete(l.days, slices.Min(slices.Collect(maps.Keys(l.days))))
 		}
+		l.days[number] = d
 	}
 	l.today = d
 	return d
@@ -214,7 +232,11 @@ func (l *Ledger) at(number int64) *day {
 
 func (d *day) add(k Key, u Use) {
 	row := d.rows[k]
-	if row == nil && len(d.rows) >= maxRows {
+	if row == nil && len(d.rows) >= maxOwn {
+		k = restOf(k.Caller)
+		row = d.rows[k]
+	}
+	if row == nil && len(d.rows) >= maxRows-1 {
 		k = rest
 		row = d.rows[k]
 	}
@@ -223,7 +245,9 @@ func (d *day) add(k Key, u Use) {
 		// the strings may be parts of longer ones
 		d.rows[Key{strings.Clone(k.Caller), strings.Clone(k.Model), strings.Clone(k.Backend), strings.Clone(k.ServiceTier)}] = row
 	}
-	row.Add(u)
+	if row.Add(u); *row == (Use{}) {
+		delete(d.rows, k)
+	}
 	d.changes++
 }
 
@@ -235,7 +259,7 @@ func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 		if !want(d) {
 			continue
 		}
-		p := Page{ID: l.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.rows))}
+		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.rows))}
 		for k, u := range d.rows {
 			p.Rows = append(p.Rows, Row{k, *u})
 		}

@@ -171,18 +171,26 @@ func TestAMonthIsInMemoryAtMostWhileTheStorageFails(t *testing.T) {
 	})
 }
 
-func TestAPageHas20000RowsAndOneOfTheRest(t *testing.T) {
+// TestAPageHas20000Rows has requests of one caller use up the rows, and then those of many.
+func TestAPageHas20000Rows(t *testing.T) {
 	s := newShelf(t)
 	l := s.open(zap.NewNop())
 	now := time.Now()
-	for i := range maxRows + 500 {
-		l.Add(now, keyOf(fmt.Sprint(i)), one, "")
+	for i := range maxOwn {
+		l.Add(now, Key{Caller: "alice", Model: fmt.Sprint(i), Backend: "east"}, one, "")
 	}
-	l.Add(now, keyOf("7"), one, "")
+	l.Add(now, Key{Caller: "alice", Model: "7", Backend: "east"}, one, "")
+	for i := range maxRows {
+		l.Add(now, keyOf(fmt.Sprint(i)), one, "")
+		l.Add(now, Key{Caller: fmt.Sprint(i), Model: "another", Backend: "east"}, one, "")
+	}
 	l.saver.Save()
 	sum, rows := s.saved(t)
-	if sum.Requests != maxRows+501 || sum.Output != 50*(maxRows+501) || rows != maxRows+1 {
+	if want := int64(maxOwn + 1 + 2*maxRows); sum.Requests != want || sum.Output != 50*want || rows != maxRows {
 		t.Errorf("%d rows have %+v", rows, sum)
+	}
+	if got := *l.today.rows[restOf("7")]; got.Requests != 2 {
+		t.Errorf("a caller has %+v beyond the rows", got)
 	}
 	l.Add(now.Add(24*time.Hour), keyOf("somebody"), one, "")
 	l.saver.Save()
@@ -202,11 +210,19 @@ func TestPagesAreKeptFor400Days(t *testing.T) {
 		}
 		l := s.open(zap.NewNop())
 		time.Sleep(keptDays * 24 * time.Hour)
+		yesterday := Page{ID: "fedcba", Pool: "main", Day: nameOf(time.Now().Unix()/dayLength - 1)}
+		if err := s.Store(t.Context(), yesterday.key(), []byte(`{}`)); err != nil {
+			t.Fatal(err)
+		}
 		l.Add(time.Now(), keyOf("alice"), one, "")
 		time.Sleep(pools.SaveInterval)
 		s.wantSaved(t, 3)
 		time.Sleep(24 * time.Hour)
 		s.wantSaved(t, 3) // nothing has changed
+		yesterday.Day = nameOf(time.Now().Unix()/dayLength - 1)
+		if err := s.Store(t.Context(), yesterday.key(), []byte(`{}`)); err != nil {
+			t.Fatal(err)
+		}
 		l.Add(time.Now(), keyOf("alice"), one, "")
 		time.Sleep(pools.SaveInterval)
 		s.wantSaved(t, 2)
@@ -295,7 +311,8 @@ func TestUseIsReportedOrEstimated(t *testing.T) {
 	}{
 		{meter.Cost{Requests: 1, Prompt: 70, Output: 50}, Use{1, 70, 40, 50, 0, 0, 0}},
 		{meter.Cost{Requests: 1, Prompt: 70, Output: 300}, Use{1, 70, 40, 50, 0, 0, 250}}, // it was cut
-		{meter.Cost{Requests: 1}, Use{Requests: 1}},                                       // it shows what was answered before
+		{meter.Cost{Requests: 1, Prompt: 70, Output: 1 << 62}, Use{1, 70, 40, 50, 0, 0, maxEstimate}},
+		{meter.Cost{Requests: 1}, Use{Requests: 1}}, // it shows what was answered before
 	} {
 		if got := UseOf(c.cost, r.Tokens()); got != c.want {
 			t.Errorf("%+v is %+v, want %+v", c.cost, got, c.want)
@@ -332,4 +349,38 @@ func FuzzKeyOfAPage(f *testing.F) {
 		}
 		whereOf(key)
 	})
+}
+
+func TestAClockThatIsFarAheadDeletesNoPageAndOverwritesNone(t *testing.T) {
+	s := newShelf(t)
+	synctest.Test(t, func(t *testing.T) {
+		other := Page{ID: "0123456789abcdef", Pool: "main", Day: nameOf(time.Now().Unix() / dayLength)}
+		if err := s.Store(t.Context(), other.key(), []byte(`{"rows":[{"requests":1}]}`)); err != nil {
+			t.Fatal(err)
+		}
+		l := s.open(zap.NewNop())
+		for _, at := range []time.Duration{0, 500 * 24 * time.Hour, 0} {
+			l.Add(time.Now().Add(at), keyOf("alice"), one, "")
+			time.Sleep(pools.SaveInterval)
+			synctest.Wait()
+		}
+		s.wantSaved(t, 4)
+	})
+}
+
+func TestAResponseInTheBackgroundIsBilledByTheTierThatHasServed(t *testing.T) {
+	l := newLedger("main")
+	k := Key{Caller: "alice", Model: "gpt-4o", Backend: "east", ServiceTier: "auto"}
+	l.Add(time.Now(), k, Use{Requests: 1, EstimatedInput: 9, EstimatedOutput: 4000}, "resp_1")
+	if !l.Awaits("resp_1") || l.Awaits("resp_2") || l.Awaits("") {
+		t.Error("it does not know what it awaits")
+	}
+	var reader usage.Reader
+	r := reader.Begin(map[string][]string{"Content-Type": {"application/json"}})
+	r.Whole([]byte(`{"usage":{"input_tokens":70,"output_tokens":50}}`))
+	l.SettleLeft("resp_1", r.Tokens(), "flex")
+	k.ServiceTier = "flex"
+	if got := l.today.rows; len(got) != 1 || *got[k] != (Use{Requests: 1, Input: 70, Output: 50}) {
+		t.Errorf("the rows are %+v", got)
+	}
 }

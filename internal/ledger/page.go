@@ -17,7 +17,7 @@ import (
 
 // Page is what the requests of a pool have used on a day, as far as one process has counted them.
 type Page struct {
-	// ID is the ledger's, which no other process has.
+	// ID is that of no other page.
 	ID   string `json:"id"`
 	Pool string `json:"pool"`
 	// Day is a date, in UTC.
@@ -84,14 +84,23 @@ func (l *Ledger) saved(p Page) {
 	}
 }
 
-// purge deletes old pages, of any pool.
+// purge deletes old pages, of any pool. Today is no later than the day after the newest page of others: this clock may be
+// wrong.
 func (l *Ledger) purge(ctx context.Context, storage certmagic.Storage, today int64) error {
 	if l.purged == today {
 		return nil
 	}
-	oldest := folder + "/" + nameOf(today-keptDays)
 	keys, err := list(ctx, storage)
 	slices.Sort(keys)
+	newest := int64(0)
+	for _, key := range keys {
+		if w, ok := whereOf(key); ok && !l.holds(w.ID) {
+			if at, err := time.Parse(time.DateOnly, w.Day); err == nil {
+				newest = max(newest, at.Unix()/dayLength)
+			}
+		}
+	}
+	oldest := folder + "/" + nameOf(min(today, newest+1)-keptDays)
 	for _, key := range slices.Backward(keys) { // a folder after what is in it
 		if key < oldest && err == nil {
 			if err = storage.Delete(ctx, key); errors.Is(err, fs.ErrNotExist) {
@@ -118,6 +127,9 @@ func list(ctx context.Context, storage certmagic.Storage) (keys []string, err er
 	}
 	return nil, err
 }
+
+// IsIn reports whether a storage has pages.
+func IsIn(ctx context.Context, storage certmagic.Storage) bool { return storage.Exists(ctx, folder) }
 
 // Read returns the pages in a storage that want selects. The error is about those that could not be read.
 func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool) (pages []Page, err error) {
@@ -175,7 +187,7 @@ func Pages(want func(Where) bool) (pages []Page, err error) {
 				return err
 			})
 		}
-		pages = append(pages, l.pages(func(d *day) bool { return want(Where{nameOf(d.number), l.pool, l.id}) })...)
+		pages = append(pages, l.pages(func(d *day) bool { return want(Where{nameOf(d.number), l.pool, d.id}) })...)
 	}
 	return Newest(pages), err
 }

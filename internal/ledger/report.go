@@ -122,7 +122,7 @@ func (l *Ledger) readOthers(now time.Time, done chan struct{}) {
 	today, others := now.UTC().Format(time.DateOnly), make(sums)
 	read := l.saver.Use(reading, func(ctx context.Context, storage certmagic.Storage) error {
 		pages, err := Read(ctx, storage, func(w Where) bool {
-			return w.Pool == l.pool && sameMonth(w.Day, today) && (w.ID != l.id || !l.has(w.Day))
+			return w.Pool == l.pool && sameMonth(w.Day, today) && !l.holds(w.ID)
 		})
 		others.add(pages, today)
 		return err
@@ -137,12 +137,12 @@ func (l *Ledger) readOthers(now time.Time, done chan struct{}) {
 	}
 }
 
-// has reports whether the page of a day is in memory.
-func (l *Ledger) has(name string) bool {
+// holds reports whether a page is in memory.
+func (l *Ledger) holds(id string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for number := range l.days {
-		if nameOf(number) == name {
+	for _, d := range l.days {
+		if d.id == id {
 			return true
 		}
 	}

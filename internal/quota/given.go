@@ -92,8 +92,8 @@ type heard struct {
 }
 
 const (
-	// othersLast is for how long it counts what another replica has said, which each says again within 3 s.
-	othersLast = 5 * time.Second
+	// OthersLast is for how long it counts what another replica has said, which each says again within 3 s.
+	OthersLast = 5 * time.Second
 	maxOthers  = 1024
 	// highestGiven keeps sums from an overflow.
 	highestGiven = 1 << 48
@@ -104,19 +104,21 @@ func (m *Meter) Hear(replica string, given Given, now time.Time) {
 	o, at := &m.others, instant(now)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if _, known := o.replicas[replica]; !known && len(o.replicas) >= maxOthers {
+	until := at + OthersLast.Milliseconds()
+	if known, ok := o.replicas[replica]; !ok && len(o.replicas) >= maxOthers || until < known.until {
 		return
 	}
 	if o.replicas == nil {
 		o.replicas = make(map[string]heard)
 	}
-	o.replicas[replica] = heard{given, at + othersLast.Milliseconds()}
-	sum := &heard{until: at + othersLast.Milliseconds()}
+	o.replicas[replica] = heard{given, until}
+	sum := new(heard)
 	for name, other := range o.replicas {
 		if at >= other.until {
 			delete(o.replicas, name)
 			continue
 		}
+		sum.until = max(sum.until, other.until)
 		for i := range sum.given {
 			for tier := range sum.given[i] {
 				sum.given[i][tier] += max(0, min(other.given[i][tier], highestGiven))

@@ -70,7 +70,7 @@ func (r *Replica) shares(now time.Time) (shares []backendShare) {
 
 // hearGiven has meters know what tiers have got at another replica.
 func (r *Replica) hearGiven(m message, then time.Time) {
-	if m.From == r.peers.self.ID {
+	if m.From == r.peers.self.ID || time.Since(then) >= quota.OthersLast {
 		return
 	}
 	for _, s := range m.Shares {

@@ -123,6 +123,12 @@ func TestAPoolWithoutCallersHasALedger(t *testing.T) {
 		w.AllReply(lbtest.Streams(lbtest.StreamPreamble+strings.Repeat(lbtest.StreamContent, 3), lbtest.StreamEnd))
 		post(chatOf("gpt-4o", `"stream":true,`)) // of 76 bytes
 		(&world{w}).wantEntries(t, "- gpt-4o a default: {2 7 0 5 0 19 4}")
+		const id = "resp_0123456789abcdef"
+		w.AllReply(lbtest.Says(200, `{"id":"`+id+`","status":"queued","usage":null}`))
+		w.Send(w.Request(http.MethodPost, "/v1/responses", strings.NewReader(`{"model":"o5","background":true,"max_output_tokens":4000,"input":"Hello"}`))).WantServed(t, "a")
+		w.AllReply(lbtest.Says(200, `{"id":"`+id+`","status":"completed","service_tier":"priority","usage":{"input_tokens":70,"output_tokens":900}}`))
+		w.Send(w.Request(http.MethodGet, "/v1/responses/"+id, nil)).WantServed(t, "a")
+		(&world{w}).wantEntries(t, "- - a priority: {1 0 0 0 0 0 0}", "- gpt-4o a default: {2 7 0 5 0 19 4}", "- o5 a priority: {1 70 0 900 0 0 0}")
 	})
 }
 

@@ -201,7 +201,10 @@ func TestUsageComparesWithAProvidersExport(t *testing.T) {
 func TestUsageRefusesWhatItCannotDo(t *testing.T) {
 	b := newBilled(t)
 	b.another("2026-11-25", "bad", `{"requests":"many"}`)
+	elsewhere := b.write(fmt.Sprintf("{\nstorage file_system %s\n}\n", t.TempDir()))
 	for want, args := range map[string][]string{
+		"has no ledger that can be read: run the command as the user who runs Caddy":                                  {"--config", elsewhere, "--adapter", "caddyfile"},
+		"'inputs' is not one of day, input, input_audio, model, output, output_audio":                                 {"--config", b.file, "--check", b.write("model,input_tokens\n"), "--columns", "inputs=Tokens"},
 		"by 'colour' is not a column: expected some of day, pool, caller, model, backend, service_tier":               {"--by", "caller,colour"},
 		"format 'xml' is not one of table, csv, json":                                                                 {"--format", "xml"},
 		"'2026-13' is not a month or a day such as 2026-11 or 2026-11-25":                                             {"--month", "2026-13"},
