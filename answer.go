@@ -30,9 +30,9 @@ func (ex *exchange) refuse(r *attempt.Reply, refusal apierror.Error) {
 	a.end()
 }
 
-// mayRepeat reports whether the request may be sent to another backend. It also
-// keeps what the client gets if no other backend has a better reply.
-func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
+// setAside reports whether the request may be sent to another backend. It keeps the reply, for a client that gets no
+// better one, or discards it.
+func (ex *exchange) setAside(r *attempt.Reply) bool {
 	in, t := &ex.intent, &ex.tries
 	sendable := r.Upload().Abandon()
 	switch {
@@ -48,7 +48,7 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 	// an upload that is ended takes the rest of a long error with it
 	case r.SaysMore() && (r.Whole || !sendable || in.received.Whole()):
 		t.keep(r.Response, false)
-	default:
+	default: // also a 429: our own answer says when the first backend returns
 		r.Discard()
 	}
 	if r.Class.ContextLength(r.Status) {
@@ -57,10 +57,9 @@ func (ex *exchange) mayRepeat(r *attempt.Reply) bool {
 	return sendable && !t.executed
 }
 
-// mayBeElsewhere reports whether the request goes on to another account,
-// because the current one does not have what the request names, and it is not
-// known which one does.
-func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
+// setAsideMissing reports whether the request goes on to another account, because the current one does not have what it
+// names, and it is not known which one does. Then it keeps the reply, or discards it.
+func (ex *exchange) setAsideMissing(r *attempt.Reply) bool {
 	in, t := &ex.intent, &ex.tries
 	if r.Class.Failover() || !r.Missing || !in.placement.Asks() || !r.Whole && !in.received.Whole() || !r.Upload().Abandon() {
 		return false
@@ -74,7 +73,8 @@ func (ex *exchange) mayBeElsewhere(r *attempt.Reply) bool {
 	return true
 }
 
-// commit makes the reply the client's.
+// commit makes the reply the client's. reverse_proxy then copies its body, which internal/attempt follows; finish learns
+// how it ended.
 func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.tries.turn.firstByte()
 	ex.decided()
@@ -93,7 +93,8 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	return res
 }
 
-// decided releases what only another attempt would need.
+// decided puts benches in doubt if nothing but limits refused the request, and releases what only another attempt would
+// need.
 func (ex *exchange) decided() {
 	ex.tries.doubtBenches(&ex.intent)
 	ex.tries.dropBest()

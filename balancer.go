@@ -25,7 +25,7 @@ type balancer struct {
 	targets []*target // by the index of their members
 	sender  *attempt.Sender
 	settings
-	// hidesHeader keeps the headers of requests from reverse_proxy after each attempt. Its debug
+	// hidesHeader keeps the headers of requests from reverse_proxy after the loop. Its debug
 	// log shows them, if that is written.
 	hidesHeader bool
 	logger      *observe.Log

@@ -15,7 +15,7 @@ import (
 // bill is what a request is charged to its caller, and its tier.
 type bill struct{ callers.Admission }
 
-// settle replaces the estimate by what the request has cost, for the ledger, too. It is over.
+// settle replaces the estimate by what the request has cost, for the ledger, too. The request is over.
 func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
 	now, cost, limited, later := time.Now(), b.cost(in, t, o), b.Open(), ""
 	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
@@ -29,7 +29,7 @@ func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
 		lb.ledger.Add(now, lb.row(in, t, o, cost), ledger.UseOf(cost, o.tokens), later)
 	}
 	if id := in.ResponseID(); id != "" && o.tokens.Known() {
-		lb.ledger.SettleLeft(id, o.tokens, o.tier)
+		lb.ledger.SettleLeft(id, o.tokens, o.serviceTier)
 		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
 	}
 	if limited {
@@ -43,7 +43,7 @@ func (b *balancer) row(in *intent, t *tries, o *outcome, cost meter.Cost) ledger
 	if cost.Prompt == 0 || o.reply == nil {
 		model = b.models.Label(in.Model)
 	}
-	return ledger.Key{Caller: in.caller.Name, Model: model, Backend: o.answered(t).target.Name, ServiceTier: o.tier}
+	return ledger.Key{Caller: in.caller.Name, Model: model, Backend: o.answered(t).target.Name, ServiceTier: o.serviceTier}
 }
 
 // cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a

@@ -53,15 +53,15 @@ func (h *Handler) limitAttempts(in *intent) {
 	}
 }
 
-// finish gives back what the exchange holds, and has everything know what came of it. net/http's server ends
-// the context of the reply that the client got. err is the error with which reverse_proxy ended, if it did.
+// finish gives back what the exchange holds, and has everything know what came of it. No context is
+// cancelled here: net/http's server does it. err is the error with which reverse_proxy ended, if it did.
 func finish(ex *exchange, err error, aborted bool) {
 	in, t, o := &ex.intent, &ex.tries, &ex.outcome
 	o.end(in, aborted)
 	t.dropBest()
 	in.received.Release()
 	t.release()
-	if to := t.wait.Moved(); to != nil { // the client left just then
+	if to := t.watch.Moved(); to != nil { // the client left just then
 		to.Release()
 	}
 	if o.reply != nil {

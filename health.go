@@ -11,7 +11,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// learn has everything know what came of the current attempt that depends on it: the pool, quotas, metrics and the log.
+// learn tells the pool, quotas, metrics and the log what came of the current attempt.
 func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	now, a := time.Now(), t.last()
 	to, model := a.target, in.benchModel(a.target.backend)

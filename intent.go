@@ -23,8 +23,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
-// intent is what a client asks for. It is read once, before a backend is chosen. Only what another attempt would need
-// is let go of when none follows.
+// intent is what a client asks for. It is read once, before a backend is chosen; only its placement changes later.
+// forget drops what only another attempt would need.
 type intent struct {
 	openaiapi.Request
 	request *http.Request

@@ -36,7 +36,7 @@ type exchange struct {
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.
 	cookies pools.Cookies
-	// shown is the exchange that the placeholders describe: a request's first.
+	// shown is the exchange that the placeholders describe: that of the request's last handler. Only the first one has it.
 	shown *exchange
 }
 
@@ -64,7 +64,7 @@ func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 			return ex.answer(req), nil
 		}
 		t.address.show(placeholders)
-		r := ex.balancer.attempt(&ex.intent, &ex.tries, &ex.bill, req)
+		r := ex.attempt(&ex.intent, &ex.tries, &ex.bill, req)
 		if err := ex.clientLeft(r, req); err != nil {
 			return nil, err
 		}
@@ -94,16 +94,16 @@ const (
 	give
 )
 
-// next returns what follows a reply. It keeps the reply if that is the best one so far.
+// next decides what follows a reply, which is set aside if the client may not get it.
 func (ex *exchange) next(r *attempt.Reply) step {
 	t := &ex.tries
 	t.executed = !ex.intent.Kind.Repeatable() && r.PerhapsExecuted()
 	switch {
-	case ex.mayBeElsewhere(r):
+	case ex.setAsideMissing(r):
 		return again
 	case !r.Class.Failover():
 		return serve
-	case ex.mayRepeat(r):
+	case ex.setAside(r):
 		return again
 	}
 	return give

@@ -23,7 +23,8 @@ import (
 
 // outcome is what the client gets.
 type outcome struct {
-	// own is an answer of ours, after which no further backend is asked.
+	// own is an answer of ours, after which no further backend is asked. Without a Class it is about the last attempt,
+	// without a Response nobody gets it.
 	own apierror.Answer
 	// reply is that of a backend, if the client gets one as it comes.
 	reply *attempt.Reply
@@ -31,7 +32,7 @@ type outcome struct {
 	status int
 	// ours reports whether the client got an answer of the balancer's own.
 	ours bool
-	// from is the attempt whose reply the client got, if that is not the last one.
+	// from is the attempt whose reply was kept and is the answer, if one was.
 	from *try
 	// owner is the backend of the only account that may get the request, if it
 	// throttles.
@@ -39,8 +40,8 @@ type outcome struct {
 	// usage reads the client's reply. tokens are what it found, once that is over.
 	usage  *usage.Reader
 	tokens usage.Tokens
-	// tier is the service tier that served the request, once its reply has named it.
-	tier string
+	// serviceTier is the one that served the request, once its reply has named it.
+	serviceTier string
 	// duration is how long the request took, once it is over, and aborted reports
 	// whether its reply was aborted then.
 	duration time.Duration
@@ -51,7 +52,7 @@ type outcome struct {
 func (o *outcome) end(in *intent, aborted bool) {
 	o.duration, o.aborted = time.Since(in.started), aborted
 	o.usage.Close()
-	o.tokens, o.tier = o.usage.Tokens(), o.usage.ServiceTier()
+	o.tokens, o.serviceTier = o.usage.Tokens(), o.usage.ServiceTier()
 }
 
 // firstByte is how long after the request the first byte of a backend's reply went to the client. 0: it gets none.
@@ -108,7 +109,7 @@ func (o *outcome) unanswered(in *intent, t *tries, err error) {
 // found none, perhaps without an attempt.
 var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
 
-// report counts a request that is over.
+// report counts a request that is over, and ends the attempts that learn left open.
 func (b *balancer) report(in *intent, t *tries, o *outcome) {
 	from, class := o.whose(t)
 	if from != nil {
@@ -134,13 +135,12 @@ func (b *balancer) report(in *intent, t *tries, o *outcome) {
 	whose.Answered(in.caller.Label, b.models.Label(in.Model), class, o.status, o.duration, o.firstByte(in))
 }
 
-// countTokens counts the tokens of the reply, of which the last attempt is
-// the one that the client got, if it has any.
+// countTokens counts the tokens of the reply. If it reports any, it is that of the last attempt.
 func (b *balancer) countTokens(in *intent, t *tries, o *outcome, from *target, class string) {
 	switch a := t.last(); {
 	case o.tokens.Known():
 		a.span.Used(o.tokens.Input, o.tokens.Output)
-		from.metrics.Used(in.caller.Label, b.models.Label(in.Model), a.deployment, cmp.Or(o.tier, openaiapi.DefaultTier), o.tokens)
+		from.metrics.Used(in.caller.Label, b.models.Label(in.Model), a.deployment, cmp.Or(o.serviceTier, openaiapi.DefaultTier), o.tokens)
 	case class == string(verdict.Served) && o.status == http.StatusOK && in.Kind.Infers():
 		from.metrics.UsedUnknown(a.deployment)
 	}
@@ -150,7 +150,7 @@ func (b *balancer) countTokens(in *intent, t *tries, o *outcome, from *target, c
 func countServiceTier(in *intent, o *outcome, from *target, class string) {
 	asked := askedTier(in, from)
 	if (asked == openaiapi.Flex || asked == openaiapi.Priority) && class == string(verdict.Served) && o.status < 300 {
-		from.metrics.ServiceTier(asked, o.tier)
+		from.metrics.ServiceTier(asked, o.serviceTier)
 	}
 }
 
@@ -202,7 +202,7 @@ func deploymentLabel(in *intent, t *target) string {
 func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.Summary {
 	s := &observe.Summary{
 		Pool: b.Name, Caller: in.caller.Name, Model: pool.ModelKey(in.Model), FirstByte: o.firstByte(in), Tokens: o.tokens, Tier: tier, Limit: o.own.Limit,
-		TierServed: o.tier,
+		TierServed: o.serviceTier,
 		Affinity:   in.placement.Why(t.ask.Affinity), AffinityResult: in.placement.CameTo(t.ask.Affinity), Waited: t.turn.waited,
 	}
 	if o.aborted {
@@ -214,7 +214,7 @@ func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.
 		s.Backend = from.Name
 	}
 	s.TierRequested = askedTier(in, from)
-	if s.TierRequested == "" && o.tier == openaiapi.DefaultTier {
+	if s.TierRequested == "" && o.serviceTier == openaiapi.DefaultTier {
 		s.TierServed = "" // as of nearly all requests
 	}
 	for i := range t.list {

@@ -44,7 +44,7 @@ func (b *balancer) attempt(in *intent, t *tries, bill *bill, req *http.Request) 
 }
 
 // outgoing is the request of an attempt: reverse_proxy's, with the backend's address, its credential, its headers, its
-// path and the model in its body.
+// path and the model in its body. It also starts the watch for silence.
 func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request) *attempt.Request {
 	a := t.last()
 	to := a.target.backend
@@ -56,8 +56,8 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 	}
 	if b.Pool.Watches && !t.ask.Once && !a.flex && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
 		t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move
-		t.wait.Begin(&t.ask, a.target.Member, pool.Moves{May: !t.hasMoved && t.isLeft(in), Until: in.deadline, GivesUp: t.throttled()})
-		out.Watch = &t.wait
+		t.watch.Begin(&t.ask, a.target.Member, pool.Moves{May: !t.hasMoved && t.isLeft(in), Until: in.deadline, GivesUp: t.throttled()})
+		out.Watch = &t.watch
 	}
 	if to.TraceContext {
 		a.span.Inject(out.Header)

@@ -24,10 +24,10 @@ type tries struct {
 	// ask is what the pool has to know about the request. few has room for what it says about a few backends.
 	ask pool.Ask
 	few [4]pool.At
-	// barred reports whether there may be bars: without any attempt, all backends are free.
+	// barred reports whether there were ever reasons for bars: an attempt, others that wait, an object that is made.
 	barred bool
-	// wait is the wait for the first byte of the current attempt's reply.
-	wait pool.Wait
+	// watch follows the wait for the first byte of the current attempt, and finds where it moves from a silent backend.
+	watch pool.Wait
 	// turn is the request's wait, for its caller's limits or for a backend.
 	turn turn
 	// hasMoved reports whether the request has moved from a silent backend, and returns whether it may go to
@@ -58,7 +58,7 @@ type try struct {
 	credential keys.Credential
 	// mark is what the backend's limits knew of requests when this one was sent.
 	mark quota.Mark
-	// benched is when a promise began by this attempt, if one did, and benches is what it covers.
+	// benched is when a bench for a limit began by this attempt, if one did, and benches is what it covers.
 	benched time.Time
 	benches pool.Scope
 	// deployment is the label in metrics of what the backend calls the model.
@@ -98,7 +98,7 @@ func (t *tries) release() {
 // moved returns where the request moves from a silent backend, or nil. A request whose reply came just then does not
 // need the place.
 func (t *tries) moved() *pool.Member {
-	to, last := t.wait.Moved(), t.last()
+	to, last := t.watch.Moved(), t.last()
 	if last != nil && last.class == verdict.Silent && !t.hasMoved {
 		t.forgiven = len(t.list)
 	}

@@ -201,7 +201,7 @@ func (ex *exchange) admit(c *callers.Callers, name string, e meter.Estimate) (a 
 		refusal = next.Reason.(*meter.Refusal)
 	}
 	if !mayPass(refusal) || !w.mayLast(&ex.intent, next.At, now) {
-		return c.Admit(now, name, e) // there may be room, too
+		return c.Admit(now, name, e) // it may not wait: it is charged now if there is room
 	}
 	w.until = w.ends(&ex.intent, now)
 	var place *waiting.Place
