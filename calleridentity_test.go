@@ -224,7 +224,7 @@ func TestATokenReachesNoBackendWhateverTheFieldIsCalled(t *testing.T) {
 			}
 			r := w.Request(http.MethodPost, "/v1/chat/completions"+query, strings.NewReader(`{}`))
 			r.Header.Set("Authorization", "Bearer client-key-of-alice")
-			r.Header.Set("X-Kept", "e1.e2")
+			r.Header.Set("X-Kept", "eu.west.1")
 			if name != "query" {
 				r.Header.Set(name, "Bearer "+token)
 			}

@@ -23,8 +23,8 @@ import (
 
 // outcome is what the client gets.
 type outcome struct {
-	// own is an answer of ours, after which no further backend is asked. Without a Class it is about the last attempt,
-	// without a Response nobody gets it.
+	// own is an answer of ours, after which no further backend is asked. If it has no Class, it answers for the last
+	// attempt. If it has no Response, the client has left.
 	own apierror.Answer
 	// reply is that of a backend, if the client gets one as it comes.
 	reply *attempt.Reply

@@ -92,8 +92,8 @@ With --prices, there is a column cost. The file is a CSV of prices per million t
 with the columns model, service_tier, input, cached and output:
 
   model,service_tier,input,cached,output
-  gpt-4o,,2.50,1.25,10.00
-  gpt-4o,priority,4.25,2.125,17.00
+  gpt-5.5,,2.50,1.25,10.00
+  gpt-5.5,priority,4.25,2.125,17.00
 
 Without service_tier, a price is that of all other service tiers. cached may be
 missing. A model without a price has no cost, with a warning.

@@ -67,6 +67,8 @@ func (o *TokenOption) LoadIdentity(ctx caddy.Context) (CallerIdentity, error) {
 const (
 	// maxToken is how long a token may be, in bytes. Longer ones are not verified.
 	maxToken = 16 << 10
+	// minToken is less than any token has: its signature alone is as long. Other words have dots, too, such as eu.west.1.
+	minToken = 86
 	// maxTokens is how many tokens of a request are verified, which costs more than a request.
 	maxTokens = 4
 )

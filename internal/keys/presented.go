@@ -152,7 +152,7 @@ func (p *Presented) add(name string, values []string) {
 // addToken records a value as a key if it is a token, which gateways write into fields of any name, such as
 // Cf-Access-Jwt-Assertion.
 func (p *Presented) addToken(value string) {
-	if strings.Contains(value, ".") && isToken(KeyIn(value)) { // most have no dot
+	if len(value) >= minToken && strings.Contains(value, ".") && isToken(KeyIn(value)) {
 		p.keys.add(KeyIn(value))
 	}
 }

@@ -24,7 +24,7 @@ type Tier struct {
 	// Number is the place of the tier in the order of importance, from 1 to MaxTiers.
 	Number int
 	Name   string
-	// Shares are those of all tiers. nil: no tier keeps one, or this request heeds none.
+	// Shares are the shares that all tiers keep. nil: no tier keeps a share, or shares do not apply to this request.
 	Shares *Shares
 }
 
