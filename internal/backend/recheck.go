@@ -38,7 +38,7 @@ type Rechecker struct {
 
 // Happened implements pool.Listener.
 func (c *Rechecker) Happened(e pool.Event) {
-	if e.Happening == pool.RecheckDue && c.Context.Err() == nil && e.Member.StartRecheck() {
+	if e.Happening == pool.RecheckDue && c.Context.Err() == nil && e.Member.StartRecheck(time.Now()) {
 		go c.recheck(e.Member)
 	}
 }

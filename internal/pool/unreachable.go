@@ -78,17 +78,24 @@ func (p *Pool) Rechecks(now time.Time) (due []*Member) {
 		h.mu.Lock()
 		last := h.unreachable.dueAt().Add(-h.unreachable.pause)
 		h.mu.Unlock()
-		if now.Sub(last) >= firstPause && m.StartRecheck() {
+		if now.Sub(last) >= firstPause && h.unreachable.checking.CompareAndSwap(false, true) {
 			due = append(due, m)
 		}
 	}
 	return due
 }
 
-// StartRecheck records that a recheck of the member is in progress. It returns
-// false if that was so before.
-func (m *Member) StartRecheck() bool {
-	return m.health.unreachable.checking.CompareAndSwap(false, true)
+// StartRecheck records that a recheck of the member is in progress. It returns false if that was so before, or no
+// recheck is due: one that ends just now sets another time.
+func (m *Member) StartRecheck(now time.Time) bool {
+	if !m.health.unreachable.checking.CompareAndSwap(false, true) {
+		return false
+	}
+	if !m.Unreachable() || now.Before(m.health.unreachable.dueAt()) {
+		m.EndRecheck()
+		return false
+	}
+	return true
 }
 
 // EndRecheck records that the recheck of the member is over.

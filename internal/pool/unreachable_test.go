@@ -138,3 +138,30 @@ func TestABackendStaysLostWhateverOthersDisprove(t *testing.T) {
 		t.Errorf("unreachable %t, and its benches are %+v", m.Unreachable(), s.Benches)
 	}
 }
+
+// TestARecheckThatIsToldLateDoesNotBegin has a recheck end between the moment when the next one seems due and its start.
+func TestARecheckThatIsToldLateDoesNotBegin(t *testing.T) {
+	m, now := NewMember("a", new(Health)), time.Now()
+	p := New([]*Member{m})
+	defer p.Close()
+	m.Bench(cannotReach, now)
+	if m.StartRecheck(now) {
+		t.Error("a recheck begins before it is due")
+	}
+	now = now.Add(firstPause)
+	if !m.StartRecheck(now) || m.StartRecheck(now) {
+		t.Error("not one recheck begins when it is due")
+	}
+	m.StillUnreachable(cannotReach, now)
+	m.EndRecheck()
+	if m.StartRecheck(now) {
+		t.Error("a recheck begins when one has just ended")
+	}
+	if !m.StartRecheck(now.Add(2 * firstPause)) {
+		t.Error("no recheck begins after the next pause")
+	}
+	m.EndRecheck()
+	if m.Reached(); m.StartRecheck(now.Add(time.Hour)) {
+		t.Error("a backend that is reached is rechecked")
+	}
+}
