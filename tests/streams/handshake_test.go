@@ -417,7 +417,7 @@ func resets(w http.ResponseWriter, _ *http.Request) {
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 	withExtendedConnect(t, func(t *testing.T) {
 		for proxy, config := range map[string]string{
-			"openai_lb":     "openai_lb {\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
+			"openai_lb":     "openai_lb {\npool %[3]s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
 			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}",
 		} {
 			t.Run(proxy, func(t *testing.T) {
@@ -436,9 +436,9 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 						t.Run(name+", "+version, func(t *testing.T) {
 							a.Replies(reply)
 							a.Forget()
-							port := lbtest.FreePort(t)
+							port, pool := lbtest.FreePort(t), lbtest.Unique("websockets")
 							lbtest.Run(t, fmt.Sprintf("{\nadmin off\nauto_https off\ndefault_bind 127.0.0.1\n}\nhttps://127.0.0.1:%d {\n%s\n%s\n}", port, certificate,
-								fmt.Sprintf(config, serverA.Listener.Addr(), serverB.Listener.Addr())))
+								fmt.Sprintf(config, serverA.Listener.Addr(), serverB.Listener.Addr(), pool)))
 							// net/http's own client refuses the pseudo-header
 							http2s := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
 							before := runtime.NumGoroutine()
@@ -460,7 +460,10 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 									t.Fatalf("the handshake gives %d %s (%v)", s.Status, s.Body, s.Err)
 								}
 								if s.Backend == "a" && i == 0 && name == "a reset after the 101" {
-									io.ReadAll(s) // until the reset
+									io.ReadAll(s) // until the reset, of which the directive learns when its request is over
+									lbtest.WaitFor(t, func() bool {
+										return proxy == "reverse_proxy" || lbtest.SumOf(t, "benches_total", map[string]string{"pool": pool, "class": "broken_stream"}) == 1
+									})
 								} else if s.Backend != "b" {
 									t.Errorf("%s opens the WebSocket", s.Backend)
 								}
