@@ -306,7 +306,7 @@ func (r *Reply) judgeHandshake() {
 	case asks.Kind.Infers():
 		r.breakOff(ErrNoUpgrade)
 	case r.sent.Proxied.ProtoMajor > 1:
-		r.Class, r.Refusal = verdict.ClientError, apierror.NotUpgraded
+		r.Class, r.Refusal = verdict.ClientError, &apierror.NotUpgraded
 	}
 }
 

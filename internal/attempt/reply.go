@@ -90,8 +90,8 @@ func (r *Reply) ClientsFault() (apierror.Error, bool) {
 	}
 	failure := r.sent.Body.Failure()
 	switch {
-	case r.Refusal.Status != 0:
-		return r.Refusal, true
+	case r.Refusal != nil:
+		return *r.Refusal, true
 	case failure != nil && r.Err != nil:
 		return apierror.UnreadableBody(failure), true
 	case r.Upload().Stalled() && (r.Err != nil || r.Status == http.StatusRequestTimeout):

@@ -211,8 +211,8 @@ type Failure struct {
 	// Uploading reports whether the connection broke in the midst of the upload.
 	// The backend may refuse such an upload, and nothing says why.
 	Uploading bool
-	// Refusal is the answer to a request that net/http refuses to send.
-	Refusal apierror.Error
+	// Refusal is the answer to a request that net/http refuses to send. nil: it does not.
+	Refusal *apierror.Error
 }
 
 // What net/http says of a request that it refuses to send. It has no exported
@@ -238,9 +238,9 @@ func (t *trip) why(err error) Failure {
 	case isUnprocessed(err.Error()):
 		f.Err, f.class, f.Connected, f.Uploading = ErrUnprocessed, verdict.Failed, false, t.upload.Long()
 	case strings.Contains(err.Error(), headerListTooLarge):
-		f.class, f.Refusal = verdict.ClientError, apierror.HeadersTooLarge
+		f.class, f.Refusal = verdict.ClientError, &apierror.HeadersTooLarge
 	case strings.HasPrefix(err.Error(), invalidHeader):
-		f.class, f.Refusal = verdict.ClientError, apierror.InvalidHeaders
+		f.class, f.Refusal = verdict.ClientError, &apierror.InvalidHeaders
 	case f.Connected:
 		f.class, f.Uploading = verdict.Failed, t.upload.Long() && !t.sent.Load()
 	}

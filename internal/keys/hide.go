@@ -52,14 +52,22 @@ func (s Secrets) Text(text string) string {
 func (s Secrets) DropFrom(header http.Header) {
 	for name, values := range header {
 		switch {
-		case slices.ContainsFunc(s, func(secret string) bool {
-			return len(secret) <= len(name) && strings.Contains(strings.ToLower(name), strings.ToLower(secret))
-		}):
+		case slices.ContainsFunc(s, func(secret string) bool { return containsFold(name, secret) }):
 			delete(header, name)
 		case slices.ContainsFunc(values, s.In):
 			header[name] = nil
 		}
 	}
+}
+
+// containsFold reports whether a text contains another one, in any case.
+func containsFold(text, part string) bool {
+	for ; len(text) >= len(part); text = text[1:] {
+		if strings.EqualFold(text[:len(part)], part) {
+			return true
+		}
+	}
+	return false
 }
 
 // Body returns the body with a star in place of every byte of a secret, encoded or not, so
