@@ -104,7 +104,7 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	if own = d.limit(ex); own.Response != nil {
 		return own
 	}
-	return d.place(in, ex.targets)
+	return d.findAccounts(in, ex.targets)
 }
 
 // identify records who sent the request. It refuses a caller without a valid key or token.
@@ -235,9 +235,9 @@ func (d *reader) limit(ex *exchange) (none apierror.Answer) {
 	return none
 }
 
-// place finds out which accounts may get the request. It returns the answer if none
+// findAccounts finds out which accounts may get the request. It returns the answer if none
 // may. A list is that of the first account.
-func (d *reader) place(in *intent, targets []*target) (none apierror.Answer) {
+func (d *reader) findAccounts(in *intent, targets []*target) (none apierror.Answer) {
 	if in.Body.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)
 	}

@@ -31,10 +31,10 @@ type tries struct {
 	// turn is the request's wait, for its caller's limits or for a backend.
 	turn turn
 	// hasMoved reports whether the request has moved from a silent backend, and returns whether it may go to
-	// silent backends again, because no other one is left. forgiven is how many attempts were made before it gave up
+	// silent backends again, because no other one is left. beforeSilence is how many attempts were made before it gave up
 	// a silent backend. A backend that refused one of them because it throttles may be tried again.
 	hasMoved, returns bool
-	forgiven          int
+	beforeSilence     int
 	// best is the reply that the client gets if no further backend has a better one.
 	best bestReply
 	// claimed reports whether there was a fault that may be the request's own.
@@ -87,7 +87,7 @@ func (t *tries) last() *try {
 	return &t.list[len(t.list)-1]
 }
 
-// release gives back the place at the current backend.
+// release ends the count of the request as one in flight at the current backend.
 func (t *tries) release() {
 	if t.current != nil {
 		t.current.Release()
@@ -96,11 +96,11 @@ func (t *tries) release() {
 }
 
 // moved returns where the request moves from a silent backend, or nil. A request whose reply came just then does not
-// need the place.
+// need the backend.
 func (t *tries) moved() *pool.Member {
 	to, last := t.watch.Moved(), t.last()
 	if last != nil && last.class == verdict.Silent && !t.hasMoved {
-		t.forgiven = len(t.list)
+		t.beforeSilence = len(t.list)
 	}
 	if to == nil {
 		return nil
@@ -140,7 +140,7 @@ func (t *tries) isLeft(in *intent) bool {
 // forgotten is how many attempts do not count, because the request has waited since and may go to their backends
 // again.
 func (t *tries) forgotten() (n int) {
-	for i := range min(t.turn.forgiven, len(t.list)) {
+	for i := range min(t.turn.before, len(t.list)) {
 		if t.list[i].class == verdict.Throttled {
 			n++
 		}
@@ -273,7 +273,7 @@ func (t *tries) count() (ownCredential bool) {
 		at.Tried, at.Refused = true, a.class.Promise()
 		at.Takes = at.Takes && a.class != verdict.NotHere // it does not offer what the request asks for
 		switch {
-		case a.class == verdict.Throttled && i < max(t.turn.forgiven, t.forgiven), a.class == verdict.Silent && t.returns:
+		case a.class == verdict.Throttled && i < max(t.turn.before, t.beforeSilence), a.class == verdict.Silent && t.returns:
 		case a.class == verdict.Throttled:
 			at.Bar = pool.Throttled
 		default:

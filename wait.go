@@ -27,9 +27,9 @@ type turn struct {
 	result waiting.Result
 	// behind are the indexes of the backends that other requests wait for, which came before.
 	behind []int
-	// forgiven is how many attempts were made before the wait. A backend that refused one of them
+	// before is how many attempts were made before the wait. A backend that refused one of them
 	// because it throttles may be tried again.
-	forgiven int
+	before int
 }
 
 // wakes has the first of the requests that wait try again when something happens to a backend.
@@ -92,12 +92,12 @@ func (ex *exchange) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 		return nil, now
 	}
 	w := &ex.tries.turn
-	behind, forgiven := w.behind, w.forgiven
-	w.behind, w.forgiven = nil, len(ex.tries.list)
+	behind, before := w.behind, w.before
+	w.behind, w.before = nil, len(ex.tries.list)
 	ex.update(now)
 	r, ok := ex.Pool.Returns(&ex.tries.ask, behind, now)
 	if !ok || !ex.mayGoOn(now) || !w.mayLast(&ex.intent, r.At, now) {
-		w.behind, w.forgiven = behind, forgiven
+		w.behind, w.before = behind, before
 		if ok && w.place != nil {
 			w.result = waiting.Over
 		}
