@@ -120,14 +120,15 @@ func only[T any](t *testing.T, made objects, name ...string) *T {
 	return nil
 }
 
-// setsOfValues are the files of values that the chart is tried with.
+// setsOfValues are the files of values that the chart is tried with, also those that an import makes.
 func setsOfValues(t *testing.T) []string {
 	t.Helper()
 	sets, err := filepath.Glob(chart + "/ci/*-values.yaml")
-	if err != nil || len(sets) < 6 {
-		t.Fatalf("found %v: %v", sets, err)
+	imported, importedErr := filepath.Glob("../internal/admin/testdata/import/*.values")
+	if err != nil || importedErr != nil || len(sets) < 6 || len(imported) < 2 {
+		t.Fatalf("found %v, %v: %v, %v", sets, imported, err, importedErr)
 	}
-	return sets
+	return append(sets, imported...)
 }
 
 func TestHelmFindsNothingWrongWithTheChart(t *testing.T) {

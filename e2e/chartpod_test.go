@@ -66,9 +66,9 @@ func mount(t *testing.T, set string) (m mounted, made objects) {
 	}
 	writeFile(t, filepath.Join(m.dir, "client-keys"), "alice the-client-key-of-alice\n")
 	writeCertificate(t, m.dir)
-	simulator := start(t, []backend{{simulator: "deployments gpt-5.5 gpt-5.5-ptu gpt-5.6-luna"}}).simulators[0]
+	simulator := start(t, []backend{{simulator: "deployments gpt-5.5 gpt-5.5-ptu gpt-5.6-luna gpt-4o gpt-4o-ptu gpt4o-fr gpt-4o-mini"}}).simulators[0]
 	config = regexp.MustCompile(`backend https://[\w.-]+\.azure\.com \{`).ReplaceAllString(config, "backend "+simulator+" {\nauth api_key")
-	config = strings.ReplaceAll(config, "https://api.openai.com", simulator)
+	config = strings.NewReplacer("https://api.openai.com", simulator, "{env.AZURE_PTU_URL}", simulator).Replace(config)
 	m.config = strings.NewReplacer("/run/secrets/openai-lb", m.dir, "/run/secrets/tls", m.dir).Replace(config)
 	return m, made
 }
@@ -92,8 +92,13 @@ func TestTheCaddyfilesOfTheChartPassTheirChecks(t *testing.T) {
 			writeFile(t, file, m.config)
 			for _, command := range [][]string{{"validate"}, {"openai-lb", "check"}} {
 				cmd := exec.Command(m.binary, append(command, "--config", file)...)
-				cmd.Env = append(os.Environ(), "HOME="+m.dir, "XDG_DATA_HOME="+m.dir, "XDG_CONFIG_HOME="+m.dir,
-					"EAST_KEY=right", "OPENAI_KEY=right", "ALICE_KEY=the-client-key-of-alice")
+				cmd.Env = append(os.Environ(), "HOME="+m.dir, "XDG_DATA_HOME="+m.dir, "XDG_CONFIG_HOME="+m.dir)
+				for _, variable := range regexp.MustCompile(`api_key \{env\.(\w+)\}`).FindAllStringSubmatch(m.config, -1) {
+					cmd.Env = append(cmd.Env, variable[1]+"=right")
+				}
+				for _, variable := range regexp.MustCompile(`client_key \w+ \{env\.(\w+)\}`).FindAllStringSubmatch(m.config, -1) {
+					cmd.Env = append(cmd.Env, variable[1]+"=the-client-key-of-another")
+				}
 				output, err := cmd.CombinedOutput()
 				if err != nil {
 					t.Errorf("caddy %v: %v\n%s", command, err, output)

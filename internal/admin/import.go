@@ -24,28 +24,35 @@ says which variable to set.
 
   caddy openai-lb import litellm config.yaml >Caddyfile
 
-litellm reads the file of LiteLLM's proxy. Nothing is sent. Then read the Caddyfile,
+litellm reads the file of LiteLLM's proxy, or the values of its Helm chart. With
+--helm, it prints values for the chart of openai_lb instead. Nothing is sent. Then read the Caddyfile,
 and check it with 'caddy openai-lb check'. Microsoft's sample openai-aca-lb needs no
 import: the option backends_from_env reads its variables.
 `,
 		Args: goneOrNone, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	command.AddCommand(&cobra.Command{
+	litellm := &cobra.Command{
 		Use: "litellm <config.yaml>", Short: "Reads the file of LiteLLM's proxy", Args: cobra.ExactArgs(1), SilenceUsage: true,
 		RunE: func(command *cobra.Command, args []string) error {
 			text, err := os.ReadFile(args[0])
 			if err != nil {
 				return err
 			}
-			made, err := LiteLLM(text)
+			read := LiteLLM
+			if helm, _ := command.Flags().GetBool("helm"); helm {
+				read = LiteLLMValues
+			}
+			made, err := read(text)
 			if err != nil {
 				return fmt.Errorf("%s: %w", printable(filepath.Base(args[0])), err)
 			}
 			_, err = fmt.Fprint(command.OutOrStdout(), made)
 			return err
 		},
-	})
+	}
+	litellm.Flags().Bool("helm", false, "Print values for the Helm chart instead of a Caddyfile")
+	command.AddCommand(litellm)
 	return command
 }
 

@@ -27,6 +27,7 @@ type note struct {
 // block is a backend of a Caddyfile.
 type block struct {
 	url        string
+	name       string
 	priority   int // 0 writes none
 	weight     string
 	auth       string
@@ -62,22 +63,27 @@ func (s *site) caddyfile() string {
 	p(0, "")
 	p(0, ":4000 {")
 	p(1, "openai_lb {")
-	for _, b := range s.blocks {
-		p(2, directive.Line("backend", b.url)+" {")
-		for _, text := range b.lines() {
-			p(3, text)
-		}
-		p(2, "}")
-	}
-	if len(s.options) > 0 {
-		p(0, "")
-	}
-	for _, text := range s.options {
+	for _, text := range s.lines() {
 		p(2, text)
 	}
 	p(1, "}")
 	p(0, "}")
 	return out.String()
+}
+
+// lines are the lines of the balancer's block.
+func (s *site) lines() (lines []string) {
+	for _, b := range s.blocks {
+		lines = append(lines, directive.Line("backend", b.url)+" {")
+		for _, text := range b.lines() {
+			lines = append(lines, "\t"+text)
+		}
+		lines = append(lines, "}")
+	}
+	if len(s.options) > 0 {
+		lines = append(lines, "")
+	}
+	return append(lines, s.options...)
 }
 
 // mergedNotes returns the notes by their lines. Notes of the same text become one.
@@ -104,6 +110,9 @@ func (s *site) mergedNotes() (texts []string) {
 // lines are the lines of a backend's block.
 func (b *block) lines() (lines []string) {
 	add := func(words ...string) { lines = append(lines, directive.Line(words...)) }
+	if b.name != "" {
+		add("name", b.name)
+	}
 	if b.priority > 0 {
 		add("priority", strconv.Itoa(b.priority))
 	}

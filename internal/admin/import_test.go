@@ -90,6 +90,55 @@ func TestALiteLLMFileBecomesACaddyfile(t *testing.T) {
 	}
 }
 
+// valuesOf runs `caddy openai-lb import litellm --helm`, and returns also the lines for the balancer.
+func valuesOf(t *testing.T, file string) (text, openaiLB string) {
+	t.Helper()
+	text, err := importOf(t, "litellm", "--helm", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text, openaiLBOf(t, text)
+}
+
+func openaiLBOf(t *testing.T, values string) string {
+	t.Helper()
+	var v struct {
+		Config struct {
+			OpenAILB string `yaml:"openaiLB"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
+		t.Fatalf("%v\n%s", err, values)
+	}
+	return v.Config.OpenAILB
+}
+
+// e2e/chart_test.go renders the chart with the golden files.
+func TestTheValuesOfLiteLLMsChartsBecomeValuesOfOurs(t *testing.T) {
+	for _, chart := range []string{"helm", "gateway"} {
+		t.Run(chart, func(t *testing.T) {
+			got, openaiLB := valuesOf(t, "testdata/import/chart_"+chart+".yaml")
+			if strings.Contains(got, "sk-secret") {
+				t.Errorf("a key is shown:\n%s", got)
+			}
+			wantGolden(t, "testdata/import/chart_"+chart+".values", got)
+			keysFile := filepath.Join(t.TempDir(), "client-keys")
+			lbtest.WriteFile(t, keysFile, "search sha256:"+strings.Repeat("0f", 32)+"\n")
+			openaiLB = strings.ReplaceAll(openaiLB, "/run/secrets/openai-lb/client-keys", keysFile)
+			wantValid(t, string(caddyfile.Format([]byte(":4000 {\nopenai_lb {\n"+openaiLB+"}\n}\n"))))
+		})
+	}
+}
+
+func TestValuesForTheChartNameTheVariablesOfAFileWithoutAChart(t *testing.T) {
+	got, openaiLB := valuesOf(t, "testdata/import/literal_keys.yaml")
+	for _, want := range []string{"# What envFrom names, or env, has to set:\n", "\n# - CONTOSO_CANADA_1_KEY\n"} {
+		if !strings.Contains(got, want) || strings.Contains(got, "existingSecret") || !strings.HasPrefix(openaiLB, "backend ") {
+			t.Errorf("want %q in\n%s", want, got)
+		}
+	}
+}
+
 func TestTheImportOfACALBSaysWhatAppliesInstead(t *testing.T) {
 	const want = "openai-lb import aca-lb is no longer an option: the option backends_from_env reads the same variables"
 	if _, err := importOf(t, "aca-lb"); err == nil || err.Error() != want {
@@ -120,6 +169,10 @@ func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 		{"model_list:\n- model_name: a\n  litellm_params:\n    model: [a]\n", "line 4: expected 'model' to be a text"},
 		{"model_list:\n- model_name: a\n  litellm_params:\n    <<: x\n    model: openai/a\n", "line 4: expected the value of << to be a mapping"},
 		{"\nmodel_list:\n- model_name: a\n  litellm_params: {model: bedrock/a}\n", "line 2: no entry of model_list can be imported"},
+		{"proxyConfigMap: {create: false}\nproxy_config:\n  model_list: []\n", "line 1: the proxy's configuration is in a ConfigMap of yours"},
+		{"proxy_config: {}\n", "line 1: expected model_list"},
+		{"environmentSecrets: a\nproxy_config: {}\n", "line 1: expected environmentSecrets to be a list"},
+		{"gateway:\n  config:\n    create: false\n", "line 3: the proxy's configuration is in a ConfigMap of yours"},
 		{"general_settings:\n  store_model_in_db: true\n", "models in LiteLLM's database are not read"},
 		{good + "router_settings: [1]\n", "line 4: expected router_settings to be a mapping"},
 		{good + "router_settings:\n  fallbacks: {a: b}\n", "line 5: expected fallbacks to be a list"},
@@ -209,6 +262,13 @@ func FuzzLiteLLM(f *testing.F) {
 			t.Errorf("%q: an error without a line: %v", text, err)
 		case err == nil:
 			wantAdapts(t, got)
+			values, err := admin.LiteLLMValues(text)
+			if err != nil {
+				t.Fatalf("%q: %v", text, err)
+			}
+			if _, err := lbtest.Adapt(":4000 {\nopenai_lb {\n" + openaiLBOf(t, values) + "}\n}\n"); err != nil {
+				t.Errorf("%v\n%s", err, values)
+			}
 		}
 	})
 }
@@ -241,8 +301,9 @@ func FuzzImportedTexts(f *testing.F) {
 			}
 			return
 		}
-		if strings.Contains(got, key) {
-			t.Errorf("a key is shown:\n%s", got)
+		values, err := admin.LiteLLMValues(text)
+		if err != nil || strings.Contains(got+values, key) || openaiLBOf(t, values) == "" {
+			t.Errorf("%v: a key is shown, or nothing:\n%s\n%s", err, got, values)
 		}
 		var config struct {
 			Apps struct {

@@ -25,10 +25,31 @@ type litellm struct {
 	taken        map[string]bool
 	// unweighted reports whether the routing strategy ignores weights.
 	unweighted bool
+	// keysInDatabase reports whether LiteLLM has a database, with virtual keys.
+	keysInDatabase bool
+	// release is nil if the file is not the values of a chart.
+	release *release
 }
 
-// LiteLLM makes a Caddyfile of a file of LiteLLM's proxy.
+// LiteLLM makes a Caddyfile of a file of LiteLLM's proxy, or of the values of one of its charts.
 func LiteLLM(text []byte) (string, error) {
+	l, err := readLiteLLM(text)
+	if err != nil {
+		return "", err
+	}
+	return l.caddyfile(), nil
+}
+
+// LiteLLMValues makes values of this module's chart instead.
+func LiteLLMValues(text []byte) (string, error) {
+	l, err := readLiteLLM(text)
+	if err != nil {
+		return "", err
+	}
+	return l.values()
+}
+
+func readLiteLLM(text []byte) (*litellm, error) {
 	l := &litellm{
 		site:        new(site),
 		credentials: make(map[string]*yaml.Node), placeholders: make(map[string]string), taken: make(map[string]bool),
@@ -36,7 +57,7 @@ func LiteLLM(text []byte) (string, error) {
 	for _, match := range environmentName.FindAllSubmatch(text, -1) {
 		l.taken[string(match[1])] = true
 	}
-	root := l.file(text)
+	root := l.readChart(l.file(text))
 	for _, n := range l.list(root.take("credential_list"), "credential_list") {
 		c := l.mapping(n, "an entry of credential_list")
 		name, _ := c.text("credential_name")
@@ -48,7 +69,7 @@ func LiteLLM(text []byte) (string, error) {
 		l.readModel(l.mapping(n, "an entry of model_list"))
 	}
 	if len(entries) == 0 {
-		l.fail(at, "expected model_list: models in LiteLLM's database are not read")
+		l.fail(at, "expected model_list, or the values of LiteLLM's chart with proxy_config: models in LiteLLM's database are not read")
 	} else if len(l.deployments) == 0 {
 		l.fail(at, "no entry of model_list can be imported\n%s", strings.Join(l.mergedNotes(), "\n"))
 	}
@@ -56,10 +77,10 @@ func LiteLLM(text []byte) (string, error) {
 		l.readSettings(&root)
 	}
 	if l.err != nil {
-		return "", l.err
+		return nil, l.err
 	}
 	l.setBlocks()
-	return l.caddyfile(), nil
+	return l, nil
 }
 
 // hints say what to do about settings that do not carry over. Each begins with their names.
@@ -92,7 +113,7 @@ var hints = []string{
 	"context_window_fallbacks: a prompt that is too long goes to a backend that calls the model something else, if there is one",
 	"content_policy_fallbacks: refused content is the client's error, and is not sent elsewhere",
 	"default_fallbacks: a client gets the model that it asked for",
-	"database_url: virtual keys, their limits and spend stay in LiteLLM's database; write a client_key and a caller for each",
+	"master_key, database_url: virtual keys are in LiteLLM's database: docs/migrate.md has the command that writes them for client_keys_file; limits become a caller, and spend stays there",
 	"store_model_in_db: models in LiteLLM's database are not read",
 }
 

@@ -144,12 +144,17 @@ func (l *litellm) readRouting(router, lite *mapping) {
 
 // readMasterKey makes a client key of the master key.
 func (l *litellm) readMasterKey(general *mapping) {
+	_, l.keysInDatabase = general.rest["database_url"]
+	l.keysInDatabase = l.keysInDatabase || l.release != nil // both charts have a database
 	key, at := general.text("master_key")
+	if key == "" && l.release != nil {
+		key = "os.environ/" + l.release.masterKey
+	}
 	if key == "" {
 		l.note(0, "there is no master_key: anyone who can reach this address can spend your budget; write a client_key for each caller")
 		return
 	}
-	l.note(at, "limits of keys are in LiteLLM's database, with the virtual keys: write a client_key and a caller for each")
+	l.note(at, hintOf("master_key"))
 	placeholder, ok := variable(key)
 	if !ok {
 		placeholder = l.literal(key, "LITELLM_MASTER_KEY")

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 )
@@ -34,6 +35,31 @@ func (l *litellm) setBlocks() {
 		case !d.copied:
 			l.note(d.line, "model "+shown(d.model)+" is in the file twice for one endpoint, and here once")
 		}
+	}
+	l.setNames()
+}
+
+// setNames names the backends of a URL that has several by their keys: by default, logs and metrics have the host.
+func (l *litellm) setNames() {
+	of := make(map[string]int)
+	for _, b := range l.blocks {
+		of[b.url]++
+	}
+	taken := make(map[string]bool)
+	for _, b := range l.blocks {
+		match := usedVariable.FindStringSubmatch(b.key)
+		if of[b.url] == 1 || match == nil {
+			continue
+		}
+		name := strings.ReplaceAll(strings.ToLower(match[1]), "_", "-")
+		if taken[name] { // such as for a fallback
+			name += "-priority-" + strconv.Itoa(max(b.priority, 1))
+		}
+		b.name = name
+		for i := 2; taken[b.name]; i++ {
+			b.name = name + "-" + strconv.Itoa(i)
+		}
+		taken[b.name] = true
 	}
 }
 
