@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -27,6 +28,8 @@ const (
 	// sdkTimeout is the default, in seconds, of OpenAI's SDK for Python, of which
 	// Microsoft's balancer is made to be the transport.
 	sdkTimeout = 600
+	// bifrostHTTP is the variable that names a program.
+	bifrostHTTP = "BIFROST_HTTP"
 )
 
 // contender is something that people put between clients and deployments.
@@ -42,6 +45,8 @@ type contender struct {
 	// isGo, hasTLS and streams say what can be measured of it. It fails over if
 	// it sends a request again after a 429.
 	isGo, hasTLS, streams, failsOver bool
+	checksKeys                       bool   // refuses clients without a key
+	provider                         string // what it wants before the name of a model
 	// perRequest says that its configuration comes with each request.
 	perRequest bool
 }
@@ -56,11 +61,11 @@ const (
 var contenders = []contender{
 	{
 		name: ours, about: "this module", ready: caddyReady, argv: caddyRun, env: caddyEnv,
-		isGo: true, hasTLS: true, streams: true, failsOver: true,
+		isGo: true, hasTLS: true, streams: true, failsOver: true, checksKeys: true,
 	},
 	{
 		name: plain, about: "Caddy's reverse_proxy: random, request_buffers, one header_up",
-		ready: caddyReady, argv: caddyRun, env: caddyEnv, isGo: true, hasTLS: true, streams: true,
+		ready: caddyReady, argv: caddyRun, env: caddyEnv, isGo: true, hasTLS: true, streams: true, checksKeys: true,
 	},
 	{
 		name: bestRest, about: "the best that Caddy's reverse_proxy can do: passive health and lb_retry_match besides",
@@ -111,16 +116,25 @@ var contenders = []contender{
 	},
 	{
 		name: "litellm", about: "LiteLLM's proxy: simple-shuffle, order, retries, cooldowns, production mode",
-		ready: func(t tools) (string, error) {
-			return t.installPython("litellm", "litellm", "litellm[proxy]==1.106.2")
-		},
+		ready: func(t tools) (string, error) { return t.installPython("litellm", "litellm", "litellm[proxy]==1.106.2") },
 		argv: func(t tools, s setup) []string {
 			return []string{t.cache + "/litellm/bin/litellm", "--config", s.Dir + "/config.yaml", "--host", "127.0.0.1", "--port", s.port()}
 		},
-		env: func(setup) []string {
-			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True", "AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
+		env:     func(setup) []string { return litellmEnv },
+		streams: true, failsOver: true, checksKeys: true,
+	},
+	{
+		name: "bifrost", about: "Bifrost's gateway, the program that BIFROST_HTTP names: a key of its provider azure for each deployment, with weights; it has no priorities of keys",
+		ready: func(tools) (string, error) {
+			if os.Getenv(bifrostHTTP) == "" {
+				return "", errors.New("name the program bifrost-http in " + bifrostHTTP)
+			}
+			return output(`main\.Version=(\S+?)["\s]`, "go", "version", "-m", os.Getenv(bifrostHTTP))
 		},
-		streams: true, failsOver: true,
+		argv: func(_ tools, s setup) []string {
+			return []string{os.Getenv(bifrostHTTP), "-app-dir", s.Dir, "-host", "127.0.0.1", "-port", s.port(), "-log-level", "error"}
+		},
+		streams: true, failsOver: true, provider: "azure/",
 	},
 	{
 		name: "microsoft", about: "Microsoft's openai-priority-loadbalancer, with uvicorn before it",
@@ -144,6 +158,8 @@ var contenders = []contender{
 		failsOver: true,
 	},
 }
+
+var litellmEnv = []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True", "AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
 
 func caddyReady(t tools) (string, error) {
 	return output(`(?s)github.com/caddyserver/caddy/v2\s+(\S+)`, "go", "version", "-m", t.caddy)
@@ -177,6 +193,8 @@ type setup struct {
 	// HeaderTimeout is how many seconds a backend has to begin its reply. 0: the
 	// contender's default.
 	HeaderTimeout int
+	// ChecksKeys says that others than ClientKey are refused, and Metrics are wanted.
+	ChecksKeys bool
 }
 
 // upstream is a backend as contenders are told of it. All backends of a setup
@@ -229,6 +247,11 @@ type running struct {
 	*process
 	setup   setup
 	headers map[string]string // what its clients send
+}
+
+// naming returns a body in which the model has the name that the contender wants.
+func (r *running) naming(body string) string {
+	return strings.Replace(body, `"model":"`, `"model":"`+r.provider, 1)
 }
 
 // run starts a contender, and waits until it is there.

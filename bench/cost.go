@@ -42,8 +42,6 @@ var costColumns = []column{
 	{Name: "requests a second", Ratio: true, Better: "higher"},
 	{Name: "added p50", Unit: "µs", Ratio: true, Better: "lower"},
 	{Name: "added p99", Unit: "µs", Ratio: true, Better: "lower"},
-	{Name: "allocations", Ratio: true, Better: "lower"},
-	{Name: "allocated", Unit: "KB", Digits: 1, Ratio: true, Better: "lower"},
 	{Name: "memory", Unit: "MB", Ratio: true, Better: "lower"},
 }
 
@@ -97,7 +95,7 @@ func (b *bench) cost(s costScenario, backends *told, all []*running) error {
 			if (s.tls && !r.hasTLS) || (s.events > 0 && !r.streams) {
 				continue
 			}
-			load.address, load.headers = r.setup.Address, r.headers
+			load := load.of(r)
 			renames := s.renames && r.name == ours
 			switch {
 			case s.tls:
@@ -113,47 +111,31 @@ func (b *bench) cost(s costScenario, backends *told, all []*running) error {
 					b.problem("%s sends the model %q", r.name, seen.Model)
 				}
 			}
-			cpu, requests, result := b.measure(r, load)
+			micros, requests, result := b.measure(r, load)
 			one := load
 			one.clients = 1
 			latency := one.run(b.slice / 3)
 			alone := closedLoop{address: backends.upstreams[0].Address, body: load.body, clients: 1}.run(b.slice / 6)
 			t.add(direct, math.NaN(), math.NaN(), percentile(alone.took, .5)/1e3, percentile(alone.took, .99)/1e3)
-			values := []float64{
-				cpu.micros, float64(requests) / result.elapsed.Seconds(),
-				(percentile(latency.took, .5) - percentile(alone.took, .5)) / 1e3,
-				(percentile(latency.took, .99) - percentile(alone.took, .99)) / 1e3,
-				cpu.allocations, cpu.allocated / 1e3, r.resident() / 1e6,
-			}
-			t.add(r.name, values...)
+			t.add(r.name, micros, float64(requests)/result.elapsed.Seconds(),
+				(percentile(latency.took, .5)-percentile(alone.took, .5))/1e3,
+				(percentile(latency.took, .99)-percentile(alone.took, .99))/1e3, r.resident()/1e6)
 		}
 	}
 	b.report.print(t)
 	return nil
 }
 
-// spent is what a request cost, on average.
-type spent struct {
-	micros, allocations, allocated float64
-}
-
-// measure loads a contender for a slice of time.
-func (b *bench) measure(r *running, load closedLoop) (s spent, requests int, result loopResult) {
-	before, memoryErr := r.goMemory()
+// measure loads a contender for a slice of time, and returns what a request cost.
+func (b *bench) measure(r *running, load closedLoop) (micros float64, requests int, result loopResult) {
 	cpu := r.cpu()
 	result = load.run(b.slice)
 	cpu = r.cpu() - cpu
-	after, err := r.goMemory()
 	requests = len(result.took)
 	if result.failed > 0 {
 		b.problem("%s: %d of %d requests failed: %s", r.name, result.failed, requests+result.failed, result.failure)
 	}
-	n := float64(requests)
-	s = spent{float64(cpu.Microseconds()) / n, math.NaN(), math.NaN()}
-	if memoryErr == nil && err == nil {
-		s.allocations, s.allocated = (after.Mallocs-before.Mallocs)/n, (after.TotalAlloc-before.TotalAlloc)/n
-	}
-	return s, requests, result
+	return float64(cpu.Microseconds()) / float64(requests), requests, result
 }
 
 // rotated lets another contender be the first in each round.
@@ -167,12 +149,10 @@ func rotated[T any](all []T, round int) []T {
 func (b *bench) idleStreams(backends *told, s setup) error {
 	t := &table{
 		Title: "Cost: idle streams", Base: plain,
-		About: fmt.Sprintf("Streams that have sent one event and wait, with prompts of 2 KB. Resident: all of its memory beside what it had before, after a collection. In use: the heap and the stacks of a Go program. %v streams.", b.streams),
+		About: "Streams that have sent one event and wait, with prompts of 2 KB. Resident: all of its memory beside what it had before, after a collection.",
 	}
 	for _, n := range b.streams {
-		t.Columns = append(t.Columns,
-			column{Name: fmt.Sprintf("resident, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"},
-			column{Name: fmt.Sprintf("in use, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"})
+		t.Columns = append(t.Columns, column{Name: fmt.Sprintf("resident, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"})
 	}
 	for round := range min(2, b.rounds) { // each takes long, and they differ little
 		for _, c := range rotated(b.contenders, round) {
@@ -198,7 +178,7 @@ func (b *bench) idleStreams(backends *told, s setup) error {
 
 // openStreams opens more and more streams, and returns what each costs.
 func (b *bench) openStreams(r *running, backends *told) (values []float64, err error) {
-	load := closedLoop{address: r.setup.Address, headers: r.headers, body: chatRequest(2_000, true), clients: clients}
+	load := closedLoop{body: chatRequest(2_000, true), clients: clients}.of(r)
 	if err := backends.behave(behaviour{Reply: replyStream, Events: 1}); err != nil {
 		return nil, err
 	}
@@ -207,7 +187,6 @@ func (b *bench) openStreams(r *running, backends *told) (values []float64, err e
 		return nil, err
 	}
 	resident := r.resident()
-	before, memoryErr := r.goMemory()
 	var open []net.Conn
 	defer func() {
 		for _, conn := range open {
@@ -221,10 +200,7 @@ func (b *bench) openStreams(r *running, backends *told) (values []float64, err e
 			return values, fmt.Errorf("only %d of %d are open: %w", len(open), n, err)
 		}
 		time.Sleep(b.slice / 2)
-		values = append(values, (r.resident()-resident)/1e3/float64(n), math.NaN())
-		if after, err := r.goMemory(); err == nil && memoryErr == nil {
-			values[len(values)-1] = (after.HeapAlloc + after.StackInuse - before.HeapAlloc - before.StackInuse) / 1e3 / float64(n)
-		}
+		values = append(values, (r.resident()-resident)/1e3/float64(n))
 	}
 	return values, nil
 }
@@ -282,12 +258,12 @@ func (b *bench) failover(refusing int, times string, backends *told, all []*runn
 	load := closedLoop{body: chatRequest(2_000, false), clients: clients}
 	for round := range b.rounds {
 		for _, r := range rotated(all, round) {
-			load.address, load.headers = r.setup.Address, r.headers
+			load := load.of(r)
 			time.Sleep(refusalPause) // the last refusals are forgotten
 			if err := backends.behave(behaviour{Reply: replyChat, Refusing: refusing, Refusal: refuseLarge}); err != nil {
 				return err
 			}
-			cost, requests, result := b.measure(r, load)
+			micros, requests, result := b.measure(r, load)
 			seen, err := backends.observed()
 			if err != nil {
 				return err
@@ -295,7 +271,7 @@ func (b *bench) failover(refusing int, times string, backends *told, all []*runn
 			sent := float64(requests + result.failed)
 			values := []float64{
 				100 * float64(requests) / sent, float64(seen.Calls) / sent,
-				cost.micros, float64(requests) / result.elapsed.Seconds(),
+				micros, float64(requests) / result.elapsed.Seconds(),
 			}
 			if refusing > 0 {
 				if err := backends.behave(behaviour{Reply: replyChat, Refusing: refusing, Refusal: refuseThrottle}); err != nil {

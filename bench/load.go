@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	cryptorand "crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -41,6 +42,14 @@ type closedLoop struct {
 	body    string
 	clients int
 	pause   time.Duration // between a reply and the next request
+	// varies is a part of the headers instead of which each request has another one.
+	varies string
+}
+
+// of returns the same load for a contender.
+func (l closedLoop) of(r *running) closedLoop {
+	l.address, l.headers, l.body = r.setup.Address, r.headers, r.naming(l.body)
+	return l
 }
 
 // loopResult is what the clients saw.
@@ -89,7 +98,12 @@ func (l closedLoop) run(length time.Duration) loopResult {
 func (l closedLoop) client(request []byte, until time.Time) (took []time.Duration, failed int, failure error) {
 	var conn net.Conn
 	var reader *bufio.Reader
+	request = slices.Clone(request)
+	varying := bytes.Index(request, []byte(l.varies))
 	for time.Now().Before(until) {
+		if l.varies != "" {
+			copy(request[varying:varying+len(l.varies)], cryptorand.Text())
+		}
 		begun := time.Now()
 		err := func() (err error) {
 			if conn == nil {
@@ -142,31 +156,18 @@ func exchange(conn net.Conn, reader *bufio.Reader, request []byte) error {
 	if err != nil {
 		return err
 	}
-	var end tail
-	if _, err := io.Copy(&end, res.Body); err != nil {
+	reply, err := io.ReadAll(res.Body)
+	if err != nil {
 		return err
 	}
+	end := reply[max(0, len(reply)-64):]
 	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("%w: %s, …%s", errStatus, res.Status, end.last)
+		return fmt.Errorf("%w: %s, …%s", errStatus, res.Status, end)
 	}
-	if !whole(res, end.last) {
-		return fmt.Errorf("%w: …%s", errCut, end.last)
+	if !whole(res, end) {
+		return fmt.Errorf("%w: …%s", errCut, end)
 	}
 	return nil
-}
-
-// tail keeps the end of what is written to it.
-type tail struct{ last []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	const kept = 64
-	if len(p) >= kept {
-		t.last = append(t.last[:0], p[len(p)-kept:]...)
-		return len(p), nil
-	}
-	t.last = append(t.last, p...)
-	t.last = t.last[max(0, len(t.last)-kept):]
-	return len(p), nil
 }
 
 // whole reports whether this is the end of a reply that is whole.
@@ -288,7 +289,7 @@ func openLoop(r *running, body string, schedule []arrival, patience time.Duratio
 func ask(client *http.Client, r *running, body string, patience time.Duration) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions", strings.NewReader(r.naming(body)))
 	if err != nil {
 		return failed
 	}

@@ -85,7 +85,7 @@ func (b *bench) run(names []string) error {
 	for _, section := range []struct {
 		name string
 		run  func() error
-	}{{"cost", b.runCost}, {"failover", b.runFailover}, {"worth", b.runWorth}} {
+	}{{"cost", b.runCost}, {"failover", b.runFailover}, {"worth", b.runWorth}, {"beside", b.runBeside}} {
 		// Do not start what nothing is asked of.
 		if !slices.ContainsFunc(titles(section.name), b.only.MatchString) {
 			continue
@@ -107,6 +107,8 @@ func titles(section string) (all []string) {
 		return append(all, "cost: idle streams")
 	case "failover":
 		return []string{"failover: not at all", "failover: once", "failover: twice"}
+	case "beside":
+		return []string{"beside: large prompts", "beside: wrong keys"}
 	}
 	for _, s := range worthScenarios {
 		all = append(all, "worth: "+s.name)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -139,12 +137,10 @@ func (p *process) cpu() (total time.Duration) {
 // resident is the memory of all of its processes, in bytes. What they share is
 // counted once.
 func (p *process) resident() (total float64) {
-	if p.admin != "" {
-		// What Go has collected already is not what it needs.
-		if res, err := http.Get("http://" + p.admin + "/debug/pprof/heap?gc=1"); err == nil {
-			_, _ = io.Copy(io.Discard, res.Body)
-			res.Body.Close()
-		}
+	// What Go has collected already is not what it needs.
+	if res, err := http.Get("http://" + p.admin + "/debug/pprof/heap?gc=1"); err == nil {
+		_, _ = io.Copy(io.Discard, res.Body)
+		res.Body.Close()
 	}
 	for _, pid := range p.tree() {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -156,29 +152,6 @@ func (p *process) resident() (total float64) {
 		}
 	}
 	return total
-}
-
-// goMemory is what a Go program reports of its memory, in runtime.MemStats.
-type goMemory struct {
-	Mallocs, TotalAlloc, HeapAlloc, StackInuse float64
-}
-
-var errNotGo = errors.New("not a Go program")
-
-func (p *process) goMemory() (m goMemory, err error) {
-	if p.admin == "" {
-		return m, errNotGo
-	}
-	res, err := http.Get("http://" + p.admin + "/debug/vars")
-	if err != nil {
-		return m, err
-	}
-	defer res.Body.Close()
-	var vars struct {
-		Memory goMemory `json:"memstats"`
-	}
-	err = json.NewDecoder(res.Body).Decode(&vars)
-	return vars.Memory, err
 }
 
 // lastPort is the latest that freePort gave away. It begins anywhere, in case

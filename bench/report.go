@@ -138,37 +138,10 @@ func (t *table) markdown() string {
 		}
 		b.WriteString("|\n")
 	}
-	if times := t.timesRequests(); times != "" {
-		fmt.Fprintf(&b, "\nIn the same CPU time, `%s` serves so many times the requests of %s.\n", ours, times)
-	}
 	if lost := t.lost(); lost != "" {
 		fmt.Fprintf(&b, "\nNot the best here is `%s` in %s.\n", ours, lost)
 	}
 	return b.String()
-}
-
-// timesRequests says for each of the others how many times as many requests
-// ours serves in the same CPU time: the median of the ratios within the rounds.
-func (t *table) timesRequests() string {
-	n := slices.IndexFunc(t.Rows, func(r row) bool { return r.Contender == ours })
-	cpu := slices.IndexFunc(t.Columns, func(c column) bool { return c.Name == cpuColumn })
-	if n < 0 || cpu < 0 {
-		return ""
-	}
-	var all []string
-	mine := t.Rows[n].Cells[cpu].Runs
-	for _, r := range t.Rows {
-		var times []float64
-		for i, theirs := range r.Cells[cpu].Runs[:min(len(mine), len(r.Cells[cpu].Runs))] {
-			if mine[i] > 0 {
-				times = append(times, theirs/mine[i])
-			}
-		}
-		if r.Contender != ours && len(times) > 0 {
-			all = append(all, fmt.Sprintf("`%s`: %.3g", r.Contender, median(times)))
-		}
-	}
-	return strings.Join(all, ", ")
 }
 
 func (c cell) text(of column) string {
@@ -211,7 +184,7 @@ func (t *table) lost() string {
 }
 
 // sections are the files of a report, and the first words of the titles of their tables.
-var sections = []string{"Cost", "Failover", "Worth"}
+var sections = []string{"Cost", "Failover", "Worth", "Beside"}
 
 // report is a whole run.
 type report struct {

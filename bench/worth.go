@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -45,36 +44,7 @@ func (b *bench) runWorth() error {
 			b.problem("worth: %s: %s", s.name, err)
 		}
 	}
-	if t := atAGlance(b.report.tables); len(t.Rows) > 1 {
-		b.report.print(t)
-	}
 	return nil
-}
-
-// atAGlance is a table with a row for each worth scenario and a column for each
-// contender, of what each served.
-func atAGlance(tables []*table) *table {
-	t := &table{Title: "Worth: all scenarios", About: "What each contender served of all requests, in percent.", Of: "scenario"}
-	for _, from := range tables {
-		name, ok := strings.CutPrefix(from.Title, "Worth: ")
-		if !ok {
-			continue
-		}
-		for _, r := range from.Rows {
-			if !slices.ContainsFunc(t.Columns, func(c column) bool { return c.Name == r.Contender }) {
-				t.Columns = append(t.Columns, column{Name: r.Contender, Digits: 1})
-			}
-		}
-		values := make([]float64, len(t.Columns))
-		for i, c := range t.Columns {
-			values[i] = math.NaN()
-			if n := slices.IndexFunc(from.Rows, func(r row) bool { return r.Contender == c.Name }); n >= 0 {
-				values[i] = from.Rows[n].Cells[0].Value
-			}
-		}
-		t.add(name, values...)
-	}
-	return t
 }
 
 // worth sends all contenders the same requests, at the same times and in one

@@ -3,7 +3,6 @@
 package main
 
 import (
-	_ "expvar" // allocations and memory, at /debug/vars
 	"flag"
 	"log"
 	"math/rand/v2"
