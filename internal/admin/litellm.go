@@ -107,7 +107,7 @@ var hints = []string{
 	"cache, cache_params: replies are not cached",
 	"callbacks, success_callback, failure_callback: use the access log, metrics and traces",
 	"drop_params, modify_params: bodies are passed on unchanged",
-	"redis_host, redis_port, redis_password, redis_url: replicas share state with the option state, see docs/replicas.md",
+	"redis_host, redis_port, redis_password, redis_url: replicas share state with the option state, or redis of the chart, see docs/replicas.md",
 	"retry_after: the next backend is tried immediately",
 	"timeout, stream_timeout: the time limits are those of all backends, response_header_timeout and stream_first_event_timeout",
 	"context_window_fallbacks: a prompt that is too long goes to a backend that calls the model something else, if there is one",
