@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -120,16 +120,20 @@ var contenders = []contender{
 		argv: func(t tools, s setup) []string {
 			return []string{t.cache + "/litellm/bin/litellm", "--config", s.Dir + "/config.yaml", "--host", "127.0.0.1", "--port", s.port()}
 		},
-		env:     func(setup) []string { return litellmEnv },
+		env: func(setup) []string {
+			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True", "AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
+		},
 		streams: true, failsOver: true, checksKeys: true,
 	},
 	{
 		name: "bifrost", about: "Bifrost's gateway, the program that BIFROST_HTTP names: a key of its provider azure for each deployment, with weights; it has no priorities of keys",
 		ready: func(tools) (string, error) {
-			if os.Getenv(bifrostHTTP) == "" {
-				return "", errors.New("name the program bifrost-http in " + bifrostHTTP)
+			program, err := exec.LookPath(os.Getenv(bifrostHTTP))
+			if err != nil {
+				return "", fmt.Errorf("name the program bifrost-http in %s: %w", bifrostHTTP, err)
 			}
-			return output(`main\.Version=(\S+?)["\s]`, "go", "version", "-m", os.Getenv(bifrostHTTP))
+			version, _ := output(`main\.Version=(\S+?)["\s]`, "go", "version", "-m", program)
+			return version, nil
 		},
 		argv: func(_ tools, s setup) []string {
 			return []string{os.Getenv(bifrostHTTP), "-app-dir", s.Dir, "-host", "127.0.0.1", "-port", s.port(), "-log-level", "error"}
@@ -158,8 +162,6 @@ var contenders = []contender{
 		failsOver: true,
 	},
 }
-
-var litellmEnv = []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True", "AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
 
 func caddyReady(t tools) (string, error) {
 	return output(`(?s)github.com/caddyserver/caddy/v2\s+(\S+)`, "go", "version", "-m", t.caddy)
