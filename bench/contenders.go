@@ -27,9 +27,8 @@ const (
 	renamedModel = "gpt-4o-eastus2-large"
 	// sdkTimeout is the default, in seconds, of OpenAI's SDK for Python, of which
 	// Microsoft's balancer is made to be the transport.
-	sdkTimeout = 600
-	// bifrostHTTP is the variable that names a program.
-	bifrostHTTP = "BIFROST_HTTP"
+	sdkTimeout  = 600
+	bifrostHTTP = "BIFROST_HTTP" // names a program
 )
 
 // contender is something that people put between clients and deployments.
@@ -195,8 +194,7 @@ type setup struct {
 	// HeaderTimeout is how many seconds a backend has to begin its reply. 0: the
 	// contender's default.
 	HeaderTimeout int
-	// ChecksKeys says that others than ClientKey are refused, and Metrics are wanted.
-	ChecksKeys bool
+	ChecksKeys    bool // refuse others than ClientKey, and have metrics
 }
 
 // upstream is a backend as contenders are told of it. All backends of a setup
