@@ -113,7 +113,7 @@ var hints = []string{
 	"context_window_fallbacks: a prompt that is too long goes to a backend that calls the model something else, if there is one",
 	"content_policy_fallbacks: refused content is the client's error, and is not sent elsewhere",
 	"default_fallbacks: a client gets the model that it asked for",
-	"master_key, database_url: virtual keys are in LiteLLM's database: docs/migrate.md has the command that writes them for client_keys_file; limits become a caller, and spend stays there",
+	"master_key, database_url: virtual keys are in LiteLLM's database: docs/migrate.md has the command that writes them for client_keys_file; limits and models of a key become a caller, and spend stays there",
 	"store_model_in_db: models in LiteLLM's database are not read",
 }
 
