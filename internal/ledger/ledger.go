@@ -108,20 +108,35 @@ type Ledger struct {
 	left   Left[leftUse]
 	report report
 
-	mu    sync.Mutex // guards the days
+	mu    sync.Mutex // guards the days, and when the journal is written
 	days  map[int64]*day
 	today *day // the one that was used last
-	// purged is the day of the latest purge.
-	purged int64
+	// timer writes the journal, and due reports whether it will.
+	timer *time.Timer
+	due   bool
+
+	journal journal
+	// purged is the day of the latest purge, and adopted the folder whose journals were adopted. The saver guards them.
+	purged  int64
+	adopted string
 }
 
 // day is a page in memory. A day that is forgotten and comes again is another page.
 type day struct {
 	id     string
 	number int64
-	rows   map[Key]*Use
+	rows   map[Key]*heldRow
 	// changes counts them, and saved are those that are in the storage.
 	changes, saved int64
+	// changed are rows that are to be in the journal.
+	changed []*heldRow
+}
+
+// heldRow is a row in memory.
+type heldRow struct {
+	Row
+	// changed reports whether it is among the day's changed ones.
+	changed bool
 }
 
 // leftUse is what a response in the background was charged with.
@@ -146,7 +161,7 @@ func Open(pool string, storage certmagic.Storage, logger *zap.Logger) *Config {
 	value, again, _ := inUse.LoadOrNew(pool, func() (caddy.Destructor, error) { return newLedger(pool), nil })
 	c := &Config{value.(*Ledger), storage, logger}
 	if !again {
-		c.Start()
+		c.configure(journalFolder(storage))
 	}
 	return c
 }
@@ -158,7 +173,26 @@ func newLedger(pool string) *Ledger {
 }
 
 // Start uses the storage of this config. That of the previous one is used until this one has started, because it may fail.
-func (c *Config) Start() { c.saver.Configure(c.storage, c.logger) }
+// It also saves what processes that were killed have left.
+func (c *Config) Start() {
+	c.configure(journalFolder(c.storage))
+	go c.begin()
+}
+
+func (c *Config) configure(journals string) {
+	c.saver.Configure(c.storage, c.logger)
+	if canLock && c.saver.Saves() {
+		c.journal.to.Store(&journalPlace{journals, c.logger})
+	} else {
+		c.journal.to.Store(nil)
+	}
+}
+
+func (c *Config) begin() {
+	if !c.saver.Use(pools.Saving, c.adopt) {
+		c.saver.Changed() // and tried again
+	}
+}
 
 // Close saves what is not saved, and releases what Open acquired.
 func (c *Config) Close() error {
@@ -180,6 +214,7 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
 	l.mu.Lock()
 	l.at(number).add(k, u)
+	l.noted()
 	l.mu.Unlock()
 	l.saver.Changed()
 	if later != "" {
@@ -204,6 +239,7 @@ func (l *Ledger) SettleLeft(id string, reported usage.Tokens, tier string) {
 		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
 		d.add(was.key, Use{}.less(was.use))
 		d.add(now, UseOf(meter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
+		l.noted()
 	}
 	l.mu.Unlock()
 	if ok {
@@ -218,9 +254,7 @@ func (l *Ledger) at(number int64) *day {
 	}
 	d := l.days[number]
 	if d == nil {
-		var id [16]byte
-		_, _ = rand.Read(id[:]) // it never fails
-		d = &day{id: hex.EncodeToString(id[:]), number: number, rows: make(map[Key]*Use)}
+		d = &day{id: newID(), number: number, rows: make(map[Key]*heldRow)}
 		if len(l.days) >= maxDays {
 			delete(l.days, slices.Min(slices.Collect(maps.Keys(l.days))))
 		}
@@ -228,6 +262,12 @@ func (l *Ledger) at(number int64) *day {
 	}
 	l.today = d
 	return d
+}
+
+func newID() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // it never fails
+	return hex.EncodeToString(id[:])
 }
 
 func (d *day) add(k Key, u Use) {
@@ -241,14 +281,18 @@ func (d *day) add(k Key, u Use) {
 		row = d.rows[k]
 	}
 	if row == nil {
-		row = new(Use)
+		row = new(heldRow)
 		// the strings may be parts of longer ones
-		d.rows[Key{strings.Clone(k.Caller), strings.Clone(k.Model), strings.Clone(k.Backend), strings.Clone(k.ServiceTier)}] = row
+		row.Key = Key{strings.Clone(k.Caller), strings.Clone(k.Model), strings.Clone(k.Backend), strings.Clone(k.ServiceTier)}
+		d.rows[row.Key] = row
 	}
-	if row.Add(u); *row == (Use{}) {
+	if row.Add(u); row.Use == (Use{}) {
 		delete(d.rows, k)
 	}
 	d.changes++
+	if !row.changed {
+		row.changed, d.changed = true, append(d.changed, row)
+	}
 }
 
 // pages returns the pages in memory for which want returns true.
@@ -260,8 +304,8 @@ func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 			continue
 		}
 		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.rows))}
-		for k, u := range d.rows {
-			p.Rows = append(p.Rows, Row{k, *u})
+		for _, row := range d.rows {
+			p.Rows = append(p.Rows, row.Row)
 		}
 		pages = append(pages, p)
 	}

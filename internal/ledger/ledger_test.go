@@ -66,9 +66,13 @@ func (s *shelf) Store(ctx context.Context, key string, text []byte) error {
 // open returns a ledger of a process of its own.
 func (s *shelf) open(logger *zap.Logger) *Config {
 	c := &Config{newLedger("main"), s, logger}
-	c.Start()
+	c.configure(s.journals())
+	c.begin()
 	return c
 }
+
+// journals returns the folder of journals.
+func (s *shelf) journals() string { return journalFolder(s.Storage) }
 
 // saved returns the sum of the rows in the storage, and how many there are.
 func (s *shelf) saved(t *testing.T) (sum Use, rows int) {
@@ -301,10 +305,17 @@ func TestAnUnreadablePageIsAnErrorThatNamesIt(t *testing.T) {
 	}
 }
 
-func TestUseIsReportedOrEstimated(t *testing.T) {
+// tokensOf returns what a reply has reported with this usage.
+func tokensOf(t *testing.T, text string) usage.Tokens {
+	t.Helper()
 	var reader usage.Reader
 	r := reader.Begin(map[string][]string{"Content-Type": {"application/json"}})
-	r.Whole([]byte(`{"usage":{"prompt_tokens":70,"completion_tokens":50,"prompt_tokens_details":{"cached_tokens":40}}}`))
+	r.Whole([]byte(`{"usage":` + text + `}`))
+	return r.Tokens()
+}
+
+func TestUseIsReportedOrEstimated(t *testing.T) {
+	reported := tokensOf(t, `{"prompt_tokens":70,"completion_tokens":50,"prompt_tokens_details":{"cached_tokens":40}}`)
 	for _, c := range []struct {
 		cost meter.Cost
 		want Use
@@ -314,7 +325,7 @@ func TestUseIsReportedOrEstimated(t *testing.T) {
 		{meter.Cost{Requests: 1, Prompt: 70, Output: 1 << 62}, Use{1, 70, 40, 50, 0, 0, maxEstimate}},
 		{meter.Cost{Requests: 1}, Use{Requests: 1}}, // it shows what was answered before
 	} {
-		if got := UseOf(c.cost, r.Tokens()); got != c.want {
+		if got := UseOf(c.cost, reported); got != c.want {
 			t.Errorf("%+v is %+v, want %+v", c.cost, got, c.want)
 		}
 	}
@@ -375,12 +386,9 @@ func TestAResponseInTheBackgroundIsBilledByTheTierThatHasServed(t *testing.T) {
 	if !l.Awaits("resp_1") || l.Awaits("resp_2") || l.Awaits("") {
 		t.Error("it does not know what it awaits")
 	}
-	var reader usage.Reader
-	r := reader.Begin(map[string][]string{"Content-Type": {"application/json"}})
-	r.Whole([]byte(`{"usage":{"input_tokens":70,"output_tokens":50}}`))
-	l.SettleLeft("resp_1", r.Tokens(), "flex")
+	l.SettleLeft("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "flex")
 	k.ServiceTier = "flex"
-	if got := l.today.rows; len(got) != 1 || *got[k] != (Use{Requests: 1, Input: 70, Output: 50}) {
+	if got := l.today.rows; len(got) != 1 || got[k].Use != (Use{Requests: 1, Input: 70, Output: 50}) {
 		t.Errorf("the rows are %+v", got)
 	}
 }

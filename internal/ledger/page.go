@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,6 +58,7 @@ func whereOf(key string) (w Where, ok bool) {
 
 // save saves the pages that have changed. It is the save of the Saver. Once a day, it deletes old pages.
 func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
+	journals := l.journal.turn()
 	for _, p := range l.pages(func(d *day) bool { return d.changes != d.saved }) {
 		text, err := json.Marshal(p)
 		if err == nil {
@@ -67,7 +69,8 @@ func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 		}
 		l.saved(p)
 	}
-	return l.purge(ctx, storage, time.Now().Unix()/dayLength)
+	l.journal.remove(journals)
+	return cmp.Or(l.adopt(ctx, storage), l.purge(ctx, storage, time.Now().Unix()/dayLength))
 }
 
 // saved records that a page is saved. It forgets those that are complete: of the days before yesterday.
