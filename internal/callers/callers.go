@@ -98,7 +98,7 @@ func (c *Callers) Close() error {
 		return nil
 	}
 	c.started.Store(false)
-	c.kept.saver.Save()
+	c.kept.saver.SaveLast()
 	_, err := inUse.Delete(c.name)
 	return err
 }

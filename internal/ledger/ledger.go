@@ -199,7 +199,7 @@ func (c *Config) Close() error {
 	if c == nil {
 		return nil
 	}
-	c.saver.Save()
+	c.saver.SaveLast()
 	_, err := inUse.Delete(c.pool)
 	return err
 }

@@ -94,6 +94,34 @@ func (s *Saver) Save() {
 	}
 }
 
+// ending is when the last saves of a config's Savers have to be over, if the storage does not answer.
+var ending struct {
+	mu    sync.Mutex
+	until time.Time
+}
+
+// SaveLast saves as Save does, when a config ends. While the storage does not answer, all Savers together wait as long as one
+// would: Caddy ends a pool after the other. The save goes on then, if the process does.
+func (s *Saver) SaveLast() {
+	saved := make(chan struct{})
+	go func() {
+		defer close(saved)
+		s.Save()
+	}()
+	ending.mu.Lock()
+	defer ending.mu.Unlock()
+	if now := time.Now(); now.After(ending.until.Add(storageTimeout)) {
+		ending.until = now.Add(storageTimeout)
+	}
+	timer := time.NewTimer(time.Until(ending.until))
+	defer timer.Stop()
+	select {
+	case <-saved:
+		ending.until = time.Time{}
+	case <-timer.C:
+	}
+}
+
 // Saving is the task of saving, or of what has to be done before.
 const Saving = "save"
 
