@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -290,6 +291,9 @@ func percent(ours, exported int64) any {
 	return ledger.Percent(ours, exported)
 }
 
+// formula is what a spreadsheet would execute in a cell. Some begin one after a semicolon, wherever that is.
+var formula = regexp.MustCompile(`(^|;)([\s"]*[=+\-@])`)
+
 // show prints rows in a format. The cells are texts, whole numbers, other numbers, or nil.
 func show(out io.Writer, format string, header []string, rows [][]any) error {
 	if format == "json" {
@@ -308,8 +312,8 @@ func show(out io.Writer, format string, header []string, rows [][]any) error {
 		var line []string
 		for _, cell := range row {
 			text := textOf(cell)
-			if _, made := cell.(string); made && format == "csv" && strings.IndexAny(text, "=+-@") == 0 {
-				text = "'" + text // clients can make up models, and a spreadsheet would execute such a one
+			if _, made := cell.(string); made && format == "csv" {
+				text = formula.ReplaceAllString(text, "$1'$2") // clients can make up models
 			}
 			line = append(line, text)
 		}

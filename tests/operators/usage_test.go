@@ -161,8 +161,14 @@ func TestUsageMultipliesWithPrices(t *testing.T) {
 
 func TestAModelThatAClientMadeUpIsNoFormulaOfASpreadsheet(t *testing.T) {
 	b := newBilled(t)
-	b.chat("client-key-of-alice", "=HYPERLINK(0)", 1)
-	b.want("model,requests,input,cached,output,reasoning,estimated_input,estimated_output\n'=HYPERLINK(0),1,70,40,50,0,0,0", "--address", b.admin, "--by", "model", "--format", "csv")
+	want := "model,requests,input,cached,output,reasoning,estimated_input,estimated_output"
+	for _, model := range []struct{ name, shown string }{
+		{"=HYPERLINK(0)", "'=HYPERLINK(0)"}, {"a-1;b=2", "a-1;b=2"}, {"a;=1+1", "a;'=1+1"}, {`b; \"+1\"`, `"b;' ""+1"""`},
+	} {
+		b.chat("client-key-of-alice", model.name, 1)
+		want += "\n" + model.shown + ",1,70,40,50,0,0,0"
+	}
+	b.want(want, "--address", b.admin, "--by", "model", "--format", "csv")
 }
 
 func TestUsageComparesWithAProvidersExport(t *testing.T) {
