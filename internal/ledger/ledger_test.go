@@ -278,6 +278,37 @@ func TestACallersUseByModelIsThatOfAllReplicasOfAStorage(t *testing.T) {
 	})
 }
 
+func TestAtMidnightNothingIsUsedToday(t *testing.T) {
+	s := newShelf(t)
+	synctest.Test(t, func(t *testing.T) {
+		a, b := s.open(zap.NewNop()), s.open(zap.NewNop())
+		time.Sleep(30*24*time.Hour + 23*time.Hour + 59*time.Minute + 59*time.Second)
+		for month := range 2 {
+			for _, l := range []*Config{a, b} {
+				l.Add(time.Now(), keyOf("alice"), one, "")
+				l.saver.Save()
+			}
+			for _, want := range []string{"2 of 2", "0 of 2", "0 of 2"} {
+				if month == 0 && want != "2 of 2" {
+					want = "" // it is the 31st
+				}
+				got := ""
+				for _, m := range a.Models(time.Now(), "alice") {
+					got = fmt.Sprintf("%d of %d", m.Today.Requests, m.Month.Requests)
+				}
+				if got != want {
+					t.Errorf("at %s, %s are used, want %q", time.Now(), got, want)
+				}
+				if time.Sleep(2 * time.Second); want == "2 of 2" {
+					s.fails(errors.New("input/output error"), nil)
+				}
+			}
+			s.fails(nil, nil)
+			time.Sleep(24*time.Hour - 6*time.Second)
+		}
+	})
+}
+
 func TestTheNewestVersionOfEachPageCounts(t *testing.T) {
 	page := func(id, day string, changes int64) Page {
 		return Page{ID: id, Pool: "main", Day: day, Changes: changes}

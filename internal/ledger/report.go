@@ -60,6 +60,8 @@ type report struct {
 	// processes and days.
 	own, others     sums
 	ownDue, readDue time.Time
+	// day is today for them.
+	day string
 	// reading is closed when the storage has been read. nil: it is not being read.
 	reading chan struct{}
 }
@@ -95,10 +97,27 @@ func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 // sameMonth compares dates.
 func sameMonth(a, b string) bool { return strings.HasPrefix(a, b[:len("2006-01")]) }
 
+// begin begins a day, unless it has begun: what is known is not of today then. The caller holds the lock.
+func (r *report) begin(today string) {
+	if r.day == today {
+		return
+	}
+	if r.others != nil && !sameMonth(r.day, today) {
+		clear(r.others)
+	}
+	for _, models := range r.others {
+		for _, u := range models {
+			u.Today = Use{}
+		}
+	}
+	r.day, r.ownDue, r.readDue = today, time.Time{}, time.Time{}
+}
+
 // refresh has the storage read if that is due, and waits for it, but not for long.
 func (l *Ledger) refresh(now time.Time) {
 	r := &l.report
 	r.mu.Lock()
+	r.begin(now.UTC().Format(time.DateOnly))
 	if r.reading == nil && !now.Before(r.readDue) {
 		r.reading = make(chan struct{})
 		go l.readOthers(now, r.reading)
@@ -133,7 +152,7 @@ func (l *Ledger) readOthers(now time.Time, done chan struct{}) {
 	took := time.Since(now)
 	r.reading, r.readDue = nil, now.Add(took+max(readPause, readShare*took))
 	if read || r.others == nil {
-		r.others = others
+		r.others, r.day = others, today
 	}
 }
 
