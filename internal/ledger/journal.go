@@ -250,8 +250,8 @@ func (l *Ledger) adopt(ctx context.Context, storage certmagic.Storage) error {
 	return nil
 }
 
-// readJournal returns the pages in the text of journals, by their keys in the storage, and in the order of their changes. It
-// ignores lines that were not written completely.
+// readJournal returns the pages in the text of journals, by their keys in the storage. It ignores lines that were not written
+// completely.
 func readJournal(text []byte) map[string][]Page {
 	pages := make(map[string][]Page)
 	for line := range bytes.Lines(text) {
@@ -264,9 +264,6 @@ func readJournal(text []byte) map[string][]Page {
 		if w, ok := whereOf(key); ok && w == (Where{p.Day, p.Pool, p.ID}) && strings.Count(key, "/") == strings.Count(folder, "/")+2 {
 			pages[key] = append(pages[key], p)
 		}
-	}
-	for _, changes := range pages {
-		slices.SortStableFunc(changes, func(a, b Page) int { return cmp.Compare(a.Changes, b.Changes) })
 	}
 	return pages
 }

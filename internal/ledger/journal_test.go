@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +24,8 @@ import (
 // kill has the ledger end as its process does when it is killed: it writes nothing more, and its files are not locked.
 func (c *Config) kill() {
 	c.saver.Close()
+	c.journal.mu.Lock()
+	defer c.journal.mu.Unlock()
 	c.journal.to.Store(nil)
 	for _, file := range c.journal.files {
 		file.Close()
@@ -111,11 +114,9 @@ func TestNothingIsCountedTwiceWheneverAProcessIsKilled(t *testing.T) {
 			}
 			for _, text := range files {
 				for end := 0; end <= len(text); end += 7 {
-					torn := bytes.Clone(text[:end])
-					if end > 0 {
-						torn[end-1]++ // as a disk may have it
-					}
-					for _, text := range [][]byte{torn, text[:end], text, text[:end]} {
+					spoilt := bytes.Clone(text) // as after a power cut
+					spoilt[min(end, len(text)-1)]++
+					for _, text := range [][]byte{spoilt, text[:end], text, text[:end]} {
 						left := filepath.Join(s.journals(), "0-1"+journalSuffix)
 						if err := os.WriteFile(left, text, 0o600); err != nil {
 							t.Fatal(err)
@@ -202,6 +203,30 @@ func TestWhateverHappensTheLedgerHasWhatWasUsed(t *testing.T) {
 				t.Errorf("seed %d: there still are the journals %q", seed, slices.Collect(maps.Keys(files)))
 			}
 		})
+	}
+}
+
+// TestAJournalChangesNoLaterVersionOfAPage has a journal that misses what was saved, because the disk was full.
+func TestAJournalChangesNoLaterVersionOfAPage(t *testing.T) {
+	s := newShelf(t)
+	page := func(changes int64, caller string, requests int64) Page {
+		return Page{ID: "0123456789abcdef", Pool: "main", Day: "2026-11-25", Changes: changes, Rows: []Row{{keyOf(caller), Use{Requests: requests}}}}
+	}
+	text, err := json.Marshal(page(5, "alice", 5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := page(0, "", 0)
+	if err := s.Store(t.Context(), saved.key(), text); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := amend(t.Context(), s, saved.key(), []Page{page(3, "alice", 3), page(6, "bob", 1)}); err != nil {
+			t.Fatal(err)
+		}
+		if sum, rows := s.saved(t); sum.Requests != 6 || rows != 2 {
+			t.Errorf("%d rows have %+v", rows, sum)
+		}
 	}
 }
 
@@ -316,6 +341,7 @@ func TestThereAreTwoJournalsAtMostWhileTheStorageFails(t *testing.T) {
 func TestADiskThatHangsHoldsUpNeitherRequestsNorTheStorage(t *testing.T) {
 	s := newShelf(t)
 	l := s.open(zap.NewNop())
+	defer l.kill()
 	l.journal.mu.Lock()
 	defer l.journal.mu.Unlock()
 	for range 30 {
@@ -326,7 +352,6 @@ func TestADiskThatHangsHoldsUpNeitherRequestsNorTheStorage(t *testing.T) {
 	if got, _ := s.saved(t); got.Requests != 30 {
 		t.Errorf("%d requests are saved, want 30", got.Requests)
 	}
-	l.kill()
 }
 
 func TestEachStorageHasJournalsOfItsOwn(t *testing.T) {

@@ -179,6 +179,7 @@ func TestAMonthIsInMemoryAtMostWhileTheStorageFails(t *testing.T) {
 func TestAPageHas20000Rows(t *testing.T) {
 	s := newShelf(t)
 	l := s.open(zap.NewNop())
+	defer l.kill()
 	now := time.Now()
 	for i := range maxOwn {
 		l.Add(now, Key{Caller: "alice", Model: fmt.Sprint(i), Backend: "east"}, one, "")
@@ -322,6 +323,7 @@ func TestTheNewestVersionOfEachPageCounts(t *testing.T) {
 func TestAnUnreadablePageIsAnErrorThatNamesIt(t *testing.T) {
 	s := newShelf(t)
 	l := s.open(zap.NewNop())
+	defer l.kill()
 	l.Add(time.Now(), keyOf("alice"), one, "")
 	l.saver.Save()
 	if err := s.Store(t.Context(), folder+"/2026-11-25/main_bad.json", []byte("{")); err != nil {
@@ -364,6 +366,7 @@ func TestUseIsReportedOrEstimated(t *testing.T) {
 
 func TestARowThatIsThereIsAddedToWithoutAllocation(t *testing.T) {
 	l, now := newShelf(t).open(zap.NewNop()), time.Now()
+	defer l.kill()
 	l.Add(now, keyOf("alice"), one, "")
 	if n := testing.AllocsPerRun(100, func() { l.Add(now, keyOf("alice"), one, "") }); n > 0 {
 		t.Errorf("%v allocations", n)

@@ -2,6 +2,7 @@ package pools
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,42 +14,33 @@ import (
 func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 	path := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		var hangs time.Duration
+		var hangs, saved atomic.Int64
 		var all []*Saver
-		saved := 0
 		for range 20 {
 			s := NewSaver(func(context.Context, certmagic.Storage) error { // a file system that hangs does not heed its context
-				time.Sleep(hangs)
-				saved++
+				time.Sleep(time.Duration(hangs.Load()))
+				saved.Add(1)
 				return nil
 			})
 			s.Configure(&certmagic.FileStorage{Path: path}, zap.NewNop())
 			defer s.Close()
 			all = append(all, s)
 		}
-		end := func() time.Duration {
+		end := func(hang time.Duration) (took time.Duration, count int64) {
+			time.Sleep(time.Hour)
+			hangs.Store(int64(hang))
+			saved.Store(0)
 			begin := time.Now()
 			for _, s := range all {
 				s.Changed()
 				s.SaveLast()
 			}
-			return time.Since(begin)
+			return time.Since(begin), saved.Load()
 		}
-		if took := end(); took != 0 || saved != 20 {
-			t.Errorf("with a storage that works, it takes %s, and %d of 20 have saved", took, saved)
-		}
-		hangs = time.Minute
-		if took := end(); took != storageTimeout {
-			t.Errorf("with a storage that hangs, it takes %s, want %s", took, storageTimeout)
-		}
-		time.Sleep(time.Hour)
-		hangs, saved = time.Second, 0
-		if took := end(); took != 20*time.Second || saved != 20 {
-			t.Errorf("with a storage that works again, it takes %s, and %d of 20 have saved", took, saved)
-		}
-		hangs, saved = 4*time.Second, 0
-		if took := end(); took != 80*time.Second || saved != 20 {
-			t.Errorf("with a slow storage, it takes %s, and %d of 20 have saved", took, saved)
+		for _, c := range []struct{ hang, want time.Duration }{{0, 0}, {time.Minute, storageTimeout}, {time.Second, 20 * time.Second}, {4 * time.Second, 80 * time.Second}} {
+			if took, saved := end(c.hang); took != c.want || saved != 20 && c.hang < storageTimeout {
+				t.Errorf("with a storage that takes %s, it takes %s, want %s, and %d of 20 have saved", c.hang, took, c.want, saved)
+			}
 		}
 	})
 }
