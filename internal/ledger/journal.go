@@ -28,7 +28,7 @@ import (
 const (
 	// journalDelay is how long after a change the journal is written.
 	journalDelay = 2 * time.Millisecond
-	// maxJournal is the size of a file at which it is full. The storage has failed for long then.
+	// maxJournal is the size of all files at which they are full. The storage has failed for long then.
 	maxJournal    = 64 << 20
 	journalSuffix = ".journal"
 )
@@ -51,7 +51,7 @@ type journal struct {
 	// id and count are in the names of files, which are in their order.
 	id    string
 	count int
-	// files are those with changes that may not be saved. open reports whether the last one is written, and size is its size.
+	// files are those with changes that may not be saved. open reports whether the last one is written, and size is that of all.
 	files []*os.File
 	open  bool
 	size  int
@@ -106,7 +106,7 @@ func (l *Ledger) note() {
 		if !j.warned {
 			to.logger.Warn("could not write the ledger's journal: a kill takes what is not saved", zap.String("folder", to.folder), zap.Error(err))
 		}
-		j.open, j.failed, j.warned = false, true, true
+		j.failed, j.warned = true, true
 		return
 	}
 	j.warned = false
@@ -135,7 +135,7 @@ func (l *Ledger) changed() (pages []Page) {
 
 // write appends pages. The caller holds the lock.
 func (j *journal) write(folder string, pages []Page) error {
-	var text []byte
+	text := []byte("\n") // the last write may have failed after a part of its text
 	for _, p := range pages {
 		line, err := json.Marshal(p)
 		if err != nil {
@@ -143,15 +143,16 @@ func (j *journal) write(folder string, pages []Page) error {
 		}
 		text = fmt.Appendf(text, "%s %s\n", checksum(line), line)
 	}
+	if j.size+len(text) > maxJournal {
+		return errJournalFull
+	}
 	if !j.open || filepath.Dir(j.files[len(j.files)-1].Name()) != folder {
 		if err := j.create(folder); err != nil {
 			return err
 		}
 	}
-	if j.size += len(text); j.size > maxJournal {
-		return errJournalFull
-	}
-	_, err := j.files[len(j.files)-1].Write(text)
+	n, err := j.files[len(j.files)-1].Write(text)
+	j.size += n
 	return err
 }
 
@@ -174,7 +175,7 @@ func (j *journal) create(folder string) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(file.Name()), file.Close())
 	}
-	j.files, j.open, j.size = append(j.files, file), true, 0
+	j.files, j.open = append(j.files, file), true
 	return nil
 }
 
@@ -205,6 +206,9 @@ func (j *journal) remove(files []*os.File) {
 	}
 	defer j.mu.Unlock()
 	for _, file := range files {
+		if info, err := file.Stat(); err == nil {
+			j.size -= int(info.Size())
+		}
 		_ = os.Remove(file.Name()) // the next process would, and change nothing
 		_ = file.Close()
 	}
@@ -222,10 +226,13 @@ func (l *Ledger) adopt(ctx context.Context, storage certmagic.Storage) error {
 	var names []string
 	running := ""
 	for _, e := range entries { // in the order of their names
-		id, _, isJournal := strings.Cut(strings.TrimSuffix(e.Name(), journalSuffix), "-")
-		file, err := os.OpenFile(filepath.Join(to.folder, e.Name()), os.O_RDWR, 0)
-		if !isJournal || id == running || err != nil {
+		id, _, isNumbered := strings.Cut(e.Name(), "-")
+		if !isNumbered || !strings.HasSuffix(e.Name(), journalSuffix) || id == running {
 			continue
+		}
+		file, err := os.OpenFile(filepath.Join(to.folder, e.Name()), os.O_RDWR, 0)
+		if err != nil {
+			continue // another process was faster, or may read it
 		}
 		defer file.Close()
 		if lock(file) != nil {
@@ -236,7 +243,7 @@ func (l *Ledger) adopt(ctx context.Context, storage certmagic.Storage) error {
 		if err != nil {
 			return &pools.StorageError{What: "could not read a journal of the ledger", Key: file.Name(), Err: err}
 		}
-		text, names = append(append(text, more...), '\n'), append(names, file.Name())
+		text, names = append(text, more...), append(names, file.Name())
 	}
 	for key, changes := range readJournal(text) {
 		if err := amend(ctx, storage, key, changes); err != nil {

@@ -113,9 +113,9 @@ func TestNothingIsCountedTwiceWheneverAProcessIsKilled(t *testing.T) {
 				l.saver.Save()
 			}
 			for _, text := range files {
-				for end := 0; end <= len(text); end += 7 {
+				for end := 1; end <= len(text); end += 7 {
 					spoilt := bytes.Clone(text) // as after a power cut
-					spoilt[min(end, len(text)-1)]++
+					spoilt[end-1]++
 					for _, text := range [][]byte{spoilt, text[:end], text, text[:end]} {
 						left := filepath.Join(s.journals(), "0-1"+journalSuffix)
 						if err := os.WriteFile(left, text, 0o600); err != nil {
@@ -311,30 +311,36 @@ func (l *Ledger) sum() (requests int64) {
 	return requests
 }
 
-// TestThereAreTwoJournalsAtMostWhileTheStorageFails checks that files are not many then, and gone after.
 func TestThereAreTwoJournalsAtMostWhileTheStorageFails(t *testing.T) {
-	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
-		l := s.open(zap.NewNop())
-		s.fails(nil, errors.New("no space left on device"))
-		for i := range 100 {
+	for _, size := range []int{0, maxJournal} {
+		s := newShelf(t)
+		synctest.Test(t, func(t *testing.T) {
+			l := s.open(zap.NewNop())
 			l.Add(time.Now(), keyOf("alice"), one, "")
-			time.Sleep(pools.SaveInterval)
-			if files := s.journalFiles(t); len(files) > 2 {
-				t.Fatalf("after %d failures there are %d journals", i, len(files))
+			time.Sleep(journalDelay)
+			synctest.Wait()
+			l.journal.size += size
+			s.fails(nil, errors.New("no space left on device"))
+			for i := range 100 {
+				l.Add(time.Now(), keyOf("alice"), one, "")
+				time.Sleep(pools.SaveInterval)
+				if files := s.journalFiles(t); len(files) > 2 {
+					t.Fatalf("after %d failures there are %d journals", i, len(files))
+				}
 			}
-		}
-		s.fails(nil, nil)
-		for range 2 {
-			l.Add(time.Now(), keyOf("alice"), one, "")
-			time.Sleep(2 * pools.SaveInterval)
-		}
-		synctest.Wait()
-		if files := s.journalFiles(t); len(files) > 0 {
-			t.Errorf("there still are %d journals", len(files))
-		}
-		s.wantSaved(t, 102)
-	})
+			l.journal.size -= size
+			s.fails(nil, nil)
+			for range 2 {
+				l.Add(time.Now(), keyOf("alice"), one, "")
+				time.Sleep(2 * pools.SaveInterval)
+			}
+			synctest.Wait()
+			if files := s.journalFiles(t); len(files) > 0 || l.journal.size != 0 {
+				t.Errorf("there still are %d journals of %d bytes", len(files), l.journal.size)
+			}
+			s.wantSaved(t, 103)
+		})
+	}
 }
 
 // TestADiskThatHangsHoldsUpNeitherRequestsNorTheStorage has the lock of the journal as a write does that does not return.
@@ -393,8 +399,7 @@ func FuzzJournal(f *testing.F) {
 				t.Errorf("%q has %+v", key, pages)
 			}
 		}
-		both := append(bytes.Clone(text), '\n')
-		if got := readJournal(append(both, good...)); len(got[folder+"/2026-11-25/main_0123456789abcdef.json"]) == 0 {
+		if got := readJournal(append(bytes.Clone(text), good...)); len(got[folder+"/2026-11-25/main_0123456789abcdef.json"]) == 0 {
 			t.Error("what follows is not read")
 		}
 	})
