@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -91,7 +92,7 @@ func (a *Affinity) Close() error {
 	if a == nil {
 		return nil
 	}
-	a.owners.save()
+	pools.SaveLast(a.owners.save)
 	_, err := inUse.Delete(a.name)
 	return err
 }

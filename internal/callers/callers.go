@@ -11,6 +11,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
@@ -98,7 +99,7 @@ func (c *Callers) Close() error {
 		return nil
 	}
 	c.started.Store(false)
-	c.kept.saver.SaveLast()
+	pools.SaveLast(c.kept.saver.Save)
 	_, err := inUse.Delete(c.name)
 	return err
 }

@@ -328,6 +328,7 @@ func TestThereAreTwoJournalsAtMostWhileTheStorageFails(t *testing.T) {
 					t.Fatalf("after %d failures there are %d journals", i, len(files))
 				}
 			}
+			synctest.Wait()
 			l.journal.size -= size
 			s.fails(nil, nil)
 			for range 2 {

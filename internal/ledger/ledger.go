@@ -199,7 +199,7 @@ func (c *Config) Close() error {
 	if c == nil {
 		return nil
 	}
-	c.saver.SaveLast()
+	pools.SaveLast(c.saver.Save)
 	_, err := inUse.Delete(c.pool)
 	return err
 }

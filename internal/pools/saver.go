@@ -94,19 +94,19 @@ func (s *Saver) Save() {
 	}
 }
 
-// ending is when the last saves of a config's Savers have to be over, if the storage does not answer.
+// ending is when the last saves of a config have to be over, if the storage does not answer.
 var ending struct {
 	mu    sync.Mutex
 	until time.Time
 }
 
-// SaveLast saves as Save does, when a config ends. While the storage does not answer, all Savers together wait as long as one
-// would: Caddy ends a pool after the other. The save goes on then, if the process does.
-func (s *Saver) SaveLast() {
+// SaveLast calls save when a config ends. While the storage does not answer, all pools together wait as long as one would: Caddy
+// ends one after the other. The save goes on then, if the process does.
+func SaveLast(save func()) {
 	saved := make(chan struct{})
 	go func() {
 		defer close(saved)
-		s.Save()
+		save()
 	}()
 	ending.mu.Lock()
 	defer ending.mu.Unlock()
