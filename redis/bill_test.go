@@ -92,7 +92,7 @@ func TestTheBillIsWhatBackendsHaveReported(t *testing.T) {
 		do func()
 	}{{1. / 4, func() { b.killRedis(store) }}, {1. / 2, b.upgrade}, {3. / 4, func() { b.killRedis(store) }}, {1, nil}}
 	for wanted := int(*bill / killEvery); ; {
-		pause := max(time.Until(begin.Add(time.Duration(float64(kills)+0.5+rand.Float64())*killEvery)), 0)
+		pause := max(time.Until(begin.Add(time.Duration((float64(kills)+0.9*rand.Float64())*float64(killEvery)))), 0)
 		if kills == wanted {
 			pause = time.Until(begin.Add(*bill))
 		}
