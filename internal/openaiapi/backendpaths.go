@@ -107,9 +107,6 @@ func (p Paths) query(rawQuery string, route Route, model string) string {
 		}
 		rawQuery = DropParams(rawQuery, other)
 	}
-	if hasOnly(rawQuery, want, model) {
-		return rawQuery
-	}
 	return SetParam(rawQuery, want, model)
 }
 

@@ -74,12 +74,7 @@ func (g grammar) under(at place, quoted []byte) place {
 	if found != elsewhere || len(quoted) < len(`\u0000`) || bytes.IndexByte(quoted, '\\') < 0 {
 		return found
 	}
-	var decoded [longestMember]byte
-	key, ok := decodeKey(quoted, &decoded)
-	if !ok {
-		key = decodeName(quoted)
-	}
-	return g.place(at, key)
+	return g.place(at, decodeName(quoted))
 }
 
 // decodeName decodes any name.

@@ -11,30 +11,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// longestMember is the length of the longest name that is known, in escapes of six bytes.
-const longestMember = 6 * len("max_completion_tokens")
-
-// decodeKey decodes a key that has escapes, unless it is none of those that we know. These consist
-// of ASCII letters and underscores. JSON has one escape for each of them, \u00XX, so hardly
-// anything is to be decoded, and nothing allocated.
-func decodeKey(quoted []byte, into *[longestMember]byte) (key []byte, ok bool) {
-	if len(quoted) > longestMember {
-		return nil, false
-	}
-	n := 0
-	for ; len(quoted) > 0; n++ {
-		if quoted[0] != '\\' {
-			into[n], quoted = quoted[0], quoted[1:]
-			continue
-		}
-		if len(quoted) < 6 || string(quoted[:4]) != `\u00` || unhex(quoted[4]) < 0 || quoted[4] > '7' || unhex(quoted[5]) < 0 {
-			return nil, false
-		}
-		into[n], quoted = byte(unhex(quoted[4])<<4|unhex(quoted[5])), quoted[6:]
-	}
-	return into[:n], true
-}
-
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\r' || b[i] == '\t') {
 		i++
@@ -169,16 +145,6 @@ func skipOut(b []byte, i int) int {
 		if depth == 0 {
 			return i
 		}
-	}
-	return -1
-}
-
-func unhex(c byte) int {
-	switch {
-	case '0' <= c && c <= '9':
-		return int(c - '0')
-	case 'a' <= c|0x20 && c|0x20 <= 'f':
-		return int(c|0x20-'a') + 10
 	}
 	return -1
 }

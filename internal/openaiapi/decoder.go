@@ -142,13 +142,12 @@ func openCoding(encoding string, body io.Reader) (decoder io.Reader, release fun
 		}
 		return z, z.Close
 	case "deflate":
-		if z, ok := zlibs.Get().(io.ReadCloser); ok {
-			if z.(zlib.Resetter).Reset(body, nil) != nil {
-				return nil, nil
-			}
-			return z, func() { zlibs.Put(z) }
+		z, err := io.ReadCloser(nil), error(nil)
+		if used := zlibs.Get(); used == nil {
+			z, err = zlib.NewReader(body)
+		} else {
+			z, err = used.(io.ReadCloser), used.(zlib.Resetter).Reset(body, nil)
 		}
-		z, err := zlib.NewReader(body)
 		if err != nil {
 			return nil, nil
 		}

@@ -23,39 +23,26 @@ func Param(rawQuery, name string) (value string, ok bool) {
 }
 
 // SetParam sets all parameters of that name to the value, so that it does not matter which of them a
-// server reads. If there is none, it adds one at the end.
+// server reads. One that has the value stays as it is written. If there is none, it adds one at the end.
 func SetParam(rawQuery, name, value string) string {
 	// A space is %20, which is the same to servers that do not know the plus sign.
-	value = "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")
+	escaped := "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")
 	pairs := strings.Split(rawQuery, "&")
 	found := false
 	for i, pair := range pairs {
-		if hasName(pair, name) {
-			found = true
+		its, ok := Param(pair, name)
+		if found = found || ok; ok && its != value {
 			written, _, _ := strings.Cut(pair, "=")
-			pairs[i] = written + value
+			pairs[i] = written + escaped
 		}
 	}
 	switch {
 	case found:
 		return strings.Join(pairs, "&")
 	case rawQuery == "":
-		return url.QueryEscape(name) + value
+		return url.QueryEscape(name) + escaped
 	}
-	return rawQuery + "&" + url.QueryEscape(name) + value
-}
-
-// hasOnly reports whether a query has parameters of that name, and all of them have the value.
-func hasOnly(rawQuery, name, value string) (only bool) {
-	for pair := range strings.SplitSeq(rawQuery, "&") {
-		if hasName(pair, name) {
-			if found, _ := Param(pair, name); found != value {
-				return false
-			}
-			only = true
-		}
-	}
-	return only
+	return rawQuery + "&" + url.QueryEscape(name) + escaped
 }
 
 // DropParams removes all parameters of those names.
