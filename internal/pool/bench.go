@@ -145,21 +145,3 @@ func newBenchEntry(b Bench, reporter *Pool, now time.Time) *benchEntry {
 	}
 	return e
 }
-
-// reportedBy reports whether the reporter has to report what happens to the bench.
-func (b *benchEntry) reportedBy(p *Pool) bool { return b.reporter == p || b.reporter.isClosed() }
-
-// tellOnce reports whether listeners do not know yet that the bench is over. From now on, they do.
-func (b *benchEntry) tellOnce() bool { return b.told.CompareAndSwap(false, true) }
-
-// claimProbe records that the probe is sent, unless it was before.
-func (b *benchEntry) claimProbe(now time.Time) bool { return b.probe.claim(b, now) }
-
-// mayBeRefused reports whether the probe may still be refused.
-func (b *benchEntry) mayBeRefused(now time.Time) bool { return b.probe.pending(b, now) }
-
-// putInDoubt puts the bench in doubt, unless it was checked. It reports whether that is new.
-func (b *benchEntry) putInDoubt() bool { return b.doubt.CompareAndSwap(noDoubt, inDoubt) }
-
-// isInDoubt reports whether the bench is in doubt.
-func (b *benchEntry) isInDoubt() bool { return b.doubt.Load() == inDoubt }

@@ -20,14 +20,6 @@ func (b *benchSet) slot(throttle bool) *slot {
 	return &b.failure
 }
 
-// isEmpty reports whether there is no bench at all, not even one that ended.
-func (b *benchSet) isEmpty() bool { return b.throttle.Load() == nil && b.failure.Load() == nil }
-
-// standing returns what the benches mean for a request of this cost.
-func (b *benchSet) standing(cost int64, now time.Time) standing {
-	return max(b.throttle.standing(cost, now, benchedThrottle), b.failure.standing(cost, now, benchedFailure))
-}
-
 // returns returns when the benches end.
 func (b *benchSet) returns(now time.Time) time.Time {
 	return later(b.throttle.until(now), b.failure.until(now))

@@ -128,17 +128,6 @@ func (h *Health) of(its Scope) *benchSet {
 	return noBenches
 }
 
-// flex returns the benches that count for a request of this scope only because it has the service tier flex.
-func (h *Health) flex(its Scope) *benchSet {
-	if !its.Flex {
-		return noBenches
-	}
-	return h.of(its)
-}
-
-// general returns the benches that count for every request for the model, besides those of the whole.
-func (h *Health) general(its Scope) *benchSet { return h.of(Scope{Model: its.Model}) }
-
 // remember returns the benches of a scope, to be written to. The caller holds
 // the lock. If there are too many models, it forgets the one worth least: a
 // name that the member does not know before one that it knows, a failure before
@@ -179,31 +168,37 @@ func (h *Health) rememberServed(model string) {
 }
 
 // standing returns what the member's benches mean for a request.
-func (m *Member) standing(its Scope, cost int64, now time.Time) standing {
-	h := m.health
-	return max(h.whole.standing(cost, now), h.unreachable.standing(cost, now, benchedFailure), h.general(its).standing(cost, now), h.flex(its).standing(cost, now))
+func (m *Member) standing(its Scope, cost int64, now time.Time) (worst standing) {
+	for _, s := range m.slots(its) {
+		if s.Load() != nil { // hardly any
+			worst = max(worst, s.standing(cost, now))
+		}
+	}
+	return worst
 }
 
 // returns returns when the member's benches end for a request of this scope.
-func (m *Member) returns(its Scope, now time.Time) time.Time {
-	h := m.health
-	return later(later(h.whole.returns(now), h.unreachable.until(now)), later(h.general(its).returns(now), h.flex(its).returns(now)))
+func (m *Member) returns(its Scope, now time.Time) (end time.Time) {
+	for _, s := range m.slots(its) {
+		end = later(end, s.until(now))
+	}
+	return end
 }
 
-// unbenched reports whether there is no bench at all, not even one that ended.
-func (m *Member) unbenched(its Scope) bool {
-	return m.health.whole.isEmpty() && !m.Unreachable() && m.health.general(its).isEmpty() && m.health.flex(its).isEmpty()
-}
-
-// slots returns all that count for a request of this scope.
+// slots returns all that count for a request of this scope, those of throttles first: of the whole backend, of all requests for
+// the model, and of those that have the service tier flex.
 func (m *Member) slots(its Scope) [7]*slot {
-	whole, general, flex := &m.health.whole, m.health.general(its), m.health.flex(its)
-	return [...]*slot{&whole.throttle, &whole.failure, &m.health.unreachable.slot, &general.throttle, &general.failure, &flex.throttle, &flex.failure}
+	whole, general, flex := &m.health.whole, m.health.of(Scope{Model: its.Model}), noBenches
+	if its.Flex {
+		flex = m.health.of(its)
+	}
+	return [...]*slot{&whole.throttle, &general.throttle, &flex.throttle, &whole.failure, &general.failure, &flex.failure, &m.health.unreachable.slot}
 }
 
 // throttles returns the slots of throttles that count for a request of this scope.
 func (m *Member) throttles(its Scope) [3]*slot {
-	return [...]*slot{&m.health.whole.throttle, &m.health.general(its).throttle, &m.health.flex(its).throttle}
+	all := m.slots(its)
+	return [3]*slot(all[:3])
 }
 
 // claim takes the right to send a request to a member that is ready for it.
@@ -212,12 +207,11 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 	if p := m.silence(r, its.Model); p != nil && !r.At[m.Index].Flex && !p.Try(now) {
 		return false
 	}
-	if m.unbenched(its) {
-		return true
-	}
-	cost := r.Cost
 	for _, s := range m.slots(its) {
-		ok, over := s.claim(cost, now)
+		if s.Load() == nil {
+			continue // nearly all
+		}
+		ok, over := s.claim(r.Cost, now)
 		m.tellEnd(over, false)
 		if !ok {
 			return false
@@ -243,10 +237,8 @@ func (m *Member) Served(its Scope, started time.Time) {
 	if !m.health.hasServed(its.Model) {
 		m.health.rememberServed(its.Model)
 	}
-	if !m.unbenched(its) {
-		for _, s := range m.slots(its) {
-			m.tellDisproved(s.clear(started), false)
-		}
+	for _, s := range m.slots(its) {
+		m.tellDisproved(s.clear(started), false)
 	}
 	m.health.of(its).rests.served(started)
 }

@@ -66,7 +66,7 @@ func (m *Member) tell(e Event) {
 
 // tellEnd reports that a bench has ended, unless it is nil or that was reported before.
 func (m *Member) tellEnd(b *benchEntry, remote bool) {
-	if b != nil && b.tellOnce() {
+	if b != nil && b.told.CompareAndSwap(false, true) {
 		m.tell(Event{Happening: Ended, Bench: b.Bench, Remote: remote})
 	}
 }

@@ -125,12 +125,12 @@ func (p *Pool) Snapshot(now time.Time) []State {
 				if b.Unreachable { // a recheck may be under way
 					bench.Until = later(b.Until, now.Add(firstPause))
 				}
-				bench.InDoubt = b.isInDoubt()
+				bench.InDoubt = b.doubt.Load() == inDoubt
 				states[i].Benches = append(states[i].Benches, bench)
 				continue
 			}
 			states[i].Due = append(states[i].Due, b.Bench)
-			if !m.Spares(b.Bench) && (!b.Throttle || b.mayBeRefused(now)) {
+			if !m.Spares(b.Bench) && (!b.Throttle || b.probe.pending(b, now)) {
 				states[i].Probing = true
 			}
 		}

@@ -32,7 +32,7 @@ func (m *Member) HearDoubt(b Bench) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	if known := m.find(b); known != nil {
-		known.putInDoubt()
+		known.doubt.CompareAndSwap(noDoubt, inDoubt)
 	}
 }
 
@@ -51,7 +51,7 @@ func (m *Member) HearDisproved(b Bench) {
 // HearProbe records that another replica sends the probe of a bench.
 func (m *Member) HearProbe(b Bench, now time.Time) {
 	if known := m.find(b); known != nil {
-		known.claimProbe(now)
+		known.probe.claim(known, now)
 	}
 }
 

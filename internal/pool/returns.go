@@ -85,7 +85,7 @@ func (p *Pool) tellReturns() {
 			case b.Unreachable:
 				m.tell(Event{Happening: RecheckDue, Bench: b.Bench})
 				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its recheck
-			case b.reportedBy(p):
+			case b.reporter == p || b.reporter.isClosed():
 				m.tellEnd(b, false)
 			}
 		}

@@ -29,9 +29,8 @@ const (
 // slot holds a bench, or nil.
 type slot struct{ atomic.Pointer[benchEntry] }
 
-// standing returns what the slot means for a request of this cost, if an
-// unfinished bench in it means benched.
-func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
+// standing returns what the slot means for a request of this cost.
+func (s *slot) standing(cost int64, now time.Time) standing {
 	b := s.Load()
 	if b == nil {
 		return ready
@@ -40,10 +39,13 @@ func (s *slot) standing(cost int64, now time.Time, benched standing) standing {
 	if b.inForce(now) {
 		trial = &b.check
 		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
-			if b.tryable(now) {
+			switch {
+			case b.tryable(now):
 				return benchedGuess
+			case b.Throttle:
+				return benchedThrottle
 			}
-			return benched
+			return benchedFailure
 		}
 	}
 	switch {
