@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -56,7 +57,7 @@ func kindOf(name string) kind {
 		return private
 	case HoldsKey(name):
 		return otherKey
-	case hasWord(name, isOfAddress):
+	case hasWord(name, ofAddress):
 		return private
 	}
 	return public
@@ -65,7 +66,7 @@ func kindOf(name string) kind {
 // HoldsKey reports whether a header or a query parameter of a caller holds a key, by the
 // words of its name.
 func HoldsKey(name string) bool {
-	return hasWord(name, isOfKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
+	return hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
 }
 
 // MayHoldKey reports whether a header of the config may hold a key, by any part of its name.
@@ -77,49 +78,22 @@ func MayHoldKey(name string) bool {
 	})
 }
 
-func isOfKey(word string) bool {
-	switch len(word) {
-	case 3:
-		return strings.EqualFold(word, "key")
-	case 4:
-		return strings.EqualFold(word, "auth")
-	case 5:
-		return strings.EqualFold(word, "token")
-	case 6:
-		return strings.EqualFold(word, "apikey") || strings.EqualFold(word, "secret") || strings.EqualFold(word, "cookie")
-	case 8:
-		return strings.EqualFold(word, "password")
-	case 10:
-		return strings.EqualFold(word, "credential")
-	case 13:
-		return strings.EqualFold(word, "authorization")
-	}
-	return false
-}
+var (
+	// ofKey are the words in names of headers with a key.
+	ofKey = []string{"key", "auth", "token", "apikey", "secret", "cookie", "password", "credential", "authorization"}
+	// ofAddress are those that proxies use for headers with the address of a client, such as X-Real-Ip or
+	// X-Azure-ClientIP.
+	ofAddress = []string{"ip", "ipv4", "ipv6", "addr", "clientip", "socketip", "forwarded"}
+)
 
-// isOfAddress reports whether proxies use a word in the names of headers with the address
-// of a client, such as X-Real-Ip or X-Azure-ClientIP.
-func isOfAddress(word string) bool {
-	switch len(word) {
-	case 2:
-		return strings.EqualFold(word, "ip")
-	case 4:
-		return strings.EqualFold(word, "ipv4") || strings.EqualFold(word, "ipv6") || strings.EqualFold(word, "addr")
-	case 8:
-		return strings.EqualFold(word, "clientip") || strings.EqualFold(word, "socketip")
-	case 9:
-		return strings.EqualFold(word, "forwarded")
-	}
-	return false
-}
-
-// hasWord reports whether a name has a word for which is returns true. Words are
-// separated by hyphens and underscores.
-func hasWord(name string, is func(word string) bool) bool {
+// hasWord reports whether a name has one of the words. Words are separated by hyphens and underscores.
+func hasWord(name string, words []string) bool {
 	for start, i := 0, 0; i <= len(name); i++ {
 		if i == len(name) || name[i] == '-' || name[i] == '_' {
-			if is(name[start:i]) {
-				return true
+			for _, word := range words {
+				if len(word) == i-start && strings.EqualFold(word, name[start:i]) {
+					return true
+				}
 			}
 			start = i + 1
 		}
@@ -130,24 +104,28 @@ func hasWord(name string, is func(word string) bool) bool {
 // HidesContent reports whether a field that says how the body is read reaches no backend: Connection names it
 // (RFC 9110 section 7.6.1), or its value is one of the keys. Backends would read another body than the balancer.
 func (p *Presented) HidesContent(header http.Header) bool {
-	for _, value := range header["Connection"] {
-		if namesContent(value) {
+	for name := range namedBy(header["Connection"]) {
+		if hasPrefixFold(name, "Content-") {
 			return true
 		}
 	}
 	return p.keys.inAny(header["Content-Type"]) || p.keys.inAny(header["Content-Encoding"])
 }
 
-func namesContent(connection string) bool {
-	if persists(connection) {
-		return false
-	}
-	for name := range strings.SplitSeq(connection, ",") {
-		if hasPrefixFold(strings.TrimSpace(name), "Content-") {
-			return true
+// namedBy yields the fields that the values of a Connection header name (RFC 9110 section 7.6.1).
+func namedBy(connection []string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, value := range connection {
+			if persists(value) {
+				continue
+			}
+			for name := range strings.SplitSeq(value, ",") {
+				if !yield(strings.TrimSpace(name)) {
+					return
+				}
+			}
 		}
 	}
-	return false
 }
 
 // isCredential reports whether the header of this name identifies a caller, or chooses

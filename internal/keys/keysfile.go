@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -87,16 +86,11 @@ func (c *Clients) noTier() error {
 // readFile returns the text of a file, and when it was last changed. The text is
 // read first, so that a later change shows in the time.
 func readFile(path string) (text string, changed time.Time, err error) {
-	file, err := os.Open(path)
+	all, err := os.ReadFile(path)
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	defer file.Close()
-	all, err := io.ReadAll(file)
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	info, err := file.Stat()
+	info, err := os.Stat(path)
 	if err != nil {
 		return "", time.Time{}, err
 	}

@@ -79,8 +79,8 @@ func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
 			out[name] = values
 		}
 	}
-	for _, value := range split["Connection"] {
-		removeNamed(out, value)
+	for name := range namedBy(split["Connection"]) {
+		out.Del(name)
 	}
 	for name, values := range proxied {
 		if kind := kindOf(name); kind != credential && kind != private {
@@ -90,16 +90,6 @@ func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
 		}
 	}
 	return out
-}
-
-// removeNamed removes the fields that the value of a Connection header names (RFC 9110 section 7.6.1).
-func removeNamed(header http.Header, connection string) {
-	if persists(connection) {
-		return
-	}
-	for name := range strings.SplitSeq(connection, ",") {
-		header.Del(strings.TrimSpace(name))
-	}
 }
 
 // take records a header if it holds a key, and returns its kind.
