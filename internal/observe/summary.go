@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -51,61 +52,58 @@ type Tried struct{ Backend, Class string }
 // PlaceholderPrefix is the prefix of every placeholder.
 const PlaceholderPrefix = "http.openai_lb."
 
-// Placeholder returns the value of a placeholder.
-func (s *Summary) Placeholder(key string) (value any, ok bool) {
-	switch strings.TrimPrefix(key, PlaceholderPrefix) {
-	case "pool":
-		return s.Pool, true
-	case "caller":
-		return s.Caller, true
-	case "tier":
-		return valueIf(s.Tier > 0, s.Tier), true
-	case "tier_requested":
-		return s.TierRequested, true
-	case "tier_served":
-		return s.TierServed, true
-	case "model":
-		return s.Model, true
-	case "backend":
-		return s.Backend, true
-	case "class":
-		return s.Class, true
-	case "limit":
-		return s.Limit, true
-	case "affinity":
-		return s.Affinity, true
-	case "affinity_result":
-		return s.AffinityResult, true
-	case "attempts":
-		return len(s.Attempts), true
-	case "classes":
-		return s.classes(), true
-	case "waited":
-		return valueIf(s.Waited > 0, seconds(s.Waited)), true
-	case "time_to_first_byte":
-		return valueIf(s.FirstByte != 0, seconds(s.FirstByte)), true
-	case "aborted_after":
-		return valueIf(s.Aborted, seconds(s.Duration)), true
-	case "tokens_estimated":
-		return valueIf(s.Estimated, true), true
-	case "tokens_input":
-		return valueIf(s.Tokens.Known(), s.Tokens.Input), true
-	case "tokens_cached":
-		return valueIf(s.Tokens.Known(), s.Tokens.Cached), true
-	case "tokens_output":
-		return valueIf(s.Tokens.Known(), s.Tokens.Output), true
-	case "tokens_reasoning":
-		return valueIf(s.Tokens.Known(), s.Tokens.Reasoning), true
+// fields are all values by their names, in the order of the log. One that is not known has no type.
+func (s *Summary) fields() [21]zap.Field {
+	return [...]zap.Field{
+		text("pool", s.Pool), text("model", s.Model), text("backend", s.Backend), text("class", s.Class), text("limit", s.Limit),
+		text(affinityField, s.Affinity), text("affinity_result", s.AffinityResult),
+		text("tier_requested", s.TierRequested), text("tier_served", s.TierServed), known(s.Tier > 0, zap.Int("tier", s.Tier)),
+		zap.Int("attempts", len(s.Attempts)), text("classes", s.classes()),
+		known(s.Waited > 0, zap.Float64("waited", seconds(s.Waited))),
+		known(s.FirstByte > 0, zap.Float64("time_to_first_byte", seconds(s.FirstByte))),
+		known(s.Tokens.Known(), zap.Int64("tokens_input", s.Tokens.Input)),
+		known(s.Tokens.Known(), zap.Int64("tokens_cached", s.Tokens.Cached)),
+		known(s.Tokens.Known(), zap.Int64("tokens_output", s.Tokens.Output)),
+		known(s.Tokens.Known(), zap.Int64("tokens_reasoning", s.Tokens.Reasoning)),
+		known(s.Estimated, zap.Bool("tokens_estimated", true)),
+		known(s.Aborted, zap.Float64("aborted_after", seconds(s.Duration))),
+		text(callerField, s.Caller),
 	}
-	return nil, false
 }
 
-// valueIf returns the value of a placeholder, or an empty text if it is not known.
-func valueIf(known bool, value any) any {
-	if !known {
-		return ""
+const (
+	callerField   = "caller" // which the log does not have here
+	affinityField = "affinity"
+	// noAffinity is affinity.None. That package imports packages which are observed.
+	noAffinity = "none"
+)
+
+func known(is bool, f zap.Field) zap.Field {
+	if !is {
+		f.Type = zapcore.SkipType
 	}
-	return value
+	return f
+}
+
+func text(name, value string) zap.Field { return known(value != "", zap.String(name, value)) }
+
+// Placeholder returns the value of a placeholder. It is empty if it is not known.
+func (s *Summary) Placeholder(key string) (value any, ok bool) {
+	name := strings.TrimPrefix(key, PlaceholderPrefix)
+	for _, f := range s.fields() {
+		switch {
+		case f.Key != name:
+			continue
+		case f.Type == zapcore.Int64Type:
+			return f.Integer, true
+		case f.Type == zapcore.Float64Type:
+			return math.Float64frombits(uint64(f.Integer)), true //nolint:gosec // as zap has it
+		case f.Type == zapcore.BoolType:
+			return true, true
+		}
+		return f.String, true
+	}
+	return nil, false
 }
 
 // classes returns the class of each attempt: ptu=throttled,east=served.
@@ -122,47 +120,12 @@ func (s *Summary) classes() string {
 	return b.String()
 }
 
-// noAffinity is affinity.None. That package imports packages which are observed.
-const noAffinity = "none"
-
-// MarshalLogObject implements zapcore.ObjectMarshaler. Empty values are left out.
+// MarshalLogObject implements zapcore.ObjectMarshaler. Values that are not known are left out.
 func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
-	why := s.Affinity
-	if why == noAffinity {
-		why = ""
-	}
-	for _, field := range []struct{ name, value string }{
-		{"pool", s.Pool}, {"model", s.Model}, {"backend", s.Backend}, {"class", s.Class}, {"limit", s.Limit}, {"affinity", why}, {"affinity_result", s.AffinityResult},
-		{"tier_requested", s.TierRequested}, {"tier_served", s.TierServed},
-	} {
-		if field.value != "" {
-			enc.AddString(field.name, field.value)
+	for _, f := range s.fields() {
+		if f.Key != callerField && (f.Key != affinityField || f.String != noAffinity) {
+			f.AddTo(enc)
 		}
-	}
-	if s.Tier > 0 {
-		enc.AddInt("tier", s.Tier)
-	}
-	enc.AddInt("attempts", len(s.Attempts))
-	if len(s.Attempts) > 0 {
-		enc.AddString("classes", s.classes())
-	}
-	if s.Waited > 0 {
-		enc.AddFloat64("waited", seconds(s.Waited))
-	}
-	if s.FirstByte > 0 {
-		enc.AddFloat64("time_to_first_byte", seconds(s.FirstByte))
-	}
-	if t := s.Tokens; t.Known() {
-		enc.AddInt64("tokens_input", t.Input)
-		enc.AddInt64("tokens_cached", t.Cached)
-		enc.AddInt64("tokens_output", t.Output)
-		enc.AddInt64("tokens_reasoning", t.Reasoning)
-		if s.Estimated {
-			enc.AddBool("tokens_estimated", true)
-		}
-	}
-	if s.Aborted {
-		enc.AddFloat64("aborted_after", seconds(s.Duration))
 	}
 	return nil
 }
