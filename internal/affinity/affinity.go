@@ -7,7 +7,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -60,11 +59,15 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	a.all = a.accounts
 	a.others = c.Link.Owners(c.Pool, a.all)
 	kept, again, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
-		return &savedOwners{memory: owners.NewMemory(maxIDs)}, nil
+		return newSavedOwners(c.Pool), nil
 	})
 	a.owners = kept.(*savedOwners)
 	a.configure = func() {
-		a.owners.configure(c.Link == nil, ctx.Storage(), c.Pool, c.Logger)
+		storage := ctx.Storage()
+		if c.Link != nil {
+			storage = nil // the other replicas know them
+		}
+		a.owners.configure(storage, c.Logger)
 		a.owners.others.Store(a.others)
 	}
 	if !again {

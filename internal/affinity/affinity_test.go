@@ -22,6 +22,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 // storage is a config of Caddy's with its storage in a folder.
@@ -150,6 +151,7 @@ func TestIDsAreSavedEveryFewMinutes(t *testing.T) {
 		}
 		time.Sleep(saveInterval)
 		a.learn("a", "", "resp_11111111", "resp_22222222")
+		time.Sleep(pools.SaveInterval)
 		first := saved()
 		a.learn("a", "", "resp_33333333")
 		if second := saved(); first == 0 || second != first {

@@ -76,7 +76,7 @@ func (s *shelf) set(fails error, takes time.Duration) {
 func (s *shelf) on(t *testing.T, logger *zap.Logger) *Affinity {
 	t.Helper()
 	a := open(t, storage(t, t.TempDir()), zap.NewNop())
-	a.owners.configure(true, s, "a pool", logger)
+	a.owners.configure(s, logger)
 	return a
 }
 
@@ -93,7 +93,7 @@ func TestIDsAreSavedInTheStorageOfTheNewestConfig(t *testing.T) {
 		a := before.on(t, zap.NewNop())
 		a.learn("b", "alice", "resp_11111111")
 		a.owners.save()
-		a.owners.configure(true, after, "a pool", zap.NewNop())
+		a.owners.configure(after, zap.NewNop())
 		_ = a.Close()
 		if a = after.on(t, zap.NewNop()); !a.knows("alice", "resp_11111111") {
 			t.Error("after a restart, the new storage has no ids")
@@ -213,7 +213,7 @@ func TestRequestsWaitAShortTimeForAHangingStorage(t *testing.T) {
 			t.Errorf("it was read %d times", s.reads)
 		}
 		s.set(nil, 0)
-		time.Sleep(storageTimeout) // the last read has ended by then
+		time.Sleep(time.Minute) // the last read has ended by then
 		_ = a.Close()
 		if len(s.files) != 1 {
 			t.Error("nothing is saved at the end")

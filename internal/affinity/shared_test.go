@@ -36,7 +36,7 @@ func inTouch(t *testing.T, test func(*shared)) {
 func (s *shared) replica(accounts ...string) *Affinity {
 	s.Helper()
 	a := s.config(s.run(), accounts...)
-	a.owners = &savedOwners{memory: owners.NewMemory(1000)} // not that of the other replicas in this process
+	a.owners = newSavedOwners("a pool") // not that of the other replicas in this process
 	a.Start()
 	return a
 }
