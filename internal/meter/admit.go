@@ -1,9 +1,6 @@
 package meter
 
-import (
-	"math/bits"
-	"time"
-)
+import "time"
 
 // Estimate is what a request is expected to cost.
 type Estimate struct {
@@ -62,13 +59,7 @@ type Reservation struct {
 func (r *Reservation) Tier() int { return int(r.tier) }
 
 // Demoted yields the ids of the limits that gave the request another tier.
-func (r *Reservation) Demoted(yield func(ID) bool) {
-	for mask := r.demoted; mask != 0; mask &= mask - 1 {
-		if !yield(ID(bits.TrailingZeros16(mask))) {
-			return
-		}
-	}
-}
+func (r *Reservation) Demoted(yield func(ID) bool) { idsIn(r.demoted)(yield) }
 
 // Estimated returns the tokens that the request was charged with.
 func (r *Reservation) Estimated() (prompt, output int64) { return r.prompt, r.output }
@@ -176,8 +167,7 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	if prompt > 0 {
 		r.declared = c.usual.declared(e)
 	}
-	for mask := c.active; mask != 0; mask &= mask - 1 {
-		id := ID(bits.TrailingZeros16(mask))
+	for id := range c.all() {
 		m, need := &c.meters[id], int64(1)
 		if id.Kind() == Tokens {
 			need = prompt + output
@@ -274,15 +264,14 @@ func (c *Caller) Uploaded() {
 func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	c.admitted++
 	r.number = c.admitted
-	for mask := c.active; mask != 0; mask &= mask - 1 {
-		id := ID(bits.TrailingZeros16(mask))
+	for id := range c.all() {
 		if id.Kind() == Tokens {
 			c.meters[id].charge(r.prompt+r.output, at)
 		} else {
 			c.meters[id].charge(1, at)
 		}
 	}
-	c.tell(c.active, at)
+	c.tell(at)
 	for id := range r.Demoted {
 		m := &c.meters[id]
 		m.demoted++
@@ -310,8 +299,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	if r.reset != c.reset {
 		charged, cost.Counted = 0, false // it was given back
 	}
-	for mask := charged; mask != 0; mask &= mask - 1 {
-		id := ID(bits.TrailingZeros16(mask))
+	for id := range idsIn(charged) {
 		spent, charged := requests, int64(1)
 		if id.Kind() == Tokens {
 			spent, charged = tokens, r.prompt+r.output
@@ -339,7 +327,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	if cost.Counted {
 		c.usual.learn(r, cost)
 	}
-	c.tell(c.active, at)
+	c.tell(at)
 	crossed := c.crossed(at)
 	c.mu.Unlock()
 	c.report(crossed)

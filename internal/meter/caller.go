@@ -122,9 +122,12 @@ func (c *Caller) Change(now time.Time, s Settings) {
 }
 
 // all iterates over the ids of the meters that count.
-func (c *Caller) all() iter.Seq[ID] {
+func (c *Caller) all() iter.Seq[ID] { return idsIn(c.active) }
+
+// idsIn iterates over the ids of which a mask has the bits.
+func idsIn(mask uint16) iter.Seq[ID] {
 	return func(yield func(ID) bool) {
-		for mask := c.active; mask != 0; mask &= mask - 1 {
+		for mask := mask; mask != 0; mask &= mask - 1 {
 			if !yield(ID(bits.TrailingZeros16(mask))) {
 				return
 			}

@@ -2,7 +2,6 @@ package meter
 
 import (
 	"hash/maphash"
-	"math/bits"
 	"time"
 )
 
@@ -39,8 +38,8 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 		c.mu.Unlock()
 		return // the caller got its use back, and this request costs nothing
 	}
-	for mask := c.active; mask != 0; mask &= mask - 1 {
-		if id := ID(bits.TrailingZeros16(mask)); id.Kind() == Tokens {
+	for id := range c.all() {
+		if id.Kind() == Tokens {
 			c.meters[id].charge(more, at)
 			r.grew |= 1 << id
 		}
@@ -49,7 +48,7 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 	r.grown, r.last = r.grown+more, moment{at - c.clock.ahead, c.admitted}
 	c.unspent += r.unspent()
 	c.reserved += more
-	c.tell(c.active, at)
+	c.tell(at)
 	crossed := c.crossed(at)
 	c.mu.Unlock()
 	c.report(crossed)

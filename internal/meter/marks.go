@@ -1,9 +1,6 @@
 package meter
 
-import (
-	"math/bits"
-	"time"
-)
+import "time"
 
 // Crossing says that the use of a limit has reached a mark for the first time in its window.
 type Crossing struct {
@@ -35,8 +32,7 @@ func (m *meter) crosses(used, allowed int64) uint8 {
 
 // crossed returns the marks that the use of the limits has reached.
 func (c *Caller) crossed(at int64) (crossed []Crossing) {
-	for mask := c.active; mask != 0; mask &= mask - 1 {
-		id := ID(bits.TrailingZeros16(mask))
+	for id := range c.all() {
 		if m := &c.meters[id]; m.limit.Amount > 0 && m.marked < 100 {
 			used := m.use(at)
 			allowed := c.shown(m, at, used)

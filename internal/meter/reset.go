@@ -1,9 +1,6 @@
 package meter
 
-import (
-	"math/bits"
-	"time"
-)
+import "time"
 
 // A reset gives a caller its use back, at all replicas. It is known by its time, in microseconds since 1970, and the
 // latest one counts. Each entry names the latest reset that its writer knew. So an entry from before a reset changes
@@ -55,8 +52,8 @@ func (c *Caller) renew(at, reset int64) {
 		*m = meter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
 		m.divide(at)
 	}
-	for mask := c.active; mask != 0; mask &= mask - 1 {
-		c.meters[bits.TrailingZeros16(mask)].wrote[1] = true
+	for id := range c.all() {
+		c.meters[id].wrote[1] = true
 	}
-	c.tell(c.active, at)
+	c.tell(at)
 }

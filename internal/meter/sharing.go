@@ -1,7 +1,6 @@
 package meter
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"time"
 )
@@ -163,15 +162,15 @@ func (c *Caller) shown(m *meter, at, used int64) int64 {
 // urgentPart is which part of what a replica may use should be known soon: the rest is lost if it is killed.
 const urgentPart = 8
 
-// tell records that the use of some limits has changed, and hurries the next report if others should know.
-func (c *Caller) tell(limits uint16, at int64) {
+// tell records that the use of limits has changed, and hurries the next report if others should know.
+func (c *Caller) tell(at int64) {
 	c.changes.Add(1)
 	if c.sharing.Replicas <= 1 {
 		return
 	}
 	hurry := false
-	for mask := limits; mask != 0; mask &= mask - 1 {
-		m := &c.meters[bits.TrailingZeros16(mask)]
+	for id := range c.all() {
+		m := &c.meters[id]
 		if m.limit.Amount == 0 {
 			continue
 		}
