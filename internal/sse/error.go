@@ -38,26 +38,36 @@ func Whole(body []byte, creates bool) *Error {
 
 const whiteSpace = " \t\r\n"
 
+var errorName = []byte(`"error"`)
+
 // mayHoldError reports whether some object in the data has an "error" that is not empty. It is a
 // quick look, because hardly any event has one. The caller then parses the data, and finds out whether
 // the error is that of an inner object. A text that contains "error" does not match, because JSON puts
 // a backslash before each of its quotes.
 func mayHoldError(data []byte) bool {
-	const key = `"error"`
 	for hasRR(data) {
-		i := bytes.Index(data, []byte(key))
-		if i < 0 {
-			return false
+		value, found := NextMember(data, errorName)
+		if !found || !beginsEmpty(value) {
+			return found
 		}
-		data = bytes.TrimLeft(data[i+len(key):], whiteSpace)
-		if len(data) == 0 || data[0] != ':' {
-			continue
-		}
-		if data = bytes.TrimLeft(data[1:], whiteSpace); !beginsEmpty(data) {
-			return true
-		}
+		data = value
 	}
 	return false
+}
+
+// NextMember finds the next member in some JSON whose name has this end, which has its quote. It returns the JSON from the
+// member's value on.
+func NextMember(data, nameEnd []byte) (value []byte, found bool) {
+	for {
+		i := bytes.Index(data, nameEnd)
+		if i < 0 {
+			return nil, false
+		}
+		data = bytes.TrimLeft(data[i+len(nameEnd):], whiteSpace)
+		if len(data) > 0 && data[0] == ':' {
+			return bytes.TrimLeft(data[1:], whiteSpace), true
+		}
+	}
 }
 
 // hasRR reports whether there may be two of the letter r in a row, which is rare except in "error".

@@ -1,6 +1,10 @@
 package usage
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
 
 // bytesPerToken is how many bytes of content are about a token.
 const bytesPerToken = 4
@@ -79,49 +83,22 @@ func (c *content) between(p []byte) []byte {
 
 // read reads the rest of a string.
 func (c *content) read(p []byte) []byte {
-	at := 0
-	for {
-		if c.slash && at < len(p) {
-			c.slash = false
-			at++
-		}
-		n := bytes.IndexByte(p[at:], '"')
-		end := at + n
-		if n < 0 {
-			end = len(p)
-		}
-		slashes := 0
-		for end-slashes > at && p[end-slashes-1] == '\\' {
-			slashes++
-		}
-		c.slash = slashes%2 == 1
-		if n >= 0 && c.slash {
-			at = end
-			continue
-		}
-		c.take(p[:end])
-		if n < 0 {
-			return nil
-		}
-		if c.state == inText {
-			c.state = after
-		} else {
-			c.state = outside
-		}
-		return p[end+1:]
-	}
-}
-
-func (c *content) take(text []byte) {
+	text, rest, ends := cutString(p, &c.slash)
+	next := outside
 	switch c.state {
 	case inText:
 		if c.named < maxContentName {
 			copy(c.name[c.named:], text)
 		}
 		c.named = min(c.named+len(text), maxContentName+1)
+		next = after
 	case inOutput:
 		c.length += int64(len(text))
 	}
+	if ends {
+		c.state = next
+	}
+	return rest
 }
 
 // Spender is told how much output a stream has had so far.
@@ -156,10 +133,9 @@ func (r *Reader) ID() string {
 
 func (r *Reader) findID(data []byte) {
 	r.finds = false
-	_, rest, _ := bytes.Cut(data, []byte(`"id"`))
-	rest, named := bytes.CutPrefix(bytes.TrimLeft(rest, whiteSpace), []byte(":"))
-	rest, isText := bytes.CutPrefix(bytes.TrimLeft(rest, whiteSpace), []byte(`"`))
-	if id, _, whole := bytes.Cut(rest, []byte(`"`)); named && isText && whole && len(id) <= longestID {
+	value, _ := sse.NextMember(data, idName)
+	text, isText := bytes.CutPrefix(value, []byte(`"`))
+	if id, _, whole := bytes.Cut(text, []byte(`"`)); isText && whole && len(id) <= longestID {
 		r.id = string(id)
 	}
 }

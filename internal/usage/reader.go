@@ -131,31 +131,23 @@ func (r *Reader) Watch(w *sse.Watcher) {
 }
 
 // nameEnd is searched for in place of the whole name: many more quotes than letters u would have to
-// be looked at.
-const nameEnd = `usage"`
-
-// tierEnd is searched for in place of tierName: hardly any text has an underscore.
-const (
-	tierName = `service_tier"`
-	tierEnd  = `_tier"`
+// be looked at. tierEnd is searched for in place of tierName: hardly any text has an underscore.
+var (
+	nameEnd = []byte(`usage"`)
+	tierEnd = []byte(`_tier"`)
+	idName  = []byte(`"id"`)
 )
+
+const tierName = `service_tier"`
 
 // mayHoldUsage reports whether the data may have a member "usage" that is an object. It is a quick
 // look: hardly any event has one, though many have a null.
 func mayHoldUsage(data []byte) bool {
-	for {
-		i := bytes.Index(data, []byte(nameEnd))
-		if i < 0 {
-			return false
-		}
-		data = bytes.TrimLeft(data[i+len(nameEnd):], whiteSpace)
-		if len(data) == 0 || data[0] != ':' {
-			continue
-		}
-		if data = bytes.TrimLeft(data[1:], whiteSpace); len(data) > 0 && data[0] == '{' {
-			return true
-		}
+	value, found := sse.NextMember(data, nameEnd)
+	for found && !bytes.HasPrefix(value, []byte("{")) {
+		value, found = sse.NextMember(value, nameEnd)
 	}
+	return found
 }
 
 const whiteSpace = " \t\r\n"

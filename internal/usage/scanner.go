@@ -94,10 +94,10 @@ func (s *scanner) scanTier(text []byte) bool {
 }
 
 // indexString returns where the first string of that length begins that has the end. It is -1 if there is none.
-func indexString(text []byte, end string, length int) int {
+func indexString(text, end []byte, length int) int {
 	before := length - len(end) + 1 // how many bytes the quote comes before the end
 	for at := 0; ; at += len(end) {
-		n := bytes.Index(text[at:], []byte(end))
+		n := bytes.Index(text[at:], end)
 		if n < 0 {
 			return -1
 		}
@@ -114,7 +114,7 @@ func (s *scanner) scan(p []byte) (rest []byte) {
 	for len(p) > 0 && s.state != ended {
 		switch s.state {
 		case inString:
-			p = s.skipString(p)
+			_, p, _ = s.readString(p)
 		case skips:
 			p = s.skip(p)
 		case inName, inTier:
@@ -192,12 +192,7 @@ func (s *scanner) leftRoot() bool { return s.level == 0 && s.path[0] == root && 
 // readKept reads a string that matters, up to the quote after it: a member's name, or a service tier.
 func (s *scanner) readKept(p []byte) []byte {
 	reads := s.state
-	rest := s.skipString(p)
-	text := p[:len(p)-len(rest)]
-	ends := s.state != reads
-	if ends {
-		text = text[:len(text)-1]
-	}
+	text, rest, ends := s.readString(p)
 	if s.named < maxName {
 		copy(s.name[s.named:], text)
 	}
@@ -249,36 +244,44 @@ func (s *scanner) takeDigit(c byte) {
 	}
 }
 
-// skipString skips the rest of a string, and then changes the state.
-func (s *scanner) skipString(p []byte) []byte {
-	start := 0
-	if s.slash {
-		start, s.slash = 1, false
+// readString reads the rest of a string, and then changes the state.
+func (s *scanner) readString(p []byte) (text, rest []byte, ends bool) {
+	if text, rest, ends = cutString(p, &s.slash); ends {
+		s.state = wantsMember
+		if s.depth > 0 {
+			s.state = skips
+		}
 	}
-	for at := start; ; {
+	return text, rest, ends
+}
+
+// cutString cuts a piece of a text where the string ends in which it begins. slash reports whether an escape is not
+// complete at the end of the piece before, and then at the end of this one.
+func cutString(p []byte, slash *bool) (text, rest []byte, ends bool) {
+	start := 0
+	if *slash {
+		start, *slash = 1, false
+	}
+	for at := start; ; at = start {
 		n := bytes.IndexByte(p[at:], '"')
 		end := at + n
 		if n < 0 {
 			end = len(p)
 		}
 		// A quote is escaped if an odd number of backslashes stands before it.
-		slash := end
-		for slash > start && p[slash-1] == '\\' {
-			slash--
+		first := end
+		for first > start && p[first-1] == '\\' {
+			first--
 		}
-		escaped := (end-slash)%2 != 0
+		escaped := (end-first)%2 != 0
 		switch {
 		case n < 0:
-			s.slash = escaped
-			return nil
+			*slash = escaped
+			return p, nil, false
 		case !escaped:
-			s.state = wantsMember
-			if s.depth > 0 {
-				s.state = skips
-			}
-			return p[end+1:]
+			return p[:end], p[end+1:], true
 		}
-		start, at = end+1, end+1
+		start = end + 1
 	}
 }
 
