@@ -12,56 +12,31 @@ import (
 
 // ReadModels has read called with the list of models in a response, once the client has got all of it.
 func ReadModels(res *http.Response, read func([]openaiapi.ListedModel)) {
-	l := &modelList{ReadCloser: res.Body, read: read}
-	if name := openaiapi.ContentCoding(res.Header); name != "" {
-		if l.decoder = openaiapi.NewDecoder(name, l.add); l.decoder == nil {
-			return
-		}
-	}
-	res.Body = l
+	res.Body = &modelList{ReadCloser: res.Body, coding: openaiapi.ContentCoding(res.Header), read: read}
 }
 
 // modelList is a body with a list of models.
 type modelList struct {
 	io.ReadCloser
-	decoder *openaiapi.Decoder
-	text    []byte
-	read    func([]openaiapi.ListedModel)
+	coding string
+	text   []byte
+	read   func([]openaiapi.ListedModel)
 }
 
 func (l *modelList) Read(p []byte) (int, error) {
 	n, err := l.ReadCloser.Read(p)
-	if l.decoder != nil {
-		l.decoder.Write(p[:n])
-	} else {
-		l.add(p[:n])
+	if l.read == nil {
+		return n, err
 	}
-	if err == io.EOF && l.read != nil {
-		l.end()
-		if models, _, ok := openaiapi.ReadModels(l.text); ok {
+	l.text = append(l.text, p[:min(n, openaiapi.MaxModelList+1-len(l.text))]...) // one more byte makes the text invalid
+	if err == io.EOF {
+		text, whole := openaiapi.Decompress(l.text, l.coding, openaiapi.MaxModelList)
+		if models, _, ok := openaiapi.ReadModels(text); whole && ok {
 			l.read(models)
 		}
 		l.text, l.read = nil, nil
 	}
 	return n, err
-}
-
-func (l *modelList) add(p []byte) {
-	if l.read != nil && len(l.text) <= openaiapi.MaxModelList { // one more byte makes the text invalid
-		l.text = append(l.text, p[:min(len(p), openaiapi.MaxModelList+1-len(l.text))]...)
-	}
-}
-
-// Close ends the decoding, also of a list that the client did not get.
-func (l *modelList) Close() error {
-	l.end()
-	return l.ReadCloser.Close()
-}
-
-func (l *modelList) end() {
-	if l.decoder != nil {
-		l.decoder.Close()
-	}
 }
 
 // ShutDown logs that models of a backend are shut down soon, or have been.
