@@ -79,7 +79,7 @@ func (t *tier) place(m *Member) place {
 // chooseByKey chooses among the members that are as good as the one chosen: the
 // one where the key lives, or else the next in the order of the key that has room.
 func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, best grade) place {
-	cost, moved := r.Cost, p.Relocations.get(a.Key, now)
+	moved := p.Relocations.get(a.Key, now)
 	var t tier
 	var home, there, first *Member
 	var homeScore, firstScore float64
@@ -96,7 +96,7 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 				home, homeScore = m, score
 			}
 		}
-		if p.gradeOf(m, best.priority, r, cost, now) != best {
+		if !p.isOf(best, m, r, now) {
 			continue
 		}
 		t.weights += m.share()
@@ -118,17 +118,16 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 	if there != nil {
 		lives = there
 	}
-	isIn := func(m *Member) bool { return p.gradeOf(m, best.priority, r, cost, now) == best }
-	in := isIn(lives)
+	in := p.isOf(best, lives, r, now)
 	switch {
-	case in && moved.fled && isIn(home) && t.place(home).hasRoom() && t.exceeded(lives, now):
+	case in && moved.fled && p.isOf(best, home, r, now) && t.place(home).hasRoom() && t.exceeded(lives, now):
 		first, in = home, false // it returns
 	case in && t.place(lives).hasRoom():
 		first = lives
 	}
 	to := t.place(first)
 	if !to.hasRoom() {
-		to = p.nextWithRoom(r, a, now, to, &t, best)
+		to = p.nextWithRoom(r, now, to, &t, best)
 	}
 	switch {
 	case to.Member == lives && (moved.tag == 0 || there != nil):
@@ -148,14 +147,11 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 
 // nextWithRoom returns the place of the next member in the order of the key. If
 // requests that were faster took all the room, it is the place that there was.
-func (p *Pool) nextWithRoom(r *Ask, a *Affinity, now time.Time, full place, t *tier, best grade) place {
+func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *tier, best grade) place {
 	var next place
 	var nextScore float64
-	for _, m := range p.Members {
-		if p.gradeOf(m, best.priority, r, r.Cost, now) != best {
-			continue
-		}
-		score, to := m.score(a.Key), t.place(m)
+	for m := range p.tier(best, r, now) {
+		score, to := m.score(r.Affinity.Key), t.place(m)
 		if to.hasRoom() && (next.Member == nil || score < nextScore) {
 			next, nextScore = to, score
 		}

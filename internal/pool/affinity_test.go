@@ -288,7 +288,7 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 				break
 			}
 			served++
-			if to.Priority != other.Priority || p.gradeOf(to.Member, to.Priority, keyed.of(p.Pool), 1, now) != best {
+			if to.Priority != other.Priority || !p.isOf(best, to.Member, keyed.of(p.Pool), now) {
 				t.Fatalf("with a key the priority is %d, without %d", to.Priority, other.Priority)
 			}
 			if m := p.Pick(keyed, now); m == nil {

@@ -81,11 +81,7 @@ func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chos
 	var t tier
 	var account string
 	var lowest float64
-	cost := r.Cost
-	for _, m := range p.Members {
-		if p.gradeOf(m, best.priority, r, cost, now) != best {
-			continue
-		}
+	for m := range p.tier(best, r, now) {
 		t.weights += m.share()
 		t.inFlight += m.InFlight()
 		if score, ok := k.score(&m.account); ok && (account == "" || score < lowest) {
@@ -93,8 +89,8 @@ func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chos
 		}
 	}
 	total := 0.0
-	for _, m := range p.Members {
-		if m.Account != account || account == "" || p.gradeOf(m, best.priority, r, cost, now) != best || k.Order == 0 && !t.place(m).hasRoom() {
+	for m := range p.tier(best, r, now) {
+		if m.Account != account || account == "" || k.Order == 0 && !t.place(m).hasRoom() {
 			continue
 		}
 		if total += m.share(); chosen == nil || Random()*total < m.share() {

@@ -30,6 +30,7 @@
 package pool
 
 import (
+	"iter"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -178,13 +179,24 @@ type grade struct {
 	spent bool
 }
 
-// gradeOf returns the grade of a member of this priority. Members of other priorities must not be called.
-func (p *Pool) gradeOf(m *Member, priority int, r *Ask, cost int64, now time.Time) grade {
-	if m.Priority != priority {
-		return grade{rank: nobody}
+// isOf reports whether a member is of this grade.
+func (p *Pool) isOf(best grade, m *Member, r *Ask, now time.Time) bool {
+	if m.Priority != best.priority {
+		return false
 	}
-	rank, model := m.rank(r, cost, now)
-	return grade{rank, priority, p.isSpent(m, model, cost, quota.At(now))}
+	rank, model := m.rank(r, now)
+	return rank == best.rank && p.isSpent(m, model, r.Cost, quota.At(now)) == best.spent
+}
+
+// tier yields the members that are of this grade.
+func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
+	return func(yield func(*Member) bool) {
+		for _, m := range p.Members {
+			if p.isOf(best, m, r, now) && !yield(m) {
+				return
+			}
+		}
+	}
 }
 
 // choose finds the best member left for the request, in one pass: among those
@@ -194,18 +206,18 @@ func (p *Pool) gradeOf(m *Member, priority int, r *Ask, cost int64, now time.Tim
 // whether members were left out only because their limits have no room.
 func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
-	cost, at := r.Cost, quota.At(now)
+	at := quota.At(now)
 	var chosen *Member
 	var total, random float64
 	for _, m := range p.Members {
 		if best.rank == open && m.Priority > best.priority {
 			break
 		}
-		rank, model := m.rank(r, cost, now)
+		rank, model := m.rank(r, now)
 		if rank == nobody || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 			continue
 		}
-		switch spent := p.isSpent(m, model, cost, at); {
+		switch spent := p.isSpent(m, model, r.Cost, at); {
 		case rank < best.rank:
 			best, total, steered = grade{rank, m.Priority, spent}, 0, false
 		case spent && !best.spent:
@@ -238,24 +250,11 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 		}
 	}
 	if r.Policy != nil {
-		chosen = p.chooseByPolicy(r, cost, now, chosen, best)
-	}
-	return chosen.place(), best, steered
-}
-
-// chooseByPolicy asks the policy to choose among the members that are as good
-// as the one chosen. A policy without an answer leaves the choice as it is.
-func (p *Pool) chooseByPolicy(r *Ask, cost int64, now time.Time, chosen *Member, best grade) *Member {
-	var tier []*Member
-	for _, m := range p.Members {
-		if p.gradeOf(m, best.priority, r, cost, now) == best {
-			tier = append(tier, m)
+		if m := r.Policy(slices.Collect(p.tier(best, r, now))); m != nil {
+			chosen = m
 		}
 	}
-	if m := r.Policy(tier); m != nil {
-		return m
-	}
-	return chosen
+	return chosen.place(), best, steered
 }
 
 // shortestWait is the shortest wait for what is reserved that a client is told: what is left changes with each reply.
@@ -281,12 +280,12 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 }
 
 // rank returns how good a choice the member is for the request, and its name for the model.
-func (m *Member) rank(r *Ask, cost int64, now time.Time) (rank rank, model string) {
+func (m *Member) rank(r *Ask, now time.Time) (rank rank, model string) {
 	its, ok := r.at(m)
 	if model = its.Model; !ok || m.Full() || !r.mayTry(m) || m.isReserved(r, model, now) {
 		return nobody, ""
 	}
-	switch standing := m.standing(its, cost, now); {
+	switch standing := m.standing(its, r.Cost, now); {
 	case standing == benchedThrottle:
 		return nobody, ""
 	case standing == benchedGuess:

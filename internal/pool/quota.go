@@ -2,6 +2,7 @@ package pool
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -55,11 +56,7 @@ func (p *Pool) isSpentFor(m *Member, r *Ask, now time.Time) bool {
 // findSteered finds the members that the request would have found as good as its own, had they room.
 func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 	its.spent = true
-	for _, m := range p.Members {
-		if p.gradeOf(m, its.priority, r, r.Cost, now) == its {
-			r.Steered = append(r.Steered, m)
-		}
-	}
+	r.Steered = slices.AppendSeq(r.Steered, p.tier(its, r, now))
 }
 
 // quotaOf returns the meter of a model at the member, or nil. A valid name of ordinary length is its own

@@ -220,7 +220,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 		var its *pulse.Pulse
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
-			rank, model := m.rank(r, r.Cost, now)
+			rank, model := m.rank(r, now)
 			if r.At[m.Index].Flex || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
