@@ -2,6 +2,7 @@ package meter
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -57,12 +58,9 @@ type Limit struct {
 func ParseLimit(kind Kind, text string) (Limit, error) {
 	l := Limit{Kind: kind}
 	number, unit, _ := strings.Cut(text, "/")
-	u := 0
-	for u < units && unitNames[u] != unit {
-		u++
-	}
+	u := slices.Index(unitNames[:], unit)
 	var ok bool
-	if l.Amount, ok = parseAmount(number); !ok || u == units {
+	if l.Amount, ok = parseAmount(number); !ok || u < 0 {
 		return Limit{}, fmt.Errorf("%q is not a limit of %s: expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit %s or %s",
 			text, kind, strings.Join(unitNames[:units-1], ", "), unitNames[units-1])
 	}
