@@ -224,7 +224,6 @@ func notFound(kind openaiapi.IDKind, text string) apierror.Error {
 	return apierror.Invalid(http.StatusNotFound, "not_found", "No such object: "+text)
 }
 
-// apart returns the error for a request whose objects are in different accounts.
 func apart(one, other string) apierror.Error {
 	return apierror.Invalid(http.StatusBadRequest, "objects_in_different_accounts", "The request names objects that are stored in different accounts: "+
 		pool.CutText(one, longestShown)+" and "+pool.CutText(other, longestShown)+". No account has both.")

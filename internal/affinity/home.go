@@ -60,7 +60,6 @@ func (f *finder) findHome() {
 	}
 }
 
-// accountOf returns what is known here of one of the caller's accounts.
 func (f *finder) accountOf(key owners.Key) string {
 	if o, _ := f.store.Get(key, f.now); slices.Contains(f.affinity.accounts, o.Account) {
 		return o.Account

@@ -149,7 +149,6 @@ func (o *savedOwners) save() {
 
 var errNotRead = errors.New("the saved ids have not been read yet, so they are not replaced")
 
-// store saves what was learned.
 func (o *savedOwners) store(ctx context.Context, storage certmagic.Storage) error {
 	err, changes := errNotRead, uint64(0)
 	if o.load(ctx, storage) == nil {

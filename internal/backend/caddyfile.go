@@ -33,7 +33,6 @@ func Directive(into *[]*Backend) directive.Option {
 // hasPlaceholder reports whether a value is known only at load.
 func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 
-// unmarshalCaddyfile reads the URL of a backend and its block.
 func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &b.URL); err != nil {
 		return err
@@ -66,7 +65,6 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}.Check(b.checkTogether))
 }
 
-// checkKey checks a key as it is in the Caddyfile.
 func (b *Backend) checkKey() error {
 	if err := keys.CheckWritten(b.APIKey); err != nil {
 		return fmt.Errorf("api_key: %w", err)

@@ -95,7 +95,6 @@ func (a *Auth) Provision(ctx caddy.Context, c AuthConfig) error {
 	return nil
 }
 
-// load loads the module of this scheme.
 func (a *Auth) load(ctx caddy.Context, options json.RawMessage) error {
 	module, err := ctx.LoadModuleByID(SourceNamespace+"."+a.Scheme, options)
 	if err != nil {

@@ -34,7 +34,6 @@ type Credential struct {
 	Secret string
 }
 
-// apiKey returns the credential with a key in an api-key header.
 func apiKey(key string) Credential {
 	return Credential{Header: "Api-Key", Value: key, Secret: key}
 }

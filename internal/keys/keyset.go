@@ -39,7 +39,6 @@ func (k *keySet) in(value string) bool {
 		(isKey(value, k.one) || slices.ContainsFunc(k.more, func(key string) bool { return isKey(value, key) }))
 }
 
-// inAny reports whether one of the values is one of the keys.
 func (k *keySet) inAny(values []string) bool {
 	for _, value := range values {
 		if len(value) >= k.shortest && k.in(value) {

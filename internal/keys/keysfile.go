@@ -48,7 +48,6 @@ func (c *Clients) list() error {
 	return nil
 }
 
-// keyOf returns the key in a line with these fields.
 func (c *Clients) keyOf(fields []string) (key foundKey) {
 	if len(fields) < 2 {
 		return foundKey{wrong: errLine.Error()}

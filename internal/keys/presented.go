@@ -208,7 +208,6 @@ func (p *Presented) remove(match func(key string, identifies bool) bool) {
 	p.Protocols = protocolsWithout(p.Protocols, removed.in)
 }
 
-// each calls visit with every key.
 func (p Presented) each(visit func(key string)) {
 	p.remove(func(key string, _ bool) bool {
 		visit(key)
@@ -226,7 +225,6 @@ func (p Presented) None() bool {
 	return none
 }
 
-// putOn sets what the caller presented on a request to a backend.
 func (p Presented) putOn(header http.Header, u *url.URL) {
 	for _, line := range p.Header {
 		header[line.Name] = line.Values

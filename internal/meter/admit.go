@@ -213,7 +213,6 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	return r, nil
 }
 
-// delay sets the reason of a refusal, and its wait.
 func (c *Caller) delay(m *meter, at int64, r *Refusal) {
 	need := min(r.Requested, r.Limit.Amount)
 	switch {
@@ -260,7 +259,6 @@ func (c *Caller) Uploaded() {
 	c.inFlight--
 }
 
-// charge charges all limits.
 func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	c.admitted++
 	r.number = c.admitted

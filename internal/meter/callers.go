@@ -84,7 +84,6 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 	return c
 }
 
-// ofID returns the caller with this id.
 func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	c := cs.byID[id]
 	if c == nil {

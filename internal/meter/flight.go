@@ -54,7 +54,6 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 	c.report(crossed)
 }
 
-// ended records that a request is not in flight any more.
 func (c *Caller) ended(r *Reservation) {
 	c.inFlight--
 	c.reserved -= r.prompt + r.output + r.grown

@@ -106,7 +106,6 @@ func (s *sums) move(from, to int) {
 	}
 }
 
-// in returns the use of a part.
 func (s *sums) in(part int) int64 {
 	if s.parts == nil {
 		return 0
@@ -186,7 +185,6 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 	m.sumOthers(now)
 }
 
-// charge adds to the use of the current window.
 func (m *meter) charge(amount, now int64) {
 	m.own.change(m.part(now), amount)
 	m.wrote[1] = true
@@ -228,7 +226,6 @@ func (m *meter) calendar() bool { return m.limit.Unit.Calendar() }
 // oldest returns which part of the window before is the oldest one that counts.
 func (m *meter) oldest(now int64) int { return int((now - m.start) * parts / (m.end - m.start)) }
 
-// use returns how much of the limit is used now.
 func (m *meter) use(now int64) int64 {
 	used := add(m.own.used[1], m.others.used[1])
 	if m.own.parts == nil {

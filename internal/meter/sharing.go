@@ -106,7 +106,6 @@ func (c *Caller) arrived(at int64) (more bool) {
 	return more
 }
 
-// copy makes the sums the same as others.
 func (s *sums) copy(from *sums) {
 	s.used = from.used
 	switch {

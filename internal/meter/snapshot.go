@@ -80,7 +80,6 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	return tightest
 }
 
-// part returns which part of a limit is left.
 func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
 
 // apart returns how many replicas share the limits without hearing each other, or 0.

@@ -31,7 +31,6 @@ const (
 
 func (u *usual) ratio() float64 { return min(max(u.prompt/u.length, leastRatio), mostRatio) }
 
-// estimate returns how many tokens a request is expected to cost.
 func (u *usual) estimate(e Estimate) (prompt, output int64) {
 	if e.Prompt <= 0 {
 		return 0, 0

@@ -180,7 +180,6 @@ func forgetPools() {
 	}
 }
 
-// forgetSeries removes all series with these labels.
 func forgetSeries(its prometheus.Labels) {
 	for _, c := range collectors {
 		if c, ok := c.(interface{ DeletePartialMatch(prometheus.Labels) int }); ok {

@@ -58,7 +58,6 @@ type openBench struct {
 	since, until time.Time
 }
 
-// seconds returns how much of the bench has passed.
 func (b openBench) seconds(now time.Time) float64 {
 	if now.After(b.until) {
 		now = b.until

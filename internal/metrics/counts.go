@@ -48,7 +48,6 @@ func (c Counts) combine(d Counts, sign float64) Counts {
 	}
 }
 
-// isZero reports whether nothing was counted.
 func (c Counts) isZero() bool {
 	return c.Requests == 0 && c.Attempts == 0 && c.Failovers == 0 && c.Tokens == 0 && c.FirstByte.total() == 0
 }

@@ -126,14 +126,12 @@ type labels struct {
 	given map[string]bool
 }
 
-// forget makes the label of a name free.
 func (l *labels) forget(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.given, name)
 }
 
-// of returns the label of a name.
 func (l *labels) of(name string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -116,7 +116,6 @@ type limiter struct {
 // noModelInterval is the shortest time between two such reports of a backend.
 const noModelInterval = time.Minute
 
-// due reports whether a bench is to be reported.
 func (l *limiter) due(e pool.Event) bool {
 	if e.Bench.Class != string(verdict.NoModel) {
 		return true

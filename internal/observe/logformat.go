@@ -225,7 +225,6 @@ func holdsSecret(name string, field any) bool {
 // placeholder is what stands for a key in a config, and is none itself.
 var placeholder = regexp.MustCompile(`^\{(env|file)\.[^{}]*\}$`)
 
-// redactConfig hides the keys that are written in a config.
 func redactConfig(config any) any {
 	text, err := json.Marshal(config)
 	if err != nil {

@@ -329,7 +329,6 @@ func (p *places) replace(all []splice, addAt int, value []byte) []splice {
 	return all
 }
 
-// withTier appends what gives the body this service tier.
 func (b *Body) withTier(all []splice, tier string) []splice {
 	switch {
 	case tier == "" || b.ServiceTier == tier && len(b.tiers.others) == 0, b.tiers.first.end == 0 && b.front == 0:

@@ -77,7 +77,6 @@ func (g grammar) under(at place, quoted []byte) place {
 	return g.place(at, decodeName(quoted))
 }
 
-// decodeName decodes any name.
 func decodeName(quoted []byte) []byte {
 	return unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'}))
 }

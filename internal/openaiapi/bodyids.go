@@ -67,7 +67,6 @@ func isID[T string | []byte](text T) bool {
 // appearance.
 func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.In(r, unicode.Cc, unicode.Cf) }
 
-// hasBlank reports whether a text has a character that servers may drop.
 func hasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
 
 // bareText returns a text as servers may read it that drop blanks, and to which NUL is the end of a text.

@@ -39,7 +39,6 @@ func (p *Prompt) Key(bodyLength int64) uint64 {
 	return 0
 }
 
-// set records a member of the body.
 func (p *Prompt) set(name, value []byte) {
 	switch string(name) {
 	case "prompt_cache_key":

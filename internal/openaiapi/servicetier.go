@@ -42,7 +42,6 @@ func TierName(tier string) string {
 	return OtherTier
 }
 
-// readTier reads the value of a "service_tier".
 func readTier(value []byte) string {
 	if string(value) == "null" {
 		return ""

@@ -182,7 +182,6 @@ func (p *part) forget(at uint32) {
 	p.free = at
 }
 
-// indexOf returns the index of an account.
 func (m *Memory) indexOf(account string) uint32 {
 	if i := slices.Index(*m.accounts.Load(), account); i >= 0 {
 		return uint32(i) //nolint:gosec // there are as many as configs name

@@ -165,5 +165,4 @@ func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *tier, best gra
 // share returns the member's weight. Drained members share alike.
 func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
 
-// score returns the member's place in the order of a key.
 func (m *Member) score(key uint64) float64 { return m.digest.score(key, m.share()) }

@@ -12,7 +12,6 @@ type benchSet struct {
 	rests    rests
 }
 
-// slot returns the slot for throttles, or for failures.
 func (b *benchSet) slot(throttle bool) *slot {
 	if throttle {
 		return &b.throttle
@@ -20,7 +19,6 @@ func (b *benchSet) slot(throttle bool) *slot {
 	return &b.failure
 }
 
-// returns returns when the benches end.
 func (b *benchSet) returns(now time.Time) time.Time {
 	return later(b.throttle.until(now), b.failure.until(now))
 }
@@ -36,7 +34,6 @@ func (b *benchSet) end() (throttle, failure *benchEntry) {
 	return b.throttle.Swap(nil), b.failure.Swap(nil)
 }
 
-// later returns the later of two times.
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a

@@ -117,7 +117,6 @@ func (h *Health) namesakesOf(name string) *namesakes {
 	return value.(*namesakes)
 }
 
-// of returns the benches that have this scope.
 func (h *Health) of(its Scope) *benchSet {
 	if models := h.models.Load(); models != nil {
 		its.Model = ModelKey(its.Model)
@@ -160,7 +159,6 @@ func boolToInt(b bool) int {
 
 func (h *Health) hasServed(model string) bool { return h.served.has(ModelKey(model)) }
 
-// rememberServed records that the backend has served a model.
 func (h *Health) rememberServed(model string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -195,7 +193,6 @@ func (m *Member) slots(its Scope) [7]*slot {
 	return [...]*slot{&whole.throttle, &general.throttle, &flex.throttle, &whole.failure, &general.failure, &flex.failure, &m.health.unreachable.slot}
 }
 
-// throttles returns the slots of throttles that count for a request of this scope.
 func (m *Member) throttles(its Scope) [3]*slot {
 	all := m.slots(its)
 	return [3]*slot(all[:3])

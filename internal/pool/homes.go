@@ -11,7 +11,6 @@ import (
 // same in each process, so that replicas agree where a key lives.
 type digest struct{ seed, tag uint64 }
 
-// digestOf returns the digest of a member's name.
 func digestOf(name string) digest {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name)) // it never fails
@@ -77,7 +76,6 @@ type relocation struct {
 	fled bool
 }
 
-// entryOf returns what is remembered of a key's relocation.
 func entryOf(key uint64, to relocation, now time.Time) uint64 {
 	entry := key>>keyShift<<keyShift | to.tag<<tickBits | ticks(now)
 	if to.fled {
@@ -86,7 +84,6 @@ func entryOf(key uint64, to relocation, now time.Time) uint64 {
 	return entry
 }
 
-// isOf reports whether the entry is that of the key.
 func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>keyShift == 0 }
 
 // idle returns for how many ticks the entry was not used.
@@ -101,7 +98,6 @@ func (v *Relocations) set(key uint64) *relocationSet {
 	return &sets[key%uint64(len(sets))]
 }
 
-// get returns where the key moved.
 func (v *Relocations) get(key uint64, now time.Time) relocation {
 	set := v.set(key)
 	if set == nil {
@@ -115,7 +111,6 @@ func (v *Relocations) get(key uint64, now time.Time) relocation {
 	return relocation{}
 }
 
-// put records that the key moved.
 func (v *Relocations) put(key uint64, to relocation, now time.Time) {
 	if v.sets.Load() == nil {
 		v.sets.CompareAndSwap(nil, new([1 << 13]relocationSet))
@@ -157,7 +152,6 @@ type lately struct{ parts [16]atomic.Uint64 }
 
 const countBits = 32
 
-// add counts a request.
 func (l *lately) add(now time.Time) {
 	t := ticks(now)
 	part := &l.parts[t%uint64(len(l.parts))]
@@ -167,7 +161,6 @@ func (l *lately) add(now time.Time) {
 	part.Add(1)
 }
 
-// count returns how many requests there were.
 func (l *lately) count(now time.Time) (n uint64) {
 	for i := range l.parts {
 		if part := l.parts[i].Load(); (ticks(now)-part>>countBits)&tickMask < uint64(len(l.parts)) {

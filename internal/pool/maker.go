@@ -50,7 +50,6 @@ type account struct {
 	weight float64
 }
 
-// findAccounts sets up the accounts of the pool's members.
 func (p *Pool) findAccounts() {
 	for _, m := range p.Members {
 		m.account = account{name: m.Account, digest: digestOf(m.Account)}

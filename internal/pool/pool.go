@@ -147,7 +147,6 @@ func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 	}
 }
 
-// count counts a request that the member gets.
 func (p *Pool) count(m *Member, now time.Time) {
 	if p.Relocations != nil {
 		m.lately.add(now)
@@ -179,7 +178,6 @@ type grade struct {
 	spent bool
 }
 
-// isOf reports whether a member is of this grade.
 func (p *Pool) isOf(best grade, m *Member, r *Ask, now time.Time) bool {
 	if m.Priority != best.priority {
 		return false
@@ -324,12 +322,10 @@ type place struct {
 	limit int64
 }
 
-// place returns the place that the member has for any request.
 func (m *Member) place() place { return place{m, m.MaxRequests} }
 
 func (p place) hasRoom() bool { return p.limit == 0 || p.InFlight() < p.limit }
 
-// reserve takes a part of the room.
 func (p place) reserve() bool {
 	if n := p.namesakes.inFlight.Add(1); p.limit > 0 && n > p.limit {
 		p.Release()

@@ -47,7 +47,6 @@ func (p *Pool) isSpent(m *Member, model string, cost int64, now quota.Instant) b
 	return q != nil && !q.HasRoom(cost, now)
 }
 
-// isSpentFor reports whether the member's limits have no room for the request.
 func (p *Pool) isSpentFor(m *Member, r *Ask, now time.Time) bool {
 	model, ok := r.modelAt(m)
 	return ok && p.isSpent(m, model, r.Cost, quota.At(now))

@@ -96,7 +96,6 @@ func (m *Member) hasRoom(its Scope, now time.Time) bool {
 	return (*models)[least].returns(now).IsZero() || m.Knows(its.Model) && !m.Knows(least.Model)
 }
 
-// worthLeast returns what is forgotten first.
 func (m *Member) worthLeast(models map[Scope]*benchSet, now time.Time) Scope {
 	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b Scope) int {
 		return cmp.Or(boolToInt(m.Knows(a.Model))-boolToInt(m.Knows(b.Model)), models[a].compareEnds(models[b], now))

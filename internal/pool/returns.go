@@ -71,7 +71,6 @@ func (p *Pool) wakeAt(end, now time.Time) {
 	}
 }
 
-// tellReturns reports the benches that are over.
 func (p *Pool) tellReturns() {
 	p.returns.mu.Lock()
 	p.returns.timer = nil
@@ -92,7 +91,6 @@ func (p *Pool) tellReturns() {
 	}
 }
 
-// isClosed reports whether the pool reports nothing any more.
 func (p *Pool) isClosed() bool {
 	p.returns.mu.Lock()
 	defer p.returns.mu.Unlock()

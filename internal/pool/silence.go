@@ -132,7 +132,6 @@ func (w *Wait) Served() {
 	}
 }
 
-// tell reports what the pulse has found out.
 func (w *Wait) tell(c pulse.Change) {
 	if happening := silences[c.Happened]; happening != nothing {
 		w.member.tell(Event{Happening: happening, Silence: pulse.State{Model: w.model, Since: c.Since, Slow: c.Happened == pulse.BecameSlow}})

@@ -29,7 +29,6 @@ const (
 // slot holds a bench, or nil.
 type slot struct{ atomic.Pointer[benchEntry] }
 
-// standing returns what the slot means for a request of this cost.
 func (s *slot) standing(cost int64, now time.Time) standing {
 	b := s.Load()
 	if b == nil {

@@ -39,7 +39,6 @@ func (u *unreachable) failed(now time.Time) time.Time {
 	return due
 }
 
-// dueAt returns when the next recheck is due.
 func (u *unreachable) dueAt() time.Time { return began.Add(time.Duration(u.due.Load())) }
 
 // Unreachable reports whether the member cannot be reached.

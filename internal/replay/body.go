@@ -87,7 +87,6 @@ func (b *Body) hold(buffer *Buffer, body []byte) {
 	b.prefix, b.buffer = body, buffer
 }
 
-// moved copies the bytes into a buffer with room for size.
 func moved(from *Buffer, buf []byte, size int) (*Buffer, []byte) {
 	to := GetBuffer(size)
 	buf = append(to.Bytes, buf...)

@@ -166,7 +166,6 @@ func (r *reader) Close() error {
 	return nil
 }
 
-// drop releases what is in memory.
 func (r *reader) drop() {
 	if r.segments != nil {
 		r.segments = nil

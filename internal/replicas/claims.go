@@ -88,7 +88,6 @@ func (c *claims) next(now time.Time, lead time.Duration) (due []claim, wait time
 	return due, wait
 }
 
-// claim claims the right to probes.
 func (r *Replica) claim(ctx context.Context) {
 	for {
 		due, wait := r.claims.next(time.Now(), r.lead())

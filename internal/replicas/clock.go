@@ -17,7 +17,6 @@ type clock struct {
 	trip time.Duration
 }
 
-// set records the time in an answer of the store.
 func (c *clock) set(shown, sent, answered time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -32,7 +31,6 @@ func (c *clock) ahead() time.Duration {
 	return c.shown.Sub(c.here) // without a monotonic reading, because shown has none
 }
 
-// roundTrip returns how long the store takes to answer.
 func (c *clock) roundTrip() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

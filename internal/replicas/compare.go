@@ -58,7 +58,6 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	return failed
 }
 
-// showLife sends a sign of life.
 func (r *Replica) showLife(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -79,7 +78,6 @@ type record struct {
 	foreign bool
 }
 
-// apply applies a record that the store keeps.
 func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time) {
 	m, err := parse(k.Message)
 	if err != nil {

@@ -57,7 +57,6 @@ func (c *connectivity) record(r *Replica, part *bool, works bool, err error) {
 	}
 }
 
-// isConnected reports whether the replica is connected.
 func (c *connectivity) isConnected() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

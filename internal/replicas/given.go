@@ -51,7 +51,6 @@ func (r *Replica) given(now time.Time) (records []state.Record) {
 	return records
 }
 
-// shares returns what tiers have got here.
 func (r *Replica) shares(now time.Time) (shares []backendShare) {
 	seen := make(map[string]bool)
 	for _, l := range r.openLinks() {

@@ -52,7 +52,6 @@ func (l *Link) Name(m *pool.Member, name string) {
 	l.replica.due.give()
 }
 
-// backends returns the names of the backends that the members are.
 func (l *Link) backends() map[*pool.Member]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

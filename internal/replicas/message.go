@@ -111,7 +111,6 @@ func shareable(b pool.Bench) bool {
 	return verdict.Class(b.Class).Shared()
 }
 
-// benchOf returns the bench as messages have it.
 func benchOf(b pool.Bench, now time.Time) *bench {
 	cause := b.Cause
 	if !verdict.IsCode(cause) {

@@ -87,7 +87,6 @@ func (p *peers) wereRead(at time.Time) {
 	p.mu.Unlock()
 }
 
-// cameBack records that this replica's own sign of life was heard.
 func (p *peers) cameBack(at time.Time) {
 	p.mu.Lock()
 	p.back = at

@@ -80,7 +80,6 @@ func (q *queue[T]) take(ctx context.Context) []T {
 	}
 }
 
-// next returns the items that are next, if there are any.
 func (q *queue[T]) next() []T {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -134,7 +134,6 @@ func (r *Replica) Run(ctx context.Context) {
 	tasks.Wait()
 }
 
-// send sends others what happens here.
 func (r *Replica) send(ctx context.Context) {
 	for {
 		items := r.queue.take(ctx)
@@ -166,7 +165,6 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 	return err
 }
 
-// sendUse sends others what callers use here.
 func (r *Replica) sendUse(ctx context.Context) {
 	r.tally.Run(ctx, r.put, func() (bool, int) { return r.connectivity.isConnected(), len(r.peers.list(time.Now())) })
 }
@@ -206,7 +204,6 @@ func (m *message) text() []byte {
 	return text
 }
 
-// listen hears what happens elsewhere.
 func (r *Replica) listen(ctx context.Context) {
 	for {
 		err := r.store.Listen(ctx, func() { r.tally.Missed(); r.due.give() }, func(text []byte) {
@@ -262,7 +259,6 @@ func pause(ctx context.Context, about time.Duration) bool {
 	}
 }
 
-// jitter returns about as long.
 func jitter(about time.Duration) time.Duration { return about*4/5 + mathrand.N(about*2/5) }
 
 // compareAgain compares what is known here with what the store keeps, again and

@@ -187,7 +187,6 @@ func (s *Splitter) takePartial() {
 	}
 }
 
-// takeLine reads one line of the event.
 func (s *Splitter) takeLine(line []byte) {
 	if !s.begun {
 		s.begun = true

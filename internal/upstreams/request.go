@@ -114,7 +114,6 @@ func (q *request) choose() *member {
 	return q.current
 }
 
-// mayGoOn reports whether a further upstream may be tried.
 func (q *request) mayGoOn(now time.Time) bool {
 	s := q.selection
 	return len(q.tries) == 0 || (s.maxAttempts == 0 || len(q.tries) < s.maxAttempts) && (s.tryDuration <= 0 || now.Sub(q.started) <= s.tryDuration)
@@ -139,7 +138,6 @@ func (q *request) asked() *pool.Ask {
 	return &q.ask
 }
 
-// askPolicy asks a policy that sees upstreams.
 func (q *request) askPolicy(tier []*pool.Member) *pool.Member {
 	return q.cookies.Ask(q.selection.policy, q.client, q.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return q.members[m.Index].upstream })
 }
@@ -168,7 +166,6 @@ func (q *request) answer(req *http.Request) *http.Response {
 	return res
 }
 
-// refuseAll is the error that says why no upstream could serve.
 func (q *request) refuseAll(wait time.Duration, now time.Time) *http.Response {
 	e := q.why(q.Pool.Why(&q.ask, now), wait)
 	if e.Class == apierror.AllThrottled {
@@ -182,7 +179,6 @@ func (q *request) refuseAll(wait time.Duration, now time.Time) *http.Response {
 	return res
 }
 
-// why is the error that says why no upstream could serve.
 func (q *request) why(w pool.Why, wait time.Duration) apierror.Error {
 	var last verdict.Class
 	for i := range q.tries {

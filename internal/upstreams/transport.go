@@ -160,7 +160,6 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return q.answer(req), nil
 }
 
-// send makes the attempt.
 func (q *request) send(s *attempt.Sender, req *http.Request) *attempt.Reply {
 	q.last().span = observe.StartSpan(req.Context(), func() observe.Attempt {
 		return observe.Attempt{Method: openaiapi.MethodOf(q.client), Operation: q.asks.Operation, Stream: q.asks.Stream,
@@ -171,10 +170,8 @@ func (q *request) send(s *attempt.Sender, req *http.Request) *attempt.Reply {
 		Fields: attempt.All{}, Interims: &q.interims, Marks: q.current})
 }
 
-// last is the attempt that is made right now.
 func (q *request) last() *try { return &q.tries[len(q.tries)-1] }
 
-// end records what came of the attempt.
 func (q *request) end(class verdict.Class, status int) {
 	t := q.last()
 	t.class, t.status = class, status
@@ -257,7 +254,6 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 	return sendable && !q.executed && !r.Class.ContextLength(r.Status)
 }
 
-// commit makes the response the client's.
 func (q *request) commit(r *attempt.Reply) *http.Response {
 	q.committed()
 	res, _ := r.Commit(q.writer, q.ended)
@@ -286,14 +282,12 @@ func (q *request) breaks(reason error, benches bool) {
 	}
 }
 
-// log logs what became of a reply that the client gets.
 func (q *request) log(level zapcore.Level, message string, reason error) {
 	if c := q.selection.events.Check(level, message); c != nil {
 		c.Write(zap.String("backend", q.current.Name), zap.Duration("duration", time.Since(q.last().started)), errorField(reason))
 	}
 }
 
-// errorField is an error of an attempt for a log.
 func errorField(err error) zap.Field {
 	if err == nil {
 		return zap.Skip()

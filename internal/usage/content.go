@@ -81,7 +81,6 @@ func (c *content) between(p []byte) []byte {
 	return p[1:]
 }
 
-// read reads the rest of a string.
 func (c *content) read(p []byte) []byte {
 	text, rest, ends := cutString(p, &c.slash)
 	next := outside

@@ -43,7 +43,6 @@ const (
 
 const firstCount, lastCount = prompt, reasoning
 
-// isObject reports whether it is a place of an object.
 func (n node) isObject() bool { return n > nowhere && n < tier }
 
 // child returns the member of that name. Names are compared as they are written: no backend writes

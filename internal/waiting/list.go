@@ -91,7 +91,6 @@ func (s *list) advance(now time.Time) {
 	}
 }
 
-// due returns when the first request may try.
 func (s *list) due() time.Time {
 	if s.gate.After(s.next.At) {
 		return s.gate
@@ -99,7 +98,6 @@ func (s *list) due() time.Time {
 	return s.next.At
 }
 
-// ring is what the timer calls.
 func (s *list) ring() {
 	s.lists.mu.Lock()
 	defer s.lists.mu.Unlock()
@@ -108,7 +106,6 @@ func (s *list) ring() {
 	}
 }
 
-// stop stops the timer.
 func (s *list) stop() {
 	if s.timer != nil {
 		s.timer.Stop()

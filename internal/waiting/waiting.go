@@ -161,7 +161,6 @@ func (l *Lists) Join(now time.Time, key Key, who Who, until time.Time, r Return)
 	return p, ""
 }
 
-// insert puts the place in its list.
 func (l *Lists) insert(p *Place, r Return) {
 	s := l.byKey[p.key]
 	if s == nil {
@@ -274,7 +273,6 @@ func (p *Place) leave(now time.Time) {
 	s.advance(now)
 }
 
-// remove takes the place out of its list.
 func (p *Place) remove() {
 	s := p.in
 	if !s.has(p) {
@@ -287,7 +285,6 @@ func (p *Place) remove() {
 	}
 }
 
-// end tells the request the result.
 func (p *Place) end(r Result) {
 	p.result = r
 	select {
