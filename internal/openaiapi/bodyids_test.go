@@ -118,7 +118,8 @@ func (r *idReference) value(dec *json.Decoder, at place, depth int) {
 	token, _ := dec.Token()
 	switch v := token.(type) {
 	case string:
-		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(v) >= shortestID || isID(v)) {
+		text := readID(kinds[min(int(at), len(kinds)-1)], []byte(v))
+		if at.isText() && ((at == encrypted || at == mentionEncrypted) && len(text) >= shortestID || isID(text)) {
 			r.found = append(r.found, fmt.Sprint(kinds[at], " ", v))
 		}
 	case json.Delim:
