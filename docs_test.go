@@ -40,8 +40,8 @@ func TestEveryConfigurationInTheDocsIsValid(t *testing.T) {
 				}
 				surroundings.validate(t, adaptBlock(t, surroundings.fill(b.text)))
 			case "json":
-				if config := wholeJSON(t, b.text); config != nil {
-					surroundings.validate(t, surroundings.fill(string(config)))
+				if config := wholeJSON(t, b.text); config != "" {
+					surroundings.validate(t, surroundings.fill(config))
 				}
 			}
 		})
@@ -51,70 +51,38 @@ func TestEveryConfigurationInTheDocsIsValid(t *testing.T) {
 	}
 }
 
-// TestCellsOfTablesInTheDocsAreShort keeps tables readable.
-func TestCellsOfTablesInTheDocsAreShort(t *testing.T) {
-	const longest = 25
-	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range append(pages, "README.md") {
-		text := lbtest.ReadFile(t, file)
-		for i, line := range strings.Split(string(text), "\n") {
-			if !strings.HasPrefix(line, "|") {
-				continue
-			}
-			for _, cell := range strings.Split(strings.ReplaceAll(line, `\|`, " "), "|") {
-				if words := len(strings.Fields(cell)); words > longest {
-					t.Errorf("%s:%d: a cell of %d words, expected %d at most: %s", file, i+1, words, longest, cell)
-				}
-			}
-		}
-	}
-}
-
-// TestEachPageLeadsToTheGlossary is about those of the user's pages that use its terms.
-func TestEachPageLeadsToTheGlossary(t *testing.T) {
-	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, page := range append(pages, "README.md") {
-		if page != "docs/glossary.md" && page != "docs/index.md" && !strings.Contains(readPage(t, page), "glossary.md)") {
-			t.Errorf("%s has no link to the glossary", page)
-		}
-	}
-}
-
-// TestNoPageIsLong keeps each page to one reader, and all pages to what a reader has the time for.
-func TestNoPageIsLong(t *testing.T) {
+// TestPagesAreShortAndLeadToTheGlossary keeps each page to one reader, and all pages to what a reader has the time for. The
+// README begins with how to run it and how to test it.
+func TestPagesAreShortAndLeadToTheGlossary(t *testing.T) {
+	const most, mostOfCell = 27000, 25
 	limits := map[string]int{"README.md": 1000, "CONTRIBUTING.md": 1600, "SECURITY.md": 2000, "bench/README.md": 2500, "charts/caddy-openai-lb/README.md": 400}
-	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, page := range pages {
-		limits[page] = 3200
-	}
-	const most = 27000
 	all := 0
-	for page, limit := range limits {
-		words := len(strings.Fields(readPage(t, page)))
-		if words > limit {
+	for page, text := range pages(t, "*.md", "*/*.md", "charts/*/*.md") {
+		isDoc, words := strings.HasPrefix(page, "docs/"), len(strings.Fields(text))
+		limit, limited := limits[page]
+		if isDoc {
+			limit, limited, all = 3200, true, all+words
+		}
+		if limited && words > limit {
 			t.Errorf("%s has %d words, expected %d at most", page, words, limit)
 		}
-		if strings.HasPrefix(page, "docs/") {
-			all += words
+		if !isDoc && page != "README.md" {
+			continue
+		}
+		if page != "docs/glossary.md" && page != "docs/index.md" && !strings.Contains(text, "glossary.md)") {
+			t.Errorf("%s has no link to the glossary", page)
+		}
+		for _, row := range regexp.MustCompile(`(?m)^\|.*`).FindAllString(strings.ReplaceAll(text, `\|`, " "), -1) {
+			for cell := range strings.SplitSeq(row, "|") {
+				if words := len(strings.Fields(cell)); words > mostOfCell {
+					t.Errorf("%s: a cell of %d words, expected %d at most: %s", page, words, mostOfCell, cell)
+				}
+			}
 		}
 	}
 	if all > most {
 		t.Errorf("the pages in docs have %d words, expected %d at most", all, most)
 	}
-}
-
-// TestTheREADMEBeginsWithTwoCommands checks that a stranger finds how to run it and how to
-// test it before how to install it.
-func TestTheREADMEBeginsWithTwoCommands(t *testing.T) {
 	first, _, _ := strings.Cut(string(lbtest.ReadFile(t, "README.md")), "## Install")
 	for _, command := range []string{"go run ./cmd/caddy run --config examples/quickstart/Caddyfile", "go test ./..."} {
 		if !strings.Contains(first, "\n"+command+"\n```") {
@@ -123,20 +91,31 @@ func TestTheREADMEBeginsWithTwoCommands(t *testing.T) {
 	}
 }
 
+// pages returns the texts of pages, by their names.
+func pages(t *testing.T, patterns ...string) map[string]string {
+	t.Helper()
+	texts := make(map[string]string)
+	for _, pattern := range patterns {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no pages in %s: %v", pattern, err)
+		}
+		for _, file := range files {
+			texts[file] = string(lbtest.ReadFile(t, file))
+		}
+	}
+	return texts
+}
+
 // TestLinksInTheDocsLeadSomewhere checks the links between files, and to the
 // headings of pages.
 func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
 	block := regexp.MustCompile("(?ms)^[ \t]*```.*?^[ \t]*```$")
 	link := regexp.MustCompile(`\]\(([^)\s#]*)(?:#([^)\s]+))?\)`)
-	texts := make(map[string]string)
-	for _, pattern := range []string{"*.md", "*/*.md", "examples/*/*.md", "charts/*/*.md", "bench/results/*.md"} {
-		files, _ := filepath.Glob(pattern)
-		for _, file := range files {
-			text := lbtest.ReadFile(t, file)
-			texts[file] = block.ReplaceAllString(string(text), "")
-		}
+	texts, links := pages(t, "*.md", "*/*.md", "examples/*/*.md", "charts/*/*.md", "bench/results/*.md"), 0
+	for file, text := range texts {
+		texts[file] = block.ReplaceAllString(text, "")
 	}
-	links := 0
 	for file, text := range texts {
 		for _, match := range link.FindAllStringSubmatch(text, -1) {
 			if strings.Contains(match[1], "://") {
@@ -171,186 +150,120 @@ type docsBlock struct{ where, language, text string }
 
 // docsBlocks returns the fenced blocks of the pages at the top and in docs/.
 // Those of azure/ need a module that is not in this build.
-func docsBlocks(t *testing.T) []docsBlock {
+func docsBlocks(t *testing.T) (blocks []docsBlock) {
 	t.Helper()
-	var blocks []docsBlock
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("no pages in %s: %v", pattern, err)
-		}
-		for _, file := range files {
-			text := lbtest.ReadFile(t, file)
-			blocks = append(blocks, fencedBlocks(file, string(text))...)
-		}
+	for file, text := range pages(t, "*.md", "docs/*.md") {
+		blocks = append(blocks, fencedBlocks(file, text)...)
 	}
 	return blocks
 }
 
-func fencedBlocks(file, text string) []docsBlock {
-	var blocks []docsBlock
-	var b *docsBlock
-	indent := ""
-	for i, line := range strings.SplitAfter(text, "\n") {
-		fence := strings.TrimSpace(line)
-		switch {
-		case b == nil && strings.HasPrefix(fence, "```"):
-			indent, _, _ = strings.Cut(line, "`")
-			b = &docsBlock{where: fmt.Sprintf("%s:%d", file, i+1), language: strings.TrimPrefix(fence, "```")}
-		case b != nil && fence == "```":
-			blocks = append(blocks, *b)
-			b = nil
-		case b != nil:
-			b.text += strings.TrimPrefix(line, indent)
-		}
+var fenced = regexp.MustCompile("(?ms)^([ \t]*)```(\\w*)\n(.*?)^[ \t]*```$")
+
+func fencedBlocks(file, text string) (blocks []docsBlock) {
+	for _, at := range fenced.FindAllStringSubmatchIndex(text, -1) {
+		indent := regexp.MustCompile("(?m)^" + text[at[2]:at[3]])
+		blocks = append(blocks, docsBlock{
+			fmt.Sprintf("%s:%d", file, 1+strings.Count(text[:at[0]], "\n")), text[at[4]:at[5]], indent.ReplaceAllString(text[at[6]:at[7]], ""),
+		})
 	}
 	return blocks
 }
 
-// adaptBlock makes a block of a page a whole Caddyfile, and that JSON.
+// adaptBlock makes a block of a page JSON: it may be a part of a backend, of openai_lb or of a site, or a whole Caddyfile.
 func adaptBlock(t *testing.T, text string) string {
 	t.Helper()
-	const backend = "backend http://backend.example"
-	word := firstWord(text)
-	switch {
-	case slices.Contains(optionsIn(t, "internal/backend/caddyfile.go"), word):
-		text = ":8080 {\nopenai_lb {\n" + backend + " {\n" + text + "}\n}\n}\n"
-	case word == "backend", word == "backends_from_env", slices.Contains(optionsIn(t, handlerFiles...), word) && !slices.Contains([]string{"reverse_proxy", "http", "upstream"}, word):
-		if !strings.Contains(text, "backend ") && word != "backends_from_env" {
-			text = backend + "\n" + text
+	var errs []error
+	for _, whole := range []string{":8080 {\nopenai_lb {\nbackend http://backend.example {\n%s}\n}\n}\n", ":8080 {\nopenai_lb {\n%s}\n}\n",
+		":8080 {\nopenai_lb {\nbackend http://backend.example\n%s}\n}\n", ":8080 {\n%s}\n", "%s"} {
+		config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(fmt.Appendf(nil, whole, text), map[string]any{"filename": "Caddyfile"})
+		if err == nil {
+			return string(config)
 		}
-		text = ":8080 {\nopenai_lb {\n" + text + "}\n}\n"
-	case regexp.MustCompile(`^(openai_lb|reverse_proxy|log_append|log|header|handle|handle_errors|request_body|@\w+)$`).MatchString(word):
-		text = ":8080 {\n" + text + "}\n"
+		errs = append(errs, err)
 	}
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
-	if err != nil {
-		t.Fatalf("%v in:\n%s", err, text)
-	}
-	return string(config)
-}
-
-// firstWord is the first of a Caddyfile that is no comment.
-func firstWord(text string) string {
-	for line := range strings.Lines(text) {
-		if fields := strings.Fields(line); len(fields) > 0 && !strings.HasPrefix(fields[0], "#") {
-			return fields[0]
-		}
-	}
+	t.Fatalf("%v in:\n%s", errs, text)
 	return ""
 }
 
-// handlerFiles are those that read the options of openai_lb.
-var handlerFiles = []string{"caddyfile.go", "internal/attempt/health.go", "internal/attempt/options.go"}
-
 // optionsIn are the options that a file reads from a Caddyfile.
-func optionsIn(t *testing.T, files ...string) (options []string) {
+func optionsIn(t *testing.T, file string) (options []string) {
 	t.Helper()
-	for _, file := range files {
-		for _, option := range regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|pools|backend|c)\b`).FindAllSubmatch(lbtest.ReadFile(t, file), -1) {
-			options = append(options, string(option[1]))
-		}
+	for _, option := range regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|pools|backend|c)\b`).FindAllSubmatch(lbtest.ReadFile(t, file), -1) {
+		options = append(options, string(option[1]))
 	}
 	return options
 }
 
 // wholeJSON makes a JSON block a whole configuration. Lines of a log are none.
-func wholeJSON(t *testing.T, text string) []byte {
+func wholeJSON(t *testing.T, text string) string {
 	t.Helper()
 	var fields map[string]json.RawMessage
-	decoder := json.NewDecoder(strings.NewReader(text))
-	for decoder.More() {
-		if err := decoder.Decode(&fields); err != nil {
-			t.Fatal(err)
-		}
+	if err := json.NewDecoder(strings.NewReader(text)).Decode(&fields); err != nil {
+		t.Fatal(err)
 	}
-	switch {
-	case fields["apps"] != nil:
-		return []byte(text)
-	case fields["handler"] != nil:
-		return fmt.Appendf(nil, `{"apps":{"http":{"servers":{"docs":{"listen":[":8080"],"routes":[{"handle":[%s]}]}}}}}`, text)
+	if fields["handler"] != nil {
+		return fmt.Sprintf(`{"apps":{"http":{"servers":{"docs":{"listen":[":8080"],"routes":[{"handle":[%s]}]}}}}}`, text)
 	}
-	return nil
+	if fields["apps"] == nil {
+		return ""
+	}
+	return text
 }
 
-// surroundings are what the configurations of the docs expect of a machine:
-// variables, files, and a place for what Caddy stores.
-type surroundings struct{ storage, secret, clientKeys, ca string }
+// surroundings are what the configurations of the docs expect of a machine: variables, and a folder with files, where Caddy
+// stores something as well.
+type surroundings string
 
 func newSurroundings(t *testing.T) surroundings {
 	t.Helper()
 	folder := t.TempDir()
-	s := surroundings{
-		storage:    filepath.Join(folder, "storage"),
-		secret:     filepath.Join(folder, "secret"),
-		clientKeys: filepath.Join(folder, "client-keys"),
-		ca:         filepath.Join(folder, "ca.pem"),
-	}
 	certificate, err := lbtest.NewCertificate(time.Now().Add(time.Hour), "ca.example.com")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for file, text := range map[string][]byte{
-		s.secret:     []byte("key-of-a-file\n"),
-		s.clientKeys: []byte("dave client-key-of-dave\n"),
-		s.ca:         pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
+		"/secret":      []byte("key-of-a-file\n"),
+		"/client-keys": []byte("dave client-key-of-dave\n"),
+		"/ca.pem":      pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
 	} {
-		if err := os.WriteFile(file, text, 0o600); err != nil {
+		if err := os.WriteFile(folder+file, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Setenv("BACKEND_1_URL", "https://contoso.openai.azure.com")
 	t.Setenv("BACKEND_1_PRIORITY", "1")
 	t.Setenv("BACKEND_1_APIKEY", "key-of-backend-1")
-	return s
+	return surroundings(folder)
 }
 
-var (
-	envPlaceholder  = regexp.MustCompile(`\{env\.(\w+)\}`)
-	filePlaceholder = regexp.MustCompile(`\{file\.[^}]+\}`)
-	stateBlock      = regexp.MustCompile(`(?ms)^\s*state redis \{.*?^\s*\}$`)
-	clientKeysPath  = regexp.MustCompile(`(client_keys_file"?:? *"?)/[^\s"]+`)
-)
-
-// fill puts into a configuration what is there on the machine that it is for.
+// fill puts into a configuration what is there on the machine that it is for. Modules of their own are left out: their own
+// tests load them.
 func (s surroundings) fill(config string) string {
-	config = envPlaceholder.ReplaceAllString(config, "value-of-$1")
-	config = filePlaceholder.ReplaceAllLiteralString(config, "{file."+s.secret+"}")
-	config = strings.ReplaceAll(config, "/etc/ssl/private-ca.pem", s.ca)
-	config = clientKeysPath.ReplaceAllString(config, "${1}"+s.clientKeys)
-	// modules of their own, which their own tests load
-	config = stateBlock.ReplaceAllString(config, "")
-	return strings.ReplaceAll(config, "auth azure_identity", "auth none")
+	for pattern, with := range map[string]string{
+		`\{env\.(\w+)\}`:                     "value-of-$1",
+		`\{file\.[^}]+\}`:                    "{file." + string(s) + "/secret}",
+		`/etc/ssl/private-ca\.pem`:           string(s) + "/ca.pem",
+		`(client_keys_file"?:? *"?)/[^\s"]+`: "${1}" + string(s) + "/client-keys",
+		`(?ms)^\s*state redis \{.*?^\s*\}$`:  "",
+		`auth azure_identity`:                "auth none",
+	} {
+		config = regexp.MustCompile(pattern).ReplaceAllString(config, with)
+	}
+	return config
 }
 
 // validate loads a configuration without starting it. It writes to the
 // temporary folder alone, and logs nothing.
 func (s surroundings) validate(t *testing.T, config string) {
 	t.Helper()
-	var whole map[string]any
-	if err := json.Unmarshal([]byte(config), &whole); err != nil {
+	cfg := caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{"default": {}}}}
+	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields([]byte(config)), &cfg); err != nil {
 		t.Fatal(err)
 	}
-	whole["storage"] = map[string]any{"module": "file_system", "root": s.storage}
-	logging, _ := whole["logging"].(map[string]any)
-	logs, _ := logging["logs"].(map[string]any)
-	if logs == nil {
-		logs = make(map[string]any)
-	}
-	if logs["default"] == nil {
-		logs["default"] = make(map[string]any)
-	}
-	for _, log := range logs {
-		log.(map[string]any)["writer"] = map[string]any{"output": "discard"}
-	}
-	whole["logging"] = map[string]any{"logs": logs}
-	text, err := json.Marshal(whole)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var cfg caddy.Config
-	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(text), &cfg); err != nil {
-		t.Fatal(err)
+	cfg.StorageRaw = fmt.Appendf(nil, `{"module":"file_system","root":%q}`, string(s)+"/storage")
+	for _, log := range cfg.Logging.Logs {
+		log.WriterRaw = json.RawMessage(`{"output":"discard"}`)
 	}
 	if err := caddy.Validate(&cfg); err != nil {
 		t.Errorf("%v in:\n%s", err, config)
@@ -361,34 +274,23 @@ func (s surroundings) validate(t *testing.T, config string) {
 // to tests: each row of their table names at least one, and each name in the
 // page is that of a test. So it is with what we rely on in Caddy.
 func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
-	tests := testNames(t)
-	for _, c := range []struct {
-		page, header string
-		rows         int
-	}{
-		{"SECURITY.md", "| promise | test |\n|---|---|\n", 20},
-		{"CONTRIBUTING.md", "| in Caddy, or net/http | test |\n|---|---|\n", 20},
-	} {
-		text := lbtest.ReadFile(t, c.page)
-		name := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
-		for _, match := range name.FindAllStringSubmatch(string(text), -1) {
+	tests, name := testNames(t), regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
+	for page, header := range map[string]string{"SECURITY.md": "| promise | test |", "CONTRIBUTING.md": "| in Caddy, or net/http | test |"} {
+		text := string(lbtest.ReadFile(t, page))
+		for _, match := range name.FindAllStringSubmatch(text, -1) {
 			if !slices.Contains(tests, match[1]) {
-				t.Errorf("%s names %s, and there is no such test", c.page, match[1])
+				t.Errorf("%s names %s, and there is no such test", page, match[1])
 			}
 		}
-		_, table, _ := strings.Cut(string(text), c.header)
-		rows := 0
-		for line := range strings.Lines(table) {
-			if !strings.HasPrefix(line, "|") {
-				break
-			}
-			rows++
-			if cells := strings.Split(strings.TrimRight(line, "| \n"), "|"); len(cells) < 3 || !name.MatchString(cells[len(cells)-1]) {
-				t.Errorf("%s names no test in: %s", c.page, line)
-			}
+		_, table, _ := strings.Cut(text, header+"\n|---|---|\n")
+		table, _, _ = strings.Cut(table, "\n\n")
+		if strings.Count(table, "\n") < 20 {
+			t.Errorf("found %q in %s, expected many more rows", table, page)
 		}
-		if rows < c.rows {
-			t.Errorf("found %d rows in %s, expected many more", rows, c.page)
+		for row := range strings.Lines(table) {
+			if cells := strings.Split(row, "|"); len(cells) < 3 || !name.MatchString(cells[len(cells)-2]) {
+				t.Errorf("%s names no test in: %s", page, row)
+			}
 		}
 	}
 }
@@ -416,10 +318,7 @@ func testNames(t *testing.T) (names []string) {
 // TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is in it without
 // opening it.
 func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
-	text, err := os.ReadFile("CONTRIBUTING.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := lbtest.ReadFile(t, "CONTRIBUTING.md")
 	for _, pattern := range []string{"*.go", "internal/*/"} {
 		names, err := filepath.Glob(pattern)
 		if err != nil {
@@ -437,14 +336,8 @@ func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 // not added. The page of the options does not count: it has them all.
 func TestEachOptionIsSetSomewhere(t *testing.T) {
 	set := make(map[string]bool)
-	for _, pattern := range []string{"examples/*Caddyfile", "examples/*/*Caddyfile"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			findSet(set, string(lbtest.ReadFile(t, file)), "")
-		}
+	for _, text := range pages(t, "examples/*Caddyfile", "examples/*/*Caddyfile") {
+		findSet(set, text, "")
 	}
 	for _, b := range docsBlocks(t) {
 		if b.language == "caddyfile" && !strings.HasPrefix(b.where, "docs/options.md:") {
@@ -489,30 +382,17 @@ func findSet(set map[string]bool, text, outermost string) {
 
 // TestThePackageCommentHasTheWordsOfTheGlossary compares them without the links, which only the page has.
 func TestThePackageCommentHasTheWordsOfTheGlossary(t *testing.T) {
-	source, err := os.ReadFile("module.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("docs/glossary.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	comment, _, _ := strings.Cut(string(source), "\npackage ")
+	comment, _, _ := strings.Cut(string(lbtest.ReadFile(t, "module.go")), "\npackage ")
 	_, list, _ := strings.Cut(comment, "as docs/glossary.md has them:\n//\n")
 	entries := strings.Split(strings.ReplaceAll(list, "\n//     ", " "), "//   - ")[1:]
 	if len(entries) != 15 {
 		t.Errorf("there are %d words, want 15", len(entries))
 	}
-	text := strings.Join(strings.Fields(string(page)), " ")
+	text := strings.Join(strings.Fields(string(lbtest.ReadFile(t, "docs/glossary.md"))), " ")
 	for _, entry := range entries {
 		word, meaning, _ := strings.Cut(strings.TrimSpace(entry), ": ")
 		if !strings.Contains(text, "**"+word+"**: "+meaning) {
 			t.Errorf("the glossary does not say of %s: %s", word, meaning)
 		}
 	}
-}
-
-func readPage(t *testing.T, page string) string {
-	t.Helper()
-	return string(lbtest.ReadFile(t, page))
 }

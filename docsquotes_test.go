@@ -3,12 +3,9 @@ package openailb_test
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -115,77 +112,4 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 	if benched < 8 {
 		t.Errorf("found %d benches in the docs, expected more", benched)
 	}
-}
-
-// TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration runs its first configuration
-// with backends of our own, and sends a request as it describes.
-func TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration(t *testing.T) {
-	text := lbtest.ReadFile(t, "README.md")
-	var config string
-	var quoted []string
-	for _, block := range fencedBlocks("README.md", string(text)) {
-		switch {
-		case block.language == "caddyfile" && config == "":
-			config = block.text
-		case block.language == "json":
-			quoted = strings.Split(strings.TrimSpace(block.text), "\n")
-		}
-	}
-	before := pool.Random
-	t.Cleanup(func() { pool.Random = before })
-	pool.Random = func() float64 { return 0.99 } // the backend with most of the weight
-	ptu, serverPTU := lbtest.Listen(t, "ptu")
-	ptu.Replies(lbtest.Status(429, "retry-after-ms", "1098"))
-	_, serverEast := lbtest.Listen(t, "eastus")
-	for _, name := range []string{"PTU_KEY", "EASTUS_KEY", "WESTUS_KEY"} {
-		t.Setenv(name, "key-of-a-backend")
-	}
-	t.Setenv("ALICE_KEY", "client-key-of-alice")
-	log, port := filepath.Join(t.TempDir(), "log"), lbtest.FreePort(t)
-	output := "output file " + log + "\n"
-	lbtest.Run(t, strings.NewReplacer(
-		"{\n\t#", "{\nadmin off\nauto_https off\ndefault_bind 127.0.0.1\nlog {\n"+output+"}\n#",
-		"format openai_lb", output+"format openai_lb",
-		"llm.example.com {", fmt.Sprintf("http://127.0.0.1:%d {", port),
-		"https://contoso-ptu.openai.azure.com {", serverPTU.URL+" {\nauth api_key",
-		".openai.azure.com {", ".openai.azure.com {\nauth api_key",
-		"https://contoso-eastus.openai.azure.com {", serverEast.URL+" {\nauth api_key",
-	).Replace(config))
-	lbtest.Post(lbtest.NewClient(t), fmt.Sprintf("http://127.0.0.1:%d/v1/chat/completions", port), `{"model":"gpt-5.5"}`, "Api-Key", "client-key-of-alice").WantServed(t, "eastus")
-
-	var lines []map[string]any
-	lbtest.WaitFor(t, func() bool {
-		lines = nil
-		text, _ := os.ReadFile(log)
-		for line := range strings.Lines(string(text)) {
-			var fields map[string]any
-			if json.Unmarshal([]byte(line), &fields) == nil {
-				lines = append(lines, fields)
-			}
-		}
-		return strings.Contains(string(text), "handled request")
-	})
-	for _, line := range quoted {
-		var want map[string]any
-		if err := json.Unmarshal([]byte(line), &want); err != nil {
-			t.Fatal(err)
-		}
-		if !slices.ContainsFunc(lines, func(line map[string]any) bool { return includes(line, want) }) {
-			t.Errorf("it has %s, and the log\n%v", line, lines)
-		}
-	}
-}
-
-// includes reports whether an object has all fields of another one.
-func includes(object, fields map[string]any) bool {
-	for name, want := range fields {
-		its, isObject := object[name].(map[string]any)
-		if wanted, ok := want.(map[string]any); ok && isObject && includes(its, wanted) {
-			continue
-		}
-		if isObject || object[name] != want {
-			return false
-		}
-	}
-	return true
 }
