@@ -1,7 +1,5 @@
 package meter
 
-import "time"
-
 // Crossing says that the use of a limit has reached a mark for the first time in its window.
 type Crossing struct {
 	Caller string
@@ -9,8 +7,6 @@ type Crossing struct {
 	// Percent is 80 or 100. A request that was refused or got another tier makes it 100.
 	Percent       int
 	Used, Allowed int64
-	// Ends is when the window ends.
-	Ends time.Time
 }
 
 // marks are the parts of a limit that are reported, in percent.
@@ -55,7 +51,7 @@ func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed in
 }
 
 func (m *meter) crossing(caller string, mark uint8, used, allowed int64) Crossing {
-	return Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed, Ends: time.Unix(0, m.end)}
+	return Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed}
 }
 
 func (c *Caller) report(crossed []Crossing) {

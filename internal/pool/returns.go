@@ -3,16 +3,18 @@ package pool
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // returns reports benches of which the time has passed, although no request comes.
 // It has one timer, for the bench that ends next.
 type returns struct {
-	mu     sync.Mutex
-	timer  *time.Timer // nil: no bench is in force
-	at     time.Time
-	closed bool
+	mu    sync.Mutex
+	timer *time.Timer // nil: no bench is in force
+	at    time.Time
+	// closed reports whether the pool reports nothing any more.
+	closed atomic.Bool
 }
 
 // Close ends the reports of benches whose time has passed. Another pool with
@@ -25,7 +27,7 @@ func (p *Pool) Close() {
 	}
 	p.returns.mu.Lock()
 	defer p.returns.mu.Unlock()
-	p.returns.closed = true
+	p.returns.closed.Store(true)
 	if p.returns.timer != nil {
 		p.returns.timer.Stop()
 	}
@@ -60,7 +62,7 @@ func (p *Pool) wakeAt(end, now time.Time) {
 	r := &p.returns
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.timer != nil && !end.Before(r.at) {
+	if r.closed.Load() || r.timer != nil && !end.Before(r.at) {
 		return
 	}
 	r.at = end
@@ -84,15 +86,9 @@ func (p *Pool) tellReturns() {
 			case b.Unreachable:
 				m.tell(Event{Happening: RecheckDue, Bench: b.Bench})
 				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its recheck
-			case b.reporter == p || b.reporter.isClosed():
+			case b.reporter == p || b.reporter.returns.closed.Load():
 				m.tellEnd(b, false)
 			}
 		}
 	}
-}
-
-func (p *Pool) isClosed() bool {
-	p.returns.mu.Lock()
-	defer p.returns.mu.Unlock()
-	return p.returns.closed
 }

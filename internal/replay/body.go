@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -29,7 +30,7 @@ type Body struct {
 	buffer  *Buffer       // has the prefix
 	readers int           // that may still read the prefix
 	tail    io.ReadCloser // nil: prefix is all of it
-	touched bool          // tail is being read
+	touched atomic.Bool   // tail is being read
 	tailErr error         // why the reading of tail failed
 	gone    bool          // prefix was released
 	length  int64         // -1: unknown
@@ -155,7 +156,7 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 // Restore sets the body of the request from which it was read, for a handler that
 // comes after the backends, unless a part of the body is gone.
 func (b *Body) Restore(r *http.Request) {
-	if b.read && !b.wasTouched() {
+	if b.read && !b.touched.Load() {
 		b.Attach(r, Options{Repeatable: true, Progress: unlimited{}})
 	}
 }
@@ -240,18 +241,6 @@ func (b *Body) recycle() {
 		b.buffer.Put()
 		b.buffer = nil
 	}
-}
-
-func (b *Body) wasTouched() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.touched
-}
-
-func (b *Body) touch() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.touched = true
 }
 
 // readTail reads what was not buffered. It remembers an error: then the client

@@ -131,7 +131,7 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 	if r.body.tail == nil {
 		return 0, io.EOF
 	}
-	r.body.touch()
+	r.body.touched.Store(true)
 	r.since = time.Now()
 	return 0, nil
 }
@@ -148,7 +148,7 @@ func (r *reader) late() time.Duration {
 func (r *reader) abandon() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.body.wasTouched() {
+	if r.body.touched.Load() {
 		return false
 	}
 	r.closed = true
