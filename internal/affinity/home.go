@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"cmp"
+	"encoding/binary"
 	"slices"
 	"time"
 
@@ -30,11 +31,7 @@ func homeOf(c owners.Caller) owners.Key { return keyOf("home", c) }
 func lastOf(c owners.Caller) owners.Key { return keyOf("last", c) }
 
 func keyOf(what string, c owners.Caller) owners.Key {
-	text := []byte(what + "\x00........") // no id has a NUL
-	for i := range 8 {
-		text[len(what)+1+i] = byte(c >> (8 * i))
-	}
-	return owners.KeyOf(text)
+	return owners.KeyOf(binary.LittleEndian.AppendUint64([]byte(what+"\x00"), uint64(c))) // no id has a NUL
 }
 
 // findHome finds out where the caller's objects are, for a request that makes another one.

@@ -1,6 +1,9 @@
 package meter
 
-import "time"
+import (
+	"sort"
+	"time"
+)
 
 // window is a stretch of time that a limit counts in. Times are nanoseconds since 1970.
 type window struct {
@@ -48,13 +51,6 @@ func dateOf(u Unit, second int64, location *time.Location) int64 {
 // at the second by at the latest. It searches, because in some zones there is no midnight on the day
 // that summer time begins, and a second one on the day that it ends.
 func beginning(u Unit, date, before, by int64, location *time.Location) int64 {
-	for by-before > 1 {
-		middle := before + (by-before)/2
-		if dateOf(u, middle, location) < date {
-			before = middle
-		} else {
-			by = middle
-		}
-	}
-	return by
+	first := before + 1
+	return first + int64(sort.Search(int(by-first), func(i int) bool { return dateOf(u, first+int64(i), location) >= date }))
 }

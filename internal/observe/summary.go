@@ -108,16 +108,11 @@ func (s *Summary) Placeholder(key string) (value any, ok bool) {
 
 // classes returns the class of each attempt: ptu=throttled,east=served.
 func (s *Summary) classes() string {
-	var b strings.Builder
+	classes := make([]string, len(s.Attempts))
 	for i, a := range s.Attempts {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(a.Backend)
-		b.WriteByte('=')
-		b.WriteString(a.Class)
+		classes[i] = a.Backend + "=" + a.Class
 	}
-	return b.String()
+	return strings.Join(classes, ",")
 }
 
 // MarshalLogObject implements zapcore.ObjectMarshaler. Values that are not known are left out.

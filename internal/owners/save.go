@@ -73,32 +73,40 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	if crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(sum) || len(body) < len(magic) {
 		return 0, errDamaged
 	}
-	r := reader{body[len(magic):]}
+	in := bytes.NewBuffer(body[len(magic):])
+	number := func(size int) (n int64) {
+		for i, b := range in.Next(size) {
+			n |= int64(b) << (8 * i)
+		}
+		return n
+	}
 	accounts := make([]string, 0, 16)
-	for n := r.uint32(); n > 0; n-- {
-		text, ok := r.cut(int(binary.LittleEndian.Uint16(r.must(2))))
-		if !ok || len(text) > maxAccount || len(accounts) == maxAccounts {
+	for n := number(4); n > 0; n-- {
+		length := int(number(2))
+		text := in.Next(length)
+		if len(text) < length || length > maxAccount || len(accounts) == maxAccounts {
 			return 0, errDamaged
 		}
 		accounts = append(accounts, string(text))
 	}
-	count := int(r.uint32())
-	if len(r.left) != count*savedID {
+	count := number(4)
+	left := in.Bytes()
+	if int64(len(left)) != count*savedID {
 		return 0, errDamaged
 	}
 	// all is checked before anything is added
-	for at := 24; at < len(r.left); at += savedID {
-		if int(binary.LittleEndian.Uint32(r.left[at:])) >= len(accounts) {
+	for at := 24; at < len(left); at += savedID {
+		if int(binary.LittleEndian.Uint32(left[at:])) >= len(accounts) {
 			return 0, errDamaged
 		}
 	}
-	for ; len(r.left) > 0; r.left = r.left[savedID:] {
+	for ; len(left) > 0; left = left[savedID:] {
 		owner := Owner{
-			Account: accounts[binary.LittleEndian.Uint32(r.left[24:])],
-			Caller:  Caller(binary.LittleEndian.Uint64(r.left[16:])),
+			Account: accounts[binary.LittleEndian.Uint32(left[24:])],
+			Caller:  Caller(binary.LittleEndian.Uint64(left[16:])),
 		}
-		ttl := time.Unix(int64(binary.LittleEndian.Uint32(r.left[28:])), 0).Sub(now)
-		id := Key(r.left[:16])
+		ttl := time.Unix(int64(binary.LittleEndian.Uint32(left[28:])), 0).Sub(now)
+		id := Key(left[:16])
 		known, ok := m.Get(id, now)
 		if ok {
 			owner.Account = known.Account // it was seen there since
@@ -110,24 +118,3 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	}
 	return ids, nil
 }
-
-// reader reads saved data. What is beyond its end reads as zeros.
-type reader struct{ left []byte }
-
-func (r *reader) cut(n int) (data []byte, ok bool) {
-	if n > len(r.left) {
-		r.left = nil
-		return nil, false
-	}
-	data, r.left = r.left[:n], r.left[n:]
-	return data, true
-}
-
-func (r *reader) must(n int) []byte {
-	if data, ok := r.cut(n); ok {
-		return data
-	}
-	return make([]byte, n)
-}
-
-func (r *reader) uint32() uint32 { return binary.LittleEndian.Uint32(r.must(4)) }

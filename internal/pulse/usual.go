@@ -1,6 +1,7 @@
 package pulse
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -34,12 +35,8 @@ func KindOf(streamed bool, prompt, output int64) Kind {
 }
 
 func sizeOf(n int64, sizes []int64) int {
-	for i, most := range sizes {
-		if n <= most {
-			return i
-		}
-	}
-	return len(sizes)
+	i, _ := slices.BinarySearch(sizes, n)
+	return i
 }
 
 // Usual is what is usual for requests of a kind. The zero Usual knows nothing.
