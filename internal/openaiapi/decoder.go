@@ -142,7 +142,8 @@ func openCoding(encoding string, body io.Reader) (decoder io.Reader, release fun
 		}
 		return z, z.Close
 	case "deflate":
-		z, err := io.ReadCloser(nil), error(nil)
+		var z io.ReadCloser
+		var err error
 		if used := zlibs.Get(); used == nil {
 			z, err = zlib.NewReader(body)
 		} else {
