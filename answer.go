@@ -149,6 +149,9 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 		}
 		if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
 			ex.countThrottled(&ex.outcome, r)
+			if slices.ContainsFunc(ex.targets, func(of *target) bool { return of.PassedOver(&t.ask, now) }) {
+				ex.bill.Reserved()
+			}
 		}
 	}
 	res.Request = req

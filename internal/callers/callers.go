@@ -169,8 +169,20 @@ func (c *Callers) Set(name string) int {
 // ServiceTiers returns the service tiers that a caller may use. nil: those of the body, and none of the header.
 func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
 
-// Deny reports whether all requests of a caller are refused.
-func (c *Callers) Deny(name string) bool { return c != nil && c.of(name).denied }
+// Deny reports whether all requests of a caller are refused, and counts the request if so.
+func (c *Callers) Deny(name string) bool {
+	denied := c != nil && c.of(name).denied
+	if denied {
+		c.refusedBy(name, meter.ByDeny)
+	}
+	return denied
+}
+
+// refusedBy counts a request that something else than a limit has refused.
+func (c *Callers) refusedBy(name string, by int) {
+	now := time.Now()
+	c.kept.meters.Get(now, name).RefusedBy(now, by)
+}
 
 // Unlimited returns those of the names for which the config has neither a block nor a tier with limits, although it has some.
 func (c *Callers) Unlimited(names []string) (unlimited []string) {
@@ -206,7 +218,7 @@ type Admission struct {
 // Admission is good for Limits only.
 func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
 	if a, refusal = c.Try(now, name, e); refusal != nil {
-		a.caller.Refused(refusal)
+		a.caller.Refused(now, refusal)
 	}
 	return a, refusal
 }
@@ -234,14 +246,21 @@ func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a
 }
 
 // Refused counts that the request is refused.
-func (a *Admission) Refused(refusal *meter.Refusal) { a.caller.Refused(refusal) }
+func (a *Admission) Refused(refusal *meter.Refusal) { a.caller.Refused(time.Now(), refusal) }
+
+// Reserved counts that the request is refused because only shares of other tiers are left of the backends.
+func (a *Admission) Reserved() {
+	if a.caller != nil {
+		a.caller.RefusedBy(time.Now(), meter.ByReserve)
+	}
+}
 
 // Upload counts a request among those that the caller has at a time while its body comes, or returns why it may
 // not come. Uploaded must be called if there is no refusal.
 func (a *Admission) Upload() *meter.Refusal {
 	refusal := a.caller.Upload()
 	if refusal != nil {
-		a.caller.Refused(refusal)
+		a.Refused(refusal)
 	}
 	return refusal
 }

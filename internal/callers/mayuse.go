@@ -4,21 +4,25 @@ import (
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // MayUse returns the error if the request, of whose body that much was received, is not certain to be for a model and a
-// service tier that the caller may use. buffers is the option request_buffers.
+// service tier that the caller may use, and counts it then. buffers is the option request_buffers.
 func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
 	if models := c.Models(name); models != nil {
 		if e, refused = mayUseModel(models, q, received, buffers); refused {
+			c.refusedBy(name, meter.ByModel)
 			return e, true
 		}
 	}
 	if tiers := c.ServiceTiers(name); tiers != nil {
-		return mayUseTier(tiers, q, received, buffers)
+		if e, refused = mayUseTier(tiers, q, received, buffers); refused {
+			c.refusedBy(name, meter.ByServiceTier)
+		}
 	}
-	return apierror.Error{}, false
+	return e, refused
 }
 
 // mayUseModel returns the error if the request is not certain to be for one of these models.

@@ -113,7 +113,7 @@ func (r *Refusal) Names() (kind, window string) {
 func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 	r, refusal := c.Try(now, e)
 	if refusal != nil {
-		c.Refused(refusal)
+		c.Refused(now, refusal)
 	}
 	return r, refusal
 }
@@ -144,14 +144,17 @@ func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 }
 
 // Refused counts a request that is refused.
-func (c *Caller) Refused(refusal *Refusal) {
+func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 	var crossed []Crossing
 	c.mu.Lock()
+	at := c.roll(now)
 	if refusal.Reason == TooMany {
 		c.busy++
+		c.hour.refuse(at, byMaxRequests)
 	} else {
 		id := refusal.Limit.ID()
 		c.meters[id].refused++
+		c.hour.refuse(at, int(id))
 		if refusal.Reason <= OverQuota {
 			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
 		}
@@ -319,6 +322,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 			m.refund(-excess-first, r.last.number, min(r.last.at+c.clock.ahead, at))
 		}
 	}
+	c.hour.add(at, requests, tokens)
 	if !r.over {
 		c.ended(r)
 	}

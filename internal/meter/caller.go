@@ -57,6 +57,7 @@ type Caller struct {
 	reset int64
 	clock clock
 	usual usual
+	hour  hour
 }
 
 // tier is the caller's own: its name, and its number, counted from 1. 0: it has none.

@@ -42,6 +42,7 @@ type Snapshot struct {
 	Estimated, Reported float64
 	// Replicas is how many replicas share the limits without hearing each other, or 0.
 	Replicas int
+	Hour     LastHour
 }
 
 // Snapshot returns the state of the caller.
@@ -51,7 +52,7 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	at := c.roll(now)
 	c.confirm(at)
 	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
-		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.apart()}
+		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.apart(), Hour: c.hour.snapshot(at)}
 	for id := range c.all() {
 		if c.meters[id].limit.Amount > 0 {
 			s.Limits = append(s.Limits, c.useOf(id, at))
