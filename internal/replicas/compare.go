@@ -91,8 +91,8 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
 		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
-	case given:
-		// it is said again
+	case given, asked:
+		// it is said again, or nobody loads it
 	default:
 		// what is left may be a little more than the message says, if it is two benches
 		// in one; it is much more if the store's clock was set back, or if the

@@ -177,6 +177,8 @@ func (r *Replica) hear(m message, then, now time.Time) {
 		r.peers.hear(m, then)
 	case given:
 		r.hearGiven(m, then)
+	case asked:
+		r.hearQuestion(m)
 	case drained, resumed:
 		r.hearDrain(m, then, now)
 	case benched, doubted, disproved:

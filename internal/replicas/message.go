@@ -44,6 +44,9 @@ type message struct {
 	Configs map[string]string `json:"configs,omitempty"`
 	// Shares are what tiers have got there.
 	Shares []backendShare `json:"shares,omitempty"`
+	// Ask is a question, and Key seals the answers.
+	Ask string `json:"ask,omitempty"`
+	Key []byte `json:"key,omitempty"`
 }
 
 const version = 1
@@ -69,6 +72,8 @@ const (
 	resumed kind = "resume"
 	// given: tiers have got something there.
 	given kind = "given"
+	// asked: an operator asks all replicas something.
+	asked kind = "ask"
 	// used is not in a message: it is about callers, as package callers has it.
 	used kind = "use"
 )
@@ -199,6 +204,11 @@ func (m *message) check() error {
 		return nil
 	case given:
 		return areShares(m.Shares)
+	case asked:
+		if _, err := kem.NewPublicKey(m.Key); err != nil || m.Ask == "" || len(m.Ask) > maxQuestion {
+			return errors.New("it asks nothing")
+		}
+		return nil
 	case drained, resumed:
 		if !isDigest(m.Backend) || !isDigest(m.Member) || !isTime(m.Order) {
 			return errors.New("it names no backend")

@@ -63,16 +63,20 @@ type Status struct {
 
 // Statuses returns that of every store in use.
 func Statuses() []Status {
-	var replicas []*Replica
-	for r := range running.Range {
-		replicas = append(replicas, r.(*Replica))
-	}
-	slices.SortFunc(replicas, func(a, b *Replica) int { return strings.Compare(a.peers.self.ID, b.peers.self.ID) })
+	replicas := runningReplicas()
 	statuses := make([]Status, len(replicas))
 	for i, r := range replicas {
 		statuses[i] = Status{InTouch: r.connectivity.isConnected(), Queue: r.queue.len(), Peers: r.peers.list(time.Now())}
 	}
 	return statuses
+}
+
+func runningReplicas() (replicas []*Replica) {
+	for r := range running.Range {
+		replicas = append(replicas, r.(*Replica))
+	}
+	slices.SortFunc(replicas, func(a, b *Replica) int { return strings.Compare(a.peers.self.ID, b.peers.self.ID) })
+	return replicas
 }
 
 // gauges collects the gauges of the stores in use.

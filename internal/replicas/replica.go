@@ -59,6 +59,8 @@ type Replica struct {
 	peers  peers
 	stored ownerStore
 	tally  callers.Tally
+	// questions wait for answers.
+	questions chan message
 	// due wakes compareAgain.
 	due          signal
 	connectivity connectivity
@@ -83,7 +85,7 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	r := &Replica{
 		store: store, queue: newQueue[item](maxQueue), claims: newClaims(), due: newSignal(), peers: newPeers(),
 		ended: make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
-		stored: ownerStore{newQueue[owned](maxOwned), owners.NewLookups()},
+		questions: make(chan message, maxQuestions), stored: ownerStore{newQueue[owned](maxOwned), owners.NewLookups()},
 	}
 	r.logger.Store(logger)
 	return r
@@ -128,7 +130,7 @@ func (r *Replica) Run(ctx context.Context) {
 	running.Store(r, true)
 	defer running.Delete(r)
 	var tasks sync.WaitGroup
-	for _, task := range []func(context.Context){r.send, r.listen, r.compareAgain, r.claim, r.sendOwners, r.sendUse} {
+	for _, task := range []func(context.Context){r.send, r.listen, r.compareAgain, r.claim, r.sendOwners, r.sendUse, r.answer} {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()

@@ -1,0 +1,219 @@
+package replicas
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/state"
+)
+
+// answerWith has the replicas of a test answer questions.
+func answerWith(t *testing.T, answer func(question string, pools []string) []byte) {
+	t.Cleanup(func() { answerer.Store(nil) })
+	OnQuestion(answer)
+}
+
+// askFor asks for so long, and returns the texts, the own one without, in the order of the replicas.
+func (r *testReplica) askFor(patience time.Duration, question string) (texts []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, a := range r.ask(ctx, question) {
+		text := "-"
+		if a.Text != nil {
+			text = string(a.Text)
+		}
+		if a.Self {
+			text = "self"
+		}
+		texts = append(texts, text)
+	}
+	return texts
+}
+
+// answers returns what loads the answers to all questions that the store keeps now.
+func (w *world) answers() (load func() []state.Kept) {
+	store := w.hub.Store()
+	var groups []string
+	questions, _, _ := store.Load(context.Background(), []string{askedGroup})
+	for _, q := range questions {
+		m, err := parse(q.Message)
+		if err != nil {
+			w.Error(err)
+		}
+		for _, r := range w.replicas {
+			groups = append(groups, answersGroup(m.Key, r.peers.self.ID))
+		}
+	}
+	return func() []state.Kept {
+		kept, _, _ := store.Load(context.Background(), groups)
+		return kept
+	}
+}
+
+func TestAllReplicasAnswerAQuestion(t *testing.T) {
+	share(t, 3, func(w *world) {
+		var asked atomic.Int32
+		answerWith(t, func(question string, pools []string) []byte {
+			asked.Add(1)
+			return []byte(fmt.Sprint(question, " of ", pools))
+		})
+		w.replicas[0].link.Configured("llm", "aaaaaaaaaaaa")
+		wants := func(i int, question string, want ...string) {
+			t.Helper()
+			began := time.Now()
+			got := w.replicas[i].askFor(time.Second, question)
+			slices.Sort(got)
+			if strings.Join(got, ", ") != strings.Join(want, ", ") {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if took := time.Since(began); took > 200*time.Millisecond {
+				t.Errorf("it took %v", took)
+			}
+		}
+		wants(0, "use", "self", "use of []", "use of []")
+		wants(1, "use", "self", "use of []", "use of [llm]")
+		if asked.Load() != 3 { // the third replica says the same again
+			t.Errorf("%d answers were made, want 3", asked.Load())
+		}
+		time.Sleep(sameAnswer)
+		wants(0, "use", "self", "use of []", "use of []")
+		if asked.Load() != 5 {
+			t.Errorf("%d answers were made, want 5", asked.Load())
+		}
+		late := w.start()
+		time.Sleep(2 * time.Second)
+		if got := late.askFor(time.Second, "use"); len(got) != 4 {
+			t.Errorf("to a replica that has just started, there are %q", got)
+		}
+	})
+}
+
+func TestALongAnswerArrivesWhole(t *testing.T) {
+	share(t, 2, func(w *world) {
+		long := make([]byte, 300_000)
+		rand.NewChaCha8([32]byte{}).Read(long)
+		answerWith(t, func(string, []string) []byte { return long })
+		if got := w.replicas[0].askFor(time.Second, "long"); len(got) != 2 || got[1] != string(long) {
+			t.Error("it does not arrive, or not whole")
+		}
+		time.Sleep(sameAnswer)
+		long = append(long, bytes.Repeat([]byte("x"), maxAnswer)...)
+		if got := w.replicas[0].askFor(time.Second, "long"); len(got) != 2 || len(got[1]) > maxAnswer {
+			t.Error("an answer has no bound")
+		}
+		load := w.answers()
+		if len(load()) == 0 {
+			t.Error("the store has no answer")
+		}
+		time.Sleep(lifetime)
+		if kept := load(); len(kept) > 0 {
+			t.Errorf("the store has %d records of answers for too long", len(kept))
+		}
+	})
+}
+
+func TestAReplicaThatDoesNotAnswerIsShownWithoutAnAnswer(t *testing.T) {
+	share(t, 3, func(w *world) {
+		answerWith(t, func(string, []string) []byte { return []byte("here") })
+		w.replicas[2].stop() // it counts for a while
+		began := time.Now()
+		got := w.replicas[0].askFor(time.Second, "?")
+		if took := time.Since(began); strings.Count(strings.Join(got, " "), "here") != 1 || strings.Count(strings.Join(got, " "), "-") != 1 || took != time.Second {
+			t.Errorf("got %q after %v", got, took)
+		}
+		time.Sleep(lifetime)
+		if got := w.replicas[0].askFor(time.Second, "?"); len(got) != 2 {
+			t.Errorf("later, there are %q", got)
+		}
+		w.hub.Fail(errors.New("down"))
+		time.Sleep(2 * time.Second)
+		began = time.Now()
+		if got := w.replicas[0].askFor(time.Second, "?"); len(got) != 2 || got[1] != "-" || time.Since(began) > 0 {
+			t.Errorf("without the store, there are %q after %v", got, time.Since(began))
+		}
+	})
+}
+
+// Whoever reads what the store keeps, or passes on, learns no name.
+func TestTheStoreLearnsNoNamesFromAnswers(t *testing.T) {
+	share(t, 2, func(w *world) {
+		answerWith(t, func(string, []string) []byte { return []byte(strings.Repeat("alice uses gpt ", 100)) })
+		if got := w.replicas[0].askFor(time.Second, "callers"); !strings.Contains(got[1], "alice") {
+			t.Fatalf("got %q", got)
+		}
+		kept := w.answers()()
+		for _, k := range kept {
+			if bytes.Contains(k.Message, []byte("alice")) || bytes.Contains(k.Message, []byte("gpt ")) {
+				t.Errorf("the store has %q", k.Message)
+			}
+		}
+		if len(kept) != 1 {
+			t.Errorf("the store has %d records of answers", len(kept))
+		}
+	})
+}
+
+func TestAQuestionThatNobodyKnowsIsNotAnswered(t *testing.T) {
+	share(t, 2, func(w *world) {
+		answerWith(t, func(string, []string) []byte { return nil })
+		if got := w.replicas[0].askFor(100*time.Millisecond, "?"); got[1] != "-" {
+			t.Errorf("got %q", got)
+		}
+		for range 10 * maxQuestions {
+			w.replicas[1].hearQuestion(message{From: w.replicas[0].peers.self.ID, Ask: "?", Key: make([]byte, 32)})
+		}
+	})
+}
+
+func FuzzAnswers(f *testing.F) {
+	key, err := kem.GenerateKey()
+	if err != nil {
+		f.Fatal(err)
+	}
+	sealed, err := seal(key.PublicKey().Bytes(), []byte("alice"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add("0 of 1", sealed, "1 of 2", []byte("x"))
+	f.Add("0 of 2", sealed[:20], "1 of 2", sealed[20:])
+	f.Add("1 of 1", sealed, "", []byte(nil))
+	f.Fuzz(func(t *testing.T, key1 string, part1 []byte, key2 string, part2 []byte) {
+		whole, ok := joined([]state.Kept{{Key: key1, Message: part1}, {Key: key2, Message: part2}})
+		if ok && !bytes.Equal(whole, append(bytes.Clone(part1), part2...)) && !bytes.Equal(whole, append(bytes.Clone(part2), part1...)) {
+			t.Errorf("joined are %q", whole)
+		}
+		if text, err := open(key, whole); err == nil && string(text) != "alice" {
+			t.Errorf("opened is %q", text)
+		}
+	})
+}
+
+func TestQuestionsAreBounded(t *testing.T) {
+	key, err := kem.GenerateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for question, valid := range map[string]bool{"status": true, "": false, strings.Repeat("x", maxQuestion): true, strings.Repeat("x", maxQuestion+1): false} {
+		m := message{Version: version, Kind: asked, From: digest("r"), Ask: question, Key: key.PublicKey().Bytes()}
+		if _, err := parse(m.text()); (err == nil) != valid {
+			t.Errorf("a question of %d bytes: %v", len(question), err)
+		}
+		m.Key = m.Key[1:]
+		if _, err := parse(m.text()); err == nil {
+			t.Error("a key is too short")
+		}
+	}
+	var m message
+	if json.Unmarshal([]byte(`{"key":"AA=="}`), &m) != nil || len(m.Key) != 1 {
+		t.Error("keys are not read as they are written")
+	}
+}
