@@ -197,7 +197,7 @@ func (d *reader) answerUsage(ex *exchange) apierror.Answer {
 		return apierror.NoUsage.Answer(r)
 	}
 	now, name := time.Now(), ex.intent.caller.Name
-	use := admin.OwnUse{Caller: admin.CallerOf(ex.Name, d.callers.Use(now, name)), Models: ex.ledger.Models(now, name)}
+	use := admin.OwnUse{Caller: admin.CallerOf(now, ex.Name, d.callers.Use(now, name)), Models: ex.ledger.Models(now, name)}
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer

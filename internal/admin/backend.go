@@ -46,6 +46,8 @@ type Backend struct {
 	Priority int    `json:"priority"`
 	Weight   int    `json:"weight"`
 	State    string `json:"state"`
+	// States has how many replicas see it in each state. It is omitted without `?replica=`.
+	States map[string]int `json:"states,omitempty"`
 
 	WorstBench
 
@@ -218,14 +220,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	for _, bench := range s.Due {
 		b.Due = append(b.Due, benchesOf(m, bench, now)...)
 	}
-	slices.SortFunc(b.Benches, func(x, y Bench) int {
-		// backend comes before model
-		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
-	})
-	if len(b.Benches) > 0 && b.Benches[0].ServiceTier == "" {
-		worst := &b.Benches[0]
-		b.WorstBench = WorstBench{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
-	}
+	b.sortBenches()
 	if o := m.TakenOut(); o != nil {
 		b.Drain = &Drain{By: o.By, Reason: o.Reason}
 		if !o.Time.IsZero() {
@@ -236,6 +231,18 @@ func backendOf(s pool.State, now time.Time) Backend {
 		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
+}
+
+// sortBenches puts the bench first that matters most.
+func (b *Backend) sortBenches() {
+	slices.SortFunc(b.Benches, func(x, y Bench) int {
+		// backend comes before model
+		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
+	})
+	if len(b.Benches) > 0 && b.Benches[0].ServiceTier == "" {
+		worst := b.Benches[0]
+		b.WorstBench = WorstBench{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
+	}
 }
 
 func silencesOf(s pool.State) []Silence {

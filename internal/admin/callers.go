@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -28,11 +29,16 @@ type Caller struct {
 	Limits []CallerLimit `json:"limits"`
 	// Refused are the requests that a limit or MaxRequests has refused since the process started.
 	Refused uint64 `json:"refused"`
+	// LastHour is what it has done in the last hour. A caller is not told that: each replica counts for itself.
+	LastHour meter.LastHour `json:"last_hour,omitzero"`
 	// TokensToday and TokensMonth are the tokens of this day and month, requests in flight included.
 	TokensToday int64 `json:"tokens_today"`
 	TokensMonth int64 `json:"tokens_month"`
 	// Replicas is how many replicas share the limits without hearing each other, or 0.
 	Replicas int `json:"replicas_apart"`
+
+	// own reports whether this process knows it: what is used is then that of all replicas.
+	own bool
 }
 
 // OwnUse is what a caller is told of its use.
@@ -58,6 +64,8 @@ type CallerLimit struct {
 	Demoted uint64 `json:"demoted"`
 	// Ends is when the window ends.
 	Ends time.Time `json:"ends"`
+	// Resets is when nothing is used any more, if nothing else is, or nil.
+	Resets *time.Time `json:"resets"`
 }
 
 // UsedRatio returns which part of the limit is used.
@@ -71,23 +79,94 @@ func Callers(now time.Time, pool string) (all []Caller) {
 		return nil
 	}
 	for _, c := range meters.All() {
-		all = append(all, CallerOf(pool, c.Snapshot(now)))
+		s := c.Snapshot(now)
+		of := CallerOf(now, pool, s)
+		if of.LastHour = s.Hour; s.Hour.Refused == nil {
+			of.LastHour.Refused = map[string]uint64{} // in JSON, none is an empty object
+		}
+		all = append(all, of)
 	}
-	slices.SortStableFunc(all, func(a, b Caller) int {
-		return cmp.Or(cmp.Compare(b.busy(), a.busy()), cmp.Compare(b.TokensToday, a.TokensToday))
-	})
+	slices.SortStableFunc(all, busier)
 	return all
 }
 
+func busier(a, b Caller) int {
+	return cmp.Or(cmp.Compare(b.busy(), a.busy()), cmp.Compare(b.TokensToday, a.TokensToday))
+}
+
+// OtherCallers are the callers of other replicas, added up.
+type OtherCallers struct {
+	All[Caller]
+	// Number is how many rows they had.
+	Number int
+	// without reports whether this replica is not among those that were asked for.
+	without bool
+}
+
+// AskAllCallers asks all other replicas for their callers.
+func AskAllCallers(ctx context.Context) OtherCallers {
+	o, _ := askCallers(ctx, everyReplica, func(string) bool { return true }) // there is no name that could be wrong
+	return o
+}
+
+// askCallers asks the replicas with this name for the callers of these pools.
+func askCallers(ctx context.Context, replica string, inPool func(string) bool) (o OtherCallers, err error) {
+	all, answers, err := askAll(ctx, replica, callersQuestion, askPatience, func(c Caller, shared func(string) bool) bool {
+		return inPool(c.Pool) && shared(c.Pool) && len(c.Limits) <= meter.MaxLimits
+	})
+	o.All, o.without = all, withoutSelf(answers)
+	o.Rows = sum(nil, answers, (*Caller).called, (*Caller).add)
+	for _, answer := range answers {
+		o.Number += len(answer.rows)
+	}
+	return o, err
+}
+
+func (c *Caller) called() named { return named{c.Pool, c.Name} }
+
+// With returns them together with those of this process in these pools, the busiest first.
+func (o OtherCallers) With(now time.Time, inPool func(string) bool) All[Caller] {
+	var own []Caller
+	if !o.without {
+		own = callersIn(now, inPool)
+	}
+	o.Rows = sum(own, []answered[Caller]{{rows: o.Rows}}, (*Caller).called, (*Caller).add)
+	slices.SortStableFunc(o.Rows, busier)
+	return o.All
+}
+
+// add adds what another replica says of the caller. It knows what was used at all of them, perhaps a little later.
+func (c *Caller) add(other *Caller) {
+	c.InFlight, c.MaxRequests, c.Refused = c.InFlight+other.InFlight, c.MaxRequests+other.MaxRequests, c.Refused+other.Refused
+	c.LastHour.Add(other.LastHour)
+	c.TokensToday, c.TokensMonth = max(c.TokensToday, other.TokensToday), max(c.TokensMonth, other.TokensMonth)
+	c.Limits = slices.Clone(c.Limits)
+	for _, o := range other.Limits {
+		i := slices.IndexFunc(c.Limits, func(l CallerLimit) bool { return l.Kind == o.Kind && l.Window == o.Window })
+		if i < 0 {
+			continue // its configuration differs
+		}
+		l := &c.Limits[i]
+		l.Refused, l.Demoted = l.Refused+o.Refused, l.Demoted+o.Demoted
+		if !c.own && o.Used > l.Used {
+			l.Used, l.Left, l.Ends, l.Resets = o.Used, o.Left, o.Ends, o.Resets
+		}
+	}
+}
+
 // CallerOf returns what a caller of a pool has used.
-func CallerOf(pool string, s meter.Snapshot) Caller {
+func CallerOf(now time.Time, pool string, s meter.Snapshot) Caller {
 	c := Caller{
 		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []CallerLimit{},
-		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas,
+		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, own: true,
 	}
 	for _, u := range s.Limits {
 		c.Refused += u.Refused
-		c.Limits = append(c.Limits, CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends)})
+		l := CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends), nil}
+		if u.Reset > 0 {
+			l.Resets = new(moment(now.Add(u.Reset)))
+		}
+		c.Limits = append(c.Limits, l)
 	}
 	return c
 }

@@ -37,7 +37,9 @@ Shows the backends of the running Caddy's load balancers, takes a backend out
 of use, puts it back, or ends its benches. A drain survives a reload of the
 configuration, and ends with the process. With the option state, it applies to
 all replicas, also to those that start later. The command also shows callers,
-gives them their use back, adds up what was used, and shows replicas.
+gives them their use back, adds up what was used, and shows replicas. With the
+option state, status, callers and usage show the sum over all replicas, or with
+--replica one of them.
 
 It calls Caddy's admin API at --address, if that is given. Otherwise, the
 address comes from the --config file, or is Caddy's default. The command reads
@@ -76,14 +78,17 @@ func addCommands(parent *cobra.Command) {
 	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first", cobra.NoArgs)
 	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew", cobra.ExactArgs(1))
 	callers.AddCommand(resetCaller)
+	status, usage := newCommand("status", "Shows all backends", cobra.NoArgs), usageCommand()
+	for _, command := range []*cobra.Command{status, callers, usage} {
+		command.Flags().String("replica", everyReplica, "Only what this replica knows: its host, or the beginning of its id")
+	}
 	for _, command := range []*cobra.Command{drain, resume, reset, resetCaller} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
 		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
+	usage.MarkFlagsMutuallyExclusive("config", "replica")
 	parent.AddCommand(
-		newCommand("status", "Shows all backends", cobra.NoArgs),
-		callers,
-		usageCommand(),
+		status, callers, usage,
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs", cobra.NoArgs),
 		drain, resume, reset,
 		checkCommand(),
@@ -134,6 +139,7 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 		query.Set("pool", flags.String("pool"))
 	}
 	method, path, show := http.MethodGet, backendsPath, showBackends
+	whose := flags.Lookup("replica") != nil
 	what := command.Name()
 	if above := command.Parent().Name(); above == "callers" {
 		what = above + " " + what
@@ -156,7 +162,13 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 		order.Set("by", cmp.Or(flags.String("by"), operator()))
 		order.Set("reason", flags.String("reason"))
 	}
+	if whose {
+		order.Set("replica", flags.String("replica"))
+	}
 	answer, err := ask(address, method, path, order)
+	if err == nil && whose {
+		return showAll(command, showing(show, flags), flags.Bool("json"), answer)
+	}
 	if err == nil && flags.Lookup("wait") != nil && flags.Bool("wait") {
 		answer, err = waitFor(address, args[0], query, command.ErrOrStderr())
 	}
@@ -300,7 +312,7 @@ func showBackends(to io.Writer, answer []byte) error {
 		if b.RemainingMs > 0 {
 			remaining = (time.Duration(b.RemainingMs) * time.Millisecond).String()
 		}
-		state := b.State
+		state := b.stateText()
 		if !b.Healthy {
 			state += ", unhealthy"
 		}
@@ -309,8 +321,8 @@ func showBackends(to io.Writer, answer []byte) error {
 			model = cmp.Or(model, printable(b.Deployment), "(none named)")
 		}
 		fmt.Fprintln(table, strings.Join([]string{
-			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), state,
-			cmp.Or(b.Class, "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
+			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), printable(state),
+			cmp.Or(printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10),
 		}, "\t"))
 	}

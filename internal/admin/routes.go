@@ -36,7 +36,8 @@ func init() {
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits the routes of backends, callers and the ledger to a pool. `?by=` and `?reason=` of an order are
+// `?pool=` limits the routes of backends, callers and the ledger to a pool. With `?replica=*` they answer with the sum over all
+// replicas, and with a host or the beginning of an id with what that replica knows. `?by=` and `?reason=` of an order are
 // logged, and those of a drain are shown while the backend is drained.
 type API struct{}
 
@@ -87,11 +88,18 @@ func (API) list(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
 	}
-	_, inPool, err := queryOf(r, "pool")
+	query, inPool, err := queryOf(r, "pool", "replica")
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
+	if !query.Has("replica") {
+		return writeJSON(w, Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
+	}
+	all, err := allBackends(r.Context(), query.Get("replica"), inPool)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, all)
 }
 
 // callers answers with the callers of all pools that limit them.
@@ -99,17 +107,18 @@ func (API) callers(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
 	}
-	_, inPool, err := queryOf(r, "pool")
+	query, inPool, err := queryOf(r, "pool", "replica")
 	if err != nil {
 		return err
 	}
-	all := []Caller{} // in JSON, none is an empty list
-	for _, entry := range pools.Default.Entries() {
-		if inPool(entry.Name) {
-			all = append(all, Callers(time.Now(), entry.Name)...)
-		}
+	if !query.Has("replica") {
+		return writeJSON(w, callersIn(time.Now(), inPool))
 	}
-	return writeJSON(w, all)
+	others, err := askCallers(r.Context(), query.Get("replica"), inPool)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, others.With(time.Now(), inPool))
 }
 
 // resetCaller gives the callers of a name their use back, and answers with these callers.

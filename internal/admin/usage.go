@@ -30,7 +30,7 @@ func (API) usage(w http.ResponseWriter, r *http.Request) error {
 	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
 		return err
 	}
-	query, inPool, err := queryOf(r, "pool", "days")
+	query, inPool, err := queryOf(r, "pool", "days", "replica")
 	if err != nil {
 		return err
 	}
@@ -45,7 +45,14 @@ func (API) usage(w http.ResponseWriter, r *http.Request) error {
 	if pages == nil {
 		pages = []ledger.Page{}
 	}
-	return writeJSON(w, pages)
+	if !query.Has("replica") {
+		return writeJSON(w, pages)
+	}
+	all, err := allPages(r.Context(), query.Get("replica"), of, inPool, pages)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, all)
 }
 
 // period is a month or a day, as in 2026-11 or 2026-11-25.
@@ -69,6 +76,7 @@ func periodOf(text string) (period, error) {
 // usageOptions are the flags of the command usage.
 type usageOptions struct {
 	month, day, config, adapter, format, prices, check string
+	replica                                            string
 	addresses, by, backends                            []string
 	columns                                            map[string]string
 }
@@ -86,8 +94,8 @@ backends have reported them. Tokens without a report are in the columns estimate
 With --config, it reads the ledger from the storage of that configuration, which
 has all replicas with this storage, up to the last 10 seconds. Otherwise, it asks
 the admin API at each --address, or at Caddy's default one: a replica knows what it
-has in memory, and what is in its storage. Replicas may share a storage: each page of
-the ledger counts once.
+has in memory, and what is in its storage. With the option state, it asks the others.
+Replicas may share a storage: each page of the ledger counts once.
 
 With --prices, there is a column cost. The file is a CSV of prices per million tokens
 with the columns model, service_tier, input, cached and output:
@@ -125,6 +133,7 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	command.MarkFlagsMutuallyExclusive("prices", "check")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		pool, _ := command.Flags().GetString("pool")
+		o.replica, _ = command.Flags().GetString("replica")
 		if asJSON, _ := command.Flags().GetBool("json"); asJSON {
 			o.format = "json"
 		}
@@ -154,7 +163,7 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	if err != nil {
 		return err
 	}
-	pages, err := o.pages(of, pool)
+	pages, err := o.pages(of, pool, warnings)
 	if err != nil {
 		return err
 	}
@@ -187,11 +196,11 @@ func readFile[T any](name string, read func([]byte) (T, error)) (value T, err er
 }
 
 // pages returns the pages of a period and of a pool, or of all if pool is empty.
-func (o *usageOptions) pages(of period, pool string) (pages []ledger.Page, err error) {
+func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages []ledger.Page, err error) {
 	if o.config != "" {
 		return pagesOf(o.config, o.adapter, func(w ledger.Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
 	}
-	query := url.Values{"days": {string(of)}}
+	query := url.Values{"days": {string(of)}, "replica": {o.replica}}
 	if pool != "" {
 		query.Set("pool", pool)
 	}
@@ -203,11 +212,12 @@ func (o *usageOptions) pages(of period, pool string) (pages []ledger.Page, err e
 		if err != nil {
 			return nil, err
 		}
-		var more []ledger.Page
+		var more All[ledger.Page]
 		if err := decode(answer, &more); err != nil {
 			return nil, err
 		}
-		pages = append(pages, more...)
+		pages = append(pages, more.Rows...)
+		showWhose(warnings, more.Connected, more.Replicas)
 	}
 	return ledger.Newest(pages), nil
 }

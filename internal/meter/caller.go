@@ -33,7 +33,7 @@ type Caller struct {
 	// active are the ids of meters that count, one bit each: those of all limits, and the tokens of a
 	// day and a month, which are always counted.
 	active      uint16
-	meters      [maxLimits]meter
+	meters      [MaxLimits]meter
 	location    *time.Location
 	tier        tier
 	maxRequests int
@@ -69,7 +69,7 @@ type tier struct {
 // newCaller returns the meters of a caller that has used nothing. hook may be nil.
 func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
 	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual}
-	for id := range ID(maxLimits) {
+	for id := range ID(MaxLimits) {
 		c.meters[id].limit = Limit{Kind: id.Kind(), Unit: id.Unit()}
 	}
 	c.Change(time.Time{}, Settings{})

@@ -1,6 +1,9 @@
 package meter
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // hour is what a caller has done in the last hour: the current five minutes, and the eleven times five before. The caller's
 // mutex guards it. The clock may be set: what was counted then is forgotten.
@@ -18,11 +21,11 @@ const (
 )
 
 // refusals is how many things refuse requests: the limits, by their ids, and those that follow.
-const refusals = maxLimits + 5
+const refusals = MaxLimits + 5
 
 // The numbers of what refuses requests besides the limits.
 const (
-	byMaxRequests = maxLimits + iota
+	byMaxRequests = MaxLimits + iota
 	// ByModel and ByServiceTier: the request is not certain to be for one that the caller may use.
 	ByModel
 	ByServiceTier
@@ -36,10 +39,10 @@ var refusalNames = [...]string{"max_requests", "model", "service_tier", "deny", 
 
 // refusalName returns what refuses requests as operators write it, such as tokens/minute.
 func refusalName(by int) string {
-	if by < maxLimits {
+	if by < MaxLimits {
 		return ID(by).String()
 	}
-	return refusalNames[by-maxLimits]
+	return refusalNames[by-MaxLimits]
 }
 
 // at returns the index of the part of a time, after forgetting what is over.
@@ -67,6 +70,22 @@ type LastHour struct {
 	// Refused are the requests that were refused, by what refused them: a limit such as tokens/minute, max_requests, model,
 	// service_tier, deny or reserve.
 	Refused map[string]uint64 `json:"refused"`
+}
+
+// Add adds another replica's last hour. What that says may be anything.
+func (l *LastHour) Add(other LastHour) {
+	l.Requests += other.Requests
+	l.Tokens += other.Tokens
+	sum := maps.Clone(l.Refused)
+	for name, n := range other.Refused {
+		if sum == nil {
+			sum = make(map[string]uint64)
+		}
+		if _, known := sum[name]; known || len(sum) < refusals {
+			sum[name] += n
+		}
+	}
+	l.Refused = sum
 }
 
 func (h *hour) snapshot(now int64) (sum LastHour) {

@@ -108,8 +108,8 @@ func (l Limit) amount() string {
 // ID identifies a limit among those of a caller: a caller has at most one of each kind and unit.
 type ID uint8
 
-// maxLimits is how many limits a caller may have.
-const maxLimits = kinds * units
+// MaxLimits is how many limits a caller may have.
+const MaxLimits = kinds * units
 
 // ID returns the limit's id.
 func (l Limit) ID() ID { return ID(l.Kind)*units + ID(l.Unit) }
@@ -121,7 +121,7 @@ func (id ID) Kind() Kind { return Kind(id / units) }
 func (id ID) Unit() Unit { return Unit(id % units) }
 
 // Valid reports whether there are limits with this id.
-func (id ID) Valid() bool { return id < maxLimits }
+func (id ID) Valid() bool { return id < MaxLimits }
 
 func (id ID) String() string { return id.Kind().String() + "/" + id.Unit().String() }
 
@@ -130,7 +130,7 @@ func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (id *ID) UnmarshalText(text []byte) error {
-	for i := range ID(maxLimits) {
+	for i := range ID(MaxLimits) {
 		if i.String() == string(text) {
 			*id = i
 			return nil

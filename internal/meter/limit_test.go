@@ -51,13 +51,13 @@ func TestABadLimitIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 
 func TestAnIDNamesAKindAndAUnit(t *testing.T) {
 	seen := make(map[string]bool)
-	for id := range ID(maxLimits) {
+	for id := range ID(MaxLimits) {
 		if got := (Limit{Kind: id.Kind(), Unit: id.Unit()}).ID(); got != id || !id.Valid() {
 			t.Errorf("%d became %d", id, got)
 		}
 		seen[id.String()] = true
 	}
-	if len(seen) != maxLimits || !seen["requests/second"] || !seen["tokens/month"] || ID(maxLimits).Valid() {
+	if len(seen) != MaxLimits || !seen["requests/second"] || !seen["tokens/month"] || ID(MaxLimits).Valid() {
 		t.Errorf("the ids are %v", seen)
 	}
 	text, err := json.Marshal(Entry{ID: Limit{Kind: Tokens, Unit: Day}.ID(), Window: 7, Used: 9})

@@ -204,7 +204,7 @@ func (m *model) admitsBy(r *Refusal, id ID, now time.Time) bool {
 // addUp checks that the parts of all windows add up to what is used in these.
 func addUp(t *testing.T, c *Caller) {
 	t.Helper()
-	for id := range ID(maxLimits) {
+	for id := range ID(MaxLimits) {
 		m := &c.meters[id]
 		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.own.parts != nil) || slides && m.others.parts == nil {
 			t.Fatalf("%s: parts of the limit %s", id, m.limit)
@@ -250,7 +250,7 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 					open[i].Settle(now, spent(random.Int64N(400)))
 				}
 			case 4:
-				id := ID(random.IntN(maxLimits))
+				id := ID(random.IntN(MaxLimits))
 				used := random.Int64N([]int64{3, 1000, 1 << 62}[random.IntN(3)])
 				w := windowAt(id.Unit(), now.UnixNano(), time.UTC).index - 1
 				c.Heard(now, string(rune('a'+random.IntN(3))), version, []Entry{{id, w + random.Int64N(3), used, 0}})

@@ -110,7 +110,7 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 	for ahead := range int64(2) {
 		c.Heard(late, "a", 1, []Entry{{minute, w + ahead, 100, 0}})
 	}
-	c.Heard(late, "a", 2, []Entry{{minute, w, -1, 0}, {maxLimits, w, 100, 0}, {255, w, 1, 0}})
+	c.Heard(late, "a", 2, []Entry{{minute, w, -1, 0}, {MaxLimits, w, 100, 0}, {255, w, 1, 0}})
 	for i, want := range []int64{100, 200} { // the next window begins
 		if got := used(t, c, late.Add(time.Duration(i)*time.Second), "tokens/minute"); got != want {
 			t.Errorf("%d are used, want %d", got, want)

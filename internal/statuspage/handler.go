@@ -3,6 +3,7 @@ package statuspage
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 )
@@ -30,7 +32,8 @@ func init() {
 // handlers: the share of the requests of the last five minutes that were not
 // served, problems and what to do about them, the state of each backend and model,
 // how long a bench still lasts, what callers have used of their limits, the traffic,
-// and recent benches. The page is
+// and recent benches. With the query `?callers`, it shows the callers of all replicas that share state: who uses how much of
+// which limit, and who was refused in the last hour, and why. The page is
 // read-only, and updates itself. With the query `?json` the answer is the same as
 // JSON. It shows no key and no URL, but the names of pools, backends, models
 // and callers: let only those reach it who may know them.
@@ -46,6 +49,9 @@ type Handler struct {
 	mu       sync.Mutex
 	status   Status
 	fragment []byte
+	// others are the callers of other replicas, which are asked again at a time.
+	others   admin.OtherCallers
+	askAgain time.Time
 }
 
 const defaultMaxWatchers = 32
@@ -104,22 +110,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	if r.URL.Query().Has("events") {
 		return h.stream(w, r)
 	}
-	now := time.Now()
-	status, fragment, err := h.render(now)
+	now, view := time.Now(), viewOf(r)
+	status, fragment, err := h.render(now, view)
 	if err != nil {
 		return err
 	}
 	var page []byte
 	if r.URL.Query().Has("json") {
 		header.Set("Content-Type", "application/json")
-		if page, err = json.Marshal(status); err != nil {
+		if page, err = json.Marshal(view.of(status)); err != nil {
 			return err
 		}
 		page = append(page, '\n')
 	} else {
 		header.Set("Content-Type", "text/html; charset=utf-8")
 		header.Set("Content-Security-Policy", contentSecurityPolicy)
-		page = assemble(fragment, now)
+		page = assemble(fragment, view.tools(), now)
 	}
 	header.Set("Content-Length", strconv.Itoa(len(page)))
 	header.Set("Referrer-Policy", "no-referrer")
@@ -130,20 +136,31 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return err
 }
 
+// askInterval is how often other replicas are asked, and askPerCaller how much longer it takes for each caller that they
+// have named: that costs a fiftieth of the time.
+const askInterval, askPerCaller = 5 * time.Second, 200 * time.Microsecond
+
 // render returns what the page shows, and as HTML the part of it that changes.
-// However many watchers there are, both are made only once in a while.
-func (h *Handler) render(now time.Time) (Status, []byte, error) {
+// However many watchers there are, the status is made only once in a while, and so is the HTML of the first page.
+func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.fragment != nil && now.Sub(h.status.Time) < interval/2 {
-		return h.status, h.fragment, nil
-	}
-	s := statusAt(now)
-	fragment, err := renderState(s)
-	if err == nil {
+	if h.fragment == nil || now.Sub(h.status.Time) >= interval/2 {
+		if !now.Before(h.askAgain) {
+			h.others = admin.AskAllCallers(context.Background())
+			h.askAgain = now.Add(askInterval + time.Duration(h.others.Number)*askPerCaller)
+		}
+		s = statusAt(now, h.others)
+		if fragment, err = (view{}).render(s); err != nil {
+			return s, nil, err
+		}
 		h.status, h.fragment = s, fragment
 	}
-	return s, fragment, err
+	if v.callers {
+		fragment, err = v.render(h.status)
+		return h.status, fragment, err
+	}
+	return h.status, h.fragment, nil
 }
 
 // Interface guards

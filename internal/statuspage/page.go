@@ -36,6 +36,8 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"runbook": runbookURL,
 	"shares":  sharesOf,
 	"limits":  limitsOf,
+	"refused": refusedOf,
+	"reasons": refusals,
 	"count":   func(n uint64) string { return short(float64(n)) },
 }).ParseFS(files, "page/state.html"))
 
@@ -45,7 +47,7 @@ var (
 		"{style}", style, "{script}", script, "{version}", html.EscapeString(metrics.Version()), "{caddy}", html.EscapeString(metrics.CaddyVersion()),
 	).Replace(mustRead("page/shell.html"))
 	contentSecurityPolicy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
-		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(style), digest(script))
+		"base-uri 'none'; form-action 'self'; frame-ancestors 'none'", digest(style), digest(script))
 )
 
 func mustRead(name string) string {
@@ -63,10 +65,10 @@ func digest(text string) string {
 }
 
 // assemble puts the part of the page that changes into the rest.
-func assemble(fragment []byte, now time.Time) []byte {
+func assemble(fragment []byte, tools string, now time.Time) []byte {
 	var page bytes.Buffer
 	_, _ = strings.NewReplacer(
-		"{state}", string(fragment), "{now}", strconv.FormatInt(now.UnixMilli(), 10), "{time}", now.UTC().Format("15:04:05"),
+		"{state}", string(fragment), "{tools}", tools, "{now}", strconv.FormatInt(now.UnixMilli(), 10), "{time}", now.UTC().Format("15:04:05"),
 	).WriteString(&page, shell)
 	return page.Bytes()
 }

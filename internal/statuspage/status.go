@@ -24,6 +24,9 @@ type Status struct {
 	WindowSeconds float64           `json:"window_seconds"`
 	Pools         []poolStatus      `json:"pools"`
 	States        []replicas.Status `json:"states"`
+	// CallerReplicas are the replicas that the use of callers is from, if they share state.
+	CallerReplicas   []admin.Seen `json:"caller_replicas"`
+	callersConnected bool
 }
 
 // poolStatus is what the page shows of a pool.
@@ -44,9 +47,12 @@ type poolStatus struct {
 	Models   []modelStatus   `json:"models"`
 	Benches  []admin.Episode `json:"recent_benches"`
 	Spans    []spanStatus    `json:"spans"`
-	// Callers are the busiest callers, if the pool limits any, and MoreCallers is how many others there are.
+	// Callers are the busiest of the callers that a view shows, if the pool limits any, of so many that were Found, and
+	// MoreCallers is how many of those there are. callers are all.
 	Callers     []admin.Caller `json:"callers"`
 	MoreCallers int            `json:"more_callers"`
+	Found       int            `json:"-"`
+	callers     []admin.Caller
 	// Unlimited are the callers that have keys, but no limits, although the pool limits others.
 	Unlimited []string `json:"callers_without_limits"`
 }
@@ -128,11 +134,8 @@ type spanStatus struct {
 // maxEpisodes is how many recent benches are shown of a pool.
 const maxEpisodes = 10
 
-// maxCallers is how many callers are shown of a pool.
-const maxCallers = 50
-
-// statusAt returns what the page shows now.
-func statusAt(now time.Time) Status {
+// statusAt returns what the page shows now. others are the callers of other replicas.
+func statusAt(now time.Time, others admin.OtherCallers) Status {
 	spans := metrics.Recent.Spans()
 	counts, length := metrics.Sum(spans)
 	s := Status{
@@ -142,16 +145,18 @@ func statusAt(now time.Time) Status {
 	for _, p := range admin.Pools(now, counts) {
 		its := poolStatusOf(p, counts, spans)
 		its.Problems = append(differencesOf(s, p.Name), its.Problems...)
-		its.Callers, its.MoreCallers = busiest(admin.Callers(now, p.Name))
 		s.Pools = append(s.Pools, its)
 	}
+	callers := others.With(now, func(string) bool { return true })
+	s.CallerReplicas, s.callersConnected = append([]admin.Seen{}, callers.Replicas...), callers.Connected
+	for i := range s.Pools {
+		for _, c := range callers.Rows {
+			if c.Pool == s.Pools[i].Pool {
+				s.Pools[i].callers = append(s.Pools[i].callers, c)
+			}
+		}
+	}
 	return s
-}
-
-// busiest returns the callers that are shown, of all in this order, and how many others there are.
-func busiest(all []admin.Caller) (shown []admin.Caller, more int) {
-	n := min(maxCallers, len(all))
-	return append([]admin.Caller{}, all[:n]...), len(all) - n
 }
 
 func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {

@@ -45,9 +45,10 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request) error {
 	defer ticker.Stop()
 	var sent []byte
 	var beat time.Time
+	view := viewOf(r)
 	for !caddy.Exiting() {
 		now := time.Now()
-		_, fragment, err := h.render(now)
+		_, fragment, err := h.render(now, view)
 		if err != nil {
 			return err
 		}

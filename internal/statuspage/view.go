@@ -15,10 +15,14 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// renderState returns the part of the page that changes.
-func renderState(s Status) ([]byte, error) {
+// render returns the part of the page that changes.
+func (v view) render(s Status) ([]byte, error) {
 	var fragment bytes.Buffer
-	err := templates.ExecuteTemplate(&fragment, "state", s)
+	template := "state"
+	if v.callers {
+		template = "view of callers"
+	}
+	err := templates.ExecuteTemplate(&fragment, template, v.of(s))
 	return fragment.Bytes(), err
 }
 
@@ -145,36 +149,6 @@ func (b backendStatus) Utilizations() (views []utilizationView) {
 		views = append(views, utilizationView{name, percent(&ratio), math.Round(100 * min(1, ratio)), ratio >= 1})
 	}
 	return views
-}
-
-// limitView is what the page shows of a limit of a caller.
-type limitView struct {
-	// Text says how much is used, as `1.2 M of 5 M tokens/day`, and Then the tier of requests over the limit.
-	Text, Percent, Then string
-	Width               float64
-	Full                bool
-}
-
-// limitsOf returns the limits of a caller.
-func limitsOf(c admin.Caller) (views []limitView) {
-	for _, l := range c.Limits {
-		ratio := l.UsedRatio()
-		text := fmt.Sprintf("%s of %s %s/%s", short(float64(l.Used)), short(float64(l.Limit)), l.Kind, l.Window)
-		views = append(views, limitView{text, percent(&ratio), l.Then, math.Round(100 * min(1, ratio)), ratio >= 1})
-	}
-	return views
-}
-
-// UnlimitedKeys returns the callers without limits as a sentence.
-func (s poolStatus) UnlimitedKeys() string {
-	names := make([]string, min(maxCallers, len(s.Unlimited)))
-	for i := range names {
-		names[i] = cut(s.Unlimited[i])
-	}
-	if more := len(s.Unlimited) - len(names); more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	return "Client keys without limits, because their callers have no block: " + strings.Join(names, ", ") + "."
 }
 
 // Says returns the problem in words.

@@ -294,7 +294,7 @@ func TestTheAdminAPIRefusesWhatItCannotDo(t *testing.T) {
 		{"POST", "/b/drain?pool=other&pool=openai_lb", 400, "", "query parameter 'pool': expected at most one of each of pool, by, reason"},
 		{"POST", "/b/drain?reason=" + strings.Repeat("r", 257), 400, "", "query parameter reason is longer than 256 bytes"},
 		{"POST", "/b/drain?by=a%0Ab", 400, "", "query parameter by must contain only printable characters"},
-		{"GET", "?by=a", 400, "", "query parameter 'by': expected at most one of each of pool"},
+		{"GET", "?by=a", 400, "", "query parameter 'by': expected at most one of each of pool, replica"},
 		{"GET", "?pool=%zz", 400, "", `the query cannot be read: invalid URL escape "%zz"`},
 	} {
 		got := o.call(c.method, atBackends+c.path)
@@ -356,7 +356,7 @@ func TestTheCommandSaysInPlainTextWhatIsWrong(t *testing.T) {
 		"drain b --pool nowhere":       "no pool is called 'nowhere': there are other, openai_lb",
 		"drain b --reason a\x07b":      "query parameter reason must contain only printable characters",
 		"drain ..":                     "no backend is called '..': there are b, team/a b",
-		"status --address localhost:1": "the admin API at localhost:1: performing request: Get \"http://localhost:1/openai_lb/backends\": dial tcp ",
+		"status --address localhost:1": "the admin API at localhost:1: performing request: Get \"http://localhost:1/openai_lb/backends?replica=%2A\": dial tcp ",
 		"status --reason no":           "unknown flag: --reason",
 		"status --config /dev/null/x":  "could not read the address of the admin API from /dev/null/x: open /dev/null/x: not a directory",
 	} {

@@ -82,9 +82,32 @@
 		show('yes');
 	}
 
+	// The search is outside of what changes, and starts the stream anew with what it has found.
+	const find = document.getElementById('find'), search = document.getElementById('search');
+	const address = () => (search ? '?callers' + (search.value ? '&search=' + encodeURIComponent(search.value) : '') : '?');
+	let typed = 0;
+	function look() {
+		history.replaceState(null, '', address());
+		toldAt = 0;
+		disconnect();
+		connect();
+	}
+	if (find) {
+		search.addEventListener('input', () => {
+			clearTimeout(typed);
+			typed = setTimeout(look, 250);
+		});
+		find.addEventListener('submit', (event) => {
+			if (source.readyState === EventSource.CLOSED) return; // too many watch: it is another page
+			event.preventDefault();
+			clearTimeout(typed);
+			look();
+		});
+	}
+
 	function connect() {
 		clearTimeout(again);
-		source = new EventSource('?events');
+		source = new EventSource(address() + '&events');
 		source.addEventListener('beat', hear);
 		source.addEventListener('state', (event) => {
 			hear(event);
