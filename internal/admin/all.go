@@ -94,10 +94,21 @@ func callersIn(now time.Time, inPool func(string) bool) []Caller {
 	return all
 }
 
-// answered are the rows of a replica. self has none.
+// answered are the rows of a replica, of the pools that it shares. This one has none.
 type answered[T any] struct {
-	seen *Seen
-	rows []T
+	seen  *Seen
+	rows  []T
+	pools []string
+}
+
+// sharing returns how many replicas with a pool are in a sum.
+func sharing[T any](answers []answered[T], pool string) (n int) {
+	for _, a := range answers {
+		if a.seen.Included && slices.Contains(a.pools, pool) {
+			n++
+		}
+	}
+	return max(1, n)
 }
 
 // askAll asks the replicas with this name, and returns what they answer. Without an engine of state, there are none.
@@ -108,6 +119,15 @@ func askAll[T any](ctx context.Context, name, question string, patience time.Dur
 	if err != nil {
 		return a, nil, err
 	}
+	a, rows = readAnswers(answers, keep)
+	if name != everyReplica && !slices.ContainsFunc(a.Replicas, func(s Seen) bool { return s.Included }) {
+		return a, nil, refuse(http.StatusBadGateway, "replica '%s' has not answered, see `caddy openai-lb replicas`", name)
+	}
+	return a, rows, nil
+}
+
+// readAnswers returns the rows of answers that keep selects. Whoever can write to the engine may have made them up.
+func readAnswers[T any](answers []replicas.Answer, keep func(row T, shared func(pool string) bool) bool) (a All[T], rows []answered[T]) {
 	a = All[T]{Connected: true, Replicas: make([]Seen, len(answers)), Rows: []T{}}
 	for i, answer := range answers {
 		its := []T{}
@@ -117,18 +137,20 @@ func askAll[T any](ctx context.Context, name, question string, patience time.Dur
 		})
 		a.Replicas[i] = Seen{answer.ID, answer.Host, answer.Heard, answer.Self, answer.Self || ok}
 		a.Connected = a.Connected && answer.Connected
-		rows = append(rows, answered[T]{&a.Replicas[i], its})
+		rows = append(rows, answered[T]{&a.Replicas[i], its, answer.Pools})
 	}
-	return a, rows, nil
+	return a, rows
 }
 
 // chosen returns the answers of the replicas with this name: a host, or the beginning of an id. Several engines may have one.
 func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err error) {
 	var names []string
+	for _, a := range answers {
+		names = append(names, printable(a.Host)+" "+a.ID)
+	}
 	engines := make(map[int]bool)
 	for _, a := range answers {
-		names = append(names, a.Host+" "+a.ID)
-		if name != everyReplica && a.Host != name && (len(name) < 4 || !strings.HasPrefix(a.ID, name)) {
+		if name != everyReplica && (a.Host != name || name == "") && (len(name) < 4 || !strings.HasPrefix(a.ID, name)) {
 			continue
 		}
 		if engines[a.Engine] && name != everyReplica {
@@ -181,13 +203,22 @@ func allBackends(ctx context.Context, replica string, inPool func(string) bool) 
 	if !withoutSelf(answers) {
 		own = Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) })
 	}
+	a.Rows = sumBackends(own, answers)
+	return a, nil
+}
+
+// sumBackends adds answers to the backends of this replica.
+func sumBackends(own []Backend, answers []answered[Backend]) []Backend {
 	for _, rows := range append([]answered[Backend]{{rows: own}}, answers...) {
 		for i := range rows.rows {
 			rows.rows[i].States = map[string]int{rows.rows[i].State: 1}
 		}
 	}
-	a.Rows = sum(own, answers, func(b *Backend) named { return named{b.Pool, b.Name} }, (*Backend).add)
-	return a, nil
+	all := sum(own, answers, func(b *Backend) named { return named{b.Pool, b.Name} }, (*Backend).add)
+	for i := range all {
+		all[i].MaxRequests *= int64(sharing(answers, all[i].Pool))
+	}
+	return all
 }
 
 // states are the states of a backend in their order.
@@ -201,7 +232,7 @@ func (b *Backend) add(other *Backend) {
 	if i := slices.Index(states, other.State); i >= 0 && i < slices.Index(states, b.State) {
 		b.State = other.State
 	}
-	b.InFlight, b.MaxRequests, b.Healthy = b.InFlight+other.InFlight, b.MaxRequests+other.MaxRequests, b.Healthy && other.Healthy
+	b.InFlight, b.Healthy = b.InFlight+other.InFlight, b.Healthy && other.Healthy
 	c, o := &b.Counts, other.Counts
 	*c = Counts{c.Requests + o.Requests, c.Attempts + o.Attempts, c.Throttles + o.Throttles, c.Failures + o.Failures, c.Failovers + o.Failovers, c.Tokens + o.Tokens}
 	b.Drain = cmp.Or(b.Drain, other.Drain)

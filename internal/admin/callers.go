@@ -101,6 +101,7 @@ type OtherCallers struct {
 	Number int
 	// without reports whether this replica is not among those that were asked for.
 	without bool
+	answers []answered[Caller]
 }
 
 // AskAllCallers asks all other replicas for their callers.
@@ -114,12 +115,18 @@ func askCallers(ctx context.Context, replica string, inPool func(string) bool) (
 	all, answers, err := askAll(ctx, replica, callersQuestion, askPatience, func(c Caller, shared func(string) bool) bool {
 		return inPool(c.Pool) && shared(c.Pool) && len(c.Limits) <= meter.MaxLimits
 	})
-	o.All, o.without = all, withoutSelf(answers)
+	return sumCallers(all, answers), err
+}
+
+// sumCallers adds answers up.
+func sumCallers(all All[Caller], answers []answered[Caller]) OtherCallers {
+	o := OtherCallers{All: all, without: withoutSelf(answers), answers: answers}
 	o.Rows = sum(nil, answers, (*Caller).called, (*Caller).add)
-	for _, answer := range answers {
-		o.Number += len(answer.rows)
+	for i := range answers {
+		o.Number += len(answers[i].rows)
+		answers[i].rows = nil // they are in the sum
 	}
-	return o, err
+	return o
 }
 
 func (c *Caller) called() named { return named{c.Pool, c.Name} }
@@ -131,13 +138,21 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) All[Caller] 
 		own = callersIn(now, inPool)
 	}
 	o.Rows = sum(own, []answered[Caller]{{rows: o.Rows}}, (*Caller).called, (*Caller).add)
+	times := make(map[string]int)
+	for i := range o.Rows {
+		row := &o.Rows[i]
+		if times[row.Pool] == 0 {
+			times[row.Pool] = sharing(o.answers, row.Pool)
+		}
+		row.MaxRequests *= times[row.Pool] // each replica allows so many
+	}
 	slices.SortStableFunc(o.Rows, busier)
 	return o.All
 }
 
 // add adds what another replica says of the caller. It knows what was used at all of them, perhaps a little later.
 func (c *Caller) add(other *Caller) {
-	c.InFlight, c.MaxRequests, c.Refused = c.InFlight+other.InFlight, c.MaxRequests+other.MaxRequests, c.Refused+other.Refused
+	c.InFlight, c.Refused = c.InFlight+other.InFlight, c.Refused+other.Refused
 	c.LastHour.Add(other.LastHour)
 	c.TokensToday, c.TokensMonth = max(c.TokensToday, other.TokensToday), max(c.TokensMonth, other.TokensMonth)
 	c.Limits = slices.Clone(c.Limits)
@@ -193,7 +208,7 @@ func showCallers(to io.Writer, answer []byte) error {
 			limits = nil
 		}
 		for _, l := range c.Limits {
-			limits = append(limits, [2]string{fmt.Sprintf("%d %s/%s", l.Limit, l.Kind, l.Window), fmt.Sprintf("%d (%.0f%%)", l.Used, 100*l.UsedRatio())})
+			limits = append(limits, [2]string{fmt.Sprintf("%d %s/%s", l.Limit, printable(l.Kind), printable(l.Window)), fmt.Sprintf("%d (%.0f%%)", l.Used, 100*l.UsedRatio())})
 		}
 		if c.MaxRequests > 0 {
 			inFlight += " of " + strconv.Itoa(c.MaxRequests)

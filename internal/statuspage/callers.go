@@ -80,9 +80,9 @@ func (s poolStatus) CallersSummary() string {
 			refused, refusals = refused+1, refusals+n
 		}
 	}
-	sentence := fmt.Sprintf("%d callers, of which %d were refused %s requests in the last hour.", len(s.callers), refused, short(float64(refusals)))
+	sentence := fmt.Sprintf("%d callers. In the last hour, %s requests of %d of them were refused.", len(s.callers), short(float64(refusals)), refused)
 	if s.Found < len(s.callers) {
-		sentence = fmt.Sprintf("%d found. ", s.Found) + sentence
+		sentence = fmt.Sprintf("%d found of ", s.Found) + sentence
 	}
 	return sentence
 }

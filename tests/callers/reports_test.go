@@ -109,12 +109,12 @@ func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 			}
 		}
 		const alice = `<th role="rowheader" scope="row">alice</th>`
-		used := "75 % <small>750 k of 1 M tokens/day, empty at " + time.Now().UTC().AddDate(0, 0, 1).Format("2 Jan") + " 00:00</small>"
+		used := "75 % <small>750 k of 1 M tokens/day, resets at " + time.Now().UTC().AddDate(0, 0, 1).Format("2 Jan") + " 00:00</small>"
 		wants("", 10, alice, used, `<a href="?callers">All 1002 callers</a>`, `<b>3</b> <small>3 tokens/day</small>`)
-		wants("?callers", 100, alice, used, "And 902 more", "1002 callers, of which 1 were refused 3 requests in the last hour.", "&lt;b&gt;hog&lt;/b&gt;", ` id="search" name="search"`)
-		wants("?callers&search=TEAM-99", 11, "11 found. 1002 callers", `data-caller="team-990"`, `value="TEAM-99"`)
+		wants("?callers", 100, alice, used, "And 902 more", "1002 callers. In the last hour, 3 requests of 1 of them were refused.", "&lt;b&gt;hog&lt;/b&gt;", ` id="search" name="search"`)
+		wants("?callers&search=TEAM-99", 11, "11 found of 1002 callers.", `data-caller="team-990"`, `value="TEAM-99"`)
 		wants("?callers&search=%3Cb%3Ehog", 1, `value="&lt;b&gt;hog"`, "&lt;b&gt;hog&lt;/b&gt;")
-		wants("?callers&search=nobody", 0, "0 found. 1002 callers")
+		wants("?callers&search=nobody", 0, "0 found of 1002 callers.")
 		wants("?callers&search="+strings.Repeat("%C3%A4%FF", 100), 0, `value="`+strings.Repeat("ä", 64)+`"`)
 		var page struct {
 			Pools []struct {
