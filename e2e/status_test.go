@@ -303,3 +303,107 @@ func matches(t *testing.T, pattern, text string) bool {
 	t.Helper()
 	return regexp.MustCompile(pattern).MatchString(strings.Join(strings.Fields(text), " "))
 }
+
+// TestCallersAreSearchedWhileTheStatusPageUpdatesItself with the keyboard, and without JavaScript. With
+// E2E_SCREENSHOTS=<folder> it leaves what it saw there.
+func TestCallersAreSearchedWhileTheStatusPageUpdatesItself(t *testing.T) {
+	node, chromium := lookPath(t, "node"), lookPath(t, "chromium")
+	if err := installBrowser(); err != nil {
+		t.Fatal(err)
+	}
+	addresses, err := freeAddresses(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var callers strings.Builder
+	for i := range 130 {
+		fmt.Fprintf(&callers, "client_key team-%d %s\n", i, teamKey(i))
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "Caddyfile")
+	if err := os.WriteFile(file, fmt.Appendf(nil, `{
+admin off
+auto_https off
+}
+http://%s {
+openai_lb_status /status
+openai_lb /v1/* {
+backend http://%s {
+auth none
+}
+%scaller * {
+requests 1000/hour
+tokens 5M/day
+}
+caller team-7 {
+requests 2/day
+}
+}
+}
+http://%[2]s {
+openai_simulator
+}`, addresses[0], addresses[1], &callers), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := launch(t, file, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "http://" + addresses[0]
+	if err := p.await(func() error { return answers(url + "/status") }); err != nil {
+		t.Fatal(err)
+	}
+	chat := func(ctx context.Context, team int) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o","messages":[]}`))
+		if err != nil {
+			return err
+		}
+		r.Header.Set("Authorization", "Bearer "+teamKey(team))
+		res, err := http.DefaultClient.Do(r)
+		if err == nil {
+			res.Body.Close()
+		}
+		return err
+	}
+	for i := range 130 {
+		if err := chat(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = chat(ctx, 7), chat(ctx, 70)
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+	t.Cleanup(func() { stop(); asking.Wait() })
+	type report struct {
+		watched
+		All, Loads, Reloaded int
+		Found                struct {
+			Text, Address, Summary string
+			Callers                []string
+		}
+	}
+	var got struct {
+		Watched []report
+		Plain   int
+	}
+	folder := cmp.Or(os.Getenv("E2E_SCREENSHOTS"), t.TempDir())
+	runBrowser(t, &got, node, "browser/callers.mjs", chromium, url+"/status", "TEAM-7", "11", "team-70", folder)
+	if len(got.Watched) != 5 || got.Plain != 11 {
+		t.Errorf("got %+v", got)
+	}
+	for _, w := range got.Watched {
+		w.checkPage(t)
+		f := w.Found
+		if w.All != 100 || w.Reloaded != 11 || w.Loads != 1 || f.Text != "TEAM-7" || f.Address != "?callers&search=TEAM-7" || f.Callers[0] != "team-7" ||
+			!strings.HasPrefix(f.Summary, "11 found of 130 callers. In the last hour, ") || !strings.HasSuffix(f.Summary, " requests of 1 of them were refused.") {
+			t.Errorf("%s: %+v", w.Name, w)
+		}
+	}
+}
+
+func teamKey(i int) string { return fmt.Sprintf("client-key-of-team-%03d", i) }
