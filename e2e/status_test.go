@@ -359,6 +359,7 @@ openai_simulator
 			return err
 		}
 		r.Header.Set("Authorization", "Bearer "+teamKey(team))
+		r.Header.Set("Content-Type", "application/json")
 		res, err := http.DefaultClient.Do(r)
 		if err == nil {
 			res.Body.Close()
@@ -393,7 +394,7 @@ openai_simulator
 	}
 	folder := cmp.Or(os.Getenv("E2E_SCREENSHOTS"), t.TempDir())
 	runBrowser(t, &got, node, "browser/callers.mjs", chromium, url+"/status", "TEAM-7", "11", "team-70", folder)
-	if len(got.Watched) != 5 || got.Plain != 11 {
+	if len(got.Watched) != 2 || got.Plain != 11 {
 		t.Errorf("got %+v", got)
 	}
 	for _, w := range got.Watched {

@@ -60,6 +60,7 @@ func runReplica(config string) {
 type replica struct {
 	t       testing.TB
 	address string
+	admin   string
 	process *exec.Cmd
 	stdin   io.WriteCloser
 	client  *http.Client
@@ -105,8 +106,9 @@ func startCaddyWith(t testing.TB, storage, directives, ready string) *replica {
 	port := lbtest.FreePort(t)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "Caddyfile")
+	admin := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
 	lbtest.WriteFile(t, config, fmt.Sprintf(`{
-	admin off
+	admin %s
 	auto_https off
 	default_bind 127.0.0.1
 	metrics
@@ -117,8 +119,8 @@ http://:%d {
 		metrics
 	}
 	%s
-}`, storage, port, directives))
-	r := &replica{t: t, address: fmt.Sprintf("http://127.0.0.1:%d", port), process: exec.Command(os.Args[0])}
+}`, admin, storage, port, directives))
+	r := &replica{t: t, admin: admin, address: fmt.Sprintf("http://127.0.0.1:%d", port), process: exec.Command(os.Args[0])}
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	r.process.Env = append(os.Environ(), replicaVariable+"="+config, "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir,
 		"GORACE=atexit_sleep_ms=0") // or else it takes a second to end

@@ -3,7 +3,7 @@
 //
 //	node callers.mjs <chromium> <url> <search> <found> <changes> <folder for screenshots>
 // changes is a caller whose requests of the last hour become more.
-import {close, launch, open, patience, problems, views} from './browser.mjs';
+import {close, launch, open, patience, problems} from './browser.mjs';
 
 const [executablePath, url, search, found, changes, folder] = process.argv.slice(2);
 const browser = await launch(executablePath);
@@ -55,6 +55,6 @@ async function plain() {
 	return callers;
 }
 
-const watched = await Promise.all(Object.keys(views).map(look));
+const watched = [await look('desktop'), await look('phone-dark')]; // of many callers, so one after the other
 console.log(JSON.stringify({watched, plain: await plain()}));
 await browser.close();
