@@ -69,7 +69,10 @@ func TestAnOperatorSeesAllReplicasAtOnce(t *testing.T) {
 	}
 	all[1].ask(teamKey, "none")
 	for _, r := range all {
-		lbtest.WaitFor(t, func() bool { return r.ask(teamKey, "r0") == 429 }) // the others know what was used
+		r.wantCommand("callers", " 6 (100%) ") // the others know what was used
+		if status := r.ask(teamKey, "r0"); status != 429 {
+			t.Errorf("got %d over the limit", status)
+		}
 	}
 	late := startReplica(t, options)
 	everyone := append(all, late)
