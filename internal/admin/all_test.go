@@ -131,7 +131,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, one, other []byte) {
 		answers := []replicas.Answer{self, {Pools: []string{"llm", ""}, Text: one, Peer: replicas.Peer{Host: string(one)}}, {Pools: []string{"llm", ""}, Text: other}}
 		var out strings.Builder
-		print := func(show func(text []byte) error, value any) {
+		write := func(show func(text []byte) error, value any) {
 			text, err := json.Marshal(value)
 			if err == nil {
 				err = show(text)
@@ -142,10 +142,10 @@ func FuzzAnswers(f *testing.F) {
 		}
 		a, backends := backendsOf(answers...)
 		a.Rows = sumBackends([]Backend{{Pool: "llm", Name: "a", State: Available}}, backends)
-		print(func(text []byte) error { return showBackends(&out, text) }, a.Rows)
+		write(func(text []byte) error { return showBackends(&out, text) }, a.Rows)
 		showWhose(&out, a.Connected, a.Replicas)
 		callers, its := readAnswers(answers, func(c Caller, shared func(string) bool) bool { return shared(c.Pool) })
-		print(func(text []byte) error { return showCallers(&out, text) }, sumCallers(callers, its).With(time.Now(), func(string) bool { return false }).Rows)
+		write(func(text []byte) error { return showCallers(&out, text) }, sumCallers(callers, its).With(time.Now(), func(string) bool { return false }).Rows)
 		for _, r := range out.String() {
 			if !unicode.IsPrint(r) && r != '\n' {
 				t.Fatalf("%q reaches the terminal: %q", r, out.String())
