@@ -56,6 +56,9 @@ func namesInTheCode() []names {
 	files := sources()
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
+			if f, ok := n.(*ast.FuncDecl); ok && f.Recv != nil && f.Name.Name == "fields" { // of an access log: the placeholders
+				return false
+			}
 			if call, ok := n.(*ast.CallExpr); ok && len(call.Args) > 1 {
 				if selector, ok := call.Fun.(*ast.SelectorExpr); ok && isSelector(selector, "zap", selector.Sel.Name) {
 					add(fields, call.Args[0])
@@ -66,7 +69,7 @@ func namesInTheCode() []names {
 	}
 	placeholders := make(map[string]bool)
 	summaries := read("internal/observe/summary.go")
-	for _, key := range regexp.MustCompile(`\tcase "(\w+)":`).FindAllStringSubmatch(summaries, -1) {
+	for _, key := range regexp.MustCompile(`\b(?:text|zap\.\w+)\("?(\w+?)(?:"|Field), `).FindAllStringSubmatch(summaries, -1) {
 		placeholders["{http.openai_lb."+key[1]+"}"] = true
 	}
 	counted := make(described)
