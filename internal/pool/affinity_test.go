@@ -13,8 +13,7 @@ import (
 
 // withKeys makes a pool that keeps keys together.
 func withKeys(t testing.TB, members ...string) (testPool, map[string]*Member) {
-	p, byName, _ := poolOf(t, members...)
-	t.Cleanup(p.Close)
+	p, byName := poolThatTells(t, members)
 	p.Relocations = new(Relocations)
 	return p, byName
 }

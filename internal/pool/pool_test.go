@@ -84,6 +84,13 @@ func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * fl
 func poolOf(t testing.TB, members ...string) (testPool, map[string]*Member, *events) {
 	t.Helper()
 	heard := new(events)
+	p, byName := poolThatTells(t, members, heard)
+	return p, byName, heard
+}
+
+// poolThatTells has these listeners. Its timer is real, although a test may use other times.
+func poolThatTells(t testing.TB, members []string, listeners ...Listener) (testPool, map[string]*Member) {
+	t.Helper()
 	byName := make(map[string]*Member)
 	all := make([]*Member, len(members))
 	for i, text := range members {
@@ -94,10 +101,10 @@ func poolOf(t testing.TB, members ...string) (testPool, map[string]*Member, *eve
 		}
 		all[i], byName[name] = m, m
 	}
-	p := New(all, heard)
+	p := New(all, listeners...)
 	t.Cleanup(p.Close) // or its timer goes off in another test
 	Random = rand.New(rand.NewPCG(1, 2)).Float64
-	return testPool{p, new(func([]*Member) *Member)}, byName, heard
+	return testPool{p, new(func([]*Member) *Member)}, byName
 }
 
 func throttle(seconds float64, cost int64) Refusal {
