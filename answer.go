@@ -81,6 +81,9 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.intent.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
 	res, tokens := r.Commit(ex.writer, nil)
 	ex.bill.Follow(tokens)
+	if res.StatusCode == http.StatusSwitchingProtocols && ex.talk != nil {
+		ex.talk.begin(ex)
+	}
 	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, tokens
 	ex.tries.forbidRetry(res.Header)
 	ex.setRateLimits(res.Header)

@@ -56,7 +56,7 @@ type target struct {
 	backend  *backend.Backend
 	upstream *reverseproxy.Upstream
 	// address is where an attempt is sent.
-	address *address
+	address *attempt.Address
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
 	metrics  *metrics.Backend
@@ -93,7 +93,7 @@ func targetOf(b *backend.Backend) *target {
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment, m.ServiceTier = b.Models, b.Deployment, b.ServiceTier
 	upstream := &reverseproxy.Upstream{Dial: b.Dial()}
-	return &target{Member: m, backend: b, upstream: upstream, address: addressOf(upstream)}
+	return &target{Member: m, backend: b, upstream: upstream, address: attempt.AddressOf(upstream)}
 }
 
 // startFresh forgets what was learned with another key, now and whenever the key

@@ -17,6 +17,9 @@ type bill struct{ callers.Admission }
 
 // settle replaces the estimate by what the request has cost, for the ledger, too. The request is over.
 func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
+	if o.status == http.StatusSwitchingProtocols && in.socket.IsAccepted() {
+		return // its responses have bills of their own
+	}
 	now, cost, limited, later := time.Now(), b.cost(in, t, o), b.Open(), ""
 	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
 		limit, _ := in.OutputLimit()
@@ -74,6 +77,9 @@ func (b *bill) cost(in *intent, t *tries, o *outcome) meter.Cost {
 // prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
 // least.
 func (b *bill) tokensCost(in *intent, o *outcome, class verdict.Class) meter.Cost {
+	if in.Kind.IsHandshake() {
+		return meter.Cost{Requests: 1}
+	}
 	tokens, estimated, prompt := o.tokens, false, cmp.Or(b.Prompt(), in.PromptTokens(nil)) // without limits by its length
 	if prompt == 0 && (!tokens.Known() || in.showsStored()) {
 		return meter.Cost{Requests: 1} // no model has answered

@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
@@ -76,7 +77,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
 			h.ReverseProxy = new(reverseproxy.Handler)
 			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
-		}).Check(func() error { return checkProxy(h.ReverseProxy) }),
+		}).Check(func() error { return attempt.CheckProxy(h.ReverseProxy) }),
 	}.Check(func() error {
 		return h.checkAffinity(h.namesCallers())
 	}))

@@ -17,9 +17,25 @@ import (
 // ServeHTTP reads the request once and has reverse_proxy call the loop, which sends it to the
 // backends, one after the other, until one serves it. Requests that need no
 // backend also pass through reverse_proxy, so that all replies look alike.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
-	h.keyFiles.Refresh()
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	ex := &exchange{balancer: h.balancer, writer: w}
+	err := h.serve(ex, w, r, next)
+	socket := ex.intent.socket
+	for socket.Again() {
+		again := &exchange{balancer: h.balancer, writer: w}
+		again.intent.socket = socket
+		err = h.serve(again, w, r, next)
+	}
+	if socket.IsAccepted() {
+		socket.Close()
+		return nil // its client got all errors as events
+	}
+	return err
+}
+
+// serve serves a request. In a WebSocket that is open before a backend is chosen, that is the client's next message.
+func (h *Handler) serve(ex *exchange, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
+	h.keyFiles.Refresh()
 	ex.intent.request, ex.intent.started = r, time.Now()
 	ex.tries.list, ex.tries.turn.lists = ex.tries.first[:0], h.balancer.waiting
 	h.limitAttempts(&ex.intent)
@@ -31,6 +47,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
 		// through what Caddy puts around the body, would wait for the body first
 		w.Header()["Connection"] = []string{"close"} // past reverse_proxy
+	}
+	if ex.intent.socket != nil {
+		w = ex.intent.socket
 	}
 	aborted = true // unless reverse_proxy returns: it panics to abort a reply
 	err = h.proxy.ServeHTTP(w, proxied, next)
@@ -57,6 +76,10 @@ func (h *Handler) limitAttempts(in *intent) {
 // cancelled here: net/http's server does it. err is the error with which reverse_proxy ended, if it did.
 func finish(ex *exchange, err error, aborted bool) {
 	in, t, o := &ex.intent, &ex.tries, &ex.outcome
+	if aborted {
+		in.socket.Close()
+	}
+	ex.talk.end()
 	o.end(in, aborted)
 	t.dropBest()
 	in.received.Release()

@@ -36,6 +36,9 @@ type intent struct {
 	deadline time.Time
 	// received is the body, as far as it is kept to be sent again.
 	received replay.Body
+	// socket is the client's side of a WebSocket whose messages are read. within reports whether the request is a part of another one.
+	socket *attempt.Socket
+	within bool
 	// affinity is the request's affinity in the pool, and placement the accounts that may get it.
 	affinity  pool.Affinity
 	placement affinity.Placement
@@ -99,7 +102,7 @@ func (in *intent) wholeBackend(c verdict.Class) bool {
 
 // pulseKind is the kind of request whose waits count for it.
 func (in *intent) pulseKind() pulse.Kind {
-	if !in.Kind.Infers() || in.Kind.IsHandshake() {
+	if !in.Kind.Infers() || in.socket != nil {
 		return pulse.Unfollowed
 	}
 	output, ok := in.OutputLimit()
@@ -149,10 +152,13 @@ func (in *intent) isLate() bool {
 
 // estimate is what the request is likely to cost its caller.
 func (in *intent) estimate() meter.Estimate {
-	e := meter.Estimate{Prompt: in.PromptTokens(in.received.Buffered()), Model: in.Model, Replies: in.Body.N}
+	if in.Kind.IsHandshake() {
+		return meter.Estimate{} // each response in it has its own
+	}
+	e := meter.Estimate{Prompt: in.PromptTokens(in.received.Buffered()), Model: in.Model, Replies: in.Body.N, Within: in.within}
 	if limit, ok := in.OutputLimit(); ok {
 		e.Output = limit
-	} else if !in.Kind.IsHandshake() { // the tokens of a WebSocket cannot be seen
+	} else {
 		e.Output = meter.Undeclared
 	}
 	return e

@@ -32,6 +32,8 @@ type exchange struct {
 	bill    bill
 
 	writer http.ResponseWriter
+	// talk follows the messages of the WebSocket that the request opens. nil: it opens none for inference.
+	talk *conversation
 	// proxied is the request as reverse_proxy gets it.
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.
@@ -57,13 +59,13 @@ func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 	for {
 		t := ex.choose()
 		if t == nil {
-			ourselves.show(placeholders)
+			attempt.Ourselves.Show(placeholders)
 			if ex.leftWaiting() {
 				return nil, context.Canceled
 			}
 			return ex.answer(req), nil
 		}
-		t.address.show(placeholders)
+		t.address.Show(placeholders)
 		r := ex.attempt(&ex.intent, &ex.tries, &ex.bill, req)
 		if err := ex.clientLeft(r, req); err != nil {
 			return nil, err

@@ -49,10 +49,13 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 	a := t.last()
 	to := a.target.backend
 	out := &attempt.Request{
-		Proxied: req, Dial: a.target.address.info, URL: *req.URL, Host: req.Host, Header: in.credentials.Outgoing(req.Header, in.split),
+		Proxied: req, Dial: a.target.address.Info, URL: *req.URL, Host: req.Host, Header: in.credentials.Outgoing(req.Header, in.split),
 		Body: &in.received, Change: replay.Options{Request: &in.Body}, Asks: in.asks(a), Secrets: to.Credentials.Secrets(a.credential, in.credentials),
 		Fields: attempt.Public{}, CountsTokens: true, CountsContent: bill.CountsTokens(), CountsAll: in.readsUsage(bill, b.ledger),
 		FindsID: in.Body.Background, Interims: &t.interims, Marks: a.target,
+	}
+	if out.Socket = in.socket; in.socket.IsAccepted() {
+		out.Body = new(replay.Body) // its first message is sent once the WebSocket is open
 	}
 	if b.Pool.Watches && !t.ask.Once && !a.flex && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
 		t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move

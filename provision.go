@@ -150,7 +150,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	}
 	h.link.Secrets(h.keyFiles.Add)
 	d.buffers, d.models = h.Sender.RequestBuffers, backend.ModelsOf(h.Backends)
-	d.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: headerUpOf(h.ReverseProxy)}
+	d.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: attempt.HeaderUpOf(h.ReverseProxy)}
 	listeners, lists := []pool.Listener{h.link, &d.rechecker}, waiting.New(h.Wait)
 	if lists != nil {
 		if err := observe.On(ctx, observe.Stopping, lists.Close); err != nil {
@@ -270,11 +270,11 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	proxy := new(reverseproxy.Handler)
 	if h.ReverseProxy != nil {
 		*proxy = *h.ReverseProxy
-		if err := refuseOwnOptions(proxy); err != nil {
+		if err := attempt.RefuseOwnOptions(proxy); err != nil {
 			return err
 		}
 	}
-	if namesUpstream(proxy) {
+	if attempt.NamesUpstream(proxy) {
 		h.logger.Warn("header_up has a placeholder of the upstream, which openai_lb chooses later: use the option header of each backend")
 	}
 	proxy.TransportRaw = nil
@@ -283,7 +283,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		schemes[b.Dial()] = b.Origin.Scheme
 	}
 	proxy.Transport = loop{h.Sender, schemes}
-	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: ourselves}
+	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: attempt.Ourselves}
 	for _, t := range h.balancer.targets {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
 	}

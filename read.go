@@ -12,6 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -79,19 +80,23 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	if openaiapi.IsUsage(r.Method, route) {
 		return d.answerUsage(ex)
 	}
-	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) &&
-		(d.tellsModels || d.tellsAccounts || d.affinity.IsStrict() || d.callers.SeesEach(in.caller.Name)) {
-		if r.ProtoMajor == 1 { // past reverse_proxy, which lets neither header through
-			ex.writer.Header()["Upgrade"], ex.writer.Header()["Connection"] = []string{"HTTP/1.1"}, []string{"Upgrade"}
-		}
-		return apierror.NoWebSocket.Answer(r)
+	switch {
+	case openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation):
+		own = d.enter(ex)
+	case !openaiapi.IsExtendedConnect(r):
+		own = d.receive(ex, route)
 	}
-	if !openaiapi.IsExtendedConnect(r) {
-		if own = d.receive(ex, route); own.Response != nil {
-			return own
-		}
+	if own.Response != nil {
+		return own
 	}
 	in.parse(route, d.promptCache)
+	if in.Kind == openaiapi.InferenceWebSocket {
+		in.socket = attempt.NewSocket(ex.writer, r)
+		ex.talk = &conversation{reader: d}
+		if openaiapi.IsExtendedConnect(r) {
+			ex.proxied.Body = in.socket.Body()
+		}
+	}
 	in.anonymous = d.passesThrough && in.credentials.None()
 	if models := d.modelsOf(in.caller.Name); models != nil {
 		if own = apierror.ModelList(r, route, models); own.Response != nil {
@@ -105,6 +110,35 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 		return own
 	}
 	return d.findAccounts(in, ex.targets)
+}
+
+// enter opens the WebSocket of a client, and reads its first message, which is the request: it names the model and what
+// the response goes on from. It returns the answer if none comes.
+func (d *reader) enter(ex *exchange) (none apierror.Answer) {
+	in := &ex.intent
+	if in.socket == nil { // otherwise it is the next message, after an answer of ours
+		in.socket = attempt.NewSocket(ex.writer, in.request)
+		if err := ex.sender.Accept(in.socket, d.buffers); err != nil {
+			in.socket = nil
+			return apierror.UnreadableBody(err).Answer(in.request)
+		}
+	}
+	ex.talk = &conversation{reader: d}
+	connect := openaiapi.IsExtendedConnect(in.request)
+	ex.proxied = *ex.proxied.WithContext(in.socket.Until(ex.proxied.Context()))
+	if connect {
+		ex.proxied.Body = in.socket.Body()
+	}
+	in.request = openaiapi.AsPost(in.request.WithContext(ex.proxied.Context()))
+	text, err := in.socket.Next()
+	if err != nil {
+		return apierror.UnreadableBody(err).Answer(in.request)
+	}
+	if e := openaiapi.ParseClientEvent(text); !e.Clear || e.Type != "response.create" {
+		return apierror.UnclearEvent.Answer(in.request)
+	}
+	in.received.Hold(text)
+	return none
 }
 
 // identify records who sent the request. It refuses a caller without a valid key or token.

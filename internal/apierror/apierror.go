@@ -83,7 +83,12 @@ var (
 		"Unknown path. The base URL for OpenAI's SDKs is this server's address followed by /v1. The endpoint for Azure's SDKs is the address alone.")
 	NoUsage     = Invalid(http.StatusNotFound, "unknown_url", "Unknown path. What callers use is not counted here.")
 	NoWebSocket = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
-		"Responses are not available over WebSocket here: the model and the objects in its messages would be known only after a backend is chosen. Use HTTP.")
+		"Responses are not available over WebSocket here: no backend opens one. Use HTTP.")
+	// AnotherWebSocket is the error for a message that the backend of its WebSocket must not get. It has the code with which clients
+	// open another one.
+	AnotherWebSocket = Invalid(http.StatusBadRequest, "websocket_connection_limit_reached",
+		"This WebSocket is for another model, or another account's objects. Create a new WebSocket connection to continue.")
+	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type', and the first one a response.create.")
 	NotUpgraded = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
 	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")

@@ -77,6 +77,10 @@ type Request struct {
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader
 
+	// Socket is the client's side of the WebSocket that the request opens, if its messages are read. If it was accepted, the backend
+	// gets its first message, and the reply begins with the answer to that.
+	Socket *Socket
+
 	// sent is what comes of the request. All of it is allocated in one piece, to spare the garbage collector.
 	sent
 }
@@ -152,7 +156,12 @@ type sent struct {
 	reply Reply
 	body  body
 	exact exact
+	// delivering reports whether the first message of a WebSocket was being sent, or was sent.
+	delivering bool
 }
+
+// handshakes reports whether the request opens a WebSocket.
+func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Socket.IsAccepted() }
 
 // Send sends the request, which is not sent again, and returns its reply.
 func (s *Sender) Send(t *Request) *Reply {
@@ -226,13 +235,16 @@ func (t *Request) begin(s *Sender) {
 	t.trip.upload = t.Body.Attach(&t.out, t.Change)
 	limit := time.Duration(s.ResponseHeaderTimeout)
 	switch {
-	case t.Asks.Kind.IsHandshake():
+	case t.handshakes():
 		limit = handshakeTimeout
 	case t.Asks.Stream:
 		limit = time.Duration(s.StreamFirstEventTimeout)
 	}
-	if t.Asks.Slow {
+	if t.Asks.Slow && !t.handshakes() {
 		limit = max(limit, slowTimeout)
+	}
+	if t.Socket != nil {
+		delete(t.Header, "Sec-Websocket-Extensions") // what is compressed cannot be read
 	}
 	t.trip.timeout.alarms = &s.alarms
 	if t.Watch != nil {
@@ -298,11 +310,14 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 // judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for
 // inference has failed. Other operations may be no WebSockets: their reply is passed on,
 // except to an extended CONNECT, for which a 2xx means that the WebSocket is open (RFC
-// 8441 section 5).
+// 8441 section 5). An error that would be the client's own says, before its first message was sent, that the backend has no
+// such WebSocket.
 func (r *Reply) judgeHandshake() {
 	asks := &r.sent.Asks
 	switch {
-	case !asks.Kind.IsHandshake() || r.Status < 200 || r.Status >= 300:
+	case r.sent.Socket.IsAccepted() && r.Class == verdict.ClientError: // nothing of the client's message was sent
+		r.Class = verdict.NotHere
+	case !r.sent.handshakes() || r.Status < 200 || r.Status >= 300:
 	case asks.Kind.Infers():
 		r.breakOff(ErrNoUpgrade)
 	case r.sent.Proxied.ProtoMajor > 1:

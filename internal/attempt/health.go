@@ -108,7 +108,7 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to open a
 		// WebSocket included, and uvicorn answers 403 where it has none
-		if !asks.Kind.Infers() || asks.Kind.IsHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
+		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
 			return b, false
 		}
 		b = Bench{Wait: misconfigured, MayBeOfRequest: true}

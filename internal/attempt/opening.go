@@ -41,6 +41,8 @@ func (s *Sender) open(r *Reply) {
 		}
 	}
 	switch {
+	case r.Status == http.StatusSwitchingProtocols && r.sent.Socket.IsAccepted():
+		s.openSocket(r)
 	case kind == openaiapi.TypeEventStream && inferred && !openaiapi.IsCompressed(res.Header):
 		s.judgeOpening(r, r.openStream)
 	case kind == openaiapi.TypeJSON && (inferred || once) && res.ContentLength <= openingLimit:

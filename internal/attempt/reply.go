@@ -128,6 +128,9 @@ func (r *Reply) SaysMore() bool {
 // PerhapsExecuted reports whether the backend may have executed the request.
 // With a 503 it says that it did not.
 func (r *Reply) PerhapsExecuted() bool {
+	if r.sent != nil && r.sent.Socket.IsAccepted() && !r.sent.delivering {
+		return false
+	}
 	switch r.Status {
 	case 0:
 		return r.Connected
@@ -190,7 +193,7 @@ func (r *Reply) Commit(client http.ResponseWriter, broken func(End)) (*http.Resp
 	}
 	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols {
 		var broken func(reason error, begun bool)
-		if r.sent.Asks.Kind.IsHandshake() {
+		if r.sent.handshakes() {
 			broken = func(reason error, begun bool) { r.breaks(End{Broken: reason, Begun: begun}) }
 		}
 		closing := r.sent.closing

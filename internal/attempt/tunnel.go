@@ -44,7 +44,7 @@ type tunnel struct {
 	forget             func() bool // ends the watch of closing. nil: there is none
 
 	mu                      sync.Mutex
-	fromBackend, fromClient frames
+	fromBackend, fromClient ending
 	failed                  error       // why the backend took no more, while the client was connected
 	timer                   *time.Timer // nil: both sides are open
 	until                   time.Time   // when the timer goes off
@@ -81,7 +81,7 @@ func (t *tunnel) Write(p []byte) (int, error) {
 }
 
 // watch looks at what one of the sides sent.
-func (t *tunnel) watch(f *frames, p []byte) {
+func (t *tunnel) watch(f *ending, p []byte) {
 	if t.broken == nil {
 		return
 	}

@@ -226,7 +226,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add([]byte("\x82\x7f\x00\x00\x00\x00\x00\x00\x00\x01x\x88\x00"), 5)
 	f.Add([]byte("\x82\xff\xff\xff\xff\xff\xff\xff\xff\xffabcd\x88\x00"), 2)
 	f.Fuzz(func(t *testing.T, sent []byte, size int) {
-		var whole, pieces frames
+		var whole, pieces ending
 		whole.watch(sent)
 		for rest := sent; len(rest) > 0; {
 			n := max(1, min(len(rest), size))

@@ -268,6 +268,15 @@ func (a *Admission) Upload() *meter.Refusal {
 // Uploaded ends what Upload has begun.
 func (a *Admission) Uploaded() { a.caller.Uploaded() }
 
+// Unasked admits what a backend has begun without a request of the caller's.
+func (c *Callers) Unasked(now time.Time, name string) (a Admission) {
+	if c != nil {
+		a = c.admission(now, name)
+		a.reservation = a.caller.Unasked(now)
+	}
+	return a
+}
+
 // Check returns why Try would not charge the caller's limits, or nil.
 func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
 	return c.admission(now, name).caller.Check(now, e)

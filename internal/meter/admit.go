@@ -14,6 +14,8 @@ type Estimate struct {
 	// Undeclared Output may be.
 	Model   string
 	Replies int64
+	// Within reports whether it is a part of a request that is in flight, and not one more at a time.
+	Within bool
 }
 
 // Undeclared is the Output of a request that does not limit it.
@@ -50,8 +52,8 @@ type Reservation struct {
 	grown int64
 	last  moment
 	grew  uint16
-	// over reports whether the request is over, while its output is not.
-	over bool
+	// over reports whether the request is over, while its output is not. within is Estimate.Within.
+	over, within bool
 }
 
 // Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
@@ -166,7 +168,7 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 // check returns the charge of a request, or why it is refused.
 func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
-	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, length: e.Prompt, prompt: prompt, output: output}
+	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt, output: output}
 	if prompt > 0 {
 		r.declared = c.usual.declared(e)
 	}
@@ -207,7 +209,7 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 			}
 		}
 	}
-	if refusal == nil {
+	if refusal == nil && !e.Within {
 		refusal = c.tooMany()
 	}
 	if refusal != nil {
@@ -278,10 +280,19 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 		m.demoted++
 		crossed = c.reached(crossed, id, 100, m.use(at), m.limit.Amount)
 	}
-	c.inFlight++
+	if !r.within {
+		c.inFlight++
+	}
 	c.reserved += r.prompt + r.output
 	c.unspent += r.unspent()
 	return crossed
+}
+
+// Unasked returns the reservation of what began without a request: nothing is charged until it is settled.
+func (c *Caller) Unasked(now time.Time) Reservation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset, tier: uint8(c.tier.number), over: true}
 }
 
 // Settle replaces the estimate with the real cost. What was too much goes back to the windows, and

@@ -55,7 +55,9 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 }
 
 func (c *Caller) ended(r *Reservation) {
-	c.inFlight--
+	if !r.within {
+		c.inFlight--
+	}
 	c.reserved -= r.prompt + r.output + r.grown
 	c.unspent -= r.unspent()
 }

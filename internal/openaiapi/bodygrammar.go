@@ -141,7 +141,7 @@ func (g grammar) place(at place, key []byte) place {
 			return item
 		case "prompt", "workflow":
 			return holder
-		case "session":
+		case "session", "response": // of a WebSocket
 			return top
 		case "models", "fallbacks":
 			return memberModels

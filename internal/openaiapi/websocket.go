@@ -23,6 +23,17 @@ func IsHandshake(r *http.Request) bool {
 		strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 
+// AsPost returns a handshake as the request over HTTP that the first message of its WebSocket is.
+func AsPost(r *http.Request) *http.Request {
+	post := r.Clone(r.Context())
+	post.Method, post.Body, post.ContentLength = http.MethodPost, nil, 0
+	for _, name := range []string{":protocol", "Upgrade", "Connection", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions"} {
+		delete(post.Header, name)
+	}
+	post.Header["Content-Type"] = []string{TypeJSON}
+	return post
+}
+
 // MethodOf returns the method that the request has at a backend: reverse_proxy makes an extended
 // CONNECT a GET.
 func MethodOf(r *http.Request) string {

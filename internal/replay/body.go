@@ -80,6 +80,11 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 	return nil
 }
 
+// Hold keeps all of a body that was read already.
+func (b *Body) Hold(body []byte) {
+	b.prefix, b.length, b.begun, b.read = body, int64(len(body)), true, true
+}
+
 // hold keeps all of a body, in a buffer of about its size.
 func (b *Body) hold(buffer *Buffer, body []byte) {
 	if cap(body)-len(body) > max(spareBuffer, len(body)/4) {

@@ -84,6 +84,9 @@ func (w *Watcher) Failing() bool {
 	return false
 }
 
+// Take reads a message of a WebSocket as an event of a stream.
+func (w *Watcher) Take(e Event) { w.take(e) }
+
 func (w *Watcher) take(e Event) {
 	if w.Each != nil {
 		w.Each(e)
@@ -223,6 +226,9 @@ type report struct {
 	Error    json.RawMessage `json:"error"`
 	Response json.RawMessage `json:"response"`
 }
+
+// FailureIn returns the error that a message of a WebSocket is, or nil if it is none.
+func FailureIn(message []byte) *Error { return Event{Data: message}.failure() }
 
 // failure returns the error in the event, or nil if there is none or it cannot be read.
 func (e Event) failure() *Error {

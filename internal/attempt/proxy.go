@@ -1,4 +1,4 @@
-package openailb
+package attempt
 
 import (
 	"bytes"
@@ -9,31 +9,30 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 )
 
-// checkProxy returns what is wrong with the options of reverse_proxy as they are written.
-func checkProxy(proxy *reverseproxy.Handler) error {
-	if err := refuseOwnOptions(proxy); err != nil || proxy.TransportRaw == nil {
+// CheckProxy returns what is wrong with the options of reverse_proxy as they are written.
+func CheckProxy(proxy *reverseproxy.Handler) error {
+	if err := RefuseOwnOptions(proxy); err != nil || proxy.TransportRaw == nil {
 		return err
 	}
 	var transport reverseproxy.HTTPTransport
-	if err := attempt.DecodeConnections(proxy.TransportRaw, &transport); err != nil {
+	if err := DecodeConnections(proxy.TransportRaw, &transport); err != nil {
 		return fmt.Errorf("reverse_proxy: transport: %w", err)
 	}
-	return attempt.CheckConnections(&transport)
+	return CheckConnections(&transport)
 }
 
-// headerUpOf returns what header_up does to a request, or nil without that option.
-func headerUpOf(proxy *reverseproxy.Handler) func(*http.Request) {
+// HeaderUpOf returns what header_up does to a request, or nil without that option.
+func HeaderUpOf(proxy *reverseproxy.Handler) func(*http.Request) {
 	if proxy == nil || proxy.Headers == nil || proxy.Headers.Request == nil {
 		return nil
 	}
 	return func(r *http.Request) { proxy.Headers.Request.ApplyToRequest(r) } // which are set up later
 }
 
-// namesUpstream reports whether header_up has a placeholder that names the upstream.
-func namesUpstream(proxy *reverseproxy.Handler) bool {
+// NamesUpstream reports whether header_up has a placeholder that names the upstream.
+func NamesUpstream(proxy *reverseproxy.Handler) bool {
 	if proxy.Headers == nil {
 		return false
 	}
@@ -41,9 +40,9 @@ func namesUpstream(proxy *reverseproxy.Handler) bool {
 	return err == nil && bytes.Contains(headerUp, []byte("{http.reverse_proxy.upstream."))
 }
 
-// refuseOwnOptions refuses the options of reverse_proxy that openai_lb sets
+// RefuseOwnOptions refuses the options of reverse_proxy that openai_lb sets
 // itself.
-func refuseOwnOptions(proxy *reverseproxy.Handler) error {
+func RefuseOwnOptions(proxy *reverseproxy.Handler) error {
 	for _, option := range []struct {
 		name string
 		used bool
@@ -61,21 +60,22 @@ func refuseOwnOptions(proxy *reverseproxy.Handler) error {
 	return nil
 }
 
-// ourselves is the only upstream that reverse_proxy chooses: our transport is called once for each request, and makes
+// Ourselves is the only upstream that reverse_proxy chooses: our transport is called once for each request, and makes
 // the attempts at the backends. It is never dialed, and no policy or health check sees it.
-var ourselves = addressOf(&reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)})
+var Ourselves = AddressOf(&reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)})
 
-// address is that of an upstream, as reverse_proxy has it.
-type address struct {
-	// info is the reverseproxy.DialInfo, and shown are the values of its placeholders.
-	info  any
+// Address is that of an upstream, as reverse_proxy has it.
+type Address struct {
+	// Info is the reverseproxy.DialInfo, and shown are the values of its placeholders.
+	Info  any
 	shown [4]any
 }
 
-func addressOf(u *reverseproxy.Upstream) *address {
+// AddressOf returns the address of an upstream.
+func AddressOf(u *reverseproxy.Upstream) *Address {
 	host, port, _ := net.SplitHostPort(u.Dial)
-	return &address{
-		info:  reverseproxy.DialInfo{Upstream: u, Network: "tcp", Address: u.Dial, Host: host, Port: port},
+	return &Address{
+		Info:  reverseproxy.DialInfo{Upstream: u, Network: "tcp", Address: u.Dial, Host: host, Port: port},
 		shown: [...]any{u.Dial, u.Dial, host, port},
 	}
 }
@@ -86,14 +86,14 @@ var upstreamPlaceholders = [...]string{
 	"http.reverse_proxy.upstream.host", "http.reverse_proxy.upstream.port",
 }
 
-// show makes the placeholders of reverse_proxy those of the address.
-func (a *address) show(placeholders *caddy.Replacer) {
+// Show makes the placeholders of reverse_proxy those of the address.
+func (a *Address) Show(placeholders *caddy.Replacer) {
 	for i, name := range upstreamPlaceholders {
 		placeholders.Set(name, a.shown[i])
 	}
 }
 
 // Select implements reverseproxy.Selector.
-func (a *address) Select(reverseproxy.UpstreamPool, *http.Request, http.ResponseWriter) *reverseproxy.Upstream {
-	return a.info.(reverseproxy.DialInfo).Upstream
+func (a *Address) Select(reverseproxy.UpstreamPool, *http.Request, http.ResponseWriter) *reverseproxy.Upstream {
+	return a.Info.(reverseproxy.DialInfo).Upstream
 }

@@ -1,0 +1,277 @@
+package attempt
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha1" //nolint:gosec // what RFC 6455 has
+	"encoding/base64"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+// entrance is what an accepted Socket has until a backend is chosen.
+type entrance struct {
+	// header, status and answer are what reverse_proxy answers.
+	header http.Header
+	status int
+	answer []byte
+	// closing is the sender's, and forget ends the watch of it.
+	closing context.Context
+	forget  func() bool
+	gone    chan struct{} // is closed once goAway has returned
+	// changed has an element if something came, and listened is closed when nothing listens any more, which over reports.
+	changed  chan struct{}
+	listened chan struct{}
+	over     bool
+
+	lock     sync.Mutex // guards what follows, and the Socket's in and readErr, while something listens
+	goesOn   *sync.Cond
+	messages []message          // that came and were not read yet
+	first    message            // the one that was read last
+	handed   bool               // something else reads what comes next
+	code     uint16             // with which the WebSocket has to be closed
+	leave    context.CancelFunc // ends the request when the client leaves
+}
+
+const (
+	// firstMessageTimeout is how long a client may take to send its first message.
+	firstMessageTimeout = 10 * time.Second
+	// lingering is how long a client may take to read why its WebSocket is closed.
+	lingering = 2 * time.Second
+)
+
+// Accept opens the WebSocket of a client before a backend is chosen. A message may have so many bytes.
+func (s *Sender) Accept(socket *Socket, most int64) error {
+	e := &entrance{header: make(http.Header), closing: s.closing, gone: make(chan struct{}), changed: make(chan struct{}, 1), listened: make(chan struct{}), leave: func() {}}
+	e.goesOn = sync.NewCond(&e.lock)
+	socket.in.most = uint64(most)
+	if err := socket.open(); err != nil {
+		return err
+	}
+	socket.entrance = e
+	letPause(socket.r)
+	e.forget = context.AfterFunc(s.closing, func() {
+		defer close(e.gone)
+		socket.goAway()
+	})
+	go socket.listen()
+	return nil
+}
+
+// open sends the client the end of its handshake.
+func (s *Socket) open() error {
+	header := s.w.Header()
+	for protocol := range strings.SplitSeq(strings.Join(s.r.Header["Sec-Websocket-Protocol"], ","), ",") {
+		if protocol = strings.TrimSpace(protocol); protocol != "" && !keys.IsCredentialProtocol(protocol) && header["Sec-WebSocket-Protocol"] == nil {
+			header["Sec-WebSocket-Protocol"] = []string{protocol}
+		}
+	}
+	if s.r.ProtoMajor > 1 {
+		s.w.WriteHeader(http.StatusOK)
+		s.conn, s.source = stream{s.r.Body, s.w}, s.r.Body
+		return http.NewResponseController(s.w).Flush()
+	}
+	const guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11" // RFC 6455 section 1.3
+	sum := sha1.Sum([]byte(s.r.Header.Get("Sec-WebSocket-Key") + guid))
+	header["Upgrade"], header["Connection"] = []string{"websocket"}, []string{"Upgrade"}
+	header["Sec-WebSocket-Accept"] = []string{base64.StdEncoding.EncodeToString(sum[:])}
+	s.w.WriteHeader(http.StatusSwitchingProtocols)
+	_, err := s.hijack()
+	return err
+}
+
+// Until returns a context that ends when the client leaves.
+func (s *Socket) Until(ctx context.Context) context.Context {
+	ctx, leave := context.WithCancel(ctx)
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	s.leave()
+	if s.leave = leave; s.readErr != nil && s.code == 0 {
+		leave()
+	}
+	return ctx
+}
+
+// listen reads what the client sends until something else does: its messages wait, its pings are answered, and its end ends
+// the request. It reads one message ahead.
+func (s *Socket) listen() {
+	defer close(s.listened)
+	buf := make([]byte, 4<<10)
+	for over := false; !over; {
+		n, err := s.source.Read(buf)
+		s.lock.Lock()
+		if s.code = cmp.Or(s.code, s.in.take(buf[:n], s.queue, s.answerControl)); s.code != 0 {
+			err = errUnacceptable
+		}
+		if s.readErr = cmp.Or(s.readErr, err); s.readErr != nil && s.code == 0 {
+			s.leave()
+		}
+		select {
+		case s.changed <- struct{}{}:
+		default:
+		}
+		for len(s.messages) > 0 && !s.handed && s.readErr == nil {
+			s.goesOn.Wait()
+		}
+		over = s.handed || s.readErr != nil
+		s.lock.Unlock()
+	}
+}
+
+var errUnacceptable = errors.New("a message is too long, compressed, binary or malformed")
+
+func (s *Socket) queue(m message) { s.messages = append(s.messages, m) }
+
+// answerControl answers a control frame in place of a backend.
+func (s *Socket) answerControl(opcode byte, m message) {
+	switch {
+	case s.handed:
+		s.passControl(opcode, m)
+	case opcode == opcodePing:
+		s.send(frame(opcodePing+1, false, m.text))
+	case opcode == opcodeClose:
+		s.readErr = io.EOF
+		s.send(frame(opcodeClose, false, m.text))
+	}
+}
+
+// Next returns the text of the client's next message, which must come soon.
+func (s *Socket) Next() (text []byte, err error) {
+	timer := time.NewTimer(firstMessageTimeout)
+	defer timer.Stop()
+	if !s.await(timer.C) {
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		switch {
+		case s.code == closeTooBig:
+			return nil, &http.MaxBytesError{Limit: int64(s.in.most)}
+		case s.code != 0:
+			return nil, errUnacceptable
+		case s.readErr != nil:
+			return nil, io.ErrUnexpectedEOF
+		}
+		s.code = closePolicy
+		return nil, os.ErrDeadlineExceeded
+	}
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	s.first, s.messages = s.messages[0], s.messages[1:]
+	s.goesOn.Signal()
+	return s.first.text, nil
+}
+
+// await waits for a message, and reports whether there is one.
+func (s *Socket) await(timeout <-chan time.Time) bool {
+	for {
+		s.lock.Lock()
+		waits, ended := len(s.messages) == 0, s.readErr != nil
+		s.lock.Unlock()
+		if !waits || ended {
+			return !waits
+		}
+		select {
+		case <-s.changed:
+		case <-timeout:
+			return false
+		}
+	}
+}
+
+// handOver leaves what comes next to read.
+func (s *Socket) handOver() {
+	s.lock.Lock()
+	s.handed, s.in.most, s.first = true, maxMessage, message{}
+	s.goesOn.Signal()
+	s.lock.Unlock()
+	if s.closing.Err() != nil { // reverse_proxy closes none that opens now
+		s.goAway()
+	}
+}
+
+// takeOver has read go on where listen has ended. It reports whether that is only now.
+func (s *Socket) takeOver() bool {
+	if s.over {
+		return false
+	}
+	<-s.listened
+	s.over = true
+	for _, m := range s.messages {
+		s.pass(m)
+	}
+	if s.messages = nil; s.code != 0 {
+		s.end(s.code)
+	}
+	return true
+}
+
+// goAway closes the WebSocket because its pool is closed, unless reverse_proxy does.
+func (s *Socket) goAway() {
+	s.limitWrites()
+	s.send(closeFrame(closeGoingAway, false))
+	s.lock.Lock()
+	s.leave()
+	s.lock.Unlock()
+	s.conn.Close()
+}
+
+// limitWrites limits how long the client may take to read what it is sent now.
+func (s *Socket) limitWrites() {
+	until := time.Now().Add(lingering)
+	if conn, ok := s.conn.(net.Conn); ok {
+		_ = conn.SetWriteDeadline(until)
+	} else {
+		_ = http.NewResponseController(s.w).SetWriteDeadline(until)
+	}
+}
+
+// Again sends the client what reverse_proxy has answered, if no backend opened the WebSocket. Then it waits for the client's next
+// message, and reports whether there is one: it is a new request. It may be called on nil.
+func (s *Socket) Again() bool {
+	if s == nil || s.entrance == nil || s.talk != nil {
+		return false
+	}
+	s.send(frame(opcodeText, false, ErrorEvent(cmp.Or(s.status, http.StatusBadGateway), s.header, s.answer, openaiapi.ParseClientEvent(s.first.text).Stream)))
+	s.header, s.status, s.answer, s.first = make(http.Header), 0, nil, message{}
+	s.lock.Lock()
+	code := s.code
+	s.lock.Unlock()
+	return code == 0 && s.await(nil)
+}
+
+// Close closes a Socket that was accepted, once reverse_proxy has returned. It may be called on nil.
+func (s *Socket) Close() {
+	if s == nil || s.entrance == nil {
+		return
+	}
+	if !s.forget() {
+		<-s.gone
+	}
+	s.lock.Lock()
+	code := s.code
+	s.lock.Unlock()
+	if s.talk == nil {
+		s.limitWrites()
+		s.send(closeFrame(cmp.Or(code, closeNormal), false))
+		if conn, ok := s.conn.(net.Conn); ok && code != 0 {
+			// what the client still sends would reset the connection, and with it what the client has not read
+			_ = conn.SetReadDeadline(time.Now().Add(lingering))
+			_, _ = io.Copy(io.Discard, conn)
+		}
+	}
+	s.conn.Close()
+	s.lock.Lock()
+	s.handed = true
+	s.leave()
+	s.goesOn.Signal()
+	s.lock.Unlock()
+	<-s.listened
+}

@@ -1,0 +1,281 @@
+package attempt
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
+
+// Socket is the client's side of a WebSocket whose messages are read. To reverse_proxy it is the ResponseWriter and, once the
+// WebSocket is open, the connection: what it copies from the backend passes Write, and what it copies to the backend passes Read.
+// Frames pass as they are.
+//
+// A Socket that was accepted (see [Sender.Accept]) is open before a backend is chosen. What reverse_proxy answers then, if no backend
+// opens one, becomes an event.
+type Socket struct {
+	w      http.ResponseWriter
+	r      *http.Request
+	conn   io.ReadWriteCloser // the client's
+	source io.Reader          // what it sends
+	talk   Conversation       // nil until a backend is chosen
+	holds  bool               // a message of the client's is held until the talk lets it pass
+
+	*entrance // nil unless it was accepted
+
+	in      holder
+	ready   []byte // what may go to the backend
+	readErr error  // why nothing more comes
+
+	mu      sync.Mutex // guards what follows, and writes to the client
+	out     listener
+	pending [][]byte // frames that wait for the end of a message
+	closed  bool     // a close frame went to the client
+}
+
+// Conversation decides on the messages of a WebSocket. No two calls of Sent are made at a time, and no two of Received or Part.
+type Conversation interface {
+	// Sent decides whether a message of the client's passes. If instead is not empty, the backend gets that. If answer is not
+	// empty, the client gets that event.
+	Sent(text []byte) (passes bool, instead [][]byte, answer []byte)
+	// Received reads a message of the backend's. Part was called with all of one that is too long.
+	Received(e sse.Event)
+	Part(text []byte)
+}
+
+// maxMessage is how long a message of a client's may be that is held, except the first one.
+const maxMessage = 1 << 20
+
+// NewSocket returns the client's side of a handshake that a backend answers.
+func NewSocket(w http.ResponseWriter, r *http.Request) *Socket {
+	return &Socket{w: w, r: r, in: holder{most: maxMessage}}
+}
+
+// Converse has the messages read by c from now on: the WebSocket is open. With holds, none of the client's passes unread.
+func (s *Socket) Converse(c Conversation, holds bool) {
+	s.mu.Lock()
+	s.talk, s.holds = c, holds
+	s.mu.Unlock()
+	switch {
+	case s.entrance != nil:
+		s.handOver()
+	case s.r.ProtoMajor > 1:
+		s.conn, s.source = stream{s.r.Body, s.w}, s.r.Body
+	}
+}
+
+// Body is the client's side of an extended CONNECT, as reverse_proxy gets it.
+func (s *Socket) Body() io.ReadCloser { return stream{socketReader{s}, s.w} }
+
+type socketReader struct{ *Socket }
+
+func (r socketReader) Read(p []byte) (int, error) { return r.read(p) }
+
+// Close implements io.Closer.
+func (r socketReader) Close() error { return r.r.Body.Close() }
+
+// stream is a connection by extended CONNECT.
+type stream struct {
+	io.ReadCloser
+	w http.ResponseWriter
+}
+
+// Write implements io.Writer.
+func (s stream) Write(p []byte) (int, error) {
+	n, err := s.w.Write(p)
+	if err == nil {
+		err = http.NewResponseController(s.w).Flush()
+	}
+	return n, err
+}
+
+// Header implements http.ResponseWriter.
+func (s *Socket) Header() http.Header {
+	if s.entrance != nil {
+		return s.header
+	}
+	return s.w.Header()
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (s *Socket) WriteHeader(status int) {
+	if s.entrance == nil {
+		s.w.WriteHeader(status)
+	} else if status >= 200 {
+		s.status = status
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (s *Socket) Write(p []byte) (int, error) {
+	switch {
+	case s.talk != nil:
+		return s.deliver(p)
+	case s.entrance != nil:
+		s.answer = append(s.answer, p[:min(len(p), errorBodyLimit-len(s.answer))]...)
+		return len(p), nil
+	}
+	return s.w.Write(p)
+}
+
+// FlushError implements the method that http.ResponseController looks for.
+func (s *Socket) FlushError() error {
+	if s.entrance != nil && s.talk == nil {
+		return nil
+	}
+	return http.NewResponseController(s.w).Flush()
+}
+
+// Unwrap returns what http.ResponseController looks at for all else.
+func (s *Socket) Unwrap() http.ResponseWriter { return s.w }
+
+// Hijack implements http.Hijacker. The connection that it returns is the Socket.
+func (s *Socket) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, ok := s.conn.(net.Conn)
+	if !ok {
+		var err error
+		if conn, err = s.hijack(); err != nil {
+			return nil, nil, err
+		}
+	}
+	own := socketConn{conn, s}
+	return own, bufio.NewReadWriter(bufio.NewReaderSize(own, 1), bufio.NewWriterSize(own, 1)), nil
+}
+
+func (s *Socket) hijack() (net.Conn, error) {
+	conn, buffers, err := http.NewResponseController(s.w).Hijack()
+	if err != nil {
+		return nil, err
+	}
+	if err = buffers.Flush(); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	s.conn, s.source = conn, conn
+	if n := buffers.Reader.Buffered(); n > 0 {
+		early, _ := buffers.Peek(n)
+		s.source = io.MultiReader(bytes.NewReader(bytes.Clone(early)), conn)
+	}
+	return conn, nil
+}
+
+// socketConn is the connection as reverse_proxy gets it.
+type socketConn struct {
+	net.Conn
+	s *Socket
+}
+
+func (c socketConn) Read(p []byte) (int, error)  { return c.s.read(p) }
+func (c socketConn) Write(p []byte) (int, error) { return c.s.deliver(p) }
+
+// CloseWrite passes on that the backend has ended.
+func (c socketConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// read reads what goes to the backend.
+func (s *Socket) read(p []byte) (int, error) {
+	if !s.holds {
+		return s.source.Read(p)
+	}
+	for {
+		n := copy(p, s.ready)
+		if s.ready = s.ready[n:]; n > 0 {
+			return n, nil
+		}
+		if s.ready = nil; s.readErr != nil {
+			return 0, s.readErr
+		}
+		if s.entrance != nil && s.takeOver() {
+			continue
+		}
+		n, err := s.source.Read(p)
+		if s.readErr = err; n > 0 {
+			if code := s.in.take(p[:n], s.pass, s.passControl); code != 0 {
+				s.end(code)
+			}
+		}
+	}
+}
+
+// pass lets a message of the client's pass, or answers it.
+func (s *Socket) pass(m message) {
+	passes, instead, answer := s.talk.Sent(m.text)
+	if len(answer) > 0 {
+		s.send(frame(opcodeText, false, answer))
+	}
+	switch {
+	case !passes:
+	case len(instead) > 0:
+		s.ready = append(s.ready, frame(opcodeText, true, instead...)...)
+	case len(s.ready) == 0:
+		s.ready = m.raw
+	default:
+		s.ready = append(s.ready, m.raw...)
+	}
+}
+
+func (s *Socket) passControl(_ byte, m message) { s.ready = append(s.ready, m.raw...) }
+
+// end closes both sides because of what the client sent.
+func (s *Socket) end(code uint16) {
+	s.send(closeFrame(code, false))
+	s.ready = append(s.ready, closeFrame(closeGoingAway, true)...)
+	s.readErr = io.EOF
+}
+
+// send sends a frame of our own to the client, as soon as no message of the backend's is incomplete.
+func (s *Socket) send(frame []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed || s.out.closing:
+		return
+	case s.talk == nil || s.out.between() && !s.out.within || s.out.unreadable:
+		_, _ = s.conn.Write(frame) // if that fails, so does the next read
+	default:
+		s.pending = append(s.pending, frame)
+	}
+	s.closed = frame[0]&0x0f == opcodeClose && len(s.pending) == 0
+}
+
+// deliver writes what the backend sends to the client. What it says is learned before its end reaches the client.
+func (s *Socket) deliver(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return len(p), nil
+	}
+	wasReadable := !s.out.unreadable
+	at := s.out.take(p, s.talk.Received, s.talk.Part)
+	if wasReadable && s.out.unreadable && s.holds { // its usage could not be charged
+		_, err := s.conn.Write(closeFrame(closeUnsupported, false))
+		s.closed = true
+		return len(p), errors.Join(err, errUnreadable)
+	}
+	if len(s.pending) == 0 || at < 0 {
+		return s.conn.Write(p)
+	}
+	pieces := append(append([][]byte{p[:at]}, s.pending...), p[at:])
+	for _, f := range s.pending {
+		s.closed = s.closed || f[0]&0x0f == opcodeClose
+	}
+	s.pending = nil
+	if s.closed {
+		pieces = pieces[:len(pieces)-1]
+	}
+	if _, err := s.conn.Write(bytes.Join(pieces, nil)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+var errUnreadable = errors.New("a message of the backend's is compressed, or not made of frames")

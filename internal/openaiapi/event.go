@@ -1,0 +1,73 @@
+package openaiapi
+
+import "bytes"
+
+// TypeOf returns what an event of a server is, by the first "type" of its text. It is empty if there is none.
+func TypeOf(text []byte) []byte {
+	i := skipSpace(text, 0)
+	if i >= len(text) || text[i] != '{' {
+		return nil
+	}
+	for {
+		name, value := memberAt(text, i)
+		if value < 0 {
+			return nil
+		}
+		end := skipValue(text, value)
+		switch {
+		case end < 0:
+			return nil
+		case string(name) == "type" && text[value] == '"':
+			return text[value+1 : end-1]
+		}
+		if i = skipSpace(text, end); i >= len(text) || text[i] != ',' {
+			return nil
+		}
+	}
+}
+
+// ClientEvent is an event that a client sends in a WebSocket.
+type ClientEvent struct {
+	// Type is what it is, ID its own id, and Stream that of the lane in which its response is to be, if it names any.
+	Type, ID, Stream string
+	// Clear reports whether all servers read the same type in it: it is one JSON object that names it once.
+	Clear bool
+}
+
+// ParseClientEvent reads the type of an event.
+func ParseClientEvent(text []byte) (e ClientEvent) {
+	i := skipSpace(text, 0)
+	if i >= len(text) || text[i] != '{' {
+		return e
+	}
+	e.Clear = true
+	named := false
+	for {
+		name, value := memberAt(text, i)
+		if value < 0 {
+			end := endOf(text, i+1)
+			e.Clear = e.Clear && end > 0 && skipSpace(text, end) == len(text)
+			return e
+		}
+		end := skipValue(text, value)
+		if end < 0 {
+			e.Clear = false
+			return e
+		}
+		switch isString := text[value] == '"'; {
+		case isOdd(name, "type") || bytes.IndexByte(name, '\\') >= 0 && isOdd(decodeName(name), "type"):
+			e.Clear = e.Clear && !named && isString && string(name) == "type"
+			if named = true; isString {
+				e.Type, _ = unquote(text[value:end])
+			}
+		case string(name) == "event_id" && isString:
+			e.ID, _ = unquote(text[value:end])
+		case string(name) == "stream_id" && isString:
+			e.Stream, _ = unquote(text[value:end])
+		}
+		if i = skipSpace(text, end); i >= len(text) || text[i] != ',' {
+			e.Clear = e.Clear && named && i < len(text) && text[i] == '}' && skipSpace(text, i+1) == len(text)
+			return e
+		}
+	}
+}

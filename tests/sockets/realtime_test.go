@@ -1,0 +1,174 @@
+package sockets
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/websocket"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+const session = "/v1/realtime?model=gpt-realtime"
+
+// realtime is a session's backend: it answers each response.create with a response that has used these tokens, and all audio with
+// one that nobody asked for.
+func realtime(input, output int) func(socket *websocket.Conn, message string) {
+	n := 0
+	return func(socket *websocket.Conn, message string) {
+		if !strings.Contains(message, "response.create") && !strings.Contains(message, "audio_buffer.commit") {
+			websocket.Message.Send(socket, `{"event_id":"event_1","type":"echo","echo":`+message+`}`)
+			return
+		}
+		n++
+		id := fmt.Sprintf("resp_a_%010d", n)
+		websocket.Message.Send(socket, `{"event_id":"event_1","type":"response.created","response":{"id":"`+id+`","status":"in_progress","usage":null}}`)
+		websocket.Message.Send(socket, `{"event_id":"event_2","type":"response.output_text.delta","response_id":"`+id+`","delta":"hello"}`)
+		websocket.Message.Send(socket, fmt.Sprintf(`{"event_id":"event_3","type":"response.done","response":{"id":"%s","status":"completed","usage":{"total_tokens":%d,"input_tokens":%d,"output_tokens":%d,"input_token_details":{"cached_tokens":2}}}}`, id, input+output, input, output))
+	}
+}
+
+func inSession(t *testing.T, options string, test func(t *testing.T, w *lbtest.World, c *client)) {
+	t.Helper()
+	lbtest.InBubble(t, keyed("backend http://a\n"+options), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(speaks(realtime(70, 50)))
+		c := dial(t, w, session, aliceKey)
+		test(t, w, c)
+		c.Close()
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestResponsesOfARealtimeSessionAreChargedWhatTheyReport(t *testing.T) {
+	for name, options := range map[string]string{"a limit": "caller alice {\ntokens 10k/day\n}", "no limit of hers": "caller bob {\ntokens 10k/day\n}"} {
+		t.Run(name, func(t *testing.T) {
+			inSession(t, options, func(t *testing.T, w *lbtest.World, c *client) {
+				for i := range 3 {
+					c.say(`{"type":"response.create"}`)
+					c.wantServed("a")
+					synctest.Wait()
+					if s := of(w, "alice"); s.Today != int64(120*(i+1)) || s.Reserved != 0 {
+						t.Errorf("alice has used %d tokens, and %d are reserved", s.Today, s.Reserved)
+					}
+				}
+				c.say(`{"type":"input_audio_buffer.commit"}`) // the session begins a response by itself
+				c.wantServed("a")
+				c.Close()
+				time.Sleep(time.Minute)
+				if s := of(w, "alice"); s.Today != 480 || s.Reserved != 0 || s.InFlight != 0 {
+					t.Errorf("alice has used %+v", s)
+				}
+			})
+		})
+	}
+}
+
+func TestASessionWhoseTokensAreUsedUpStaysOpen(t *testing.T) {
+	inSession(t, "caller alice {\ntokens 200/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
+		c.say(`{"type":"response.create"}`)
+		c.wantServed("a")
+		c.say(`{"type":"response.create"}`)
+		for e := c.hears(); e.Type != "response.done" || e.Response.StatusDetails.Error.Code != "rate_limit_exceeded"; e = c.hears() {
+			if e.Type == "error" {
+				t.Fatal(e.raw)
+			}
+		}
+		c.say(`{"type":"conversation.item.create","event_id":"mine"}`)
+		if e := c.hears(); e.Type != "echo" {
+			t.Errorf("the client got %s", e.raw)
+		}
+		time.Sleep(2 * time.Minute)
+		c.say(`{"type":"response.create"}`)
+		c.wantServed("a")
+	})
+}
+
+func TestASessionIsForTheModelsOfItsCaller(t *testing.T) {
+	inSession(t, "caller alice {\nmodels gpt-realtime\n}", func(t *testing.T, w *lbtest.World, c *client) {
+		for _, message := range []string{
+			`{"type":"session.update","event_id":"mine","session":{"model":"o3"}}`,
+			`{"type":"session.update","event_id":"mine","session":{"model":"gpt-realtime"},"session":{"model":"o3"}}`,
+			`{"type":"session.update","event_id":"mine","model":"o3"}`,
+			`{"type":"response.create","event_id":"mine","response":{"model":"o3"}}`,
+		} {
+			c.say(message)
+			if e := c.hears(); e.Type != "error" || e.Error.Code != "model_not_found" || e.Error.EventID != "mine" {
+				t.Errorf("%s: the client got %s", message, e.raw)
+			}
+		}
+		c.say(`{"type":"session.update","session":{"model":"gpt-realtime"}}`)
+		if e := c.hears(); e.Type != "echo" {
+			t.Errorf("the client got %s", e.raw)
+		}
+		if n := len(w.Logged("reply broken")); n > 0 {
+			t.Error("the backend is blamed")
+		}
+	})
+}
+
+func TestWhatCannotBeReadClosesTheSession(t *testing.T) {
+	long := `{"type":"input_audio_buffer.append","audio":"` + strings.Repeat("A", 1<<20) + `"}`
+	for name, c := range map[string]struct {
+		frame []byte
+		code  uint16
+	}{
+		"compressed":              {masked(0xc1, "x"), 1003},
+		"binary":                  {masked(0x82, "{}"), 1003},
+		"longer than 1 MiB":       {masked(0x81, long), 1009},
+		"in two frames":           {append(masked(0x01, long[:1<<19]), masked(0x80, long[1<<19:])...), 1009},
+		"a length of 63 bits":     {[]byte{0x81, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4}, 1009},
+		"a continuation of none":  {masked(0x80, "x"), 1002},
+		"a message in a message":  {append(masked(0x01, "x"), masked(0x81, "{}")...), 1002},
+		"an unknown opcode":       {masked(0x83, "x"), 1002},
+		"a control frame in two":  {masked(0x09, "x"), 1002},
+		"a long control frame":    {masked(0x89, strings.Repeat("x", 126)), 1002},
+		"an unknown control code": {masked(0x8b, "x"), 1002},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inSession(t, "caller alice {\ntokens 10k/day\n}", func(t *testing.T, w *lbtest.World, s *client) {
+				go s.Write(c.frame)
+				s.wantClosed(c.code)
+			})
+		})
+	}
+}
+
+// records is a backend that opens a WebSocket, and passes on all bytes that it gets.
+func records(got chan<- string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer conn.Close()
+		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+		rw.Flush()
+		all, _ := io.ReadAll(rw)
+		got <- string(all)
+	}
+}
+
+func TestMessagesInPiecesPassAsTheyAre(t *testing.T) {
+	lbtest.InBubble(t, keyed("backend http://a\ncaller alice {\ntokens 10k/day\n}"), func(t *testing.T, w *lbtest.World) {
+		got := make(chan string, 1)
+		w.Backends["a"].Replies(records(got))
+		c := dial(t, w, session, aliceKey)
+		first, ping, last, end := masked(0x01, `{"type":"x",`), masked(0x89, "ping"), masked(0x80, `"y":1}`), masked(0x88, "\x03\xe8bye")
+		for _, b := range slices.Concat(first, ping, last, end) {
+			c.Write([]byte{b})
+			time.Sleep(time.Second)
+		}
+		c.Close()
+		// a ping does not wait for the message in which it comes
+		if want := slices.Concat(ping, first, last, end); string(want) != <-got {
+			t.Error("the backend got other frames")
+		}
+		time.Sleep(time.Minute)
+	})
+}
