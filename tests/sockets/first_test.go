@@ -1,8 +1,12 @@
 package sockets
 
 import (
+	"net/http"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/websocket"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -33,4 +37,231 @@ func TestTheFirstMessageOfAWebSocketDecidesOnItsBackend(t *testing.T) {
 		c.Close()
 		time.Sleep(time.Second)
 	})
+}
+
+const hi = `{"type":"response.create","model":"gpt-5","input":"hi"}`
+
+// inPool runs a test with two accounts, of which a is asked first.
+func inPool(t *testing.T, options string, test func(t *testing.T, w *lbtest.World)) {
+	t.Helper()
+	lbtest.InBubble(t, keyed("backend http://a {\napi_key key-of-backend-a\n}\nbackend http://b {\npriority 2\n}\n"+options), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(responds("a", 7, 5))
+		w.Backends["b"].Replies(responds("b", 7, 5))
+		test(t, w)
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
+	const throttled = `{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached. key-of-backend-a"},"headers":{"retry-after":"7"}}`
+	for name, c := range map[string]struct {
+		reply http.HandlerFunc
+		bench time.Duration
+		most  time.Duration
+	}{
+		"a throttled handshake": {lbtest.Throttled("7"), 7 * time.Second, 0},
+		"a broken handshake":    {lbtest.Status(500), 10 * time.Second, 0},
+		"no WebSocket":          {lbtest.Status(404), 0, 0},
+		"no upgrade":            {lbtest.Says(200, "{}"), 10 * time.Second, 0},
+		"a 429 as an event":     {speaks(func(s *websocket.Conn, _ string) { websocket.Message.Send(s, throttled) }), 7 * time.Second, 0},
+		"a failure as an event": {speaks(func(s *websocket.Conn, _ string) {
+			websocket.Message.Send(s, `{"type":"response.failed","response":{"id":"resp_1","error":{"code":"server_error","message":"x"}}}`)
+		}), 10 * time.Second, 0},
+		"a reset":         {speaks(func(s *websocket.Conn, _ string) { s.Close() }), 10 * time.Second, 0},
+		"silence":         {speaks(func(*websocket.Conn, string) {}), 10 * time.Second, 90 * time.Second},
+		"a silent server": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 10 * time.Second, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPool(t, "", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(c.reply)
+				s := dial(t, w, "/v1/responses", aliceKey)
+				begun := time.Now()
+				s.say(hi)
+				s.wantServed("b")
+				if after := time.Since(begun); after != c.most {
+					t.Errorf("the response comes after %v, want %v", after, c.most)
+				}
+				s.Close()
+				time.Sleep(time.Second)
+				benched := w.Logged("backend benched")
+				if (len(benched) == 1) != (c.bench > 0) || len(benched) == 1 && benched[0].ContextMap()["seconds"] != c.bench.Seconds() {
+					t.Errorf("benched: %v, want %v", benched, c.bench)
+				}
+				// without another backend, the client gets the error as an event, and may go on
+				w.Backends["b"].Replies(lbtest.Status(401))
+				s = dial(t, w, "/v1/responses", aliceKey)
+				s.say(hi)
+				e := s.hears()
+				if e.Type != "error" || e.Status < 400 || e.Error.Message == "" || strings.Contains(e.raw, "key-of-backend") {
+					t.Errorf("the client got %s", e.raw)
+				}
+				if c.bench == 7*time.Second && (e.Status != 429 || e.Headers["retry-after"] == "" || e.Error.Headers["retry-after"] == "") {
+					t.Errorf("the client got %s", e.raw)
+				}
+				w.Backends["a"].Replies(responds("a", 7, 5))
+				time.Sleep(10 * time.Minute)
+				s.say(hi)
+				s.wantServed("a")
+				s.Close()
+			})
+		})
+	}
+}
+
+func TestAFirstMessageThatIsNone(t *testing.T) {
+	for name, c := range map[string]struct {
+		frames [][]byte
+		status int
+		code   string
+		close  uint16 // 0: it stays open
+	}{
+		"none in time":     {nil, 408, "request_timeout", 1008},
+		"half of one":      {[][]byte{masked(0x81, hi)[:20]}, 408, "request_timeout", 1008},
+		"too long":         {[][]byte{masked(0x81, `{"type":"response.create","model":"gpt-5","input":"`+strings.Repeat("x", 3000)+`"}`)}, 413, "request_too_large", 1009},
+		"not JSON":         {[][]byte{masked(0x81, "hi")}, 400, "invalid_event", 0},
+		"JSON after JSON":  {[][]byte{masked(0x81, hi+hi)}, 400, "invalid_event", 0},
+		"of two types":     {[][]byte{masked(0x81, `{"type":"x","type":"response.create"}`)}, 400, "invalid_event", 0},
+		"of another type":  {[][]byte{masked(0x81, `{"type":"session.update"}`)}, 400, "invalid_event", 0},
+		"without a model":  {[][]byte{masked(0x81, `{"type":"response.create"}`)}, 400, "missing_required_parameter", 0},
+		"of another model": {[][]byte{masked(0x81, `{"type":"response.create","model":"o3"}`)}, 404, "model_not_found", 0},
+		"binary":           {[][]byte{masked(0x82, hi)}, 400, "invalid_body", 1003},
+		"compressed":       {[][]byte{masked(0xc1, hi)}, 400, "invalid_body", 1003},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPool(t, "request_buffers 2KB\ncaller alice {\nmodels gpt-5\n}", func(t *testing.T, w *lbtest.World) {
+				s := dial(t, w, "/v1/responses", aliceKey)
+				begun := time.Now()
+				for _, f := range c.frames {
+					go s.Write(f)
+				}
+				s.wantError(c.status, c.code)
+				if c.status == 408 && time.Since(begun) != 10*time.Second {
+					t.Errorf("the client waits for %v", time.Since(begun))
+				}
+				if n := w.TotalCalls(); n > 0 {
+					t.Errorf("the backends are called %d times", n)
+				}
+				if c.close > 0 {
+					s.wantClosed(c.close)
+					return
+				}
+				s.say(hi)
+				s.wantServed("a")
+				s.Close()
+			})
+		})
+	}
+}
+
+func TestAFirstMessageComesAsItLikes(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		s := dial(t, w, "/v1/responses", aliceKey)
+		for i, b := range masked(0x81, hi) {
+			s.Write([]byte{b})
+			if i%8 == 0 {
+				time.Sleep(time.Second)
+			}
+		}
+		s.wantServed("a")
+		s.Close()
+
+		// a client that leaves ends the attempt, and its pings are answered until then
+		w.Backends["a"].Replies(speaks(func(*websocket.Conn, string) {}))
+		s = dial(t, w, "/v1/responses", aliceKey)
+		s.Write(masked(0x89, "1"))
+		if first, text := s.next(); first != 0x8a || text != "1" {
+			t.Errorf("the client got a frame %#x %q", first, text)
+		}
+		s.say(hi)
+		time.Sleep(time.Second)
+		s.Write(masked(0x89, "2"))
+		if first, text := s.next(); first != 0x8a || text != "2" {
+			t.Errorf("the client got a frame %#x %q", first, text)
+		}
+		s.Write(masked(0x88, "\x03\xe8"))
+		s.wantClosed(1000)
+		s.Close()
+		time.Sleep(time.Second)
+		w.WantNobodyBlamed()
+
+		s = dial(t, w, "/v1/responses", aliceKey)
+		s.Close()
+		time.Sleep(time.Second)
+		w.WantNobodyBlamed()
+	})
+}
+
+func TestAWebSocketIsForTheObjectsOfItsAccount(t *testing.T) {
+	inPool(t, "affinity {\ncallers strict\n}", func(t *testing.T, w *lbtest.World) {
+		s := dial(t, w, "/v1/responses", aliceKey)
+		s.say(hi)
+		atA := s.wantServed("a")
+		s.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atA + `"}`)
+		s.wantServed("a")
+		w.Backends["a"].Replies(lbtest.Throttled("7"))
+		other := dial(t, w, "/v1/responses", aliceKey)
+		other.say(hi)
+		atB := other.wantServed("b")
+		s.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atB + `"}`)
+		s.wantError(400, "websocket_connection_limit_reached")
+		other.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atB + `"}`)
+		other.wantServed("b")
+		w.Backends["a"].Replies(responds("a", 7, 5))
+		time.Sleep(10 * time.Second)
+		third := dial(t, w, "/v1/responses", aliceKey)
+		third.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atB + `"}`)
+		third.wantServed("b")
+
+		bobs := dial(t, w, "/v1/responses", bobKey)
+		bobs.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atB + `"}`)
+		bobs.wantError(404, "previous_response_not_found")
+		bobs.say(hi)
+		bobs.wantServed("a")
+		bobs.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atA + `"}`)
+		bobs.wantError(404, "previous_response_not_found")
+		for _, c := range []*client{s, other, third, bobs} {
+			c.Close()
+		}
+	})
+}
+
+func TestEachResponseOfAWebSocketIsARequestOfItsCaller(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit string
+		code  string
+		used  int64
+	}{
+		"requests":     {"requests 2/second", "rate_limit_exceeded", 24},
+		"tokens":       {"tokens 20/second", "rate_limit_exceeded", 24},
+		"a day":        {"requests 2/day", "insufficient_quota", 24},
+		"its duration": {"max_requests 1", "", 36},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPool(t, "caller alice {\n"+c.limit+"\n}", func(t *testing.T, w *lbtest.World) {
+				s := dial(t, w, "/v1/responses", aliceKey)
+				s.say(hi)
+				s.wantServed("a")
+				if c.limit != "tokens 20/second" {
+					s.say(hi)
+					s.wantServed("a")
+				} else {
+					c.used = 12
+				}
+				s.say(hi)
+				if c.code == "" {
+					s.wantServed("a")
+				} else {
+					e := s.wantError(429, c.code)
+					if c.code == "rate_limit_exceeded" && e.Headers["retry-after"] == "" || c.code != "rate_limit_exceeded" && e.Headers["x-should-retry"] != "false" {
+						t.Errorf("the client got %s", e.raw)
+					}
+				}
+				s.Close()
+				time.Sleep(time.Minute)
+				if u := of(w, "alice"); u.Today != c.used || u.InFlight != 0 || u.Reserved != 0 {
+					t.Errorf("alice has used %+v", u)
+				}
+			})
+		})
+	}
 }
