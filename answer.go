@@ -81,8 +81,8 @@ func (ex *exchange) commit(r *attempt.Reply) *http.Response {
 	ex.intent.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
 	res, tokens := r.Commit(ex.writer, nil)
 	ex.bill.Follow(tokens)
-	if res.StatusCode == http.StatusSwitchingProtocols && ex.talk != nil {
-		ex.talk.begin(ex)
+	if res.StatusCode == http.StatusSwitchingProtocols && ex.intent.socket != nil {
+		ex.reader.converse(ex)
 	}
 	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, tokens
 	ex.tries.forbidRetry(res.Header)
@@ -241,7 +241,7 @@ func (r refusals) why(b *balancer, in *intent, t *tries, wait time.Duration) api
 func (r refusals) whyNoneTakes(b *balancer, in *intent) apierror.Error {
 	models, lacksKey := []string(nil), false
 	for _, t := range b.targets {
-		if !in.entitled.may[t.Index] || !in.placement.Allows(t.backend.AccountKey) {
+		if !in.entitled.May[t.Index] || !in.placement.Allows(t.backend.AccountKey) {
 			continue
 		}
 		lacksKey = lacksKey || t.backend.Understands(&in.Request)

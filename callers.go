@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/certmagic"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
@@ -62,31 +61,10 @@ func provisionClientKeys(ctx caddy.Context, h *Handler) error {
 	return nil
 }
 
-// warnIfPublic logs a warning if anyone can use the keys of the backends. Which
-// routes lead to a handler is known once the config is loaded.
-func warnIfPublic(ctx caddy.Context, h *Handler) error {
-	if h.reader.clientKeys != nil || !slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential) {
-		return nil
-	}
-	return observe.On(ctx, observe.Started, func() {
-		if app, err := ctx.AppIfConfigured("http"); err == nil {
-			if sites := keys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
-				h.logger.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", h.Pool))
-			}
-		}
-	})
-}
-
-// warnIfUnreachable logs a warning if no request reaches the handler, because another one in front answers all.
-func warnIfUnreachable(ctx caddy.Context, h *Handler) error {
-	return observe.On(ctx, observe.Started, func() {
-		if app, err := ctx.AppIfConfigured("http"); err == nil {
-			names := keys.Unreachable(app.(*caddyhttp.App), func(other caddyhttp.MiddlewareHandler) bool { return other == h })
-			if names != nil {
-				h.logger.Warn("no request reaches this openai_lb: a handler in front of it answers every one", zap.Strings("handlers", names), zap.String("pool", h.Pool))
-			}
-		}
-	})
+// warnOfSites warns of sites where anyone can use the keys of the backends, or where no request reaches the handler.
+func (h *Handler) warnOfSites(ctx caddy.Context) error {
+	spends := h.reader.clientKeys == nil && slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential)
+	return observe.WarnOfSites(ctx, h, spends, h.logger, h.Pool)
 }
 
 // provisionCallers sets up the limits of callers, if there are any.

@@ -79,7 +79,7 @@ func finish(ex *exchange, err error, aborted bool) {
 	if aborted {
 		in.socket.Close()
 	}
-	ex.talk.end()
+	ex.conversation.End()
 	o.end(in, aborted)
 	t.dropBest()
 	in.received.Release()

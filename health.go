@@ -27,7 +27,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", to.Name), in.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
-			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", in.placement.Why(t.ask.Affinity)), errorField(r.Err))
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", in.placement.Why(t.ask.Affinity)), attempt.ErrorField(r.Err))
 	}
 	if !r.Class.Failover() {
 		to.Served(pool.Scope{Model: model, Flex: a.flex}, a.started)
@@ -45,7 +45,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	if !benches || its.MayBeOfRequest && !t.claim() {
 		return
 	}
-	covers := pool.Scope{Model: model, Flex: a.flex && aboutFlex(r)}
+	covers := pool.Scope{Model: model, Flex: a.flex && r.AboutFlex()}
 	began := to.Bench(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
@@ -62,19 +62,6 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
 	if began && r.Class.Promise() {
 		a.benched, a.benches = now, covers
 	}
-}
-
-// aboutFlex reports whether what a request of the service tier flex met says nothing about other requests: no capacity
-// for flex, or none in time, which has many forms. The limits that all requests share are used up only if the reply says
-// so.
-func aboutFlex(r *attempt.Reply) bool {
-	switch r.Class {
-	case verdict.Throttled:
-		return !verdict.NoneLeft(r.Response.Header)
-	case verdict.Overloaded, verdict.Timeout, verdict.Failed:
-		return true
-	}
-	return false
 }
 
 // servesOthers reports whether the backend serves other requests, or has done so
@@ -94,13 +81,13 @@ func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
 	if end.Paused {
 		a.class = verdict.ClientError
 		if c := b.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
-			c.Write(zap.String("backend", a.target.Name), duration, errorField(end.Broken))
+			c.Write(zap.String("backend", a.target.Name), duration, attempt.ErrorField(end.Broken))
 		}
 		return
 	}
 	a.class = verdict.BrokenStream
 	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
-		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(in.Model))), duration, errorField(end.Broken))
+		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(in.Model))), duration, attempt.ErrorField(end.Broken))
 	}
 	model := in.benchModel(a.target.backend)
 	if !end.Begun && t.claim() {
@@ -130,7 +117,7 @@ func (b *balancer) deduct(in *intent, to *target, tier int, now time.Time) quota
 // learnQuota reads what the header of a reply says about the backend's quota. The model may have become known by this
 // reply, so the tier's demand is recorded again.
 func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, now time.Time) {
-	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && aboutFlex(r) {
+	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && r.AboutFlex() {
 		return
 	}
 	model := in.benchModel(a.target.backend)
@@ -152,12 +139,4 @@ func (b *balancer) tierOf(in *intent, n int) quota.Tier {
 		return quota.Tier{Number: n}
 	}
 	return b.tiers[n]
-}
-
-// errorField is an error of an attempt for a log.
-func errorField(err error) zap.Field {
-	if err == nil {
-		return zap.Skip()
-	}
-	return zap.String("error", attempt.ErrorText(err))
 }

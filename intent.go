@@ -48,7 +48,7 @@ type intent struct {
 	// caller is who sent the request, if callers need a key.
 	caller keys.Caller
 	// entitled is which backends the request may use.
-	entitled *entitlement
+	entitled *affinity.Entitlement
 	// credentials are what the caller identified itself with, for a backend
 	// with auth passthrough. anonymous reports whether such a backend could not get any.
 	credentials keys.Presented
@@ -66,7 +66,7 @@ func (in *intent) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	in.Request = openaiapi.Parse(in.request, route, openaiapi.Received{Bytes: in.received.Buffered(), Whole: in.received.Whole(), Length: in.received.Length()}, prompt)
 	if in.Kind.Infers() && !in.Kind.IsHandshake() {
 		if in.affinity.Key = cache.Key(in.request.Header, route.Operation, in.Model, prompt, in.PromptLength); in.affinity.Key != 0 {
-			in.affinity.Key ^= in.entitled.set
+			in.affinity.Key ^= in.entitled.Set
 		}
 	}
 }
@@ -126,9 +126,9 @@ func (in *intent) hasQuota(t *target) bool {
 // waitsIn is the list in which the request waits for a backend.
 func (in *intent) waitsIn() waiting.Key {
 	if !in.Kind.Infers() {
-		return waiting.Key{Set: in.entitled.set}
+		return waiting.Key{Set: in.entitled.Set}
 	}
-	return waiting.Key{Set: in.entitled.set, Model: pool.ModelKey(in.Model), Flex: in.ServiceTier() == openaiapi.Flex}
+	return waiting.Key{Set: in.entitled.Set, Model: pool.ModelKey(in.Model), Flex: in.ServiceTier() == openaiapi.Flex}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

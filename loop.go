@@ -32,8 +32,9 @@ type exchange struct {
 	bill    bill
 
 	writer http.ResponseWriter
-	// talk follows the messages of the WebSocket that the request opens. nil: it opens none for inference.
-	talk *conversation
+	// reader has read the request, and conversation follows the messages of the WebSocket that it has opened, or is nil.
+	reader       *reader
+	conversation *attempt.Conversation
 	// proxied is the request as reverse_proxy gets it.
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.
@@ -187,7 +188,7 @@ func (ex *exchange) stayHome(now time.Time) {
 	if k == nil || k.Order == 0 || k.Home == "" || !ex.Pool.IsSoonBack(&ex.tries.ask, k.Home, now) {
 		return
 	}
-	if in.Model != "" || in.entitled.hasAllModels(ex.targets, k.Home) {
+	if in.Model != "" || in.entitled.HasAllModels(k.Home) {
 		in.placement.Settle(k.Home)
 		ex.update(now)
 	}

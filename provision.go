@@ -100,7 +100,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	for _, warning := range backend.Mistakes(h.Backends) {
 		h.logger.Warn(warning)
 	}
-	if err := errors.Join(warnIfPublic(ctx, h), warnIfUnreachable(ctx, h)); err != nil {
+	if err := h.warnOfSites(ctx); err != nil {
 		return err
 	}
 	if err := h.provisionSender(ctx); err != nil {
@@ -142,7 +142,6 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 		targets[i] = targetOf(b)
 		h.link.Name(targets[i].Member, b.NameForReplicas())
 		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
-		d.tellsAccounts = d.tellsAccounts || b.AccountKey != h.Backends[0].AccountKey
 		d.tellsModels = d.tellsModels || b.Models != nil || b.Deployment != ""
 		if key := b.Key(); key != nil && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
@@ -163,7 +162,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
 	h.balancer.policy, h.balancer.rateLimits = policy, h.RatelimitHeaders
 	var prompts *affinity.PromptCache // nil: with one account, or a policy of the operator's, there is none by default
-	if d.tellsAccounts && policy == nil {
+	if policy == nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return b.AccountKey != h.Backends[0].AccountKey }) {
 		prompts = new(affinity.PromptCache)
 	}
 	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool, prompts); err != nil {
@@ -188,14 +187,15 @@ func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
 		return err
 	}
 	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
+	var backends []*backend.Backend // in the order of targets
 	for _, t := range h.balancer.targets {
-		config.Accounts = append(config.Accounts, t.backend.AccountKey)
+		backends, config.Accounts = append(backends, t.backend), append(config.Accounts, t.backend.AccountKey)
 	}
 	if h.reader.affinity, err = affinity.New(ctx, config); err != nil {
 		return err
 	}
 	for _, names := range h.reader.callers.Sets() {
-		h.reader.entitlements = append(h.reader.entitlements, entitle(names, h.balancer.targets, h.reader.affinity))
+		h.reader.entitlements = append(h.reader.entitlements, affinity.Entitle(names, backends, h.reader.affinity))
 	}
 	return observe.On(ctx, observe.Started, func() { h.reader.affinity.Start(); h.balancer.ledger.Start() })
 }

@@ -29,7 +29,7 @@ type reader struct {
 	// callers limits what callers may use. It is nil if none is limited. entitlements are the backends that they may
 	// use, by the numbers of callers.
 	callers      *callers.Callers
-	entitlements []*entitlement
+	entitlements []*affinity.Entitlement
 	affinity     *affinity.Affinity
 	// promptCache is nil if it is off.
 	promptCache *affinity.PromptCache
@@ -43,8 +43,6 @@ type reader struct {
 	// models are all models that the backends have. It is nil unless every
 	// backend lists its models.
 	models []string
-	// tellsAccounts reports whether backends have different accounts.
-	tellsAccounts bool
 	// tellsModels reports whether the model matters to a backend: it lists its
 	// models, or has its own name for one.
 	tellsModels bool
@@ -54,7 +52,7 @@ type reader struct {
 // backend.
 func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	in, r := &ex.intent, ex.intent.request
-	in.entitled = d.entitlements[0]
+	ex.reader, in.entitled = d, d.entitlements[0]
 	if d.asksReady(r) {
 		return d.answerReady(ex.balancer, r)
 	}
@@ -92,7 +90,6 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	in.parse(route, d.promptCache)
 	if in.Kind == openaiapi.InferenceWebSocket {
 		in.socket = attempt.NewSocket(ex.writer, r)
-		ex.talk = &conversation{reader: d}
 		if openaiapi.IsExtendedConnect(r) {
 			ex.proxied.Body = in.socket.Body()
 		}
@@ -123,7 +120,6 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 			return apierror.UnreadableBody(err).Answer(in.request)
 		}
 	}
-	ex.talk = &conversation{reader: d}
 	connect := openaiapi.IsExtendedConnect(in.request)
 	ex.proxied = *ex.proxied.WithContext(in.socket.Until(ex.proxied.Context()))
 	if connect {
@@ -283,7 +279,7 @@ func (d *reader) findAccounts(in *intent, targets []*target) (none apierror.Answ
 	if !in.received.Whole() {
 		r.CutAt = d.buffers
 	}
-	placement, refusal, refused := in.entitled.affinity.Place(r)
+	placement, refusal, refused := in.entitled.Affinity.Place(r)
 	if refused {
 		return refusal.Answer(in.request)
 	}
@@ -299,10 +295,10 @@ func (d *reader) findAccounts(in *intent, targets []*target) (none apierror.Answ
 func settleList(in *intent, targets []*target) {
 	var first *target
 	for _, t := range targets {
-		if !in.entitled.may[t.Index] || !t.backend.Takes(&in.Request, in.anonymous) {
+		if !in.entitled.May[t.Index] || !t.backend.Takes(&in.Request, in.anonymous) {
 			continue
 		}
-		if all := in.entitled.allModels; first == nil || all[t.Index] && !all[first.Index] {
+		if all := in.entitled.AllModels; first == nil || all[t.Index] && !all[first.Index] {
 			first = t
 		}
 	}

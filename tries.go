@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
@@ -224,7 +225,7 @@ func (a *try) end() {
 func (t *tries) fill(b *balancer, in *intent, tier int) {
 	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
 	for _, to := range b.targets {
-		takes := in.entitled.may[to.Index] && to.backend.Takes(&in.Request, in.anonymous)
+		takes := in.entitled.May[to.Index] && to.backend.Takes(&in.Request, in.anonymous)
 		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: takes, Flex: in.isFlexAt(to.backend)})
 	}
 }
@@ -252,7 +253,7 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 	allModels := in.makesObject() && t.mayHaveAllModels(in.entitled, targets, now)
 	for i, to := range targets {
 		switch at := &t.ask.At[i]; {
-		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !in.entitled.allModels[i]:
+		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !in.entitled.AllModels[i]:
 			// where the context is as short, or where an object without a model could not be used with all models
 			at.Bar = pool.Unfit
 		case at.Bar == pool.Free && slices.Contains(t.turn.behind, to.Index):
@@ -287,9 +288,9 @@ func (t *tries) count() (ownCredential bool) {
 // mayHaveAllModels reports whether the request may go to a backend whose account
 // serves all models that the request may use. One that failed is tried, because a request that
 // names the object goes there even then. New objects do not go to a drained one.
-func (t *tries) mayHaveAllModels(e *entitlement, targets []*target, now time.Time) bool {
+func (t *tries) mayHaveAllModels(e *affinity.Entitlement, targets []*target, now time.Time) bool {
 	return slices.ContainsFunc(targets, func(to *target) bool {
-		return e.allModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && t.ask.At[to.Index].Bar == pool.Free &&
+		return e.AllModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && t.ask.At[to.Index].Bar == pool.Free &&
 			t.ask.At[to.Index].Takes && !to.Throttles(&t.ask, now)
 	})
 }

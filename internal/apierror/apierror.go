@@ -89,7 +89,7 @@ var (
 	AnotherWebSocket = Invalid(http.StatusBadRequest, "websocket_connection_limit_reached",
 		"This WebSocket is for another model, or another account's objects. Create a new WebSocket connection to continue.")
 	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type', and the first one a response.create.")
-	NotUpgraded = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
+	NotUpgraded  = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
 	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
 	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")

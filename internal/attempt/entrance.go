@@ -239,7 +239,7 @@ func (s *Socket) Again() bool {
 	if s == nil || s.entrance == nil || s.talk != nil {
 		return false
 	}
-	s.send(frame(opcodeText, false, ErrorEvent(cmp.Or(s.status, http.StatusBadGateway), s.header, s.answer, openaiapi.ParseClientEvent(s.first.text).Stream)))
+	s.send(frame(opcodeText, false, errorEventOf(cmp.Or(s.status, http.StatusBadGateway), s.header, s.answer, openaiapi.ParseClientEvent(s.first.text).Stream)))
 	s.header, s.status, s.answer, s.first = make(http.Header), 0, nil, message{}
 	s.lock.Lock()
 	code := s.code

@@ -17,8 +17,8 @@ type errorEvent struct {
 	Stream  string            `json:"stream_id,omitempty"`
 }
 
-// ErrorEvent returns the event for a reply that is an error. stream is the id of the lane that it is about, or empty.
-func ErrorEvent(status int, header http.Header, body []byte, stream string) []byte {
+// errorEventOf returns the event for a reply that is an error. stream is the id of the lane that it is about, or empty.
+func errorEventOf(status int, header http.Header, body []byte, stream string) []byte {
 	e := errorEvent{Type: "error", Status: status, Error: errorIn(status, body), Stream: stream}
 	for name, values := range header {
 		if name = strings.ToLower(name); tellsClient(name) && len(values) > 0 {
@@ -46,9 +46,9 @@ func errorIn(status int, body []byte) map[string]any {
 	return reply.Error
 }
 
-// RealtimeError returns the event of a realtime session for a reply that is an error: a response that has failed, if a limit refused
+// realtimeError returns the event of a realtime session for a reply that is an error: a response that has failed, if a limit refused
 // to begin one, or else an error about the client's event of this id.
-func RealtimeError(status int, body []byte, begins bool, id string) []byte {
+func realtimeError(status int, body []byte, begins bool, id string) []byte {
 	e := errorIn(status, body)
 	event := map[string]any{"event_id": "event_" + rand.Text()}
 	if begins && status == http.StatusTooManyRequests {

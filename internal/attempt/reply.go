@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -162,6 +163,27 @@ const maxErrorText = 256
 
 // ErrorText is an error for a log.
 func ErrorText(err error) string { return pool.CutText(err.Error(), maxErrorText) }
+
+// ErrorField is an error of an attempt for a log.
+func ErrorField(err error) zap.Field {
+	if err == nil {
+		return zap.Skip()
+	}
+	return zap.String("error", ErrorText(err))
+}
+
+// AboutFlex reports whether what a request of the service tier flex met says nothing about other requests: no capacity
+// for flex, or none in time, which has many forms. The limits that all requests share are used up only if the reply says
+// so.
+func (r *Reply) AboutFlex() bool {
+	switch r.Class {
+	case verdict.Throttled:
+		return !verdict.NoneLeft(r.Response.Header)
+	case verdict.Overloaded, verdict.Timeout, verdict.Failed:
+		return true
+	}
+	return false
+}
 
 // asks is what the request asks for. Of one that was not sent, it is not known.
 func (r *Reply) asks() Asks {

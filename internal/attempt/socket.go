@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
 // Socket is the client's side of a WebSocket whose messages are read. To reverse_proxy it is the ResponseWriter and, once the
@@ -23,7 +21,7 @@ type Socket struct {
 	r      *http.Request
 	conn   io.ReadWriteCloser // the client's
 	source io.Reader          // what it sends
-	talk   Conversation       // nil until a backend is chosen
+	talk   *Conversation      // nil until a backend is chosen
 	holds  bool               // a message of the client's is held until the talk lets it pass
 
 	*entrance // nil unless it was accepted
@@ -38,16 +36,6 @@ type Socket struct {
 	closed  bool     // a close frame went to the client
 }
 
-// Conversation decides on the messages of a WebSocket. No two calls of Sent are made at a time, and no two of Received or Part.
-type Conversation interface {
-	// Sent decides whether a message of the client's passes. If instead is not empty, the backend gets that. If answer is not
-	// empty, the client gets that event.
-	Sent(text []byte) (passes bool, instead [][]byte, answer []byte)
-	// Received reads a message of the backend's. Part was called with all of one that is too long.
-	Received(e sse.Event)
-	Part(text []byte)
-}
-
 // maxMessage is how long a message of a client's may be that is held, except the first one.
 const maxMessage = 1 << 20
 
@@ -57,7 +45,7 @@ func NewSocket(w http.ResponseWriter, r *http.Request) *Socket {
 }
 
 // Converse has the messages read by c from now on: the WebSocket is open. With holds, none of the client's passes unread.
-func (s *Socket) Converse(c Conversation, holds bool) {
+func (s *Socket) Converse(c *Conversation, holds bool) {
 	s.mu.Lock()
 	s.talk, s.holds = c, holds
 	s.mu.Unlock()
@@ -208,7 +196,7 @@ func (s *Socket) read(p []byte) (int, error) {
 
 // pass lets a message of the client's pass, or answers it.
 func (s *Socket) pass(m message) {
-	passes, instead, answer := s.talk.Sent(m.text)
+	passes, instead, answer := s.talk.sent(m.text)
 	if len(answer) > 0 {
 		s.send(frame(opcodeText, false, answer))
 	}
@@ -255,7 +243,7 @@ func (s *Socket) deliver(p []byte) (int, error) {
 		return len(p), nil
 	}
 	wasReadable := !s.out.unreadable
-	at := s.out.take(p, s.talk.Received, s.talk.Part)
+	at := s.out.take(p, s.talk.received, s.talk.part)
 	if wasReadable && s.out.unreadable && s.holds { // its usage could not be charged
 		_, err := s.conn.Write(closeFrame(closeUnsupported, false))
 		s.closed = true

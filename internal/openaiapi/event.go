@@ -26,6 +26,17 @@ func TypeOf(text []byte) []byte {
 	}
 }
 
+// ReadEvent reads an event of a client's in a session, which has a model of its own.
+func (q *Request) ReadEvent(text []byte) {
+	q.Body, q.Whole, q.PromptLength, q.Clarity = ParseJSON(text, nil), true, int64(len(text)), Clear
+	if !q.Body.Clear {
+		q.Clarity = Unclear
+	}
+	if q.Body.HasModel {
+		q.Model = q.Body.Model
+	}
+}
+
 // ClientEvent is an event that a client sends in a WebSocket.
 type ClientEvent struct {
 	// Type is what it is, ID its own id, and Stream that of the lane in which its response is to be, if it names any.

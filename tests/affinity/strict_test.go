@@ -96,7 +96,6 @@ func TestAStrictPoolRefusesWhatItCannotSee(t *testing.T) {
 		"a list":                        {"GET /v1/files", nil, 403, "callers_kept_apart"},
 		"a list after an own object":    {"GET /v1/files?after=file-of-alice", nil, 403, "callers_kept_apart"},
 		"a list of chats":               {"GET /v1/chat/completions", nil, 403, "callers_kept_apart"},
-		"a WebSocket for responses":     {"GET /v1/responses", websocket, 426, "websocket_not_supported"},
 		"another WebSocket":             {"GET /v1/files/file-of-alice", websocket, 403, "callers_kept_apart"},
 		"a session":                     {"POST /v1/realtime/client_secrets", []string{"{}"}, 403, "callers_kept_apart"},
 		"a batch":                       {"POST /v1/batches", []string{`{"input_file_id":"file-of-alice"}`}, 403, "callers_kept_apart"},

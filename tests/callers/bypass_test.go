@@ -73,19 +73,6 @@ func TestASecondModelBeyondTheBufferIsRefused(t *testing.T) {
 	})
 }
 
-// TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem has Codex's first request. With the 426, Codex uses
-// HTTP.
-func TestAWebSocketThatHidesTokensIsRefusedToACallerWithALimitOfThem(t *testing.T) {
-	inBubble(t, "caller alice {\ntokens 1k/day\n}\ncaller bob {\nrequests 10/day\n}", func(t *testing.T, w *world) {
-		w.AllReply(lbtest.Status(http.StatusBadRequest))
-		for key, want := range map[string]int{aliceKey: http.StatusUpgradeRequired, bobKey: http.StatusBadRequest} {
-			r := websocket(w.Request(http.MethodGet, "/v1/responses", nil))
-			r.Header.Set("Authorization", "Bearer "+key)
-			w.Send(r).WantStatus(t, want)
-		}
-	})
-}
-
 // TestAResponseInTheBackgroundIsChargedWhatItDeclares is about output that no reply to the caller's request shows.
 func TestAResponseInTheBackgroundIsChargedWhatItDeclares(t *testing.T) {
 	queued := lbtest.Says(200, `{"id":"resp_1234567890","object":"response","status":"queued","background":true,"usage":null}`)

@@ -163,17 +163,3 @@ func TestTheFlexOfAHeaderBenchesFlexAlone(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 2})
 	})
 }
-
-func TestAWebSocketIsNotForACallerWithServiceTiers(t *testing.T) {
-	inBubble(t, mayUseFlex, func(t *testing.T, w *world) {
-		for path, want := range map[string]int{"/v1/responses?model=gpt-5": http.StatusUpgradeRequired, "/v1/realtime?model=gpt-realtime": http.StatusSwitchingProtocols} {
-			r := w.Request(http.MethodGet, path, nil)
-			r.Header.Set("Authorization", "Bearer "+aliceKey)
-			r.Header.Set("Connection", "Upgrade")
-			r.Header.Set("Upgrade", "websocket")
-			if got := w.Send(r); (got.Status == http.StatusUpgradeRequired) != (want == http.StatusUpgradeRequired) {
-				t.Errorf("%s: got %d %s, want %d", path, got.Status, got.Body, want)
-			}
-		}
-	})
-}

@@ -113,57 +113,25 @@ func handshake(t *testing.T, address, path string) (res *http.Response, body str
 	return res, body
 }
 
-func TestResponsesOverAWebSocketNeedAPoolInWhichEveryBackendServesThem(t *testing.T) {
-	a, serverA := lbtest.Listen(t, "a")
-	b, serverB := lbtest.Listen(t, "b")
+func TestAWebSocketOfResponsesIsOpenBeforeABackendIsChosen(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
 	a.Replies(upgrades)
-	b.Replies(upgrades)
-	for name, c := range map[string]struct {
-		backends string
-		passes   bool
-	}{
-		"one backend":   {"backend {a}", true},
-		"one account":   {"backend {a} {\naccount x\n}\nbackend {b} {\naccount x\n}", true},
-		"a model":       {"backend {a} {\nmodel gpt-4o\n}", false},
-		"a deployment":  {"backend {a} {\ndeployment gpt-4o\n}", false},
-		"several names": {"backend {a} {\naccount x\n}\nbackend {b} {\naccount x\nmodel gpt-4o\n}", false},
-		"two accounts":  {"backend {a}\nbackend {b}", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			address := lbtest.ServeAt(t, "openai_lb {\n"+strings.NewReplacer("{a}", serverA.URL, "{b}", serverB.URL).Replace(c.backends)+"\n}")
-			for _, path := range []string{"/v1/responses", "/responses", "/openai/v1/responses/", "/openai/responses?api-version=1"} {
-				a.Forget()
-				b.Forget()
-				res, body := handshake(t, address, path)
-				calls := len(a.Received()) + len(b.Received())
-				if c.passes {
-					if res.StatusCode != 101 || calls != 1 {
-						t.Errorf("%s: the handshake gives %d after %d calls", path, res.StatusCode, calls)
-					}
-					continue
-				}
-				lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: body}.WantError(t, 426, "websocket_not_supported")
-				// RFC 9110 section 15.5.22
-				if calls != 0 || res.Header.Get("Upgrade") != "HTTP/1.1" || res.Header.Get("Connection") != "Upgrade" {
-					t.Errorf("%s: the answer is %v after %d calls", path, res.Header, calls)
-				}
-			}
-			for _, path := range []string{"/v1/Responses", "/v1/respons%65s", "/v1/responses;x"} {
-				a.Forget()
-				b.Forget()
-				res, body := handshake(t, address, path)
-				lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: body}.WantError(t, 400, "invalid_path")
-				if calls := len(a.Received()) + len(b.Received()); calls != 0 {
-					t.Errorf("%s: %d calls", path, calls)
-				}
-			}
-			if res, _ := handshake(t, address, "/v1/realtime?model=gpt-4o"); res.StatusCode != 101 {
-				t.Errorf("a realtime connection gives %d", res.StatusCode)
-			}
-			if reply := lbtest.Get(lbtest.NewClient(t), "http://"+address+"/v1/responses"); reply.Status == 426 {
-				t.Error("a request without an upgrade is told to upgrade")
-			}
-		})
+	address := lbtest.ServeAt(t, "openai_lb {\nbackend "+server.URL+" {\nmodel gpt-4o\n}\n}")
+	for _, path := range []string{"/v1/responses", "/responses", "/openai/v1/responses/", "/openai/responses?api-version=1"} {
+		// RFC 6455 section 1.3: the accept key of this test's handshake
+		if res, _ := handshake(t, address, path); res.StatusCode != 101 || res.Header.Get("Sec-WebSocket-Accept") != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
+			t.Errorf("%s: the handshake gives %d %v", path, res.StatusCode, res.Header)
+		}
+	}
+	for _, path := range []string{"/v1/Responses", "/v1/respons%65s", "/v1/responses;x"} {
+		res, body := handshake(t, address, path)
+		lbtest.Reply{Status: res.StatusCode, Header: res.Header, Body: body}.WantError(t, 400, "invalid_path")
+	}
+	if calls := len(a.Received()); calls != 0 {
+		t.Errorf("there are %d calls", calls)
+	}
+	if res, _ := handshake(t, address, "/v1/realtime?model=gpt-4o"); res.StatusCode != 101 {
+		t.Errorf("a realtime connection gives %d", res.StatusCode)
 	}
 }
 
@@ -344,14 +312,14 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 	}
 	r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), struct{ io.Reader }{strings.NewReader("")}) // of any length
 	r.Header[":protocol"] = []string{"websocket"}
-	refused, err := transport.RoundTrip(r) //nolint:staticcheck
+	opened, err := transport.RoundTrip(r) //nolint:staticcheck
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused.Body.Close()
+	opened.Body.Close()
 	// HTTP/2 has no such headers (RFC 9113 section 8.2.2)
-	if refused.StatusCode != 426 || refused.Header["Upgrade"] != nil || refused.Header["Connection"] != nil {
-		t.Errorf("a WebSocket of responses gives %d %v", refused.StatusCode, refused.Header)
+	if opened.StatusCode != 200 || opened.Header["Upgrade"] != nil || opened.Header["Connection"] != nil {
+		t.Errorf("a WebSocket of responses gives %d %v", opened.StatusCode, opened.Header)
 	}
 	// Caddy is not to stop while a tunnel is open: it would write a close frame
 	// to the HTTP/2 stream, with the data race that is its own

@@ -1,0 +1,177 @@
+package attempt
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
+
+// Conversation follows the messages of a WebSocket and finds the responses in them.
+type Conversation struct {
+	rules    Rules
+	realtime bool
+
+	mu      sync.Mutex
+	open    []openResponse // that are not over, the oldest first
+	refused time.Time      // when the client was last told that its audio is refused
+}
+
+// Rules decide what passes in a conversation. No two of their methods are called at a time, except Unasked.
+type Rules interface {
+	// Create decides on a message of the client's that asks for a response. If instead is not empty, the backend gets that. If there
+	// is a refusal, it gets nothing.
+	Create(text []byte) (r Response, instead [][]byte, refusal *http.Response)
+	// Refuse returns why another message of this type must not pass, or nil. The type is empty if it is not clear.
+	Refuse(kind string, text []byte) *http.Response
+	// Unasked returns a response that the backend has begun by itself.
+	Unasked() Response
+}
+
+// Response is one in a conversation.
+type Response interface {
+	// Watcher reads the events of the backend's while the response is open.
+	Watcher() *sse.Watcher
+	// Settle ends it. It has failed, was cut, or neither.
+	Settle(failed, cut bool)
+}
+
+type openResponse struct {
+	Response
+	id string // empty: it has not begun
+}
+
+// NewConversation returns a conversation, of which first is open already unless it is nil.
+func NewConversation(rules Rules, first Response) *Conversation {
+	c := &Conversation{rules: rules, realtime: first == nil}
+	if first != nil {
+		c.open = []openResponse{{Response: first}}
+	}
+	return c
+}
+
+// creates is the type of the message that asks for a response.
+const creates = "response.create"
+
+// Audio begins the types of messages with audio, after which a session may begin a response by itself.
+const Audio = "input_audio_buffer."
+
+// sent decides whether a message of the client's passes. If instead is not empty, the backend gets that. If answer is not empty,
+// the client gets that event.
+func (c *Conversation) sent(text []byte) (passes bool, instead [][]byte, answer []byte) {
+	e := openaiapi.ParseClientEvent(text)
+	var r Response
+	var refusal *http.Response
+	switch {
+	case !e.Clear:
+		refusal = c.rules.Refuse("", text)
+	case e.Type == creates:
+		if r, instead, refusal = c.rules.Create(text); refusal == nil {
+			c.mu.Lock()
+			c.open = append(c.open, openResponse{Response: r})
+			c.mu.Unlock()
+		}
+	default:
+		refusal = c.rules.Refuse(e.Type, text)
+	}
+	switch {
+	case refusal == nil:
+		return true, instead, nil
+	case strings.HasPrefix(e.Type, Audio) && time.Since(c.refused) < time.Second: // it was told
+		return false, nil, nil
+	}
+	c.refused = time.Now()
+	body, _ := io.ReadAll(refusal.Body) // which is in memory
+	if c.realtime {
+		return false, nil, realtimeError(refusal.StatusCode, body, e.Type == creates, e.ID)
+	}
+	return false, nil, errorEventOf(refusal.StatusCode, refusal.Header, body, e.Stream)
+}
+
+// transcribed is the type of an event with the tokens of another model, which has written down what was said.
+const transcribed = "conversation.item.input_audio_transcription.completed"
+
+// ends reports whether a response is over with an event of this type. An error in a session is about a message of the client's.
+func (c *Conversation) ends(kind string) bool {
+	switch kind {
+	case "response.done", transcribed:
+		return c.realtime
+	case "response.completed", "response.incomplete", "response.failed", "error":
+		return !c.realtime
+	}
+	return false
+}
+
+// received reads a message of the backend's.
+func (c *Conversation) received(e sse.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var about struct {
+		Response struct{ ID, Status string }
+		Usage    struct {
+			Output *int64 `json:"output_tokens"`
+		}
+	}
+	kind := string(e.Kind())
+	begins, ends := kind == "response.created", c.ends(kind)
+	if begins || ends {
+		_ = json.Unmarshal(e.Data, &about) // what can be read
+	}
+	i := c.find(about.Response.ID, begins)
+	switch {
+	case kind == transcribed && about.Usage.Output == nil: // seconds
+		return
+	case kind == transcribed, i < 0 && (begins || ends && kind != "error"):
+		i = len(c.open)
+		c.open = append(c.open, openResponse{Response: c.rules.Unasked()})
+	case i < 0:
+		return
+	}
+	r := &c.open[i]
+	if begins {
+		r.id = about.Response.ID
+	}
+	if r.Watcher().Take(e); ends {
+		over := r.Response
+		c.open = slices.Delete(c.open, i, i+1)
+		over.Settle(about.Response.Status == "failed", false)
+	}
+}
+
+// find returns the place of the response that an event is about, or -1. With begins, it is the next one that begins, and otherwise
+// the one with the id, if the event has one, or the oldest.
+func (c *Conversation) find(id string, begins bool) int {
+	i := slices.IndexFunc(c.open, func(r openResponse) bool { return begins && r.id == "" || !begins && id != "" && r.id == id })
+	if i < 0 && !begins && len(c.open) > 0 {
+		return 0
+	}
+	return i
+}
+
+// part reads a part of a message of the backend's that is too long to be kept.
+func (c *Conversation) part(text []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.open) > 0 {
+		c.open[0].Watcher().Long(text)
+	}
+}
+
+// End ends the responses that the end of the WebSocket has cut. It may be called on nil.
+func (c *Conversation) End() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.open {
+		r.Settle(false, true)
+	}
+	c.open = nil
+}

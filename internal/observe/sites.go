@@ -1,0 +1,30 @@
+package observe
+
+import (
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+)
+
+// WarnOfSites logs a warning if anyone can use the keys of a handler's backends, which spends reports whether callers without
+// a key may do, and one if no request reaches the handler, because another one in front answers all. Which routes lead to it is known
+// once the config is loaded.
+func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, log *zap.Logger, pool string) error {
+	return On(ctx, Started, func() {
+		app, err := ctx.AppIfConfigured("http")
+		if err != nil {
+			return
+		}
+		if spends {
+			if sites := keys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
+				log.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", pool))
+			}
+		}
+		names := keys.Unreachable(app.(*caddyhttp.App), func(other caddyhttp.MiddlewareHandler) bool { return other == h })
+		if names != nil {
+			log.Warn("no request reaches this openai_lb: a handler in front of it answers every one", zap.Strings("handlers", names), zap.String("pool", pool))
+		}
+	})
+}
