@@ -113,6 +113,9 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 // the response goes on from. It returns the answer if none comes.
 func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 	in := &ex.intent
+	if in.socket == nil && ex.sender.OpensNone() {
+		return apierror.NoWebSocket.Answer(in.request)
+	}
 	if in.socket == nil { // otherwise it is the next message, after an answer of ours
 		in.socket = attempt.NewSocket(ex.writer, in.request)
 		if err := ex.sender.Accept(in.socket, d.buffers); err != nil {

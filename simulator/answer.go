@@ -26,7 +26,9 @@ func (x *exchange) answer() {
 			x.reply(rep)
 		}
 	case op == model.OpRealtime:
-		x.realtime()
+		x.open("realtime", x.converse)
+	case op == model.OpResponses:
+		x.open("", x.takeRequests)
 	case op == model.OpObject:
 		x.reply(x.object())
 	case op == model.OpResponse:
@@ -123,11 +125,6 @@ func (x *exchange) store(all model.Stored) {
 
 // respond answers `POST responses`.
 func (x *exchange) respond() {
-	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {
-		x.reply(wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", "previous_response_not_found",
-			fmt.Sprintf("Previous response with id '%s' not found.", previous)))
-		return
-	}
 	if missing := x.missing(); missing != nil {
 		x.reply(missing)
 		return

@@ -84,16 +84,12 @@ func (x *exchange) refuse() *wire.Reply {
 	if rep := x.faultReply(); rep != nil {
 		return rep
 	}
-	switch limited := x.route.op.Limited(); {
+	switch {
 	case x.route.op == model.OpUnknown:
 		return x.notFound()
 	case problem != nil:
 		return problem
-	case limited && x.route.deployment == "":
-		return wire.Invalid(http.StatusBadRequest, "you must provide a model parameter")
-	case limited && x.charge.deployment == nil:
-		return x.statusError(http.StatusNotFound)
-	case limited:
+	case x.route.op.Limited():
 		return x.admit()
 	}
 	return nil
@@ -127,6 +123,11 @@ func (x *exchange) readBody() *wire.Reply {
 	}
 	sum := sha256.Sum256(x.body.bytes)
 	x.body.sum = hex.EncodeToString(sum[:])
+	return x.parseBody(x.r.Header.Get("Content-Type"))
+}
+
+// parseBody parses the body. If something is wrong with it, it returns the error reply.
+func (x *exchange) parseBody(contentType string) *wire.Reply {
 	if op := x.route.op; op == model.OpResponse || op == model.OpObject {
 		_ = json.Unmarshal(x.body.bytes, &x.body.fields) // a form has none
 	}
@@ -134,7 +135,7 @@ func (x *exchange) readBody() *wire.Reply {
 		return nil
 	}
 	var problem string
-	x.request, problem = model.ParseRequest(x.route.op, x.r.Header.Get("Content-Type"), x.body.bytes)
+	x.request, problem = model.ParseRequest(x.route.op, contentType, x.body.bytes)
 	if problem != "" {
 		return wire.Invalid(http.StatusBadRequest, problem)
 	}
@@ -157,6 +158,12 @@ func (x *exchange) findDeployment() {
 
 // admit charges the request to its deployment's limits, if a tier serves it.
 func (x *exchange) admit() *wire.Reply {
+	switch {
+	case x.route.deployment == "":
+		return wire.Invalid(http.StatusBadRequest, "you must provide a model parameter")
+	case x.charge.deployment == nil:
+		return x.statusError(http.StatusNotFound)
+	}
 	if rep := x.chooseTier(); rep != nil {
 		return rep
 	}

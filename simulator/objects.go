@@ -165,6 +165,10 @@ func (x *exchange) upload() (filename, purpose string, content []byte) {
 // text of a prompt do not count.
 func (x *exchange) missing() *wire.Reply {
 	fields := x.body.fields
+	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {
+		return wire.OpenAIError(http.StatusBadRequest, "invalid_request_error", "previous_response_not_found",
+			fmt.Sprintf("Previous response with id '%s' not found.", previous))
+	}
 	if id, _ := fields["conversation"].(string); id != "" && x.h.state.stored(id) == nil {
 		return collections["conversations"].notHere(id)
 	}

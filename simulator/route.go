@@ -53,6 +53,8 @@ func parseRoute(r *http.Request) route {
 		rt.op = operations[operation]
 	case get && operation == "models":
 		rt.op = model.OpModels
+	case get && operation == "responses":
+		rt.op = model.OpResponses
 	case get && operation == "realtime":
 		rt.op, rt.deployment = model.OpRealtime, cmp.Or(query.Get("model"), query.Get("deployment"))
 	}

@@ -40,6 +40,18 @@ type Sender struct {
 	// closing is done when reverse_proxy closes its WebSockets.
 	closing context.Context
 	alarms  alarms
+	// refusedSocket is when a backend has last answered that it has no WebSocket, unless one has opened one since: Unix time in
+	// nanoseconds.
+	refusedSocket atomic.Int64
+}
+
+// opensNoneFor is how long a pool of which no backend opens a WebSocket opens none itself.
+const opensNoneFor = 10 * time.Minute
+
+// OpensNone reports whether no backend opens a WebSocket. Clients that are told so at the handshake use HTTP (Codex).
+func (s *Sender) OpensNone() bool {
+	at := s.refusedSocket.Load()
+	return at > 0 && time.Now().UnixNano()-at < int64(opensNoneFor)
 }
 
 // Request is a request for one backend.
@@ -206,7 +218,7 @@ func (s *Sender) send(t *Request) *Reply {
 	reply.Response, reply.Status = res, res.StatusCode
 	reply.body = t.watchOver(s, res)
 	reply.judge()
-	reply.judgeHandshake()
+	reply.judgeHandshake(s)
 	if reply.Class == verdict.Served {
 		s.open(reply)
 	}
@@ -245,6 +257,7 @@ func (t *Request) begin(s *Sender) {
 	}
 	if t.Socket != nil {
 		delete(t.Header, "Sec-Websocket-Extensions") // what is compressed cannot be read
+		delete(t.Header, "Sec-WebSocket-Extensions") //nolint:canonicalheader // as reverse_proxy spells it
 	}
 	t.trip.timeout.alarms = &s.alarms
 	if t.Watch != nil {
@@ -312,11 +325,14 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 // except to an extended CONNECT, for which a 2xx means that the WebSocket is open (RFC
 // 8441 section 5). An error that would be the client's own says, before its first message was sent, that the backend has no
 // such WebSocket.
-func (r *Reply) judgeHandshake() {
+func (r *Reply) judgeHandshake(s *Sender) {
 	asks := &r.sent.Asks
 	switch {
 	case r.sent.Socket.IsAccepted() && r.Class == verdict.ClientError: // nothing of the client's message was sent
 		r.Class = verdict.NotHere
+		s.refusedSocket.Store(time.Now().UnixNano())
+	case r.sent.Socket.IsAccepted() && r.Class == verdict.Served:
+		s.refusedSocket.Store(0)
 	case !r.sent.handshakes() || r.Status < 200 || r.Status >= 300:
 	case asks.Kind.Infers():
 		r.breakOff(ErrNoUpgrade)

@@ -16,6 +16,7 @@ const (
 	OpObject
 	OpModels
 	OpRealtime
+	OpResponses // over a WebSocket
 )
 
 // Generates reports whether the operation has a body that asks for a reply.

@@ -23,6 +23,17 @@ func JSON(status int, v any) *Reply {
 	return &Reply{Status: status, ContentType: JSONType, Body: encode(v)}
 }
 
+// Event is the error of a reply, as an event in a WebSocket of the Responses API.
+func (r *Reply) Event() any {
+	event, headers := map[string]any{"type": "error", "status": r.Status}, map[string]string{}
+	_ = json.Unmarshal(r.Body, &event) // its member "error"
+	for name := range r.Header {
+		headers[strings.ToLower(name)] = r.Header.Get(name)
+	}
+	event["headers"] = headers
+	return event
+}
+
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -1,0 +1,160 @@
+package sockets
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/websocket"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked for at once.
+func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
+	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 10k/day\n}"), func(t *testing.T, w *lbtest.World) {
+		var got []string
+		answer := responds("a", 7, 5)
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Sec-Websocket-Extensions") != "" {
+				t.Error("the backend may compress")
+			}
+			speaks(func(s *websocket.Conn, m string) { got = append(got, m) })(rw, r)
+		})
+		c, _ := handshake(t, w, "/v1/responses", bobKey, "Sec-WebSocket-Extensions", "permessage-deflate")
+		c.say(hi)
+		time.Sleep(time.Second)
+		c.Close()
+		time.Sleep(time.Second)
+		w.Backends["a"].Replies(answer)
+		c = dial(t, w, "/v1/responses", aliceKey)
+		c.Write(append(append(masked(0x81, hi), masked(0x81, hi)...), masked(0x81, `{"type":"response.steer","input":"x"}`)...))
+		c.wantServed("a")
+		c.wantServed("a")
+		c.Close()
+		time.Sleep(time.Minute)
+		if len(got) != 1 || got[0] != strings.Replace(hi, "gpt-5", "deployment-5", 1) {
+			t.Errorf("the backend got %q", got)
+		}
+		if u := of(w, "alice"); u.Today != 24 || u.InFlight != 0 || u.Reserved != 0 {
+			t.Errorf("alice has used %+v", u)
+		}
+	})
+}
+
+func TestAMessageHasAServiceTierOfItsCallers(t *testing.T) {
+	inPool(t, "caller alice {\nservice_tiers default\n}", func(t *testing.T, w *lbtest.World) {
+		s := dial(t, w, "/v1/responses", aliceKey)
+		for range 2 {
+			s.say(`{"type":"response.create","model":"gpt-5","service_tier":"priority"}`)
+			s.wantError(400, "invalid_value")
+			s.say(hi)
+			s.wantServed("a")
+		}
+		s.Close()
+	})
+}
+
+// TestAResponseThatIsCutCostsItsEstimate has the backend break off.
+func TestAResponseThatIsCutCostsItsEstimate(t *testing.T) {
+	inPool(t, "caller alice {\ntokens 10k/day\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+			websocket.Message.Send(s, `{"type":"response.created","response":{"id":"resp_a_1234567890","error":null}}`)
+			websocket.Message.Send(s, `{"type":"response.output_text.delta","delta":"hello"}`)
+			s.Close()
+		}))
+		s := dial(t, w, "/v1/responses", aliceKey)
+		s.say(`{"type":"response.create","model":"gpt-5","max_output_tokens":50,"input":"` + strings.Repeat("x", 400) + `"}`)
+		s.hears()
+		s.hears()
+		s.Close()
+		time.Sleep(time.Minute)
+		if u := of(w, "alice"); u.Today < 100 || u.Today > 200 || u.InFlight != 0 || u.Reserved != 0 {
+			t.Errorf("alice has used %+v", u)
+		}
+	})
+}
+
+// TestALateErrorChargesNothing has an error in place of the second response.
+func TestALateErrorChargesNothing(t *testing.T) {
+	inPool(t, "caller alice {\ntokens 10k/day\n}", func(t *testing.T, w *lbtest.World) {
+		n := 0
+		w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+			if n++; n%2 == 0 {
+				websocket.Message.Send(s, `{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached."}}`)
+				return
+			}
+			websocket.Message.Send(s, fmt.Sprintf(`{"type":"response.completed","response":{"id":"resp_a_%010d","usage":{"input_tokens":7,"output_tokens":5}}}`, n))
+		}))
+		s := dial(t, w, "/v1/responses", aliceKey)
+		for range 2 {
+			s.say(hi)
+			s.wantServed("a")
+			s.say(hi)
+			s.wantError(429, "rate_limit_exceeded")
+		}
+		s.Close()
+		time.Sleep(time.Minute)
+		if u := of(w, "alice"); u.Today != 24 || u.InFlight != 0 || u.Reserved != 0 {
+			t.Errorf("alice has used %+v", u)
+		}
+	})
+}
+
+// TestAReloadClosesWebSockets also those that have said nothing yet.
+func TestAReloadClosesWebSockets(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	a.Replies(responds("a", 7, 5))
+	address := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+	config := func(n int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://%s {\nheader X-Config %d\nopenai_lb {\nbackend %s\n}\n}", address, n, server.URL)
+	}
+	lbtest.Run(t, config(1))
+	open := func() io.ReadWriteCloser {
+		socket, err := websocket.Dial("ws://"+address+"/v1/responses", "", "http://"+address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket.SetDeadline(time.Now().Add(20 * time.Second))
+		return socket
+	}
+	silent, talks := open(), open()
+	io.WriteString(talks, hi)
+	buf := make([]byte, 4096)
+	if n, err := talks.Read(buf); err != nil || !strings.Contains(string(buf[:n]), "response.created") {
+		t.Fatalf("%s %v", buf[:n], err)
+	}
+	lbtest.Reload(t, config(2))
+	for _, s := range []io.ReadWriteCloser{silent, talks} {
+		if rest, err := io.ReadAll(s); err != nil && !strings.Contains(err.Error(), "reset") {
+			t.Errorf("the client reads %q, %v, and not the end", rest, err)
+		}
+		s.Close()
+	}
+}
+
+// TestAPoolWhoseBackendsHaveNoWebSocketSaysSo at the second handshake, so that clients use HTTP.
+func TestAPoolWhoseBackendsHaveNoWebSocketSaysSo(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Status(404))
+		s := dial(t, w, "/v1/responses", aliceKey)
+		s.say(hi)
+		if e := s.hears(); e.Type != "error" || e.Status != 404 {
+			t.Errorf("the client got %s", e.raw)
+		}
+		s.Close()
+		if _, res := handshake(t, w, "/v1/responses", aliceKey); res.StatusCode != http.StatusUpgradeRequired {
+			t.Errorf("the second handshake gives %d", res.StatusCode)
+		}
+		w.WantNobodyBlamed()
+		w.AllReply(responds("a", 7, 5))
+		time.Sleep(10 * time.Minute)
+		s = dial(t, w, "/v1/responses", aliceKey)
+		s.say(hi)
+		s.wantServed("a")
+		s.Close()
+	})
+}
