@@ -127,16 +127,17 @@ func (t talk) Refuse(kind string, text []byte) *http.Response {
 	case t.callers == nil:
 		return nil
 	}
-	r, name := t.next(), t.ex.intent.caller.Name
+	name := t.ex.intent.caller.Name
 	if strings.HasPrefix(kind, attempt.Audio) {
-		if refusal := t.callers.Check(r.intent.started, name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
-			return t.refuse(&r.exchange, refusal).Response
+		if refusal := t.callers.Check(time.Now(), name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
+			return t.refuse(&t.next().exchange, refusal).Response
 		}
 	}
 	if t.callers.Models(name) != nil {
-		r.intent.ReadEvent(text)
-		if e, refused := t.callers.MayUse(name, &r.intent.Request, text, t.buffers); refused {
-			return e.Response(r.intent.request)
+		asked := t.ex.intent.Request
+		asked.ReadEvent(text)
+		if e, refused := t.callers.MayUse(name, &asked, text, t.buffers); refused {
+			return e.Response(t.ex.intent.request)
 		}
 	}
 	return nil

@@ -331,7 +331,7 @@ func (r *Reply) judgeHandshake(s *Sender) {
 	case r.sent.Socket.IsAccepted() && r.Class == verdict.ClientError: // nothing of the client's message was sent
 		r.Class = verdict.NotHere
 		s.refusedSocket.Store(time.Now().UnixNano())
-	case r.sent.Socket.IsAccepted() && r.Class == verdict.Served:
+	case r.sent.Socket.IsAccepted() && r.Status == http.StatusSwitchingProtocols:
 		s.refusedSocket.Store(0)
 	case !r.sent.handshakes() || r.Status < 200 || r.Status >= 300:
 	case asks.Kind.Infers():

@@ -1,7 +1,6 @@
 package attempt
 
 import (
-	"encoding/json"
 	"io"
 	"net/http"
 	"slices"
@@ -112,20 +111,15 @@ func (c *Conversation) ends(kind string) bool {
 func (c *Conversation) received(e sse.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var about struct {
-		Response struct{ ID, Status string }
-		Usage    struct {
-			Output *int64 `json:"output_tokens"`
-		}
-	}
+	var id, status string
 	kind := string(e.Kind())
 	begins, ends := kind == "response.created", c.ends(kind)
 	if begins || ends {
-		_ = json.Unmarshal(e.Data, &about) // what can be read
+		id, status = openaiapi.ResponseIn(e.Data)
 	}
-	i := c.find(about.Response.ID, begins)
+	i := c.find(id, begins)
 	switch {
-	case kind == transcribed && about.Usage.Output == nil: // seconds
+	case kind == transcribed && !openaiapi.CountsTokens(e.Data): // but seconds
 		return
 	case kind == transcribed, i < 0 && (begins || ends && kind != "error"):
 		i = len(c.open)
@@ -135,12 +129,12 @@ func (c *Conversation) received(e sse.Event) {
 	}
 	r := &c.open[i]
 	if begins {
-		r.id = about.Response.ID
+		r.id = id
 	}
 	if r.Watcher().Take(e); ends {
 		over := r.Response
 		c.open = slices.Delete(c.open, i, i+1)
-		over.Settle(about.Response.Status == "failed", false)
+		over.Settle(status == "failed", false)
 	}
 }
 

@@ -37,6 +37,49 @@ func (q *Request) ReadEvent(text []byte) {
 	}
 }
 
+// ResponseIn returns the id and the status of the response that an event of a server is about, as far as they are there.
+func ResponseIn(text []byte) (id, status string) {
+	response := memberOf(text, "response")
+	return stringIn(memberOf(response, "id")), stringIn(memberOf(response, "status"))
+}
+
+// CountsTokens reports whether an event of a server has a usage that counts tokens.
+func CountsTokens(text []byte) bool { return memberOf(memberOf(text, "usage"), "output_tokens") != nil }
+
+// memberOf returns the value of a member of an object, or nil.
+func memberOf(object []byte, member string) []byte {
+	i := skipSpace(object, 0)
+	if i >= len(object) || object[i] != '{' {
+		return nil
+	}
+	for {
+		name, value := memberAt(object, i)
+		if value < 0 {
+			return nil
+		}
+		end := skipValue(object, value)
+		switch {
+		case string(name) == member && end < 0:
+			return object[value:] // it is cut off
+		case string(name) == member:
+			return object[value:end]
+		case end < 0:
+			return nil
+		}
+		if i = skipSpace(object, end); i >= len(object) || object[i] != ',' {
+			return nil
+		}
+	}
+}
+
+func stringIn(value []byte) string {
+	if len(value) < 2 || value[0] != '"' {
+		return ""
+	}
+	s, _ := unquote(value)
+	return s
+}
+
 // ClientEvent is an event that a client sends in a WebSocket.
 type ClientEvent struct {
 	// Type is what it is, ID its own id, and Stream that of the lane in which its response is to be, if it names any.

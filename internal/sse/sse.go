@@ -164,7 +164,7 @@ func (e Event) opening() (Opening, *Error) {
 	if isPreamble(e.Kind()) {
 		return Preamble, nil
 	}
-	if e.TooLong || e.hasText() {
+	if e.TooLong || e.hasText() || bytes.HasSuffix(e.Kind(), []byte("delta")) && !mayHoldError(e.Data) {
 		return Content, nil
 	}
 	var chunk struct {
