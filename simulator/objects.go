@@ -16,8 +16,7 @@ import (
 // a batch, a vector store, a conversation, or what belongs to one of these.
 type object = map[string]any
 
-// collection is a kind of objects: how they and their ids are called, and the
-// words for one that is not there.
+// collection is a kind of objects: how they and their ids are called, and the words for one that is not there.
 type collection struct {
 	kind, prefix, missing string
 }
@@ -161,8 +160,7 @@ func (x *exchange) upload() (filename, purpose string, content []byte) {
 	return header.Filename, x.r.FormValue("purpose"), content
 }
 
-// missing is the reply to a request that names what is not stored here. Names in the
-// text of a prompt do not count.
+// missing is the reply to a request that names what is not stored here. Names in the text of a prompt do not count.
 func (x *exchange) missing() *wire.Reply {
 	fields := x.body.fields
 	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {

@@ -39,8 +39,7 @@ func (x *exchange) takeRequests(socket *wire.Socket) {
 // respondIn answers a request by events. It reports whether the client is still there.
 func (x *exchange) respondIn(socket *wire.Socket) bool {
 	rep := x.parseBody(wire.JSONType)
-	if rep == nil {
-		x.findDeployment()
+	if x.findDeployment(); rep == nil {
 		rep = cmp.Or(x.admit(), x.missing())
 	}
 	defer x.settle()

@@ -66,8 +66,7 @@ type Handler struct {
 	// Hints is the style of the headers of a 429 that say when to retry. Default: `azure_both`
 	Hints string `json:"hints,omitempty"`
 
-	// ErrorBody is the style of the body of a 429.
-	// Default: `azure_classic`, or `azure_ptu` for a provisioned deployment
+	// ErrorBody is the style of the body of a 429. Default: `azure_classic`, or `azure_ptu` for a provisioned deployment
 	ErrorBody string `json:"error_body,omitempty"`
 
 	// FirstTokenLatency is the time before the first token. Default: `0`
@@ -236,8 +235,4 @@ func (h *Handler) serves(deployment string) bool {
 }
 
 // Interface guards
-var (
-	_ caddy.Provisioner           = (*Handler)(nil)
-	_ caddy.Validator             = (*Handler)(nil)
-	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
-)
+var _, _, _ = caddy.Provisioner((*Handler)(nil)), caddy.Validator((*Handler)(nil)), caddyhttp.MiddlewareHandler((*Handler)(nil))

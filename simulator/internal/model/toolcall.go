@@ -6,17 +6,15 @@ import (
 	"strings"
 )
 
-// toolCall is a call of one of the functions that a request offers. A reply calls
-// a function instead of saying something.
+// toolCall is a call of one of the functions that a request offers. A reply calls a function instead of saying something.
 type toolCall struct {
 	id, name string
 	// pieces are its arguments, a token each.
 	pieces []string
 }
 
-// chooseCall decides whether the reply calls a function: always if tool_choice
-// demands it, and otherwise as an answer to the user, but not to a function's
-// result, so that an agent's loop ends.
+// chooseCall decides whether the reply calls a function: always if tool_choice demands it, and otherwise as an answer to
+// the user, but not to a function's result, so that an agent's loop ends.
 func (r Request) chooseCall(op Operation) *toolCall {
 	if op != OpChat && op != OpResponse {
 		return nil
@@ -86,8 +84,7 @@ type faker struct {
 	left int // values that it may still make: a schema can contain itself
 }
 
-// madeUp returns arguments for the parameters of a function, with the properties
-// that are required.
+// madeUp returns arguments for the parameters of a function, with the properties that are required.
 func madeUp(parameters any) any {
 	f := faker{root: parameters, left: 1000}
 	if arguments, ok := f.value(parameters).(object); ok {

@@ -103,8 +103,7 @@ func (c *Client) Instead() *Reply {
 // endings are the faults that end a stream.
 var endings = []string{"sse_error_first", "sse_error_after", "truncate_eof", "truncate_rst", "hang_after"}
 
-// disturb applies the fault before the next event. It reports whether the stream
-// has ended.
+// disturb applies the fault before the next event. It reports whether the stream has ended.
 func (s *Stream) disturb() bool {
 	f := s.c.Fault
 	if s.sent != f.n || !slices.Contains(endings, f.kind) {
@@ -127,8 +126,7 @@ func (s *Stream) disturb() bool {
 	return true
 }
 
-// error sends an error as an event: the Responses API names it, chat does not. The code
-// "null" stands for a JSON null.
+// error sends an error as an event: the Responses API names it, chat does not. The code "null" stands for a JSON null.
 func (s *Stream) error(errType, code string) {
 	message := serverErrorText
 	if errType == "too_many_requests" {
