@@ -57,3 +57,35 @@ func TestEveryWebSocketIsOpened(t *testing.T) {
 		})
 	}
 }
+
+// TestResponsesComeOverWebSockets has the official SDKs, three accounts, and one that fails.
+func TestResponsesComeOverWebSockets(t *testing.T) {
+	for _, client := range []struct {
+		name, runtime string
+		install       func() error
+		trust         string
+		command       []string
+	}{
+		{"Python", "python3", installPython, "SSL_CERT_FILE=", []string{"python/.venv/bin/python", "python/responses.py"}},
+		{"Node", "node", installNode, "NODE_EXTRA_CA_CERTS=", []string{"node", "node/responses.mjs"}},
+	} {
+		t.Run(client.name, func(t *testing.T) {
+			lookPath(t, client.runtime)
+			if err := client.install(); err != nil {
+				t.Fatal(err)
+			}
+			s := start(t, []backend{{}, {simulator: "fault status:503"}, {}})
+			order, _ := json.Marshal(map[string]any{"url": s.url + "/v1", "count": *handshakes / 2, "parallel": 10})
+			var got []struct{ ID, Error string }
+			runJSON(t, string(order), &got, client.trust+s.root, client.command...)
+			for _, g := range got {
+				if g.ID == "" || g.Error != "" {
+					t.Errorf("a chain is %+v", g)
+				}
+			}
+			if len(got) != *handshakes/2 {
+				t.Errorf("there are %d chains", len(got))
+			}
+		})
+	}
+}

@@ -265,3 +265,35 @@ func TestARealtimeSessionEndsWithItsConfig(t *testing.T) {
 		}
 	}
 }
+
+func TestResponsesComeOverAWebSocket(t *testing.T) {
+	h := &Handler{RequestsPerMinute: 4, OutputTokens: 3, Deployments: []string{"gpt-5"}}
+	srv := listen(t, h)
+	c, _ := dialRealtime(t, srv, "/v1/responses")
+	c.say(t, `{"type":"response.create","model":"gpt-5","input":"hi"}`)
+	_, events := c.until(t, "response.completed")
+	response := events[len(events)-1]["response"].(map[string]any)
+	if usage := response["usage"].(map[string]any); usage["output_tokens"] != 3.0 {
+		t.Errorf("the response is %v", response)
+	}
+	c.say(t, `{"type":"response.create","model":"gpt-5","input":"hi","previous_response_id":"`+response["id"].(string)+`"}`)
+	c.until(t, "response.completed")
+	for message, want := range map[string]float64{
+		`{"type":"response.create","model":"gpt-5","input":"hi","previous_response_id":"resp_unknown"}`: 400,
+		`{"type":"response.create","model":"o3","input":"hi"}`:                                          404,
+		`{"type":"response.create","input":"hi"}`:                                                       400,
+		`{`: 400,
+	} {
+		c.say(t, message)
+		if _, events := c.until(t, "error"); events[0]["status"] != want {
+			t.Errorf("%s gets %v, want %v", message, events[0], want)
+		}
+	}
+	for range 10 { // the limit is near
+		c.say(t, `{"type":"response.create","model":"gpt-5","input":"hi"}`)
+	}
+	_, events = c.until(t, "error")
+	if e := events[len(events)-1]; e["status"] != 429.0 || e["headers"].(map[string]any)["retry-after"] == "" {
+		t.Errorf("the limit gives %v", e)
+	}
+}
