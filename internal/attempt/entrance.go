@@ -197,10 +197,10 @@ func (s *Socket) handOver() {
 	}
 }
 
-// takeOver has read go on where listen has ended. It reports whether that is only now.
-func (s *Socket) takeOver() bool {
+// takeOver has read go on where listen has ended.
+func (s *Socket) takeOver() {
 	if s.over {
-		return false
+		return
 	}
 	<-s.listened
 	s.over = true
@@ -210,7 +210,6 @@ func (s *Socket) takeOver() bool {
 	if s.messages = nil; s.code != 0 {
 		s.end(s.code)
 	}
-	return true
 }
 
 // goAway closes the WebSocket because its pool is closed, unless reverse_proxy does.

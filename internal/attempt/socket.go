@@ -174,6 +174,9 @@ func (s *Socket) read(p []byte) (int, error) {
 	if !s.holds {
 		return s.source.Read(p)
 	}
+	if s.entrance != nil {
+		s.takeOver()
+	}
 	for {
 		n := copy(p, s.ready)
 		if s.ready = s.ready[n:]; n > 0 {
@@ -181,9 +184,6 @@ func (s *Socket) read(p []byte) (int, error) {
 		}
 		if s.ready = nil; s.readErr != nil {
 			return 0, s.readErr
-		}
-		if s.entrance != nil && s.takeOver() {
-			continue
 		}
 		n, err := s.source.Read(p)
 		if s.readErr = err; n > 0 {

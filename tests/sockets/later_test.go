@@ -16,13 +16,13 @@ import (
 // TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked for at once.
 func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
 	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 10k/day\n}"), func(t *testing.T, w *lbtest.World) {
-		var got []string
+		got := make(chan string, 1)
 		answer := responds("a", 7, 5)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Sec-Websocket-Extensions") != "" {
 				t.Error("the backend may compress")
 			}
-			speaks(func(s *websocket.Conn, m string) { got = append(got, m) })(rw, r)
+			speaks(func(s *websocket.Conn, m string) { got <- m })(rw, r)
 		})
 		c, _ := handshake(t, w, "/v1/responses", bobKey, "Sec-WebSocket-Extensions", "permessage-deflate")
 		c.say(hi)
@@ -36,8 +36,8 @@ func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
 		c.wantServed("a")
 		c.Close()
 		time.Sleep(time.Minute)
-		if len(got) != 1 || got[0] != strings.Replace(hi, "gpt-5", "deployment-5", 1) {
-			t.Errorf("the backend got %q", got)
+		if m := <-got; m != strings.Replace(hi, "gpt-5", "deployment-5", 1) {
+			t.Errorf("the backend got %q", m)
 		}
 		if u := of(w, "alice"); u.Today != 24 || u.InFlight != 0 || u.Reserved != 0 {
 			t.Errorf("alice has used %+v", u)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,13 +211,12 @@ func speaks(answer func(socket *websocket.Conn, message string)) http.HandlerFun
 
 // responds is a backend that answers each response.create with a response of its own that has used these tokens.
 func responds(name string, input, output int) http.HandlerFunc {
-	n := 0
+	var n atomic.Int32
 	return speaks(func(socket *websocket.Conn, message string) {
 		if !strings.Contains(message, "response.create") {
 			return
 		}
-		n++
-		id := fmt.Sprintf("resp_%s_%010d", name, n)
+		id := fmt.Sprintf("resp_%s_%010d", name, n.Add(1))
 		for _, text := range []string{
 			`{"type":"response.created","sequence_number":0,"response":{"id":"` + id + `","object":"response","status":"in_progress","error":null,"usage":null}}`,
 			`{"type":"response.output_text.delta","sequence_number":1,"delta":"hello"}`,
