@@ -116,6 +116,8 @@ func (s *Socket) FlushError() error {
 	if s.entrance != nil && s.talk == nil {
 		return nil
 	}
+	s.mu.Lock() // reverse_proxy flushes what it has written, perhaps while an event of our own is written
+	defer s.mu.Unlock()
 	return http.NewResponseController(s.w).Flush()
 }
 
