@@ -267,8 +267,7 @@ func TestARealtimeSessionEndsWithItsConfig(t *testing.T) {
 }
 
 func TestResponsesComeOverAWebSocket(t *testing.T) {
-	h := &Handler{RequestsPerMinute: 4, OutputTokens: 3, Deployments: []string{"gpt-5"}}
-	srv := listen(t, h)
+	srv := listen(t, &Handler{OutputTokens: 3, Deployments: []string{"gpt-5"}})
 	c, _ := dialRealtime(t, srv, "/v1/responses")
 	c.say(t, `{"type":"response.create","model":"gpt-5","input":"hi"}`)
 	_, events := c.until(t, "response.completed")
@@ -288,12 +287,5 @@ func TestResponsesComeOverAWebSocket(t *testing.T) {
 		if _, events := c.until(t, "error"); events[0]["status"] != want {
 			t.Errorf("%s gets %v, want %v", message, events[0], want)
 		}
-	}
-	for range 10 { // the limit is near
-		c.say(t, `{"type":"response.create","model":"gpt-5","input":"hi"}`)
-	}
-	_, events = c.until(t, "error")
-	if e := events[len(events)-1]; e["status"] != 429.0 || e["headers"].(map[string]any)["retry-after"] == "" {
-		t.Errorf("the limit gives %v", e)
 	}
 }

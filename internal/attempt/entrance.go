@@ -71,8 +71,8 @@ func (s *Sender) Accept(socket *Socket, most int64) error {
 func (s *Socket) open() error {
 	header := s.w.Header()
 	for protocol := range strings.SplitSeq(strings.Join(s.r.Header["Sec-Websocket-Protocol"], ","), ",") {
-		if protocol = strings.TrimSpace(protocol); protocol != "" && !keys.IsCredentialProtocol(protocol) && header["Sec-WebSocket-Protocol"] == nil {
-			header["Sec-WebSocket-Protocol"] = []string{protocol}
+		if protocol = strings.TrimSpace(protocol); protocol != "" && !keys.IsCredentialProtocol(protocol) && header.Get("Sec-WebSocket-Protocol") == "" {
+			header.Set("Sec-WebSocket-Protocol", protocol)
 		}
 	}
 	if s.r.ProtoMajor > 1 {
