@@ -102,7 +102,7 @@ func (t talk) Create(text []byte) (begun attempt.Response, instead [][]byte, ref
 	}
 	own := t.limit(&r.exchange)
 	if own.Response == nil && !in.within {
-		if own = t.place(in, t.ex.targets); own.Response == nil && (!to.Takes(&in.Request, in.anonymous) || !in.placement.Allows(to.AccountKey)) {
+		if own = t.findAccounts(in, t.ex.targets); own.Response == nil && (!to.Takes(&in.Request, in.anonymous) || !in.placement.Allows(to.AccountKey)) {
 			own = apierror.AnotherWebSocket.Answer(in.request)
 		}
 		u := *in.request.URL
