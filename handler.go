@@ -14,9 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// ServeHTTP reads the request once and has reverse_proxy call the loop, which sends it to the
-// backends, one after the other, until one serves it. Requests that need no
-// backend also pass through reverse_proxy, so that all replies look alike.
+// ServeHTTP reads the request once and has reverse_proxy call the loop, which sends it to the backends, one after the other,
+// until one serves it. Requests that need no backend also pass through reverse_proxy, so that all replies look alike.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	ex := &exchange{balancer: h.balancer, writer: w}
 	err := h.serve(ex, w, r, next)
@@ -98,10 +97,8 @@ func finish(ex *exchange, err error, aborted bool) {
 	ex.bill.settle(ex.balancer, in, t, o)
 }
 
-// proxied is the request as reverse_proxy gets it: with the exchange in its
-// context, and without the caller's credentials and the body, which are the
-// exchange's. Handlers in handle_response get this request, too, and so the body as
-// far as it is there.
+// proxied is the request as reverse_proxy gets it: with the exchange in its context, and without the caller's credentials and the
+// body, which are the exchange's. Handlers in handle_response get this request, too, and so the body as far as it is there.
 func (h *Handler) proxied(ex *exchange) *http.Request {
 	whole := ex.intent.request
 	ex.proxied = *whole.WithContext(context.WithValue(whole.Context(), exchangeCtxKey{}, ex))
