@@ -1,8 +1,11 @@
 package sockets
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"math"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -139,8 +142,8 @@ func TestWhatCannotBeReadClosesTheSession(t *testing.T) {
 	}
 }
 
-// records is a backend that opens a WebSocket, and passes on all bytes that it gets.
-func records(got chan<- string) http.HandlerFunc {
+// records is a backend that opens a WebSocket, sends these bytes, and passes on all that it gets.
+func records(got chan<- string, sends ...byte) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -149,6 +152,7 @@ func records(got chan<- string) http.HandlerFunc {
 		defer conn.Close()
 		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
 		rw.Flush()
+		go conn.Write(sends)
 		all, _ := io.ReadAll(rw)
 		got <- string(all)
 	}
@@ -167,6 +171,57 @@ func TestMessagesInPiecesPassAsTheyAre(t *testing.T) {
 		c.Close()
 		// a ping does not wait for the message in which it comes
 		if want := slices.Concat(ping, first, last, end); string(want) != <-got {
+			t.Error("the backend got other frames")
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// frames returns so many messages with different lengths, some in pieces, as a client or a server sends them.
+func frames(random *rand.Rand, n int, frame func(first byte, payload string) []byte) (all []byte) {
+	for i := range n {
+		text := fmt.Sprintf(`{"type":"conversation.item.create","event_id":"%d","item":"%s"}`, i, strings.Repeat("x", int(math.Exp(9*random.Float64()))))
+		if at := random.IntN(4 * len(text)); at < len(text) {
+			all = append(append(all, frame(0x01, text[:at])...), frame(0x80, text[at:])...)
+		} else {
+			all = append(all, frame(0x81, text)...)
+		}
+		if random.IntN(10) == 0 {
+			all = append(all, frame(0x89, "ping")...)
+		}
+	}
+	return all
+}
+
+// TestTenThousandMessagesPassAsTheyAre has both sides send at the same time.
+func TestTenThousandMessagesPassAsTheyAre(t *testing.T) {
+	lbtest.InBubble(t, keyed("backend http://a\ncaller alice {\ntokens 10k/day\nmodels gpt-realtime\n}"), func(t *testing.T, w *lbtest.World) {
+		random := rand.New(rand.NewPCG(1, 2))
+		unmasked := func(first byte, payload string) []byte {
+			f := masked(first, payload)
+			head := len(f) - len(payload)
+			f[1] &= 0x7f
+			return append(f[:head-4], payload...)
+		}
+		sent, received, got := frames(random, 10_000, masked), frames(random, 10_000, unmasked), make(chan string, 1)
+		w.Backends["a"].Replies(records(got, received...))
+		c := dial(t, w, session, aliceKey)
+		go func() {
+			for rest := sent; len(rest) > 0; {
+				n := min(len(rest), 1+random.IntN(20_000))
+				c.Write(rest[:n])
+				rest = rest[n:]
+			}
+		}()
+		heard := make([]byte, len(received))
+		if _, err := io.ReadFull(c, heard); err != nil || !bytes.Equal(heard, received) {
+			t.Errorf("the client got other frames (%v)", err)
+		}
+		synctest.Wait()
+		c.Write(masked(0x88, "\x03\xe8bye"))
+		time.Sleep(time.Second)
+		c.Close()
+		if sent := string(sent) + string(masked(0x88, "\x03\xe8bye")); sent != <-got {
 			t.Error("the backend got other frames")
 		}
 		time.Sleep(time.Minute)
