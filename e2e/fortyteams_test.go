@@ -72,7 +72,7 @@ func TestEveryCommandForFortyTeamsWorks(t *testing.T) {
 		`401 \n401 \n401 \n`,
 		`(?s)Valid configuration.*( llm [0-9a-f]{12}\n.*){3}`,
 		`^team-26,\d+,`,
-		`(?s)^CALLER .*\nteam-26 +gpt-5\.5 +\d.* \d+\.\d{4}\n`,
+		`(?ms)^CALLER .*\nteam-26 +gpt-5\.5 +\d.* \d+\.\d{4}\n`,
 		`(?s)200 .*66\d\d\d\d\d tokens/month`,
 		``,
 		`(?s)(\{"status":"ready"\}.*){3}`,
