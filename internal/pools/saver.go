@@ -103,23 +103,30 @@ var ending struct {
 // SaveLast calls save when a config ends. While the storage does not answer, all pools together wait as long as one would: Caddy
 // ends one after the other. The save goes on then, if the process does.
 func SaveLast(save func()) {
+	timer := time.NewTimer(time.Until(endOf(time.Now())))
+	defer timer.Stop()
 	saved := make(chan struct{})
 	go func() {
 		defer close(saved)
 		save()
+		ending.mu.Lock()
+		defer ending.mu.Unlock()
+		ending.until = time.Time{} // the storage answers
 	}()
-	ending.mu.Lock()
-	defer ending.mu.Unlock()
-	if now := time.Now(); now.After(ending.until.Add(storageTimeout)) {
-		ending.until = now.Add(storageTimeout)
-	}
-	timer := time.NewTimer(time.Until(ending.until))
-	defer timer.Stop()
 	select {
 	case <-saved:
-		ending.until = time.Time{}
 	case <-timer.C:
 	}
+}
+
+// endOf returns when a save that begins now has to be over.
+func endOf(now time.Time) time.Time {
+	ending.mu.Lock()
+	defer ending.mu.Unlock()
+	if now.After(ending.until.Add(storageTimeout)) {
+		ending.until = now.Add(storageTimeout)
+	}
+	return ending.until
 }
 
 // Saving is the task of saving, or of what has to be done before.

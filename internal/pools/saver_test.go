@@ -44,3 +44,27 @@ func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 		}
 	})
 }
+
+func TestAStorageThatAnswersAgainIsWaitedForAtTheEnd(t *testing.T) {
+	path := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		var saved atomic.Int64
+		hang := 35 * time.Second
+		s := NewSaver(func(context.Context, certmagic.Storage) error {
+			time.Sleep(hang)
+			saved.Add(1)
+			return nil
+		})
+		s.Configure(&certmagic.FileStorage{Path: path}, zap.NewNop())
+		defer s.Close()
+		s.Changed()
+		SaveLast(s.Save) // a reload
+		time.Sleep(20 * time.Second)
+		hang = time.Second
+		s.Changed()
+		SaveLast(s.Save)
+		if saved.Load() != 2 {
+			t.Errorf("%d of 2 have saved", saved.Load())
+		}
+	})
+}
