@@ -32,12 +32,11 @@ type savedOwners struct {
 	memory *owners.Memory
 	// others are told what is learned. Requests of a config that was replaced may
 	// still learn something after it has left them.
-	others atomic.Pointer[replicas.Owners]
-	saver  *pools.Saver
-	key    string
-	logger atomic.Pointer[zap.Logger]
-	// saved are the changes that were saved last. Another config may have another storage, so it saves all again.
-	saved   atomic.Uint64
+	others  atomic.Pointer[replicas.Owners]
+	saver   *pools.Saver
+	key     string
+	logger  atomic.Pointer[zap.Logger]
+	place   atomic.Pointer[savedPlace]
 	lastDue atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
 
 	// started begins the first reading, which is over when done is closed. Requests wait until a time at most.
@@ -46,6 +45,12 @@ type savedOwners struct {
 	done    chan struct{}
 	read    atomic.Bool // what was saved has been read, or there was nothing
 	logged  atomic.Bool // the log says that it could not be read
+}
+
+// savedPlace is the storage of a config. saved are the changes that were saved last there: another one saves all again.
+type savedPlace struct {
+	certmagic.Storage
+	saved atomic.Uint64
 }
 
 func newSavedOwners(pool string) *savedOwners {
@@ -63,8 +68,13 @@ func (o *savedOwners) Destruct() error {
 // configure applies the options of a new config. Without a storage, nothing is saved.
 func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	o.logger.Store(logger)
-	o.saved.Store(0)
-	o.saver.Configure(storage, logger)
+	if storage == nil {
+		o.saver.Configure(nil, logger)
+		return
+	}
+	to := &savedPlace{Storage: storage}
+	o.place.Store(to)
+	o.saver.Configure(to, logger)
 }
 
 // loaded returns the owners, with those that were saved. While the storage hangs or
@@ -141,7 +151,7 @@ func (o *savedOwners) saveIfDue(now time.Time) {
 
 // save saves what was learned since it was last saved.
 func (o *savedOwners) save() {
-	if o.memory.Changes() != o.saved.Load() {
+	if to := o.place.Load(); to != nil && o.memory.Changes() != to.saved.Load() {
 		o.saver.Changed()
 		o.saver.Save()
 	}
@@ -158,6 +168,8 @@ func (o *savedOwners) store(ctx context.Context, storage certmagic.Storage) erro
 	if err != nil {
 		return &pools.StorageError{What: "could not save ids", Key: o.key, Err: err}
 	}
-	o.saved.Store(changes)
+	if to, ok := storage.(*savedPlace); ok {
+		to.saved.Store(changes)
+	}
 	return nil
 }
