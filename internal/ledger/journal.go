@@ -1,19 +1,17 @@
 package ledger
 
 import (
-	"bytes"
 	"cmp"
-	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,15 +19,17 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 const (
 	// journalDelay is how long after a change the journal is written.
 	journalDelay = 2 * time.Millisecond
 	// maxJournal is the size of all files at which they are full. The storage has failed for long then.
-	maxJournal    = 64 << 20
+	maxJournal = 64 << 20
+	// maxFile is the size at which a file is replaced by one with what is not saved.
+	maxFile = 8 << 20
+	// diskPatience is how long a save waits for files to be removed.
+	diskPatience  = time.Second
 	journalSuffix = ".journal"
 )
 
@@ -55,8 +55,11 @@ type journal struct {
 	files []*os.File
 	open  bool
 	size  int
-	// failed reports whether nothing is written until the ledger is saved again, and warned whether the log says so.
-	failed, warned bool
+	// written is the size of the last one, and limit that at which it is replaced.
+	written, limit int
+	// failed reports whether nothing is written until the ledger is saved again, and warned whether the log says so. Then hole
+	// reports that the files miss changes, until one has all that is not saved.
+	failed, warned, hole bool
 }
 
 // journalPlace is where a config has the journal.
@@ -74,8 +77,10 @@ func journalFolder(storage certmagic.Storage) string {
 	name := fmt.Sprintf("%T", storage)
 	if named, ok := storage.(fmt.Stringer); ok {
 		name += named.String()
+	} else if options, err := json.Marshal(storage); err == nil {
+		name += string(options)
 	}
-	return filepath.Join(caddy.AppDataDir(), "openai_lb", "journal", checksum([]byte(name)))
+	return filepath.Join(caddy.AppDataDir(), "openai_lb", "journal", fmt.Sprintf("%x", sha256.Sum256([]byte(name))))
 }
 
 func checksum(text []byte) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE(text)) }
@@ -98,36 +103,48 @@ func (l *Ledger) note() {
 	j := &l.journal
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	to, pages := j.to.Load(), l.changed()
-	if to == nil || j.failed || len(pages) == 0 {
+	to, whole := j.to.Load(), j.hole || j.written > j.limit
+	pages := l.changed(whole)
+	if len(pages) == 0 {
 		return
 	}
-	if err := j.write(to.folder, pages); err != nil {
+	if to == nil || j.failed {
+		j.hole = true
+		return
+	}
+	write := j.write
+	if whole {
+		write = j.rewrite
+	}
+	if err := write(to.folder, pages); err != nil {
 		if !j.warned {
 			to.logger.Warn("could not write the ledger's journal: a kill takes what is not saved", zap.String("folder", to.folder), zap.Error(err))
 		}
-		j.failed, j.warned = true, true
+		j.failed, j.warned, j.hole = true, true, true
 		return
 	}
 	j.warned = false
 }
 
-// changed returns the changed rows of each page, which are not marked any more.
-func (l *Ledger) changed() (pages []Page) {
+// changed returns the changed rows of each page, or all of those that are not saved. They are not marked any more.
+func (l *Ledger) changed(whole bool) (pages []Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.due = false
 	for _, d := range l.days {
-		if len(d.changed) == 0 {
+		rows := slices.Values(d.changed)
+		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Whole: d.whole || whole && d.changes != d.saved}
+		if p.Whole {
+			rows = maps.Values(d.rows)
+		} else if len(d.changed) == 0 {
 			continue
 		}
-		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.changed))}
-		for _, row := range d.changed {
+		for row := range rows {
 			p.Rows = append(p.Rows, row.Row)
 			row.changed = false
 		}
 		clear(d.changed)
-		d.changed = d.changed[:0]
+		d.changed, d.whole = d.changed[:0], false
 		pages = append(pages, p)
 	}
 	return pages
@@ -152,12 +169,34 @@ func (j *journal) write(folder string, pages []Page) error {
 		}
 	}
 	n, err := j.files[len(j.files)-1].Write(text)
-	j.size += n
+	j.size, j.written = j.size+n, j.written+n
 	return err
 }
 
-// create begins a file.
+// rewrite replaces the files by one with all that is not saved.
+func (j *journal) rewrite(folder string, pages []Page) error {
+	older := slices.Clone(j.files)
+	j.open = false
+	if err := j.write(folder, pages); err != nil {
+		j.open = false
+		j.drop(slices.Clone(j.files[len(older):]))
+		return err
+	}
+	j.drop(older)
+	j.hole, j.limit = false, max(maxFile, 2*j.written)
+	return nil
+}
+
+// create begins a file. Another process may adopt it before it is locked.
 func (j *journal) create(folder string) error {
+	err := j.tryCreate(folder)
+	if err != nil {
+		err = j.tryCreate(folder)
+	}
+	return err
+}
+
+func (j *journal) tryCreate(folder string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
@@ -175,7 +214,7 @@ func (j *journal) create(folder string) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(file.Name()), file.Close())
 	}
-	j.files, j.open = append(j.files, file), true
+	j.files, j.open, j.written, j.limit = append(j.files, file), true, 0, maxFile
 	return nil
 }
 
@@ -193,122 +232,45 @@ func (j *journal) turn() []*os.File {
 	defer j.mu.Unlock()
 	j.failed = false
 	if j.open && len(j.files) > 1 {
-		return j.files[:len(j.files)-1]
+		return slices.Clone(j.files[:len(j.files)-1])
 	}
 	j.open = false
-	return j.files
+	return slices.Clone(j.files)
 }
 
-// remove removes the files that turn has returned.
-func (j *journal) remove(files []*os.File) {
-	if len(files) == 0 || !j.mu.TryLock() {
+// removeSoon removes the files that turn has returned. The storage does not wait for a disk that hangs.
+func (j *journal) removeSoon(files []*os.File) {
+	if len(files) == 0 {
 		return
 	}
-	defer j.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if j.mu.TryLock() {
+			defer j.mu.Unlock()
+			j.drop(files)
+		}
+	}()
+	timer := time.NewTimer(diskPatience)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+}
+
+// drop removes files, unless that has happened. The caller holds the lock.
+func (j *journal) drop(files []*os.File) {
 	for _, file := range files {
+		i := slices.Index(j.files, file)
+		if i < 0 {
+			continue
+		}
+		j.files = slices.Delete(j.files, i, i+1)
 		if info, err := file.Stat(); err == nil {
 			j.size -= int(info.Size())
 		}
 		_ = os.Remove(file.Name()) // the next process would, and change nothing
 		_ = file.Close()
 	}
-	j.files = slices.Clone(j.files[len(files):])
-}
-
-// adopt adds the journals of processes that have ended to their pages in the storage, of any pool, and removes them.
-func (l *Ledger) adopt(ctx context.Context, storage certmagic.Storage) error {
-	to := l.journal.to.Load()
-	if to == nil || l.adopted == to.folder {
-		return nil
-	}
-	entries, _ := os.ReadDir(to.folder) // without it, there are none
-	var text []byte
-	var names []string
-	running := ""
-	for _, e := range entries { // in the order of their names
-		id, _, isNumbered := strings.Cut(e.Name(), "-")
-		if !isNumbered || !strings.HasSuffix(e.Name(), journalSuffix) || id == running {
-			continue
-		}
-		file, err := os.OpenFile(filepath.Join(to.folder, e.Name()), os.O_RDWR, 0)
-		if err != nil {
-			continue // another process was faster, or may read it
-		}
-		defer file.Close()
-		if lock(file) != nil {
-			running = id // or another process adopts it
-			continue
-		}
-		more, err := io.ReadAll(file)
-		if err != nil {
-			return &pools.StorageError{What: "could not read a journal of the ledger", Key: file.Name(), Err: err}
-		}
-		text, names = append(text, more...), append(names, file.Name())
-	}
-	for key, changes := range readJournal(text) {
-		if err := amend(ctx, storage, key, changes); err != nil {
-			return &pools.StorageError{What: "could not save what a journal of the ledger has", Key: key, Err: err}
-		}
-	}
-	for _, name := range names {
-		_ = os.Remove(name) // another process would, and change nothing
-	}
-	l.adopted = to.folder
-	return nil
-}
-
-// readJournal returns the pages in the text of journals, by their keys in the storage. It ignores lines that were not written
-// completely.
-func readJournal(text []byte) map[string][]Page {
-	pages := make(map[string][]Page)
-	for line := range bytes.Lines(text) {
-		sum, line, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
-		var p Page
-		if checksum(line) != string(sum) || json.Unmarshal(line, &p) != nil {
-			continue
-		}
-		key := p.key()
-		if w, ok := whereOf(key); ok && w == (Where{p.Day, p.Pool, p.ID}) && strings.Count(key, "/") == strings.Count(folder, "/")+2 {
-			pages[key] = append(pages[key], p)
-		}
-	}
-	return pages
-}
-
-// amend changes a page in the storage, unless it has the changes.
-func amend(ctx context.Context, storage certmagic.Storage, key string, changes []Page) error {
-	p := Page{ID: changes[0].ID, Pool: changes[0].Pool, Day: changes[0].Day}
-	text, err := storage.Load(ctx, key)
-	if err == nil {
-		err = json.Unmarshal(text, &p)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if last := changes[len(changes)-1]; last.Changes <= p.Changes {
-		return nil
-	}
-	at := make(map[Key]int)
-	for i, row := range p.Rows {
-		at[row.Key] = i
-	}
-	for _, c := range changes {
-		if c.Changes <= p.Changes {
-			continue
-		}
-		p.Changes = c.Changes
-		for _, row := range c.Rows {
-			if i, known := at[row.Key]; known {
-				p.Rows[i] = row
-			} else {
-				at[row.Key] = len(p.Rows)
-				p.Rows = append(p.Rows, row)
-			}
-		}
-	}
-	p.Rows = slices.DeleteFunc(p.Rows, func(row Row) bool { return row.Use == (Use{}) })
-	if text, err = json.Marshal(p); err != nil {
-		return err
-	}
-	return storage.Store(ctx, key, text)
 }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -36,6 +37,8 @@ const (
 	keptDays = 400
 	// maxDays is how many days are in memory at most, while the storage fails.
 	maxDays = 31
+	// maxGone is how many rows without use wait for the journal at most.
+	maxGone = 1000
 	// dayLength is that of days in UTC.
 	dayLength = 24 * 60 * 60
 )
@@ -116,9 +119,11 @@ type Ledger struct {
 	due   bool
 
 	journal journal
-	// purged is the day of the latest purge, and adopted the folder whose journals were adopted. The saver guards them.
-	purged  int64
-	adopted string
+	// purged is the day of the latest purge. The saver guards it.
+	purged int64
+	// adopted is the place whose journals were adopted, and adopting reports whether they are being.
+	adopted  atomic.Pointer[journalPlace]
+	adopting atomic.Bool
 }
 
 // day is a page in memory. A day that is forgotten and comes again is another page.
@@ -128,8 +133,9 @@ type day struct {
 	rows   map[Key]*heldRow
 	// changes counts them, and saved are those that are in the storage.
 	changes, saved int64
-	// changed are rows that are to be in the journal.
+	// changed are rows that are to be in the journal, unless whole reports that all are: rows without use leave rows, not changed.
 	changed []*heldRow
+	whole   bool
 }
 
 // heldRow is a row in memory.
@@ -176,21 +182,14 @@ func newLedger(pool string) *Ledger {
 // It also saves what processes that were killed have left.
 func (c *Config) Start() {
 	c.configure(journalFolder(c.storage))
-	go c.begin()
+	go c.adopt()
 }
 
 func (c *Config) configure(journals string) {
+	c.journal.to.Store(nil) // while there is one, it is that of the saver's storage
 	c.saver.Configure(c.storage, c.logger)
 	if canLock && c.saver.Saves() {
 		c.journal.to.Store(&journalPlace{journals, c.logger})
-	} else {
-		c.journal.to.Store(nil)
-	}
-}
-
-func (c *Config) begin() {
-	if !c.saver.Use(pools.Saving, c.adopt) {
-		c.saver.Changed() // and tried again
 	}
 }
 
@@ -290,8 +289,12 @@ func (d *day) add(k Key, u Use) {
 		delete(d.rows, k)
 	}
 	d.changes++
-	if !row.changed {
-		row.changed, d.changed = true, append(d.changed, row)
+	if row.changed || d.whole {
+		return
+	}
+	row.changed, d.changed = true, append(d.changed, row)
+	if len(d.changed) > len(d.rows)+maxGone {
+		d.whole, d.changed = true, nil
 	}
 }
 

@@ -67,7 +67,7 @@ func (s *shelf) Store(ctx context.Context, key string, text []byte) error {
 func (s *shelf) open(logger *zap.Logger) *Config {
 	c := &Config{newLedger("main"), s, logger}
 	c.configure(s.journals())
-	c.begin()
+	c.adopt()
 	return c
 }
 

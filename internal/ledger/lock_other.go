@@ -7,6 +7,9 @@ import (
 	"os"
 )
 
-const canLock = false
+const (
+	canLock    = false
+	openSafely = 0
+)
 
 func lock(*os.File) error { return errors.ErrUnsupported }

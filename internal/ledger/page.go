@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +25,8 @@ type Page struct {
 	// Changes is greater in a later version of the page.
 	Changes int64 `json:"changes"`
 	Rows    []Row `json:"rows"`
+	// Whole reports whether a page in a journal has all rows.
+	Whole bool `json:"whole,omitempty"`
 }
 
 // folder is where the pages are in the storage: as <day>/<pool>_<id>.json.
@@ -69,8 +70,11 @@ func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 		}
 		l.saved(p)
 	}
-	l.journal.remove(journals)
-	return cmp.Or(l.adopt(ctx, storage), l.purge(ctx, storage, time.Now().Unix()/dayLength))
+	l.journal.removeSoon(journals)
+	if to := l.journal.to.Load(); to != nil && l.adopted.Load() != to {
+		go l.adopt()
+	}
+	return l.purge(ctx, storage, time.Now().Unix()/dayLength)
 }
 
 // saved records that a page is saved. It forgets those that are complete: of the days before yesterday.

@@ -135,12 +135,12 @@ const Saving = "save"
 // Use calls f for a task with the storage, unless there is none, while nothing else uses it. It logs an error of f, unless
 // that is the latest line about the task, and reports whether there was none.
 func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) error) bool {
-	to := s.to.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	to := s.to.Load() // now: another config may have begun since
 	if to == nil {
 		return true
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
 	err := f(ctx, to.storage)
