@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
 // shelf is a storage whose reads fail or hang, and whose writes fail, while a test wants them to.
@@ -309,4 +310,34 @@ func TestAccountsAreNotSavedInClearText(t *testing.T) {
 			t.Errorf("%q is in what is saved: %q", text, s.files)
 		}
 	}
+}
+
+// slowStorage has a write wait.
+type slowStorage struct {
+	certmagic.Storage
+	begun, end chan struct{}
+}
+
+func (s *slowStorage) Store(ctx context.Context, key string, text []byte) error {
+	s.begun <- struct{}{}
+	<-s.end
+	return s.Storage.Store(ctx, key, text)
+}
+
+func TestASaveUnderWayIsNotThatOfTheNextStorage(t *testing.T) {
+	o := newSavedOwners("main")
+	slow := &slowStorage{&certmagic.FileStorage{Path: t.TempDir()}, make(chan struct{}), make(chan struct{})}
+	o.configure(slow, zap.NewNop())
+	o.memory.Put(owners.Key{1}, owners.Owner{}, time.Now(), time.Hour)
+	saved := make(chan struct{})
+	go func() { o.save(); close(saved) }()
+	<-slow.begun
+	next := &certmagic.FileStorage{Path: t.TempDir()}
+	o.configure(next, zap.NewNop())
+	close(slow.end)
+	<-saved
+	if o.save(); !next.Exists(t.Context(), o.key) {
+		t.Error("the next storage has no ids")
+	}
+	o.saver.Close()
 }

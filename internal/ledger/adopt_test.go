@@ -165,3 +165,17 @@ func TestStoragesWithoutANameHaveJournalsOfTheirOwn(t *testing.T) {
 		t.Errorf("both have %s", a)
 	}
 }
+
+func TestAWholePageOfAJournalHasNoOtherRows(t *testing.T) {
+	s := newShelf(t)
+	saved, whole := pageOf("aa"), pageOf("aa")
+	whole.Changes, whole.Whole, whole.Rows = 3, true, []Row{{keyOf("bob"), one}}
+	for _, p := range []Page{saved, whole} {
+		if err := amend(t.Context(), s, p.key(), []Page{p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, rows := s.saved(t); got.Requests != 1 || rows != 1 {
+		t.Errorf("%d rows have %+v, want that of bob", rows, got)
+	}
+}

@@ -60,6 +60,7 @@ func TestAStorageThatAnswersAgainIsWaitedForAtTheEnd(t *testing.T) {
 		s.Changed()
 		SaveLast(s.Save) // a reload
 		time.Sleep(20 * time.Second)
+		synctest.Wait()
 		hang = time.Second
 		s.Changed()
 		SaveLast(s.Save)
