@@ -6,7 +6,8 @@ import (
 )
 
 // hour is what a caller has done in the last hour: the current five minutes, and the eleven times five before. The caller's
-// mutex guards it. The clock may be set: what was counted then is forgotten.
+// mutex guards it. The clock may be set back, as the store's clock may seem to be: by less than five minutes, the current part
+// goes on. By more, what was counted is forgotten.
 type hour struct {
 	// current is the number of the current part. The part of a number is at the number modulo hourParts.
 	current int64
@@ -48,6 +49,9 @@ func refusalName(by int) string {
 // at returns the index of the part of a time, after forgetting what is over.
 func (h *hour) at(now int64) int64 {
 	part := max(0, now/partLength)
+	if part == h.current-1 {
+		part = h.current
+	}
 	ahead := part - h.current
 	if ahead < 0 || ahead > hourParts {
 		ahead = hourParts

@@ -33,6 +33,9 @@ func TestACallerHasAHistoryOfAnHour(t *testing.T) {
 	c.RefusedBy(noon.Add(30*time.Minute), ByReserve)
 	c.RefusedBy(noon.Add(30*time.Minute), ByReserve)
 	wants(61*time.Minute, 0, 0, map[string]uint64{"reserve": 2})
+	boundary := noon.Add(65 * time.Minute).Truncate(5 * time.Minute).Sub(noon)
+	wants(boundary+time.Second, 0, 0, map[string]uint64{"reserve": 2})
+	wants(boundary-2*time.Second, 0, 0, map[string]uint64{"reserve": 2}) // the clock was set back a little
 	wants(24*time.Hour, 0, 0, map[string]uint64{})
 	wants(-24*365*40*time.Hour, 0, 0, map[string]uint64{}) // the clock was set
 }
