@@ -49,30 +49,37 @@ const (
 	pageQuestion     = "page"  // the pages of these ids
 )
 
+// askPatience is how long the other replicas have for an answer.
+const askPatience = time.Second
+
+// Whoever can write to the engine may make up answers. So these bound the bytes of an answer and of a row of it, the bytes of
+// all answers to a question, and the rows of an answer and of the sum. What is cut does not count as an answer.
 const (
-	// askPatience is how long the other replicas have for an answer.
-	askPatience = time.Second
-	// maxAnswered is how many rows of an answer count.
-	maxAnswered = 100_000
+	maxAnswer, maxRow, maxAnswers = 16 << 20, 256 << 10, 512 << 20
+	maxRows, maxSum               = 25_000, 100_000
+	// maxWord is how long a name in a row is at most, and maxReasons how many things refuse requests.
+	maxWord, maxReasons = 256, 16
+	// maxBenches is how many benches and silences a backend has at most.
+	maxBenches = 4096
 )
 
 func init() { replicas.OnQuestion(answerQuestion) }
 
 // answerQuestion answers another replica, about the pools that it shares. Anyone who can write to the engine may ask.
-func answerQuestion(question string, shared []string) []byte {
-	has := func(pool string) bool { return slices.Contains(shared, pool) }
+func answerQuestion(ctx context.Context, question string, pools replicas.Shared) []byte {
+	has := func(pool string) bool { return slices.Contains(pools.Pools, pool) }
 	word, rest, _ := strings.Cut(question, " ")
 	var rows any
 	var err error
-	switch word {
-	case backendsQuestion:
+	switch {
+	case question == backendsQuestion:
 		rows = Backends(time.Now(), func(pool, _ string) bool { return has(pool) })
-	case callersQuestion:
+	case question == callersQuestion:
 		rows = callersIn(time.Now(), has)
-	case pagesQuestion:
-		rows, err = listPages(rest, has)
-	case pageQuestion:
-		rows, err = pagesWith(strings.Fields(rest), has)
+	case word == pagesQuestion:
+		rows, err = listPages(ctx, rest, pools)
+	case word == pageQuestion:
+		rows, err = pagesWith(ctx, strings.Fields(rest), pools)
 	default:
 		return nil
 	}
@@ -94,52 +101,86 @@ func callersIn(now time.Time, inPool func(string) bool) []Caller {
 	return all
 }
 
-// answered are the rows of a replica, of the pools that it shares. This one has none.
-type answered[T any] struct {
-	seen  *Seen
-	rows  []T
-	pools []string
+// read is what was read of answers.
+type read struct {
+	connected bool
+	replicas  []Seen
+	// self reports whether this replica is among those that were asked for, as it is without an engine of state, and sharing
+	// how many replicas have rows of a pool.
+	self    bool
+	sharing map[string]int
 }
 
-// sharing returns how many replicas with a pool are in a sum.
-func sharing[T any](answers []answered[T], pool string) (n int) {
-	for _, a := range answers {
-		if a.seen.Included && slices.Contains(a.pools, pool) {
-			n++
-		}
+// times returns how many replicas have a pool.
+func (r read) times(pool string) int {
+	n := r.sharing[pool]
+	if r.self {
+		n++
 	}
 	return max(1, n)
 }
 
-// askAll asks the replicas with this name, and returns what they answer. Without an engine of state, there are none.
-func askAll[T any](ctx context.Context, name, question string, patience time.Duration, keep func(row T, shared func(pool string) bool) bool) (a All[T], rows []answered[T], err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// askAll asks the replicas with this name, and has take get the rows that they answer with. Without an engine of state, there
+// are none.
+func askAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) (r read, err error) {
+	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	answers, err := chosen(replicas.Ask(ctx, question), name)
+	answers, err := replicas.Ask(asking, question, func(all []replicas.Answer) ([]replicas.Answer, error) { return chosen(all, name) })
 	if err != nil {
-		return a, nil, err
+		return r, err
 	}
-	a, rows = readAnswers(answers, keep)
-	if name != everyReplica && !slices.ContainsFunc(a.Replicas, func(s Seen) bool { return s.Included }) {
-		return a, nil, refuse(http.StatusBadGateway, "replica '%s' has not answered, see `caddy openai-lb replicas`", name)
+	r = readAnswers(ctx, answers, longest, take)
+	if name != everyReplica && !slices.ContainsFunc(r.replicas, func(s Seen) bool { return s.Included }) {
+		return r, refuse(http.StatusBadGateway, "replica '%s' has not answered, see `caddy openai-lb replicas`", name)
 	}
-	return a, rows, nil
+	return r, nil
 }
 
-// readAnswers returns the rows of answers that keep selects. Whoever can write to the engine may have made them up.
-func readAnswers[T any](answers []replicas.Answer, keep func(row T, shared func(pool string) bool) bool) (a All[T], rows []answered[T]) {
-	a = All[T]{Connected: true, Replicas: make([]Seen, len(answers)), Rows: []T{}}
-	for i, answer := range answers {
-		its := []T{}
-		ok := answer.Text != nil && json.Unmarshal(answer.Text, &its) == nil
-		its = slices.DeleteFunc(its[:min(len(its), maxAnswered)], func(row T) bool {
-			return !ok || !keep(row, func(pool string) bool { return slices.Contains(answer.Pools, pool) })
-		})
-		a.Replicas[i] = Seen{answer.ID, answer.Host, answer.Heard, answer.Self, answer.Self || ok}
-		a.Connected = a.Connected && answer.Connected
-		rows = append(rows, answered[T]{&a.Replicas[i], its, answer.Pools})
+// readAnswers has take get the rows of answers, none of which is longer. It returns the pool of those that it takes, and whether
+// that are too many.
+func readAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) read {
+	r := read{connected: true, replicas: make([]Seen, len(answers)), self: len(answers) == 0, sharing: make(map[string]int)}
+	budget := int64(maxAnswers)
+	for i, a := range answers {
+		in := make(map[string]bool)
+		ok := a.Packed != nil && ctx.Err() == nil
+		if ok {
+			text := &io.LimitedReader{R: a.Text(), N: min(maxAnswer, budget)}
+			before := text.N
+			ok = readRows(text, maxRows, longest, func(row T) bool {
+				pool, full := take(a, row)
+				if pool != "" {
+					in[pool] = true
+				}
+				return !full
+			})
+			budget -= before - text.N
+		}
+		for pool := range in {
+			r.sharing[pool]++
+		}
+		r.replicas[i] = Seen{a.ID, a.Host, a.Heard, a.Self, a.Self || ok}
+		r.connected, r.self = r.connected && a.Connected, r.self || a.Self
 	}
-	return a, rows
+	return r
+}
+
+// readRows reads a list one by one. It returns false if it is no list, or has more rows, or longer ones, than are read.
+func readRows[T any](from io.Reader, most, longest int, each func(row T) bool) bool {
+	d := json.NewDecoder(from)
+	start, err := d.Token()
+	if start == nil && err == nil {
+		return true // null is an empty list
+	}
+	for n := 0; err == nil && start == json.Delim('[') && d.More(); n++ {
+		var text json.RawMessage
+		var row T
+		if err = d.Decode(&text); err != nil || n == most || len(text) > longest || json.Unmarshal(text, &row) != nil || !each(row) {
+			return false
+		}
+	}
+	end, _ := d.Token()
+	return end == json.Delim(']')
 }
 
 // chosen returns the answers of the replicas with this name: a host, or the beginning of an id. Several engines may have one.
@@ -165,60 +206,86 @@ func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err 
 	return its, nil
 }
 
-// withoutSelf reports whether this replica is not among those that were asked for.
-func withoutSelf[T any](answers []answered[T]) bool {
-	return len(answers) > 0 && !slices.ContainsFunc(answers, func(a answered[T]) bool { return a.seen.Self })
-}
-
-// sum adds answers to the rows of this replica.
-func sum[T any, K comparable](own []T, answers []answered[T], key func(*T) K, add func(sum, row *T)) []T {
-	rows, at := append([]T{}, own...), make(map[K]int)
-	for i := range rows {
-		at[key(&rows[i])] = i
-	}
-	for _, answer := range answers {
-		for i := range answer.rows {
-			row := &answer.rows[i]
-			if its, known := at[key(row)]; known {
-				add(&rows[its], row)
-			} else {
-				at[key(row)] = len(rows)
-				rows = append(rows, *row)
-			}
-		}
-	}
-	return rows
-}
-
 // named is the name of a row: that of a pool, and of a backend or a caller.
 type named struct{ pool, name string }
 
+// sum is a sum of rows, by their names.
+type sum[T any] struct {
+	rows []T
+	at   map[named]int
+	name func(*T) named
+	plus func(sum, row *T)
+}
+
+// add adds rows. It returns false if there are too many.
+func (s *sum[T]) add(rows ...T) bool {
+	if s.at == nil {
+		s.at, s.rows = make(map[named]int), []T{}
+	}
+	for _, row := range rows {
+		name := s.name(&row)
+		if i, known := s.at[name]; known {
+			s.plus(&s.rows[i], &row)
+			continue
+		}
+		if len(s.rows) >= maxSum {
+			return false
+		}
+		s.at[name] = len(s.rows)
+		s.rows = append(s.rows, row)
+	}
+	return true
+}
+
+// isWord reports whether a name is as long as names are.
+func isWord(names ...string) bool {
+	return !slices.ContainsFunc(names, func(name string) bool { return len(name) > maxWord })
+}
+
 // allBackends returns the backends of these pools, of all replicas or of one.
-func allBackends(ctx context.Context, replica string, inPool func(string) bool) (All[Backend], error) {
-	a, answers, err := askAll(ctx, replica, backendsQuestion, askPatience, func(b Backend, shared func(string) bool) bool { return inPool(b.Pool) && shared(b.Pool) })
+func allBackends(ctx context.Context, replica string, inPool func(string) bool) (a All[Backend], err error) {
+	others := newBackends()
+	r, err := askAll(ctx, replica, backendsQuestion, askPatience, maxRow, others.take(inPool))
 	if err != nil {
 		return a, err
 	}
 	var own []Backend
-	if !withoutSelf(answers) {
+	if r.self {
 		own = Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) })
 	}
-	a.Rows = sumBackends(own, answers)
-	return a, nil
+	return All[Backend]{r.connected, r.replicas, others.with(own, r)}, nil
 }
 
-// sumBackends adds answers to the backends of this replica.
-func sumBackends(own []Backend, answers []answered[Backend]) []Backend {
-	for _, rows := range append([]answered[Backend]{{rows: own}}, answers...) {
-		for i := range rows.rows {
-			rows.rows[i].States = map[string]int{rows.rows[i].State: 1}
+// backendSum is a sum of backends.
+type backendSum struct{ sum[Backend] }
+
+func newBackends() *backendSum {
+	return &backendSum{sum[Backend]{name: func(b *Backend) named { return named{b.Pool, b.Name} }, plus: (*Backend).add}}
+}
+
+// take returns what adds those in these pools that another replica answers with.
+func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
+	return func(a replicas.Answer, b Backend) (pool string, full bool) {
+		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !isWord(b.Name, b.State) || len(b.Benches)+len(b.Silences) > maxBenches {
+			return "", false
 		}
+		b.States = map[string]int{b.State: 1}
+		return b.Pool, !s.add(b)
 	}
-	all := sum(own, answers, func(b *Backend) named { return named{b.Pool, b.Name} }, (*Backend).add)
-	for i := range all {
-		all[i].MaxRequests *= int64(sharing(answers, all[i].Pool))
+}
+
+// with returns them together with those of this replica.
+func (s *backendSum) with(own []Backend, r read) []Backend {
+	all := newBackends()
+	for _, b := range own {
+		b.States = map[string]int{b.State: 1}
+		all.add(b)
 	}
-	return all
+	all.add(s.rows...)
+	for i := range all.rows {
+		all.rows[i].MaxRequests *= int64(r.times(all.rows[i].Pool))
+	}
+	return all.rows
 }
 
 // states are the states of a backend in their order.

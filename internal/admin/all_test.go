@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -20,20 +21,26 @@ func replica(t testing.TB, id string, rows any) replicas.Answer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return replicas.Answer{Peer: replicas.Peer{ID: id, Host: "host-" + id}, Connected: true, Pools: []string{"llm"}, Text: text}
+	return replicas.Answer{Peer: replicas.Peer{ID: id, Host: "host-" + id}, Connected: true, Shared: inLLM, Packed: replicas.Pack(text)}
 }
 
 var (
-	self   = replicas.Answer{Peer: replicas.Peer{ID: "0000"}, Self: true, Connected: true, Pools: []string{"llm"}}
-	silent = replicas.Answer{Peer: replicas.Peer{ID: "ffff"}, Connected: true, Pools: []string{"llm"}}
+	inLLM  = replicas.Shared{Pools: []string{"llm"}}
+	self   = replicas.Answer{Peer: replicas.Peer{ID: "0000"}, Self: true, Connected: true, Shared: inLLM}
+	silent = replicas.Answer{Peer: replicas.Peer{ID: "ffff"}, Connected: true, Shared: inLLM}
 )
 
-func inLLM[T any](pool func(T) string) func(T, func(string) bool) bool {
-	return func(row T, shared func(string) bool) bool { return shared(pool(row)) }
+func every(string) bool { return true }
+
+func backendsOf(answers ...replicas.Answer) (read, *backendSum) {
+	others := newBackends()
+	return readAnswers(context.Background(), answers, maxRow, others.take(every)), others
 }
 
-func backendsOf(answers ...replicas.Answer) (All[Backend], []answered[Backend]) {
-	return readAnswers(answers, inLLM(func(b Backend) string { return b.Pool }))
+func callersOf(answers ...replicas.Answer) (o OtherCallers) {
+	o.sum = newCallers()
+	o.read = readAnswers(context.Background(), answers, maxRow, o.take(every))
+	return o
 }
 
 func TestBackendsAreAddedUpOverReplicas(t *testing.T) {
@@ -46,21 +53,21 @@ func TestBackendsAreAddedUpOverReplicas(t *testing.T) {
 	bench := func(class string, left time.Duration) Bench {
 		return Bench{Scope: ModelScope, Model: "gpt", Class: class, Until: now.Add(left), RemainingMs: left.Milliseconds()}
 	}
-	a, answers := backendsOf(self, replica(t, "aaaa", b(Benched, 10, bench("throttled", 3*time.Second))), silent,
+	a, others := backendsOf(self, replica(t, "aaaa", b(Benched, 10, bench("throttled", 3*time.Second))), silent,
 		replica(t, "bbbb", b(Benched, 100, bench("throttled", 5*time.Second), bench("timeout", time.Second))))
-	got := sumBackends(b(Available, 1)[:1], answers)
+	got := others.with(b(Available, 1)[:1], a)
 	if len(got) != 1 || got[0].Requests != 111 || got[0].InFlight != 6 || got[0].MaxRequests != 15 || got[0].stateText() != "benched at 2 of 3" ||
 		len(got[0].Benches) != 2 || got[0].Class != "throttled" || got[0].RemainingMs != 5000 {
 		t.Errorf("got %+v", got)
 	}
 	var included []bool
-	for _, s := range a.Replicas {
+	for _, s := range a.replicas {
 		included = append(included, s.Included)
 	}
-	if fmt.Sprint(included) != "[true true false true]" || !a.Connected {
+	if fmt.Sprint(included) != "[true true false true]" || !a.connected {
 		t.Errorf("included are %v", included)
 	}
-	if _, answers := backendsOf(replica(t, "aaaa", b(Available, 10))); !withoutSelf(answers) {
+	if a, _ := backendsOf(replica(t, "aaaa", b(Available, 10))); a.self {
 		t.Error("the one that was asked is among the others")
 	}
 }
@@ -72,14 +79,17 @@ func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 			Limits: []CallerLimit{{Kind: "tokens", Window: "day", Limit: 1000, Used: used, Refused: 1}},
 		}
 	}
-	a, answers := readAnswers([]replicas.Answer{
+	o := callersOf(
 		self, replica(t, "aaaa", []Caller{c("alice", 900, map[string]uint64{"model": 2}), c("fresh", 10, nil)}),
 		replica(t, "bbbb", []Caller{c("fresh", 500, map[string]uint64{"tokens/day": 4}), c("alice", 20, nil)}), silent,
-	}, inLLM(func(c Caller) string { return c.Pool }))
-	o := sumCallers(a, answers)
+		replica(t, "cccc", []Caller{{Pool: "another"}}), // it has no such pool
+	)
 	known := c("alice", 700, map[string]uint64{"model": 1})
 	known.own = true
-	rows := sum([]Caller{known}, []answered[Caller]{{rows: o.Rows}}, (*Caller).called, (*Caller).add)
+	all := newCallers()
+	all.add(known)
+	all.add(o.sum.rows...)
+	rows := all.rows
 	if o.Number != 4 || len(rows) != 2 {
 		t.Fatalf("got %+v", rows)
 	}
@@ -95,7 +105,7 @@ func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 		t.Error("a sum changes what it is the sum of")
 	}
 	for name, row := range map[string]Caller{"alice": alice, "fresh": fresh} {
-		if n := sharing(o.answers, row.Pool); n != 3 {
+		if n := o.read.times(row.Pool); n != 3 {
 			t.Errorf("%s may have requests at %d replicas, want 3", name, n)
 		}
 	}
@@ -118,6 +128,76 @@ func TestAReplicaIsFoundByItsHostOrTheBeginningOfItsID(t *testing.T) {
 	}
 }
 
+// A small answer may unpack to one that takes all memory.
+func TestMadeUpAnswersAreBounded(t *testing.T) {
+	list := func(row string, n int) replicas.Answer {
+		return replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("[" + strings.Repeat(row+",", n-1) + row + "]"))}
+	}
+	caller := func(more string) string { return `{"pool":"llm","name":"a"` + more + `}` }
+	reasons := make(map[string]int)
+	for i := range maxReasons + 1 {
+		reasons[fmt.Sprint(i)] = 1
+	}
+	many, _ := json.Marshal(reasons)
+	for name, test := range map[string]struct {
+		answer   replicas.Answer
+		rows     int
+		included bool
+	}{
+		"a list":       {list(caller(""), maxRows), maxRows, true},
+		"many rows":    {list(caller(""), maxRows+1), maxRows, false},
+		"empty rows":   {list("{}", 5<<20), 0, false},
+		"a long row":   {list(caller(`,"limits":[`+strings.Repeat("{},", maxRow/3)+"{}]"), 1), 0, false},
+		"long rows":    {list(caller(`,"x":"`+strings.Repeat("x", maxRow/2)+`"`), 200), 127, false},
+		"a long name":  {list(`{"pool":"llm","name":"`+strings.Repeat("x", maxWord+1)+`"}`, 1), 0, true},
+		"a long tier":  {list(caller(`,"tier":"`+strings.Repeat("x", maxWord+1)+`"`), 1), 0, true},
+		"many reasons": {list(caller(`,"last_hour":{"refused":`+string(many)+"}"), 1), 0, true},
+		"no list":      {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte(`{"pool":"llm"}`))}, 0, false},
+		"half a list":  {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("[" + caller("")))}, 1, false},
+		"null":         {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("null"))}, 0, true},
+	} {
+		o := callersOf(self, test.answer)
+		if o.Number != test.rows || o.read.replicas[1].Included != test.included {
+			t.Errorf("%s: %d rows count, want %d; %+v", name, o.Number, test.rows, o.read.replicas[1])
+		}
+	}
+	var answers []replicas.Answer
+	for i := range maxSum/maxRows + 2 {
+		var rows []Caller
+		for j := range maxRows {
+			rows = append(rows, Caller{Pool: "llm", Name: fmt.Sprint(i, "-", j)})
+		}
+		answers = append(answers, replica(t, fmt.Sprint(i), rows))
+	}
+	if n := len(callersOf(answers...).sum.rows); n != maxSum {
+		t.Errorf("a sum has %d rows, want %d", n, maxSum)
+	}
+}
+
+func TestMaxRequestsIsThatOfTheReplicasWithThePool(t *testing.T) {
+	a, others := backendsOf(self, replica(t, "aaaa", []Backend{{Pool: "llm", Name: "ptu", MaxRequests: 5}}), replica(t, "bbbb", []Backend{{Pool: "other", Name: "x"}}))
+	if got := others.with([]Backend{{Pool: "llm", Name: "ptu", MaxRequests: 5}}, a); got[0].MaxRequests != 10 {
+		t.Errorf("two replicas with 5 each allow %d", got[0].MaxRequests)
+	}
+}
+
+func TestPagesAreThoseOfAllPoolsExceptOfAnotherEngine(t *testing.T) {
+	shared := replicas.Shared{Pools: []string{"llm"}, Elsewhere: []string{"secret"}}
+	for pool, want := range map[string]bool{"llm": true, "renamed": true, "secret": false} {
+		if ofEngine(shared, pool) != want {
+			t.Errorf("%s: got %v", pool, !want)
+		}
+	}
+}
+
+func TestNoQuestionHasAnotherForm(t *testing.T) {
+	for question, want := range map[string]bool{"callers": true, "callers 1": false, "callers ": false, "backends": true, "backends x": false, "pages": false, "pages ": false, "?": false} {
+		if got := answerQuestion(t.Context(), question, inLLM) != nil; got != want {
+			t.Errorf("%q is answered: %v", question, got)
+		}
+	}
+}
+
 // FuzzAnswers has whoever can write to the engine answer: the command and the API must not break, nor the terminal.
 func FuzzAnswers(f *testing.F) {
 	for _, rows := range []any{
@@ -129,7 +209,8 @@ func FuzzAnswers(f *testing.F) {
 	}
 	f.Add([]byte(`[{"pool":"llm","until":"9999-12-31T23:59:59-12:00"}]`), []byte(`[null,{}]`))
 	f.Fuzz(func(t *testing.T, one, other []byte) {
-		answers := []replicas.Answer{self, {Pools: []string{"llm", ""}, Text: one, Peer: replicas.Peer{Host: string(one)}}, {Pools: []string{"llm", ""}, Text: other}}
+		shared := replicas.Shared{Pools: []string{"llm", ""}}
+		answers := []replicas.Answer{self, {Shared: shared, Packed: replicas.Pack(one), Peer: replicas.Peer{Host: string(one)}}, {Shared: shared, Packed: replicas.Pack(other)}}
 		var out strings.Builder
 		write := func(show func(text []byte) error, value any) {
 			text, err := json.Marshal(value)
@@ -141,11 +222,11 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		a, backends := backendsOf(answers...)
-		a.Rows = sumBackends([]Backend{{Pool: "llm", Name: "a", State: Available}}, backends)
-		write(func(text []byte) error { return showBackends(&out, text) }, a.Rows)
-		showWhose(&out, a.Connected, a.Replicas)
-		callers, its := readAnswers(answers, func(c Caller, shared func(string) bool) bool { return shared(c.Pool) })
-		write(func(text []byte) error { return showCallers(&out, text) }, sumCallers(callers, its).With(time.Now(), func(string) bool { return false }).Rows)
+		rows := backends.with([]Backend{{Pool: "llm", Name: "a", State: Available}}, a)
+		write(func(text []byte) error { return showBackends(&out, text) }, rows)
+		showWhose(&out, a.connected, a.replicas)
+		none := func(string) bool { return false }
+		write(func(text []byte) error { return showCallers(&out, text) }, callersOf(answers...).With(time.Now(), none).Rows)
 		for _, r := range out.String() {
 			if !unicode.IsPrint(r) && r != '\n' {
 				t.Fatalf("%q reaches the terminal: %q", r, out.String())

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // Caller is what a caller of a pool has used, and may use.
@@ -96,12 +97,11 @@ func busier(a, b Caller) int {
 
 // OtherCallers are the callers of other replicas, added up.
 type OtherCallers struct {
-	All[Caller]
-	// Number is how many rows they had.
+	// Number is how many rows they had, and Asked when they were asked.
 	Number int
-	// without reports whether this replica is not among those that were asked for.
-	without bool
-	answers []answered[Caller]
+	Asked  time.Time
+	read   read
+	sum    sum[Caller]
 }
 
 // AskAllCallers asks all other replicas for their callers.
@@ -112,42 +112,49 @@ func AskAllCallers(ctx context.Context) OtherCallers {
 
 // askCallers asks the replicas with this name for the callers of these pools.
 func askCallers(ctx context.Context, replica string, inPool func(string) bool) (o OtherCallers, err error) {
-	all, answers, err := askAll(ctx, replica, callersQuestion, askPatience, func(c Caller, shared func(string) bool) bool {
-		return inPool(c.Pool) && shared(c.Pool) && len(c.Limits) <= meter.MaxLimits
-	})
-	return sumCallers(all, answers), err
+	o = OtherCallers{Asked: time.Now(), sum: newCallers()}
+	o.read, err = askAll(ctx, replica, callersQuestion, askPatience, maxRow, o.take(inPool))
+	return o, err
 }
 
-// sumCallers adds answers up.
-func sumCallers(all All[Caller], answers []answered[Caller]) OtherCallers {
-	o := OtherCallers{All: all, without: withoutSelf(answers), answers: answers}
-	o.Rows = sum(nil, answers, (*Caller).called, (*Caller).add)
-	for i := range answers {
-		o.Number += len(answers[i].rows)
-		answers[i].rows = nil // they are in the sum
+func newCallers() sum[Caller] {
+	return sum[Caller]{name: func(c *Caller) named { return named{c.Pool, c.Name} }, plus: (*Caller).add}
+}
+
+// take returns what adds those in these pools that another replica answers with.
+func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
+	return func(a replicas.Answer, c Caller) (pool string, full bool) {
+		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > meter.MaxLimits || !isWord(c.Name, c.Tier) || len(c.LastHour.Refused) > maxReasons {
+			return "", false
+		}
+		for _, l := range c.Limits {
+			if !isWord(l.Kind, l.Window, l.Then) {
+				return "", false
+			}
+		}
+		for name := range c.LastHour.Refused {
+			if !isWord(name) {
+				return "", false
+			}
+		}
+		o.Number++
+		return c.Pool, !o.sum.add(c)
 	}
-	return o
 }
-
-func (c *Caller) called() named { return named{c.Pool, c.Name} }
 
 // With returns them together with those of this process in these pools, the busiest first.
 func (o OtherCallers) With(now time.Time, inPool func(string) bool) All[Caller] {
-	var own []Caller
-	if !o.without {
-		own = callersIn(now, inPool)
+	all := newCallers()
+	if o.read.self || o.read.replicas == nil {
+		all.add(callersIn(now, inPool)...)
 	}
-	o.Rows = sum(own, []answered[Caller]{{rows: o.Rows}}, (*Caller).called, (*Caller).add)
-	times := make(map[string]int)
-	for i := range o.Rows {
-		row := &o.Rows[i]
-		if times[row.Pool] == 0 {
-			times[row.Pool] = sharing(o.answers, row.Pool)
-		}
-		row.MaxRequests *= times[row.Pool] // each replica allows so many
+	all.add(o.sum.rows...)
+	for i := range all.rows {
+		row := &all.rows[i]
+		row.MaxRequests *= o.read.times(row.Pool) // each replica allows so many
 	}
-	slices.SortStableFunc(o.Rows, busier)
-	return o.All
+	slices.SortStableFunc(all.rows, busier)
+	return All[Caller]{o.read.connected, o.read.replicas, all.rows}
 }
 
 // add adds what another replica says of the caller. It knows what was used at all of them, perhaps a little later.

@@ -38,7 +38,7 @@ func (API) usage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return refuse(http.StatusBadRequest, "query parameter days: %v", err)
 	}
-	pages, err := ledger.Pages(func(w ledger.Where) bool { return of.has(w.Day) && inPool(w.Pool) })
+	pages, err := ledger.Pages(r.Context(), func(w ledger.Where) bool { return of.has(w.Day) && inPool(w.Pool) })
 	if err != nil {
 		return refuse(http.StatusInternalServerError, "%v", err)
 	}

@@ -150,6 +150,9 @@ func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool)
 			continue
 		}
 		var p Page
+		if ctx.Err() != nil {
+			return nil, &pools.StorageError{What: "could not read the ledger", Key: key, Err: ctx.Err()}
+		}
 		text, err := storage.Load(ctx, key)
 		if err == nil {
 			err = json.Unmarshal(text, &p)
@@ -180,8 +183,8 @@ func Newest(pages []Page) (newest []Page) {
 }
 
 // Pages returns all pages that want selects: those in the storage of the pools in use, and those in memory, which may be
-// newer.
-func Pages(want func(Where) bool) (pages []Page, err error) {
+// newer. It does not go on after the context is done.
+func Pages(ctx context.Context, want func(Where) bool) (pages []Page, err error) {
 	var all []*Ledger
 	inUse.Range(func(_, value any) bool {
 		all = append(all, value.(*Ledger))
@@ -189,8 +192,13 @@ func Pages(want func(Where) bool) (pages []Page, err error) {
 	})
 	for i, l := range all {
 		if i == 0 { // all use the storage of the config
-			l.saver.Use(reading, func(ctx context.Context, storage certmagic.Storage) error {
-				pages, err = Read(ctx, storage, want)
+			l.saver.Use(reading, func(using context.Context, storage certmagic.Storage) error {
+				using, cancel := context.WithCancel(using)
+				defer cancel()
+				defer context.AfterFunc(ctx, cancel)()
+				if pages, err = Read(using, storage, want); ctx.Err() != nil {
+					err = ctx.Err() // which is no fault of the storage
+				}
 				return err
 			})
 		}

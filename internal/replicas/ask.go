@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/ecdh"
 	"crypto/hpke"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -26,19 +25,36 @@ type Answer struct {
 	Peer
 	// Self reports whether it is this replica, which needs not be asked. Connected reports whether this one reached the store.
 	Self, Connected bool
-	// Engine numbers the engines of this process, and Pools are those that share this one.
+	// Engine numbers the engines of this process.
 	Engine int
-	Pools  []string
-	// Text is nil without an answer.
-	Text []byte
+	Shared
+	// Packed is what it answers, compressed. It is nil without an answer.
+	Packed []byte
+}
+
+// Shared are the pools of this process that share an engine, and those that share others.
+type Shared struct{ Pools, Elsewhere []string }
+
+// Text returns what it answers. Whoever can write to the engine may have made it up, as long as he likes.
+func (a Answer) Text() io.Reader { return flate.NewReader(bytes.NewReader(a.Packed)) }
+
+// Pack compresses an answer.
+func Pack(text []byte) []byte {
+	var packed bytes.Buffer
+	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // a valid level
+	_, _ = w.Write(text)                              // to memory
+	_ = w.Close()
+	return packed.Bytes()
 }
 
 const (
 	askedGroup = "asked"
-	// maxQuestion is how many bytes a question has at most, and maxAnswer how many an answer has before it is compressed.
-	maxQuestion, maxAnswer = 3000, 16 << 20
+	// maxQuestion is how many bytes a question has at most.
+	maxQuestion = 3000
 	// answerPart is how many bytes of an answer a record has. The others are for the beginning of the field that keeps it.
 	answerPart = state.MaxMessage
+	// maxAge is how old a question is at most that is answered: nobody waits for longer.
+	maxAge = 5 * time.Second
 	// maxQuestions is how many questions wait to be answered, and answerPause the shortest time between two answers.
 	maxQuestions, answerPause = 16, 20 * time.Millisecond
 	// sameAnswer is within which time the same question gets the same answer.
@@ -47,38 +63,25 @@ const (
 
 var (
 	kem      = hpke.DHKEM(ecdh.X25519())
-	answerer atomic.Pointer[func(question string, pools []string) []byte]
+	answerer atomic.Pointer[func(ctx context.Context, question string, shared Shared) []byte]
 )
 
 // OnQuestion sets what answers the questions of other replicas about some pools. It returns nil for a question that it does not
 // know: anyone who can write to the store can ask.
-func OnQuestion(answer func(question string, pools []string) []byte) { answerer.Store(&answer) }
+func OnQuestion(answer func(ctx context.Context, question string, shared Shared) []byte) {
+	answerer.Store(&answer)
+}
 
 func seal(key []byte, text []byte) ([]byte, error) {
 	public, err := kem.NewPublicKey(key)
 	if err != nil {
 		return nil, err
 	}
-	var compressed bytes.Buffer
-	w, _ := flate.NewWriter(&compressed, flate.BestSpeed) // a valid level
-	_, _ = w.Write(text)                                  // to memory
-	_ = w.Close()
-	return hpke.Seal(public, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), compressed.Bytes())
+	return hpke.Seal(public, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), Pack(text))
 }
 
-func open(key hpke.PrivateKey, sealed []byte) ([]byte, error) {
-	compressed, err := hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), sealed)
-	if err != nil {
-		return nil, err
-	}
-	text, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(compressed)), maxAnswer+1))
-	if err == nil && len(text) > maxAnswer {
-		err = errors.New("the answer is too long")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return text, nil
+func open(key hpke.PrivateKey, sealed []byte) (packed []byte, err error) {
+	return hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), sealed)
 }
 
 // answersGroup returns the group of a replica's answer to the question with this key.
@@ -97,11 +100,11 @@ func (r *Replica) answer(ctx context.Context) {
 		case m = <-r.questions:
 		}
 		answer := answerer.Load()
-		if answer == nil {
+		if answer == nil || r.clock.age(m, time.Now()) > maxAge {
 			continue
 		}
 		if m.Ask != question || time.Since(at) >= sameAnswer {
-			question, at, said = m.Ask, time.Now(), (*answer)(m.Ask, r.pools())
+			question, at, said = m.Ask, time.Now(), (*answer)(ctx, m.Ask, r.shared())
 		}
 		if said == nil {
 			continue
@@ -132,59 +135,90 @@ func (r *Replica) hearQuestion(m message) {
 	}
 }
 
-// pools returns the names of the pools that share the engine.
-func (r *Replica) pools() (names []string) {
-	for _, l := range r.openLinks() {
-		names = append(names, l.config.Pool)
+// shared returns which pools share the engine.
+func (r *Replica) shared() (s Shared) {
+	for _, other := range runningReplicas() {
+		for _, l := range other.openLinks() {
+			if other == r {
+				s.Pools = append(s.Pools, l.config.Pool)
+			} else {
+				s.Elsewhere = append(s.Elsewhere, l.config.Pool)
+			}
+		}
 	}
-	return names
+	return s
 }
 
-// Ask asks all other replicas of all engines, and returns the answers that come before the context is done, with those
-// replicas from which none came.
-func Ask(ctx context.Context, question string) (answers []Answer) {
+// Ask asks those other replicas of all engines that choose returns, and returns the answers that come before the context is
+// done, with those replicas from which none came.
+func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, error)) (answers []Answer, err error) {
 	replicas := runningReplicas()
-	all := make([][]Answer, len(replicas))
+	for i, r := range replicas {
+		answers = append(answers, r.others(i)...)
+	}
+	if answers, err = choose(answers); err != nil {
+		return nil, err
+	}
 	var asking sync.WaitGroup
 	for i, r := range replicas {
-		asking.Go(func() { all[i] = r.ask(ctx, question) })
+		asking.Go(func() { r.ask(ctx, question, i, answers) })
 	}
 	asking.Wait()
-	for i, its := range all {
-		for _, a := range its {
-			a.Engine = i
+	return answers, nil
+}
+
+// others returns the replicas of the engine, without answers: this one first.
+func (r *Replica) others(engine int) []Answer {
+	a := Answer{Peer: r.peers.self, Self: true, Connected: r.connectivity.isConnected(), Engine: engine, Shared: r.shared()}
+	a.Heard = time.Now()
+	answers := []Answer{a}
+	a.Self = false
+	for _, a.Peer = range r.peers.list(time.Now()) {
+		if a.ID != r.peers.self.ID {
 			answers = append(answers, a)
 		}
 	}
 	return answers
 }
 
-func (r *Replica) ask(ctx context.Context, question string) (answers []Answer) {
-	connected, pools := r.connectivity.isConnected(), r.pools()
-	for _, p := range r.peers.list(time.Now()) {
-		if p.ID != r.peers.self.ID {
-			answers = append(answers, Answer{Peer: p, Connected: connected, Pools: pools})
+// ask asks those that are of this engine, as long as the replica runs.
+func (r *Replica) ask(ctx context.Context, question string, engine int, answers []Answer) {
+	missing := make(map[string]*Answer)
+	for i, a := range answers {
+		if a.Engine == engine && a.Connected && !a.Self {
+			missing[a.ID] = &answers[i]
 		}
 	}
 	key, err := kem.GenerateKey()
-	if connected && len(answers) > 0 && err == nil {
-		r.await(ctx, question, key, answers)
+	if len(missing) == 0 || err != nil {
+		return
 	}
-	self := r.peers.self
-	self.Heard = time.Now()
-	return append([]Answer{{Peer: self, Self: true, Connected: connected, Pools: pools}}, answers...)
+	r.mu.Lock()
+	life := r.life
+	if life != nil {
+		r.asking.Add(1)
+	}
+	r.mu.Unlock()
+	if life == nil {
+		return
+	}
+	defer r.asking.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(life, cancel)()
+	r.await(ctx, question, key, missing)
 }
 
 // await sends a question and waits for the answers.
-func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKey, answers []Answer) {
+func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKey, replicas map[string]*Answer) {
 	now, public := time.Now(), key.PublicKey().Bytes()
 	m := message{Version: version, Kind: asked, From: r.peers.self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Ask: question, Key: public}
 	if r.put(ctx, []state.Record{{Group: askedGroup, Key: digest(string(public)), Mode: state.Replace, TTL: lifetime, Message: m.text()}}) != nil {
 		return
 	}
 	missing := make(map[string]*Answer)
-	for i := range answers {
-		missing[answersGroup(public, answers[i].ID)] = &answers[i]
+	for id, answer := range replicas {
+		missing[answersGroup(public, id)] = answer
 	}
 	for wait := 5 * time.Millisecond; len(missing) > 0 && pause(ctx, wait); wait = min(2*wait, 100*time.Millisecond) {
 		var groups []string
@@ -202,7 +236,7 @@ func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKe
 		for group, its := range parts {
 			sealed, whole := joined(its)
 			if answer := missing[group]; whole && answer != nil {
-				answer.Text, _ = open(key, sealed)
+				answer.Packed, _ = open(key, sealed)
 				delete(missing, group)
 			}
 		}

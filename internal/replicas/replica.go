@@ -67,8 +67,12 @@ type Replica struct {
 	// runs reports whether the store may be used.
 	runs atomic.Bool
 
+	// asking counts the questions that wait for answers.
+	asking sync.WaitGroup
+
 	mu    sync.Mutex
-	stop  func() // nil: it was not started
+	stop  func()          // nil: it was not started
+	life  context.Context // nil: it does not run
 	links []*Link
 	ended map[uint64]ending
 }
@@ -125,6 +129,9 @@ func (r *Replica) Destruct() error {
 // use any more.
 func (r *Replica) Run(ctx context.Context) {
 	r.peers.self.Since = time.Now()
+	r.mu.Lock()
+	r.life = ctx
+	r.mu.Unlock()
 	r.runs.Store(true)
 	defer r.runs.Store(false)
 	running.Store(r, true)
@@ -134,6 +141,10 @@ func (r *Replica) Run(ctx context.Context) {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()
+	r.mu.Lock()
+	r.life = nil
+	r.mu.Unlock()
+	r.asking.Wait()
 }
 
 func (r *Replica) send(ctx context.Context) {

@@ -21,7 +21,7 @@ import (
 // entries returns the rows of the ledger of a pool in memory and in Caddy's storage, as "caller model backend tier: numbers".
 func entries(t *testing.T, pool string) (lines []string) {
 	t.Helper()
-	pages, err := ledger.Pages(func(w ledger.Where) bool { return w.Pool == pool })
+	pages, err := ledger.Pages(t.Context(), func(w ledger.Where) bool { return w.Pool == pool })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestTheLedgerSettlesAResponseInTheBackgroundOnTheDayOfItsRequest(t *testing
 			w.get(t, "/v1/responses/"+id)
 		}
 		w.wantEntries(t, "alice - a default: {2 0 0 0 0 0 0}", "alice gpt-4o a default: {1 70 0 900 0 0 0}")
-		pages, err := ledger.Pages(func(where ledger.Where) bool { return where.Pool == w.Handler.Pool })
+		pages, err := ledger.Pages(t.Context(), func(where ledger.Where) bool { return where.Pool == w.Handler.Pool })
 		if err != nil || len(pages) != 2 {
 			t.Fatalf("there are %d pages (%v), want those of two days", len(pages), err)
 		}
