@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 )
@@ -104,15 +105,19 @@ func (s Status) CallersFrom() string {
 		}
 		return strings.Join(names, ", ")
 	}
+	asOf := "As of " + s.callersAsked.UTC().Format(time.TimeOnly) + " UTC."
+	if s.callersCutOff {
+		asOf += " Not connected to other replicas now."
+	}
 	switch {
 	case len(s.CallerReplicas) == 0:
 		return ""
 	case !s.callersConnected:
 		return "Not connected to other replicas: this one alone."
 	case len(missing) > 0:
-		return fmt.Sprintf("Sums over %d replicas: %s. Without an answer: %s.", len(from), list(from), list(missing))
+		return fmt.Sprintf("Sums over %d replicas: %s. Without an answer: %s. %s", len(from), list(from), list(missing), asOf)
 	}
-	return fmt.Sprintf("Sums over %d replicas: %s.", len(from), list(from))
+	return fmt.Sprintf("Sums over %d replicas: %s. %s", len(from), list(from), asOf)
 }
 
 // refusedOf returns how many requests of a caller were refused in the last hour.

@@ -49,9 +49,11 @@ type Handler struct {
 	mu       sync.Mutex
 	status   Status
 	fragment []byte
-	// others are the callers of other replicas, which are asked again at a time.
+	// others are the callers of other replicas, which are asked again at a time. While they are asked, asking is not nil; it is
+	// closed after the answers.
 	others   admin.OtherCallers
 	askAgain time.Time
+	asking   chan struct{}
 }
 
 const defaultMaxWatchers = 32
@@ -140,16 +142,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 // have named: that costs a fiftieth of the time.
 const askInterval, askPerCaller = 5 * time.Second, 200 * time.Microsecond
 
+// maxAsking is how long the answers are read, and maxWait how long a page waits for them.
+const maxAsking, maxWait = 10 * time.Second, 2 * time.Second
+
 // render returns what the page shows, and as HTML the part of it that changes.
 // However many watchers there are, the status is made only once in a while, and so is the HTML of the first page.
 func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err error) {
+	h.askOthers(now)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.fragment == nil || now.Sub(h.status.Time) >= interval/2 {
-		if !now.Before(h.askAgain) {
-			h.others = admin.AskAllCallers(context.Background())
-			h.askAgain = now.Add(askInterval + time.Duration(h.others.Number)*askPerCaller)
-		}
 		s = statusAt(now, h.others)
 		if fragment, err = (view{}).render(s); err != nil {
 			return s, nil, err
@@ -161,6 +163,32 @@ func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err 
 		return h.status, fragment, err
 	}
 	return h.status, h.fragment, nil
+}
+
+// askOthers asks other replicas when it is time to. Only if nobody has watched for a while, it waits for what they say.
+func (h *Handler) askOthers(now time.Time) {
+	h.mu.Lock()
+	if h.asking == nil && !now.Before(h.askAgain) {
+		asking := make(chan struct{})
+		h.asking = asking
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), maxAsking)
+			defer cancel()
+			others := admin.AskAllCallers(ctx)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.others, h.askAgain, h.asking = others, time.Now().Add(askInterval+time.Duration(others.Number)*askPerCaller), nil
+			close(asking)
+		}()
+	}
+	asking, isOld := h.asking, now.Sub(h.askAgain) >= askInterval
+	h.mu.Unlock()
+	if asking != nil && isOld {
+		select {
+		case <-asking:
+		case <-time.After(maxWait):
+		}
+	}
 }
 
 // Interface guards

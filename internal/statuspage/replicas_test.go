@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,6 +16,45 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
+
+// One of the replicas is dead, and counts for 10 s: nobody who watches waits for it.
+func TestThePageWaitsForNoReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		usePool(t, "llm", "a")
+		hub := statetest.NewHub()
+		var stop []func()
+		for range 2 {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { replicas.New(hub.Store(), zap.NewNop()).Run(ctx); close(done) }()
+			stop = append(stop, func() { cancel(); <-done })
+		}
+		defer stop[0]()
+		h, _ := newHandler(t, 1)
+		shows := func(want string) {
+			t.Helper()
+			began := time.Now()
+			got, err := ask(t, h, http.MethodGet, "/status?callers")
+			if took := time.Since(began); err != nil || !strings.Contains(got.Body.String(), want) || took > 0 && began.Second() > 5 {
+				t.Errorf("got %v after %v, and no %s in\n%s", err, took, want, got.Body)
+			}
+		}
+		time.Sleep(3 * time.Second)
+		shows("Sums over ")
+		shows("As of 00:00:03 UTC.")
+		time.Sleep(2 * time.Second)
+		stop[1]()
+		for range 20 {
+			time.Sleep(time.Second)
+			shows("As of ")
+		}
+		shows("As of 00:00:2")
+		hub.Fail(errors.New("down"))
+		time.Sleep(3 * time.Second)
+		shows("Not connected to other replicas")
+		time.Sleep(20 * time.Second) // what is asked in the background ends
+	})
+}
 
 func TestReplicasWithDifferentConfigurationsAreAProblemAfterFiveMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

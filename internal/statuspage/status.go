@@ -27,6 +27,9 @@ type Status struct {
 	// CallerReplicas are the replicas that the use of callers is from, if they share state.
 	CallerReplicas   []admin.Seen `json:"caller_replicas"`
 	callersConnected bool
+	// callersAsked is when they were asked, and callersCutOff reports whether this one has lost its connection to some since.
+	callersAsked  time.Time
+	callersCutOff bool
 }
 
 // poolStatus is what the page shows of a pool.
@@ -149,6 +152,8 @@ func statusAt(now time.Time, others admin.OtherCallers) Status {
 	}
 	callers := others.With(now, func(string) bool { return true })
 	s.CallerReplicas, s.callersConnected = append([]admin.Seen{}, callers.Replicas...), callers.Connected
+	s.callersAsked = others.Asked
+	s.callersCutOff = slices.ContainsFunc(s.States, func(s replicas.Status) bool { return !s.InTouch })
 	for i := range s.Pools {
 		for _, c := range callers.Rows {
 			if c.Pool == s.Pools[i].Pool {
