@@ -113,7 +113,7 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 // the response goes on from. It returns the answer if none comes.
 func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 	in := &ex.intent
-	if in.socket == nil && ex.sender.OpensNone() {
+	if in.socket == nil && ex.sender.OpensNone(len(ex.targets)) {
 		return apierror.NoWebSocket.Answer(in.request)
 	}
 	if in.socket == nil { // otherwise it is the next message, after an answer of ours

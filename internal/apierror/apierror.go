@@ -35,6 +35,9 @@ type Error struct {
 	Param string
 }
 
+// Error implements error.
+func (e Error) Error() string { return e.Message }
+
 // The classes of the balancer's own answers.
 const (
 	Unauthenticated = "unauthenticated"
@@ -91,15 +94,18 @@ var (
 	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type', and the first one a response.create.")
 	NotUpgraded  = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
-	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
-	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
-	HiddenContent       = Invalid(http.StatusBadRequest, "invalid_headers", "Connection must not name a header that describes the body, such as Content-Type, and such a header must not be a key.")
-	UpstreamError       = upstream(http.StatusBadGateway, "upstream_error", "The backend's error was withheld because it might reveal a key.")
-	CredentialsRejected = upstream(http.StatusBadGateway, "upstream_credentials_rejected", "No backend accepts the credentials of the load balancer.")
-	Unreachable         = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend could be reached.")
-	BrokenOff           = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend gave a valid answer.")
-	TimedOut            = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
-	PerhapsExecuted     = upstream(http.StatusBadGateway, "upstream_unreachable",
+	// WrongWebSocketVersion is the error for a handshake of another version. Its reply names the one that there is.
+	WrongWebSocketVersion = Invalid(http.StatusUpgradeRequired, "websocket_version_not_supported", "Sec-WebSocket-Version must be 13.")
+	WrongWebSocketKey     = Invalid(http.StatusBadRequest, "invalid_headers", "Sec-WebSocket-Key must be 16 bytes in base64.")
+	HeadersTooLarge       = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
+	InvalidHeaders        = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
+	HiddenContent         = Invalid(http.StatusBadRequest, "invalid_headers", "Connection must not name a header that describes the body, such as Content-Type, and such a header must not be a key.")
+	UpstreamError         = upstream(http.StatusBadGateway, "upstream_error", "The backend's error was withheld because it might reveal a key.")
+	CredentialsRejected   = upstream(http.StatusBadGateway, "upstream_credentials_rejected", "No backend accepts the credentials of the load balancer.")
+	Unreachable           = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend could be reached.")
+	BrokenOff             = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend gave a valid answer.")
+	TimedOut              = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
+	PerhapsExecuted       = upstream(http.StatusBadGateway, "upstream_unreachable",
 		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.")
 	// NotProcessed is the error for a body that cannot be sent to another backend. Its reply has a Retry-After of a second.
 	NotProcessed = upstream(http.StatusServiceUnavailable, "upstream_unreachable",
@@ -253,6 +259,10 @@ const http2Left = "client disconnected"
 // UnreadableBody is the error for a request body that could not be read: it is
 // over a limit, or malformed, or the client left.
 func UnreadableBody(err error) Error {
+	var own Error
+	if errors.As(err, &own) {
+		return own
+	}
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
 		return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
@@ -279,6 +289,9 @@ func (e Error) Response(req *http.Request) *http.Response {
 	res := jsonResponse(req, e.Status, id, form(id))
 	if messages {
 		res.Header["Request-Id"] = []string{id}
+	}
+	if e == WrongWebSocketVersion {
+		res.Header["Sec-Websocket-Version"] = []string{"13"} // RFC 6455 section 4.4
 	}
 	if e == NotProcessed || e == OwnersUnknown || e == TokenUnchecked {
 		verdict.SetHint(res.Header, time.Second)

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,18 +41,22 @@ type Sender struct {
 	// closing is done when reverse_proxy closes its WebSockets.
 	closing context.Context
 	alarms  alarms
-	// refusedSocket is when a backend has last answered that it has no WebSocket, unless one has opened one since: Unix time in
-	// nanoseconds.
-	refusedSocket atomic.Int64
+	// refused has when each backend has last answered that it has no WebSocket, unless it has opened one since: EndMarks to time.Time.
+	refused sync.Map
 }
 
 // opensNoneFor is how long a pool of which no backend opens a WebSocket opens none itself.
 const opensNoneFor = 10 * time.Minute
 
-// OpensNone reports whether no backend opens a WebSocket. Clients that are told so at the handshake use HTTP (Codex).
-func (s *Sender) OpensNone() bool {
-	at := s.refusedSocket.Load()
-	return at > 0 && time.Now().UnixNano()-at < int64(opensNoneFor)
+// OpensNone reports whether none of so many backends opens a WebSocket. Clients that are told so at the handshake use HTTP (Codex).
+func (s *Sender) OpensNone(backends int) bool {
+	s.refused.Range(func(_, at any) bool {
+		if time.Since(at.(time.Time)) < opensNoneFor {
+			backends--
+		}
+		return true
+	})
+	return backends <= 0
 }
 
 // Request is a request for one backend.
@@ -328,17 +333,28 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 func (r *Reply) judgeHandshake(s *Sender) {
 	asks := &r.sent.Asks
 	switch {
-	case r.sent.Socket.IsAccepted() && r.Class == verdict.ClientError: // nothing of the client's message was sent
-		r.Class = verdict.NotHere
-		s.refusedSocket.Store(time.Now().UnixNano())
+	case r.sent.Socket.IsAccepted() && (r.Class == verdict.ClientError || r.Status == http.StatusNotImplemented):
+		r.Class = verdict.NotHere // nothing of the client's message was sent
+		if r.sent.Proxied.URL.RawQuery == "" && lacksSocket(r.Status) { // a query may be what the backend does not have
+			s.refused.Store(r.sent.Marks, time.Now())
+		}
 	case r.sent.Socket.IsAccepted() && r.Status == http.StatusSwitchingProtocols:
-		s.refusedSocket.Store(0)
+		s.refused.Delete(r.sent.Marks)
 	case !r.sent.handshakes() || r.Status < 200 || r.Status >= 300:
 	case asks.Kind.Infers():
 		r.breakOff(ErrNoUpgrade)
 	case r.sent.Proxied.ProtoMajor > 1:
 		r.Class, r.Refusal = verdict.ClientError, &apierror.NotUpgraded
 	}
+}
+
+// lacksSocket reports whether a backend that answers a handshake so has no such WebSocket.
+func lacksSocket(status int) bool {
+	switch status {
+	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusUpgradeRequired, http.StatusNotImplemented:
+		return true
+	}
+	return false
 }
 
 // switches reports whether the response, a 101, switches to the protocol that the request asks for.

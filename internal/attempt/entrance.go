@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -54,7 +55,11 @@ func (s *Sender) Accept(socket *Socket, most int64) error {
 	e := &entrance{header: make(http.Header), closing: s.closing, gone: make(chan struct{}), changed: make(chan struct{}, 1), listened: make(chan struct{}), leave: func() {}}
 	e.goesOn = sync.NewCond(&e.lock)
 	socket.in.most = uint64(most)
-	if err := socket.open(); err != nil {
+	err := checkHandshake(socket.r)
+	if err == nil {
+		err = socket.open()
+	}
+	if err != nil {
 		return err
 	}
 	socket.entrance = e
@@ -64,6 +69,18 @@ func (s *Sender) Accept(socket *Socket, most int64) error {
 		socket.goAway()
 	})
 	go socket.listen()
+	return nil
+}
+
+// checkHandshake returns what is wrong with a handshake, which the backends get as it is, if anything is.
+func checkHandshake(r *http.Request) error {
+	key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key"))
+	switch {
+	case r.Header.Get("Sec-WebSocket-Version") != "13":
+		return apierror.WrongWebSocketVersion
+	case r.ProtoMajor == 1 && (err != nil || len(key) != 16):
+		return apierror.WrongWebSocketKey
+	}
 	return nil
 }
 

@@ -108,6 +108,61 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 	}
 }
 
+func TestAHandshakeThatIsNone(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		for name, c := range map[string]struct {
+			header, value string
+			status        int
+		}{
+			"another version": {"Sec-WebSocket-Version", "8", 426},
+			"no key":          {"Sec-WebSocket-Key", "", 400},
+			"a short key":     {"Sec-WebSocket-Key", "aGk=", 400},
+		} {
+			s, res := handshake(t, w, "/v1/responses", bobKey, c.header, c.value)
+			if s != nil || res.StatusCode != c.status || (res.Header.Get("Sec-WebSocket-Version") == "13") != (c.status == 426) {
+				t.Errorf("%s: the handshake gives %d %v", name, res.StatusCode, res.Header)
+			}
+		}
+		w.WantCalls(map[string]int{"a": 0, "b": 0})
+	})
+}
+
+func TestAPoolOpensNoWebSocketIfNoBackendDoes(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		refuses := func(path string, a, b http.HandlerFunc) (open bool) {
+			w.Backends["a"].Replies(a)
+			w.Backends["b"].Replies(b)
+			s := dial(t, w, path, bobKey)
+			s.say(hi)
+			s.hears()
+			s.Close()
+			s, res := handshake(t, w, "/v1/responses", aliceKey)
+			if s == nil && res.StatusCode != 426 {
+				t.Errorf("the handshake gives %d", res.StatusCode)
+			}
+			return s != nil
+		}
+		for _, c := range []struct {
+			path string
+			a, b http.HandlerFunc
+			open bool
+		}{
+			{"/v1/responses", lbtest.Status(400), lbtest.Status(422), true},
+			{"/v1/responses?api-version=x", lbtest.Status(404), lbtest.Status(404), true},
+			{"/v1/responses", lbtest.Status(404), responds("b", 7, 5), true},
+			{"/v1/responses", lbtest.Status(501), lbtest.Status(500), true},
+			{"/v1/responses", lbtest.Status(426), lbtest.Status(405), false},
+		} {
+			if got := refuses(c.path, c.a, c.b); got != c.open {
+				t.Errorf("%+v: opens %t", c, got)
+			}
+			time.Sleep(time.Minute)
+		}
+		time.Sleep(10 * time.Minute)
+		dial(t, w, "/v1/responses", aliceKey)
+	})
+}
+
 func TestAFirstMessageThatIsNone(t *testing.T) {
 	for name, c := range map[string]struct {
 		frames [][]byte
