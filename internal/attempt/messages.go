@@ -85,7 +85,7 @@ func (h *holder) begin() (code uint16) {
 	case opcode == lastData:
 		return closeUnsupported // binary
 	}
-	if h.within, h.last = true, final; h.left > h.most-h.size {
+	if h.within, h.last = true, final; h.size > h.most || h.left > h.most-h.size {
 		return closeTooBig
 	}
 	h.size += h.left

@@ -47,6 +47,20 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
+func TestTheLimitOfAMessageMayFallAmidIt(t *testing.T) {
+	h := holder{most: 100}
+	whole := func(message) { t.Error("a message passes") }
+	begin := frame(opcodeText, true, make([]byte, 60))
+	begin[0] &^= finalFrame
+	if code := h.take(begin, whole, nil); code != 0 {
+		t.Errorf("it is closed with %d", code)
+	}
+	h.most = 50
+	if code := h.take(frame(0, true, make([]byte, 60)), whole, nil); code != closeTooBig {
+		t.Errorf("it is closed with %d", code)
+	}
+}
+
 func TestAFrameOfOurOwnIsReadAsItWasWritten(t *testing.T) {
 	for _, size := range []int{0, 1, 125, 126, 127, 65535, 65536, 70000} {
 		text := bytes.Repeat([]byte("x"), size)
