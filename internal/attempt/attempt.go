@@ -334,7 +334,7 @@ func (r *Reply) judgeHandshake(s *Sender) {
 	asks := &r.sent.Asks
 	switch {
 	case r.sent.Socket.IsAccepted() && (r.Class == verdict.ClientError || r.Status == http.StatusNotImplemented):
-		r.Class = verdict.NotHere // nothing of the client's message was sent
+		r.Class = verdict.NotHere                                       // nothing of the client's message was sent
 		if r.sent.Proxied.URL.RawQuery == "" && lacksSocket(r.Status) { // a query may be what the backend does not have
 			s.refused.Store(r.sent.Marks, time.Now())
 		}

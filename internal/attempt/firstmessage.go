@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -43,7 +44,8 @@ func (s *Sender) openSocket(r *Reply) {
 	} else if t.trip.Err() != nil {
 		err = context.Cause(&t.trip)
 	}
-	if err != nil {
+	var fault apierror.Error
+	if err != nil && !errors.As(err, &fault) {
 		conn.Close()
 		if errors.Is(err, io.EOF) {
 			err = errNoClose
@@ -55,6 +57,9 @@ func (s *Sender) openSocket(r *Reply) {
 		return
 	}
 	failure := errorReply(first)
+	if err != nil {
+		failure = fault.Response(t.Proxied)
+	}
 	if failure == nil {
 		original.Body = &begun{conn, held}
 		return
@@ -94,8 +99,8 @@ func exchangeFirst(conn io.ReadWriter, message []byte) (held, first []byte, err 
 		held = append(held, buf[:n]...)
 		switch {
 		case came:
-		case l.closing:
-			return nil, nil, errClosedFirst
+		case l.closing && (err != nil || l.between() || l.opcode() != opcodeClose):
+			return nil, nil, closedFirst(l.code)
 		case l.unreadable:
 			return nil, nil, errUnreadable
 		case err != nil:
@@ -105,6 +110,17 @@ func exchangeFirst(conn io.ReadWriter, message []byte) (held, first []byte, err 
 		}
 	}
 	return held, text, nil
+}
+
+// closedFirst returns what it means that a backend closes the WebSocket with this code before it answers.
+func closedFirst(code uint16) error {
+	switch code {
+	case closeTooBig:
+		return apierror.Invalid(http.StatusRequestEntityTooLarge, "request_too_large", "The message is larger than the backend allows.")
+	case closeProtocol, closeUnsupported, closeNotUTF8:
+		return apierror.Invalid(http.StatusBadRequest, "invalid_body", "The backend does not accept the message.")
+	}
+	return errClosedFirst
 }
 
 var errClosedFirst = &verdict.CauseError{Word: "closed", Text: "the backend closed the WebSocket before it answered"}

@@ -1,6 +1,8 @@
 package attempt
 
 import (
+	"unicode/utf8"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
@@ -11,6 +13,7 @@ const (
 	closeGoingAway   = 1001
 	closeProtocol    = 1002
 	closeUnsupported = 1003
+	closeNotUTF8     = 1007
 	closePolicy      = 1008
 	closeTooBig      = 1009
 )
@@ -64,6 +67,9 @@ func (h *holder) take(p []byte, whole func(message), control func(opcode byte, m
 			h.within, h.size = false, 0
 			m := h.held
 			h.held = message{}
+			if !utf8.Valid(m.text) {
+				return closeNotUTF8
+			}
 			whole(m)
 		}
 	}
@@ -76,7 +82,7 @@ func (h *holder) begin() (code uint16) {
 	switch {
 	case h.head[0]&reservedBits != 0:
 		return closeUnsupported // no extension was agreed upon: it is compressed
-	case opcode > lastOpcode, h.isControl() && (!final || h.left > 125):
+	case opcode > lastOpcode, h.head[1]&masked == 0, h.isControl() && (!final || h.left > 125):
 		return closeProtocol
 	case h.isControl():
 		return 0
@@ -102,6 +108,8 @@ type listener struct {
 	// closing reports whether a close frame began, and unreadable whether no more can be read: what comes is compressed, or not
 	// made of frames.
 	closing, unreadable bool
+	// code is that of the close frame, as far as it came.
+	code uint16
 }
 
 // take reads the next bytes. It calls each with every message that ends in them, and part with the bytes of messages that are
@@ -120,6 +128,10 @@ func (l *listener) take(p []byte, each func(sse.Event), part func([]byte)) (at i
 		}
 		if !l.isControl() {
 			l.read(piece, each, part)
+		} else if l.opcode() == opcodeClose {
+			for _, b := range piece[:min(len(piece), max(0, 2+len(piece)-l.used))] {
+				l.code = l.code<<8 | uint16(b)
+			}
 		}
 		if l.between() && !l.within && !l.unreadable {
 			at = i

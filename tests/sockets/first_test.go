@@ -180,6 +180,8 @@ func TestAFirstMessageThatIsNone(t *testing.T) {
 		"without a model":  {[][]byte{masked(0x81, `{"type":"response.create"}`)}, 400, "missing_required_parameter", 0},
 		"of another model": {[][]byte{masked(0x81, `{"type":"response.create","model":"o3"}`)}, 404, "model_not_found", 0},
 		"binary":           {[][]byte{masked(0x82, hi)}, 400, "invalid_body", 1003},
+		"unmasked":         {[][]byte{append([]byte{0x81, byte(len(hi))}, hi...)}, 400, "invalid_body", 1002},
+		"not UTF-8":        {[][]byte{masked(0x81, "\xff")}, 400, "invalid_body", 1007},
 		"compressed":       {[][]byte{masked(0xc1, hi)}, 400, "invalid_body", 1003},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -204,6 +206,37 @@ func TestAFirstMessageThatIsNone(t *testing.T) {
 				s.wantServed("a")
 				s.Close()
 			})
+		})
+	}
+}
+
+func TestABackendClosesBecauseOfTheMessage(t *testing.T) {
+	for code, c := range map[int]struct {
+		status, calls, benches int
+		code                   string
+	}{
+		1002: {400, 0, 0, "invalid_body"}, 1003: {400, 0, 0, "invalid_body"}, 1007: {400, 0, 0, "invalid_body"},
+		1009: {413, 0, 0, "request_too_large"}, 1011: {0, 1, 1, ""},
+	} {
+		inPool(t, "", func(t *testing.T, w *lbtest.World) {
+			closes := speaks(func(s *websocket.Conn, _ string) { s.WriteClose(code); s.Close() })
+			w.Backends["a"].Replies(closes)
+			if c.status > 0 {
+				w.Backends["b"].Replies(closes)
+			}
+			s := dial(t, w, "/v1/responses", aliceKey)
+			s.say(hi)
+			if c.status > 0 {
+				s.wantError(c.status, c.code)
+			} else {
+				s.wantServed("b")
+			}
+			s.Close()
+			time.Sleep(time.Second)
+			w.WantCalls(map[string]int{"a": 1, "b": c.calls})
+			if benched := w.Logged("backend benched"); len(benched) != c.benches {
+				t.Errorf("%d: benched %v", code, benched)
+			}
 		})
 	}
 }
