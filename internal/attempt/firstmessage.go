@@ -85,18 +85,19 @@ func exchangeFirst(conn io.ReadWriter, message []byte) (held, first []byte, err 
 	if _, err = conn.Write(message); err != nil {
 		return nil, nil, err
 	}
-	var l listener
+	l, pings := listener{}, pinged{conn: conn}
 	var text []byte
 	came := false
 	buf := make([]byte, firstRead)
 	for !came {
 		n, err := conn.Read(buf)
-		l.take(buf[:n], func(e sse.Event) {
+		others := pings.take(buf[:n])
+		l.take(others, func(e sse.Event) {
 			if !came {
 				came, text = true, bytes.Clone(e.Data)
 			}
 		}, func([]byte) {})
-		held = append(held, buf[:n]...)
+		held = append(held, others...)
 		switch {
 		case came:
 		case l.closing && (err != nil || l.between() || l.opcode() != opcodeClose):
@@ -106,11 +107,47 @@ func exchangeFirst(conn io.ReadWriter, message []byte) (held, first []byte, err 
 		case err != nil:
 			return nil, nil, err
 		case l.long: // no error is that long
-			return held, nil, nil
+			return append(held, pings.rest()...), nil, nil
 		}
 	}
-	return held, text, nil
+	return append(held, pings.rest()...), text, nil
 }
+
+// pinged answers the pings of a backend.
+type pinged struct {
+	frames
+	conn io.Writer
+	ping message // that is not complete
+}
+
+// take answers the pings in the next bytes, and returns the others, except those of an incomplete head.
+func (p *pinged) take(came []byte) (others []byte) {
+	for len(came) > 0 {
+		n, begins := p.next(came)
+		piece := came[:n]
+		came = came[n:]
+		if begins {
+			piece = p.head[:p.headLength()]
+		}
+		switch {
+		case p.n > 0:
+		case p.opcode() != opcodePing || p.used+int(min(p.left, maxPing+1)) > maxPing: // or no valid one
+			others = append(others, piece...)
+		default:
+			if p.ping.raw = append(p.ping.raw, piece...); !begins {
+				p.ping.text = p.unmask(p.ping.text, piece)
+			}
+			if p.between() {
+				_, _ = p.conn.Write(frame(opcodePing+1, true, p.ping.text)) // if that fails, so does the next read
+				p.ping = message{}
+			}
+		}
+	}
+	return others
+}
+
+// rest returns the bytes that are neither answered nor returned.
+func (p *pinged) rest() []byte { return append(p.ping.raw, p.head[:p.n]...) }
 
 // closedFirst returns what it means that a backend closes the WebSocket with this code before it answers.
 func closedFirst(code uint16) error {

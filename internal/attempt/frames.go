@@ -14,6 +14,9 @@ type frames struct {
 	used int           // bytes of it that came
 }
 
+// maxPing is how long a control frame may be.
+const maxPing = 125
+
 // maxHead is two bytes, a length of eight and a mask of four.
 const maxHead = 14
 

@@ -82,7 +82,7 @@ func (h *holder) begin() (code uint16) {
 	switch {
 	case h.head[0]&reservedBits != 0:
 		return closeUnsupported // no extension was agreed upon: it is compressed
-	case opcode > lastOpcode, h.head[1]&masked == 0, h.isControl() && (!final || h.left > 125):
+	case opcode > lastOpcode, h.head[1]&masked == 0, h.isControl() && (!final || h.left > maxPing):
 		return closeProtocol
 	case h.isControl():
 		return 0
