@@ -38,6 +38,8 @@ type entrance struct {
 	goesOn   *sync.Cond
 	messages []message          // that came and were not read yet
 	first    message            // the one that was read last
+	answers  [][]byte           // to control frames
+	left     bool               // the client has closed the WebSocket
 	handed   bool               // something else reads what comes next
 	code     uint16             // with which the WebSocket has to be closed
 	leave    context.CancelFunc // ends the request when the client leaves
@@ -129,6 +131,14 @@ func (s *Socket) listen() {
 		if s.code = cmp.Or(s.code, s.in.take(buf[:n], s.queue, s.answerControl)); s.code != 0 {
 			err = errUnacceptable
 		}
+		answers := s.answers
+		s.answers = nil
+		s.lock.Unlock()
+		s.sendSoon(answers) // for which Next does not wait
+		s.lock.Lock()
+		if len(answers) > 0 && s.left {
+			err = cmp.Or(err, io.EOF)
+		}
 		if s.readErr = cmp.Or(s.readErr, err); s.readErr != nil && s.code == 0 {
 			s.leave()
 		}
@@ -154,10 +164,29 @@ func (s *Socket) answerControl(opcode byte, m message) {
 	case s.handed:
 		s.passControl(opcode, m)
 	case opcode == opcodePing:
-		s.send(frame(opcodePing+1, false, m.text))
+		s.answers = append(s.answers, frame(opcodePing+1, false, m.text))
 	case opcode == opcodeClose:
-		s.readErr = io.EOF
-		s.send(frame(opcodeClose, false, m.text))
+		s.left = true
+		s.answers = append(s.answers, frame(opcodeClose, false, m.text))
+	}
+}
+
+// sendSoon sends frames, and closes the connection of a client that does not read them.
+func (s *Socket) sendSoon(frames [][]byte) {
+	if len(frames) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limitWrites()
+	for _, f := range frames {
+		if s.put(f) != nil {
+			s.conn.Close()
+			return
+		}
+	}
+	if s.setWriteDeadline(time.Time{}); s.closing.Err() != nil { // the limit was goAway's, too
+		s.limitWrites()
 	}
 }
 
@@ -241,11 +270,14 @@ func (s *Socket) goAway() {
 
 // limitWrites limits how long the client may take to read what it is sent now.
 func (s *Socket) limitWrites() {
-	until := time.Now().Add(lingering)
+	s.setWriteDeadline(time.Now().Add(lingering))
+}
+
+func (s *Socket) setWriteDeadline(until time.Time) {
 	if conn, ok := s.conn.(net.Conn); ok {
 		_ = conn.SetWriteDeadline(until)
-	} else {
-		_ = http.NewResponseController(s.w).SetWriteDeadline(until)
+	} else { // not of what Caddy puts around it, which must not be called while another goroutine writes
+		_ = http.NewResponseController(unwrap(s.w)).SetWriteDeadline(until)
 	}
 }
 

@@ -226,15 +226,21 @@ func (s *Socket) end(code uint16) {
 func (s *Socket) send(frame []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_ = s.put(frame) // if that fails, so does the next read
+}
+
+// put is send for who holds the lock.
+func (s *Socket) put(frame []byte) (err error) {
 	switch {
 	case s.closed || s.out.closing:
-		return
+		return nil
 	case s.talk == nil || s.out.between() && !s.out.within || s.out.unreadable:
-		_, _ = s.conn.Write(frame) // if that fails, so does the next read
+		_, err = s.conn.Write(frame)
 	default:
 		s.pending = append(s.pending, frame)
 	}
 	s.closed = frame[0]&0x0f == opcodeClose && len(s.pending) == 0
+	return err
 }
 
 // deliver writes what the backend sends to the client. What it says is learned before its end reaches the client.

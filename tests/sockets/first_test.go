@@ -279,6 +279,21 @@ func TestAFirstMessageComesAsItLikes(t *testing.T) {
 	})
 }
 
+func TestAClientThatReadsNoPongs(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		s := dial(t, w, "/v1/responses", aliceKey)
+		begun := time.Now()
+		for time.Since(begun) < time.Hour {
+			if _, err := s.Write(masked(0x89, strings.Repeat("1", 125))); err != nil {
+				break
+			}
+		}
+		if after := time.Since(begun); after > 12*time.Second {
+			t.Errorf("its WebSocket is closed after %v", after)
+		}
+	})
+}
+
 func TestAWebSocketIsForTheObjectsOfItsAccount(t *testing.T) {
 	inPool(t, "affinity {\ncallers strict\n}", func(t *testing.T, w *lbtest.World) {
 		s := dial(t, w, "/v1/responses", aliceKey)
