@@ -177,7 +177,9 @@ func errorReply(event []byte) *http.Response {
 			Headers map[string]any `json:"headers"`
 		} `json:"error"`
 	}
-	_ = json.Unmarshal(event, &names) // what can be read
+	d := json.NewDecoder(bytes.NewReader(event))
+	d.UseNumber()        // and no float, which has another spelling
+	_ = d.Decode(&names) // what can be read
 	status := failure.Status
 	if named := max(names.Status, names.StatusCode); 400 <= named && named <= 599 {
 		status = named

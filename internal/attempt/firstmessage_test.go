@@ -44,3 +44,10 @@ func TestPingsBeforeTheFirstMessageAreAnswered(t *testing.T) {
 		}
 	}
 }
+
+func TestNumbersInTheHeadersOfAnErrorStayAsTheyAre(t *testing.T) {
+	reply := errorReply([]byte(`{"type":"error","status":429,"error":{"code":"x","message":"x"},"headers":{"x-ratelimit-limit-tokens":30000000}}`))
+	if got := reply.Header.Get("X-Ratelimit-Limit-Tokens"); got != "30000000" {
+		t.Errorf("the limit is %s", got)
+	}
+}
