@@ -48,6 +48,8 @@ type entrance struct {
 const (
 	// firstMessageTimeout is how long a client may take to send its first message.
 	firstMessageTimeout = 10 * time.Second
+	// nextMessageTimeout is how long it may take to send another one after an answer of ours.
+	nextMessageTimeout = 5 * time.Minute
 	// lingering is how long a client may take to read why its WebSocket is closed.
 	lingering = 2 * time.Second
 )
@@ -192,9 +194,7 @@ func (s *Socket) sendSoon(frames [][]byte) {
 
 // Next returns the text of the client's next message, which must come soon.
 func (s *Socket) Next() (text []byte, err error) {
-	timer := time.NewTimer(firstMessageTimeout)
-	defer timer.Stop()
-	if !s.await(timer.C) {
+	if !s.await(firstMessageTimeout) {
 		s.lock.Lock()
 		defer s.lock.Unlock()
 		switch {
@@ -215,18 +215,23 @@ func (s *Socket) Next() (text []byte, err error) {
 	return s.first.text, nil
 }
 
-// await waits for a message, and reports whether there is one.
-func (s *Socket) await(timeout <-chan time.Time) bool {
-	for {
+// await waits for a message, and reports whether there is one. Its rest must come soon after its first byte.
+func (s *Socket) await(limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for soon := limit <= firstMessageTimeout; ; {
 		s.lock.Lock()
-		waits, ended := len(s.messages) == 0, s.readErr != nil
+		waits, ended, begun := len(s.messages) == 0, s.readErr != nil, s.in.within || s.in.n > 0
 		s.lock.Unlock()
+		if begun && !soon {
+			soon = timer.Reset(firstMessageTimeout)
+		}
 		if !waits || ended {
 			return !waits
 		}
 		select {
 		case <-s.changed:
-		case <-timeout:
+		case <-timer.C:
 			return false
 		}
 	}
@@ -292,7 +297,7 @@ func (s *Socket) Again() bool {
 	s.lock.Lock()
 	code := s.code
 	s.lock.Unlock()
-	return code == 0 && s.await(nil)
+	return code == 0 && s.await(nextMessageTimeout)
 }
 
 // Close closes a Socket that was accepted, once reverse_proxy has returned. It may be called on nil.

@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -99,7 +100,7 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 					t.Errorf("the client got %s", e.raw)
 				}
 				w.Backends["a"].Replies(responds("a", 7, 5))
-				time.Sleep(10 * time.Minute)
+				time.Sleep(4 * time.Minute)
 				s.say(hi)
 				s.wantServed("a")
 				s.Close()
@@ -277,6 +278,22 @@ func TestAFirstMessageComesAsItLikes(t *testing.T) {
 		time.Sleep(time.Second)
 		w.WantNobodyBlamed()
 	})
+}
+
+func TestANextMessageMustComeInTime(t *testing.T) {
+	for frames, limit := range map[string]time.Duration{"": 5 * time.Minute, string(masked(0x01, "x")): 10 * time.Second, "\x81": 10 * time.Second} {
+		inPool(t, "", func(t *testing.T, w *lbtest.World) {
+			s := dial(t, w, "/v1/responses", aliceKey)
+			s.say("x")
+			s.wantError(400, "invalid_event")
+			begun := time.Now()
+			io.WriteString(s, frames)
+			s.wantClosed(1000)
+			if after := time.Since(begun); after != limit {
+				t.Errorf("after %q, it is closed after %v, want %v", frames, after, limit)
+			}
+		})
+	}
 }
 
 func TestAClientThatReadsNoPongs(t *testing.T) {
