@@ -108,6 +108,8 @@ type listener struct {
 	// closing reports whether a close frame began, and unreadable whether no more can be read: what comes is compressed, or not
 	// made of frames.
 	closing, unreadable bool
+	// bad is where the head begins that cannot be read, counted from the bytes in which it ends.
+	bad int
 	// code is that of the close frame, as far as it came.
 	code uint16
 }
@@ -123,7 +125,9 @@ func (l *listener) take(p []byte, each func(sse.Event), part func([]byte)) (at i
 			break
 		}
 		if begins {
-			l.begin()
+			if l.begin(); l.unreadable {
+				l.bad = i - l.headLength()
+			}
 			piece = nil
 		}
 		if !l.isControl() {

@@ -250,15 +250,31 @@ func (s *Socket) deliver(p []byte) (int, error) {
 	if s.closed {
 		return len(p), nil
 	}
-	wasReadable := !s.out.unreadable
+	wasReadable, all, early := !s.out.unreadable, len(p), 0
+	if s.holds && s.out.n > 0 { // the beginning of a head, which was not written
+		early = s.out.n
+	}
+	head := s.out.head
 	at := s.out.take(p, s.talk.received, s.talk.part)
+	if early > 0 {
+		p = append(head[:early:early], p...)
+	}
 	if wasReadable && s.out.unreadable && s.holds { // its usage could not be charged
-		_, err := s.conn.Write(closeFrame(closeUnsupported, false))
+		_, err := s.conn.Write(append(p[:early+s.out.bad:early+s.out.bad], closeFrame(closeUnsupported, false)...))
 		s.closed = true
-		return len(p), errors.Join(err, errUnreadable)
+		return all, errors.Join(err, errUnreadable)
+	}
+	if at >= 0 {
+		at += early
+	}
+	if s.holds { // a frame of ours may come before a head, but not amid one
+		p = p[:len(p)-s.out.n]
 	}
 	if len(s.pending) == 0 || at < 0 {
-		return s.conn.Write(p)
+		if _, err := s.conn.Write(p); err != nil {
+			return 0, err
+		}
+		return all, nil
 	}
 	pieces := append(append([][]byte{p[:at]}, s.pending...), p[at:])
 	for _, f := range s.pending {
@@ -271,7 +287,7 @@ func (s *Socket) deliver(p []byte) (int, error) {
 	if _, err := s.conn.Write(bytes.Join(pieces, nil)); err != nil {
 		return 0, err
 	}
-	return len(p), nil
+	return all, nil
 }
 
 var errUnreadable = errors.New("a message of the backend's is compressed, or not made of frames")

@@ -1,0 +1,38 @@
+package attempt
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"testing"
+)
+
+// written is a client that reads all.
+type written struct {
+	io.ReadCloser
+	bytes.Buffer
+}
+
+func (w *written) Read(p []byte) (int, error) { return w.Buffer.Read(p) }
+func (*written) Close() error                 { return nil }
+
+func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
+	good, bad := frame(opcodeText, false, []byte(`{"type":"x"}`)), append([]byte{0xc1, 126, 0, 200}, make([]byte, 200)...)
+	sent := slices.Concat(good, good[:2], good[2:], bad)
+	for size := 1; size <= len(sent); size++ {
+		client := new(written)
+		s := &Socket{conn: client, talk: NewConversation(nil, nil), holds: true}
+		var err error
+		for piece := range slices.Chunk(slices.Clone(sent), size) {
+			var n int
+			if n, err = s.deliver(piece); err != nil {
+				break
+			} else if n != len(piece) {
+				t.Errorf("%d bytes of %d are taken", n, len(piece))
+			}
+		}
+		if want := slices.Concat(good, good, closeFrame(closeUnsupported, false)); err == nil || !bytes.Equal(client.Bytes(), want) {
+			t.Errorf("in pieces of %d, the client got %q, want %q", size, client.Bytes(), want)
+		}
+	}
+}
