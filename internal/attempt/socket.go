@@ -29,6 +29,7 @@ type Socket struct {
 	in      holder
 	ready   []byte // what may go to the backend
 	readErr error  // why nothing more comes
+	ended   bool   // both sides are closed because of what the client sent
 
 	mu      sync.Mutex // guards what follows, and writes to the client
 	out     listener
@@ -38,6 +39,11 @@ type Socket struct {
 
 // maxMessage is how long a message of a client's may be that is held, except the first one.
 const maxMessage = 1 << 20
+
+// maxPending is how many events of our own may wait for the end of a message of the backend's.
+const maxPending = 64
+
+var errTooMany = errors.New("too many answers wait for the end of a message")
 
 // NewSocket returns the client's side of a handshake that a backend answers.
 func NewSocket(w http.ResponseWriter, r *http.Request) *Socket {
@@ -198,12 +204,15 @@ func (s *Socket) read(p []byte) (int, error) {
 
 // pass lets a message of the client's pass, or answers it.
 func (s *Socket) pass(m message) {
+	if s.ended {
+		return
+	}
 	passes, instead, answer := s.talk.sent(m.text)
 	if len(answer) > 0 {
 		s.send(frame(opcodeText, false, answer))
 	}
 	switch {
-	case !passes:
+	case !passes, s.ended:
 	case len(instead) > 0:
 		s.ready = append(s.ready, frame(opcodeText, true, instead...)...)
 	case len(s.ready) == 0:
@@ -213,10 +222,18 @@ func (s *Socket) pass(m message) {
 	}
 }
 
-func (s *Socket) passControl(_ byte, m message) { s.ready = append(s.ready, m.raw...) }
+func (s *Socket) passControl(_ byte, m message) {
+	if !s.ended {
+		s.ready = append(s.ready, m.raw...)
+	}
+}
 
 // end closes both sides because of what the client sent.
 func (s *Socket) end(code uint16) {
+	if s.ended {
+		return
+	}
+	s.ended = true
 	s.send(closeFrame(code, false))
 	s.ready = append(s.ready, closeFrame(closeGoingAway, true)...)
 	s.readErr = io.EOF
@@ -225,8 +242,11 @@ func (s *Socket) end(code uint16) {
 // send sends a frame of our own to the client, as soon as no message of the backend's is incomplete.
 func (s *Socket) send(frame []byte) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	_ = s.put(frame) // if that fails, so does the next read
+	err := s.put(frame) // if a write fails, so does the next read
+	s.mu.Unlock()
+	if err == errTooMany { //nolint:errorlint // as put returns it
+		s.end(closePolicy)
+	}
 }
 
 // put is send for who holds the lock.
@@ -236,6 +256,8 @@ func (s *Socket) put(frame []byte) (err error) {
 		return nil
 	case s.talk == nil || s.out.between() && !s.out.within || s.out.unreadable:
 		_, err = s.conn.Write(frame)
+	case len(s.pending) >= maxPending && frame[0]&0x0f != opcodeClose:
+		return errTooMany
 	default:
 		s.pending = append(s.pending, frame)
 	}

@@ -36,3 +36,19 @@ func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
 		}
 	}
 }
+
+func TestNotManyAnswersWaitForTheEndOfAMessage(t *testing.T) {
+	client := new(written)
+	s := &Socket{conn: client, talk: NewConversation(nil, nil), holds: true}
+	begin, end := frame(opcodeText, false, []byte("x")), frame(0, false, []byte("y"))
+	begin[0] &^= finalFrame
+	_, _ = s.deliver(begin)
+	for range 1000 {
+		s.send(frame(opcodeText, false, []byte("no")))
+	}
+	_, _ = s.deliver(end)
+	want := slices.Concat(begin, end, bytes.Repeat(frame(opcodeText, false, []byte("no")), maxPending), closeFrame(closePolicy, false))
+	if !bytes.Equal(client.Bytes(), want) || s.readErr != io.EOF {
+		t.Errorf("the client got %q, and reading ends with %v", client.Bytes(), s.readErr)
+	}
+}
