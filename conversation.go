@@ -33,14 +33,14 @@ type response struct {
 func (d *reader) converse(ex *exchange) {
 	in, t := &ex.intent, talk{d, ex}
 	if realtime := in.Kind.IsHandshake(); realtime {
-		ex.conversation = attempt.NewConversation(t, nil)
+		ex.conversation = attempt.NewConversation(t, nil, nil)
 		in.socket.Converse(ex.conversation, ex.bill.Limited() || d.callers.SeesEach(in.caller.Name))
 		return
 	}
 	first := t.next()
 	first.intent.started, first.intent.placement = in.started, in.placement
 	first.bill, ex.bill = ex.bill, bill{}
-	ex.conversation = attempt.NewConversation(t, first.begin())
+	ex.conversation = attempt.NewConversation(t, first.begin(), in.received.Buffered())
 	in.socket.Converse(ex.conversation, true)
 }
 
@@ -49,9 +49,8 @@ func (t talk) next() *response {
 	now, in, last := time.Now(), &t.ex.intent, t.ex.tries.last()
 	r := &response{exchange: exchange{balancer: t.ex.balancer, writer: t.ex.writer}}
 	r.intent = intent{Request: in.Request, request: in.request, started: now, caller: in.caller, entitled: in.entitled, anonymous: in.anonymous, within: in.Kind.IsHandshake()}
-	r.intent.Kind = openaiapi.Inference
 	r.tries.list = append(r.tries.first[:0], try{target: last.target, started: now, class: verdict.Served, deployment: last.deployment, over: true})
-	r.outcome.status = http.StatusOK
+	r.intent.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
 	return r
 }
 
@@ -80,8 +79,9 @@ func (r *response) Settle(failed, cut bool) {
 	in, o, a := &r.intent, &r.outcome, r.tries.last()
 	o.end(in, cut)
 	if f := r.watcher.Failure; !o.tokens.Known() && (f != nil || failed) {
-		a.class, o.status = verdict.Failed, http.StatusInternalServerError
-		if f != nil && verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body}) == verdict.ClientError {
+		if a.class, o.status = verdict.Failed, http.StatusInternalServerError; r.watcher.Pieces > 0 {
+			a.class, o.status = verdict.BrokenStream, http.StatusOK // as over HTTP
+		} else if f != nil && verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body}) == verdict.ClientError {
 			a.class, o.status = verdict.ClientError, f.Status
 		}
 	}

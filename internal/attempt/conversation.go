@@ -43,14 +43,84 @@ type Response interface {
 
 type openResponse struct {
 	Response
-	id string // empty: it has not begun
+	id            string // empty: it has not begun
+	event, stream string // the id of the message that asked for it, and of its lane, if that named any
+	doubtful      bool   // an error may be about a message that came after it
+	failing       bool   // an error came that may be about it
 }
 
-// NewConversation returns a conversation, of which first is open already unless it is nil.
-func NewConversation(rules Rules, first Response) *Conversation {
+// begun reports whether something of the response has come, which is not to be had for nothing.
+func (r *openResponse) begun() bool { return r.id != "" || r.Watcher().Opening != sse.Preamble }
+
+// settleFailing ends the responses of a lane that errors may have ended, now that the client asks for another one.
+func (c *Conversation) settleFailing(stream string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open = slices.DeleteFunc(c.open, func(r openResponse) bool {
+		over := r.failing && r.stream == stream
+		if over {
+			r.Settle(false, true)
+		}
+		return over
+	})
+}
+
+// doubt records that an error may be about a message of the client's that asks for no response.
+func (c *Conversation) doubt(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.open {
+		if r := &c.open[i]; !c.realtime || id != "" && r.event == id {
+			r.doubtful = true
+		}
+	}
+}
+
+// failed reads an error of the backend's. As it may be about any message of the client's, it ends only a response that has not begun:
+// the newest one, or the one that it names.
+func (c *Conversation) failed(e sse.Event) {
+	about := openaiapi.ParseErrorEvent(e.Data)
+	i := c.newest(func(r *openResponse) bool { return !r.begun() && (!c.realtime || !r.doubtful) && c.isAbout(about, r) })
+	if i < 0 && !c.realtime {
+		i = c.newest(func(r *openResponse) bool { return c.isAbout(about, r) })
+	}
+	switch {
+	case i < 0:
+	case c.open[i].doubtful || c.open[i].begun():
+		c.open[i].failing = true
+	default:
+		over := c.open[i].Response
+		if !c.realtime { // in which it costs not even a request
+			over.Watcher().Take(e)
+		}
+		c.open = slices.Delete(c.open, i, i+1)
+		over.Settle(true, false)
+	}
+}
+
+// isAbout reports whether an error may be about a response.
+func (c *Conversation) isAbout(e openaiapi.ErrorEvent, r *openResponse) bool {
+	if !c.realtime {
+		return e.Stream == "" || e.Stream == r.stream
+	}
+	return e.About == r.event && (e.About != "" || e.Active)
+}
+
+// newest returns the place of the newest response that is so, or -1.
+func (c *Conversation) newest(is func(*openResponse) bool) int {
+	for i := range slices.Backward(c.open) {
+		if is(&c.open[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// NewConversation returns a conversation, of which first is open already, which text has asked for, unless it is nil.
+func NewConversation(rules Rules, first Response, text []byte) *Conversation {
 	c := &Conversation{rules: rules, realtime: first == nil}
 	if first != nil {
-		c.open = []openResponse{{Response: first}}
+		c.open = []openResponse{{Response: first, stream: openaiapi.ParseClientEvent(text).Stream}}
 	}
 	return c
 }
@@ -71,13 +141,16 @@ func (c *Conversation) sent(text []byte) (passes bool, instead [][]byte, answer 
 	case !e.Clear:
 		refusal = c.rules.Refuse("", text)
 	case e.Type == creates:
+		c.settleFailing(e.Stream)
 		if r, instead, refusal = c.rules.Create(text); refusal == nil {
 			c.mu.Lock()
-			c.open = append(c.open, openResponse{Response: r})
+			c.open = append(c.open, openResponse{Response: r, event: e.ID, stream: e.Stream})
 			c.mu.Unlock()
 		}
 	default:
-		refusal = c.rules.Refuse(e.Type, text)
+		if refusal = c.rules.Refuse(e.Type, text); refusal == nil {
+			c.doubt(e.ID)
+		}
 	}
 	switch {
 	case refusal == nil:
@@ -96,12 +169,12 @@ func (c *Conversation) sent(text []byte) (passes bool, instead [][]byte, answer 
 // transcribed is the type of an event with the tokens of another model, which has written down what was said.
 const transcribed = "conversation.item.input_audio_transcription.completed"
 
-// ends reports whether a response is over with an event of this type. An error in a session is about a message of the client's.
+// ends reports whether a response is over with an event of this type.
 func (c *Conversation) ends(kind string) bool {
 	switch kind {
 	case "response.done", transcribed:
 		return c.realtime
-	case "response.completed", "response.incomplete", "response.failed", "error":
+	case "response.completed", "response.incomplete", "response.failed":
 		return !c.realtime
 	}
 	return false
@@ -113,6 +186,10 @@ func (c *Conversation) received(e sse.Event) {
 	defer c.mu.Unlock()
 	var id, status string
 	kind := string(e.Kind())
+	if kind == "error" {
+		c.failed(e)
+		return
+	}
 	begins, ends := kind == "response.created", c.ends(kind)
 	if begins || ends {
 		id, status = openaiapi.ResponseIn(e.Data)
@@ -121,7 +198,7 @@ func (c *Conversation) received(e sse.Event) {
 	switch {
 	case kind == transcribed && !openaiapi.CountsTokens(e.Data): // but seconds
 		return
-	case kind == transcribed, i < 0 && (begins || ends && kind != "error"):
+	case kind == transcribed, i < 0 && (begins || ends):
 		i = len(c.open)
 		c.open = append(c.open, openResponse{Response: c.rules.Unasked()})
 	case i < 0:
@@ -129,7 +206,7 @@ func (c *Conversation) received(e sse.Event) {
 	}
 	r := &c.open[i]
 	if begins {
-		r.id = id
+		r.id, r.doubtful, r.failing = id, false, false
 	}
 	if r.Watcher().Take(e); ends {
 		over := r.Response

@@ -46,6 +46,20 @@ func ResponseIn(text []byte) (id, status string) {
 // CountsTokens reports whether an event of a server has a usage that counts tokens.
 func CountsTokens(text []byte) bool { return memberOf(memberOf(text, "usage"), "output_tokens") != nil }
 
+// ErrorEvent is what an error of a server is about.
+type ErrorEvent struct {
+	// About is the id of the client's event, and Stream that of the lane, if it names any.
+	About, Stream string
+	// Active reports whether the error is that a response goes on already.
+	Active bool
+}
+
+// ParseErrorEvent reads what an error event of a server is about.
+func ParseErrorEvent(text []byte) ErrorEvent {
+	e := memberOf(text, "error")
+	return ErrorEvent{stringIn(memberOf(e, "event_id")), stringIn(memberOf(text, "stream_id")), stringIn(memberOf(e, "code")) == "conversation_already_has_active_response"}
+}
+
 // memberOf returns the value of a member of an object, or nil.
 func memberOf(object []byte, member string) []byte {
 	i := skipSpace(object, 0)

@@ -1,0 +1,78 @@
+package sockets
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/websocket"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// TestAnErrorSettlesNoResponseThatHasBegun has a client provoke errors about other messages.
+func TestAnErrorSettlesNoResponseThatHasBegun(t *testing.T) {
+	const failure = `{"type":"error","status":400,"error":{"type":"invalid_request_error","code":"unknown_event","message":"Unknown event."}}`
+	const created = `{"type":"response.created","response":{"id":"resp_a_1234567890","error":null}}`
+	const delta = `{"type":"response.output_text.delta","delta":"hello"}`
+	for name, events := range map[string][]string{
+		"after it began": {created, delta, "", failure},
+		"before":         {"", failure, created, delta},
+		"and it fails":   {created, delta, `{"type":"response.failed","response":{"id":"resp_a_1234567890","status":"failed","error":{"code":"server_error","message":"x"}}}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPool(t, "caller alice {\ntokens 100k/day\n}", func(t *testing.T, w *lbtest.World) {
+				at := 0
+				w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+					if at == 0 {
+						websocket.Message.Send(s, `{"type":"response.in_progress"}`)
+					}
+					for ; at < len(events) && events[at] != ""; at++ {
+						websocket.Message.Send(s, events[at])
+					}
+					at++
+				}))
+				s := dial(t, w, "/v1/responses", aliceKey)
+				s.say(`{"type":"response.create","model":"gpt-5","max_output_tokens":50,"input":"` + strings.Repeat("x", 4000) + `"}`)
+				s.hears()
+				s.say(`{"type":"bogus"}`)
+				for range 3 {
+					s.hears()
+				}
+				s.Close()
+				time.Sleep(time.Minute)
+				if u := of(w, "alice"); u.Today < 1000 || u.Today > 1100 || u.InFlight != 0 || u.Reserved != 0 {
+					t.Errorf("alice has used %+v", u)
+				}
+			})
+		})
+	}
+}
+
+// TestARejectedResponseOfASessionCostsNothing and does not stay open.
+func TestARejectedResponseOfASessionCostsNothing(t *testing.T) {
+	for name, id := range map[string]string{"by the id of its message": `,"event_id":"mine"`, "by its code": ""} {
+		t.Run(name, func(t *testing.T) {
+			inSession(t, "caller alice {\ntokens 3k/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
+				w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+					websocket.Message.Send(s, `{"type":"error","event_id":"e","error":{"type":"invalid_request_error","code":"conversation_already_has_active_response","message":"x"`+id+`}}`)
+				}))
+				c = dial(t, w, session, aliceKey)
+				for range 3 {
+					c.say(`{"type":"response.create"` + id + `}`)
+					if e := c.hears(); e.Type != "error" {
+						t.Errorf("the client got %s", e.raw)
+					}
+					if u := of(w, "alice"); u.Today != 0 || u.Reserved != 0 || u.InFlight != 1 {
+						t.Errorf("alice has used %+v", u)
+					}
+				}
+				c.Close()
+				time.Sleep(time.Minute)
+				if u := of(w, "alice"); u.Today != 0 || u.Reserved != 0 || u.InFlight != 0 {
+					t.Errorf("alice has used %+v", u)
+				}
+			})
+		})
+	}
+}
