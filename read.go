@@ -117,6 +117,9 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 		return apierror.NoWebSocket.Answer(in.request)
 	}
 	if in.socket == nil { // otherwise it is the next message, after an answer of ours
+		if none = d.exceeded(ex, meter.Estimate{Prompt: 1}); none.Response != nil {
+			return none
+		}
 		in.socket = attempt.NewSocket(ex.writer, in.request)
 		if err := ex.sender.Accept(in.socket, d.buffers); err != nil {
 			in.socket = nil
@@ -174,8 +177,16 @@ func (d *reader) modelsOf(caller string) []string {
 	return d.callers.Listed(caller)
 }
 
-// shortBody is the size of bodies that are usually there as soon as the request is.
-const shortBody = 64 << 10
+// exceeded returns the answer to a request if its caller is over a limit before anything of it is read.
+func (d *reader) exceeded(ex *exchange, likely meter.Estimate) (none apierror.Answer) {
+	now, in := time.Now(), &ex.intent
+	a, refusal := d.callers.Exceeded(now, in.caller.Name, likely)
+	if ex.bill.Admission = a; refusal == nil || ex.tries.turn.mayLastUntil(refusal, in, now) {
+		return none
+	}
+	ex.bill.Refused(refusal)
+	return d.refuse(ex, refusal)
+}
 
 // receive reads the body of the request, or returns the answer if that cannot be read, or if its caller is over a
 // limit: otherwise a caller could fill the memory with uploads. For the same reason, a longer body is one of the requests
@@ -184,15 +195,11 @@ const shortBody = 64 << 10
 func (d *reader) receive(ex *exchange, route openaiapi.Route) (none apierror.Answer) {
 	in := &ex.intent
 	if length := in.request.ContentLength; d.callers != nil && length != 0 {
-		now, name := time.Now(), in.caller.Name
-		var refusal *meter.Refusal
-		ex.bill.Admission, refusal = d.callers.Exceeded(now, name, likelyCost(in.request, route))
-		if refusal != nil && !ex.tries.turn.mayLastUntil(refusal, in, now) {
-			ex.bill.Refused(refusal)
-			return d.refuse(ex, refusal)
+		if none = d.exceeded(ex, callers.LikelyCost(in.request, route)); none.Response != nil {
+			return none
 		}
-		if length < 0 || length > shortBody {
-			if refusal = ex.bill.Upload(); refusal != nil {
+		if length < 0 || length > callers.ShortBody {
+			if refusal := ex.bill.Upload(); refusal != nil {
 				return d.refuse(ex, refusal)
 			}
 			defer ex.bill.Uploaded()
@@ -206,15 +213,6 @@ func (d *reader) receive(ex *exchange, route openaiapi.Route) (none apierror.Ans
 		return apierror.UnreadableBody(err).Answer(in.request)
 	}
 	return none
-}
-
-// likelyCost estimates the cost of a request before its body is read, without the output. Of a long body, most may be
-// pictures.
-func likelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
-	if openaiapi.CostsTokens(r, route) {
-		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, shortBody)))
-	}
-	return e
 }
 
 // refuse returns the answer to a request that a limit refuses.

@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -230,9 +232,24 @@ func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission
 	return a, refusal
 }
 
+// ShortBody is the size of bodies that are usually there as soon as the request is.
+const ShortBody = 64 << 10
+
+// LikelyCost estimates the cost of a request before its body is read, without the output. Of a long body, most may be
+// pictures.
+func LikelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
+	if openaiapi.CostsTokens(r, route) {
+		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, ShortBody)))
+	}
+	return e
+}
+
 // Exceeded returns why none of the caller's requests is admitted now, or nil. The refusal says when one with the likely
 // cost is. The Admission is good for Limits and Upload only.
 func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a Admission, refusal *meter.Refusal) {
+	if c == nil {
+		return a, nil
+	}
 	if a = c.admission(now, name); !a.entry.limited && a.entry.settings.MaxRequests == 0 {
 		return a, nil
 	}

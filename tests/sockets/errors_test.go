@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -63,15 +64,39 @@ func TestARejectedResponseOfASessionCostsNothing(t *testing.T) {
 					if e := c.hears(); e.Type != "error" {
 						t.Errorf("the client got %s", e.raw)
 					}
-					if u := of(w, "alice"); u.Today != 0 || u.Reserved != 0 || u.InFlight != 1 {
+					if u := of(w, "alice"); u.Today != 0 || u.Reserved != 0 || u.InFlight != 2 {
 						t.Errorf("alice has used %+v", u)
 					}
 				}
 				c.Close()
 				time.Sleep(time.Minute)
-				if u := of(w, "alice"); u.Today != 0 || u.Reserved != 0 || u.InFlight != 0 {
+				if u := of(w, "alice"); u.Today != 0 || u.Reserved != 0 || u.InFlight != 1 { // the first session of hers
 					t.Errorf("alice has used %+v", u)
 				}
+			})
+		})
+	}
+}
+
+// TestACallerOverItsLimitOpensNoWebSocket so that its first messages fill no memory.
+func TestACallerOverItsLimitOpensNoWebSocket(t *testing.T) {
+	for _, limit := range []string{"requests 1/minute", "tokens 10/minute", "max_requests 1"} {
+		t.Run(limit, func(t *testing.T) {
+			inPool(t, "caller alice {\n"+limit+"\n}", func(t *testing.T, w *lbtest.World) {
+				s := dial(t, w, "/v1/responses", aliceKey)
+				s.say(`{"type":"response.create","model":"gpt-5"}`)
+				s.wantServed("a")
+				if limit == "max_requests 1" {
+					w.Backends["a"].Replies(speaks(func(*websocket.Conn, string) {}))
+					other := dial(t, w, "/v1/responses", aliceKey)
+					other.say(hi)
+					defer other.Close()
+					time.Sleep(time.Second)
+				}
+				if c, res := handshake(t, w, "/v1/responses", aliceKey); c != nil || res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") == "" {
+					t.Errorf("the handshake gives %d %v", res.StatusCode, res.Header)
+				}
+				s.Close()
 			})
 		})
 	}
