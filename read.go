@@ -37,7 +37,6 @@ type reader struct {
 	// readyPath is the option ready_path, and buffers request_buffers.
 	readyPath string
 	buffers   int64
-
 	// passesThrough reports whether a backend wants the callers' own credentials.
 	passesThrough bool
 	// models are all models that the backends have. It is nil unless every
@@ -126,9 +125,8 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 			return apierror.UnreadableBody(err).Answer(in.request)
 		}
 	}
-	connect := openaiapi.IsExtendedConnect(in.request)
 	ex.proxied = *ex.proxied.WithContext(in.socket.Until(ex.proxied.Context()))
-	if connect {
+	if openaiapi.IsExtendedConnect(in.request) {
 		ex.proxied.Body = in.socket.Body()
 	}
 	in.request = openaiapi.AsPost(in.request.WithContext(ex.proxied.Context()))
@@ -138,6 +136,10 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 	}
 	if e := openaiapi.ParseClientEvent(text); !e.Clear || e.Type != "response.create" {
 		return apierror.UnclearEvent.Answer(in.request)
+	}
+	came := time.Since(in.started) // it begins now
+	if in.started = in.started.Add(came); !in.deadline.IsZero() {
+		in.deadline = in.deadline.Add(came)
 	}
 	in.received.Hold(text)
 	return none

@@ -93,11 +93,40 @@ func TestACallerOverItsLimitOpensNoWebSocket(t *testing.T) {
 					defer other.Close()
 					time.Sleep(time.Second)
 				}
-				if c, res := handshake(t, w, "/v1/responses", aliceKey); c != nil || res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") == "" {
+				if c, res := handshake(t, w, "/v1/responses", aliceKey); c != nil || res.StatusCode != http.StatusTooManyRequests {
 					t.Errorf("the handshake gives %d %v", res.StatusCode, res.Header)
 				}
 				s.Close()
 			})
 		})
 	}
+}
+
+// TestARequestBeginsWithItsFirstMessage and not when its WebSocket was opened.
+func TestARequestBeginsWithItsFirstMessage(t *testing.T) {
+	inPool(t, "lb_try_duration 5s", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Status(500))
+		s := dial(t, w, "/v1/responses", aliceKey)
+		time.Sleep(8 * time.Second)
+		s.say(hi)
+		s.wantServed("b")
+		s.Close()
+	})
+}
+
+// TestOpenResponsesOfAWebSocketAreFew whatever the limits of its caller.
+func TestOpenResponsesOfAWebSocketAreFew(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) { websocket.Message.Send(s, `{"type":"response.in_progress"}`) }))
+		s := dial(t, w, "/v1/responses", aliceKey)
+		for range 64 {
+			s.say(hi)
+			if e := s.hears(); e.Type == "error" {
+				t.Fatalf("the client got %s", e.raw)
+			}
+		}
+		s.say(hi)
+		s.wantError(429, "rate_limit_exceeded")
+		s.Close()
+	})
 }

@@ -68,6 +68,7 @@ func TestMessagesAreReadOverHTTP2(t *testing.T) {
 			t.Errorf("alice has used %+v", u)
 		}
 
+		time.Sleep(time.Hour)
 		s = connect(t, w, "/v1/responses") // and leaves
 		s.Close()
 		s = connect(t, w, "/v1/responses") // and says nothing
