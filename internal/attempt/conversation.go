@@ -52,8 +52,9 @@ type openResponse struct {
 // begun reports whether something of the response has come, which is not to be had for nothing.
 func (r *openResponse) begun() bool { return r.id != "" || r.Watcher().Opening != sse.Preamble }
 
-// settleFailing ends the responses of a lane that errors may have ended, now that the client asks for another one.
-func (c *Conversation) settleFailing(stream string) {
+// settleFailing ends the responses of a lane that errors may have ended, now that the client asks for another one. It returns how many
+// are still open.
+func (c *Conversation) settleFailing(stream string) (open int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open = slices.DeleteFunc(c.open, func(r openResponse) bool {
@@ -63,6 +64,15 @@ func (c *Conversation) settleFailing(stream string) {
 		}
 		return over
 	})
+	return len(c.open)
+}
+
+// maxOpen is how many responses may be open at a time.
+const maxOpen = 64
+
+func tooManyOpen() *http.Response {
+	const text = `{"error":{"message":"Too many responses are open in this WebSocket. Try again when one is over.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`
+	return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}, Body: io.NopCloser(strings.NewReader(text))}
 }
 
 // doubt records that an error may be about a message of the client's that asks for no response.
@@ -141,8 +151,9 @@ func (c *Conversation) sent(text []byte) (passes bool, instead [][]byte, answer 
 	case !e.Clear:
 		refusal = c.rules.Refuse("", text)
 	case e.Type == creates:
-		c.settleFailing(e.Stream)
-		if r, instead, refusal = c.rules.Create(text); refusal == nil {
+		if c.settleFailing(e.Stream) >= maxOpen {
+			refusal = tooManyOpen()
+		} else if r, instead, refusal = c.rules.Create(text); refusal == nil {
 			c.mu.Lock()
 			c.open = append(c.open, openResponse{Response: r, event: e.ID, stream: e.Stream})
 			c.mu.Unlock()
