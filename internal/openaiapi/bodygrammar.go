@@ -147,7 +147,7 @@ func (g grammar) place(at place, key []byte) place {
 			return memberModels
 		}
 		switch {
-		case isOdd(key, "model"):
+		case isOdd(key, "model"), isOdd(key, "session"), isOdd(key, "response"):
 			return memberOddModel
 		case isOdd(key, "service_tier"):
 			return memberOddTier

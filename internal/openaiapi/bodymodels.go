@@ -20,7 +20,7 @@ func (b *Body) addOther(o other) {
 }
 
 // OtherModels yields the models that the body names elsewhere than in "model": in the lists "models" and "fallbacks", and in
-// "session". The body must be the one that was parsed. ok is false for one that cannot be read, or of which servers may read several.
+// "session", also to transcribe. The body must be the one that was parsed. ok is false for one that cannot be read, or of which servers may read several.
 func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 	return func(yield func(model string, ok bool) bool) {
 		for _, o := range b.others {
@@ -28,6 +28,11 @@ func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 			if o.session {
 				if s := ParseJSON(text, nil); (s.HasModel || !s.Clear) && !yield(s.Model, s.Clear && s.HasModel && !s.NamesSeveral()) {
 					return
+				}
+				for _, t := range [][]byte{memberOf(text, "input_audio_transcription"), memberOf(memberOf(memberOf(text, "audio"), "input"), "transcription")} {
+					if m := memberOf(t, "model"); m != nil && !yield(stringIn(m), m[0] == '"') {
+						return
+					}
 				}
 				continue
 			}

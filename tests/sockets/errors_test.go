@@ -130,3 +130,21 @@ func TestOpenResponsesOfAWebSocketAreFew(t *testing.T) {
 		s.Close()
 	})
 }
+
+// TestASessionHasNoOtherModelInside to transcribe, or by a name in another case.
+func TestASessionHasNoOtherModelInside(t *testing.T) {
+	inSession(t, "caller alice {\nmodels gpt-realtime whisper-1\n}", func(t *testing.T, _ *lbtest.World, c *client) {
+		for m, code := range map[string]string{
+			`"session":{"audio":{"input":{"transcription":{"model":"whisper-1"}}}}`:      "",
+			`"session":{"audio":{"input":{"transcription":{"model":"gpt-transcribe"}}}}`: "model_not_found",
+			`"session":{"input_audio_transcription":{"model":"gpt-transcribe"}}`:         "model_not_found",
+			`"Session":{"model":"o3"}`:  "missing_required_parameter",
+			`"Response":{"model":"o3"}`: "missing_required_parameter",
+		} {
+			c.say(`{"type":"session.update",` + m + `}`)
+			if e := c.hears(); e.Error.Code != code {
+				t.Errorf("for %s, the client got %s", m, e.raw)
+			}
+		}
+	})
+}
