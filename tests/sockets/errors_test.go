@@ -54,11 +54,11 @@ func TestAnErrorSettlesNoResponseThatHasBegun(t *testing.T) {
 func TestARejectedResponseOfASessionCostsNothing(t *testing.T) {
 	for name, id := range map[string]string{"by the id of its message": `,"event_id":"mine"`, "by its code": ""} {
 		t.Run(name, func(t *testing.T) {
-			inSession(t, "caller alice {\ntokens 3k/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
+			inSession(t, "caller alice {\ntokens 3k/minute\n}", func(t *testing.T, w *lbtest.World, _ *client) {
 				w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
 					websocket.Message.Send(s, `{"type":"error","event_id":"e","error":{"type":"invalid_request_error","code":"conversation_already_has_active_response","message":"x"`+id+`}}`)
 				}))
-				c = dial(t, w, session, aliceKey)
+				c := dial(t, w, session, aliceKey)
 				for range 3 {
 					c.say(`{"type":"response.create"` + id + `}`)
 					if e := c.hears(); e.Type != "error" {
