@@ -218,6 +218,9 @@ func (r *Reply) Commit(client http.ResponseWriter, broken func(End)) (*http.Resp
 		if r.sent.handshakes() {
 			broken = func(reason error, begun bool) { r.breaks(End{Broken: reason, Begun: begun}) }
 		}
+		if r.sent.Socket != nil {
+			r.sent.Socket.secrets = r.secrets()
+		}
 		closing := r.sent.closing
 		if r.sent.Proxied.ProtoMajor > 1 {
 			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer

@@ -8,6 +8,9 @@ import (
 	"net"
 	"net/http"
 	"sync"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
 // Socket is the client's side of a WebSocket whose messages are read. To reverse_proxy it is the ResponseWriter and, once the
@@ -22,7 +25,9 @@ type Socket struct {
 	conn   io.ReadWriteCloser // the client's
 	source io.Reader          // what it sends
 	talk   *Conversation      // nil until a backend is chosen
-	holds  bool               // a message of the client's is held until the talk lets it pass
+	// secrets must not be in what the backend sends.
+	secrets keys.Secrets
+	holds   bool // a message of the client's is held until the talk lets it pass
 
 	*entrance // nil unless it was accepted
 
@@ -265,6 +270,14 @@ func (s *Socket) put(frame []byte) (err error) {
 	return err
 }
 
+// received reads a message of the backend's. An error may quote a secret, which gets stars, unless it came in more than one read.
+func (s *Socket) received(e sse.Event) {
+	if len(s.secrets) > 0 && !bytes.HasSuffix(e.Kind(), []byte("delta")) {
+		s.secrets.Star(e.Data, true)
+	}
+	s.talk.received(e)
+}
+
 // deliver writes what the backend sends to the client. What it says is learned before its end reaches the client.
 func (s *Socket) deliver(p []byte) (int, error) {
 	s.mu.Lock()
@@ -277,7 +290,7 @@ func (s *Socket) deliver(p []byte) (int, error) {
 		early = s.out.n
 	}
 	head := s.out.head
-	at := s.out.take(p, s.talk.received, s.talk.part)
+	at := s.out.take(p, s.received, s.talk.part)
 	if early > 0 {
 		p = append(head[:early:early], p...)
 	}

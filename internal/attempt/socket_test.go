@@ -21,7 +21,7 @@ func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
 	sent := slices.Concat(good, good[:2], good[2:], bad)
 	for size := 1; size <= len(sent); size++ {
 		client := new(written)
-		s := &Socket{conn: client, talk: NewConversation(nil, nil), holds: true}
+		s := &Socket{conn: client, talk: NewConversation(nil, nil, nil), holds: true}
 		var err error
 		for piece := range slices.Chunk(slices.Clone(sent), size) {
 			var n int
@@ -39,7 +39,7 @@ func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
 
 func TestNotManyAnswersWaitForTheEndOfAMessage(t *testing.T) {
 	client := new(written)
-	s := &Socket{conn: client, talk: NewConversation(nil, nil), holds: true}
+	s := &Socket{conn: client, talk: NewConversation(nil, nil, nil), holds: true}
 	begin, end := frame(opcodeText, false, []byte("x")), frame(0, false, []byte("y"))
 	begin[0] &^= finalFrame
 	_, _ = s.deliver(begin)

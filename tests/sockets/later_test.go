@@ -158,3 +158,21 @@ func TestAPoolWhoseBackendsHaveNoWebSocketSaysSo(t *testing.T) {
 		s.Close()
 	})
 }
+
+func TestALateErrorShowsNoKeyOfABackend(t *testing.T) {
+	inPool(t, "", func(t *testing.T, w *lbtest.World) {
+		w.AllReply(speaks(func(s *websocket.Conn, _ string) {
+			websocket.Message.Send(s, `{"type":"response.created","response":{"id":"resp_a_1234567890","error":null}}`)
+			time.Sleep(time.Second)
+			websocket.Message.Send(s, `{"type":"error","status":401,"error":{"code":"invalid_api_key","message":"Incorrect API key provided: key-of-backend-a"}}`)
+		}))
+		c := dial(t, w, "/v1/responses", aliceKey)
+		c.say(`{"type":"response.create","model":"gpt-5","input":"hi"}`)
+		c.hears()
+		if e := c.hears(); e.Type != "error" || e.Error.Code != "invalid_api_key" || !strings.HasSuffix(e.Error.Message, "provided: ****************") {
+			t.Errorf("the client got %s", e.raw)
+		}
+		c.Close()
+		time.Sleep(time.Minute)
+	})
+}
