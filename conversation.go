@@ -122,7 +122,7 @@ func (t talk) Create(text []byte) (begun attempt.Response, instead [][]byte, ref
 // Refuse implements attempt.Rules.
 func (t talk) Refuse(kind string, text []byte) *http.Response {
 	switch {
-	case kind == "":
+	case kind == "", t.affinity.IsStrict(): // which knows only what a response.create names
 		return apierror.UnclearEvent.Response(t.ex.intent.request)
 	case t.callers == nil:
 		return nil

@@ -91,7 +91,7 @@ var (
 	// open another one.
 	AnotherWebSocket = Invalid(http.StatusBadRequest, "websocket_connection_limit_reached",
 		"This WebSocket is for another model, or another account's objects. Create a new WebSocket connection to continue.")
-	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type', and the first one a response.create.")
+	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type'. The first one must be a response.create, and each one where callers are kept apart.")
 	NotUpgraded  = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
 	// WrongWebSocketVersion is the error for a handshake of another version. Its reply names the one that there is.

@@ -339,6 +339,8 @@ func TestAWebSocketIsForTheObjectsOfItsAccount(t *testing.T) {
 		bobs.wantServed("a")
 		bobs.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + atA + `"}`)
 		bobs.wantError(404, "previous_response_not_found")
+		bobs.say(`{"type":"response.cancel","response_id":"` + atA + `"}`)
+		bobs.wantError(400, "invalid_event")
 		for _, c := range []*client{s, other, third, bobs} {
 			c.Close()
 		}
