@@ -312,6 +312,7 @@ func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
 	}
 	r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), struct{ io.Reader }{strings.NewReader("")}) // of any length
 	r.Header[":protocol"] = []string{"websocket"}
+	r.Header.Set("Sec-WebSocket-Version", "13")
 	opened, err := transport.RoundTrip(r) //nolint:staticcheck
 	if err != nil {
 		t.Fatal(err)
