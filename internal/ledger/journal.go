@@ -23,7 +23,7 @@ import (
 
 const (
 	// journalDelay is how long after a change the journal is written.
-	journalDelay = 2 * time.Millisecond
+	journalDelay = 10 * time.Millisecond
 	// maxJournal is the size of all files at which they are full. The storage has failed for long then.
 	maxJournal = 64 << 20
 	// maxFile is the size at which a file is replaced by one with what is not saved.
