@@ -126,15 +126,6 @@ func (c *Conversation) newest(is func(*openResponse) bool) int {
 	return -1
 }
 
-// NewConversation returns a conversation, of which first is open already, which text has asked for, unless it is nil.
-func NewConversation(rules Rules, first Response, text []byte) *Conversation {
-	c := &Conversation{rules: rules, realtime: first == nil}
-	if first != nil {
-		c.open = []openResponse{{Response: first, stream: openaiapi.ParseClientEvent(text).Stream}}
-	}
-	return c
-}
-
 // creates is the type of the message that asks for a response.
 const creates = "response.create"
 

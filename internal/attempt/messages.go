@@ -115,9 +115,10 @@ type listener struct {
 }
 
 // take reads the next bytes. It calls each with every message that ends in them, and part with the bytes of messages that are
-// longer than sse.MaxEvent. at is where the last message ends, or a frame amid no message. It is -1 if none does.
-func (l *listener) take(p []byte, each func(sse.Event), part func([]byte)) (at int) {
-	at = -1
+// longer than sse.MaxEvent. at is where the last message ends, or a frame between two messages, and end where the last frame ends.
+// They are -1 if none does.
+func (l *listener) take(p []byte, each func(sse.Event), part func([]byte)) (at, end int) {
+	at, end = -1, -1
 	for i := 0; i < len(p) && !l.unreadable; {
 		n, begins := l.next(p[i:])
 		piece := p[i : i+n]
@@ -137,11 +138,19 @@ func (l *listener) take(p []byte, each func(sse.Event), part func([]byte)) (at i
 				l.code = l.code<<8 | uint16(b)
 			}
 		}
-		if l.between() && !l.within && !l.unreadable {
+		if !l.between() || l.unreadable {
+			continue
+		}
+		if end = i; !l.within {
 			at = i
 		}
 	}
-	return at
+	return at, end
+}
+
+// waits reports whether an incomplete frame is kept back until its end: all but long ones are.
+func (l *listener) waits() bool {
+	return !l.unreadable && !l.between() && (l.n > 0 || l.left+uint64(l.used) <= sse.MaxEvent)
 }
 
 func (l *listener) begin() {

@@ -34,7 +34,7 @@ func FuzzMessages(f *testing.F) {
 				if r.code == 0 {
 					r.code = h.take(piece, pass, func(_ byte, m message) { pass(m) })
 				}
-				if at := l.take(piece, func(e sse.Event) { r.events = append(append(r.events, e.Data...), '|') }, func(p []byte) { r.events = append(r.events, p...) }); at >= 0 {
+				if at, _ := l.take(piece, func(e sse.Event) { r.events = append(append(r.events, e.Data...), '|') }, func(p []byte) { r.events = append(r.events, p...) }); at >= 0 {
 					r.at = done + at
 				}
 			}

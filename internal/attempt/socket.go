@@ -7,9 +7,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -36,8 +38,10 @@ type Socket struct {
 	readErr error  // why nothing more comes
 	ended   bool   // both sides are closed because of what the client sent
 
-	mu      sync.Mutex // guards what follows, and writes to the client
+	mu      sync.Mutex // guards the fields below, and writes to the client
 	out     listener
+	partial []byte   // the beginning of a frame that was kept back
+	quotes  bool     // what was read may quote a secret
 	pending [][]byte // frames that wait for the end of a message
 	closed  bool     // a close frame went to the client
 }
@@ -55,8 +59,13 @@ func NewSocket(w http.ResponseWriter, r *http.Request) *Socket {
 	return &Socket{w: w, r: r, in: holder{most: maxMessage}}
 }
 
-// Converse has the messages read by c from now on: the WebSocket is open. With holds, none of the client's passes unread.
-func (s *Socket) Converse(c *Conversation, holds bool) {
+// Converse begins a conversation: the WebSocket is open. first is the response that the client's first message asked for, or nil.
+// With holds, each message of the client's must pass the rules.
+func (s *Socket) Converse(rules Rules, first Response, holds bool) *Conversation {
+	c := &Conversation{rules: rules, realtime: first == nil}
+	if first != nil {
+		c.open = []openResponse{{Response: first, stream: openaiapi.ParseClientEvent(s.first.text).Stream}}
+	}
 	s.mu.Lock()
 	s.talk, s.holds = c, holds
 	s.mu.Unlock()
@@ -66,6 +75,7 @@ func (s *Socket) Converse(c *Conversation, holds bool) {
 	case s.r.ProtoMajor > 1:
 		s.conn, s.source = stream{s.r.Body, s.w}, s.r.Body
 	}
+	return c
 }
 
 // Body is the client's side of an extended CONNECT, as reverse_proxy gets it.
@@ -270,59 +280,74 @@ func (s *Socket) put(frame []byte) (err error) {
 	return err
 }
 
-// received reads a message of the backend's. An error may quote a secret, which gets stars, unless it came in more than one read.
+// received reads a message from the backend. Only deltas, of which there are many, are not searched for secrets.
 func (s *Socket) received(e sse.Event) {
-	if len(s.secrets) > 0 && !bytes.HasSuffix(e.Kind(), []byte("delta")) {
-		s.secrets.Star(e.Data, true)
-	}
+	s.quotes = s.quotes || !bytes.HasSuffix(e.Kind(), []byte("delta"))
 	s.talk.received(e)
 }
 
-// deliver writes what the backend sends to the client. What it says is learned before its end reaches the client.
+// deliver writes what the backend sends to the client. The conversation reads it first, and a frame is written once it is complete,
+// unless it is long, so that a secret in it can be found.
 func (s *Socket) deliver(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return len(p), nil
 	}
-	wasReadable, all, early := !s.out.unreadable, len(p), 0
-	if s.holds && s.out.n > 0 { // the beginning of a head, which was not written
-		early = s.out.n
-	}
-	head := s.out.head
-	at := s.out.take(p, s.received, s.talk.part)
-	if early > 0 {
-		p = append(head[:early:early], p...)
+	all, before, wasReadable := len(p), len(s.partial), !s.out.unreadable
+	s.quotes = false
+	at, end := s.out.take(p, s.received, s.talk.part)
+	if before > 0 {
+		p, s.partial = append(s.partial, p...), nil
 	}
 	if wasReadable && s.out.unreadable && s.holds { // its usage could not be charged
-		_, err := s.conn.Write(append(p[:early+s.out.bad:early+s.out.bad], closeFrame(closeUnsupported, false)...))
 		s.closed = true
+		err := s.write(p[:before+s.out.bad], closeFrame(closeUnsupported, false))
 		return all, errors.Join(err, errUnreadable)
 	}
-	if at >= 0 {
-		at += early
-	}
-	if s.holds { // a frame of ours may come before a head, but not amid one
-		p = p[:len(p)-s.out.n]
-	}
-	if len(s.pending) == 0 || at < 0 {
-		if _, err := s.conn.Write(p); err != nil {
-			return 0, err
+	if s.out.waits() {
+		ready := 0
+		if end >= 0 {
+			ready = before + end
 		}
-		return all, nil
+		if s.partial = p[ready:]; before == 0 || ready > 0 {
+			s.partial = bytes.Clone(s.partial)
+		}
+		p = p[:ready]
 	}
-	pieces := append(append([][]byte{p[:at]}, s.pending...), p[at:])
-	for _, f := range s.pending {
-		s.closed = s.closed || f[0]&0x0f == opcodeClose
+	var err error
+	if own := s.pending; len(own) > 0 && at >= 0 {
+		s.pending = nil
+		s.closed = slices.ContainsFunc(own, func(f []byte) bool { return f[0]&0x0f == opcodeClose })
+		after := p[before+at:]
+		if s.closed {
+			after = nil
+		}
+		err = s.write(p[:before+at], append(own, after)...)
+	} else {
+		err = s.write(p)
 	}
-	s.pending = nil
-	if s.closed {
-		pieces = pieces[:len(pieces)-1]
-	}
-	if _, err := s.conn.Write(bytes.Join(pieces, nil)); err != nil {
+	if err != nil {
 		return 0, err
 	}
 	return all, nil
+}
+
+// write writes what the backend has sent, and what follows, to the client.
+func (s *Socket) write(sent []byte, more ...[]byte) (err error) {
+	if len(s.secrets) > 0 && (s.quotes || s.out.within) {
+		s.secrets.Star(sent, true)
+		for _, p := range more {
+			s.secrets.Star(p, true)
+		}
+	}
+	if len(more) > 0 {
+		sent = bytes.Join(append([][]byte{sent}, more...), nil)
+	}
+	if len(sent) > 0 {
+		_, err = s.conn.Write(sent)
+	}
+	return err
 }
 
 var errUnreadable = errors.New("a message of the backend's is compressed, or not made of frames")

@@ -5,6 +5,9 @@ import (
 	"io"
 	"slices"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
 // written is a client that reads all.
@@ -21,7 +24,7 @@ func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
 	sent := slices.Concat(good, good[:2], good[2:], bad)
 	for size := 1; size <= len(sent); size++ {
 		client := new(written)
-		s := &Socket{conn: client, talk: NewConversation(nil, nil, nil), holds: true}
+		s := &Socket{conn: client, talk: new(Conversation), holds: true}
 		var err error
 		for piece := range slices.Chunk(slices.Clone(sent), size) {
 			var n int
@@ -39,7 +42,7 @@ func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
 
 func TestNotManyAnswersWaitForTheEndOfAMessage(t *testing.T) {
 	client := new(written)
-	s := &Socket{conn: client, talk: NewConversation(nil, nil, nil), holds: true}
+	s := &Socket{conn: client, talk: new(Conversation), holds: true}
 	begin, end := frame(opcodeText, false, []byte("x")), frame(0, false, []byte("y"))
 	begin[0] &^= finalFrame
 	_, _ = s.deliver(begin)
@@ -50,5 +53,25 @@ func TestNotManyAnswersWaitForTheEndOfAMessage(t *testing.T) {
 	want := slices.Concat(begin, end, bytes.Repeat(frame(opcodeText, false, []byte("no")), maxPending), closeFrame(closePolicy, false))
 	if !bytes.Equal(client.Bytes(), want) || s.readErr != io.EOF {
 		t.Errorf("the client got %q, and reading ends with %v", client.Bytes(), s.readErr)
+	}
+}
+
+func TestAnErrorShowsNoSecretHoweverItComes(t *testing.T) {
+	const secret = "key-of-backend-a"
+	delta, long := frame(opcodeText, false, []byte(`{"type":"x.delta","delta":"hi"}`)), frame(opcodeText, false, bytes.Repeat([]byte("x"), sse.MaxEvent+9))
+	text := []byte(`{"type":"error","error":{"message":"Incorrect API key provided: ` + secret + `"}}`)
+	sent := slices.Concat(delta, frame(opcodeText, false, text), frame(opcodePing, false, nil), long, delta)
+	want := bytes.ReplaceAll(sent, []byte(secret), bytes.Repeat([]byte("*"), len(secret)))
+	for size := 1; size <= len(sent); size += 1 + size/40 {
+		client := new(written)
+		s := &Socket{conn: client, talk: new(Conversation), secrets: keys.Secrets{secret}}
+		for piece := range slices.Chunk(slices.Clone(sent), size) {
+			if n, err := s.deliver(piece); err != nil || n != len(piece) {
+				t.Fatalf("%d of %d bytes are taken: %v", n, len(piece), err)
+			}
+		}
+		if !bytes.Equal(client.Bytes(), want) {
+			t.Errorf("in pieces of %d, the client got %.200q", size, client.Bytes())
+		}
 	}
 }
