@@ -141,13 +141,20 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 		}
 		for row := range rows {
 			p.Rows = append(p.Rows, row.Row)
-			row.changed = false
 		}
-		clear(d.changed)
-		d.changed, d.whole = d.changed[:0], false
+		d.unmark()
 		pages = append(pages, p)
 	}
 	return pages
+}
+
+// unmark records that the journal needs no row.
+func (d *day) unmark() {
+	for _, row := range d.changed {
+		row.changed = false
+	}
+	clear(d.changed)
+	d.changed, d.whole = d.changed[:0], false
 }
 
 // write appends pages. The caller holds the lock.

@@ -73,6 +73,23 @@ func TestAKillTakesNothingThatWasUsedBefore(t *testing.T) {
 	})
 }
 
+func TestWhatIsSavedAlreadyIsNotWrittenIntoAJournal(t *testing.T) {
+	s := newShelf(t)
+	synctest.Test(t, func(t *testing.T) {
+		l := s.open(zap.NewNop())
+		for range 2 {
+			l.Add(time.Now(), keyOf("alice"), one, "")
+			l.saver.Save() // as at a stop
+			time.Sleep(2 * journalDelay)
+			synctest.Wait()
+			if files := s.journalFiles(t); len(files) > 0 {
+				t.Errorf("there are the journals %q", files)
+			}
+		}
+		s.wantSaved(t, 2)
+	})
+}
+
 func TestAJournalOfAProcessThatRunsIsLeftAlone(t *testing.T) {
 	s := newShelf(t)
 	synctest.Test(t, func(t *testing.T) {

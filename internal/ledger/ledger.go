@@ -294,6 +294,7 @@ func (d *day) add(k Key, u Use) {
 	}
 	row.changed, d.changed = true, append(d.changed, row)
 	if len(d.changed) > len(d.rows)+maxGone {
+		d.unmark()
 		d.whole, d.changed = true, nil
 	}
 }

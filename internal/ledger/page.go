@@ -84,6 +84,9 @@ func (l *Ledger) saved(p Page) {
 	for number, d := range l.days {
 		if nameOf(number) == p.Day {
 			d.saved = p.Changes
+			if d.saved == d.changes { // so the journal needs nothing
+				d.unmark()
+			}
 		}
 		if number < l.today.number-1 && d.saved == d.changes {
 			delete(l.days, number)
