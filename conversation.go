@@ -33,13 +33,13 @@ type response struct {
 func (d *reader) converse(ex *exchange) {
 	in, t := &ex.intent, talk{d, ex}
 	if realtime := in.Kind.IsHandshake(); realtime {
-		ex.conversation = in.socket.Converse(t, nil, ex.bill.Limited() || d.callers.SeesEach(in.caller.Name))
+		in.socket.Converse(t, nil, ex.bill.Limited() || d.callers.SeesEach(in.caller.Name))
 		return
 	}
 	first := t.next()
 	first.intent.started, first.intent.placement = in.started, in.placement
 	first.bill, ex.bill = ex.bill, bill{}
-	ex.conversation = in.socket.Converse(t, first.begin(), true)
+	in.socket.Converse(t, first.begin(), true)
 }
 
 // next returns a response that has not begun.

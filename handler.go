@@ -78,7 +78,7 @@ func finish(ex *exchange, err error, aborted bool) {
 	if aborted {
 		in.socket.Close()
 	}
-	ex.conversation.End()
+	in.socket.EndConversation()
 	o.end(in, aborted)
 	t.dropBest()
 	in.received.Release()

@@ -32,9 +32,8 @@ type exchange struct {
 	bill    bill
 
 	writer http.ResponseWriter
-	// reader has read the request, and conversation follows the messages of the WebSocket that it has opened, or is nil.
-	reader       *reader
-	conversation *attempt.Conversation
+	// reader has read the request.
+	reader *reader
 	// proxied is the request as reverse_proxy gets it.
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.

@@ -39,11 +39,9 @@ type reader struct {
 	buffers   int64
 	// passesThrough reports whether a backend wants the callers' own credentials.
 	passesThrough bool
-	// models are all models that the backends have. It is nil unless every
-	// backend lists its models.
+	// models are all models that the backends have. It is nil unless every backend lists its models.
 	models []string
-	// tellsModels reports whether the model matters to a backend: it lists its
-	// models, or has its own name for one.
+	// tellsModels reports whether the model matters to a backend: it lists its models, or has its own name for one.
 	tellsModels bool
 }
 
@@ -118,6 +116,12 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 	if in.socket == nil { // otherwise it is the next message, after an answer of ours
 		if none = d.exceeded(ex, meter.Estimate{Prompt: 1}); none.Response != nil {
 			return none
+		}
+		if d.callers != nil { // its first message may come slowly, and is in memory
+			if refusal := ex.bill.Upload(); refusal != nil {
+				return d.refuse(ex, refusal)
+			}
+			defer ex.bill.Uploaded()
 		}
 		in.socket = attempt.NewSocket(ex.writer, in.request)
 		if err := ex.sender.Accept(in.socket, d.buffers); err != nil {
@@ -268,8 +272,7 @@ func (d *reader) limit(ex *exchange) (none apierror.Answer) {
 	return none
 }
 
-// findAccounts finds out which accounts may get the request. It returns the answer if none
-// may. A list is that of the first account.
+// findAccounts finds out which accounts may get the request. It returns the answer if none may. A list is the first account's.
 func (d *reader) findAccounts(in *intent, targets []*target) (none apierror.Answer) {
 	if in.Body.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)

@@ -236,11 +236,8 @@ func (c *Conversation) part(text []byte) {
 	}
 }
 
-// End ends the responses that the end of the WebSocket has cut. It may be called on nil.
-func (c *Conversation) End() {
-	if c == nil {
-		return
-	}
+// end ends the responses that are still open.
+func (c *Conversation) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.open {

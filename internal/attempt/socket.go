@@ -61,7 +61,7 @@ func NewSocket(w http.ResponseWriter, r *http.Request) *Socket {
 
 // Converse begins a conversation: the WebSocket is open. first is the response that the client's first message asked for, or nil.
 // With holds, each message of the client's must pass the rules.
-func (s *Socket) Converse(rules Rules, first Response, holds bool) *Conversation {
+func (s *Socket) Converse(rules Rules, first Response, holds bool) {
 	c := &Conversation{rules: rules, realtime: first == nil}
 	if first != nil {
 		c.open = []openResponse{{Response: first, stream: openaiapi.ParseClientEvent(s.first.text).Stream}}
@@ -75,7 +75,13 @@ func (s *Socket) Converse(rules Rules, first Response, holds bool) *Conversation
 	case s.r.ProtoMajor > 1:
 		s.conn, s.source = stream{s.r.Body, s.w}, s.r.Body
 	}
-	return c
+}
+
+// EndConversation ends the responses that the end of the WebSocket has cut. It may be called on nil.
+func (s *Socket) EndConversation() {
+	if s != nil && s.talk != nil {
+		s.talk.end()
+	}
 }
 
 // Body is the client's side of an extended CONNECT, as reverse_proxy gets it.

@@ -102,6 +102,29 @@ func TestACallerOverItsLimitOpensNoWebSocket(t *testing.T) {
 	}
 }
 
+// TestAWebSocketIsARequestInFlightUntilItsFirstMessageHasCome so that halves of messages fill no memory.
+func TestAWebSocketIsARequestInFlightUntilItsFirstMessageHasCome(t *testing.T) {
+	inPool(t, "caller alice {\nmax_requests 1\n}", func(t *testing.T, w *lbtest.World) {
+		s := dial(t, w, "/v1/responses", aliceKey)
+		s.Write(masked(0x01, "half a message"))
+		if c, res := handshake(t, w, "/v1/responses", aliceKey); c != nil || res.StatusCode != http.StatusTooManyRequests {
+			t.Error("a second WebSocket opens")
+		}
+		s.wantError(408, "request_timeout")
+		s.Close()
+		time.Sleep(time.Minute)
+		for range 2 { // the first one does not count once its response is over
+			s = dial(t, w, "/v1/responses", aliceKey)
+			s.say(hi)
+			s.wantServed("a")
+			defer s.Close()
+		}
+		if use := of(w, "alice"); use.InFlight != 0 {
+			t.Errorf("%d requests are in flight", use.InFlight)
+		}
+	})
+}
+
 // TestARequestBeginsWithItsFirstMessage and not when its WebSocket was opened.
 func TestARequestBeginsWithItsFirstMessage(t *testing.T) {
 	inPool(t, "lb_try_duration 5s", func(t *testing.T, w *lbtest.World) {
