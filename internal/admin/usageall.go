@@ -74,92 +74,115 @@ type unread struct {
 	Rows json.RawMessage `json:"rows"`
 }
 
-// allPages returns the pages of all replicas, or of one. own are those of this one.
-func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []ledger.Page) (all All[ledger.Page], err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
-	defer cancel()
-	keep := func(a replicas.Answer, where ledger.Page) bool {
-		return of.has(where.Day) && inPool(where.Pool) && ofEngine(a.Shared, where.Pool) && isID(where.ID)
-	}
-	var listed []lists
+// pageSum collects the pages of a period and of some pools, from several replicas.
+type pageSum struct {
+	of     period
+	inPool func(string) bool
+	pages  []ledger.Page
+	// have are the changes of the latest version of each page, and rows is how many rows came from others.
+	have map[ledger.Where]int64
+	rows int
+}
+
+func (s *pageSum) add(p ledger.Page) {
+	where := ledger.Where{Day: p.Day, Pool: p.Pool, ID: p.ID}
+	s.have[where] = max(s.have[where], p.Changes)
+	s.pages = append(s.pages, p)
+}
+
+// lacks reports whether there is a later version of a page.
+func (s *pageSum) lacks(p ledger.Page) bool {
+	changes, known := s.have[ledger.Where{Day: p.Day, Pool: p.Pool, ID: p.ID}]
+	return !known || changes < p.Changes
+}
+
+// wants reports whether a page that a replica answers with belongs to the sum.
+func (s *pageSum) wants(a replicas.Answer, p ledger.Page) bool {
+	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && isID(p.ID)
+}
+
+// list asks the replicas with this name for the pages that they have.
+func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r read, err error) {
 	number := 0
-	r, err := askAll(ctx, replica, pagesQuestion+" "+string(of), pagesPatience, maxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
-		if !keep(a, l.Page) {
+	r, err = askAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, maxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
+		if !s.wants(a, l.Page) {
 			return "", false
 		}
 		if len(listed) == 0 || listed[len(listed)-1].id != a.ID {
 			listed = append(listed, lists{id: a.ID})
 		}
 		its := &listed[len(listed)-1]
-		number++
 		its.rows = append(its.rows, l)
+		number++
 		return l.Pool, number >= maxSum
 	})
+	return listed, r, err
+}
+
+// fetch asks for the pages with these ids. A replica that does not answer is found by what is still lacking.
+func (s *pageSum) fetch(ctx context.Context, ids []string) {
+	if len(ids) == 0 {
+		return
+	}
+	_, _ = askAll(ctx, everyReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, maxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
+		if !s.wants(a, p.Page) || !slices.Contains(ids, p.ID) || !s.lacks(p.Page) {
+			return "", false
+		}
+		ok := readRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, maxRow, func(row ledger.Row) bool {
+			p.Page.Rows = append(p.Page.Rows, row)
+			return true
+		})
+		if ok {
+			s.rows += len(p.Page.Rows)
+			s.add(p.Page)
+		}
+		return p.Pool, !ok
+	})
+}
+
+// fetchAll asks for the listed pages that are lacking, some at a time.
+func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
+	var ids []string
+	rows := 0
+	for _, its := range listed {
+		for _, l := range its.rows {
+			if !s.lacks(l.Page) || slices.Contains(ids, l.ID) {
+				continue
+			}
+			ids, rows = append(ids, l.ID), rows+l.Rows
+			if len(ids) >= maxPagesAtOnce || rows > maxRowsAtOnce {
+				s.fetch(ctx, ids)
+				ids, rows = nil, 0
+			}
+		}
+	}
+	s.fetch(ctx, ids)
+}
+
+// allPages returns the pages of all replicas, or of one. own are those of this one.
+func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []ledger.Page) (all All[ledger.Page], err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
+	defer cancel()
+	s := pageSum{of: of, inPool: inPool, have: make(map[ledger.Where]int64)}
+	for _, p := range own {
+		s.add(p)
+	}
+	listed, r, err := s.list(ctx, replica)
 	if err != nil {
 		return all, err
 	}
-	all = All[ledger.Page]{Connected: r.connected, Replicas: r.replicas, Rows: own}
-	have := make(map[ledger.Where]int64)
-	sumRows := 0
-	add := func(p ledger.Page) {
-		where := ledger.Where{Day: p.Day, Pool: p.Pool, ID: p.ID}
-		have[where] = max(have[where], p.Changes)
-	}
-	for _, p := range own {
-		add(p)
-	}
-	var ids []string
-	rows := 0
-	fetch := func() {
-		if len(ids) > 0 {
-			_, _ = askAll(ctx, everyReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, maxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
-				changes, known := have[ledger.Where{Day: p.Day, Pool: p.Pool, ID: p.ID}]
-				if !keep(a, p.Page) || !slices.Contains(ids, p.ID) || known && changes >= p.Changes {
-					return "", false
-				}
-				ok := readRows(bytes.NewReader(p.Rows), maxSumRows-sumRows, maxRow, func(row ledger.Row) bool {
-					p.Page.Rows = append(p.Page.Rows, row)
-					return true
-				})
-				if ok {
-					sumRows += len(p.Page.Rows)
-					add(p.Page)
-					all.Rows = append(all.Rows, p.Page)
-				}
-				return p.Pool, !ok
-			})
-		}
-		ids, rows = nil, 0
-	}
-	lacks := func(l listing) bool {
-		changes, known := have[ledger.Where{Day: l.Day, Pool: l.Pool, ID: l.ID}]
-		return !known || changes < l.Changes
-	}
-	for _, its := range listed {
-		for _, l := range its.rows {
-			if !lacks(l) || slices.Contains(ids, l.ID) {
-				continue
-			}
-			if ids = append(ids, l.ID); len(ids) >= maxPagesAtOnce || rows+l.Rows > maxRowsAtOnce {
-				fetch()
-			} else {
-				rows += l.Rows
-			}
-		}
-	}
-	fetch()
+	s.fetchAll(ctx, listed)
 	wanted := make(map[string]bool)
 	for _, its := range listed {
 		for _, l := range its.rows {
 			wanted[l.ID] = true
 		}
-		if i := slices.IndexFunc(all.Replicas, func(s Seen) bool { return s.ID == its.id }); slices.ContainsFunc(its.rows, lacks) {
-			all.Replicas[i].Included = false
+		if slices.ContainsFunc(its.rows, func(l listing) bool { return s.lacks(l.Page) }) {
+			r.replicas[slices.IndexFunc(r.replicas, func(seen Seen) bool { return seen.ID == its.id })].Included = false
 		}
 	}
 	if !r.self {
-		all.Rows = slices.DeleteFunc(all.Rows, func(p ledger.Page) bool { return !wanted[p.ID] }) // another replica's alone
+		s.pages = slices.DeleteFunc(s.pages, func(p ledger.Page) bool { return !wanted[p.ID] }) // another replica's alone
 	}
-	all.Rows = ledger.Newest(all.Rows)
-	return all, nil
+	return All[ledger.Page]{Connected: r.connected, Replicas: r.replicas, Rows: ledger.Newest(s.pages)}, nil
 }
