@@ -28,7 +28,7 @@ type response struct {
 	counts  usage.Reader
 }
 
-// converse has the messages of a WebSocket read, now that it is open. The first response in it is the request itself, unless it is a
+// converse begins to read the messages of a WebSocket that is open. The request itself asked for its first response, unless it is a
 // realtime session.
 func (d *reader) converse(ex *exchange) {
 	in, t := &ex.intent, talk{d, ex}
@@ -52,10 +52,10 @@ func (t talk) next() *response {
 	return r
 }
 
-// streamed is how a reply looks whose events are the messages of a WebSocket.
+// streamed stands for the reply whose events are the messages of a WebSocket.
 var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {openaiapi.TypeEventStream}}}
 
-// begin has the events of the response read.
+// begin prepares the readers of the response's events.
 func (r *response) begin() *response {
 	if r.outcome.usage = r.counts.Begin(streamed.Header); r.bill.CountsTokens() {
 		r.counts.CountContent()

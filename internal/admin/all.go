@@ -52,8 +52,8 @@ const (
 // askPatience is how long the other replicas have for an answer.
 const askPatience = time.Second
 
-// Whoever can write to the engine may make up answers. So these bound the bytes of an answer and of a row of it, the bytes of
-// all answers to a question, and the rows of an answer and of the sum. What is cut does not count as an answer.
+// Any client of the store can make up answers. So these limit the bytes of an answer, of one of its rows, and of all answers to a
+// question, and the rows of an answer and of the sum. An answer that is cut off counts as missing.
 const (
 	maxAnswer, maxRow, maxAnswers = 16 << 20, 256 << 10, 512 << 20
 	maxRows, maxSum               = 25_000, 100_000
@@ -120,8 +120,7 @@ func (r read) times(pool string) int {
 	return max(1, n)
 }
 
-// askAll asks the replicas with this name, and has take get the rows that they answer with. Without an engine of state, there
-// are none.
+// askAll asks the replicas with this name, and calls take for each row of their answers. Without the option state, there are none.
 func askAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) (r read, err error) {
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -136,8 +135,8 @@ func askAll[T any](ctx context.Context, name, question string, patience time.Dur
 	return r, nil
 }
 
-// readAnswers has take get the rows of answers, none of which is longer. It returns the pool of those that it takes, and whether
-// that are too many.
+// readAnswers calls take for each row of the answers, of at most longest bytes. take returns the row's pool, or an empty one if it
+// ignores the row, and whether the sum is full.
 func readAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) read {
 	r := read{connected: true, replicas: make([]Seen, len(answers)), self: len(answers) == 0, sharing: make(map[string]int)}
 	budget := int64(maxAnswers)

@@ -198,7 +198,8 @@ func TestNoQuestionHasAnotherForm(t *testing.T) {
 	}
 }
 
-// FuzzAnswers has whoever can write to the engine answer: the command and the API must not break, nor the terminal.
+// FuzzAnswers answers with arbitrary bytes, as another client of the store could. Neither the command nor the API may break, and no
+// control character may reach the terminal.
 func FuzzAnswers(f *testing.F) {
 	for _, rows := range []any{
 		[]Backend{{Pool: "llm", Name: "a\x1b[2J", State: "x\x07", WorstBench: WorstBench{Class: "\x1b"}, Benches: []Bench{{Scope: "model"}}, Drain: &Drain{}, Silences: []Silence{{}}}},

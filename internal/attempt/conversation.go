@@ -44,16 +44,16 @@ type Response interface {
 type openResponse struct {
 	Response
 	id            string // empty: it has not begun
-	event, stream string // the id of the message that asked for it, and of its lane, if that named any
-	doubtful      bool   // an error may be about a message that came after it
-	failing       bool   // an error came that may be about it
+	event, stream string // the event_id and stream_id of the message that asked for it, if it had them
+	doubtful      bool   // the client has sent another message since, which the next error may be about
+	failing       bool   // an error came that may be about this response
 }
 
-// begun reports whether something of the response has come, which is not to be had for nothing.
+// begun reports whether a part of the response has come, so that it is charged.
 func (r *openResponse) begun() bool { return r.id != "" || r.Watcher().Opening != sse.Preamble }
 
-// settleFailing ends the responses of a lane that errors may have ended, now that the client asks for another one. It returns how many
-// are still open.
+// settleFailing settles the failing responses of a stream: the client asks for another one, so they are over. It returns how many
+// responses are still open.
 func (c *Conversation) settleFailing(stream string) (open int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,8 +86,8 @@ func (c *Conversation) doubt(id string) {
 	}
 }
 
-// failed reads an error of the backend's. As it may be about any message of the client's, it ends only a response that has not begun:
-// the newest one, or the one that it names.
+// failed reads an error from the backend. The error may be about any message of the client, so it ends only a response that has not
+// begun: the one that it names, or the newest.
 func (c *Conversation) failed(e sse.Event) {
 	about := openaiapi.ParseErrorEvent(e.Data)
 	i := c.newest(func(r *openResponse) bool { return !r.begun() && (!c.realtime || !r.doubtful) && c.isAbout(about, r) })
@@ -116,7 +116,7 @@ func (c *Conversation) isAbout(e openaiapi.ErrorEvent, r *openResponse) bool {
 	return e.About == r.event && (e.About != "" || e.Active)
 }
 
-// newest returns the place of the newest response that is so, or -1.
+// newest returns the index of the newest response for which is returns true, or -1.
 func (c *Conversation) newest(is func(*openResponse) bool) int {
 	for i := range slices.Backward(c.open) {
 		if is(&c.open[i]) {
@@ -168,7 +168,7 @@ func (c *Conversation) sent(text []byte) (passes bool, instead [][]byte, answer 
 	return false, nil, errorEventOf(refusal.StatusCode, refusal.Header, body, e.Stream)
 }
 
-// transcribed is the type of an event with the tokens of another model, which has written down what was said.
+// transcribed is the type of the event with the tokens of the model that transcribed the client's audio.
 const transcribed = "conversation.item.input_audio_transcription.completed"
 
 // ends reports whether a response is over with an event of this type.
@@ -217,8 +217,8 @@ func (c *Conversation) received(e sse.Event) {
 	}
 }
 
-// find returns the place of the response that an event is about, or -1. With begins, it is the next one that begins, and otherwise
-// the one with the id, if the event has one, or the oldest.
+// find returns the index of the response that an event is about, or -1. With begins, it is the oldest that has not begun. Otherwise it
+// is the one with the id, or the oldest.
 func (c *Conversation) find(id string, begins bool) int {
 	i := slices.IndexFunc(c.open, func(r openResponse) bool { return begins && r.id == "" || !begins && id != "" && r.id == id })
 	if i < 0 && !begins && len(c.open) > 0 {

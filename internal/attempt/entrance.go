@@ -19,7 +19,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// entrance is what an accepted Socket has until a backend is chosen.
+// entrance is the state of an accepted Socket until a backend is chosen.
 type entrance struct {
 	// header, status and answer are what reverse_proxy answers.
 	header http.Header
@@ -29,7 +29,7 @@ type entrance struct {
 	closing context.Context
 	forget  func() bool
 	gone    chan struct{} // is closed once goAway has returned
-	// changed has an element if something came, and listened is closed when nothing listens any more, which over reports.
+	// changed has an element after listen has read something. listened is closed when listen returns, and over reports that it did.
 	changed  chan struct{}
 	listened chan struct{}
 	over     bool
@@ -37,10 +37,10 @@ type entrance struct {
 	lock     sync.Mutex // guards what follows, and the Socket's in and readErr, while something listens
 	goesOn   *sync.Cond
 	messages []message          // that came and were not read yet
-	first    message            // the one that was read last
+	first    message            // the latest one that Next returned
 	answers  [][]byte           // to control frames
 	left     bool               // the client has closed the WebSocket
-	handed   bool               // something else reads what comes next
+	handed   bool               // Socket.read reads what comes next, not listen
 	code     uint16             // with which the WebSocket has to be closed
 	leave    context.CancelFunc // ends the request when the client leaves
 }
@@ -122,8 +122,8 @@ func (s *Socket) Until(ctx context.Context) context.Context {
 	return ctx
 }
 
-// listen reads what the client sends until something else does: its messages wait, its pings are answered, and its end ends
-// the request. It reads one message ahead.
+// listen reads from the client until a backend is chosen. It queues messages, answers pings, and ends the request when the client
+// leaves. It stops reading while a message waits.
 func (s *Socket) listen() {
 	defer close(s.listened)
 	buf := make([]byte, 4<<10)
@@ -237,7 +237,7 @@ func (s *Socket) await(limit time.Duration) bool {
 	}
 }
 
-// handOver leaves what comes next to read.
+// handOver ends listen, so that Socket.read reads what comes next.
 func (s *Socket) handOver() {
 	s.lock.Lock()
 	s.handed, s.in.most, s.first = true, maxMessage, message{}
@@ -248,7 +248,7 @@ func (s *Socket) handOver() {
 	}
 }
 
-// takeOver has read go on where listen has ended.
+// takeOver waits for the end of listen, and passes the messages that listen has queued.
 func (s *Socket) takeOver() {
 	if s.over {
 		return

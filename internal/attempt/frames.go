@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// frames takes what one side of a WebSocket sends apart into frames (RFC 6455 section 5.2). No library does that for frames
-// that are passed on as they came.
+// frames splits the bytes that one side of a WebSocket sends into frames (RFC 6455 section 5.2). Libraries decode frames; here they
+// are passed on unchanged.
 type frames struct {
 	head [maxHead]byte // of the latest frame
 	n    int           // bytes of the head that came. 0: it is complete, or none has begun

@@ -105,10 +105,9 @@ type listener struct {
 	// text is what is kept of a message that does not lie in one piece. long reports whether it is longer than that.
 	text []byte
 	long bool
-	// closing reports whether a close frame began, and unreadable whether no more can be read: what comes is compressed, or not
-	// made of frames.
+	// closing reports whether a close frame began, and unreadable whether the bytes are compressed, or no valid frames.
 	closing, unreadable bool
-	// bad is where the head begins that cannot be read, counted from the bytes in which it ends.
+	// bad is the offset of the head that makes it unreadable, in the bytes in which that head ends.
 	bad int
 	// code is that of the close frame, as far as it came.
 	code uint16

@@ -33,8 +33,8 @@ func journalError(name string, err error) error {
 	return &pools.StorageError{What: "could not read a journal of the ledger", Key: name, Err: err}
 }
 
-// adopt adds the journals of processes that have ended to their pages in the storage, of any pool, and removes them. It is
-// tried again after an error. Only what changes the storage has it wait: the disk of the journals may hang.
+// adopt adds the journals of ended processes to their pages in the storage, whatever their pool, and removes the journals. It is
+// tried again after an error. It uses the saver only while it changes the storage, because the disk with the journals may hang.
 func (l *Ledger) adopt() {
 	to := l.journal.to.Load()
 	if to == nil {

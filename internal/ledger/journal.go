@@ -38,12 +38,11 @@ var (
 	errJournalGone = errors.New("another process has removed it")
 )
 
-// journal has what a ledger has not saved, in files that outlive a kill of the process, but not a power cut: they are not
-// synced. The next process that starts adds them to the pages in the storage.
+// journal keeps the changes that are not in the storage yet in local files. They survive a kill of the process, but not a power cut,
+// because they are not synced. The next process to start adds them to the pages in the storage.
 //
-// A line of a file is a page with only the rows that have changed, each with all that it has, and with the number of changes.
-// So it may be read twice, or after a later version of the page was saved: it changes nothing then. A process has its files
-// locked, until it ends in whatever way.
+// A line of a file is a page with only the changed rows, their complete counts, and the page's number of changes. Reading a line
+// twice, or after a later version of the page was saved, changes nothing. A process keeps its files locked until it ends.
 type journal struct {
 	to atomic.Pointer[journalPlace] // nil: there is no journal
 

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// hour is what a caller has done in the last hour: the current five minutes, and the eleven times five before. The caller's
-// mutex guards it. The clock may be set back, as the store's clock may seem to be: by less than five minutes, the current part
-// goes on. By more, what was counted is forgotten.
+// hour counts what a caller has done in the last hour, in twelve parts of five minutes. The caller's mutex guards it. If the clock
+// is set back into the part before, the current part goes on; if it is set back further, all parts are cleared.
 type hour struct {
 	// current is the number of the current part. The part of a number is at the number modulo hourParts.
 	current int64

@@ -17,7 +17,7 @@ func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 		var hangs, saved atomic.Int64
 		var all []*Saver
 		for range 20 {
-			s := NewSaver(func(context.Context, certmagic.Storage) error { // a file system that hangs does not heed its context
+			s := NewSaver(func(context.Context, certmagic.Storage) error { // a hanging file system ignores the context
 				time.Sleep(time.Duration(hangs.Load()))
 				saved.Add(1)
 				return nil

@@ -16,9 +16,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// An operator who asks one replica is shown what all of them know. That replica sends a question, with a key that it has
-// made for it. Each of the others has the store keep its answer for a while, sealed with that key, so that the store learns
-// no names. Nothing is sent while nobody asks.
+// An operator asks one replica, and sees what all replicas know. That replica sends a question with a new public key. Each other
+// replica encrypts its answer with this key and puts it into the store for a few seconds, so the store learns no names. Without a
+// question, nothing is sent.
 
 // Answer is what a replica answers to a question.
 type Answer struct {
@@ -35,7 +35,7 @@ type Answer struct {
 // Shared are the pools of this process that share an engine, and those that share others.
 type Shared struct{ Pools, Elsewhere []string }
 
-// Text returns what it answers. Whoever can write to the engine may have made it up, as long as he likes.
+// Text returns what it answers, uncompressed. Any client of the store may have made it up, of any length.
 func (a Answer) Text() io.Reader { return flate.NewReader(bytes.NewReader(a.Packed)) }
 
 // Pack compresses an answer.
@@ -53,7 +53,7 @@ const (
 	maxQuestion = 3000
 	// answerPart is how many bytes of an answer a record has. The others are for the beginning of the field that keeps it.
 	answerPart = state.MaxMessage
-	// maxAge is how old a question is at most that is answered: nobody waits for longer.
+	// maxAge is the age after which a question is not answered: its replica has stopped waiting.
 	maxAge = 5 * time.Second
 	// maxQuestions is how many questions wait to be answered, and answerPause the shortest time between two answers.
 	maxQuestions, answerPause = 16, 20 * time.Millisecond

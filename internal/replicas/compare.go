@@ -92,7 +92,7 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case alive:
 		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
 	case given, asked:
-		// it is said again, or nobody loads it
+		// shares are sent again soon, and a question is over by then
 	default:
 		// what is left may be a little more than the message says, if it is two benches
 		// in one; it is much more if the store's clock was set back, or if the

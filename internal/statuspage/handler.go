@@ -165,7 +165,8 @@ func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err 
 	return h.status, h.fragment, nil
 }
 
-// askOthers asks other replicas when it is time to. Only if nobody has watched for a while, it waits for what they say.
+// askOthers asks the other replicas in the background, if the last answers are old enough. It waits for new answers only if the last
+// ones are so old that a page would show them as current.
 func (h *Handler) askOthers(now time.Time) {
 	h.mu.Lock()
 	if h.asking == nil && !now.Before(h.askAgain) {

@@ -20,8 +20,8 @@ import (
 
 const session = "/v1/realtime?model=gpt-realtime"
 
-// realtime is a session's backend: it answers each response.create with a response that has used these tokens, and all audio with
-// one that nobody asked for.
+// realtime is the backend of a session. It answers a response.create with a response that uses these tokens, and begins such a response
+// by itself after audio.
 func realtime(input, output int) func(socket *websocket.Conn, message string) {
 	n := 0
 	return func(socket *websocket.Conn, message string) {
