@@ -225,7 +225,8 @@ func (r *Reply) Commit(client http.ResponseWriter, broken func(End)) (*http.Resp
 		if r.sent.Proxied.ProtoMajor > 1 {
 			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer
 		}
-		res.Body = newTunnel(closing, client, backend, broken)
+		opened := newTunnel(closing, client, backend, broken)
+		opened.socket, res.Body = r.sent.Socket, opened
 		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)

@@ -339,6 +339,20 @@ func (s *Socket) deliver(p []byte) (int, error) {
 	return all, nil
 }
 
+// flush writes the beginning of a frame of which the backend does not send the end. A secret may be cut off as well. It may be called
+// on nil.
+func (s *Socket) flush() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.partial; len(p) > 0 && !s.closed {
+		s.partial = nil
+		_, _ = s.conn.Write(p[:s.secrets.Star(p, false)]) // if that fails, so does the next read
+	}
+}
+
 // write writes what the backend has sent, and what follows, to the client.
 func (s *Socket) write(sent []byte, more ...[]byte) (err error) {
 	if len(s.secrets) > 0 && (s.quotes || s.out.within) {

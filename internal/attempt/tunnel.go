@@ -28,7 +28,7 @@ var errNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocke
 //
 // closing is done when reverse_proxy closes all tunnels. It writes a close frame to both sides of each, one after
 // the other, and waits while a side reads nothing, so that counts as the end of a side. It may be context.Background().
-func newTunnel(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) io.ReadWriteCloser {
+func newTunnel(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) *tunnel {
 	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
 	if closing.Done() != nil {
 		t.forget = context.AfterFunc(closing, t.end)
@@ -42,6 +42,7 @@ type tunnel struct {
 	innermost          http.ResponseWriter // the client's, without what Caddy put around it
 	broken             func(reason error, begun bool)
 	forget             func() bool // ends the watch of closing. nil: there is none
+	socket             *Socket     // gets what the backend sends. nil: no messages are read
 
 	mu                      sync.Mutex
 	fromBackend, fromClient ending
@@ -58,6 +59,7 @@ func (t *tunnel) Read(p []byte) (int, error) {
 	t.limitWrites()
 	if err != nil {
 		t.checkEnd(err)
+		t.socket.flush()
 	}
 	if errors.Is(err, io.EOF) {
 		t.end()

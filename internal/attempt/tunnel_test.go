@@ -82,7 +82,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 				if until := begin.Add(c.first + TunnelGrace); !client.read.Equal(until) || !client.write.Equal(until) {
 					t.Errorf("the client's side ends at %s and %s", client.read, client.write)
 				}
-				tunnel.(interface{ CloseWrite() error }).CloseWrite()
+				tunnel.CloseWrite()
 				far.Close()
 			})
 		})
@@ -116,7 +116,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 			}
 		}
 		read() // and now it goes to the client, while
-		tunnel.(interface{ CloseWrite() error }).CloseWrite()
+		tunnel.CloseWrite()
 		until := time.Now().Add(TunnelGrace)
 		if !w.write.Equal(until) || !w.until.IsZero() {
 			t.Errorf("the write in progress ends at %s, and later ones at %s", w.write, w.until)
@@ -133,7 +133,7 @@ func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	defer far.Close()
 	tunnel := newTunnel(context.Background(), new(client), near, nil)
 	defer tunnel.Close()
-	if err := tunnel.(interface{ CloseWrite() error }).CloseWrite(); err == nil {
+	if err := tunnel.CloseWrite(); err == nil {
 		t.Error("reverse_proxy would wait for the other side")
 	}
 }
@@ -197,7 +197,7 @@ func TestATunnelIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 				tun := newTunnel(context.Background(), new(client), &script{strings.NewReader(c.backend), c.fails, c.full}, func(reason error, data bool) {
 					got, begun = reason, data
 					calls++
-				}).(*tunnel)
+				})
 				if c.before != nil {
 					c.before(tun)
 				}
