@@ -9,9 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,19 +17,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestMessagesAreReadOverHTTP2 starts itself anew: net/http's HTTP/2 server offers extended CONNECT (RFC 8441) only if GODEBUG says so
-// when the process starts.
 func TestMessagesAreReadOverHTTP2(t *testing.T) {
-	const setting = "http2xconnect=1"
-	if !strings.Contains(os.Getenv("GODEBUG"), setting) {
-		again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
-		again.Env = append(os.Environ(), "GODEBUG="+setting)
-		out, err := again.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-			t.Errorf("%v\n%s", err, out)
-		}
-		return
-	}
+	lbtest.WithExtendedConnect(t, readOverHTTP2)
+}
+
+func readOverHTTP2(t *testing.T) {
 	lbtest.InBubble(t, keyed("backend http://a\nbackend http://b {\npriority 2\n}\ncaller alice {\ntokens 1k/minute\nmodels gpt-5 gpt-realtime\n}"), func(t *testing.T, w *lbtest.World) {
 		w.ReadIdle = time.Minute
 		w.Backends["a"].Replies(lbtest.Throttled("300"))

@@ -9,8 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -20,22 +18,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
-
-// withExtendedConnect runs a test in another process: net/http's HTTP/2 server offers
-// extended CONNECT (RFC 8441) only if GODEBUG says so when the process starts.
-func withExtendedConnect(t *testing.T, test func(*testing.T)) {
-	const setting = "http2xconnect=1"
-	if strings.Contains(os.Getenv("GODEBUG"), setting) {
-		test(t)
-		return
-	}
-	again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
-	again.Env = append(os.Environ(), "GODEBUG="+setting)
-	out, err := again.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
 
 // socket is the client's side of a WebSocket, or the error that it got.
 type socket struct {
@@ -164,7 +146,7 @@ const closeFrame = "\x88\x00"
 const inOrder = "openai_lb {\nbackend http://a {\napi_key key-of-backend-a\n}\nbackend http://b {\npriority 2\napi_key key-of-backend-b\n}\n}"
 
 func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		for name, c := range map[string]struct {
 			reply        http.HandlerFunc
 			class, level string
@@ -231,7 +213,7 @@ func TestABackendThatForbidsAHandshakeServesOtherRequests(t *testing.T) {
 }
 
 func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		for name, c := range map[string]struct {
 			reply  http.HandlerFunc
 			status int
@@ -259,7 +241,7 @@ func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 // TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket where the
 // API has none. Over HTTP/1.1 the client sees that it has got an ordinary reply.
 func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		for _, options := range []string{"", "model m\n"} {
 			for _, path := range []string{"/v1/models", "/v1/files/file-12345678", "/openai/models?api-version=1"} {
 				t.Run(options+path, func(t *testing.T) {
@@ -304,7 +286,7 @@ func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
 // Its client can send no frame. And reverse_proxy, which finds no stream, would answer it with a 101, which HTTP/2 does
 // not have.
 func TestAnExtendedConnectThatHasEndedOpensNoWebSocket(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 			w.AllReply(upgrades)
 			open(t, extendedConnect(w), connect(w, "/v1/realtime?model=m", nil)).WantError(t, 405, "method_not_supported")
@@ -314,7 +296,7 @@ func TestAnExtendedConnectThatHasEndedOpensNoWebSocket(t *testing.T) {
 }
 
 func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		const listed = "openai_lb {\nbackend http://a {\nmodel listed\n}\n%s}"
 		for _, path := range []string{"/v1/realtime", "/v1/realtime/", "/realtime", "/v1/realtime?intent=transcription", "/openai/realtime?api-version=1", "/openai/v1/realtime?call_id="} {
 			overBothVersions(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
@@ -338,7 +320,7 @@ func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
 // TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended it, or
 // the client has left. It is benched if it sent nothing before.
 func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		for name, c := range map[string]struct {
 			sends          string // by the backend, after the client's
 			client         string
@@ -415,7 +397,7 @@ func resets(w http.ResponseWriter, _ *http.Request) {
 // TestABackendThatOpensNoWebSocketIsLeftAlone has real sockets, and also a plain
 // reverse_proxy.
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		for proxy, config := range map[string]string{
 			"openai_lb":     "openai_lb {\npool %[3]s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
 			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}",

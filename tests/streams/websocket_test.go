@@ -8,8 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -235,7 +233,7 @@ func TestAClientThatReadsNothingDoesNotHoldUpAReload(t *testing.T) {
 }
 
 func TestTheClientOfAWebSocketMaySendNothingForHours(t *testing.T) {
-	withExtendedConnect(t, func(t *testing.T) {
+	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		overBothVersions(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World, open opener) {
 			w.ReadIdle = time.Minute
 			w.Backends["a"].Replies(upgrades)
@@ -247,19 +245,11 @@ func TestTheClientOfAWebSocketMaySendNothingForHours(t *testing.T) {
 	})
 }
 
-// net/http's HTTP/2 server offers extended CONNECT (RFC 8441) only if GODEBUG
-// says so when the process starts, so that this test starts itself anew.
 func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
-	const setting = "http2xconnect=1"
-	if !strings.Contains(os.Getenv("GODEBUG"), setting) {
-		again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
-		again.Env = append(os.Environ(), "GODEBUG="+setting)
-		out, err := again.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-			t.Errorf("%v\n%s", err, out)
-		}
-		return
-	}
+	lbtest.WithExtendedConnect(t, worksOverHTTP2)
+}
+
+func worksOverHTTP2(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	a.Replies(lbtest.Throttled("300"))
 	b, serverB := lbtest.Listen(t, "b")
