@@ -30,10 +30,12 @@ type given [parts]struct {
 // indexOf returns the index of a part, which may have a negative number where a clock is far off.
 func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:gosec // any index will do
 
-// add adds the cost of a request. One of the moment at which a part begins may be lost.
+// add adds the cost of a request. One of the moment at which a part begins may be lost. A part that is far in the future is of a
+// clock that was wrong.
 func (g *given) add(tier int, cost, at int64) {
 	p := &g[indexOf(at/part)]
-	if number := p.number.Load(); number < at/part && p.number.CompareAndSwap(number, at/part) {
+	number := p.number.Load()
+	if ahead := number - at/part; (ahead < 0 || ahead > parts) && p.number.CompareAndSwap(number, at/part) {
 		for i := range p.costs {
 			p.costs[i].Store(0)
 		}
