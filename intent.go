@@ -112,11 +112,6 @@ func (in *intent) pulseKind() pulse.Kind {
 	return pulse.KindOf(in.Body.Stream, in.PromptLength, output)
 }
 
-// isFlexAt reports whether the request has the service tier flex at the backend.
-func (in *intent) isFlexAt(b *backend.Backend) bool {
-	return b.TierOf(&in.Request) == openaiapi.Flex
-}
-
 // hasQuota reports whether the request counts for the backend's limits, as far as they are known: those of
 // inference. With the caller's own credential, the limits would be the caller's.
 func (in *intent) hasQuota(t *target) bool {

@@ -132,6 +132,7 @@ func (ex *exchange) choose() *target {
 		last.target.metrics.FailedOver(string(last.class))
 	}
 	at := &t.ask.At[t.current.Index]
+	at.Tried, at.Bar = true, pool.Spent // where the request may move, and bar counts it anew
 	t.list = append(t.list, try{
 		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current, ex.bill.Tier(), now), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex,
 	})

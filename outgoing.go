@@ -58,7 +58,9 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 		out.Body = new(replay.Body) // its first message is sent once the WebSocket is open
 	}
 	if b.Pool.Watches && !t.ask.Once && !a.flex && t.ask.Kind != pulse.Unfollowed { // a body that is not kept goes out as fast as the client sends it
-		t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move
+		if t.barred || to.Credentials.Passthrough {
+			t.bar(b.targets, in, a.started) // this attempt counts, too, for where the request may move
+		}
 		t.watch.Begin(&t.ask, a.target.Member, pool.Moves{May: !t.hasMoved && t.isLeft(in), Until: in.deadline, GivesUp: t.throttled()})
 		out.Watch = &t.watch
 	}

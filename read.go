@@ -62,10 +62,11 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	if in.credentials.HidesContent(r.Header) {
 		return apierror.HiddenContent.Answer(r)
 	}
-	if problem := openaiapi.CheckPath(r.URL.EscapedPath()); problem != "" {
+	path := r.URL.EscapedPath()
+	if problem := openaiapi.CheckPath(path); problem != "" {
 		return apierror.InvalidPath(problem).Answer(r)
 	}
-	route := openaiapi.ParsePath(r.URL.EscapedPath())
+	route := openaiapi.ParsePath(path)
 	if route.Dialect == openaiapi.Other {
 		return apierror.UnknownPath.Answer(r)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -226,7 +227,7 @@ func (t *tries) fill(b *balancer, in *intent, tier int) {
 	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
 	for _, to := range b.targets {
 		takes := in.entitled.May[to.Index] && to.backend.Takes(&in.Request, in.anonymous)
-		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: takes, Flex: in.isFlexAt(to.backend)})
+		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: takes, Flex: to.backend.TierOf(&in.Request) == openaiapi.Flex})
 	}
 }
 

@@ -110,10 +110,21 @@ func (p Paths) query(rawQuery string, route Route, model string) string {
 	return SetParam(rawQuery, want, model)
 }
 
+// hasNoEscape reports whether no part of a path is escaped, or has to be.
+func hasNoEscape(path string) bool {
+	for i := range len(path) {
+		if c := path[i]; c-'a' >= 26 && c-'A' >= 26 && c-'-' >= 13 && c != '_' { // '-', '.', '/' and the digits follow each other
+			return false
+		}
+	}
+	return true
+}
+
 // setEscapedPath sets u's path so that it is sent exactly as escaped.
 func setEscapedPath(u *url.URL, escaped string) {
-	if escaped == u.Path && u.RawPath == "" && !strings.Contains(escaped, "%") {
-		return // it is already
+	if hasNoEscape(escaped) {
+		u.Path, u.RawPath = escaped, ""
+		return
 	}
 	if path, err := url.PathUnescape(escaped); err == nil {
 		u.Path, u.RawPath = path, escaped
