@@ -118,7 +118,11 @@ func (b *starredBody) Read(p []byte) (int, error) {
 // read yet.
 func (b *starredBody) star() {
 	for ; b.ready < len(b.held); b.ready++ {
+		first := b.held[b.ready]
 		for _, secret := range b.secrets {
+			if first != secret[0] && !encodes(first) {
+				continue // as nearly always
+			}
 			n, whole := match(b.held[b.ready:], secret, maxDepth)
 			if !whole {
 				if all, literal := match(b.held[b.ready:], secret, 0); literal { // one that looks encoded itself
@@ -140,6 +144,8 @@ func (b *starredBody) star() {
 // encoders begin a character that is encoded.
 const encoders = `%\&`
 
+func encodes(c byte) bool { return c == encoders[0] || c == encoders[1] || c == encoders[2] }
+
 // mayEncode reports whether there is one of them. strings.ContainsAny would first make a set of them.
 func mayEncode(text string) bool {
 	return strings.IndexByte(text, encoders[0]) >= 0 || strings.IndexByte(text, encoders[1]) >= 0 || strings.IndexByte(text, encoders[2]) >= 0
@@ -151,7 +157,7 @@ func match(text []byte, secret string, depth int) (n int, whole bool) {
 	unfinished := 0
 	for secret != "" {
 		layers := depth
-		if n < len(text) && strings.IndexByte(encoders, text[n]) < 0 {
+		if n < len(text) && !encodes(text[n]) {
 			layers = 0
 		}
 		piece, length := decode(text[n:], layers)

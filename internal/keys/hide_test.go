@@ -189,3 +189,13 @@ func TestASecretInAHeaderIsFoundHoweverItIsEncoded(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkStar reads an event of a stream, as it comes through a WebSocket.
+func BenchmarkStar(b *testing.B) {
+	secrets := Secrets{"sk-backend-0123456789abcdef0123456789abcdef", "sk-alice-0123456789abcdef"}
+	text := []byte(`{"type":"response.completed","sequence_number":9,"response":{"id":"resp_0123456789","object":"response","status":"completed","model":"gpt-5","output":[{"type":"message","content":[{"type":"output_text","text":"Hello, how may I assist you today?"}]}],"usage":{"input_tokens":5,"output_tokens":7,"total_tokens":12}}}`)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		secrets.Star(text, true)
+	}
+}
