@@ -75,22 +75,22 @@ func (ex *exchange) setAsideMissing(r *attempt.Reply) bool {
 
 // commit makes the reply the client's. reverse_proxy then copies its body, which internal/attempt follows; finish learns
 // how it ended.
-func (ex *exchange) commit(r *attempt.Reply) *http.Response {
-	ex.tries.turn.firstByte()
+func (ex *exchange) commit(r *attempt.Reply, now time.Time) *http.Response {
+	ex.tries.turn.firstByte(now)
 	ex.decided()
 	ex.intent.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
-	res, tokens := r.Commit(ex.writer, nil)
+	res, tokens := r.Commit(ex.writer, now, nil)
 	ex.bill.Follow(tokens)
 	if res.StatusCode == http.StatusSwitchingProtocols && ex.intent.socket != nil {
 		ex.reader.converse(ex)
 	}
 	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, tokens
 	ex.tries.forbidRetry(res.Header)
-	ex.setRateLimits(res.Header)
+	ex.setRateLimits(res.Header, now)
 	if to := ex.tries.current; res.StatusCode == http.StatusOK && !to.backend.Azure && // which lists no deployments
 		openaiapi.AsksForModels(ex.intent.request.Method, ex.intent.Route) {
 		observe.ReadModels(res, func(models []openaiapi.ListedModel) {
-			ex.logger.ShutDown(to.Name, to.metrics.Listed(models, to.Member, time.Now()))
+			ex.logger.ShutDown(to.Name, to.metrics.Listed(models, to.Member, now))
 		})
 	}
 	return res
@@ -159,7 +159,7 @@ func (ex *exchange) answer(req *http.Request) *http.Response {
 	}
 	res.Request = req
 	if o.own.Response == nil || res.StatusCode == http.StatusTooManyRequests {
-		ex.setRateLimits(res.Header)
+		ex.setRateLimits(res.Header, now)
 	}
 	t.forbidRetry(res.Header)
 	o.status, o.ours = res.StatusCode, o.own.Response != nil
@@ -286,18 +286,17 @@ const (
 var rateLimitsOf = []string{rateLimitsOfCaller, rateLimitsOfPool, rateLimitsOfBackend, rateLimitsOff}
 
 // setRateLimits makes the header of a reply say what ratelimit_headers wants.
-func (ex *exchange) setRateLimits(header http.Header) {
+func (ex *exchange) setRateLimits(header http.Header, now time.Time) {
 	switch ex.rateLimits {
 	case rateLimitsOff:
 		quota.RemoveFields(header)
 	case rateLimitsOfBackend: // what came from it stays
 	case rateLimitsOfPool:
-		now := time.Now()
 		ex.update(now)
 		ex.Pool.Limits(&ex.tries.ask, now).Set(header, ex.intent.isAzure())
 	default:
 		if ex.bill.Limited() {
-			ex.bill.Limits(time.Now()).Set(header, ex.intent.isAzure())
+			ex.bill.Limits(now).Set(header, ex.intent.isAzure())
 		}
 	}
 }

@@ -3,7 +3,6 @@ package openailb
 import (
 	"cmp"
 	"net/http"
-	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
@@ -20,7 +19,7 @@ func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
 	if o.status == http.StatusSwitchingProtocols && in.socket.IsAccepted() {
 		return // its responses have bills of their own
 	}
-	now, cost, limited, later := time.Now(), b.cost(in, t, o), b.Open(), ""
+	now, cost, limited, later := in.started.Add(o.duration), b.cost(in, t, o), b.Open(), ""
 	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
 		limit, _ := in.OutputLimit()
 		cost.Output, later = max(limit, b.Output()), o.usage.ID()

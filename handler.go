@@ -1,7 +1,6 @@
 package openailb
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"time"
@@ -97,11 +96,11 @@ func finish(ex *exchange, err error, aborted bool) {
 	ex.bill.settle(ex.balancer, in, t, o)
 }
 
-// proxied is the request as reverse_proxy gets it: with the exchange in its context, and without the caller's credentials and the
-// body, which are the exchange's. Handlers in handle_response get this request, too, and so the body as far as it is there.
+// proxied is the request as reverse_proxy gets it: without the caller's credentials and the body, which are the
+// exchange's. Handlers in handle_response get this request, too, and so the body as far as it is there.
 func (h *Handler) proxied(ex *exchange) *http.Request {
 	whole := ex.intent.request
-	ex.proxied = *whole.WithContext(context.WithValue(whole.Context(), exchangeCtxKey{}, ex))
+	ex.proxied = *whole
 	r := &ex.proxied
 	if query := h.takeKeys(ex, r); query != r.URL.RawQuery || r.URL.Opaque != "" || h.proxy.HandleResponse != nil {
 		url := *r.URL
@@ -132,25 +131,21 @@ func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
 	return query
 }
 
-// shownVar is the variable in which the request's first handler leaves its
-// exchange, which decides whose placeholders are shown.
-const shownVar = "openai_lb.shown"
-
 // showPlaceholders makes the placeholders of the request those of the exchange.
 // A request may pass several handlers, of which the last one counts.
 func showPlaceholders(ex *exchange) {
 	ctx := ex.intent.request.Context()
-	if first, ok := caddyhttp.GetVar(ctx, shownVar).(*exchange); ok {
-		first.shown = ex
+	if first, ok := caddyhttp.GetVar(ctx, exchangeVar).(held); ok {
+		first.latest = ex
 		return
 	}
-	ex.shown = ex
-	caddyhttp.SetVar(ctx, shownVar, ex)
+	ex.latest = ex
+	caddyhttp.SetVar(ctx, exchangeVar, held{ex})
 	ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Map(func(key string) (any, bool) {
 		if !strings.HasPrefix(key, observe.PlaceholderPrefix) {
 			return nil, false
 		}
-		shown := ex.shown
+		shown := ex.latest
 		return shown.summary(&shown.intent, &shown.tries, &shown.outcome, shown.bill.Tier()).Placeholder(key)
 	})
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // learn tells the pool, quotas, metrics and the log what came of the current attempt.
-func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply) {
-	now, a := time.Now(), t.last()
+func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply, now time.Time) {
+	a := t.last()
 	to, model := a.target, in.benchModel(a.target.backend)
 	if a.class, a.status = r.Class, r.Status; r.Class.Failover() { // any other reply may still break off
 		a.end()

@@ -101,6 +101,17 @@ func TestAKeyBehindASemicolonIsFound(t *testing.T) {
 	}
 }
 
+// TestTheVariableOfAnExchangeHoldsNoKey has a config write the variable in which a request carries what the balancer knows
+// of it, keys included.
+func TestTheVariableOfAnExchangeHoldsNoKey(t *testing.T) {
+	_, server := lbtest.Listen(t, "a")
+	address := lbtest.ServeAt(t, "header >X-Variable {http.vars.openai_lb.exchange}\nopenai_lb {\nclient_key alice client-key-of-alice\nbackend "+server.URL+" {\napi_key "+lbtest.BackendKey+"\n}\n}")
+	reply := lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"m"}`, "Api-Key", "client-key-of-alice")
+	if got := reply.Header.Get("X-Variable"); reply.Status != 200 || got == "" || strings.Contains(got, lbtest.BackendKey) {
+		t.Errorf("client got %d with %q", reply.Status, got)
+	}
+}
+
 // TestALiteralKeyIsNotInTheLogOfItsConfig looks at the line in which Caddy
 // tells, at level DEBUG, of a config that automatic HTTPS has changed.
 func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {

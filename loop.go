@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
@@ -38,20 +39,25 @@ type exchange struct {
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.
 	cookies pools.Cookies
-	// shown is the exchange that the placeholders describe: that of the request's last handler. Only the first one has it.
-	shown *exchange
+	// latest is the exchange of the request's last handler so far. Only that of the first handler has it.
+	latest *exchange
 }
 
-// exchangeCtxKey is the key of a request's exchange in its context.
-type exchangeCtxKey struct{}
+// exchangeVar is the variable of a request in which its first handler leaves its exchange, for the loop and the placeholders.
+// Later handlers do not set it: net/http may still dial for an earlier attempt and read the variables.
+const exchangeVar = "openai_lb.exchange"
+
+// held is the variable's value. It keeps the exchange's fields, such as keys, out of the placeholder of the variable.
+type held struct{ *exchange }
 
 // RoundTrip implements http.RoundTripper. It makes attempts, at one backend after another, until the client gets a
 // reply, or the balancer's own answer because no backend is left.
 func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
-	ex, ok := req.Context().Value(exchangeCtxKey{}).(*exchange)
+	first, ok := caddyhttp.GetVar(req.Context(), exchangeVar).(held)
 	if !ok { // an active health check
 		return l.sender.RoundTripper.RoundTrip(req)
 	}
+	ex := first.latest
 	if ex.hidesHeader {
 		defer attempt.HideHeader(req)
 	}
@@ -74,10 +80,11 @@ func (l loop) RoundTrip(req *http.Request) (*http.Response, error) {
 			ex.refuse(r, refusal)
 			return ex.answer(req), nil
 		}
-		ex.learn(&ex.intent, &ex.tries, ex.bill.Tier(), r)
+		now := time.Now()
+		ex.learn(&ex.intent, &ex.tries, ex.bill.Tier(), r, now)
 		switch ex.next(r) {
 		case serve:
-			return ex.commit(r), nil
+			return ex.commit(r, now), nil
 		case give:
 			return ex.answer(req), nil
 		}

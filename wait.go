@@ -62,9 +62,9 @@ func (w *turn) mayLastUntil(r *meter.Refusal, in *intent, now time.Time) bool {
 }
 
 // firstByte lets the next of the requests that wait go.
-func (w *turn) firstByte() {
+func (w *turn) firstByte(now time.Time) {
 	if w.place != nil && w.result == waiting.Turn {
-		w.place.FirstByte(time.Now())
+		w.place.FirstByte(now)
 	}
 }
 

@@ -200,10 +200,10 @@ func (r *Reply) secrets() keys.Secrets {
 	return r.sent.Secrets
 }
 
-// Commit makes the reply the client's. It returns the response, and the reader of the
+// Commit makes the reply the client's now. It returns the response, and the reader of the
 // tokens that it costs. broken, if it is not nil, gets the end of a broken reply at once.
-func (r *Reply) Commit(client http.ResponseWriter, broken func(End)) (*http.Response, *usage.Reader) {
-	r.firstByte, r.broken = time.Now(), broken
+func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(End)) (*http.Response, *usage.Reader) {
+	r.firstByte, r.broken = now, broken
 	var tokens *usage.Reader
 	if r.body != nil {
 		tokens = r.body.goOut(r)

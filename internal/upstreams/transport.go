@@ -256,7 +256,7 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 
 func (q *request) commit(r *attempt.Reply) *http.Response {
 	q.committed()
-	res, _ := r.Commit(q.writer, q.ended)
+	res, _ := r.Commit(q.writer, time.Now(), q.ended)
 	q.forbidRetry(res)
 	return res
 }
