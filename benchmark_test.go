@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/websocket"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -187,6 +189,39 @@ func BenchmarkLeave(b *testing.B) {
 		}
 	}
 	report(b, "ms-until-felt", time.Millisecond, until)
+}
+
+// BenchmarkResponse compares a response over a WebSocket with a plain reverse_proxy.
+func BenchmarkResponse(b *testing.B) {
+	server := httptest.NewServer(websocket.Handler(func(socket *websocket.Conn) {
+		var asked []byte
+		for id := 0; websocket.Message.Receive(socket, &asked) == nil; id++ {
+			for _, event := range []string{"created", "completed"} {
+				fmt.Fprintf(socket, `{"type":"response.%s","response":{"id":"resp_%d","model":"gpt-4o","output":[],"usage":{"input_tokens":5,"output_tokens":7}}}`, event, id)
+			}
+		}
+	}))
+	defer server.Close()
+	names := []string{"reverse_proxy", "openai_lb"}
+	addresses := startSites(b, "reverse_proxy "+server.URL, "openai_lb {\nbackend "+server.URL+"\n}")
+	for i, name := range names {
+		b.Run(name, func(b *testing.B) {
+			socket, err := websocket.Dial(strings.Replace(addresses[i], "http", "ws", 1)+"/v1/responses", "", addresses[i])
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer socket.Close()
+			b.ReportAllocs()
+			for b.Loop() {
+				io.WriteString(socket, `{"type":"response.create","model":"gpt-4o","input":"hi"}`)
+				for event := []byte{}; !strings.Contains(string(event), "completed"); {
+					if err := websocket.Message.Receive(socket, &event); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
+	}
 }
 
 // startSites starts Caddy with a site for each directive.

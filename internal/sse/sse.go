@@ -161,10 +161,12 @@ func isPreamble(kind []byte) bool {
 // opening returns what the stream opens with if only preambles came before the event. An event of an
 // unknown kind is content, and so is one that is too long to be read.
 func (e Event) opening() (Opening, *Error) {
-	if isPreamble(e.Kind()) {
+	kind := e.Kind()
+	if isPreamble(kind) {
 		return Preamble, nil
 	}
-	if e.TooLong || e.hasText() || bytes.HasSuffix(e.Kind(), []byte("delta")) && !mayHoldError(e.Data) {
+	plain := bytes.HasSuffix(kind, []byte("delta")) || bytes.HasPrefix(kind, []byte("response.")) && !isError(kind)
+	if e.TooLong || e.hasText() || plain && !mayHoldError(e.Data) { // a response.completed may be long
 		return Content, nil
 	}
 	var chunk struct {

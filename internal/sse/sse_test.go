@@ -337,3 +337,10 @@ func TestAWatcherSaysWhetherAnErrorHasBegun(t *testing.T) {
 		}
 	}
 }
+
+func TestTheOpeningOfAResponseIsFoundWithoutDecodingIt(t *testing.T) {
+	w, e := new(Watcher), Event{Data: []byte(`{"type":"response.completed","response":{"id":"resp_1","error":null,"output":[{"type":"message"}]}}`)}
+	if n := testing.AllocsPerRun(100, func() { *w = Watcher{}; w.Take(e) }); n != 0 || w.Opening != Content || w.Failure != nil {
+		t.Errorf("it allocates %v times, and is %d, %+v", n, w.Opening, w.Failure)
+	}
+}
