@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"hash/maphash"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,10 +25,14 @@ type Memory struct {
 
 const partCount = 64
 
-// part holds the ids whose keys begin with the same bits.
+// part holds the ids whose keys begin with the same bits. It is a hash table with chains, because a map that leads from
+// each key to its entry would need nearly twice the memory for an id.
 type part struct {
-	mu     sync.Mutex
-	places map[Key]uint32
+	mu sync.Mutex
+	// chains has the first entry of each chain, and held is how many ids are in all of them. There are as many chains
+	// as ids, or up to twice as many.
+	chains []uint32
+	held   int
 	// entries are linked from the oldest to the newest. The first one only
 	// holds the ends of that list.
 	entries []entry
@@ -45,6 +50,35 @@ type entry struct {
 	// until is when the id is forgotten: Unix time in seconds.
 	until        uint32
 	older, newer uint32
+	// next is the next entry of its chain, or 0.
+	next uint32
+}
+
+// seed keeps clients from choosing ids that lie in the same chain.
+var seed = maphash.MakeSeed()
+
+// chain is the one in which an id is.
+func (p *part) chain(id Key) *uint32 {
+	return &p.chains[maphash.Bytes(seed, id[:])%uint64(len(p.chains))]
+}
+
+// find returns the index of an id's entry, or 0.
+func (p *part) find(id Key) uint32 {
+	if p.held == 0 {
+		return 0
+	}
+	at := *p.chain(id)
+	for at != 0 && p.entries[at].key != id {
+		at = p.entries[at].next
+	}
+	return at
+}
+
+// link puts an entry into its chain.
+func (p *part) link(at uint32) {
+	e := &p.entries[at]
+	first := p.chain(e.key)
+	e.next, *first = *first, at
 }
 
 // NewMemory returns a memory for so many ids.
@@ -59,7 +93,7 @@ func (m *Memory) Len() (n int) {
 	for i := range m.parts {
 		p := &m.parts[i]
 		p.mu.Lock()
-		n += len(p.places)
+		n += p.held
 		p.mu.Unlock()
 	}
 	return n
@@ -95,7 +129,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	news = true
-	if at, ok := p.places[id]; ok {
+	if at := p.find(id); at != 0 {
 		if known := &p.entries[at]; known.until > seconds(now) {
 			if known.caller.Named() && e.caller.Named() && e.caller != known.caller {
 				return Owner{(*m.accounts.Load())[known.account], known.caller}, false
@@ -108,7 +142,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 		}
 		p.forget(at)
 	}
-	for len(p.places) >= m.limit {
+	for p.held >= m.limit {
 		p.forget(p.entries[0].newer)
 	}
 	p.add(e)
@@ -120,8 +154,8 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
 	p := m.partOf(id)
 	p.mu.Lock()
-	at, ok := p.places[id]
-	if !ok || p.entries[at].until <= seconds(now) {
+	at := p.find(id)
+	if at == 0 || p.entries[at].until <= seconds(now) {
 		p.mu.Unlock()
 		return Owner{}, false
 	}
@@ -154,9 +188,14 @@ func (p *part) each(f func(entry)) {
 
 // add makes the entry the newest. The caller holds the lock.
 func (p *part) add(e entry) {
-	if p.places == nil {
-		p.places = make(map[Key]uint32)
+	if p.entries == nil {
 		p.entries = make([]entry, 1)
+	}
+	if p.held == len(p.chains) {
+		p.chains = make([]uint32, max(8, 2*p.held))
+		for at := p.entries[0].newer; at != 0; at = p.entries[at].newer {
+			p.link(at)
+		}
 	}
 	at := p.free
 	if at != 0 {
@@ -169,13 +208,19 @@ func (p *part) add(e entry) {
 	p.entries[at] = e
 	p.entries[e.older].newer = at
 	p.entries[0].older = at
-	p.places[e.key] = at
+	p.link(at)
+	p.held++
 }
 
 // forget removes an entry. The caller holds the lock.
 func (p *part) forget(at uint32) {
 	e := &p.entries[at]
-	delete(p.places, e.key)
+	link := p.chain(e.key)
+	for *link != at {
+		link = &p.entries[*link].next
+	}
+	*link = e.next
+	p.held--
 	p.entries[e.older].newer = e.newer
 	p.entries[e.newer].older = e.older
 	*e = entry{newer: p.free}

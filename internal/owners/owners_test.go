@@ -218,6 +218,18 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
+func TestAnIDTakesLittleMemory(t *testing.T) {
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	m := filled(250_000)
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if n := (after.HeapAlloc - before.HeapAlloc) / uint64(m.Len()); n > 70 {
+		t.Errorf("it takes %d bytes", n)
+	}
+}
+
 // BenchmarkMemory measures how much memory an id takes.
 func BenchmarkMemory(b *testing.B) {
 	for _, n := range []int{200_000, 1_000_000} {
