@@ -252,17 +252,13 @@ func (h *Handler) Cleanup() error {
 // provisionSender sets up the connections, and with them passive health.
 func (h *Handler) provisionSender(ctx caddy.Context) error {
 	h.Sender = &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options}
-	var closeDelay time.Duration
-	if h.ReverseProxy != nil {
-		closeDelay = time.Duration(h.ReverseProxy.StreamCloseDelay)
-		if h.ReverseProxy.TransportRaw != nil {
-			h.Sender.HTTP = new(reverseproxy.HTTPTransport)
-			if err := attempt.DecodeConnections(h.ReverseProxy.TransportRaw, h.Sender.HTTP); err != nil {
-				return fmt.Errorf("reverse_proxy: transport: %w", err)
-			}
+	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
+		h.Sender.HTTP = new(reverseproxy.HTTPTransport)
+		if err := attempt.DecodeConnections(h.ReverseProxy.TransportRaw, h.Sender.HTTP); err != nil {
+			return fmt.Errorf("reverse_proxy: transport: %w", err)
 		}
 	}
-	return h.Sender.Provision(ctx, closeDelay)
+	return h.Sender.Provision(ctx, h.ReverseProxy)
 }
 
 // provisionProxy sets up the reverse_proxy that carries the requests.

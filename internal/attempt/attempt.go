@@ -40,7 +40,9 @@ type Sender struct {
 	sharesConnections bool
 	// closing is done when reverse_proxy closes its WebSockets.
 	closing context.Context
-	alarms  alarms
+	// copies is reverse_proxy's stream_buffer_size. 0: the default.
+	copies int
+	alarms alarms
 	// refused has when each backend has last answered that it has no WebSocket, unless it has opened one since: EndMarks to time.Time.
 	refused sync.Map
 }
@@ -165,8 +167,9 @@ type IDReader interface {
 // sent is a request on its way.
 type sent struct {
 	trip trip
-	// closing is the sender's.
+	// closing and copies are the sender's.
 	closing context.Context
+	copies  int
 	// kind is the type of the reply's body.
 	kind  string
 	out   http.Request
@@ -241,7 +244,7 @@ func (t *Request) begin(s *Sender) {
 	if t.Proxied.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
 		t.trip.interims = t.Interims
 	}
-	t.closing = s.closing
+	t.closing, t.copies = s.closing, s.copies
 	t.trip.begin(t.Proxied.Context())
 	t.out = *t.Proxied.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header

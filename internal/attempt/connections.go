@@ -56,9 +56,9 @@ func DecodeConnections(raw json.RawMessage, into *reverseproxy.HTTPTransport) er
 	return caddy.StrictUnmarshalJSON(rest, into)
 }
 
-// Provision sets up the sender: its options, and the connections to the backends. WebSockets are closed when closeDelay
-// has passed after an unload.
-func (s *Sender) Provision(ctx caddy.Context, closeDelay time.Duration) error {
+// Provision sets up the sender: its options, and the connections to the backends. proxy, if there is one, has the options
+// of WebSockets.
+func (s *Sender) Provision(ctx caddy.Context, proxy *reverseproxy.Handler) error {
 	if err := s.PassiveHealth.Provision(); err != nil {
 		return err
 	}
@@ -102,6 +102,10 @@ func (s *Sender) Provision(ctx caddy.Context, closeDelay time.Duration) error {
 	}
 	transport.DialContext = Dialing(transport.DialContext)
 	s.RoundTripper, s.sharesConnections = s.HTTP, slices.Contains(s.HTTP.Versions, "h2c")
+	var closeDelay time.Duration
+	if proxy != nil {
+		closeDelay, s.copies = time.Duration(proxy.StreamCloseDelay), proxy.StreamBufferSize
+	}
 	closing, closes := context.WithCancel(context.Background())
 	s.closing = closing
 	context.AfterFunc(ctx, func() { time.AfterFunc(closeDelay, closes) })

@@ -219,14 +219,14 @@ func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(En
 			broken = func(reason error, begun bool) { r.breaks(End{Broken: reason, Begun: begun}) }
 		}
 		if r.sent.Socket != nil {
-			r.sent.Socket.secrets = r.secrets()
+			r.sent.Socket.secrets, r.sent.Socket.copies = r.secrets(), r.sent.copies
 		}
 		closing := r.sent.closing
 		if r.sent.Proxied.ProtoMajor > 1 {
 			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer
 		}
 		opened := newTunnel(closing, client, backend, broken)
-		opened.socket, res.Body = r.sent.Socket, opened
+		opened.socket, opened.copies, res.Body = r.sent.Socket, r.sent.copies, opened
 		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)

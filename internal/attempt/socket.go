@@ -29,6 +29,7 @@ type Socket struct {
 	talk   *Conversation      // nil until a backend is chosen
 	// secrets must not be in what the backend sends.
 	secrets keys.Secrets
+	copies  int  // see copyTunnel
 	holds   bool // a message of the client's is held until the talk lets it pass
 
 	*entrance // nil unless it was accepted
@@ -189,6 +190,9 @@ type socketConn struct {
 
 func (c socketConn) Read(p []byte) (int, error)  { return c.s.read(p) }
 func (c socketConn) Write(p []byte) (int, error) { return c.s.deliver(p) }
+
+// WriteTo implements io.WriterTo.
+func (c socketConn) WriteTo(w io.Writer) (int64, error) { return copyTunnel(w, c, c.s.copies) }
 
 // CloseWrite passes on that the backend has ended.
 func (c socketConn) CloseWrite() error {

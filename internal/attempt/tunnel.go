@@ -43,6 +43,7 @@ type tunnel struct {
 	broken             func(reason error, begun bool)
 	forget             func() bool // ends the watch of closing. nil: there is none
 	socket             *Socket     // gets what the backend sends. nil: no messages are read
+	copies             int         // see copyTunnel
 
 	mu                      sync.Mutex
 	fromBackend, fromClient ending
@@ -66,6 +67,9 @@ func (t *tunnel) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// WriteTo implements io.WriterTo.
+func (t *tunnel) WriteTo(w io.Writer) (int64, error) { return copyTunnel(w, t, t.copies) }
 
 // Write implements io.Writer. It looks for a close frame before the backend may answer it. If it
 // fails, reverse_proxy closes the tunnel, and Read ends without the reason.

@@ -99,15 +99,12 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err := t.check(); err != nil {
 		return err
 	}
-	proxy, closeDelay := proxyAround(ctx.Modules()), time.Duration(0)
-	if proxy != nil {
-		closeDelay = time.Duration(proxy.StreamCloseDelay)
-		if !hasSelection(proxy) {
-			ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
-		}
+	proxy := proxyAround(ctx.Modules())
+	if proxy != nil && !hasSelection(proxy) {
+		ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
 	}
 	t.sender = &attempt.Sender{PassiveHealth: t.PassiveHealth, Options: t.Options, HTTP: t.HTTP}
-	err := t.sender.Provision(ctx, closeDelay)
+	err := t.sender.Provision(ctx, proxy)
 	t.HTTP = t.sender.HTTP
 	return err
 }
