@@ -1,10 +1,12 @@
 package openailb_test
 
 import (
+	"bytes"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"io/fs"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,41 +15,44 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	_ "github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// TestEveryConfigurationInTheDocsIsValid takes each block of the docs that is
-// marked as caddyfile or json, checks that it is formatted as `caddy fmt` does
-// it, and loads it as `caddy validate` does. Synopses and configurations that
-// are wrong on purpose are marked as text.
+// TestEveryConfigurationInTheDocsIsValid takes each block of the docs that is marked as caddyfile or json, checks that it is
+// formatted as `caddy fmt` does it, and loads it as `caddy validate` does. Synopses and configurations that are wrong on purpose
+// are marked as text.
 func TestEveryConfigurationInTheDocsIsValid(t *testing.T) {
-	surroundings := newSurroundings(t)
-	caddyfiles := 0
+	fill := surroundings(t)
 	for _, b := range docsBlocks(t) {
-		if b.language == "caddyfile" {
-			caddyfiles++
-		}
 		t.Run(b.where, func(t *testing.T) {
+			config := `{}`
 			switch b.language {
 			case "caddyfile":
 				if formatted := string(caddyfile.Format([]byte(b.text))); formatted != b.text {
 					t.Errorf("not formatted, `caddy fmt` makes of it:\n%s", formatted)
 				}
-				surroundings.validate(t, adaptBlock(t, surroundings.fill(b.text)))
+				config = adaptBlock(t, fill(b.text))
 			case "json":
-				if config := wholeJSON(t, b.text); config != "" {
-					surroundings.validate(t, surroundings.fill(config))
+				if first := new(struct{ Handler string }); json.NewDecoder(strings.NewReader(b.text)).Decode(first) != nil {
+					t.Fatal("not JSON")
+				} else if first.Handler != "" { // all others are lines of a log
+					config = handlerJSON(fill(b.text))
 				}
 			}
+			if err := lbtest.Validate(t, config); err != nil {
+				t.Errorf("%v in:\n%s", err, config)
+			}
 		})
-	}
-	if caddyfiles < 10 {
-		t.Errorf("found %d blocks marked as caddyfile in the docs, expected many more", caddyfiles)
 	}
 }
 
@@ -107,17 +112,12 @@ func pages(t *testing.T, patterns ...string) map[string]string {
 	return texts
 }
 
-// TestLinksInTheDocsLeadSomewhere checks the links between files, and to the
-// headings of pages.
+// TestLinksInTheDocsLeadSomewhere checks the links between files, and to the headings of pages.
 func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
-	block := regexp.MustCompile("(?ms)^[ \t]*```.*?^[ \t]*```$")
 	link := regexp.MustCompile(`\]\(([^)\s#]*)(?:#([^)\s]+))?\)`)
 	texts, links := pages(t, "*.md", "*/*.md", "examples/*/*.md", "charts/*/*.md", "bench/results/*.md"), 0
 	for file, text := range texts {
-		texts[file] = block.ReplaceAllString(text, "")
-	}
-	for file, text := range texts {
-		for _, match := range link.FindAllStringSubmatch(text, -1) {
+		for _, match := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
 			if strings.Contains(match[1], "://") {
 				continue
 			}
@@ -138,7 +138,7 @@ func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
 
 // anchors are those that GitHub gives to the headings of a page.
 func anchors(text string) (names []string) {
-	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
 		name := strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")
 		names = append(names, regexp.MustCompile(`[^\p{L}\p{N}_-]`).ReplaceAllString(name, ""))
 	}
@@ -148,12 +148,15 @@ func anchors(text string) (names []string) {
 // docsBlock is a fenced block of a page.
 type docsBlock struct{ where, language, text string }
 
-// docsBlocks returns the fenced blocks of the pages at the top and in docs/.
-// Those of azure/ need a module that is not in this build.
+// docsBlocks returns the fenced blocks of the pages at the top and in docs/. Those of azure/ need a module that is not in this
+// build.
 func docsBlocks(t *testing.T) (blocks []docsBlock) {
 	t.Helper()
 	for file, text := range pages(t, "*.md", "docs/*.md") {
 		blocks = append(blocks, fencedBlocks(file, text)...)
+	}
+	if len(blocks) < 100 {
+		t.Fatalf("found %d blocks in the docs, expected many more", len(blocks))
 	}
 	return blocks
 }
@@ -170,15 +173,29 @@ func fencedBlocks(file, text string) (blocks []docsBlock) {
 	return blocks
 }
 
+// linesInDocs returns the lines of blocks that begin so, and where their blocks are.
+func linesInDocs(t *testing.T, beginning string) map[string]string {
+	t.Helper()
+	lines := make(map[string]string)
+	for _, b := range docsBlocks(t) {
+		for line := range strings.Lines(b.text) {
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, beginning) {
+				lines[line] = b.where
+			}
+		}
+	}
+	return lines
+}
+
 // adaptBlock makes a block of a page JSON: it may be a part of a backend, of openai_lb or of a site, or a whole Caddyfile.
 func adaptBlock(t *testing.T, text string) string {
 	t.Helper()
 	var errs []error
 	for _, whole := range []string{":8080 {\nopenai_lb {\nbackend http://backend.example {\n%s}\n}\n}\n", ":8080 {\nopenai_lb {\n%s}\n}\n",
 		":8080 {\nopenai_lb {\nbackend http://backend.example\n%s}\n}\n", ":8080 {\n%s}\n", "%s"} {
-		config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(fmt.Appendf(nil, whole, text), map[string]any{"filename": "Caddyfile"})
+		config, err := lbtest.Adapt(fmt.Sprintf(whole, text))
 		if err == nil {
-			return string(config)
+			return config
 		}
 		errs = append(errs, err)
 	}
@@ -186,99 +203,44 @@ func adaptBlock(t *testing.T, text string) string {
 	return ""
 }
 
-// optionsIn are the options that a file reads from a Caddyfile.
-func optionsIn(t *testing.T, file string) (options []string) {
-	t.Helper()
-	for _, option := range regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|pools|backend|c)\b`).FindAllSubmatch(lbtest.ReadFile(t, file), -1) {
-		options = append(options, string(option[1]))
-	}
-	return options
-}
-
-// wholeJSON makes a JSON block a whole configuration. Lines of a log are none.
-func wholeJSON(t *testing.T, text string) string {
-	t.Helper()
-	var fields map[string]json.RawMessage
-	if err := json.NewDecoder(strings.NewReader(text)).Decode(&fields); err != nil {
-		t.Fatal(err)
-	}
-	if fields["handler"] != nil {
-		return fmt.Sprintf(`{"apps":{"http":{"servers":{"docs":{"listen":[":8080"],"routes":[{"handle":[%s]}]}}}}}`, text)
-	}
-	if fields["apps"] == nil {
-		return ""
-	}
-	return text
-}
-
-// surroundings are what the configurations of the docs expect of a machine: variables, and a folder with files, where Caddy
-// stores something as well.
-type surroundings string
-
-func newSurroundings(t *testing.T) surroundings {
+// surroundings makes what the configurations of the docs expect of a machine: variables, and a folder with files. It returns what
+// puts that into a configuration. Modules of their own are left out: their own tests load them.
+func surroundings(t *testing.T) (fill func(config string) string) {
 	t.Helper()
 	folder := t.TempDir()
-	certificate, err := lbtest.NewCertificate(time.Now().Add(time.Hour), "ca.example.com")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, text := range map[string][]byte{
-		"/secret":      []byte("key-of-a-file\n"),
-		"/client-keys": []byte("dave client-key-of-dave\n"),
-		"/ca.pem":      pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
-	} {
-		if err := os.WriteFile(folder+file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	certificate, _ := lbtest.WriteCertificate(t)
+	lbtest.WriteFile(t, folder+"/secret", "key-of-a-file\n")
+	lbtest.WriteFile(t, folder+"/client-keys", "dave client-key-of-dave\n")
 	t.Setenv("BACKEND_1_URL", "https://contoso.openai.azure.com")
 	t.Setenv("BACKEND_1_PRIORITY", "1")
 	t.Setenv("BACKEND_1_APIKEY", "key-of-backend-1")
-	return surroundings(folder)
-}
-
-// fill puts into a configuration what is there on the machine that it is for. Modules of their own are left out: their own
-// tests load them.
-func (s surroundings) fill(config string) string {
-	for pattern, with := range map[string]string{
-		`\{env\.(\w+)\}`:                     "value-of-$1",
-		`\{file\.[^}]+\}`:                    "{file." + string(s) + "/secret}",
-		`/etc/ssl/private-ca\.pem`:           string(s) + "/ca.pem",
-		`(client_keys_file"?:? *"?)/[^\s"]+`: "${1}" + string(s) + "/client-keys",
-		`(?ms)^\s*state redis \{.*?^\s*\}$`:  "",
-		`auth azure_identity`:                "auth none",
-	} {
-		config = regexp.MustCompile(pattern).ReplaceAllString(config, with)
-	}
-	return config
-}
-
-// validate loads a configuration without starting it. It writes to the
-// temporary folder alone, and logs nothing.
-func (s surroundings) validate(t *testing.T, config string) {
-	t.Helper()
-	cfg := caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{"default": {}}}}
-	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields([]byte(config)), &cfg); err != nil {
-		t.Fatal(err)
-	}
-	cfg.StorageRaw = fmt.Appendf(nil, `{"module":"file_system","root":%q}`, string(s)+"/storage")
-	for _, log := range cfg.Logging.Logs {
-		log.WriterRaw = json.RawMessage(`{"output":"discard"}`)
-	}
-	if err := caddy.Validate(&cfg); err != nil {
-		t.Errorf("%v in:\n%s", err, config)
+	return func(config string) string {
+		for pattern, with := range map[string]string{
+			`\{env\.(\w+)\}`:                     "value-of-$1",
+			`\{file\.[^}]+\}`:                    "{file." + folder + "/secret}",
+			`/etc/ssl/private-ca\.pem`:           certificate,
+			`(client_keys_file"?:? *"?)/[^\s"]+`: "${1}" + folder + "/client-keys",
+			`(?ms)^\s*state redis \{.*?^\s*\}$`:  "",
+			`auth azure_identity`:                "auth none",
+			`output file [^\s{]+`:                "output discard",
+		} {
+			config = regexp.MustCompile(pattern).ReplaceAllString(config, with)
+		}
+		return config
 	}
 }
 
-// TestEachPromiseOfSecurityNamesItsTests keeps the promises of SECURITY.md tied
-// to tests: each row of their table names at least one, and each name in the
-// page is that of a test. So it is with what we rely on in Caddy.
+// TestEachPromiseOfSecurityNamesItsTests keeps the promises of SECURITY.md tied to tests: each row of their table names at least
+// one, and each name in the page is that of a test. So it is with what we rely on in Caddy.
 func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
-	tests, name := testNames(t), regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
+	name, tests := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`"), ""
+	for _, text := range pages(t, "*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go") {
+		tests += text
+	}
 	for page, header := range map[string]string{"SECURITY.md": "| promise | test |", "CONTRIBUTING.md": "| in Caddy, or net/http | test |"} {
 		text := string(lbtest.ReadFile(t, page))
 		for _, match := range name.FindAllStringSubmatch(text, -1) {
-			if !slices.Contains(tests, match[1]) {
+			if !strings.Contains(tests, "\nfunc "+match[1]+"(") {
 				t.Errorf("%s names %s, and there is no such test", page, match[1])
 			}
 		}
@@ -295,39 +257,14 @@ func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
 	}
 }
 
-// testNames are those of all tests of the repository.
-func testNames(t *testing.T) (names []string) {
-	t.Helper()
-	test := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
-	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		for _, match := range test.FindAllSubmatch(text, -1) {
-			names = append(names, string(match[1]))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
-}
-
-// TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is in it without
-// opening it.
+// TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is in it without opening it.
 func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 	text := lbtest.ReadFile(t, "CONTRIBUTING.md")
-	for _, pattern := range []string{"*.go", "internal/*/"} {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range names {
-			if base := filepath.Base(name); !strings.HasSuffix(base, "_test.go") && !regexp.MustCompile("(?m)^\\|[^|]*`"+regexp.QuoteMeta(base)+"`").Match(text) {
-				t.Errorf("no table of CONTRIBUTING.md has a line for %s", name)
-			}
+	files, _ := filepath.Glob("*.go")
+	folders, _ := filepath.Glob("internal/*/")
+	for _, name := range append(files, folders...) {
+		if base := filepath.Base(name); !strings.HasSuffix(base, "_test.go") && !regexp.MustCompile("(?m)^\\|[^|]*`"+regexp.QuoteMeta(base)+"`").Match(text) {
+			t.Errorf("no table of CONTRIBUTING.md has a line for %s", name)
 		}
 	}
 }
@@ -344,15 +281,15 @@ func TestEachOptionIsSetSomewhere(t *testing.T) {
 			findSet(set, b.text, "openai_lb")
 		}
 	}
-	options := 0
+	option, options := regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|pools|backend|c)\b`), 0
 	for file, blocks := range map[string][]string{
 		"caddyfile.go": {"openai_lb"}, "internal/attempt/health.go": {"openai_lb"}, "internal/attempt/options.go": {"openai_lb"},
 		"internal/backend/caddyfile.go": {"backend"}, "internal/affinity/options.go": {"affinity"}, "internal/callers/caddyfile.go": {"openai_lb", "caller", "tier"},
 	} {
-		for _, option := range optionsIn(t, file) {
+		for _, match := range option.FindAllStringSubmatch(string(lbtest.ReadFile(t, file)), -1) {
 			options++
-			if !slices.ContainsFunc(blocks, func(block string) bool { return set[block+" "+option] }) {
-				t.Errorf("no example sets %s of %s", option, blocks)
+			if !slices.ContainsFunc(blocks, func(block string) bool { return set[block+" "+match[1]] }) {
+				t.Errorf("no example sets %s of %s", match[1], blocks)
 			}
 		}
 	}
@@ -380,19 +317,81 @@ func findSet(set map[string]bool, text, outermost string) {
 	}
 }
 
-// TestThePackageCommentHasTheWordsOfTheGlossary compares them without the links, which only the page has.
-func TestThePackageCommentHasTheWordsOfTheGlossary(t *testing.T) {
-	comment, _, _ := strings.Cut(string(lbtest.ReadFile(t, "module.go")), "\npackage ")
-	_, list, _ := strings.Cut(comment, "as docs/glossary.md has them:\n//\n")
-	entries := strings.Split(strings.ReplaceAll(list, "\n//     ", " "), "//   - ")[1:]
-	if len(entries) != 15 {
-		t.Errorf("there are %d words, want 15", len(entries))
-	}
-	text := strings.Join(strings.Fields(string(lbtest.ReadFile(t, "docs/glossary.md"))), " ")
-	for _, entry := range entries {
-		word, meaning, _ := strings.Cut(strings.TrimSpace(entry), ": ")
-		if !strings.Contains(text, "**"+word+"**: "+meaning) {
-			t.Errorf("the glossary does not say of %s: %s", word, meaning)
+// TestErrorsInTheDocsAreThoseOfTheCode takes the errors that the docs show, as JSON or as a sentence in quotation marks: people
+// search for them.
+func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
+	var bodies, messages []string
+	for _, e := range []apierror.Error{
+		apierror.MissingKey, apierror.WrongKey, apierror.CompressedBody, apierror.UnknownPath, apierror.NoWebSocket, apierror.HeadersTooLarge, apierror.InvalidHeaders,
+		apierror.UpstreamError, apierror.CredentialsRejected, apierror.Unreachable, apierror.BrokenOff, apierror.TimedOut,
+		apierror.PerhapsExecuted, apierror.PerhapsStillExecuted, apierror.NotReady,
+		apierror.RateLimited(time.Second, true, ""), apierror.RateLimited(9*time.Second, false, ""), apierror.Busy(time.Second, true, ""),
+		apierror.RateLimited(9*time.Second, true, "the response 'resp_68f0'"),
+		apierror.UnknownModel("gpt-5.6-sol", []string{"gpt-5.5", "gpt-5.6-luna"}), apierror.MissingModel([]string{"gpt-5.5", "gpt-5.6-luna"}),
+		apierror.InvalidPath(openaiapi.CheckPath("//v1")), apierror.ModelBeyondBuffer(32 << 20),
+	} {
+		body, err := io.ReadAll(e.Response(httptest.NewRequest(http.MethodPost, "/", http.NoBody)).Body)
+		if err != nil {
+			t.Fatal(err)
 		}
+		bodies, messages = append(bodies, string(body)), append(messages, e.Message)
+	}
+	found := 0
+	for line, where := range linesInDocs(t, `{"error":`) {
+		if found++; !slices.Contains(bodies, line) {
+			t.Errorf("%s: no error of the balancer is %s", where, line)
+		}
+	}
+	for page, text := range pages(t, "docs/clients.md", "docs/replies.md", "docs/troubleshooting.md") {
+		for _, quote := range regexp.MustCompile(`“([A-Z][^”…]*\.)”`).FindAllStringSubmatch(strings.ReplaceAll(text, "\n", " "), -1) {
+			if found++; !slices.Contains(messages, quote[1]) {
+				t.Errorf("%s: no error of the balancer is “%s”", page, quote[1])
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("found %d errors in the docs, expected more", found)
+	}
+}
+
+// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about benches that the docs show, and has each of them logged.
+func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
+	benched := 0
+	for line, where := range linesInDocs(t, `{"level"`) {
+		var l struct {
+			Msg, Pool, Backend, Deployment string
+			Seconds                        float64
+			Elsewhere                      bool
+			pool.Bench
+		}
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			t.Fatalf("%s: %v", where, err)
+		}
+		happening := map[string]pool.Happening{"backend benched": pool.Began, "backend recovered": pool.Ended}[l.Msg]
+		if happening == 0 {
+			continue
+		}
+		l.Model = l.Deployment
+		l.Until = l.Since.Add(time.Duration(l.Seconds * float64(time.Second)).Round(time.Microsecond))
+		var logged bytes.Buffer
+		logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{
+			LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
+		}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
+		observe.NewLog(logger, l.Pool).Happened(pool.Event{
+			Happening: happening, Member: &pool.Member{Name: l.Backend}, Bench: l.Bench, Remote: l.Elsewhere,
+		})
+		if logged.String() != line {
+			t.Errorf("%s: the docs have\n%s\nand the log\n%s", where, line, logged.String())
+		}
+		if happening == pool.Ended {
+			continue
+		}
+		benched++
+		if l.Class != string(verdict.Throttled) && l.Cause == "" || l.Status == 0 && l.Error == "" {
+			t.Errorf("%s: the log says why: %s", where, line)
+		}
+	}
+	if benched < 8 {
+		t.Errorf("found %d benches in the docs, expected more", benched)
 	}
 }

@@ -54,7 +54,7 @@ func Adapt(caddyfile string) (string, error) {
 func Validate(t *testing.T, config string) error {
 	t.Helper()
 	var cfg caddy.Config
-	if err := caddy.StrictUnmarshalJSON([]byte(config), &cfg); err != nil {
+	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields([]byte(config)), &cfg); err != nil {
 		return err
 	}
 	return caddy.Validate(&cfg)
