@@ -4,26 +4,11 @@ import "bytes"
 
 // TypeOf returns what an event of a server is, by the first "type" of its text. It is empty if there is none.
 func TypeOf(text []byte) []byte {
-	i := skipSpace(text, 0)
-	if i >= len(text) || text[i] != '{' {
+	value := memberOf(text, "type")
+	if len(value) == 0 || value[0] != '"' || skipString(value, 0) < 0 { // or it is cut off
 		return nil
 	}
-	for {
-		name, value := memberAt(text, i)
-		if value < 0 {
-			return nil
-		}
-		end := skipValue(text, value)
-		switch {
-		case end < 0:
-			return nil
-		case string(name) == "type" && text[value] == '"':
-			return text[value+1 : end-1]
-		}
-		if i = skipSpace(text, end); i >= len(text) || text[i] != ',' {
-			return nil
-		}
-	}
+	return value[1 : len(value)-1]
 }
 
 // ReadEvent reads an event of a client's in a session, which has a model of its own.
