@@ -191,33 +191,33 @@ func forgetSeries(its prometheus.Labels) {
 func newBackend(p *Pool, name string) *Backend {
 	its := prometheus.Labels{"pool": p.name, "backend": name}
 	b := &Backend{pool: p, name: name, duration: requestDuration.With(its)}
-	requests, attempts := requestsTotal.MustCurryWith(its), attemptsTotal.MustCurryWith(its)
-	failovers, hints := failoversTotal.MustCurryWith(its), hintsTotal.MustCurryWith(its)
-	tokens, unknown := tokensTotal.MustCurryWith(its), tokensUnknownTotal.MustCurryWith(its)
-	callerTokens := callerTokensTotal.MustCurryWith(its)
-	b.requests.find = func(a answer) prometheus.Counter {
-		return requests.WithLabelValues(a.caller, a.model, a.class, strconv.Itoa(a.code))
-	}
-	b.attempts.find = func(a attempt) prometheus.Counter { return attempts.WithLabelValues(a.deployment, a.class) }
-	b.failovers.find = func(class string) prometheus.Counter { return failovers.WithLabelValues(class) }
-	b.hints.find = func(source string) prometheus.Counter { return hints.WithLabelValues(source) }
+	word := func(label string) []string { return []string{label} }
+	b.requests.find = counters(requestsTotal, its, func(a answer) []string { return []string{a.caller, a.model, a.class, strconv.Itoa(a.code)} })
+	b.attempts.find = counters(attemptsTotal, its, func(a attempt) []string { return []string{a.deployment, a.class} })
+	b.failovers.find = counters(failoversTotal, its, word)
+	b.hints.find = counters(hintsTotal, its, word)
+	b.unknown.find = counters(tokensUnknownTotal, its, word)
+	b.steered.find = counters(steeredTotal, its, word)
+	b.serviceTiers.find = counters(serviceTierRequestsTotal, its, func(tiers [2]string) []string { return tiers[:] })
+	b.spilled.find = counters(spilloverTotal, its, func(s spill) []string { return []string{s.deployment, s.status, s.result} })
+	tokens, callerTokens := tokensTotal.MustCurryWith(its), callerTokensTotal.MustCurryWith(its)
 	b.tokens.find = func(s served) tokenCounters {
 		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment, "tier_served": s.tier}))
 	}
 	b.callerTokens.find = func(of bill) tokenCounters {
 		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": of.caller, "model": of.model, "tier_served": of.tier}))
 	}
-	b.unknown.find = func(deployment string) prometheus.Counter { return unknown.WithLabelValues(deployment) }
-	serviceTiers, spilled := serviceTierRequestsTotal.MustCurryWith(its), spilloverTotal.MustCurryWith(its)
-	b.serviceTiers.find = func(tiers [2]string) prometheus.Counter { return serviceTiers.WithLabelValues(tiers[:]...) }
-	b.spilled.find = func(s spill) prometheus.Counter { return spilled.WithLabelValues(s.deployment, s.status, s.result) }
-	steered := steeredTotal.MustCurryWith(its)
-	b.steered.find = func(deployment string) prometheus.Counter { return steered.WithLabelValues(deployment) }
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
 	if name != "" {
 		b.firstByte = timeToFirstByte.With(its)
 	}
 	return b
+}
+
+// counters returns what finds the counters of one backend, by their other labels.
+func counters[K any](all *prometheus.CounterVec, its prometheus.Labels, labels func(K) []string) func(K) prometheus.Counter {
+	of := all.MustCurryWith(its)
+	return func(key K) prometheus.Counter { return of.WithLabelValues(labels(key)...) }
 }
 
 // Attempted counts an attempt. The deployment is a label, see Deployment.
