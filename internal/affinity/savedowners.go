@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/url"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,17 +16,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-const (
-	// saveInterval is how often ids are saved that were learned since.
-	saveInterval = 5 * time.Minute
-	// readPatience is how long requests wait for the first attempt to read what was saved.
-	readPatience = 3 * time.Second
-)
+// saveInterval is how often ids are saved that were learned since.
+const saveInterval = 5 * time.Minute
 
 // savedOwners holds the owners, and keeps them in Caddy's storage if the options
-// say so. It reads what was saved when the first request asks, because `caddy validate`
-// must not, and saves when requests come, both in the background. Nothing is
-// saved until what was saved before has been read, because it is replaced.
+// say so. It reads what was saved when the first request asks, and saves when
+// requests come, both in the background. Nothing is saved until what was saved
+// before has been read, because it is replaced.
 type savedOwners struct {
 	memory *owners.Memory
 	// others are told what is learned. Requests of a config that was replaced may
@@ -38,13 +33,8 @@ type savedOwners struct {
 	logger  atomic.Pointer[zap.Logger]
 	place   atomic.Pointer[savedPlace]
 	lastDue atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
-
-	// started begins the first reading, which is over when done is closed. Requests wait until a time at most.
-	started sync.Once
-	until   time.Time
-	done    chan struct{}
-	read    atomic.Bool // what was saved has been read, or there was nothing
-	logged  atomic.Bool // the log says that it could not be read
+	read    atomic.Bool  // what was saved has been read, or there was nothing
+	logged  atomic.Bool  // the log says that it could not be read
 }
 
 // savedPlace is the storage of a config. saved are the changes that were saved last there: another one saves all again.
@@ -54,7 +44,7 @@ type savedPlace struct {
 }
 
 func newSavedOwners(pool string) *savedOwners {
-	o := &savedOwners{memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool), done: make(chan struct{})}
+	o := &savedOwners{memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
 	o.saver = pools.NewSaver(o.store)
 	return o
 }
@@ -80,21 +70,8 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 // loaded returns the owners, with those that were saved. While the storage hangs or
 // fails, requests do without these.
 func (o *savedOwners) loaded() *owners.Memory {
-	if !o.isUnread() {
-		return o.memory
-	}
-	o.started.Do(func() {
-		o.until = time.Now().Add(readPatience)
-		go func() {
-			defer close(o.done)
-			if !o.saver.Use(pools.Saving, o.load) {
-				o.saver.Changed() // so it is tried again
-			}
-		}()
-	})
-	select {
-	case <-o.done:
-	case <-time.After(time.Until(o.until)):
+	if o.isUnread() {
+		o.saver.Await(o.load)
 	}
 	return o.memory
 }

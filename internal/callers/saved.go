@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/url"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,12 +17,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// readPatience is how long requests wait for the storage.
-const readPatience = 3 * time.Second
-
 // kept is what outlives a config: the meters, which it keeps in Caddy's storage if there is one. It reads
-// what was saved when the first request comes, because `caddy validate` must not, and saves after changes.
-// Nothing is saved until what was saved before has been read, because it is replaced.
+// what was saved when the first request comes, and saves after changes. Nothing is saved until what was saved before has been read,
+// because it is replaced.
 type kept struct {
 	meters *meter.Callers
 	// background has the charges of responses that were left in the background. Those of forgotten ones stay.
@@ -33,11 +29,8 @@ type kept struct {
 	key        string
 	// reports gets the marks that the use of limits has reached.
 	reports atomic.Pointer[func(meter.Crossing)]
-
-	// started begins the reading, which is over when done is closed. read reports whether it succeeded.
-	started sync.Once
-	done    chan struct{}
-	read    atomic.Bool
+	// read reports whether what was saved has been read.
+	read atomic.Bool
 }
 
 // savedUse is what is saved.
@@ -46,7 +39,7 @@ type savedUse struct {
 }
 
 func newKept(pool string) *kept {
-	k := &kept{key: "openai_lb/callers_" + url.PathEscape(pool), done: make(chan struct{})}
+	k := &kept{key: "openai_lb/callers_" + url.PathEscape(pool)}
 	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver(k.store)
 	return k
 }
@@ -70,28 +63,10 @@ func (k *kept) crossed(x meter.Crossing) {
 	}
 }
 
-// restore waits until what was saved has been read, but not for long: requests can do without it, and it is
-// added when it comes.
+// restore waits until what was saved has been read, but not for long: it is added when it comes.
 func (k *kept) restore() {
-	if k.read.Load() || !k.saver.Saves() {
-		return
-	}
-	k.started.Do(func() {
-		go func() {
-			defer close(k.done)
-			k.saver.Use(pools.Saving, k.load)
-		}()
-	})
-	select {
-	case <-k.done:
-		return
-	default:
-	}
-	timer := time.NewTimer(readPatience)
-	defer timer.Stop()
-	select {
-	case <-k.done:
-	case <-timer.C:
+	if !k.read.Load() && k.saver.Saves() {
+		k.saver.Await(k.load)
 	}
 }
 

@@ -16,6 +16,8 @@ const (
 	SaveInterval = 10 * time.Second
 	// storageTimeout limits how long the storage may take.
 	storageTimeout = 30 * time.Second
+	// readPatience is how long requests wait for the first attempt to read what was saved.
+	readPatience = 3 * time.Second
 )
 
 // Saver keeps something in Caddy's storage through config reloads. It saves after changes, and when it is asked to. While
@@ -32,6 +34,11 @@ type Saver struct {
 	timer atomic.Pointer[time.Timer]
 	// closed reports whether nothing is saved after a change any more.
 	closed atomic.Bool
+
+	// started begins the first reading, which is over when done is closed. Requests wait until a time at most.
+	started sync.Once
+	until   time.Time
+	done    chan struct{}
 }
 
 // place is where something is saved, by one config.
@@ -54,7 +61,7 @@ func (e *StorageError) Unwrap() error { return e.Err }
 
 // NewSaver returns a Saver that saves nowhere until it is configured. save fails with a StorageError.
 func NewSaver(save func(context.Context, certmagic.Storage) error) *Saver {
-	return &Saver{save: save, failing: make(map[string]string)}
+	return &Saver{save: save, failing: make(map[string]string), done: make(chan struct{})}
 }
 
 // Configure sets the storage of a new config, or none.
@@ -68,6 +75,24 @@ func (s *Saver) Configure(storage certmagic.Storage, logger *zap.Logger) {
 
 // Saves reports whether there is a storage.
 func (s *Saver) Saves() bool { return s.to.Load() != nil }
+
+// Await has what was saved read in the background when the first request asks, because `caddy validate` must not, and waits for it,
+// but not for long: while the storage hangs or fails, requests do without.
+func (s *Saver) Await(load func(context.Context, certmagic.Storage) error) {
+	s.started.Do(func() {
+		s.until = time.Now().Add(readPatience)
+		go func() {
+			defer close(s.done)
+			if !s.Use(Saving, load) {
+				s.Changed() // so it is tried again
+			}
+		}()
+	})
+	select {
+	case <-s.done:
+	case <-time.After(time.Until(s.until)):
+	}
+}
 
 // Changed records a change, and has it saved soon.
 func (s *Saver) Changed() {
