@@ -38,10 +38,7 @@ func (ex *exchange) setAside(r *attempt.Reply) bool {
 	switch {
 	case t.executed && !r.Presentable():
 		r.Discard()
-		ex.outcome.own.Response = apierror.PerhapsExecuted.Response(in.request)
-		if r.Class == verdict.Timeout {
-			ex.outcome.own.Response = apierror.PerhapsStillExecuted.Response(in.request)
-		}
+		ex.outcome.own.Response = apierror.Executed(r.Class).Response(in.request)
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
 		ex.outcome.own.Response = apierror.NotProcessed.Response(in.request)
@@ -216,25 +213,7 @@ func (r refusals) why(b *balancer, in *intent, t *tries, wait time.Duration) api
 			last = class
 		}
 	}
-	switch {
-	case r.Throttled != nil:
-		return apierror.RateLimited(wait, r.all, r.object)
-	case r.Busy:
-		return apierror.Busy(wait, r.all, r.object)
-	}
-	switch last {
-	case verdict.Credential, verdict.NotPermitted:
-		return apierror.CredentialsRejected
-	case verdict.NoCredential:
-		return apierror.NoCredential(wait)
-	case verdict.Timeout, verdict.Silent:
-		return apierror.TimedOut
-	case verdict.Unreachable:
-		return apierror.Unreachable
-	case "": // there is room again by now
-		return apierror.Busy(wait, true, r.object)
-	}
-	return apierror.BrokenOff
+	return apierror.Unserved(r.Why, r.all, r.object, last, wait)
 }
 
 // whyNoneTakes is the error that says why the request can be sent to no backend.

@@ -186,23 +186,7 @@ func (q *request) why(w pool.Why, wait time.Duration) apierror.Error {
 			last = class
 		}
 	}
-	switch {
-	case w.Throttled != nil:
-		return apierror.RateLimited(wait, w.All(), "")
-	case w.Busy:
-		return apierror.Busy(wait, w.All(), "")
-	}
-	switch last {
-	case verdict.Credential, verdict.NotPermitted:
-		return apierror.CredentialsRejected
-	case verdict.Timeout:
-		return apierror.TimedOut
-	case verdict.Unreachable:
-		return apierror.Unreachable
-	case "": // there is room again by now
-		return apierror.Busy(wait, true, "")
-	}
-	return apierror.BrokenOff
+	return apierror.Unserved(w, w.All(), "", last, wait)
 }
 
 // forbidRetry keeps the client's SDK from sending a request again that may have been

@@ -235,10 +235,7 @@ func (q *request) mayRepeat(r *attempt.Reply) bool {
 	switch {
 	case q.executed && !r.Presentable():
 		r.Discard()
-		q.own = apierror.PerhapsExecuted.Response(q.client)
-		if r.Class == verdict.Timeout {
-			q.own = apierror.PerhapsStillExecuted.Response(q.client)
-		}
+		q.own = apierror.Executed(r.Class).Response(q.client)
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
 		q.own = apierror.NotProcessed.Response(q.client)
