@@ -71,14 +71,16 @@ func addCommands(parent *cobra.Command) {
 	flags.Bool("json", false, "Prints the admin API's answer instead of a table")
 	parent.Args = cobra.NoArgs
 	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
-	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left", cobra.ExactArgs(1))
+	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left",
+		call{http.MethodPost, backendsPath + "/%s/drain", showBackends})
 	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of this Caddy")
-	resume := newCommand("resume <backend>", "Puts a drained backend back into use", cobra.ExactArgs(1))
-	reset := newCommand("reset <backend>", "Ends the benches of a backend", cobra.ExactArgs(1))
-	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first", cobra.NoArgs)
-	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew", cobra.ExactArgs(1))
+	resume := newCommand("resume <backend>", "Puts a drained backend back into use", call{http.MethodPost, backendsPath + "/%s/resume", showBackends})
+	reset := newCommand("reset <backend>", "Ends the benches of a backend", call{http.MethodPost, backendsPath + "/%s/reset", showBackends})
+	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first", call{http.MethodGet, callersPath, showCallers})
+	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew",
+		call{http.MethodPost, callersPath + "/%s/reset", showCallers})
 	callers.AddCommand(resetCaller)
-	status, usage := newCommand("status", "Shows all backends", cobra.NoArgs), usageCommand()
+	status, usage := newCommand("status", "Shows all backends", call{http.MethodGet, backendsPath, showBackends}), usageCommand()
 	for _, command := range []*cobra.Command{status, callers, usage} {
 		command.Flags().String("replica", everyReplica, "Only what this replica knows: its host, or the beginning of its id")
 	}
@@ -89,11 +91,13 @@ func addCommands(parent *cobra.Command) {
 	usage.MarkFlagsMutuallyExclusive("config", "replica")
 	parent.AddCommand(
 		status, callers, usage,
-		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs", cobra.NoArgs),
+		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
+			call{http.MethodGet, replicasPath, showReplicas}),
 		drain, resume, reset,
 		checkCommand(),
 		importCommand(),
-		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy", cobra.NoArgs),
+		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy",
+			call{http.MethodGet, versionPath, showBuild}),
 	)
 	for _, more := range More {
 		parent.AddCommand(more(readBackends))
@@ -113,22 +117,35 @@ func operator() string {
 	return pool.CutText(printable(name), pool.MaxBy)
 }
 
-// newCommand makes a command. Cobra prints its errors as plain text; Caddy's
-// wrapper of commands would log them as JSON.
-func newCommand(use, short string, args cobra.PositionalArgs) *cobra.Command {
+// call is what a command asks the admin API, and how it shows the answer. The path has %s where the command's argument goes.
+type call struct {
+	method, path string
+	show         func(io.Writer, []byte) error
+}
+
+// newCommand makes a command that calls the admin API. Cobra prints its errors as plain text; Caddy's wrapper of commands would log
+// them as JSON.
+func newCommand(use, short string, c call) *cobra.Command {
+	args := cobra.PositionalArgs(cobra.NoArgs)
+	if strings.Contains(c.path, "%s") {
+		args = cobra.ExactArgs(1)
+	}
 	return &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, RunE: func(command *cobra.Command, args []string) error {
-		return run(command, caddycmd.Flags{FlagSet: command.Flags()}, args)
+		if len(args) > 0 {
+			c.path = fmt.Sprintf(c.path, openaiapi.EscapeSegment(args[0]))
+		}
+		return c.run(command, caddycmd.Flags{FlagSet: command.Flags()}, args)
 	}}
 }
 
 // run calls the admin API for the status or with an order, and prints the answer.
-func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
+func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if command.Name() == "version" && !flags.Changed("address") && !flags.Changed("config") {
 		answer, err := json.Marshal(thisBuild())
 		if err != nil {
 			return err
 		}
-		return showing(showBuild, flags)(command.OutOrStdout(), answer)
+		return showing(c.show, flags)(command.OutOrStdout(), answer)
 	}
 	address, err := adminAddress(flags)
 	if err != nil {
@@ -138,25 +155,7 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if flags.Changed("pool") {
 		query.Set("pool", flags.String("pool"))
 	}
-	method, path, show := http.MethodGet, backendsPath, showBackends
 	whose := flags.Lookup("replica") != nil
-	what := command.Name()
-	if above := command.Parent().Name(); above == "callers" {
-		what = above + " " + what
-	}
-	switch what {
-	case "status":
-	case "callers":
-		path, show = callersPath, showCallers
-	case "callers reset":
-		method, path, show = http.MethodPost, callersPath+"/"+openaiapi.EscapeSegment(args[0])+"/reset", showCallers
-	case "replicas":
-		path, show = replicasPath, showReplicas
-	case "version":
-		path, show = versionPath, showBuild
-	default:
-		method, path = http.MethodPost, backendsPath+"/"+openaiapi.EscapeSegment(args[0])+"/"+what
-	}
 	order := maps.Clone(query)
 	if flags.Lookup("by") != nil {
 		order.Set("by", cmp.Or(flags.String("by"), operator()))
@@ -165,9 +164,9 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if whose {
 		order.Set("replica", flags.String("replica"))
 	}
-	answer, err := ask(address, method, path, order)
+	answer, err := ask(address, c.method, c.path, order)
 	if err == nil && whose {
-		return showAll(command, showing(show, flags), flags.Bool("json"), answer)
+		return showAll(command, showing(c.show, flags), flags.Bool("json"), answer)
 	}
 	if err == nil && flags.Lookup("wait") != nil && flags.Bool("wait") {
 		answer, err = waitFor(address, args[0], query, command.ErrOrStderr())
@@ -175,7 +174,7 @@ func run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if err != nil {
 		return err
 	}
-	return showing(show, flags)(command.OutOrStdout(), answer)
+	return showing(c.show, flags)(command.OutOrStdout(), answer)
 }
 
 // showing returns show, or showJSON if the flag --json is set.

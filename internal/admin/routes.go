@@ -73,52 +73,53 @@ const (
 // Routes implements caddy.AdminRouter.
 func (a API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
-		{Pattern: backendsPath, Handler: caddy.AdminHandlerFunc(a.list)},
+		shows(backendsPath, a.list),
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
-		{Pattern: callersPath, Handler: caddy.AdminHandlerFunc(a.callers)},
+		shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
-		{Pattern: usagePath, Handler: caddy.AdminHandlerFunc(a.usage)},
-		{Pattern: replicasPath, Handler: caddy.AdminHandlerFunc(a.replicas)},
-		{Pattern: versionPath, Handler: caddy.AdminHandlerFunc(a.version)},
+		shows(usagePath, a.usage),
+		shows(replicasPath, a.replicas),
+		shows(versionPath, a.version),
 	}
 }
 
-// list answers with the backends.
-func (API) list(w http.ResponseWriter, r *http.Request) error {
-	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
-	query, inPool, err := queryOf(r, "pool", "replica")
-	if err != nil {
-		return err
-	}
-	if !query.Has("replica") {
-		return writeJSON(w, Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }))
-	}
-	all, err := allBackends(r.Context(), query.Get("replica"), inPool)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, all)
+// shows returns a route that answers GET with a value.
+func shows(path string, value func(*http.Request) (any, error)) caddy.AdminRoute {
+	return caddy.AdminRoute{Pattern: path, Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
+			return err
+		}
+		v, err := value(r)
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, v)
+	})}
 }
 
-// callers answers with the callers of all pools that limit them.
-func (API) callers(w http.ResponseWriter, r *http.Request) error {
-	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
+// list returns the backends.
+func (API) list(r *http.Request) (any, error) {
 	query, inPool, err := queryOf(r, "pool", "replica")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !query.Has("replica") {
-		return writeJSON(w, callersIn(time.Now(), inPool))
+		return Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }), nil
+	}
+	return allBackends(r.Context(), query.Get("replica"), inPool)
+}
+
+// callers returns the callers of all pools that limit them.
+func (API) callers(r *http.Request) (any, error) {
+	query, inPool, err := queryOf(r, "pool", "replica")
+	if err != nil {
+		return nil, err
+	}
+	if !query.Has("replica") {
+		return callersIn(time.Now(), inPool), nil
 	}
 	others, err := askCallers(r.Context(), query.Get("replica"), inPool)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, others.With(time.Now(), inPool))
+	return others.With(time.Now(), inPool), err
 }
 
 // resetCaller gives the callers of a name their use back, and answers with these callers.
@@ -159,13 +160,8 @@ func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool f
 	return order, inPool, nil
 }
 
-// replicas answers with the replicas that share state, by each engine of the option state.
-func (API) replicas(w http.ResponseWriter, r *http.Request) error {
-	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
-	return writeJSON(w, replicas.Statuses())
-}
+// replicas returns the replicas that share state, by each engine of the option state.
+func (API) replicas(*http.Request) (any, error) { return replicas.Statuses(), nil }
 
 // Build has the versions of what this binary was built from.
 type Build struct {
@@ -177,13 +173,8 @@ type Build struct {
 
 func thisBuild() Build { return Build{metrics.Version(), metrics.Commit(), metrics.CaddyVersion()} }
 
-// version answers with the versions.
-func (API) version(w http.ResponseWriter, r *http.Request) error {
-	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
-	return writeJSON(w, thisBuild())
-}
+// version returns the versions.
+func (API) version(*http.Request) (any, error) { return thisBuild(), nil }
 
 // order executes an order for the backends of a name, and answers with these
 // backends.

@@ -25,34 +25,27 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 )
 
-// usage answers with the pages of the ledger: those in memory, and those in the storage.
-func (API) usage(w http.ResponseWriter, r *http.Request) error {
-	if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
+// usage returns the pages of the ledger: those in memory, and those in the storage.
+func (API) usage(r *http.Request) (any, error) {
 	query, inPool, err := queryOf(r, "pool", "days", "replica")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	of, err := periodOf(query.Get("days"))
 	if err != nil {
-		return refuse(http.StatusBadRequest, "query parameter days: %v", err)
+		return nil, refuse(http.StatusBadRequest, "query parameter days: %v", err)
 	}
 	pages, err := ledger.Pages(r.Context(), func(w ledger.Where) bool { return of.has(w.Day) && inPool(w.Pool) })
 	if err != nil {
-		return refuse(http.StatusInternalServerError, "%v", err)
+		return nil, refuse(http.StatusInternalServerError, "%v", err)
 	}
 	if pages == nil {
 		pages = []ledger.Page{}
 	}
 	if !query.Has("replica") {
-		return writeJSON(w, pages)
+		return pages, nil
 	}
-	all, err := allPages(r.Context(), query.Get("replica"), of, inPool, pages)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, all)
+	return allPages(r.Context(), query.Get("replica"), of, inPool, pages)
 }
 
 // period is a month or a day, as in 2026-11 or 2026-11-25.
