@@ -23,8 +23,8 @@ import (
 
 // outcome is what the client gets.
 type outcome struct {
-	// own is an answer of ours, after which no further backend is asked. If it has no Class, it answers for the last
-	// attempt. If it has no Response, the client has left.
+	// own is the balancer's own answer, after which no further backend is tried. Without a Class, it has that of the last
+	// attempt. Without a Response, the client has left.
 	own apierror.Answer
 	// reply is that of a backend, if the client gets one as it comes.
 	reply *attempt.Reply
@@ -87,8 +87,8 @@ func (o *outcome) whose(t *tries) (from *target, class string) {
 // client left.
 const clientClosedRequest = 499
 
-// unanswered says what became of a request that got no answer of a backend's or
-// of ours. err is the error with which reverse_proxy ended, if it did.
+// unanswered records the outcome of a request that got neither a backend's answer
+// nor the balancer's own. err is the error with which reverse_proxy ended, if it did.
 func (o *outcome) unanswered(in *intent, t *tries, err error) {
 	class := apierror.Unsent
 	var failure caddyhttp.HandlerError

@@ -114,7 +114,7 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 	if in.socket == nil && ex.sender.OpensNone(len(ex.targets)) {
 		return apierror.NoWebSocket.Answer(in.request)
 	}
-	if in.socket == nil { // otherwise it is the next message, after an answer of ours
+	if in.socket == nil { // otherwise it is the next message, after the balancer's own answer
 		if none = d.exceeded(ex, meter.Estimate{Prompt: 1}); none.Response != nil {
 			return none
 		}

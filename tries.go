@@ -72,7 +72,7 @@ type try struct {
 	span *observe.Span
 }
 
-// bestReply is the latest reply that says more to the client than an error of ours would.
+// bestReply is the latest reply that says more to the client than the balancer's own error.
 type bestReply struct {
 	*http.Response // nil: there is none
 	// attempt is the number of the attempt that brought it.

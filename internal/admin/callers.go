@@ -42,7 +42,7 @@ type Caller struct {
 	own bool
 }
 
-// OwnUse is what a caller is told of its use.
+// OwnUse is the use that a caller sees of itself.
 type OwnUse struct {
 	Caller
 	// Models are those that it has used in this month, in UTC.

@@ -319,7 +319,7 @@ func (e Error) openAI(string) any {
 	}{e.Message, e.Kind, param, e.Code}}
 }
 
-// Answer is a reply of the balancer's own. The zero Answer is none.
+// Answer is a reply of the balancer's own. The zero Answer stands for no answer.
 type Answer struct {
 	*http.Response
 	// Class is that of the answer. If empty, it is that of the last attempt.

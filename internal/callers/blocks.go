@@ -7,7 +7,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// block is what a config says of callers: of one with its own block, or of all others.
+// block has the options of a config for one caller with its own block, or for all others.
 type block struct {
 	// fixed reports whether the caller's own block names the tier. Otherwise usual is good while nothing else does.
 	fixed bool
@@ -16,7 +16,7 @@ type block struct {
 	inTier map[string]*entry
 }
 
-// entry is what a config says of a caller in a tier.
+// entry has the options of a config for a caller in a tier.
 type entry struct {
 	settings meter.Settings
 	models   []string

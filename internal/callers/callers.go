@@ -22,7 +22,7 @@ import (
 // outlives the config.
 type Callers struct {
 	// byName are the callers with their own block, and others is that of all others. named reports whether the config
-	// has it, and limits whether the config limits anybody.
+	// has it, and limits whether the config limits any caller.
 	byName        map[string]*block
 	others        *block
 	named, limits bool

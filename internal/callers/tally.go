@@ -348,7 +348,7 @@ func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 	})
 }
 
-// Hear applies a report of another replica. It returns an error if the message is none, or one of another version.
+// Hear applies a report of another replica. It returns an error if the message is not a report, or one of another version.
 func (t *Tally) Hear(message []byte, now time.Time) error {
 	_, err := t.hear(message, now)
 	return err

@@ -69,7 +69,7 @@ func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.In(r, unicode.C
 
 func hasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
 
-// bareText returns a text as servers may read it that drop blanks, and to which NUL is the end of a text.
+// bareText returns a text as it is read by servers that drop blanks, or end a text at a NUL.
 func bareText[T string | []byte](text T) T {
 	for i := range len(text) {
 		if c := text[i]; c <= ' ' || c >= 0x7f {

@@ -2,7 +2,7 @@ package openaiapi
 
 import "bytes"
 
-// TypeOf returns what an event of a server is, by the first "type" of its text. It is empty if there is none.
+// TypeOf returns what an event of a server is, by the first "type" of its text. It is empty without one.
 func TypeOf(text []byte) []byte {
 	value := memberOf(text, "type")
 	if len(value) == 0 || value[0] != '"' || skipString(value, 0) < 0 { // or it is cut off

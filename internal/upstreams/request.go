@@ -38,7 +38,7 @@ type request struct {
 	tries []try
 	// current is where the attempt goes that is made now. nil: nowhere, the transport answers.
 	current *member
-	// own is an answer of ours, for which no upstream is asked.
+	// own is the balancer's own answer, for which no upstream is tried.
 	own *http.Response
 	// best is the reply that the client gets if no further upstream has a better one, and bestClass its class.
 	best      *http.Response
