@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 type byToken struct {
 	mu   sync.RWMutex
 	said map[string]saidByToken
+	// swept is when old ones were forgotten.
+	swept time.Time
 	// placing is held by who places a caller.
 	placing sync.Mutex
 }
@@ -21,6 +24,10 @@ type saidByToken struct {
 	entry  *entry
 	issued time.Time
 }
+
+// maxAge is for how long it is known what a token says: tokens seldom last a day. The next request with an older one that is still
+// valid says it again.
+const maxAge = 48 * time.Hour
 
 func (b *byToken) of(name string) saidByToken {
 	b.mu.RLock()
@@ -33,6 +40,10 @@ func (b *byToken) set(name string, said saidByToken) {
 	defer b.mu.Unlock()
 	if b.said == nil {
 		b.said = make(map[string]saidByToken)
+	}
+	if now := time.Now(); now.Sub(b.swept) > time.Hour {
+		b.swept = now
+		maps.DeleteFunc(b.said, func(_ string, said saidByToken) bool { return now.Sub(said.issued) > maxAge })
 	}
 	b.said[name] = said
 }

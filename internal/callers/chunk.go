@@ -2,6 +2,7 @@ package callers
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -30,8 +31,10 @@ type sharedPool struct {
 	// users is how many links share it.
 	users  int
 	chunks []*chunk
-	// known is how many of the callers are in the chunks.
+	// known is the number of the last of the callers that are in the chunks.
 	known int
+	// filling is the index of the chunk that gets new callers.
+	filling int
 	// seen is when a report of what has changed was sent.
 	seen time.Time
 	// stale reports whether the store has a report of what has changed that is of another clock.
@@ -134,15 +137,23 @@ func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 	}
 }
 
-// grow puts new callers into chunks. A caller stays in its chunk, so that chunks in which little happens stay so.
+// grow puts new callers into chunks, and removes forgotten ones. A caller stays in its chunk, so that chunks in which little happens
+// stay so. An empty one is filled again.
 func (p *sharedPool) grow() {
+	for _, c := range p.chunks {
+		members := slices.DeleteFunc(c.members, func(m member) bool { return m.Forgotten() })
+		c.due, c.members = c.due || len(members) < len(c.members), members
+	}
 	for _, caller := range p.callers.From(p.known) {
-		if last := len(p.chunks) - 1; last < 0 || len(p.chunks[last].members) >= maxCallers {
-			p.chunks = append(p.chunks, new(chunk))
+		if len(p.chunks) == 0 || len(p.chunks[p.filling].members) >= maxCallers {
+			if p.filling = slices.IndexFunc(p.chunks, func(c *chunk) bool { return len(c.members) == 0 }); p.filling < 0 {
+				p.filling = len(p.chunks)
+				p.chunks = append(p.chunks, new(chunk))
+			}
 		}
-		last := p.chunks[len(p.chunks)-1]
-		last.members = append(last.members, member{Caller: caller})
-		p.known++
+		to := p.chunks[p.filling]
+		to.members = append(to.members, member{Caller: caller})
+		p.known = caller.Number()
 	}
 }
 

@@ -26,6 +26,10 @@ type Settings struct {
 type Caller struct {
 	name string
 	id   CallerID
+	// number is its place in the order of first requests, and seen when it was last asked for. forgotten never becomes false.
+	number    int
+	seen      atomic.Int64
+	forgotten atomic.Bool
 	// hook gets the marks that the use has reached. It is called without the lock.
 	hook func(Crossing)
 

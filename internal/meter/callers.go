@@ -19,8 +19,10 @@ type Callers struct {
 	mu       sync.RWMutex
 	settings func(name string) Settings
 	byName   map[string]*Caller
-	// inOrder are those of byName in the order of their first requests.
+	// inOrder are those of byName in the order of their first requests, which number them, and swept is when callers were forgotten.
 	inOrder []*Caller
+	number  int
+	swept   time.Time
 	// byID also has the callers of which only other replicas have said something.
 	byID    map[CallerID]*Caller
 	reports *reports
@@ -66,6 +68,9 @@ func (cs *Callers) Configure(now time.Time, settings func(name string) Settings)
 func (cs *Callers) Get(now time.Time, name string) *Caller {
 	cs.mu.RLock()
 	c := cs.byName[name]
+	if c != nil {
+		c.see(now)
+	}
 	cs.mu.RUnlock()
 	if c != nil {
 		return c
@@ -73,12 +78,14 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if c = cs.byName[name]; c == nil {
+		cs.forget(now)
 		c = cs.ofID(now, IDOf(name))
 		c.setName(name)
 		if cs.settings != nil {
 			c.Change(now, cs.settings(name))
 		}
-		cs.byName[name] = c
+		cs.number++
+		cs.byName[name], c.number = c, cs.number
 		cs.inOrder = append(cs.inOrder, c)
 	}
 	return c
@@ -89,6 +96,7 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	if c == nil {
 		c = newCaller("", id, cs.hook, cs.reports)
 		c.clock.ahead = int64(cs.ahead)
+		c.see(now)
 		c.Share(now, cs.sharing)
 		cs.byID[id] = c
 	}
@@ -101,11 +109,12 @@ func (c *Caller) setName(name string) {
 	c.mu.Unlock()
 }
 
-// From returns the callers that Get was called for, in the order of the first calls, without the first n.
-func (cs *Callers) From(n int) []*Caller {
+// From returns the callers that Get was called for, in the order of the first calls, without those up to a number.
+func (cs *Callers) From(number int) []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
-	return slices.Clone(cs.inOrder[n:])
+	i, _ := slices.BinarySearchFunc(cs.inOrder, number+1, func(c *Caller, number int) int { return cmp.Compare(c.number, number) })
+	return slices.Clone(cs.inOrder[i:])
 }
 
 // All returns the callers that Get was called for, by name.
@@ -125,8 +134,10 @@ func (cs *Callers) All() []*Caller {
 func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
 	cs.mu.Lock()
 	c := cs.byID[id]
-	if c == nil && len(cs.byID) < maxCallers {
-		c = cs.ofID(now, id)
+	if c == nil {
+		if cs.forget(now); len(cs.byID) < maxCallers {
+			c = cs.ofID(now, id)
+		}
 	}
 	cs.mu.Unlock()
 	if c != nil {
