@@ -174,15 +174,12 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 
 // TierOf returns the service tier that the request has at the backend. It is empty if it has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {
-	return cmp.Or(b.tellsTier(r), r.ServiceTier())
+	return r.TierIfTaken(cmp.Or(b.ServiceTier, r.HeaderTier, r.Body.ServiceTier))
 }
 
 // tellsTier returns the service tier that the backend is told in the place of that in the body.
 func (b *Backend) tellsTier(r *openaiapi.Request) string {
-	if !r.TakesServiceTier() {
-		return ""
-	}
-	return cmp.Or(b.ServiceTier, r.HeaderTier)
+	return r.TierIfTaken(cmp.Or(b.ServiceTier, r.HeaderTier))
 }
 
 // Direct sets the address and the path of an outgoing request, and the backend's own headers. It

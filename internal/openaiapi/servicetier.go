@@ -73,10 +73,15 @@ func (q *Request) TakesServiceTier() bool {
 // ServiceTier returns the service tier that the client asks for. It is empty if it names none, or the API has none for the
 // request.
 func (q *Request) ServiceTier() string {
-	if !q.TakesServiceTier() {
+	return q.TierIfTaken(cmp.Or(q.HeaderTier, q.Body.ServiceTier))
+}
+
+// TierIfTaken returns a service tier, or nothing if the API has none for the request.
+func (q *Request) TierIfTaken(tier string) string {
+	if tier == "" || !q.TakesServiceTier() {
 		return ""
 	}
-	return cmp.Or(q.HeaderTier, q.Body.ServiceTier)
+	return tier
 }
 
 // MayTakeServiceTier reports whether a server may read a service tier in the request: in a chat or a response, or in
