@@ -4,7 +4,28 @@
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
 //
-// docs/glossary.md has the words to learn, and CONTRIBUTING.md the folders.
+// The words to learn, as docs/glossary.md has them:
+//
+//   - Account: what a provider bills, and where it stores objects: responses, conversations, files, batches.
+//     Backends with the same host and credential share one.
+//   - Attempt: one request to one backend.
+//   - Bench: the time in which a backend gets no requests, for one model or for all. Other projects call it a
+//     cooldown, or an ejection.
+//   - Caller: who sends requests, known by a client key or a token. Callers have limits.
+//   - Class: what a reply means, such as served, throttled or failed.
+//   - Hint: what a reply says of the time when its backend accepts requests again.
+//   - Intent: what a request asks for, and who asks. It is read once, before a backend is chosen.
+//   - Member: a backend as one pool sees it, with a priority and a weight.
+//   - Owner: the account that has a stored object. Requests that name the object go there.
+//   - Pool: the backends of one openai_lb block, with one name in logs and metrics.
+//   - Probe: the one request that goes first after a bench. If it is refused, another bench begins. Other projects
+//     call this state half-open.
+//   - Reply: what came of an attempt: a response, or the reason why there is none.
+//   - Suspect: a backend that is benched because it failed: it could not be reached, timed out or answered with a
+//     server error. It is tried only when no other backend is left.
+//   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The backend is benched for exactly
+//     as long as it asked, and is not called before.
+//   - Tier: a class of callers: what each may use, and which share it keeps.
 package openailb
 
 //go:generate go run ./docs/generate

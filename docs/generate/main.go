@@ -44,6 +44,7 @@ func main() {
 	const options = "docs/options.md"
 	write(options, optionsPage(read(options)))
 	write("docs/index.md", indexPage())
+	checkGlossary(read("module.go"), read("docs/glossary.md"))
 	if mistakes > 0 {
 		os.Exit(1)
 	}
