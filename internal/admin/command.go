@@ -131,10 +131,11 @@ func newCommand(use, short string, c call) *cobra.Command {
 		args = cobra.ExactArgs(1)
 	}
 	return &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, RunE: func(command *cobra.Command, args []string) error {
+		to := c
 		if len(args) > 0 {
-			c.path = fmt.Sprintf(c.path, openaiapi.EscapeSegment(args[0]))
+			to.path = fmt.Sprintf(c.path, openaiapi.EscapeSegment(args[0]))
 		}
-		return c.run(command, caddycmd.Flags{FlagSet: command.Flags()}, args)
+		return to.run(command, caddycmd.Flags{FlagSet: command.Flags()}, args)
 	}}
 }
 
