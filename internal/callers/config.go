@@ -67,7 +67,7 @@ type Tier struct {
 	// Name is the tier's name. Required.
 	Name string `json:"name"`
 
-	// Reserve is the share of each backend that the tier keeps for its requests, in percent, while they ask for the
+	// Reserve is the share of its backends that the tier keeps for its requests, in percent, while they ask for the
 	// model. The shares of all tiers are at most 100%. Default: none; the tier gets what others leave.
 	//
 	//	reserve <percent>%

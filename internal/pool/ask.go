@@ -31,6 +31,14 @@ type Ask struct {
 
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
+	share    share
+}
+
+// share is whether the tier of a request was within its share of the backends for which these tiers ask.
+type share struct {
+	of     quota.Askers
+	at     quota.Instant
+	within bool
 }
 
 // At is what a request means at one member.

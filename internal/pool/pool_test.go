@@ -433,6 +433,19 @@ func BenchmarkPick(b *testing.B) {
 			p.Pool.Pick(r, start)
 		}
 	})
+	b.Run("refused", func(b *testing.B) { // the tier is beyond its share, and all members are full
+		b.ReportAllocs()
+		p := sixteen(b)
+		for _, m := range p.Members {
+			given(m, 1, 2, 1, 2)
+		}
+		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
+		now := start
+		for b.Loop() {
+			p.Pool.Pick(r, now)
+			now = now.Add(time.Nanosecond)
+		}
+	})
 	b.Run("parallel", func(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {

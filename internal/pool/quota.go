@@ -84,22 +84,41 @@ func (m *Member) PassedOver(r *Ask, now time.Time) bool {
 	return ok && m.isReserved(r, model, now)
 }
 
-// isReserved reports whether the model at the member has only the shares of other tiers left.
+// isReserved reports whether the model at the member has only the shares of other tiers left, and the request's tier has got
+// its own.
 func (m *Member) isReserved(r *Ask, model string, now time.Time) bool {
-	t := r.Tier
-	if t.Shares == nil {
+	if r.Tier.Shares == nil {
 		return false
 	}
 	q := m.quotaOf(model)
-	return q != nil && q.Reserved(t, now)
+	return q != nil && q.Reserved(r.Tier, now) && !m.pool.isWithinShare(r, q.Askers(r.Tier, now), now)
+}
+
+// isWithinShare reports whether the request's tier is within its share of all members for which these tiers ask: one small backend
+// serves too few requests at a time to be shared alone.
+func (p *Pool) isWithinShare(r *Ask, of quota.Askers, now time.Time) bool {
+	at := quota.At(now)
+	if s := r.share; s.of == of && s.at == at {
+		return s.within
+	}
+	var got quota.Got
+	for _, m := range p.Members {
+		if model, ok := r.modelAt(m); ok {
+			if q := m.quotaOf(model); q != nil && q.Askers(r.Tier, now) == of {
+				got.Add(q, now)
+			}
+		}
+	}
+	r.share = share{of, at, got.IsWithinShare(r.Tier)}
+	return r.share.within
 }
 
 // quotaWait returns how long the request waits because of the shares of other tiers.
 func (m *Member) quotaWait(r *Ask, model string, now time.Time) time.Duration {
-	if q := m.quotaOf(model); q != nil {
-		return q.Wait(r.Tier, now)
+	if !m.isReserved(r, model, now) {
+		return 0
 	}
-	return 0
+	return m.quotaOf(model).Wait(r.Tier, now)
 }
 
 // Limits returns the sums of the limits of all members that the request can be sent to, and what is left of

@@ -289,6 +289,55 @@ func BenchmarkPickWithRoom(b *testing.B) {
 	}
 }
 
+// sharesOf are those of two tiers.
+var sharesOf = &quota.Shares{1: .5, 2: .5}
+
+// given has a member that is full give the first tier and the second one such costs, where these tiers ask.
+func given(m *Member, first, second int64, asking ...int) {
+	m.health.rememberServed("m")
+	q := m.Quota("m")
+	for _, tier := range asking {
+		q.Ask(tier, start)
+	}
+	q.Give(1, first, start)
+	q.Give(2, second, start)
+	q.See(quota.Reply{Header: http.Header{"Azure-Openai-Deployment-Utilization": {"100%"}}, Sent: start}, "m", start)
+}
+
+func TestAShareIsOneOfAllMembersForWhichTheSameTiersAsk(t *testing.T) {
+	for name, tc := range map[string]struct {
+		elsewhere []int // which tiers ask for the model at b
+		want      string
+	}{
+		"the same tiers":     {[]int{1, 2}, "a"},
+		"only the first one": {[]int{1}, ""},
+	} {
+		p, m, _ := poolOf(t, "a:1:1", "b:2:1")
+		given(m["a"], 10, 11, 1, 2) // beyond its share of a
+		given(m["b"], 11, 10, tc.elsewhere...)
+		ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
+		ask.At[m["b"].Index].Bar = Spent
+		got := ""
+		if member := p.Pool.Pick(ask, start); member != nil {
+			got = member.Name
+		}
+		if got != tc.want {
+			t.Errorf("%s ask for both: it gets %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
+	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
+	given(m["a"], 10, 11, 1, 2)
+	given(m["b"], 11, 10, 1, 2)
+	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
+	ask.At[m["b"].Index].Takes = false
+	if got := p.Pool.Pick(ask, start); got != nil {
+		t.Errorf("it gets %s, of which it has got more than its share", got.Name)
+	}
+}
+
 // unhealthy are health checks that fail.
 type unhealthy struct{}
 

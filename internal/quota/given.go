@@ -50,28 +50,38 @@ func (g *given) takeBack(tier int, cost, then int64) {
 	}
 }
 
-// sum adds what each tier has got in a span.
-func (g *given) sum(sums *[MaxTiers + 1]int64, span, at int64) {
+// addTo adds what each tier has got in each of the spans.
+func (g *given) addTo(all *Given, at int64) {
 	now := at / part
-	for number := now - span; number <= now; number++ {
-		p := &g[indexOf(number)]
-		if p.number.Load() != number {
+	for age := range int64(parts) {
+		p := &g[indexOf(now-age)]
+		if p.number.Load() != now-age {
 			continue
 		}
-		for i := range sums {
-			cost := p.costs[i].Load()
-			if number == now-span {
-				cost = int64(float64(cost) * float64(part-at%part) / part)
+		for tier := range p.costs {
+			cost := p.costs[tier].Load()
+			for i, span := range spans {
+				switch {
+				case age < span:
+					all[i][tier] += cost
+				case age == span:
+					all[i][tier] += int64(float64(cost) * float64(part-at%part) / part)
+				}
 			}
-			sums[i] += cost
 		}
 	}
 }
 
 // Given returns what each tier has got at this replica.
 func (m *Meter) Given(now time.Time) (all Given) {
-	for i, span := range spans {
-		m.given.sum(&all[i], span, instant(now))
+	m.given.addTo(&all, instant(now))
+	return all
+}
+
+// sum returns what all tiers have got in a span.
+func (g *Given) sum(i int) (all int64) {
+	for _, cost := range g[i] {
+		all += max(0, cost)
 	}
 	return all
 }

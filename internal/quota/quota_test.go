@@ -37,6 +37,13 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	}
 }
 
+// keepsAway reports whether requests of the tier may not go to the backend, which is the only one.
+func (m *Meter) keepsAway(t Tier, now time.Time) bool {
+	var got Got
+	got.Add(m, now)
+	return m.Reserved(t, now) && !got.IsWithinShare(t)
+}
+
 // gives has a tier get something, which is not deducted from limits.
 func (m *Meter) gives(tier int, cost int64, now time.Time) {
 	m.given.add(tier, cost, instant(now))
@@ -78,7 +85,7 @@ func TestAWaitIsExact(t *testing.T) {
 			see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", strconv.Itoa(random.IntN(1000)), reset, strconv.Itoa(1+random.IntN(60))), false, start)
 		}
 		wait := m.Wait(tier, start)
-		if m.gives(2, 1, start.Add(wait)); m.Reserved(tier, start.Add(wait)) || wait > 2*time.Millisecond && !m.Reserved(tier, start.Add(wait-2*time.Millisecond)) {
+		if m.gives(2, 1, start.Add(wait)); m.keepsAway(tier, start.Add(wait)) || wait > 2*time.Millisecond && !m.keepsAway(tier, start.Add(wait-2*time.Millisecond)) {
 			t.Fatalf("it waits %s for %v, which is not when that is left", wait, tier.Shares[1])
 		}
 	}
@@ -90,6 +97,24 @@ func TestAThrottleIsFullAndFadesInTwoSeconds(t *testing.T) {
 	wantWait(t, m, batch, 0, .4)
 	wantWait(t, m, batch, .41, 0)
 	wantWait(t, m, beyond(3, .9), 0, 1.8)
+}
+
+// A backend that serves 10 tokens a second takes 1 s for 10.
+func TestAThrottleFadesMoreSlowlyWhileRequestsAreSent(t *testing.T) {
+	for _, tc := range []struct {
+		sent          int64
+		seconds, want float64
+	}{
+		{0, 1, 0}, {5, .5, .4}, {10, 1, .4}, {10, 1.39, .01}, {10, 1.41, 0}, {100, 1, .4}, {100, 9.9, .4}, {100, 10, 0},
+	} {
+		m := asked()
+		m.gives(1, 100-tc.sent, start)
+		see(m, header(), true, start)
+		m.Give(1, tc.sent, start)
+		if got := m.Wait(batch, at(tc.seconds)).Seconds(); math.Abs(got-tc.want) > .01 {
+			t.Errorf("%.2f s after a throttle, and with %d tokens sent, the tier waits %.3f s, want %.3f", tc.seconds, tc.sent, got, tc.want)
+		}
+	}
 }
 
 // keeps are the shares of three tiers.
@@ -146,7 +171,7 @@ func TestATierWithinItsShareGoesToAFullBackend(t *testing.T) {
 		}
 		m.Ask(1, start)
 		see(m, full, false, at(tc.after))
-		if got := m.Reserved(silver, at(tc.after)); got != tc.want {
+		if got := m.keepsAway(silver, at(tc.after)); got != tc.want {
 			t.Errorf("%s: kept away is %v, want %v", name, got, tc.want)
 		}
 	}
@@ -161,7 +186,7 @@ func TestWithinALimitByTheMinuteAMinuteCounts(t *testing.T) {
 	for seconds, want := range map[float64]bool{1: true, 25: true, 125: false} {
 		see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "100", "X-Ratelimit-Reset-Tokens", "60"), false, at(seconds))
 		m.Ask(1, at(seconds))
-		if got := m.Reserved(Tier{Number: 2, Shares: keeps}, at(seconds)); got != want {
+		if got := m.keepsAway(Tier{Number: 2, Shares: keeps}, at(seconds)); got != want {
 			t.Errorf("after %v s kept away is %v, want %v", seconds, got, want)
 		}
 	}
@@ -174,10 +199,10 @@ func TestARequestThatIsNotExecutedIsGivenBack(t *testing.T) {
 	mark := m.Give(2, 10, start)
 	see(m, header(), true, start)
 	silver := Tier{Number: 2, Shares: keeps}
-	if !m.Reserved(silver, start) {
+	if !m.keepsAway(silver, start) {
 		t.Error("what it got does not count")
 	}
-	if mark.Return(); m.Reserved(silver, start) {
+	if mark.Return(); m.keepsAway(silver, start) {
 		t.Error("what it did not get counts")
 	}
 }
@@ -209,7 +234,7 @@ func TestSharesOfALimit(t *testing.T) {
 						continue
 					}
 					credit[tier]--
-					if m.Ask(tier, now); m.Reserved(Tier{Number: tier, Shares: keeps}, now) || left < cost {
+					if m.Ask(tier, now); m.keepsAway(Tier{Number: tier, Shares: keeps}, now) || left < cost {
 						continue
 					}
 					mark := m.Give(tier, cost, now)
@@ -314,7 +339,7 @@ func TestNothingAllocates(t *testing.T) {
 		table.Of("gpt-4o").Ask(1, start)
 		m.Give(2, 1, start)
 		see(m, full, true, start)
-		m.Reserved(batch, start)
+		m.keepsAway(batch, start)
 	}); n > 0 {
 		t.Errorf("got %v allocations", n)
 	}
@@ -325,7 +350,7 @@ func BenchmarkReserved(b *testing.B) {
 	m.gives(2, 1, now)
 	see(m, header("Azure-Openai-Deployment-Utilization", "100%"), true, start)
 	for b.Loop() {
-		m.Reserved(batch, now)
+		m.keepsAway(batch, now)
 	}
 }
 
@@ -338,7 +363,7 @@ func TestSharesInParallel(t *testing.T) {
 				now := start.Add(time.Duration(ms) * time.Millisecond)
 				m.Ask(1, now)
 				mark := m.Give(1+i%3, 1, now)
-				if m.Reserved(tier, now); ms%2 == 0 {
+				if m.keepsAway(tier, now); ms%2 == 0 {
 					mark.Return()
 				}
 				if ms%1000 == 0 {
@@ -367,7 +392,7 @@ func TestWhatOtherReplicasSayIsBounded(t *testing.T) {
 	}
 	m.gives(1, 1, start)
 	see(m, header(), true, start)
-	if !m.Reserved(Tier{Number: 2, Shares: &Shares{1: .5, 2: .5}}, start) && m.elsewhere(instant(start))[1][2] <= 0 {
+	if !m.keepsAway(Tier{Number: 2, Shares: &Shares{1: .5, 2: .5}}, start) && m.elsewhere(instant(start))[1][2] <= 0 {
 		t.Error("the sum is not right")
 	}
 	m.Hear("0", Given{}, at(6))
@@ -383,7 +408,7 @@ func TestAClockThatIsFarOffDoesNoHarm(t *testing.T) {
 			m.Ask(1, now)
 			mark := m.Give(2, 1, now)
 			see(m, header(), true, now)
-			if !m.Reserved(Tier{Number: 2, Shares: keeps}, now) && now.Equal(start) {
+			if !m.keepsAway(Tier{Number: 2, Shares: keeps}, now) && now.Equal(start) {
 				t.Error("what it got does not count")
 			}
 			mark.Return()

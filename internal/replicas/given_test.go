@@ -30,6 +30,13 @@ func (b *bucket) take(cost float64, now time.Time) (taken bool, used float64) {
 	return taken, 100 * b.level / b.capacity
 }
 
+// keepsAway reports whether requests of the tier may not go to a backend, which is the only one.
+func keepsAway(q *quota.Meter, t quota.Tier, now time.Time) bool {
+	var got quota.Got
+	got.Add(q, now)
+	return q.Reserved(t, now) && !got.IsWithinShare(t)
+}
+
 var shares = quota.Shares{0, .5, .3, .2}
 
 // exhaust has requests of three tiers for four times what a bucket works off come to replicas for so long, each to the
@@ -40,7 +47,7 @@ func (w *world) exhaust(long time.Duration, to func(tier int) int) (got quota.Sh
 	for begin := time.Now(); time.Since(begin) < long; time.Sleep(time.Duration(random.ExpFloat64() * cost / (4 * drain) * float64(time.Second))) {
 		tier, now := 1+random.IntN(3), time.Now()
 		q := w.at(to(tier), "a").Quota("m")
-		if q.Ask(tier, now); q.Reserved(quota.Tier{Number: tier, Shares: &shares}, now) {
+		if q.Ask(tier, now); keepsAway(q, quota.Tier{Number: tier, Shares: &shares}, now) {
 			continue
 		}
 		mark := q.Give(tier, cost, now)
@@ -102,7 +109,7 @@ func TestWhatTiersHaveGotIsForgottenWithTheReplicaThatSaidIt(t *testing.T) {
 		above := func(want bool) {
 			t.Helper()
 			here.See(quota.Reply{Header: make(http.Header), Throttles: true, Sent: time.Now()}, "m", time.Now())
-			if got := here.Reserved(tier, time.Now()); got != want {
+			if got := keepsAway(here, tier, time.Now()); got != want {
 				t.Errorf("the tier is passed over: %v, want %v", got, want)
 			}
 		}
@@ -136,7 +143,7 @@ func TestSharesOfManyModelsAreSentInSeveralMessages(t *testing.T) {
 			w.at(1, "a").Quota(name).Give(3, 100, time.Now())
 			q := w.at(1, "a").Quota(name)
 			q.See(quota.Reply{Header: make(http.Header), Throttles: true, Sent: time.Now()}, name, time.Now())
-			if !q.Reserved(quota.Tier{Number: 3, Shares: &quota.Shares{0, .9, 0, .1}}, time.Now()) {
+			if !keepsAway(q, quota.Tier{Number: 3, Shares: &quota.Shares{0, .9, 0, .1}}, time.Now()) {
 				t.Fatalf("nothing is known of %s", name)
 			}
 		}
@@ -163,6 +170,6 @@ func FuzzGiven(f *testing.F) {
 		}
 		q.Give(3, max(0, cost), now)
 		q.See(quota.Reply{Header: make(http.Header), Throttles: true, Sent: now}, "m", now)
-		q.Reserved(quota.Tier{Number: 3, Shares: &shares}, now)
+		keepsAway(q, quota.Tier{Number: 3, Shares: &shares}, now)
 	})
 }
