@@ -73,7 +73,7 @@ func answerQuestion(ctx context.Context, question string, pools replicas.Shared)
 	var err error
 	switch {
 	case question == backendsQuestion:
-		rows = Backends(time.Now(), func(pool, _ string) bool { return has(pool) })
+		rows = Backends(time.Now(), has)
 	case question == callersQuestion:
 		rows = callersIn(time.Now(), has)
 	case word == pagesQuestion:
@@ -250,7 +250,7 @@ func allBackends(ctx context.Context, replica string, inPool func(string) bool) 
 	}
 	var own []Backend
 	if r.self {
-		own = Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) })
+		own = Backends(time.Now(), inPool)
 	}
 	return All[Backend]{r.connected, r.replicas, others.with(own, r)}, nil
 }
