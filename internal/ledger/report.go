@@ -127,11 +127,9 @@ func (l *Ledger) refresh(now time.Time) {
 	if reading == nil {
 		return
 	}
-	timer := time.NewTimer(readPatience)
-	defer timer.Stop()
 	select {
 	case <-reading:
-	case <-timer.C:
+	case <-time.After(readPatience):
 	}
 }
 

@@ -128,8 +128,7 @@ var ending struct {
 // SaveLast calls save when a config ends. While the storage does not answer, all pools together wait as long as one would: Caddy
 // ends one after the other. The save goes on then, if the process does.
 func SaveLast(save func()) {
-	timer := time.NewTimer(time.Until(endOf(time.Now())))
-	defer timer.Stop()
+	end := time.After(time.Until(endOf(time.Now())))
 	saved := make(chan struct{})
 	go func() {
 		defer close(saved)
@@ -140,7 +139,7 @@ func SaveLast(save func()) {
 	}()
 	select {
 	case <-saved:
-	case <-timer.C:
+	case <-end:
 	}
 }
 
