@@ -116,8 +116,8 @@ const maxFormats = 8
 // sent it, the first one of that version is also logged.
 func (r *Replica) invalid(err error) {
 	messagesIn.WithLabelValues("invalid").Inc()
-	var format otherVersion
-	if !errors.As(err, &format) || !r.peers.meet(format) {
+	format, ok := errors.AsType[otherVersion](err)
+	if !ok || !r.peers.meet(format) {
 		return
 	}
 	r.logger.Load().Warn("ignoring replicas that use another format", zap.Int("other_format", int(format)), zap.Int("own_format", version))
