@@ -126,14 +126,14 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 }
 
-// all iterates over the ids of the meters that count.
-func (c *Caller) all() iter.Seq[ID] { return idsIn(c.active) }
+// all iterates over the meters that count.
+func (c *Caller) all() iter.Seq2[ID, *meter] { return c.metersIn(c.active) }
 
-// idsIn iterates over the ids of which a mask has the bits.
-func idsIn(mask uint16) iter.Seq[ID] {
-	return func(yield func(ID) bool) {
+// metersIn iterates over the meters of which a mask has the bits.
+func (c *Caller) metersIn(mask uint16) iter.Seq2[ID, *meter] {
+	return func(yield func(ID, *meter) bool) {
 		for mask := mask; mask != 0; mask &= mask - 1 {
-			if !yield(ID(bits.TrailingZeros16(mask))) {
+			if id := ID(bits.TrailingZeros16(mask)); !yield(id, &c.meters[id]) {
 				return
 			}
 		}

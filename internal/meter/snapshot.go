@@ -53,9 +53,9 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	c.confirm(at)
 	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
 		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.apart(), Hour: c.hour.snapshot(at)}
-	for id := range c.all() {
-		if c.meters[id].limit.Amount > 0 {
-			s.Limits = append(s.Limits, c.useOf(id, at))
+	for _, m := range c.all() {
+		if m.limit.Amount > 0 {
+			s.Limits = append(s.Limits, c.useOf(m, at))
 		}
 	}
 	s.Today = c.meters[counted[0]].use(at)
@@ -69,11 +69,11 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
-	for id := range c.all() {
-		if c.meters[id].limit.Amount == 0 {
+	for id, m := range c.all() {
+		if m.limit.Amount == 0 {
 			continue
 		}
-		u, t := c.useOf(id, at), &tightest[id.Kind()]
+		u, t := c.useOf(m, at), &tightest[id.Kind()]
 		if t.Limit.Amount == 0 || part(&u) < part(t) {
 			*t = u
 		}
@@ -91,8 +91,7 @@ func (c *Caller) apart() int {
 	return c.sharing.Replicas
 }
 
-func (c *Caller) useOf(id ID, at int64) Use {
-	m := &c.meters[id]
+func (c *Caller) useOf(m *meter, at int64) Use {
 	used := m.use(at)
 	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
 	if u.Used > 0 {
