@@ -137,6 +137,7 @@ func (p *peers) meet(format otherVersion) (isNew bool) {
 // alive returns the record by which others know that this replica runs.
 func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
-	m := message{Version: version, Kind: alive, From: self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Host: self.Host, Since: self.Since.UnixMilli(), Configs: r.peers.configs()}
+	m := r.message(alive, now, now)
+	m.Host, m.Since, m.Configs = self.Host, self.Since.UnixMilli(), r.peers.configs()
 	return state.Record{Group: replicaGroup, Key: self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }
