@@ -52,11 +52,14 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	at := c.roll(now)
 	c.confirm(at)
 	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
-		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.apart(), Hour: c.hour.snapshot(at)}
+		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Hour: c.hour.snapshot(at)}
 	for _, m := range c.all() {
 		if m.limit.Amount > 0 {
 			s.Limits = append(s.Limits, c.useOf(m, at))
 		}
+	}
+	if c.sharing.Apart {
+		s.Replicas = c.sharing.Replicas
 	}
 	s.Today = c.meters[counted[0]].use(at)
 	s.Month = c.meters[counted[1]].use(at)
@@ -82,14 +85,6 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 }
 
 func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
-
-// apart returns how many replicas share the limits without hearing each other, or 0.
-func (c *Caller) apart() int {
-	if !c.sharing.Apart {
-		return 0
-	}
-	return c.sharing.Replicas
-}
 
 func (c *Caller) useOf(m *meter, at int64) Use {
 	used := m.use(at)
