@@ -256,9 +256,11 @@ func (j *journal) removeSoon(files []*os.File) {
 			j.drop(files)
 		}
 	}()
+	timer := time.NewTimer(diskPatience)
+	defer timer.Stop()
 	select {
 	case <-done:
-	case <-time.After(diskPatience):
+	case <-timer.C:
 	}
 }
 

@@ -127,9 +127,11 @@ func (l *Ledger) refresh(now time.Time) {
 	if reading == nil {
 		return
 	}
+	timer := time.NewTimer(readPatience)
+	defer timer.Stop()
 	select {
 	case <-reading:
-	case <-time.After(readPatience):
+	case <-timer.C:
 	}
 }
 

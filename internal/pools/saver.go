@@ -128,7 +128,8 @@ var ending struct {
 // SaveLast calls save when a config ends. While the storage does not answer, all pools together wait as long as one would: Caddy
 // ends one after the other. The save goes on then, if the process does.
 func SaveLast(save func()) {
-	end := time.After(time.Until(endOf(time.Now())))
+	timer := time.NewTimer(time.Until(endOf(time.Now())))
+	defer timer.Stop()
 	saved := make(chan struct{})
 	go func() {
 		defer close(saved)
@@ -139,7 +140,7 @@ func SaveLast(save func()) {
 	}()
 	select {
 	case <-saved:
-	case <-end:
+	case <-timer.C:
 	}
 }
 
